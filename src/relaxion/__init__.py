@@ -1,0 +1,41 @@
+"""Relaxion: learned relaxation of atomic structures.
+
+Importing it is quick and changes nothing global: the names below are loaded when first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from relaxion.version import __version__
+
+if TYPE_CHECKING:
+    from relaxion.physics import potential
+    from relaxion.relaxing import Relaxer
+    from relaxion.structures import Evaluation, Graph, Move, Outcome, State, Structures
+
+_HOMES = {
+    "Evaluation": "relaxion.structures",
+    "Graph": "relaxion.structures",
+    "Move": "relaxion.structures",
+    "Outcome": "relaxion.structures",
+    "Relaxer": "relaxion.relaxing",
+    "State": "relaxion.structures",
+    "Structures": "relaxion.structures",
+    "potential": "relaxion.physics",
+}
+
+__all__ = [
+    "Evaluation", "Graph", "Move", "Outcome", "Relaxer", "State", "Structures", "__version__", "potential",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'relaxion' has no attribute '{name}'")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

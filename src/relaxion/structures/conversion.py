@@ -1,0 +1,128 @@
+"""From and to ASE and, where installed, pymatgen. Input is checked here, once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from ase import Atoms
+from ase.constraints import FixAtoms
+
+from relaxion.errors import MissingExtraError, StructureError
+from relaxion.structures.structures import Structures
+
+if TYPE_CHECKING:
+    from pymatgen.core import Molecule, Structure
+
+SMALLEST_VOLUME = 1e-6  # Å³; below it a periodic cell counts as flat
+
+
+def check_atoms(atoms: Atoms, name: str = "the structure") -> None:
+    """Refuse what no potential can answer: no atoms, NaN, unknown elements, a flat periodic cell."""
+    if len(atoms) == 0:
+        raise StructureError(f"{name} has no atoms; give one with at least one atom")
+    bad = np.flatnonzero(~np.isfinite(atoms.positions).all(axis=1))
+    if len(bad):
+        raise StructureError(
+            f"{name}: {len(bad)} of {len(atoms)} positions are not finite (first: atom {bad[0]}); repair the input"
+        )
+    if (atoms.numbers < 1).any():
+        first = int(np.flatnonzero(atoms.numbers < 1)[0])
+        raise StructureError(f"{name}: atom {first} has no chemical element (number {atoms.numbers[first]})")
+    _check_cell(atoms, name)
+
+
+def _check_cell(atoms: Atoms, name: str) -> None:
+    cell = np.asarray(atoms.cell)
+    if not np.isfinite(cell).all():
+        raise StructureError(f"{name}: the cell is not finite; repair the input")
+    axes = cell[atoms.pbc]
+    if len(axes) == 0:
+        return
+    # the volume spanned by the periodic lattice vectors alone: a slab may have no third vector
+    extent = float(np.sqrt(abs(np.linalg.det(axes @ axes.T))))
+    if extent < SMALLEST_VOLUME:
+        raise StructureError(
+            f"{name} is periodic along {len(axes)} axes but its cell spans only {extent:.3g} Å^{len(axes)}; "
+            "set a cell with volume, or pbc=False"
+        )
+
+
+def from_ase(images: Atoms | Sequence[Atoms], *, cell_free: bool | Sequence[bool] = False) -> Structures:
+    """One `Structures` from one `ase.Atoms` or several. `FixAtoms` is kept, other constraints are refused."""
+    images = [images] if isinstance(images, Atoms) else list(images)
+    if not images:
+        raise StructureError("the list of structures is empty; give at least one")
+    free = [cell_free] * len(images) if isinstance(cell_free, bool) else list(cell_free)
+    if len(free) != len(images):
+        raise StructureError(f"cell_free has {len(free)} entries for {len(images)} structures")
+    for number, (atoms, is_free) in enumerate(zip(images, free, strict=True)):
+        check_atoms(atoms, f"structure {number}")
+        if is_free and not atoms.pbc.all():
+            raise StructureError(
+                f"structure {number} cannot relax its cell: it is periodic along {int(atoms.pbc.sum())} of 3 axes"
+            )
+    counts = torch.tensor([len(atoms) for atoms in images])
+    return Structures(
+        positions=torch.from_numpy(np.concatenate([atoms.positions for atoms in images]).astype(np.float64)),
+        cells=torch.from_numpy(np.stack([np.asarray(atoms.cell) for atoms in images]).astype(np.float64)),
+        periodic=torch.from_numpy(np.stack([atoms.pbc for atoms in images])),
+        atomic_numbers=torch.from_numpy(np.concatenate([atoms.numbers for atoms in images]).astype(np.int64)),
+        structure_index=torch.repeat_interleave(torch.arange(len(images)), counts),
+        movable=torch.from_numpy(np.concatenate([_movable(atoms, n) for n, atoms in enumerate(images)])),
+        cell_free=torch.tensor(free),
+    )
+
+
+def _movable(atoms: Atoms, number: int) -> np.ndarray:
+    movable = np.ones(len(atoms), dtype=bool)
+    for constraint in atoms.constraints:
+        if not isinstance(constraint, FixAtoms):
+            raise StructureError(
+                f"structure {number} carries {type(constraint).__name__}; only FixAtoms can be converted "
+                "(relaxion.Relaxer takes ASE atoms with any constraint)"
+            )
+        movable[constraint.index] = False
+    return movable
+
+
+def to_ase(structures: Structures) -> list[Atoms]:
+    """A list of `ase.Atoms`, float64."""
+    images, start = [], 0
+    for number, end in enumerate(structures.counts.cumsum(0).tolist()):
+        atoms = Atoms(
+            numbers=structures.atomic_numbers[start:end].numpy(),
+            positions=structures.positions[start:end].detach().to(torch.float64).numpy(),
+            cell=structures.cells[number].detach().to(torch.float64).numpy(),
+            pbc=structures.periodic[number].numpy(),
+        )
+        fixed = (~structures.movable[start:end]).numpy()
+        if fixed.any():
+            atoms.set_constraint(FixAtoms(mask=fixed))
+        images.append(atoms)
+        start = end
+    return images
+
+
+def from_pymatgen(items: Sequence[Structure | Molecule]) -> Structures:
+    """Structures from pymatgen structures or molecules."""
+    adaptor = _pymatgen_adaptor()
+    return from_ase([Atoms(adaptor.get_atoms(item)) for item in items])
+
+
+def to_pymatgen(structures: Structures) -> list[Structure | Molecule]:
+    """pymatgen structures where there is a periodic cell, molecules where there is none."""
+    adaptor = _pymatgen_adaptor()
+    return [
+        adaptor.get_structure(atoms) if atoms.pbc.any() else adaptor.get_molecule(atoms) for atoms in to_ase(structures)
+    ]
+
+
+def _pymatgen_adaptor():
+    try:
+        from pymatgen.io.ase import AseAtomsAdaptor
+    except ImportError as error:
+        raise MissingExtraError("pymatgen is not installed; try: pip install 'relaxion[pymatgen]'") from error
+    return AseAtomsAdaptor
