@@ -22,18 +22,19 @@ class Potential(ABC):
 
     name: str
     has_stress: bool = True
-    stress_costs_nothing: bool = True  # False: stresses are computed only when a cell is free or the caller asks
+    stress_costs_nothing: bool = True  # False: computed only when a cell is free or the caller asks
 
     def __init__(self) -> None:
         self.calls = 0  # structures evaluated so far
 
     @final
     def __call__(self, structures: Structures, *, stresses: bool | None = None) -> Evaluation:
-        """Evaluate. `stresses`: True, False, or None for "where it is free of cost or a free cell needs it"."""
+        """Evaluate. `stresses`: True, False, or None for "where it costs nothing or a free cell needs it"."""
         needed = bool(structures.cell_free.any()) if stresses is None else stresses
         if needed and not self.has_stress:
             raise MissingStressError(
-                f"{self.name} gives no stress, so the cell cannot relax; fix the cell or take another calculator"
+                f"{self.name} gives no stress, so the cell cannot relax; "
+                "fix the cell or take another calculator"
             )
         self.check_elements(structures)
         self.calls += structures.n_structures
@@ -63,8 +64,8 @@ class Potential(ABC):
 class PairGraphPotential(Potential):
     """A potential whose energy is a function of neighbour vectors.
 
-    A subclass gives the energies; forces and stresses follow from one derivative with respect to the vectors r_ij:
-    F_i = Σ_j (g_ij - g_ji) and stress = (1/V) Σ r_ij ⊗ g_ij, with g_ij = ∂E/∂r_ij.
+    A subclass gives the energies; forces and stresses follow from one automatic derivative, g_ij = ∂E/∂r_ij:
+    F_i = Σ_j (g_ij - g_ji) and stress = (1/V) Σ r_ij ⊗ g_ij. Quick to write; `pairwise` is quick to run.
     """
 
     @abstractmethod
@@ -82,10 +83,14 @@ class PairGraphPotential(Potential):
         distances = vectors.norm(dim=1).requires_grad_()
         with torch.enable_grad():
             energies = self.energies_of(distances, graph, structures)
-            (slopes,) = torch.autograd.grad(energies.sum(), distances, allow_unused=True, materialize_grads=True)
+            (slopes,) = torch.autograd.grad(
+                energies.sum(), distances, allow_unused=True, materialize_grads=True
+            )
         pulls = vectors * (slopes / distances.detach())[:, None]  # g_ij, eV/Å
-        forces = torch.zeros_like(structures.positions)
-        forces.index_add_(0, graph.centers, pulls).index_add_(0, graph.neighbors, pulls, alpha=-1)
+        # two sums and one difference: index_add_ with alpha=-1 takes four times as long
+        onto_centers = torch.zeros_like(structures.positions).index_add_(0, graph.centers, pulls)
+        onto_neighbors = torch.zeros_like(structures.positions).index_add_(0, graph.neighbors, pulls)
+        forces = onto_centers - onto_neighbors
         stress = _stresses(structures, graph, vectors, pulls) if stresses else None
         return Evaluation(energies.detach(), forces, stress)
 
