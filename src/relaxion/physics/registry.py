@@ -1,0 +1,203 @@
+"""From a word to a potential: "emt", "eam:FILE", "module:factory", an ASE calculator, ..."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from ase import Atoms
+from ase.calculators.calculator import BaseCalculator
+from ase.data import chemical_symbols
+
+from relaxion.errors import MissingExtraError, UnknownPotentialError
+from relaxion.physics.ase import AsePotential, PotentialCalculator
+from relaxion.physics.eam import TabulatedEam
+from relaxion.physics.eam_zhou import ZhouEam
+from relaxion.physics.emt import Emt
+from relaxion.physics.pair import LennardJones, Morse
+from relaxion.physics.potential import Potential
+from relaxion.settings import nearest
+
+BUILT_IN: dict[str, tuple[Callable[[], Potential], str]] = {
+    "emt": (Emt, "effective medium theory, equal to ASE's EMT; batched"),
+    "eam": (ZhouEam, "analytic embedded atom method for 16 metals and their alloys (Zhou 2004); batched"),
+    "lj": (LennardJones, "Lennard-Jones, equal to ASE's; σ 1 Å, ε 1 eV; batched"),
+    "morse": (Morse, "Morse, equal to ASE's; r0 1 Å, ε 1 eV; batched"),
+}
+
+
+@dataclass(frozen=True)
+class Extra:
+    """A potential of an optional package, reached through its ASE calculator."""
+
+    package: str
+    module: str
+    calculator: str
+    arguments: dict[str, Any]
+    pip_extra: str
+    description: str
+
+    @property
+    def how_to_install(self) -> str:
+        return f"pip install 'relaxion[{self.pip_extra}]'"
+
+    def build(self, spec: str) -> Potential:
+        try:
+            module = import_module(self.module)
+        except ImportError as error:
+            raise MissingExtraError(
+                f"'{spec}' needs the package {self.package}, which cannot be imported; "
+                f"try: {self.how_to_install}"
+            ) from error
+        return AsePotential(getattr(module, self.calculator)(**self.arguments))
+
+
+EXTRAS: dict[str, Extra] = {
+    "chgnet": Extra(
+        package="chgnet",
+        module="chgnet.model.dynamics",
+        calculator="CHGNetCalculator",
+        arguments={},
+        pip_extra="chgnet",
+        description="CHGNet, a machine-learned potential for 89 elements",
+    ),
+    "sevennet": Extra(
+        package="sevenn",
+        module="sevenn.calculator",
+        calculator="SevenNetCalculator",
+        arguments={"model": "7net-0"},
+        pip_extra="sevenn",
+        description="SevenNet-0, a machine-learned potential for 89 elements",
+    ),
+    "gfn2": Extra(
+        package="tblite",
+        module="tblite.ase",
+        calculator="TBLite",
+        arguments={"method": "GFN2-xTB", "verbosity": 0},
+        pip_extra="molecules",
+        description="GFN2-xTB tight binding for molecules",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class PotentialEntry:
+    """One line of `relaxion calculators`."""
+
+    spec: str
+    description: str
+    elements: tuple[str, ...] | None  # chemical symbols; None: any, or whatever the file or package knows
+    available: bool
+    how_to_install: str | None  # None: nothing to install
+
+
+def potential(spec: str | BaseCalculator | Potential) -> Potential:
+    """The potential meant by `spec`.
+
+    "emt", "eam", "lj", "morse"; "eam:FILE" (setfl or Finnis–Sinclair table, also gzipped); "chgnet",
+    "sevennet", "gfn2" where installed; "module:factory" (called without arguments); an ASE calculator; or a
+    potential, which is returned as it is.
+    """
+    if isinstance(spec, str):
+        return _from_word(spec)
+    found = _from_object(spec)
+    if found is None:
+        raise UnknownPotentialError(
+            f"cannot make a potential from {type(spec).__name__}; "
+            "give a name such as 'emt', an ASE calculator or a Relaxion potential"
+        )
+    return found
+
+
+def known_potentials() -> list[PotentialEntry]:
+    """Everything `potential` knows by name."""
+    entries = [
+        PotentialEntry(spec, description, _symbols(build().elements), available=True, how_to_install=None)
+        for spec, (build, description) in BUILT_IN.items()
+    ]
+    entries.append(
+        PotentialEntry(
+            "eam:FILE", "embedded atom method from a .eam.alloy or .eam.fs table; batched", None, True, None
+        )
+    )
+    entries += [
+        PotentialEntry(
+            spec, extra.description, None, find_spec(extra.package) is not None, extra.how_to_install
+        )
+        for spec, extra in EXTRAS.items()
+    ]
+    any_code = "any ASE calculator: factory() of that module is called and must return one"
+    return [*entries, PotentialEntry("module:factory", any_code, None, True, None)]
+
+
+def _symbols(numbers: frozenset[int] | None) -> tuple[str, ...] | None:
+    return None if numbers is None else tuple(chemical_symbols[number] for number in sorted(numbers))
+
+
+def _from_word(spec: str) -> Potential:
+    if spec in BUILT_IN:
+        return BUILT_IN[spec][0]()
+    if spec in EXTRAS:
+        return EXTRAS[spec].build(spec)
+    head, colon, tail = spec.partition(":")
+    if head == "eam" and tail:
+        return TabulatedEam.from_file(tail)
+    if colon and head and tail and head != "eam":
+        return _from_code(spec, head, tail)
+    known = [*BUILT_IN, *EXTRAS, "eam:FILE", "module:factory"]
+    raise UnknownPotentialError(f"unknown potential '{spec}': {nearest(spec.lower(), known)}")
+
+
+def _from_object(thing: object) -> Potential | None:
+    if isinstance(thing, Potential):
+        return thing
+    if isinstance(thing, PotentialCalculator):
+        return thing.potential
+    # some calculators of other packages do not inherit from ASE's; classes and atoms have the methods too
+    asks = all(callable(getattr(thing, name, None)) for name in ("get_forces", "get_potential_energy"))
+    if isinstance(thing, BaseCalculator) or (asks and not isinstance(thing, type | Atoms)):
+        return AsePotential(thing)  # pyright: ignore[reportArgumentType]
+    return None
+
+
+def _from_code(spec: str, module_name: str, factory_name: str) -> Potential:
+    with _working_directory_importable():
+        factory = getattr(_import(spec, module_name), factory_name, None)
+        if not callable(factory):
+            what = "has no" if factory is None else "cannot call its"
+            raise UnknownPotentialError(f"potential '{spec}': module {module_name} {what} '{factory_name}'")
+        made = factory()
+    found = _from_object(made)
+    if found is None:
+        raise UnknownPotentialError(
+            f"potential '{spec}': {factory_name}() returned {type(made).__name__}, "
+            "expected an ASE calculator or a Relaxion potential"
+        )
+    return found
+
+
+def _import(spec: str, module_name: str):
+    try:
+        return import_module(module_name)
+    except (ImportError, ValueError, TypeError) as error:  # the last two: names such as 'a..b' and '.a'
+        known = nearest(module_name.lower(), [*BUILT_IN, *EXTRAS])
+        raise UnknownPotentialError(
+            f"potential '{spec}': module '{module_name}' cannot be imported ({error}); {known}"
+        ) from error
+
+
+@contextmanager
+def _working_directory_importable() -> Iterator[None]:
+    """A user's own file lies where the command is run; a console script does not look there by itself."""
+    here = str(Path.cwd())
+    sys.path.insert(0, here)
+    try:
+        yield
+    finally:
+        sys.path.remove(here)
