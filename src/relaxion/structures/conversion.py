@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -26,7 +26,8 @@ def check_atoms(atoms: Atoms, name: str = "the structure") -> None:
     bad = np.flatnonzero(~np.isfinite(atoms.positions).all(axis=1))
     if len(bad):
         raise StructureError(
-            f"{name}: {len(bad)} of {len(atoms)} positions are not finite (first: atom {bad[0]}); repair the input"
+            f"{name}: {len(bad)} of {len(atoms)} positions are not finite (first: atom {bad[0]}); "
+            "repair the input"
         )
     if (atoms.numbers < 1).any():
         first = int(np.flatnonzero(atoms.numbers < 1)[0])
@@ -62,7 +63,8 @@ def from_ase(images: Atoms | Sequence[Atoms], *, cell_free: bool | Sequence[bool
         check_atoms(atoms, f"structure {number}")
         if is_free and not atoms.pbc.all():
             raise StructureError(
-                f"structure {number} cannot relax its cell: it is periodic along {int(atoms.pbc.sum())} of 3 axes"
+                f"structure {number} cannot relax its cell: it is periodic along {int(atoms.pbc.sum())} "
+                "of 3 axes"
             )
     counts = torch.tensor([len(atoms) for atoms in images])
     return Structures(
@@ -115,9 +117,8 @@ def from_pymatgen(items: Sequence[Structure | Molecule]) -> Structures:
 def to_pymatgen(structures: Structures) -> list[Structure | Molecule]:
     """pymatgen structures where there is a periodic cell, molecules where there is none."""
     adaptor = _pymatgen_adaptor()
-    return [
-        adaptor.get_structure(atoms) if atoms.pbc.any() else adaptor.get_molecule(atoms) for atoms in to_ase(structures)
-    ]
+    images: list[Any] = to_ase(structures)  # pymatgen's own type for Atoms hides the real class
+    return [adaptor.get_structure(a) if a.pbc.any() else adaptor.get_molecule(a) for a in images]
 
 
 def _pymatgen_adaptor():

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
 import torch
 from torch import Tensor
 
-from relaxion.structures.structures import Structures, atom_rows
+from relaxion.structures.structures import Structures, atom_rows, per_structure_max
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,3 +58,30 @@ class Move:
         which = which.nonzero().flatten() if which.dtype == torch.bool else which
         rows, _ = atom_rows(counts, which)
         return replace(self, displacements=self.displacements[rows], strains=self.strains[which])
+
+    @classmethod
+    def concatenate(cls, parts: Sequence[Move]) -> Move:
+        """One move from several, in order."""
+        return cls(
+            torch.cat([part.displacements for part in parts]), torch.cat([part.strains for part in parts])
+        )
+
+    def largest_displacements(self, structures: Structures) -> Tensor:
+        """How far the atom that moves most moves, for each structure."""
+        lengths = self.displacements.norm(dim=1)  # (n_atoms,) Å
+        return per_structure_max(lengths, structures.structure_index, structures.n_structures)
+
+    def strain_sizes(self) -> Tensor:
+        """Frobenius norms of the strains: the same in every frame, never below the largest stretch."""
+        return self.strains.flatten(1).norm(dim=1)  # (n_structures,)
+
+    def bounded(self, structures: Structures, max_displacement: float, max_strain: float) -> Self:
+        """Shortened as a whole until no atom moves farther (Å) and no strain is larger than the bounds.
+
+        One factor per structure, taken from lengths: the direction survives, and with it equivariance (R6.5).
+        """
+        factors = torch.minimum(
+            max_displacement / self.largest_displacements(structures).clamp_min(max_displacement),
+            max_strain / self.strain_sizes().clamp_min(max_strain),
+        )
+        return self.scaled(factors, structures)

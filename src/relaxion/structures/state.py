@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from enum import IntEnum
+from typing import Self
 
 import torch
 from torch import Tensor
 
 from relaxion.structures.graph import Graph
 from relaxion.structures.move import Move
-from relaxion.structures.structures import Structures, per_structure_max
+from relaxion.structures.structures import Structures, atom_rows, per_structure_max
 
 
 class Outcome(IntEnum):
@@ -45,6 +47,27 @@ class Evaluation:
             bad = bad | ~torch.isfinite(self.stresses).all(dim=2).all(dim=1)
         return ~bad  # (n_structures,) bool
 
+    def select(self, counts: Tensor, which: Tensor) -> Self:
+        """The part that belongs to the chosen structures (`counts`: atoms of each structure)."""
+        which = which.nonzero().flatten() if which.dtype == torch.bool else which
+        rows, _ = atom_rows(counts, which)
+        stresses = None if self.stresses is None else self.stresses[which]
+        return replace(self, energies=self.energies[which], forces=self.forces[rows], stresses=stresses)
+
+    @classmethod
+    def concatenate(cls, parts: Sequence[Evaluation]) -> Evaluation:
+        """One evaluation from several. Stresses nobody asked for become zero if another part has them."""
+        stresses = [part.stresses for part in parts]
+        if any(stress is not None for stress in stresses):
+            blanks = [part.energies.new_zeros((len(part.energies), 3, 3)) for part in parts]
+            stresses = [b if s is None else s for s, b in zip(stresses, blanks, strict=True)]
+        given = [stress for stress in stresses if stress is not None]
+        return cls(
+            energies=torch.cat([part.energies for part in parts]),
+            forces=torch.cat([part.forces for part in parts]),
+            stresses=torch.cat(given) if given else None,
+        )
+
 
 @dataclass(frozen=True, eq=False)
 class State:
@@ -61,3 +84,63 @@ class State:
     @property
     def n_structures(self) -> int:
         return self.structures.n_structures
+
+    def select(self, which: Tensor) -> Self:
+        """The structures numbered or masked by `which`, in that order, with all that belongs to them."""
+        which = which.nonzero().flatten() if which.dtype == torch.bool else which
+        counts = self.structures.counts
+        rows, _ = atom_rows(counts, which)
+        return replace(
+            self,
+            structures=self.structures.select(which),
+            evaluation=self.evaluation.select(counts, which),
+            graph=None if self.graph is None else select_graph(self.graph, counts, which),
+            last_move=self.last_move.select(counts, which),
+            last_forces=self.last_forces[rows],
+            trust_radii=self.trust_radii[which],
+            calls=self.calls[which],
+        )
+
+    @classmethod
+    def concatenate(cls, parts: Sequence[State]) -> State:
+        """One state from several, in order; the graph is kept where every part has one."""
+        graphs = [part.graph for part in parts if part.graph is not None]
+        structures = [part.structures for part in parts]
+        return cls(
+            structures=Structures.concatenate(structures),
+            evaluation=Evaluation.concatenate([part.evaluation for part in parts]),
+            graph=concatenate_graphs(graphs, structures) if len(graphs) == len(parts) else None,
+            last_move=Move.concatenate([part.last_move for part in parts]),
+            last_forces=torch.cat([part.last_forces for part in parts]),
+            trust_radii=torch.cat([part.trust_radii for part in parts]),
+            calls=torch.cat([part.calls for part in parts]),
+        )
+
+
+def select_graph(graph: Graph, counts: Tensor, which: Tensor) -> Graph:
+    """The pairs of the chosen structures, renumbered (`counts`: atoms of each structure)."""
+    pair_counts = torch.bincount(graph.pair_structure, minlength=len(counts))
+    rows, pair_structure = atom_rows(pair_counts, which)
+    chosen = counts[which]
+    offsets = (chosen.cumsum(0) - chosen) - (counts.cumsum(0) - counts)[which]  # of the atom numbers
+    moved = offsets[pair_structure]
+    return replace(
+        graph,
+        centers=graph.centers[rows] + moved,
+        neighbors=graph.neighbors[rows] + moved,
+        shifts=graph.shifts[rows],
+        pair_structure=pair_structure,
+    )
+
+
+def concatenate_graphs(graphs: Sequence[Graph], structures: Sequence[Structures]) -> Graph:
+    """One graph from several with the same cutoff, in order."""
+    atoms = torch.tensor([0, *[part.n_atoms for part in structures[:-1]]]).cumsum(0)
+    starts = torch.tensor([0, *[part.n_structures for part in structures[:-1]]]).cumsum(0)
+    return Graph(
+        centers=torch.cat([g.centers + first for g, first in zip(graphs, atoms, strict=True)]),
+        neighbors=torch.cat([g.neighbors + first for g, first in zip(graphs, atoms, strict=True)]),
+        shifts=torch.cat([g.shifts for g in graphs]),
+        pair_structure=torch.cat([g.pair_structure + first for g, first in zip(graphs, starts, strict=True)]),
+        cutoff=graphs[0].cutoff,
+    )

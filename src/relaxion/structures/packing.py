@@ -1,0 +1,97 @@
+"""Random packings: a composition thrown into a random cell, no two atoms too near."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from ase.data import atomic_numbers
+from ase.formula import Formula
+from torch import Generator, Tensor
+
+from relaxion.errors import StructureError
+from relaxion.structures.structures import Structures
+
+CANDIDATES = 64  # places thrown at once for one atom: one matrix of distances instead of 64
+
+
+def pack(
+    formulas: Sequence[str],
+    generator: Generator,
+    *,
+    volume_per_atom_angstrom3: float,
+    minimum_distance_angstrom: float = 1.0,
+    volume_spread: float = 0.05,
+    largest_strain: float = 0.2,
+    tries: int = 50,
+    cell_free: bool = False,
+) -> Structures:
+    """One random packing per formula (`Al2Fe2`), at the volume ± the spread, in a cube strained at random.
+
+    The distance holds through periodic images, self-images included.
+    """
+    parts = []
+    for formula in formulas:
+        numbers = torch.tensor([atomic_numbers[symbol] for symbol in Formula(formula)])
+        volume = volume_per_atom_angstrom3 * len(numbers)
+        for _ in range(tries):
+            cell = _random_cell(volume, volume_spread, largest_strain, generator)
+            positions = _places(len(numbers), cell, minimum_distance_angstrom, generator)
+            if positions is not None:
+                parts.append(_structure(numbers, positions, cell, cell_free))
+                break
+        else:
+            raise StructureError(
+                f"no packing of {formula} at {volume_per_atom_angstrom3:.3g} Å³ per atom keeps all atoms "
+                f"{minimum_distance_angstrom:.3g} Å apart ({tries} tries); give more room or less distance"
+            )
+    return Structures.concatenate(parts)
+
+
+def _random_cell(volume: float, spread: float, largest_strain: float, generator: Generator) -> Tensor:
+    noise = torch.randn((3, 3), generator=generator, dtype=torch.float64)
+    draws = torch.rand(2, generator=generator, dtype=torch.float64)
+    symmetric = noise + noise.T
+    size = largest_strain * draws[0] / torch.linalg.eigvalsh(symmetric).abs().max()
+    shape = torch.eye(3, dtype=torch.float64) + size * symmetric
+    wanted = volume * (1 + spread * (2 * draws[1] - 1))
+    return shape * (wanted / torch.linalg.det(shape)) ** (1 / 3)  # (3, 3) Å
+
+
+def _places(count: int, cell: Tensor, distance: float, generator: Generator) -> Tensor | None:
+    """Positions found one atom after the other; None where the cell is full or too narrow."""
+    images = _image_vectors(cell, distance)
+    if len(images) > 1 and images[1:].norm(dim=1).min() < distance:
+        return None  # an atom would be too near to its own image
+    placed = torch.zeros((0, 3), dtype=torch.float64)
+    for _ in range(count):
+        fractions = torch.rand((CANDIDATES, 3), generator=generator, dtype=torch.float64)
+        candidates = fractions @ cell
+        images_of_placed = (placed[:, None] + images).reshape(-1, 3)
+        room = torch.cdist(candidates, images_of_placed, compute_mode="donot_use_mm_for_euclid_dist")
+        free = (room >= distance).all(dim=1).nonzero().flatten()
+        if len(free) == 0:
+            return None
+        placed = torch.cat([placed, candidates[free[:1]]])
+    return placed
+
+
+def _image_vectors(cell: Tensor, distance: float) -> Tensor:
+    """All lattice vectors that can matter within `distance` for two points in the cell; zero comes first."""
+    heights = torch.linalg.inv(cell).norm(dim=0).reciprocal()  # between opposite faces, Å
+    reach = [math.ceil(distance / height) + 1 for height in heights.tolist()]
+    ranges = [torch.tensor([0, *[s * n for n in range(1, r + 1) for s in (1, -1)]]) for r in reach]
+    return torch.cartesian_prod(*ranges).to(torch.float64) @ cell
+
+
+def _structure(numbers: Tensor, positions: Tensor, cell: Tensor, cell_free: bool) -> Structures:
+    return Structures(
+        positions=positions,
+        cells=cell[None],
+        periodic=torch.ones((1, 3), dtype=torch.bool),
+        atomic_numbers=numbers,
+        structure_index=torch.zeros(len(numbers), dtype=torch.int64),
+        movable=torch.ones(len(numbers), dtype=torch.bool),
+        cell_free=torch.tensor([cell_free]),
+    )

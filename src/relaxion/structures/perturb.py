@@ -1,0 +1,135 @@
+"""Away from the minimum: rattled, strained, with vacancies, or packed at random. Randomness is passed in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Generator, Tensor
+
+from relaxion.errors import SettingsError, StructureError
+from relaxion.settings import nearest
+from relaxion.structures.move import Move
+from relaxion.structures.structures import Structures, per_structure_sum
+
+Perturbation = Callable[[Structures, Generator], Structures]
+
+
+def rattle(structures: Structures, generator: Generator, *, size_angstrom: float) -> Structures:
+    """Gaussian displacements of the movable atoms, `size_angstrom` along each axis, without a rigid shift.
+
+    A uniform displacement of [0, 1) is mostly a rigid shift, which costs nothing to undo; so the mean is
+    removed and what is left is scaled back to the asked size. Where an atom is fixed it holds the frame, and
+    nothing is removed.
+    """
+    index, number = structures.structure_index, structures.n_structures
+    noise = torch.randn(structures.positions.shape, generator=generator, dtype=structures.dtype)
+    noise = noise * structures.movable[:, None]
+    counts = structures.counts
+    movable = per_structure_sum(structures.movable.to(torch.int64), index, number)
+    floating = (movable == counts)[:, None]  # (n_structures, 1) nothing is fixed
+    means = torch.where(floating, per_structure_sum(noise, index, number) / counts[:, None], 0.0)
+    # taking the mean away leaves a variance of (n - 1)/n; a lone atom has nowhere to go
+    growth = torch.where(floating[:, 0] & (counts > 1), (counts / (counts - 1).clamp_min(1)).sqrt(), 1.0)
+    displacements = size_angstrom * growth.to(structures.dtype)[index, None] * (noise - means[index])
+    return replace(structures, positions=structures.positions + displacements * structures.movable[:, None])
+
+
+def strain(structures: Structures, generator: Generator, *, largest: float) -> Structures:
+    """A symmetric strain in a random frame, its largest stretch uniform between 0 and `largest`.
+
+    Cells and positions of fully periodic structures; others have no cell that could be strained.
+    """
+    number = structures.n_structures
+    noise = torch.randn((number, 3, 3), generator=generator, dtype=structures.dtype)
+    sizes = largest * torch.rand(number, generator=generator, dtype=structures.dtype)
+    symmetric = noise + noise.transpose(1, 2)
+    stretches = torch.linalg.eigvalsh(symmetric).abs().amax(dim=1)  # (n_structures,)
+    strains = symmetric * (sizes / stretches * structures.periodic.all(dim=1))[:, None, None]
+    return structures.moved(Move(torch.zeros_like(structures.positions), strains))
+
+
+def vacancy(structures: Structures, generator: Generator, *, count: int = 1) -> Structures:
+    """Without `count` movable atoms of each structure, chosen at random."""
+    index, number = structures.structure_index, structures.n_structures
+    movable = per_structure_sum(structures.movable.to(torch.int64), index, number)
+    poor = ((movable < count) | (structures.counts <= count)).nonzero().flatten().tolist()
+    if poor:
+        raise StructureError(
+            f"structure {poor[0]} has {structures.counts[poor[0]]} atoms, {movable[poor[0]]} of them movable: "
+            f"too few to take {count} away and keep one"
+        )
+    lots = (
+        torch.rand(structures.n_atoms, generator=generator, dtype=torch.float64) + 2.0 * ~structures.movable
+    )
+    order = torch.argsort(4.0 * index + lots)  # structure by structure, lowest lot first, fixed atoms last
+    starts = structures.counts.cumsum(0) - structures.counts
+    ranks = torch.empty_like(order)
+    ranks[order] = torch.arange(structures.n_atoms) - starts[index]
+    return _keep(structures, ranks >= count)
+
+
+def _keep(structures: Structures, atoms: Tensor) -> Structures:
+    return replace(
+        structures,
+        positions=structures.positions[atoms],
+        atomic_numbers=structures.atomic_numbers[atoms],
+        structure_index=structures.structure_index[atoms],
+        movable=structures.movable[atoms],
+    )
+
+
+def compose(*perturbations: Perturbation) -> Perturbation:
+    """One after the other."""
+
+    def all_of_them(structures: Structures, generator: Generator) -> Structures:
+        for perturb in perturbations:
+            structures = perturb(structures, generator)
+        return structures
+
+    return all_of_them
+
+
+def perturbation(text: str) -> Perturbation:
+    """From words, as recipes and the command line write them: `rattle:0.1`, `vacancy:1+strain:0.05`."""
+    return compose(*[_one(part.strip()) for part in text.split("+")])
+
+
+def _one(part: str) -> Perturbation:
+    name, _, value = part.partition(":")
+    if name not in _NAMED:
+        raise SettingsError(f"unknown perturbation '{name}': {nearest(name, _NAMED)}")
+    kind, make = _NAMED[name]
+    try:
+        size = kind(value)
+    except ValueError as error:
+        raise SettingsError(
+            f"'{part}': write {name}:{kind.__name__}, for example {name}:{kind(1)}"
+        ) from error
+    if not 0 <= size < float("inf"):
+        raise SettingsError(f"'{part}': the size must not be negative or infinite")
+    return make(size)
+
+
+_NAMED: dict[str, tuple[type, Callable[[float], Perturbation]]] = {
+    "rattle": (float, lambda size: lambda s, generator: rattle(s, generator, size_angstrom=size)),
+    "strain": (float, lambda size: lambda s, generator: strain(s, generator, largest=size)),
+    "vacancy": (int, lambda size: lambda s, generator: vacancy(s, generator, count=int(size))),
+}
+
+
+def mixed(perturbations: Sequence[Perturbation]) -> Perturbation:
+    """Each structure gets one of them, chosen at random."""
+
+    def one_of_them(structures: Structures, generator: Generator) -> Structures:
+        choice = torch.randint(len(perturbations), (structures.n_structures,), generator=generator)
+        parts, places = [], []
+        for number, perturb in enumerate(perturbations):
+            where = (choice == number).nonzero().flatten()
+            if len(where):
+                parts.append(perturb(structures.select(where), generator))
+                places.append(where)
+        return Structures.concatenate(parts).select(torch.argsort(torch.cat(places)))
+
+    return one_of_them
