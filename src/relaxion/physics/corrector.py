@@ -1,0 +1,106 @@
+"""The corrector: a step that would bring two atoms too near is shortened just enough."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from relaxion.errors import StructureError
+from relaxion.structures import Graph, Move, Structures
+from relaxion.structures.structures import per_structure_max
+
+# A longer step is first cut to this length: no runaway atom may ask for a search over the whole crystal.
+LONGEST_STEP_ANGSTROM = 4.0
+LARGEST_STRAIN = 0.5  # so that no step can turn a cell inside out
+
+
+@dataclass(frozen=True, eq=False)
+class Correction:
+    """What may be done of a move, and the fraction that was undone (0 free … 1 blocked)."""
+
+    executed: Move
+    back_off: Tensor  # (n_structures,) between 0 and 1
+
+
+def correct(structures: Structures, move: Move, minimum_distance_angstrom: float) -> Correction:
+    """Shorten each structure's move so that no pair is nearer than the minimum distance along its path.
+
+    Self-images count. A pair that starts nearer may not come nearer still, but may part. The path is
+    x(t) = x·(1 + tε) + t·u, so every pair vector is linear in t, r(t) = r + t·w, and the first touch is a
+    root of |r + t·w|² = d²: exact, no bisection, and also right for atoms that would pass through each other.
+    """
+    _check_finite(structures, move)
+    bounded = move.bounded(structures, LONGEST_STEP_ANGSTROM, LARGEST_STRAIN)
+    fractions = torch.ones(structures.n_structures, dtype=structures.dtype)
+    cutoffs = _search_cutoffs(structures, bounded, minimum_distance_angstrom)
+    # Neighbours are searched with one cutoff per group, or one structure that moves far would slow down all.
+    groups = torch.ceil(2 * torch.log2(cutoffs))
+    moving = (bounded.largest_displacements(structures) > 0) | (bounded.strain_sizes() > 0)
+    for group in groups[moving].unique():
+        which = (moving & (groups == group)).nonzero().flatten()
+        part, part_move = structures.select(which), bounded.select(structures.counts, which)
+        fractions[which] = _free_fractions(
+            part, part_move, minimum_distance_angstrom, float(cutoffs[which].max())
+        )
+    executed = bounded.scaled(fractions, structures)
+    return Correction(executed, 1 - fractions * _shares(bounded, move, structures))
+
+
+def _search_cutoffs(structures: Structures, move: Move, distance: float) -> Tensor:
+    """How far apart two atoms can be and still meet: |r| ≤ d + |w| and |w| ≤ |ε||r| + |u_j - u_i|."""
+    index = structures.structure_index
+    longest = move.largest_displacements(structures)
+    # The sum of the two longest steps bounds |u_j - u_i|; a lone mover among resting atoms asks for its own.
+    others = move.displacements.norm(dim=1)
+    rows = torch.arange(structures.n_atoms)
+    first = per_structure_max(torch.where(others == longest[index], rows, 0), index, structures.n_structures)
+    others[first] = 0.0
+    second = per_structure_max(others, index, structures.n_structures)
+    return (distance + longest + second) / (1 - move.strain_sizes()) + 1e-6  # (n_structures,) Å
+
+
+def _free_fractions(structures: Structures, move: Move, distance: float, cutoff: float) -> Tensor:
+    graph = Graph.of(structures, cutoff)
+    start = graph.vectors(structures)  # r, (n_pairs, 3) Å
+    change = torch.einsum("ni,nij->nj", start, move.strains[graph.pair_structure])
+    change = (
+        change + move.displacements[graph.neighbors] - move.displacements[graph.centers]
+    )  # w, (n_pairs, 3) Å
+    fractions = first_touch(start, change, distance)
+    return torch.ones(structures.n_structures, dtype=structures.dtype).scatter_reduce(
+        0, graph.pair_structure, fractions, "amin"
+    )
+
+
+def first_touch(start: Tensor, change: Tensor, distance: float) -> Tensor:
+    """The largest t ≤ 1 for which |start + s·change| ≥ min(distance, |start|) at every s between 0 and t.
+
+    A slack of some rounding errors (1e-12 Å in float64) keeps a pair that rests exactly at the distance from
+    blocking moves that leave it as it is.
+    """
+    lengths = start.norm(dim=1)
+    slack = 4096 * torch.finfo(start.dtype).eps
+    nearest = (lengths.clamp_max(distance) - slack).clamp_min(0)
+    a = (change * change).sum(dim=1)
+    b = (start * change).sum(dim=1)
+    c = (lengths - nearest) * (lengths + nearest)
+    discriminant = b * b - a * c
+    touches = (b < 0) & (discriminant > 0)
+    # c / (-b + √…) instead of (-b - √…) / a: the same root, without the difference of nearly equal numbers
+    roots = c / (discriminant.clamp_min(0).sqrt() - b).clamp_min(torch.finfo(start.dtype).tiny)
+    return torch.where(touches, roots.clamp_max(1), 1.0)
+
+
+def _shares(part: Move, whole: Move, structures: Structures) -> Tensor:
+    """Which fraction `part`, a shortened `whole`, is of it; 1 where nothing moves."""
+    taken = part.largest_displacements(structures) + part.strain_sizes()
+    asked = whole.largest_displacements(structures) + whole.strain_sizes()
+    return torch.where(asked > 0, taken / asked.clamp_min(torch.finfo(asked.dtype).tiny), 1.0)
+
+
+def _check_finite(structures: Structures, move: Move) -> None:
+    finite = torch.isfinite(move.displacements).all() and torch.isfinite(move.strains).all()
+    if not finite or not torch.isfinite(structures.positions).all():
+        raise StructureError("a move or a position is not finite; look at what the policy puts out")
