@@ -57,7 +57,7 @@ def vacancy(structures: Structures, generator: Generator, *, count: int = 1) -> 
     poor = ((movable < count) | (structures.counts <= count)).nonzero().flatten().tolist()
     if poor:
         raise StructureError(
-            f"structure {poor[0]} has {structures.counts[poor[0]]} atoms, {movable[poor[0]]} of them movable: "
+            f"structure {poor[0]} has {structures.counts[poor[0]]} atoms, {movable[poor[0]]} movable ones: "
             f"too few to take {count} away and keep one"
         )
     lots = (

@@ -59,7 +59,7 @@ def random_case(rng: np.random.Generator) -> tuple[Atoms, np.ndarray, np.ndarray
 
 
 def test_agrees_with_bisection() -> None:
-    """Tiny cells, self-images, strain, collisions, pairs already too near: 1200 random cases, 60 at a time."""
+    """Tiny cells, self-images, strain, collisions, pairs already near: 1200 random cases, 60 at a time."""
     rng = np.random.default_rng(7)
     shortened = 0
     for _ in range(20):

@@ -66,7 +66,8 @@ def strained_alloy():
     atoms = bulk("Cu", cubic=True)
     atoms.numbers[0] = 79
     atoms.rattle(0.1, seed=3)
-    atoms.set_cell(atoms.cell @ (np.eye(3) + [[0.03, 0.02, 0], [0.02, -0.01, 0.01], [0, 0.01, 0.0]]), True)
+    strain = np.array([[0.03, 0.02, 0], [0.02, -0.01, 0.01], [0, 0.01, 0.0]])
+    atoms.set_cell(atoms.cell @ (np.eye(3) + strain), scale_atoms=True)
     return atoms
 
 

@@ -1,0 +1,1 @@
+"""How people come in: command line, Gymnasium, report, watch."""
