@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from relaxion.errors import StructureError
-from relaxion.structures import Graph, Move, Structures
+from relaxion.structures import Move, Structures
+from relaxion.structures.graph import Pairs
 from relaxion.structures.structures import per_structure_max
 
 # A longer step is first cut to this length: no runaway atom may ask for a search over the whole crystal.
@@ -36,7 +37,7 @@ def correct(structures: Structures, move: Move, minimum_distance_angstrom: float
     fractions = torch.ones(structures.n_structures, dtype=structures.dtype)
     cutoffs = _search_cutoffs(structures, bounded, minimum_distance_angstrom)
     # Neighbours are searched with one cutoff per group, or one structure that moves far would slow down all.
-    groups = torch.ceil(2 * torch.log2(cutoffs))
+    groups = torch.ceil(torch.log2(cutoffs))
     moving = (bounded.largest_displacements(structures) > 0) | (bounded.strain_sizes() > 0)
     for group in groups[moving].unique():
         which = (moving & (groups == group)).nonzero().flatten()
@@ -62,15 +63,15 @@ def _search_cutoffs(structures: Structures, move: Move, distance: float) -> Tens
 
 
 def _free_fractions(structures: Structures, move: Move, distance: float, cutoff: float) -> Tensor:
-    graph = Graph.of(structures, cutoff)
-    start = graph.vectors(structures)  # r, (n_pairs, 3) Å
-    change = torch.einsum("ni,nij->nj", start, move.strains[graph.pair_structure])
-    change = (
-        change + move.displacements[graph.neighbors] - move.displacements[graph.centers]
-    )  # w, (n_pairs, 3) Å
+    pairs = Pairs.of(structures, cutoff)
+    first, second = pairs.ends
+    owners = structures.structure_index[first]
+    start = pairs.vectors.to(structures.dtype)  # r, (n_pairs, 3) Å
+    change = torch.einsum("ni,nij->nj", start, move.strains[owners])  # w, (n_pairs, 3) Å
+    change = change + move.displacements[second] - move.displacements[first]
     fractions = first_touch(start, change, distance)
     return torch.ones(structures.n_structures, dtype=structures.dtype).scatter_reduce(
-        0, graph.pair_structure, fractions, "amin"
+        0, owners, fractions, "amin"
     )
 
 
