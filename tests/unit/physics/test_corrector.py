@@ -122,6 +122,14 @@ def test_rigid_shift_of_atoms_in_contact_is_free() -> None:
     assert float(correct(structures, shift, 1.0).back_off) == 0
 
 
+def test_pairs_in_contact_may_turn_about_each_other(generator: torch.Generator) -> None:
+    """Rounding makes r·w slightly negative for half of them; that must not block the move."""
+    start = torch.randn((500, 3), generator=generator, dtype=torch.float64)
+    change = 0.3 * torch.linalg.cross(start, torch.tensor([[0.3, -0.5, 0.8]], dtype=torch.float64))
+    assert ((start * change).sum(dim=1) < 0).sum() > 50
+    assert torch.equal(first_touch(start, change, 5.0), torch.ones(500, dtype=torch.float64))
+
+
 def test_coincident_atoms_may_part() -> None:
     assert float(correct(*pair(0.0, [0.3, 0.1, 0]), 1.0).back_off) == 0
 
