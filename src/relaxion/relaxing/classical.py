@@ -1,0 +1,144 @@
+"""The classical chain: quasi-Newton steps, and damped FIRE behind them. It needs no weights and knows no elements."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from relaxion.relaxing.fire import Fire
+from relaxion.relaxing.point import Array, Point, Proposal
+from relaxion.relaxing.quasi_newton import QuasiNewton, QuasiNewtonSettings, Secant
+from relaxion.relaxing.springs import Geometry
+
+FIRE_STEPS = 20  # at least so many before the quasi-Newton method is trusted again
+
+
+class Classical:
+    """Takes a point, answers with the next proposal; switches to FIRE when the quasi-Newton method is lost."""
+
+    def __init__(self, settings: QuasiNewtonSettings, *, fallback: bool = True) -> None:
+        self.quasi_newton = QuasiNewton(settings)
+        self.fire = Fire()
+        self.fallback = fallback
+        self.fire_steps_left = 0
+        self.fallback_used = 0  # proposals made by FIRE
+        self.last: Proposal | None = None
+
+    def reset(self) -> None:
+        """Forget everything learned, for instance because somebody else moved the atoms."""
+        self.quasi_newton.reset()
+        self.fire.reset()
+        self.fire_steps_left = 0
+        self.last = None
+
+    def propose(self, point: Point) -> Proposal:
+        """The next place to look at, having seen `point`."""
+        self.last = self._fire(point) if self.fire_steps_left > 0 else self._quasi_newton(point)
+        return self.last
+
+    def _quasi_newton(self, point: Point) -> Proposal:
+        proposal = self.quasi_newton.propose(point)
+        if not self.quasi_newton.lost:
+            return proposal
+        best = proposal.base
+        self.reset()
+        if not self.fallback:
+            return self.quasi_newton.propose(best)
+        self.fire_steps_left = FIRE_STEPS
+        return self._fire(best)
+
+    def _fire(self, point: Point) -> Proposal:
+        self.fire_steps_left -= 1
+        self.fallback_used += 1
+        return self.fire.propose(point)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Everything needed to go on as if never stopped; plain numbers, lists and arrays."""
+        newton, fire = self.quasi_newton, self.fire
+        return {
+            "trust": newton.trust,
+            "rejections": newton.rejections,
+            "recent_energies": newton.recent_energies,
+            "secants": [{"step": secant.step, "drop": secant.drop} for secant in newton.secants],
+            "last": None if self.last is None else _proposal_to_plain(self.last),
+            "fire_steps_left": self.fire_steps_left,
+            "fallback_used": self.fallback_used,
+            "fire": {
+                "velocities": fire.velocities,
+                "time_step": fire.time_step,
+                "mixing": fire.mixing,
+                "downhill": fire.downhill,
+                "last_finite": None if fire.last_finite is None else _point_to_plain(fire.last_finite),
+            },
+        }
+
+    def restore(self, plain: dict[str, Any]) -> None:
+        """The opposite of `snapshot`. Raises KeyError, TypeError or ValueError when the content is foreign."""
+        newton, fire = self.quasi_newton, self.fire
+        newton.trust = float(plain["trust"])
+        newton.rejections = int(plain["rejections"])
+        newton.recent_energies = [float(energy) for energy in plain["recent_energies"]]
+        newton.secants = [Secant(_rows(secant["step"]), _rows(secant["drop"])) for secant in plain["secants"]]
+        self.last = None if plain["last"] is None else _proposal_from_plain(plain["last"])
+        newton.last = None if self.last is None or self.last.method == "fire" else self.last
+        self.fire_steps_left = int(plain["fire_steps_left"])
+        self.fallback_used = int(plain["fallback_used"])
+        saved = plain["fire"]
+        fire.velocities = None if saved["velocities"] is None else _rows(saved["velocities"])
+        fire.time_step, fire.mixing = float(saved["time_step"]), float(saved["mixing"])
+        fire.downhill = int(saved["downhill"])
+        fire.last_finite = None if saved["last_finite"] is None else _point_from_plain(saved["last_finite"])
+
+
+def _rows(values: Any) -> Array:
+    rows = np.asarray(values, dtype=np.float64)
+    if rows.ndim != 2 or rows.shape[1] != 3:
+        raise ValueError(f"expected rows of three numbers, found shape {rows.shape}")
+    return rows
+
+
+def _proposal_to_plain(proposal: Proposal) -> dict[str, Any]:
+    return {
+        "base": _point_to_plain(proposal.base),
+        "step": proposal.step,
+        "expected_change": proposal.expected_change,
+        "method": proposal.method,
+    }
+
+
+def _proposal_from_plain(plain: dict[str, Any]) -> Proposal:
+    base = _point_from_plain(plain["base"])
+    return Proposal(base, _rows(plain["step"]), float(plain["expected_change"]), str(plain["method"]))
+
+
+def _point_to_plain(point: Point) -> dict[str, Any]:
+    geometry = point.geometry
+    return {
+        "coordinates": point.coordinates,
+        "forces": point.forces,
+        "energy": point.energy,
+        "geometry": None
+        if geometry is None
+        else {
+            "positions": geometry.positions,
+            "cell": geometry.cell,
+            "periodic": geometry.periodic,
+            "numbers": geometry.numbers,
+            "free": geometry.free,
+            "cell_factor": geometry.cell_factor,
+        },
+    }
+
+
+def _point_from_plain(plain: dict[str, Any]) -> Point:
+    saved = plain["geometry"]
+    geometry = saved and Geometry(
+        positions=_rows(saved["positions"]),
+        cell=_rows(saved["cell"]),
+        periodic=np.asarray(saved["periodic"], dtype=bool),
+        numbers=np.asarray(saved["numbers"], dtype=np.int64),
+        free=np.asarray(saved["free"], dtype=bool),
+        cell_factor=float(saved["cell_factor"]),
+    )
+    return Point(_rows(plain["coordinates"]), _rows(plain["forces"]), float(plain["energy"]), geometry)

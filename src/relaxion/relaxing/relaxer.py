@@ -1,0 +1,182 @@
+"""`relaxion.Relaxer`: a drop-in ASE optimizer that counts force calls and spends few of them."""
+
+from __future__ import annotations
+
+import logging
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO, Any, ClassVar
+
+import numpy as np
+from ase import Atoms
+from ase.filters import Filter
+from ase.optimize.optimize import Optimizer
+
+from relaxion.errors import SettingsError
+from relaxion.relaxing.classical import Classical
+from relaxion.relaxing.door import check_door, read_coordinates, read_energy, read_point
+from relaxion.relaxing.point import Array, longest
+from relaxion.relaxing.quasi_newton import QuasiNewtonSettings
+from relaxion.relaxing.restart import read_restart, write_restart
+from relaxion.structures.state import Outcome
+
+logger = logging.getLogger(__name__)
+
+STEPS_WITHOUT_MOTION = 3  # so many executed moves of length zero in a row: constraints leave no way
+SHORTEST_MOTION = 1e-10  # Å
+MOVED_BY_HAND = 1e-3  # Å; atoms found farther than this from where we left them were moved by somebody else
+
+
+@dataclass(frozen=True)
+class HistoryEntry:
+    """One force call."""
+
+    call: int
+    energy_ev: float
+    fmax_ev_per_angstrom: float
+    method: str  # that led here: "start", "springs", "plain" or "fire"
+    step_length_angstrom: float  # longest executed displacement, from the base of the step
+    trust_angstrom: float
+    accepted: bool = True
+
+
+class Relaxer(Optimizer):
+    """Relax atoms (or a cell filter around them) with few force calls.
+
+    Every step of `run` is one force call; rejected points count too. Use it as any ASE optimizer:
+
+    >>> Relaxer(atoms).run(fmax=0.05)
+    >>> Relaxer(FrechetCellFilter(atoms)).run(fmax=0.05)
+
+    After the run: `outcome`, `force_calls`, `history`, `fallback_used`.
+    """
+
+    defaults: ClassVar[dict[str, Any]] = {**Optimizer.defaults, "maxstep": 0.6}
+
+    def __init__(
+        self,
+        atoms: Atoms | Filter,
+        restart: str | Path | None = None,
+        logfile: IO | str | Path | None = "-",
+        trajectory: str | Path | None = None,
+        append_trajectory: bool = False,
+        policy: str | None = "auto",
+        maxstep: float | None = None,
+        fallback: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        """`policy`: "auto" takes a shipped policy that covers the elements (none ships yet, so: the classical core),
+        None insists on the classical core. `maxstep`: longest displacement in one step, Å. `fallback`: whether
+        damped FIRE may take over when the core loses its way. All else as in ASE."""
+        check_door(atoms)
+        self.maxstep = _checked_maxstep(self.defaults["maxstep"] if maxstep is None else maxstep)
+        self.policy = _checked_policy(policy)
+        self._chain = Classical(QuasiNewtonSettings(largest_trust=self.maxstep), fallback=fallback)
+        self.history: list[HistoryEntry] = []
+        self._calls_before = 0  # in the run that wrote the restart file
+        self._left_at: Array | None = None  # where the last step put the atoms
+        self._motionless = 0
+        self._stopped: Outcome | None = None
+        super().__init__(
+            atoms,
+            restart=restart,
+            logfile=logfile,
+            trajectory=trajectory,
+            append_trajectory=append_trajectory,
+            **kwargs,
+        )
+
+    @property
+    def force_calls(self) -> int:
+        """Structures evaluated, rejected ones and those before a restart included."""
+        return self._calls_before + len(self.history)
+
+    @property
+    def fallback_used(self) -> int:
+        """Steps made by damped FIRE because the core had lost its way."""
+        return self._chain.fallback_used
+
+    @property
+    def outcome(self) -> Outcome:
+        """How the relaxation stands."""
+        if self._stopped is not None:
+            return self._stopped
+        if self.fmax is not None and self.history and self.history[-1].fmax_ev_per_angstrom < self.fmax:
+            return Outcome.CONVERGED
+        if self.history and self.nsteps >= self.max_steps:
+            return Outcome.STEP_LIMIT
+        return Outcome.RUNNING
+
+    def initialize(self) -> None:
+        """Nothing learned yet."""
+        self._chain.reset()
+
+    def read(self) -> None:
+        """Go on from the restart file."""
+        self._calls_before, self._left_at, core = read_restart(Path(str(self.restart)), self.atoms)
+        self._chain.restore(core)
+
+    def todict(self) -> dict[str, Any]:
+        """For the header of the trajectory."""
+        return {**super().todict(), "policy": self.policy}
+
+    def log(self, gradient: Any = None) -> None:
+        """ASE calls this once per evaluated point: the place where calls are counted."""
+        super().log(gradient)
+        last = self._chain.last
+        self.history.append(
+            HistoryEntry(
+                call=self.force_calls + 1,
+                energy_ev=read_energy(self.atoms),
+                fmax_ev_per_angstrom=longest(np.asarray(gradient).reshape(-1, 3)),
+                method="start" if last is None else last.method,
+                step_length_angstrom=0.0
+                if last is None
+                else longest(read_coordinates(self.atoms) - last.base.coordinates),
+                trust_angstrom=self._chain.quasi_newton.trust,
+            )
+        )
+
+    def step(self, *_: Any) -> None:
+        """Judge the present point, move on to the next. (Older ASE passes forces; they are read afresh.)"""
+        point = read_point(self.atoms)
+        if self._left_at is None or longest(point.coordinates - self._left_at) > MOVED_BY_HAND:
+            self._chain.reset()
+        if self._chain.last is None and not point.finite:
+            self._stop(Outcome.NON_FINITE, "the calculator's answer at the start is not finite")
+            return
+        proposal = self._chain.propose(point)
+        if proposal.base is not point and self.history:
+            self.history[-1] = replace(self.history[-1], accepted=False)
+        self.atoms.set_positions(proposal.base.coordinates + proposal.step)
+        self._left_at = read_coordinates(self.atoms)
+        self._watch_motion(longest(self._left_at - point.coordinates))
+        if self.restart is not None and self.comm.rank == 0:
+            write_restart(
+                Path(self.restart), self.atoms, self.force_calls, self._left_at, self._chain.snapshot()
+            )
+
+    def _watch_motion(self, length: float) -> None:
+        """Constraints may undo every move; then going on would only burn calls."""
+        self._motionless = self._motionless + 1 if length < SHORTEST_MOTION else 0
+        if self._motionless >= STEPS_WITHOUT_MOTION:
+            self._stop(Outcome.STALLED, f"{self._motionless} moves in a row were undone by constraints")
+
+    def _stop(self, outcome: Outcome, reason: str) -> None:
+        """End ASE's loop after this step."""
+        logger.warning("relaxation stopped (%s): %s", outcome.label, reason)
+        self._stopped = outcome
+        self.max_steps = self.nsteps
+
+
+def _checked_maxstep(maxstep: float) -> float:
+    if not (math.isfinite(maxstep) and maxstep > 0):
+        raise SettingsError(f"maxstep is a length in Å above 0, got {maxstep}")
+    return float(maxstep)
+
+
+def _checked_policy(policy: str | None) -> str | None:
+    if policy not in (None, "auto"):
+        raise SettingsError(f"no policy named {policy!r}; take 'auto', or None for the classical core")
+    return policy
