@@ -96,7 +96,7 @@ class Environment:
     def step(self, state: State, move: Move, source: Source | Tensor = Source.POLICY) -> Transition:
         """Do the move as far as it is allowed, and say what came of it."""
         settings = self.settings
-        proposed = move.allowed(state.structures)
+        proposed = move.to(state.structures.dtype).allowed(state.structures)  # networks think in float32
         bounded = proposed.bounded(state.structures, settings.max_displacement_angstrom, settings.max_strain)
         correction = correct(state.structures, bounded, settings.minimum_distance_angstrom)
         tried = state.structures.moved(correction.executed)

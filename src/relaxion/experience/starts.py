@@ -79,9 +79,8 @@ class MixedStarts:
         kinds = torch.multinomial(self._weights, n_structures, replacement=True, generator=generator)
         wanted = torch.bincount(kinds, minlength=len(self.parts)).tolist()
         drawn = [part.sample(generator, n) for part, n in zip(self.parts, wanted, strict=True) if n]
-        places = torch.argsort(
-            torch.argsort(kinds, stable=True)
-        )  # structure k of the draw is of kind kinds[k]
+        # drawn kind by kind: the k-th place takes the next one of kind kinds[k]
+        places = torch.argsort(torch.argsort(kinds, stable=True))
         return Structures.concatenate(drawn).select(places)
 
 

@@ -37,6 +37,10 @@ class Move:
         strained = before.moved(cls(torch.zeros_like(before.positions), strains)).positions
         return cls(after.positions - strained, strains)
 
+    def to(self, dtype: torch.dtype) -> Self:
+        """The same move in another precision."""
+        return replace(self, displacements=self.displacements.to(dtype), strains=self.strains.to(dtype))
+
     def scaled(self, factors: Tensor, structures: Structures) -> Self:
         """Each structure's part of the move times its own factor."""
         return replace(

@@ -338,6 +338,14 @@ def test_two_thousand_structures_at_once(springs, make_generator) -> None:
     assert_same(alone, transition.select(which))
 
 
+def test_moves_may_come_in_float32(alloys: Environment, generator: torch.Generator) -> None:
+    state = alloys.reset(generator)
+    move = steepest(state).to(torch.float32)
+    transition = alloys.step(state, move)
+    assert transition.next_state.structures.positions.dtype == torch.float64
+    assert_same(transition, alloys.step(state, move.to(torch.float64)))
+
+
 def test_source_may_differ_per_structure(springs, make_generator) -> None:
     environment = environment_of(springs, [single(1.0), single(1.2)], n_structures=2)
     state = environment.reset(make_generator(0))

@@ -30,10 +30,11 @@ def tensors(state: State) -> list[torch.Tensor]:
     assert graph is not None
     assert evaluation.stresses is not None
     return [
-        structures.positions, structures.cells, structures.structure_index, evaluation.energies,
-        evaluation.forces, evaluation.stresses, graph.centers, graph.neighbors, graph.shifts, graph.pair_structure,
-        state.last_move.displacements, state.last_move.strains, state.last_forces, state.trust_radii,
-        state.calls,
+        structures.positions, structures.cells, structures.structure_index,
+        evaluation.energies, evaluation.forces, evaluation.stresses,
+        graph.centers, graph.neighbors, graph.shifts, graph.pair_structure,
+        state.last_move.displacements, state.last_move.strains,
+        state.last_forces, state.trust_radii, state.calls,
     ]  # fmt: skip
 
 
