@@ -54,9 +54,7 @@ def episode(name: str, seed: int, steps: int = 8) -> list[float]:
     rng = np.random.default_rng(1)
     for _ in range(steps):
         shape = environment.action_space.shape
-        _, reward, terminated, truncated, info = environment.step(
-            rng.uniform(-0.1, 0.1, shape).astype(np.float32)
-        )
+        _, reward, terminated, truncated, info = environment.step(rng.uniform(-0.1, 0.1, shape).astype(np.float32))
         numbers += [float(reward), info["energy_ev"], info["largest_force_ev_per_angstrom"]]
         if terminated or truncated:
             _, info = environment.reset()
@@ -138,9 +136,7 @@ def test_too_large_a_start_is_explained() -> None:
 
 
 def run_fresh(code: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -151,9 +147,7 @@ def test_module_form_in_a_fresh_interpreter() -> None:
 
 
 def test_registering_loads_no_torch_and_twice_is_harmless() -> None:
-    shown = run_fresh(
-        "import sys, relaxion.doors.gym as g; g.register_environments(); print('torch' in sys.modules)"
-    )
+    shown = run_fresh("import sys, relaxion.doors.gym as g; g.register_environments(); print('torch' in sys.modules)")
     assert shown.strip() == "False"
 
 

@@ -25,9 +25,7 @@ def random_images(counts: list[int], seed: int) -> list[Atoms]:
     images = []
     for count in counts:
         cell = np.diag(rng.uniform(3.0, 5.0, 3)) + rng.uniform(-0.5, 0.5, (3, 3))
-        atoms = Atoms(
-            rng.choice([13, 28, 29, 79], count), rng.uniform(-6, 6, (count, 3)), cell=cell, pbc=True
-        )
+        atoms = Atoms(rng.choice([13, 28, 29, 79], count), rng.uniform(-6, 6, (count, 3)), cell=cell, pbc=True)
         atoms.set_constraint(FixAtoms(mask=rng.random(count) < 0.3))
         images.append(atoms)
     return images

@@ -30,9 +30,7 @@ Floats = NDArray[np.float32]
 WIDEST = 1e4  # Å or eV/Å; what a graph observation shows of larger numbers
 HIGHEST = 10.0  # what a padded observation shows of larger numbers
 POOL_SIZE = 64  # different alloys to start from
-POOL_SEED = (
-    0  # the alloys are the same for every seed; what the seed decides is which of them, and how rattled
-)
+POOL_SEED = 0  # the alloys are the same for every seed; what the seed decides is which of them, and how rattled
 
 
 class RelaxEnvironment(gymnasium.Env):
@@ -76,9 +74,7 @@ class RelaxEnvironment(gymnasium.Env):
     def observe(self, state: State) -> Any:
         """What the agent sees."""
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed, options=options)
         if seed is not None or self.state is None:
             self.generator.manual_seed(int(self.np_random.integers(2**63 - 1)))
@@ -177,17 +173,13 @@ def alloy_starts(elements: Sequence[str], sizes: Sequence[int], rattle_angstrom:
     """Rattled close-packed alloys of the given numbers of atoms."""
     generator = torch.Generator().manual_seed(POOL_SEED)
     pools = [fcc_alloys(elements, POOL_SIZE, generator, n_atoms=size) for size in sizes]
-    return PerturbedStarts(
-        Structures.concatenate(pools), [lambda s, g: rattle(s, g, size_angstrom=rattle_angstrom)]
-    )
+    return PerturbedStarts(Structures.concatenate(pools), [lambda s, g: rattle(s, g, size_angstrom=rattle_angstrom)])
 
 
 def centred(structures: Structures) -> Tensor:
     """Positions from the centroid of each structure: the same wherever it lies."""
     sums = per_structure_sum(structures.positions, structures.structure_index, structures.n_structures)
-    return (
-        structures.positions - (sums / structures.counts[:, None])[structures.structure_index]
-    )  # (n_atoms, 3) Å
+    return structures.positions - (sums / structures.counts[:, None])[structures.structure_index]  # (n_atoms, 3) Å
 
 
 def _logarithmic(vectors: Tensor, scale: float) -> Tensor:

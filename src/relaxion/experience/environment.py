@@ -160,9 +160,7 @@ class Environment:
             f"{settings.start_force_limit_ev_per_angstrom} eV/Å; perturb the former more, the latter less"
         )
 
-    def _next_state(
-        self, state: State, executed: Move, tried: Structures, answer: Evaluation, finite: Tensor
-    ) -> State:
+    def _next_state(self, state: State, executed: Move, tried: Structures, answer: Evaluation, finite: Tensor) -> State:
         after = replace(
             state,
             structures=tried,

@@ -42,9 +42,7 @@ def correct(structures: Structures, move: Move, minimum_distance_angstrom: float
     for group in groups[moving].unique():
         which = (moving & (groups == group)).nonzero().flatten()
         part, part_move = structures.select(which), bounded.select(structures.counts, which)
-        fractions[which] = _free_fractions(
-            part, part_move, minimum_distance_angstrom, float(cutoffs[which].max())
-        )
+        fractions[which] = _free_fractions(part, part_move, minimum_distance_angstrom, float(cutoffs[which].max()))
     executed = bounded.scaled(fractions, structures)
     return Correction(executed, 1 - fractions * _shares(bounded, move, structures))
 
@@ -70,9 +68,7 @@ def _free_fractions(structures: Structures, move: Move, distance: float, cutoff:
     change = torch.einsum("ni,nij->nj", start, move.strains[owners])  # w, (n_pairs, 3) Å
     change = change + move.displacements[second] - move.displacements[first]
     fractions = first_touch(start, change, distance)
-    return torch.ones(structures.n_structures, dtype=structures.dtype).scatter_reduce(
-        0, owners, fractions, "amin"
-    )
+    return torch.ones(structures.n_structures, dtype=structures.dtype).scatter_reduce(0, owners, fractions, "amin")
 
 
 def first_touch(start: Tensor, change: Tensor, distance: float) -> Tensor:

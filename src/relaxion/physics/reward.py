@@ -86,9 +86,7 @@ class Reward:
         terms = [weight * REWARDS[name](progress) for name, weight in self.settings.weights.items()]
         return torch.stack(terms).sum(dim=0) - self.settings.back_off_penalty * back_off  # (n_structures,)
 
-    def _progress(
-        self, start: Structures, before: Evaluation, end: Structures, after: Evaluation
-    ) -> Progress:
+    def _progress(self, start: Structures, before: Evaluation, end: Structures, after: Evaluation) -> Progress:
         settings = self.settings
         lowest, highest = settings.lowest_force_ev_per_angstrom, settings.highest_force_ev_per_angstrom
         limit = settings.largest_energy_change_ev_per_atom

@@ -26,8 +26,7 @@ def check_atoms(atoms: Atoms, name: str = "the structure") -> None:
     bad = np.flatnonzero(~np.isfinite(atoms.positions).all(axis=1))
     if len(bad):
         raise StructureError(
-            f"{name}: {len(bad)} of {len(atoms)} positions are not finite (first: atom {bad[0]}); "
-            "repair the input"
+            f"{name}: {len(bad)} of {len(atoms)} positions are not finite (first: atom {bad[0]}); repair the input"
         )
     if (atoms.numbers < 1).any():
         first = int(np.flatnonzero(atoms.numbers < 1)[0])
@@ -63,8 +62,7 @@ def from_ase(images: Atoms | Sequence[Atoms], *, cell_free: bool | Sequence[bool
         check_atoms(atoms, f"structure {number}")
         if is_free and not atoms.pbc.all():
             raise StructureError(
-                f"structure {number} cannot relax its cell: it is periodic along {int(atoms.pbc.sum())} "
-                "of 3 axes"
+                f"structure {number} cannot relax its cell: it is periodic along {int(atoms.pbc.sum())} of 3 axes"
             )
     counts = torch.tensor([len(atoms) for atoms in images])
     return Structures(

@@ -66,9 +66,7 @@ class Move:
     @classmethod
     def concatenate(cls, parts: Sequence[Move]) -> Move:
         """One move from several, in order."""
-        return cls(
-            torch.cat([part.displacements for part in parts]), torch.cat([part.strains for part in parts])
-        )
+        return cls(torch.cat([part.displacements for part in parts]), torch.cat([part.strains for part in parts]))
 
     def largest_displacements(self, structures: Structures) -> Tensor:
         """How far the atom that moves most moves, for each structure."""

@@ -60,9 +60,7 @@ def vacancy(structures: Structures, generator: Generator, *, count: int = 1) -> 
             f"structure {poor[0]} has {structures.counts[poor[0]]} atoms, {movable[poor[0]]} movable ones: "
             f"too few to take {count} away and keep one"
         )
-    lots = (
-        torch.rand(structures.n_atoms, generator=generator, dtype=torch.float64) + 2.0 * ~structures.movable
-    )
+    lots = torch.rand(structures.n_atoms, generator=generator, dtype=torch.float64) + 2.0 * ~structures.movable
     order = torch.argsort(4.0 * index + lots)  # structure by structure, lowest lot first, fixed atoms last
     starts = structures.counts.cumsum(0) - structures.counts
     ranks = torch.empty_like(order)
@@ -104,9 +102,7 @@ def _one(part: str) -> Perturbation:
     try:
         size = kind(value)
     except ValueError as error:
-        raise SettingsError(
-            f"'{part}': write {name}:{kind.__name__}, for example {name}:{kind(1)}"
-        ) from error
+        raise SettingsError(f"'{part}': write {name}:{kind.__name__}, for example {name}:{kind(1)}") from error
     if not 0 <= size < float("inf"):
         raise SettingsError(f"'{part}': the size must not be negative or infinite")
     return make(size)

@@ -78,9 +78,7 @@ class Structures:
         return torch.linalg.det(self.cells).abs()  # (n_structures,) Å³
 
     @classmethod
-    def from_ase(
-        cls, images: Atoms | Sequence[Atoms], *, cell_free: bool | Sequence[bool] = False
-    ) -> Structures:
+    def from_ase(cls, images: Atoms | Sequence[Atoms], *, cell_free: bool | Sequence[bool] = False) -> Structures:
         """Structures from one `ase.Atoms` or a list of them; `FixAtoms` becomes `movable`."""
         from relaxion.structures.conversion import from_ase
 
@@ -99,9 +97,7 @@ class Structures:
     def moved(self, move: Move) -> Self:
         """After the move: x' = x·(1 + ε) + u for atoms, h' = h·(1 + ε) for cells. Nothing is wrapped."""
         deform = torch.eye(3, dtype=self.dtype) + move.strains  # (n_structures, 3, 3)
-        positions = (
-            torch.einsum("ni,nij->nj", self.positions, deform[self.structure_index]) + move.displacements
-        )
+        positions = torch.einsum("ni,nij->nj", self.positions, deform[self.structure_index]) + move.displacements
         return replace(self, positions=positions, cells=self.cells @ deform)
 
     def select(self, which: Tensor) -> Self:
@@ -152,9 +148,7 @@ def per_structure_sum(values: Tensor, structure_index: Tensor, n_structures: int
     return values.new_zeros((n_structures, *values.shape[1:])).index_add_(0, structure_index, values)
 
 
-def per_structure_max(
-    values: Tensor, structure_index: Tensor, n_structures: int, empty: float = 0.0
-) -> Tensor:
+def per_structure_max(values: Tensor, structure_index: Tensor, n_structures: int, empty: float = 0.0) -> Tensor:
     """Largest per-atom (or per-pair) value of each structure; `empty` where there is none."""
     start = values.new_full((n_structures,), empty)
     return start.scatter_reduce(0, structure_index, values, "amax", include_self=False)

@@ -92,9 +92,7 @@ def pull(state: State, *rows: list[float]) -> Move:
 
 @pytest.fixture
 def alloys(generator: torch.Generator) -> Environment:
-    pool = Structures.concatenate(
-        [fcc_alloys(["Cu", "Au", "Ni"], 6, generator, n_atoms=n) for n in (2, 4, 6)]
-    )
+    pool = Structures.concatenate([fcc_alloys(["Cu", "Au", "Ni"], 6, generator, n_atoms=n) for n in (2, 4, 6)])
     starts = PerturbedStarts(pool, [perturbation("rattle:0.15")])
     settings = EnvironmentSettings(n_structures=6, graph_cutoff_angstrom=4.0)
     return Environment(AsePotential(EMT()), starts, settings)
@@ -163,19 +161,13 @@ def test_steepest_descent_converges_and_renews(alloys: Environment, generator: t
 
 
 def test_renew_replaces_the_finished_and_keeps_the_rest(springs, make_generator) -> None:
-    pool = Structures.from_ase(
-        [Atoms("Cu2", positions=[[0, 0, 0], [3, 0, 0]]), Atoms("Cu", positions=[[0, 3, 0]])]
-    )
+    pool = Structures.from_ase([Atoms("Cu2", positions=[[0, 0, 0], [3, 0, 0]]), Atoms("Cu", positions=[[0, 3, 0]])])
     far = PerturbedStarts(pool, [lambda s, _: replace(s, positions=s.positions + 0.5)])
     environment = Environment(springs, far, EnvironmentSettings(n_structures=8, graph_cutoff_angstrom=3.5))
     state = environment.reset(make_generator(1))
     rates = torch.tensor([1.0, 0.1] * 4, dtype=torch.float64)
-    move = Move(state.evaluation.forces, torch.zeros_like(state.structures.cells)).scaled(
-        rates, state.structures
-    )
-    environment = Environment(
-        springs, far, environment.settings.model_copy(update={"max_displacement_angstrom": 2.0})
-    )
+    move = Move(state.evaluation.forces, torch.zeros_like(state.structures.cells)).scaled(rates, state.structures)
+    environment = Environment(springs, far, environment.settings.model_copy(update={"max_displacement_angstrom": 2.0}))
     transition = environment.step(state, move)
     assert transition.finished.tolist() == [True, False] * 4
     renewed = environment.renew(transition, make_generator(2))
@@ -316,16 +308,12 @@ def test_force_limit_of_starts(springs, make_generator) -> None:
 
 
 def test_two_thousand_structures_at_once(springs, make_generator) -> None:
-    pool = Structures.from_ase(
-        [Atoms(f"Cu{n}", positions=[[3 * k, 0, 0] for k in range(n)]) for n in (2, 3, 5)]
-    )
+    pool = Structures.from_ase([Atoms(f"Cu{n}", positions=[[3 * k, 0, 0] for k in range(n)]) for n in (2, 3, 5)])
     starts = PerturbedStarts(pool, [perturbation("rattle:0.3")])
     environment = Environment(springs, starts, EnvironmentSettings(n_structures=2000, discount_factor=0.9))
     generator = make_generator(4)
     state = environment.reset(generator)
-    transition = environment.step(
-        state, Move(0.7 * state.evaluation.forces, torch.zeros_like(state.structures.cells))
-    )
+    transition = environment.step(state, Move(0.7 * state.evaluation.forces, torch.zeros_like(state.structures.cells)))
     state = environment.renew(transition, generator)
     assert transition.n_structures == state.n_structures == 2000
     assert torch.isfinite(transition.reward).all()

@@ -116,9 +116,7 @@ def test_a_pair_too_near_may_part_or_turn_but_not_close(separation: float) -> No
 
 def test_rigid_shift_of_atoms_in_contact_is_free() -> None:
     structures, _ = pair(0.5, [0, 0, 0])
-    shift = Move(
-        torch.full((2, 3), 0.123456789, dtype=torch.float64), torch.zeros(1, 3, 3, dtype=torch.float64)
-    )
+    shift = Move(torch.full((2, 3), 0.123456789, dtype=torch.float64), torch.zeros(1, 3, 3, dtype=torch.float64))
     assert float(correct(structures, shift, 1.0).back_off) == 0
 
 
@@ -137,9 +135,7 @@ def test_coincident_atoms_may_part() -> None:
 def test_moves_are_measured_without_wrapping() -> None:
     """An atom leaving the cell by 0.2 Å has moved -0.2 Å, not +2.88 Å."""
     structures, move = pair(0.1, [-0.2, 0, 0], cell=3.08)
-    far = Structures.from_ase(
-        Atoms("H2", positions=[[1.6, 1.6, 1.6], [0.1, 0, 0]], cell=[3.08] * 3, pbc=True)
-    )
+    far = Structures.from_ase(Atoms("H2", positions=[[1.6, 1.6, 1.6], [0.1, 0, 0]], cell=[3.08] * 3, pbc=True))
     correction = correct(far, move, 0.7)
     after = far.moved(correction.executed)
     assert float(correction.back_off) == 0
@@ -165,9 +161,7 @@ def test_free_move_is_left_exactly_as_it_is(mixed_structures: Structures, genera
     assert torch.equal(correction.back_off, torch.zeros(4, dtype=torch.float64))
 
 
-def test_each_structure_has_its_own_back_off(
-    mixed_structures: Structures, generator: torch.Generator
-) -> None:
+def test_each_structure_has_its_own_back_off(mixed_structures: Structures, generator: torch.Generator) -> None:
     noise = torch.randn(mixed_structures.positions.shape, generator=generator, dtype=torch.float64)
     move = Move(noise, torch.zeros_like(mixed_structures.cells))
     together = correct(mixed_structures, move, 2.0)

@@ -43,9 +43,7 @@ def test_each_reward_by_hand() -> None:
 
 
 def test_weighted_sum_and_back_off() -> None:
-    both = reward_of(
-        1.0, 0.1, weights={"log_force_decrease": 2, "step": 0.5}, back_off_penalty=3, back_off=0.25
-    )
+    both = reward_of(1.0, 0.1, weights={"log_force_decrease": 2, "step": 0.5}, back_off_penalty=3, back_off=0.25)
     assert both == pytest.approx(2 * 1 - 0.5 - 3 * 0.25)
 
 
@@ -92,9 +90,7 @@ def test_fixed_cell_and_fixed_atoms_do_not_count() -> None:
     fixed_cell = Structures.from_ase(atoms)
     assert float(largest_force(fixed_cell, free)) == pytest.approx(float(forces.max()))
     atoms.set_constraint(FixAtoms([int(forces.argmax())]))
-    assert float(largest_force(Structures.from_ase(atoms), free)) == pytest.approx(
-        float(forces.sort().values[-2])
-    )
+    assert float(largest_force(Structures.from_ase(atoms), free)) == pytest.approx(float(forces.sort().values[-2]))
 
 
 def test_free_cell_without_stress_is_an_error() -> None:

@@ -32,9 +32,7 @@ def alloys() -> list[Atoms]:
 def test_reads_what_ase_reads_also_compressed(tmp_path: Path) -> None:
     ase.io.write(tmp_path / "all.extxyz", alloys()[:5])
     (tmp_path / "all.extxyz.gz").write_bytes(gzip.compress((tmp_path / "all.extxyz").read_bytes()))
-    assert [str(a.symbols) for a in read(tmp_path / "all.extxyz.gz")] == [
-        str(a.symbols) for a in alloys()[:5]
-    ]
+    assert [str(a.symbols) for a in read(tmp_path / "all.extxyz.gz")] == [str(a.symbols) for a in alloys()[:5]]
     assert len(read(tmp_path / "all.extxyz", index=2)) == 1
     assert len(Dataset.read([tmp_path / "all.extxyz", tmp_path / "all.extxyz.gz"])) == 10
 

@@ -129,9 +129,7 @@ def test_mixed_keeps_places(generator: torch.Generator) -> None:
         assert (mine == images[number].numbers[0]).all()
 
 
-@pytest.mark.parametrize(
-    "text", ["rattle:0.1", "strain:0.1", "vacancy:1", "vacancy:1+strain:0.05+rattle:0.2"]
-)
+@pytest.mark.parametrize("text", ["rattle:0.1", "strain:0.1", "vacancy:1", "vacancy:1+strain:0.05+rattle:0.2"])
 def test_same_generator_same_structures(text: str, make_generator) -> None:
     structures = Structures.from_ase([bulk("Cu", cubic=True)] * 5)
     first, second = (perturbation(text)(structures, make_generator(11)) for _ in range(2))

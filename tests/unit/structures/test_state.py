@@ -51,9 +51,7 @@ def test_parts_joined_again_are_the_whole(mixed_structures: Structures, generato
     assert_same(state.select(mask), state.select(torch.tensor([0, 2])))
 
 
-def test_selected_graph_is_the_graph_of_the_selected(
-    mixed_structures: Structures, generator: torch.Generator
-) -> None:
+def test_selected_graph_is_the_graph_of_the_selected(mixed_structures: Structures, generator: torch.Generator) -> None:
     structures = rattle(mixed_structures, generator, size_angstrom=0.1)
     which = torch.tensor([2, 0, 2, 3])
     chosen = select_graph(Graph.of(structures, 4.0), structures.counts, which)
