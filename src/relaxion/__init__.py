@@ -5,6 +5,7 @@ Importing it is quick and changes nothing global: the names below are loaded whe
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -39,3 +40,8 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return __all__
+
+
+if "gymnasium" in sys.modules:
+    # gymnasium.make("relaxion:Relax-v0") imports this module and expects the environments to be registered then.
+    import_module("relaxion.doors.gym")

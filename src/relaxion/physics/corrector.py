@@ -71,7 +71,7 @@ def _free_fractions(structures: Structures, move: Move, distance: float, cutoff:
     return torch.ones(structures.n_structures, dtype=structures.dtype).scatter_reduce(0, owners, fractions, "amin")
 
 
-def first_touch(start: Tensor, change: Tensor, distance: float) -> Tensor:
+def first_touch(start: Tensor, change: Tensor, distance: float | Tensor) -> Tensor:
     """The largest t ≤ 1 for which |start + s·change| ≥ min(distance, |start|) at every s between 0 and t.
 
     A slack of some rounding errors (1e-12 Å in float64) keeps a pair that rests exactly at the distance from
@@ -79,7 +79,7 @@ def first_touch(start: Tensor, change: Tensor, distance: float) -> Tensor:
     """
     lengths = start.norm(dim=1)
     slack = 4096 * torch.finfo(start.dtype).eps
-    nearest = (lengths.clamp_max(distance) - slack).clamp_min(0)
+    nearest = (lengths.clamp_max(distance) - slack).clamp_min(0)  # one distance, or one per pair
     a = (change * change).sum(dim=1)
     b = (start * change).sum(dim=1)
     c = (lengths - nearest) * (lengths + nearest)

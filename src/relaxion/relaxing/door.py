@@ -53,7 +53,7 @@ def read_energy(target: Atoms | Filter) -> float:
 
 def read_geometry(target: Atoms | Filter) -> Geometry | None:
     """The geometry for the springs, or None where a step along forces only is what the filter asks for."""
-    if type(target) in (UnitCellFilter, FrechetCellFilter):
+    if isinstance(target, UnitCellFilter) and type(target) in (UnitCellFilter, FrechetCellFilter):
         return _geometry_of_cell_filter(target)
     if isinstance(target, Filter) or not isinstance(target, Atoms):
         return None

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from relaxion.relaxing.point import Array, Point, Proposal, dot, longest
+from relaxion.relaxing.screen import screened
 from relaxion.relaxing.springs import SpringMetric, SpringSettings
 
 Solve = Callable[[Array], Array]
@@ -127,7 +128,7 @@ class QuasiNewton:
             step = solve(base.forces)
         share = min(1.0, self.trust / max(longest(step), 1e-12))
         expected = -dot(base.forces, step) * share * (1 - share / 2)
-        return Proposal(base, share * step, min(expected, -1e-16), method)
+        return screened(Proposal(base, share * step, min(expected, -1e-16), method))
 
     def _metric(self, base: Point) -> tuple[str, Solve]:
         """The inverse stiffness to be corrected: of springs or plain, scaled by the newest secant."""
@@ -138,9 +139,7 @@ class QuasiNewton:
         if not judged:
             return "springs", springs.solve
         answers = [springs.solve(secant.drop) for secant in judged]
-        if weighted_error(judged, answers) > settings.springs_bonus * weighted_error(
-            judged, [s.drop for s in judged]
-        ):
+        if weighted_error(judged, answers) > settings.springs_bonus * weighted_error(judged, [s.drop for s in judged]):
             return "plain", self._plain(judged)
         scale = float(np.clip(judged[-1].curvature / dot(judged[-1].drop, answers[-1]), 0.1, 10))
         return "springs", lambda forces: scale * springs.solve(forces)

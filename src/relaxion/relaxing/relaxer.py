@@ -79,7 +79,7 @@ class Relaxer(Optimizer):
         self._motionless = 0
         self._stopped: Outcome | None = None
         super().__init__(
-            atoms,
+            atoms,  # pyright: ignore[reportArgumentType]  # ASE's hint forgets filters
             restart=restart,
             logfile=logfile,
             trajectory=trajectory,
@@ -138,7 +138,7 @@ class Relaxer(Optimizer):
             )
         )
 
-    def step(self, *_: Any) -> None:
+    def step(self, *_: Any) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Judge the present point, move on to the next. (Older ASE passes forces; they are read afresh.)"""
         point = read_point(self.atoms)
         if self._left_at is None or longest(point.coordinates - self._left_at) > MOVED_BY_HAND:
@@ -153,9 +153,7 @@ class Relaxer(Optimizer):
         self._left_at = read_coordinates(self.atoms)
         self._watch_motion(longest(self._left_at - point.coordinates))
         if self.restart is not None and self.comm.rank == 0:
-            write_restart(
-                Path(self.restart), self.atoms, self.force_calls, self._left_at, self._chain.snapshot()
-            )
+            write_restart(Path(self.restart), self.atoms, self.force_calls, self._left_at, self._chain.snapshot())
 
     def _watch_motion(self, length: float) -> None:
         """Constraints may undo every move; then going on would only burn calls."""

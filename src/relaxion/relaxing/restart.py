@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from ase import Atoms
 from ase.filters import Filter, UnitCellFilter
-from ase.io.jsonio import decode, encode
 
 from relaxion.errors import RestartError
 from relaxion.relaxing.door import bare_atoms
@@ -19,9 +18,7 @@ FORMAT = "relaxion-restart"
 VERSION = 1
 
 
-def write_restart(
-    path: Path, target: Atoms | Filter, calls: int, left_at: Array, core: dict[str, Any]
-) -> None:
+def write_restart(path: Path, target: Atoms | Filter, calls: int, left_at: Array, core: dict[str, Any]) -> None:
     """Save what the relaxer has learned. The file is replaced in one go, so a kill leaves the old or the new one."""
     plain = {
         "format": FORMAT,
@@ -33,8 +30,8 @@ def write_restart(
         "core": core,
     }
     unfinished = path.with_name(path.name + ".part")
-    unfinished.write_text(encode(plain))
-    os.replace(unfinished, path)
+    unfinished.write_text(json.dumps(plain, default=np.ndarray.tolist))
+    unfinished.replace(path)
 
 
 def read_restart(path: Path, target: Atoms | Filter) -> tuple[int, Array, dict[str, Any]]:
@@ -50,9 +47,7 @@ def read_restart(path: Path, target: Atoms | Filter) -> tuple[int, Array, dict[s
             "delete it or give the structure it was written for"
         )
     if (plain["reference_cell"] is not None) != isinstance(target, UnitCellFilter):
-        raise RestartError(
-            f"{path} was written with another cell filter; use the same one or delete the file"
-        )
+        raise RestartError(f"{path} was written with another cell filter; use the same one or delete the file")
     if isinstance(target, UnitCellFilter):
         target.orig_cell = np.asarray(plain["reference_cell"])
     return int(plain["force_calls"]), np.asarray(plain["left_at"]), plain["core"]
@@ -60,17 +55,11 @@ def read_restart(path: Path, target: Atoms | Filter) -> tuple[int, Array, dict[s
 
 def _decoded(path: Path) -> dict[str, Any]:
     try:
-        plain = decode(path.read_text())
-    except (ValueError, TypeError, KeyError, OSError) as error:
-        raise RestartError(
-            f"{path} cannot be read as a restart file ({error}); delete it to start afresh"
-        ) from error
+        plain = json.loads(path.read_text())
+    except (ValueError, OSError, RecursionError) as error:
+        raise RestartError(f"{path} cannot be read as a restart file ({error}); delete it to start afresh") from error
     if not isinstance(plain, dict) or plain.get("format") != FORMAT:
-        raise RestartError(
-            f"{path} is not a Relaxion restart file; name another, or delete it to start afresh"
-        )
+        raise RestartError(f"{path} is not a Relaxion restart file; name another, or delete it to start afresh")
     if plain.get("version") != VERSION:
-        raise RestartError(
-            f"{path} has version {plain.get('version')}, this Relaxion reads {VERSION}; delete it"
-        )
+        raise RestartError(f"{path} has version {plain.get('version')}, this Relaxion reads {VERSION}; delete it")
     return plain

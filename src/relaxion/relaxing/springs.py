@@ -22,6 +22,7 @@ Array = NDArray[np.float64]
 
 LARGEST_DENSE = 900  # coordinates; above it conjugate gradients are quicker than a Cholesky factorisation
 LARGEST_CUTOFF = 8.0  # Å
+REACH = 1.8  # neighbours are drawn up to this many sums of covalent radii
 
 
 @dataclass(frozen=True)
@@ -40,8 +41,6 @@ class SpringSettings:
     """Stiffness of every atom against its place, eV/Å²: keeps soft modes from running away."""
     cell_floor: float = 0.1
     """Stiffness of the cell, eV/Å³, beside what the springs give."""
-    reach: float = 1.8
-    """Neighbours up to this many sums of covalent radii."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +66,17 @@ class Geometry:
     def volume(self) -> float:
         return abs(float(np.linalg.det(self.cell)))
 
+    @cached_property
+    def bonds(self) -> Bonds:
+        """All pairs up to `REACH` sums of covalent radii (at most 8 Å), self-images included."""
+        radii = covalent_radii[self.numbers]
+        cutoff = min(REACH * 2 * float(radii.max()), LARGEST_CUTOFF)
+        search = vesin.NeighborList(cutoff=cutoff, full_list=False, n_threads=1)
+        first, second, vectors, lengths = search.compute(self.positions, self.cell, self.periodic, quantities="ijDd")
+        natural = radii[first] + radii[second]
+        near = (lengths < REACH * natural) & (lengths > 0)
+        return Bonds(first[near].astype(np.int64), second[near].astype(np.int64), vectors[near], natural[near])
+
 
 @dataclass(frozen=True)
 class Bonds:
@@ -76,19 +86,6 @@ class Bonds:
     second: NDArray[np.int64]  # (n_bonds,)
     vectors: Array  # (n_bonds, 3) Å
     natural_lengths: Array  # (n_bonds,) Å, sum of covalent radii
-
-    @classmethod
-    def of(cls, geometry: Geometry, reach: float) -> Bonds:
-        """All pairs up to `reach` sums of covalent radii (at most 8 Å), self-images included."""
-        radii = covalent_radii[geometry.numbers]
-        cutoff = min(reach * 2 * float(radii.max()), LARGEST_CUTOFF)
-        search = vesin.NeighborList(cutoff=cutoff, full_list=False, n_threads=1)
-        first, second, vectors, lengths = search.compute(
-            geometry.positions, geometry.cell, geometry.periodic, quantities="ijDd"
-        )
-        natural = radii[first] + radii[second]
-        near = (lengths < reach * natural) & (lengths > 0)
-        return cls(first[near].astype(np.int64), second[near].astype(np.int64), vectors[near], natural[near])
 
     def changes(self, step: Array, geometry: Geometry) -> Array:
         """How each bond vector changes to first order: u_j - u_i + ε·r."""
@@ -104,7 +101,7 @@ class SpringMetric:
     def __init__(self, geometry: Geometry, settings: SpringSettings) -> None:
         self.geometry = geometry
         self.settings = settings
-        self.bonds = Bonds.of(geometry, settings.reach)
+        self.bonds = geometry.bonds
         self._free = geometry.free.ravel()
 
     @cached_property
@@ -150,27 +147,24 @@ class SpringMetric:
         return result.reshape(forces.shape)
 
     @cached_property
-    def _factor(self):
-        dense = self._jacobian.T @ self._stiffness @ self._jacobian
-        matrix = dense.toarray()[np.ix_(self._free, self._free)]
-        matrix[np.diag_indices_from(matrix)] += self._floors.ravel()[self._free]
-        return scipy.linalg.cho_factor(matrix, check_finite=False)
+    def _factor(self) -> tuple[Array, bool]:
+        return scipy.linalg.cho_factor(self._matrix.toarray(), check_finite=False)
 
     @cached_property
-    def _matrix(self) -> scipy.sparse.csr_matrix:
+    def _matrix(self) -> scipy.sparse.csr_array:
         full = (self._jacobian.T @ self._stiffness @ self._jacobian).tocsr()
-        free = full[self._free][:, self._free]
-        return (free + scipy.sparse.diags(self._floors.ravel()[self._free])).tocsr()
+        free = np.flatnonzero(self._free)
+        return scipy.sparse.csr_array(full[free][:, free] + scipy.sparse.diags_array(self._floors.ravel()[free]))
 
     @cached_property
-    def _stiffness(self) -> scipy.sparse.csr_matrix:
+    def _stiffness(self) -> scipy.sparse.csr_array:
         n_bonds = len(self.bonds.first)
         block_rows = np.arange(n_bonds + 1)
         shape = (3 * n_bonds, 3 * n_bonds)
-        return scipy.sparse.bsr_matrix((self._blocks, np.arange(n_bonds), block_rows), shape=shape).tocsr()
+        return scipy.sparse.bsr_array((self._blocks, np.arange(n_bonds), block_rows), shape=shape).tocsr()
 
     @cached_property
-    def _jacobian(self) -> scipy.sparse.csr_matrix:
+    def _jacobian(self) -> scipy.sparse.csr_array:
         """∂(bond vectors)/∂(coordinates), (3·n_bonds, 3·n_rows)."""
         bonds, geometry = self.bonds, self.geometry
         n_bonds, axes = len(bonds.first), np.arange(3)
@@ -184,10 +178,10 @@ class SpringMetric:
             value = np.broadcast_to(bonds.vectors[:, None, :] / geometry.cell_factor, (n_bonds, 3, 3))
             entries.append((np.repeat(rows, 3), np.tile(strain.ravel(), n_bonds), value.ravel()))
         row, column, data = (np.concatenate(parts) for parts in zip(*entries, strict=True))
-        return scipy.sparse.csr_matrix((data, (row, column)), shape=(3 * n_bonds, geometry.free.size))
+        return scipy.sparse.csr_array((data, (row, column)), shape=(3 * n_bonds, geometry.free.size))
 
     def _conjugate_gradients(self, right: Array) -> Array:
         matrix = self._matrix
-        scale = scipy.sparse.diags(1 / matrix.diagonal())
+        scale = scipy.sparse.diags_array(1 / matrix.diagonal())
         result, _ = scipy.sparse.linalg.cg(matrix, right, rtol=1e-6, maxiter=500, M=scale)
         return result
