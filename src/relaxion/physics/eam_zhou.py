@@ -154,9 +154,7 @@ class ZhouEam(ElementPotential):
         return energies, slopes
 
 
-def _cubic(
-    density: Tensor, center: Tensor, c0: Tensor, c1: Tensor, c2: Tensor, c3: Tensor
-) -> tuple[Tensor, Tensor]:
+def _cubic(density: Tensor, center: Tensor, c0: Tensor, c1: Tensor, c2: Tensor, c3: Tensor) -> tuple[Tensor, Tensor]:
     """Σ_k c_k (ρ/center - 1)^k and its derivative."""
     x = density / center - 1
     return c0 + x * (c1 + x * (c2 + x * c3)), (c1 + x * (2 * c2 + x * 3 * c3)) / center

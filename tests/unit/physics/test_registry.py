@@ -1,0 +1,176 @@
+"""From words and objects to potentials, and what is said when that fails."""
+
+from __future__ import annotations
+
+import sys
+import types
+from pathlib import Path
+
+import pytest
+from ase import Atoms
+from ase.calculators.emt import EMT
+from ase.calculators.lj import LennardJones as AseLennardJones
+
+import relaxion
+from relaxion.errors import FileError, MissingExtraError, UnknownPotentialError
+from relaxion.physics import AsePotential, Emt, LennardJones, Morse, PotentialCalculator, ZhouEam
+from relaxion.physics.registry import EXTRAS, known_potentials, potential
+from relaxion.structures import Structures
+
+
+@pytest.mark.parametrize(
+    ("spec", "kind"), [("emt", Emt), ("eam", ZhouEam), ("lj", LennardJones), ("morse", Morse)]
+)
+def test_names(spec: str, kind: type) -> None:
+    assert type(relaxion.potential(spec)) is kind
+
+
+def test_objects() -> None:
+    ready = Emt()
+    assert potential(ready) is ready
+    wrapped = potential(EMT())
+    assert isinstance(wrapped, AsePotential)
+    assert wrapped.name == "EMT"
+    calculator = PotentialCalculator.__new__(PotentialCalculator)
+    calculator.potential = ready
+    assert potential(calculator) is ready  # no calculator around a calculator
+
+
+def test_foreign_calculator_that_does_not_inherit_from_ase() -> None:
+    class Foreign:
+        def get_potential_energy(self, atoms, force_consistent=False):  # noqa: ARG002
+            return 1.5
+
+        def get_forces(self, atoms):
+            return 0.0 * atoms.positions
+
+    evaluation = potential(Foreign())(Structures.from_ase(Atoms("H")), stresses=False)  # type: ignore[arg-type]
+    assert float(evaluation.energies) == 1.5
+
+
+@pytest.mark.parametrize("thing", [3, None, ["emt"], Atoms("H"), EMT, Emt])
+def test_other_things_are_refused(thing: object) -> None:
+    with pytest.raises(UnknownPotentialError, match="cannot make a potential from"):
+        potential(thing)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("spec", "word"),
+    [
+        ("etm", "did you mean 'emt'?"),
+        ("EMT", "did you mean 'emt'?"),
+        ("chgnett", "did you mean 'chgnet'?"),
+        ("mores", "did you mean 'morse'?"),
+        ("", "known: "),
+        ("eam:", "did you mean 'eam'?"),
+        (":factory", "did you mean 'module:factory'?"),
+        ("qqqqqqqqq", "known: chgnet, eam"),
+    ],
+)
+def test_unknown_name_gets_the_nearest(spec: str, word: str) -> None:
+    with pytest.raises(UnknownPotentialError) as caught:
+        potential(spec)
+    assert word in str(caught.value)
+    assert str(caught.value).count("\n") == 0
+
+
+def test_missing_table_is_a_file_error() -> None:
+    with pytest.raises(FileError, match=r"no file nowhere\.fs"):
+        potential("eam:nowhere.fs")
+
+
+@pytest.mark.parametrize("spec", EXTRAS)
+def test_missing_extra_names_the_command(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, EXTRAS[spec].module, None)  # as if it were not installed
+    with pytest.raises(MissingExtraError) as caught:
+        potential(spec)
+    assert EXTRAS[spec].how_to_install in str(caught.value)
+    assert EXTRAS[spec].how_to_install.startswith("pip install 'relaxion[")
+
+
+@pytest.mark.parametrize("spec", EXTRAS)
+def test_present_extra_is_built_with_its_arguments(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    extra = EXTRAS[spec]
+    given: list[dict] = []
+
+    class Fake(AseLennardJones):
+        def __init__(self, **arguments) -> None:
+            given.append(arguments)
+            super().__init__()
+
+    module = types.ModuleType(extra.module)
+    setattr(module, extra.calculator, Fake)
+    monkeypatch.setitem(sys.modules, extra.module, module)
+    parts = extra.module.split(".")
+    for end in range(1, len(parts)):
+        monkeypatch.setitem(sys.modules, ".".join(parts[:end]), types.ModuleType(".".join(parts[:end])))
+    assert isinstance(potential(spec), AsePotential)
+    assert given == [extra.arguments]
+
+
+def write_module(folder: Path, name: str) -> None:
+    (folder / f"{name}.py").write_text(
+        "from ase.calculators.emt import EMT\n"
+        "from relaxion.physics import Morse\n"
+        "def calculator(): return EMT()\n"
+        "def own(): return Morse(r0=2.0)\n"
+        "def nothing(): return None\n"
+        "number = 3\n"
+    )
+
+
+def test_factory_in_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_module(tmp_path, "my_calculators_a")
+    monkeypatch.chdir(tmp_path)
+    before = list(sys.path)
+    made = potential("my_calculators_a:calculator")
+    assert isinstance(made, AsePotential)
+    own = potential("my_calculators_a:own")
+    assert isinstance(own, Morse)
+    assert own.r0 == 2.0
+    assert sys.path == before
+
+
+@pytest.mark.parametrize(
+    ("name", "word"),
+    [
+        ("my_calculators_b:absent", "has no 'absent'"),
+        ("my_calculators_b:number", "cannot call its 'number'"),
+        ("my_calculators_b:nothing", "nothing() returned NoneType, expected an ASE calculator"),
+        ("my_calculators_x:calculator", "module 'my_calculators_x' cannot be imported"),
+        ("a..b:calculator", "cannot be imported"),
+        (".a:calculator", "cannot be imported"),
+        ("emt2:thing", "did you mean 'emt'?"),
+    ],
+)
+def test_factory_that_fails(name: str, word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_module(tmp_path, "my_calculators_b")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UnknownPotentialError) as caught:
+        potential(name)
+    assert word in str(caught.value)
+
+
+def test_list_of_known_potentials() -> None:
+    entries = {entry.spec: entry for entry in known_potentials()}
+    assert list(entries) == [
+        "emt", "eam", "lj", "morse", "eam:FILE", "chgnet", "sevennet", "gfn2", "module:factory",
+    ]  # fmt: skip
+    assert entries["emt"].elements is not None
+    assert "Pt" in entries["emt"].elements
+    assert entries["eam"].elements is not None
+    assert len(entries["eam"].elements) == 16
+    assert entries["lj"].elements is None
+    assert entries["emt"].available
+    assert entries["emt"].how_to_install is None
+    assert entries["gfn2"].how_to_install == "pip install 'relaxion[molecules]'"
+    assert all(entry.description for entry in entries.values())
+
+
+def test_availability_follows_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "relaxion.physics.registry.find_spec", lambda name: object() if name == "tblite" else None
+    )
+    available = {entry.spec: entry.available for entry in known_potentials()}
+    assert available["gfn2"]
+    assert not available["chgnet"]
