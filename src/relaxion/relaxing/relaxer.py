@@ -13,7 +13,7 @@ from ase import Atoms
 from ase.filters import Filter
 from ase.optimize.optimize import Optimizer
 
-from relaxion.errors import SettingsError
+from relaxion.errors import RestartError, SettingsError
 from relaxion.relaxing.classical import Classical
 from relaxion.relaxing.door import check_door, read_coordinates, read_energy, read_point
 from relaxion.relaxing.point import Array, longest
@@ -114,8 +114,12 @@ class Relaxer(Optimizer):
 
     def read(self) -> None:
         """Go on from the restart file."""
-        self._calls_before, self._left_at, core = read_restart(Path(str(self.restart)), self.atoms)
-        self._chain.restore(core)
+        path = Path(str(self.restart))
+        self._calls_before, self._left_at, core = read_restart(path, self.atoms)
+        try:
+            self._chain.restore(core)
+        except (KeyError, TypeError, ValueError) as error:
+            raise RestartError(f"{path} is damaged ({error!r}); delete it to start afresh") from error
 
     def todict(self) -> dict[str, Any]:
         """For the header of the trajectory."""

@@ -62,4 +62,7 @@ def _decoded(path: Path) -> dict[str, Any]:
         raise RestartError(f"{path} is not a Relaxion restart file; name another, or delete it to start afresh")
     if plain.get("version") != VERSION:
         raise RestartError(f"{path} has version {plain.get('version')}, this Relaxion reads {VERSION}; delete it")
+    missing = {"numbers", "reference_cell", "force_calls", "left_at", "core"} - plain.keys()
+    if missing:
+        raise RestartError(f"{path} lacks {', '.join(sorted(missing))}; delete it to start afresh")
     return plain
