@@ -1,0 +1,125 @@
+"""The command line. Thin on purpose: torch and ASE are loaded by the command that needs them, not by --help."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from relaxion.version import __version__
+
+EXAMPLES = """
+[bold]Examples[/bold]
+
+relaxion relax alloy.cif
+
+relaxion relax POSCAR --cell --fmax 0.01
+
+relaxion relax *.xyz --calc eam --compare BFGS,FIRE --json
+
+relaxion relax slab.cif --calc my_module:make_calculator --out results
+
+relaxion calculators
+"""
+UNITS = """
+[bold]Units[/bold]: lengths Å, energies eV, forces eV/Å, stresses eV/Å³, times s.
+
+[bold]Exit codes[/bold]: 0 all converged, 1 error, 2 usage, 3 not all converged, 130 interrupted (what was
+reached is saved).
+"""
+
+app = typer.Typer(
+    name="relaxion",
+    help="Relax atomic structures with few force calls.",
+    epilog=EXAMPLES + UNITS,
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"relaxion {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Relax atomic structures with few force calls."""
+
+
+@app.command(epilog=EXAMPLES + UNITS)
+def relax(
+    files: Annotated[
+        list[Path],
+        typer.Argument(metavar="FILE", show_default=False, help="Structure files of any kind ASE reads."),
+    ],
+    calc: Annotated[
+        str,
+        typer.Option(metavar="SPEC", help="emt, eam, eam:FILE, lj, morse, module:factory; see 'calculators'."),
+    ] = "emt",
+    policy: Annotated[
+        str, typer.Option(metavar="NAME", help="auto, or none to insist on the classical core (no policy ships yet).")
+    ] = "auto",
+    fmax: Annotated[
+        float, typer.Option(metavar="eV/Å", help="Converged when no force (nor cell row) is longer than this.")
+    ] = 0.05,
+    steps: Annotated[int, typer.Option(metavar="N", help="Most steps; each is one force call.")] = 500,
+    cell: Annotated[bool, typer.Option("--cell", help="Relax the cell too.")] = False,
+    compare: Annotated[
+        str,
+        typer.Option(metavar="NAMES", help="Also run these ASE optimizers from the same start: BFGS,FIRE,..."),
+    ] = "",
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Results go to DIR/NAME/.")] = Path("relaxed"),
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON object per structure on stdout, nothing else.")
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace earlier results.")] = False,
+    rattle: Annotated[
+        float, typer.Option(metavar="Å", help="Move the atoms at random by so much along each axis first.")
+    ] = 0.0,
+    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Of --rattle.")] = 0,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no hints on stderr.")] = False,
+) -> None:
+    """Relax structures; write each as it came and as extxyz, with log and trajectory."""
+    from relaxion.doors import relax_command
+
+    request = relax_command.RelaxRequest(
+        files=tuple(files),
+        calculator=calc,
+        policy=policy,
+        fmax=fmax,
+        steps=steps,
+        free_cell=cell,
+        compare=compare,
+        out=out,
+        as_json=as_json,
+        force=force,
+        quiet=quiet,
+        rattle_angstrom=rattle,
+        seed=seed,
+    )
+    raise typer.Exit(relax_command.relax(request))
+
+
+@app.command()
+def calculators(
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per calculator.")] = False,
+) -> None:
+    """List what --calc understands."""
+    from relaxion.doors.calculators_command import list_calculators
+
+    list_calculators(as_json=as_json)
+
+
+def main() -> None:
+    """The `relaxion` command."""
+    app()

@@ -1,0 +1,79 @@
+"""The calculator every optimizer of the command line talks to: it counts, and nobody can go around it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from ase import Atoms
+from ase.calculators.calculator import BaseCalculator, Calculator, PropertyNotImplementedError, all_changes
+
+from relaxion.errors import PotentialError, RelaxionError
+from relaxion.physics.ase import AsePotential, PotentialCalculator
+from relaxion.physics.potential import Potential
+
+
+class CalculatorFailed(PotentialError):
+    """The calculator raised an exception, or answered with something that is not an answer."""
+
+
+class CountingCalculator(Calculator):
+    """One structure evaluated is one force call, whatever is asked of it and however often."""
+
+    def __init__(self, potential: Potential, *, stress: bool) -> None:
+        super().__init__()
+        self.potential_name = potential.name
+        self.implemented_properties = ["energy", "free_energy", "forces", *(["stress"] if stress else [])]
+        self.inner: Any = ase_calculator(potential)
+        self.calls = 0
+        self.last_evaluated: Atoms | None = None  # what the answer below belongs to
+        self.last_answer: dict[str, Any] = {}
+
+    def calculate(self, atoms: Any = None, properties=("energy",), system_changes=all_changes) -> None:
+        super().calculate(atoms, properties, system_changes)
+        self.calls += 1
+        try:
+            self.results = self._ask(atoms)
+        except Exception as error:  # calculators of other packages may raise anything
+            raise CalculatorFailed(
+                f"calculator {self.potential_name} failed at force call {self.calls}: {_in_words(error)}"
+            ) from error
+        self.last_evaluated, self.last_answer = self.atoms, self.results
+
+    def _ask(self, atoms: Atoms) -> dict[str, Any]:
+        """Everything in one go: an energy, then forces, then a stress are one force call, not three."""
+        forces = np.array(self.inner.get_forces(atoms), dtype=float)
+        if forces.shape != (len(atoms), 3):
+            raise CalculatorFailed(f"forces of shape {forces.shape} for {len(atoms)} atoms")
+        answer: dict[str, Any] = {"energy": float(self.inner.get_potential_energy(atoms)), "forces": forces}
+        answer["free_energy"] = self._free_energy(atoms, answer["energy"])
+        if "stress" in self.implemented_properties:
+            answer["stress"] = np.array(self.inner.get_stress(atoms), dtype=float)
+        return answer
+
+    def _free_energy(self, atoms: Atoms, energy: float) -> float:
+        """The energy that belongs to the forces; the same as the energy where the calculator knows one only."""
+        if not isinstance(self.inner, BaseCalculator):
+            return energy
+        try:
+            answer: Any = self.inner.get_potential_energy(atoms, force_consistent=True)
+            return float(answer)
+        except PropertyNotImplementedError:
+            return energy
+
+
+def ase_calculator(potential: Potential) -> BaseCalculator:
+    """The user's own ASE calculator as it is, or a batched potential behind ASE's door."""
+    if isinstance(potential, AsePotential):
+        return potential.calculator
+    return _PotentialDoor(potential)
+
+
+class _PotentialDoor(PotentialCalculator):
+    """`PotentialCalculator` assigns to `name`, which in ASE 3.29 is a property without a setter; this one may."""
+
+    name: str = ""  # pyright: ignore[reportIncompatibleMethodOverride, reportAssignmentType]
+
+
+def _in_words(error: Exception) -> str:
+    return str(error) if isinstance(error, RelaxionError) else f"{type(error).__name__}: {error}"

@@ -1,0 +1,54 @@
+"""What the user of `relaxion relax` asked for, checked before anything is read."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from relaxion.errors import PotentialError, RelaxionError, SettingsError
+from relaxion.physics import potential
+from relaxion.physics.potential import Potential
+from relaxion.settings import nearest
+
+
+@dataclass(frozen=True)
+class RelaxRequest:
+    """What the user asked for."""
+
+    files: tuple[Path, ...]
+    calculator: str
+    policy: str  # "auto" or "none"
+    fmax: float  # eV/Å
+    steps: int
+    free_cell: bool
+    compare: str  # names with commas between them
+    out: Path
+    as_json: bool
+    force: bool
+    quiet: bool
+    rattle_angstrom: float
+    seed: int
+
+
+def check_numbers(request: RelaxRequest) -> None:
+    """Refuse options that make no sense, before anything is read."""
+    if not (math.isfinite(request.fmax) and request.fmax > 0):
+        raise SettingsError(f"--fmax is a force in eV/Å above 0, got {request.fmax}; try --fmax 0.05")
+    if request.steps < 0:
+        raise SettingsError(f"--steps is 0 or more, got {request.steps}; try --steps 500")
+    if not (math.isfinite(request.rattle_angstrom) and request.rattle_angstrom >= 0):
+        raise SettingsError(f"--rattle is a length in Å, 0 or more, got {request.rattle_angstrom}; try --rattle 0.05")
+    if request.policy not in ("auto", "none"):
+        advice = nearest(request.policy.lower(), ["auto", "none"])
+        raise SettingsError(f"no policy named '{request.policy}': {advice}")
+
+
+def make_potential(spec: str) -> Potential:
+    """The calculator, with whatever its factory raises turned into a sentence."""
+    try:
+        return potential(spec)
+    except RelaxionError:
+        raise
+    except Exception as error:  # the user's own factory or another package may raise anything
+        raise PotentialError(f"--calc {spec}: it could not be made: {type(error).__name__}: {error}") from error
