@@ -1,0 +1,76 @@
+# Everything sets itself up in .venv; nothing but Python 3.11+, make and the package registries is needed.
+# Another interpreter: make test PYTHON=python3.12
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+OLDEST_ASE := 3.26.0
+
+# One thread per process: with several processes on a few cores more threads only get in each other's way.
+export OMP_NUM_THREADS := 1
+
+.PHONY: help relax test test-slow lint types contracts format bench clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make relax      set up, then relax examples/alloy.extxyz and show the saving against BFGS"
+	@echo "make test       set up, then run all tests (newest and oldest supported ASE)"
+	@echo "make lint types contracts    ruff, pyright, import-linter"
+	@echo "make bench      the speed and force-call tables of benchmarks/"
+	@echo "make format     let ruff rewrite the code"
+	@echo "make clean      remove .venv and caches"
+
+relax: $(VENV)/.core
+	$(BIN)/relaxion relax examples/alloy.extxyz --compare BFGS,FIRE --out relaxed --force
+
+test: $(VENV)/.dev $(VENV)/ase-$(OLDEST_ASE)
+	$(BIN)/python -m pytest -n 2
+	PYTHONPATH=$(VENV)/ase-$(OLDEST_ASE) RELAXION_EXPECTED_ASE=3.26 $(BIN)/python -m pytest -n 2 \
+		tests/contracts/test_relaxer.py tests/contracts/test_potentials.py
+
+test-slow: $(VENV)/.dev
+	$(BIN)/python -m pytest -n 2 -m "slow or not slow"
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.dev
+	$(BIN)/pyright
+
+contracts: $(VENV)/.dev
+	$(BIN)/lint-imports
+
+format: $(VENV)/.dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/.dev
+	$(BIN)/python benchmarks/speed/potentials.py
+	$(BIN)/python benchmarks/relaxation/classical.py --check
+
+# torch first and pinned: asked for by another package, pip would take the newest build with gigabytes of CUDA.
+$(VENV)/.torch: constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "Relaxion needs Python 3.11 or newer; try: make PYTHON=python3.12"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) $$(grep '^torch==' constraints.txt)
+	@touch $@
+
+$(VENV)/.core: $(VENV)/.torch pyproject.toml
+	$(PIP) --editable .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.torch pyproject.toml
+	$(PIP) --editable '.[train,dev]'
+	@touch $@ $(VENV)/.core
+
+# only ASE itself: the rest of the environment stays as it is
+$(VENV)/ase-$(OLDEST_ASE): $(VENV)/.dev
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $@ ase==$(OLDEST_ASE)
+	@touch $@
+
+clean:
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache build
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,1 @@
+"""From a state to a move or a value."""

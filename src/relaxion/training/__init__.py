@@ -1,0 +1,1 @@
+"""Loop and records: trainer, assessment, checkpoints."""
