@@ -57,7 +57,6 @@ class PotentialCalculator(Calculator):
     def __init__(self, potential: Potential) -> None:
         super().__init__()
         self.potential = potential
-        self.name = potential.name
         if not potential.has_stress:
             self.implemented_properties = ["energy", "free_energy", "forces"]
 
