@@ -31,9 +31,7 @@ class Splines:
         self.start, self.spacing = start, spacing
         self.n_intervals = values.shape[1] - 1
         points = start + spacing * np.arange(values.shape[1])
-        coefficients = CubicSpline(
-            points, values, axis=1, bc_type="not-a-knot"
-        ).c  # (4, n_intervals, n_splines)
+        coefficients = CubicSpline(points, values, axis=1, bc_type="not-a-knot").c  # (4, n_intervals, n_splines)
         by_spline = np.ascontiguousarray(coefficients.transpose(2, 1, 0)).reshape(-1, 4)
         self.coefficients = torch.from_numpy(by_spline)  # (n_splines · n_intervals, 4), highest power first
 
@@ -81,9 +79,7 @@ class TabulatedEam(ElementPotential):
     def pair_terms(self, distances: Tensor, kinds: Tensor) -> PairTerms:
         sources = kinds.flip(0)  # the other end makes the density this end feels
         pair_energies, pair_slopes = self._pairs(kinds[0] * self._n_kinds + kinds[1], distances)
-        densities, density_slopes = self._densities(
-            sources * self._n_kinds + kinds, distances.expand(kinds.shape)
-        )
+        densities, density_slopes = self._densities(sources * self._n_kinds + kinds, distances.expand(kinds.shape))
         return PairTerms(pair_energies, pair_slopes, densities, density_slopes)
 
     def embedding(self, densities: Tensor, kinds: Tensor) -> tuple[Tensor, Tensor]:

@@ -50,9 +50,7 @@ def read_eam_tables(path: str | Path) -> EamTables:
 def _read_lines(path: Path) -> list[str]:
     try:
         content = path.read_bytes()
-        return (
-            (gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content).decode("utf-8").splitlines()
-        )
+        return (gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content).decode("utf-8").splitlines()
     except FileNotFoundError as error:
         raise FileError(f"there is no file {path}; {EXPECTED}") from error
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:

@@ -85,9 +85,7 @@ class Emt(ElementPotential):
         lam, kappa, stiffness = self._lam[kinds], self._kappa[kinds], beta * self._eta[kinds]
         bound = densities > 0  # an isolated atom has the limit of an ever thinner density
         density = torch.where(bound, densities, torch.ones_like(densities))
-        radius = (
-            -torch.log(density / self._reference_density[kinds]) / stiffness
-        )  # s, Å from the neutral radius
+        radius = -torch.log(density / self._reference_density[kinds]) / stiffness  # s, Å from the neutral radius
         cohesion = e0 * torch.exp(-lam * radius)
         repulsion = 6 * v0 * torch.exp(-kappa * radius)
         energies = cohesion * (1 + lam * radius) + repulsion

@@ -33,8 +33,7 @@ class Potential(ABC):
         needed = bool(structures.cell_free.any()) if stresses is None else stresses
         if needed and not self.has_stress:
             raise MissingStressError(
-                f"{self.name} gives no stress, so the cell cannot relax; "
-                "fix the cell or take another calculator"
+                f"{self.name} gives no stress, so the cell cannot relax; fix the cell or take another calculator"
             )
         self.check_elements(structures)
         self.calls += structures.n_structures
@@ -83,9 +82,7 @@ class PairGraphPotential(Potential):
         distances = vectors.norm(dim=1).requires_grad_()
         with torch.enable_grad():
             energies = self.energies_of(distances, graph, structures)
-            (slopes,) = torch.autograd.grad(
-                energies.sum(), distances, allow_unused=True, materialize_grads=True
-            )
+            (slopes,) = torch.autograd.grad(energies.sum(), distances, allow_unused=True, materialize_grads=True)
         pulls = vectors * (slopes / distances.detach())[:, None]  # g_ij, eV/Å
         # two sums and one difference: index_add_ with alpha=-1 takes four times as long
         onto_centers = torch.zeros_like(structures.positions).index_add_(0, graph.centers, pulls)

@@ -52,8 +52,7 @@ class Extra:
             module = import_module(self.module)
         except ImportError as error:
             raise MissingExtraError(
-                f"'{spec}' needs the package {self.package}, which cannot be imported; "
-                f"try: {self.how_to_install}"
+                f"'{spec}' needs the package {self.package}, which cannot be imported; try: {self.how_to_install}"
             ) from error
         return AsePotential(getattr(module, self.calculator)(**self.arguments))
 
@@ -122,14 +121,10 @@ def known_potentials() -> list[PotentialEntry]:
         for spec, (build, description) in BUILT_IN.items()
     ]
     entries.append(
-        PotentialEntry(
-            "eam:FILE", "embedded atom method from a .eam.alloy or .eam.fs table; batched", None, True, None
-        )
+        PotentialEntry("eam:FILE", "embedded atom method from a .eam.alloy or .eam.fs table; batched", None, True, None)
     )
     entries += [
-        PotentialEntry(
-            spec, extra.description, None, find_spec(extra.package) is not None, extra.how_to_install
-        )
+        PotentialEntry(spec, extra.description, None, find_spec(extra.package) is not None, extra.how_to_install)
         for spec, extra in EXTRAS.items()
     ]
     any_code = "any ASE calculator: factory() of that module is called and must return one"

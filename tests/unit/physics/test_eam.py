@@ -155,15 +155,16 @@ def test_crowded_atoms_stay_on_a_straight_line(tmp_path: Path) -> None:
     """Beyond the last density F continues with its last slope, so energies stay finite and smooth."""
     values = smooth_functions(["Al"])["F"]
     splines = Splines(0.0, LARGEST_DENSITY / (N_RHO - 1), values)
-    at = torch.tensor(
-        [LARGEST_DENSITY, LARGEST_DENSITY + 1, LARGEST_DENSITY + 1e6, -1.0], dtype=torch.float64
-    )
+    at = torch.tensor([LARGEST_DENSITY, LARGEST_DENSITY + 1, LARGEST_DENSITY + 1e6, -1.0], dtype=torch.float64)
     energies, slopes = splines(torch.zeros(4, dtype=torch.int64), at, straight_ends=True)
     assert float(energies[0]) == pytest.approx(values[0, -1], rel=1e-12)
     assert float(energies[1] - energies[0]) == pytest.approx(float(slopes[0]), rel=1e-9)
     assert float(slopes[2]) == float(slopes[0])
     assert torch.isfinite(energies).all()
     path = write_table(tmp_path / "a.eam.alloy", ["Al"], finnis_sinclair=False)
+    beyond = TabulatedEam.from_file(path).embedding(at, torch.zeros(4, dtype=torch.int64))
+    assert torch.equal(beyond[0], energies)
+    assert torch.equal(beyond[1], slopes)
     pressed = Structures.from_ase([bulk("Al", a=1.5), Atoms("Al2", positions=[[0, 0, 0], [0, 0, 1e-6]])])
     evaluation = TabulatedEam.from_file(path)(pressed)
     assert torch.isfinite(evaluation.energies).all()

@@ -30,8 +30,7 @@ def random_alloys(number: int, seed: int) -> list[Atoms]:
 def clusters(number: int, seed: int) -> list[Atoms]:
     generator = np.random.default_rng(seed)
     return [
-        Atoms(generator.choice(list(parameters), 9), positions=generator.normal(0, 2.5, (9, 3)))
-        for _ in range(number)
+        Atoms(generator.choice(list(parameters), 9), positions=generator.normal(0, 2.5, (9, 3))) for _ in range(number)
     ]
 
 

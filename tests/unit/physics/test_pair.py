@@ -64,9 +64,7 @@ def test_equal_to_ase(name: str) -> None:
         np.testing.assert_allclose(forces[number], atoms.get_forces(), rtol=0, atol=1e-8 * largest + 1e-12)
         if atoms.cell.rank == 3:
             stress = atoms.get_stress(voigt=False)
-            np.testing.assert_allclose(
-                evaluation.stresses[number], stress, rtol=0, atol=1e-8 * np.abs(stress).max()
-            )
+            np.testing.assert_allclose(evaluation.stresses[number], stress, rtol=0, atol=1e-8 * np.abs(stress).max())
 
 
 def test_minimum_of_lennard_jones_is_where_it_should_be() -> None:

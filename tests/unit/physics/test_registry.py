@@ -18,9 +18,7 @@ from relaxion.physics.registry import EXTRAS, known_potentials, potential
 from relaxion.structures import Structures
 
 
-@pytest.mark.parametrize(
-    ("spec", "kind"), [("emt", Emt), ("eam", ZhouEam), ("lj", LennardJones), ("morse", Morse)]
-)
+@pytest.mark.parametrize(("spec", "kind"), [("emt", Emt), ("eam", ZhouEam), ("lj", LennardJones), ("morse", Morse)])
 def test_names(spec: str, kind: type) -> None:
     assert type(relaxion.potential(spec)) is kind
 
@@ -168,9 +166,7 @@ def test_list_of_known_potentials() -> None:
 
 
 def test_availability_follows_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "relaxion.physics.registry.find_spec", lambda name: object() if name == "tblite" else None
-    )
+    monkeypatch.setattr("relaxion.physics.registry.find_spec", lambda name: object() if name == "tblite" else None)
     available = {entry.spec: entry.available for entry in known_potentials()}
     assert available["gfn2"]
     assert not available["chgnet"]
