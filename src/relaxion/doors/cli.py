@@ -60,7 +60,9 @@ def options(
 def relax(
     files: Annotated[
         list[Path],
-        typer.Argument(metavar="FILE", show_default=False, help="Structure files of any kind ASE reads."),
+        typer.Argument(  # readable=False: our own sentence says what is wrong with a file
+            metavar="FILE", show_default=False, readable=False, help="Structure files of any kind ASE reads."
+        ),
     ],
     calc: Annotated[
         str,
@@ -78,7 +80,9 @@ def relax(
         str,
         typer.Option(metavar="NAMES", help="Also run these ASE optimizers from the same start: BFGS,FIRE,..."),
     ] = "",
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Results go to DIR/NAME/.")] = Path("relaxed"),
+    out: Annotated[Path, typer.Option(metavar="DIR", readable=False, help="Results go to DIR/NAME/.")] = Path(
+        "relaxed"
+    ),
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON object per structure on stdout, nothing else.")
     ] = False,

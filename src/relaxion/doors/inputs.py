@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 from ase import Atoms
 from ase.constraints import FixAtoms
+from ase.io.formats import filetype
 from ase.neighborlist import neighbor_list
 
 from relaxion.doors.output import stem
@@ -38,9 +39,18 @@ class Job:
         return str(self.file) if self.index is None else f"{self.file}[{self.index}]"
 
     @property
+    def stem(self) -> str:
+        """Of the relaxed structure in the format of the input."""
+        return self._numbered(stem(self.file))
+
+    @property
     def name(self) -> str:
-        """Of the files in its folder."""
-        return stem(self.file) if self.index is None else f"{stem(self.file)}-{self.index}"
+        """Of the other files. ASE takes anything with POSCAR in its name for one, also POSCAR.extxyz."""
+        misleading = filetype(f"{self.stem}.extxyz", read=False) != "extxyz"
+        return self._numbered("relaxed") if misleading else self.stem
+
+    def _numbered(self, name: str) -> str:
+        return name if self.index is None else f"{name}-{self.index}"
 
 
 def read_jobs(files: Sequence[Path]) -> list[Job]:

@@ -64,25 +64,24 @@ def _umask() -> int:
     return mask
 
 
-def write_structure(atoms: Atoms, folder: Path, name: str, source: Path) -> str | None:
+def write_structure(atoms: Atoms, extxyz: Path, source: Path, native_stem: str) -> str | None:
     """As extxyz with energy and forces, and in the format of the input; if ASE cannot, a sentence says so."""
-    ase.io.write(folder / f"{name}.extxyz", atoms, format="extxyz")
+    ase.io.write(extxyz, atoms, format="extxyz")
     try:
         kind = filetype(str(source))
     except UnknownFileTypeError:
         return f"{source}: format not recognised for writing, so only extxyz was written"
-    if kind == "extxyz":
+    if kind == "extxyz" and source.suffix == extxyz.suffix:
         return None
     if not ioformats[kind].can_write:
         return f"{source}: ASE cannot write the format {kind}, so only extxyz was written"
-    return _write_as(atoms, folder / _native_name(folder, name, source), kind)
+    return _write_as(atoms, _native_path(extxyz.parent, native_stem, full_suffix(source)), kind)
 
 
-def _native_name(folder: Path, name: str, source: Path) -> str:
+def _native_path(folder: Path, name: str, suffix: str) -> Path:
     """As the input is called, but never the name of the trajectory, the log or the extxyz file."""
-    suffix = full_suffix(source)
-    taken = {file.name for file in folder.iterdir()} | {f"{name}.log", f"{name}.traj"}
-    return f"{name}-relaxed{suffix}" if f"{name}{suffix}" in taken else f"{name}{suffix}"
+    path = folder / f"{name}{suffix}"
+    return folder / f"{name}-relaxed{suffix}" if path.exists() else path
 
 
 def _write_as(atoms: Atoms, path: Path, kind: str) -> str | None:

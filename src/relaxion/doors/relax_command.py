@@ -104,7 +104,7 @@ class _Session:
             )  # fmt: skip
             hints = [occupancy_note(task.start), symmetry_hint(run, len(task.start), self.request.rattle_angstrom)]
             if run.final is not None:
-                hints.append(write_structure(run.final, folder, job.name, job.file))
+                hints.append(write_structure(run.final, folder / f"{job.name}.extxyz", job.file, job.stem))
                 publish(folder, final)
         return Report(
             job,
