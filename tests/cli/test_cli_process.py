@@ -1,0 +1,78 @@
+"""The command as a process: what it loads, how it ends, what Ctrl-C does."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from ase.io import read
+
+COMMAND = [sys.executable, "-c", "from relaxion.doors.cli import main; main()"]
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "NO_COLOR": "1", "COLUMNS": "150"}
+
+
+def call(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [*COMMAND, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=ENVIRONMENT, check=False)
+
+
+@pytest.mark.parametrize("option", ["--version", "--help", "relax --help"])
+def test_quick_start(option):
+    """Nobody waits for torch to read a help text."""
+    code = (
+        "import sys\nfrom relaxion.doors.cli import app\n"
+        f"app({option.split()!r}, standalone_mode=False)\n"
+        "heavy = {'torch', 'ase', 'numpy', 'scipy'} & set(sys.modules)\n"
+        "print('heavy:', sorted(heavy))"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=ENVIRONMENT)
+    assert result.stdout.splitlines()[-1] == "heavy: []"
+
+
+def test_version():
+    from relaxion import __version__
+
+    result = call("--version")
+    assert (result.returncode, result.stdout) == (0, f"relaxion {__version__}\n")
+
+
+def test_help_has_examples_and_units():
+    result = call("--help")
+    assert result.returncode == 0
+    for words in ("relaxion relax alloy.cif", "eV/Å", "Exit codes", "130 interrupted"):
+        assert words in result.stdout
+
+
+def test_stdout_is_json_and_nothing_else(alloy_file):
+    result = call("relax", alloy_file, "--json", "--compare", "BFGS,GPMin")
+    assert result.returncode == 0
+    assert [json.loads(line)["file"] for line in result.stdout.splitlines()] == ["alloy.xyz"]
+    assert "Relaxion: call 1" in result.stderr
+
+
+def test_exit_codes(alloy_file):
+    assert call("relax", alloy_file, "--steps", "1").returncode == 3
+    assert call("relax", "missing.xyz").returncode == 1
+    assert call("relax", alloy_file, "--calc", "nonsense").returncode == 2
+
+
+def test_ctrl_c(alloy_file):
+    command = [*COMMAND, "relax", str(alloy_file), "--calc", "calculators_for_test:Slow", "--fmax", "1e-6"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, text=True, env=ENVIRONMENT, **pipes) as process:
+        assert process.stderr is not None
+        assert "call 1" in process.stderr.readline(), "it says that it has begun"
+        time.sleep(0.5)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "Traceback" not in err
+    assert "the structure so far is kept" in out
+    assert len(read("relaxed/alloy/alloy.extxyz")) == 8
+    assert [entry.name for entry in Path("relaxed").iterdir()] == ["alloy"]
