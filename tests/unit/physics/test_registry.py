@@ -29,9 +29,7 @@ def test_objects() -> None:
     wrapped = potential(EMT())
     assert isinstance(wrapped, AsePotential)
     assert wrapped.name == "EMT"
-    calculator = PotentialCalculator.__new__(PotentialCalculator)
-    calculator.potential = ready
-    assert potential(calculator) is ready  # no calculator around a calculator
+    assert potential(PotentialCalculator(ready)) is ready  # no calculator around a calculator
 
 
 def test_foreign_calculator_that_does_not_inherit_from_ase() -> None:
