@@ -13,17 +13,19 @@ import json
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import sets
+import torch
 from ase import Atoms
 from ase.calculators.emt import EMT
 from ase.filters import FrechetCellFilter
 from ase.optimize import BFGS, FIRE2, LBFGS, BFGSLineSearch, GPMin
 
 import relaxion
+from relaxion.physics.ase import PotentialCalculator
 
 FMAX = 0.05  # eV/Å
 CAP = 300  # force calls
@@ -38,7 +40,7 @@ class CapReachedError(Exception):
     """More force calls than allowed."""
 
 
-class CountingEMT(EMT):
+class Counted:
     """Nobody can cheat: the calculator itself counts, and refuses to answer beyond the cap."""
 
     calls = 0
@@ -50,23 +52,46 @@ class CountingEMT(EMT):
         super().calculate(*args, **kwargs)
 
 
-def relax(kind: type, start: Atoms, wrap: Callable) -> tuple[int, bool]:
+class CountedEmt(Counted, EMT):
+    """ASE's own EMT, counted."""
+
+
+class CountedEam(Counted, PotentialCalculator):
+    """The analytic alloy EAM, counted."""
+
+    def __init__(self):
+        super().__init__(relaxion.potential("eam"))
+
+
+@dataclass(frozen=True)
+class Task:
+    """One set of starts and how they are to be relaxed."""
+
+    title: str
+    images: list[Atoms]
+    calculator: type = CountedEmt
+    cell: bool = False
+
+
+def relax(kind: type, start: Atoms, task: Task) -> tuple[int, bool]:
     """Force calls spent, and whether the forces came below the tolerance."""
     atoms = start.copy()
-    atoms.calc = calculator = CountingEMT()
+    atoms.calc = calculator = task.calculator()
     options = {"policy": None} if kind is relaxion.Relaxer else {}
+    target = FrechetCellFilter(atoms) if task.cell else atoms
     try:
-        converged = kind(wrap(atoms), logfile=None, **options).run(fmax=FMAX, steps=CAP)
-    except CapReachedError:
+        converged = kind(target, logfile=None, **options).run(fmax=FMAX, steps=CAP)
+    except (CapReachedError, RuntimeError):  # GPMin raises RuntimeError where it gives up
         converged = False
     return (calculator.calls, True) if converged else (CAP, False)
 
 
-def measure(images: list[Atoms], wrap: Callable, names: list[str]) -> dict[str, dict]:
+def measure(task: Task) -> dict[str, dict]:
+    """Numbers of every optimizer on one set."""
     results = {}
-    for name in names:
+    for name, kind in OPTIMIZERS.items():
         begin = time.perf_counter()
-        calls, converged = np.array([relax(OPTIMIZERS[name], atoms, wrap) for atoms in images]).T
+        calls, converged = np.array([relax(kind, atoms, task) for atoms in task.images]).T
         results[name] = {
             "mean_force_calls": float(calls.mean()),
             "median_force_calls": float(np.median(calls)),
@@ -90,6 +115,18 @@ def show(title: str, results: dict[str, dict]) -> float:
     return ratio
 
 
+def tasks(number: int) -> list[Task]:
+    half = number // 2
+    return [
+        Task("Random EMT alloys, 2–32 atoms, rattle 0.05–0.3 Å", sets.alloys(number, 9001)),
+        Task("EMT alloys with free cell, rattle 0.05–0.15 Å, strain ±3 %", sets.strained_alloys(half, 9002), cell=True),
+        Task("EMT slabs with an adsorbate", sets.slabs(half, 9003)),
+        Task("EMT random clusters, 6–20 atoms", sets.clusters(half, 9004)),
+        Task("Al–Fe random packings, 2–16 atoms, analytic EAM", sets.packings(half, 9005), CountedEam),
+        Task("Al–Fe random packings with free cell", sets.packings(half, 9005), CountedEam, cell=True),
+    ]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--number", type=int, default=200, help="structures of the first set; half of it in the others")
@@ -98,20 +135,12 @@ def main() -> int:
         "--check", action="store_true", help=f"exit with 1 if the ratio of the first set is above {BAR}"
     )
     options = parser.parse_args()
+    torch.set_num_threads(1)
     warnings.simplefilter("ignore")  # ASE's own, about GPMin's defaults
-    half, everybody = options.number // 2, list(OPTIMIZERS)
-    runs = {
-        "Random EMT alloys, 2–32 atoms, rattle 0.05–0.3 Å": (sets.alloys(options.number, 9001), lambda a: a, everybody),
-        "The same with free cell, strain ±3 % (FrechetCellFilter)": (
-            sets.strained_alloys(half, 9002),
-            FrechetCellFilter,
-            [name for name in everybody if name != "GPMin"],
-        ),
-        "Slabs with an adsorbate": (sets.slabs(half, 9003), lambda a: a, everybody),
-        "Random clusters, 6–20 atoms": (sets.clusters(half, 9004), lambda a: a, everybody),
-    }
-    measured = {title: measure(*run) for title, run in runs.items()}
-    ratios = [show(title, results) for title, results in measured.items()]
+    measured, ratios = {}, []
+    for task in tasks(options.number):
+        measured[task.title] = measure(task)
+        ratios.append(show(task.title, measured[task.title]))
     if options.json:
         options.json.write_text(json.dumps(measured, indent=1))
     failures = sum(results["relaxion"]["failures"] for results in measured.values())

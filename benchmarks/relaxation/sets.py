@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
 from ase import Atoms
 from ase.build import add_adsorbate, bulk, fcc111
 from ase.constraints import FixAtoms
+
+from relaxion.structures.packing import pack
 
 LATTICE_CONSTANTS = {"Al": 4.05, "Cu": 3.61, "Ag": 4.09, "Au": 4.08, "Ni": 3.52, "Pd": 3.89, "Pt": 3.92}  # Å
 METALS = list(LATTICE_CONSTANTS)
@@ -72,3 +75,16 @@ def _cluster(generator: np.random.Generator) -> Atoms:
         if all(np.linalg.norm(place - other) > 2.0 for other in positions):
             positions.append(place)
     return Atoms(generator.choice(generator.choice(METALS, 2, replace=False), size), positions)
+
+
+def packings(number: int, seed: int) -> list[Atoms]:
+    """Random Al–Fe cells of 2–16 atoms, 12 Å³ per atom ±5 %, no two atoms nearer than 1 Å, self-images included."""
+    sizes = np.random.default_rng(seed)
+    formulas = [f"Al{sizes.integers(1, 9)}Fe{sizes.integers(1, 9)}" for _ in range(number)]
+    return pack(
+        formulas,
+        torch.Generator().manual_seed(seed),
+        volume_per_atom_angstrom3=12.0,
+        minimum_distance_angstrom=1.0,
+        volume_spread=0.05,
+    ).to_ase()
