@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from relaxion.experience.batch import Batch
+
+PolicyPenalty: TypeAlias = Callable[[Batch, Any], Tensor]
+"""An extra term of the policy's loss: batch and the policy's fresh actions -> (batch,) or (), differentiable."""
 
 
 class ActionDomain(Protocol):
@@ -38,11 +41,11 @@ class Agent(Protocol):
     """Acts by day, learns by night. Updates touch a batch only, never an environment (R1.4)."""
 
     def act(self, observations: Any) -> Any:
-        """What the agent believes best. No exploration, no gradient."""
+        """What the agent believes best, inside the bounds. No exploration, no gradient."""
         ...
 
     def explore(self, observations: Any, generator: torch.Generator) -> Any:
-        """What to try while collecting."""
+        """What to try while collecting, inside the bounds. No gradient."""
         ...
 
     def update(self, batch: Batch) -> Mapping[str, Tensor]:
@@ -50,9 +53,16 @@ class Agent(Protocol):
         ...
 
     def snapshot(self) -> dict[str, Tensor]:
-        """Everything that changes while learning: networks, targets, parameter optimizers, counters."""
+        """Copies of all that changes while learning: networks, targets, Adam's memory, counter, own generator."""
         ...
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """The opposite of `snapshot`; raises on missing, left-over or misshapen tensors."""
+        """The opposite of `snapshot`; raises RestartError on missing, left-over or misshapen tensors."""
         ...
+
+
+@runtime_checkable
+class NoisyExplorer(Protocol):
+    """An agent whose exploration is noise of a size that a schedule may set before `explore` (SAC has none)."""
+
+    exploration_scale: float  # half ranges of the action

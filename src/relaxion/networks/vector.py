@@ -1,0 +1,186 @@
+"""Networks for control tasks: observations and actions are vectors.
+
+Policies answer in the environment's units, critics take them; inside, every action runs from -1 to 1.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from relaxion.networks.roles import CategoricalCritic, Critics, Policy, StochasticPolicy
+from relaxion.networks.vector_actions import BoxActions
+from relaxion.settings import Settings
+
+LOG_DEVIATION_RANGE = (-20.0, 2.0)  # of the Gaussian before tanh, as in the authors' SAC
+
+
+class VectorNetworkSettings(Settings):
+    """Size of the networks for vectors."""
+
+    widths: tuple[int, ...] = Field(default=(256, 256), min_length=1)
+    """Hidden units of each layer, of policy and critics alike. (256, 256) in SAC's paper and TD3's code."""
+
+    n_critics: int = Field(default=2, ge=1)
+    """Critics of TD3 and SAC; the smallest of their answers counts. 2 in both papers. DDPG and D4PG have one."""
+
+
+class ParallelLayers(nn.Module):
+    """`n_networks` separate multilayer perceptrons of equal shape, run as one batched product per layer.
+
+    One `baddbmm` instead of a loop: measured 5 to 10 % faster for two critics of (256, 256) on one core.
+    """
+
+    def __init__(self, sizes: Sequence[int], n_networks: int, generator: torch.Generator | None) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList()
+        self.biases = nn.ParameterList()
+        for n_in, n_out in itertools.pairwise(sizes):
+            bound = 1 / math.sqrt(n_in)  # torch's own choice for nn.Linear
+            weight, bias = torch.empty(n_networks, n_in, n_out), torch.empty(n_networks, 1, n_out)
+            self.weights.append(nn.Parameter(weight.uniform_(-bound, bound, generator=generator)))
+            self.biases.append(nn.Parameter(bias.uniform_(-bound, bound, generator=generator)))
+
+    def forward(self, inputs: Tensor, n_networks: int | None = None) -> Tensor:
+        """The answers of the first `n_networks` (all by default): (n_networks, batch, n_out)."""
+        hidden = inputs.expand(n_networks or len(self.weights[0]), *inputs.shape)
+        last = len(self.weights) - 1
+        for number, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
+            hidden = torch.baddbmm(bias[:n_networks], hidden, weight[:n_networks])
+            if number < last:
+                hidden = torch.relu(hidden)
+        return hidden
+
+
+def _remember_bounds(module: nn.Module, actions: BoxActions) -> None:
+    """As buffers: a saved policy carries the bounds it was trained for."""
+    module.register_buffer("centre", actions.centre.clone())
+    module.register_buffer("half_range", actions.half_range.clone())
+
+
+class VectorPolicy(Policy):
+    """π(s) = centre + half range · tanh(layers(s))."""
+
+    centre: Tensor
+    half_range: Tensor
+
+    def __init__(
+        self,
+        n_observations: int,
+        actions: BoxActions,
+        widths: Sequence[int] = (256, 256),
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__()
+        self.layers = ParallelLayers((n_observations, *widths, actions.n_components), 1, generator)
+        _remember_bounds(self, actions)
+
+    def forward(self, observations: Tensor) -> Tensor:
+        return self.centre + self.half_range * torch.tanh(self.layers(observations)[0])  # (batch, n_components)
+
+
+class VectorGaussianPolicy(StochasticPolicy):
+    """a = centre + half range · tanh(u), u ~ N(mean(s), deviation(s)).
+
+    The density is that of tanh(u), not of a: so the target entropy -dimensions asks for the same spread whatever the
+    units of the action are. Penalty: `penalty_weight` · mean square of the Gaussian's mean, which keeps tanh awake.
+    """
+
+    centre: Tensor
+    half_range: Tensor
+
+    def __init__(
+        self,
+        n_observations: int,
+        actions: BoxActions,
+        widths: Sequence[int] = (256, 256),
+        generator: torch.Generator | None = None,
+        penalty_weight: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.layers = ParallelLayers((n_observations, *widths, 2 * actions.n_components), 1, generator)
+        self.penalty_weight = penalty_weight
+        _remember_bounds(self, actions)
+
+    def forward(self, observations: Tensor) -> Tensor:
+        mean, _ = self.gaussian(observations)
+        return self.centre + self.half_range * torch.tanh(mean)  # (batch, n_components)
+
+    def gaussian(self, observations: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and log deviation before tanh, (batch, n_components) each."""
+        mean, log_deviation = self.layers(observations)[0].chunk(2, dim=-1)
+        return mean, log_deviation.clamp(*LOG_DEVIATION_RANGE)
+
+    def sample(self, observations: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+        mean, log_deviation = self.gaussian(observations)
+        noise = torch.randn(mean.shape, generator=generator, dtype=mean.dtype)
+        before_tanh = mean + log_deviation.exp() * noise
+        log_densities = squashed_log_density(before_tanh, noise, log_deviation)
+        penalties = self.penalty_weight * mean.square().mean(dim=-1)
+        return self.centre + self.half_range * torch.tanh(before_tanh), log_densities, penalties
+
+
+def squashed_log_density(before_tanh: Tensor, noise: Tensor, log_deviation: Tensor) -> Tensor:
+    """log p(tanh u) = log N(u) - Σ log(1 - tanh² u), (batch,).
+
+    log(1 - tanh² u) = 2 (log 2 - u - softplus(-2u)) holds for every u; log(1 - a² + 1e-6) is off by 15 at u = 15.
+    """
+    gaussian = -0.5 * noise.square() - log_deviation - 0.5 * math.log(2 * math.pi)
+    tanh_slope = 2 * (math.log(2) - before_tanh - nn.functional.softplus(-2 * before_tanh))
+    return (gaussian - tanh_slope).sum(dim=-1)
+
+
+class VectorCritics(Critics):
+    """`n_critics` values of observation and action."""
+
+    centre: Tensor
+    half_range: Tensor
+
+    def __init__(
+        self,
+        n_observations: int,
+        actions: BoxActions,
+        widths: Sequence[int] = (256, 256),
+        n_critics: int = 2,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__()
+        self.layers = ParallelLayers((n_observations + actions.n_components, *widths, 1), n_critics, generator)
+        _remember_bounds(self, actions)
+
+    def forward(self, observations: Tensor, actions: Tensor) -> Tensor:
+        return self.layers(self._joined(observations, actions))[:, :, 0].T  # (batch, n_critics)
+
+    def first(self, observations: Tensor, actions: Tensor) -> Tensor:
+        return self.layers(self._joined(observations, actions), n_networks=1)[0, :, 0]  # (batch,)
+
+    def _joined(self, observations: Tensor, actions: Tensor) -> Tensor:
+        return torch.cat([observations, (actions - self.centre) / self.half_range], dim=-1)
+
+
+class VectorCategoricalCritic(CategoricalCritic):
+    """Logits of `n_bins` value bins for observation and action."""
+
+    centre: Tensor
+    half_range: Tensor
+
+    def __init__(
+        self,
+        n_observations: int,
+        actions: BoxActions,
+        widths: Sequence[int] = (256, 256),
+        n_bins: int = 51,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__()
+        self.layers = ParallelLayers((n_observations + actions.n_components, *widths, n_bins), 1, generator)
+        _remember_bounds(self, actions)
+
+    def forward(self, observations: Tensor, actions: Tensor) -> Tensor:
+        scaled = (actions - self.centre) / self.half_range
+        return self.layers(torch.cat([observations, scaled], dim=-1))[0]  # (batch, n_bins)
