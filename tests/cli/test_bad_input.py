@@ -186,6 +186,7 @@ def test_ctrl_c_keeps_what_was_reached(relaxion, alloy_file, alloy):
     assert "interrupted after 3 force calls, the structure so far is kept" in answer.out
     assert "written to relaxed/alloy/" in answer.out
     assert "1 of 2 structures were not started" in answer.err
+    assert "BFGS" not in answer.out + answer.err, "who interrupts does not want a comparison either"
     assert len(read("relaxed/alloy/alloy.traj", ":")) == 2
     assert read("relaxed/alloy/alloy.extxyz").get_forces().shape == (8, 3)
     assert Path("relaxed/alloy/alloy.log").stat().st_size > 0
@@ -258,3 +259,25 @@ def test_disk_full(relaxion, alloy_file, monkeypatch):
     one_sentence(answer.err)
     assert "No space left on device" in answer.err
     assert not list(Path("relaxed").iterdir())
+
+
+def test_half_written_copy_in_the_format_of_the_input_is_removed(relaxion, alloy, monkeypatch):
+    write("alloy.cif", alloy)
+
+    def breaks(path, atoms, format):
+        if format == "cif":
+            Path(path).write_text("data_half")
+            raise ValueError("no such luck")
+        write(path, atoms, format=format)
+
+    monkeypatch.setattr("relaxion.doors.output.ase.io.write", breaks)
+    answer = relaxion("relax", "alloy.cif")
+    assert answer.code == 0
+    assert "could not be written as cif (ValueError: no such luck), so only extxyz was written" in answer.err
+    assert {file.suffix for file in Path("relaxed/alloy").iterdir()} == {".extxyz", ".log", ".traj"}
+
+
+def test_others_may_read_the_results(relaxion, alloy_file):
+    Path("usual").mkdir()
+    relaxion("relax", alloy_file)
+    assert Path("relaxed/alloy").stat().st_mode == Path("usual").stat().st_mode

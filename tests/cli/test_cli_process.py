@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -76,3 +77,31 @@ def test_ctrl_c(alloy_file):
     assert "the structure so far is kept" in out
     assert len(read("relaxed/alloy/alloy.extxyz")) == 8
     assert [entry.name for entry in Path("relaxed").iterdir()] == ["alloy"]
+
+
+def test_terminal_shows_one_line_and_a_table(alloy_file):
+    """In a terminal the progress line rewrites itself and is gone at the end; the comparison is a table."""
+    screen, terminal = pty.openpty()
+    command = [*COMMAND, "relax", str(alloy_file), "--compare", "BFGS"]
+    environment = {**ENVIRONMENT, "TERM": "xterm"}
+    with subprocess.Popen(command, stdin=terminal, stdout=terminal, stderr=terminal, env=environment) as process:
+        os.close(terminal)
+        shown = _everything(screen)
+    assert process.returncode == 0
+    assert "same minimum" in shown
+    before, _, after = shown.partition("alloy.xyz: Au2Cu6 relaxed in")
+    assert "call 1," not in after
+    assert before.endswith("\x1b[2K"), "the progress line is wiped before the result"
+
+
+def _everything(screen: int) -> str:
+    shown = b""
+    while True:
+        try:
+            piece = os.read(screen, 4096)
+        except OSError:  # how Linux says that the other end is closed
+            piece = b""
+        if not piece:
+            os.close(screen)
+            return shown.decode()
+        shown += piece

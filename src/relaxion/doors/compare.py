@@ -52,9 +52,9 @@ def run_ase_optimizer(kind: type[Optimizer], task: Task, on_call: OnCall) -> Run
     """Run it as a user of ASE would, with its defaults."""
     stage = Stage(task, on_call)
     try:
-        optimizer = kind(stage.target, logfile=None)  # pyright: ignore[reportArgumentType] - ASE takes filters too
-        stage.watch(optimizer)
-        converged = optimizer.run(fmax=task.fmax, steps=task.steps)
+        with kind(stage.target, logfile=None) as optimizer:  # pyright: ignore[reportArgumentType] - filters work too
+            stage.watch(optimizer)
+            converged = optimizer.run(fmax=task.fmax, steps=task.steps)
     except Exception as error:  # noqa: BLE001 - ASE's optimizers report failure by exceptions of many kinds
         return stage.finish("error", error=f"{type(error).__name__}: {error}")
     return stage.finish("converged" if converged else "step_limit")

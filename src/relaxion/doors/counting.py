@@ -66,13 +66,7 @@ def ase_calculator(potential: Potential) -> BaseCalculator:
     """The user's own ASE calculator as it is, or a batched potential behind ASE's door."""
     if isinstance(potential, AsePotential):
         return potential.calculator
-    return _PotentialDoor(potential)
-
-
-class _PotentialDoor(PotentialCalculator):
-    """`PotentialCalculator` assigns to `name`, which in ASE 3.29 is a property without a setter; this one may."""
-
-    name: str = ""  # pyright: ignore[reportIncompatibleMethodOverride, reportAssignmentType]
+    return PotentialCalculator(potential)
 
 
 def _in_words(error: Exception) -> str:

@@ -147,14 +147,15 @@ class _Session:
 def run_relaxer(task: Task, policy: str | None, log: Path, trajectory: Path, on_call: OnCall) -> Run:
     """Our optimizer, held to the same count as the others."""
     stage = Stage(task, on_call)
-    optimizer = Relaxer(stage.target, logfile=log, trajectory=trajectory, policy=policy)
-    stage.watch(optimizer)
-    try:
-        optimizer.run(fmax=task.fmax, steps=task.steps)
-    except KeyboardInterrupt:
-        return stage.finish("interrupted", fallback_used=optimizer.fallback_used)
-    except CalculatorFailed as error:
-        return stage.finish("error", fallback_used=optimizer.fallback_used, error=str(error))
+    # closed before anything is moved: older ASE keeps log and trajectory open, and unflushed
+    with Relaxer(stage.target, logfile=log, trajectory=trajectory, policy=policy) as optimizer:
+        stage.watch(optimizer)
+        try:
+            optimizer.run(fmax=task.fmax, steps=task.steps)
+        except KeyboardInterrupt:
+            return stage.finish("interrupted", fallback_used=optimizer.fallback_used)
+        except CalculatorFailed as error:
+            return stage.finish("error", fallback_used=optimizer.fallback_used, error=str(error))
     outcome = optimizer.outcome.label.replace(" ", "_")
     run = stage.finish(outcome, fallback_used=optimizer.fallback_used)
     _check_count(optimizer.force_calls, run.force_calls, say)
