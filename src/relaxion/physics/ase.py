@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import numpy as np
 import torch
+from ase import Atoms
 from ase.calculators.calculator import BaseCalculator, Calculator, all_changes
 
 from relaxion.errors import PotentialError
@@ -52,18 +51,16 @@ class AsePotential(Potential):
 class PotentialCalculator(Calculator):
     """A Relaxion potential behind ASE's calculator door."""
 
-    implemented_properties: ClassVar[list[str]] = ["energy", "free_energy", "forces", "stress"]
-
     def __init__(self, potential: Potential) -> None:
         super().__init__()
         self.potential = potential
-        if not potential.has_stress:
-            self.implemented_properties = ["energy", "free_energy", "forces"]
+        stress = ["stress"] if potential.has_stress else []
+        self.implemented_properties = ["energy", "free_energy", "forces", *stress]
 
-    def calculate(self, atoms=None, properties=("energy",), system_changes=all_changes) -> None:
+    def calculate(self, atoms: Atoms, properties=("energy",), system_changes=all_changes) -> None:
         super().calculate(atoms, properties, system_changes)
-        bare = self.atoms.copy()
-        bare.set_constraint()
+        bare = atoms.copy()
+        bare.set_constraint()  # raw forces: ASE applies constraints itself
         wants_stress = "stress" in properties or None
         evaluation = self.potential(Structures.from_ase(bare), stresses=wants_stress)
         energy = float(evaluation.energies[0])

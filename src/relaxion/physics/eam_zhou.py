@@ -1,7 +1,7 @@
 """The analytic alloy EAM of Zhou, Johnson and Wadley, Phys. Rev. B 69, 144113 (2004): 16 metals.
 
-Numbers: Zhou's own parameter file (`EAM_code`, distributed with LAMMPS), compared number by number with three
-tables typed by others. Where those that follow the printed paper differ:
+Numbers: Zhou's own parameter file (`EAM_code`, distributed with LAMMPS), compared number by number with two
+tables typed by others (OpenMD's, identical; one of the printed paper). Where the latter, called paper here, differs:
 
 - Ni, densities above 1.15 ρ_e: paper ρ_s 27.93041, η 0.469, F_e -2.699486; file 27.562031, 0.44547, -2.7.
   Both join on smoothly (within 5e-7 eV), so continuity does not decide. Taken: the file, as LAMMPS users do.
