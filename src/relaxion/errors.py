@@ -10,7 +10,9 @@ RelaxionError                 whatever Relaxion itself reports; catch this one t
 │   ├── MissingElementError   the potential has no parameters for an element
 │   ├── MissingStressError    a free cell was asked for, the potential gives no stress
 │   └── MissingExtraError     an optional package is not installed
-└── RestartError              a restart file is foreign, damaged or of another version
+├── RestartError              a restart file is foreign, damaged or of another version
+├── CheckpointError           a checkpoint or a file of weights is foreign, damaged or of another version
+└── RunError                  training cannot go on: run folder taken, settings changed, numbers not finite
 
 Each message says what came, what was expected and what to try next, in one sentence or two. The end of a
 relaxation is never an error: outcomes are data (`relaxion.Outcome`).
@@ -59,3 +61,11 @@ class MissingExtraError(PotentialError, ImportError):
 
 class RestartError(RelaxionError):
     """A restart file is foreign, damaged or written by another version."""
+
+
+class CheckpointError(RelaxionError):
+    """A checkpoint or a file of weights is foreign, damaged or written by another version."""
+
+
+class RunError(RelaxionError):
+    """Training cannot begin or go on: the run folder is taken, settings changed, numbers are not finite."""

@@ -115,6 +115,48 @@ def relax(
 
 
 @app.command()
+def train(
+    recipe: Annotated[
+        str, typer.Argument(metavar="RECIPE", show_default=False, help="A shipped recipe, a TOML file or a run folder.")
+    ],
+    out: Annotated[
+        Path | None, typer.Option(metavar="RUN", show_default="runs/RECIPE-AGENT-SEED", help="The run's own folder.")
+    ] = None,
+    agent: Annotated[str | None, typer.Option(metavar="NAME", help="ddpg, td3, d4pg or sac.")] = None,
+    seed: Annotated[int | None, typer.Option(metavar="N", min=0, help="Decides everything that is drawn.")] = None,
+    steps: Annotated[int | None, typer.Option(metavar="N", min=1, help="Environment steps in all.")] = None,
+    assignments: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Another value for a setting; may be repeated."),
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the run's last checkpoint.")] = False,
+    from_weights: Annotated[
+        Path | None, typer.Option(metavar="RUN|FILE", help="A new run that begins with old weights.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace an earlier run.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="The result as one JSON object on stdout.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")] = False,
+) -> None:
+    """Train an agent by a recipe; the run can be killed at any moment and resumed."""
+    from relaxion.doors import train_command
+
+    request = train_command.TrainRequest(
+        recipe=recipe,
+        out=out,
+        agent=agent,
+        seed=seed,
+        steps=steps,
+        assignments=tuple(assignments or ()),
+        resume=resume,
+        from_weights=from_weights,
+        force=force,
+        as_json=as_json,
+        quiet=quiet,
+    )
+    raise typer.Exit(train_command.run(request))
+
+
+@app.command()
 def calculators(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per calculator.")] = False,
 ) -> None:

@@ -1,0 +1,138 @@
+"""`relaxion train`: a recipe, some overrides, a run folder; progress on stderr, the result on stdout."""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from relaxion.doors.progress import say, tell
+from relaxion.errors import FileError, RelaxionError, SettingsError
+from relaxion.training.recipe import RunSettings, find, overrides, settings_from_recipe
+from relaxion.training.run import Interrupted, OnProgress, Result, train
+
+DONE, ERROR, USAGE, INTERRUPTED = 0, 1, 2, 130
+
+
+@dataclass(frozen=True)
+class TrainRequest:
+    """What the user asked for."""
+
+    recipe: str
+    out: Path | None
+    agent: str | None
+    seed: int | None
+    steps: int | None
+    assignments: tuple[str, ...]
+    resume: bool
+    from_weights: Path | None
+    force: bool
+    as_json: bool
+    quiet: bool
+
+
+def run(request: TrainRequest) -> int:
+    """Do it and return the exit code."""
+    _one_thread()
+    try:
+        settings = _settings(request)
+    except (SettingsError, FileError) as error:
+        say(f"relaxion: {error}")
+        return USAGE
+    out = request.out or _default_out(request, settings)
+    try:
+        with _warnings_as_sentences(), _progress(settings, out, request.quiet) as on_progress:
+            result = train(
+                settings,
+                out,
+                resume=request.resume,
+                from_weights=request.from_weights,
+                force=request.force,
+                on_progress=on_progress,
+            )
+    except (Interrupted, KeyboardInterrupt) as stop:
+        say(f"relaxion: {stop or f'stopped, saved in {out}'}; the same command with --resume goes on")
+        return INTERRUPTED
+    except SettingsError as error:
+        say(f"relaxion: {error}")
+        return USAGE
+    except (RelaxionError, OSError) as error:
+        say(f"relaxion: {error}")
+        return ERROR
+    tell(json.dumps(asdict(result)) if request.as_json else _sentence(result, out))
+    return DONE
+
+
+def _settings(request: TrainRequest) -> RunSettings:
+    given = overrides(request.assignments)
+    options = {"seed": request.seed, "steps": request.steps}
+    given |= {name: value for name, value in options.items() if value is not None}
+    return settings_from_recipe(find(request.recipe), request.agent, given)
+
+
+def _default_out(request: TrainRequest, settings: RunSettings) -> Path:
+    if Path(request.recipe).is_dir():  # an earlier run named by its folder
+        return Path(request.recipe)
+    return Path("runs") / f"{Path(request.recipe).stem}-{settings.agent_name}-{settings.training.seed}"
+
+
+def _sentence(result: Result, out: Path) -> str:
+    return (
+        f"{result.agent} on {result.task}, seed {result.seed}: mean return {result.final_return_mean:.1f}, "
+        f"worst {result.final_return_worst:.1f} after {result.steps} steps in {result.wall_time_seconds:.0f} s "
+        f"-> {out}{os.sep}"
+    )
+
+
+def _one_thread() -> None:
+    """Small networks gain nothing from more threads and lose much when runs share the cores; OMP_NUM_THREADS rules."""
+    import torch
+
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)
+
+
+@contextmanager
+def _warnings_as_sentences() -> Iterator[None]:
+    """Our own warnings as one line each on stderr."""
+    with warnings.catch_warnings():
+        shown_elsewhere = warnings.showwarning
+
+        def show(message: Warning | str, category: type[Warning], *rest: Any, **more: Any) -> None:
+            if category is UserWarning:
+                say(f"relaxion: warning: {message}")
+            else:
+                shown_elsewhere(message, category, *rest, **more)
+
+        warnings.showwarning = show
+        yield
+
+
+@contextmanager
+def _progress(settings: RunSettings, out: Path, quiet: bool) -> Iterator[OnProgress | None]:
+    console = Console(stderr=True)
+    if quiet or not console.is_terminal:
+        yield None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, TextColumn("{task.fields[words]}"), console=console, transient=True) as bar:
+        job = bar.add_task(str(out), total=settings.training.steps, words="")
+
+        def report(step: int, newest: Mapping[str, float]) -> None:
+            if step % 20 == 0 or step >= settings.training.steps:
+                bar.update(job, completed=step, words=_words(newest))
+
+        yield report
+
+
+def _words(newest: Mapping[str, float]) -> str:
+    names = {"rollout/ep_rew_mean": "return", "eval/mean_reward": "assessed"}
+    return ", ".join(f"{word} {newest[name]:.1f}" for name, word in names.items() if name in newest)

@@ -1,0 +1,66 @@
+"""What to try while collecting: random actions first, then the policy's with noise that a schedule turns down."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+from torch import Generator
+
+
+class Explorer(Protocol):
+    """The part of an agent that tries things."""
+
+    def explore(self, observations: Any, generator: Generator) -> Any: ...
+
+
+@runtime_checkable
+class NoisyExplorer(Explorer, Protocol):
+    """An agent whose noise can be set, in half ranges of the action."""
+
+    exploration_scale: float
+
+
+class Domain(Protocol):
+    """The part of an action domain that knows its bounds."""
+
+    def random(self, observations: Any, generator: Generator) -> Any: ...
+
+
+@dataclass(frozen=True)
+class LinearSchedule:
+    """From `start` to `end` within `steps`, then `end` for good. Constant where both are the same."""
+
+    start: float
+    end: float
+    steps: int
+
+    def __call__(self, step: int) -> float:
+        share = min(max(step / self.steps, 0.0), 1.0)
+        return (1 - share) * self.start + share * self.end  # this form ends at `end` exactly
+
+
+class Exploration:
+    """Uniform actions until `warmup_steps` transitions are stored, then the agent's own exploration.
+
+    Where the agent adds Gaussian noise, its size follows `noise`. It is a
+    function of the step alone, so a resumed run needs no memory of it.
+    """
+
+    def __init__(
+        self, agent: Explorer, domain: Domain, generator: Generator, *, warmup_steps: int, noise: LinearSchedule | None
+    ) -> None:
+        self.agent, self.domain, self.generator = agent, domain, generator
+        self.warmup_steps, self.noise = warmup_steps, noise
+
+    def warming_up(self, n_stored: int) -> bool:
+        """While true, collect only (R1.2)."""
+        return n_stored < self.warmup_steps
+
+    def __call__(self, observations: Any, n_stored: int, step: int) -> Any:
+        """Actions within the bounds, in the environment's units."""
+        if self.warming_up(n_stored):
+            return self.domain.random(observations, self.generator)
+        if self.noise is not None and isinstance(self.agent, NoisyExplorer):
+            self.agent.exploration_scale = self.noise(step)
+        return self.agent.explore(observations, self.generator)

@@ -1,0 +1,119 @@
+"""Files of tensors with a JSON header: written in one go, checked when read, never executed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from relaxion.errors import CheckpointError
+
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Stored:
+    """What a file holds: tensors by dotted name, and plain values."""
+
+    tensors: dict[str, Tensor]
+    values: dict[str, Any]
+
+    def part(self, name: str) -> dict[str, Tensor]:
+        """The tensors called `name.…`, without that prefix."""
+        return {key.removeprefix(f"{name}."): t for key, t in self.tensors.items() if key.startswith(f"{name}.")}
+
+
+def joined(parts: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """All tensors of all parts under dotted names; the opposite of `Stored.part`."""
+    return {f"{part}.{key}": tensor for part, tensors in parts.items() for key, tensor in tensors.items()}
+
+
+def write(path: Path, kind: str, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
+    """Write beside, force to disk, move into place: whoever is killed meanwhile leaves the old file whole."""
+    own = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
+    header = {
+        "relaxion_kind": kind,
+        "relaxion_format_version": str(FORMAT_VERSION),
+        "relaxion_digest": digest(own),
+        "relaxion_values": json.dumps(values),
+    }
+    beside = path.with_name(f".{path.name}.part")  # one name: what a kill leaves is overwritten by the next
+    # Tensors that share memory are refused by safetensors; a copy of the few that do costs nothing.
+    save_file(_unshared(own), beside, metadata=header)
+    beside.chmod(0o666 & ~_umask())  # safetensors keeps everybody else out
+    force_to_disk(beside)
+    beside.replace(path)
+    force_to_disk(path.parent)
+
+
+def read(path: Path, *kinds: str) -> Stored:
+    """Read a file of one of these kinds, or say in one sentence why it is not one."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            header = file.metadata() or {}
+            _check_header(path, header, kinds)
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{path} does not exist") from error
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{path} is damaged or no safetensors file ({error}); take an older copy") from error
+    if digest(tensors) != header.get("relaxion_digest"):
+        raise CheckpointError(f"{path} is damaged: its numbers do not match their digest; take an older copy")
+    try:
+        return Stored(tensors, json.loads(header["relaxion_values"]))
+    except (KeyError, json.JSONDecodeError) as error:
+        raise CheckpointError(f"{path} is damaged: its header cannot be read ({error})") from error
+
+
+def _check_header(path: Path, header: Mapping[str, str], kinds: tuple[str, ...]) -> None:
+    kind = header.get("relaxion_kind")
+    if kind is None:
+        raise CheckpointError(f"{path} was not written by relaxion")
+    if kind not in kinds:
+        raise CheckpointError(f"{path} holds a {kind}, not a {' or '.join(kinds)}")
+    if (version := header.get("relaxion_format_version")) != str(FORMAT_VERSION):
+        newer = "update relaxion" if str(version) > str(FORMAT_VERSION) else "read it with the relaxion that wrote it"
+        raise CheckpointError(f"{path} has format version {version}, this relaxion reads {FORMAT_VERSION}; {newer}")
+
+
+def digest(tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 of names, kinds, shapes and bytes of tensors, independent of their order."""
+    hasher = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().contiguous()
+        hasher.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        hasher.update(tensor.numpy().reshape(-1).view("uint8").data)
+    return hasher.hexdigest()
+
+
+def _unshared(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    seen: set[int] = set()
+    result: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        place = tensor.untyped_storage().data_ptr()
+        result[name] = tensor.clone() if place in seen else tensor
+        seen.add(place)
+    return result
+
+
+def force_to_disk(path: Path) -> None:
+    """Return when the file (or the names in a folder) would survive a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

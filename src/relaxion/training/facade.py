@@ -1,0 +1,110 @@
+"""Agents as one object, for scripts and notebooks: learn, predict, save, load."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+
+from relaxion.errors import CheckpointError, RunError, SettingsError
+from relaxion.experience.vector_environment import MakeEnvironment, task
+from relaxion.training.assessment import Assessed, assess
+from relaxion.training.recipe import RunSettings
+from relaxion.training.run import read_weights, write_agent
+from relaxion.training.trainer import NonFiniteError, Trainer
+
+
+class Learner:
+    """An algorithm with its task. Runs that must survive a kill belong to `relaxion train`.
+
+    >>> agent = TD3("Pendulum-v1", seed=0, widths=(64, 64))
+    >>> agent.learn(10_000)
+    >>> action = agent.predict(observation)
+    """
+
+    name: ClassVar[str]
+
+    def __init__(self, environment: str | MakeEnvironment, *, seed: int = 0, **settings: Any) -> None:
+        """`environment` is a Gymnasium id or a function that makes one; settings are those of recipes."""
+        word = environment if isinstance(environment, str) else getattr(environment, "__name__", "environment")
+        learned = task(word, None if isinstance(environment, str) else environment)
+        values = {**settings, "task": word, "seed": seed, "agent": self.name}
+        self._trainer = Trainer(RunSettings.read(values), learned)
+
+    @property
+    def settings(self) -> RunSettings:
+        return self._trainer.settings
+
+    @property
+    def steps(self) -> int:
+        """Environment steps so far."""
+        return self._trainer.step
+
+    def learn(self, steps: int) -> Self:
+        """Go on for so many environment steps."""
+        end = self._trainer.step + steps
+        try:
+            while self._trainer.step < end:
+                self._trainer.advance()
+        except NonFiniteError as error:
+            raise RunError(f"{error.what} at step {self.steps} is not finite: {error.transition}") from error
+        return self
+
+    def predict(self, observation: ArrayLike) -> NDArray[np.float32]:
+        """The best known action for one observation, or one for each row of several."""
+        raw = torch.as_tensor(np.asarray(observation, dtype=np.float32))
+        size = self._trainer.task.observation_size
+        if raw.ndim not in (1, 2) or raw.shape[-1] != size:
+            raise SettingsError(f"an observation has {size} numbers, got an array of shape {tuple(raw.shape)}")
+        actions = self._trainer.act(raw.reshape(-1, size)).numpy()
+        return actions[0] if raw.ndim == 1 else actions
+
+    def assess(self, n_starts: int = 20) -> Assessed:
+        """Returns without noise from fixed starts, in environments of their own."""
+        return assess(self._trainer.act, self._trainer.task, n_starts)
+
+    def metrics(self) -> dict[str, float]:
+        """What training reported since the last call, under the names of metrics.jsonl."""
+        return self._trainer.metrics()
+
+    def save(self, path: str | Path) -> None:
+        """Networks, normaliser and settings; not the replay."""
+        write_agent(Path(path), self._trainer)
+
+    @classmethod
+    def load(cls, path: str | Path, environment: str | MakeEnvironment | None = None) -> Self:
+        """From `save`, or from the folder of a run. It acts as the saved one did; what it learns is a new run."""
+        stored = read_weights(Path(path))
+        settings = dict(stored.values["settings"])
+        if (name := settings.pop("agent")) != cls.name:
+            raise CheckpointError(f"{path} holds an agent of kind {name}, not {cls.name}")
+        learner = cls(environment or settings["task"], **{k: v for k, v in settings.items() if k != "task"})
+        learner._trainer.start_from(stored)
+        return learner
+
+
+class DDPG(Learner):
+    """Lillicrap et al. 2015: one critic, climbed by a deterministic policy."""
+
+    name = "ddpg"
+
+
+class TD3(Learner):
+    """Fujimoto et al. 2018: two critics, delayed policy, smoothed targets."""
+
+    name = "td3"
+
+
+class D4PG(Learner):
+    """Barth-Maron et al. 2018: a distribution of returns, several steps at once."""
+
+    name = "d4pg"
+
+
+class SAC(Learner):
+    """Haarnoja et al. 2018: a stochastic policy that is paid for its entropy."""
+
+    name = "sac"

@@ -1,0 +1,234 @@
+"""A whole training run in its folder: begin or resume, assess and save on the way, end with a result."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from relaxion.errors import CheckpointError, RunError
+from relaxion.experience.vector_environment import Task, task
+from relaxion.training import checkpoint
+from relaxion.training.assessment import assess
+from relaxion.training.checkpoint import Stored
+from relaxion.training.recipe import RunSettings
+from relaxion.training.records import Clock, Records
+from relaxion.training.run_folder import RunFolder, write_json, write_text
+from relaxion.training.trainer import NonFiniteError, Trainer
+
+CHECKPOINT, AGENT = "relaxion checkpoint", "relaxion agent"  # kinds of files
+MAY_DIFFER_ON_RESUME = ("steps",)
+
+OnProgress = Callable[[int, Mapping[str, float]], None]  # step, the newest value of everything logged
+
+
+@dataclass(frozen=True)
+class Result:
+    """What result.json says. Returns are of the final assessment, undiscounted."""
+
+    agent: str
+    task: str
+    seed: int
+    steps: int
+    final_return_mean: float
+    final_return_worst: float
+    episodes: int
+    wall_time_seconds: float
+    weights_sha256: str
+
+
+class Interrupted(Exception):
+    """The user stopped the run; it can be resumed."""
+
+
+def train(
+    settings: RunSettings,
+    out: Path,
+    *,
+    resume: bool = False,
+    from_weights: Path | None = None,
+    force: bool = False,
+    on_progress: OnProgress | None = None,
+) -> Result:
+    """Train in the folder `out` until `settings.training.steps`, and write down everything."""
+    if resume and (force or from_weights is not None):
+        raise RunError("a resume goes on where the run stopped: it takes neither --force nor --from-weights")
+    folder = RunFolder(out)
+    if resume and not folder.checkpoint.exists():
+        raise CheckpointError(f"{out} holds no checkpoint to resume from; leave --resume out to begin")
+    learned = task(settings.training.task)  # a wrong task is refused before anything is written
+    old_weights = None if from_weights is None else read_weights(from_weights)
+    if not resume and not force and not folder.locked_once:
+        folder.check_empty()  # a folder that never was a run's gets not even a lock
+    with folder.owned():
+        if resume:
+            return _resumed(settings, learned, folder, on_progress).go()
+        return _begun(settings, learned, folder, old_weights, force, on_progress).go()
+
+
+def read_weights(path: Path) -> Stored:
+    """The weights of a run folder (its newest checkpoint) or of a file."""
+    file = RunFolder(path).checkpoint if path.is_dir() else path
+    return checkpoint.read(file, CHECKPOINT, AGENT)
+
+
+def _begun(
+    settings: RunSettings,
+    learned: Task,
+    folder: RunFolder,
+    old_weights: Stored | None,
+    force: bool,
+    on_progress: OnProgress | None,
+) -> _Run:
+    trainer = Trainer(settings, learned)
+    if old_weights is not None:
+        trainer.start_from(old_weights)
+    if force:
+        folder.clear()
+    else:
+        folder.check_empty()
+    write_text(folder.settings, settings.as_toml())
+    run = _Run(trainer, folder, _records(settings, folder), Clock(), on_progress)
+    run.save()  # from here on the run can be killed at any moment and resumed
+    return run
+
+
+def _resumed(settings: RunSettings, learned: Task, folder: RunFolder, on_progress: OnProgress | None) -> _Run:
+    stored = checkpoint.read(folder.checkpoint, CHECKPOINT)
+    refuse_changes(stored.values["settings"], settings.flat())
+    trainer = Trainer(settings, learned)
+    trainer.restore(stored)
+    if trainer.step > settings.training.steps:
+        raise RunError(
+            f"{folder.path} has gone {trainer.step} steps already, more than --steps {settings.training.steps}"
+        )
+    write_text(folder.settings, settings.as_toml())
+    folder.result.unlink(missing_ok=True)  # of fewer steps, or about to be written again
+    records = _records(settings, folder, stored.values["metrics_position"], trainer.step)
+    clock = Clock(stored.values["wall_time_seconds"], trainer.step)
+    return _Run(trainer, folder, records, clock, on_progress)
+
+
+def _records(settings: RunSettings, folder: RunFolder, position: int = 0, step: int = 0) -> Records:
+    board = folder.tensorboard if settings.training.tensorboard else None
+    return Records(folder.metrics, position=position, tensorboard=board, step=step)
+
+
+def refuse_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+    """A resumed run must be the same run."""
+    names = [n for n in sorted(old.keys() | new.keys()) if n not in MAY_DIFFER_ON_RESUME and old.get(n) != new.get(n)]
+    if names:
+        changes = ", ".join(f"{name} (was {old.get(name)!r}, now {new.get(name)!r})" for name in names)
+        raise RunError(f"a resume keeps its settings, but these differ: {changes}; --from-weights starts a new run")
+
+
+class _Run:
+    """The loop: train, log, assess, save."""
+
+    def __init__(
+        self, trainer: Trainer, folder: RunFolder, records: Records, clock: Clock, on_progress: OnProgress | None
+    ) -> None:
+        self.trainer, self.folder, self.records, self.clock = trainer, folder, records, clock
+        self.training = trainer.settings.training
+        self.on_progress = on_progress
+        self._newest: dict[str, float] = {}
+
+    def go(self) -> Result:
+        """To the end, unless interrupted or the numbers run away."""
+        try:
+            with _noticing_interrupts() as interrupted:
+                while self.trainer.step < self.training.steps:
+                    self._step()
+                    if interrupted.is_set():
+                        self.save()
+                        raise Interrupted(f"stopped at step {self.trainer.step}, saved in {self.folder.path}")
+            return self._finish()
+        except NonFiniteError as error:
+            write_json(self.folder.offender, error.transition)
+            raise RunError(
+                f"{error.what} at step {self.trainer.step} is not finite; the transition is in {self.folder.offender}, "
+                "and once its cause is gone --resume goes on from the last checkpoint"
+            ) from error
+        finally:
+            self.records.close()
+            self.trainer.environments.close()
+
+    def _step(self) -> None:
+        before = self.trainer.step
+        self.trainer.advance()
+        self._log(before)
+        if self._due(before, self.training.checkpoint_interval_steps):
+            self.save()
+        if self.on_progress is not None:
+            self.on_progress(self.trainer.step, self._newest)
+
+    def _due(self, before: int, interval: int) -> bool:
+        return interval > 0 and self.trainer.step // interval > before // interval
+
+    def _log(self, before: int) -> None:
+        metrics: dict[str, float] = {}
+        if self._due(before, self.training.log_interval_steps):
+            metrics |= self.trainer.metrics() | self.clock.metrics(self.trainer.step)
+        if self._due(before, self.training.assessment_interval_steps):
+            metrics |= assess(self.trainer.act, self.trainer.task, self.training.assessment_starts).metrics()
+        if metrics:
+            self.records.write({"time/total_timesteps": self.trainer.step} | metrics)
+            self._newest |= metrics
+
+    def save(self) -> None:
+        values = {
+            "settings": self.trainer.settings.flat(),
+            "metrics_position": self.records.position(),
+            "wall_time_seconds": self.clock.seconds(),
+        }
+        checkpoint.write(self.folder.checkpoint, CHECKPOINT, self.trainer.snapshot(), values)
+
+    def _finish(self) -> Result:
+        self.save()
+        write_agent(self.folder.agent, self.trainer)
+        final = assess(self.trainer.act, self.trainer.task, self.training.assessment_starts)
+        result = Result(
+            agent=self.trainer.settings.agent_name,
+            task=self.training.task,
+            seed=self.training.seed,
+            steps=self.trainer.step,
+            final_return_mean=final.mean,
+            final_return_worst=final.worst,
+            episodes=self.trainer.episodes.finished,
+            wall_time_seconds=self.clock.seconds(),
+            weights_sha256=self.trainer.weights_sha256(),
+        )
+        write_json(self.folder.result, asdict(result))
+        return result
+
+
+def write_agent(path: Path, trainer: Trainer) -> None:
+    """Networks and normaliser with the settings they belong to: enough to act, or to begin a new run from."""
+    checkpoint.write(path, AGENT, trainer.weights(), {"settings": trainer.settings.flat()})
+
+
+@contextmanager
+def _noticing_interrupts() -> Iterator[threading.Event]:
+    """Ctrl-C and a polite kill set a flag, to be looked at between two steps; a second one stops at once."""
+    noticed = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield noticed  # only the main thread may listen to signals
+        return
+    wanted = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.getsignal(number) for number in wanted}
+
+    def notice(number: int, _frame: Any) -> None:
+        noticed.set()
+        signal.signal(number, before[signal.Signals(number)])
+
+    for number in wanted:
+        signal.signal(number, notice)
+    try:
+        yield noticed
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,190 @@
+"""The loop's body: collect, store, update. Everything that changes can be taken out and put back, to the bit."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from relaxion.agents.vector_agents import vector_agent
+from relaxion.errors import CheckpointError
+from relaxion.experience.exploration import Exploration, LinearSchedule, NoisyExplorer
+from relaxion.experience.normaliser import Normaliser
+from relaxion.experience.replay import VectorReplay
+from relaxion.experience.vector_environment import Stepped, Task, VectorEnvironments
+from relaxion.networks.vector_actions import BoxActions
+from relaxion.training.checkpoint import Stored, digest, joined
+from relaxion.training.recipe import RunSettings
+from relaxion.training.seeds import named_generator
+from relaxion.training.statistics import Episode, Episodes, MetricMeans
+
+NOT_WEIGHTS = ("n_updates", "generator")  # parts of an agent's snapshot that belong to its run; so does Adam's memory
+
+
+class NonFiniteError(Exception):
+    """A step brought NaN or infinity; the transition as plain numbers, for the run folder."""
+
+    def __init__(self, what: str, transition: dict[str, Any]) -> None:
+        super().__init__(what)
+        self.what, self.transition = what, transition
+
+
+@runtime_checkable
+class ReturnsChecker(Protocol):
+    """An agent that can say when returns leave what its critic can express (D4PG)."""
+
+    def check_returns(self, returns: Tensor) -> str | None: ...
+
+
+class Trainer:
+    """One agent, its task, its replay. `advance` is one step of every environment and the updates it pays for."""
+
+    def __init__(self, settings: RunSettings, task: Task) -> None:
+        training = settings.training
+        self.settings, self.task, self.step, self.n_updates = settings, task, 0, 0
+        self.generators = {name: named_generator(training.seed, name) for name in ("exploration", "replay", "starts")}
+        domain = BoxActions(task.lowest_action, task.highest_action)
+        self.agent = vector_agent(
+            task.observation_size, domain, named_generator(training.seed, "agent"), settings.agent, settings.networks
+        )
+        self.normaliser = Normaliser(task.observation_size, enabled=training.normalise_observations)
+        self.replay = VectorReplay(
+            training.replay_capacity,
+            task.observation_size,
+            task.action_size,
+            generator=self.generators["replay"],
+            discount_factor=training.discount_factor,
+            n_steps=training.n_steps,
+            n_environments=training.n_environments,
+        )
+        self.exploration = Exploration(
+            self.agent,
+            domain,
+            self.generators["exploration"],
+            warmup_steps=training.warmup_steps,
+            noise=self._noise_schedule(),
+        )
+        self.environments = VectorEnvironments(task.make, training.n_environments, self.generators["starts"])
+        self.episodes = Episodes(training.n_environments)
+        self.metric_means = MetricMeans()
+        self._warned = False
+
+    def _noise_schedule(self) -> LinearSchedule | None:
+        if not isinstance(self.agent, NoisyExplorer):
+            return None
+        start, end = self.agent.exploration_scale, self.settings.training.exploration_noise_final
+        return LinearSchedule(start, start if end is None else end, self.settings.training.exploration_noise_steps)
+
+    def advance(self) -> None:
+        """Collect → store → update."""
+        self._collect()
+        if not self.exploration.warming_up(len(self.replay)):
+            training = self.settings.training
+            for _ in range(training.updates_per_step * training.n_environments):
+                self.metric_means.add(self.agent.update(self.replay.sample(training.batch_size, self.normaliser)))
+                self.n_updates += 1
+
+    def _collect(self) -> None:
+        observations = self.environments.observations  # (n_environments, observation_size), raw
+        self._check_finite("the environment's observation", observations, observations)
+        self.normaliser.update(observations)
+        actions = self.exploration(self.normaliser(observations), len(self.replay), self.step)
+        self._check_finite("the policy's action", actions, observations, actions)
+        stepped = self.environments.step(actions)
+        self._check_finite("the environment's reward", stepped.rewards, observations, actions, stepped)
+        self._check_finite("the environment's observation", stepped.next_observations, observations, actions, stepped)
+        self.replay.add(
+            observations, actions, stepped.rewards, stepped.next_observations, stepped.terminated, stepped.truncated
+        )
+        self.step += self.settings.training.n_environments
+        self._warn_of_returns(self.episodes.add(stepped.rewards, stepped.ended))
+        self.environments.renew(stepped.ended)
+
+    def _check_finite(
+        self,
+        what: str,
+        numbers: Tensor,
+        observations: Tensor,
+        actions: Tensor | None = None,
+        stepped: Stepped | None = None,
+    ) -> None:
+        if torch.isfinite(numbers).all():
+            return
+        transition: dict[str, Any] = {"step": self.step, "observations": observations.tolist()}
+        if actions is not None:
+            transition["actions"] = actions.tolist()
+        if stepped is not None:
+            transition |= {name: value.tolist() for name, value in vars(stepped).items()}
+        raise NonFiniteError(what, transition)
+
+    def _warn_of_returns(self, finished: list[Episode]) -> None:
+        """Once per run: the first time is when something can still be done."""
+        if self._warned or not finished or not isinstance(self.agent, ReturnsChecker):
+            return
+        gamma = self.settings.training.discount_factor
+        sentence = self.agent.check_returns(torch.cat([e.discounted_returns(gamma) for e in finished]))
+        if sentence is not None:
+            self._warned = True
+            warnings.warn(sentence, UserWarning, stacklevel=2)
+
+    def act(self, observations: Tensor) -> Tensor:
+        """The policy without exploration, on raw observations."""
+        return self.agent.act(self.normaliser(observations))
+
+    def metrics(self) -> dict[str, float]:
+        """What has built up since the last call; one line of the log."""
+        own: dict[str, float] = {"time/total_timesteps": self.step, "train/n_updates": self.n_updates}
+        own |= self.episodes.metrics()
+        if isinstance(self.agent, NoisyExplorer):
+            own["rollout/exploration_noise_half_ranges"] = self.agent.exploration_scale
+        return own | self.metric_means.take()
+
+    def weights(self) -> dict[str, Tensor]:
+        """Agent and normaliser: what it takes to act, or to start a new run from."""
+        return joined({"agent": self.agent.snapshot(), "normaliser": self.normaliser.snapshot()})
+
+    def weights_sha256(self) -> str:
+        return digest(self.weights())
+
+    def start_from(self, stored: Stored) -> None:
+        """Take over old networks and normaliser; counters and Adam's memory stay at 0 (R10.2)."""
+        old = {name: tensor for name, tensor in stored.part("agent").items() if _is_weight(name)}
+        own = {name: tensor for name, tensor in self.agent.snapshot().items() if not _is_weight(name)}
+        self.agent.restore(own | old)
+        self.normaliser.restore(stored.part("normaliser"))
+
+    def snapshot(self) -> dict[str, Tensor]:
+        """Everything a resume needs, as tensors."""
+        parts = {name: getattr(self, name).snapshot() for name in _PARTS}
+        parts["generators"] = {name: generator.get_state() for name, generator in self.generators.items()}
+        parts["counters"] = {"step": torch.tensor(self.step), "n_updates": torch.tensor(self.n_updates)}
+        return joined(parts)
+
+    def restore(self, stored: Stored) -> None:
+        """The opposite of `snapshot`; warns when the environment does not repeat its episode."""
+        try:
+            repeated = [getattr(self, name).restore(stored.part(name)) for name in _PARTS]
+            for name, generator in self.generators.items():
+                generator.set_state(stored.part("generators")[name])
+            counters: Mapping[str, Tensor] = stored.part("counters")
+            self.step, self.n_updates = int(counters["step"]), int(counters["n_updates"])
+        except (KeyError, ValueError, StopIteration) as error:
+            raise CheckpointError(f"the checkpoint does not fit this run: {error}") from error
+        if False in repeated:
+            warnings.warn(
+                f"{self.task.name} did not repeat its episode from the same seed and actions: the run goes on, but not "
+                "bit for bit as it would have without the stop",
+                UserWarning,
+                stacklevel=2,
+            )
+
+
+_PARTS = ("agent", "normaliser", "replay", "environments", "episodes", "metric_means")
+
+
+def _is_weight(name: str) -> bool:
+    part = name.split(".")[0]
+    return not part.endswith("_optimizer") and part not in NOT_WEIGHTS
