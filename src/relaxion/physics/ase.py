@@ -57,9 +57,11 @@ class PotentialCalculator(Calculator):
         stress = ["stress"] if potential.has_stress else []
         self.implemented_properties = ["energy", "free_energy", "forces", *stress]
 
-    def calculate(self, atoms: Atoms, properties=("energy",), system_changes=all_changes) -> None:
+    def calculate(self, atoms: Atoms | None = None, properties=("energy",), system_changes=all_changes) -> None:
         super().calculate(atoms, properties, system_changes)
-        bare = atoms.copy()
+        if self.atoms is None:
+            raise PotentialError(f"{self.potential.name} was asked to calculate without atoms")
+        bare = self.atoms.copy()
         bare.set_constraint()  # raw forces: ASE applies constraints itself
         wants_stress = "stress" in properties or None
         evaluation = self.potential(Structures.from_ase(bare), stresses=wants_stress)
