@@ -14,7 +14,7 @@ export OMP_NUM_THREADS := 1
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make relax      set up, then relax examples/alloy.extxyz and show the saving against BFGS"
+	@echo "make relax      set up, then relax examples/alloy.cif and show the saving against BFGS"
 	@echo "make test       set up, then run all tests (newest and oldest supported ASE)"
 	@echo "make lint types contracts    ruff, pyright, import-linter"
 	@echo "make bench      the speed and force-call tables of benchmarks/"
@@ -22,7 +22,7 @@ help:
 	@echo "make clean      remove .venv and caches"
 
 relax: $(VENV)/.core
-	$(BIN)/relaxion relax examples/alloy.extxyz --compare BFGS,FIRE --out relaxed --force
+	$(BIN)/relaxion relax examples/alloy.cif --compare BFGS,FIRE --out relaxed --force
 
 test: $(VENV)/.dev $(VENV)/ase-$(OLDEST_ASE)
 	$(BIN)/python -m pytest -n 2
