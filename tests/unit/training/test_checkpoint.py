@@ -1,0 +1,115 @@
+"""Files of tensors: exact, in one go, and refused in one sentence when they are not what they should be (R10.3)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from relaxion.errors import CheckpointError
+from relaxion.training import checkpoint
+
+KIND = "test file"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "file.safetensors"
+
+
+def write(path: Path, number: float = 1.0) -> None:
+    checkpoint.write(path, KIND, {"a.x": torch.full((300,), number), "b.y": torch.tensor(3)}, {"steps": 5})
+
+
+def test_there_and_back(path: Path) -> None:
+    shared = torch.arange(6.0)
+    tensors = {
+        "part.half": shared[:3],
+        "part.same": shared[:3],
+        "part.column": shared.reshape(2, 3).T,
+        "other.empty": torch.zeros(0, 4),
+        "other.flag": torch.tensor(True),
+        "other.bytes": torch.Generator().manual_seed(3).get_state(),
+        "other.nan": torch.tensor([float("nan"), -0.0]),
+    }
+    checkpoint.write(path, KIND, tensors, {"position": 7, "settings": {"x": None}})
+    stored = checkpoint.read(path, KIND)
+    assert stored.values == {"position": 7, "settings": {"x": None}}
+    assert checkpoint.digest(stored.tensors) == checkpoint.digest(tensors)
+    assert set(stored.part("part")) == {"half", "same", "column"}
+
+
+def test_replaced_in_one_go(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever breaks while the new file is written, the old one stays whole."""
+    write(path)
+
+    def half_written(tensors: object, file: Path, metadata: object) -> None:
+        file.write_bytes(b"half")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(checkpoint, "save_file", half_written)
+    with pytest.raises(KeyboardInterrupt):
+        write(path, 2.0)
+    assert checkpoint.read(path, KIND).tensors["a.x"][0] == 1.0
+    monkeypatch.undo()
+    write(path, 2.0)
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+
+
+def test_missing(path: Path) -> None:
+    with pytest.raises(CheckpointError, match="does not exist"):
+        checkpoint.read(path, KIND)
+
+
+@pytest.mark.parametrize("keep", [0, 5, 100, -1])
+def test_truncated(path: Path, keep: int) -> None:
+    write(path)
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(CheckpointError, match="damaged"):
+        checkpoint.read(path, KIND)
+
+
+def test_one_changed_bit(path: Path) -> None:
+    write(path)
+    content = bytearray(path.read_bytes())
+    content[-50] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError, match="do not match their digest"):
+        checkpoint.read(path, KIND)
+
+
+def test_foreign(path: Path) -> None:
+    save_file({"x": torch.zeros(1)}, path)
+    with pytest.raises(CheckpointError, match="not written by relaxion"):
+        checkpoint.read(path, KIND)
+
+
+def test_pickle_is_never_read(path: Path) -> None:
+    torch.save({"x": torch.zeros(1)}, path)
+    with pytest.raises(CheckpointError, match="damaged or no safetensors file"):
+        checkpoint.read(path, KIND)
+
+
+def test_other_kind(path: Path) -> None:
+    write(path)
+    with pytest.raises(CheckpointError, match="holds a test file, not a story"):
+        checkpoint.read(path, "story")
+
+
+def test_other_version(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint, "FORMAT_VERSION", 2)
+    write(path)
+    monkeypatch.undo()
+    with pytest.raises(CheckpointError, match="has format version 2, this relaxion reads 1; update"):
+        checkpoint.read(path, KIND)
+
+
+def test_digest_sees_names_shapes_and_bits_but_no_order() -> None:
+    one, two = torch.tensor([0.0, 1.0]), torch.tensor([[0.0, 1.0]])
+    digests = [
+        checkpoint.digest(tensors) for tensors in ({"a": one}, {"b": one}, {"a": two}, {"a": -one}, {"a": one.double()})
+    ]
+    assert len(set(digests)) == 5
+    assert checkpoint.digest({"a": one, "b": two}) == checkpoint.digest({"b": two, "a": one})

@@ -1,0 +1,107 @@
+"""Recipes: found, read, overridden, refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from relaxion.agents.vector_agents import AGENT_SETTINGS
+from relaxion.errors import FileError, SettingsError
+from relaxion.networks.vector import VectorNetworkSettings
+from relaxion.training.recipe import SHIPPED, RunSettings, find, overrides, settings_from_recipe
+from relaxion.training.settings import TrainingSettings
+
+RECIPE = """
+task = "Pendulum-v1"
+default_agent = "sac"
+batch_size = 64
+[agent.td3]
+batch_size = 32
+target_noise = 0.3
+"""
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    path = tmp_path / "own.toml"
+    path.write_text(RECIPE)
+    return path
+
+
+def test_sections_go_over_the_common_part_and_overrides_over_both(recipe: Path) -> None:
+    assert settings_from_recipe(recipe, None, {}).agent_name == "sac"
+    assert settings_from_recipe(recipe, "sac", {}).training.batch_size == 64
+    td3 = settings_from_recipe(recipe, "TD3", {"seed": 3, "policy_delay": 4, "widths": [8]})
+    assert (td3.training.batch_size, td3.training.seed, td3.networks.widths) == (32, 3, (8,))
+    assert td3.agent.model_dump()["target_noise"] == 0.3
+    assert td3.agent.model_dump()["policy_delay"] == 4
+
+
+def test_the_written_settings_are_a_recipe_again(recipe: Path) -> None:
+    for agent in AGENT_SETTINGS:
+        settings = settings_from_recipe(recipe, agent, {"steps": 77})
+        recipe.with_name("settings.toml").write_text(settings.as_toml())
+        assert settings_from_recipe(find(str(recipe.parent)), None, {}) == settings
+
+
+def test_settings_of_one_agent_are_no_recipe_for_another(recipe: Path) -> None:
+    again = recipe.with_name("settings.toml")
+    again.write_text(settings_from_recipe(recipe, "td3", {}).as_toml())
+    with pytest.raises(SettingsError, match="holds settings for td3, not for sac"):
+        settings_from_recipe(again, "sac", {})
+
+
+@pytest.mark.parametrize("agent", AGENT_SETTINGS)
+def test_shipped_recipes_are_valid(agent: str) -> None:
+    assert {file.stem for file in SHIPPED.glob("*.toml")} >= {"pendulum", "half-cheetah"}
+    for file in SHIPPED.glob("*.toml"):
+        assert settings_from_recipe(find(file.stem), agent, {}).agent_name == agent
+
+
+def test_no_name_means_two_things() -> None:
+    for kind in AGENT_SETTINGS.values():
+        names = [name for part in (TrainingSettings, kind, VectorNetworkSettings) for name in part.model_fields]
+        assert len(names) == len(set(names))
+        assert "agent" not in names
+
+
+def test_words_of_the_command_line() -> None:
+    words = ["a=3", "b=1e-3", "c=[64, 64]", "d=true", "e=Pendulum-v1", 'f="x=y"']
+    assert overrides(words) == {"a": 3, "b": 1e-3, "c": [64, 64], "d": True, "e": "Pendulum-v1", "f": "x=y"}
+    with pytest.raises(SettingsError, match="takes key=value, got 'oops'"):
+        overrides(["oops"])
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"batchsize": 3}, "unknown setting 'batchsize' for sac: did you mean 'batch_size'"),
+        ({"policy_delay": 3}, "unknown setting 'policy_delay' for sac"),
+        ({"agent": "sacc"}, "no agent named 'sacc': did you mean 'sac'"),
+        ({"batch_size": 0}, "batch_size = 0"),
+        ({"batch_size": 2000}, "warmup_steps 1000 is below batch_size 2000"),
+        ({"replay_capacity": 100}, "replay_capacity 100 is below batch_size 128"),
+        ({"replay_capacity": 500}, "replay_capacity 500 is below warmup_steps 1000"),
+        ({"n_environments": 3}, "must be a multiple of n_environments 3"),
+        ({"exploration_noise_final": 0.1}, "no meaning for sac"),
+    ],
+)
+def test_settings_that_cannot_be(values: dict[str, object], words: str) -> None:
+    with pytest.raises(SettingsError, match=words):
+        RunSettings.read({"agent": "sac", "task": "Pendulum-v1"} | values)
+
+
+def test_recipes_that_cannot_be(tmp_path: Path) -> None:
+    with pytest.raises(FileError, match="no recipe 'pendulun'.*did you mean 'pendulum'"):
+        find("pendulun")
+    broken = tmp_path / "broken.toml"
+    broken.write_text("task = ")
+    with pytest.raises(SettingsError, match="no valid TOML"):
+        settings_from_recipe(broken, None, {})
+    broken.write_text("[agent.sacc]\nx = 1")
+    with pytest.raises(SettingsError, match="did you mean 'sac'"):
+        settings_from_recipe(broken, None, {})
+    broken.write_text("seed = 1")
+    with pytest.raises(SettingsError, match="no task"):
+        settings_from_recipe(broken, None, {})
