@@ -10,9 +10,10 @@ from pydantic import Field, model_validator
 from torch import Tensor
 from torch.nn.functional import log_softmax, softmax
 
+from relaxion.agents.adam import Adam
 from relaxion.agents.agent import ActionDomain, PolicyPenalty
 from relaxion.agents.snapshots import Part, restore_snapshot, take_snapshot
-from relaxion.agents.targets import descend, make_adam, project_onto_support, soft_update, target_copy
+from relaxion.agents.targets import descend, project_onto_support, soft_update, target_copy
 from relaxion.experience.batch import Batch
 from relaxion.networks.roles import CategoricalCritic, Policy
 from relaxion.settings import Settings
@@ -64,8 +65,8 @@ class D4PG:
         self.settings = settings or D4PGSettings()
         self.policy, self.target_policy = policy, target_copy(policy)
         self.critic, self.target_critic = critic, target_copy(critic)
-        self.policy_optimizer = make_adam(policy.parameters(), self.settings.policy_learning_rate)
-        self.critic_optimizer = make_adam(critic.parameters(), self.settings.critic_learning_rate)
+        self.policy_optimizer = Adam(policy.parameters(), self.settings.policy_learning_rate)
+        self.critic_optimizer = Adam(critic.parameters(), self.settings.critic_learning_rate)
         self.action_domain = action_domain
         self.policy_penalty = policy_penalty
         self.exploration_scale = self.settings.exploration_noise

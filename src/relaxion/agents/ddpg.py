@@ -9,9 +9,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from relaxion.agents.adam import Adam
 from relaxion.agents.agent import ActionDomain, PolicyPenalty
 from relaxion.agents.snapshots import Part, restore_snapshot, take_snapshot
-from relaxion.agents.targets import bellman_target, descend, make_adam, soft_update, target_copy
+from relaxion.agents.targets import bellman_target, descend, soft_update, target_copy
 from relaxion.experience.batch import Batch
 from relaxion.networks.roles import Critics, Policy
 from relaxion.settings import Settings
@@ -48,8 +49,8 @@ class DDPG:
         self.settings = settings or DDPGSettings()
         self.policy, self.target_policy = policy, target_copy(policy)
         self.critic, self.target_critic = critic, target_copy(critic)
-        self.policy_optimizer = make_adam(policy.parameters(), self.settings.policy_learning_rate)
-        self.critic_optimizer = make_adam(critic.parameters(), self.settings.critic_learning_rate)
+        self.policy_optimizer = Adam(policy.parameters(), self.settings.policy_learning_rate)
+        self.critic_optimizer = Adam(critic.parameters(), self.settings.critic_learning_rate)
         self.action_domain = action_domain
         self.policy_penalty = policy_penalty
         self.exploration_scale = self.settings.exploration_noise

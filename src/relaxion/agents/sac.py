@@ -10,9 +10,10 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from relaxion.agents.adam import Adam
 from relaxion.agents.agent import ActionDomain, PolicyPenalty
 from relaxion.agents.snapshots import Part, restore_snapshot, take_snapshot
-from relaxion.agents.targets import bellman_target, descend, make_adam, soft_update, target_copy
+from relaxion.agents.targets import bellman_target, descend, soft_update, target_copy
 from relaxion.experience.batch import Batch
 from relaxion.networks.roles import Critics, StochasticPolicy
 from relaxion.settings import Settings
@@ -53,9 +54,9 @@ class SAC:
         self.policy = policy
         self.critics, self.target_critics = critics, target_copy(critics)
         self.log_entropy_weight = nn.Parameter(torch.tensor(math.log(self.settings.initial_entropy_weight)))
-        self.policy_optimizer = make_adam(policy.parameters(), self.settings.policy_learning_rate)
-        self.critic_optimizer = make_adam(critics.parameters(), self.settings.critic_learning_rate)
-        self.entropy_optimizer = make_adam([self.log_entropy_weight], self.settings.entropy_weight_learning_rate)
+        self.policy_optimizer = Adam(policy.parameters(), self.settings.policy_learning_rate)
+        self.critic_optimizer = Adam(critics.parameters(), self.settings.critic_learning_rate)
+        self.entropy_optimizer = Adam([self.log_entropy_weight], self.settings.entropy_weight_learning_rate)
         self.action_domain = action_domain
         self.generator = generator  # of the actions drawn inside an update
         self.policy_penalty = policy_penalty

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
 from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Adam
+
+from relaxion.agents.adam import Adam
 
 Network = TypeVar("Network", bound=nn.Module)
 
@@ -42,29 +42,16 @@ def target_copy(network: Network) -> Network:
 @torch.no_grad()
 def soft_update(target: nn.Module, online: nn.Module, rate: float) -> None:
     """θ' ← τ θ + (1 - τ) θ'."""
-    pairs = list(zip(target.parameters(), online.parameters(), strict=True))
-    torch._foreach_lerp_([slow for slow, _ in pairs], [fast for _, fast in pairs], rate)  # pyright: ignore
-
-
-def make_adam(parameters: Iterable[nn.Parameter], learning_rate: float) -> Adam:
-    """The parameter optimizer of all four papers; fused, which saves some hundred small operations per update."""
-    return Adam(list(parameters), lr=learning_rate, fused=True)
+    slow, fast = zip(*zip(target.parameters(), online.parameters(), strict=True), strict=True)
+    torch._foreach_lerp_(slow, fast, rate)  # pyright: ignore[reportPrivateImportUsage]
 
 
 def descend(loss: Tensor, optimizer: Adam) -> Tensor:
     """One step down the loss for the optimizer's own parameters; the norm of the gradient, ().
 
-    Nothing else gets a gradient: the critics stay untouched by the policy's loss (R2.5) and no leftovers can meet
-    the policy's own (R4.2). The work for the others' gradients is saved as well.
+    Gradients exist only for the parameters that step, and only here: the critics stay untouched by the policy's
+    loss (R2.5), no leftovers can meet the policy's own (R4.2), and the work for all others is saved.
     """
-    parameters: list[nn.Parameter] = optimizer.param_groups[0]["params"]
-    gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
-    for parameter, gradient in zip(parameters, gradients, strict=True):
-        parameter.grad = gradient
-    optimizer.step()
-    return gradient_norm([gradient for gradient in gradients if gradient is not None])
-
-
-def gradient_norm(gradients: list[Tensor]) -> Tensor:
-    """Length of all gradients together, ()."""
-    return torch.stack(torch._foreach_norm(gradients)).norm()  # pyright: ignore
+    gradients = torch.autograd.grad(loss, optimizer.parameters, allow_unused=True, materialize_grads=True)
+    optimizer.step(gradients)
+    return torch.stack(torch._foreach_norm(gradients)).norm()  # pyright: ignore[reportPrivateImportUsage]

@@ -9,9 +9,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from relaxion.agents.adam import Adam
 from relaxion.agents.agent import ActionDomain, PolicyPenalty
 from relaxion.agents.snapshots import Part, restore_snapshot, take_snapshot
-from relaxion.agents.targets import bellman_target, descend, make_adam, soft_update, target_copy
+from relaxion.agents.targets import bellman_target, descend, soft_update, target_copy
 from relaxion.experience.batch import Batch
 from relaxion.networks.roles import Critics, Policy
 from relaxion.settings import Settings
@@ -57,8 +58,8 @@ class TD3:
         self.settings = settings or TD3Settings()
         self.policy, self.target_policy = policy, target_copy(policy)
         self.critics, self.target_critics = critics, target_copy(critics)
-        self.policy_optimizer = make_adam(policy.parameters(), self.settings.policy_learning_rate)
-        self.critic_optimizer = make_adam(critics.parameters(), self.settings.critic_learning_rate)
+        self.policy_optimizer = Adam(policy.parameters(), self.settings.policy_learning_rate)
+        self.critic_optimizer = Adam(critics.parameters(), self.settings.critic_learning_rate)
         self.action_domain = action_domain
         self.generator = generator  # of the smoothing noise
         self.policy_penalty = policy_penalty

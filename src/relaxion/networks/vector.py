@@ -30,31 +30,43 @@ class VectorNetworkSettings(Settings):
     """Critics of TD3 and SAC; the smallest of their answers counts. 2 in both papers. DDPG and D4PG have one."""
 
 
-class ParallelLayers(nn.Module):
+class Layers(nn.Module):
     """`n_networks` separate multilayer perceptrons of equal shape, run as one batched product per layer.
 
-    One `baddbmm` instead of a loop: measured 5 to 10 % faster for two critics of (256, 256) on one core.
+    Measured 5 to 10 % faster than a loop for two critics of (256, 256) on one core. Activations are overwritten by
+    their ReLU: the products do not need them in their backward pass.
     """
 
     def __init__(self, sizes: Sequence[int], n_networks: int, generator: torch.Generator | None) -> None:
         super().__init__()
-        self.weights = nn.ParameterList()
-        self.biases = nn.ParameterList()
-        for n_in, n_out in itertools.pairwise(sizes):
+        self.n_networks = n_networks
+        for number, (n_in, n_out) in enumerate(itertools.pairwise(sizes)):
             bound = 1 / math.sqrt(n_in)  # torch's own choice for nn.Linear
             weight, bias = torch.empty(n_networks, n_in, n_out), torch.empty(n_networks, 1, n_out)
-            self.weights.append(nn.Parameter(weight.uniform_(-bound, bound, generator=generator)))
-            self.biases.append(nn.Parameter(bias.uniform_(-bound, bound, generator=generator)))
+            self.register_parameter(
+                f"weight_{number}", nn.Parameter(weight.uniform_(-bound, bound, generator=generator))
+            )
+            self.register_parameter(f"bias_{number}", nn.Parameter(bias.uniform_(-bound, bound, generator=generator)))
 
-    def forward(self, inputs: Tensor, n_networks: int | None = None) -> Tensor:
-        """The answers of the first `n_networks` (all by default): (n_networks, batch, n_out)."""
-        hidden = inputs.expand(n_networks or len(self.weights[0]), *inputs.shape)
-        last = len(self.weights) - 1
-        for number, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
-            hidden = torch.baddbmm(bias[:n_networks], hidden, weight[:n_networks])
-            if number < last:
-                hidden = torch.relu(hidden)
-        return hidden
+    def forward(self, inputs: Tensor) -> Tensor:
+        """The answers of all, (n_networks, batch, n_out)."""
+        *layers, (last_weight, last_bias) = self._layers()
+        hidden = inputs.expand(self.n_networks, *inputs.shape)
+        for weight, bias in layers:
+            hidden = torch.relu_(torch.baddbmm(bias, hidden, weight))
+        return torch.baddbmm(last_bias, hidden, last_weight)
+
+    def first(self, inputs: Tensor) -> Tensor:
+        """The answer of the first alone, (batch, n_out)."""
+        *layers, (last_weight, last_bias) = self._layers()
+        for weight, bias in layers:
+            inputs = torch.relu_(torch.addmm(bias[0], inputs, weight[0]))
+        return torch.addmm(last_bias[0], inputs, last_weight[0])
+
+    def _layers(self) -> list[tuple[Tensor, Tensor]]:
+        """Weight and bias of each layer. From the module's own dictionary: `ParameterList` takes ten times longer."""
+        parameters = iter(self._parameters.values())
+        return list(zip(parameters, parameters, strict=True))  # pyright: ignore[reportReturnType]
 
 
 def _remember_bounds(module: nn.Module, actions: BoxActions) -> None:
@@ -77,11 +89,13 @@ class VectorPolicy(Policy):
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
-        self.layers = ParallelLayers((n_observations, *widths, actions.n_components), 1, generator)
+        self.layers = Layers((n_observations, *widths, actions.n_components), 1, generator)
         _remember_bounds(self, actions)
 
     def forward(self, observations: Tensor) -> Tensor:
-        return self.centre + self.half_range * torch.tanh(self.layers(observations)[0])  # (batch, n_components)
+        return torch.addcmul(
+            self.centre, self.half_range, torch.tanh(self.layers(observations)[0])
+        )  # (batch, n_components)
 
 
 class VectorGaussianPolicy(StochasticPolicy):
@@ -103,7 +117,7 @@ class VectorGaussianPolicy(StochasticPolicy):
         penalty_weight: float = 0.0,
     ) -> None:
         super().__init__()
-        self.layers = ParallelLayers((n_observations, *widths, 2 * actions.n_components), 1, generator)
+        self.layers = Layers((n_observations, *widths, 2 * actions.n_components), 1, generator)
         self.penalty_weight = penalty_weight
         _remember_bounds(self, actions)
 
@@ -150,14 +164,14 @@ class VectorCritics(Critics):
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
-        self.layers = ParallelLayers((n_observations + actions.n_components, *widths, 1), n_critics, generator)
+        self.layers = Layers((n_observations + actions.n_components, *widths, 1), n_critics, generator)
         _remember_bounds(self, actions)
 
     def forward(self, observations: Tensor, actions: Tensor) -> Tensor:
         return self.layers(self._joined(observations, actions))[:, :, 0].T  # (batch, n_critics)
 
     def first(self, observations: Tensor, actions: Tensor) -> Tensor:
-        return self.layers(self._joined(observations, actions), n_networks=1)[0, :, 0]  # (batch,)
+        return self.layers.first(self._joined(observations, actions))[:, 0]  # (batch,)
 
     def _joined(self, observations: Tensor, actions: Tensor) -> Tensor:
         return torch.cat([observations, (actions - self.centre) / self.half_range], dim=-1)
@@ -178,7 +192,7 @@ class VectorCategoricalCritic(CategoricalCritic):
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
-        self.layers = ParallelLayers((n_observations + actions.n_components, *widths, n_bins), 1, generator)
+        self.layers = Layers((n_observations + actions.n_components, *widths, n_bins), 1, generator)
         _remember_bounds(self, actions)
 
     def forward(self, observations: Tensor, actions: Tensor) -> Tensor:
