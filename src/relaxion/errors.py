@@ -15,7 +15,8 @@ RelaxionError                 whatever Relaxion itself reports; catch this one t
 └── RunError                  training cannot go on: run folder taken, settings changed, numbers not finite
 
 Each message says what came, what was expected and what to try next, in one sentence or two. The end of a
-relaxation is never an error: outcomes are data (`relaxion.Outcome`).
+relaxation is never an error: outcomes are data (`relaxion.Outcome`). What works, but not as the user may believe, is a
+`RelaxionWarning`.
 """
 
 
@@ -69,3 +70,7 @@ class CheckpointError(RelaxionError):
 
 class RunError(RelaxionError):
     """Training cannot begin or go on: the run folder is taken, settings changed, numbers are not finite."""
+
+
+class RelaxionWarning(UserWarning):
+    """Something goes on, but perhaps not as the user believes."""

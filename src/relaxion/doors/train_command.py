@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from relaxion.doors.progress import say, tell
-from relaxion.errors import FileError, RelaxionError, SettingsError
+from relaxion.errors import FileError, RelaxionError, RelaxionWarning, SettingsError
 from relaxion.training.recipe import RunSettings, find, overrides, settings_from_recipe
 from relaxion.training.run import Interrupted, OnProgress, Result, train
 
@@ -107,11 +107,12 @@ def _warnings_as_sentences() -> Iterator[None]:
         shown_elsewhere = warnings.showwarning
 
         def show(message: Warning | str, category: type[Warning], *rest: Any, **more: Any) -> None:
-            if category is UserWarning:
+            if issubclass(category, RelaxionWarning):
                 say(f"relaxion: warning: {message}")
             else:
                 shown_elsewhere(message, category, *rest, **more)
 
+        warnings.simplefilter("always", RelaxionWarning)
         warnings.showwarning = show
         yield
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from relaxion.agents.vector_agents import vector_agent
-from relaxion.errors import CheckpointError
+from relaxion.errors import CheckpointError, RelaxionWarning
 from relaxion.experience.exploration import Exploration, LinearSchedule, NoisyExplorer
 from relaxion.experience.normaliser import Normaliser
 from relaxion.experience.replay import VectorReplay
@@ -128,7 +128,7 @@ class Trainer:
         sentence = self.agent.check_returns(torch.cat([e.discounted_returns(gamma) for e in finished]))
         if sentence is not None:
             self._warned = True
-            warnings.warn(sentence, UserWarning, stacklevel=2)
+            warnings.warn(sentence, RelaxionWarning, stacklevel=2)
 
     def act(self, observations: Tensor) -> Tensor:
         """The policy without exploration, on raw observations."""
@@ -177,7 +177,7 @@ class Trainer:
             warnings.warn(
                 f"{self.task.name} did not repeat its episode from the same seed and actions: the run goes on, but not "
                 "bit for bit as it would have without the stop",
-                UserWarning,
+                RelaxionWarning,
                 stacklevel=2,
             )
 

@@ -24,7 +24,7 @@ class Counter(gymnasium.Env[Any, Any]):
         self.length = length
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed)
+        super().reset(seed=seed, options=options)
         self.count = 0
         self.received: list[Any] = []
         return np.array([-1.0 - self.np_random.random()]), {}
@@ -128,7 +128,8 @@ def test_an_environment_that_does_not_repeat_is_noticed() -> None:
 
         def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
             Restless.drawn += 1
-            return np.array([float(Restless.drawn)]), 0.0, False, False, {}
+            _, *rest = super().step(action)
+            return np.array([float(Restless.drawn)]), *rest
 
     environments = make_environments(Restless)
     environments.step(torch.zeros(1, 2))

@@ -45,7 +45,7 @@ def test_replaced_in_one_go(path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     """Whatever breaks while the new file is written, the old one stays whole."""
     write(path)
 
-    def half_written(tensors: object, file: Path, metadata: object) -> None:
+    def half_written(_tensors: object, file: Path, **_: object) -> None:
         file.write_bytes(b"half")
         raise KeyboardInterrupt
 

@@ -93,7 +93,7 @@ def test_settings_that_cannot_be(values: dict[str, object], words: str) -> None:
 
 
 def test_recipes_that_cannot_be(tmp_path: Path) -> None:
-    with pytest.raises(FileError, match="no recipe 'pendulun'.*did you mean 'pendulum'"):
+    with pytest.raises(FileError, match=r"no recipe 'pendulun'.*did you mean 'pendulum'"):
         find("pendulun")
     broken = tmp_path / "broken.toml"
     broken.write_text("task = ")

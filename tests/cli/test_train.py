@@ -1,0 +1,126 @@
+"""`relaxion train` from outside: result, overrides, exit codes, one sentence for every mistake."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SMALL = [
+    "widths=[8, 8]", "batch_size=8", "warmup_steps=20", "replay_capacity=500", "assessment_starts=1",
+    "checkpoint_interval_steps=40", "log_interval_steps=10", "assessment_interval_steps=0",
+]  # fmt: skip
+KEYS = {
+    "agent", "task", "seed", "steps", "final_return_mean", "final_return_worst", "episodes", "wall_time_seconds",
+    "weights_sha256",
+}  # fmt: skip
+
+
+def words(*more: str, steps: int = 60, agent: str = "sac", out: str = "run") -> list[str]:
+    small = [word for setting in SMALL for word in ("--set", setting)]
+    return ["train", "pendulum", "--agent", agent, "--steps", str(steps), "--out", out, *small, *more]
+
+
+@pytest.mark.parametrize("agent", ["ddpg", "td3", "d4pg", "sac"])
+def test_result(relaxion: Callable[..., Any], agent: str) -> None:
+    answer = relaxion(*words("--seed", "3", "--json", agent=agent))
+    assert answer.code == 0, answer.err
+    result = answer.objects[0]
+    assert set(result) == KEYS
+    assert (result["agent"], result["task"], result["seed"], result["steps"]) == (agent, "Pendulum-v1", 3, 60)
+    assert json.loads(Path("run/result.json").read_text()) == result
+
+
+def test_one_line_says_where_the_run_is(relaxion: Callable[..., Any]) -> None:
+    answer = relaxion(*words())
+    assert answer.out.startswith("sac on Pendulum-v1, seed 0: mean return -")
+    assert answer.out.endswith("-> run/\n")
+
+
+def test_a_run_folder_is_a_recipe_and_can_be_lengthened(relaxion: Callable[..., Any]) -> None:
+    relaxion(*words())
+    longer = relaxion("train", "run", "--steps", "90", "--resume", "--json")
+    assert longer.code == 0, longer.err
+    straight = relaxion(*words("--json", steps=90, out="straight"))
+    assert longer.objects[0]["weights_sha256"] == straight.objects[0]["weights_sha256"]
+
+
+def test_from_weights(relaxion: Callable[..., Any]) -> None:
+    relaxion(*words())
+    answer = relaxion(*words("--from-weights", "run", "--json", out="new"))
+    assert answer.code == 0, answer.err
+    assert answer.objects[0]["steps"] == 60
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "sentence"),
+    [
+        (("train", "pendulun"), 2, "did you mean 'pendulum'"),
+        (("train", "pendulum", "--agent", "sacc"), 2, "did you mean 'sac'"),
+        (("train", "pendulum", "--set", "batchsize=3"), 2, "did you mean 'batch_size'"),
+        (("train", "pendulum", "--set", "batch_size"), 2, "--set takes key=value"),
+        (("train", "pendulum", "--set", "replay_capacity=50"), 2, "replay_capacity 50 is below batch_size 128"),
+        (("train", "pendulum", "--set", "warmup_steps=5"), 2, "warmup_steps 5 is below batch_size 128"),
+        (("train", "pendulum", "--set", "task=CartPole-v1"), 2, "need a Box of real actions"),
+        (("train", "pendulum", "--set", "task=Nothing-v1"), 2, "no Gymnasium task 'Nothing-v1'"),
+        (("train", "pendulum", "--resume"), 1, "no checkpoint to resume from"),
+        (("train", "pendulum", "--from-weights", "nothing"), 1, "nothing does not exist"),
+    ],
+)
+def test_mistakes(relaxion: Callable[..., Any], arguments: tuple[str, ...], code: int, sentence: str) -> None:
+    answer = relaxion(*arguments)
+    assert answer.code == code
+    assert sentence in answer.err
+    assert answer.err.count("\n") == 1
+    assert answer.out == ""
+    assert not Path("runs").exists()
+
+
+def test_an_earlier_run_is_kept(relaxion: Callable[..., Any]) -> None:
+    relaxion(*words())
+    before = Path("run/result.json").read_text()
+    answer = relaxion(*words("--seed", "1"))
+    assert answer.code == 1
+    assert "not empty; try --resume" in answer.err
+    differing = relaxion(*words("--seed", "1", "--resume"))
+    assert differing.code == 1
+    assert "seed (was 0, now 1)" in differing.err
+    assert Path("run/result.json").read_text() == before
+    assert relaxion(*words("--seed", "1", "--force")).code == 0
+
+
+def test_returns_outside_the_support_are_told(relaxion: Callable[..., Any]) -> None:
+    answer = relaxion(*words("--set", "lowest_value=-1", "--set", "warmup_steps=210", agent="d4pg", steps=205))
+    assert answer.code == 0
+    assert answer.err.startswith("relaxion: warning: ")
+    assert "outside the support" in answer.err
+    assert answer.err.count("\n") == 1
+
+
+def test_interrupted_from_outside(relaxion: Callable[..., Any]) -> None:
+    command = [sys.executable, "-c", "from relaxion.doors.cli import main; main()", *words(steps=100_000)]
+    child = subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while not _has_lines(Path("run/metrics.jsonl"), 3) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    child.send_signal(signal.SIGINT)
+    _, said = child.communicate(timeout=30)
+    assert child.returncode == 130, said
+    assert "--resume goes on" in said
+    step = int(said.split("stopped at step ")[1].split(",")[0])
+    resumed = relaxion(*words("--resume", "--json", steps=step + 5))
+    assert resumed.code == 0, resumed.err
+    straight = relaxion(*words("--json", steps=step + 5, out="straight"))
+    assert resumed.objects[0]["weights_sha256"] == straight.objects[0]["weights_sha256"]
+
+
+def _has_lines(file: Path, count: int) -> bool:
+    return file.exists() and file.read_text().count("\n") >= count

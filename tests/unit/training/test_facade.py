@@ -1,0 +1,75 @@
+"""learn, predict, save, load."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from relaxion.errors import CheckpointError, RelaxionError, RelaxionWarning, SettingsError
+from relaxion.training.facade import D4PG, DDPG, SAC, TD3, Learner
+
+SMALL: dict[str, Any] = {"widths": (8, 8), "batch_size": 8, "warmup_steps": 20, "replay_capacity": 100}
+KINDS = (DDPG, TD3, D4PG, SAC)
+OBSERVATIONS = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
+
+
+def make_learner(kind: type[Learner] = TD3, steps: int = 30, **settings: Any) -> Learner:
+    return kind("Pendulum-v1", seed=3, **{**SMALL, **settings}).learn(steps)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_loaded_agent_acts_alike(kind: type[Learner], tmp_path: Path) -> None:
+    """The normaliser travels with the policy: without it the actions would differ."""
+    agent = make_learner(kind)
+    agent.save(tmp_path / "agent.safetensors")
+    loaded = kind.load(tmp_path / "agent.safetensors")
+    assert np.array_equal(loaded.predict(OBSERVATIONS), agent.predict(OBSERVATIONS))
+    fresh = make_learner(kind, steps=0)
+    assert not np.array_equal(fresh.predict(OBSERVATIONS), agent.predict(OBSERVATIONS))
+    assert loaded.steps == 0
+    assert loaded.learn(25).steps == 25
+
+
+def test_predict_for_one_and_for_many() -> None:
+    agent = make_learner(steps=0)
+    many = agent.predict(OBSERVATIONS)
+    assert many.shape == (5, 1)
+    assert agent.predict(OBSERVATIONS[0]).shape == (1,)
+    assert agent.predict(OBSERVATIONS[0]) == pytest.approx(many[0], abs=1e-6)
+    with pytest.raises(SettingsError, match=r"has 3 numbers, got an array of shape \(4,\)"):
+        agent.predict(np.zeros(4))
+
+
+def test_predict_stays_in_bounds() -> None:
+    assert np.abs(make_learner(steps=0).predict(1e6 * OBSERVATIONS)).max() <= 2
+
+
+def test_learning_in_pieces_is_learning_at_once() -> None:
+    whole, pieces = make_learner(steps=60), make_learner(steps=25).learn(35)
+    assert np.array_equal(whole.predict(OBSERVATIONS), pieces.predict(OBSERVATIONS))
+    assert whole.metrics() == pieces.metrics()
+
+
+def test_several_environments() -> None:
+    agent = make_learner(SAC, steps=40, n_environments=4, n_steps=2)
+    assert agent.steps == 40
+    assert agent.metrics()["train/n_updates"] == 24  # one per step once 20 are stored, those of that round included
+
+
+def test_other_kinds_and_missing_files_are_refused(tmp_path: Path) -> None:
+    make_learner().save(tmp_path / "td3.safetensors")
+    with pytest.raises(CheckpointError, match="of kind td3, not sac"):
+        SAC.load(tmp_path / "td3.safetensors")
+    with pytest.raises(CheckpointError, match="does not exist"):
+        TD3.load(tmp_path / "nothing.safetensors")
+    with pytest.raises(RelaxionError, match="did you mean 'batch_size'"):
+        TD3("Pendulum-v1", batchsize=3)
+
+
+def test_returns_outside_d4pg_support_are_told_once() -> None:
+    with pytest.warns(RelaxionWarning, match="outside the support of D4PG's critic") as told:
+        make_learner(D4PG, steps=410, batch_size=2, warmup_steps=90, lowest_value=-5.0, highest_value=0.0)
+    assert len(told) == 1
