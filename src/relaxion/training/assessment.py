@@ -35,22 +35,43 @@ class Assessed:
         return {"eval/mean_reward": self.mean, "eval/worst_reward": self.worst, "eval/mean_ep_length": lengths}
 
 
-def assess(act: Callable[[Tensor], Tensor], task: Task, n_starts: int) -> Assessed:
+class Assessor:
     """One episode from each of the fixed starts, side by side: one call of the policy serves all."""
-    environments = VectorEnvironments(task.make, n_starts, named_generator(STARTS_SEED, "assessment"))
+
+    def __init__(self, task: Task, n_starts: int) -> None:
+        self.task, self.n_starts = task, n_starts
+        self._environments: VectorEnvironments | None = None  # made when first needed, then kept
+
+    def __call__(self, act: Callable[[Tensor], Tensor]) -> Assessed:
+        environments = self._from_the_start()
+        returns = torch.zeros(self.n_starts, dtype=torch.float64)
+        lengths = torch.zeros(self.n_starts, dtype=torch.int64)
+        running = torch.ones(self.n_starts, dtype=torch.bool)
+        while running.any():
+            stepped = environments.step(act(environments.observations), running)
+            returns += stepped.rewards
+            lengths += running
+            running &= ~stepped.ended
+        return Assessed(returns, lengths)
+
+    def _from_the_start(self) -> VectorEnvironments:
+        generator = named_generator(STARTS_SEED, "assessment")
+        if self._environments is None:
+            self._environments = VectorEnvironments(self.task.make, self.n_starts, generator)
+        else:
+            self._environments.generator = generator
+            self._environments.renew(torch.ones(self.n_starts, dtype=torch.bool))
+        return self._environments
+
+    def close(self) -> None:
+        if self._environments is not None:
+            self._environments.close()
+
+
+def assess(act: Callable[[Tensor], Tensor], task: Task, n_starts: int) -> Assessed:
+    """Once, with environments that are closed afterwards."""
+    assessor = Assessor(task, n_starts)
     try:
-        return _episodes(act, environments, n_starts)
+        return assessor(act)
     finally:
-        environments.close()
-
-
-def _episodes(act: Callable[[Tensor], Tensor], environments: VectorEnvironments, n_starts: int) -> Assessed:
-    returns = torch.zeros(n_starts, dtype=torch.float64)
-    lengths = torch.zeros(n_starts, dtype=torch.int64)
-    running = torch.ones(n_starts, dtype=torch.bool)
-    while running.any():
-        stepped = environments.step(act(environments.observations), running)
-        returns += torch.where(running, stepped.rewards, 0.0)
-        lengths += running
-        running &= ~stepped.ended
-    return Assessed(returns, lengths)
+        assessor.close()

@@ -13,7 +13,7 @@ from typing import Any
 from relaxion.errors import CheckpointError, RunError
 from relaxion.experience.vector_environment import Task, task
 from relaxion.training import checkpoint
-from relaxion.training.assessment import assess
+from relaxion.training.assessment import Assessor
 from relaxion.training.checkpoint import Stored
 from relaxion.training.recipe import RunSettings
 from relaxion.training.records import Clock, Records
@@ -134,6 +134,7 @@ class _Run:
     ) -> None:
         self.trainer, self.folder, self.records, self.clock = trainer, folder, records, clock
         self.training = trainer.settings.training
+        self.assess = Assessor(trainer.task, self.training.assessment_starts)
         self.on_progress = on_progress
         self._newest: dict[str, float] = {}
 
@@ -155,6 +156,7 @@ class _Run:
             ) from error
         finally:
             self.records.close()
+            self.assess.close()
             self.trainer.environments.close()
 
     def _step(self) -> None:
@@ -174,7 +176,7 @@ class _Run:
         if self._due(before, self.training.log_interval_steps):
             metrics |= self.trainer.metrics() | self.clock.metrics(self.trainer.step)
         if self._due(before, self.training.assessment_interval_steps):
-            metrics |= assess(self.trainer.act, self.trainer.task, self.training.assessment_starts).metrics()
+            metrics |= self.assess(self.trainer.act).metrics()
         if metrics:
             self.records.write({"time/total_timesteps": self.trainer.step} | metrics)
             self._newest |= metrics
@@ -190,7 +192,7 @@ class _Run:
     def _finish(self) -> Result:
         self.save()
         write_agent(self.folder.agent, self.trainer)
-        final = assess(self.trainer.act, self.trainer.task, self.training.assessment_starts)
+        final = self.assess(self.trainer.act)
         result = Result(
             agent=self.trainer.settings.agent_name,
             task=self.training.task,

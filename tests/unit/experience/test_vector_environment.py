@@ -102,19 +102,25 @@ def test_only_ended_environments_are_renewed() -> None:
     assert environments.observations[1].item() < 0
 
 
-def test_episodes_repeat_to_the_bit() -> None:
-    def make() -> gymnasium.Env[Any, Any]:
-        return gymnasium.make("Pendulum-v1")
+@pytest.mark.parametrize("name", ["Pendulum-v1", "HalfCheetah-v5"])
+def test_episodes_repeat_to_the_bit(name: str) -> None:
+    if name == "HalfCheetah-v5":
+        pytest.importorskip("mujoco")
+        pytest.importorskip("imageio")
 
+    def make() -> gymnasium.Env[Any, Any]:
+        return gymnasium.make(name, max_episode_steps=200)
+
+    size = task(name, make).action_size
     generator = torch.Generator().manual_seed(1)
     first, second = make_environments(make, 2), VectorEnvironments(make, 2, torch.Generator().manual_seed(77))
     for _ in range(230):  # into the second episode
-        stepped = first.step(torch.rand(2, 1, generator=generator) * 4 - 2)
+        stepped = first.step(torch.rand(2, size, generator=generator) * 2 - 1)
         first.renew(stepped.ended)
     assert second.restore(first.snapshot())
     second.generator.set_state(first.generator.get_state())
     for _ in range(200):  # over the next reset and time limit
-        actions = torch.rand(2, 1, generator=generator) * 4 - 2
+        actions = torch.rand(2, size, generator=generator) * 2 - 1
         one, other = first.step(actions), second.step(actions)
         assert all(torch.equal(getattr(one, name), getattr(other, name)) for name in vars(one))
         first.renew(one.ended)
