@@ -4,7 +4,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+PIP := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --constraint constraints.txt
 OLDEST_ASE := 3.26.0
 
 # One thread per process: with several processes on a few cores more threads only get in each other's way.
@@ -68,7 +68,7 @@ $(VENV)/.dev: $(VENV)/.torch pyproject.toml
 
 # only ASE itself: the rest of the environment stays as it is
 $(VENV)/ase-$(OLDEST_ASE): $(VENV)/.dev
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $@ ase==$(OLDEST_ASE)
+	$(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --no-deps --upgrade --target $@ ase==$(OLDEST_ASE)
 	@touch $@
 
 clean:
