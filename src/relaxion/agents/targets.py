@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from relaxion.agents.adam import Adam
+from relaxion.errors import SettingsError
 
 Network = TypeVar("Network", bound=nn.Module)
 
@@ -26,6 +27,8 @@ def project_onto_support(rewards: Tensor, discounts: Tensor, probabilities: Tens
     grid points and beyond the ends too (the usual floor and ceil give both neighbours nothing there).
     """
     n_bins = len(support)
+    if probabilities.shape[1] != n_bins:
+        raise SettingsError(f"the critic has {probabilities.shape[1]} bins, the support {n_bins}: make n_bins agree")
     spacing = (support[-1] - support[0]) / (n_bins - 1)
     moved = rewards[:, None] + discounts[:, None] * support  # (batch, n_bins) values
     places = ((moved - support[0]) / spacing).clamp(0, n_bins - 1)  # (batch, n_bins)

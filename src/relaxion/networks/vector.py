@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 
 import torch
-from pydantic import Field
+from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 
 from relaxion.networks.roles import CategoricalCritic, Critics, Policy, StochasticPolicy
@@ -23,7 +23,7 @@ LOG_DEVIATION_RANGE = (-20.0, 2.0)  # of the Gaussian before tanh, as in the aut
 class VectorNetworkSettings(Settings):
     """Size of the networks for vectors."""
 
-    widths: tuple[int, ...] = Field(default=(256, 256), min_length=1)
+    widths: tuple[PositiveInt, ...] = Field(default=(256, 256), min_length=1)
     """Hidden units of each layer, of policy and critics alike. (256, 256) in SAC's paper and TD3's code."""
 
     n_critics: int = Field(default=2, ge=1)
