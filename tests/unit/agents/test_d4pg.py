@@ -88,7 +88,7 @@ def test_mass_at_the_edges_shows_a_support_that_is_too_narrow(make_d4pg: Callabl
 
 
 def test_a_support_upside_down_is_refused() -> None:
-    with pytest.raises(SettingsError, match="lowest_value 5.0 must lie below highest_value 1.0"):
+    with pytest.raises(SettingsError, match=r"lowest_value 5\.0 must lie below highest_value 1\.0"):
         D4PGSettings.read({"lowest_value": 5.0, "highest_value": 1.0})
 
 
