@@ -54,7 +54,7 @@ def our_replay() -> VectorReplay:
 
 
 def ours(name: str, source: Callable[[], Batch]) -> Callable[[int], None]:
-    actions = BoxActions(Spaces.action_space.low, Spaces.action_space.high)
+    actions = BoxActions([-1.0] * N_ACTIONS, [1.0] * N_ACTIONS)
     agent = vector_agent(N_OBSERVATIONS, actions, torch.Generator().manual_seed(0), AGENT_SETTINGS[name]())
 
     def run(n_updates: int) -> None:
