@@ -4,8 +4,9 @@
 
 Every structure is relaxed by every optimizer from the same start to the same fmax. A relaxation that does not get
 there within the cap is a failure and is charged the cap. GPMin factorises a dense matrix of calls × coordinates; it
-gives up, and is charged the cap, when that has more than 4 000 rows. `--check` exits with 1 unless the bar of the
-first set holds and nothing of ours failed.
+gives up, and is charged the cap, when that has more than 4 000 rows, and it sits out the sets that start far from any
+minimum, where it takes minutes per structure. `--check` exits with 1 unless the bar of the first set holds and nothing
+of ours failed.
 """
 
 from __future__ import annotations
@@ -74,6 +75,7 @@ class Task:
     images: list[Atoms]
     calculator: type = CountedEmt
     cell: bool = False
+    far: bool = False
 
 
 def relax(kind: type, start: Atoms, task: Task) -> tuple[int, bool]:
@@ -94,6 +96,8 @@ def measure(task: Task) -> dict[str, dict]:
     """Numbers of every optimizer on one set."""
     results = {}
     for name, kind in OPTIMIZERS.items():
+        if task.far and kind is GPMin:
+            continue
         begin = time.perf_counter()
         calls, converged = np.array([relax(kind, atoms, task) for atoms in task.images]).T
         print(f"{task.title}: {name}, {time.perf_counter() - begin:.0f} s", file=sys.stderr, flush=True)
@@ -126,9 +130,9 @@ def tasks(number: int) -> list[Task]:
         Task("Random EMT alloys, 2–32 atoms, rattle 0.05–0.3 Å", sets.alloys(number, 9001)),
         Task("EMT alloys with free cell, rattle 0.05–0.15 Å, strain ±3 %", sets.strained_alloys(half, 9002), cell=True),
         Task("EMT slabs with an adsorbate", sets.slabs(half, 9003)),
-        Task("EMT random clusters, 6–20 atoms", sets.clusters(half, 9004)),
-        Task("Al–Fe random packings, 2–16 atoms, analytic EAM", sets.packings(half, 9005), CountedEam),
-        Task("Al–Fe random packings with free cell", sets.packings(half, 9005), CountedEam, cell=True),
+        Task("EMT random clusters, 6–20 atoms", sets.clusters(half, 9004), far=True),
+        Task("Al–Fe random packings, 2–16 atoms, analytic EAM", sets.packings(half, 9005), CountedEam, far=True),
+        Task("Al–Fe random packings with free cell", sets.packings(half, 9005), CountedEam, cell=True, far=True),
     ]
 
 

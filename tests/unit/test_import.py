@@ -1,0 +1,54 @@
+"""Importing relaxion is quick and changes nothing global; relaxing loads no training code."""
+
+import subprocess
+import sys
+
+import pytest
+
+
+def run_fresh(code: str) -> str:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_import_loads_no_heavy_package():
+    loaded = run_fresh("import sys, relaxion; print(sorted({n.split('.')[0] for n in sys.modules}))")
+    for heavy in ("torch", "ase", "numpy", "scipy", "gymnasium", "e3nn"):
+        assert f"'{heavy}'" not in loaded
+
+
+def test_relaxing_loads_no_training_code():
+    code = """
+import sys
+from ase.build import bulk
+from ase.calculators.emt import EMT
+import relaxion
+atoms = bulk("Cu") * (2, 1, 1)
+atoms.rattle(0.1)
+atoms.calc = EMT()
+relaxion.Relaxer(atoms, logfile=None).run()
+print([n for n in sys.modules if n.startswith(("relaxion.agents", "relaxion.experience", "relaxion.training",
+                                               "gymnasium", "e3nn", "tensorboard"))])
+"""
+    assert run_fresh(code) == "[]"
+
+
+def test_import_changes_nothing_global():
+    code = """
+import random, numpy, torch
+def look():
+    return (torch.get_default_dtype(), torch.get_num_threads(), torch.get_rng_state().sum().item(),
+            torch.is_grad_enabled(), numpy.geterr(), numpy.random.get_state()[1].sum(), random.getstate()[1][:9])
+before = look()
+import relaxion, relaxion.structures, relaxion.physics, relaxion.experience, relaxion.relaxing, relaxion.doors.cli
+assert look() == before, (before, look())
+print("same")
+"""
+    assert run_fresh(code) == "same"
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    import relaxion
+
+    with pytest.raises(AttributeError, match="Relaxxer"):
+        relaxion.Relaxxer  # noqa: B018
+    assert "Relaxer" in dir(relaxion)
