@@ -58,8 +58,11 @@ def run(request: TrainRequest) -> int:
                 force=request.force,
                 on_progress=on_progress,
             )
-    except (Interrupted, KeyboardInterrupt) as stop:
-        say(f"relaxion: {stop or f'stopped, saved in {out}'}; the same command with --resume goes on")
+    except Interrupted as stop:
+        say(f"relaxion: {stop}; the same command with --resume goes on")
+        return INTERRUPTED
+    except KeyboardInterrupt:
+        say(f"relaxion: stopped at once; --resume goes on from the last checkpoint, if there is one in {out}")
         return INTERRUPTED
     except SettingsError as error:
         say(f"relaxion: {error}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 from collections.abc import Mapping
@@ -23,7 +24,8 @@ class Records:
 
     def write(self, metrics: Mapping[str, float]) -> None:
         """One line. The x axis of everything is the true total of environment steps (R9.5)."""
-        self._file.write(json.dumps(dict(metrics)).encode() + b"\n")
+        line = {name: value if math.isfinite(value) else None for name, value in metrics.items()}  # JSON has no NaN
+        self._file.write(json.dumps(line, allow_nan=False).encode() + b"\n")
         self._file.flush()
         if self._board is not None:
             step = int(metrics["time/total_timesteps"])
@@ -77,6 +79,6 @@ def _board(folder: Path, step: int) -> Any:
     return SummaryWriter(str(folder), purge_step=step or None)
 
 
-def without_times(line: str) -> dict[str, float]:
+def without_times(line: str) -> dict[str, float | None]:
     """A record without what differs between two equal runs."""
     return {name: value for name, value in json.loads(line).items() if name not in TIME_KEYS}

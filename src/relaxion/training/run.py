@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import signal
-import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +12,7 @@ from relaxion.experience.vector_environment import Task, task
 from relaxion.training import checkpoint
 from relaxion.training.assessment import Assessor
 from relaxion.training.checkpoint import Stored
+from relaxion.training.interrupts import noticing_interrupts
 from relaxion.training.recipe import RunSettings
 from relaxion.training.records import Clock, Records
 from relaxion.training.run_folder import RunFolder, write_json, write_text
@@ -91,10 +89,7 @@ def _begun(
         folder.clear()
     else:
         folder.check_empty()
-    write_text(folder.settings, settings.as_toml())
-    run = _Run(trainer, folder, _records(settings, folder), Clock(), on_progress)
-    run.save()  # from here on the run can be killed at any moment and resumed
-    return run
+    return _Run(trainer, folder, _records(settings, folder), Clock(), on_progress)
 
 
 def _resumed(settings: RunSettings, learned: Task, folder: RunFolder, on_progress: OnProgress | None) -> _Run:
@@ -106,7 +101,6 @@ def _resumed(settings: RunSettings, learned: Task, folder: RunFolder, on_progres
         raise RunError(
             f"{folder.path} has gone {trainer.step} steps already, more than --steps {settings.training.steps}"
         )
-    write_text(folder.settings, settings.as_toml())
     folder.result.unlink(missing_ok=True)  # of fewer steps, or about to be written again
     records = _records(settings, folder, stored.values["metrics_position"], trainer.step)
     clock = Clock(stored.values["wall_time_seconds"], trainer.step)
@@ -141,7 +135,10 @@ class _Run:
     def go(self) -> Result:
         """To the end, unless interrupted or the numbers run away."""
         try:
-            with _noticing_interrupts() as interrupted:
+            if not self.folder.checkpoint.exists():
+                self.save()  # killed before this, the run can begin again; killed after it, resume
+            write_text(self.folder.settings, self.trainer.settings.as_toml())
+            with noticing_interrupts() as interrupted:
                 while self.trainer.step < self.training.steps:
                     self._step()
                     if interrupted.is_set():
@@ -211,26 +208,3 @@ class _Run:
 def write_agent(path: Path, trainer: Trainer) -> None:
     """Networks and normaliser with the settings they belong to: enough to act, or to begin a new run from."""
     checkpoint.write(path, AGENT, trainer.weights(), {"settings": trainer.settings.flat()})
-
-
-@contextmanager
-def _noticing_interrupts() -> Iterator[threading.Event]:
-    """Ctrl-C and a polite kill set a flag, to be looked at between two steps; a second one stops at once."""
-    noticed = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield noticed  # only the main thread may listen to signals
-        return
-    wanted = (signal.SIGINT, signal.SIGTERM)
-    before = {number: signal.getsignal(number) for number in wanted}
-
-    def notice(number: int, _frame: Any) -> None:
-        noticed.set()
-        signal.signal(number, before[signal.Signals(number)])
-
-    for number in wanted:
-        signal.signal(number, notice)
-    try:
-        yield noticed
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -56,10 +56,14 @@ class RunFolder:
             yield
 
     def check_empty(self) -> None:
-        """Refuse a folder that holds anything."""
-        if self.path.is_dir() and any(file.name != LOCK for file in self.path.iterdir()):
+        """Refuse a folder that holds anything, save what a run leaves that was killed before its first checkpoint."""
+        if self.path.is_dir() and not all(self._counts_for_nothing(file) for file in self.path.iterdir()):
             advice = "--resume to go on" if self.checkpoint.exists() else "another --out"
             raise FileError(f"{self.path} is not empty; try {advice}, or --force to replace what a run left there")
+
+    def _counts_for_nothing(self, file: Path) -> bool:
+        unfinished = file.name.startswith(".") and file.name.endswith(".part")
+        return file.name == LOCK or unfinished or (file == self.metrics and file.stat().st_size == 0)
 
     def clear(self) -> None:
         """Remove what a run leaves, and nothing else."""

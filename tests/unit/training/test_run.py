@@ -16,6 +16,7 @@ import torch
 from gymnasium.envs.classic_control import PendulumEnv
 
 from relaxion.errors import CheckpointError, FileError, RunError, SettingsError
+from relaxion.training import checkpoint
 from relaxion.training.recipe import RunSettings
 from relaxion.training.records import without_times
 from relaxion.training.run import Interrupted, train
@@ -183,6 +184,23 @@ def test_nothing_is_overwritten_unasked(tmp_path: Path) -> None:
     assert len(records(tmp_path / "run")) == 4
     with pytest.raises(FileError, match="cannot be a run folder"):
         train(make_settings(), tmp_path / "note.txt" / "run")
+
+
+def test_a_run_killed_before_its_first_checkpoint_can_begin_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(path: Path, *_: object) -> None:
+        path.with_name(f".{path.name}.part").write_bytes(b"half")
+        raise MemoryError
+
+    monkeypatch.setattr(checkpoint, "write", killed)
+    with pytest.raises(MemoryError):
+        train(make_settings(), tmp_path / "run")
+    assert {file.name for file in (tmp_path / "run").iterdir()} == {
+        ".lock", ".checkpoint.safetensors.part", "metrics.jsonl"
+    }  # fmt: skip
+    monkeypatch.undo()
+    assert train(make_settings(), tmp_path / "run").steps == 120
 
 
 def test_resume_without_or_with_a_damaged_checkpoint(tmp_path: Path) -> None:

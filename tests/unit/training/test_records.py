@@ -1,0 +1,51 @@
+"""metrics.jsonl: valid JSON whatever the numbers, cut back on resume, times that go on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from relaxion.errors import CheckpointError
+from relaxion.training.records import Clock, Records, without_times
+
+
+def steps(path: Path) -> list[int]:
+    return [json.loads(line)["time/total_timesteps"] for line in path.read_text().splitlines()]
+
+
+def write(records: Records, *numbers: int) -> None:
+    for number in numbers:
+        records.write({"time/total_timesteps": number})
+
+
+def test_a_resume_cuts_back_to_its_checkpoint(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    first = Records(path)
+    write(first, 1, 2)
+    position = first.position()
+    write(first, 3, 4)
+    first.close()
+    second = Records(path, position=position)
+    write(second, 30)
+    second.close()
+    assert steps(path) == [1, 2, 30]
+    with pytest.raises(CheckpointError, match="it was cut"):
+        Records(path, position=1000)
+
+
+def test_what_is_not_finite_is_null(tmp_path: Path) -> None:
+    records = Records(tmp_path / "metrics.jsonl")
+    records.write({"time/total_timesteps": 1, "train/critic_loss": float("nan"), "train/q_mean": float("inf")})
+    records.close()
+    line = (tmp_path / "metrics.jsonl").read_text()
+    assert json.loads(line) == {"time/total_timesteps": 1, "train/critic_loss": None, "train/q_mean": None}
+
+
+def test_times_are_apart() -> None:
+    clock = Clock(100.0, 50)
+    times = clock.metrics(60)
+    assert times["time/time_elapsed"] >= 100
+    assert times["time/fps"] > 0
+    assert without_times(json.dumps({"time/total_timesteps": 60} | times)) == {"time/total_timesteps": 60}
