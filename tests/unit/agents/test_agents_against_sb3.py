@@ -17,7 +17,10 @@ from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.type_aliases import ReplayBufferSamples
 from torch import Tensor, nn
 
-from relaxion.agents import DDPG, SAC, TD3, DDPGSettings, SACSettings, TD3Settings, vector_agent
+from relaxion.agents import DDPGSettings, SACSettings, TD3Settings, vector_agent
+from relaxion.agents.ddpg import DDPG
+from relaxion.agents.sac import SAC
+from relaxion.agents.td3 import TD3
 from relaxion.experience.batch import Batch
 from relaxion.networks.vector import Layers, VectorNetworkSettings
 from relaxion.networks.vector_actions import BoxActions
