@@ -79,6 +79,9 @@ def test_a_restored_trainer_holds_all_that_was_saved(agent: str) -> None:
         for _ in range(5):
             one.advance()
     assert digest(copy.snapshot()) == digest(trainer.snapshot())
+    metrics = trainer.metrics()
+    assert copy.metrics() == metrics
+    assert metrics["time/episodes"] == 1
 
 
 def test_old_weights_come_without_their_run() -> None:
