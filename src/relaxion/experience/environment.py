@@ -96,7 +96,7 @@ class Environment:
     def step(self, state: State, move: Move, source: Source | Tensor = Source.POLICY) -> Transition:
         """Do the move as far as it is allowed, and say what came of it."""
         settings = self.settings
-        proposed = move.to(state.structures.dtype).allowed(state.structures)  # networks think in float32
+        proposed = _symmetric(move.to(state.structures.dtype)).allowed(state.structures)  # networks think in float32
         bounded = proposed.bounded(state.structures, settings.max_displacement_angstrom, settings.max_strain)
         correction = correct(state.structures, bounded, settings.minimum_distance_angstrom)
         tried = state.structures.moved(correction.executed)
@@ -201,6 +201,11 @@ class Environment:
         # negative (a terminal penalty of -50 has taught agents just that).
         discounts = torch.full(outcome.shape, self.settings.discount_factor, dtype=dtype)
         return discounts.masked_fill(outcome == Outcome.CONVERGED, 0.0)
+
+
+def _symmetric(move: Move) -> Move:
+    """Without the rotation that a raw (3, 3) output may hold: turning a crystal changes no energy."""
+    return replace(move, strains=(move.strains + move.strains.transpose(1, 2)) / 2)
 
 
 def _replaced(state: State, places: Tensor, fresh: State) -> State:

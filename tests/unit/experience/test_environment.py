@@ -286,6 +286,18 @@ def test_strain_is_bounded(make_generator) -> None:
     )
 
 
+def test_only_the_symmetric_part_of_a_strain_is_proposed_and_executed(make_generator) -> None:
+    environment = strained_copper(cell_free=True)
+    state = environment.reset(make_generator(0))
+    raw = 0.01 * torch.randn(2, 3, 3, dtype=torch.float64, generator=make_generator(1))
+    transition = environment.step(state, Move(torch.zeros_like(state.structures.positions), raw))
+    assert torch.equal(transition.proposed.strains, (raw + raw.transpose(1, 2)) / 2)
+    assert torch.equal(transition.executed.strains, transition.executed.strains.transpose(1, 2))
+    done = Move.between(state.structures, transition.next_state.structures).strains
+    torch.testing.assert_close(done, done.transpose(1, 2))
+    assert done.norm() > 0.01
+
+
 def test_wild_starts_are_drawn_again(make_generator) -> None:
     """Half of the draws are NaN: none of them gets through, and every evaluation is counted."""
 
