@@ -3,7 +3,8 @@
 Three comment lines; the elements; n_ρ, dρ, n_r, dr, cutoff; then for each element a line about it, F(ρ) and
 ρ(r); then r·φ(r) of the pairs (1,1), (2,1), (2,2), (3,1), ... In a Finnis–Sinclair file the section of an
 element holds one ρ(r) per element: the density that an atom of this section makes at an atom of the other
-(LAMMPS, pair_style eam/fs). The number of values tells the formats apart, so the file name does not matter.
+(LAMMPS, pair_style eam/fs). The number of values tells the formats apart, so the file name does not matter. What
+follows the tables is ignored if it begins with a word; numbers there mean that the sizes are wrong.
 """
 
 from __future__ import annotations
@@ -50,11 +51,13 @@ def read_eam_tables(path: str | Path) -> EamTables:
 def _read_lines(path: Path) -> list[str]:
     try:
         content = path.read_bytes()
-        return (gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content).decode("utf-8").splitlines()
+        plain = gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content
     except FileNotFoundError as error:
         raise FileError(f"there is no file {path}; {EXPECTED}") from error
-    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise FileError(f"{path} cannot be read ({error}); {EXPECTED}, plain or gzipped") from error
+    # comments are in any encoding; bytes are split because str also splits at characters that only look like breaks
+    return [line.decode("utf-8", errors="replace") for line in plain.splitlines()]
 
 
 class _Reader:
@@ -104,15 +107,18 @@ class _Reader:
         pairs = n_elements * (n_elements + 1) // 2
         rest = n_elements * (WORDS_ABOUT_ELEMENT + n_rho) + pairs * n_r
         choices = {rest + n_elements * n_r: 1, rest + n_elements**2 * n_r: n_elements}
-        if found not in choices:
+        fitting = [count for count in choices if count == found] or [
+            count for count in choices if count < found and not _is_number(self.words[self.at + count])
+        ]
+        if not fitting:
             counts = " or ".join(str(count) for count in choices)
             raise ValueError(f"after its header it has {found} values where its sizes ask for {counts}")
-        return choices[found]
+        return choices[fitting[0]]
 
     def _numbers(self, count: int) -> np.ndarray:
         words = self.words[self.at : self.at + count]
         self.at += count
-        values = np.array([word.replace("D", "E").replace("d", "e") for word in words], dtype=np.float64)
+        values = np.array([_decimal(word) for word in words], dtype=np.float64)
         if not np.isfinite(values).all():
             raise ValueError("a table holds values that are not finite")
         return values
@@ -137,7 +143,20 @@ class _Reader:
 
     def _positive(self, what: str) -> float:
         word = self._word(what)
-        value = float(word.replace("D", "E").replace("d", "e"))
+        value = float(_decimal(word))
         if not 0 < value < np.inf:
             raise ValueError(f"{what} is {word}, not above 0")
         return value
+
+
+def _decimal(word: str) -> str:
+    """Fortran writes 1.0D-3."""
+    return word.replace("D", "E").replace("d", "e")
+
+
+def _is_number(word: str) -> bool:
+    try:
+        float(_decimal(word))
+    except ValueError:
+        return False
+    return True

@@ -187,6 +187,28 @@ def test_fortran_exponents(tmp_path: Path) -> None:
     np.testing.assert_array_equal(read_eam_tables(path).embedding, expected.embedding)
 
 
+@pytest.mark.parametrize("comment", ["Schönfeld, 3.5 Å".encode("latin-1"), b"a\x85b\x1cc\x0cd", "Å\u2028".encode()])
+def test_comments_are_in_any_encoding(tmp_path: Path, comment: bytes) -> None:
+    path = write_table(tmp_path / "a.eam.alloy", ["Al"], finnis_sinclair=False)
+    expected = read_eam_tables(path)
+    path.write_bytes(path.read_bytes().replace(b"made up", comment, 1))
+    np.testing.assert_array_equal(read_eam_tables(path).pair_products, expected.pair_products)
+
+
+@pytest.mark.parametrize("symbols", [["Al"], ["Al", "Fe"], ["Ni", "Al", "Cu"]])
+@pytest.mark.parametrize("finnis_sinclair", [False, True])
+@pytest.mark.parametrize("lines", [1, 3000])  # the latter are more words than the tables of either kind
+def test_text_after_the_tables_is_ignored(
+    tmp_path: Path, symbols: list[str], finnis_sinclair: bool, lines: int
+) -> None:
+    path = write_table(tmp_path / "table", symbols, finnis_sinclair=finnis_sinclair)
+    expected = read_eam_tables(path)
+    path.write_text(path.read_text() + "# fitted in 2004\n1.0\n" * lines)
+    found = read_eam_tables(path)
+    np.testing.assert_array_equal(found.densities, expected.densities)
+    np.testing.assert_array_equal(found.pair_products, expected.pair_products)
+
+
 BROKEN = {
     "empty": (lambda _: "", "ends before the number of elements"),
     "no number of elements": (lambda text: text.replace("2 Al Fe", "Al Fe"), "is 'Al', not a whole number"),
