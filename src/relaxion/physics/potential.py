@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import final
+from typing import TYPE_CHECKING, final
 
 import torch
 from ase.data import chemical_symbols
@@ -12,6 +12,9 @@ from torch import Tensor
 from relaxion.errors import MissingElementError, MissingStressError
 from relaxion.structures import Evaluation, Graph, Structures
 from relaxion.structures.structures import per_structure_sum
+
+if TYPE_CHECKING:
+    from relaxion.physics.ase import PotentialCalculator
 
 
 class Potential(ABC):
@@ -54,6 +57,12 @@ class Potential(ABC):
             names = ", ".join(chemical_symbols[number] for number in sorted(missing))
             known = ", ".join(chemical_symbols[number] for number in sorted(self.elements))
             raise MissingElementError(f"{self.name} has no parameters for {names}; it knows {known}")
+
+    def as_calculator(self) -> PotentialCalculator:
+        """For ASE: `atoms.calc = relaxion.potential("emt").as_calculator()`."""
+        from relaxion.physics.ase import PotentialCalculator  # which is written in terms of this class
+
+        return PotentialCalculator(self)
 
     @abstractmethod
     def evaluate(self, structures: Structures, stresses: bool) -> Evaluation:

@@ -102,6 +102,9 @@ def potential(spec: str | BaseCalculator | Potential) -> Potential:
     "emt", "eam", "lj", "morse"; "eam:FILE" (setfl or Finnis–Sinclair table, also gzipped); "chgnet",
     "sevennet", "gfn2" where installed; "module:factory" (called without arguments); an ASE calculator; or a
     potential, which is returned as it is.
+
+    A module is also looked for in the working directory. If it is found there, the directory stays at the end of
+    `sys.path`, so that what the calculator imports later is found too.
     """
     if isinstance(spec, str):
         return _from_word(spec)
@@ -162,12 +165,16 @@ def _from_object(thing: object) -> Potential | None:
 
 
 def _from_code(spec: str, module_name: str, factory_name: str) -> Potential:
-    with _working_directory_importable():
+    with _working_directory_importable() as here:
         factory = getattr(_import(spec, module_name), factory_name, None)
         if not callable(factory):
             what = "has no" if factory is None else "cannot call its"
             raise UnknownPotentialError(f"potential '{spec}': module {module_name} {what} '{factory_name}'")
         made = factory()
+    if here not in sys.path and _lies_in(here, module_name):
+        # A calculator may import its neighbours as late as in its first force call. Last in line: nothing here shall
+        # hide an installed package from the rest of the process.
+        sys.path.append(here)
     found = _from_object(made)
     if found is None:
         raise UnknownPotentialError(
@@ -188,11 +195,18 @@ def _import(spec: str, module_name: str):
 
 
 @contextmanager
-def _working_directory_importable() -> Iterator[None]:
+def _working_directory_importable() -> Iterator[str]:
     """A user's own file lies where the command is run; a console script does not look there by itself."""
     here = str(Path.cwd())
     sys.path.insert(0, here)
     try:
-        yield
+        yield here
     finally:
         sys.path.remove(here)
+
+
+def _lies_in(folder: str, module_name: str) -> bool:
+    """Whether the module, or the package it belongs to, was found in this folder itself."""
+    module = sys.modules[module_name.partition(".")[0]]
+    places = getattr(module, "__path__", None) or [getattr(module, "__file__", None) or ""]
+    return any(Path(place).parent == Path(folder) for place in places)

@@ -13,7 +13,7 @@ from ase.calculators.lj import LennardJones as AseLennardJones
 
 import relaxion
 from relaxion.errors import FileError, MissingExtraError, UnknownPotentialError
-from relaxion.physics import AsePotential, Emt, LennardJones, Morse, PotentialCalculator, ZhouEam
+from relaxion.physics import AsePotential, Emt, LennardJones, Morse, Potential, PotentialCalculator, ZhouEam
 from relaxion.physics.registry import EXTRAS, known_potentials, potential
 from relaxion.structures import Structures
 
@@ -118,13 +118,52 @@ def write_module(folder: Path, name: str) -> None:
 def test_factory_in_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_module(tmp_path, "my_calculators_a")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
     before = list(sys.path)
     made = potential("my_calculators_a:calculator")
     assert isinstance(made, AsePotential)
     own = potential("my_calculators_a:own")
     assert isinstance(own, Morse)
     assert own.r0 == 2.0
+    assert sys.path == [*before, str(tmp_path)], "once, and behind everything that is installed"
+
+
+def test_a_calculator_may_import_its_neighbours_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "neighbour_for_test.py").write_text("SHIFT = 0.5\n")
+    (tmp_path / "lazy_for_test.py").write_text(
+        "from ase.calculators.emt import EMT\n"
+        "class Lazy(EMT):\n"
+        "    def calculate(self, *arguments):\n"
+        "        from neighbour_for_test import SHIFT\n"
+        "        super().calculate(*arguments)\n"
+        "        self.results['energy'] += SHIFT\n"
+    )
+    made = potential("lazy_for_test:Lazy")
+    copper = Structures.from_ase(Atoms("Cu2", positions=[[0, 0, 0], [0, 0, 2.3]]))
+    assert float(made(copper).energies) == pytest.approx(float(Emt()(copper).energies) + 0.5, abs=1e-6)
+
+
+def test_a_factory_from_elsewhere_leaves_the_path_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir(tmp_path)
+    before = list(sys.path)
+    assert potential("ase.calculators.emt:EMT").name == "EMT"
+    with pytest.raises(UnknownPotentialError):
+        potential("no_such_module_for_test:make")
     assert sys.path == before
+
+
+@pytest.mark.parametrize("thing", [Emt(), AsePotential(EMT())])
+def test_a_potential_as_calculator(thing: Potential) -> None:
+    atoms = Atoms("Cu2", positions=[[0, 0, 0], [0, 0, 2.3]])
+    atoms.calc = thing.as_calculator()
+    assert isinstance(atoms.calc, PotentialCalculator)
+    energy, forces = atoms.get_potential_energy(), atoms.get_forces()
+    atoms.calc = EMT()
+    assert energy == pytest.approx(atoms.get_potential_energy(), abs=1e-9)
+    assert forces == pytest.approx(atoms.get_forces(), abs=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -141,6 +180,7 @@ def test_factory_in_the_working_directory(tmp_path: Path, monkeypatch: pytest.Mo
 )
 def test_factory_that_fails(name: str, word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_module(tmp_path, "my_calculators_b")
+    monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UnknownPotentialError) as caught:
         potential(name)
