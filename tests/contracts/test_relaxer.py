@@ -1,6 +1,7 @@
 """ASE's optimizer contracts, in spirit, for `relaxion.Relaxer`. `make test` runs them on the newest ASE and on 3.26."""
 
 import io
+import json
 import os
 import pickle
 from pathlib import Path
@@ -191,6 +192,44 @@ def test_restart_of_other_atoms_is_refused(tmp_path):
         Relaxer(FrechetCellFilter(alloy()), logfile=None, restart=tmp_path / "r.json")
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"left_at": "abc"},
+        {"left_at": [[0.0, 0.0, 0.0]]},
+        {"force_calls": None},
+        {"core": {}},
+        {"core": [1]},
+        {"core": "x"},
+    ],
+)
+def test_damaged_restart_files_are_refused(tmp_path, damage):
+    path = tmp_path / "r.json"
+    Relaxer(alloy(), logfile=None, restart=path).run(steps=2)
+    path.write_text(json.dumps(json.loads(path.read_text()) | damage))
+    with pytest.raises(RestartError, match="damaged"):
+        Relaxer(alloy(), logfile=None, restart=path)
+
+
+def test_a_kill_before_the_force_call_repeats_the_step(tmp_path):
+    """The restart file is one step ahead of the trajectory then."""
+    straight = alloy(seed=6)
+    whole = Relaxer(straight, logfile=None)
+    whole.run(fmax=1e-3, steps=40)
+    killed = alloy(seed=6)
+    opt = Relaxer(killed, logfile=None, restart=tmp_path / "r.json")
+    points = opt.irun(fmax=1e-3, steps=40)
+    for _ in range(5):
+        next(points)
+    before = killed.copy()  # the last frame of the trajectory
+    opt.step()  # writes the restart file; the force call that would follow never comes
+    before.calc = CountingEMT()
+    resumed = Relaxer(before, logfile=None, restart=tmp_path / "r.json")
+    assert resumed.run(fmax=1e-3, steps=40)
+    assert np.allclose(before.positions, straight.positions, atol=1e-9)
+    assert resumed.nsteps == whole.nsteps - 4
+
+
 def test_constraints_are_respected():
     atoms = slab()
     atoms.set_constraint([*atoms.constraints, FixCartesian([5], mask=(True, False, True)), FixedPlane([6], (0, 0, 1))])
@@ -267,6 +306,63 @@ def test_is_a_picklable_class_usable_with_atoms_alone(capsys):
     assert pickle.loads(pickle.dumps(Relaxer)) is Relaxer
     Relaxer(alloy()).run(steps=1)
     assert "Relaxer:" in capsys.readouterr().out
+
+
+def test_an_unfinished_run_ends_at_the_better_point():
+    """NaN at the last call of the run: the atoms go back, and the next run does not try the same point again."""
+    atoms = alloy()
+    atoms.calc = NanAfter(4)
+    opt = Relaxer(atoms, logfile=None)
+    assert not opt.run(fmax=0.05, steps=3)
+    assert opt.outcome is Outcome.STEP_LIMIT
+    assert not opt.history[-1].accepted
+    assert np.isfinite(atoms.get_forces()).all()
+    assert atoms.get_potential_energy() == pytest.approx(opt.history[2].energy_ev)
+    assert opt.run(fmax=0.05, steps=50)
+    assert opt.force_calls == atoms.calc.calculations
+
+
+def test_outcome_and_count_belong_to_the_present_run():
+    atoms = alloy()
+    atoms.calc = NanAfter(1)
+    opt = Relaxer(atoms, logfile=None)
+    assert not opt.run(fmax=0.05, steps=20)
+    assert opt.outcome is Outcome.NON_FINITE
+    atoms.calc.reset()
+    assert opt.run(fmax=0.05, steps=50)
+    assert opt.outcome is Outcome.CONVERGED
+
+    atoms.rattle(0.1, seed=1)
+    assert not opt.run(fmax=0.05, steps=0)
+    assert opt.outcome is Outcome.STEP_LIMIT
+    relaxed = Atoms("Cu", calculator=CountingEMT())
+    again = Relaxer(relaxed, logfile=None)
+    again.run()
+    again.run()
+    assert again.force_calls == relaxed.calc.calculations == 1
+
+
+def test_every_call_counts_after_moving_by_hand():
+    atoms = alloy(seed=4)
+    opt = Relaxer(atoms, logfile=None)
+    opt.run(fmax=0.05)
+    atoms.rattle(0.1, seed=2)
+    opt.run(fmax=0.05)
+    assert opt.force_calls == atoms.calc.calculations
+
+
+def test_nan_when_fire_hands_back():
+    atoms = alloy()
+    atoms.calc = NanAfter(2, 3, 4, 5, 6, 25, 26, 27)
+    opt = Relaxer(atoms, logfile=None)
+    assert opt.run(fmax=0.05, steps=200)
+    assert opt.fallback_used > 20
+
+
+def test_scattered_atoms_do_not_end_the_process():
+    atoms = Atoms("Ar4", [[0, 0, 0], [0, 0, 3.6], [1e6, 0, 0], [1e6, 0, 3.6]])
+    atoms.calc = LennardJones(sigma=3.0, epsilon=0.01, rc=9.0)
+    assert Relaxer(atoms, logfile=None).run(fmax=1e-3, steps=200)
 
 
 def test_moving_the_atoms_by_hand_starts_afresh():
@@ -396,6 +492,19 @@ def test_maxstep_bounds_every_displacement():
     opt.run(fmax=0.05, steps=200)
     assert max(entry.step_length_angstrom for entry in opt.history) <= 0.05 + 1e-9
     assert opt.outcome is Outcome.CONVERGED
+
+
+@pytest.mark.parametrize("maxstep", [0.005, 5e-4])
+def test_maxstep_bounds_the_fallback_and_wary_steps_too(maxstep):
+    atoms = alloy(size=0.1)
+    atoms.calc = UphillEnergy()
+    opt = Relaxer(atoms, logfile=None, maxstep=maxstep)
+    opt.run(fmax=0.01, steps=60)
+    assert max(entry.step_length_angstrom for entry in opt.history) <= maxstep * (1 + 1e-9)
+    honest = Relaxer(alloy(size=0.1), logfile=None, maxstep=maxstep)
+    honest.run(fmax=0.01, steps=20)
+    assert max(entry.step_length_angstrom for entry in honest.history) <= maxstep * (1 + 1e-9)
+    assert honest.fallback_used == 0
 
 
 def test_a_turned_structure_needs_the_same_calls():

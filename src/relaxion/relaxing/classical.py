@@ -19,7 +19,7 @@ class Classical:
 
     def __init__(self, settings: QuasiNewtonSettings, *, fallback: bool = True) -> None:
         self.quasi_newton = QuasiNewton(settings)
-        self.fire = Fire()
+        self.fire = Fire(settings.largest_trust)
         self.fallback = fallback
         self.fire_steps_left = 0
         self.fallback_used = 0  # proposals made by FIRE
@@ -34,7 +34,10 @@ class Classical:
 
     def propose(self, point: Point) -> Proposal:
         """The next place to look at, having seen `point`."""
-        self.last = self._fire(point) if self.fire_steps_left > 0 else self._quasi_newton(point)
+        # FIRE knows its last finite point; the quasi-Newton method, fresh after FIRE, would have none to go back to
+        lost_by_fire = not point.finite and self.quasi_newton.last is None
+        fire = self.fire_steps_left > 0 or lost_by_fire
+        self.last = self._fire(point) if fire else self._quasi_newton(point)
         return self.last
 
     def _quasi_newton(self, point: Point) -> Proposal:
@@ -82,6 +85,8 @@ class Classical:
         newton.secants = [Secant(_rows(secant["step"]), _rows(secant["drop"])) for secant in plain["secants"]]
         self.last = None if plain["last"] is None else _proposal_from_plain(plain["last"])
         newton.last = None if self.last is None or self.last.method == "fire" else self.last
+        if newton.last is not None and not newton.recent_energies:
+            raise ValueError("recent_energies is empty although a step was taken")
         self.fire_steps_left = int(plain["fire_steps_left"])
         self.fallback_used = int(plain["fallback_used"])
         saved = plain["fire"]
@@ -92,6 +97,7 @@ class Classical:
 
 
 def _rows(values: Any) -> Array:
+    """Coordinates, forces or vectors from a file."""
     rows = np.asarray(values, dtype=np.float64)
     if rows.ndim != 2 or rows.shape[1] != 3:
         raise ValueError(f"expected rows of three numbers, found shape {rows.shape}")

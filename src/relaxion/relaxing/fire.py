@@ -16,7 +16,8 @@ FIRST_MIXING = 0.1
 class Fire:
     """Moves like a ball that is stopped whenever it rolls uphill."""
 
-    def __init__(self) -> None:
+    def __init__(self, longest_step: float = LONGEST_STEP) -> None:
+        self.longest_step = min(longest_step, LONGEST_STEP)
         self.reset()
 
     def reset(self) -> None:
@@ -37,7 +38,7 @@ class Fire:
         velocities = self._velocities(point)
         self.velocities = velocities + self.time_step * point.forces
         step = self.time_step * self.velocities
-        step *= min(1.0, LONGEST_STEP / max(longest(step), 1e-12))
+        step *= min(1.0, self.longest_step / max(longest(step), 1e-12))
         return Proposal(point, step, min(-dot(point.forces, step), -1e-16), "fire")
 
     def _velocities(self, point: Point) -> np.ndarray:

@@ -78,7 +78,8 @@ class QuasiNewton:
     @property
     def lost(self) -> bool:
         """Rejected so often that another method should take over."""
-        return self.rejections >= 6 or self.trust < self.settings.smallest_trust
+        smallest = min(self.settings.smallest_trust, self.settings.largest_trust / 300)
+        return self.rejections >= 6 or self.trust < smallest
 
     def propose(self, point: Point) -> Proposal:
         """Judge the point reached by the last proposal, then propose the next step."""
@@ -115,7 +116,7 @@ class QuasiNewton:
     def _adapt_trust(self, change: float, last: Proposal, length: float, overshot: bool) -> None:
         kept = change / last.expected_change
         if overshot or kept < 0.25:
-            self.trust = max(0.5 * length, 0.02)
+            self.trust = min(max(0.5 * length, 0.02), self.settings.largest_trust)
         elif kept > 0.5 and length > 0.8 * self.trust:
             self.trust = min(2 * self.trust, self.settings.largest_trust)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Generator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any, ClassVar
@@ -11,14 +12,14 @@ from typing import IO, Any, ClassVar
 import numpy as np
 from ase import Atoms
 from ase.filters import Filter
-from ase.optimize.optimize import Optimizer
+from ase.optimize.optimize import DEFAULT_MAX_STEPS, Optimizer
 
 from relaxion.errors import RestartError, SettingsError
 from relaxion.relaxing.classical import Classical
-from relaxion.relaxing.door import check_door, read_coordinates, read_energy, read_point
-from relaxion.relaxing.point import Array, longest
+from relaxion.relaxing.door import bare_atoms, check_door, read_coordinates, read_energy, read_point
+from relaxion.relaxing.point import Array, Point, Proposal, longest
 from relaxion.relaxing.quasi_newton import QuasiNewtonSettings
-from relaxion.relaxing.restart import read_restart, write_restart
+from relaxion.relaxing.restart import Saved, read_restart, write_restart
 from relaxion.structures.state import Outcome
 
 logger = logging.getLogger(__name__)
@@ -75,7 +76,9 @@ class Relaxer(Optimizer):
         self._chain = Classical(QuasiNewtonSettings(largest_trust=self.maxstep), fallback=fallback)
         self.history: list[HistoryEntry] = []
         self._calls_before = 0  # in the run that wrote the restart file
-        self._left_at: Array | None = None  # where the last step put the atoms
+        self._seen_at: Array | None = None  # where the last step began
+        self._left_at: Array | None = None  # where it led
+        self._counted: bytes | None = None  # the geometry of the last entry of the history
         self._motionless = 0
         self._stopped: Outcome | None = None
         super().__init__(
@@ -115,29 +118,59 @@ class Relaxer(Optimizer):
     def read(self) -> None:
         """Go on from the restart file."""
         path = Path(str(self.restart))
-        self._calls_before, self._left_at, core = read_restart(path, self.atoms)
+        saved = read_restart(path, self.atoms)
+        self._calls_before, self._seen_at, self._left_at = saved.force_calls, saved.seen_at, saved.left_at
         try:
-            self._chain.restore(core)
-        except (KeyError, TypeError, ValueError) as error:
+            self._chain.restore(saved.core)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise RestartError(f"{path} is damaged ({error!r}); delete it to start afresh") from error
 
     def todict(self) -> dict[str, Any]:
         """For the header of the trajectory."""
         return {**super().todict(), "policy": self.policy}
 
+    def run(self, fmax: float = 0.05, steps: int = DEFAULT_MAX_STEPS) -> bool:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Relax until the largest force is below `fmax` (eV/Å) or `steps` steps are done. Whether it converged."""
+        self._begin()
+        converged = bool(super().run(fmax, steps))
+        if self.outcome is Outcome.STEP_LIMIT:
+            self._settle()
+        return converged
+
+    def irun(self, fmax: float = 0.05, steps: int = DEFAULT_MAX_STEPS) -> Generator[bool]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """The same as a generator; the atoms stay at the last point tried, even if it was a bad one."""
+        self._begin()
+        return super().irun(fmax, steps)
+
+    def _begin(self) -> None:
+        self._stopped, self._motionless = None, 0
+        if self.nsteps > 0 and self._counted != self._geometry():
+            self.log(self.atoms.get_forces().ravel())  # ASE logs, and we count, the first point of the first run only
+
+    def _settle(self) -> None:
+        """Judge the last point of an unfinished run; where it is bad, leave the atoms at the better one before it."""
+        point = read_point(self.atoms)
+        self._propose(point)
+        base = self._chain.last.base if self._chain.last is not None else point
+        if base is not point:
+            self.atoms.set_positions(base.coordinates)
+        self._seen_at, self._left_at = base.coordinates, None
+
     def log(self, gradient: Any = None) -> None:
         """ASE calls this once per evaluated point: the place where calls are counted."""
         super().log(gradient)
+        if self._counted == self._geometry():
+            return
+        self._counted = self._geometry()
         last = self._chain.last
+        travelled = 0.0 if last is None else longest(read_coordinates(self.atoms) - last.base.coordinates)
         self.history.append(
             HistoryEntry(
                 call=self.force_calls + 1,
                 energy_ev=read_energy(self.atoms),
                 fmax_ev_per_angstrom=longest(np.asarray(gradient).reshape(-1, 3)),
                 method="start" if last is None else last.method,
-                step_length_angstrom=0.0
-                if last is None
-                else longest(read_coordinates(self.atoms) - last.base.coordinates),
+                step_length_angstrom=travelled,
                 trust_angstrom=self._chain.quasi_newton.trust,
             )
         )
@@ -145,31 +178,53 @@ class Relaxer(Optimizer):
     def step(self, *_: Any) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Judge the present point, move on to the next. (Older ASE passes forces; they are read afresh.)"""
         point = read_point(self.atoms)
-        if self._left_at is None or longest(point.coordinates - self._left_at) > MOVED_BY_HAND:
-            self._chain.reset()
-        if self._chain.last is None and not point.finite:
+        proposal = self._propose(point)
+        if proposal is None:
             self._stop(Outcome.NON_FINITE, "the calculator's answer at the start is not finite")
             return
+        self.atoms.set_positions(proposal.base.coordinates + proposal.step)
+        self._seen_at, self._left_at = point.coordinates, read_coordinates(self.atoms)
+        self._watch_motion(longest(self._left_at - point.coordinates))
+        if self.restart is not None and self.comm.rank == 0:
+            saved = Saved(self.force_calls, self._seen_at, self._left_at, self._chain.snapshot())
+            write_restart(Path(self.restart), self.atoms, saved)
+
+    def _propose(self, point: Point) -> Proposal | None:
+        """The next step; None where there is no finite point to begin at.
+
+        Atoms found where the last step began have not been moved yet (a kill before the force call, or an unfinished
+        run that was settled): the same step is taken again. Atoms found elsewhere were moved by somebody else.
+        """
+        from_left, from_seen = _distance(point.coordinates, self._left_at), _distance(point.coordinates, self._seen_at)
+        if from_seen < min(from_left, MOVED_BY_HAND) and self._chain.last is not None:
+            return self._chain.last
+        if from_left > MOVED_BY_HAND:
+            self._chain.reset()
+        if self._chain.last is None and not point.finite:
+            return None
         proposal = self._chain.propose(point)
         if proposal.base is not point and self.history:
             self.history[-1] = replace(self.history[-1], accepted=False)
-        self.atoms.set_positions(proposal.base.coordinates + proposal.step)
-        self._left_at = read_coordinates(self.atoms)
-        self._watch_motion(longest(self._left_at - point.coordinates))
-        if self.restart is not None and self.comm.rank == 0:
-            write_restart(Path(self.restart), self.atoms, self.force_calls, self._left_at, self._chain.snapshot())
+        return proposal
+
+    def _geometry(self) -> bytes:
+        return read_coordinates(self.atoms).tobytes() + np.asarray(bare_atoms(self.atoms).cell).tobytes()
 
     def _watch_motion(self, length: float) -> None:
         """Constraints may undo every move; then going on would only burn calls."""
         self._motionless = self._motionless + 1 if length < SHORTEST_MOTION else 0
         if self._motionless >= STEPS_WITHOUT_MOTION:
-            self._stop(Outcome.STALLED, f"{self._motionless} moves in a row were undone by constraints")
+            self._stop(Outcome.STALLED, f"{self._motionless} moves in a row led nowhere: constraints undo them")
 
     def _stop(self, outcome: Outcome, reason: str) -> None:
         """End ASE's loop after this step."""
         logger.warning("relaxation stopped (%s): %s", outcome.label, reason)
         self._stopped = outcome
         self.max_steps = self.nsteps
+
+
+def _distance(coordinates: Array, place: Array | None) -> float:
+    return math.inf if place is None else longest(coordinates - place)
 
 
 def _checked_maxstep(maxstep: float) -> float:

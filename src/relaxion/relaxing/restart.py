@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -18,39 +19,68 @@ FORMAT = "relaxion-restart"
 VERSION = 1
 
 
-def write_restart(path: Path, target: Atoms | Filter, calls: int, left_at: Array, core: dict[str, Any]) -> None:
-    """Save what the relaxer has learned. The file is replaced in one go, so a kill leaves the old or the new one."""
-    plain = {
-        "format": FORMAT,
-        "version": VERSION,
-        "numbers": bare_atoms(target).numbers,
-        "reference_cell": np.array(target.orig_cell) if isinstance(target, UnitCellFilter) else None,
-        "force_calls": calls,
-        "left_at": left_at,
-        "core": core,
-    }
+@dataclass(frozen=True)
+class Saved:
+    """What a restart file holds."""
+
+    force_calls: int
+    seen_at: Array  # (n_rows, 3) Å, where the last step began
+    left_at: Array  # (n_rows, 3) Å, where it led
+    core: dict[str, Any]  # snapshot of the classical core
+
+
+def write_restart(path: Path, target: Atoms | Filter, saved: Saved) -> None:
+    """Replace the file in one go, so that a kill leaves the old or the new one."""
+    plain = {"format": FORMAT, "version": VERSION, **_signature(target), **vars(saved)}
     unfinished = path.with_name(path.name + ".part")
     unfinished.write_text(json.dumps(plain, default=np.ndarray.tolist))
     unfinished.replace(path)
 
 
-def read_restart(path: Path, target: Atoms | Filter) -> tuple[int, Array, dict[str, Any]]:
-    """Force calls so far, where the atoms were left, and the snapshot of the core.
+def read_restart(path: Path, target: Atoms | Filter) -> Saved:
+    """What was saved, if it belongs to these atoms and this filter.
 
     A cell filter is set back to the reference cell of the first run: its coordinates are measured from there.
     """
     plain = _decoded(path)
-    numbers = bare_atoms(target).numbers
-    if not np.array_equal(plain["numbers"], numbers):
+    _check_signature(path, plain, _signature(target))
+    try:
+        seen_at, left_at = (np.asarray(plain[name], dtype=np.float64) for name in ("seen_at", "left_at"))
+        calls = int(plain["force_calls"])
+        reference = np.asarray(plain["reference_cell"], dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise RestartError(f"{path} is damaged ({error}); delete it to start afresh") from error
+    expected = np.asarray(target.get_positions()).reshape(-1, 3).shape
+    if seen_at.shape != expected or left_at.shape != expected:
+        raise RestartError(f"{path} is damaged: coordinates are not of shape {expected}; delete it to start afresh")
+    if isinstance(target, UnitCellFilter):
+        target.orig_cell = reference.reshape(3, 3)
+    return Saved(calls, seen_at, left_at, plain["core"])
+
+
+def _signature(target: Atoms | Filter) -> dict[str, Any]:
+    """What must be the same for a restart to make sense; `reference_cell` is taken over instead."""
+    filtered = isinstance(target, UnitCellFilter)
+    return {
+        "numbers": bare_atoms(target).numbers.tolist(),
+        "filter": type(target).__name__,
+        "cell_factor": float(getattr(target, "exp_cell_factor", target.cell_factor)) if filtered else None,
+        "reference_cell": np.asarray(target.orig_cell).tolist() if filtered else np.zeros((3, 3)).tolist(),
+    }
+
+
+def _check_signature(path: Path, plain: dict[str, Any], own: dict[str, Any]) -> None:
+    if plain["numbers"] != own["numbers"]:
         raise RestartError(
-            f"{path} belongs to {len(plain['numbers'])} other atoms, not to these {len(numbers)}; "
+            f"{path} belongs to other atoms than these {len(own['numbers'])}; "
             "delete it or give the structure it was written for"
         )
-    if (plain["reference_cell"] is not None) != isinstance(target, UnitCellFilter):
-        raise RestartError(f"{path} was written with another cell filter; use the same one or delete the file")
-    if isinstance(target, UnitCellFilter):
-        target.orig_cell = np.asarray(plain["reference_cell"])
-    return int(plain["force_calls"]), np.asarray(plain["left_at"]), plain["core"]
+    for name in ("filter", "cell_factor"):
+        if plain[name] != own[name]:
+            raise RestartError(
+                f"{path} was written with {name} {plain[name]}, now it is {own[name]}, so its coordinates mean "
+                "something else; use the same cell filter or delete the file"
+            )
 
 
 def _decoded(path: Path) -> dict[str, Any]:
@@ -62,7 +92,7 @@ def _decoded(path: Path) -> dict[str, Any]:
         raise RestartError(f"{path} is not a Relaxion restart file; name another, or delete it to start afresh")
     if plain.get("version") != VERSION:
         raise RestartError(f"{path} has version {plain.get('version')}, this Relaxion reads {VERSION}; delete it")
-    missing = {"numbers", "reference_cell", "force_calls", "left_at", "core"} - plain.keys()
-    if missing:
+    known = {"numbers", "filter", "cell_factor", "reference_cell", *(field.name for field in fields(Saved))}
+    if missing := known - plain.keys():
         raise RestartError(f"{path} lacks {', '.join(sorted(missing))}; delete it to start afresh")
     return plain

@@ -18,6 +18,8 @@ import vesin
 from ase.data import covalent_radii
 from numpy.typing import NDArray
 
+from relaxion.structures.graph import LARGEST_EXTENT
+
 Array = NDArray[np.float64]
 
 LARGEST_DENSE = 900  # coordinates; above it conjugate gradients are quicker than a Cholesky factorisation
@@ -71,11 +73,19 @@ class Geometry:
         """All pairs up to `REACH` sums of covalent radii (at most 8 Å), self-images included."""
         radii = covalent_radii[self.numbers]
         cutoff = min(REACH * 2 * float(radii.max()), LARGEST_CUTOFF)
+        if self._scattered(cutoff):
+            nobody = np.zeros(0, dtype=np.int64)
+            return Bonds(nobody, nobody, np.zeros((0, 3)), np.zeros(0))
         search = vesin.NeighborList(cutoff=cutoff, full_list=False, n_threads=1)
         first, second, vectors, lengths = search.compute(self.positions, self.cell, self.periodic, quantities="ijDd")
         natural = radii[first] + radii[second]
         near = (lengths < REACH * natural) & (lengths > 0)
         return Bonds(first[near].astype(np.int64), second[near].astype(np.int64), vectors[near], natural[near])
+
+    def _scattered(self, cutoff: float) -> bool:
+        """Whether atoms without periodicity lie so far apart that vesin 0.6 would end the process."""
+        extent = float(np.ptp(self.positions, axis=0).max())
+        return not self.periodic.all() and extent > LARGEST_EXTENT * cutoff
 
 
 @dataclass(frozen=True)
