@@ -1,6 +1,6 @@
 """Force calls of the classical core beside ASE's optimizers, counted inside the calculator.
 
-    python benchmarks/relaxation/classical.py [--number 100] [--json FILE] [--check]
+    python benchmarks/relaxation/classical.py [--number 100] [--optimizers relaxion,BFGS] [--json FILE] [--check]
 
 Every structure is relaxed by every optimizer from the same start to the same fmax. A relaxation that does not get
 there within the cap is a failure and is charged the cap. GPMin factorises a dense matrix of calls × coordinates; it
@@ -92,10 +92,11 @@ def relax(kind: type, start: Atoms, task: Task) -> tuple[int, bool]:
     return (calculator.calls, True) if converged else (CAP, False)
 
 
-def measure(task: Task) -> dict[str, dict]:
-    """Numbers of every optimizer on one set."""
+def measure(task: Task, names: list[str]) -> dict[str, dict]:
+    """Numbers of the chosen optimizers on one set."""
     results = {}
-    for name, kind in OPTIMIZERS.items():
+    for name in names:
+        kind = OPTIMIZERS[name]
         if task.far and kind is GPMin:
             continue
         begin = time.perf_counter()
@@ -139,6 +140,9 @@ def tasks(number: int) -> list[Task]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--number", type=int, default=100, help="structures of the first set; half of it in the others")
+    parser.add_argument(
+        "--optimizers", default=",".join(OPTIMIZERS), help="which; 'relaxion' and at least one of ASE's"
+    )
     parser.add_argument("--json", type=Path, help="write all numbers here too")
     parser.add_argument(
         "--check", action="store_true", help=f"exit with 1 if the ratio of the first set is above {BAR}"
@@ -148,7 +152,7 @@ def main() -> int:
     warnings.simplefilter("ignore")  # ASE's own, about GPMin's defaults
     measured, ratios = {}, []
     for task in tasks(options.number):
-        measured[task.title] = measure(task)
+        measured[task.title] = measure(task, options.optimizers.split(","))
         ratios.append(show(task.title, measured[task.title]))
     if options.json:
         options.json.write_text(json.dumps(measured, indent=1))
