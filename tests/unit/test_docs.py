@@ -1,0 +1,27 @@
+"""What the documents point at exists: tests by name, files by link."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted(
+    [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/**/*.md"), *ROOT.glob("examples/*.md")]
+)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path):
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", text):
+        if not target.startswith(("http://", "https://")):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_spec_coverage_names_tests_that_exist():
+    references = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", (ROOT / "docs/spec-coverage.md").read_text())
+    assert len(references) > 40
+    for file, name in references:
+        assert (ROOT / file).exists(), file
+        assert not name or f"def {name}(" in (ROOT / file).read_text(), f"{file}::{name}"
