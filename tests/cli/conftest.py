@@ -76,6 +76,37 @@ class NotFinite(EMT):
         self.results["forces"] = np.full_like(self.results["forces"], np.nan)
 
 
+class NotFiniteLater(EMT):
+    """Finite answers at first, then none any more."""
+
+    done = 0
+
+    def calculate(self, atoms=None, properties=("energy",), system_changes=all_changes):
+        super().calculate(atoms, properties, system_changes)
+        self.done += 1
+        if self.done > 2:
+            self.results["forces"] = np.full_like(self.results["forces"], np.nan)
+
+
+class Uphill(EMT):
+    """Each answer lies above the one before, so that no step is ever accepted."""
+
+    done = 0
+
+    def calculate(self, atoms=None, properties=("energy",), system_changes=all_changes):
+        super().calculate(atoms, properties, system_changes)
+        self.done += 1
+        for kind in ("energy", "free_energy"):
+            self.results[kind] = self.results[kind] + 100.0 * self.done
+
+
+class UphillInterrupted(Uphill):
+    def calculate(self, atoms=None, properties=("energy",), system_changes=all_changes):
+        if self.done == 3:
+            raise KeyboardInterrupt
+        super().calculate(atoms, properties, system_changes)
+
+
 def breaks_in_the_middle():
     return Breaks(3, OSError("license server\\nis away"))
 
@@ -86,6 +117,10 @@ def breaks_at_once():
 
 def interrupted():
     return Breaks(3, KeyboardInterrupt())
+
+
+def interrupted_at_once():
+    return Breaks(1, KeyboardInterrupt())
 
 
 def interrupted_in_comparison():
@@ -101,6 +136,7 @@ def cannot_be_made():
 def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Nothing is read from or written to the repository, and no file reaches the next test."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))  # where calculators come from stays there
     (tmp_path / "calculators_for_test.py").write_text(CALCULATORS)
     yield tmp_path
     sys.modules.pop("calculators_for_test", None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import lzma
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +11,9 @@ import pytest
 from ase import Atoms
 from ase.build import bulk
 from ase.io import read, write
+
+from relaxion.doors import relax_command
+from relaxion.relaxing.classical import Classical
 
 FILES: dict[str, tuple[object, list[str]]] = {
     "missing": (None, ["bad.xyz does not exist"]),
@@ -193,6 +198,42 @@ def test_ctrl_c_keeps_what_was_reached(relaxion, alloy_file, alloy):
     assert not Path("relaxed/next").exists()
 
 
+def test_ctrl_c_before_the_first_answer_keeps_nothing_and_says_so(relaxion, alloy_file):
+    answer = relaxion("relax", alloy_file, "--calc", "calculators_for_test:interrupted_at_once")
+    assert answer.code == 130
+    assert "interrupted after 1 force call, nothing was reached" in answer.out
+    assert "kept" not in answer.out + answer.err
+    assert not list(Path("relaxed").iterdir())
+
+
+def test_ctrl_c_while_reading(relaxion, alloy_file, monkeypatch):
+    def interrupt(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(relax_command, "read_jobs", interrupt)
+    answer = relaxion("relax", alloy_file)
+    assert (answer.code, answer.out, answer.err) == (130, "", "relaxion: interrupted\n")
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_while_results_are_written_waits(relaxion, alloy, alloy_file, monkeypatch, number, code):
+    write("next.xyz", alloy)
+
+    def interrupted(path, atoms, format):
+        if path.suffix == ".extxyz":
+            signal.raise_signal(number)
+        write(path, atoms, format=format)
+
+    handlers = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
+    monkeypatch.setattr("relaxion.doors.output.ase.io.write", interrupted)
+    answer = relaxion("relax", "next.xyz", alloy_file, "--json", "--calc", "calculators_for_test:Counted")
+    assert answer.code == code
+    assert answer.objects[0]["converged"]
+    assert len(read("relaxed/next/next.extxyz")) == 8
+    assert "1 of 2 structures were not started" in answer.err
+    assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)] == handlers
+
+
 def test_ctrl_c_during_a_comparison_keeps_the_result(relaxion, alloy_file):
     options = ["--calc", "calculators_for_test:interrupted_in_comparison", "--compare", "BFGS", "--json"]
     answer = relaxion("relax", alloy_file, *options)
@@ -257,24 +298,114 @@ def test_disk_full(relaxion, alloy_file, monkeypatch):
     answer = relaxion("relax", alloy_file, "--quiet")
     assert answer.code == 1
     one_sentence(answer.err)
-    assert "No space left on device" in answer.err
-    assert not list(Path("relaxed").iterdir())
+    assert "alloy.extxyz could not be written as extxyz (OSError: [Errno 28] No space left on device)" in answer.err
+    assert {file.name for file in Path("relaxed/alloy").iterdir()} == {"alloy.log", "alloy.traj", "relaxion.json"}
+    assert len(read("relaxed/alloy/alloy.traj", ":")) > 3, "what was paid for is kept"
 
 
-def test_half_written_copy_in_the_format_of_the_input_is_removed(relaxion, alloy, monkeypatch):
+def test_results_that_cannot_be_moved_are_not_lost(relaxion, alloy_file, monkeypatch):
+    def refuse(*_args):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("relaxion.doors.output._replace_earlier", refuse)
+    relaxion("relax", alloy_file)
+    answer = relaxion("relax", alloy_file, "--force", "--json", "--quiet")
+    assert answer.code == 1
+    one_sentence(answer.err)
+    assert "could not be moved into relaxed/alloy/ (PermissionError: [Errno 13] Permission denied)" in answer.err
+    (rescued,) = Path("relaxed").glob("alloy-*")
+    assert f"they are in {rescued}/" in answer.err
+    assert len(read(rescued / "alloy.extxyz")) == 8
+    assert (answer.objects[0]["outcome"], answer.objects[0]["written_to"]) == ("error", None)
+
+
+def test_damaged_files_do_not_stop_the_others(relaxion, alloy_file):
+    Path("random.db").write_bytes(bytes(range(256)) * 20)
+    Path("broken.cif.xz").write_bytes(b"\xfd7zXZ\x00 and then nonsense")
+    Path("OUTCAR").write_text(" vasp.6.3.0\n POTCAR:    PAW_PBE Cu\n")
+    names = ["random.db", "broken.cif.xz", "n" * 300 + ".xyz", "OUTCAR"]
+    answer = relaxion("relax", *names[:2], alloy_file, *names[2:], "--json", "--quiet")
+    assert answer.code == 1
+    assert [report["converged"] for report in answer.objects] == [False, False, True, False, False]
+    assert len(answer.err.splitlines()) == 4
+    for name, line in zip(names, answer.err.splitlines(), strict=True):
+        assert line.startswith(f"{name} cannot be read: ")
+
+
+def test_a_defect_met_by_one_structure_does_not_stop_the_others(relaxion, alloy, alloy_file, monkeypatch):
+    """Whatever raises whatever in the middle of a run: what was reached is kept, the rest goes on."""
+    write("first.xyz", alloy)
+    propose, calls = Classical.propose, iter(range(100))
+
+    def breaks(self, point):
+        if next(calls) == 2:
+            raise ZeroDivisionError("a defect\nof ours")
+        return propose(self, point)
+
+    monkeypatch.setattr(Classical, "propose", breaks)
+    answer = relaxion("relax", "first.xyz", alloy_file, "--json", "--quiet")
+    assert answer.code == 1
+    one_sentence(answer.err)
+    sentence = "first.xyz: ZeroDivisionError: a defect of ours; the structure so far is kept in relaxed/first/"
+    assert answer.err.strip() == sentence
+    first, second = answer.objects
+    assert (first["outcome"], first["force_calls"], first["converged"]) == ("error", 3, False)
+    assert second["converged"]
+    assert first["energy_ev"] == pytest.approx(read("relaxed/first/first.extxyz").get_potential_energy(), abs=1e-6)
+    assert len(read("relaxed/first/first.traj", ":")) == 3
+    assert Path("relaxed/first/first.log").stat().st_size > 0
+
+
+@pytest.mark.parametrize("where", ["check_structure", "run_relaxer", "write_structure"])
+def test_a_defect_anywhere_is_one_sentence(relaxion, alloy, alloy_file, monkeypatch, where):
+    write("first.xyz", alloy)
+    original, calls = getattr(relax_command, where), iter(range(100))
+
+    def breaks(*arguments, **options):
+        if next(calls) == 0:
+            raise LookupError("a defect")
+        return original(*arguments, **options)
+
+    monkeypatch.setattr(relax_command, where, breaks)
+    answer = relaxion("relax", "first.xyz", alloy_file, "--json", "--quiet")
+    assert answer.code == 1
+    assert answer.err == "first.xyz: LookupError: a defect\n"
+    assert [report["converged"] for report in answer.objects] == [False, True]
+
+
+def test_a_defect_in_a_comparison_leaves_the_result(relaxion, alloy_file, monkeypatch):
+    def breaks(*_args):
+        raise LookupError("a defect")
+
+    monkeypatch.setattr(relax_command, "run_ase_optimizer", breaks)
+    answer = relaxion("relax", alloy_file, "--compare", "BFGS", "--json")
+    assert (answer.code, answer.objects[0]["converged"], answer.objects[0]["compare"]) == (0, True, {})
+    assert "comparison failed after 0 of 1: LookupError: a defect" in answer.err
+
+
+def test_writers_may_raise_anything(relaxion, alloy, monkeypatch):
+    write("alloy.cif", alloy)
+    monkeypatch.setattr("relaxion.doors.output.filetype", lambda _: {}["no such format"])
+    answer = relaxion("relax", "alloy.cif")
+    assert answer.code == 0
+    assert "not recognised for writing (KeyError: 'no such format'), so only extxyz was written" in answer.err
+
+
+@pytest.mark.parametrize("error", [ValueError("no such luck"), lzma.LZMAError("no such luck")])
+def test_half_written_copy_in_the_format_of_the_input_is_removed(relaxion, alloy, monkeypatch, error):
     write("alloy.cif", alloy)
 
     def breaks(path, atoms, format):
         if format == "cif":
             Path(path).write_text("data_half")
-            raise ValueError("no such luck")
+            raise error
         write(path, atoms, format=format)
 
     monkeypatch.setattr("relaxion.doors.output.ase.io.write", breaks)
     answer = relaxion("relax", "alloy.cif")
     assert answer.code == 0
-    assert "could not be written as cif (ValueError: no such luck), so only extxyz was written" in answer.err
-    assert {file.suffix for file in Path("relaxed/alloy").iterdir()} == {".extxyz", ".log", ".traj"}
+    assert f"could not be written as cif ({type(error).__name__}: no such luck), so only" in answer.err
+    assert {file.suffix for file in Path("relaxed/alloy").iterdir()} == {".extxyz", ".log", ".traj", ".json"}
 
 
 def test_others_may_read_the_results(relaxion, alloy_file):

@@ -46,8 +46,9 @@ def test_version():
 def test_help_has_examples_and_units():
     result = call("--help")
     assert result.returncode == 0
-    for words in ("relaxion relax alloy.cif", "eV/Å", "Exit codes", "130 interrupted"):
+    for words in ("relaxion relax alloy.cif", "eV/Å", "Exit codes", "130 interrupted", "143"):
         assert words in result.stdout
+    assert "frame by frame" in call("relax", "--help").stdout
 
 
 def test_stdout_is_json_and_nothing_else(alloy_file):
@@ -63,20 +64,49 @@ def test_exit_codes(alloy_file):
     assert call("relax", alloy_file, "--calc", "nonsense").returncode == 2
 
 
-def test_ctrl_c(alloy_file):
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_ctrl_c_and_sigterm(alloy_file, number, code):
     command = [*COMMAND, "relax", str(alloy_file), "--calc", "calculators_for_test:Slow", "--fmax", "1e-6"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(command, text=True, env=ENVIRONMENT, **pipes) as process:
         assert process.stderr is not None
         assert "call 1" in process.stderr.readline(), "it says that it has begun"
         time.sleep(0.5)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         out, err = process.communicate(timeout=30)
-    assert process.returncode == 130
+    assert process.returncode == code
     assert "Traceback" not in err
     assert "the structure so far is kept" in out
     assert len(read("relaxed/alloy/alloy.extxyz")) == 8
     assert [entry.name for entry in Path("relaxed").iterdir()] == ["alloy"]
+
+
+def test_ignored_signals_stay_ignored(alloy_file):
+    """A shell script starts its background jobs deaf to Ctrl-C."""
+    shell = [
+        "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); os.execv(sys.argv[1], sys.argv[1:])"
+    ]
+    command = [sys.executable, "-c", *shell, *COMMAND, "relax", str(alloy_file), "--calc", "calculators_for_test:Slow"]
+    with subprocess.Popen(command, text=True, env=ENVIRONMENT, stderr=subprocess.PIPE) as process:
+        assert process.stderr is not None
+        assert "call 1" in process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
+    assert process.returncode == 0
+
+
+def test_a_terminal_without_unicode(alloy_file):
+    """The sentence loses a letter, not the result; JSON loses nothing."""
+    Path("l\u00e9ger.xyz").write_bytes(alloy_file.read_bytes())
+    environment = {**ENVIRONMENT, "PYTHONIOENCODING": "ascii"}
+    options = {"capture_output": True, "timeout": 60, "env": environment, "check": False}
+    plain = subprocess.run([*COMMAND, "relax", str(alloy_file), "--compare", "BFGS"], **options)
+    assert plain.returncode == 0, plain.stderr
+    assert b"eV/?" in plain.stdout
+    json_only = subprocess.run([*COMMAND, "relax", "l\u00e9ger.xyz", "--json"], **options)
+    assert json_only.returncode == 0, json_only.stderr
+    assert json.loads(json_only.stdout)["file"] == "l\u00e9ger.xyz"
+    assert subprocess.run([*COMMAND, "relax", "--help"], **options).returncode == 0
 
 
 def test_terminal_shows_one_line_and_a_table(alloy_file):

@@ -33,7 +33,7 @@ def test_sentence_and_files(relaxion, alloy_file, alloy):
     assert answer.out.endswith("written to relaxed/alloy/\n")
     assert answer.out.count("\n") == 1
     files = {file.name for file in Path("relaxed/alloy").iterdir()}
-    assert files == {"alloy.xyz", "alloy.extxyz", "alloy.log", "alloy.traj"}
+    assert files == {"alloy.xyz", "alloy.extxyz", "alloy.log", "alloy.traj", "relaxion.json"}
     assert [entry.name for entry in Path("relaxed").iterdir()] == ["alloy"], "the staging folder must be gone"
     relaxed = read("relaxed/alloy/alloy.extxyz")
     assert largest_emt_force(relaxed) < 0.05 < largest_emt_force(alloy)
@@ -234,7 +234,103 @@ def test_answers_that_are_not_finite(relaxion, alloy_file):
     answer = relaxion("relax", alloy_file, "--calc", "calculators_for_test:NotFinite", "--json")
     assert answer.code == 3
     (report,) = answer.objects
-    assert (report["outcome"], report["fmax_ev_per_angstrom"]) == ("non_finite", None)
+    assert (report["outcome"], report["fmax_ev_per_angstrom"], report["energy_ev"]) == ("non_finite", None, None)
+    assert report["written_to"] is None
+    assert not list(Path("relaxed").iterdir()), "a structure without a finite answer is not a result"
+
+
+@pytest.mark.parametrize("cell", [False, True])
+@pytest.mark.parametrize(("kind", "best"), [("NotFiniteLater", None), ("Uphill", 0), ("UphillInterrupted", 0)])
+def test_what_is_written_is_the_best_point_and_not_the_last_one_tried(relaxion, alloy_file, kind, best, cell):
+    """Numbers and structure belong together; a point that is not finite or was rejected is never written."""
+    options = ["--calc", f"calculators_for_test:{kind}", "--steps", "4", "--json", *["--cell"] * cell]
+    (report,) = relaxion("relax", alloy_file, *options).objects
+    assert report["outcome"] == ("interrupted" if "Interrupted" in kind else "step_limit")
+    frames = read("relaxed/alloy/alloy.traj", ":")
+    energies = [frame.get_potential_energy() for frame in frames]
+    best = int(np.argmin(energies[:2])) if best is None else best
+    written = read("relaxed/alloy/alloy.extxyz")
+    assert written.positions == pytest.approx(frames[best].positions, abs=1e-7)
+    assert written.cell.array == pytest.approx(frames[best].cell.array, abs=1e-7)
+    assert report["energy_ev"] == pytest.approx(energies[best], abs=1e-6)
+    if not cell:
+        assert report["fmax_ev_per_angstrom"] == pytest.approx(largest_emt_force(frames[best]), abs=1e-6)
+    else:
+        assert np.isfinite(report["fmax_ev_per_angstrom"])
+
+
+def test_force_of_a_free_cell_is_that_of_the_filter(relaxion, alloy_file):
+    report = relaxion("relax", alloy_file, "--cell", "--steps", "3", "--json").objects[0]
+    logged = Path("relaxed/alloy/alloy.log").read_text().splitlines()[-1].split()
+    assert report["fmax_ev_per_angstrom"] == pytest.approx(float(logged[-1]), abs=1e-6)
+    assert report["energy_ev"] == pytest.approx(float(logged[-2]), abs=1e-6)
+
+
+def test_manifest_is_the_json_object(relaxion, alloy_file):
+    report = relaxion("relax", alloy_file, "--json", "--compare", "BFGS").objects[0]
+    manifest = json.loads(Path("relaxed/alloy/relaxion.json").read_text())
+    assert manifest["result"] == report
+    assert manifest["files"] == ["alloy.extxyz", "alloy.log", "alloy.traj", "alloy.xyz"]
+    plain = relaxion("relax", alloy_file, "--json", "--out", "other").objects[0]
+    assert json.loads(Path("other/alloy/relaxion.json").read_text())["result"] == plain
+
+
+def test_input_called_like_the_manifest(relaxion, alloy):
+    write("relaxion.json", alloy)
+    assert relaxion("relax", "relaxion.json").code == 0
+    assert json.loads(Path("relaxed/relaxion/relaxion.json").read_text())["format"] == "relaxion-result"
+    assert len(read("relaxed/relaxion/relaxion-relaxed.json")) == 8
+
+
+def test_force_replaces_what_an_earlier_run_wrote_and_nothing_else(relaxion, alloy, alloy_file):
+    folder = Path("relaxed/alloy")
+    write("alloy.cif", alloy)
+    relaxion("relax", "alloy.cif")
+    (folder / "notes.txt").write_text("mine")
+    (folder / "plots").mkdir()
+    assert relaxion("relax", alloy_file, "--force").code == 0
+    ours = {"alloy.xyz", "alloy.extxyz", "alloy.log", "alloy.traj", "relaxion.json"}
+    assert {file.name for file in folder.iterdir()} == ours | {"notes.txt", "plots"}
+    assert [entry.name for entry in Path("relaxed").iterdir()] == ["alloy"]
+
+
+def test_results_that_are_folders_are_replaced(relaxion, alloy, alloy_file):
+    write("alloy.bundle", alloy, format="bundletrajectory")
+    for _ in range(2):
+        assert relaxion("relax", "alloy.bundle", "--force").code == 0
+        assert largest_emt_force(read("relaxed/alloy/alloy.bundle")) < 0.05
+    relaxion("relax", alloy_file, "--force")
+    assert not Path("relaxed/alloy/alloy.bundle").exists()
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "[1]", '{"files": ["notes.txt"]}', '{"format": "relaxion-result", "files": 3}', "\udcff",
+     '{"format": "relaxion-result", "files": ["../precious", "..", "", ".", "/tmp", 7, "deep/precious"]}'],
+)  # fmt: skip
+def test_a_foreign_or_damaged_manifest_deletes_nothing(relaxion, alloy_file, content):
+    folder = Path("relaxed/alloy")
+    (folder / "deep").mkdir(parents=True)
+    mine = [Path("relaxed/precious"), folder / "notes.txt", folder / "deep/precious"]
+    for file in mine:
+        file.write_text("mine")
+    (folder / "relaxion.json").write_bytes(content.encode(errors="surrogateescape"))
+    assert relaxion("relax", alloy_file, "--force").code == 0
+    assert all(file.read_text() == "mine" for file in mine)
+    assert json.loads((folder / "relaxion.json").read_text())["result"]["converged"]
+
+
+def test_elements_emt_knows_for_fun_are_mentioned_once_per_file(relaxion, alloy):
+    water = molecule("H2O")
+    water.rattle(0.05, seed=1)
+    write("water.xyz", [water, water])
+    answer = relaxion("relax", "water.xyz", "--json")
+    assert answer.err.count("H, O are there just for fun") == 1
+    assert "fun" not in answer.out
+    assert "fun" not in relaxion("relax", "water.xyz", "--quiet", "--force").err
+    write("alloy.cif", alloy)
+    assert "fun" not in relaxion("relax", "alloy.cif").err
+    assert "fun" not in relaxion("relax", "water.xyz", "--calc", "ase.calculators.emt:EMT", "--force").err
 
 
 def test_already_relaxed_and_symmetric(relaxion, copper):

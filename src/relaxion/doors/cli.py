@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -25,8 +27,8 @@ relaxion calculators
 UNITS = """
 [bold]Units[/bold]: lengths Å, energies eV, forces eV/Å, stresses eV/Å³, times s.
 
-[bold]Exit codes[/bold]: 0 all converged, 1 error, 2 usage, 3 not all converged, 130 interrupted (what was
-reached is saved).
+[bold]Exit codes[/bold]: 0 all converged, 1 error, 2 usage, 3 not all converged, 130 interrupted, 143
+terminated by SIGTERM (in both cases what was reached is saved).
 """
 
 app = typer.Typer(
@@ -61,7 +63,11 @@ def relax(
     files: Annotated[
         list[Path],
         typer.Argument(  # readable=False: our own sentence says what is wrong with a file
-            metavar="FILE", show_default=False, readable=False, help="Structure files of any kind ASE reads."
+            metavar="FILE",
+            show_default=False,
+            readable=False,
+            help="Structure files of any kind ASE reads. Of a file with several structures each is relaxed, "
+            "frame by frame, into a folder of its own.",
         ),
     ],
     calc: Annotated[
@@ -168,4 +174,7 @@ def calculators(
 
 def main() -> None:
     """The `relaxion` command."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # an Å that a terminal cannot show is no reason to fail
     app()

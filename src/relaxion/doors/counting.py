@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,18 @@ class CalculatorFailed(PotentialError):
     """The calculator raised an exception, or answered with something that is not an answer."""
 
 
+@dataclass(frozen=True, eq=False)
+class Answered:
+    """A structure and what the calculator said about it."""
+
+    atoms: Atoms
+    answer: dict[str, Any]
+
+    @property
+    def finite(self) -> bool:
+        return all(np.isfinite(value).all() for value in self.answer.values())
+
+
 class CountingCalculator(Calculator):
     """One structure evaluated is one force call, whatever is asked of it and however often."""
 
@@ -26,8 +39,9 @@ class CountingCalculator(Calculator):
         self.implemented_properties = ["energy", "free_energy", "forces", *(["stress"] if stress else [])]
         self.inner: Any = ase_calculator(potential)
         self.calls = 0
-        self.last_evaluated: Atoms | None = None  # what the answer below belongs to
-        self.last_answer: dict[str, Any] = {}
+        self.answers = 0  # fewer than calls where it failed or was interrupted
+        self.last: Answered | None = None
+        self.lowest: Answered | None = None  # of the finite ones; the later of equals
 
     def calculate(self, atoms: Any = None, properties=("energy",), system_changes=all_changes) -> None:
         super().calculate(atoms, properties, system_changes)
@@ -36,9 +50,16 @@ class CountingCalculator(Calculator):
             self.results = self._ask(atoms)
         except Exception as error:  # calculators of other packages may raise anything
             raise CalculatorFailed(
-                f"calculator {self.potential_name} failed at force call {self.calls}: {_in_words(error)}"
+                f"calculator {self.potential_name} failed at force call {self.calls}: {error_in_words(error)}"
             ) from error
-        self.last_evaluated, self.last_answer = self.atoms, self.results
+        self._remember(Answered(self.atoms, self.results))  # pyright: ignore[reportArgumentType] - not None here
+
+    def _remember(self, point: Answered) -> None:
+        self.answers += 1
+        self.last = point
+        above = self.lowest is not None and point.answer["free_energy"] > self.lowest.answer["free_energy"]
+        if point.finite and not above:
+            self.lowest = point
 
     def _ask(self, atoms: Atoms) -> dict[str, Any]:
         """Everything in one go: an energy, then forces, then a stress are one force call, not three."""
@@ -69,5 +90,6 @@ def ase_calculator(potential: Potential) -> BaseCalculator:
     return PotentialCalculator(potential)
 
 
-def _in_words(error: Exception) -> str:
+def error_in_words(error: Exception) -> str:
+    """Our own errors are sentences already; those of others are named."""
     return str(error) if isinstance(error, RelaxionError) else f"{type(error).__name__}: {error}"

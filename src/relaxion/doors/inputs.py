@@ -21,6 +21,7 @@ from relaxion.structures import Structures
 from relaxion.structures.conversion import check_atoms
 from relaxion.structures.dataset import read
 
+FOR_FUN = ("H", "C", "N", "O")  # ASE gives EMT parameters for them under the heading "just for fun"
 CLOSEST_ANGSTROM = 0.3  # no bond is nearly as short (H2: 0.74 Å); nearer, every potential answers nonsense
 
 
@@ -159,6 +160,17 @@ def occupancy_note(atoms: Atoms) -> str | None:
     if not shared:
         return None
     return f"{len(shared)} sites are partly occupied; each was taken as its most frequent element"
+
+
+def emt_note(atoms: Atoms, calculator: str) -> str | None:
+    """EMT answers for light elements too, but nobody should believe it."""
+    light = [symbol for symbol in FOR_FUN if symbol in atoms.symbols]
+    if calculator != "emt" or not light:
+        return None
+    return (
+        f"EMT is made for metals; its parameters for {', '.join(light)} are there just for fun (ASE's words), so do "
+        "not believe the result; 'relaxion calculators' lists others for --calc"
+    )
 
 
 def _without_constraints(atoms: Atoms) -> Atoms:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import tempfile
@@ -9,15 +10,19 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import ase.io
 from ase import Atoms
-from ase.io.formats import UnknownFileTypeError, filetype, ioformats
+from ase.io.formats import filetype, ioformats
 
+from relaxion.doors.counting import error_in_words
 from relaxion.errors import FileError
-from relaxion.structures.dataset import READER_ERRORS
+from relaxion.version import __version__
 
 COMPRESSED = (".gz", ".bz2", ".xz")
+MANIFEST = "relaxion.json"  # in each result folder: which files are ours, and the result as --json says it
+FORMAT = "relaxion-result"
 
 
 def check_out(out: Path) -> None:
@@ -48,14 +53,67 @@ def staging(final: Path) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def publish(folder: Path, final: Path) -> None:
-    """Move into place. In a folder that exists, only files of the same names are replaced, each in one go."""
-    if final.is_dir():
-        for file in folder.iterdir():
-            file.replace(final / file.name)
-        return
-    folder.chmod(0o777 & ~_umask())  # mkdtemp keeps everybody else out
-    folder.rename(final)
+def publish(folder: Path, final: Path, result: dict[str, Any]) -> None:
+    """Move into place, with a manifest. In a folder that exists, what an earlier run of ours left goes, the rest stays.
+
+    If that fails the results are not lost: the folder keeps existing, under a name that can be seen.
+    """
+    try:
+        names = sorted({entry.name for entry in folder.iterdir()} - {MANIFEST})
+        _write_manifest(folder, names, result)
+        folder.chmod(0o777 & ~_umask())  # mkdtemp keeps everybody else out
+        if final.is_dir():
+            _replace_earlier(folder, final, names)
+        else:
+            folder.rename(final)
+    except OSError as error:
+        rescue = folder.rename(folder.with_name(folder.name.removeprefix(".")))
+        reason = f"the results could not be moved into {final}{os.sep} ({error_in_words(error)})"
+        raise FileError(f"{reason}; they are in {rescue}{os.sep}") from error
+
+
+def _replace_earlier(folder: Path, final: Path, names: list[str]) -> None:
+    for name in set(_listed(final)) - set(names):
+        _remove(final / name)
+    for name in [*names, MANIFEST]:
+        new, old = folder / name, final / name
+        if new.is_dir() or old.is_dir():  # only files are replaced in one go
+            _remove(old)
+        new.replace(old)
+
+
+def update_manifest(final: Path, result: dict[str, Any]) -> None:
+    """The same files, more to say."""
+    _write_manifest(final, _listed(final), result)
+
+
+def _write_manifest(folder: Path, names: list[str], result: dict[str, Any]) -> None:
+    plain = {"format": FORMAT, "relaxion": __version__, "files": names, "result": result}
+    unfinished = folder / f"{MANIFEST}.part"
+    unfinished.write_text(json.dumps(plain, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    unfinished.replace(folder / MANIFEST)
+
+
+def _listed(final: Path) -> list[str]:
+    """What an earlier run wrote here; nothing if no manifest of ours says so, and never a path out of the folder."""
+    try:
+        plain = json.loads((final / MANIFEST).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return []
+    if not isinstance(plain, dict) or plain.get("format") != FORMAT or not isinstance(plain.get("files"), list):
+        return []
+    return [name for name in plain["files"] if isinstance(name, str) and name not in ("", "..") and _is_plain(name)]
+
+
+def _is_plain(name: str) -> bool:
+    return Path(name).name == name
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _umask() -> int:
@@ -66,33 +124,37 @@ def _umask() -> int:
 
 def write_structure(atoms: Atoms, extxyz: Path, source: Path, native_stem: str) -> str | None:
     """As extxyz with energy and forces, and in the format of the input; if ASE cannot, a sentence says so."""
-    ase.io.write(extxyz, atoms, format="extxyz")
+    failure = _write_as(atoms, extxyz, "extxyz")
+    if failure is not None:
+        raise FileError(failure)
     try:
         kind = filetype(str(source))
-    except UnknownFileTypeError:
-        return f"{source}: format not recognised for writing, so only extxyz was written"
+        can_write = ioformats[kind].can_write
+    except Exception as error:  # noqa: BLE001 - it looks into the file, with ASE's readers
+        return f"{source}: format not recognised for writing ({error_in_words(error)}), so only extxyz was written"
     if kind == "extxyz" and source.suffix == extxyz.suffix:
         return None
-    if not ioformats[kind].can_write:
+    if not can_write:
         return f"{source}: ASE cannot write the format {kind}, so only extxyz was written"
-    return _write_as(atoms, _native_path(extxyz.parent, native_stem, full_suffix(source)), kind)
+    failure = _write_as(atoms, _native_path(extxyz.parent, native_stem, full_suffix(source)), kind)
+    return None if failure is None else f"{failure}, so only extxyz was written"
 
 
 def _native_path(folder: Path, name: str, suffix: str) -> Path:
-    """As the input is called, but never the name of the trajectory, the log or the extxyz file."""
+    """As the input is called, but never the name of the trajectory, the log, the extxyz file or the manifest."""
     path = folder / f"{name}{suffix}"
-    return folder / f"{name}-relaxed{suffix}" if path.exists() else path
+    return folder / f"{name}-relaxed{suffix}" if path.exists() or path.name == MANIFEST else path
 
 
 def _write_as(atoms: Atoms, path: Path, kind: str) -> str | None:
+    """None, or why it could not be written; then nothing half-written stays."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # writers warn of what a format cannot hold; extxyz holds it
             ase.io.write(path, atoms, format=kind)
-    except READER_ERRORS as error:
-        path.unlink(missing_ok=True)
-        reason = f"{type(error).__name__}: {error}"
-        return f"{path.name} could not be written as {kind} ({reason}), so only extxyz was written"
+    except Exception as error:  # noqa: BLE001 - ASE's writers have no common error, nor do the packages behind them
+        _remove(path)
+        return f"{path.name} could not be written as {kind} ({error_in_words(error)})"
     return None
 
 

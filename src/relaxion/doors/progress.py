@@ -70,6 +70,11 @@ def tell(line: str) -> None:
     _write(sys.stdout, line)
 
 
+def speaks_ascii_only(stream: Any) -> bool:
+    """Whether characters beyond ASCII may be lost on their way out."""
+    return not (getattr(stream, "encoding", None) or "").lower().startswith("utf")
+
+
 def one_line(text: str, longest: int = 600) -> str:
     """Without line breaks, and not endless."""
     joined = " ".join(text.split())

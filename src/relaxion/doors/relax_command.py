@@ -11,29 +11,40 @@ from ase import Atoms
 from ase.optimize.optimize import Optimizer
 
 from relaxion.doors.compare import Compared, chosen_optimizers, compared, run_ase_optimizer
-from relaxion.doors.counting import CalculatorFailed
-from relaxion.doors.inputs import Job, check_structure, occupancy_note, rattled, read_jobs
-from relaxion.doors.output import check_free, check_out, publish, staging, write_structure
-from relaxion.doors.progress import Progress, one_line, say, tell
+from relaxion.doors.counting import error_in_words
+from relaxion.doors.inputs import Job, check_structure, emt_note, occupancy_note, rattled, read_jobs
+from relaxion.doors.interrupts import Interrupts
+from relaxion.doors.output import check_free, check_out, publish, staging, update_manifest, write_structure
+from relaxion.doors.progress import Progress, one_line, say, speaks_ascii_only, tell
 from relaxion.doors.request import RelaxRequest, check_numbers, make_potential
 from relaxion.doors.runs import OnCall, Run, Stage, Task
 from relaxion.doors.sentences import (
     Report,
     as_json,
+    as_plain,
     comparison_table,
     error_sentence,
     result_sentence,
     symmetry_hint,
 )
-from relaxion.errors import RelaxionError, SettingsError, UnknownPotentialError
+from relaxion.errors import FileError, RelaxionError, SettingsError, UnknownPotentialError
 from relaxion.physics.potential import Potential
 from relaxion.relaxing import Relaxer
 
-CONVERGED, ERROR, USAGE, NOT_CONVERGED, INTERRUPTED = 0, 1, 2, 3, 130
+CONVERGED, ERROR, USAGE, NOT_CONVERGED = 0, 1, 2, 3  # and 130 or 143: see Interrupts
 
 
 def relax(request: RelaxRequest) -> int:
     """Do it and return the exit code."""
+    with Interrupts() as interrupts:
+        try:
+            return _relax(request, interrupts)
+        except KeyboardInterrupt:  # where there was nothing to save: while reading, between two structures
+            say("relaxion: interrupted")
+            return interrupts.exit_code
+
+
+def _relax(request: RelaxRequest, interrupts: Interrupts) -> int:
     try:
         check_numbers(request)
         optimizers = chosen_optimizers(request.compare)
@@ -46,20 +57,28 @@ def relax(request: RelaxRequest) -> int:
     except (RelaxionError, OSError) as error:
         say(f"relaxion: {error}")
         return ERROR
-    return _Session(request, physics, optimizers).relax_all(jobs)
+    return _Session(request, physics, optimizers, interrupts).relax_all(jobs)
 
 
 class _Session:
     """One call of the command: the same physics and options for every structure."""
 
-    def __init__(self, request: RelaxRequest, physics: Potential, optimizers: dict[str, type[Optimizer]]) -> None:
+    def __init__(
+        self,
+        request: RelaxRequest,
+        physics: Potential,
+        optimizers: dict[str, type[Optimizer]],
+        interrupts: Interrupts,
+    ) -> None:
         self.request = request
         self.physics = physics
         self.optimizers = optimizers
+        self.interrupts = interrupts
         self.progress = Progress(quiet=request.quiet)
+        self._warned_of: set[Path] = set()  # files whose elements EMT should not be asked about
 
     def relax_all(self, jobs: list[Job]) -> int:
-        """Each in turn; an error in one does not stop the others, Ctrl-C does."""
+        """Each in turn; an error in one, of whatever kind, does not stop the others; Ctrl-C does."""
         reports = []
         for number, job in enumerate(jobs, start=1):
             with self.progress.line():
@@ -69,17 +88,17 @@ class _Session:
             if report.interrupted:
                 if number < len(jobs):
                     say(f"relaxion: interrupted; {len(jobs) - number} of {len(jobs)} structures were not started")
-                return INTERRUPTED
+                return self.interrupts.exit_code
         return _exit_code(reports)
 
     def _relax_job(self, job: Job) -> Report:
         if job.atoms is None:
-            return Report(job, error=job.error)
+            return Report(job, error=one_line(job.error or ""))
         try:
             start = self._checked_start(job, job.atoms)
             report = self._relax_into_folder(job, self._task(start))
-        except (RelaxionError, OSError) as error:
-            return Report(job, error=one_line(str(error)))
+        except Exception as error:  # noqa: BLE001 - a defect met by one structure is no reason to drop the others
+            return Report(job, error=one_line(error_in_words(error)))
         return self._compare(report, self._task(start)) if report.error is None else report
 
     def _checked_start(self, job: Job, atoms: Atoms) -> Atoms:
@@ -102,18 +121,33 @@ class _Session:
                 task, policy, folder / f"{job.name}.log", folder / f"{job.name}.traj",
                 self.progress.reporter(job.label, "Relaxion"),
             )  # fmt: skip
-            hints = [occupancy_note(task.start), symmetry_hint(run, len(task.start), self.request.rattle_angstrom)]
-            if run.final is not None:
-                hints.append(write_structure(run.final, folder / f"{job.name}.extxyz", job.file, job.stem))
-                publish(folder, final)
-        return Report(
-            job,
-            run,
-            error=None if run.error is None else one_line(run.error),
-            written_to=None if run.final is None else final,
-            hints=[hint for hint in hints if hint],
-            interrupted=run.outcome == "interrupted",
-        )
+            with self.interrupts.held():
+                report = self._save(Report(job, run, hints=self._hints(job, run, task)), run, folder, final)
+        return replace(report, interrupted=run.outcome == "interrupted" or self.interrupts.noticed)
+
+    def _hints(self, job: Job, run: Run, task: Task) -> list[str]:
+        hints = [occupancy_note(task.start), symmetry_hint(run, len(task.start), self.request.rattle_angstrom)]
+        if job.file not in self._warned_of:
+            hints.append(emt_note(task.start, self.request.calculator))
+            self._warned_of |= {job.file} if hints[-1] else set()
+        return [hint for hint in hints if hint]
+
+    def _save(self, report: Report, run: Run, folder: Path, final: Path) -> Report:
+        """Whatever there is goes into place: where the structure cannot be written, log and trajectory still do."""
+        report = report if run.error is None else _failed(report, run, run.error)
+        if run.final is None:
+            return report
+        job, report = report.job, replace(report, written_to=final)
+        try:
+            hint = write_structure(run.final, folder / f"{job.name}.extxyz", job.file, job.stem)
+            report = replace(report, hints=[*report.hints, *filter(None, [hint])])
+        except FileError as error:
+            report = _failed(report, run, str(error))
+        try:
+            publish(folder, final, as_plain(report, compare=False))
+        except FileError as error:
+            report = replace(_failed(report, run, str(error)), written_to=None)
+        return report
 
     def _compare(self, report: Report, task: Task) -> Report:
         """After our result is safe on disk, so that nothing can be lost here."""
@@ -125,14 +159,20 @@ class _Session:
             for name, kind in self.optimizers.items():
                 run = run_ase_optimizer(kind, task, self.progress.reporter(report.job.label, name))
                 others.append(compared(name, run, report.run, len(task.start)))
+            report = replace(report, others=others)
+            if others and report.written_to is not None:
+                update_manifest(report.written_to, as_plain(report, compare=True))
         except KeyboardInterrupt:
             hint = f"comparison interrupted, {len(others)} of {len(self.optimizers)} optimizers done"
             return replace(report, others=others, interrupted=True, hints=[*report.hints, hint])
-        return replace(report, others=others)
+        except Exception as error:  # noqa: BLE001 - a comparison that fails is no reason to drop the result
+            hint = f"comparison failed after {len(others)} of {len(self.optimizers)}: {error_in_words(error)}"
+            return replace(report, others=others, hints=[*report.hints, hint])
+        return report
 
     def _announce(self, report: Report) -> None:
         if self.request.as_json:
-            tell(as_json(report, compare=bool(self.optimizers)))
+            tell(as_json(report, compare=bool(self.optimizers), ascii_only=speaks_ascii_only(sys.stdout)))
         elif report.error is None and report.run is not None:
             tell(result_sentence(report, report.run))
             if report.others and sys.stdout.isatty():
@@ -147,19 +187,39 @@ class _Session:
 def run_relaxer(task: Task, policy: str | None, log: Path, trajectory: Path, on_call: OnCall) -> Run:
     """Our optimizer, held to the same count as the others."""
     stage = Stage(task, on_call)
-    # closed before anything is moved: older ASE keeps log and trajectory open, and unflushed
-    with Relaxer(stage.target, logfile=log, trajectory=trajectory, policy=policy) as optimizer:
-        stage.watch(optimizer)
-        try:
-            optimizer.run(fmax=task.fmax, steps=task.steps)
-        except KeyboardInterrupt:
-            return stage.finish("interrupted", fallback_used=optimizer.fallback_used)
-        except CalculatorFailed as error:
-            return stage.finish("error", fallback_used=optimizer.fallback_used, error=str(error))
-    outcome = optimizer.outcome.label.replace(" ", "_")
-    run = stage.finish(outcome, fallback_used=optimizer.fallback_used)
-    _check_count(optimizer.force_calls, run.force_calls, say)
+    optimizer = Relaxer(stage.target, logfile=log, trajectory=trajectory, policy=policy)
+    stage.watch(optimizer)
+    outcome, error = _ended(optimizer, task)
+    stands = outcome == "converged" or _last_stands(optimizer, stage)
+    run = stage.finish(outcome, fallback_used=optimizer.fallback_used, error=error, last_stands=stands)
+    if outcome not in ("interrupted", "error"):
+        _check_count(optimizer.force_calls, run.force_calls, say)
     return run
+
+
+def _ended(optimizer: Relaxer, task: Task) -> tuple[str, str | None]:
+    """Run it; the outcome, and the error if there was one."""
+    try:
+        with optimizer:  # closed before anything is moved: older ASE keeps log and trajectory open, and unflushed
+            optimizer.run(fmax=task.fmax, steps=task.steps)
+    except KeyboardInterrupt:
+        return "interrupted", None
+    except Exception as error:  # noqa: BLE001 - the calculator's failure, a full disk, a defect: what is done is kept
+        return "error", error_in_words(error)
+    return optimizer.outcome.label.replace(" ", "_"), None
+
+
+def _last_stands(optimizer: Relaxer, stage: Stage) -> bool:
+    """Whether the last point is what was reached, and not one that was tried and rejected, or never judged."""
+    judged = bool(optimizer.history) and optimizer.force_calls == stage.counter.answers
+    finite = stage.counter.last is not None and stage.counter.last.finite
+    return judged and finite and optimizer.history[-1].accepted
+
+
+def _failed(report: Report, run: Run, error: str) -> Report:
+    """An earlier error counts more than one that came of it."""
+    error = report.error or one_line(error)
+    return replace(report, run=replace(run, outcome="error", error=error), error=error)
 
 
 def _check_count(claimed: int, counted: int, complain: Callable[[str], None]) -> None:

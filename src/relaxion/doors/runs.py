@@ -12,7 +12,7 @@ from ase import Atoms
 from ase.calculators.singlepoint import SinglePointCalculator
 from ase.filters import Filter, FrechetCellFilter
 
-from relaxion.doors.counting import CountingCalculator
+from relaxion.doors.counting import Answered, CountingCalculator
 from relaxion.physics.potential import Potential
 
 OnCall = Callable[[int, float, float], None]  # force calls so far, energy eV, fmax eV/Å
@@ -36,13 +36,13 @@ class Run:
 
     outcome: str  # a label of relaxion.Outcome with underscores, or "interrupted", or "error"
     force_calls: int
-    energy_ev: float | None  # None: not evaluated, or not finite
+    energy_ev: float | None  # of `final`, as the next; None: not evaluated, or not finite
     fmax_ev_per_angstrom: float | None
     wall_time_seconds: float
     fallback_used: int = 0
     first_fmax: float | None = None
     error: str | None = None
-    final: Atoms | None = None  # the last structure evaluated, with its energy and forces
+    final: Atoms | None = None  # what was reached, with its energy and forces; always finite
 
     @property
     def converged(self) -> bool:
@@ -57,10 +57,13 @@ class Stage:
         self.counter = CountingCalculator(task.potential, stress=task.free_cell)
         self.atoms = task.start.copy()
         self.atoms.calc = self.counter
-        self.target: Atoms | Filter = FrechetCellFilter(self.atoms) if task.free_cell else self.atoms
+        self.target = self._target(self.atoms)
         self.fmax_history: list[float] = []
         self._on_call = on_call
         self._began = time.perf_counter()
+
+    def _target(self, atoms: Atoms) -> Atoms | Filter:
+        return FrechetCellFilter(atoms) if self.task.free_cell else atoms
 
     def watch(self, optimizer: Any) -> None:
         """Follow the optimizer, at no cost in force calls."""
@@ -68,50 +71,46 @@ class Stage:
 
     def _look(self) -> None:
         self.fmax_history.append(largest_force(self.target))
-        self._on_call(self.counter.calls, self.counter.last_answer["energy"], self.fmax_history[-1])
+        if self.counter.last is not None:
+            self._on_call(self.counter.calls, self.counter.last.answer["energy"], self.fmax_history[-1])
 
-    def finish(self, outcome: str, *, fallback_used: int = 0, error: str | None = None) -> Run:
-        """What the calculator has counted, and where the atoms are."""
+    def finish(
+        self, outcome: str, *, fallback_used: int = 0, error: str | None = None, last_stands: bool = True
+    ) -> Run:
+        """What the calculator has counted, and what was reached: the last point, or the lowest if that does not stand.
+
+        Points and answers as the calculator remembers them: an interrupted or failed call leaves the atoms where
+        nobody looked.
+        """
         seconds = time.perf_counter() - self._began
-        fmax = self._last_fmax()
+        point = self.counter.last if last_stands else self.counter.lowest
+        final, fmax = self._reached(point) if point is not None and point.finite else (None, None)
         return Run(
             outcome=outcome,
             force_calls=self.counter.calls,
-            energy_ev=_finite(self.counter.last_answer.get("energy")),
-            fmax_ev_per_angstrom=_finite(fmax),
+            energy_ev=None if final is None else final.get_potential_energy(),
+            fmax_ev_per_angstrom=fmax,
             wall_time_seconds=seconds,
             fallback_used=fallback_used,
             first_fmax=self.fmax_history[0] if self.fmax_history else None,
             error=error,
-            final=self._final(),
+            final=final,
         )
 
-    def _last_fmax(self) -> float | None:
-        """A line search may end between two looks; where the answer is at hand, read it there."""
-        if self.counter.results and not self.counter.check_state(self.atoms):
-            return largest_force(self.target)
-        return self.fmax_history[-1] if self.fmax_history else None
-
-    def _final(self) -> Atoms | None:
-        """Positions of the last answer; an interrupted or failed call leaves the atoms where nobody looked."""
-        evaluated = self.counter.last_evaluated
-        if evaluated is None:
-            return None
+    def _reached(self, point: Answered) -> tuple[Atoms, float]:
         final = self.task.start.copy()
-        final.set_cell(evaluated.cell)
-        final.positions[:] = evaluated.positions
+        target = self._target(final)  # now: a cell filter measures from the cell it is given first
+        final.set_cell(point.atoms.cell, apply_constraint=False)
+        final.positions[:] = point.atoms.positions
+        final.calc = SinglePointCalculator(final, **point.answer)
+        fmax = largest_force(target)
         for key in STALE_INFO:
             final.info.pop(key, None)
         final.arrays.pop("spacegroup_kinds", None)
-        final.calc = SinglePointCalculator(final, **self.counter.last_answer)
-        return final
+        return final, fmax
 
 
 def largest_force(target: Atoms | Filter) -> float:
     """What ASE compares with fmax: constraints and, with a free cell, its three rows included."""
     rows = np.asarray(target.get_forces()).reshape(-1, 3)
     return float(np.sqrt((rows**2).sum(axis=1).max()))
-
-
-def _finite(number: float | None) -> float | None:
-    return number if number is not None and np.isfinite(number) else None

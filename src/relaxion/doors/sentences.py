@@ -45,8 +45,13 @@ class Report:
         return None if self.job.atoms is None else self.job.atoms.symbols.formula.format("metal")
 
 
-def as_json(report: Report, *, compare: bool) -> str:
-    """One object, one line; numbers that are not finite are null."""
+def as_json(report: Report, *, compare: bool, ascii_only: bool = False) -> str:
+    """One object, one line."""
+    return json.dumps(as_plain(report, compare=compare), ensure_ascii=ascii_only, allow_nan=False)
+
+
+def as_plain(report: Report, *, compare: bool) -> dict[str, Any]:
+    """What --json prints; numbers that are not finite are null."""
     run = report.run
     plain: dict[str, Any] = {"file": str(report.job.file)}
     if report.job.index is not None:
@@ -67,7 +72,7 @@ def as_json(report: Report, *, compare: bool) -> str:
         plain["error"] = report.error
     if compare:
         plain["compare"] = {other.name: _compared_as_json(other.run) for other in report.others}
-    return json.dumps(plain, ensure_ascii=False, allow_nan=False)
+    return plain
 
 
 def _compared_as_json(run: Run) -> dict[str, Any]:
@@ -83,7 +88,7 @@ def _compared_as_json(run: Run) -> dict[str, Any]:
 
 def result_sentence(report: Report, run: Run) -> str:
     """What was reached, at what cost, where it is written."""
-    parts = [f"{report.formula} {_what_happened(run)}{_beside(report, run)}"]
+    parts = [f"{report.formula} {_what_happened(report, run)}{_beside(report, run)}"]
     if run.fmax_ev_per_angstrom is not None:
         parts.append(f"fmax {run.fmax_ev_per_angstrom:.2g} eV/Å")
     if run.energy_ev is not None:
@@ -94,10 +99,11 @@ def result_sentence(report: Report, run: Run) -> str:
     return "; ".join([f"{report.job.label}: {', '.join(parts)}", *filter(None, closing)])
 
 
-def _what_happened(run: Run) -> str:
+def _what_happened(report: Report, run: Run) -> str:
     calls = f"{run.force_calls} force call{'' if run.force_calls == 1 else 's'}"
     if run.outcome == "interrupted":
-        return f"interrupted after {calls}, the structure so far is kept"
+        kept = "nothing was reached" if report.written_to is None else "the structure so far is kept"
+        return f"interrupted after {calls}, {kept}"
     if not run.converged:
         return f"not converged ({run.outcome.replace('_', ' ')}) after {calls}"
     return f"already relaxed ({calls})" if run.force_calls == 1 else f"relaxed in {calls}"

@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-import struct
-import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import ase.io
 from ase import Atoms
-from ase.io.formats import UnknownFileTypeError
 
 from relaxion.errors import FileError, InputError
 from relaxion.settings import nearest
 from relaxion.structures.structures import Structures
-
-# ASE's readers have no common error: these are what they raise on files that are damaged or of another kind.
-READER_ERRORS = (
-    ArithmeticError, AssertionError, AttributeError, EOFError, LookupError, OSError, RuntimeError,
-    StopIteration, SyntaxError, TypeError, UnknownFileTypeError, ValueError, struct.error, zlib.error,
-)  # fmt: skip
 
 Key = str | Callable[[Atoms], str]
 
@@ -29,21 +20,28 @@ Key = str | Callable[[Atoms], str]
 def read(path: str | Path, index: str | int = ":") -> list[Atoms]:
     """Structures from any file ASE reads, compressed or not."""
     path = Path(path)
-    if not path.exists():
-        raise FileError(f"{path} does not exist; check the name (the working directory is {Path.cwd()})")
-    if path.is_file() and path.stat().st_size == 0:
-        raise FileError(f"{path} is empty (0 bytes)")
+    _check_file(path)
     try:
-        images = ase.io.read(path, index=index)
-    except READER_ERRORS as error:
+        found = ase.io.read(path, index=index)
+        images = [found] if isinstance(found, Atoms) else list(found)
+    except Exception as error:  # ASE's readers have no common error: damaged files bring any kind
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise FileError(
-            f"{path} cannot be read: {type(error).__name__}: {error}; is it whole, and of a kind ASE reads? "
-            "('ase info --formats' lists them)"
+            f"{path} cannot be read: {reason}; is it whole, and of a kind ASE reads? ('ase info --formats' lists them)"
         ) from error
-    images = [images] if isinstance(images, Atoms) else list(images)
     if not any(len(atoms) for atoms in images):
         raise FileError(f"{path} holds no structure with atoms at index '{index}'")
     return images
+
+
+def _check_file(path: Path) -> None:
+    try:
+        if not path.exists():
+            raise FileError(f"{path} does not exist; check the name (the working directory is {Path.cwd()})")
+        if path.is_file() and path.stat().st_size == 0:
+            raise FileError(f"{path} is empty (0 bytes)")
+    except OSError as error:  # a folder that may not be entered, a name that is too long
+        raise FileError(f"{path} cannot be read: {error.strerror}") from error
 
 
 def composition(atoms: Atoms) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,23 @@ from relaxion.errors import FileError, InputError
 from relaxion.structures.dataset import Dataset, read
 
 METALS = ("Al", "Ni", "Cu", "Pd", "Ag", "Pt", "Au", "Fe")
+
+
+IMPOSSIBLE_GROUP = b"""data_x
+_cell_length_a 4
+_cell_length_b 4
+_cell_length_c 4
+_cell_angle_alpha 90
+_cell_angle_beta 90
+_cell_angle_gamma 90
+_space_group_IT_number 500
+loop_
+_atom_site_label
+_atom_site_fract_x
+_atom_site_fract_y
+_atom_site_fract_z
+Cu 0 0 0
+"""
 
 
 def alloys() -> list[Atoms]:
@@ -49,6 +67,11 @@ def test_reads_what_ase_reads_also_compressed(tmp_path: Path) -> None:
         ("broken.traj", b"- of Ulm garbage", "cannot be read"),
         ("POSCAR", b"Cu\n1.0\n1 0 0\n", "cannot be read"),
         ("none.extxyz", b"0\nno atoms\n", "no structure with atoms"),
+        ("group.cif", IMPOSSIBLE_GROUP, "cannot be read: SpacegroupNotFoundError"),
+        ("OUTCAR", b" vasp.6.3.0\n POTCAR:    PAW_PBE Cu\n", "cannot be read: ParseError"),
+        ("random.db", bytes(range(256)) * 20, "cannot be read: DatabaseError"),
+        ("broken.cif.xz", b"\xfd7zXZ\x00 and then nonsense", "cannot be read: LZMAError"),
+        ("n" * 300 + ".xyz", None, "cannot be read: File name too long"),
     ],
 )
 def test_bad_files_are_explained(tmp_path: Path, name: str, content: bytes | None, message: str) -> None:
@@ -58,6 +81,21 @@ def test_bad_files_are_explained(tmp_path: Path, name: str, content: bytes | Non
     with pytest.raises(FileError, match=message) as caught:
         read(path)
     assert name in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_missing_package_of_a_reader_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "netCDF4", None)  # as if it were not installed
+    (tmp_path / "run.nc").write_bytes(b"CDF\x01" + bytes(100))
+    with pytest.raises(FileError, match=r"run\.nc cannot be read: "):
+        read(tmp_path / "run.nc")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="no permission stops root")
+def test_a_folder_that_may_not_be_entered(tmp_path: Path) -> None:
+    (tmp_path / "closed").mkdir(mode=0)
+    with pytest.raises(FileError, match="Permission denied"):
+        read(tmp_path / "closed" / "a.xyz")
 
 
 def test_index_beyond_the_end_is_explained(tmp_path: Path) -> None:
