@@ -1,8 +1,8 @@
 """Who learns: DDPG, TD3, D4PG and SAC, one file each, in the order of their papers.
 
-The algorithms are `relaxion.agents.td3.TD3` and so on: they get networks and generators handed in, and see only batches.
-`relaxion.agents.TD3` and so on, as listed here, are the same with a task around them, for scripts: `learn`, `predict`,
-`save`, `load`. They live in `relaxion.training.facade`, above this room, and are loaded when first asked for.
+The algorithms are `relaxion.agents.td3.TD3` and so on: networks and generators are handed to them, and they see only
+batches. `relaxion.agents.TD3` and so on, as listed here, are the same with a task around them, for scripts: `learn`,
+`predict`, `save`, `load`. They live in `relaxion.training.facade`, above this room, and are loaded when first asked for.
 """
 
 from importlib import import_module
