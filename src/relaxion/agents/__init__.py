@@ -2,7 +2,7 @@
 
 The algorithms are `relaxion.agents.td3.TD3` and so on: networks and generators are handed to them, and they see only
 batches. `relaxion.agents.TD3` and so on, as listed here, are the same with a task around them, for scripts: `learn`,
-`predict`, `save`, `load`. They live in `relaxion.training.facade`, above this room, and are loaded when first asked for.
+`predict`, `save`, `load`. They live in `relaxion.training.facade`, above this room, and are loaded on first use.
 """
 
 from importlib import import_module
