@@ -11,9 +11,9 @@ from ase.calculators.calculator import PropertyNotImplementedError
 from ase.constraints import FixAtoms, FixCartesian
 from ase.filters import Filter, FrechetCellFilter, UnitCellFilter
 
+from relaxion.classical.point import Array, Point
+from relaxion.classical.springs import Geometry
 from relaxion.errors import StructureError
-from relaxion.relaxing.point import Array, Point
-from relaxion.relaxing.springs import Geometry
 from relaxion.structures.conversion import check_atoms
 
 

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from relaxion.relaxing.point import Array, Point, Proposal, dot, longest
-from relaxion.relaxing.screen import screened
-from relaxion.relaxing.springs import SpringMetric, SpringSettings
+from relaxion.classical.point import Array, Point, Proposal, dot, longest
+from relaxion.classical.screen import screened
+from relaxion.classical.springs import SpringMetric, SpringSettings
 
 Solve = Callable[[Array], Array]
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from relaxion.relaxing.springs import Array, Geometry
+from relaxion.classical.springs import Array, Geometry
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from ase.build import bulk, molecule
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from relaxion.relaxing import springs
-from relaxion.relaxing.springs import Geometry, SpringMetric, SpringSettings
+from relaxion.classical import springs
+from relaxion.classical.springs import Geometry, SpringMetric, SpringSettings
 
 
 def geometry(atoms, cell_factor=0.0, fixed=()) -> Geometry:

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from relaxion.relaxing.classical import Classical
-from relaxion.relaxing.fire import Fire
-from relaxion.relaxing.point import Point, Proposal, longest
-from relaxion.relaxing.quasi_newton import (
+from relaxion.classical.chain import Classical
+from relaxion.classical.fire import Fire
+from relaxion.classical.point import Point, Proposal, longest
+from relaxion.classical.quasi_newton import (
     QuasiNewton,
     QuasiNewtonSettings,
     Secant,
@@ -15,8 +15,8 @@ from relaxion.relaxing.quasi_newton import (
     noise,
     weighted_error,
 )
-from relaxion.relaxing.screen import screened
-from relaxion.relaxing.springs import Geometry
+from relaxion.classical.screen import screened
+from relaxion.classical.springs import Geometry
 
 GENERATOR = np.random.default_rng(0)
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from relaxion.relaxing.fire import Fire
-from relaxion.relaxing.point import Array, Point, Proposal
-from relaxion.relaxing.quasi_newton import QuasiNewton, QuasiNewtonSettings, Secant
-from relaxion.relaxing.springs import Geometry
+from relaxion.classical.fire import Fire
+from relaxion.classical.point import Array, Point, Proposal
+from relaxion.classical.quasi_newton import QuasiNewton, QuasiNewtonSettings, Secant
+from relaxion.classical.springs import Geometry
 
 FIRE_STEPS = 20  # at least so many before the quasi-Newton method is trusted again
 

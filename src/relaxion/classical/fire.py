@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from relaxion.relaxing.point import Point, Proposal, dot, longest
+from relaxion.classical.point import Point, Proposal, dot, longest
 
 FIRST_TIME_STEP = 0.1
 LARGEST_TIME_STEP = 0.5

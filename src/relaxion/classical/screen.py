@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import torch
 
+from relaxion.classical.point import Proposal
 from relaxion.physics.corrector import first_touch
-from relaxion.relaxing.point import Proposal
 
 NEAREST = 0.55  # of the sum of covalent radii; shorter bonds hardly exist, and forces there say little of the rest
 SMALLEST_SHARE = 0.1  # of the step is always taken: a call that teaches is better than standing still
