@@ -12,8 +12,8 @@ from ase import Atoms
 from ase.build import bulk
 from ase.io import read, write
 
+from relaxion.classical.chain import Classical
 from relaxion.doors import relax_command
-from relaxion.relaxing.classical import Classical
 
 FILES: dict[str, tuple[object, list[str]]] = {
     "missing": (None, ["bad.xyz does not exist"]),

@@ -1,1 +1,1 @@
-"""What needs no learning: the classical optimizer that relaxes alone, teaches as expert and catches a policy's falls."""
+"""What needs no learning: the optimizer that relaxes alone, teaches as expert and catches the falls of a policy."""

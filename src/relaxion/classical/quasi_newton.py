@@ -86,7 +86,7 @@ class QuasiNewton:
         base = point if self.last is None else self._judge(point, self.last)
         if base is point:
             self.recent_energies = [*self.recent_energies, point.energy][-self.settings.reference_points :]
-        self.last = self._next_step(base)
+        self.last = self.step_from(base)
         return self.last
 
     def _judge(self, point: Point, last: Proposal) -> Point:
@@ -120,7 +120,8 @@ class QuasiNewton:
         elif kept > 0.5 and length > 0.8 * self.trust:
             self.trust = min(2 * self.trust, self.settings.largest_trust)
 
-    def _next_step(self, base: Point) -> Proposal:
+    def step_from(self, base: Point) -> Proposal:
+        """The step that the secants known so far suggest, inside the trust radius and screened for close pairs."""
         method, solve = self._metric(base)
         memory = self.settings.springs_memory if method == "springs" else self.settings.plain_memory
         step = corrected(base.forces, self.secants[-memory:], solve)
