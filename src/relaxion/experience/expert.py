@@ -27,7 +27,7 @@ class ExpertSettings(Settings):
     """No atom goes farther in one step. The relaxer's first trust radius."""
 
     springs: bool = True
-    """Springs between neighbours, as the relaxer has them; False: a multiple of the forces, a weaker, cheaper teacher."""
+    """Springs between neighbours, as the relaxer has them; False: a multiple of the forces, a weaker teacher."""
 
 
 class Expert:
