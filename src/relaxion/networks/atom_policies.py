@@ -1,0 +1,180 @@
+"""Policies for atoms: a state in, a move out. Shapes and the way through: docs/networks.md."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from relaxion.networks.atom_inputs import N_STATE_VECTORS
+from relaxion.networks.gate import Gate
+from relaxion.networks.move_actions import MoveActions
+from relaxion.networks.move_heads import DisplacementHead, StrainHead, strain_scales
+from relaxion.networks.observer import AtomNetworkSettings, Observer
+from relaxion.networks.roles import Policy, StochasticPolicy
+from relaxion.networks.squashing import gaussian_log_density, log_volume_change, squashed
+from relaxion.networks.stacked import StackedLinear
+from relaxion.networks.strains import strain_matrices
+from relaxion.networks.surroundings import structure_mean
+from relaxion.structures import Move, State
+from relaxion.structures.structures import per_structure_sum
+
+LOG_DEVIATION_RANGE = (-20.0, 2.0)  # before squashing and gate, as for vectors
+
+
+@dataclass(frozen=True, eq=False)
+class Proposal:
+    """A move before its bounds, in units of the greatest lengths. No strain is proposed where no cell is free."""
+
+    atoms: Tensor  # (n_atoms, 3)
+    cells: Tensor | None  # (n_structures, 6)
+    scalars: Tensor  # (n_atoms, channels), what the atoms know
+    atom_units: Tensor  # (n_atoms,) size that answers of order one have
+    cell_units: Tensor | None  # (n_structures,)
+
+
+class AtomPolicy(Policy):
+    """π(s): one displacement per atom and a strain per free cell, times the gate, bounded by length.
+
+    u = greatest length · squashed(gate · Σ_c w_c v_c). Parameters of a plain policy are those of a gated one without
+    the gate's, made from the same draws of the generator.
+    """
+
+    bounds: Tensor
+
+    def __init__(
+        self,
+        actions: MoveActions,
+        settings: AtomNetworkSettings | None = None,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__()
+        self.settings = settings = settings or AtomNetworkSettings()
+        n_vectors = settings.channels + N_STATE_VECTORS
+        self.observer = Observer(settings, generator)
+        self.displacement_head = DisplacementHead(settings.channels, n_vectors, generator)
+        self.strain_head = StrainHead(settings.channels, n_vectors, generator)
+        self._make_more(generator)
+        # last, so that it takes no draws from the others
+        names = settings.environment_information
+        self.gate = (
+            Gate(names, settings.n_information_hidden, settings.largest_gate_factor, generator) if names else None
+        )
+        # a buffer: a saved policy carries the bounds it was trained for
+        self.register_buffer("bounds", torch.tensor([actions.max_displacement_angstrom, actions.max_strain]))
+
+    def _make_more(self, generator: torch.Generator | None) -> None:
+        """Heads of a subclass."""
+
+    def forward(self, observations: State) -> Move:
+        proposal = self.propose(observations)
+        factors = None if self.gate is None else self.gate(observations)
+        return self._bounded(observations, *_gated(observations, proposal.atoms, proposal.cells, factors))
+
+    def gate_factors(self, observations: State) -> Tensor:
+        """The gate's factor of each structure, for the log; exactly 1 where there is no gate. (n_structures,)"""
+        if self.gate is None:
+            return torch.ones(observations.n_structures, dtype=self.observer.dtype)
+        return self.gate(observations)
+
+    def propose(self, state: State) -> Proposal:
+        """The move before gate and bounds."""
+        observed = self.observer(state)
+        scalars = observed.features.scalars[0]
+        # forces and history join the features again: steepest descent is one weight away
+        vectors = torch.cat([observed.features.vectors[0], observed.inputs.vectors], dim=1)
+        force_scales = observed.inputs.force_scales
+        atom_units = self._units(force_scales / self.observer.stiffness, 0)
+        atoms = atom_units[:, None] * self.displacement_head(scalars, vectors)
+        if not bool(state.structures.cell_free.any()):
+            return Proposal(atoms, None, scalars, atom_units, None)
+        cell_units = self._units(strain_scales(state, force_scales, self.observer.stiffness), 1)
+        cells = cell_units[:, None] * self.strain_head(state, scalars, vectors)
+        return Proposal(atoms, cells, scalars, atom_units, cell_units)
+
+    def _units(self, asked_for: Tensor, bound: int) -> Tensor:
+        """The size the forces ask for, or the greatest length, as a share of the latter."""
+        return asked_for / self.bounds[bound] if self.settings.moves_follow_forces else torch.ones_like(asked_for)
+
+    def _bounded(self, state: State, atoms: Tensor, cells: Tensor | None) -> Move:
+        """Lengths below the bounds, nothing for what may not move."""
+        structures = state.structures
+        displacements = self.bounds[0] * squashed(atoms)
+        if cells is None:
+            strains = atoms.new_zeros((structures.n_structures, 3, 3))
+        else:
+            strains = strain_matrices(self.bounds[1] * squashed(cells))
+        return Move(displacements, strains).allowed(structures)
+
+
+def _gated(state: State, atoms: Tensor, cells: Tensor | None, factors: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Times one factor per structure; untouched where there is none."""
+    if factors is None:
+        return atoms, cells
+    atoms = atoms * factors.index_select(0, state.structures.structure_index)[:, None]
+    return atoms, None if cells is None else cells * factors[:, None]
+
+
+class AtomGaussianPolicy(AtomPolicy, StochasticPolicy):
+    """A Gaussian around the proposal, alike in every direction, then gate and bounds; `forward` is its middle.
+
+    The density is that of the move in units of its greatest lengths, so that minus the dimensions is the same target
+    entropy in every unit. Penalty: `penalty_weight` · mean square of the proposal, which keeps tanh awake.
+    """
+
+    def __init__(
+        self,
+        actions: MoveActions,
+        settings: AtomNetworkSettings | None = None,
+        generator: torch.Generator | None = None,
+        penalty_weight: float = 0.0,
+    ) -> None:
+        super().__init__(actions, settings, generator)
+        self.penalty_weight = penalty_weight
+
+    def _make_more(self, generator: torch.Generator | None) -> None:
+        # log deviations of an atom, and its part of the cell's
+        self.deviation_head = StackedLinear(self.settings.channels, 2, 1, generator)
+
+    def sample(self, observations: State, generator: torch.Generator) -> tuple[Move, Tensor, Tensor]:
+        dtype = self.observer.dtype
+        atom_noise = torch.randn((observations.structures.n_atoms, 3), generator=generator, dtype=dtype)
+        cell_noise = torch.randn((observations.n_structures, 6), generator=generator, dtype=dtype)
+        return self.sample_with(observations, atom_noise, cell_noise)
+
+    def sample_with(self, observations: State, atom_noise: Tensor, cell_noise: Tensor) -> tuple[Move, Tensor, Tensor]:
+        """The draw that belongs to standard normal noise, (n_atoms, 3) and (n_structures, 6)."""
+        structures, proposal = observations.structures, self.propose(observations)
+        atom_deviations, cell_deviations = self.log_deviations(observations, proposal)
+        atoms, cells = proposal.atoms + atom_deviations.exp()[:, None] * atom_noise, proposal.cells
+        if cells is not None:
+            cells = cells + cell_deviations.exp()[:, None] * cell_noise
+        if self.gate is not None:  # it widens what it multiplies, along each component
+            factors = self.gate(observations)
+            atoms, cells = _gated(observations, atoms, cells, factors)
+            atom_deviations = atom_deviations + factors.log().index_select(0, structures.structure_index)
+            cell_deviations = cell_deviations + factors.log()
+        of_atoms = _log_densities(atom_noise, atom_deviations, atoms) * structures.movable
+        log_densities = per_structure_sum(of_atoms, structures.structure_index, structures.n_structures)
+        if cells is not None:
+            log_densities = log_densities + _log_densities(cell_noise, cell_deviations, cells) * structures.cell_free
+        return self._bounded(observations, atoms, cells), log_densities, self._penalties(observations, proposal)
+
+    def log_deviations(self, state: State, proposal: Proposal) -> tuple[Tensor, Tensor]:
+        """Before gate and squashing, of atoms (n_atoms,) and of cells (n_structures,), fixed ones without meaning."""
+        heads = self.deviation_head(proposal.scalars[None])[0]
+        of_atoms = heads[:, 0] + proposal.atom_units.log()
+        of_cells = structure_mean(heads[:, 1], state.structures)
+        if proposal.cell_units is not None:
+            of_cells = of_cells + proposal.cell_units.log()
+        return of_atoms.clamp(*LOG_DEVIATION_RANGE), of_cells.clamp(*LOG_DEVIATION_RANGE)
+
+    def _penalties(self, state: State, proposal: Proposal) -> Tensor:
+        squares = proposal.atoms.square().mean(dim=1) * state.structures.movable
+        return self.penalty_weight * structure_mean(squares, state.structures)  # (n_structures,)
+
+
+def _log_densities(noise: Tensor, log_deviations: Tensor, before_squashing: Tensor) -> Tensor:
+    """Of the squashed draws: the Gaussian's, less what squashing does to volumes."""
+    return gaussian_log_density(noise, log_deviations) - log_volume_change(before_squashing)

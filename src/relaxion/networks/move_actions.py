@@ -1,0 +1,78 @@
+"""Moves as actions: bounds act on lengths, noise is the same in every direction."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from relaxion.errors import SettingsError
+from relaxion.networks.strains import strain_matrices, strain_vectors
+from relaxion.structures import Move, State
+from relaxion.structures.structures import per_structure_sum
+
+
+class MoveActions:
+    """The action domain of atoms. The half range of a displacement is its greatest length, of a strain its norm."""
+
+    def __init__(self, max_displacement_angstrom: float = 0.5, max_strain: float = 0.1) -> None:
+        if not (0 < max_displacement_angstrom < float("inf") and 0 < max_strain < float("inf")):
+            raise SettingsError(
+                f"bounds of moves must be above 0 and finite, got max_displacement_angstrom = "
+                f"{max_displacement_angstrom} and max_strain = {max_strain}"
+            )
+        self.max_displacement_angstrom, self.max_strain = max_displacement_angstrom, max_strain
+
+    def bound(self, actions: Move) -> Move:
+        """Displacements and strains that are too long, shortened; directions stay."""
+        strains = shortened(strain_vectors(actions.strains), self.max_strain)
+        return Move(shortened(actions.displacements, self.max_displacement_angstrom), strain_matrices(strains))
+
+    def perturb(
+        self, actions: Move, scale: float | Tensor, generator: torch.Generator, clip: float | None = None
+    ) -> Move:
+        """Actions + half range · noise, N(0, scale) along every axis, its length cut at `clip`; not yet bounded.
+
+        Fixed atoms and cells get noise too, for a move does not know them: environment and critics ignore it there.
+        """
+        if isinstance(scale, Tensor) and scale.numel() != 1:
+            raise SettingsError(f"noise of moves has one scale for all, got {tuple(scale.shape)}")
+        atoms = self._noise(actions.displacements, 3, scale, generator, clip)
+        cells = self._noise(actions.strains, 6, scale, generator, clip)
+        return Move(
+            actions.displacements + self.max_displacement_angstrom * atoms,
+            actions.strains + self.max_strain * strain_matrices(cells),
+        )
+
+    @staticmethod
+    def _noise(
+        like: Tensor, n_components: int, scale: float | Tensor, generator: torch.Generator, clip: float | None
+    ) -> Tensor:
+        noise = scale * torch.randn((len(like), n_components), generator=generator, dtype=like.dtype)
+        return noise if clip is None else shortened(noise, clip)
+
+    def random(self, observations: State, generator: torch.Generator) -> Move:
+        """Uniform in the ball of each movable atom, and among the strains of each free cell."""
+        structures = observations.structures
+        atoms = uniform_in_ball(structures.n_atoms, 3, generator, structures.dtype)
+        cells = uniform_in_ball(structures.n_structures, 6, generator, structures.dtype)
+        move = Move(self.max_displacement_angstrom * atoms, strain_matrices(self.max_strain * cells))
+        return self.bound(move.allowed(structures))
+
+    def dimensions(self, observations: State) -> Tensor:
+        """3 for every movable atom, 6 more where the cell is free, for each structure."""
+        structures = observations.structures
+        movable = per_structure_sum(structures.movable.float(), structures.structure_index, structures.n_structures)
+        return 3 * movable + 6 * structures.cell_free.float()  # (n_structures,)
+
+
+def shortened(vectors: Tensor, longest: float) -> Tensor:
+    """Vectors longer than `longest` made just so long, (n, components)."""
+    lengths = vectors.norm(dim=1, keepdim=True)
+    return torch.where(lengths > longest, vectors * (longest / lengths.clamp_min(1e-30)), vectors)
+
+
+def uniform_in_ball(number: int, n_components: int, generator: torch.Generator, dtype: torch.dtype) -> Tensor:
+    """Points of the unit ball, equally likely everywhere, (number, n_components)."""
+    directions = torch.randn((number, n_components), generator=generator, dtype=dtype)
+    radii = torch.rand((number, 1), generator=generator, dtype=dtype) ** (1 / n_components)
+    return directions / directions.norm(dim=1, keepdim=True).clamp_min(1e-30) * radii

@@ -1,0 +1,87 @@
+"""Layers of several networks of equal shape, run as one product. The input says how many of them answer.
+
+Twin critics have separate parameters but the same atoms: pairs, gathers and sums are made once for both.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import silu
+
+
+def uniform_parameter(shape: tuple[int, ...], n_in: int, generator: torch.Generator | None) -> nn.Parameter:
+    """Uniform within ±√(3 / n_in): keeps the variance of order one through a layer."""
+    bound = math.sqrt(3 / n_in)
+    return nn.Parameter(torch.empty(shape).uniform_(-bound, bound, generator=generator))
+
+
+class StackedLinear(nn.Module):
+    """y_k = x_k W_k + b_k for each network k."""
+
+    def __init__(
+        self, n_in: int, n_out: int, n_networks: int, generator: torch.Generator | None, *, bias: bool = True
+    ) -> None:
+        super().__init__()
+        self.weight = uniform_parameter((n_networks, n_in, n_out), n_in, generator)
+        self.bias = nn.Parameter(torch.zeros(n_networks, 1, n_out)) if bias else None
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """(n_networks or fewer, n_rows, n_in) -> (same, n_rows, n_out): fewer inputs ask the first networks only."""
+        number = len(inputs)
+        if self.bias is None:
+            return torch.bmm(inputs, _first(self.weight, number))
+        return torch.baddbmm(_first(self.bias, number), inputs, _first(self.weight, number))
+
+
+def _first(parameter: Tensor, number: int) -> Tensor:
+    return parameter if number == len(parameter) else parameter[:number]
+
+
+class StackedMLP(nn.Module):
+    """Two layers with SiLU between them."""
+
+    def __init__(
+        self, n_in: int, n_hidden: int, n_out: int, n_networks: int, generator: torch.Generator | None
+    ) -> None:
+        super().__init__()
+        self.hidden = StackedLinear(n_in, n_hidden, n_networks, generator)
+        self.answer = StackedLinear(n_hidden, n_out, n_networks, generator)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.answer(silu(self.hidden(inputs)))
+
+
+class PairFilter(nn.Module):
+    """Weights of the messages along each pair, from what is known of the pair: linear, all networks in one product."""
+
+    def __init__(
+        self, n_in: int, n_parts: int, channels: int, n_networks: int, generator: torch.Generator | None
+    ) -> None:
+        super().__init__()
+        # few of the radial functions are awake at any distance: a larger start than for a usual layer
+        self.weight = uniform_parameter((n_networks, n_in, n_parts, channels), max(1, n_in // 4), generator)
+
+    def forward(self, n_networks: int) -> Tensor:
+        """The matrix that takes what is known of a pair to its weights, (n_in, n_parts · n_networks · channels)."""
+        return _first(self.weight, n_networks).permute(1, 2, 0, 3).flatten(1)
+
+
+def packed(values: Tensor) -> Tensor:
+    """(n_networks, n_atoms, rows, channels) -> (n_atoms, rows, n_networks · channels), as pairs want it."""
+    n_networks, n_atoms, rows, channels = values.shape
+    return values.permute(1, 2, 0, 3).reshape(n_atoms, rows, n_networks * channels)
+
+
+def unpacked(values: Tensor, n_networks: int) -> Tensor:
+    """The opposite of `packed`."""
+    n_atoms, rows, width = values.shape
+    return values.view(n_atoms, rows, n_networks, width // n_networks).permute(2, 0, 1, 3)
+
+
+def mixed(layer: nn.Module, values: Tensor) -> Tensor:
+    """The layer on the channels of (n_networks, n_atoms, rows, channels): the same for every row."""
+    n_networks, n_atoms, rows, _ = values.shape
+    return layer(values.reshape(n_networks, n_atoms * rows, -1)).view(n_networks, n_atoms, rows, -1)
