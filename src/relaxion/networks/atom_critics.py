@@ -10,7 +10,7 @@ from relaxion.networks.environment_information import check_names, environment_i
 from relaxion.networks.features import Features
 from relaxion.networks.observer import AtomNetworkSettings, Observer
 from relaxion.networks.roles import CategoricalCritic, Critics
-from relaxion.networks.stacked import StackedLinear, StackedMLP
+from relaxion.networks.stacked import StackedLinear, StackedMLP, tamed
 from relaxion.networks.surroundings import structure_mean
 from relaxion.structures import Move, State, Structures
 
@@ -30,7 +30,7 @@ class PooledValue(nn.Module):
     def forward(self, features: Features, structures: Structures) -> tuple[Tensor, Tensor]:
         """Pooled features (n_networks, n_structures, channels) and answers (n_networks, n_structures, n_answers)."""
         sizes = torch.sqrt(features.vectors.square().sum(dim=3) + 1e-6)  # vectors speak too, by their lengths
-        opinions = silu(self.hidden(torch.cat([features.scalars, sizes], dim=2)))
+        opinions = silu(self.hidden(tamed(torch.cat([features.scalars, sizes], dim=2))))
         pooled = structure_mean(opinions.transpose(0, 1), structures).transpose(0, 1)
         return pooled, self.answer(pooled)
 

@@ -14,7 +14,7 @@ from relaxion.networks.move_heads import DisplacementHead, StrainHead, strain_sc
 from relaxion.networks.observer import AtomNetworkSettings, Observer
 from relaxion.networks.roles import Policy, StochasticPolicy
 from relaxion.networks.squashing import gaussian_log_density, log_volume_change, squashed
-from relaxion.networks.stacked import StackedLinear
+from relaxion.networks.stacked import StackedLinear, tamed
 from relaxion.networks.strains import strain_matrices
 from relaxion.networks.surroundings import structure_mean
 from relaxion.structures import Move, State
@@ -163,7 +163,7 @@ class AtomGaussianPolicy(AtomPolicy, StochasticPolicy):
 
     def log_deviations(self, state: State, proposal: Proposal) -> tuple[Tensor, Tensor]:
         """Before gate and squashing, of atoms (n_atoms,) and of cells (n_structures,), fixed ones without meaning."""
-        heads = self.deviation_head(proposal.scalars[None])[0]
+        heads = self.deviation_head(tamed(proposal.scalars)[None])[0]
         of_atoms = heads[:, 0] + proposal.atom_units.log()
         of_cells = structure_mean(heads[:, 1], state.structures)
         if proposal.cell_units is not None:

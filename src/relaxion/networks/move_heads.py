@@ -44,6 +44,7 @@ class StrainHead(nn.Module):
         """(n_structures, 6); meaningless for fixed cells."""
         weights, pressures, by_stress = self.weights(scalars[None])[0].split((N_PRODUCTS, 1, 2), dim=1)
         one, other = mixed(self.factors, vectors.transpose(1, 2)[None])[0].transpose(1, 2).chunk(2, dim=1)
+        other = other / torch.sqrt(1 + other.square().sum(dim=2, keepdim=True))  # grows with the length, not its square
         products = (weights[:, :, None, None] * symmetric_outer(one, other)).mean(dim=1)  # (n_atoms, 3, 3)
         identity = torch.eye(3, dtype=scalars.dtype)
         pooled = structure_mean(products + pressures[:, :, None] * identity, state.structures)

@@ -36,5 +36,7 @@ def gaussian_log_density(noise: Tensor, log_deviations: Tensor) -> Tensor:
 
 
 def _lengths(vectors: Tensor) -> Tensor:
-    # a vector of 1e-6 is the zero of both precisions: tanh(r)/r is 1 there to the last digit
-    return torch.sqrt(vectors.square().sum(dim=-1) + 1e-12)
+    # a vector of 1e-6 is the zero of both precisions: tanh(r)/r is 1 there to the last digit;
+    # in units of the largest component, because squares of 1e20 are infinite in float32
+    unit = vectors.detach().abs().amax(dim=-1, keepdim=True).clamp_min(1)
+    return torch.sqrt((vectors / unit).square().sum(dim=-1) + 1e-12) * unit[..., 0]

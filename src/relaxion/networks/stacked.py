@@ -40,8 +40,16 @@ def _first(parameter: Tensor, number: int) -> Tensor:
     return parameter if number == len(parameter) else parameter[:number]
 
 
+def tamed(scalars: Tensor) -> Tensor:
+    """x / √(1 + mean x²) over the channels: itself where it is small, of order one where it is not.
+
+    Without it scalars scale vectors and vectors scalars in turns, and an unusual state grows with a high power.
+    """
+    return scalars * torch.rsqrt(1 + scalars.square().mean(dim=-1, keepdim=True))
+
+
 class StackedMLP(nn.Module):
-    """Two layers with SiLU between them."""
+    """Two layers with SiLU between them, on tamed inputs."""
 
     def __init__(
         self, n_in: int, n_hidden: int, n_out: int, n_networks: int, generator: torch.Generator | None
@@ -51,7 +59,7 @@ class StackedMLP(nn.Module):
         self.answer = StackedLinear(n_hidden, n_out, n_networks, generator)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        return self.answer(silu(self.hidden(inputs)))
+        return self.answer(silu(self.hidden(tamed(inputs))))
 
 
 class PairFilter(nn.Module):

@@ -77,7 +77,8 @@ class TensorFieldLayer(nn.Module):
             surroundings.centers,
             surroundings.neighbors,
         )  # (n_atoms, 9, n_networks · channels)
-        heard = unpacked(heard * surroundings.normalisers[:, None, None], n_networks)
+        # halved: three or four ways lead to each l, and together they must stay of order one
+        heard = unpacked(heard * (0.5 * surroundings.normalisers[:, None, None]), n_networks)
         scalars, *higher = [t + h for t, h in zip(tensors, heard.split(SIZES, dim=2), strict=True)]
         scalars, higher = self.update(scalars[:, :, 0], higher)
         return [scalars[:, :, None], *higher]
