@@ -127,6 +127,11 @@ def interrupted_in_comparison():
     return Breaks(12, KeyboardInterrupt())
 
 
+def greets():
+    print("model initialized with 412,525 parameters")
+    return EMT()
+
+
 def cannot_be_made():
     raise FileNotFoundError("no weights here")
 '''

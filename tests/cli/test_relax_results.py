@@ -266,6 +266,11 @@ def test_force_of_a_free_cell_is_that_of_the_filter(relaxion, alloy_file):
     assert report["energy_ev"] == pytest.approx(float(logged[-2]), abs=1e-6)
 
 
+def test_a_calculator_that_greets_does_not_spoil_the_json(relaxion, alloy_file):
+    answer = relaxion("relax", alloy_file, "--json", "--calc", "calculators_for_test:greets")
+    assert len(answer.objects) == 1
+
+
 def test_manifest_is_the_json_object(relaxion, alloy_file):
     report = relaxion("relax", alloy_file, "--json", "--compare", "BFGS").objects[0]
     manifest = json.loads(Path("relaxed/alloy/relaxion.json").read_text())

@@ -53,6 +53,16 @@ def test_a_run_folder_is_a_recipe_and_can_be_lengthened(relaxion: Callable[..., 
     assert longer.objects[0]["weights_sha256"] == straight.objects[0]["weights_sha256"]
 
 
+def test_a_folder_that_is_no_run_takes_nothing(relaxion: Callable[..., Any]) -> None:
+    Path("pendulum").mkdir()
+    Path("pendulum/settings.toml").write_text('colour = "blue"')
+    without_out = [word for word in words("--json") if word not in ("--out", "run")]
+    answer = relaxion(*without_out)
+    assert answer.code == 0, answer.err
+    assert Path("runs/pendulum-sac-0/result.json").exists()
+    assert [file.name for file in Path("pendulum").iterdir()] == ["settings.toml"]
+
+
 def test_from_weights(relaxion: Callable[..., Any]) -> None:
     relaxion(*words())
     answer = relaxion(*words("--from-weights", "run", "--json", out="new"))
@@ -66,6 +76,8 @@ def test_from_weights(relaxion: Callable[..., Any]) -> None:
         (("train", "pendulun"), 2, "did you mean 'pendulum'"),
         (("train", "pendulum", "--agent", "sacc"), 2, "did you mean 'sac'"),
         (("train", "pendulum", "--set", "batchsize=3"), 2, "did you mean 'batch_size'"),
+        (("train", "pendulum", "--agent", "sac", "--set", "agent=td3"), 2, "two agents asked for"),
+        (("train", "."), 2, "the folder '.' holds no run"),
         (("train", "pendulum", "--set", "batch_size"), 2, "--set takes key=value"),
         (("train", "pendulum", "--set", "replay_capacity=50"), 2, "replay_capacity 50 is below batch_size 128"),
         (("train", "pendulum", "--set", "warmup_steps=5"), 2, "warmup_steps 5 is below batch_size 128"),
@@ -105,15 +117,16 @@ def test_returns_outside_the_support_are_told(relaxion: Callable[..., Any]) -> N
     assert answer.err.count("\n") == 1
 
 
-def test_interrupted_from_outside(relaxion: Callable[..., Any]) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_interrupted_from_outside(relaxion: Callable[..., Any], number: signal.Signals, code: int) -> None:
     command = [sys.executable, "-c", "from relaxion.doors.cli import main; main()", *words(steps=100_000)]
     child = subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 60
     while not _has_lines(Path("run/metrics.jsonl"), 3) and time.monotonic() < deadline:
         time.sleep(0.02)
-    child.send_signal(signal.SIGINT)
+    child.send_signal(number)
     _, said = child.communicate(timeout=30)
-    assert child.returncode == 130, said
+    assert child.returncode == code, said
     assert "--resume goes on" in said
     step = int(said.split("stopped at step ")[1].split(",")[0])
     resumed = relaxion(*words("--resume", "--json", steps=step + 5))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import sys
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,9 +47,13 @@ def check_numbers(request: RelaxRequest) -> None:
 
 
 def make_potential(spec: str) -> Potential:
-    """The calculator, with whatever its factory raises turned into a sentence."""
+    """The calculator, with whatever its factory raises turned into a sentence.
+
+    Some packages greet on stdout when they load; that belongs to results alone, so greetings go to stderr.
+    """
     try:
-        return potential(spec)
+        with redirect_stdout(sys.stderr):
+            return potential(spec)
     except RelaxionError:
         raise
     except Exception as error:  # the user's own factory or another package may raise anything
