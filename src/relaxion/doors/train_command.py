@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import threading
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,10 +18,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from relaxion.doors.progress import say, tell
 from relaxion.errors import FileError, RelaxionError, RelaxionWarning, SettingsError
-from relaxion.training.recipe import RunSettings, find, overrides, settings_from_recipe
+from relaxion.training.recipe import RunSettings, find, overrides, run_folder, settings_from_recipe
 from relaxion.training.run import Interrupted, OnProgress, Result, train
 
-DONE, ERROR, USAGE, INTERRUPTED = 0, 1, 2, 130
+DONE, ERROR, USAGE, INTERRUPTED, TERMINATED = 0, 1, 2, 130, 143
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,11 @@ def run(request: TrainRequest) -> int:
         say(f"relaxion: {error}")
         return USAGE
     out = request.out or _default_out(request, settings)
+    with _signals() as first_of_signals:
+        return _run(request, settings, out, first_of_signals)
+
+
+def _run(request: TrainRequest, settings: RunSettings, out: Path, first_of_signals: Callable[[], int | None]) -> int:
     try:
         with _warnings_as_sentences(), _progress(settings, out, request.quiet) as on_progress:
             result = train(
@@ -60,7 +67,7 @@ def run(request: TrainRequest) -> int:
             )
     except Interrupted as stop:
         say(f"relaxion: {stop}; the same command with --resume goes on")
-        return INTERRUPTED
+        return TERMINATED if first_of_signals() == signal.SIGTERM else INTERRUPTED
     except KeyboardInterrupt:
         say(f"relaxion: stopped at once; --resume goes on from the last checkpoint, if there is one in {out}")
         return INTERRUPTED
@@ -82,8 +89,9 @@ def _settings(request: TrainRequest) -> RunSettings:
 
 
 def _default_out(request: TrainRequest, settings: RunSettings) -> Path:
-    if Path(request.recipe).is_dir():  # an earlier run named by its folder
-        return Path(request.recipe)
+    earlier = run_folder(request.recipe)
+    if earlier is not None:
+        return earlier
     return Path("runs") / f"{Path(request.recipe).stem}-{settings.agent_name}-{settings.training.seed}"
 
 
@@ -101,6 +109,31 @@ def _one_thread() -> None:
 
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)
+
+
+@contextmanager
+def _signals() -> Iterator[Callable[[], int | None]]:
+    """Which of Ctrl-C and SIGTERM came first, asked after a run that listened to both: their exit codes differ."""
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: None  # only the main thread hears of signals
+        return
+    reading, writing = os.pipe()
+    os.set_blocking(reading, False)
+    os.set_blocking(writing, False)
+    before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+
+    def first() -> int | None:
+        try:
+            return os.read(reading, 1)[0]
+        except BlockingIOError:
+            return None
+
+    try:
+        yield first
+    finally:
+        signal.set_wakeup_fd(before)
+        os.close(reading)
+        os.close(writing)
 
 
 @contextmanager

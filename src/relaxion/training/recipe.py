@@ -17,6 +17,7 @@ from relaxion.training.settings import TrainingSettings
 
 DEFAULT_AGENT = "td3"
 SHIPPED = Path(__file__).parent.parent / "recipes"
+SETTINGS = "settings.toml"  # in the folder of a run
 
 
 @dataclass(frozen=True)
@@ -32,9 +33,7 @@ class RunSettings:
     def read(cls, values: Mapping[str, Any]) -> RunSettings:
         """From a flat table with the key `agent` and settings of all three kinds."""
         rest = dict(values)
-        name = str(rest.pop("agent", DEFAULT_AGENT)).lower()
-        if name not in AGENT_SETTINGS:
-            raise SettingsError(f"no agent named '{name}': {nearest(name, AGENT_SETTINGS)}")
+        name = _agent_name(rest.pop("agent", DEFAULT_AGENT))
         kinds = (TrainingSettings, AGENT_SETTINGS[name], VectorNetworkSettings)
         known = [key for kind in kinds for key in kind.model_fields]
         for key in rest:
@@ -68,28 +67,75 @@ class RunSettings:
 
 def find(name_or_path: str) -> Path:
     """A shipped recipe by name, or a file, or the settings of an earlier run by its folder."""
+    shipped = _shipped()
+    if name_or_path in shipped:  # ./pendulum and pendulum/ are paths, pendulum is not
+        return shipped[name_or_path]
     path = Path(name_or_path)
-    for candidate in (SHIPPED / f"{name_or_path}.toml", path / "settings.toml", path):
-        if candidate.is_file():
-            return candidate
-    shipped = sorted(file.stem for file in SHIPPED.glob("*.toml"))
+    if path.is_file():
+        return path
+    if (folder := run_folder(name_or_path)) is not None:
+        return folder / SETTINGS
+    if path.is_dir():
+        raise FileError(f"the folder '{name_or_path}' holds no run: it has no {SETTINGS} with an agent and a task")
     raise FileError(f"no recipe '{name_or_path}', neither shipped nor a file: {nearest(name_or_path, shipped)}")
 
 
+def run_folder(name_or_path: str) -> Path | None:
+    """The folder, if this names one of an earlier run; no other folder is ever taken for one."""
+    folder = Path(name_or_path)
+    if name_or_path in _shipped() or not (folder / SETTINGS).is_file():
+        return None
+    values = read_toml(folder / SETTINGS)
+    return folder if isinstance(values.get("agent"), str) and isinstance(values.get("task"), str) else None
+
+
+def _shipped() -> dict[str, Path]:
+    return {file.stem: file for file in SHIPPED.glob("*.toml")}
+
+
 def settings_from_recipe(path: Path, agent: str | None, overrides: Mapping[str, Any]) -> RunSettings:
-    """The recipe's common part, then the section of the agent, then the overrides."""
-    table = read_toml(path)
+    """The recipe's common part, then the section of the agent, then the overrides (an `agent` there chooses it too)."""
+    table, given = read_toml(path), dict(overrides)
+    asked = _asked_agent(agent, given.pop("agent", None))
+    owner = f"{path}: "
+    default = _agent_name(table.pop("default_agent", DEFAULT_AGENT), f"{owner}default_agent: ")
     sections = table.pop("agent", {})
-    chosen = (agent or table.pop("default_agent", None) or DEFAULT_AGENT).lower()
-    table.pop("default_agent", None)
     if isinstance(sections, str):  # the settings of an earlier run belong to one agent
-        if agent is not None and agent.lower() != sections:
-            raise SettingsError(f"{path} holds settings for {sections}, not for {agent}; take a recipe instead")
-        chosen, sections = sections, {}
-    for name in sections:
-        if name not in AGENT_SETTINGS:
-            raise SettingsError(f"{path}: no agent named '{name}': {nearest(name, AGENT_SETTINGS)}")
-    return RunSettings.read({**table, **sections.get(chosen, {}), **overrides, "agent": chosen})
+        default, sections = _agent_name(sections, owner), {}
+        if asked not in (None, default):
+            raise SettingsError(f"{path} holds settings for {default}, not for {asked}; take a recipe instead")
+    chosen = asked or default
+    return RunSettings.read({**table, **_sections(sections, owner).get(chosen, {}), **given, "agent": chosen})
+
+
+def _asked_agent(option: str | None, override: Any) -> str | None:
+    names = {_agent_name(word) for word in (option, override) if word is not None}
+    if len(names) > 1:
+        raise SettingsError(f"two agents asked for, --agent {option} and --set agent={override}; leave one out")
+    return names.pop() if names else None
+
+
+def _agent_name(word: Any, owner: str = "") -> str:
+    if not isinstance(word, str):
+        raise SettingsError(f"{owner}an agent is named by a word ({', '.join(AGENT_SETTINGS)}), got {word!r}")
+    if (name := word.lower()) not in AGENT_SETTINGS:
+        raise SettingsError(f"{owner}no agent named '{word}': {nearest(name, AGENT_SETTINGS)}")
+    return name
+
+
+def _sections(sections: Any, owner: str) -> dict[str, dict[str, Any]]:
+    """By the agent's name. In a recipe `agent` is a table of tables."""
+    if not isinstance(sections, dict):
+        raise SettingsError(f"{owner}agent is a word or has a section for each, like [agent.sac], got {sections!r}")
+    named: dict[str, dict[str, Any]] = {}
+    for word, section in sections.items():
+        name = _agent_name(word, owner)
+        if not isinstance(section, dict):
+            raise SettingsError(f"{owner}[agent.{word}] must be a section of settings, got {word} = {section!r}")
+        if "agent" in section or name in named:
+            raise SettingsError(f"{owner}[agent.{word}] names an agent twice")
+        named[name] = section
+    return named
 
 
 def read_toml(path: Path) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import pytest
 from relaxion.agents.vector_agents import AGENT_SETTINGS
 from relaxion.errors import FileError, SettingsError
 from relaxion.networks.vector import VectorNetworkSettings
-from relaxion.training.recipe import SHIPPED, RunSettings, find, overrides, settings_from_recipe
+from relaxion.training.recipe import SHIPPED, RunSettings, find, overrides, run_folder, settings_from_recipe
 from relaxion.training.settings import TrainingSettings
 
 RECIPE = """
@@ -105,3 +105,60 @@ def test_recipes_that_cannot_be(tmp_path: Path) -> None:
     broken.write_text("seed = 1")
     with pytest.raises(SettingsError, match="no task"):
         settings_from_recipe(broken, None, {})
+
+
+def test_an_agent_among_the_overrides_is_the_one_asked_for(recipe: Path) -> None:
+    td3 = settings_from_recipe(recipe, None, overrides(["agent=TD3"]))
+    assert td3 == settings_from_recipe(recipe, "td3", {})
+    assert td3 == settings_from_recipe(recipe, "td3", {"agent": "td3"})
+    with pytest.raises(SettingsError, match="two agents asked for, --agent sac and --set agent=td3"):
+        settings_from_recipe(recipe, "sac", {"agent": "td3"})
+    with pytest.raises(SettingsError, match=r"named by a word .*got 3"):
+        settings_from_recipe(recipe, None, {"agent": 3})
+    with pytest.raises(SettingsError, match="no agent named ''"):
+        settings_from_recipe(recipe, "", {})
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        ("default_agent = 3", "default_agent: an agent is named by a word .*got 3"),
+        ('default_agent = "sacc"', "default_agent: no agent named 'sacc': did you mean 'sac'"),
+        ("agent = 3", "agent is a word or has a section for each.*got 3"),
+        ('agent = "sacc"', "no agent named 'sacc': did you mean 'sac'"),
+        ("[agent]\nsac = 3", r"\[agent.sac\] must be a section of settings, got sac = 3"),
+        ("[[agent]]\nbatch_size = 3", "agent is a word or has a section for each"),
+        ('[agent.sac]\nagent = "td3"', r"\[agent.sac\] names an agent twice"),
+        ("[agent.sac]\n[agent.SAC]", r"\[agent.SAC\] names an agent twice"),
+    ],
+)
+def test_agents_that_are_none(tmp_path: Path, lines: str, words: str) -> None:
+    path = tmp_path / "odd.toml"
+    path.write_text(f'task = "Pendulum-v1"\n{lines}\n')
+    with pytest.raises(SettingsError, match=rf"odd\.toml: .*{words}"):
+        settings_from_recipe(path, None, {})
+
+
+def test_agents_may_be_written_in_capitals(tmp_path: Path) -> None:
+    path = tmp_path / "own.toml"
+    path.write_text('task = "Pendulum-v1"\nagent = "SAC"\n')
+    assert settings_from_recipe(path, "sac", {}).agent_name == "sac"
+    path.write_text('task = "Pendulum-v1"\ndefault_agent = "TD3"\n[agent.TD3]\nbatch_size = 32\n')
+    assert settings_from_recipe(path, None, {}).training.batch_size == 32
+
+
+def test_only_the_folder_of_a_run_is_one(recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("pendulum", "other"):
+        Path(name).mkdir()
+        assert run_folder(name) is None
+        Path(name, "settings.toml").write_text('colour = "blue"\n')
+        assert run_folder(name) is None
+    assert find("pendulum") == SHIPPED / "pendulum.toml"
+    with pytest.raises(FileError, match="the folder 'other' holds no run"):
+        find("other")
+    Path("pendulum/settings.toml").write_text(settings_from_recipe(recipe, "td3", {}).as_toml())
+    assert run_folder("pendulum") is None  # the name of a recipe stays one
+    for path in ("./pendulum", "pendulum/", str(tmp_path / "pendulum")):
+        assert run_folder(path) == Path(path)
+        assert find(path) == Path(path) / "settings.toml"
