@@ -97,13 +97,13 @@ def _resumed(settings: RunSettings, learned: Task, folder: RunFolder, on_progres
     refuse_changes(stored.values["settings"], settings.flat())
     trainer = Trainer(settings, learned)
     trainer.restore(stored)
-    if trainer.step > settings.training.steps:
+    if trainer.step - settings.training.n_environments >= settings.training.steps:  # the last round may overshoot
         raise RunError(
             f"{folder.path} has gone {trainer.step} steps already, more than --steps {settings.training.steps}"
         )
-    folder.result.unlink(missing_ok=True)  # of fewer steps, or about to be written again
-    records = _records(settings, folder, stored.values["metrics_position"], trainer.step)
     clock = Clock(stored.values["wall_time_seconds"], trainer.step)
+    records = _records(settings, folder, stored.values["metrics_position"], trainer.step)
+    folder.result.unlink(missing_ok=True)  # of fewer steps, or about to be written again; all else is read by now
     return _Run(trainer, folder, records, clock, on_progress)
 
 

@@ -21,6 +21,8 @@ from relaxion.training.recipe import RunSettings
 from relaxion.training.seeds import named_generator
 from relaxion.training.statistics import Episode, Episodes, MetricMeans
 
+MEANING = ("normalise_observations", "lowest_value", "highest_value", "n_bins")  # settings that weights depend on
+BOUNDS = ("centre", "half_range")  # buffers of networks that depend on the bounds of actions
 NOT_WEIGHTS = ("n_updates", "generator")  # parts of an agent's snapshot that belong to its run; so does Adam's memory
 
 
@@ -152,9 +154,15 @@ class Trainer:
     def start_from(self, stored: Stored) -> None:
         """Take over old networks and normaliser; counters and Adam's memory stay at 0 (R10.2)."""
         old = {name: tensor for name, tensor in stored.part("agent").items() if _is_weight(name)}
-        own = {name: tensor for name, tensor in self.agent.snapshot().items() if not _is_weight(name)}
-        self.agent.restore(own | old)
-        self.normaliser.restore(stored.part("normaliser"))
+        present = self.agent.snapshot()
+        refuse_other_meaning(stored.values.get("settings", {}), self.settings.flat(), old, present)
+        own = {name: tensor for name, tensor in present.items() if not _is_weight(name)}
+        normaliser = stored.part("normaliser")
+        if "mean" not in normaliser or normaliser["mean"].shape != self.normaliser.mean.shape:
+            size = self.task.observation_size
+            raise CheckpointError(f"the old weights do not fit this task, whose observations have {size} numbers")
+        self.agent.restore(own | old)  # checks everything before it writes anything
+        self.normaliser.restore(normaliser)
 
     def snapshot(self) -> dict[str, Tensor]:
         """Everything a resume needs, as tensors."""
@@ -183,6 +191,19 @@ class Trainer:
 
 
 _PARTS = ("agent", "normaliser", "replay", "environments", "episodes", "metric_means")
+
+
+def refuse_other_meaning(
+    old: Mapping[str, Any], new: Mapping[str, Any], weights: Mapping[str, Tensor], present: Mapping[str, Tensor]
+) -> None:
+    """Weights of fitting shapes may still mean something else: bins of other values, actions in other units."""
+    names = [name for name in MEANING if name in old and name in new and old[name] != new[name]]
+    changes = [f"{name} (was {old[name]!r}, now {new[name]!r})" for name in names]
+    for name in BOUNDS:
+        pairs = [(weights[key], t) for key, t in present.items() if key.split(".")[-1] == name and key in weights]
+        changes += [f"{name} of actions (was {w.tolist()}, now {t.tolist()})" for w, t in pairs if not w.equal(t)][:1]
+    if changes:
+        raise CheckpointError(f"the old weights mean something else, because these differ: {', '.join(changes)}")
 
 
 def _is_weight(name: str) -> bool:

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from gymnasium.envs.classic_control import PendulumEnv
 
 from relaxion.errors import CheckpointError, FileError, RunError, SettingsError
 from relaxion.training import checkpoint
+from relaxion.training.assessment import Assessor
 from relaxion.training.recipe import RunSettings
 from relaxion.training.records import without_times
 from relaxion.training.run import Interrupted, train
@@ -111,6 +113,39 @@ def test_a_finished_run_can_be_lengthened(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="has gone 120 steps already, more than --steps 70"):
         train(make_settings(steps=70), tmp_path / "pieces", resume=True)
     assert json.loads((tmp_path / "pieces" / "result.json").read_text())["steps"] == 120
+
+
+def test_a_round_of_several_environments_may_overshoot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed in the final assessment, the run has its last checkpoint but no result: the same command finishes it."""
+    settings = make_settings(steps=100, n_environments=8, replay_capacity=160, assessment_interval_steps=0)
+    straight = train(settings, tmp_path / "straight")
+    assert straight.steps == 104
+
+    def killed(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(Assessor, "__call__", killed)
+    with pytest.raises(MemoryError):
+        train(settings, tmp_path / "run")
+    assert not (tmp_path / "run" / "result.json").exists()
+    monkeypatch.undo()
+    for _ in range(2):  # and once more: a finished run is finished
+        again = train(settings, tmp_path / "run", resume=True)
+        assert replace(again, wall_time_seconds=0) == replace(straight, wall_time_seconds=0)
+    with pytest.raises(RunError, match="has gone 104 steps already, more than --steps 96"):
+        train(
+            replace(settings, training=settings.training.model_copy(update={"steps": 96})),
+            tmp_path / "run",
+            resume=True,
+        )
+
+
+def test_a_resume_that_fails_leaves_the_result(tmp_path: Path) -> None:
+    train(make_settings(), tmp_path / "run")
+    (tmp_path / "run" / "metrics.jsonl").write_text("")
+    with pytest.raises(CheckpointError, match="it was cut"):
+        train(make_settings(steps=200), tmp_path / "run", resume=True)
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["steps"] == 120
 
 
 def test_changed_settings_are_refused_by_name(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -28,7 +29,8 @@ def make_trainer(steps: int = 0, **changes: Any) -> Trainer:
 
 
 def stored(trainer: Trainer) -> Stored:
-    return Stored({name: tensor.clone() for name, tensor in trainer.snapshot().items()}, {})
+    tensors = {name: tensor.clone() for name, tensor in trainer.snapshot().items()}
+    return Stored(tensors, {"settings": trainer.settings.flat()})
 
 
 def test_a_time_limit_enters_replay_as_no_termination_and_a_new_episode_begins() -> None:
@@ -94,6 +96,35 @@ def test_old_weights_come_without_their_run() -> None:
         assert torch.equal(tensor, (fresh if belongs_to_the_run else source)[name]), name
     assert int(taken["n_updates"]) == new.n_updates == new.step == len(new.replay) == 0
     assert torch.equal(new.normaliser.mean, old.normaliser.mean)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"normalise_observations": False}, r"normalise_observations \(was True, now False\)"),
+        ({"lowest_value": -9.0}, r"lowest_value \(was -150.0, now -9.0\)"),
+        ({"highest_value": 9.0}, r"highest_value \(was 150.0, now 9.0\)"),
+        ({"n_bins": 11}, r"n_bins \(was 51, now 11\)"),
+    ],
+)
+def test_old_weights_of_another_meaning_are_refused(changes: dict[str, Any], sentence: str) -> None:
+    old, new = make_trainer(3, agent="d4pg"), make_trainer(agent="d4pg", seed=8, **changes)
+    before = new.weights_sha256()
+    with pytest.raises(CheckpointError, match=sentence):
+        new.start_from(stored(old))
+    assert new.weights_sha256() == before
+
+
+@pytest.mark.parametrize("agent", ["ddpg", "td3", "d4pg", "sac"])
+def test_old_weights_for_other_bounds_of_actions_are_refused(agent: str) -> None:
+    narrow = replace(task("Pendulum-v1"), highest_action=torch.ones(1))
+    new = Trainer(RunSettings.read({**SMALL, "agent": agent}), narrow)
+    before = new.weights_sha256()
+    with pytest.raises(
+        CheckpointError, match=r"centre of actions \(was \[0.0\], now \[-0.5\]\), half_range of actions"
+    ):
+        new.start_from(stored(make_trainer(3, agent=agent)))
+    assert new.weights_sha256() == before
 
 
 def test_a_checkpoint_of_another_task_is_refused() -> None:
