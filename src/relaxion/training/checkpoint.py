@@ -6,17 +6,18 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from relaxion.errors import CheckpointError
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2  # 1 left the plain values out of the digest
 
 
 @dataclass(frozen=True)
@@ -39,18 +40,39 @@ def joined(parts: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
 def write(path: Path, kind: str, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
     """Write beside, force to disk, move into place: whoever is killed meanwhile leaves the old file whole."""
     own = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
+    text = json.dumps(values)
     header = {
         "relaxion_kind": kind,
         "relaxion_format_version": str(FORMAT_VERSION),
-        "relaxion_digest": digest(own),
-        "relaxion_values": json.dumps(values),
+        "relaxion_digest": _digest_of_all(own, kind, text),
+        "relaxion_values": text,
     }
-    beside = path.with_name(f".{path.name}.part")  # one name: what a kill leaves is overwritten by the next
-    # Tensors that share memory are refused by safetensors; a copy of the few that do costs nothing.
-    save_file(_unshared(own), beside, metadata=header)
-    beside.chmod(0o666 & ~_umask())  # safetensors keeps everybody else out
-    force_to_disk(beside)
-    beside.replace(path)
+    try:
+        # To bytes first: safetensors' own way to a file leaves others with names of chance when it is killed.
+        # Tensors that share memory are refused by safetensors; a copy of the few that do costs nothing.
+        replace_file(path, save(_unshared(own), metadata=header))
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{path} cannot be written ({error}); is its folder there, the disk not full?") from error
+
+
+def part_of(path: Path) -> Path:
+    """What a file is called while it is written; one name, so that what a kill leaves is overwritten by the next."""
+    return path.with_name(f".{path.name}.part")
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """In one go: whoever reads or is killed meanwhile sees the old file or the new one. Leaves nothing on failure."""
+    beside = part_of(path)
+    try:
+        with beside.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    except OSError:
+        with suppress(OSError):
+            beside.unlink()
+        raise
     force_to_disk(path.parent)
 
 
@@ -65,11 +87,12 @@ def read(path: Path, *kinds: str) -> Stored:
         raise CheckpointError(f"{path} does not exist") from error
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{path} is damaged or no safetensors file ({error}); take an older copy") from error
-    if digest(tensors) != header.get("relaxion_digest"):
+    kind, text = header["relaxion_kind"], header.get("relaxion_values", "")
+    if _digest_of_all(tensors, kind, text) != header.get("relaxion_digest"):
         raise CheckpointError(f"{path} is damaged: its numbers do not match their digest; take an older copy")
     try:
-        return Stored(tensors, json.loads(header["relaxion_values"]))
-    except (KeyError, json.JSONDecodeError) as error:
+        return Stored(tensors, json.loads(text))
+    except json.JSONDecodeError as error:
         raise CheckpointError(f"{path} is damaged: its header cannot be read ({error})") from error
 
 
@@ -94,6 +117,19 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
     return hasher.hexdigest()
 
 
+def _digest_of_all(tensors: Mapping[str, Tensor], kind: str, text: str) -> str:
+    return hashlib.sha256(f"{digest(tensors)}\n{kind}\n{text}".encode()).hexdigest()
+
+
+def kind_of(path: Path) -> str | None:
+    """What the header says, unread otherwise; None when it is no file of ours."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return (file.metadata() or {}).get("relaxion_kind")
+    except (SafetensorError, OSError):
+        return None
+
+
 def _unshared(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     seen: set[int] = set()
     result: dict[str, Tensor] = {}
@@ -111,9 +147,3 @@ def force_to_disk(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

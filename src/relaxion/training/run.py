@@ -15,10 +15,9 @@ from relaxion.training.checkpoint import Stored
 from relaxion.training.interrupts import noticing_interrupts
 from relaxion.training.recipe import RunSettings
 from relaxion.training.records import Clock, Records
-from relaxion.training.run_folder import RunFolder, write_json, write_text
+from relaxion.training.run_folder import AGENT, CHECKPOINT, RunFolder, write_json, write_text
 from relaxion.training.trainer import NonFiniteError, Trainer
 
-CHECKPOINT, AGENT = "relaxion checkpoint", "relaxion agent"  # kinds of files
 MAY_DIFFER_ON_RESUME = ("steps",)
 
 OnProgress = Callable[[int, Mapping[str, float]], None]  # step, the newest value of everything logged
@@ -60,8 +59,8 @@ def train(
         raise CheckpointError(f"{out} holds no checkpoint to resume from; leave --resume out to begin")
     learned = task(settings.training.task)  # a wrong task is refused before anything is written
     old_weights = None if from_weights is None else read_weights(from_weights)
-    if not resume and not force and not folder.locked_once:
-        folder.check_empty()  # a folder that never was a run's gets not even a lock
+    if not resume and not folder.is_run:
+        folder.check_empty()  # a folder that never was a run's gets not even a lock, and --force removes nothing there
     with folder.owned():
         if resume:
             return _resumed(settings, learned, folder, on_progress).go()

@@ -5,16 +5,18 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import shutil
+import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from relaxion.errors import FileError, RunError
-from relaxion.training.checkpoint import force_to_disk
+from relaxion.training.checkpoint import kind_of, part_of, replace_file
 
 LOCK = ".lock"
+OWNER = "relaxion {}"  # what a lock says: the process
+CHECKPOINT, AGENT = "relaxion checkpoint", "relaxion agent"  # kinds of files
 
 
 class RunFolder:
@@ -30,10 +32,13 @@ class RunFolder:
         self.offender = path / "offending_transition.json"
         self.tensorboard = path / "tensorboard"
 
+        # The checkpoint goes first when a run is removed: half cleared, a folder is never taken for one to be resumed.
+        self.files = (self.checkpoint, self.result, self.agent, self.offender, self.metrics, self.settings)
+
     @property
-    def locked_once(self) -> bool:
-        """Some run has been here, or is."""
-        return (self.path / LOCK).exists()
+    def is_run(self) -> bool:
+        """A run has been here, or is: its checkpoint or its lock says so."""
+        return kind_of(self.checkpoint) == CHECKPOINT or _owner(self.path / LOCK) is not None
 
     @contextmanager
     def owned(self) -> Iterator[None]:
@@ -47,39 +52,55 @@ class RunFolder:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                lock.seek(0)
-                owner = lock.read().strip() or "unknown"
+                owner = _owner(self.path / LOCK) or "unknown"
                 raise RunError(f"{self.path} is in use by process {owner}; wait for it or try another --out") from None
             lock.truncate(0)
-            lock.write(f"{os.getpid()}\n")
+            lock.write(OWNER.format(os.getpid()) + "\n")
             lock.flush()
+            for file in self.files:
+                part_of(file).unlink(missing_ok=True)  # what a kill has left
             yield
 
     def check_empty(self) -> None:
         """Refuse a folder that holds anything, save what a run leaves that was killed before its first checkpoint."""
         if self.path.is_dir() and not all(self._counts_for_nothing(file) for file in self.path.iterdir()):
-            advice = "--resume to go on" if self.checkpoint.exists() else "another --out"
-            raise FileError(f"{self.path} is not empty; try {advice}, or --force to replace what a run left there")
+            if self.is_run:
+                advice = "--resume to go on" if self.checkpoint.exists() else "another --out"
+                advice += ", or --force to replace what a run left there"
+            else:
+                advice = "another --out: no run made it, so that --force removes nothing there"
+            raise FileError(f"{self.path} is not empty; try {advice}")
 
     def _counts_for_nothing(self, file: Path) -> bool:
-        unfinished = file.name.startswith(".") and file.name.endswith(".part")
-        return file.name == LOCK or unfinished or (file == self.metrics and file.stat().st_size == 0)
+        unfinished = file in [part_of(own) for own in self.files]
+        own_lock = file.name == LOCK and (_owner(file) is not None or file.stat().st_size == 0)
+        return own_lock or unfinished or (file == self.metrics and file.stat().st_size == 0)
 
     def clear(self) -> None:
-        """Remove what a run leaves, and nothing else."""
-        shutil.rmtree(self.tensorboard, ignore_errors=True)
-        # The checkpoint goes first: a folder half cleared is never taken for a run that can be resumed.
-        for file in (self.checkpoint, self.result, self.agent, self.offender, self.metrics, self.settings):
+        """Remove what a run leaves, and nothing else; only for a folder that `is_run`."""
+        for file in self.files:
             file.unlink(missing_ok=True)
+        for file in self.tensorboard.glob("events.out.tfevents.*"):
+            file.unlink()
+        with suppress(OSError):
+            self.tensorboard.rmdir()  # unless something else is in it
+
+
+def _owner(lock: Path) -> str | None:
+    """The process that wrote this lock; None when it is not one of ours."""
+    try:
+        found = re.fullmatch(OWNER.format(r"(\d+)\n?"), lock.read_text())
+    except (OSError, UnicodeDecodeError):
+        return None
+    return found[1] if found else None
 
 
 def write_text(path: Path, text: str) -> None:
     """In one go: whoever reads or is killed meanwhile sees the old file or the new one."""
-    beside = path.with_name(f".{path.name}.part")
-    beside.write_text(text)
-    force_to_disk(beside)
-    beside.replace(path)
-    force_to_disk(path.parent)
+    try:
+        replace_file(path, text.encode())
+    except OSError as error:
+        raise FileError(f"{path} cannot be written ({error}); is its folder there, the disk not full?") from error
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
@@ -45,14 +46,14 @@ def test_replaced_in_one_go(path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     """Whatever breaks while the new file is written, the old one stays whole."""
     write(path)
 
-    def half_written(_tensors: object, file: Path, **_: object) -> None:
-        file.write_bytes(b"half")
+    def killed(_file: int) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(checkpoint, "save_file", half_written)
+    monkeypatch.setattr(checkpoint.os, "fsync", killed)
     with pytest.raises(KeyboardInterrupt):
         write(path, 2.0)
     assert checkpoint.read(path, KIND).tensors["a.x"][0] == 1.0
+    assert {file.name for file in path.parent.iterdir()} == {path.name, f".{path.name}.part"}  # no names of chance
     monkeypatch.undo()
     write(path, 2.0)
     assert [file.name for file in path.parent.iterdir()] == [path.name]
@@ -80,6 +81,28 @@ def test_one_changed_bit(path: Path) -> None:
         checkpoint.read(path, KIND)
 
 
+def test_plain_values_are_part_of_the_digest(path: Path) -> None:
+    write(path)
+    path.write_bytes(path.read_bytes().replace(rb"{\"steps\": 5}", rb"{\"steps\": 6}"))
+    with pytest.raises(CheckpointError, match="do not match their digest"):
+        checkpoint.read(path, KIND)
+
+
+def test_a_missing_folder_and_a_full_disk(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(CheckpointError, match=r"cannot be written .*is its folder there"):
+        write(path / "missing" / "file.safetensors")
+    write(path)
+
+    def full(_file: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(checkpoint.os, "fsync", full)
+    with pytest.raises(CheckpointError, match=r"cannot be written .*No space left"):
+        write(path, 2.0)
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+    assert checkpoint.read(path, KIND).tensors["a.x"][0] == 1.0
+
+
 def test_foreign(path: Path) -> None:
     save_file({"x": torch.zeros(1)}, path)
     with pytest.raises(CheckpointError, match="not written by relaxion"):
@@ -99,10 +122,10 @@ def test_other_kind(path: Path) -> None:
 
 
 def test_other_version(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint, "FORMAT_VERSION", 2)
+    monkeypatch.setattr(checkpoint, "FORMAT_VERSION", 3)
     write(path)
     monkeypatch.undo()
-    with pytest.raises(CheckpointError, match="has format version 2, this relaxion reads 1; update"):
+    with pytest.raises(CheckpointError, match="has format version 3, this relaxion reads 2; update"):
         checkpoint.read(path, KIND)
 
 

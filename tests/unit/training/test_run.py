@@ -221,6 +221,37 @@ def test_nothing_is_overwritten_unasked(tmp_path: Path) -> None:
         train(make_settings(), tmp_path / "note.txt" / "run")
 
 
+def test_force_removes_only_what_a_run_made(tmp_path: Path) -> None:
+    mine, board = tmp_path / "mine", tmp_path / "mine" / "tensorboard"
+    board.mkdir(parents=True)
+    for file in (mine / "settings.toml", mine / ".lock", board / "events.out.tfevents.1"):
+        file.write_text("mine")
+    with pytest.raises(FileError, match=r"not empty; try another --out: no run made it"):
+        train(make_settings(), mine, force=True)
+    assert {file.read_text() for file in (mine / "settings.toml", mine / ".lock", *board.iterdir())} == {"mine"}
+    train(make_settings(steps=30), tmp_path / "run")
+    (tmp_path / "run" / ".lock").unlink()  # the checkpoint tells, too
+    board = tmp_path / "run" / "tensorboard"
+    board.mkdir()
+    (board / "note.txt").write_text("mine")
+    (board / "events.out.tfevents.1").write_text("")
+    train(make_settings(steps=30), tmp_path / "run", force=True)
+    assert [file.name for file in board.iterdir()] == ["note.txt"]
+
+
+def test_what_a_kill_leaves_is_removed(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    for name in (".checkpoint.safetensors.part", ".result.json.part"):
+        (run / name).write_bytes(b"half")
+    train(make_settings(steps=30), run)
+    assert not list(run.glob(".*.part"))
+    (run / ".agent.safetensors.part").write_bytes(b"half")
+    (run / ".note.part").write_bytes(b"mine")
+    train(make_settings(steps=30), run, resume=True)
+    assert [file.name for file in run.glob(".*.part")] == [".note.part"]
+
+
 def test_a_run_killed_before_its_first_checkpoint_can_begin_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
