@@ -22,17 +22,26 @@ LARGEST_SEED = 2**31 - 1
 
 @dataclass(frozen=True)
 class Task:
-    """Sizes and bounds of a task that can be learned here."""
+    """Shapes and bounds of a task that can be learned here. Agents see flat vectors."""
 
     name: str
     make: MakeEnvironment
-    observation_size: int
-    lowest_action: Tensor  # (action_size,)
-    highest_action: Tensor  # (action_size,)
+    observation_shape: tuple[int, ...]
+    actions: Box
+    lowest_action: Tensor  # (action_size,) float32: may be a rounding below the true bound
+    highest_action: Tensor  # (action_size,) float32: may be a rounding above the true bound
+
+    @property
+    def observation_size(self) -> int:
+        return int(np.prod(self.observation_shape))
 
     @property
     def action_size(self) -> int:
         return len(self.lowest_action)
+
+    def shaped_actions(self, actions: NDArray[np.float32]) -> NDArray[Any]:
+        """Flat actions (..., action_size) in the shape and kind of the space, and not a rounding outside it."""
+        return shaped(self.actions, actions)
 
 
 @dataclass(frozen=True)
@@ -62,11 +71,20 @@ def task(name: str, make: MakeEnvironment | None = None) -> Task:
         raise SettingsError(f"{name}: observations must be a Box of numbers, got {observations}; {wrapper}")
     if not isinstance(actions, Box):
         raise SettingsError(f"{name}: these agents need a Box of real actions, got {actions}; try 'Pendulum-v1'")
+    if not np.issubdtype(actions.dtype, np.floating):
+        advice = "a Box of floats with the rounding inside the environment makes them real"
+        raise SettingsError(f"{name}: actions must be real numbers, got whole ones ({actions}); {advice}")
     if not (np.isfinite(actions.low).all() and np.isfinite(actions.high).all() and (actions.low < actions.high).all()):
         wrapper = "gymnasium.wrappers.RescaleAction or an own Box gives finite ones"
         raise SettingsError(f"{name}: action bounds must be finite and not empty, got {actions}; {wrapper}")
     low, high = (torch.as_tensor(bound, dtype=torch.float32).flatten() for bound in (actions.low, actions.high))
-    return Task(name, make, int(np.prod(observations.shape)), low, high)
+    return Task(name, make, observations.shape, actions, low, high)
+
+
+def shaped(space: Box, actions: NDArray[np.float32]) -> NDArray[Any]:
+    """Flat actions (..., size of the space) in its shape and kind, clipped: float32 may round over a float64 bound."""
+    own = actions.reshape((*actions.shape[:-1], *space.shape)).astype(space.dtype, copy=True)
+    return np.clip(own, space.low, space.high, out=own)
 
 
 def _maker(name: str) -> MakeEnvironment:
@@ -89,8 +107,8 @@ class _Episode:
     """One environment, and how to get back to where it is: the seed of its reset and the actions since."""
 
     def __init__(self, environment: gymnasium.Env[Any, Any]) -> None:
-        self.environment = environment
-        self.shape, self.dtype = environment.action_space.shape, environment.action_space.dtype
+        assert isinstance(environment.action_space, Box)  # `task` has refused all others
+        self.environment, self.action_space = environment, environment.action_space
         self.seed = 0
         self.actions: list[NDArray[np.float32]] = []
 
@@ -100,8 +118,7 @@ class _Episode:
         return flat(observation)
 
     def step(self, action: NDArray[np.float32]) -> tuple[Tensor, float, bool, bool]:
-        shaped = action.reshape(self.shape).astype(self.dtype, copy=True)
-        observation, reward, terminated, truncated, _ = self.environment.step(shaped)
+        observation, reward, terminated, truncated, _ = self.environment.step(shaped(self.action_space, action))
         self.actions.append(action.copy())
         return flat(observation), float(reward), bool(terminated), bool(truncated)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+import gymnasium
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
@@ -29,6 +30,11 @@ class Learner:
 
     def __init__(self, environment: str | MakeEnvironment, *, seed: int = 0, **settings: Any) -> None:
         """`environment` is a Gymnasium id or a function that makes one; settings are those of recipes."""
+        if isinstance(environment, gymnasium.Env) or not (isinstance(environment, str) or callable(environment)):
+            raise SettingsError(
+                f"an environment is given by its id or by a function that makes a new one, got {environment!r}; "
+                f'for example {type(self).__name__}(lambda: gymnasium.make("Pendulum-v1"))'
+            )
         word = environment if isinstance(environment, str) else getattr(environment, "__name__", "environment")
         learned = task(word, None if isinstance(environment, str) else environment)
         values = {**settings, "task": word, "seed": seed, "agent": self.name}
@@ -53,14 +59,17 @@ class Learner:
             raise RunError(f"{error.what} at step {self.steps} is not finite: {error.transition}") from error
         return self
 
-    def predict(self, observation: ArrayLike) -> NDArray[np.float32]:
-        """The best known action for one observation, or one for each row of several."""
+    def predict(self, observation: ArrayLike) -> NDArray[Any]:
+        """The best known action for one observation, or one for each of several; shapes are those of the spaces."""
+        learned = self._trainer.task
         raw = torch.as_tensor(np.asarray(observation, dtype=np.float32))
-        size = self._trainer.task.observation_size
-        if raw.ndim not in (1, 2) or raw.shape[-1] != size:
-            raise SettingsError(f"an observation has {size} numbers, got an array of shape {tuple(raw.shape)}")
-        actions = self._trainer.act(raw.reshape(-1, size)).numpy()
-        return actions[0] if raw.ndim == 1 else actions
+        one = raw.shape == learned.observation_shape
+        if not one and (raw.ndim == 0 or raw.shape[1:] != learned.observation_shape):
+            shape = learned.observation_shape
+            raise SettingsError(f"an observation has shape {shape}, several have one axis more, got {tuple(raw.shape)}")
+        actions = self._trainer.act(raw.reshape(1 if one else len(raw), learned.observation_size)).numpy()
+        shaped = learned.shaped_actions(actions)
+        return shaped[0] if one else shaped
 
     def assess(self, n_starts: int = 20) -> Assessed:
         """Returns without noise from fixed starts, in environments of their own."""

@@ -42,6 +42,7 @@ def make_environments(make: Any, n: int = 1) -> VectorEnvironments:
 def test_bounds_and_sizes_of_any_shape() -> None:
     learned = task("counter", Counter)
     assert (learned.observation_size, learned.action_size) == (1, 2)
+    assert (learned.observation_shape, learned.actions.shape) == ((1,), (1, 2))
     assert learned.lowest_action.tolist() == [-1.0, 2.0]
     assert learned.highest_action.tolist() == [1.0, 6.0]
 
@@ -52,6 +53,8 @@ def test_bounds_and_sizes_of_any_shape() -> None:
         ({"actions": Discrete(3)}, r"need a Box of real actions, got Discrete\(3\)"),
         ({"actions": Box(-np.inf, np.inf, (1,))}, "bounds must be finite"),
         ({"actions": Box(0, np.inf, (1,))}, "bounds must be finite"),
+        ({"actions": Box(0, 3, (2,), dtype=np.int64)}, "actions must be real numbers, got whole ones"),
+        ({"actions": Box(0, 3, (2,), dtype=np.uint8)}, "actions must be real numbers"),
         ({"observations": Dict(a=Box(0, 1))}, "FlattenObservation"),
     ],
 )
@@ -71,6 +74,19 @@ def test_actions_arrive_in_the_shape_and_kind_of_the_space() -> None:
     assert made.received[0].shape == (1, 2)
     assert made.received[0].dtype == np.float64
     assert made.received[0].tolist() == [[0.5, 3.0]]
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("shape", [(), (2,), (2, 3)])
+def test_no_action_is_a_rounding_outside_the_space(dtype: Any, shape: tuple[int, ...]) -> None:
+    made = Counter(actions=Box(0.1, 0.3, shape, dtype=dtype))
+    learned = task("counter", lambda: made)
+    environments = make_environments(lambda: made)
+    for actions in (learned.lowest_action, learned.highest_action):
+        environments.step(actions[None])
+    assert all(made.action_space.contains(action) for action in made.received)
+    assert made.received[0].min() < 0.11
+    assert made.received[1].max() > 0.29
 
 
 def test_the_observation_of_a_reset_is_never_a_next_observation() -> None:

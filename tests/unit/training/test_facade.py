@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
+from gymnasium.spaces import Box
 
 from relaxion.errors import CheckpointError, RelaxionError, RelaxionWarning, SettingsError
 from relaxion.training.facade import D4PG, DDPG, SAC, TD3, Learner
@@ -39,12 +41,51 @@ def test_predict_for_one_and_for_many() -> None:
     assert many.shape == (5, 1)
     assert agent.predict(OBSERVATIONS[0]).shape == (1,)
     assert agent.predict(OBSERVATIONS[0]) == pytest.approx(many[0], abs=1e-6)
-    with pytest.raises(SettingsError, match=r"has 3 numbers, got an array of shape \(4,\)"):
+    with pytest.raises(SettingsError, match=r"has shape \(3,\), several have one axis more, got \(4,\)"):
         agent.predict(np.zeros(4))
 
 
 def test_predict_stays_in_bounds() -> None:
     assert np.abs(make_learner(steps=0).predict(1e6 * OBSERVATIONS)).max() <= 2
+
+
+class Tables(gymnasium.Env[Any, Any]):
+    """Observations and actions with two axes; bounds that float32 cannot express."""
+
+    observation_space = Box(-1, 1, (2, 2))
+    action_space = Box(0.1, 0.3, (2, 3), dtype=np.float64)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed, options=options)
+        return self.np_random.uniform(-1, 1, (2, 2)).astype(np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        assert self.action_space.contains(action)
+        return self.np_random.uniform(-1, 1, (2, 2)).astype(np.float32), 1.0, False, True, {}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_shapes_and_bounds_are_those_of_the_spaces(kind: type[Learner]) -> None:
+    agent = kind(Tables, **SMALL).learn(30)
+    several = 1e4 * np.random.default_rng(0).normal(size=(20, 2, 2))
+    actions = agent.predict(several)
+    assert actions.shape == (20, 2, 3)
+    assert all(Tables.action_space.contains(action) for action in actions)
+    assert agent.predict(several[0]) == pytest.approx(actions[0], abs=1e-6)
+    assert Tables.action_space.contains(agent.predict(several[0]))
+    assert agent.predict(several[:0]).shape == (0, 2, 3)
+    for shape in ((4,), (2,), (), (1, 1, 2, 2)):
+        with pytest.raises(SettingsError, match=r"has shape \(2, 2\)"):
+            agent.predict(np.zeros(shape))
+
+
+def test_an_environment_is_made_and_not_given() -> None:
+    made = gymnasium.make("Pendulum-v1")
+    odd: list[Any] = [made, None, 3, gymnasium.spec("Pendulum-v1")]
+    for environment in odd:
+        with pytest.raises(SettingsError, match=r'TD3\(lambda: gymnasium.make\("Pendulum-v1"\)\)'):
+            TD3(environment)
+    made.close()
 
 
 def test_learning_in_pieces_is_learning_at_once() -> None:
