@@ -161,6 +161,22 @@ def test_noise_on_what_may_not_move_does_not_matter(generator: torch.Generator) 
     assert torch.equal(critics(state, noisy), critics(state, move))
 
 
+@both_backbones
+def test_forces_on_fixed_atoms_do_not_matter(backbone: str) -> None:
+    """Nothing relaxes them: near convergence they would be all that is left to see."""
+    state = make_state()
+    fixed = ~state.structures.movable[:, None]
+    pushed = replace(
+        state,
+        evaluation=replace(state.evaluation, forces=state.evaluation.forces + 9.0 * fixed),
+        last_forces=state.last_forces - 5.0 * fixed,
+    )
+    policy, critics = AtomPolicy(BOUNDS, settings_of(backbone, informed=True)), AtomCritics(settings_of(backbone, True))
+    move = a_move(state)
+    assert torch.equal(policy(state).displacements, policy(pushed).displacements)
+    assert torch.equal(critics(state, move), critics(pushed, move))
+
+
 # ---- R6.2 to R6.4: gate and late fusion
 
 
