@@ -31,6 +31,11 @@ UNITS = """
 terminated by SIGTERM (in both cases what was reached is saved).
 """
 
+TRAIN_CODES = """
+[bold]Exit codes[/bold]: 0 done, 1 error, 2 usage, 130 interrupted, 143 terminated by SIGTERM (in both cases --resume
+goes on).
+"""
+
 app = typer.Typer(
     name="relaxion",
     help="Relax atomic structures with few force calls.",
@@ -120,7 +125,7 @@ def relax(
     raise typer.Exit(relax_command.relax(request))
 
 
-@app.command()
+@app.command(epilog=TRAIN_CODES)
 def train(
     recipe: Annotated[
         str, typer.Argument(metavar="RECIPE", show_default=False, help="A shipped recipe, a TOML file or a run folder.")
