@@ -73,6 +73,12 @@ class VectorReplay:
         self.ended[rows] = terminated | truncated
         self.total_added += self.n_environments
 
+    def cut(self) -> None:
+        """The newest row of every environment becomes the last of its episode, as if cut by a time limit."""
+        if self.total_added:
+            newest = (self.head - self.n_environments) % self.capacity
+            self.ended[newest : newest + self.n_environments] = True
+
     def sample(self, batch_size: int, normaliser: Normaliser | None = None) -> Batch:
         """So many different transitions, each lengthened to n steps as far as its episode and the head allow."""
         return self.assemble(draw_without_replacement(len(self), batch_size, self.generator), normaliser)

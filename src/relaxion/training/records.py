@@ -6,7 +6,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +18,20 @@ TIME_KEYS = ("time/time_elapsed", "time/fps")  # seconds, steps per second: all 
 class Records:
     """Appends to metrics.jsonl; a resume cuts the file back to where its checkpoint was written."""
 
-    def __init__(self, path: Path, *, position: int = 0, tensorboard: Path | None = None, step: int = 0) -> None:
+    def __init__(
+        self, path: Path, *, position: int = 0, tensorboard: Path | None = None, resumed_at: int | None = None
+    ) -> None:
+        self._make_board = None if tensorboard is None else _board_maker(tensorboard, resumed_at)
+        self._board: Any = None  # made with the first record, when the run has a checkpoint
         self._file = _opened(path, position)
-        self._board = None if tensorboard is None else _board(tensorboard, step)
 
     def write(self, metrics: Mapping[str, float]) -> None:
         """One line. The x axis of everything is the true total of environment steps (R9.5)."""
         line = {name: value if math.isfinite(value) else None for name, value in metrics.items()}  # JSON has no NaN
         self._file.write(json.dumps(line, allow_nan=False).encode() + b"\n")
         self._file.flush()
-        if self._board is not None:
+        if self._make_board is not None:
+            self._board = self._board or self._make_board()
             step = int(metrics["time/total_timesteps"])
             for name, value in metrics.items():
                 self._board.add_scalar(name, value, step)
@@ -36,6 +40,8 @@ class Records:
         """Bytes written and forced to disk: what a checkpoint remembers."""
         self._file.flush()
         os.fsync(self._file.fileno())
+        if self._board is not None:
+            self._board.flush()
         return self._file.tell()
 
     def close(self) -> None:
@@ -71,12 +77,13 @@ def _opened(path: Path, position: int) -> Any:
     return file
 
 
-def _board(folder: Path, step: int) -> Any:
+def _board_maker(folder: Path, resumed_at: int | None) -> Callable[[], Any]:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
         raise RunError("tensorboard = true needs the package tensorboard: pip install 'relaxion[train]'") from error
-    return SummaryWriter(str(folder), purge_step=step or None)
+    # The record of the step that was saved stands; later ones are written again.
+    return lambda: SummaryWriter(str(folder), purge_step=None if resumed_at is None else resumed_at + 1)
 
 
 def without_times(line: str) -> dict[str, float | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -10,13 +11,13 @@ from typing import Any
 from relaxion.errors import CheckpointError, RunError
 from relaxion.experience.vector_environment import Task, task
 from relaxion.training import checkpoint
-from relaxion.training.assessment import Assessor
+from relaxion.training.assessment import DIVERGED, Assessed, AssessmentStopped, Assessor
 from relaxion.training.checkpoint import Stored
 from relaxion.training.interrupts import noticing_interrupts
 from relaxion.training.recipe import RunSettings
 from relaxion.training.records import Clock, Records
 from relaxion.training.run_folder import AGENT, CHECKPOINT, RunFolder, write_json, write_text
-from relaxion.training.trainer import NonFiniteError, Trainer
+from relaxion.training.trainer import DivergedError, NonFiniteError, Trainer
 
 MAY_DIFFER_ON_RESUME = ("steps",)
 
@@ -103,12 +104,12 @@ def _resumed(settings: RunSettings, learned: Task, folder: RunFolder, on_progres
     clock = Clock(stored.values["wall_time_seconds"], trainer.step)
     records = _records(settings, folder, stored.values["metrics_position"], trainer.step)
     folder.result.unlink(missing_ok=True)  # of fewer steps, or about to be written again; all else is read by now
-    return _Run(trainer, folder, records, clock, on_progress)
+    return _Run(trainer, folder, records, clock, on_progress, stored.values["logged_up_to"])
 
 
-def _records(settings: RunSettings, folder: RunFolder, position: int = 0, step: int = 0) -> Records:
+def _records(settings: RunSettings, folder: RunFolder, position: int = 0, resumed_at: int | None = None) -> Records:
     board = folder.tensorboard if settings.training.tensorboard else None
-    return Records(folder.metrics, position=position, tensorboard=board, step=step)
+    return Records(folder.metrics, position=position, tensorboard=board, resumed_at=resumed_at)
 
 
 def refuse_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
@@ -123,12 +124,20 @@ class _Run:
     """The loop: train, log, assess, save."""
 
     def __init__(
-        self, trainer: Trainer, folder: RunFolder, records: Records, clock: Clock, on_progress: OnProgress | None
+        self,
+        trainer: Trainer,
+        folder: RunFolder,
+        records: Records,
+        clock: Clock,
+        on_progress: OnProgress | None,
+        logged_up_to: int = 0,
     ) -> None:
         self.trainer, self.folder, self.records, self.clock = trainer, folder, records, clock
         self.training = trainer.settings.training
-        self.assess = Assessor(trainer.task, self.training.assessment_starts)
+        self.assess = Assessor(trainer.task, self.training.assessment_starts, self.training.assessment_max_steps)
         self.on_progress = on_progress
+        self._logged_up_to = logged_up_to  # a step; behind the trainer's only when an assessment was interrupted
+        self._interrupted = threading.Event()
         self._newest: dict[str, float] = {}
 
     def go(self) -> Result:
@@ -137,28 +146,39 @@ class _Run:
             if not self.folder.checkpoint.exists():
                 self.save()  # killed before this, the run can begin again; killed after it, resume
             write_text(self.folder.settings, self.trainer.settings.as_toml())
-            with noticing_interrupts() as interrupted:
+            with noticing_interrupts() as self._interrupted:
+                if self._logged_up_to < self.trainer.step:
+                    self._log()
                 while self.trainer.step < self.training.steps:
                     self._step()
-                    if interrupted.is_set():
-                        self.save()
-                        raise Interrupted(f"stopped at step {self.trainer.step}, saved in {self.folder.path}")
-            return self._finish()
+                    if self._interrupted.is_set():
+                        raise self._saved_interrupt()
+                return self._finish()
+        except DivergedError as error:
+            write_json(self.folder.offender, error.transition)
+            raise RunError(
+                f"{error.what} at step {self.trainer.step} is not finite: {DIVERGED}; {self.folder.checkpoint} keeps "
+                "what was saved before, for --from-weights"
+            ) from error
         except NonFiniteError as error:
             write_json(self.folder.offender, error.transition)
             raise RunError(
-                f"{error.what} at step {self.trainer.step} is not finite; the transition is in {self.folder.offender}, "
-                "and once its cause is gone --resume goes on from the last checkpoint"
+                f"{error.what} at step {self.trainer.step} is not finite in 32 bits; the transition is in "
+                f"{self.folder.offender}, and once its cause is gone --resume goes on from the last checkpoint"
             ) from error
         finally:
             self.records.close()
             self.assess.close()
             self.trainer.environments.close()
 
+    def _saved_interrupt(self) -> Interrupted:
+        self.save()
+        return Interrupted(f"stopped at step {self.trainer.step}, saved in {self.folder.path}")
+
     def _step(self) -> None:
         before = self.trainer.step
         self.trainer.advance()
-        self._log(before)
+        self._log()
         if self._due(before, self.training.checkpoint_interval_steps):
             self.save()
         if self.on_progress is not None:
@@ -167,20 +187,31 @@ class _Run:
     def _due(self, before: int, interval: int) -> bool:
         return interval > 0 and self.trainer.step // interval > before // interval
 
-    def _log(self, before: int) -> None:
+    def _log(self) -> None:
+        before = self._logged_up_to
+        assessed: dict[str, float] = {}
+        if self._due(before, self.training.assessment_interval_steps):
+            assessed = self._assessed().metrics()  # first: interrupted here, nothing is taken out of the trainer yet
         metrics: dict[str, float] = {}
         if self._due(before, self.training.log_interval_steps):
             metrics |= self.trainer.metrics() | self.clock.metrics(self.trainer.step)
-        if self._due(before, self.training.assessment_interval_steps):
-            metrics |= self.assess(self.trainer.act).metrics()
+        metrics |= assessed
         if metrics:
             self.records.write({"time/total_timesteps": self.trainer.step} | metrics)
             self._newest |= metrics
+        self._logged_up_to = self.trainer.step
+
+    def _assessed(self) -> Assessed:
+        try:
+            return self.assess(self.trainer.act, self._interrupted.is_set)
+        except AssessmentStopped as stopped:
+            raise self._saved_interrupt() from stopped
 
     def save(self) -> None:
         values = {
             "settings": self.trainer.settings.flat(),
             "metrics_position": self.records.position(),
+            "logged_up_to": self._logged_up_to,
             "wall_time_seconds": self.clock.seconds(),
         }
         checkpoint.write(self.folder.checkpoint, CHECKPOINT, self.trainer.snapshot(), values)
@@ -188,7 +219,7 @@ class _Run:
     def _finish(self) -> Result:
         self.save()
         write_agent(self.folder.agent, self.trainer)
-        final = self.assess(self.trainer.act)
+        final = self._assessed()
         result = Result(
             agent=self.trainer.settings.agent_name,
             task=self.training.task,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -104,4 +105,16 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
-    write_text(path, json.dumps(values, indent=2) + "\n")
+    """Numbers that are not finite become words ("nan", "inf"): JSON has none for them."""
+    write_text(path, json.dumps(_with_words(values), indent=2, allow_nan=False) + "\n")
+
+
+def _with_words(value: Any) -> Any:
+    match value:
+        case float() if not math.isfinite(value):
+            return str(value)
+        case Mapping():
+            return {name: _with_words(inner) for name, inner in value.items()}
+        case list() | tuple():
+            return [_with_words(inner) for inner in value]
+    return value

@@ -62,6 +62,9 @@ class TrainingSettings(Settings):
     assessment_starts: int = Field(default=20, ge=1)
     """Fixed starts, the same for every agent and seed."""
 
+    assessment_max_steps: int = Field(default=10_000, ge=1)
+    """An assessed episode without an end of its own is cut after so many steps."""
+
     checkpoint_interval_steps: int = Field(default=5_000, ge=1)
     """Most environment steps that a kill can cost. A checkpoint holds the whole replay."""
 

@@ -34,6 +34,10 @@ class NonFiniteError(Exception):
         self.what, self.transition = what, transition
 
 
+class DivergedError(NonFiniteError):
+    """The agent's own numbers are no longer finite: nothing outside is to blame, and going on helps nothing."""
+
+
 @runtime_checkable
 class ReturnsChecker(Protocol):
     """An agent that can say when returns leave what its critic can express (D4PG)."""
@@ -94,9 +98,10 @@ class Trainer:
         self._check_finite("the environment's observation", observations, observations)
         self.normaliser.update(observations)
         actions = self.exploration(self.normaliser(observations), len(self.replay), self.step)
-        self._check_finite("the policy's action", actions, observations, actions)
+        self._check_finite("the policy's action", actions, observations, actions, error=DivergedError)
         stepped = self.environments.step(actions)
-        self._check_finite("the environment's reward", stepped.rewards, observations, actions, stepped)
+        rewards = stepped.rewards.to(self.replay.rewards.dtype)  # as they are kept
+        self._check_finite("the environment's reward", rewards, observations, actions, stepped)
         self._check_finite("the environment's observation", stepped.next_observations, observations, actions, stepped)
         self.replay.add(
             observations, actions, stepped.rewards, stepped.next_observations, stepped.terminated, stepped.truncated
@@ -112,6 +117,7 @@ class Trainer:
         observations: Tensor,
         actions: Tensor | None = None,
         stepped: Stepped | None = None,
+        error: type[NonFiniteError] = NonFiniteError,
     ) -> None:
         if torch.isfinite(numbers).all():
             return
@@ -120,7 +126,7 @@ class Trainer:
             transition["actions"] = actions.tolist()
         if stepped is not None:
             transition |= {name: value.tolist() for name, value in vars(stepped).items()}
-        raise NonFiniteError(what, transition)
+        raise error(what, transition)
 
     def _warn_of_returns(self, finished: list[Episode]) -> None:
         """Once per run: the first time is when something can still be done."""
@@ -165,8 +171,11 @@ class Trainer:
         self.normaliser.restore(normaliser)
 
     def snapshot(self) -> dict[str, Tensor]:
-        """Everything a resume needs, as tensors."""
+        """Everything a resume needs, as tensors. A DivergedError when the agent is not worth keeping."""
         parts = {name: getattr(self, name).snapshot() for name in _PARTS}
+        agent = parts["agent"].items()
+        if broken := [name for name, t in agent if t.is_floating_point() and not torch.isfinite(t).all()]:
+            raise DivergedError(f"the agent's {broken[0]}", {"step": self.step, "not_finite": broken})
         parts["generators"] = {name: generator.get_state() for name, generator in self.generators.items()}
         parts["counters"] = {"step": torch.tensor(self.step), "n_updates": torch.tensor(self.n_updates)}
         return joined(parts)
@@ -182,12 +191,21 @@ class Trainer:
         except (KeyError, ValueError, StopIteration) as error:
             raise CheckpointError(f"the checkpoint does not fit this run: {error}") from error
         if False in repeated:
+            self._cut_episodes()
             warnings.warn(
-                f"{self.task.name} did not repeat its episode from the same seed and actions: the run goes on, but not "
-                "bit for bit as it would have without the stop",
+                f"{self.task.name} did not repeat its episode from the same seed and actions: the run goes on with new "
+                "episodes, not bit for bit as it would have without the stop",
                 RelaxionWarning,
                 stacklevel=2,
             )
+
+    def _cut_episodes(self) -> None:
+        """What was under way has no continuation: replay sees a time limit there, and new episodes begin."""
+        self.replay.cut()
+        self.environments.renew(torch.ones(self.settings.training.n_environments, dtype=torch.bool))
+        episodes = self.episodes.snapshot()
+        nothing = {"lengths": torch.zeros_like(episodes["lengths"]), "rewards": episodes["rewards"][:0]}
+        self.episodes.restore(episodes | nothing)
 
 
 _PARTS = ("agent", "normaliser", "replay", "environments", "episodes", "metric_means")

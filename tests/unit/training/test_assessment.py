@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import gymnasium
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from relaxion.errors import RelaxionWarning, RunError
 from relaxion.experience.vector_environment import task
-from relaxion.training.assessment import Assessor, assess
+from relaxion.training.assessment import AssessmentStopped, Assessor, assess
 
 PENDULUM = task("Pendulum-v1")
 
@@ -34,3 +39,36 @@ def test_mean_worst_and_lengths() -> None:
         "eval/worst_reward": assessed.worst,
         "eval/mean_ep_length": 200.0,
     }
+
+
+class Endless(gymnasium.Env[Any, Any]):
+    observation_space = gymnasium.spaces.Box(-1, 1, (1,))
+    action_space = gymnasium.spaces.Box(-1, 1, (1,))
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed, options=options)
+        return np.zeros(1, np.float32), {}
+
+    def step(self, _action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return np.zeros(1, np.float32), 1.0, False, False, {}
+
+
+def test_an_episode_without_end_is_cut_with_one_warning() -> None:
+    assessor = Assessor(task("endless", Endless), 2, max_steps=7)
+    with pytest.warns(
+        RelaxionWarning, match=r"endless did not end by itself: 2 of 2 .*assessment_max_steps = 7"
+    ) as told:
+        first, again = assessor(hang), assessor(hang)
+    assert len(told) == 1
+    assert first.returns.tolist() == again.returns.tolist() == [7.0, 7.0]
+    assert assess(hang, PENDULUM, 1, max_steps=200).lengths.tolist() == [200]  # at its own end, nothing is cut
+
+
+def test_stopped_when_asked() -> None:
+    with pytest.raises(AssessmentStopped):
+        Assessor(PENDULUM, 1)(hang, lambda: True)
+
+
+def test_a_policy_that_is_not_finite_has_diverged() -> None:
+    with pytest.raises(RunError, match=r"policy's action in step 0 .* diverged: lower its learning rates"):
+        assess(lambda observations: hang(observations) / 0, PENDULUM, 2)

@@ -22,7 +22,8 @@ from relaxion.training.assessment import Assessor
 from relaxion.training.recipe import RunSettings
 from relaxion.training.records import without_times
 from relaxion.training.run import Interrupted, train
-from relaxion.training.run_folder import RunFolder
+from relaxion.training.run_folder import RunFolder, write_json
+from relaxion.training.trainer import Trainer
 
 SMALL: dict[str, Any] = {
     "agent": "td3", "task": "Pendulum-v1", "steps": 120, "seed": 4, "widths": [8, 8], "batch_size": 8,
@@ -44,7 +45,7 @@ class Failing(PendulumEnv):
         observation, reward, *rest = super().step(u)
         Failing.count += 1
         if Failing.count == Failing.at:
-            reward = np.nan if self.what == "reward" else reward
+            reward = {"reward": np.nan, "large reward": 1e39}.get(self.what, reward)
             observation = observation * np.inf if self.what == "observation" else observation
         return observation, reward, *rest  # type: ignore[return-value]
 
@@ -191,11 +192,51 @@ def test_non_finite_answers_stop_the_run_which_can_be_resumed(
         train(settings, tmp_path / "run")
     offender = json.loads((tmp_path / "run" / "offending_transition.json").read_text())
     assert offender["step"] == 57
-    assert not np.isfinite(offender["rewards" if what == "reward" else "next_observations"]).all()
+    assert not np.isfinite(np.array(offender["rewards" if what == "reward" else "next_observations"], float)).all()
     assert not (tmp_path / "run" / "result.json").exists()
     monkeypatch.setattr(Failing, "at", -1)
     resumed = train(settings, tmp_path / "run", resume=True)
     assert resumed.weights_sha256 == straight.weights_sha256
+
+
+def test_a_reward_must_fit_into_32_bits(failing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Failing, "what", "large reward")
+    monkeypatch.setattr(Failing, "at", 20)
+    with pytest.raises(RunError, match="environment's reward at step 19 is not finite in 32 bits"):
+        train(make_settings(task=failing), tmp_path / "run")
+
+
+@pytest.mark.parametrize("what", ["reward", "observation"])
+def test_non_finite_answers_stop_an_assessment(
+    what: str, failing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Failing, "what", what)
+    monkeypatch.setattr(Failing, "at", 60)
+    with pytest.raises(RunError, match=f"environment's {what} in step . of an assessment is not finite"):
+        train(make_settings(task=failing), tmp_path / "run")
+
+
+def test_a_diverged_agent_is_not_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    advance = Trainer.advance
+
+    def diverge(trainer: Trainer) -> None:
+        advance(trainer)
+        if trainer.step == 80:
+            parameter = next(iter(trainer.agent.critics.parameters()))  # type: ignore[attr-defined]
+            parameter.data[:] = torch.nan
+
+    monkeypatch.setattr(Trainer, "advance", diverge)
+    with pytest.raises(RunError, match=r"the agent's critics.* at step 80 is not finite.* lower its learning rates"):
+        train(make_settings(), tmp_path / "run")
+    stored = checkpoint.read(tmp_path / "run" / "checkpoint.safetensors", "relaxion checkpoint")
+    assert int(stored.tensors["counters.step"]) == 40
+    offender = json.loads((tmp_path / "run" / "offending_transition.json").read_text())
+    assert offender["step"] == 80
+
+
+def test_what_is_not_finite_is_written_as_words(tmp_path: Path) -> None:
+    write_json(tmp_path / "file.json", {"a": [1.0, float("nan")], "b": {"c": float("-inf")}})
+    assert json.loads((tmp_path / "file.json").read_text()) == {"a": [1.0, "nan"], "b": {"c": "-inf"}}
 
 
 def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
@@ -261,7 +302,7 @@ def test_a_run_killed_before_its_first_checkpoint_can_begin_again(
 
     monkeypatch.setattr(checkpoint, "write", killed)
     with pytest.raises(MemoryError):
-        train(make_settings(), tmp_path / "run")
+        train(make_settings(tensorboard=True), tmp_path / "run")
     assert {file.name for file in (tmp_path / "run").iterdir()} == {
         ".lock", ".checkpoint.safetensors.part", "metrics.jsonl"
     }  # fmt: skip
@@ -296,6 +337,26 @@ def test_an_interrupt_saves_and_the_rest_follows(tmp_path: Path) -> None:
     assert records(tmp_path / "run") == records(tmp_path / "straight")
 
 
+@pytest.mark.parametrize("at", [50, 120])
+def test_an_interrupt_of_an_assessment(at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One on the way and the final one; what it would have logged is logged by the resume."""
+    act = Trainer.act
+
+    def interrupting(trainer: Trainer, observations: torch.Tensor) -> torch.Tensor:
+        if trainer.step == at:
+            os.kill(os.getpid(), signal.SIGINT)
+            monkeypatch.undo()
+        return act(trainer, observations)
+
+    monkeypatch.setattr(Trainer, "act", interrupting)
+    with pytest.raises(Interrupted, match=f"stopped at step {at}"):
+        train(make_settings(), tmp_path / "run")
+    resumed = train(make_settings(), tmp_path / "run", resume=True)
+    straight = train(make_settings(), tmp_path / "straight")
+    assert replace(resumed, wall_time_seconds=0) == replace(straight, wall_time_seconds=0)
+    assert records(tmp_path / "run") == records(tmp_path / "straight")
+
+
 def test_an_unknown_task_leaves_no_folder(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="did you mean 'Pendulum-v1'"):
         train(make_settings(task="Pendulum-v11"), tmp_path / "run")
@@ -306,6 +367,16 @@ def test_an_unknown_task_leaves_no_folder(tmp_path: Path) -> None:
 def test_tensorboard(tmp_path: Path) -> None:
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     train(make_settings(tensorboard=True), tmp_path / "run")
+    board = accumulator.EventAccumulator(str(tmp_path / "run" / "tensorboard"))
+    board.Reload()
+    assert [event.step for event in board.Scalars("train/critic_loss")] == [50, 75, 100]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of tensorboard itself
+def test_tensorboard_loses_no_point_to_a_resume(tmp_path: Path) -> None:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    train(make_settings(tensorboard=True, steps=75), tmp_path / "run")
+    train(make_settings(tensorboard=True), tmp_path / "run", resume=True)
     board = accumulator.EventAccumulator(str(tmp_path / "run" / "tensorboard"))
     board.Reload()
     assert [event.step for event in board.Scalars("train/critic_loss")] == [50, 75, 100]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from relaxion.errors import CheckpointError
+from relaxion.errors import CheckpointError, RelaxionWarning
 from relaxion.experience.batch import Batch
 from relaxion.experience.vector_environment import task
 from relaxion.training.checkpoint import Stored, digest
@@ -132,3 +132,21 @@ def test_a_checkpoint_of_another_task_is_refused() -> None:
     saved.tensors.pop("replay.rewards")
     with pytest.raises(CheckpointError, match="does not fit this run: 'rewards'"):
         make_trainer().restore(saved)
+
+
+def test_episodes_that_do_not_repeat_are_cut() -> None:
+    many = {"n_environments": 2, "n_steps": 3}
+    saved = stored(make_trainer(5, **many))
+    saved.tensors["environments.observations"] += 1
+    resumed = make_trainer(**many)
+    with pytest.warns(RelaxionWarning, match="did not repeat its episode"):
+        resumed.restore(saved)
+    for _ in range(3):
+        resumed.advance()
+    assert resumed.replay.ended.nonzero().flatten().tolist() == [8, 9]
+    assert not resumed.replay.terminated.any()
+    assert torch.equal(
+        resumed.replay.assemble(torch.tensor([6])).next_observations[0], saved.tensors["replay.next_observations"][8]
+    )
+    assert resumed.environments.snapshot()["lengths"].tolist() == [3, 3]
+    assert resumed.episodes.snapshot()["lengths"].tolist() == [3, 3]
