@@ -101,10 +101,10 @@ def _resumed(settings: RunSettings, learned: Task, folder: RunFolder, on_progres
         raise RunError(
             f"{folder.path} has gone {trainer.step} steps already, more than --steps {settings.training.steps}"
         )
-    clock = Clock(stored.values["wall_time_seconds"], trainer.step)
+    clock, logged_up_to = Clock(stored.values["wall_time_seconds"], trainer.step), stored.values["logged_up_to"]
     records = _records(settings, folder, stored.values["metrics_position"], trainer.step)
     folder.result.unlink(missing_ok=True)  # of fewer steps, or about to be written again; all else is read by now
-    return _Run(trainer, folder, records, clock, on_progress, stored.values["logged_up_to"])
+    return _Run(trainer, folder, records, clock, on_progress, logged_up_to)
 
 
 def _records(settings: RunSettings, folder: RunFolder, position: int = 0, resumed_at: int | None = None) -> Records:

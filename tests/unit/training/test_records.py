@@ -49,3 +49,27 @@ def test_times_are_apart() -> None:
     assert times["time/time_elapsed"] >= 100
     assert times["time/fps"] > 0
     assert without_times(json.dumps({"time/total_timesteps": 60} | times)) == {"time/total_timesteps": 60}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of tensorboard itself
+@pytest.mark.parametrize(("resumed_at", "expected"), [(0, [4]), (2, [1, 2, 4])])
+def test_tensorboard_keeps_what_was_saved(resumed_at: int, expected: list[int], tmp_path: Path) -> None:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    path, board = tmp_path / "metrics.jsonl", tmp_path / "tensorboard"
+
+    def points() -> list[int]:
+        read = accumulator.EventAccumulator(str(board))
+        read.Reload()
+        return [event.step for event in read.Scalars("time/total_timesteps")]
+
+    first = Records(path, tensorboard=board)
+    assert not board.exists()  # before the first record
+    write(first, 1, 2)
+    first.position()
+    assert points() == [1, 2]  # a kill from here on loses nothing that a checkpoint counts on
+    write(first, 3)
+    first.close()
+    second = Records(path, tensorboard=board, resumed_at=resumed_at)
+    write(second, 4)
+    second.close()
+    assert points() == expected
