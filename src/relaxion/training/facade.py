@@ -73,7 +73,8 @@ class Learner:
 
     def assess(self, n_starts: int = 20) -> Assessed:
         """Returns without noise from fixed starts, in environments of their own."""
-        return assess(self._trainer.act, self._trainer.task, n_starts)
+        limit = self._trainer.settings.training.assessment_max_steps
+        return assess(self._trainer.act, self._trainer.task, n_starts, limit)
 
     def metrics(self) -> dict[str, float]:
         """What training reported since the last call, under the names of metrics.jsonl."""
