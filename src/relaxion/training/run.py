@@ -10,9 +10,9 @@ from typing import Any
 
 from relaxion.errors import CheckpointError, RunError
 from relaxion.experience.vector_environment import Task, task
+from relaxion.files import Stored
 from relaxion.training import checkpoint
 from relaxion.training.assessment import DIVERGED, Assessed, AssessmentStopped, Assessor
-from relaxion.training.checkpoint import Stored
 from relaxion.training.interrupts import noticing_interrupts
 from relaxion.training.recipe import RunSettings
 from relaxion.training.records import Clock, Records

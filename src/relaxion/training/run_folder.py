@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from relaxion.errors import FileError, RunError
-from relaxion.training.checkpoint import kind_of, part_of, replace_file
+from relaxion.files import kind_of, part_of, replace_file
 
 LOCK = ".lock"
 OWNER = "relaxion {}"  # what a lock says: the process

@@ -15,8 +15,8 @@ from relaxion.experience.exploration import Exploration, LinearSchedule, NoisyEx
 from relaxion.experience.normaliser import Normaliser
 from relaxion.experience.replay import VectorReplay
 from relaxion.experience.vector_environment import Stepped, Task, VectorEnvironments
+from relaxion.files import Stored, digest, joined
 from relaxion.networks.vector_actions import BoxActions
-from relaxion.training.checkpoint import Stored, digest, joined
 from relaxion.training.recipe import RunSettings
 from relaxion.training.seeds import named_generator
 from relaxion.training.statistics import Episode, Episodes, MetricMeans

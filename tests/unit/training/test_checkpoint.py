@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from relaxion.errors import CheckpointError
+from relaxion.files import Stored, digest
 from relaxion.training import checkpoint
 
 KIND = "test file"
@@ -38,7 +41,7 @@ def test_there_and_back(path: Path) -> None:
     checkpoint.write(path, KIND, tensors, {"position": 7, "settings": {"x": None}})
     stored = checkpoint.read(path, KIND)
     assert stored.values == {"position": 7, "settings": {"x": None}}
-    assert checkpoint.digest(stored.tensors) == checkpoint.digest(tensors)
+    assert digest(stored.tensors) == digest(tensors)
     assert set(stored.part("part")) == {"half", "same", "column"}
 
 
@@ -49,7 +52,7 @@ def test_replaced_in_one_go(path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     def killed(_file: int) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(checkpoint.os, "fsync", killed)
+    monkeypatch.setattr(os, "fsync", killed)
     with pytest.raises(KeyboardInterrupt):
         write(path, 2.0)
     assert checkpoint.read(path, KIND).tensors["a.x"][0] == 1.0
@@ -96,7 +99,7 @@ def test_a_missing_folder_and_a_full_disk(path: Path, monkeypatch: pytest.Monkey
     def full(_file: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(checkpoint.os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(CheckpointError, match=r"cannot be written .*No space left"):
         write(path, 2.0)
     assert [file.name for file in path.parent.iterdir()] == [path.name]
@@ -121,18 +124,30 @@ def test_other_kind(path: Path) -> None:
         checkpoint.read(path, "story")
 
 
-def test_other_version(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint, "FORMAT_VERSION", 3)
-    write(path)
-    monkeypatch.undo()
-    with pytest.raises(CheckpointError, match="has format version 3, this relaxion reads 2; update"):
+@pytest.mark.parametrize(("version", "advice"), [(3, "update"), (10, "update"), (1, "read it with the relaxion that")])
+def test_other_version(path: Path, version: int, advice: str) -> None:
+    replace(checkpoint.FORMAT, version=version).write(path, KIND, {}, {})
+    with pytest.raises(CheckpointError, match=f"has format version {version}, this relaxion reads 2; {advice}"):
         checkpoint.read(path, KIND)
+
+
+def test_old_versions_are_upgraded_step_by_step(path: Path) -> None:
+    write(path)
+
+    def second(stored: Stored) -> Stored:
+        return Stored(stored.tensors, {"lines": stored.values["steps"] * 10})
+
+    def third(stored: Stored) -> Stored:
+        return Stored(stored.tensors, {"words": stored.values["lines"] + 1})
+
+    newer = replace(checkpoint.FORMAT, version=4, upgrades={2: second, 3: third})
+    assert newer.read(path, KIND).values == {"words": 51}
+    with pytest.raises(CheckpointError, match="has format version 2, this relaxion reads 4; read it with"):
+        replace(newer, upgrades={3: third}).read(path, KIND)
 
 
 def test_digest_sees_names_shapes_and_bits_but_no_order() -> None:
     one, two = torch.tensor([0.0, 1.0]), torch.tensor([[0.0, 1.0]])
-    digests = [
-        checkpoint.digest(tensors) for tensors in ({"a": one}, {"b": one}, {"a": two}, {"a": -one}, {"a": one.double()})
-    ]
+    digests = [digest(tensors) for tensors in ({"a": one}, {"b": one}, {"a": two}, {"a": -one}, {"a": one.double()})]
     assert len(set(digests)) == 5
-    assert checkpoint.digest({"a": one, "b": two}) == checkpoint.digest({"b": two, "a": one})
+    assert digest({"a": one, "b": two}) == digest({"b": two, "a": one})

@@ -11,7 +11,7 @@ import torch
 from relaxion.errors import CheckpointError, RelaxionWarning
 from relaxion.experience.batch import Batch
 from relaxion.experience.vector_environment import task
-from relaxion.training.checkpoint import Stored, digest
+from relaxion.files import Stored, digest
 from relaxion.training.recipe import RunSettings
 from relaxion.training.trainer import Trainer
 

@@ -1,0 +1,164 @@
+"""Files of tensors with a JSON header: written in one go, checked when read, never executed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from relaxion.errors import RelaxionError
+
+
+@dataclass(frozen=True)
+class Stored:
+    """What a file holds: tensors by dotted name, and plain values."""
+
+    tensors: dict[str, Tensor]
+    values: dict[str, Any]
+
+    def part(self, name: str) -> dict[str, Tensor]:
+        """The tensors called `name.…`, without that prefix."""
+        return {key.removeprefix(f"{name}."): t for key, t in self.tensors.items() if key.startswith(f"{name}.")}
+
+
+def joined(parts: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """All tensors of all parts under dotted names; the opposite of `Stored.part`."""
+    return {f"{part}.{key}": tensor for part, tensors in parts.items() for key, tensor in tensors.items()}
+
+
+Upgrade: TypeAlias = Callable[[Stored], Stored]
+"""From what a file of one format version holds to what the next version would hold."""
+
+
+@dataclass(frozen=True)
+class Format:
+    """What a family of files agrees on: its version, how old ones are understood, how trouble is called."""
+
+    version: int
+    error: type[RelaxionError]
+    upgrades: Mapping[int, Upgrade] = field(default_factory=dict)  # by the version that is left behind
+    advice: str = "take an older copy"  # when a file is damaged
+
+    def write(self, path: Path, kind: str, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
+        """Write beside, force to disk, move into place: whoever is killed meanwhile leaves the old file whole."""
+        own = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
+        text = json.dumps(values)
+        header = {
+            "relaxion_kind": kind,
+            "relaxion_format_version": str(self.version),
+            "relaxion_digest": _digest_of_all(own, kind, text),
+            "relaxion_values": text,
+        }
+        try:
+            # To bytes first: safetensors' own way to a file leaves others with names of chance when it is killed.
+            # Tensors that share memory are refused by safetensors; a copy of the few that do costs nothing.
+            replace_file(path, save(_unshared(own), metadata=header))
+        except (SafetensorError, OSError) as error:
+            raise self.error(f"{path} cannot be written ({error}); is its folder there, the disk not full?") from error
+
+    def read(self, path: Path, *kinds: str) -> Stored:
+        """Read a file of one of these kinds, or say in one sentence why it is not one."""
+        try:
+            with safe_open(path, framework="pt") as file:
+                header = file.metadata() or {}
+                version = self._checked_version(path, header, kinds)
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
+        except FileNotFoundError as error:
+            raise self.error(f"{path} does not exist") from error
+        except (SafetensorError, OSError) as error:
+            raise self.error(f"{path} is damaged or no safetensors file ({error}); {self.advice}") from error
+        kind, text = header["relaxion_kind"], header.get("relaxion_values", "")
+        if _digest_of_all(tensors, kind, text) != header.get("relaxion_digest"):
+            raise self.error(f"{path} is damaged: its numbers do not match their digest; {self.advice}")
+        try:
+            stored = Stored(tensors, json.loads(text))
+        except json.JSONDecodeError as error:
+            raise self.error(f"{path} is damaged: its header cannot be read ({error})") from error
+        for old in range(version, self.version):
+            stored = self.upgrades[old](stored)
+        return stored
+
+    def _checked_version(self, path: Path, header: Mapping[str, str], kinds: tuple[str, ...]) -> int:
+        kind = header.get("relaxion_kind")
+        if kind is None:
+            raise self.error(f"{path} was not written by relaxion")
+        if kind not in kinds:
+            raise self.error(f"{path} holds a {kind}, not a {' or '.join(kinds)}")
+        word = header.get("relaxion_format_version", "")
+        version = int(word) if word.isdecimal() else 0
+        if version > self.version or not all(old in self.upgrades for old in range(version, self.version)):
+            newer = "update relaxion" if version > self.version else "read it with the relaxion that wrote it"
+            raise self.error(f"{path} has format version {word}, this relaxion reads {self.version}; {newer}")
+        return version
+
+
+def part_of(path: Path) -> Path:
+    """What a file is called while it is written; one name, so that what a kill leaves is overwritten by the next."""
+    return path.with_name(f".{path.name}.part")
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """In one go: whoever reads or is killed meanwhile sees the old file or the new one. Leaves nothing on failure."""
+    beside = part_of(path)
+    try:
+        with beside.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    except OSError:
+        with suppress(OSError):
+            beside.unlink()
+        raise
+    force_to_disk(path.parent)
+
+
+def digest(tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 of names, kinds, shapes and bytes of tensors, independent of their order."""
+    hasher = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().contiguous()
+        hasher.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        hasher.update(tensor.numpy().reshape(-1).view("uint8").data)
+    return hasher.hexdigest()
+
+
+def _digest_of_all(tensors: Mapping[str, Tensor], kind: str, text: str) -> str:
+    return hashlib.sha256(f"{digest(tensors)}\n{kind}\n{text}".encode()).hexdigest()
+
+
+def kind_of(path: Path) -> str | None:
+    """What the header says, unread otherwise; None when it is no file of ours."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return (file.metadata() or {}).get("relaxion_kind")
+    except (SafetensorError, OSError):
+        return None
+
+
+def _unshared(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    seen: set[int] = set()
+    result: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        place = tensor.untyped_storage().data_ptr()
+        result[name] = tensor.clone() if place in seen else tensor
+        seen.add(place)
+    return result
+
+
+def force_to_disk(path: Path) -> None:
+    """Return when the file (or the names in a folder) would survive a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
