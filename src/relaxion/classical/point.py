@@ -34,7 +34,8 @@ class Proposal:
     base: Point
     step: Array  # (n_rows, 3) Å
     expected_change: float  # eV, below 0
-    method: str  # "springs", "plain" or "fire"
+    method: str  # "policy", "springs", "plain" or "fire"
+    reason: str = ""  # why this method, where the guard chose it
 
 
 def longest(rows: Array) -> float:

@@ -83,11 +83,15 @@ class QuasiNewton:
 
     def propose(self, point: Point) -> Proposal:
         """Judge the point reached by the last proposal, then propose the next step."""
+        self.last = self.step_from(self.judged(point))
+        return self.last
+
+    def judged(self, point: Point) -> Point:
+        """Take in the point reached by the last proposal; where the next step begins."""
         base = point if self.last is None else self._judge(point, self.last)
         if base is point:
             self.recent_energies = [*self.recent_energies, point.energy][-self.settings.reference_points :]
-        self.last = self.step_from(base)
-        return self.last
+        return base
 
     def _judge(self, point: Point, last: Proposal) -> Point:
         """Learn from the point; return the base of the next step: the point, or the last base if rejected."""
@@ -128,9 +132,13 @@ class QuasiNewton:
         if dot(step, base.forces) <= 1e-3 * np.linalg.norm(step) * np.linalg.norm(base.forces):
             self.secants = []
             step = solve(base.forces)
-        share = min(1.0, self.trust / max(longest(step), 1e-12))
+        return self.limited(base, step, method, self.trust)
+
+    def limited(self, base: Point, step: Array, method: str, trust: float, reason: str = "") -> Proposal:
+        """The step inside a trust radius, screened for close pairs."""
+        share = min(1.0, trust / max(longest(step), 1e-12))
         expected = -dot(base.forces, step) * share * (1 - share / 2)
-        return screened(Proposal(base, share * step, min(expected, -1e-16), method))
+        return screened(Proposal(base, share * step, min(expected, -1e-16), method, reason))
 
     def _metric(self, base: Point) -> tuple[str, Solve]:
         """The inverse stiffness to be corrected: of springs or plain, scaled by the newest secant."""

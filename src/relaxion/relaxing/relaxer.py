@@ -15,10 +15,10 @@ from ase.filters import Filter
 from ase.optimize.optimize import DEFAULT_MAX_STEPS, Optimizer
 
 from relaxion.classical.chain import Classical
+from relaxion.classical.door import bare_atoms, check_door, read_coordinates, read_energy, read_point
 from relaxion.classical.point import Array, Point, Proposal, longest
 from relaxion.classical.quasi_newton import QuasiNewtonSettings
 from relaxion.errors import RestartError, SettingsError
-from relaxion.relaxing.door import bare_atoms, check_door, read_coordinates, read_energy, read_point
 from relaxion.relaxing.restart import Saved, read_restart, write_restart
 from relaxion.structures.state import Outcome
 

@@ -11,9 +11,9 @@ import numpy as np
 from ase import Atoms
 from ase.filters import Filter, UnitCellFilter
 
+from relaxion.classical.door import bare_atoms
 from relaxion.classical.point import Array
 from relaxion.errors import RestartError
-from relaxion.relaxing.door import bare_atoms
 
 FORMAT = "relaxion-restart"
 VERSION = 1

@@ -1,4 +1,4 @@
-"""What the relaxer reads from ASE: coordinates, forces, energy, and a geometry the springs understand.
+"""What is read from ASE: coordinates, forces, energy, and a geometry the springs understand.
 
 Only the public methods of atoms and filters are used; ASE's `optimizable` changed sign between releases.
 """

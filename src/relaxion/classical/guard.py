@@ -1,0 +1,316 @@
+"""The guard: steps of a learned metric, as far as they can be believed, and the classical core where they cannot.
+
+No force call is spent on checking. Before a call the step is held against that of the springs (angle, length) and
+screened for close pairs; after it the energy and the curvature that were met are held against those expected. The
+metric is believed while it explains the newest secants about as well as springs and plain stiffness do, and is asked
+again at every point: mistrust ends by itself. Points are accepted or rejected as in the core, with FIRE behind both, so
+limit points are stationary whatever the network says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Protocol, TypeAlias
+
+import numpy as np
+
+from relaxion.classical.point import Array, Point, Proposal, dot, longest
+from relaxion.classical.quasi_newton import (
+    QuasiNewton,
+    QuasiNewtonSettings,
+    Secant,
+    Solve,
+    corrected,
+    energy_change,
+    weighted_error,
+)
+from relaxion.classical.springs import SpringMetric
+
+SOFTEST_SHARE = 0.2  # Powell's damping: a secant softer than this share of the metric's own curvature is stiffened
+
+
+class Metric(Protocol):
+    """A symmetric positive definite stiffness at one geometry, in the coordinates of the points."""
+
+    def apply(self, step: Array) -> Array:
+        """B·u."""
+        ...
+
+    def solve(self, forces: Array, extra_floor: float = 0.0) -> Array:
+        """(B + extra_floor·1)⁻¹·f; the floor in eV/Å²."""
+        ...
+
+
+MetricSource: TypeAlias = Callable[[Point], Metric | None]
+"""A metric for the point; None where the network has no say (elements it was not trained on)."""
+
+
+@dataclass(frozen=True)
+class Knobs:
+    """What a gate decides for one step. The defaults leave everything to metric and guard."""
+
+    log_scale: float = 0.0
+    """Natural logarithm of a factor on the step."""
+    log_trust: float = 0.0
+    """Natural logarithm of a factor on the trust radius."""
+    secant_weight: float = 1.0
+    """0: the metric alone; 1: corrected by the two newest secants."""
+    floor: float = 0.0
+    """Extra stiffness of every coordinate against its place, eV/Å²."""
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """What the last point taught, as the gate sees it."""
+
+    energy_ratio: float = 1.0
+    """Energy change met over that expected; 1 at the start."""
+    log_curvature_ratio: float = 0.0
+    """Logarithm of the curvature met over that of the metric which made the step."""
+    alignment: float = 0.0
+    """Cosine between the last step and the forces found; below 0 it went too far."""
+    log_force_ratio: float = 0.0
+    """log10 of the largest force found over the one before."""
+    back_off: float = 0.0
+    """Share of the step that trust radius and screen took away."""
+    rejected: bool = False
+    points: int = 1
+    """Points seen so far."""
+
+
+OBSERVATION = (
+    "log10_largest_force",
+    "energy_ratio",
+    "log_curvature_ratio",
+    "alignment",
+    "log10_force_ratio",
+    "back_off",
+    "rejected",
+    "log_points",
+    "metric_error",
+    "log_step_over_trust",
+    "log_trust",
+    "springs_cosine",
+    "log_springs_ratio",
+)
+"""What the gate sees of one point, in this order; numbers of order one, the same in every frame."""
+
+Gate: TypeAlias = Callable[[Array], Knobs]
+
+
+def hand_made_gate(observation: Array) -> Knobs:
+    """The rule where no gate was learned: secants correct the metric as far as it misses them."""
+    error = observation[OBSERVATION.index("metric_error")]
+    return Knobs(secant_weight=float(np.clip((error - 0.2) / 0.3, 0.0, 1.0)))
+
+
+@dataclass(frozen=True)
+class GuardSettings:
+    """When to believe the metric. Tuned on structures apart from every benchmark (docs/decisions.md)."""
+
+    bonus: float = 1.3
+    """The metric is taken while its error on the newest secants is below this many times the core's."""
+    smallest_cosine: float = 0.1
+    """Between its step and the springs' step; a larger angle is not believed before a secant confirms it."""
+    largest_ratio: float = 6.0
+    """Of the two steps' lengths, either way, likewise."""
+    good_error: float = 0.5
+    """A metric whose error on the newest secants is below this needs no confirmation by the springs."""
+    memory: int = 2
+    """Secants that correct the metric; old ones harm on top of a good one."""
+
+
+@dataclass(frozen=True)
+class View:
+    """The metric at a base, and what is known about it before the step."""
+
+    metric: Metric
+    step: Array  # uncorrected
+    springs_step: Array
+    error: float  # on the newest secants
+    core_error: float  # of the better of springs and plain stiffness
+    observation: Array
+
+
+class Guard(QuasiNewton):
+    """A QuasiNewton whose steps come from a learned metric wherever it can be believed."""
+
+    def __init__(
+        self,
+        settings: QuasiNewtonSettings,
+        metrics: MetricSource,
+        gate: Gate | None = None,
+        guard: GuardSettings | None = None,
+    ) -> None:
+        self.metrics, self.gate = metrics, gate or hand_made_gate
+        self.guard = guard or GuardSettings()
+        super().__init__(settings)
+
+    def reset(self) -> None:
+        super().reset()
+        self.lesson = Lesson()
+        self.policy_steps = 0  # made by the metric
+        self.core_steps = 0  # left to the classical core because of mistrust
+        self._applied: Array | None = None  # B·step of the last proposal, by the metric that made it
+
+    def judged(self, point: Point) -> Point:
+        last = self.last
+        base = super().judged(point)
+        if last is not None:
+            self.lesson = self._lesson(point, last, rejected=base is not point)
+        return base
+
+    def _lesson(self, point: Point, last: Proposal, *, rejected: bool) -> Lesson:
+        points = self.lesson.points + 1
+        if not point.finite:
+            return Lesson(energy_ratio=-2.0, rejected=True, points=points)
+        step, drop = point.coordinates - last.base.coordinates, last.base.forces - point.forces
+        size = float(np.linalg.norm(step)) + 1e-12
+        ratio = 0.0
+        if self._applied is not None:
+            met, expected = dot(step, drop), max(dot(step, self._applied), 1e-12)
+            ratio = float(np.log(np.clip(met / expected, 0.05, 20.0)))
+        return Lesson(
+            energy_ratio=float(np.clip(energy_change(last.base, point, step) / last.expected_change, -2.0, 3.0)),
+            log_curvature_ratio=ratio,
+            alignment=dot(step, point.forces) / (size * (float(np.linalg.norm(point.forces)) + 1e-12)),
+            log_force_ratio=_log10(point.largest_force) - _log10(last.base.largest_force),
+            back_off=self.lesson.back_off,
+            rejected=rejected,
+            points=points,
+        )
+
+    def step_from(self, base: Point) -> Proposal:
+        """The metric's step where it can be believed, else the core's."""
+        view = self.view(base)
+        if view is None:
+            return self._by_core(base, "the metric has no say here")
+        return self.step_with(base, view, self.gate(view.observation))
+
+    def view(self, base: Point) -> View | None:
+        """Everything the gate and the guard need to know about the metric at the base; None where there is none."""
+        if base.geometry is None or (metric := self.metrics(base)) is None:
+            return None
+        step = metric.solve(base.forces)
+        springs = SpringMetric(base.geometry, self.settings.springs)
+        springs_step = springs.solve(base.forces)
+        error, core_error = self._errors(metric, springs)
+        observation = self._observation(base, step, springs_step, error)
+        return View(metric, step, springs_step, error, core_error, observation)
+
+    def step_with(self, base: Point, view: View, knobs: Knobs) -> Proposal:
+        """The step that the gate's knobs make of the metric, if the guard lets it pass."""
+        if not np.isfinite(view.step).all():
+            return self._by_core(base, "the metric's step is not finite")
+        if reason := self._mistrust(view):
+            return self._by_core(base, reason)
+        solve: Solve = view.metric.solve
+        if knobs.floor > 0:
+            solve = lambda forces: view.metric.solve(forces, knobs.floor)  # noqa: E731
+        step = solve(base.forces) if knobs.floor > 0 else view.step
+        if knobs.secant_weight > 0 and (secants := self._damped(view.metric)):
+            step = step + knobs.secant_weight * (corrected(base.forces, secants, solve) - step)
+        if dot(step, base.forces) <= 1e-3 * np.linalg.norm(step) * np.linalg.norm(base.forces):
+            step = view.step
+        trust = min(self.trust * float(np.exp(knobs.log_trust)), self.settings.largest_trust)
+        wanted = float(np.exp(knobs.log_scale)) * step
+        proposal = self.limited(base, wanted, "policy", trust, self._explained(view, knobs))
+        self._applied = view.metric.apply(proposal.step)
+        self.lesson = _with_back_off(self.lesson, 1 - longest(proposal.step) / max(longest(wanted), 1e-12))
+        self.policy_steps += 1
+        return proposal
+
+    def _explained(self, view: View, knobs: Knobs) -> str:
+        return f"error {view.error:.2f}, secants {knobs.secant_weight:.2f}" if self.secants else "first step"
+
+    def _by_core(self, base: Point, reason: str) -> Proposal:
+        proposal = super().step_from(base)
+        self._applied = None
+        self.core_steps += 1
+        return Proposal(proposal.base, proposal.step, proposal.expected_change, proposal.method, reason)
+
+    def _mistrust(self, view: View) -> str:
+        """Why the metric is not believed here; empty where it is."""
+        guard = self.guard
+        if self.secants and view.error > guard.bonus * view.core_error:
+            return f"the metric misses the last steps by {view.error:.2f}, the core by {view.core_error:.2f}"
+        if self.secants and view.error < guard.good_error:
+            return ""
+        cosine, log_ratio = _compared(view.step, view.springs_step)
+        if cosine < guard.smallest_cosine:
+            return f"its step points elsewhere than the springs' (cosine {cosine:.2f})"
+        if abs(log_ratio) > np.log(guard.largest_ratio):
+            return f"its step is {np.exp(log_ratio):.2g} times as long as the springs'"
+        return ""
+
+    def _errors(self, metric: Metric, springs: SpringMetric) -> tuple[float, float]:
+        """Of the metric as it is, and of the better of springs and plain stiffness, both scaled as the core does."""
+        judged = self.secants[-self.settings.judged_secants :]
+        if not judged:
+            return 0.0, np.inf
+        own = unscaled_error(judged, [metric.solve(secant.drop) for secant in judged])
+        core = min(
+            weighted_error(judged, [springs.solve(secant.drop) for secant in judged]),
+            weighted_error(judged, [secant.drop for secant in judged]),
+        )
+        return own, core / sum(0.6**k for k in range(len(judged)))
+
+    def _damped(self, metric: Metric) -> list[Secant]:
+        """The newest secants, none softer than a share of the metric (Powell 1978): the correction stays positive."""
+        result = []
+        for secant in self.secants[-self.guard.memory :]:
+            applied = metric.apply(secant.step)
+            own = dot(secant.step, applied)
+            if secant.curvature >= SOFTEST_SHARE * own:
+                result.append(secant)
+                continue
+            weight = (1 - SOFTEST_SHARE) * own / (own - secant.curvature)
+            result.append(Secant(secant.step, weight * secant.drop + (1 - weight) * applied))
+        return result
+
+    def _observation(self, base: Point, step: Array, springs_step: Array, error: float) -> Array:
+        lesson = self.lesson
+        cosine, log_ratio = _compared(step, springs_step)
+        values = (
+            _log10(base.largest_force),
+            lesson.energy_ratio,
+            lesson.log_curvature_ratio,
+            lesson.alignment,
+            float(np.clip(lesson.log_force_ratio, -3, 3)),
+            lesson.back_off,
+            float(lesson.rejected),
+            float(np.log(lesson.points)),
+            min(error, 3.0),
+            float(np.clip(np.log((longest(step) + 1e-6) / self.trust), -6, 6)),
+            float(np.log(self.trust / self.settings.first_trust)),
+            cosine,
+            float(np.clip(log_ratio, -3, 3)),
+        )
+        return np.nan_to_num(np.array(values), nan=0.0, posinf=6.0, neginf=-6.0)
+
+
+def unscaled_error(secants: list[Secant], answers: list[Array]) -> float:
+    """How far answers miss the steps, newest counting most: mean of |s - H·y| / |s|. A metric knows its own scale."""
+    total, weights, weight = 0.0, 0.0, 1.0
+    for secant, answer in zip(reversed(secants), reversed(answers), strict=True):
+        total += weight * float(np.linalg.norm(secant.step - answer) / np.linalg.norm(secant.step))
+        weights += weight
+        weight *= 0.6
+    return total / weights
+
+
+def _compared(step: Array, other: Array) -> tuple[float, float]:
+    """Cosine between two steps and the logarithm of the ratio of their lengths."""
+    first, second = float(np.linalg.norm(step)), float(np.linalg.norm(other))
+    if not (np.isfinite(first) and first > 0 and second > 0):
+        return 0.0, 0.0
+    return dot(step, other) / (first * second), float(np.log(first / second))
+
+
+def _log10(force: float) -> float:
+    return float(np.log10(max(force, 1e-6)))
+
+
+def _with_back_off(lesson: Lesson, back_off: float) -> Lesson:
+    return replace(lesson, back_off=float(np.clip(back_off, 0.0, 1.0)))
