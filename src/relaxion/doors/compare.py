@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from ase.optimize.optimize import Optimizer
 
-from relaxion.doors.runs import OnCall, Run, Stage, Task
 from relaxion.errors import SettingsError
+from relaxion.relaxing.measuring.runs import OnCall, Run, Stage, Task
 from relaxion.settings import nearest
 
 SAME_MINIMUM_EV_PER_ATOM = 1e-3

@@ -16,8 +16,8 @@ import ase.io
 from ase import Atoms
 from ase.io.formats import filetype, ioformats
 
-from relaxion.doors.counting import error_in_words
 from relaxion.errors import FileError
+from relaxion.relaxing.measuring.counting import error_in_words
 from relaxion.version import __version__
 
 COMPRESSED = (".gz", ".bz2", ".xz")

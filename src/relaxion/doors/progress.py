@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from relaxion.doors.runs import OnCall
+from relaxion.relaxing.measuring.runs import OnCall
 
 SECONDS_BETWEEN_PLAIN_LINES = 5.0
 

@@ -11,13 +11,11 @@ from ase import Atoms
 from ase.optimize.optimize import Optimizer
 
 from relaxion.doors.compare import Compared, chosen_optimizers, compared, run_ase_optimizer
-from relaxion.doors.counting import error_in_words
 from relaxion.doors.inputs import Job, check_structure, emt_note, occupancy_note, rattled, read_jobs
 from relaxion.doors.interrupts import Interrupts
 from relaxion.doors.output import check_free, check_out, publish, staging, update_manifest, write_structure
 from relaxion.doors.progress import Progress, one_line, say, speaks_ascii_only, tell
 from relaxion.doors.request import RelaxRequest, check_numbers, make_potential
-from relaxion.doors.runs import OnCall, Run, Stage, Task
 from relaxion.doors.sentences import (
     Report,
     as_json,
@@ -30,6 +28,8 @@ from relaxion.doors.sentences import (
 from relaxion.errors import FileError, RelaxionError, SettingsError, UnknownPotentialError
 from relaxion.physics.potential import Potential
 from relaxion.relaxing import Relaxer
+from relaxion.relaxing.measuring.counting import error_in_words
+from relaxion.relaxing.measuring.runs import OnCall, Run, Stage, Task
 
 CONVERGED, ERROR, USAGE, NOT_CONVERGED = 0, 1, 2, 3  # and 130 or 143: see Interrupts
 

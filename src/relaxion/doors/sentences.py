@@ -12,7 +12,7 @@ from rich.table import Table
 
 from relaxion.doors.compare import SAME_MINIMUM_EV_PER_ATOM, Compared, in_words, minima_in_words
 from relaxion.doors.inputs import Job
-from relaxion.doors.runs import Run
+from relaxion.relaxing.measuring.runs import Run
 
 POLICY = "classical"  # no learned policy ships yet; both 'auto' and 'none' mean the classical core
 SYMMETRIC_FMAX = 1e-6  # eV/Å; forces this small at the start come from symmetry (or from an earlier relaxation)
