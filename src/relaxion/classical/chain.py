@@ -17,8 +17,11 @@ FIRE_STEPS = 20  # at least so many before the quasi-Newton method is trusted ag
 class Classical:
     """Takes a point, answers with the next proposal; switches to FIRE when the quasi-Newton method is lost."""
 
-    def __init__(self, settings: QuasiNewtonSettings, *, fallback: bool = True) -> None:
-        self.quasi_newton = QuasiNewton(settings)
+    def __init__(
+        self, settings: QuasiNewtonSettings, *, fallback: bool = True, quasi_newton: QuasiNewton | None = None
+    ) -> None:
+        """`quasi_newton`: in place of the core's own, for instance a Guard."""
+        self.quasi_newton = quasi_newton or QuasiNewton(settings)
         self.fire = Fire(settings.largest_trust)
         self.fallback = fallback
         self.fire_steps_left = 0
@@ -65,6 +68,7 @@ class Classical:
             "recent_energies": newton.recent_energies,
             "secants": [{"step": secant.step, "drop": secant.drop} for secant in newton.secants],
             "last": None if self.last is None else _proposal_to_plain(self.last),
+            "more": newton.more(),
             "fire_steps_left": self.fire_steps_left,
             "fallback_used": self.fallback_used,
             "fire": {
@@ -87,6 +91,7 @@ class Classical:
         newton.last = None if self.last is None or self.last.method == "fire" else self.last
         if newton.last is not None and not newton.recent_energies:
             raise ValueError("recent_energies is empty although a step was taken")
+        newton.take_more(plain.get("more", {}))
         self.fire_steps_left = int(plain["fire_steps_left"])
         self.fallback_used = int(plain["fallback_used"])
         saved = plain["fire"]
@@ -110,12 +115,14 @@ def _proposal_to_plain(proposal: Proposal) -> dict[str, Any]:
         "step": proposal.step,
         "expected_change": proposal.expected_change,
         "method": proposal.method,
+        "reason": proposal.reason,
     }
 
 
 def _proposal_from_plain(plain: dict[str, Any]) -> Proposal:
     base = _point_from_plain(plain["base"])
-    return Proposal(base, _rows(plain["step"]), float(plain["expected_change"]), str(plain["method"]))
+    words = str(plain["method"]), str(plain.get("reason", ""))
+    return Proposal(base, _rows(plain["step"]), float(plain["expected_change"]), *words)
 
 
 def _point_to_plain(point: Point) -> dict[str, Any]:

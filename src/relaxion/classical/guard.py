@@ -10,8 +10,8 @@ limit points are stationary whatever the network says.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Protocol, TypeAlias
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
@@ -153,6 +153,16 @@ class Guard(QuasiNewton):
         self.policy_steps = 0  # made by the metric
         self.core_steps = 0  # left to the classical core because of mistrust
         self._applied: Array | None = None  # B·step of the last proposal, by the metric that made it
+
+    def more(self) -> dict[str, Any]:
+        return {"lesson": asdict(self.lesson), "steps": [self.policy_steps, self.core_steps], "applied": self._applied}
+
+    def take_more(self, plain: dict[str, Any]) -> None:
+        if not plain:  # written by the core alone
+            return
+        self.lesson = Lesson(**plain["lesson"])
+        self.policy_steps, self.core_steps = (int(number) for number in plain["steps"])
+        self._applied = None if plain["applied"] is None else np.asarray(plain["applied"], dtype=np.float64)
 
     def judged(self, point: Point) -> Point:
         last = self.last

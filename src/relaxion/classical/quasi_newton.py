@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -74,6 +75,13 @@ class QuasiNewton:
         self.recent_energies: list[float] = []
         self.last: Proposal | None = None
         self.rejections = 0  # in a row
+
+    def more(self) -> dict[str, Any]:
+        """What a subclass remembers beside this, as plain numbers and arrays, for the restart file."""
+        return {}
+
+    def take_more(self, plain: dict[str, Any]) -> None:
+        """The opposite of `more`."""
 
     @property
     def lost(self) -> bool:
