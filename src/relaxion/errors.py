@@ -12,6 +12,7 @@ RelaxionError                 whatever Relaxion itself reports; catch this one t
 │   └── MissingExtraError     an optional package is not installed
 ├── RestartError              a restart file is foreign, damaged or of another version
 ├── CheckpointError           a checkpoint or a file of weights is foreign, damaged or of another version
+├── PolicyError               a policy bundle is unknown, foreign, damaged or of a newer format
 └── RunError                  training cannot go on: run folder taken, settings changed, numbers not finite
 
 Each message says what came, what was expected and what to try next, in one sentence or two. The end of a
@@ -66,6 +67,10 @@ class RestartError(RelaxionError):
 
 class CheckpointError(RelaxionError):
     """A checkpoint or a file of weights is foreign, damaged or written by another version."""
+
+
+class PolicyError(RelaxionError):
+    """A policy bundle is unknown, foreign, damaged, of a newer format, or does not fit what is installed."""
 
 
 class RunError(RelaxionError):

@@ -1,0 +1,19 @@
+"""Policies as files: what was learned, how to rebuild it, what it is good for. Loads no training code."""
+
+from relaxion.bundle.bundle import Network, PolicyBundle, covers, uncovered
+from relaxion.bundle.card import CardResult, ModelCard, as_markdown
+from relaxion.bundle.library import KnownPolicy, find_policy, known_policies, user_folder
+
+__all__ = [
+    "CardResult",
+    "KnownPolicy",
+    "ModelCard",
+    "Network",
+    "PolicyBundle",
+    "as_markdown",
+    "covers",
+    "find_policy",
+    "known_policies",
+    "uncovered",
+    "user_folder",
+]

@@ -1,0 +1,183 @@
+"""The model card: what a policy was trained on, how it was made, how good it is and where it fails."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from pydantic import Field, field_validator
+
+from relaxion.settings import Settings
+
+
+class CardResult(Settings):
+    """One optimizer on the assessment starts."""
+
+    optimizer: str
+    """"policy" for the policy itself, otherwise ASE's name."""
+
+    mean_force_calls: float = Field(ge=0)
+    """Force calls per relaxation, the first included; failures count with their limit."""
+
+    success_rate: float | None = Field(default=None, ge=0, le=1)
+    """Share of the starts that converged; None: not written down."""
+
+    largest_force_calls: float | None = Field(default=None, ge=0)
+    """Of the worst start."""
+
+
+class ModelCard(Settings):
+    """Values of a model card. Nothing here changes what the policy does, save that elements decide what it covers."""
+
+    elements: tuple[str, ...] = Field(min_length=1)
+    """Symbols of all elements it was trained on."""
+
+    smallest_n_atoms: int = Field(ge=1)
+    """Atoms of the smallest structure trained on."""
+
+    largest_n_atoms: int = Field(ge=1)
+    """Atoms of the largest structure trained on."""
+
+    potential: str
+    """The potential that answered, as `--calc` names it."""
+
+    starts: tuple[str, ...] = ()
+    """Where relaxations began: perturbations and kinds of starts, one phrase each."""
+
+    cells: str = "fixed"
+    """fixed, free or both."""
+
+    force_tolerance_ev_per_angstrom: float = Field(gt=0)
+    """Converged at or below, in training and in the results here."""
+
+    agent: str
+    """The algorithm that trained it."""
+
+    training_command: str
+    """What repeats the training."""
+
+    seed: int
+    """Of the training."""
+
+    environment_steps: int = Field(ge=0)
+    """Steps of the environment (force calls) in training."""
+
+    wall_time_seconds: float | None = Field(default=None, ge=0)
+    """Of the training, pauses excluded; None: not written down."""
+
+    n_assessment_starts: int | None = Field(default=None, ge=0)
+    """Held-apart structures behind `results`."""
+
+    results: tuple[CardResult, ...] = ()
+    """The policy and classical optimizers from the same starts; none: never assessed."""
+
+    fails_on: tuple[str, ...] = ()
+    """What is known to go wrong, one sentence each."""
+
+    relaxion_version: str
+    """That packaged it."""
+
+    date: str
+    """Day of packaging, ISO 8601."""
+
+    run_weights_sha256: str | None = None
+    """Of the whole agent, as the run's result.json says."""
+
+    training_settings: dict[str, Any] = Field(default_factory=dict)
+    """Every setting of the run."""
+
+    @field_validator("elements")
+    @classmethod
+    def _known(cls, elements: tuple[str, ...]) -> tuple[str, ...]:
+        from ase.data import atomic_numbers
+
+        for symbol in elements:
+            if symbol not in atomic_numbers:
+                raise ValueError(f"'{symbol}' is no element")
+        return tuple(sorted(set(elements), key=atomic_numbers.__getitem__))
+
+    @property
+    def policy_result(self) -> CardResult | None:
+        """The policy's own row."""
+        return next((result for result in self.results if result.optimizer == POLICY), None)
+
+
+POLICY = "policy"  # what it is called among the optimizers of a card
+
+
+def as_markdown(name: str, about: dict[str, str], card: ModelCard) -> str:
+    """The card for people. `about` is what the bundle knows of itself: kind, size, digest."""
+    rows = about | {
+        "elements": " ".join(card.elements),
+        "atoms per structure": _range(card),
+        "cells": card.cells,
+        "potential": card.potential,
+        "starts": "; ".join(card.starts) or "not written down",
+        "force tolerance": f"{card.force_tolerance_ev_per_angstrom:g} eV/Å",
+    }
+    lines = [f"# {name}", "", "| | |", "|---|---|"]
+    lines += [f"| {what} | {_cell(value)} |" for what, value in rows.items()]
+    lines += ["", "## Results", "", *_results(card)]
+    lines += ["", "## What it fails on", "", *_failures(card)]
+    lines += ["", "## How it was made", "", "```", card.training_command, "```", "", _made(card)]
+    if card.training_settings:
+        lines += ["", "## Settings of the training", "", "```toml", *_toml(card), "```"]
+    return "\n".join(lines) + "\n"
+
+
+def _range(card: ModelCard) -> str:
+    small, large = card.smallest_n_atoms, card.largest_n_atoms
+    return str(small) if small == large else f"{small}–{large}"
+
+
+def _results(card: ModelCard) -> list[str]:
+    if not card.results:
+        return ["Never assessed."]
+    number = "" if card.n_assessment_starts is None else f"{card.n_assessment_starts} "
+    return [
+        f"Force calls to {card.force_tolerance_ev_per_angstrom:g} eV/Å from the same {number}held-apart starts; "
+        "failures count with their limit.",
+        "",
+        "| optimizer | mean force calls | worst | converged |",
+        "|---|---|---|---|",
+        *[_row(result) for result in card.results],
+    ]
+
+
+def _row(result: CardResult) -> str:
+    cells = (f"{result.mean_force_calls:.1f}", _number(result.largest_force_calls), percent(result.success_rate))
+    return f"| {' | '.join([result.optimizer, *cells])} |"
+
+
+def _failures(card: ModelCard) -> list[str]:
+    known = [f"- {sentence}" for sentence in card.fails_on] or ["- Nothing is known: it was never assessed."]
+    return [*known, "- Elements, sizes, cells and starts other than those above were never tried."]
+
+
+def _made(card: ModelCard) -> str:
+    seconds = "" if card.wall_time_seconds is None else f", {card.wall_time_seconds:.0f} s"
+    run = "" if card.run_weights_sha256 is None else f"; agent of the run: sha256 {card.run_weights_sha256}"
+    return (
+        f"{card.agent}, seed {card.seed}, {card.environment_steps} environment steps{seconds}. "
+        f"Packaged by relaxion {card.relaxion_version} on {card.date}{run}."
+    )
+
+
+def _toml(card: ModelCard) -> list[str]:
+    # JSON's numbers, strings and lists are TOML's as well; TOML has no word for None
+    return [f"{key} = {json.dumps(value)}" for key, value in card.training_settings.items() if value is not None]
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:g}"
+
+
+def percent(share: float | None) -> str:
+    """In words; whole percents only where they are exact enough not to hide a failure."""
+    if share is None:
+        return "–"
+    return f"{100 * share:.1f} %".replace(".0 ", " ")
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
