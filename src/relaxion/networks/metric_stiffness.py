@@ -1,0 +1,156 @@
+"""How stiff a structure is against every small change of it: springs, collective coordinates, floors.
+
+A change of atoms u (and of the cell, a symmetric strain ε) changes the vector of a link i→j by δr = u_j - u_i + r·ε.
+To second order it costs
+
+    ½ Σ_pairs δr·[k∥ r̂r̂ᵀ + k⊥ (1 - r̂r̂ᵀ)]·δr + ½ Σ_im (Σ_j a_ijm·δr_ij)² + ½ μ Σ_i |u_i|² + ½ κ |ε|²,
+
+each pair once, self-images included. With k∥, k⊥ ≥ 0 and μ, κ > 0 its matrix B is symmetric positive definite whatever the
+numbers are, so that B⁻¹F always goes downhill.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from relaxion.networks.strains import strain_matrices, strain_vectors
+from relaxion.structures import Structures
+from relaxion.structures.structures import per_structure_sum
+
+
+@dataclass(frozen=True, eq=False)
+class Unknowns:
+    """What moves, or what pulls at it: a vector per atom, six orthonormal components per cell (`strains.py`)."""
+
+    atoms: Tensor  # (n_atoms, 3)
+    cells: Tensor  # (n_structures, 6)
+
+    def masked(self, free: Unknowns) -> Unknowns:
+        """Zero where `free` (booleans) is False."""
+        return Unknowns(self.atoms * free.atoms, self.cells * free.cells)
+
+    def __add__(self, other: Unknowns) -> Unknowns:
+        return Unknowns(self.atoms + other.atoms, self.cells + other.cells)
+
+    def __sub__(self, other: Unknowns) -> Unknowns:
+        return Unknowns(self.atoms - other.atoms, self.cells - other.cells)
+
+    def dot(self, other: Unknowns, structures: Structures) -> Tensor:
+        """Scalar product of each structure's part, (n_structures,)."""
+        of_atoms = (self.atoms * other.atoms).sum(dim=1)
+        summed = per_structure_sum(of_atoms, structures.structure_index, structures.n_structures)
+        return summed + (self.cells * other.cells).sum(dim=1)
+
+    def scaled(self, factors: Tensor, structures: Structures) -> Unknowns:
+        """Each structure's part times its own factor."""
+        return Unknowns(self.atoms * factors[structures.structure_index, None], self.cells * factors[:, None])
+
+
+@dataclass(frozen=True, eq=False)
+class Stiffness:
+    """B in parts. Links have every pair twice, i→j and j→i one after the other; springs have every pair once."""
+
+    structures: Structures
+    centers: Tensor  # (n_links,) int64, atom i
+    neighbors: Tensor  # (n_links,) int64, atom j
+    link_structure: Tensor  # (n_links,) int64
+    vectors: Tensor  # (n_links, 3) Å, from i to the image of j
+    along: Tensor  # (n_links / 2,) eV/Å², k∥ of the pairs
+    across: Tensor  # (n_links / 2,) eV/Å², k⊥
+    arms: Tensor  # (n_links, M, 3) √(eV/Å²), a_ijm
+    floors: Tensor  # (n_structures,) eV/Å², μ
+    cell_floors: Tensor  # (n_structures,) eV, κ
+    free: Unknowns  # booleans: which coordinates may change
+
+    @classmethod
+    def all_free(cls, structures: Structures) -> Unknowns:
+        """What a structure lets move: atoms that are movable, cells that are free."""
+        return Unknowns(structures.movable[:, None].expand(-1, 3), structures.cell_free[:, None].expand(-1, 6))
+
+    def restricted(self, atoms: Tensor | None = None, cells: Tensor | None = None) -> Stiffness:
+        """The same with fewer free coordinates, (n_atoms, 3) and (n_structures, 6) booleans (xx, yy, zz, yz, xz, xy)."""
+        free = self.free
+        if atoms is not None:
+            free = replace(free, atoms=free.atoms & atoms)
+        if cells is not None:
+            free = replace(free, cells=free.cells & cells)
+        return replace(self, free=free)
+
+    @property
+    def has_free_cell(self) -> bool:
+        return bool(self.free.cells.any())
+
+    @cached_property
+    def directions(self) -> Tensor:
+        """(n_pairs, 3), of the springs."""
+        vectors = self.vectors[::2]
+        return vectors / torch.linalg.vector_norm(vectors, dim=1, keepdim=True).clamp_min(1e-9)
+
+    def apply(self, change: Unknowns) -> Unknowns:
+        """B·(u, ε), without building B. What is not free neither changes nor answers."""
+        change = change.masked(self.free)
+        shifts = self._link_changes(change)
+        coordinates = (self.arms * shifts[:, None]).sum(dim=2)  # (n_links, M)
+        summed = coordinates.new_zeros((len(change.atoms), coordinates.shape[1])).index_add(
+            0, self.centers, coordinates
+        )
+        pulls = (self.arms * summed.index_select(0, self.centers)[:, :, None]).sum(dim=1)  # (n_links, 3) eV/Å
+        pairs = shifts[::2]
+        stretch = (pairs * self.directions).sum(dim=1, keepdim=True)
+        springs = self.across[:, None] * pairs + (self.along - self.across)[:, None] * stretch * self.directions
+        return self._gathered(pulls, springs, change)
+
+    def _link_changes(self, change: Unknowns) -> Tensor:
+        """δr = u_j - u_i + r·ε of every link, (n_links, 3)."""
+        shifts = change.atoms.index_select(0, self.neighbors) - change.atoms.index_select(0, self.centers)
+        if self.has_free_cell:
+            strains = strain_matrices(change.cells).index_select(0, self.link_structure)
+            shifts = shifts + torch.bmm(self.vectors[:, None], strains)[:, 0]
+        return shifts
+
+    def _gathered(self, pulls: Tensor, springs: Tensor, change: Unknowns) -> Unknowns:
+        """What pulls at links and pairs, and the floors, do to atoms and cells."""
+        index, n_structures = self.structures.structure_index, self.structures.n_structures
+        both = pulls.clone()
+        both[::2] = both[::2] + springs
+        atoms = self.floors.index_select(0, index)[:, None] * change.atoms
+        atoms = atoms.index_add(0, self.neighbors, both).index_add(0, self.centers, -both)
+        cells = self.cell_floors[:, None] * change.cells
+        if self.has_free_cell:
+            outer = self.vectors[:, :, None] * both[:, None, :]
+            virials = per_structure_sum(outer, self.link_structure, n_structures)
+            cells = cells + strain_vectors((virials + virials.mT) / 2)
+        return Unknowns(atoms, cells).masked(self.free)
+
+    def to(self, dtype: torch.dtype) -> Stiffness:
+        """The same in another precision."""
+        return replace(
+            self,
+            vectors=self.vectors.to(dtype),
+            along=self.along.to(dtype),
+            across=self.across.to(dtype),
+            arms=self.arms.to(dtype),
+            floors=self.floors.to(dtype),
+            cell_floors=self.cell_floors.to(dtype),
+        )
+
+    def detached(self) -> Stiffness:
+        """The same without gradients."""
+        return replace(
+            self,
+            along=self.along.detach(),
+            across=self.across.detach(),
+            arms=self.arms.detach(),
+            floors=self.floors.detach(),
+            cell_floors=self.cell_floors.detach(),
+        )
+
+    @property
+    def differentiable(self) -> bool:
+        """Whether anything here carries gradients."""
+        parts = (self.along, self.across, self.arms, self.floors, self.cell_floors)
+        return torch.is_grad_enabled() and any(part.requires_grad for part in parts)
