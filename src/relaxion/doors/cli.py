@@ -31,6 +31,16 @@ UNITS = """
 terminated by SIGTERM (in both cases what was reached is saved).
 """
 
+BENCH_EXAMPLES = """
+[bold]Examples[/bold]
+
+relaxion bench emt-bulk
+
+relaxion bench lj38 --with BFGS,FIRE2 --number 20 --json lj38.json --plot lj38.png
+
+relaxion bench POSCAR --calc eam --perturb rattle:0.1 --cell
+"""
+
 TRAIN_CODES = """
 [bold]Exit codes[/bold]: 0 done, 1 error, 2 usage, 130 interrupted, 143 terminated by SIGTERM (in both cases --resume
 goes on).
@@ -165,6 +175,75 @@ def train(
         quiet=quiet,
     )
     raise typer.Exit(train_command.run(request))
+
+
+@app.command(epilog=BENCH_EXAMPLES + UNITS)
+def bench(
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="SET",
+            show_default=False,
+            help="emt-bulk, emt-large, emt-bulk-cell, emt-slabs, emt-clusters, alfe, alfe-cell, lj38, mixed, or a "
+            "structure file.",
+        ),
+    ],
+    calc: Annotated[
+        str | None, typer.Option(metavar="SPEC", show_default="the set's own; emt for files", help="As in 'relax'.")
+    ] = None,
+    optimizers: Annotated[
+        str,
+        typer.Option(
+            "--with",
+            metavar="NAMES",
+            show_default="those whose best is quoted",
+            help="ASE's optimizers beside ours: BFGS,FIRE,... or all or none. Our classical core always runs.",
+        ),
+    ] = "",
+    policy: Annotated[
+        str, typer.Option(metavar="NAME|FILE", help="Of ours: auto, none for the classical core alone, or a policy.")
+    ] = "auto",
+    perturb: Annotated[
+        str | None, typer.Option(metavar="WORDS", help="Of every start: rattle:0.1, strain:0.03+rattle:0.1, vacancy:1.")
+    ] = None,
+    cell: Annotated[bool, typer.Option("--cell", help="Relax the cell too.")] = False,
+    fmax: Annotated[float, typer.Option(metavar="eV/Å", help="As in 'relax'.")] = 0.05,
+    steps: Annotated[
+        int, typer.Option(metavar="N", help="Most force calls of a relaxation; a failure is charged so many.")
+    ] = 500,
+    number: Annotated[
+        int | None, typer.Option(metavar="N", show_default="50 or 100", help="Structures, the first of the set.")
+    ] = None,
+    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Of the starts; below 9000 is for training.")] = 9000,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", readable=False, help="All numbers; - for stdout.")
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE.png", readable=False, help="The performance profile.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace these files.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no hints on stderr.")] = False,
+) -> None:
+    """Count the force calls of optimizers on the same starts, inside the calculator."""
+    from relaxion.doors import bench_command
+
+    request = bench_command.BenchRequest(
+        what=what,
+        calculator=calc,
+        optimizers=optimizers,
+        policy=policy,
+        perturb=perturb,
+        free_cell=cell,
+        fmax=fmax,
+        cap=steps,
+        number=number,
+        seed=seed,
+        json_file=json_file,
+        plot_file=plot,
+        force=force,
+        quiet=quiet,
+    )
+    raise typer.Exit(bench_command.bench(request))
 
 
 @app.command()

@@ -2,50 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ase.optimize.optimize import Optimizer
 
-from relaxion.errors import SettingsError
 from relaxion.relaxing.measuring.runs import OnCall, Run, Stage, Task
-from relaxion.settings import nearest
-
-SAME_MINIMUM_EV_PER_ATOM = 1e-3
-
-
-def optimizers() -> dict[str, type[Optimizer]]:
-    """Everything in ase.optimize, and SciPy's conjugate gradients as CG."""
-    import ase.optimize
-    from ase.optimize.sciopt import SciPyFminBFGS, SciPyFminCG
-
-    found = {name: thing for name, thing in vars(ase.optimize).items() if _is_optimizer(thing)}
-    return {**found, "CG": SciPyFminCG, "SciPyFminCG": SciPyFminCG, "SciPyFminBFGS": SciPyFminBFGS}
-
-
-def _is_optimizer(thing: object) -> bool:
-    return inspect.isclass(thing) and issubclass(thing, Optimizer) and thing is not Optimizer
-
-
-def chosen_optimizers(text: str) -> dict[str, type[Optimizer]]:
-    """From `BFGS,FIRE`; upper and lower case are the same."""
-    known = optimizers()
-    spelling = {name.lower(): name for name in known}
-    words = [word.strip() for word in text.split(",") if word.strip()]
-    for word in words:
-        if word.lower() not in spelling:
-            close = nearest(word.lower(), spelling)
-            raise SettingsError(f"--compare: ASE has no optimizer '{word}'; {_spelled(close, spelling)}")
-    return {spelling[word.lower()]: known[spelling[word.lower()]] for word in words}
-
-
-def _spelled(advice: str, spelling: dict[str, str]) -> str:
-    """`did you mean 'bfgs'?` with the capitals people know."""
-    if advice.startswith("known"):
-        return f"known: {', '.join(sorted(spelling.values()))}"
-    lower = advice.split("'")[1]
-    return advice.replace(lower, spelling[lower])
+from relaxion.relaxing.measuring.statistics import SAME_MINIMUM_EV_PER_ATOM
 
 
 def run_ase_optimizer(kind: type[Optimizer], task: Task, on_call: OnCall) -> Run:

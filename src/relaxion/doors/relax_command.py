@@ -10,7 +10,7 @@ from pathlib import Path
 from ase import Atoms
 from ase.optimize.optimize import Optimizer
 
-from relaxion.doors.compare import Compared, chosen_optimizers, compared, run_ase_optimizer
+from relaxion.doors.compare import Compared, compared, run_ase_optimizer
 from relaxion.doors.inputs import Job, check_structure, emt_note, occupancy_note, rattled, read_jobs
 from relaxion.doors.interrupts import Interrupts
 from relaxion.doors.output import check_free, check_out, publish, staging, update_manifest, write_structure
@@ -29,6 +29,7 @@ from relaxion.errors import FileError, RelaxionError, SettingsError, UnknownPote
 from relaxion.physics.potential import Potential
 from relaxion.relaxing import Relaxer
 from relaxion.relaxing.measuring.counting import error_in_words
+from relaxion.relaxing.measuring.optimizers import chosen_optimizers
 from relaxion.relaxing.measuring.runs import OnCall, Run, Stage, Task
 
 CONVERGED, ERROR, USAGE, NOT_CONVERGED = 0, 1, 2, 3  # and 130 or 143: see Interrupts
@@ -47,7 +48,7 @@ def relax(request: RelaxRequest) -> int:
 def _relax(request: RelaxRequest, interrupts: Interrupts) -> int:
     try:
         check_numbers(request)
-        optimizers = chosen_optimizers(request.compare)
+        optimizers = chosen_optimizers(request.compare, "--compare")
         physics = make_potential(request.calculator)
         check_out(request.out)
         jobs = read_jobs(request.files)

@@ -10,9 +10,10 @@ from typing import Any
 
 from rich.table import Table
 
-from relaxion.doors.compare import SAME_MINIMUM_EV_PER_ATOM, Compared, in_words, minima_in_words
+from relaxion.doors.compare import Compared, in_words, minima_in_words
 from relaxion.doors.inputs import Job
 from relaxion.relaxing.measuring.runs import Run
+from relaxion.relaxing.measuring.statistics import SAME_MINIMUM_EV_PER_ATOM
 
 POLICY = "classical"  # no learned policy ships yet; both 'auto' and 'none' mean the classical core
 SYMMETRIC_FMAX = 1e-6  # eV/Å; forces this small at the start come from symmetry (or from an earlier relaxation)

@@ -1,0 +1,118 @@
+"""Who can be measured: ours with any policy, our classical core, and everything ASE ships."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+from ase import Atoms
+from ase.filters import Filter
+from ase.optimize.optimize import Optimizer
+
+from relaxion.errors import SettingsError
+from relaxion.relaxing.relaxer import Relaxer
+from relaxion.settings import nearest
+
+OURS, CORE = "relaxion", "core"
+# Those whose best is quoted: each was best, or near it, on some set; all others lose to them everywhere.
+QUOTED = ("BFGS", "LBFGS", "BFGSLineSearch", "GoodOldQuasiNewton", "FIRE", "FIRE2", "MDMin", "GPMin", "CG")
+ALIASES = ("QuasiNewton", "SciPyFminCG")  # of BFGSLineSearch and CG
+MOST_GPMIN_ROWS = 4000  # of the dense matrix it factorises at every step; at more, it gives up
+ARGUMENTS: dict[str, dict[str, Any]] = {"Sella": {"order": 0}}  # which by default looks for saddles
+SITTING_OUT = ("GPMin",)  # where starts are far from any minimum: minutes per structure
+
+Build = Callable[[Atoms | Filter], Optimizer]
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """One optimizer with its settings, ready to be put on atoms."""
+
+    name: str
+    build: Build
+    classical: bool = True  # neither ours nor our core
+
+    def steps(self, n_rows: int, cap: int) -> int:
+        """Most steps on so many rows of coordinates."""
+        return min(cap, MOST_GPMIN_ROWS // (3 * n_rows + 1)) if self.name == "GPMin" else cap
+
+
+def known_optimizers() -> dict[str, type[Optimizer]]:
+    """Everything in ase.optimize, ASE's preconditioned ones, SciPy's, and Sella where it is installed."""
+    import ase.optimize
+    from ase.optimize.precon import PreconFIRE, PreconLBFGS
+    from ase.optimize.sciopt import SciPyFminBFGS, SciPyFminCG
+
+    found = {name: thing for name, thing in vars(ase.optimize).items() if _is_optimizer(thing)}
+    found |= {"CG": SciPyFminCG, "SciPyFminCG": SciPyFminCG, "SciPyFminBFGS": SciPyFminBFGS}
+    found |= {"PreconLBFGS": PreconLBFGS, "PreconFIRE": PreconFIRE}
+    if find_spec("sella") is not None:
+        found["Sella"] = import_module("sella").Sella
+    return found
+
+
+def _is_optimizer(thing: object) -> bool:
+    return inspect.isclass(thing) and issubclass(thing, Optimizer) and thing is not Optimizer
+
+
+def chosen_optimizers(text: str, option: str) -> dict[str, type[Optimizer]]:
+    """From `BFGS,FIRE`; upper and lower case are the same. `option` is where the text came from."""
+    known = known_optimizers()
+    spelling = {name.lower(): name for name in known}
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    for word in words:
+        if word.lower() not in spelling:
+            close = nearest(word.lower(), spelling)
+            raise SettingsError(f"{option}: ASE has no optimizer '{word}'; {_spelled(close, spelling)}")
+    return {spelling[word.lower()]: known[spelling[word.lower()]] for word in words}
+
+
+def _spelled(advice: str, spelling: dict[str, str]) -> str:
+    """`did you mean 'bfgs'?` with the capitals people know."""
+    if advice.startswith("known"):
+        return f"known: {', '.join(sorted(spelling.values()))}"
+    lower = advice.split("'")[1]
+    return advice.replace(lower, spelling[lower])
+
+
+def classical_contestants(text: str, *, far: bool, free_cell: bool) -> list[Contestant]:
+    """From `BFGS,FIRE`, `all`, `none`, or nothing for those whose best is quoted."""
+    if text.strip().lower() == "none":
+        return []
+    everybody = text.strip().lower() == "all"
+    names = ",".join(_all_but_aliases(free_cell) if everybody else QUOTED)
+    asked = chosen_optimizers(text if text and not everybody else names, "--with")
+    return [
+        Contestant(name, partial(kind, logfile=None, **ARGUMENTS.get(name, {})))
+        for name, kind in asked.items()
+        if not (far and name in SITTING_OUT and name not in text)
+    ]
+
+
+def _all_but_aliases(free_cell: bool) -> Iterable[str]:
+    needs_cell = set() if free_cell else {"CellAwareBFGS"}
+    return [name for name in known_optimizers() if name not in needs_cell.union(ALIASES)]
+
+
+def our_contestants(policy: str | None) -> list[Contestant]:
+    """Ours as asked, and the core beside it; one of them where they are the same thing."""
+    core = Contestant(CORE, partial(Relaxer, logfile=None, policy=None), classical=False)
+    if policy is None:
+        return [core]
+    check_policy(policy)
+    return [Contestant(OURS, partial(Relaxer, logfile=None, policy=policy), classical=False), core]
+
+
+def policy_argument(text: str) -> str | None:
+    """What the command line says, as the relaxer's `policy=`: `none` is the classical core, all else is passed on."""
+    return None if text.strip().lower() == "none" else text
+
+
+def check_policy(policy: Any) -> None:
+    """Let the relaxer itself refuse a policy it does not know, before anything is measured."""
+    Relaxer(Atoms("Cu"), logfile=None, policy=policy)
