@@ -16,6 +16,7 @@ from relaxion.errors import FileError, RunError
 from relaxion.files import kind_of, part_of, replace_file
 
 LOCK = ".lock"
+BASELINES = "baselines.json"
 OWNER = "relaxion {}"  # what a lock says: the process
 CHECKPOINT, AGENT = "relaxion checkpoint", "relaxion agent"  # kinds of files
 
@@ -31,10 +32,15 @@ class RunFolder:
         self.agent = path / "agent.safetensors"
         self.result = path / "result.json"
         self.offender = path / "offending_transition.json"
+        self.curve = path / "learning_curve.png"
+        self.baselines = path / BASELINES
         self.tensorboard = path / "tensorboard"
 
         # The checkpoint goes first when a run is removed: half cleared, a folder is never taken for one to be resumed.
-        self.files = (self.checkpoint, self.result, self.agent, self.offender, self.metrics, self.settings)
+        self.files = (
+            self.checkpoint, self.result, self.agent, self.curve, self.offender, self.baselines, self.metrics,
+            self.settings,
+        )  # fmt: skip
 
     @property
     def is_run(self) -> bool:
