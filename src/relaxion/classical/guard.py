@@ -238,7 +238,7 @@ class Guard(QuasiNewton):
         proposal = super().step_from(base)
         self._applied = None
         self.core_steps += 1
-        return Proposal(proposal.base, proposal.step, proposal.expected_change, proposal.method, reason)
+        return replace(proposal, reason=reason)
 
     def _mistrust(self, view: View) -> str:
         """Why the metric is not believed here; empty where it is."""

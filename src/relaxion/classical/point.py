@@ -36,6 +36,7 @@ class Proposal:
     expected_change: float  # eV, below 0
     method: str  # "policy", "springs", "plain" or "fire"
     reason: str = ""  # why this method, where the guard chose it
+    wanted: Array | None = None  # the step before trust radius and screen; None: as it is
 
 
 def longest(rows: Array) -> float:

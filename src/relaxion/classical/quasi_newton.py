@@ -146,7 +146,7 @@ class QuasiNewton:
         """The step inside a trust radius, screened for close pairs."""
         share = min(1.0, trust / max(longest(step), 1e-12))
         expected = -dot(base.forces, step) * share * (1 - share / 2)
-        return screened(Proposal(base, share * step, min(expected, -1e-16), method, reason))
+        return screened(Proposal(base, share * step, min(expected, -1e-16), method, reason, step))
 
     def _metric(self, base: Point) -> tuple[str, Solve]:
         """The inverse stiffness to be corrected: of springs or plain, scaled by the newest secant."""

@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Generator
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from typing import IO, Any, ClassVar
 
@@ -19,6 +20,7 @@ from relaxion.classical.door import bare_atoms, check_door, read_coordinates, re
 from relaxion.classical.point import Array, Point, Proposal, longest
 from relaxion.classical.quasi_newton import QuasiNewtonSettings
 from relaxion.errors import RestartError, SettingsError
+from relaxion.relaxing.film import Film, frame_of, proposal_in_space
 from relaxion.relaxing.restart import Saved, read_restart, write_restart
 from relaxion.structures.state import Outcome
 
@@ -50,7 +52,7 @@ class Relaxer(Optimizer):
     >>> Relaxer(atoms).run(fmax=0.05)
     >>> Relaxer(FrechetCellFilter(atoms)).run(fmax=0.05)
 
-    After the run: `outcome`, `force_calls`, `history`, `fallback_used`.
+    After the run: `outcome`, `force_calls`, `history`, `fallback_used`, and `view()` to see it in a notebook.
     """
 
     defaults: ClassVar[dict[str, Any]] = {**Optimizer.defaults, "maxstep": 0.6}
@@ -75,6 +77,8 @@ class Relaxer(Optimizer):
         self.policy = _checked_policy(policy)
         self._chain = Classical(QuasiNewtonSettings(largest_trust=self.maxstep), fallback=fallback)
         self.history: list[HistoryEntry] = []
+        self.film = Film()
+        self._base_call: int | None = None  # the force call at whose point the next step begins
         self._calls_before = 0  # in the run that wrote the restart file
         self._seen_at: Array | None = None  # where the last step began
         self._left_at: Array | None = None  # where it led
@@ -174,6 +178,9 @@ class Relaxer(Optimizer):
                 trust_angstrom=self._chain.quasi_newton.trust,
             )
         )
+        proposed = None if last is None else proposal_in_space(self.atoms, last)
+        base_call = None if last is None else self._base_call
+        self.film.add(frame_of(bare_atoms(self.atoms), self.force_calls, base_call, proposed))
 
     def step(self, *_: Any) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Judge the present point, move on to the next. (Older ASE passes forces; they are read afresh.)"""
@@ -205,7 +212,14 @@ class Relaxer(Optimizer):
         proposal = self._chain.propose(point)
         if proposal.base is not point and self.history:
             self.history[-1] = replace(self.history[-1], accepted=False)
+        elif proposal.base is point:
+            self._base_call = self.force_calls
         return proposal
+
+    def view(self) -> Any:
+        """A page with film, curves and facts; Jupyter shows it as the last line of a cell. `view().save("x.html")`."""
+        # by name: pages are a door, above this room, and are loaded only when somebody wants to look
+        return import_module("relaxion.doors.view").page_of(self)
 
     def _geometry(self) -> bytes:
         return read_coordinates(self.atoms).tobytes() + np.asarray(bare_atoms(self.atoms).cell).tobytes()
