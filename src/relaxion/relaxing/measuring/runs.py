@@ -13,6 +13,7 @@ from ase.calculators.singlepoint import SinglePointCalculator
 from ase.filters import Filter, FrechetCellFilter
 
 from relaxion.physics.potential import Potential
+from relaxion.relaxing.film import Film, Frame, frame_of
 from relaxion.relaxing.measuring.counting import Answered, CountingCalculator
 
 OnCall = Callable[[int, float, float], None]  # force calls so far, energy eV, fmax eV/Å
@@ -29,6 +30,18 @@ class Task:
     steps: int
     free_cell: bool
     call_limit: int | None = None  # the calculator answers so many force calls; None: no end
+    record: bool = False  # keep what a page shows: every reading, and the frames of a film
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What one force call said; None where it was not finite."""
+
+    call: int
+    energy_ev: float | None
+    fmax_ev_per_angstrom: float | None
+    accepted: bool = True
+    method: str = ""
 
 
 @dataclass(frozen=True)
@@ -44,6 +57,8 @@ class Run:
     first_fmax: float | None = None
     error: str | None = None
     final: Atoms | None = None  # what was reached, with its energy and forces; always finite
+    readings: tuple[Reading, ...] = ()  # of every force call, where recorded; as the next
+    frames: tuple[Frame, ...] = ()
 
     @property
     def converged(self) -> bool:
@@ -61,6 +76,9 @@ class Stage:
         self.target = self._target(self.atoms)
         self.fmax_history: list[float] = []
         self._on_call = on_call
+        self.readings: list[Reading] = []
+        self.film = Film()
+        self.counter.on_answer = self._record if task.record else None
         self._began = time.perf_counter()
 
     def _target(self, atoms: Atoms) -> Atoms | Filter:
@@ -74,6 +92,11 @@ class Stage:
         self.fmax_history.append(largest_force(self.target))
         if self.counter.last is not None:
             self._on_call(self.counter.calls, self.counter.last.answer["energy"], self.fmax_history[-1])
+
+    def _record(self, point: Answered) -> None:
+        energy, fmax = (point.answer["energy"], self._reached(point)[1]) if point.finite else (None, None)
+        self.readings.append(Reading(self.counter.calls, energy, fmax))
+        self.film.add(frame_of(point.atoms, self.counter.calls))
 
     def finish(
         self, outcome: str, *, fallback_used: int = 0, error: str | None = None, last_stands: bool = True
@@ -96,6 +119,8 @@ class Stage:
             first_fmax=self.fmax_history[0] if self.fmax_history else None,
             error=error,
             final=final,
+            readings=tuple(self.readings),
+            frames=tuple(self.film.frames),
         )
 
     def _reached(self, point: Answered) -> tuple[Atoms, float]:
