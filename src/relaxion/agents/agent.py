@@ -22,9 +22,17 @@ class ActionDomain(Protocol):
         ...
 
     def perturb(
-        self, actions: Any, scale: float | Tensor, generator: torch.Generator, clip: float | None = None
+        self,
+        actions: Any,
+        scale: float | Tensor,
+        generator: torch.Generator,
+        clip: float | None = None,
+        observations: Any = None,
     ) -> Any:
-        """Actions plus Gaussian noise, `scale` and `clip` in units of the action's half range; not yet bounded."""
+        """Actions plus Gaussian noise, `scale` and `clip` in units of the action's half range; not yet bounded.
+
+        The observations the actions belong to are for domains whose unit depends on them.
+        """
         ...
 
     def random(self, observations: Any, generator: torch.Generator) -> Any:

@@ -63,7 +63,9 @@ class DDPG:
     @torch.no_grad()
     def explore(self, observations: Any, generator: torch.Generator) -> Any:
         """π(s) + N(0, σ), kept inside the bounds (R1.1)."""
-        noisy = self.action_domain.perturb(self.policy(observations), self.exploration_scale, generator)
+        noisy = self.action_domain.perturb(
+            self.policy(observations), self.exploration_scale, generator, observations=observations
+        )
         return self.action_domain.bound(noisy)
 
     def update(self, batch: Batch) -> Mapping[str, Tensor]:

@@ -73,7 +73,9 @@ class TD3:
     @torch.no_grad()
     def explore(self, observations: Any, generator: torch.Generator) -> Any:
         """π(s) + N(0, σ), kept inside the bounds (R1.1)."""
-        noisy = self.action_domain.perturb(self.policy(observations), self.exploration_scale, generator)
+        noisy = self.action_domain.perturb(
+            self.policy(observations), self.exploration_scale, generator, observations=observations
+        )
         return self.action_domain.bound(noisy)
 
     def update(self, batch: Batch) -> Mapping[str, Tensor]:
@@ -107,7 +109,11 @@ class TD3:
         """a~ = π'(s') + clip(N(0, σ~), -c, c), kept inside the bounds."""
         settings = self.settings
         noisy = self.action_domain.perturb(
-            self.target_policy(next_observations), settings.target_noise, self.generator, settings.target_noise_clip
+            self.target_policy(next_observations),
+            settings.target_noise,
+            self.generator,
+            settings.target_noise_clip,
+            next_observations,
         )
         return self.action_domain.bound(noisy)
 

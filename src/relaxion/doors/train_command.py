@@ -19,7 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from relaxion.doors.progress import say, tell
 from relaxion.errors import FileError, RelaxionError, RelaxionWarning, SettingsError
 from relaxion.training.recipe import RunSettings, find, overrides, run_folder, settings_from_recipe
-from relaxion.training.run import Interrupted, OnProgress, Result, train
+from relaxion.training.run import Interrupted, OnProgress, train
 
 DONE, ERROR, USAGE, INTERRUPTED, TERMINATED = 0, 1, 2, 130, 143
 
@@ -77,7 +77,7 @@ def _run(request: TrainRequest, settings: RunSettings, out: Path, first_of_signa
     except (RelaxionError, OSError) as error:
         say(f"relaxion: {error}")
         return ERROR
-    tell(json.dumps(asdict(result)) if request.as_json else _sentence(result, out))
+    tell(json.dumps(asdict(result)) if request.as_json else f"{result.sentence()} -> {out}{os.sep}")
     return DONE
 
 
@@ -93,14 +93,6 @@ def _default_out(request: TrainRequest, settings: RunSettings) -> Path:
     if earlier is not None:
         return earlier
     return Path("runs") / f"{Path(request.recipe).stem}-{settings.agent_name}-{settings.training.seed}"
-
-
-def _sentence(result: Result, out: Path) -> str:
-    return (
-        f"{result.agent} on {result.task}, seed {result.seed}: mean return {result.final_return_mean:.1f}, "
-        f"worst {result.final_return_worst:.1f} after {result.steps} steps in {result.wall_time_seconds:.0f} s "
-        f"-> {out}{os.sep}"
-    )
 
 
 def _one_thread() -> None:

@@ -21,3 +21,4 @@ class Batch:
     rewards: Tensor  # (batch,), n-step sums where n > 1
     discounts: Tensor  # (batch,)
     next_observations: Any
+    sources: Tensor | None = None  # (batch,) int64, `Source`: who proposed the actions; None where nobody asks

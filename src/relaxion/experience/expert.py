@@ -6,6 +6,8 @@ expert transition joins the very states it came from, also where the step before
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from pydantic import Field
@@ -94,15 +96,22 @@ def _numpy(values: Tensor) -> Array:
     return values.detach().to(torch.float64).numpy()
 
 
-def mixed(state: State, policy: Move, expert: Move, share: float, generator: Generator) -> tuple[Move, Tensor]:
-    """Each structure moves as the expert says with probability `share`, else as the policy; and who it was (R8.3)."""
+def guided(
+    state: State, own: Move, who: Source, expert: Callable[[State], Move], share: float, generator: Generator
+) -> tuple[Move, Tensor]:
+    """Each structure moves as the expert says with probability `share`, else as `own` says; and who it was (R8.3).
+
+    The expert is asked only about the structures it is to move: it looks at one after the other.
+    """
     by_expert = torch.rand(state.n_structures, generator=generator) < share
-    atoms = by_expert[state.structures.structure_index, None]
-    move = Move(
-        torch.where(atoms, expert.displacements, policy.displacements.to(expert.displacements.dtype)),
-        torch.where(by_expert[:, None, None], expert.strains, policy.strains.to(expert.strains.dtype)),
-    )
-    return move, torch.where(by_expert, int(Source.EXPERT), int(Source.POLICY))
+    sources = torch.where(by_expert, int(Source.EXPERT), int(who))
+    if not bool(by_expert.any()):
+        return own, sources
+    taught = expert(state.select(by_expert))
+    displacements, strains = own.displacements.clone(), own.strains.clone()
+    displacements[by_expert[state.structures.structure_index]] = taught.displacements.to(displacements.dtype)
+    strains[by_expert] = taught.strains.to(strains.dtype)
+    return Move(displacements, strains), sources
 
 
 def imitation_distance(state: State, move: Move, demonstrated: Move) -> Tensor:

@@ -97,14 +97,14 @@ def fcc_alloys(
     for _ in range(n_structures):
         which = torch.randint(len(elements), (n_atoms,), generator=generator)
         numbers = [atomic_numbers[str(elements[int(number)])] for number in which]
-        volume = sum(_atomic_volume(number) for number in numbers) / n_atoms
+        volume = sum(atomic_volume(number) for number in numbers) / n_atoms
         atoms = bulk("X", "fcc", a=(4 * volume) ** (1 / 3)).repeat(_compact_box(n_atoms))
         atoms.numbers = numbers
         images.append(atoms)
     return Structures.from_ase(images, cell_free=cell_free)
 
 
-def _atomic_volume(number: int) -> float:
+def atomic_volume(number: int) -> float:
     """Å³ per atom of the pure metal."""
     reference = reference_states[number] or {}
     a = reference.get("a", 0.0)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -59,6 +63,39 @@ def pack_structures(state: State, dtype: torch.dtype) -> Tensor:
         structures.cell_free[:, None],
     ]
     return torch.cat([column.to(dtype) for column in columns], dim=1)
+
+
+def state_tensors(state: State) -> dict[str, Tensor]:
+    """A whole state, without its graph, for a checkpoint; float64 loses nothing."""
+    return {
+        "atoms": pack_atoms(state, torch.float64),
+        "structures": pack_structures(state, torch.float64),
+        "counts": state.structures.counts,
+    }
+
+
+def state_from_tensors(tensors: Mapping[str, Tensor]) -> State:
+    """The opposite of `state_tensors`; a KeyError or ValueError when the tensors are no state's."""
+    counts = tensors["counts"]
+    expected = [(int(counts.sum()), ATOM_COLUMNS), (len(counts), STRUCTURE_COLUMNS)]
+    rows = [tensors["atoms"], tensors["structures"]]
+    if [tuple(row.shape) for row in rows] != expected:
+        raise ValueError(f"a state of {[tuple(row.shape) for row in rows]} numbers, expected {expected}")
+    padded = [
+        torch.cat([row, row.new_zeros(len(row), widths[-1])], dim=1)
+        for row, widths in zip(rows, (ATOM_WIDTHS, STRUCTURE_WIDTHS), strict=True)
+    ]
+    state = unpack(padded[0], padded[1], torch.repeat_interleave(counts))[0]
+    return _own_memory(state)
+
+
+def _own_memory(thing: Any) -> Any:
+    """The same with every tensor lying by itself, as a step leaves it: sums over strides may round otherwise."""
+    if isinstance(thing, Tensor):
+        return thing.clone(memory_format=torch.contiguous_format)
+    if is_dataclass(thing) and not isinstance(thing, type):
+        return replace(thing, **{f.name: _own_memory(getattr(thing, f.name)) for f in fields(thing)})
+    return thing
 
 
 def unpack(atoms: Tensor, structures: Tensor, structure_index: Tensor) -> tuple[State, Move]:

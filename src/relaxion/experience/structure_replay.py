@@ -130,7 +130,7 @@ class StructureReplay:
         state, proposed = self.store.read_with_moves(self.states[places])
         dtype = self.store.dtype
         next_state = self.store.read(self.next_states[last])
-        return Batch(state, proposed, rewards.to(dtype), discounts.to(dtype), next_state)
+        return Batch(state, proposed, rewards.to(dtype), discounts.to(dtype), next_state, self.sources[places])
 
     def ages(self, first: Tensor) -> Tensor:
         """How many transitions ago each was added."""
@@ -158,13 +158,19 @@ class StructureReplay:
         self.store.restore({k.removeprefix("store."): v for k, v in tensors.items() if k.startswith("store.")})
 
 
-def capacity_advice(transition_capacity: int, mean_atoms: float) -> str | None:
-    """A sentence where the capacity is out of proportion to the systems (R8.1), else None.
+def capacity_range(mean_atoms: float) -> tuple[int, int]:
+    """Transitions that suit systems of this size (R8.1).
 
-    1 000–5 000 transitions suit about 4 atoms: few coordinates, so that old policies' states soon crowd out the new.
-    The range grows in proportion to the atoms; beyond ten times either end it is worth a word.
+    1 000–5 000 suit about 4 atoms: few coordinates, so that old policies' states soon crowd out the new. The range
+    grows in proportion to the atoms.
     """
     low, high = (round(bound * max(mean_atoms, 4.0) / 4.0) for bound in (1_000, 5_000))
+    return low, high
+
+
+def capacity_advice(transition_capacity: int, mean_atoms: float) -> str | None:
+    """A sentence where the capacity is out of proportion to the systems, beyond ten times either end; else None."""
+    low, high = capacity_range(mean_atoms)
     if low / 10 <= transition_capacity <= high * 10:
         return None
     word = "small" if transition_capacity < low else "large"

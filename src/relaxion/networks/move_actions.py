@@ -28,7 +28,12 @@ class MoveActions:
         return Move(shortened(actions.displacements, self.max_displacement_angstrom), strain_matrices(strains))
 
     def perturb(
-        self, actions: Move, scale: float | Tensor, generator: torch.Generator, clip: float | None = None
+        self,
+        actions: Move,
+        scale: float | Tensor,
+        generator: torch.Generator,
+        clip: float | None = None,
+        observations: State | None = None,  # noqa: ARG002  one unit for all
     ) -> Move:
         """Actions + half range · noise, N(0, scale) along every axis, its length cut at `clip`; not yet bounded.
 

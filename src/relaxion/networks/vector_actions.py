@@ -38,7 +38,12 @@ class BoxActions:
         return torch.clamp(actions, self.low, self.high)  # (batch, n_components)
 
     def perturb(
-        self, actions: Tensor, scale: float | Tensor, generator: torch.Generator, clip: float | None = None
+        self,
+        actions: Tensor,
+        scale: float | Tensor,
+        generator: torch.Generator,
+        clip: float | None = None,
+        observations: Tensor | None = None,  # noqa: ARG002  one unit for all
     ) -> Tensor:
         """Actions + half range · clip(N(0, scale), ±clip), not yet bounded."""
         noise = scale * torch.randn(actions.shape, generator=generator, dtype=actions.dtype)

@@ -36,6 +36,15 @@ def rattle(structures: Structures, generator: Generator, *, size_angstrom: float
     return replace(structures, positions=structures.positions + displacements * structures.movable[:, None])
 
 
+def uniform(structures: Structures, generator: Generator, *, largest_angstrom: float) -> Structures:
+    """`largest_angstrom` · U[0, 1) added to every coordinate of the movable atoms, a rigid shift included.
+
+    As in the published AlFe task; `rattle` is the better choice elsewhere.
+    """
+    draws = torch.rand(structures.positions.shape, generator=generator, dtype=structures.dtype)
+    return replace(structures, positions=structures.positions + largest_angstrom * draws * structures.movable[:, None])
+
+
 def strain(structures: Structures, generator: Generator, *, largest: float) -> Structures:
     """A symmetric strain in a random frame, its largest stretch uniform between 0 and `largest`.
 
@@ -110,6 +119,7 @@ def _one(part: str) -> Perturbation:
 
 _NAMED: dict[str, tuple[type, Callable[[float], Perturbation]]] = {
     "rattle": (float, lambda size: lambda s, generator: rattle(s, generator, size_angstrom=size)),
+    "uniform": (float, lambda size: lambda s, generator: uniform(s, generator, largest_angstrom=size)),
     "strain": (float, lambda size: lambda s, generator: strain(s, generator, largest=size)),
     "vacancy": (int, lambda size: lambda s, generator: vacancy(s, generator, count=int(size))),
 }

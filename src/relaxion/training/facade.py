@@ -13,8 +13,8 @@ from numpy.typing import ArrayLike, NDArray
 from relaxion.errors import CheckpointError, RunError, SettingsError
 from relaxion.experience.vector_environment import MakeEnvironment, task
 from relaxion.training.assessment import Assessed, assess
-from relaxion.training.recipe import RunSettings
 from relaxion.training.run import read_weights, write_agent
+from relaxion.training.run_settings import RunSettings, VectorRunSettings
 from relaxion.training.trainer import NonFiniteError, Trainer
 
 
@@ -38,7 +38,7 @@ class Learner:
         word = environment if isinstance(environment, str) else getattr(environment, "__name__", "environment")
         learned = task(word, None if isinstance(environment, str) else environment)
         values = {**settings, "task": word, "seed": seed, "agent": self.name}
-        self._trainer = Trainer(RunSettings.read(values), learned)
+        self._trainer = Trainer(VectorRunSettings.read(values), learned)
 
     @property
     def settings(self) -> RunSettings:

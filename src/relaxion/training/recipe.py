@@ -2,67 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from relaxion.agents.vector_agents import AGENT_SETTINGS, AgentSettings
 from relaxion.errors import FileError, SettingsError
-from relaxion.networks.vector import VectorNetworkSettings
 from relaxion.settings import nearest
-from relaxion.training.settings import TrainingSettings
+from relaxion.training.run_settings import DEFAULT_AGENT, RunSettings, agent_name
 
-DEFAULT_AGENT = "td3"
+__all__ = ["RunSettings", "find", "overrides", "read_toml", "run_folder", "settings_from_recipe"]
+
 SHIPPED = Path(__file__).parent.parent / "recipes"
 SETTINGS = "settings.toml"  # in the folder of a run
-
-
-@dataclass(frozen=True)
-class RunSettings:
-    """All settings of a run: of the training, of the agent, of its networks. In files they share one flat table."""
-
-    agent_name: str
-    training: TrainingSettings
-    agent: AgentSettings
-    networks: VectorNetworkSettings
-
-    @classmethod
-    def read(cls, values: Mapping[str, Any]) -> RunSettings:
-        """From a flat table with the key `agent` and settings of all three kinds."""
-        rest = dict(values)
-        name = _agent_name(rest.pop("agent", DEFAULT_AGENT))
-        kinds = (TrainingSettings, AGENT_SETTINGS[name], VectorNetworkSettings)
-        known = [key for kind in kinds for key in kind.model_fields]
-        for key in rest:
-            if key not in known:
-                raise SettingsError(f"unknown setting '{key}' for {name}: {nearest(key, known)}")
-        if "task" not in rest:
-            raise SettingsError('no task: a recipe names a Gymnasium id, for example task = "Pendulum-v1"')
-        parts = [kind.read({key: rest[key] for key in rest if key in kind.model_fields}) for kind in kinds]
-        settings = cls(name, *parts)  # type: ignore[arg-type]
-        settings._check_noise()
-        return settings
-
-    def _check_noise(self) -> None:
-        if (
-            self.training.exploration_noise_final is not None
-            and "exploration_noise" not in type(self.agent).model_fields
-        ):
-            raise SettingsError(
-                f"exploration_noise_final has no meaning for {self.agent_name}, which explores by itself"
-            )
-
-    def flat(self) -> dict[str, Any]:
-        """One table of plain values; `read` takes it back."""
-        parts = (self.training, self.agent, self.networks)
-        return {"agent": self.agent_name} | {k: v for part in parts for k, v in part.model_dump(mode="json").items()}
-
-    def as_toml(self) -> str:
-        """A recipe that repeats this run. (JSON's numbers, strings and lists are TOML's as well; None is left out.)"""
-        return "".join(f"{key} = {json.dumps(value)}\n" for key, value in self.flat().items() if value is not None)
 
 
 def find(name_or_path: str) -> Path:
@@ -98,10 +50,10 @@ def settings_from_recipe(path: Path, agent: str | None, overrides: Mapping[str, 
     table, given = read_toml(path), dict(overrides)
     asked = _asked_agent(agent, given.pop("agent", None))
     owner = f"{path}: "
-    default = _agent_name(table.pop("default_agent", DEFAULT_AGENT), f"{owner}default_agent: ")
+    default = agent_name(table.pop("default_agent", DEFAULT_AGENT), f"{owner}default_agent: ")
     sections = table.pop("agent", {})
     if isinstance(sections, str):  # the settings of an earlier run belong to one agent
-        default, sections = _agent_name(sections, owner), {}
+        default, sections = agent_name(sections, owner), {}
         if asked not in (None, default):
             raise SettingsError(f"{path} holds settings for {default}, not for {asked}; take a recipe instead")
     chosen = asked or default
@@ -109,18 +61,10 @@ def settings_from_recipe(path: Path, agent: str | None, overrides: Mapping[str, 
 
 
 def _asked_agent(option: str | None, override: Any) -> str | None:
-    names = {_agent_name(word) for word in (option, override) if word is not None}
+    names = {agent_name(word) for word in (option, override) if word is not None}
     if len(names) > 1:
         raise SettingsError(f"two agents asked for, --agent {option} and --set agent={override}; leave one out")
     return names.pop() if names else None
-
-
-def _agent_name(word: Any, owner: str = "") -> str:
-    if not isinstance(word, str):
-        raise SettingsError(f"{owner}an agent is named by a word ({', '.join(AGENT_SETTINGS)}), got {word!r}")
-    if (name := word.lower()) not in AGENT_SETTINGS:
-        raise SettingsError(f"{owner}no agent named '{word}': {nearest(name, AGENT_SETTINGS)}")
-    return name
 
 
 def _sections(sections: Any, owner: str) -> dict[str, dict[str, Any]]:
@@ -129,7 +73,7 @@ def _sections(sections: Any, owner: str) -> dict[str, dict[str, Any]]:
         raise SettingsError(f"{owner}agent is a word or has a section for each, like [agent.sac], got {sections!r}")
     named: dict[str, dict[str, Any]] = {}
     for word, section in sections.items():
-        name = _agent_name(word, owner)
+        name = agent_name(word, owner)
         if not isinstance(section, dict):
             raise SettingsError(f"{owner}[agent.{word}] must be a section of settings, got {word} = {section!r}")
         if "agent" in section or name in named:

@@ -4,39 +4,28 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from relaxion.errors import CheckpointError, RunError
-from relaxion.experience.vector_environment import Task, task
+from relaxion.experience.vector_environment import task
 from relaxion.files import Stored
 from relaxion.training import checkpoint
-from relaxion.training.assessment import DIVERGED, Assessed, AssessmentStopped, Assessor
+from relaxion.training.assessment import DIVERGED, AssessmentStopped
+from relaxion.training.atom_task import atom_task
+from relaxion.training.atom_trainer import AtomTrainer
 from relaxion.training.interrupts import noticing_interrupts
-from relaxion.training.recipe import RunSettings
 from relaxion.training.records import Clock, Records
+from relaxion.training.result import Result
 from relaxion.training.run_folder import AGENT, CHECKPOINT, RunFolder, write_json, write_text
+from relaxion.training.run_settings import AtomRunSettings, RunSettings, VectorRunSettings
+from relaxion.training.run_trainer import RunTrainer
 from relaxion.training.trainer import DivergedError, NonFiniteError, Trainer
 
 MAY_DIFFER_ON_RESUME = ("steps",)
 
 OnProgress = Callable[[int, Mapping[str, float]], None]  # step, the newest value of everything logged
-
-
-@dataclass(frozen=True)
-class Result:
-    """What result.json says. Returns are of the final assessment, undiscounted."""
-
-    agent: str
-    task: str
-    seed: int
-    steps: int
-    final_return_mean: float
-    final_return_worst: float
-    episodes: int
-    wall_time_seconds: float
-    weights_sha256: str
 
 
 class Interrupted(Exception):
@@ -58,14 +47,24 @@ def train(
     folder = RunFolder(out)
     if resume and not folder.checkpoint.exists():
         raise CheckpointError(f"{out} holds no checkpoint to resume from; leave --resume out to begin")
-    learned = task(settings.training.task)  # a wrong task is refused before anything is written
+    trainer = make_trainer(settings)  # a wrong task is refused before anything is written
     old_weights = None if from_weights is None else read_weights(from_weights)
     if not resume and not folder.is_run:
         folder.check_empty()  # a folder that never was a run's gets not even a lock, and --force removes nothing there
     with folder.owned():
         if resume:
-            return _resumed(settings, learned, folder, on_progress).go()
-        return _begun(settings, learned, folder, old_weights, force, on_progress).go()
+            return _resumed(trainer, folder, on_progress).go()
+        return _begun(trainer, folder, old_weights, force, on_progress).go()
+
+
+def make_trainer(settings: RunSettings) -> RunTrainer:
+    """Who trains on this kind of task."""
+    match settings:
+        case AtomRunSettings():
+            return AtomTrainer(settings, atom_task(settings))
+        case VectorRunSettings():
+            return Trainer(settings, task(settings.training.task))
+    raise TypeError(f"no trainer for {type(settings).__name__}")
 
 
 def read_weights(path: Path) -> Stored:
@@ -75,29 +74,27 @@ def read_weights(path: Path) -> Stored:
 
 
 def _begun(
-    settings: RunSettings,
-    learned: Task,
+    trainer: RunTrainer,
     folder: RunFolder,
     old_weights: Stored | None,
     force: bool,
     on_progress: OnProgress | None,
 ) -> _Run:
-    trainer = Trainer(settings, learned)
     if old_weights is not None:
         trainer.start_from(old_weights)
     if force:
         folder.clear()
     else:
         folder.check_empty()
-    return _Run(trainer, folder, _records(settings, folder), Clock(), on_progress)
+    return _Run(trainer, folder, _records(trainer.settings, folder), Clock(), on_progress)
 
 
-def _resumed(settings: RunSettings, learned: Task, folder: RunFolder, on_progress: OnProgress | None) -> _Run:
+def _resumed(trainer: RunTrainer, folder: RunFolder, on_progress: OnProgress | None) -> _Run:
+    settings = trainer.settings
     stored = checkpoint.read(folder.checkpoint, CHECKPOINT)
     refuse_changes(stored.values["settings"], settings.flat())
-    trainer = Trainer(settings, learned)
     trainer.restore(stored)
-    if trainer.step - settings.training.n_environments >= settings.training.steps:  # the last round may overshoot
+    if trainer.step - trainer.steps_per_round >= settings.training.steps:  # the last round may overshoot
         raise RunError(
             f"{folder.path} has gone {trainer.step} steps already, more than --steps {settings.training.steps}"
         )
@@ -125,7 +122,7 @@ class _Run:
 
     def __init__(
         self,
-        trainer: Trainer,
+        trainer: RunTrainer,
         folder: RunFolder,
         records: Records,
         clock: Clock,
@@ -134,7 +131,6 @@ class _Run:
     ) -> None:
         self.trainer, self.folder, self.records, self.clock = trainer, folder, records, clock
         self.training = trainer.settings.training
-        self.assess = Assessor(trainer.task, self.training.assessment_starts, self.training.assessment_max_steps)
         self.on_progress = on_progress
         self._logged_up_to = logged_up_to  # a step; behind the trainer's only when an assessment was interrupted
         self._interrupted = threading.Event()
@@ -147,6 +143,7 @@ class _Run:
                 self.save()  # killed before this, the run can begin again; killed after it, resume
             write_text(self.folder.settings, self.trainer.settings.as_toml())
             with noticing_interrupts() as self._interrupted:
+                self.trainer.prepare(self.folder.path)
                 if self._logged_up_to < self.trainer.step:
                     self._log()
                 while self.trainer.step < self.training.steps:
@@ -168,8 +165,7 @@ class _Run:
             ) from error
         finally:
             self.records.close()
-            self.assess.close()
-            self.trainer.environments.close()
+            self.trainer.close()
 
     def _saved_interrupt(self) -> Interrupted:
         self.save()
@@ -201,9 +197,9 @@ class _Run:
             self._newest |= metrics
         self._logged_up_to = self.trainer.step
 
-    def _assessed(self) -> Assessed:
+    def _assessed(self) -> Any:
         try:
-            return self.assess(self.trainer.act, self._interrupted.is_set)
+            return self.trainer.assess(self._interrupted.is_set)
         except AssessmentStopped as stopped:
             raise self._saved_interrupt() from stopped
 
@@ -219,22 +215,11 @@ class _Run:
     def _finish(self) -> Result:
         self.save()
         write_agent(self.folder.agent, self.trainer)
-        final = self._assessed()
-        result = Result(
-            agent=self.trainer.settings.agent_name,
-            task=self.training.task,
-            seed=self.training.seed,
-            steps=self.trainer.step,
-            final_return_mean=final.mean,
-            final_return_worst=final.worst,
-            episodes=self.trainer.episodes.finished,
-            wall_time_seconds=self.clock.seconds(),
-            weights_sha256=self.trainer.weights_sha256(),
-        )
+        result = self.trainer.result(self._assessed(), self.clock.seconds())
         write_json(self.folder.result, asdict(result))
         return result
 
 
-def write_agent(path: Path, trainer: Trainer) -> None:
+def write_agent(path: Path, trainer: RunTrainer) -> None:
     """Networks and normaliser with the settings they belong to: enough to act, or to begin a new run from."""
     checkpoint.write(path, AGENT, trainer.weights(), {"settings": trainer.settings.flat()})

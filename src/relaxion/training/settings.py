@@ -1,4 +1,4 @@
-"""Settings of a training run that are the same for all agents."""
+"""Settings of a training run that are the same for all agents; those that only vectors need stand apart."""
 
 from __future__ import annotations
 
@@ -15,16 +15,13 @@ class TrainingSettings(Settings):
     """What is learned, for how long, from how much, and what is written down."""
 
     task: str
-    """Any Gymnasium id with a bounded Box of actions."""
+    """Any Gymnasium id with a bounded Box of actions, or "relax": atomic structures."""
 
     steps: int = Field(default=10_000, ge=1)
     """Environment steps in all. The only setting a resume may change: nothing is scheduled by it."""
 
     seed: int = Field(default=0, ge=0)
     """Decides everything: weights, exploration, batches, starts."""
-
-    n_environments: int = Field(default=1, ge=1)
-    """Environments side by side, all stepped in this process."""
 
     replay_capacity: int = Field(default=100_000, ge=1)
     """Transitions kept; the newest replaces the oldest."""
@@ -35,17 +32,8 @@ class TrainingSettings(Settings):
     warmup_steps: int = Field(default=1_000, ge=1)
     """Transitions collected by random actions before the first update (R1.2)."""
 
-    updates_per_step: int = Field(default=1, ge=1)
-    """Updates after each environment step."""
-
-    discount_factor: float = Field(default=0.99, ge=0, le=1)
-    """γ per step."""
-
     n_steps: int = Field(default=1, ge=1)
     """Steps of reward before the bootstrap; D4PG's paper takes 5."""
-
-    normalise_observations: bool = True
-    """By the running mean and variance (R3.1); part of the policy from then on."""
 
     exploration_noise_final: float | None = Field(default=None, ge=0)
     """The agent's `exploration_noise` goes linearly to this, half ranges of the action; None: it stays."""
@@ -61,9 +49,6 @@ class TrainingSettings(Settings):
 
     assessment_starts: int = Field(default=20, ge=1)
     """Fixed starts, the same for every agent and seed."""
-
-    assessment_max_steps: int = Field(default=10_000, ge=1)
-    """An assessed episode without an end of its own is cut after so many steps."""
 
     checkpoint_interval_steps: int = Field(default=5_000, ge=1)
     """Most environment steps that a kill can cost. A checkpoint holds the whole replay."""
@@ -93,6 +78,28 @@ class TrainingSettings(Settings):
                 f"replay_capacity {self.replay_capacity} is below warmup_steps {self.warmup_steps}: "
                 "the first update would never come"
             )
+
+
+class VectorTrainingSettings(TrainingSettings):
+    """For Gymnasium tasks."""
+
+    n_environments: int = Field(default=1, ge=1)
+    """Environments side by side, all stepped in this process."""
+
+    updates_per_step: int = Field(default=1, ge=1)
+    """Updates after each environment step."""
+
+    discount_factor: float = Field(default=0.99, ge=0, le=1)
+    """γ per step."""
+
+    normalise_observations: bool = True
+    """By the running mean and variance (R3.1); part of the policy from then on."""
+
+    assessment_max_steps: int = Field(default=10_000, ge=1)
+    """An assessed episode without an end of its own is cut after so many steps."""
+
+    def _check_together(self) -> None:
+        super()._check_together()
         if self.replay_capacity % self.n_environments:
             raise SettingsError(
                 f"replay_capacity {self.replay_capacity} must be a multiple of n_environments {self.n_environments}"

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
+from relaxion.agents.agent import Agent
 from relaxion.agents.vector_agents import vector_agent
 from relaxion.errors import CheckpointError, RelaxionWarning
 from relaxion.experience.exploration import Exploration, LinearSchedule, NoisyExplorer
@@ -17,12 +20,15 @@ from relaxion.experience.replay import VectorReplay
 from relaxion.experience.vector_environment import Stepped, Task, VectorEnvironments
 from relaxion.files import Stored, digest, joined
 from relaxion.networks.vector_actions import BoxActions
-from relaxion.training.recipe import RunSettings
+from relaxion.training.assessment import Assessed, Assessor
+from relaxion.training.result import Result
+from relaxion.training.run_settings import VectorRunSettings
 from relaxion.training.seeds import named_generator
+from relaxion.training.settings import TrainingSettings
 from relaxion.training.statistics import Episode, Episodes, MetricMeans
 
 MEANING = ("normalise_observations", "lowest_value", "highest_value", "n_bins")  # settings that weights depend on
-BOUNDS = ("centre", "half_range")  # buffers of networks that depend on the bounds of actions
+BOUNDS = ("centre", "half_range", "bounds")  # buffers of networks that depend on the bounds of actions
 NOT_WEIGHTS = ("n_updates", "generator")  # parts of an agent's snapshot that belong to its run; so does Adam's memory
 
 
@@ -48,7 +54,7 @@ class ReturnsChecker(Protocol):
 class Trainer:
     """One agent, its task, its replay. `advance` is one step of every environment and the updates it pays for."""
 
-    def __init__(self, settings: RunSettings, task: Task) -> None:
+    def __init__(self, settings: VectorRunSettings, task: Task) -> None:
         training = settings.training
         self.settings, self.task, self.step, self.n_updates = settings, task, 0, 0
         self.generators = {name: named_generator(training.seed, name) for name in ("exploration", "replay", "starts")}
@@ -71,18 +77,20 @@ class Trainer:
             domain,
             self.generators["exploration"],
             warmup_steps=training.warmup_steps,
-            noise=self._noise_schedule(),
+            noise=noise_schedule(self.agent, training),
         )
         self.environments = VectorEnvironments(task.make, training.n_environments, self.generators["starts"])
+        self.assessor = Assessor(task, training.assessment_starts, training.assessment_max_steps)
         self.episodes = Episodes(training.n_environments)
         self.metric_means = MetricMeans()
         self._warned = False
 
-    def _noise_schedule(self) -> LinearSchedule | None:
-        if not isinstance(self.agent, NoisyExplorer):
-            return None
-        start, end = self.agent.exploration_scale, self.settings.training.exploration_noise_final
-        return LinearSchedule(start, start if end is None else end, self.settings.training.exploration_noise_steps)
+    @property
+    def steps_per_round(self) -> int:
+        return self.settings.training.n_environments
+
+    def prepare(self, folder: Path) -> None:
+        """Nothing is needed beforehand."""
 
     def advance(self) -> None:
         """Collect → store → update."""
@@ -142,6 +150,27 @@ class Trainer:
         """The policy without exploration, on raw observations."""
         return self.agent.act(self.normaliser(observations))
 
+    def assess(self, stop: Callable[[], bool] | None = None) -> Assessed:
+        """Episodes without noise from fixed starts, in environments of their own."""
+        return self.assessor(self.act, stop)
+
+    def result(self, final: Assessed, wall_time_seconds: float) -> Result:
+        return Result(
+            agent=self.settings.agent_name,
+            task=self.settings.training.task,
+            seed=self.settings.training.seed,
+            steps=self.step,
+            final_return_mean=final.mean,
+            final_return_worst=final.worst,
+            episodes=self.episodes.finished,
+            wall_time_seconds=wall_time_seconds,
+            weights_sha256=self.weights_sha256(),
+        )
+
+    def close(self) -> None:
+        self.assessor.close()
+        self.environments.close()
+
     def metrics(self) -> dict[str, float]:
         """What has built up since the last call; one line of the log."""
         own: dict[str, float] = {"time/total_timesteps": self.step, "train/n_updates": self.n_updates}
@@ -159,37 +188,30 @@ class Trainer:
 
     def start_from(self, stored: Stored) -> None:
         """Take over old networks and normaliser; counters and Adam's memory stay at 0 (R10.2)."""
-        old = {name: tensor for name, tensor in stored.part("agent").items() if _is_weight(name)}
-        present = self.agent.snapshot()
-        refuse_other_meaning(stored.values.get("settings", {}), self.settings.flat(), old, present)
-        own = {name: tensor for name, tensor in present.items() if not _is_weight(name)}
         normaliser = stored.part("normaliser")
         if "mean" not in normaliser or normaliser["mean"].shape != self.normaliser.mean.shape:
             size = self.task.observation_size
             raise CheckpointError(f"the old weights do not fit this task, whose observations have {size} numbers")
-        self.agent.restore(own | old)  # checks everything before it writes anything
+        start_agent_from(self.agent, stored, self.settings.flat())
         self.normaliser.restore(normaliser)
 
     def snapshot(self) -> dict[str, Tensor]:
         """Everything a resume needs, as tensors. A DivergedError when the agent is not worth keeping."""
         parts = {name: getattr(self, name).snapshot() for name in _PARTS}
-        agent = parts["agent"].items()
-        if broken := [name for name, t in agent if t.is_floating_point() and not torch.isfinite(t).all()]:
-            raise DivergedError(f"the agent's {broken[0]}", {"step": self.step, "not_finite": broken})
+        checked_finite(parts["agent"], self.step)
         parts["generators"] = {name: generator.get_state() for name, generator in self.generators.items()}
         parts["counters"] = {"step": torch.tensor(self.step), "n_updates": torch.tensor(self.n_updates)}
         return joined(parts)
 
     def restore(self, stored: Stored) -> None:
         """The opposite of `snapshot`; warns when the environment does not repeat its episode."""
-        try:
-            repeated = [getattr(self, name).restore(stored.part(name)) for name in _PARTS]
+        repeated: list[bool | None] = []
+        with taken_back():
+            repeated += [getattr(self, name).restore(stored.part(name)) for name in _PARTS]
             for name, generator in self.generators.items():
                 generator.set_state(stored.part("generators")[name])
             counters: Mapping[str, Tensor] = stored.part("counters")
             self.step, self.n_updates = int(counters["step"]), int(counters["n_updates"])
-        except (KeyError, ValueError, StopIteration) as error:
-            raise CheckpointError(f"the checkpoint does not fit this run: {error}") from error
         if False in repeated:
             self._cut_episodes()
             warnings.warn(
@@ -209,6 +231,37 @@ class Trainer:
 
 
 _PARTS = ("agent", "normaliser", "replay", "environments", "episodes", "metric_means")
+
+
+def noise_schedule(agent: Any, training: TrainingSettings) -> LinearSchedule | None:
+    """Of the exploration noise; None for an agent that explores by itself."""
+    if not isinstance(agent, NoisyExplorer):
+        return None
+    start, end = agent.exploration_scale, training.exploration_noise_final
+    return LinearSchedule(start, start if end is None else end, training.exploration_noise_steps)
+
+
+def checked_finite(agent: Mapping[str, Tensor], step: int) -> None:
+    """A DivergedError when the agent is not worth keeping."""
+    if broken := [name for name, t in agent.items() if t.is_floating_point() and not torch.isfinite(t).all()]:
+        raise DivergedError(f"the agent's {broken[0]}", {"step": step, "not_finite": broken})
+
+
+@contextmanager
+def taken_back() -> Iterator[None]:
+    """Whatever does not fit while a checkpoint is put back is the checkpoint's fault."""
+    try:
+        yield
+    except (KeyError, ValueError, StopIteration) as error:
+        raise CheckpointError(f"the checkpoint does not fit this run: {error}") from error
+
+
+def start_agent_from(agent: Agent, stored: Stored, settings: Mapping[str, Any]) -> None:
+    """Old networks for a new run; Adam's memory, counter and generator stay those of the new agent."""
+    old = {name: tensor for name, tensor in stored.part("agent").items() if _is_weight(name)}
+    present = agent.snapshot()
+    refuse_other_meaning(stored.values.get("settings", {}), settings, old, present)
+    agent.restore({name: tensor for name, tensor in present.items() if not _is_weight(name)} | old)
 
 
 def refuse_other_meaning(

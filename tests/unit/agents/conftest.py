@@ -39,7 +39,12 @@ class Pulls:
         return Pull(actions.force.clamp(self.low, self.high))
 
     def perturb(
-        self, actions: Pull, scale: float | Tensor, generator: torch.Generator, clip: float | None = None
+        self,
+        actions: Pull,
+        scale: float | Tensor,
+        generator: torch.Generator,
+        clip: float | None = None,
+        observations: Seen | None = None,
     ) -> Pull:
         noise = scale * torch.randn(actions.force.shape, generator=generator)
         noise = noise if clip is None else noise.clamp(-clip, clip)

@@ -8,7 +8,7 @@ from ase.constraints import FixAtoms
 from ase.optimize import BFGS
 
 from relaxion.experience.environment import Environment, EnvironmentSettings
-from relaxion.experience.expert import Expert, ExpertSettings, imitation_distance, mixed
+from relaxion.experience.expert import Expert, ExpertSettings, guided, imitation_distance
 from relaxion.experience.exploration import LinearSchedule
 from relaxion.experience.starts import PerturbedStarts, fcc_alloys
 from relaxion.experience.structure_replay import StructureReplay
@@ -86,7 +86,7 @@ def test_an_expert_transition_joins_its_own_states():
     state = environment.reset(generator)
     for _ in range(8):
         own = Move(0.02 * state.evaluation.forces, torch.zeros_like(state.structures.cells))
-        move, sources = mixed(state, own, expert(state), 0.5, generator)
+        move, sources = guided(state, own, Source.POLICY, expert, 0.5, generator)
         transition = environment.step(state, move, sources)
         replay.add(transition)
         state = environment.renew(transition, generator)
@@ -118,7 +118,14 @@ def test_the_share_falls_by_its_schedule():
     zero = Move.zero(state.structures)
     schedule = LinearSchedule(0.8, 0.0, 100)
     for step, low, high in [(0, 0.72, 0.88), (50, 0.32, 0.48), (100, 0.0, 0.0), (500, 0.0, 0.0)]:
-        _, sources = mixed(state, zero, zero, schedule(step), torch.Generator().manual_seed(step))
+        _, sources = guided(
+            state,
+            zero,
+            Source.POLICY,
+            lambda some: Move.zero(some.structures),
+            schedule(step),
+            torch.Generator().manual_seed(step),
+        )
         assert low <= float((sources == Source.EXPERT).double().mean()) <= high
 
 

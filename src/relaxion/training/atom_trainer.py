@@ -1,0 +1,234 @@
+"""The loop's body on atoms: one step of all structures side by side, replay, updates; resumable to the bit."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from relaxion.agents.agent import NoisyExplorer
+from relaxion.agents.atom_agents import atom_agent
+from relaxion.errors import RelaxionWarning
+from relaxion.experience.batch import Batch
+from relaxion.experience.expert import Expert, guided
+from relaxion.experience.exploration import Exploration, LinearSchedule
+from relaxion.experience.state_rows import state_from_tensors, state_tensors
+from relaxion.experience.structure_replay import StructureReplay
+from relaxion.experience.transition import Source, Transition
+from relaxion.files import Stored, digest, joined
+from relaxion.networks.force_actions import ForceMoveActions
+from relaxion.networks.move_actions import MoveActions
+from relaxion.networks.surroundings import with_graph
+from relaxion.structures import Move, Outcome, State
+from relaxion.training.atom_assessment import AtomAssessed, AtomAssessor
+from relaxion.training.atom_task import AtomTask
+from relaxion.training.policy_penalties import PolicyPenalties
+from relaxion.training.result import RelaxationResult
+from relaxion.training.run_settings import AtomRunSettings
+from relaxion.training.seeds import named_generator
+from relaxion.training.statistics import Episode, Episodes, MetricMeans
+from relaxion.training.trainer import (
+    DivergedError,
+    ReturnsChecker,
+    checked_finite,
+    noise_schedule,
+    start_agent_from,
+    taken_back,
+)
+
+
+class AtomTrainer:
+    """One agent, its structures, its replay."""
+
+    def __init__(self, settings: AtomRunSettings, task: AtomTask) -> None:
+        training, atoms, world = settings.training, settings.atoms, settings.environment
+        self.settings, self.task = settings, task
+        self.step, self.n_updates, self.force_calls = 0, 0, 0
+        names = ("exploration", "replay", "starts", "expert")
+        self.generators = {name: named_generator(training.seed, name) for name in names}
+        self.penalties = PolicyPenalties(atoms.deviation_penalty_per_angstrom2, world)
+        domain = _domain(settings)
+        generator = named_generator(training.seed, "agent")
+        self.agent = atom_agent(domain, generator, settings.agent, settings.networks, self.penalties)
+        self.replay = StructureReplay(
+            training.replay_capacity, task.atom_capacity, generator=self.generators["replay"], n_steps=training.n_steps
+        )
+        self.exploration = Exploration(
+            self.agent,
+            domain,
+            self.generators["exploration"],
+            warmup_steps=training.warmup_steps,
+            noise=noise_schedule(self.agent, training),
+        )
+        self.expert = Expert()
+        self.expert_share = LinearSchedule(atoms.expert_share, atoms.expert_share_final, atoms.expert_steps)
+        self.imitation_weight = LinearSchedule(atoms.imitation_weight, 0.0, atoms.expert_steps)
+        self.environment = task.environment()
+        self.assessor = AtomAssessor(task, training.assessment_starts)
+        self.episodes = Episodes(world.n_structures)
+        self.metric_means = MetricMeans()
+        self._warned = False
+        self.state = self._counted(lambda: self.environment.reset(self.generators["starts"]))
+
+    @property
+    def steps_per_round(self) -> int:
+        return self.settings.environment.n_structures
+
+    def prepare(self, folder: Path) -> None:
+        """BFGS and FIRE on the assessed starts."""
+        self.assessor.compare(folder)
+
+    def advance(self) -> None:
+        """Collect → store → update."""
+        self._collect()
+        if not self.exploration.warming_up(len(self.replay)):
+            self.penalties.imitation_weight = self.imitation_weight(self.step)
+            for _ in range(self.settings.atoms.updates_per_round):
+                self.metric_means.add(self.agent.update(self._sampled()))
+                self.n_updates += 1
+
+    def _sampled(self) -> Batch:
+        """Every network of an update looks at the same neighbours: they are searched once per side."""
+        batch, cutoff = self.replay.sample(self.settings.training.batch_size), self.settings.networks.cutoff_angstrom
+        return replace(
+            batch,
+            observations=with_graph(batch.observations, cutoff),
+            next_observations=with_graph(batch.next_observations, cutoff),
+        )
+
+    def _collect(self) -> None:
+        move, sources = self._proposed()
+        transition = self._counted(lambda: self.environment.step(self.state, move, sources))
+        self.replay.add(transition)
+        self.step += self.steps_per_round
+        self._count(transition)
+        self.state = self._counted(lambda: self.environment.renew(transition, self.generators["starts"]))
+
+    def _proposed(self) -> tuple[Move, Tensor]:
+        """What the policy, chance or the expert wants to do, and who of them it was."""
+        seen = with_graph(self.state, self.settings.networks.cutoff_angstrom)
+        random = self.exploration.warming_up(len(self.replay))
+        own = self.exploration(seen, len(self.replay), self.step).to(self.state.structures.dtype)
+        if not (torch.isfinite(own.displacements).all() and torch.isfinite(own.strains).all()):
+            raise DivergedError("the policy's move", {"step": self.step, "displacements": own.displacements.tolist()})
+        share = self.expert_share(self.step)
+        who = Source.RANDOM if random else Source.POLICY
+        return guided(self.state, own, who, self.expert, share, self.generators["expert"])
+
+    def _count(self, transition: Transition) -> None:
+        finished = self.episodes.add(transition.reward, transition.finished)
+        self._warn_of_returns(finished)
+        shares = {f"rollout/outcome_{o.name.lower()}": transition.outcome == o for o in Outcome if o}
+        ended = transition.finished
+        if bool(ended.any()):
+            self.metric_means.add({name: chosen[ended].double().mean() for name, chosen in shares.items()})
+        self.metric_means.add(
+            {
+                "rollout/back_off": transition.back_off.double().mean(),
+                "rollout/expert_share": (transition.source == Source.EXPERT).double().mean(),
+            }
+        )
+
+    def _counted(self, work: Callable[[], State | Transition]) -> object:
+        before = self.task.potential.calls
+        done = work()
+        self.force_calls += self.task.potential.calls - before
+        return done
+
+    def _warn_of_returns(self, finished: list[Episode]) -> None:
+        """Once per run: the first time is when something can still be done."""
+        if self._warned or not finished or not isinstance(self.agent, ReturnsChecker):
+            return
+        gamma = self.settings.environment.discount_factor
+        sentence = self.agent.check_returns(torch.cat([e.discounted_returns(gamma) for e in finished]))
+        if sentence is not None:
+            self._warned = True
+            warnings.warn(sentence, RelaxionWarning, stacklevel=2)
+
+    def act(self, state: State) -> Move:
+        """The policy without exploration."""
+        return self.agent.act(with_graph(state, self.settings.networks.cutoff_angstrom))
+
+    def assess(self, stop: Callable[[], bool] | None = None) -> AtomAssessed:
+        return self.assessor(self.act, stop)
+
+    def metrics(self) -> dict[str, float]:
+        """What has built up since the last call; one line of the log."""
+        own: dict[str, float] = {"time/total_timesteps": self.step, "time/force_calls": self.force_calls}
+        own |= {"train/n_updates": self.n_updates, **self.episodes.metrics()}
+        if isinstance(self.agent, NoisyExplorer):
+            own["rollout/exploration_noise"] = self.agent.exploration_scale
+        return own | self.metric_means.take()
+
+    def result(self, final: AtomAssessed, wall_time_seconds: float) -> RelaxationResult:
+        atoms, measured = self.settings.atoms, final.metrics()
+        return RelaxationResult(
+            agent=self.settings.agent_name,
+            task=self.settings.training.task,
+            seed=self.settings.training.seed,
+            steps=self.step,
+            final_return_mean=final.mean,
+            final_return_worst=final.worst,
+            episodes=self.episodes.finished,
+            wall_time_seconds=wall_time_seconds,
+            weights_sha256=self.weights_sha256(),
+            final_force_calls_mean=measured["eval/force_calls_mean"],
+            final_force_calls_median=measured["eval/force_calls_median"],
+            final_success_rate=final.success_rate,
+            force_calls_bfgs=final.baselines["BFGS"],
+            force_calls_fire=final.baselines["FIRE"],
+            training_force_calls=self.force_calls,
+            potential=atoms.potential,
+            structures=atoms.structures,
+        )
+
+    def weights(self) -> dict[str, Tensor]:
+        """What it takes to act, or to start a new run from. Networks for atoms normalise by themselves."""
+        return joined({"agent": self.agent.snapshot()})
+
+    def weights_sha256(self) -> str:
+        return digest(self.weights())
+
+    def start_from(self, stored: Stored) -> None:
+        """Take over old networks; counters and Adam's memory stay at 0 (R10.2)."""
+        start_agent_from(self.agent, stored, self.settings.flat())
+
+    def snapshot(self) -> dict[str, Tensor]:
+        """Everything a resume needs, as tensors. A DivergedError when the agent is not worth keeping."""
+        parts = {name: getattr(self, name).snapshot() for name in _PARTS}
+        checked_finite(parts["agent"], self.step)
+        parts["state"] = state_tensors(self.state)
+        parts["generators"] = {name: generator.get_state() for name, generator in self.generators.items()}
+        counters = {"step": self.step, "n_updates": self.n_updates, "force_calls": self.force_calls}
+        parts["counters"] = {name: torch.tensor(number) for name, number in counters.items()}
+        return joined(parts)
+
+    def restore(self, stored: Stored) -> None:
+        """The opposite of `snapshot`."""
+        with taken_back():
+            for name in _PARTS:
+                getattr(self, name).restore(stored.part(name))
+            for name, generator in self.generators.items():
+                generator.set_state(stored.part("generators")[name])
+            self.state = state_from_tensors(stored.part("state"))
+            counters = stored.part("counters")
+            self.step, self.n_updates = int(counters["step"]), int(counters["n_updates"])
+            self.force_calls = int(counters["force_calls"])
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+_PARTS = ("agent", "replay", "episodes", "metric_means")
+
+
+def _domain(settings: AtomRunSettings) -> MoveActions:
+    world = settings.environment
+    bounds = (world.max_displacement_angstrom, world.max_strain)
+    if settings.atoms.exploration_unit == "forces":
+        return ForceMoveActions(*bounds, settings.networks.stiffness_ev_per_angstrom2)
+    return MoveActions(*bounds)

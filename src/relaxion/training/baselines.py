@@ -1,0 +1,71 @@
+"""What ASE's own optimizers need from the same starts: the lines every learning curve is to be read against."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from ase import Atoms
+from ase.filters import FrechetCellFilter
+
+from relaxion.physics.ase import PotentialCalculator
+from relaxion.physics.potential import Potential
+from relaxion.structures import Structures
+
+
+class _CapReached(Exception):
+    """More force calls than a relaxation may have."""
+
+
+class _Counting(PotentialCalculator):
+    """Counts every structure evaluated, and answers no more than `cap` times."""
+
+    def __init__(self, potential: Potential, cap: int) -> None:
+        super().__init__(potential)
+        self.force_calls, self.cap = 0, cap
+
+    def calculate(self, *args: Any, **kwargs: Any) -> None:
+        if self.force_calls >= self.cap:
+            raise _CapReached
+        self.force_calls += 1
+        super().calculate(*args, **kwargs)
+
+
+@dataclass(frozen=True)
+class Calls:
+    """Force calls of one optimizer on each start; failures are charged the cap."""
+
+    force_calls: tuple[int, ...]
+    failures: int
+
+    @property
+    def mean(self) -> float:
+        return float(np.mean(self.force_calls))
+
+    @property
+    def median(self) -> float:
+        return float(np.median(self.force_calls))
+
+
+def ase_calls(name: str, starts: Structures, potential: Potential, fmax: float, cap: int) -> Calls:
+    """Run an optimizer of ase.optimize with its defaults from every start."""
+    import ase.optimize  # here: it loads matplotlib
+
+    kind = getattr(ase.optimize, name)
+    results = [_relaxed(kind, atoms, free, potential, fmax, cap) for atoms, free in _with_cells(starts)]
+    return Calls(tuple(calls for calls, _ in results), sum(not converged for _, converged in results))
+
+
+def _with_cells(starts: Structures) -> Sequence[tuple[Atoms, bool]]:
+    return list(zip(starts.to_ase(), starts.cell_free.tolist(), strict=True))
+
+
+def _relaxed(kind: Any, atoms: Atoms, free: bool, potential: Potential, fmax: float, cap: int) -> tuple[int, bool]:
+    atoms.calc = calculator = _Counting(potential, cap)
+    try:
+        converged = kind(FrechetCellFilter(atoms) if free else atoms, logfile=None).run(fmax=fmax, steps=cap)
+    except (_CapReached, RuntimeError):  # some report failure that way
+        converged = False
+    return (calculator.force_calls, True) if converged else (cap, False)

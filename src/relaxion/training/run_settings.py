@@ -1,0 +1,129 @@
+"""All settings of a run: one flat table in files, typed parts inside. What the parts are depends on the task."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from relaxion.agents.vector_agents import AGENT_SETTINGS, AgentSettings
+from relaxion.errors import SettingsError
+from relaxion.experience.environment import EnvironmentSettings
+from relaxion.networks.observer import AtomNetworkSettings
+from relaxion.networks.vector import VectorNetworkSettings
+from relaxion.settings import Settings, nearest
+from relaxion.training.atom_settings import AtomTaskSettings
+from relaxion.training.settings import TrainingSettings, VectorTrainingSettings
+
+DEFAULT_AGENT = "td3"
+RELAX = "relax"  # the task whose states are atomic structures; all others are Gymnasium's
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """Of the training and of the agent; subclasses add what their kind of task needs."""
+
+    PARTS: ClassVar[dict[str, type[Settings]]] = {}  # by field; `agent` depends on the agent
+
+    agent_name: str
+    training: TrainingSettings
+    agent: AgentSettings
+
+    @classmethod
+    def read(cls, values: Mapping[str, Any]) -> RunSettings:
+        """From a flat table with the keys `agent` and `task` and settings of all kinds that the task has."""
+        return (AtomRunSettings if values.get("task") == RELAX else VectorRunSettings).read(values)
+
+    @classmethod
+    def _read(cls, values: Mapping[str, Any]) -> Any:
+        rest = dict(values)
+        name = agent_name(rest.pop("agent", DEFAULT_AGENT))
+        kinds = {**cls.PARTS, "agent": AGENT_SETTINGS[name]}
+        known = [key for kind in kinds.values() for key in kind.model_fields]
+        for key in rest:
+            if key not in known:
+                raise SettingsError(f"unknown setting '{key}' for {name}: {nearest(key, known)}")
+        if "task" not in rest:
+            raise SettingsError(
+                'no task: a recipe names a Gymnasium id, for example task = "Pendulum-v1", or task = "relax" for atoms'
+            )
+        parts: dict[str, Any] = {
+            field: kind.read({key: rest[key] for key in rest if key in kind.model_fields})
+            for field, kind in kinds.items()
+        }
+        settings = cls(agent_name=name, **parts)
+        settings.check_together()
+        return settings
+
+    def check_together(self) -> None:
+        """Refuse what does not go together although each part is right."""
+        noisy = "exploration_noise" in type(self.agent).model_fields
+        if self.training.exploration_noise_final is not None and not noisy:
+            raise SettingsError(
+                f"exploration_noise_final has no meaning for {self.agent_name}, which explores by itself"
+            )
+
+    def flat(self) -> dict[str, Any]:
+        """One table of plain values; `read` takes it back."""
+        parts = [getattr(self, field) for field in (*self.PARTS, "agent")]
+        return {"agent": self.agent_name} | {k: v for part in parts for k, v in part.model_dump(mode="json").items()}
+
+    def as_toml(self) -> str:
+        """A recipe that repeats this run. (JSON's numbers, strings and lists are TOML's as well; None is left out.)"""
+        return "".join(f"{key} = {json.dumps(value)}\n" for key, value in self.flat().items() if value is not None)
+
+
+@dataclass(frozen=True)
+class VectorRunSettings(RunSettings):
+    """A Gymnasium task."""
+
+    PARTS: ClassVar[dict[str, type[Settings]]] = {
+        "training": VectorTrainingSettings,
+        "networks": VectorNetworkSettings,
+    }
+
+    training: VectorTrainingSettings
+    networks: VectorNetworkSettings
+
+    @classmethod
+    def read(cls, values: Mapping[str, Any]) -> VectorRunSettings:
+        return cls._read(values)
+
+
+@dataclass(frozen=True)
+class AtomRunSettings(RunSettings):
+    """Atomic structures to be relaxed."""
+
+    PARTS: ClassVar[dict[str, type[Settings]]] = {
+        "training": TrainingSettings,
+        "atoms": AtomTaskSettings,
+        "environment": EnvironmentSettings,
+        "networks": AtomNetworkSettings,
+    }
+
+    atoms: AtomTaskSettings
+    environment: EnvironmentSettings
+    networks: AtomNetworkSettings
+
+    @classmethod
+    def read(cls, values: Mapping[str, Any]) -> AtomRunSettings:
+        return cls._read(values)
+
+    def check_together(self) -> None:
+        super().check_together()
+        n_structures = self.environment.n_structures
+        if self.training.replay_capacity < n_structures:
+            raise SettingsError(
+                f"replay_capacity {self.training.replay_capacity} is below n_structures {n_structures}: "
+                "one step of all structures must fit"
+            )
+
+
+def agent_name(word: Any, owner: str = "") -> str:
+    """The agent meant by a word of the user."""
+    if not isinstance(word, str):
+        raise SettingsError(f"{owner}an agent is named by a word ({', '.join(AGENT_SETTINGS)}), got {word!r}")
+    if (name := word.lower()) not in AGENT_SETTINGS:
+        raise SettingsError(f"{owner}no agent named '{word}': {nearest(name, AGENT_SETTINGS)}")
+    return name
