@@ -29,7 +29,7 @@ def solve(stiffness: Stiffness, right: Unknowns, method: Method = "auto") -> Unk
     """B⁻¹f on the free coordinates, zero elsewhere, in the precision of `right`; differentiable once."""
     exact = stiffness.to(torch.float64)
     wanted = Unknowns(right.atoms.double(), right.cells.double()).masked(stiffness.free)
-    inverse = _inverse(exact.detached(), method)
+    inverse = inverse_of(exact.detached(), method)
     with torch.no_grad():
         answer = inverse(wanted)
     if exact.differentiable or (torch.is_grad_enabled() and (right.atoms.requires_grad or right.cells.requires_grad)):
@@ -55,7 +55,8 @@ class _Inverse(torch.autograd.Function):
         return back.atoms, back.cells, None
 
 
-def _inverse(stiffness: Stiffness, method: Method) -> Inverse:
+def inverse_of(stiffness: Stiffness, method: Method = "auto") -> Inverse:
+    """B⁻¹ as a function, made once for many right sides; `stiffness` in float64 and without gradients."""
     counts = stiffness.structures.counts
     largest = int(counts.max()) if len(counts) else 0
     small = largest <= LARGEST_DENSE and 9 * len(counts) * largest**2 <= MOST_PADDED_NUMBERS
