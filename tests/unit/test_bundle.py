@@ -265,7 +265,7 @@ def test_another_e3nn_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         if fits:
             bundled.rebuilt(network, "metals")
         else:
-            with pytest.raises(PolicyError, match=r"trained with e3nn .* and means something else with 0\.4\.4"):
+            with pytest.raises(PolicyError, match=r"trained with e3nn .* and may mean something else with 0\.4\.4"):
                 bundled.rebuilt(network, "metals")
 
 

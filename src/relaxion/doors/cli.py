@@ -256,6 +256,57 @@ def calculators(
     list_calculators(as_json=as_json)
 
 
+@app.command()
+def package(
+    run: Annotated[Path, typer.Argument(metavar="RUN", show_default=False, help="The folder of a run on structures.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", show_default=False, help="What the policy will be called.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            show_default="NAME.safetensors in $RELAXION_POLICIES or ~/.local/share/relaxion/policies",
+            help="The bundle; its model card goes beside it.",
+        ),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace an earlier bundle of that name.")] = False,
+) -> None:
+    """Make a policy of a run, with a model card; held-apart structures are relaxed once more for it."""
+    from relaxion.doors import package_command
+
+    raise typer.Exit(package_command.package(run, name, out, force=force))
+
+
+@app.command()
+def policies(
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", show_default=False, help="Show the model card of this one.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per policy.")] = False,
+) -> None:
+    """List the policies there are, shipped and your own, or show the model card of one."""
+    from relaxion.doors import policies_command as command
+
+    code = command.list_policies(as_json=as_json) if name is None else command.show_policy(name, as_json=as_json)
+    raise typer.Exit(code)
+
+
+@app.command()
+def curve(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="RUN", show_default=False, help="Run folders; those that differ in the seed only share a curve."
+        ),
+    ],
+    out: Annotated[Path, typer.Option(metavar="FILE.png", help="The picture.")] = Path("learning_curve.png"),
+    force: Annotated[bool, typer.Option("--force", help="Replace an earlier picture.")] = False,
+) -> None:
+    """Draw learning curves of runs, finished or not, against environment steps."""
+    from relaxion.doors import curve_command
+
+    raise typer.Exit(curve_command.curve(runs, out, force=force))
+
+
 def main() -> None:
     """The `relaxion` command."""
     for stream in (sys.stdout, sys.stderr):

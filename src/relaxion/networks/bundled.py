@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -11,61 +12,85 @@ from torch import Tensor, nn
 
 from relaxion.bundle import Network, PolicyBundle
 from relaxion.errors import PolicyError, SettingsError
-from relaxion.networks.atom_policies import AtomGaussianPolicy, AtomPolicy
+from relaxion.networks.backbone import BackboneSettings
 from relaxion.networks.move_actions import MoveActions
-from relaxion.networks.observer import AtomNetworkSettings
-
-DIRECT = "direct"
+from relaxion.networks.roles import Policy
 
 
-def policy_of(bundle: PolicyBundle) -> nn.Module:
+@dataclass(frozen=True)
+class Family:
+    """Policies that share their settings. Both are made from (actions, settings, generator) and keep `bounds`."""
+
+    settings: type[BackboneSettings]
+    deterministic: type[Any]
+    stochastic: type[Any]
+
+
+def _direct() -> Family:
+    from relaxion.networks.atom_policies import AtomGaussianPolicy, AtomPolicy
+    from relaxion.networks.observer import AtomNetworkSettings
+
+    return Family(AtomNetworkSettings, AtomPolicy, AtomGaussianPolicy)
+
+
+def _metric() -> Family:
+    from relaxion.networks.metric import MetricSettings
+    from relaxion.networks.metric_policies import MetricGaussianPolicy, MetricPolicy
+
+    return Family(MetricSettings, MetricPolicy, MetricGaussianPolicy)
+
+
+FAMILIES: dict[str, Callable[[], Family]] = {"direct": _direct, "metric": _metric}  # by the bundle's word for them
+
+
+def policy_of(bundle: PolicyBundle) -> Policy:
     """The policy of a bundle with its weights, ready to act (`eval`, no gradients)."""
     return rebuilt(bundle.policy, bundle.name)
 
 
-def rebuilt(network: Network, name: str) -> nn.Module:
-    """The module that a bundle describes; `name` is for the sentence when it cannot be made."""
-    make = MAKERS.get(network.kind)
-    if make is None:
-        known = ", ".join(MAKERS)
+def rebuilt(network: Network, name: str) -> Policy:
+    """The policy that a bundle describes; `name` is for the sentence when it cannot be made."""
+    if network.kind not in FAMILIES:
+        known = ", ".join(FAMILIES)
         raise PolicyError(f"{name} holds a network of kind '{network.kind}', this relaxion knows {known}; update it")
     _check_packages(network, name)
     try:
-        module = make(network.settings, network.weights)
+        module = _fresh(FAMILIES[network.kind](), network)
     except (SettingsError, KeyError, TypeError, ValueError) as error:
         raise PolicyError(f"{name} cannot be rebuilt from its settings: {error}") from error
     _load(module, network.weights, name)
     return module.eval().requires_grad_(False)
 
 
-def described(policy: nn.Module) -> Network:
+def described(policy: Policy) -> Network:
     """What a bundle keeps of a policy."""
-    if not isinstance(policy, AtomPolicy):
-        raise PolicyError(f"a {type(policy).__name__} cannot be packaged")
-    return direct_network(policy.settings, policy.state_dict(), stochastic=isinstance(policy, AtomGaussianPolicy))
+    for make_family in FAMILIES.values():
+        family = make_family()
+        if type(policy) in (family.deterministic, family.stochastic):
+            return network_of(policy.settings, policy.state_dict(), stochastic=type(policy) is family.stochastic)  # pyright: ignore[reportArgumentType]
+    raise PolicyError(f"a {type(policy).__name__} cannot be packaged")
 
 
-def direct_network(settings: AtomNetworkSettings, weights: Mapping[str, Tensor], *, stochastic: bool) -> Network:
-    """Of an AtomPolicy, or with `stochastic` an AtomGaussianPolicy, of these settings and weights."""
-    own = {name: tensor.detach().clone() for name, tensor in weights.items()}
-    values = {"network": settings.model_dump(mode="json"), "stochastic": stochastic}
-    return Network(DIRECT, values, own, _packages(settings.backbone))
+def network_of(settings: BackboneSettings, weights: Mapping[str, Tensor], *, stochastic: bool) -> Network:
+    """Of a policy with these settings and weights; the kind of the settings tells the kind of the policy."""
+    for kind, make_family in FAMILIES.items():
+        if type(settings) is make_family().settings:
+            values = {"network": settings.model_dump(mode="json"), "stochastic": stochastic}
+            own = {name: tensor.detach().clone() for name, tensor in weights.items()}
+            return Network(kind, values, own, _packages(settings))
+    raise PolicyError(f"policies with {type(settings).__name__} cannot be packaged")
 
 
-def _direct(settings: Mapping[str, Any], weights: Mapping[str, Tensor]) -> nn.Module:
-    kind = AtomGaussianPolicy if settings["stochastic"] else AtomPolicy
-    bounds = MoveActions(*weights["bounds"].tolist())
+def _fresh(family: Family, network: Network) -> Any:
+    kind = family.stochastic if network.settings["stochastic"] else family.deterministic
+    bounds = MoveActions(*network.weights["bounds"].tolist())
     # a generator of its own: the draws are overwritten, and nothing global may change
-    return kind(bounds, AtomNetworkSettings.read(settings["network"]), torch.Generator())
+    return kind(bounds, family.settings.read(network.settings["network"]), torch.Generator())
 
 
-MAKERS: dict[str, Callable[[Mapping[str, Any], Mapping[str, Tensor]], nn.Module]] = {DIRECT: _direct}
-"""Kind of network -> fresh module from settings and weights (only their shapes matter)."""
-
-
-def _packages(backbone: str) -> dict[str, str]:
+def _packages(settings: BackboneSettings) -> dict[str, str]:
     """Packages whose numbers become part of what was learned: e3nn's conventions changed between releases."""
-    return {"e3nn": version("e3nn")} if backbone == "tensor_field" else {}
+    return {"e3nn": version("e3nn")} if settings.backbone == "tensor_field" else {}
 
 
 def _check_packages(network: Network, name: str) -> None:
@@ -78,7 +103,7 @@ def _check_packages(network: Network, name: str) -> None:
             ) from None
         if _release(present) != _release(wanted):
             raise PolicyError(
-                f"{name} was trained with {package} {wanted} and means something else with {present}, which is "
+                f"{name} was trained with {package} {wanted} and may mean something else with {present}, which is "
                 f"installed; try: pip install '{package}=={wanted}'"
             )
 
