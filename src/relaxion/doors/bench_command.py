@@ -93,7 +93,10 @@ def _bench(request: BenchRequest, interrupts: Interrupts) -> int:
 
 def _contestants(request: BenchRequest, starts: Starts) -> list[Contestant]:
     ours = our_contestants(policy_argument(request.policy))
-    return [*ours, *classical_contestants(request.optimizers, far=starts.far, free_cell=starts.free_cell)]
+    return [
+        *ours,
+        *classical_contestants(request.optimizers, without_gpmin=starts.without_gpmin, free_cell=starts.free_cell),
+    ]
 
 
 def _circumstances(request: BenchRequest, starts: Starts) -> Circumstances:

@@ -33,7 +33,7 @@ class Starts:
     potential: Potential
     calculator: str
     free_cell: bool
-    far: bool
+    without_gpmin: bool
 
 
 def find_starts(
@@ -60,7 +60,7 @@ def _from_set(name: str, calculator: str | None, number: int | None, seed: int, 
         potential=known.make_potential() if calculator is None else make_potential(calculator),
         calculator=calculator or known.calculator,
         free_cell=free_cell or known.free_cell,
-        far=known.far,
+        without_gpmin=known.without_gpmin,
     )
 
 
@@ -84,7 +84,7 @@ def _from_file(what: str, calculator: str | None, number: int | None, free_cell:
         potential=make_potential(spec),
         calculator=spec,
         free_cell=free_cell,
-        far=False,
+        without_gpmin=False,
     )
 
 

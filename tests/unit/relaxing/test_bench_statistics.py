@@ -24,7 +24,9 @@ def score(calls: int | None, energy: float = -8.0, seconds: float = 1.0, calcula
     """None: a failure after 7 calls."""
     done = calls is not None
     spent = calls if calls is not None else 7
-    return Score(done, spent, spent if done else CAP, energy if done else None, 4, seconds, calculator)
+    return Score(
+        done, spent, spent if done else CAP, energy if done else None, 4, seconds, calculator, seconds - calculator
+    )
 
 
 def test_failures_are_charged_at_the_cap():

@@ -47,6 +47,7 @@ class CountingCalculator(Calculator):
         super().__init__()
         self.limit = limit
         self.seconds = 0.0  # spent inside, waiting for answers
+        self.busy_seconds = 0.0  # the same in processor time
         self.potential_name = potential.name
         self.implemented_properties = ["energy", "free_energy", "forces", *(["stress"] if stress else [])]
         self.inner: Any = ase_calculator(potential)
@@ -71,7 +72,7 @@ class CountingCalculator(Calculator):
         if self.limit is not None and self.calls >= self.limit:
             raise CallLimitReached(f"all {self.limit} force calls are spent")
         self._asked += 1
-        began = time.perf_counter()
+        began, busy = time.perf_counter(), time.process_time()
         try:
             self.results = self._ask(atoms)
         except Exception as error:  # calculators of other packages may raise anything
@@ -80,6 +81,7 @@ class CountingCalculator(Calculator):
             ) from error
         finally:
             self.seconds += time.perf_counter() - began
+            self.busy_seconds += time.process_time() - busy
         self._remember(Answered(self.atoms, self.results))  # pyright: ignore[reportArgumentType] - not None here
 
     def _remember(self, point: Answered) -> None:

@@ -24,7 +24,6 @@ QUOTED = ("BFGS", "LBFGS", "BFGSLineSearch", "GoodOldQuasiNewton", "FIRE", "FIRE
 ALIASES = ("QuasiNewton", "SciPyFminCG")  # of BFGSLineSearch and CG
 MOST_GPMIN_ROWS = 4000  # of the dense matrix it factorises at every step; at more, it gives up
 ARGUMENTS: dict[str, dict[str, Any]] = {"Sella": {"order": 0}}  # which by default looks for saddles
-SITTING_OUT = ("GPMin",)  # where starts are far from any minimum: minutes per structure
 
 Build = Callable[[Atoms | Filter], Optimizer]
 
@@ -80,7 +79,7 @@ def _spelled(advice: str, spelling: dict[str, str]) -> str:
     return advice.replace(lower, spelling[lower])
 
 
-def classical_contestants(text: str, *, far: bool, free_cell: bool) -> list[Contestant]:
+def classical_contestants(text: str, *, without_gpmin: bool, free_cell: bool) -> list[Contestant]:
     """From `BFGS,FIRE`, `all`, `none`, or nothing for those whose best is quoted."""
     if text.strip().lower() == "none":
         return []
@@ -90,7 +89,7 @@ def classical_contestants(text: str, *, far: bool, free_cell: bool) -> list[Cont
     return [
         Contestant(name, partial(kind, logfile=None, **ARGUMENTS.get(name, {})))
         for name, kind in asked.items()
-        if not (far and name in SITTING_OUT and name not in text)
+        if not (without_gpmin and name == "GPMin" and name.lower() not in text.lower())
     ]
 
 

@@ -42,7 +42,7 @@ class StartSet:
     calculator: str  # what `make_potential` makes, in words
     number: int  # of structures, unless another is asked for: a minute or two
     free_cell: bool = False
-    far: bool = False  # from any minimum; optimizers whose time grows with the cube of the calls sit out
+    without_gpmin: bool = False  # whose time grows with (calls × atoms)³: minutes per structure, far from a minimum
 
     def starts(self, number: int, seed: int) -> list[Atoms]:
         """The first `number` starts of this seed."""
@@ -177,21 +177,21 @@ SETS: dict[str, StartSet] = {  # the order is part of the seeds: new sets go to 
     made.name: made
     for made in (
         StartSet("emt-bulk", "random EMT alloys, 4–32 atoms, rattle 0.05–0.3 Å", _bulk, _emt, "emt", 100),
-        StartSet("emt-large", "random EMT alloys, 24–64 atoms, rattle 0.05–0.3 Å", _large, _emt, "emt", 50),
+        StartSet("emt-large", "random EMT alloys, 24–64 atoms, rattle 0.05–0.3 Å", _large, _emt, "emt", 50, without_gpmin=True),
         StartSet(
             "emt-bulk-cell", "EMT alloys with free cell, rattle 0.05–0.15 Å, strain ±3 %", _strained, _emt, "emt", 50,
             free_cell=True,
         ),
         StartSet("emt-slabs", "EMT slabs with an adsorbate", _slab, _emt, "emt", 50),
-        StartSet("emt-clusters", "random EMT clusters, 6–20 atoms", _cluster, _emt, "emt", 50, far=True),
-        StartSet("alfe", "random Al–Fe packings, 2–16 atoms", _packing, _eam, "eam", 50, far=True),
+        StartSet("emt-clusters", "random EMT clusters, 6–20 atoms", _cluster, _emt, "emt", 50, without_gpmin=True),
+        StartSet("alfe", "random Al–Fe packings, 2–16 atoms", _packing, _eam, "eam", 50, without_gpmin=True),
         StartSet(
-            "alfe-cell", "random Al–Fe packings with free cell", _packing, _eam, "eam", 50, free_cell=True, far=True
+            "alfe-cell", "random Al–Fe packings with free cell", _packing, _eam, "eam", 50, free_cell=True, without_gpmin=True
         ),
-        StartSet("lj38", "random LJ38 clusters (OptBench)", _lj38, _lennard_jones, LJ_WORDS, 50, far=True),
+        StartSet("lj38", "random LJ38 clusters (OptBench)", _lj38, _lennard_jones, LJ_WORDS, 50, without_gpmin=True),
         StartSet(
             "mixed", "EMT: bulk displaced by 0.1–0.5 Å and loose clusters, in turn", _near_or_far, _emt, "emt", 50,
-            far=True,
+            without_gpmin=True,
         ),
     )
 }  # fmt: skip
