@@ -40,7 +40,7 @@ class StartSet:
     make: Make
     make_potential: Callable[[], Potential]
     calculator: str  # what `make_potential` makes, in words
-    number: int  # of structures, unless another is asked for: a minute or two
+    number: int = 50  # of structures, unless another is asked for: a minute or two
     free_cell: bool = False
     without_gpmin: bool = False  # whose time grows with (calls × atoms)³: minutes per structure, far from a minimum
 
@@ -171,27 +171,51 @@ def _lennard_jones() -> Potential:
     return LennardJones(cutoff=15.0)
 
 
-LJ_WORDS = "lj, ε = 1 eV, σ = 1 Å, cutoff 15 Å"
-
-SETS: dict[str, StartSet] = {  # the order is part of the seeds: new sets go to the end
-    made.name: made
-    for made in (
-        StartSet("emt-bulk", "random EMT alloys, 4–32 atoms, rattle 0.05–0.3 Å", _bulk, _emt, "emt", 100),
-        StartSet("emt-large", "random EMT alloys, 24–64 atoms, rattle 0.05–0.3 Å", _large, _emt, "emt", 50, without_gpmin=True),
-        StartSet(
-            "emt-bulk-cell", "EMT alloys with free cell, rattle 0.05–0.15 Å, strain ±3 %", _strained, _emt, "emt", 50,
-            free_cell=True,
-        ),
-        StartSet("emt-slabs", "EMT slabs with an adsorbate", _slab, _emt, "emt", 50),
-        StartSet("emt-clusters", "random EMT clusters, 6–20 atoms", _cluster, _emt, "emt", 50, without_gpmin=True),
-        StartSet("alfe", "random Al–Fe packings, 2–16 atoms", _packing, _eam, "eam", 50, without_gpmin=True),
-        StartSet(
-            "alfe-cell", "random Al–Fe packings with free cell", _packing, _eam, "eam", 50, free_cell=True, without_gpmin=True
-        ),
-        StartSet("lj38", "random LJ38 clusters (OptBench)", _lj38, _lennard_jones, LJ_WORDS, 50, without_gpmin=True),
-        StartSet(
-            "mixed", "EMT: bulk displaced by 0.1–0.5 Å and loose clusters, in turn", _near_or_far, _emt, "emt", 50,
-            without_gpmin=True,
-        ),
-    )
-}  # fmt: skip
+_KNOWN = (  # their order is part of the seeds: new sets go to the end
+    StartSet("emt-bulk", "random EMT alloys, 4–32 atoms, rattle 0.05–0.3 Å", _bulk, _emt, "emt", 100),
+    StartSet(
+        name="emt-large",
+        title="random EMT alloys, 24–64 atoms, rattle 0.05–0.3 Å",
+        make=_large,
+        make_potential=_emt,
+        calculator="emt",
+        without_gpmin=True,
+    ),
+    StartSet(
+        name="emt-bulk-cell",
+        title="EMT alloys with free cell, 4–32 atoms, rattle 0.05–0.15 Å, strain ±3 %",
+        make=_strained,
+        make_potential=_emt,
+        calculator="emt",
+        free_cell=True,
+    ),
+    StartSet("emt-slabs", "EMT slabs with an adsorbate", _slab, _emt, "emt"),
+    StartSet("emt-clusters", "random EMT clusters, 6–20 atoms", _cluster, _emt, "emt", without_gpmin=True),
+    StartSet("alfe", "random Al–Fe packings, 2–16 atoms", _packing, _eam, "eam", without_gpmin=True),
+    StartSet(
+        name="alfe-cell",
+        title="random Al–Fe packings with free cell, 2–16 atoms",
+        make=_packing,
+        make_potential=_eam,
+        calculator="eam",
+        free_cell=True,
+        without_gpmin=True,
+    ),
+    StartSet(
+        name="lj38",
+        title="random LJ38 clusters (OptBench)",
+        make=_lj38,
+        make_potential=_lennard_jones,
+        calculator="lj, ε = 1 eV, σ = 1 Å, cutoff 15 Å",
+        without_gpmin=True,
+    ),
+    StartSet(
+        name="mixed",
+        title="EMT: bulk displaced by 0.1–0.5 Å and loose clusters, in turn",
+        make=_near_or_far,
+        make_potential=_emt,
+        calculator="emt",
+        without_gpmin=True,
+    ),
+)
+SETS: dict[str, StartSet] = {known.name: known for known in _KNOWN}
