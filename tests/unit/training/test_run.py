@@ -74,7 +74,8 @@ def test_what_a_run_leaves(tmp_path: Path) -> None:
     assert written["weights_sha256"] == result.weights_sha256
     names = {file.name for file in (tmp_path / "run").iterdir()}
     assert names == {
-        ".lock", "settings.toml", "metrics.jsonl", "checkpoint.safetensors", "agent.safetensors", "result.json"
+        ".lock", "settings.toml", "metrics.jsonl", "checkpoint.safetensors", "agent.safetensors", "result.json",
+        "learning_curve.png",
     }  # fmt: skip
     lines = records(tmp_path / "run")
     assert [line["time/total_timesteps"] for line in lines] == [25, 50, 75, 100]
