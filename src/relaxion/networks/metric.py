@@ -21,7 +21,7 @@ from relaxion.networks.strains import strain_matrices, strain_vectors
 from relaxion.networks.surroundings import Surroundings, pair_inputs, stress_along, structure_mean
 from relaxion.structures import State
 
-LARGEST_LOGARITHM = 4.0  # of a learned factor: springs and floors lie within e^±4 of the prior
+LARGEST_ANSWER = 4.0  # springs and floors lie within e^±4 of the prior, arms within ±4: B stays far from singular
 SWITCH_WIDTH = 1.0  # Å before the cutoff, over which springs fade
 FORCE_SCALARS, HISTORY_SCALARS = slice(N_STATE_SCALARS - 4, N_STATE_SCALARS - 2), slice(N_STATE_SCALARS - 2, None)
 N_DOTS = 8  # vectors of each atom that are looked at along each link
@@ -53,6 +53,15 @@ class MetricSettings(BackboneSettings):
 
     looks_ahead: bool = True
     """A first solve with the springs alone tells the network by how much each pair is going to change."""
+
+    environment_information: tuple[str, ...] = ()
+    """Names of numbers per structure that turn the knobs (`metric_gate.py`). None: no gate, no trace of it."""
+
+    n_information_hidden: int = Field(default=16, ge=1)
+    """Hidden units of the gate."""
+
+    largest_gate_factor: float = Field(default=10.0, gt=1)
+    """Scale and floor are changed by at most this factor or its inverse, the trust radius shortened by at most it."""
 
     spring_stiffness_ev_per_angstrom2: float = Field(default=4.0, gt=0)
     """k₀ of a bond as long as the sum of covalent radii."""
@@ -166,9 +175,8 @@ class MetricNetwork(nn.Module):
         self.to_arms = StackedLinear(hidden, 2 * settings.n_coordinates, 1, generator)
         self.to_floors = StackedMLP(channels, channels, 2, 1, generator)
         with torch.no_grad():  # an untrained network says about what the springs say
-            for layer in (self.to_springs, self.to_floors.answer):
+            for layer in (self.to_springs, self.to_arms, self.to_floors.answer):
                 layer.weight.mul_(0.1)
-            self.to_arms.weight.mul_(0.3)
 
     def _n_inputs(self) -> tuple[int, int]:
         hidden = (not self.settings.sees_forces) + (not self.settings.sees_history)
@@ -215,10 +223,10 @@ class MetricNetwork(nn.Module):
         looked_at = mixed(self.dots, vectors.transpose(1, 2)[None])[0].transpose(1, 2)  # (n_atoms, N_DOTS + M, 3)
         links = self._links(frame, scalars, softened(looked_at[:, :N_DOTS]), pairs)  # (n_links, n_hidden)
         # a pair is what both of its ends say of it
-        logarithms = bounded_logarithm(self.to_springs((links[::2] + links[1::2])[None])[0])  # (n_pairs, 2)
+        logarithms = bounded(self.to_springs((links[::2] + links[1::2])[None])[0])  # (n_pairs, 2)
         springs = frame.springs[::2, None] * torch.exp(logarithms)
         floors = structure_mean(self.to_floors(scalars[None])[0], frame.state.structures)  # (n_structures, 2)
-        floors = torch.exp(bounded_logarithm(floors))
+        floors = torch.exp(bounded(floors))
         volumes = frame.state.structures.volumes.to(floors.dtype).clamp_min(1)
         return frame.stiffness(
             along=springs[:, 0],
@@ -242,12 +250,12 @@ class MetricNetwork(nn.Module):
 
     def _arms(self, links: Tensor, frame: Frame, vectors: Tensor) -> Tensor:
         """a_ijm = √k · (α_m r̂ + β_m v_im)."""
-        weights = self.to_arms(links[None])[0] * torch.sqrt(frame.springs)[:, None]
+        weights = bounded(self.to_arms(links[None])[0]) * torch.sqrt(frame.springs)[:, None]
         along, towards = weights.chunk(2, dim=1)
         vectors = vectors * torch.rsqrt(1 + vectors.square().sum(dim=2, keepdim=True))
         return along[:, :, None] * frame.surroundings.directions[:, None] + towards[:, :, None] * vectors
 
 
-def bounded_logarithm(values: Tensor) -> Tensor:
-    """Themselves while small, within ±`LARGEST_LOGARITHM` always."""
-    return LARGEST_LOGARITHM * torch.tanh(values / LARGEST_LOGARITHM)
+def bounded(values: Tensor) -> Tensor:
+    """Themselves while small, within ±`LARGEST_ANSWER` always."""
+    return LARGEST_ANSWER * torch.tanh(values / LARGEST_ANSWER)

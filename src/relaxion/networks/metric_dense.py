@@ -1,6 +1,6 @@
 """The stiffness as dense matrices, one per structure, padded to the largest: for small structures.
 
-Rows: three per atom, then six for the cell. Padding and whatever may not move has a 1 on the diagonal and zeros beside it.
+Rows: three per atom, then six for the cell. Padding and what may not move has a 1 on the diagonal and zeros beside it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """B⁻¹f: dense Cholesky for small structures, preconditioned conjugate gradients for large ones, in float64.
 
-Gradients come from one more step of refinement: u = u* + B*⁻¹(f - B(θ)u*), where a star means detached. Its value is the
-solution, and its derivative B⁻¹(df - dB·u) is exact, though nothing dense is ever differentiated.
+Gradients come from one more step of refinement: u = u* + B*⁻¹(f - B(θ)u*), where a star means detached. Its value is
+the solution, and its derivative B⁻¹(df - dB·u) is exact, though nothing dense is ever differentiated.
 """
 
 from __future__ import annotations

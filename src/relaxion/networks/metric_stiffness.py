@@ -5,8 +5,8 @@ To second order it costs
 
     ½ Σ_pairs δr·[k∥ r̂r̂ᵀ + k⊥ (1 - r̂r̂ᵀ)]·δr + ½ Σ_im (Σ_j a_ijm·δr_ij)² + ½ μ Σ_i |u_i|² + ½ κ |ε|²,
 
-each pair once, self-images included. With k∥, k⊥ ≥ 0 and μ, κ > 0 its matrix B is symmetric positive definite whatever the
-numbers are, so that B⁻¹F always goes downhill.
+each pair once, self-images included. With k∥, k⊥ ≥ 0 and μ, κ > 0 its matrix B is symmetric positive definite whatever
+the numbers are, so that B⁻¹F always goes downhill.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Stiffness:
         return Unknowns(structures.movable[:, None].expand(-1, 3), structures.cell_free[:, None].expand(-1, 6))
 
     def restricted(self, atoms: Tensor | None = None, cells: Tensor | None = None) -> Stiffness:
-        """The same with fewer free coordinates, (n_atoms, 3) and (n_structures, 6) booleans (xx, yy, zz, yz, xz, xy)."""
+        """The same with fewer free coordinates: booleans, (n_atoms, 3) and (n_structures, 6) for xx yy zz yz xz xy."""
         free = self.free
         if atoms is not None:
             free = replace(free, atoms=free.atoms & atoms)
