@@ -18,6 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from relaxion.doors.progress import say, tell
 from relaxion.errors import FileError, RelaxionError, RelaxionWarning, SettingsError
+from relaxion.training.diagnostics import standing
 from relaxion.training.recipe import RunSettings, find, overrides, run_folder, settings_from_recipe
 from relaxion.training.run import Interrupted, OnProgress, train
 
@@ -163,5 +164,11 @@ def _progress(settings: RunSettings, out: Path, quiet: bool) -> Iterator[OnProgr
 
 
 def _words(newest: Mapping[str, float]) -> str:
-    names = {"rollout/ep_rew_mean": "return", "eval/mean_reward": "assessed"}
-    return ", ".join(f"{word} {newest[name]:.1f}" for name, word in names.items() if name in newest)
+    names = {
+        "rollout/ep_rew_mean": "return",
+        "eval/mean_reward": "assessed",
+        "eval/force_calls_mean": "force calls",
+        "eval/force_calls_bfgs": "BFGS",
+    }
+    words = [f"{word} {newest[name]:.1f}" for name, word in names.items() if name in newest]
+    return ", ".join([*words, *standing(newest)[-1:]])  # of the alarms the newest rule's; all are in alarms.jsonl

@@ -41,6 +41,10 @@ class AtomAssessed:
         return float(self.returns.min())
 
     @property
+    def mean_force_calls(self) -> float:
+        return float(self.force_calls.double().mean())
+
+    @property
     def success_rate(self) -> float:
         return float((self.outcomes == Outcome.CONVERGED).double().mean())
 
@@ -50,7 +54,7 @@ class AtomAssessed:
             "eval/mean_reward": self.mean,
             "eval/worst_reward": self.worst,
             "eval/mean_ep_length": float(self.lengths.double().mean()),
-            "eval/force_calls_mean": float(calls.mean()),
+            "eval/force_calls_mean": self.mean_force_calls,
             "eval/force_calls_median": float(calls.quantile(0.5)),
             "eval/force_calls_p95": float(calls.quantile(0.95)),
             "eval/success_rate": self.success_rate,

@@ -84,6 +84,9 @@ class AtomTaskSettings(Settings):
     """Weight in the policy's loss of the relative squared distance to what the expert did, on its transitions; fades to
     0 within `expert_steps`."""
 
+    alarm_memory_steps: int = Field(default=2_000, ge=1)
+    """Environment steps that alarms are judged by (docs/diagnostics.md)."""
+
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> Self:
         given = dict(values)

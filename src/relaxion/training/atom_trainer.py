@@ -6,11 +6,12 @@ import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from relaxion.agents.agent import NoisyExplorer
+from relaxion.agents.agent import Agent, NoisyExplorer
 from relaxion.agents.atom_agents import atom_agent
 from relaxion.errors import RelaxionWarning
 from relaxion.experience.batch import Batch
@@ -18,14 +19,15 @@ from relaxion.experience.expert import Expert, guided
 from relaxion.experience.exploration import Exploration, LinearSchedule
 from relaxion.experience.state_rows import state_from_tensors, state_tensors
 from relaxion.experience.structure_replay import StructureReplay
-from relaxion.experience.transition import Source, Transition
+from relaxion.experience.transition import Source
 from relaxion.files import Stored, digest, joined
 from relaxion.networks.force_actions import ForceMoveActions
 from relaxion.networks.move_actions import MoveActions
 from relaxion.networks.surroundings import with_graph
-from relaxion.structures import Move, Outcome, State
+from relaxion.structures import Move, State
 from relaxion.training.atom_assessment import AtomAssessed, AtomAssessor
 from relaxion.training.atom_task import AtomTask
+from relaxion.training.diagnostics import Diagnosis, Event, Facts
 from relaxion.training.policy_penalties import PolicyPenalties
 from relaxion.training.result import RelaxationResult
 from relaxion.training.run_settings import AtomRunSettings
@@ -39,6 +41,8 @@ from relaxion.training.trainer import (
     start_agent_from,
     taken_back,
 )
+
+Done = TypeVar("Done")
 
 
 class AtomTrainer:
@@ -71,6 +75,15 @@ class AtomTrainer:
         self.assessor = AtomAssessor(task, training.assessment_starts)
         self.episodes = Episodes(world.n_structures)
         self.metric_means = MetricMeans()
+        self.diagnosis = Diagnosis(
+            Facts(
+                force_tolerance_ev_per_angstrom=world.force_tolerance_ev_per_angstrom,
+                minimum_distance_angstrom=world.minimum_distance_angstrom,
+                max_displacement_angstrom=world.max_displacement_angstrom,
+                expert_fades_within_steps=atoms.expert_steps,
+                memory_steps=atoms.alarm_memory_steps,
+            )
+        )
         self._warned = False
         self.state = self._counted(lambda: self.environment.reset(self.generators["starts"]))
 
@@ -102,38 +115,30 @@ class AtomTrainer:
 
     def _collect(self) -> None:
         move, sources = self._proposed()
+        learned_agent = self._learned_agent
         transition = self._counted(lambda: self.environment.step(self.state, move, sources))
         self.replay.add(transition)
         self.step += self.steps_per_round
-        self._count(transition)
+        self.diagnosis.add(transition, learned_agent)
+        self._warn_of_returns(self.episodes.add(transition.reward, transition.finished))
         self.state = self._counted(lambda: self.environment.renew(transition, self.generators["starts"]))
+
+    @property
+    def _learned_agent(self) -> Agent | None:
+        """None in the warm-up: what it says means nothing yet."""
+        return None if self.exploration.warming_up(len(self.replay)) else self.agent
 
     def _proposed(self) -> tuple[Move, Tensor]:
         """What the policy, chance or the expert wants to do, and who of them it was."""
         seen = with_graph(self.state, self.settings.networks.cutoff_angstrom)
-        random = self.exploration.warming_up(len(self.replay))
         own = self.exploration(seen, len(self.replay), self.step).to(self.state.structures.dtype)
         if not (torch.isfinite(own.displacements).all() and torch.isfinite(own.strains).all()):
             raise DivergedError("the policy's move", {"step": self.step, "displacements": own.displacements.tolist()})
         share = self.expert_share(self.step)
-        who = Source.RANDOM if random else Source.POLICY
+        who = Source.RANDOM if self._learned_agent is None else Source.POLICY
         return guided(self.state, own, who, self.expert, share, self.generators["expert"])
 
-    def _count(self, transition: Transition) -> None:
-        finished = self.episodes.add(transition.reward, transition.finished)
-        self._warn_of_returns(finished)
-        shares = {f"rollout/outcome_{o.name.lower()}": transition.outcome == o for o in Outcome if o}
-        ended = transition.finished
-        if bool(ended.any()):
-            self.metric_means.add({name: chosen[ended].double().mean() for name, chosen in shares.items()})
-        self.metric_means.add(
-            {
-                "rollout/back_off": transition.back_off.double().mean(),
-                "rollout/expert_share": (transition.source == Source.EXPERT).double().mean(),
-            }
-        )
-
-    def _counted(self, work: Callable[[], State | Transition]) -> object:
+    def _counted(self, work: Callable[[], Done]) -> Done:
         before = self.task.potential.calls
         done = work()
         self.force_calls += self.task.potential.calls - before
@@ -154,7 +159,10 @@ class AtomTrainer:
         return self.agent.act(with_graph(state, self.settings.networks.cutoff_angstrom))
 
     def assess(self, stop: Callable[[], bool] | None = None) -> AtomAssessed:
-        return self.assessor(self.act, stop)
+        assessed = self.assessor(self.act, stop)
+        if "BFGS" in assessed.baselines:
+            self.diagnosis.assessed(assessed.mean_force_calls, assessed.baselines["BFGS"])
+        return assessed
 
     def metrics(self) -> dict[str, float]:
         """What has built up since the last call; one line of the log."""
@@ -162,7 +170,16 @@ class AtomTrainer:
         own |= {"train/n_updates": self.n_updates, **self.episodes.metrics()}
         if isinstance(self.agent, NoisyExplorer):
             own["rollout/exploration_noise"] = self.agent.exploration_scale
-        return own | self.metric_means.take()
+        own |= self.metric_means.take()
+        scheduled = {
+            "expert_share": self.expert_share(self.step),
+            "imitation_weight": self.imitation_weight(self.step),
+        }
+        return own | self.diagnosis.metrics(self.step, self.state, self._learned_agent, self.replay, own | scheduled)
+
+    def take_events(self) -> list[Event]:
+        """Alarms that began or ended since the last call."""
+        return self.diagnosis.take_events()
 
     def result(self, final: AtomAssessed, wall_time_seconds: float) -> RelaxationResult:
         atoms, measured = self.settings.atoms, final.metrics()
@@ -223,7 +240,7 @@ class AtomTrainer:
         """Nothing is open."""
 
 
-_PARTS = ("agent", "replay", "episodes", "metric_means")
+_PARTS = ("agent", "replay", "episodes", "metric_means", "diagnosis")
 
 
 def _domain(settings: AtomRunSettings) -> MoveActions:

@@ -16,6 +16,7 @@ from relaxion.training.assessment import DIVERGED, AssessmentStopped
 from relaxion.training.atom_task import atom_task
 from relaxion.training.atom_trainer import AtomTrainer
 from relaxion.training.curves import leave_curve
+from relaxion.training.diagnostics.alarm_file import AlarmFile
 from relaxion.training.interrupts import noticing_interrupts
 from relaxion.training.records import Clock, Records
 from relaxion.training.result import Result
@@ -87,7 +88,7 @@ def _begun(
         folder.clear()
     else:
         folder.check_empty()
-    return _Run(trainer, folder, _records(trainer.settings, folder), Clock(), on_progress)
+    return _Run(trainer, folder, _records(trainer.settings, folder), AlarmFile(folder.alarms), Clock(), on_progress)
 
 
 def _resumed(trainer: RunTrainer, folder: RunFolder, on_progress: OnProgress | None) -> _Run:
@@ -102,7 +103,8 @@ def _resumed(trainer: RunTrainer, folder: RunFolder, on_progress: OnProgress | N
     clock, logged_up_to = Clock(stored.values["wall_time_seconds"], trainer.step), stored.values["logged_up_to"]
     records = _records(settings, folder, stored.values["metrics_position"], trainer.step)
     folder.result.unlink(missing_ok=True)  # of fewer steps, or about to be written again; all else is read by now
-    return _Run(trainer, folder, records, clock, on_progress, logged_up_to)
+    alarms = AlarmFile(folder.alarms, stored.values.get("alarms_position", 0))
+    return _Run(trainer, folder, records, alarms, clock, on_progress, logged_up_to)
 
 
 def _records(settings: RunSettings, folder: RunFolder, position: int = 0, resumed_at: int | None = None) -> Records:
@@ -126,11 +128,12 @@ class _Run:
         trainer: RunTrainer,
         folder: RunFolder,
         records: Records,
+        alarms: AlarmFile,
         clock: Clock,
         on_progress: OnProgress | None,
         logged_up_to: int = 0,
     ) -> None:
-        self.trainer, self.folder, self.records, self.clock = trainer, folder, records, clock
+        self.trainer, self.folder, self.records, self.alarms, self.clock = trainer, folder, records, alarms, clock
         self.training = trainer.settings.training
         self.on_progress = on_progress
         self._logged_up_to = logged_up_to  # a step; behind the trainer's only when an assessment was interrupted
@@ -195,6 +198,7 @@ class _Run:
         metrics |= assessed
         if metrics:
             self.records.write({"time/total_timesteps": self.trainer.step} | metrics)
+            self.alarms.write(self.trainer.take_events())
             self._newest |= metrics
         self._logged_up_to = self.trainer.step
 
@@ -208,6 +212,7 @@ class _Run:
         values = {
             "settings": self.trainer.settings.flat(),
             "metrics_position": self.records.position(),
+            "alarms_position": self.alarms.position(),
             "logged_up_to": self._logged_up_to,
             "wall_time_seconds": self.clock.seconds(),
         }

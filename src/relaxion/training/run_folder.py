@@ -33,12 +33,14 @@ class RunFolder:
         self.result = path / "result.json"
         self.offender = path / "offending_transition.json"
         self.curve = path / "learning_curve.png"
+        self.alarms = path / "alarms.jsonl"
         self.baselines = path / BASELINES
         self.tensorboard = path / "tensorboard"
 
         # The checkpoint goes first when a run is removed: half cleared, a folder is never taken for one to be resumed.
         self.files = (
-            self.checkpoint, self.result, self.agent, self.curve, self.offender, self.baselines, self.metrics,
+            self.checkpoint, self.result, self.agent, self.curve, self.offender, self.alarms, self.baselines,
+            self.metrics,
             self.settings,
         )  # fmt: skip
 

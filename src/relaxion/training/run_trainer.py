@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from relaxion.files import Stored
+from relaxion.training.diagnostics.alarms import Event
 from relaxion.training.result import Result
 from relaxion.training.run_settings import RunSettings
 
@@ -42,6 +43,10 @@ class RunTrainer(Protocol):
 
     def metrics(self) -> dict[str, float]:
         """What has built up since the last call; one line of the log."""
+        ...
+
+    def take_events(self) -> list[Event]:
+        """Alarms that began or ended since the last call."""
         ...
 
     def assess(self, stop: Callable[[], bool]) -> Any:

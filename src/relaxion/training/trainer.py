@@ -21,6 +21,7 @@ from relaxion.experience.vector_environment import Stepped, Task, VectorEnvironm
 from relaxion.files import Stored, digest, joined
 from relaxion.networks.vector_actions import BoxActions
 from relaxion.training.assessment import Assessed, Assessor
+from relaxion.training.diagnostics.alarms import Event
 from relaxion.training.result import Result
 from relaxion.training.run_settings import VectorRunSettings
 from relaxion.training.seeds import named_generator
@@ -166,6 +167,10 @@ class Trainer:
             wall_time_seconds=wall_time_seconds,
             weights_sha256=self.weights_sha256(),
         )
+
+    def take_events(self) -> list[Event]:
+        """Diagnoses are for structures."""
+        return []
 
     def close(self) -> None:
         self.assessor.close()

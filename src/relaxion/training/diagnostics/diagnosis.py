@@ -1,0 +1,229 @@
+"""The diagnosis of a run on structures: numbers for every line of the log, and what is wrong with them in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from relaxion.experience.structure_replay import StructureReplay
+from relaxion.experience.transition import Source, Transition
+from relaxion.physics.reward import largest_force
+from relaxion.structures import Outcome, State
+from relaxion.training.diagnostics import measures
+from relaxion.training.diagnostics.alarms import Alarms, Event
+from relaxion.training.diagnostics.numbers import CROWDED, ENDS, LARGE_FORCE, PREFIX, UNDONE, outcome_name
+from relaxion.training.diagnostics.relaxations import Finished, Relaxations
+from relaxion.training.diagnostics.severities import Seen
+from relaxion.training.diagnostics.tally import Averages, Mean, Tally
+
+# What is rarer than steps is remembered for fewer of its kind.
+RELAXATIONS_PER_STEP, DRIVEN_PER_STEP = 1 / 40, 1 / 10
+OF_RELAXATIONS = (
+    "q_at_start",
+    "return_from_start",
+    "squared_return",
+    "bonus_discount",
+    "entropy_bonus",
+    "returns_outside_support",
+    "force_calls_per_relaxation",
+)
+INTERNAL = ("squared_return", "bonus_discount", "atoms_per_structure", "replay_forgets")
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What does not change in a run and what numbers are measured against."""
+
+    force_tolerance_ev_per_angstrom: float
+    minimum_distance_angstrom: float
+    max_displacement_angstrom: float
+    expert_fades_within_steps: int
+    memory_steps: int = 2000
+    """Environment steps that alarms are judged by, at least."""
+
+
+class Diagnosis:
+    """`add` every step, `metrics` at every line; everything that changes is in `snapshot` (R10)."""
+
+    def __init__(self, facts: Facts) -> None:
+        self.facts = facts
+        self.tally, self.averages = Tally(), Averages()
+        self.relaxations, self.alarms = Relaxations(), Alarms()
+        self.steps = 0  # since the last line
+        self.trained_steps = 0  # since the warm-up
+        self.first_expert_share: float | None = None
+        self.calls_beside_bfgs: float | None = None  # of the newest assessment
+
+    def add(self, transition: Transition, agent: Any | None) -> None:
+        """One step of all structures. No agent: warm-up, whose critic knows nothing yet."""
+        self.steps += transition.n_structures
+        fresh = self.relaxations.fresh(transition.n_structures)
+        if len(fresh):
+            first = transition if len(fresh) == transition.n_structures else transition.select(fresh)
+            values = None if agent is None else measures.critic_values(agent, first.state, first.proposed)
+            self.relaxations.begin(fresh, values)
+        self._add_moves(transition)
+        self._add_structures(transition)
+        if agent is not None:
+            self.trained_steps += transition.n_structures
+        self.tally.mean("expert_share", transition.source == Source.EXPERT)
+        finished = self.relaxations.add(transition.reward, transition.discount, transition.finished)
+        self._add_ends(transition, finished, agent)
+
+    def _add_moves(self, transition: Transition) -> None:
+        structures = transition.state.structures
+        self.tally.mean("proposed_move_angstrom", transition.proposed.largest_displacements(structures))
+        self.tally.mean("executed_move_angstrom", transition.executed.largest_displacements(structures))
+        self.tally.mean("back_off", transition.back_off)
+        self.tally.mean("reward_size", transition.reward.abs())
+        driven = self._driven(transition.state) & (transition.source == Source.POLICY)
+        self.tally.mean("blocked_share", transition.back_off[driven] >= UNDONE)
+
+    def _add_structures(self, transition: Transition) -> None:
+        after, minimum = transition.next_state, self.facts.minimum_distance_angstrom
+        closest = measures.closest_pairs(after.structures)
+        self.tally.lowest("closest_pair_angstrom", closest)
+        self.tally.mean("crowded_share", closest <= CROWDED * minimum)
+        forces = largest_force(after.structures, after.evaluation).clamp_min(1e-12)
+        self.tally.mean("log_force", torch.log10(forces))
+        self.tally.mean("atoms_per_structure", after.structures.counts)
+
+    def _driven(self, state: State) -> Tensor:
+        """Structures that have every reason to move."""
+        force = largest_force(state.structures, state.evaluation)
+        return force > LARGE_FORCE * self.facts.force_tolerance_ev_per_angstrom
+
+    def _add_ends(self, transition: Transition, finished: Finished, agent: Any | None) -> None:
+        ended = transition.finished
+        for outcome in ENDS:
+            self.tally.total(outcome_name(outcome), float((transition.outcome == outcome).sum()))
+        if not ended.any():
+            return
+        self.tally.mean("force_calls_per_relaxation", transition.next_state.calls[ended])
+        for outcome in (Outcome.CONVERGED, Outcome.BLOCKED, Outcome.NON_FINITE):
+            if agent is not None:
+                self.tally.mean(f"share_{outcome.name.lower()}", transition.outcome[ended] == outcome)
+        valued = ~finished.values.isnan()
+        returns = finished.returns[valued]
+        self.tally.mean("q_at_start", finished.values[valued])
+        self.tally.mean("return_from_start", returns)
+        self.tally.mean("squared_return", returns.square())
+        self.tally.mean("bonus_discount", finished.bonus_discounts[valued])
+        support = getattr(agent, "support", None)
+        if support is not None:
+            self.tally.mean("returns_outside_support", (returns < support[0]) | (returns > support[-1]))
+
+    def metrics(
+        self, step: int, state: State, agent: Any | None, replay: StructureReplay, others: Mapping[str, float]
+    ) -> dict[str, float]:
+        """One line: what has built up since the last, what agent and replay show now, and the alarms.
+
+        `others` are numbers the trainer knows: `expert_share` and `imitation_weight` as scheduled, and the agent's own
+        metrics, of which SAC's entropy is needed.
+        """
+        means, line = self.tally.take()
+        means |= self._looked_at(state, agent) | self._entropy_bonus(means, others) | _replay_ages(replay, self.steps)
+        line |= {name: others[name] for name in ("imitation_weight",) if name in others}
+        for name, mean in means.items():
+            self.averages.add(name, mean, self._memory(name))
+        self.steps = 0
+        now = self.averages.now()
+        if self.first_expert_share is None:
+            self.first_expert_share = now.get("expert_share")
+        self.alarms.judge(step, Seen(now | self._known(agent), self.averages.before()))
+        line |= {name: mean.value for name, mean in means.items()}
+        if self.calls_beside_bfgs is not None:
+            line["assessed_calls_beside_bfgs"] = self.calls_beside_bfgs
+        return _public(line) | self.alarms.metrics()
+
+    def assessed(self, calls: float, bfgs_calls: float) -> None:
+        """An assessment beside BFGS from the same starts, in mean force calls."""
+        self.calls_beside_bfgs = calls / max(bfgs_calls, 1.0)
+
+    def take_events(self) -> list[Event]:
+        """Alarms that began or ended since the last call."""
+        return self.alarms.take_events()
+
+    def _looked_at(self, state: State, agent: Any | None) -> dict[str, Mean]:
+        """What the policy wants without noise, and how far its gate is open, just now."""
+        if agent is None:
+            return {}
+        weight = float(max(self.steps, 1))  # stands for all steps since the last line
+        logs = measures.gate_factors(agent, state).log()
+        seen = {"gate_factor": Mean(float(logs.mean().exp()), weight)}
+        driven = self._driven(state)
+        if driven.any():
+            part = state.select(driven)
+            lengths = agent.act(part).largest_displacements(part.structures)
+            seen["policy_move_angstrom"] = Mean(float(lengths.double().mean()), weight)
+        return seen
+
+    @staticmethod
+    def _entropy_bonus(means: Mapping[str, Mean], others: Mapping[str, float]) -> dict[str, Mean]:
+        if "train/entropy" not in others or "bonus_discount" not in means:
+            return {}
+        discounts = means["bonus_discount"]
+        bonus = others["train/ent_coef"] * others["train/entropy"] * discounts.value
+        return {"entropy_bonus": Mean(bonus, discounts.count)}
+
+    def _memory(self, name: str) -> float:
+        """How many numbers of this name an average is of."""
+        if name in OF_RELAXATIONS or name.startswith("share_"):
+            return max(1.0, self.facts.memory_steps * RELAXATIONS_PER_STEP)
+        return self.facts.memory_steps * (DRIVEN_PER_STEP if name == "blocked_share" else 1.0)
+
+    def _known(self, agent: Any | None) -> dict[str, float]:
+        """Facts for the rules, as far as they are known."""
+        facts: dict[str, float | None] = dict(vars(self.facts))
+        facts["trained_steps"] = float(self.trained_steps)
+        facts["first_expert_share"] = self.first_expert_share
+        facts["assessed_calls_beside_bfgs"] = self.calls_beside_bfgs
+        facts["lowest_gate_factor"] = None if agent is None else measures.lowest_gate_factor(agent)
+        return {name: float(value) for name, value in facts.items() if value is not None}
+
+    def snapshot(self) -> dict[str, Tensor]:
+        known = [
+            torch.nan if number is None else number for number in (self.first_expert_share, self.calls_beside_bfgs)
+        ]
+        own = {
+            "counters": torch.tensor([self.steps, self.trained_steps]),
+            "known": torch.tensor(known, dtype=torch.float64),
+        }
+        parts = {name: getattr(self, name).snapshot() for name in _PARTS}
+        return own | {f"{part}.{name}": tensor for part, tensors in parts.items() for name, tensor in tensors.items()}
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        self.steps, self.trained_steps = (int(number) for number in tensors["counters"])
+        known = [None if number != number else number for number in tensors["known"].tolist()]
+        self.first_expert_share, self.calls_beside_bfgs = known
+        for part in _PARTS:
+            own = {k.removeprefix(f"{part}."): t for k, t in tensors.items() if k.startswith(f"{part}.")}
+            getattr(self, part).restore(own)
+
+
+_PARTS = ("tally", "averages", "relaxations", "alarms")
+
+
+def _replay_ages(replay: StructureReplay, steps: int) -> dict[str, Mean]:
+    """Batches are drawn uniformly, so the mean age of what is drawn is that of all there is."""
+    if len(replay) == 0:
+        return {}
+    age = float(replay.ages(torch.arange(replay.oldest, replay.newest)).double().mean())
+    weight = float(max(steps, 1))
+    return {
+        "replay_age_transitions": Mean(age, weight),
+        "replay_age": Mean(age / replay.capacity, weight),
+        "replay_forgets": Mean(float(replay.oldest > 0), weight),
+    }
+
+
+def _public(line: dict[str, float]) -> dict[str, float]:
+    """As metrics.jsonl has them."""
+    named = {name: value for name, value in line.items() if name not in INTERNAL and not name.startswith("share_")}
+    if "log_force" in named:
+        named["largest_force_ev_per_angstrom"] = 10 ** named.pop("log_force")
+    return {f"{PREFIX}{name}": value for name, value in sorted(named.items())}

@@ -1,0 +1,98 @@
+"""Sums that build up between two lines of the log, and averages that outlive them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+SLOW = 5  # the slow average remembers so many times longer: what "before" means when something is said to rise
+
+
+@dataclass(frozen=True)
+class Mean:
+    """A mean and how many numbers it is of."""
+
+    value: float
+    count: float
+
+
+class Tally:
+    """Means, totals and minima since the last line."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, tuple[float, float]] = {}  # sum and count
+        self._totals: dict[str, float] = {}
+        self._lowest: dict[str, float] = {}
+
+    def mean(self, name: str, values: Tensor) -> None:
+        """Numbers to be averaged; none is no number."""
+        total, count = self._sums.get(name, (0.0, 0.0))
+        self._sums[name] = (total + float(values.double().sum()), count + values.numel())
+
+    def total(self, name: str, value: float) -> None:
+        self._totals[name] = self._totals.get(name, 0.0) + value
+
+    def lowest(self, name: str, values: Tensor) -> None:
+        self._lowest[name] = min(self._lowest.get(name, math.inf), float(values.min()))
+
+    def take(self) -> tuple[dict[str, Mean], dict[str, float]]:
+        """Means with their counts; totals and minima. Then everything begins anew."""
+        means = {name: Mean(total / count, count) for name, (total, count) in self._sums.items() if count}
+        others = self._totals | self._lowest
+        self._sums, self._totals, self._lowest = {}, {}, {}
+        return means, others
+
+    def snapshot(self) -> dict[str, Tensor]:
+        kinds = {"sum": self._sums, "total": self._totals, "lowest": self._lowest}
+        return {f"{kind}.{name}": _exact(value) for kind, values in kinds.items() for name, value in values.items()}
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        kinds: dict[str, dict[str, list[float]]] = {"sum": {}, "total": {}, "lowest": {}}
+        for key, tensor in tensors.items():
+            kind, name = key.split(".", 1)
+            kinds[kind][name] = tensor.reshape(-1).tolist()
+        self._sums = {name: (value[0], value[1]) for name, value in kinds["sum"].items()}
+        self._totals = {name: value[0] for name, value in kinds["total"].items()}
+        self._lowest = {name: value[0] for name, value in kinds["lowest"].items()}
+
+
+class Averages:
+    """Averages that forget: fast ones to judge by, slow ones to compare with. Counted in numbers, not in lines, so
+    that the same run with another log interval is judged alike."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, tuple[float, float, float, float]] = {}  # fast sum, fast weight, slow sum, slow weight
+
+    def add(self, name: str, mean: Mean, memory: float) -> None:
+        """`memory`: how many of these numbers it takes to forget most of the old ones."""
+        fast_sum, fast_weight, slow_sum, slow_weight = self._kept.get(name, (0.0, 0.0, 0.0, 0.0))
+        kept, kept_slowly = math.exp(-mean.count / memory), math.exp(-mean.count / (SLOW * memory))
+        self._kept[name] = (
+            kept * fast_sum + (1 - kept) * mean.value,
+            kept * fast_weight + (1 - kept),
+            kept_slowly * slow_sum + (1 - kept_slowly) * mean.value,
+            kept_slowly * slow_weight + (1 - kept_slowly),
+        )
+
+    def now(self) -> dict[str, float]:
+        """Fast averages of what has been seen long enough, one memory at least, to be judged by."""
+        enough = 1 - math.exp(-1) - 1e-9
+        return {name: kept[0] / kept[1] for name, kept in self._kept.items() if kept[1] >= enough}
+
+    def before(self) -> dict[str, float]:
+        """Slow averages of all."""
+        return {name: kept[2] / kept[3] for name, kept in self._kept.items()}
+
+    def snapshot(self) -> dict[str, Tensor]:
+        return {name: _exact(kept) for name, kept in self._kept.items()}
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        self._kept = {name: tuple(tensor.tolist()) for name, tensor in tensors.items()}
+
+
+def _exact(value: object) -> Tensor:
+    return torch.tensor(value, dtype=torch.float64)
