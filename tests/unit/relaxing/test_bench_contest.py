@@ -17,6 +17,8 @@ import relaxion
 from relaxion.relaxing.measuring.contest import Conditions, contest, relax_one
 from relaxion.relaxing.measuring.optimizers import Contestant, classical_contestants, our_contestants
 from relaxion.relaxing.measuring.runs import largest_force
+from relaxion.relaxing.measuring.sets import SETS
+from relaxion.relaxing.measuring.wholeness import fell_apart, pieces
 
 
 @pytest.fixture
@@ -128,10 +130,34 @@ def test_all_begin_at_the_same_place_and_the_start_is_not_touched(start):
 
 def test_free_cell(start):
     start.set_cell(start.cell * 1.02, scale_atoms=True)
-    (scores,) = contest([*our_contestants(None), contestant(BFGS)], [start], conditions(free_cell=True))
+    cell_aware = classical_contestants("CellAwareBFGS", without_gpmin=False, free_cell=True)
+    (scores,) = contest([*our_contestants(None), contestant(BFGS), *cell_aware], [start], conditions(free_cell=True))
     fixed = relax_one(contestant(BFGS), start, conditions())
     assert all(score.converged for score in scores.values())
     assert scores["core"].energy_ev < fixed.energy_ev - 0.01, "the cell was relaxed too"
+
+
+def test_atoms_that_have_flown_apart_are_no_minimum():
+    """ASE's FIRE2 does this to squeezed Lennard-Jones clusters: a gas has small forces too."""
+
+    class Exploding(BFGS):
+        def run(self, *_args, **_kwargs):
+            self.atoms.positions *= 100
+            return True
+
+    start = SETS["lj38"].starts(1, 9000)[0]
+    score = relax_one(contestant(Exploding), start, Conditions(SETS["lj38"].make_potential(), cap=50))
+    assert (score.converged, score.charged) == (False, 50)
+    assert score.error == "the structure fell apart into 38 pieces"
+
+
+def test_pieces_through_periodic_images():
+    chain = Atoms("Cu2", [[0, 0, 0], [9.0, 0, 0]], cell=[11.5, 0, 0], pbc=[True, False, False])
+    assert pieces(chain) == 1, "2.5 Å through the border"
+    chain.pbc = False
+    assert pieces(chain) == 2
+    assert fell_apart(chain, chain) is None, "it was in pieces already"
+    assert pieces(bulk("Cu", a=30.0)) == 1
 
 
 def test_errors_of_an_optimizer_are_its_own_failure(start):
@@ -163,9 +189,23 @@ def test_time_is_split_into_calculator_and_overhead(start):
     assert 0.03 * steps <= score.overhead_seconds < 0.05 * score.spent, "sleeping in the calculator is no overhead"
 
 
+def test_who_is_measured():
+    fixed = [one.name for one in classical_contestants("", without_gpmin=True, free_cell=False)]
+    assert "GPMin" not in fixed
+    assert "CellAwareBFGS" not in fixed
+    free = [one.name for one in classical_contestants("", without_gpmin=False, free_cell=True)]
+    assert {"GPMin", "CellAwareBFGS", "BFGSLineSearch"} <= set(free)
+    everybody = [one.name for one in classical_contestants("all", without_gpmin=False, free_cell=False)]
+    assert {"PreconLBFGS", "ODE12r", *fixed} <= set(everybody)
+    assert "QuasiNewton" not in everybody, "an alias"
+    asked = [one.name for one in classical_contestants("gpmin, BFGS", without_gpmin=True, free_cell=False)]
+    assert asked == ["GPMin", "BFGS"], "who is asked for by name takes part"
+    assert classical_contestants("none", without_gpmin=False, free_cell=False) == []
+
+
 def test_gpmin_gives_up_before_its_matrix_fills_the_memory():
     gpmin = contestant(GPMin)
-    assert gpmin.steps(10, 500) == 4000 // 31
+    assert gpmin.steps(10, 500) == 6000 // 31
     assert gpmin.steps(1, 500) == 500
     assert contestant(BFGS).steps(1000, 500) == 500
 

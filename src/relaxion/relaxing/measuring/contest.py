@@ -13,6 +13,7 @@ from relaxion.physics.potential import Potential
 from relaxion.relaxing.measuring.counting import CalculatorFailed, CallLimitReached, error_in_words
 from relaxion.relaxing.measuring.optimizers import Contestant
 from relaxion.relaxing.measuring.runs import Stage, Task, largest_force
+from relaxion.relaxing.measuring.wholeness import fell_apart
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Conditions:
 class Score:
     """How one contestant fared on one start."""
 
-    converged: bool  # by the forces where the atoms stand, whatever the optimizer says
+    converged: bool  # by the forces where the atoms stand, whatever the optimizer says; and still in one piece
     spent: int  # force calls
     charged: int  # the same, or the cap where it failed
     energy_ev: float | None  # where it converged
@@ -66,6 +67,8 @@ def relax_one(contestant: Contestant, start: Atoms, conditions: Conditions) -> S
     seconds, busy_seconds = time.perf_counter() - began, time.process_time() - busy
     waited, computed = stage.counter.seconds, stage.counter.busy_seconds
     energy = _energy_where_converged(stage) if error is None else None
+    if energy is not None and (error := fell_apart(start, stage.atoms)) is not None:
+        energy = None
     return Score(
         converged=energy is not None,
         spent=stage.counter.calls,

@@ -96,7 +96,8 @@ class Stage:
     def _record(self, point: Answered) -> None:
         energy, fmax = (point.answer["energy"], self._reached(point)[1]) if point.finite else (None, None)
         self.readings.append(Reading(self.counter.calls, energy, fmax))
-        self.film.add(frame_of(point.atoms, self.counter.calls))
+        before = self.counter.calls - 1
+        self.film.add(frame_of(point.atoms, before + 1, before or None))
 
     def finish(
         self, outcome: str, *, fallback_used: int = 0, error: str | None = None, last_stands: bool = True
@@ -134,6 +135,11 @@ class Stage:
             final.info.pop(key, None)
         final.arrays.pop("spacegroup_kinds", None)
         return final, fmax
+
+
+def finite(value: float) -> float | None:
+    """None for NaN and infinity."""
+    return float(value) if np.isfinite(value) else None
 
 
 def largest_force(target: Atoms | Filter) -> float:
