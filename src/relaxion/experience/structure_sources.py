@@ -55,11 +55,11 @@ class CubicPair:
 
     def images(self, number: int, generator: Generator, potential: Potential) -> list[Atoms]:  # noqa: ARG002
         contact = 2 / 3**0.5 * sum(covalent_radii[atomic_numbers[element]] for element in self.elements)
-        low, high = 0.8 * contact, 1.3 * contact
+        best, low, high = contact, 0.8 * contact, 1.3 * contact
         for _ in range(4):  # each time 50 times finer: 1e-7 Å in the end
             edges = np.linspace(low, high, 101)
             energies = potential(Structures.from_ase([self._cell(a) for a in edges])).energies
-            best = edges[int(energies.argmin())]
+            best = float(edges[int(energies.argmin())])
             low, high = best - (edges[1] - edges[0]), best + (edges[1] - edges[0])
         return [self._cell(best)]
 

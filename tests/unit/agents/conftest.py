@@ -44,7 +44,7 @@ class Pulls:
         scale: float | Tensor,
         generator: torch.Generator,
         clip: float | None = None,
-        observations: Seen | None = None,
+        observations: Seen | None = None,  # noqa: ARG002
     ) -> Pull:
         noise = scale * torch.randn(actions.force.shape, generator=generator)
         noise = noise if clip is None else noise.clamp(-clip, clip)
