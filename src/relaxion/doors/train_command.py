@@ -6,21 +6,16 @@ import json
 import os
 import signal
 import threading
-import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
-
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from relaxion.doors.progress import say, tell
-from relaxion.errors import FileError, RelaxionError, RelaxionWarning, SettingsError
-from relaxion.training.diagnostics import standing
+from relaxion.doors.train_progress import alarms_as_sentences, progress, warnings_as_sentences
+from relaxion.errors import FileError, RelaxionError, SettingsError
 from relaxion.training.recipe import RunSettings, find, overrides, run_folder, settings_from_recipe
-from relaxion.training.run import Interrupted, OnProgress, train
+from relaxion.training.run import Interrupted, train
 
 DONE, ERROR, USAGE, INTERRUPTED, TERMINATED = 0, 1, 2, 130, 143
 
@@ -57,7 +52,7 @@ def run(request: TrainRequest) -> int:
 
 def _run(request: TrainRequest, settings: RunSettings, out: Path, first_of_signals: Callable[[], int | None]) -> int:
     try:
-        with _warnings_as_sentences(), _progress(settings, out, request.quiet) as on_progress:
+        with warnings_as_sentences(), alarms_as_sentences(), progress(settings, out, request.quiet) as on_progress:
             result = train(
                 settings,
                 out,
@@ -127,48 +122,3 @@ def _signals() -> Iterator[Callable[[], int | None]]:
         signal.set_wakeup_fd(before)
         os.close(reading)
         os.close(writing)
-
-
-@contextmanager
-def _warnings_as_sentences() -> Iterator[None]:
-    """Our own warnings as one line each on stderr."""
-    with warnings.catch_warnings():
-        shown_elsewhere = warnings.showwarning
-
-        def show(message: Warning | str, category: type[Warning], *rest: Any, **more: Any) -> None:
-            if issubclass(category, RelaxionWarning):
-                say(f"relaxion: warning: {message}")
-            else:
-                shown_elsewhere(message, category, *rest, **more)
-
-        warnings.simplefilter("always", RelaxionWarning)
-        warnings.showwarning = show
-        yield
-
-
-@contextmanager
-def _progress(settings: RunSettings, out: Path, quiet: bool) -> Iterator[OnProgress | None]:
-    console = Console(stderr=True)
-    if quiet or not console.is_terminal:
-        yield None
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, TextColumn("{task.fields[words]}"), console=console, transient=True) as bar:
-        job = bar.add_task(str(out), total=settings.training.steps, words="")
-
-        def report(step: int, newest: Mapping[str, float]) -> None:
-            if step % 20 == 0 or step >= settings.training.steps:
-                bar.update(job, completed=step, words=_words(newest))
-
-        yield report
-
-
-def _words(newest: Mapping[str, float]) -> str:
-    names = {
-        "rollout/ep_rew_mean": "return",
-        "eval/mean_reward": "assessed",
-        "eval/force_calls_mean": "force calls",
-        "eval/force_calls_bfgs": "BFGS",
-    }
-    words = [f"{word} {newest[name]:.1f}" for name, word in names.items() if name in newest]
-    return ", ".join([*words, *standing(newest)[-1:]])  # of the alarms the newest rule's; all are in alarms.jsonl

@@ -12,7 +12,8 @@ from torch import Tensor
 from relaxion.training.diagnostics.rules import ENDS_BELOW, RULES, Rule
 from relaxion.training.diagnostics.severities import Seen
 
-log = logging.getLogger("relaxion.diagnosis")
+DIAGNOSIS = "relaxion.diagnosis"  # the logger
+log = logging.getLogger(DIAGNOSIS)
 
 
 @dataclass(frozen=True)

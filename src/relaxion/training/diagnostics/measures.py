@@ -47,5 +47,5 @@ def gate_factors(agent: Any, state: State) -> Tensor:
 
 def lowest_gate_factor(agent: Any) -> float | None:
     """How far the gate can close; None where there is none."""
-    gate = getattr(getattr(agent, "policy", None), "gate", None)
-    return None if gate is None else float(torch.exp(torch.tensor(-gate.log_largest, dtype=torch.float64)))
+    policy: Any = getattr(agent, "policy", None)
+    return None if getattr(policy, "gate", None) is None else 1 / float(policy.settings.largest_gate_factor)
