@@ -107,6 +107,9 @@ def relax(
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON object per structure on stdout, nothing else.")
     ] = False,
+    report: Annotated[
+        bool, typer.Option("--report", help="Also write DIR/NAME/report.html: film, curves, comparison, facts.")
+    ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace earlier results.")] = False,
     rattle: Annotated[
         float, typer.Option(metavar="Å", help="Move the atoms at random by so much along each axis first.")
@@ -131,6 +134,7 @@ def relax(
         quiet=quiet,
         rattle_angstrom=rattle,
         seed=seed,
+        report=report,
     )
     raise typer.Exit(relax_command.relax(request))
 

@@ -7,7 +7,7 @@ import os
 import shutil
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from relaxion.version import __version__
 COMPRESSED = (".gz", ".bz2", ".xz")
 MANIFEST = "relaxion.json"  # in each result folder: which files are ours, and the result as --json says it
 FORMAT = "relaxion-result"
+PAGE = "report.html"
 
 
 def check_out(out: Path) -> None:
@@ -53,14 +54,14 @@ def staging(final: Path) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def publish(folder: Path, final: Path, result: dict[str, Any]) -> None:
+def publish(folder: Path, final: Path, result: dict[str, Any], details: dict[str, Any] | None = None) -> None:
     """Move into place, with a manifest. In a folder that exists, what an earlier run of ours left goes, the rest stays.
 
     If that fails the results are not lost: the folder keeps existing, under a name that can be seen.
     """
     try:
         names = sorted({entry.name for entry in folder.iterdir()} - {MANIFEST})
-        _write_manifest(folder, names, result)
+        _write_manifest(folder, names, result, details or {})
         folder.chmod(0o777 & ~_umask())  # mkdtemp keeps everybody else out
         if final.is_dir():
             _replace_earlier(folder, final, names)
@@ -82,26 +83,35 @@ def _replace_earlier(folder: Path, final: Path, names: list[str]) -> None:
         new.replace(old)
 
 
-def update_manifest(final: Path, result: dict[str, Any]) -> None:
-    """The same files, more to say."""
-    _write_manifest(final, _listed(final), result)
+def update_manifest(final: Path, result: dict[str, Any], details: dict[str, Any], added: Sequence[str] = ()) -> None:
+    """More to say, and perhaps more files."""
+    _write_manifest(final, sorted({*_listed(final), *added}), result, details)
 
 
-def _write_manifest(folder: Path, names: list[str], result: dict[str, Any]) -> None:
-    plain = {"format": FORMAT, "relaxion": __version__, "files": names, "result": result}
+def _write_manifest(folder: Path, names: list[str], result: dict[str, Any], details: dict[str, Any]) -> None:
+    plain = {"format": FORMAT, "relaxion": __version__, "files": names, "result": result, **details}
     unfinished = folder / f"{MANIFEST}.part"
     unfinished.write_text(json.dumps(plain, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     unfinished.replace(folder / MANIFEST)
 
 
-def _listed(final: Path) -> list[str]:
-    """What an earlier run wrote here; nothing if no manifest of ours says so, and never a path out of the folder."""
+def read_manifest(final: Path) -> dict[str, Any] | None:
+    """What an earlier run says about itself; None if there is no manifest of ours."""
     try:
         plain = json.loads((final / MANIFEST).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
-        return []
-    if not isinstance(plain, dict) or plain.get("format") != FORMAT or not isinstance(plain.get("files"), list):
-        return []
+        return None
+    ours = isinstance(plain, dict) and plain.get("format") == FORMAT and isinstance(plain.get("files"), list)
+    return plain if ours else None
+
+
+def _listed(final: Path) -> list[str]:
+    """What an earlier run wrote here; nothing if no manifest of ours says so, and never a path out of the folder."""
+    return listed_files(read_manifest(final) or {"files": []})
+
+
+def listed_files(plain: dict[str, Any]) -> list[str]:
+    """The names in a manifest that are names and not paths."""
     return [name for name in plain["files"] if isinstance(name, str) and name not in ("", "..") and _is_plain(name)]
 
 

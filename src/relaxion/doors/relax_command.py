@@ -13,9 +13,9 @@ from ase.optimize.optimize import Optimizer
 from relaxion.doors.compare import Compared, compared, run_ase_optimizer
 from relaxion.doors.inputs import Job, check_structure, emt_note, occupancy_note, rattled, read_jobs
 from relaxion.doors.interrupts import Interrupts
-from relaxion.doors.output import check_free, check_out, publish, staging, update_manifest, write_structure
+from relaxion.doors.output import PAGE, check_free, check_out, publish, staging, update_manifest, write_structure
 from relaxion.doors.progress import Progress, one_line, say, speaks_ascii_only, tell
-from relaxion.doors.request import RelaxRequest, check_numbers, make_potential
+from relaxion.doors.request import RelaxRequest, check_numbers, details, make_potential
 from relaxion.doors.sentences import (
     Report,
     as_json,
@@ -30,7 +30,7 @@ from relaxion.physics.potential import Potential
 from relaxion.relaxing import Relaxer
 from relaxion.relaxing.measuring.counting import error_in_words
 from relaxion.relaxing.measuring.optimizers import chosen_optimizers
-from relaxion.relaxing.measuring.runs import OnCall, Run, Stage, Task
+from relaxion.relaxing.measuring.runs import OnCall, Reading, Run, Stage, Task, finite
 
 CONVERGED, ERROR, USAGE, NOT_CONVERGED = 0, 1, 2, 3  # and 130 or 143: see Interrupts
 
@@ -100,7 +100,8 @@ class _Session:
             report = self._relax_into_folder(job, self._task(start))
         except Exception as error:  # noqa: BLE001 - a defect met by one structure is no reason to drop the others
             return Report(job, error=one_line(error_in_words(error)))
-        return self._compare(report, self._task(start)) if report.error is None else report
+        report = self._compare(report, self._task(start)) if report.error is None else report
+        return self._with_page(report, self._task(start)) if self.request.report else report
 
     def _checked_start(self, job: Job, atoms: Atoms) -> Atoms:
         """Everything that can be refused is refused here, before a force call is spent."""
@@ -112,7 +113,7 @@ class _Session:
 
     def _task(self, start: Atoms) -> Task:
         request = self.request
-        return Task(start, self.physics, request.fmax, request.steps, request.free_cell)
+        return Task(start, self.physics, request.fmax, request.steps, request.free_cell, record=request.report)
 
     def _relax_into_folder(self, job: Job, task: Task) -> Report:
         final = self.request.out / job.folder
@@ -145,7 +146,7 @@ class _Session:
         except FileError as error:
             report = _failed(report, run, str(error))
         try:
-            publish(folder, final, as_plain(report, compare=False))
+            publish(folder, final, as_plain(report, compare=False), details(self.request, run))
         except FileError as error:
             report = replace(_failed(report, run, str(error)), written_to=None)
         return report
@@ -153,16 +154,17 @@ class _Session:
     def _compare(self, report: Report, task: Task) -> Report:
         """After our result is safe on disk, so that nothing can be lost here."""
         others: list[Compared] = []
-        assert report.run is not None
+        ours = report.run
+        assert ours is not None
         if report.interrupted:
             return report
         try:
             for name, kind in self.optimizers.items():
                 run = run_ase_optimizer(kind, task, self.progress.reporter(report.job.label, name))
-                others.append(compared(name, run, report.run, len(task.start)))
+                others.append(compared(name, run, ours, len(task.start)))
             report = replace(report, others=others)
             if others and report.written_to is not None:
-                update_manifest(report.written_to, as_plain(report, compare=True))
+                update_manifest(report.written_to, as_plain(report, compare=True), details(self.request, ours))
         except KeyboardInterrupt:
             hint = f"comparison interrupted, {len(others)} of {len(self.optimizers)} optimizers done"
             return replace(report, others=others, interrupted=True, hints=[*report.hints, hint])
@@ -170,6 +172,23 @@ class _Session:
             hint = f"comparison failed after {len(others)} of {len(self.optimizers)}: {error_in_words(error)}"
             return replace(report, others=others, hints=[*report.hints, hint])
         return report
+
+    def _with_page(self, report: Report, task: Task) -> Report:
+        """Last, when everything is known and safe; pages are loaded only here."""
+        from relaxion.doors.report_relaxation import page_of_report
+
+        run, folder = report.run, report.written_to
+        if run is None or folder is None:
+            return report
+        try:
+            with self.interrupts.held():
+                page = page_of_report(report, run, task, self.request).save(folder / PAGE)
+                report = replace(report, page=page)
+                plain = as_plain(report, compare=bool(report.others))
+                update_manifest(folder, plain, details(self.request, run), added=[PAGE])
+        except Exception as error:  # noqa: BLE001 - a page that fails is no reason to drop the result
+            return replace(report, error=one_line(f"the report could not be written: {error_in_words(error)}"))
+        return replace(report, interrupted=report.interrupted or self.interrupts.noticed)
 
     def _announce(self, report: Report) -> None:
         if self.request.as_json:
@@ -185,7 +204,7 @@ class _Session:
                 say(f"{report.job.label}: {hint}")
 
 
-def run_relaxer(task: Task, policy: str | None, log: Path, trajectory: Path, on_call: OnCall) -> Run:
+def run_relaxer(task: Task, policy: str | None, log: Path | None, trajectory: Path | None, on_call: OnCall) -> Run:
     """Our optimizer, held to the same count as the others."""
     stage = Stage(task, on_call)
     optimizer = Relaxer(stage.target, logfile=log, trajectory=trajectory, policy=policy)
@@ -195,7 +214,15 @@ def run_relaxer(task: Task, policy: str | None, log: Path, trajectory: Path, on_
     run = stage.finish(outcome, fallback_used=optimizer.fallback_used, error=error, last_stands=stands)
     if outcome not in ("interrupted", "error"):
         _check_count(optimizer.force_calls, run.force_calls, say)
-    return run
+    return replace(run, readings=readings_of(optimizer), frames=tuple(optimizer.film.frames))
+
+
+def readings_of(optimizer: Relaxer) -> tuple[Reading, ...]:
+    """Every force call of its history."""
+    return tuple(
+        Reading(entry.call, finite(entry.energy_ev), finite(entry.fmax_ev_per_angstrom), entry.accepted, entry.method)
+        for entry in optimizer.history
+    )
 
 
 def _ended(optimizer: Relaxer, task: Task) -> tuple[str, str | None]:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+import shlex
 import sys
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from relaxion.errors import PotentialError, RelaxionError, SettingsError
 from relaxion.physics import potential
 from relaxion.physics.potential import Potential
+from relaxion.relaxing.measuring.runs import Run
 from relaxion.settings import nearest
 
 
@@ -31,6 +34,7 @@ class RelaxRequest:
     quiet: bool
     rattle_angstrom: float
     seed: int
+    report: bool = False  # write a page beside each result
 
 
 def check_numbers(request: RelaxRequest) -> None:
@@ -44,6 +48,31 @@ def check_numbers(request: RelaxRequest) -> None:
     if request.policy not in ("auto", "none"):
         advice = nearest(request.policy.lower(), ["auto", "none"])
         raise SettingsError(f"no policy named '{request.policy}': {advice}")
+
+
+def details(request: RelaxRequest, run: Run) -> dict[str, Any]:
+    """What `relaxion report` wants to know later; it goes into the manifest of a result folder."""
+    plain = {
+        "command": command_line(),
+        "calculator": request.calculator,
+        "policy": request.policy,
+        "fmax_ev_per_angstrom": request.fmax,
+        "free_cell": request.free_cell,
+    }
+    calls = {
+        "energy_ev": [reading.energy_ev for reading in run.readings],
+        "fmax_ev_per_angstrom": [reading.fmax_ev_per_angstrom for reading in run.readings],
+        "accepted": [reading.accepted for reading in run.readings],
+        "method": [reading.method for reading in run.readings],
+        "base_call": [frame.base_call for frame in run.frames],
+    }
+    return {"request": plain, "calls": calls}
+
+
+def command_line() -> str:
+    """As it was typed, with quotes where a shell needs them."""
+    program, *rest = sys.argv
+    return shlex.join([Path(program).name, *rest])
 
 
 def make_potential(spec: str) -> Potential:

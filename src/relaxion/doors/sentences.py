@@ -36,6 +36,7 @@ class Report:
     others: list[Compared] = field(default_factory=list)
     hints: list[str] = field(default_factory=list)
     interrupted: bool = False
+    page: Path | None = None  # the report as HTML
 
     @property
     def converged(self) -> bool:
@@ -69,6 +70,8 @@ def as_plain(report: Report, *, compare: bool) -> dict[str, Any]:
         "wall_time_seconds": 0.0 if run is None else round(run.wall_time_seconds, 6),
         "written_to": None if report.written_to is None else str(report.written_to),
     }
+    if report.page is not None:
+        plain["report"] = str(report.page)
     if report.error is not None:
         plain["error"] = report.error
     if compare:
@@ -95,7 +98,8 @@ def result_sentence(report: Report, run: Run) -> str:
     if run.energy_ev is not None:
         parts.append(f"energy {run.energy_ev:.4f} eV")
     if report.written_to is not None:
-        parts.append(f"written to {report.written_to}{os.sep}")
+        page = "" if report.page is None else f" with {report.page.name}"
+        parts.append(f"written to {report.written_to}{os.sep}{page}")
     closing = [minima_in_words(run, report.others), ADVICE.get(run.outcome, "")]
     return "; ".join([f"{report.job.label}: {', '.join(parts)}", *filter(None, closing)])
 

@@ -1,0 +1,38 @@
+// Elements are made here and nowhere else. Everything that comes from data is set as text, never as markup.
+"use strict";
+const Relaxion = { parts: {} };
+
+// make("p", {class: "small"}, "text", child, ...)
+Relaxion.make = (tag, attributes = {}, ...children) => {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (value === true) element.setAttribute(name, "");
+    else if (value !== false && value !== null && value !== undefined) element.setAttribute(name, String(value));
+  }
+  element.append(...children.filter((child) => child !== null && child !== undefined).map((child) =>
+    child instanceof Node ? child : document.createTextNode(String(child))));
+  return element;
+};
+
+Relaxion.svg = (tag, attributes = {}, text = null) => {
+  const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, String(value));
+  if (text !== null) element.textContent = String(text);
+  return element;
+};
+
+let lastIdentity = 0;
+Relaxion.identity = (word) => `${word}-${++lastIdentity}`;
+
+// A number as people read it: 3 significant digits, no exponent where none is needed.
+Relaxion.number = (value, digits = 3) => {
+  if (value === null || value === undefined || !Number.isFinite(value)) return "–";
+  if (value === 0) return "0";
+  const size = Math.abs(value);
+  if (size >= 1e5 || size < 1e-3) return value.toExponential(digits - 1).replace("e+", "e").replace("-", "−");
+  const text = size >= 1000 ? value.toFixed(0) : Number(value.toPrecision(digits)).toString();
+  return text.replace("-", "−");
+};
+
+Relaxion.colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+Relaxion.still = () => matchMedia("(prefers-reduced-motion: reduce)").matches;

@@ -1,0 +1,47 @@
+// The plain parts: tiles, tables, facts, notes.
+"use strict";
+(() => {
+  const { make, parts } = Relaxion;
+
+  parts.tiles = (part) => make("dl", { class: "tiles" }, ...part.tiles.map((tile) =>
+    make("div", { class: `tile ${tile.tone ?? ""}` },
+      make("dt", {}, tile.label),
+      make("dd", {},
+        make("div", { class: "value" }, tile.value, tile.unit ? make("span", { class: "unit" }, tile.unit) : null),
+        tile.note ? make("div", { class: "note" }, tile.note) : null))));
+
+  Relaxion.table = (part) => {
+    const kind = (i) => (part.columns[i].text || i === 0 ? "text" : "");
+    const head = make("tr", {}, ...part.columns.map((column, i) => make("th", { scope: "col", class: kind(i) }, column.label)));
+    const rows = part.rows.map((row) => make("tr", { class: row.best ? "best" : "" }, ...row.cells.map((cell, i) =>
+      i === 0 ? make("th", { scope: "row" }, cell) : make("td", { class: kind(i) }, cell))));
+    const table = make("table", {}, make("caption", {}, make("span", {}, part.caption)), make("thead", {}, head), make("tbody", {}, ...rows));
+    return make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": part.caption }, table);
+  };
+
+  parts.table = (part) => make("div", {}, Relaxion.table(part), part.note ? make("p", { class: "small" }, part.note) : null);
+
+  parts.facts = (part) => make("dl", { class: "facts" }, ...part.facts.flatMap((fact) => [
+    make("dt", {}, fact.label),
+    make("dd", {}, fact.code ? code(fact.value, fact.label) : fact.value),
+  ]));
+
+  parts.notes = (part) => make("ul", { class: "notes" }, ...part.notes.map((note) => make("li", {}, note)));
+
+  // text to be copied
+  function code(text, label) {
+    const block = make("pre", {}, make("code", {}, text));
+    const button = make("button", { type: "button", "aria-label": `Copy: ${label}` }, "Copy");
+    button.addEventListener("click", async () => {
+      try {
+        await navigator.clipboard.writeText(text);
+        button.textContent = "Copied";
+      } catch {
+        getSelection().selectAllChildren(block); // no clipboard here: then it is at least selected
+        button.textContent = "Selected";
+      }
+      setTimeout(() => { button.textContent = "Copy"; }, 1500);
+    });
+    return make("div", { class: "code" }, block, button);
+  }
+})();
