@@ -8,6 +8,7 @@ import sys
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -36,6 +37,8 @@ from relaxion.networks import bundled
 from relaxion.networks.atom_policies import AtomGaussianPolicy, AtomPolicy
 from relaxion.networks.bundled import described, policy_of
 from relaxion.networks.environment_information import INFORMATION
+from relaxion.networks.metric import MetricSettings
+from relaxion.networks.metric_policies import MetricGaussianPolicy, MetricPolicy
 from relaxion.networks.move_actions import MoveActions
 from relaxion.networks.observer import AtomNetworkSettings
 from relaxion.structures import Evaluation, Move, State, Structures
@@ -75,13 +78,14 @@ needs_e3nn = pytest.mark.skipif(e3nn_missing(), reason="e3nn is not installed")
 backbones = pytest.mark.parametrize("backbone", ["light", pytest.param("tensor_field", marks=needs_e3nn)])
 
 
-def make_policy(kind: type[AtomPolicy] = AtomPolicy, backbone: str = "light", gated: bool = False) -> AtomPolicy:
+def make_policy(kind: type[Any] = AtomPolicy, backbone: str = "light", gated: bool = False) -> Any:
     names = tuple(INFORMATION)[:2] if gated else ()
-    settings = AtomNetworkSettings.read({"backbone": backbone, "channels": 4, "environment_information": names})
+    settings_kind = MetricSettings if issubclass(kind, MetricPolicy) else AtomNetworkSettings
+    settings = settings_kind.read({"backbone": backbone, "channels": 4, "environment_information": names})
     return kind(MoveActions(0.3, 0.07), settings, torch.Generator().manual_seed(5))
 
 
-def make_bundle(policy: AtomPolicy | None = None, **changes: object) -> PolicyBundle:
+def make_bundle(policy: Any = None, **changes: Any) -> PolicyBundle:
     return replace(PolicyBundle("metals", {"policy": described(policy or make_policy())}, CARD), **changes)
 
 
@@ -119,14 +123,22 @@ def own_library(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mo
 
 @backbones
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("kind", [AtomPolicy, AtomGaussianPolicy])
-def test_the_same_moves_to_the_bit(path: Path, backbone: str, dtype: torch.dtype, kind: type[AtomPolicy]) -> None:
+@pytest.mark.parametrize(
+    ("kind", "word"),
+    [
+        (AtomPolicy, "direct"),
+        (AtomGaussianPolicy, "direct"),
+        (MetricPolicy, "metric"),
+        (MetricGaussianPolicy, "metric"),
+    ],
+)
+def test_the_same_moves_to_the_bit(path: Path, backbone: str, dtype: torch.dtype, kind: type[Any], word: str) -> None:
     before = make_policy(kind, backbone, gated=True).to(dtype)
     make_bundle(before).write(path)
     global_draws = torch.get_rng_state()
     after = policy_of(PolicyBundle.read(path))
     assert torch.equal(torch.get_rng_state(), global_draws)
-    assert type(after) is kind
+    assert (type(after), PolicyBundle.read(path).kind) == (kind, word)
     state = make_state()
     with torch.no_grad():
         expected, got = before(state), after(state)

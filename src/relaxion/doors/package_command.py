@@ -7,6 +7,7 @@ from pathlib import Path
 
 from relaxion.bundle import PolicyBundle, user_folder
 from relaxion.bundle.bundle import SUFFIX
+from relaxion.bundle.card import POLICY
 from relaxion.bundle.library import shipped_names
 from relaxion.doors.progress import say, tell
 from relaxion.errors import FileError, RelaxionError, SettingsError
@@ -71,9 +72,9 @@ def _write(bundle: PolicyBundle, file: Path) -> None:
 
 def _sentence(bundle: PolicyBundle, file: Path, *, found_by_name: bool) -> str:
     calls = {result.optimizer: result.mean_force_calls for result in bundle.card.results}
-    beside = ", ".join(f"{name} {number:.1f}" for name, number in calls.items() if name != "policy")
+    beside = ", ".join(f"{name} {number:.1f}" for name, number in calls.items() if name != POLICY)
     return (
-        f"{bundle.name}: {bundle.kind} policy for {' '.join(bundle.card.elements)}, {calls['policy']:.1f} force calls "
+        f"{bundle.name}: {bundle.kind} policy for {' '.join(bundle.card.elements)}, {calls[POLICY]:.1f} force calls "
         f"({beside}), {file.stat().st_size / 1000:.0f} kB -> {file}; "
         f"'relaxion policies {bundle.name if found_by_name else file}' shows its card"
     )

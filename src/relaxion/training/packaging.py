@@ -10,7 +10,7 @@ import json
 import shlex
 import warnings
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,6 +20,7 @@ import torch
 from ase.data import chemical_symbols
 
 from relaxion.bundle import CardResult, ModelCard, PolicyBundle
+from relaxion.bundle.card import POLICY
 from relaxion.errors import RelaxionError, RelaxionWarning, RunError
 from relaxion.files import Stored
 from relaxion.networks.bundled import network_of, policy_of
@@ -119,19 +120,24 @@ def _with_results(card: ModelCard, folder: RunFolder, task: AtomTask, policy: Po
     assessor = AtomAssessor(task, task.settings.training.assessment_starts)
     with torch.no_grad():
         assessed = assessor(policy)
+    formulas = [atoms.get_chemical_formula() for atoms in assessor.starts.structures.to_ase()]
+    values = {
+        "n_assessment_starts": assessor.n_starts,
+        "results": (policy_result(assessed), *_classical_results(folder, assessor)),
+        "fails_on": tuple(failures_in_words(formulas, assessed, assessor.environment.settings.max_force_calls)),
+    }
+    return card.model_copy(update=values)
+
+
+def policy_result(assessed: AtomAssessed) -> CardResult:
+    """The policy's own row."""
     calls = assessed.force_calls.double()
-    own = CardResult(
-        optimizer="policy",
+    return CardResult(
+        optimizer=POLICY,
         mean_force_calls=float(calls.mean()),
         success_rate=assessed.success_rate,
         largest_force_calls=float(calls.max()),
     )
-    values = {
-        "n_assessment_starts": assessor.n_starts,
-        "results": (own, *_classical_results(folder, assessor)),
-        "fails_on": tuple(_failures(assessor, assessed)),
-    }
-    return card.model_copy(update=values)
 
 
 def _classical_results(folder: RunFolder, assessor: AtomAssessor) -> list[CardResult]:
@@ -165,24 +171,24 @@ def _assessed_held_apart(folder: RunFolder) -> bool:
         return False
 
 
-def _failures(assessor: AtomAssessor, assessed: AtomAssessed) -> list[str]:
-    """What did not converge, and which of the rest took longest."""
-    images, cap = assessor.starts.structures.to_ase(), assessor.environment.settings.max_force_calls
-    failed = (assessed.outcomes != Outcome.CONVERGED).nonzero().flatten().tolist()
-    worst = int(torch.where(assessed.outcomes == Outcome.CONVERGED, assessed.force_calls, -1).argmax())
-    sentences = [f"None of the {assessor.n_starts} held-apart starts failed."]
+def failures_in_words(formulas: Sequence[str], assessed: AtomAssessed, cap: int) -> list[str]:
+    """Which starts did not converge within `cap` force calls, and which of the rest took longest."""
+    converged = assessed.outcomes == Outcome.CONVERGED
+    failed: list[int] = (~converged).nonzero().flatten().tolist()
+    sentences = [f"None of the {len(formulas)} held-apart starts failed."]
     if failed:
         reasons = Counter(Outcome(int(assessed.outcomes[number])).label for number in failed)
         words = ", ".join(f"{label} {count}" for label, count in sorted(reasons.items()))
-        named = ", ".join(images[number].get_chemical_formula() for number in failed[:N_NAMED])
+        named = ", ".join(formulas[number] for number in failed[:N_NAMED])
         more = " and others" if len(failed) > N_NAMED else ""
         sentences = [
-            f"{len(failed)} of {assessor.n_starts} held-apart starts did not converge within {cap} force calls "
+            f"{len(failed)} of {len(formulas)} held-apart starts did not converge within {cap} force calls "
             f"({words}): {named}{more}."
         ]
-    if len(failed) < assessor.n_starts:
-        formula, calls = images[worst].get_chemical_formula(), int(assessed.force_calls[worst])
-        sentences.append(f"Of those that converged the slowest took {calls} force calls: {formula}.")
+    if converged.any():
+        slowest = int(torch.where(converged, assessed.force_calls, -1).argmax())
+        calls = int(assessed.force_calls[slowest])
+        sentences.append(f"Of those that converged the slowest took {calls} force calls: {formulas[slowest]}.")
     return sentences
 
 
