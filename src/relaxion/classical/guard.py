@@ -100,9 +100,9 @@ Gate: TypeAlias = Callable[[Array], Knobs]
 
 
 def hand_made_gate(observation: Array) -> Knobs:
-    """The rule where no gate was learned: secants correct the metric as far as it misses them."""
+    """The rule where no gate was learned: secants correct the metric only where it misses them altogether."""
     error = observation[OBSERVATION.index("metric_error")]
-    return Knobs(secant_weight=float(np.clip((error - 0.2) / 0.3, 0.0, 1.0)))
+    return Knobs(secant_weight=float(np.clip(error - 1.0, 0.0, 1.0)))
 
 
 @dataclass(frozen=True)
@@ -110,8 +110,11 @@ class GuardSettings:
     """When to believe the metric. Tuned on structures apart from every benchmark (docs/decisions.md)."""
 
     bonus: float = 1.3
-    """The metric is taken while its error on the newest secants is below this many times the core's."""
-    smallest_cosine: float = 0.1
+    """After a disappointment the metric is taken while its error on the newest secants is below this many times the
+    core's."""
+    disappointment: float = 0.5
+    """A step that kept less than this share of the energy it promised, or was rejected, puts the metric in question."""
+    smallest_cosine: float = 0.0
     """Between its step and the springs' step; a larger angle is not believed before a secant confirms it."""
     largest_ratio: float = 6.0
     """Of the two steps' lengths, either way, likewise."""
@@ -243,7 +246,8 @@ class Guard(QuasiNewton):
     def _mistrust(self, view: View) -> str:
         """Why the metric is not believed here; empty where it is."""
         guard = self.guard
-        if self.secants and view.error > guard.bonus * view.core_error:
+        disappointed = self.lesson.rejected or self.lesson.energy_ratio < guard.disappointment
+        if self.secants and disappointed and view.error > guard.bonus * view.core_error:
             return f"the metric misses the last steps by {view.error:.2f}, the core by {view.core_error:.2f}"
         if self.secants and view.error < guard.good_error:
             return ""
