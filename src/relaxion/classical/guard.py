@@ -113,7 +113,10 @@ class GuardSettings:
     """After a disappointment the metric is taken while its error on the newest secants is below this many times the
     core's."""
     disappointment: float = 0.5
-    """A step that kept less than this share of the energy it promised, or was rejected, puts the metric in question."""
+    """A step whose energy change missed the expected one by more than this share of it, or that was rejected, puts the
+    metric in question."""
+    bad_error: float = 0.8
+    """An error on the newest secants beyond this puts it in question, too: it says next to nothing about them."""
     smallest_cosine: float = 0.0
     """Between its step and the springs' step; a larger angle is not believed before a secant confirms it."""
     largest_ratio: float = 6.0
@@ -246,8 +249,9 @@ class Guard(QuasiNewton):
     def _mistrust(self, view: View) -> str:
         """Why the metric is not believed here; empty where it is."""
         guard = self.guard
-        disappointed = self.lesson.rejected or self.lesson.energy_ratio < guard.disappointment
-        if self.secants and disappointed and view.error > guard.bonus * view.core_error:
+        disappointed = self.lesson.rejected or abs(self.lesson.energy_ratio - 1) > guard.disappointment
+        doubted = disappointed or view.error > guard.bad_error
+        if self.secants and doubted and view.error > guard.bonus * view.core_error:
             return f"the metric misses the last steps by {view.error:.2f}, the core by {view.core_error:.2f}"
         if self.secants and view.error < guard.good_error:
             return ""
