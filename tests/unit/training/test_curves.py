@@ -25,6 +25,8 @@ from relaxion.training.curves import (
     read_run,
     write_curve,
 )
+from relaxion.training.recipe import RunSettings
+from relaxion.training.run import train
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -143,6 +145,22 @@ def test_a_picture(tmp_path: Path) -> None:
     assert sorted(file.name for file in tmp_path.iterdir()) == ["curve.png", "run"]
     leave_curve(run)
     assert (run / "learning_curve.png").read_bytes().startswith(PNG)
+
+
+def test_a_resumed_run_has_the_curve_of_a_straight_one(tmp_path: Path) -> None:
+    """R9.5: total steps on x, no point twice, none lost."""
+
+    def settings(steps: int) -> RunSettings:
+        small = {"task": "Pendulum-v1", "widths": [4], "warmup_steps": 8, "batch_size": 8, "assessment_starts": 1}
+        return RunSettings.read({**small, "steps": steps, "log_interval_steps": 10, "assessment_interval_steps": 15})
+
+    train(settings(40), tmp_path / "resumed")
+    train(settings(70), tmp_path / "resumed", resume=True)
+    train(settings(70), tmp_path / "straight")
+    drawn = [figure([read_run(tmp_path / name)]).axes[0].get_lines()[0] for name in ("resumed", "straight")]
+    assert drawn[0].get_xdata() == pytest.approx([15, 30, 45, 60, 70])
+    for resumed, straight in zip(drawn[0].get_data(), drawn[1].get_data(), strict=True):
+        assert np.array_equal(resumed, straight)
 
 
 def test_mistakes(tmp_path: Path) -> None:
