@@ -1,6 +1,6 @@
 """What an optimizer takes for itself per step, beside the force call, and how that grows with the number of atoms.
 
-    python benchmarks/relaxation/overhead.py [--policy auto] [--with BFGS,LBFGS] [--sizes 8,64,...] [--json FILE]
+    OMP_NUM_THREADS=1 python benchmarks/relaxation/overhead.py [--policy auto] [--with BFGS,LBFGS] [--sizes 8,64,...]
 
 Rattled fcc Cu–Au cells, EMT (batched). Processor time of the calculator is subtracted, step by step; the median of the
 steps is shown. BFGS diagonalises a dense matrix of (3 n_atoms)² at every step: at 4 096 atoms it holds 1.2 GB and takes
@@ -16,7 +16,6 @@ import time
 from pathlib import Path
 
 import numpy as np
-import torch
 from ase import Atoms
 from ase.build import bulk
 
@@ -94,7 +93,6 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3, help="the quickest stands")
     parser.add_argument("--json", type=Path, help="write all numbers here too, seconds")
     options = parser.parse_args()
-    torch.set_num_threads(1)
     sizes = [int(size) for size in options.sizes.split(",")]
     others = classical_contestants(options.others, without_gpmin=False, free_cell=False)
     found = measure([*our_contestants(policy_argument(options.policy)), *others], sizes, options.repeats)

@@ -163,7 +163,7 @@ def test_bad_input(relaxion, case):
     Path("empty.cif").touch()
     Path("taken.json").write_text("mine")
     arguments, code, words = BAD[case]
-    answer = relaxion("bench", *arguments)
+    answer = relaxion("bench", "--number", 1, *arguments)
     assert (answer.code, answer.out) == (code, "")
     one_sentence(answer.err)
     assert words in answer.err

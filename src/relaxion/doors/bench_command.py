@@ -58,7 +58,6 @@ class BenchRequest:
 
 def bench(request: BenchRequest) -> int:
     """Do it and return the exit code."""
-    _one_thread()
     with Interrupts() as interrupts:
         try:
             return _bench(request, interrupts)
@@ -77,26 +76,19 @@ def _bench(request: BenchRequest, interrupts: Interrupts) -> int:
     _check_numbers(request)
     for file in (request.json_file, request.plot_file):
         _check_file(file, request.force)
+    ours = our_contestants(policy_argument(request.policy))
     starts = find_starts(
         request.what, request.calculator, request.perturb, request.number, request.seed, free_cell=request.free_cell
     )
-    contestants = _contestants(request, starts)
+    others = classical_contestants(request.optimizers, without_gpmin=starts.without_gpmin, free_cell=starts.free_cell)
     if request.seed < FIRST_SEED and not request.quiet:
         say(f"relaxion: seeds below {FIRST_SEED} are for training; a policy may have seen starts of their kind")
-    result = measure(starts, contestants, _circumstances(request, starts), quiet=request.quiet)
+    result = measure(starts, [*ours, *others], _circumstances(request, starts), quiet=request.quiet)
     with interrupts.held():
         _publish(request, result)
     if result.circumstances.interrupted or interrupts.noticed:
         return interrupts.exit_code
     return NOT_CONVERGED if result.summaries[result.ours].failures else CONVERGED
-
-
-def _contestants(request: BenchRequest, starts: Starts) -> list[Contestant]:
-    ours = our_contestants(policy_argument(request.policy))
-    return [
-        *ours,
-        *classical_contestants(request.optimizers, without_gpmin=starts.without_gpmin, free_cell=starts.free_cell),
-    ]
 
 
 def _circumstances(request: BenchRequest, starts: Starts) -> Circumstances:
@@ -227,11 +219,3 @@ class _LinePerStart:
             say(f"structure {self._of}:{self._words}")
             self._of, self._words = index, ""
         self._words += f" {name} {score.spent if score.converged else 'failed'}"
-
-
-def _one_thread() -> None:
-    """Small structures gain nothing from more threads; OMP_NUM_THREADS rules."""
-    import torch
-
-    if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -229,6 +230,8 @@ def bench(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no hints on stderr.")] = False,
 ) -> None:
     """Count the force calls of optimizers on the same starts, inside the calculator."""
+    # before NumPy and torch are loaded: on small structures more threads only make times worse
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     from relaxion.doors import bench_command
 
     request = bench_command.BenchRequest(
