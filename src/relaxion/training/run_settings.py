@@ -112,6 +112,12 @@ class AtomRunSettings(RunSettings):
 
     def check_together(self) -> None:
         super().check_together()
+        given, plain = self.networks, AtomNetworkSettings()
+        if not given.environment_information and given.largest_gate_factor != plain.largest_gate_factor:
+            raise SettingsError(
+                f"a gate was asked for (largest_gate_factor = {given.largest_gate_factor:g}) with no "
+                "environment_information; name some, for example ['log_largest_force'], or leave the gate out"
+            )
         n_structures = self.environment.n_structures
         if self.training.replay_capacity < n_structures:
             raise SettingsError(
