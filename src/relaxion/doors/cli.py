@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from relaxion.doors import completion, help_texts
 from relaxion.version import __version__
 
 EXAMPLES = """
@@ -23,7 +24,18 @@ relaxion relax *.xyz --calc eam --compare BFGS,FIRE --json
 
 relaxion relax slab.cif --calc my_module:make_calculator --out results
 
-relaxion calculators
+relaxion relax alloy.cif --compare BFGS,FIRE --report
+"""
+FIRST_STEPS = """
+[bold]First steps[/bold]
+
+relaxion doctor                        is everything here?
+
+relaxion relax alloy.cif               relax it, 0.05 eV/Å
+
+relaxion race alloy.cif --with BFGS    watch it beside BFGS
+
+relaxion --install-completion          words after TAB in your shell
 """
 UNITS = """
 [bold]Units[/bold]: lengths Å, energies eV, forces eV/Å, stresses eV/Å³, times s.
@@ -50,8 +62,7 @@ goes on).
 app = typer.Typer(
     name="relaxion",
     help="Relax atomic structures with few force calls.",
-    epilog=EXAMPLES + UNITS,
-    add_completion=False,
+    epilog=FIRST_STEPS + EXAMPLES + UNITS,
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
@@ -88,7 +99,11 @@ def relax(
     ],
     calc: Annotated[
         str,
-        typer.Option(metavar="SPEC", help="emt, eam, eam:FILE, lj, morse, module:factory; see 'calculators'."),
+        typer.Option(
+            metavar="SPEC",
+            help="emt, eam, eam:FILE, lj, morse, module:factory; see 'calculators'.",
+            autocompletion=completion.calculators,
+        ),
     ] = "emt",
     policy: Annotated[
         str, typer.Option(metavar="NAME", help="auto, or none to insist on the classical core (no policy ships yet).")
@@ -100,7 +115,11 @@ def relax(
     cell: Annotated[bool, typer.Option("--cell", help="Relax the cell too.")] = False,
     compare: Annotated[
         str,
-        typer.Option(metavar="NAMES", help="Also run these ASE optimizers from the same start: BFGS,FIRE,..."),
+        typer.Option(
+            metavar="NAMES",
+            help="Also run these ASE optimizers from the same start: BFGS,FIRE,...",
+            autocompletion=completion.optimizers,
+        ),
     ] = "",
     out: Annotated[Path, typer.Option(metavar="DIR", readable=False, help="Results go to DIR/NAME/.")] = Path(
         "relaxed"
@@ -140,15 +159,23 @@ def relax(
     raise typer.Exit(relax_command.relax(request))
 
 
-@app.command(epilog=TRAIN_CODES)
+@app.command(epilog=help_texts.TRAIN + TRAIN_CODES)
 def train(
     recipe: Annotated[
-        str, typer.Argument(metavar="RECIPE", show_default=False, help="A shipped recipe, a TOML file or a run folder.")
+        str,
+        typer.Argument(
+            metavar="RECIPE",
+            show_default=False,
+            help="A shipped recipe, a TOML file or a run folder.",
+            autocompletion=completion.recipes,
+        ),
     ],
     out: Annotated[
         Path | None, typer.Option(metavar="RUN", show_default="runs/RECIPE-AGENT-SEED", help="The run's own folder.")
     ] = None,
-    agent: Annotated[str | None, typer.Option(metavar="NAME", help="ddpg, td3, d4pg or sac.")] = None,
+    agent: Annotated[
+        str | None, typer.Option(metavar="NAME", help="ddpg, td3, d4pg or sac.", autocompletion=completion.agents)
+    ] = None,
     seed: Annotated[int | None, typer.Option(metavar="N", min=0, help="Decides everything that is drawn.")] = None,
     steps: Annotated[int | None, typer.Option(metavar="N", min=1, help="Environment steps in all.")] = None,
     assignments: Annotated[
@@ -253,7 +280,101 @@ def bench(
     raise typer.Exit(bench_command.bench(request))
 
 
-@app.command()
+@app.command(epilog=help_texts.RACE)
+def race(
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE", show_default=False, readable=False, help="A structure file of any kind ASE reads."
+        ),
+    ],
+    optimizers: Annotated[
+        str,
+        typer.Option(
+            "--with",
+            metavar="NAMES",
+            help="ASE's optimizers beside ours, up to 5.",
+            autocompletion=completion.optimizers,
+        ),
+    ] = "BFGS,FIRE",
+    out: Annotated[Path, typer.Option(metavar="FILE.html", readable=False, help="The page.")] = Path("race.html"),
+    calc: Annotated[
+        str, typer.Option(metavar="SPEC", help="As in 'relax'.", autocompletion=completion.calculators)
+    ] = "emt",
+    policy: Annotated[
+        str, typer.Option(metavar="NAME", help="As in 'relax'.", autocompletion=completion.policies)
+    ] = "auto",
+    cell: Annotated[bool, typer.Option("--cell", help="Relax the cell too.")] = False,
+    fmax: Annotated[float, typer.Option(metavar="eV/Å", help="The finish: no force is longer than this.")] = 0.05,
+    steps: Annotated[int, typer.Option(metavar="N", help="Most steps of each optimizer.")] = 500,
+    index: Annotated[
+        int | None, typer.Option(metavar="N", show_default="the first", help="Which structure of the file, from 0.")
+    ] = None,
+    rattle: Annotated[
+        float, typer.Option(metavar="Å", help="Move the atoms at random by so much along each axis first.")
+    ] = 0.0,
+    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Of --rattle.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout, nothing else.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an earlier page.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no hints on stderr.")] = False,
+) -> None:
+    """Relax one structure by several optimizers and show them side by side, in step, in one page."""
+    from relaxion.doors import race_command
+
+    relax_request = race_command.RelaxRequest(
+        files=(file,),
+        calculator=calc,
+        policy=policy,
+        fmax=fmax,
+        steps=steps,
+        free_cell=cell,
+        compare=optimizers,
+        out=out,
+        as_json=as_json,
+        force=force,
+        quiet=quiet,
+        rattle_angstrom=rattle,
+        seed=seed,
+    )
+    raise typer.Exit(race_command.race(race_command.RaceRequest(relax_request, index)))
+
+
+@app.command(epilog=help_texts.REPORT)
+def report(
+    path: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FOLDER|TRAJ",
+            show_default=False,
+            readable=False,
+            help="A result folder of 'relaxion relax', or a trajectory ASE reads.",
+        ),
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.html", readable=False, show_default="FOLDER/report.html or NAME.html", help="The page."
+        ),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace an earlier page.")] = False,
+) -> None:
+    """Make a page of an earlier relaxation: film, curves, comparison, facts."""
+    from relaxion.doors import report_command
+
+    raise typer.Exit(report_command.report(path, out, force=force))
+
+
+@app.command(epilog=help_texts.DOCTOR)
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="Everything as one JSON object.")] = False,
+) -> None:
+    """Look at environment, versions, calculators, policies, threads and common mistakes; relax four atoms."""
+    from relaxion.doors import doctor_command
+
+    raise typer.Exit(doctor_command.doctor(as_json=as_json))
+
+
+@app.command(epilog=help_texts.CALCULATORS)
 def calculators(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per calculator.")] = False,
 ) -> None:
@@ -263,7 +384,7 @@ def calculators(
     list_calculators(as_json=as_json)
 
 
-@app.command()
+@app.command(epilog=help_texts.PACKAGE)
 def package(
     run: Annotated[Path, typer.Argument(metavar="RUN", show_default=False, help="The folder of a run on structures.")],
     name: Annotated[str, typer.Argument(metavar="NAME", show_default=False, help="What the policy will be called.")],
@@ -283,7 +404,7 @@ def package(
     raise typer.Exit(package_command.package(run, name, out, force=force))
 
 
-@app.command()
+@app.command(epilog=help_texts.POLICIES)
 def policies(
     name: Annotated[
         str | None, typer.Argument(metavar="NAME", show_default=False, help="Show the model card of this one.")
@@ -297,7 +418,7 @@ def policies(
     raise typer.Exit(code)
 
 
-@app.command()
+@app.command(epilog=help_texts.CURVE)
 def curve(
     runs: Annotated[
         list[Path],

@@ -18,6 +18,7 @@ LARGEST_BYTES = 330_000  # of all films of a page; library, style and scripts ne
 MOST_FRAMES = 400  # of one film: more than anybody looks at
 NONMETALS = frozenset([1, 2, *range(5, 11), *range(14, 19), *range(32, 37), *range(51, 55)])  # drawn with sticks
 MOST_STICK_ATOMS = 150
+METHODS = {"springs": "springs", "plain": "plain L-BFGS", "fire": "damped FIRE", "policy": "the policy"}
 MILLI = 1000  # units of the browser's lengths per Å
 
 
@@ -133,7 +134,7 @@ def _reading(reading: Reading | None) -> str:
     if reading.fmax_ev_per_angstrom is None:
         return "the answer was not finite"
     words = [f"fmax {reading.fmax_ev_per_angstrom:.3g} eV/Å"]
-    words += [f"by {reading.method}"] if reading.method not in ("", "start") else []
+    words += [f"by {METHODS.get(reading.method, reading.method)}"] if reading.method not in ("", "start") else []
     words += [] if reading.accepted else ["rejected, going back"]
     return ", ".join(words)
 

@@ -11,7 +11,7 @@ from ase import Atoms
 
 from relaxion.doors.compare import Compared, in_words, minima_in_words
 from relaxion.doors.report_facts import CITATION, closest_pair, space_group, versions
-from relaxion.doors.report_film import Reel, film_parts
+from relaxion.doors.report_film import METHODS, Reel, film_parts
 from relaxion.doors.report_page import Page, Part
 from relaxion.doors.request import RelaxRequest, command_line
 from relaxion.doors.sentences import Report
@@ -81,10 +81,12 @@ def relaxation_page(told: Relaxation) -> Page:
         fmax_plot(runs, told.tolerance),
         energy_plot(runs),
     ]
-    parts += [comparison_table(told)] if told.others else []
+    if told.others:
+        parts.append(comparison_rows(told.run, told.others, "This run beside others, from the same start"))
     parts.append({"kind": "facts", "title": "Structure", "span": 6, "facts": structure_facts(told)})
     parts.append({"kind": "facts", "title": "How it was made", "span": 6, "facts": run_facts(told)})
     parts += [{"kind": "notes", "title": "Worth knowing", "notes": notes}] if notes else []
+    parts.append(citation())
     return Page(
         title=f"{told.formula} {what_happened(told.run)}",
         eyebrow=f"Relaxion report · {told.label}",
@@ -92,6 +94,10 @@ def relaxation_page(told: Relaxation) -> Page:
         parts=parts,
         last_call=max([reading.call for reading in told.run.readings], default=1),
     )
+
+
+def citation() -> Part:
+    return {"kind": "facts", "title": "How to cite", "facts": [{"label": "BibTeX", "value": CITATION, "code": True}]}
 
 
 def reel(name: str, start: Atoms, run: Run, *, winner: bool = False) -> Reel:
@@ -227,12 +233,9 @@ def _rounded(value: float) -> float:
     return float(f"{value:.6g}")
 
 
-def comparison_table(told: Relaxation) -> Part:
-    """This run and the others from the same start."""
-    everybody = [
-        (OURS, told.run, ""),
-        *((other.name, other.run, same_minimum(told.run, other)) for other in told.others),
-    ]
+def comparison_rows(ours: Run, others: Sequence[Compared], caption: str) -> Part:
+    """Ours and the others; whoever needed the fewest calls stands out."""
+    everybody = [(OURS, ours, ""), *((other.name, other.run, same_minimum(ours, other)) for other in others)]
     fewest = min((run.force_calls for _, run, _ in everybody if run.converged), default=None)
     rows = [
         {"cells": [name, *table_cells(run), same], "best": run.converged and run.force_calls == fewest}
@@ -241,7 +244,7 @@ def comparison_table(told: Relaxation) -> Part:
     headings = ["Optimizer", "Force calls", "Outcome", "Energy (eV)", "fmax (eV/Å)", "Time (s)", "Same minimum"]
     return {
         "kind": "table",
-        "caption": "This run beside others, from the same start",
+        "caption": caption,
         "columns": [{"label": heading, "text": heading in ("Outcome", "Same minimum")} for heading in headings],
         "rows": rows,
         "note": "Force calls are counted inside the calculator; rejected points and line searches count. Minima are "
@@ -313,7 +316,6 @@ def run_facts(told: Relaxation) -> list[dict[str, Any]]:
     facts += [{"label": "Error", "value": run.error}] if run.error else []
     facts += [{"label": "Command", "value": told.command, "code": True}] if told.command else []
     facts.append({"label": "Versions", "value": versions()})
-    facts.append({"label": "How to cite", "value": CITATION, "code": True})
     return facts
 
 
@@ -321,7 +323,8 @@ def _methods_in_words(readings: Sequence[Reading]) -> str:
     counts: dict[str, int] = {}
     for reading in readings:
         if reading.method not in ("", "start"):
-            counts[reading.method] = counts.get(reading.method, 0) + 1
+            method = METHODS.get(reading.method, reading.method)
+            counts[method] = counts.get(method, 0) + 1
     rejected = sum(not reading.accepted for reading in readings)
     said = [f"{method} {count}" for method, count in counts.items()]
     return ", ".join([*said, *([f"{rejected} rejected"] if rejected else [])])

@@ -75,11 +75,11 @@ def as_plain(report: Report, *, compare: bool) -> dict[str, Any]:
     if report.error is not None:
         plain["error"] = report.error
     if compare:
-        plain["compare"] = {other.name: _compared_as_json(other.run) for other in report.others}
+        plain["compare"] = {other.name: compared_as_json(other.run) for other in report.others}
     return plain
 
 
-def _compared_as_json(run: Run) -> dict[str, Any]:
+def compared_as_json(run: Run) -> dict[str, Any]:
     plain: dict[str, Any] = {
         "converged": run.converged,
         "force_calls": run.force_calls,

@@ -51,15 +51,16 @@
       return { from, executed, proposed };
     }
 
-    longestMove() {
-      let longest = 0;
+    // the longest displacement of each move
+    longestMoves() {
+      const found = [];
       for (let index = 0; index + 1 < this.frames.length; index += 1) {
-        const move = this.move(index);
-        for (const rows of move ? [move.executed, move.proposed] : []) {
-          for (let i = 0; rows && i < rows.length; i += 3) longest = Math.max(longest, Math.hypot(rows[i], rows[i + 1], rows[i + 2]));
-        }
+        const rows = this.move(index)?.executed ?? [];
+        let longest = 0;
+        for (let i = 0; i < rows.length; i += 3) longest = Math.max(longest, Math.hypot(rows[i], rows[i + 1], rows[i + 2]));
+        found.push(longest);
       }
-      return longest;
+      return found;
     }
   }
 
@@ -270,8 +271,9 @@
     const proposals = films.some((film) => film.proposed && film.proposed.some((rows) => rows));
     const times = make("select", { "aria-label": "How much longer arrows are drawn" },
       ...[1, 3, 10, 30, 100].map((factor) => make("option", { value: factor }, `×${factor}`)));
-    const longest = Math.max(...films.map((film) => film.longestMove()));
-    times.value = String([100, 30, 10, 3, 1].find((factor) => factor * longest <= 4) ?? 1);
+    const lengths = films.flatMap((film) => film.longestMoves()).sort((a, b) => b - a);
+    const typical = lengths[Math.floor(lengths.length / 4)] ?? 0; // three of four moves are shorter
+    times.value = String([100, 30, 10, 3, 1].find((factor) => factor * typical <= 3) ?? 1);
     const box = (kind, words) => {
       const input = make("input", { type: "checkbox", checked: true });
       const mark = make("span", { class: "arrow", "aria-hidden": "true" });

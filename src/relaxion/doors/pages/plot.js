@@ -101,7 +101,7 @@
     limit(picture, scale, limit) {
       const y = scale.y(limit.value), right = scale.width - EDGE.right;
       picture.append(svg("line", { class: "limit", x1: EDGE.left, x2: right, y1: y, y2: y }));
-      picture.append(svg("text", { class: "limit-label", x: right, y: y - 5, "text-anchor": "end" }, limit.label));
+      picture.append(svg("text", { class: "limit-label", x: EDGE.left + 6, y: y - 5 }, limit.label));
     }
 
     series(picture, scale, series, i) {

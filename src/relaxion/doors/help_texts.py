@@ -1,0 +1,49 @@
+"""Examples, units and exit codes below the help of each command. Loads nothing."""
+
+from __future__ import annotations
+
+UNITS_ONLY = """
+[bold]Units[/bold]: lengths Å, energies eV, forces eV/Å, stresses eV/Å³, times s.
+"""
+
+
+def examples(*lines: str) -> str:
+    """One per line, under a heading."""
+    return "\n".join(["", "[bold]Examples[/bold]", *(f"\n{line}" for line in lines), ""])
+
+
+def exit_codes(words: str) -> str:
+    return f"\n[bold]Exit codes[/bold]: {words}.\n"
+
+
+RACE = (
+    examples(
+        "relaxion race alloy.cif --with BFGS,FIRE",
+        "relaxion race POSCAR --cell --with BFGSLineSearch --fmax 0.01 --out race.html",
+        "relaxion race structures.xyz --index 3 --calc eam --rattle 0.1 --json",
+    )
+    + UNITS_ONLY
+    + exit_codes("0 ours converged, 1 error, 2 usage, 3 ours did not converge, 130 interrupted, 143 terminated")
+)
+REPORT = (
+    examples(
+        "relaxion relax alloy.cif --out relaxed && relaxion report relaxed/alloy",
+        "relaxion report bfgs.traj --out bfgs.html",
+    )
+    + UNITS_ONLY
+    + exit_codes("0 written, 1 error, 2 usage")
+)
+DOCTOR = examples("relaxion doctor", "relaxion doctor --json > doctor.json") + exit_codes(
+    "0 everything works, 1 something does not"
+)
+CALCULATORS = examples("relaxion calculators", "relaxion relax POSCAR --calc eam") + UNITS_ONLY
+TRAIN = examples(
+    "relaxion train pendulum --agent sac --seed 0 --out runs/pendulum",
+    "relaxion train runs/pendulum --resume",
+    "relaxion train pendulum --steps 20000 --set batch_size=256",
+)
+PACKAGE = examples("relaxion package runs/alloys alloys-1", "relaxion policies alloys-1") + exit_codes(
+    "0 done, 1 error, 2 usage"
+)
+POLICIES = examples("relaxion policies", "relaxion policies NAME --json")
+CURVE = examples("relaxion curve runs/pendulum-sac-*", "relaxion curve runs/a runs/b --out ab.png")
