@@ -1,0 +1,139 @@
+"""Lessons from finished relaxations, and learning from them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from ase.build import bulk
+
+import relaxion
+from relaxion.errors import SettingsError
+from relaxion.experience.environment import Environment, EnvironmentSettings
+from relaxion.experience.starts import PerturbedStarts
+from relaxion.networks.metric import MetricSettings
+from relaxion.networks.metric_policies import MetricPolicy
+from relaxion.networks.move_actions import MoveActions
+from relaxion.structures import Move, Outcome, Structures
+from relaxion.training.metric_assessment import PlainLoop
+from relaxion.training.metric_data import Lessons, first_state, relax, way_to
+from relaxion.training.metric_imitation import ImitationSettings, MetricImitation, Source, relative_errors
+from relaxion.training.metric_starts import EAM_METALS, KINDS, MetalStarts
+
+SETTINGS = MetricSettings(channels=8, n_hidden=8, n_layers=1, cutoff_angstrom=4.0)
+TINY = MetalStarts(elements=("Cu", "Ni"), sizes=(2, 4), rattle_angstrom=(0.05, 0.15))
+
+
+def policy_of(seed: int = 0) -> MetricPolicy:
+    return MetricPolicy(MoveActions(0.3, 0.05), SETTINGS, torch.Generator().manual_seed(seed))
+
+
+def learner_of(n_updates: int = 6) -> MetricImitation:
+    chosen = ImitationSettings(
+        n_updates=n_updates, n_lessons=16, starts_per_round=8, rounds_before=2, updates_per_round=3, rounds_kept=3
+    )
+    source = Source(relaxion.potential("emt"), TINY)
+    return MetricImitation(policy_of(), [source], chosen, torch.Generator().manual_seed(1))
+
+
+def test_the_way_leads_to_the_minimum_but_for_turns_and_shifts() -> None:
+    crystal = bulk("Cu", cubic=True)
+    crystal.rattle(0.1, seed=1)
+    structures = Structures.from_ase([crystal], cell_free=True)
+    generator = torch.Generator().manual_seed(2)
+    strain = 0.03 * torch.randn(1, 3, 3, generator=generator, dtype=torch.float64)
+    planted = Move(0.1 * torch.randn(4, 3, generator=generator, dtype=torch.float64), (strain + strain.mT) / 2)
+    minimum = structures.moved(planted)
+    turn, _ = torch.linalg.qr(torch.randn(3, 3, generator=generator, dtype=torch.float64))
+    turn = turn * torch.sign(torch.det(turn))
+    turned = Structures(
+        minimum.positions @ turn + 5.0,
+        minimum.cells @ turn,
+        minimum.periodic,
+        minimum.atomic_numbers,
+        minimum.structure_index,
+        minimum.movable,
+        minimum.cell_free,
+    )
+    way = way_to(turned, structures)
+    torch.testing.assert_close(way.strains, planted.strains)
+    torch.testing.assert_close(way.displacements, planted.displacements - planted.displacements.mean(dim=0))
+
+
+def test_lessons_end_where_their_relaxations_ended() -> None:
+    emt = relaxion.potential("emt")
+    state = first_state(emt, TINY.sample(torch.Generator().manual_seed(3), 6))
+    chosen = EnvironmentSettings(
+        force_tolerance_ev_per_angstrom=1e-3, max_force_calls=60, max_displacement_angstrom=0.3, stall_length_angstrom=0
+    )
+    found = relax(Environment(emt, TINY, chosen), policy_of(), state)
+    assert bool((found.outcomes == Outcome.CONVERGED).all())
+    lessons = found.lessons(smallest_force=0.02, farthest=1.0)
+    assert lessons is not None
+    assert lessons.number > 12
+    arrived = emt(lessons.state.structures.moved(lessons.goal))
+    assert float(arrived.forces.norm(dim=1).max()) < 2e-3
+    assert float(lessons.state.evaluation.forces.norm(dim=1).max()) > 0.5
+
+
+def test_starts_are_of_every_kind_and_repeat() -> None:
+    starts = MetalStarts(elements=EAM_METALS, sizes=(4, 10), shares=dict.fromkeys(KINDS, 1.0))
+    one, two = [starts.sample(torch.Generator().manual_seed(5), 40) for _ in range(2)]
+    assert torch.equal(one.positions, two.positions)
+    assert 0 < int(one.cell_free.sum()) < 40
+    assert not bool(one.periodic.all())
+    assert not bool(one.movable.all())
+    assert bool((one.periodic.all(dim=1) | ~one.cell_free).all())
+    forces = relaxion.potential("eam")(one).forces
+    assert bool(torch.isfinite(forces).all())
+    with pytest.raises(SettingsError, match="did you mean 'cluster'"):
+        MetalStarts(shares={"clusters": 1.0})
+
+
+def test_learning_lowers_the_error_on_other_structures() -> None:
+    learner = learner_of(60)
+    other = first_state(relaxion.potential("emt"), TINY.sample(torch.Generator().manual_seed(77), 24))
+    environment = Environment(relaxion.potential("emt"), TINY, learner._environment_settings())
+    unseen = relax(environment, policy_of(), other).lessons(0.01, 1.0)
+    assert unseen is not None
+    before = float(relative_errors(learner.policy, unseen).detach().mean())
+    while not learner.done:
+        metrics = learner.update()
+    after = float(relative_errors(learner.policy, unseen).detach().mean())
+    assert after < 0.75 * before
+    assert set(metrics) >= {"imitation/relative_error", "imitation/gradient_norm", "imitation/learning_rate"}
+    assert learner.force_calls > 100
+
+
+def test_stop_and_resume_is_the_straight_run() -> None:
+    straight, first = learner_of(), learner_of()
+    for _ in range(4):
+        straight.update()
+        first.update()
+    second = learner_of()
+    second.restore(first.snapshot())
+    for learner in (straight, second):
+        while not learner.done:
+            learner.update()
+    one, two = straight.snapshot(), second.snapshot()
+    assert one.keys() == two.keys()
+    assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+def test_lessons_survive_as_tensors() -> None:
+    state = first_state(relaxion.potential("emt"), TINY.sample(torch.Generator().manual_seed(3), 3))
+    lessons = Lessons(state, Move.zero(state.structures))
+    again = Lessons.of_tensors(lessons.tensors()).tensors()
+    assert all(torch.equal(tensor, again[name]) for name, tensor in lessons.tensors().items())
+
+
+def test_the_plain_loop_counts_every_call() -> None:
+    emt = relaxion.potential("emt")
+    relaxed = Structures.from_ase([bulk("Cu", a=3.59)])
+    starts = Structures.concatenate([relaxed, TINY.sample(torch.Generator().manual_seed(3), 4)])
+    before = emt.calls
+    calls = PlainLoop(emt, max_force_calls=50).calls(policy_of(), starts)
+    assert int(calls[0]) == 1  # nothing to do
+    assert int(calls.sum()) == emt.calls - before
+    assert bool((calls[1:] > 1).all())
+    hopeless = PlainLoop(emt, 1e-6, max_force_calls=3).calls(policy_of(), PerturbedStarts(starts).pool)
+    assert int(hopeless[1:].min()) == 3
