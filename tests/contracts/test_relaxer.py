@@ -21,7 +21,7 @@ from ase.mep import NEB
 from ase.optimize import BFGS
 
 from relaxion import Outcome, Relaxer
-from relaxion.errors import RestartError, SettingsError, StructureError
+from relaxion.errors import PolicyError, RestartError, SettingsError, StructureError
 
 
 class CountingEMT(EMT):
@@ -173,7 +173,7 @@ def test_interrupted_during_the_fallback_is_straight(tmp_path):
         ('{"format": "relaxion-restart", "ver', "cannot be read"),
         ("[1, 2]", "not a Relaxion restart file"),
         ('{"format": "relaxion-restart", "version": 99}', "version 99"),
-        ('{"format": "relaxion-restart", "version": 1}', "lacks"),
+        ('{"format": "relaxion-restart", "version": 2}', "lacks"),
     ],
 )
 def test_foreign_restart_files_are_refused_and_kept(tmp_path, content, message):
@@ -482,7 +482,7 @@ def test_settings_are_checked():
     for maxstep in (0, -1, np.nan, np.inf):
         with pytest.raises(SettingsError, match="maxstep"):
             Relaxer(alloy(), logfile=None, maxstep=maxstep)
-    with pytest.raises(SettingsError, match="no policy named 'metalls'"):
+    with pytest.raises(PolicyError, match="no policy named 'metalls'"):
         Relaxer(alloy(), logfile=None, policy="metalls")
 
 

@@ -219,7 +219,7 @@ class Guard(QuasiNewton):
         """The step that the gate's knobs make of the metric, if the guard lets it pass."""
         if not np.isfinite(view.step).all():
             return self._by_core(base, "the metric's step is not finite")
-        if reason := self._mistrust(view):
+        if reason := self._mistrust(base, view):
             return self._by_core(base, reason)
         solve: Solve = view.metric.solve
         if knobs.floor > 0:
@@ -246,9 +246,11 @@ class Guard(QuasiNewton):
         self.core_steps += 1
         return replace(proposal, reason=reason)
 
-    def _mistrust(self, view: View) -> str:
+    def _mistrust(self, base: Point, view: View) -> str:
         """Why the metric is not believed here; empty where it is."""
         guard = self.guard
+        if dot(view.step, base.forces) <= 0:
+            return "its step does not go downhill"
         disappointed = self.lesson.rejected or abs(self.lesson.energy_ratio - 1) > guard.disappointment
         doubted = disappointed or view.error > guard.bad_error
         if self.secants and doubted and view.error > guard.bonus * view.core_error:

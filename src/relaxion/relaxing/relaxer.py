@@ -15,12 +15,12 @@ from ase import Atoms
 from ase.filters import Filter
 from ase.optimize.optimize import DEFAULT_MAX_STEPS, Optimizer
 
-from relaxion.classical.chain import Classical
 from relaxion.classical.door import bare_atoms, check_door, read_coordinates, read_energy, read_point
 from relaxion.classical.point import Array, Point, Proposal, longest
 from relaxion.classical.quasi_newton import QuasiNewtonSettings
 from relaxion.errors import RestartError, SettingsError
 from relaxion.relaxing.film import Film, frame_of, proposal_in_space
+from relaxion.relaxing.guard import chosen
 from relaxion.relaxing.restart import Saved, read_restart, write_restart
 from relaxion.structures.state import Outcome
 
@@ -38,10 +38,11 @@ class HistoryEntry:
     call: int
     energy_ev: float
     fmax_ev_per_angstrom: float
-    method: str  # that led here: "start", "springs", "plain" or "fire"
+    method: str  # that led here: "start", "policy", "springs", "plain" or "fire"
     step_length_angstrom: float  # longest executed displacement, from the base of the step
     trust_angstrom: float
     accepted: bool = True
+    reason: str = ""  # why that method, in the guard's words
 
 
 class Relaxer(Optimizer):
@@ -64,18 +65,23 @@ class Relaxer(Optimizer):
         logfile: IO | str | Path | None = "-",
         trajectory: str | Path | None = None,
         append_trajectory: bool = False,
-        policy: str | None = "auto",
+        policy: str | Path | None = "auto",
         maxstep: float | None = None,
         fallback: bool = True,
+        allow_unseen: bool = False,
         **kwargs: Any,
     ) -> None:
-        """`policy`: "auto" takes a shipped policy that covers the elements (none ships yet, so: the classical core),
-        None insists on the classical core. `maxstep`: longest displacement in one step, Å. `fallback`: whether
-        damped FIRE may take over when the core loses its way. All else as in ASE."""
+        """`policy`: "auto" takes a shipped policy that covers the elements, a name or path takes that one, None insists
+        on the classical core. `maxstep`: longest displacement in one step, Å. `fallback`: whether damped FIRE may take
+        over when the core loses its way. `allow_unseen`: let the policy speak about elements it was not trained on. All
+        else as in ASE."""
         check_door(atoms)
         self.maxstep = _checked_maxstep(self.defaults["maxstep"] if maxstep is None else maxstep)
-        self.policy = _checked_policy(policy)
-        self._chain = Classical(QuasiNewtonSettings(largest_trust=self.maxstep), fallback=fallback)
+        self.policy = policy
+        numbers = bare_atoms(atoms).numbers.tolist() if isinstance(atoms, Atoms | Filter) else []
+        method = QuasiNewtonSettings(largest_trust=self.maxstep)
+        choice = chosen(policy, numbers, method, fallback=fallback, allow_unseen=allow_unseen)
+        self.policy_used, self._chain = choice.name, choice.chain
         self.history: list[HistoryEntry] = []
         self.film = Film()
         self._base_call: int | None = None  # the force call at whose point the next step begins
@@ -101,8 +107,9 @@ class Relaxer(Optimizer):
 
     @property
     def fallback_used(self) -> int:
-        """Steps made by damped FIRE because the core had lost its way."""
-        return self._chain.fallback_used
+        """Steps not made by whom they were asked of: by the core or FIRE in place of the policy, by FIRE in place of
+        the core where no policy was asked."""
+        return self._chain.fallback_used + getattr(self._chain.quasi_newton, "core_steps", 0)
 
     @property
     def outcome(self) -> Outcome:
@@ -123,6 +130,11 @@ class Relaxer(Optimizer):
         """Go on from the restart file."""
         path = Path(str(self.restart))
         saved = read_restart(path, self.atoms)
+        if saved.policy != self.policy_used:
+            raise RestartError(
+                f"{path} was written with the policy {saved.policy}, now it is {self.policy_used}; "
+                f"give policy={saved.policy!r}, or delete the file to start afresh"
+            )
         self._calls_before, self._seen_at, self._left_at = saved.force_calls, saved.seen_at, saved.left_at
         try:
             self._chain.restore(saved.core)
@@ -131,7 +143,7 @@ class Relaxer(Optimizer):
 
     def todict(self) -> dict[str, Any]:
         """For the header of the trajectory."""
-        return {**super().todict(), "policy": self.policy}
+        return {**super().todict(), "policy": self.policy_used}
 
     def run(self, fmax: float = 0.05, steps: int = DEFAULT_MAX_STEPS) -> bool:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Relax until the largest force is below `fmax` (eV/Å) or `steps` steps are done. Whether it converged."""
@@ -176,6 +188,7 @@ class Relaxer(Optimizer):
                 method="start" if last is None else last.method,
                 step_length_angstrom=travelled,
                 trust_angstrom=self._chain.quasi_newton.trust,
+                reason="" if last is None else last.reason,
             )
         )
         proposed = None if last is None else proposal_in_space(self.atoms, last)
@@ -193,7 +206,7 @@ class Relaxer(Optimizer):
         self._seen_at, self._left_at = point.coordinates, read_coordinates(self.atoms)
         self._watch_motion(longest(self._left_at - point.coordinates))
         if self.restart is not None and self.comm.rank == 0:
-            saved = Saved(self.force_calls, self._seen_at, self._left_at, self._chain.snapshot())
+            saved = Saved(self.force_calls, self._seen_at, self._left_at, self._chain.snapshot(), self.policy_used)
             write_restart(Path(self.restart), self.atoms, saved)
 
     def _propose(self, point: Point) -> Proposal | None:
@@ -245,9 +258,3 @@ def _checked_maxstep(maxstep: float) -> float:
     if not (math.isfinite(maxstep) and maxstep > 0):
         raise SettingsError(f"maxstep is a length in Å above 0, got {maxstep}")
     return float(maxstep)
-
-
-def _checked_policy(policy: str | None) -> str | None:
-    if policy not in (None, "auto"):
-        raise SettingsError(f"no policy named {policy!r}; take 'auto', or None for the classical core")
-    return policy

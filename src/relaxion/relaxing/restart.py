@@ -16,7 +16,7 @@ from relaxion.classical.point import Array
 from relaxion.errors import RestartError
 
 FORMAT = "relaxion-restart"
-VERSION = 1
+VERSION = 2  # 1 had no policy
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,8 @@ class Saved:
     force_calls: int
     seen_at: Array  # (n_rows, 3) Å, where the last step began
     left_at: Array  # (n_rows, 3) Å, where it led
-    core: dict[str, Any]  # snapshot of the classical core
+    core: dict[str, Any]  # snapshot of the optimizer
+    policy: str  # who made the steps
 
 
 def write_restart(path: Path, target: Atoms | Filter, saved: Saved) -> None:
@@ -55,7 +56,7 @@ def read_restart(path: Path, target: Atoms | Filter) -> Saved:
         raise RestartError(f"{path} is damaged: coordinates are not of shape {expected}; delete it to start afresh")
     if isinstance(target, UnitCellFilter):
         target.orig_cell = reference.reshape(3, 3)
-    return Saved(calls, seen_at, left_at, plain["core"])
+    return Saved(calls, seen_at, left_at, plain["core"], str(plain["policy"]))
 
 
 def _signature(target: Atoms | Filter) -> dict[str, Any]:
