@@ -1,6 +1,7 @@
 """Force calls of ours beside ASE's optimizers on every set of `relaxion bench`, as Markdown.
 
-    OMP_NUM_THREADS=1 python benchmarks/relaxation/classical.py [--sets emt-bulk,lj38] [--policy none] [--with BFGS] [--number 20]
+    export OMP_NUM_THREADS=1
+    python benchmarks/relaxation/classical.py [--sets emt-bulk,lj38] [--policy none] [--with BFGS] [--number 20]
         [--out DIR] [--check]
 
 The same as `relaxion bench SET` for one set after the other, with one more row: the core without its springs, a plain

@@ -3,8 +3,8 @@
     OMP_NUM_THREADS=1 python benchmarks/relaxation/overhead.py [--policy auto] [--with BFGS,LBFGS] [--sizes 8,64,...]
 
 Rattled fcc Cu–Au cells, EMT (batched). Processor time of the calculator is subtracted, step by step; the median of the
-steps is shown. BFGS diagonalises a dense matrix of (3 n_atoms)² at every step: at 4 096 atoms it holds 1.2 GB and takes
-512 times as long as at 512 atoms, at 10 000 atoms 7 GB and 7 500 times as long; so it is asked up to 512 atoms only.
+steps is shown. BFGS diagonalises a dense matrix of (3 n_atoms)² at every step: at 4 096 atoms that is 1.2 GB
+and, by the cube, five minutes per step, at 10 000 atoms 7 GB and more than an hour; so it stops at 512 atoms.
 """
 
 from __future__ import annotations

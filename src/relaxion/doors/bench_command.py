@@ -21,7 +21,7 @@ from relaxion.doors.bench_output import as_plain, as_table, sentences
 from relaxion.doors.bench_starts import Starts, find_starts
 from relaxion.doors.interrupts import Interrupts
 from relaxion.doors.progress import one_line, say, tell
-from relaxion.errors import FileError, RelaxionError, SettingsError, UnknownPotentialError
+from relaxion.errors import FileError, PolicyError, RelaxionError, SettingsError, UnknownPotentialError
 from relaxion.relaxing.measuring.contest import Conditions, OnScore, Score, contest
 from relaxion.relaxing.measuring.optimizers import (
     Contestant,
@@ -61,7 +61,7 @@ def bench(request: BenchRequest) -> int:
     with Interrupts() as interrupts:
         try:
             return _bench(request, interrupts)
-        except (SettingsError, UnknownPotentialError) as error:
+        except (SettingsError, UnknownPotentialError, PolicyError) as error:
             say(f"relaxion: {error}")
             return USAGE
         except (RelaxionError, OSError) as error:
