@@ -91,10 +91,7 @@ def _springs(stiffness: Stiffness, layout: Layout) -> Tensor:
     structures, n = stiffness.structures, layout.n_largest
     first, second = stiffness.centers[::2], stiffness.neighbors[::2]
     owners = stiffness.link_structure[::2]
-    unit = stiffness.directions
-    identity = torch.eye(3, dtype=unit.dtype)
-    blocks = stiffness.across[:, None, None] * identity
-    blocks = blocks + ((stiffness.along - stiffness.across)[:, None] * unit)[:, :, None] * unit[:, None, :]
+    blocks = stiffness.blocks
     i, j = layout.places.index_select(0, first), layout.places.index_select(0, second)
     grid = blocks.new_zeros((structures.n_structures * n * n, 3, 3))
     start = owners * n * n

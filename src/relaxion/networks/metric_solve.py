@@ -14,11 +14,12 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from relaxion.networks.metric_dense import dense, strain_columns
+from relaxion.networks.metric_sparse import sparse_product
 from relaxion.networks.metric_stiffness import Stiffness, Unknowns
 
 LARGEST_DENSE = 128  # atoms; above it conjugate gradients are quicker
 MOST_PADDED_NUMBERS = 3e7  # of all padded matrices: 240 MB
-RELATIVE_TOLERANCE = 1e-8  # of the residual of conjugate gradients
+RELATIVE_TOLERANCE = 1e-7  # of the residual of conjugate gradients
 MOST_ITERATIONS = 1000
 
 Inverse = Callable[[Unknowns], Unknowns]
@@ -78,7 +79,7 @@ def _cholesky(stiffness: Stiffness) -> Inverse:
 
 
 def _conjugate_gradients(stiffness: Stiffness) -> Inverse:
-    precondition = _block_jacobi(stiffness)
+    precondition, apply = _block_jacobi(stiffness), sparse_product(stiffness)
     structures = stiffness.structures
 
     def inverse(right: Unknowns) -> Unknowns:
@@ -90,7 +91,7 @@ def _conjugate_gradients(stiffness: Stiffness) -> Inverse:
         for _ in range(MOST_ITERATIONS):
             if bool((residual.dot(residual, structures) <= goal).all()):
                 break
-            resisted = stiffness.apply(direction)
+            resisted = apply(direction)
             # a structure that is done has a size of about 0 and stands still
             length = size / direction.dot(resisted, structures).clamp_min(1e-300)
             answer = answer + direction.scaled(length, structures)
@@ -107,9 +108,7 @@ def _conjugate_gradients(stiffness: Stiffness) -> Inverse:
 def _block_jacobi(stiffness: Stiffness) -> Inverse:
     """The inverse of about the diagonal blocks of B: 3 × 3 of each atom, 6 × 6 of each cell."""
     structures, dtype = stiffness.structures, stiffness.vectors.dtype
-    unit, different = stiffness.directions, (stiffness.centers != stiffness.neighbors).to(dtype)
-    blocks = stiffness.across[:, None, None] * torch.eye(3, dtype=dtype)
-    blocks = blocks + ((stiffness.along - stiffness.across)[:, None] * unit)[:, :, None] * unit[:, None, :]
+    blocks, different = stiffness.blocks, (stiffness.centers != stiffness.neighbors).to(dtype)
     seen = blocks * different[::2, None, None]
     arms = stiffness.arms * different[:, None, None]
     outer = torch.bmm(arms.mT, arms)  # of what a neighbour adds to the coordinates of others

@@ -90,6 +90,13 @@ class Stiffness:
         vectors = self.vectors[::2]
         return vectors / torch.linalg.vector_norm(vectors, dim=1, keepdim=True).clamp_min(1e-9)
 
+    @cached_property
+    def blocks(self) -> Tensor:
+        """k∥ r̂r̂ᵀ + k⊥ (1 - r̂r̂ᵀ) of every spring, (n_pairs, 3, 3) eV/Å²."""
+        unit = self.directions
+        outer = ((self.along - self.across)[:, None] * unit)[:, :, None] * unit[:, None, :]
+        return outer + self.across[:, None, None] * torch.eye(3, dtype=unit.dtype)
+
     def apply(self, change: Unknowns) -> Unknowns:
         """B·(u, ε), without building B. What is not free neither changes nor answers."""
         change = change.masked(self.free)
