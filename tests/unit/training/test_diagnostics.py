@@ -154,7 +154,7 @@ TROUBLES: list[tuple[str, dict[str, float], str]] = [
         {"blocked_share": 0.4, "executed_move_angstrom": 0.01},
         "blocked against a wall: moves of 0.2 Å are asked",
     ),
-    ("wall", {"share_blocked": 0.6}, "blocked against a wall"),
+    ("wall", {"share_blocked": 0.6, "blocked_share": 0.15}, "blocked against a wall"),
     (
         "overestimation",
         {"q_at_start": 4.0},
@@ -206,6 +206,14 @@ class TestRules:
 
     def test_the_entropy_sac_is_paid_for_is_no_overestimate(self):
         assert judged(HEALTHY | {"q_at_start": 21.0, "entropy_bonus": 20.0}).active == []
+
+    def test_a_critic_that_has_not_learned_yet_is_on_its_way_down(self):
+        numbers = HEALTHY | {"q_at_start": -0.2, "return_from_start": -20.0, "squared_return": 400.2}
+        assert judged(numbers, HEALTHY | {"q_at_start": 0.1}).active == []
+        assert judged(numbers, HEALTHY | {"q_at_start": -5.0}).active == ["overestimation"]
+
+    def test_a_few_early_ends_are_no_wall(self):
+        assert judged(HEALTHY | {"share_blocked": 1.0, "blocked_share": 0.05}).active == []
 
     def test_who_converges_may_move_little(self):
         assert judged(HEALTHY | {"gate_factor": 0.11, "share_converged": 0.9}).active == []

@@ -22,6 +22,7 @@ from relaxion.training.diagnostics.tally import Averages, Mean, Tally
 
 # What is rarer than steps is remembered for fewer of its kind.
 RELAXATIONS_PER_STEP, DRIVEN_PER_STEP = 1 / 40, 1 / 10
+FEWEST_RELAXATIONS = 20.0  # to judge by, however short the memory
 OF_RELAXATIONS = (
     "q_at_start",
     "return_from_start",
@@ -173,7 +174,7 @@ class Diagnosis:
     def _memory(self, name: str) -> float:
         """How many numbers of this name an average is of."""
         if name in OF_RELAXATIONS or name.startswith("share_"):
-            return max(1.0, self.facts.memory_steps * RELAXATIONS_PER_STEP)
+            return max(FEWEST_RELAXATIONS, self.facts.memory_steps * RELAXATIONS_PER_STEP)
         return self.facts.memory_steps * (DRIVEN_PER_STEP if name == "blocked_share" else 1.0)
 
     def _known(self, agent: Any | None) -> dict[str, float]:

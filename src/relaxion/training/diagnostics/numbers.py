@@ -54,7 +54,7 @@ DIAGNOSTICS: tuple[Diagnostic, ...] = (
         "Å",
         "longest displacement the policy wants without noise, mean over the structures under way with a force above "
         f"{LARGE_FORCE:g} tolerances; at the time of the line",
-        "above 0.2 % of max_displacement_angstrom",
+        "above 0.5 % of max_displacement_angstrom",
     ),
     Diagnostic(
         "gate_factor",

@@ -33,7 +33,7 @@ RULES: tuple[Rule, ...] = (
         name="wall",
         headline="blocked against a wall",
         when=f"at least {s.BLOCKED_STEPS:.0%} of the policy's steps under a large force come to nothing, or "
-        f"{s.BLOCKED_ENDS:.0%} of the relaxations end blocked",
+        f"{s.SOME_BLOCKED_STEPS:.0%} of them and {s.BLOCKED_ENDS:.0%} of the relaxations end blocked",
         remedy="look whether minimum_distance_angstrom is too large for these bonds or the starts are too dense, else "
         "raise deviation_penalty_per_angstrom2 or back_off_penalty so that the policy learns to turn away",
         needs=("blocked_share", "executed_move_angstrom", "proposed_move_angstrom"),
@@ -44,7 +44,7 @@ RULES: tuple[Rule, ...] = (
         name="overestimation",
         headline="critic overestimates",
         when="q_at_start lies above the return (with SAC's entropy bonus) by more than half of it plus its spread plus "
-        "one reward",
+        "one reward; while it is no more than the last two, only if it rises",
         remedy="lower critic_learning_rate, target_update_rate or discount_factor, or take an agent with two critics "
         "(td3, sac)",
         needs=("q_at_start", "return_from_start", "squared_return", "reward_size"),

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from relaxion.experience.structure_replay import capacity_range
 
 BLOCKED_STEPS, BLOCKED_ENDS = 0.3, 0.5  # shares of steps, of ended relaxations
+SOME_BLOCKED_STEPS = 0.1  # those that end first in a young run are the blocked ones: ends alone would mislead
 CLOSED = 0.8  # of the way from 1 to the gate's lower bound, on a log scale
-IDLE = 0.002  # of the largest displacement allowed
+IDLE = 0.005  # of the largest displacement allowed
 CONVERGING = 0.8  # share of relaxations; whoever converges may move as little as he likes
 FAILING = 0.1  # share of relaxations
 LEANING = 0.5  # share of steps
@@ -29,7 +30,8 @@ class Seen:
 
 def wall(seen: Seen) -> float:
     """Steps that come to nothing, or relaxations that end so."""
-    return max(seen.now["blocked_share"] / BLOCKED_STEPS, seen.now.get("share_blocked", 0.0) / BLOCKED_ENDS)
+    steps, ends = seen.now["blocked_share"], seen.now.get("share_blocked", 0.0)
+    return max(steps / BLOCKED_STEPS, min(ends / BLOCKED_ENDS, steps / SOME_BLOCKED_STEPS))
 
 
 def wall_words(seen: Seen) -> str:
@@ -46,11 +48,16 @@ def worth(seen: Seen) -> float:
 
 
 def overestimation(seen: Seen) -> float:
-    """How far Q lies above what was obtained, in units of what chance and a young critic explain."""
-    now = seen.now
-    spread = math.sqrt(max(0.0, now["squared_return"] - now["return_from_start"] ** 2))
-    margin = 0.5 * abs(worth(seen)) + spread + now["reward_size"]
-    return (now["q_at_start"] - worth(seen)) / max(margin, 1e-12)
+    """How far Q lies above what was obtained, in units of what chance and a young critic explain.
+
+    A critic near 0 that does not rise has not learned yet: above a negative return, but on its way down.
+    """
+    now, before = seen.now, seen.before
+    chance = math.sqrt(max(0.0, now["squared_return"] - now["return_from_start"] ** 2)) + now["reward_size"]
+    rises = now["q_at_start"] - before["q_at_start"] > 0.1 * chance
+    if now["q_at_start"] <= chance and not rises:
+        return 0.0
+    return (now["q_at_start"] - worth(seen)) / max(0.5 * abs(worth(seen)) + chance, 1e-12)
 
 
 def overestimation_words(seen: Seen) -> str:

@@ -1,0 +1,244 @@
+"""Each trouble is caused with real parts, and the diagnosis names it; without the trouble it does not (R9)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from relaxion.agents.adam import Adam
+from relaxion.physics import potential
+from relaxion.physics.potential import Potential
+from relaxion.structures import Evaluation, Structures
+from relaxion.training.atom_task import AtomTask, atom_task
+from relaxion.training.atom_trainer import AtomTrainer
+from relaxion.training.diagnostics import Event
+from relaxion.training.diagnostics.measures import closest_pairs
+from relaxion.training.recipe import RunSettings
+from relaxion.training.records import without_times
+from relaxion.training.run import Interrupted, train
+from relaxion.training.run_settings import AtomRunSettings
+
+SMALL: dict[str, Any] = {
+    "task": "relax",
+    "structures": "alloys:Cu-Au:2-4",
+    "held_apart": "starts",
+    "n_pooled": 16,
+    "n_structures": 16,
+    "max_force_calls": 8,
+    "discount_factor": 0.95,
+    "channels": 4,
+    "n_radial": 4,
+    "batch_size": 16,
+    "warmup_steps": 64,
+    "replay_capacity": 2000,
+    "updates_per_round": 2,
+    "alarm_memory_steps": 160,
+    "log_interval_steps": 80,
+    "assessment_interval_steps": 0,
+    "assessment_starts": 4,
+}
+SUPPORT = {"lowest_value": -4.0, "highest_value": 4.0}
+AGENTS = {"td3": {}, "ddpg": {}, "d4pg": SUPPORT, "sac": {"initial_entropy_weight": 0.1}}
+PUSHING = {"minimum_distance_angstrom": 2.9}  # bonds are shorter: every move runs into somebody
+GATED = {"environment_information": ("log_largest_force",)}
+
+
+def settings(agent: str = "td3", **changes: Any) -> AtomRunSettings:
+    read = RunSettings.read({**SMALL, **AGENTS[agent], "agent": agent, **changes})
+    assert isinstance(read, AtomRunSettings)
+    return read
+
+
+def events_of(
+    chosen: AtomRunSettings,
+    steps: int = 480,
+    change: Callable[[AtomTrainer], None] | None = None,
+    engine: Potential | None = None,
+) -> list[Event]:
+    """Alarms of a training, `change` done to it before it begins."""
+    task = atom_task(chosen)
+    trainer = AtomTrainer(chosen, task if engine is None else AtomTask(chosen, engine, task.pools))
+    if change is not None:
+        change(trainer)
+    events, interval = [], chosen.training.log_interval_steps
+    while trainer.step < steps:
+        before = trainer.step
+        trainer.advance()
+        if trainer.step // interval > before // interval:
+            trainer.metrics()
+            events += trainer.take_events()
+    return events
+
+
+@cache
+def healthy(agent: str = "td3") -> list[Event]:
+    return events_of(settings(agent))
+
+
+def sentence(events: list[Event], name: str) -> str:
+    """Of the alarm of that name, which began once and stands."""
+    (event,) = [event for event in events if event.name == name]
+    assert event.begins
+    return event.sentence
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+def test_a_healthy_run_raises_no_alarm(agent: str) -> None:
+    assert healthy(agent) == []
+
+
+def test_a_wall() -> None:
+    """The policy follows the forces, and the corrector undoes what it wants (R9.1)."""
+    events = events_of(settings(**PUSHING), steps=320)
+    assert sentence(events, "wall").startswith("blocked against a wall: moves of 0.")
+    assert "look whether minimum_distance_angstrom is too large" in sentence(events, "wall")
+    assert sentence(events, "crowding").startswith("atoms lean on the minimum distance: 100% of the steps")
+    assert healthy() == []
+
+
+def plant(bias: float) -> Callable[[AtomTrainer], None]:
+    """A critic, and its target, that believe every move to be worth so much more."""
+
+    def change(trainer: AtomTrainer) -> None:
+        agent: Any = trainer.agent
+        names = ("critics", "target_critics") if hasattr(agent, "critics") else ("critic", "target_critic")
+        for name in names:
+            answer = getattr(agent, name).networks.pooled.answer
+            with torch.no_grad():
+                if hasattr(agent, "support"):  # a distribution: its upper bins
+                    answer.bias += bias * torch.linspace(-1, 1, answer.bias.shape[-1])
+                else:
+                    answer.bias += bias
+
+    return change
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+def test_an_overestimating_critic(agent: str) -> None:
+    """Updates go on as ever, but bootstrapped from targets that are far too high (R9.2)."""
+    events = events_of(settings(agent), change=plant(30.0), steps=400)
+    assert sentence(events, "overestimation").startswith("critic overestimates: it expects ")
+    assert "lower critic_learning_rate" in sentence(events, "overestimation")
+    assert healthy(agent) == []
+
+
+def only_the_gate_learns(trainer: AtomTrainer) -> None:
+    agent: Any = trainer.agent
+    agent.policy_optimizer = Adam(agent.policy.gate.parameters(), 0.1)
+
+
+def test_a_gate_going_to_zero() -> None:
+    """Every move is undone and every deviation is dear: the cheapest is not to move (R9.3)."""
+    dear = {**GATED, "deviation_penalty_per_angstrom2": 1e4}
+    events = events_of(settings(**dear, **PUSHING), change=only_the_gate_learns)
+    assert sentence(events, "stillness").startswith("avoids penalties by not moving: the gate's factor is 0.1")
+    assert "lower deviation_penalty_per_angstrom2" in sentence(events, "stillness")
+    assert events_of(settings(**GATED)) == []
+
+
+def test_a_policy_without_gate_that_stops_moving() -> None:
+    dear = {"updates_per_round": 4, "policy_learning_rate": 0.01, "deviation_penalty_per_angstrom2": 1e6}
+    events = events_of(settings(**dear, **PUSHING))
+    words = "avoids penalties by not moving: under a large force the policy moves 0.00"
+    assert sentence(events, "stillness").startswith(words)
+    assert healthy() == []
+
+
+class Fragile(Potential):
+    """EMT that knows nothing of atoms nearer than it was fitted for, as learned potentials do."""
+
+    name = "fragile"
+
+    def __init__(self, nearest: float) -> None:
+        super().__init__()
+        self.inner, self.nearest = potential("emt"), nearest
+        self.has_stress = self.inner.has_stress
+
+    def evaluate(self, structures: Structures, stresses: bool) -> Evaluation:
+        answer = self.inner.evaluate(structures, stresses)
+        too_near = closest_pairs(structures) < self.nearest
+        return Evaluation(answer.energies.masked_fill(too_near, torch.nan), answer.forces, answer.stresses)
+
+
+def test_a_potential_that_fails() -> None:
+    chosen = settings(exploration_unit="bounds", exploration_noise=0.5)  # far into the unknown
+    events = events_of(chosen, engine=Fragile(nearest=2.2))
+    assert sentence(events, "non_finite").startswith("the potential fails too often: ")
+    assert "raise minimum_distance_angstrom" in sentence(events, "non_finite")
+    assert [event for event in events_of(chosen, engine=Fragile(nearest=0.0)) if event.name == "non_finite"] == []
+
+
+def test_an_expert_that_stays() -> None:
+    staying = {"expert_share": 0.5, "expert_steps": 800, "alarm_memory_steps": 80, "updates_per_round": 1}
+    events = events_of(settings(**staying, expert_share_final=0.5), steps=720)
+    assert sentence(events, "expert").startswith("the expert does not step back: it still proposes ")
+    assert "set expert_share_final to 0" in sentence(events, "expert")
+    fading = events_of(settings(**staying, expert_share_final=0.0), steps=720)
+    assert [event for event in fading if event.name == "expert"] == []
+
+
+def test_a_replay_whose_atoms_are_used_up() -> None:
+    """Thousands of transitions are allowed, but there is room for the atoms of a few rounds only."""
+    events = events_of(settings(replay_atom_capacity=240, warmup_steps=32), steps=320)
+    assert sentence(events, "replay_young").startswith("replay is too young: what is drawn is ")
+    assert "replay_atom_capacity" in sentence(events, "replay_young")
+    assert healthy() == []
+
+
+def test_a_replay_of_long_ago() -> None:
+    long = {"n_structures": 512, "replay_capacity": 80_000, "updates_per_round": 0, "log_interval_steps": 1024}
+    with pytest.warns(match="is large for systems"):
+        events = events_of(settings(**long, structures="b2:AlCu", warmup_steps=60_000), steps=56_000)
+    assert sentence(events, "replay_old").startswith("replay is too old: what is drawn is 2")
+    assert "lower replay_capacity" in sentence(events, "replay_old")
+    assert healthy() == []
+
+
+@pytest.mark.filterwarnings("ignore:.*lie outside the support:relaxion.errors.RelaxionWarning")
+def test_returns_that_the_critic_cannot_express() -> None:
+    events = events_of(settings("d4pg", lowest_value=-0.01, highest_value=0.01), steps=400)
+    assert sentence(events, "support").startswith("returns leave the critic's support: ")
+    assert "widen lowest_value and highest_value" in sentence(events, "support")
+    assert healthy("d4pg") == []
+
+
+def records(out: Path) -> list[dict[str, float | None]]:
+    return [without_times(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+def alarms(out: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (out / "alarms.jsonl").read_text().splitlines()]
+
+
+def test_a_run_writes_its_alarms_down_and_goes_on_with_them(tmp_path: Path) -> None:
+    """Interrupted and resumed, the same lines to the bit; alarms in numbers and in words; advice beside BFGS."""
+    chosen = settings(
+        **PUSHING, steps=480, alarm_memory_steps=40, checkpoint_interval_steps=160, assessment_interval_steps=240
+    )
+    train(chosen, tmp_path / "straight")
+
+    def stop(step: int, _newest: Any) -> None:
+        if step == 288:
+            raise KeyboardInterrupt
+
+    with pytest.raises((Interrupted, KeyboardInterrupt)):
+        train(chosen, tmp_path / "stopped", on_progress=stop)
+    train(chosen, tmp_path / "stopped", resume=True)
+    straight = alarms(tmp_path / "straight")
+    assert alarms(tmp_path / "stopped") == straight
+    assert records(tmp_path / "stopped") == records(tmp_path / "straight")
+    wall = next(line for line in straight if line.get("alarm") == "wall")
+    assert wall["event"] == "begins"
+    assert wall["sentence"].startswith("blocked against a wall")
+    columns = {
+        line["time/total_timesteps"]: line.get("diagnosis/alarm_wall") for line in records(tmp_path / "straight")
+    }
+    assert all(value == (step >= wall["step"]) for step, value in columns.items() if value is not None)
+    advice = next(line for line in straight if "advice" in line)
+    assert advice["sentence"].startswith("needs more force calls than BFGS: ")
