@@ -1,0 +1,109 @@
+"""Agents × policies on structures held apart, beside ASE's optimizers from the same starts.
+
+    python benchmarks/atoms/agents.py --runs FOLDER [--only al-fe] [--seed 0] [--table]
+
+Trains every agent with either backbone on Al–Fe and on EMT metals, short runs of the shipped recipes (`SHORT`), and
+prints the table of README.md. Finished runs are not run again, interrupted ones go on: stop and start it as you like.
+`--table` trains nothing and shows what is there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+import torch
+
+from relaxion.physics.registry import potential
+from relaxion.training.atom_assessment import AtomAssessor
+from relaxion.training.atom_task import atom_task
+from relaxion.training.baselines import ase_calls
+from relaxion.training.recipe import find, settings_from_recipe
+from relaxion.training.run import train
+from relaxion.training.run_settings import AtomRunSettings
+
+SETS = {"al-fe": "Al–Fe, 2–20 atoms", "emt-metals": "EMT metals, 2–16 atoms"}
+AGENTS = ("td3", "sac", "d4pg", "ddpg")
+BACKBONES = {"tensor_field": "e3nn", "light": "light"}
+CLASSICAL = ("BFGS", "BFGSLineSearch", "FIRE")
+SHORT = {  # what differs from the recipes: a tenth of their steps
+    "steps": 8_000,
+    "n_structures": 32,
+    "updates_per_round": 8,
+    "batch_size": 24,
+    "expert_share": 0.5,
+    "expert_steps": 5_000,
+    "imitation_weight": 1.0,
+    "replay_capacity": 8_000,
+    "assessment_interval_steps": 4_000,
+    "assessment_starts": 100,
+    "checkpoint_interval_steps": 2_000,
+}
+
+
+def settings_of(name: str, agent: str, backbone: str, seed: int) -> AtomRunSettings:
+    settings = settings_from_recipe(find(name), agent, {**SHORT, "backbone": backbone, "seed": seed})
+    assert isinstance(settings, AtomRunSettings)
+    return settings
+
+
+def trained(name: str, agent: str, backbone: str, seed: int, runs: Path, may_train: bool) -> dict | None:
+    """The result of this run, trained now if need be; None where there is none."""
+    out = runs / f"{name}-{agent}-{backbone}-{seed}"
+    result = out / "result.json"
+    if not result.exists() and may_train:
+        begin = time.process_time()
+        train(settings_of(name, agent, backbone, seed), out, resume=(out / "checkpoint.safetensors").exists())
+        print(f"{out.name}: {time.process_time() - begin:.0f} CPU-seconds", flush=True)
+    return json.loads(result.read_text()) if result.exists() else None
+
+
+def classical(name: str, runs: Path) -> dict[str, dict[str, float]]:
+    """ASE's optimizers from the starts that every agent is assessed on."""
+    file = runs / f"{name}-classical.json"
+    if not file.exists():
+        settings = settings_of(name, "td3", "light", 0)
+        starts = AtomAssessor(atom_task(settings), settings.training.assessment_starts).starts.structures
+        world, engine = settings.environment, potential(settings.atoms.potential)
+        fmax, cap = world.force_tolerance_ev_per_angstrom, world.max_force_calls
+        found = {kind: ase_calls(kind, starts, engine, fmax, cap) for kind in CLASSICAL}
+        rows = {
+            kind: {"mean": calls.mean, "median": calls.median, "failures": calls.failures}
+            for kind, calls in found.items()
+        }
+        file.write_text(json.dumps(rows, indent=1))
+    return json.loads(file.read_text())
+
+
+def show(name: str, runs: Path, seed: int, may_train: bool) -> None:
+    rows = [(kind, r["mean"], r["median"], r["failures"]) for kind, r in classical(name, runs).items()]
+    for backbone, word in BACKBONES.items():
+        for agent in AGENTS:
+            result = trained(name, agent, backbone, seed, runs, may_train)
+            if result is not None:
+                failures = round((1 - result["final_success_rate"]) * SHORT["assessment_starts"])
+                calls = result["final_force_calls_mean"], result["final_force_calls_median"]
+                rows.append((f"**{agent.upper()}, {word}**", *calls, failures))
+    print(f"\n### {SETS[name]}\n\n| | mean | median | failures of {SHORT['assessment_starts']} |\n|---|---|---|---|")
+    for label, mean, median, failures in sorted(rows, key=lambda row: row[1]):
+        print(f"| {label} | {mean:.1f} | {median:.0f} | {failures} |")
+    print(flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--runs", type=Path, required=True, help="folder of the runs")
+    parser.add_argument("--only", choices=list(SETS), help="one set of structures")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--table", action="store_true", help="train nothing")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    options.runs.mkdir(parents=True, exist_ok=True)
+    for name in [options.only] if options.only else SETS:
+        show(name, options.runs, options.seed, not options.table)
+
+
+if __name__ == "__main__":
+    main()
