@@ -1,0 +1,78 @@
+"""Every agent updates with a metric policy as its actor."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from ase import Atoms
+from ase.build import bulk
+
+import relaxion
+from relaxion.agents.agent import Agent
+from relaxion.agents.d4pg import D4PG, D4PGSettings
+from relaxion.agents.ddpg import DDPG
+from relaxion.agents.sac import SAC
+from relaxion.agents.td3 import TD3
+from relaxion.experience import Environment, EnvironmentSettings, PerturbedStarts
+from relaxion.experience.batch import Batch
+from relaxion.networks.atom_critics import AtomCategoricalCritic, AtomCritics
+from relaxion.networks.metric import MetricSettings
+from relaxion.networks.metric_policies import MetricActions, MetricGaussianPolicy, MetricPolicy
+from relaxion.networks.observer import AtomNetworkSettings
+from relaxion.structures import Structures
+from relaxion.structures.perturb import perturbation
+
+ACTIONS = MetricActions(0.5, 0.1)
+CRITIC = AtomNetworkSettings(channels=4)
+
+
+@pytest.fixture(scope="module")
+def environment() -> Environment:
+    pool = Structures.from_ase(
+        [bulk("Al", cubic=True), bulk("Cu", cubic=True), Atoms("Cu2", [[0, 0, 0], [2.4, 0, 0]])],
+        cell_free=[True, False, False],
+    )
+    starts = PerturbedStarts(pool, [perturbation("rattle:0.1")])
+    return Environment(relaxion.potential("emt"), starts, EnvironmentSettings(n_structures=6))
+
+
+@pytest.fixture(scope="module")
+def batch(environment: Environment) -> Batch:
+    generator = torch.Generator().manual_seed(0)
+    state = environment.reset(generator)
+    step = environment.step(state, ACTIONS.random(state, generator))
+    return Batch(step.state, step.executed, step.reward.float(), step.discount.float(), step.next_state)
+
+
+def make_agent(name: str, names: tuple[str, ...]) -> Agent:
+    generator = torch.Generator().manual_seed(1)
+    settings = MetricSettings(channels=4, n_hidden=4, n_layers=1, cutoff_angstrom=4.0, environment_information=names)
+    if name == "sac":
+        return SAC(
+            MetricGaussianPolicy(ACTIONS, settings, generator), AtomCritics(CRITIC, 2, generator), ACTIONS, generator
+        )
+    policy = MetricPolicy(ACTIONS, settings, generator)
+    if name == "d4pg":
+        critic = AtomCategoricalCritic(CRITIC, 11, generator)
+        return D4PG(policy, critic, ACTIONS, D4PGSettings(n_bins=11, lowest_value=-5, highest_value=5))
+    critics = AtomCritics(CRITIC, 2, generator)
+    return TD3(policy, critics, ACTIONS, generator) if name == "td3" else DDPG(policy, critics, ACTIONS)
+
+
+@pytest.mark.parametrize("names", [(), ("log_largest_force", "log_calls")], ids=["plain", "gated"])
+@pytest.mark.parametrize("name", ["td3", "sac", "ddpg", "d4pg"])
+def test_an_update(name: str, names: tuple[str, ...], batch: Batch, environment: Environment) -> None:
+    agent = make_agent(name, names)
+    before = agent.snapshot()
+    for _ in range(2):  # TD3 moves its policy every second time
+        metrics = agent.update(batch)
+        assert all(bool(torch.isfinite(value)) for value in metrics.values()), metrics
+    assert float(metrics["train/policy_gradient_norm"]) > 0
+    after = agent.snapshot()
+    # the whole of the policy learns: springs, and where there is one, the gate
+    for part in ["network.to_springs", *(["gate"] if names else [])]:
+        assert any(f".{part}" in key and not torch.equal(before[key], after[key]) for key in before), part
+    generator = torch.Generator().manual_seed(2)
+    for move in (agent.act(batch.observations), agent.explore(batch.observations, generator)):
+        outcome = environment.step(batch.observations, move)
+        assert bool(torch.isfinite(outcome.reward).all())
