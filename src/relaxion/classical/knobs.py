@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
 
-from relaxion.classical.guard import Knobs
+from relaxion.bundle import Network
+from relaxion.classical.guard import OBSERVATION, Gate, Knobs
 from relaxion.classical.point import Array
+from relaxion.errors import PolicyError
+from relaxion.networks.roles import Policy
+from relaxion.networks.vector import VectorPolicy
+from relaxion.networks.vector_actions import BoxActions
 
+GATE = "gate"  # its role in a bundle
 N_KNOBS = 4
 LARGEST_LOG_SCALE = 0.7  # the step is at most doubled or halved
 LARGEST_LOG_TRUST = 1.4  # the trust radius at most fourfold or a quarter
@@ -22,3 +29,33 @@ def knobs_from(action: Array) -> Knobs:
         secant_weight=float(weight + 1) / 2,
         floor=0.0 if floor <= 0 else float(SMALLEST_FLOOR * (LARGEST_FLOOR / SMALLEST_FLOOR) ** floor),
     )
+
+
+def gate_of(network: Network, name: str) -> Gate:
+    """The gate of a bundle, as a function from the guard's observation to its knobs."""
+    if list(network.settings.get("observation", ())) != list(OBSERVATION):
+        raise PolicyError(f"the gate of {name} sees other numbers than this relaxion's guard has; update relaxion")
+    box = BoxActions(-torch.ones(N_KNOBS), torch.ones(N_KNOBS))
+    try:
+        module = VectorPolicy(len(OBSERVATION), box, network.settings["widths"], torch.Generator())
+        module.load_state_dict(dict(network.weights))
+    except (KeyError, TypeError, RuntimeError) as error:
+        raise PolicyError(f"the gate of {name} cannot be rebuilt: {error}") from error
+    return gate_from(module.eval().requires_grad_(False))
+
+
+def gate_from(policy: Policy) -> Gate:
+    """A vector policy that turns the knobs."""
+
+    def gate(observation: Array) -> Knobs:
+        with torch.no_grad():
+            action = policy(torch.from_numpy(observation.astype(np.float32))[None])[0]
+        return knobs_from(action.double().numpy())
+
+    return gate
+
+
+def described_gate(policy: VectorPolicy, widths: list[int]) -> Network:
+    """What a bundle keeps of a gate."""
+    settings = {"observation": list(OBSERVATION), "widths": widths}
+    return Network(GATE, settings, {k: v.detach().clone() for k, v in policy.state_dict().items()}, {})

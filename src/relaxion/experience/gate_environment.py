@@ -6,6 +6,7 @@ Observations and actions are short vectors, so that every agent for vectors can 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import gymnasium
@@ -40,16 +41,16 @@ class GateTaskSettings(Settings):
     highest_tolerance_ev_per_angstrom: float = Field(default=0.05, gt=0)
     """… to here: the range that users ask for."""
 
-    max_force_calls: int = Field(default=100, ge=2)
+    gate_max_force_calls: int = Field(default=100, ge=2)
     """Relaxations are cut after so many."""
 
     shaping: float = Field(default=1.0, ge=0)
     """Reward for each decade by which the largest force falls, beside -1 for every force call."""
 
-    discount_factor: float = Field(default=0.98, ge=0, le=1)
+    discount_factor: float = Field(default=0.99, ge=0, le=1)
     """γ of the agent; shaping by it leaves the best policy what it is (Ng et al. 1999)."""
 
-    start_force_limit_ev_per_angstrom: float = Field(default=1e3, gt=0)
+    gate_start_force_limit_ev_per_angstrom: float = Field(default=1e3, gt=0)
     """Starts with a larger force are drawn again."""
 
 
@@ -58,7 +59,7 @@ class GateEnvironment(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
 
     def __init__(
         self,
-        potentials_and_starts: list[tuple[Potential, Starts]],
+        potentials_and_starts: Sequence[tuple[Potential, Starts]],
         metrics: MetricSource,
         settings: GateTaskSettings | None = None,
         guard: GuardSettings | None = None,
@@ -92,7 +93,7 @@ class GateEnvironment(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
         self.calls, self.point = 1, read_point(self.target)
 
     def _usable(self, point: Point) -> bool:
-        limit = self.settings.start_force_limit_ev_per_angstrom
+        limit = self.settings.gate_start_force_limit_ev_per_angstrom
         return point.finite and self.tolerance < point.largest_force < limit
 
     def _look(self, base: Point) -> bool:
@@ -125,7 +126,7 @@ class GateEnvironment(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
             self.observation,
             -1.0 + settings.shaping * gained,
             converged,
-            not converged and self.calls >= settings.max_force_calls,
+            not converged and self.calls >= settings.gate_max_force_calls,
             info,
         )
 

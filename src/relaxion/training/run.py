@@ -18,10 +18,11 @@ from relaxion.training.atom_trainer import AtomTrainer
 from relaxion.training.curves import leave_curve
 from relaxion.training.diagnostics.alarm_file import AlarmFile
 from relaxion.training.interrupts import noticing_interrupts
+from relaxion.training.metals_trainer import MetalsTrainer
 from relaxion.training.records import Clock, Records
 from relaxion.training.result import Result
 from relaxion.training.run_folder import AGENT, CHECKPOINT, RunFolder, write_json, write_text
-from relaxion.training.run_settings import AtomRunSettings, RunSettings, VectorRunSettings
+from relaxion.training.run_settings import AtomRunSettings, MetalsRunSettings, RunSettings, VectorRunSettings
 from relaxion.training.run_trainer import RunTrainer
 from relaxion.training.trainer import DivergedError, NonFiniteError, Trainer
 
@@ -64,6 +65,8 @@ def make_trainer(settings: RunSettings) -> RunTrainer:
     match settings:
         case AtomRunSettings():
             return AtomTrainer(settings, atom_task(settings))
+        case MetalsRunSettings():
+            return MetalsTrainer(settings)
         case VectorRunSettings():
             return Trainer(settings, task(settings.training.task))
     raise TypeError(f"no trainer for {type(settings).__name__}")

@@ -10,14 +10,19 @@ from typing import Any, ClassVar
 from relaxion.agents.vector_agents import AGENT_SETTINGS, AgentSettings
 from relaxion.errors import SettingsError
 from relaxion.experience.environment import EnvironmentSettings
+from relaxion.experience.gate_environment import GateTaskSettings
+from relaxion.networks.metric import MetricSettings
 from relaxion.networks.observer import AtomNetworkSettings
 from relaxion.networks.vector import VectorNetworkSettings
 from relaxion.settings import Settings, nearest
 from relaxion.training.atom_settings import AtomTaskSettings
+from relaxion.training.metals_settings import MetalsSettings
+from relaxion.training.metric_imitation import ImitationSettings
 from relaxion.training.settings import TrainingSettings, VectorTrainingSettings
 
 DEFAULT_AGENT = "td3"
-RELAX = "relax"  # the task whose states are atomic structures; all others are Gymnasium's
+RELAX = "relax"  # the task whose states are atomic structures
+METALS = "metals"  # the task of the metric policy and its gate; all others are Gymnasium's
 
 
 @dataclass(frozen=True)
@@ -33,7 +38,8 @@ class RunSettings:
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> RunSettings:
         """From a flat table with the keys `agent` and `task` and settings of all kinds that the task has."""
-        return (AtomRunSettings if values.get("task") == RELAX else VectorRunSettings).read(values)
+        kinds = {RELAX: AtomRunSettings, METALS: MetalsRunSettings}
+        return kinds.get(str(values.get("task")), VectorRunSettings).read(values)
 
     @classmethod
     def _read(cls, values: Mapping[str, Any]) -> Any:
@@ -124,6 +130,36 @@ class AtomRunSettings(RunSettings):
                 f"replay_capacity {self.training.replay_capacity} is below n_structures {n_structures}: "
                 "one step of all structures must fit"
             )
+
+
+@dataclass(frozen=True)
+class MetalsRunSettings(RunSettings):
+    """The metric policy for metals and the gate beside it, whose agent is the run's."""
+
+    PARTS: ClassVar[dict[str, type[Settings]]] = {
+        "training": VectorTrainingSettings,
+        "networks": VectorNetworkSettings,
+        "metric": MetricSettings,
+        "imitation": ImitationSettings,
+        "metals": MetalsSettings,
+        "gate": GateTaskSettings,
+    }
+
+    training: VectorTrainingSettings
+    networks: VectorNetworkSettings
+    metric: MetricSettings
+    imitation: ImitationSettings
+    metals: MetalsSettings
+    gate: GateTaskSettings
+
+    @classmethod
+    def read(cls, values: Mapping[str, Any]) -> MetalsRunSettings:
+        return cls._read(values)
+
+    def check_together(self) -> None:
+        super().check_together()
+        if self.training.normalise_observations:
+            raise SettingsError("the gate's observations are numbers of order one: set normalise_observations = false")
 
 
 def agent_name(word: Any, owner: str = "") -> str:

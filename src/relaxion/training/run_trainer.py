@@ -23,7 +23,10 @@ class Assessment(Protocol):
 class RunTrainer(Protocol):
     """Everything that changes can be taken out (`snapshot`) and put back (`restore`), to the bit."""
 
-    step: int  # environment steps so far, of all environments or structures
+    @property
+    def step(self) -> int:
+        """Environment steps so far, of all environments or structures."""
+        ...
 
     @property
     def settings(self) -> RunSettings: ...

@@ -96,6 +96,10 @@ class MetricMeans:
             else:
                 self._sums[name], self._counts[name] = value.to(torch.float64, copy=True), 1
 
+    def add_numbers(self, metrics: Mapping[str, float]) -> None:
+        """The same for plain numbers."""
+        self.add({name: torch.tensor(value, dtype=torch.float64) for name, value in metrics.items()})
+
     def take(self) -> dict[str, float]:
         """The means since the last call."""
         means = {name: float(total) / self._counts[name] for name, total in sorted(self._sums.items())}

@@ -1,0 +1,127 @@
+"""How good are metric, gate and guard together? Fixed starts of every kind, force calls beside core, BFGS and FIRE."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+from ase import Atoms
+from ase.filters import FrechetCellFilter
+
+from relaxion.classical.chain import Classical
+from relaxion.classical.door import read_point
+from relaxion.classical.quasi_newton import QuasiNewtonSettings
+from relaxion.physics import potential
+from relaxion.physics.ase import PotentialCalculator
+from relaxion.structures import Structures
+from relaxion.training.assessment import AssessmentStopped
+from relaxion.training.baselines import ase_calls
+from relaxion.training.metric_starts import EAM_METALS, EMT_METALS, KINDS, MetalStarts
+from relaxion.training.run_folder import BASELINES, write_json
+
+FMAX = 0.05  # eV/Å
+CAP = 200  # force calls
+SEED = 8500  # of validation starts: neither trained on nor those of any benchmark
+COMPARED = ("BFGS", "FIRE")
+
+MakeChain = Callable[[], Classical]
+
+
+@dataclass(frozen=True)
+class MetalsAssessed:
+    """Force calls of each start, by kind; what did not converge is charged the cap."""
+
+    force_calls: Mapping[str, np.ndarray]
+    baselines: Mapping[str, float]
+
+    @cached_property
+    def all_calls(self) -> np.ndarray:
+        return np.concatenate(list(self.force_calls.values()))
+
+    @property
+    def success_rate(self) -> float:
+        return float((self.all_calls < CAP).mean())
+
+    def metrics(self) -> dict[str, float]:
+        calls = self.all_calls
+        own = {
+            "eval/mean_reward": -float(calls.mean()),
+            "eval/force_calls_mean": float(calls.mean()),
+            "eval/force_calls_median": float(np.median(calls)),
+            "eval/force_calls_p95": float(np.quantile(calls, 0.95)),
+            "eval/success_rate": self.success_rate,
+        }
+        own |= {f"eval/force_calls_{kind}": float(found.mean()) for kind, found in self.force_calls.items()}
+        return own | {f"eval/force_calls_{name.lower()}": calls for name, calls in self.baselines.items()}
+
+
+class MetalsAssessor:
+    """The same `per_kind` starts of each kind every time, on EMT, and as many alloys on the EAM."""
+
+    def __init__(self, per_kind: int) -> None:
+        self.per_kind = per_kind
+        self.baselines: dict[str, float] = {}
+
+    @cached_property
+    def starts(self) -> dict[str, tuple[PotentialCalculator, Structures]]:
+        emt, eam = (PotentialCalculator(potential(name)) for name in ("emt", "eam"))
+        found = {kind: (emt, self._sample(EMT_METALS, kind, 0.0, place)) for place, kind in enumerate(KINDS)}
+        found["free_cell"] = emt, self._sample(EMT_METALS, "alloy", 1.0, 10)
+        found["eam"] = eam, self._sample(EAM_METALS, "alloy", 0.4, 11)
+        return found
+
+    def _sample(self, elements: tuple[str, ...], kind: str, free: float, place: int) -> Structures:
+        starts = MetalStarts(elements=elements, sizes=(4, 20), shares={kind: 1.0}, free_share=free)
+        return starts.sample(torch.Generator().manual_seed(SEED + place), self.per_kind)
+
+    def compare(self, folder: Path) -> None:
+        """Core, BFGS and FIRE once; a resumed run reads what they needed."""
+        file = folder / BASELINES
+        if not file.exists():
+            write_json(file, self._compared())
+        self.baselines = {name: float(kept["mean_force_calls"]) for name, kept in json.loads(file.read_text()).items()}
+
+    def _compared(self) -> dict[str, dict[str, float]]:
+        worlds = self.starts.values()
+        found = {
+            name: np.concatenate([ase_calls(name, s, c.potential, FMAX, CAP).force_calls for c, s in worlds])
+            for name in COMPARED
+        }
+        found["core"] = self(lambda: Classical(QuasiNewtonSettings())).all_calls
+        return {
+            name: {
+                "mean_force_calls": float(calls.mean()),
+                "median_force_calls": float(np.median(calls)),
+                "failures": int((calls >= CAP).sum()),
+            }
+            for name, calls in found.items()
+        }
+
+    def __call__(self, make_chain: MakeChain, stop: Callable[[], bool] | None = None) -> MetalsAssessed:
+        """One relaxation from each start; `stop` is asked before each."""
+        found = {}
+        for kind, (calculator, starts) in self.starts.items():
+            calls = []
+            for atoms, free in zip(starts.to_ase(), starts.cell_free.tolist(), strict=True):
+                if stop is not None and stop():
+                    raise AssessmentStopped
+                atoms.calc = calculator
+                calls.append(force_calls(FrechetCellFilter(atoms) if free else atoms, make_chain()))
+            found[kind] = np.array(calls)
+        return MetalsAssessed(found, self.baselines)
+
+
+def force_calls(target: Atoms | FrechetCellFilter, chain: Classical, fmax: float = FMAX, cap: int = CAP) -> int:
+    """Until the largest force is below `fmax`, the first call included; `cap` where it takes longer."""
+    for call in range(1, cap):
+        point = read_point(target)
+        if point.largest_force < fmax:
+            return call
+        proposal = chain.propose(point)
+        target.set_positions(proposal.base.coordinates + proposal.step)
+    return cap
