@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from relaxion.physics.ase import PotentialCalculator
 from relaxion.structures import Structures
 from relaxion.training.assessment import AssessmentStopped
 from relaxion.training.baselines import ase_calls
-from relaxion.training.metric_starts import EAM_METALS, EMT_METALS, KINDS, MetalStarts
+from relaxion.training.metric_starts import ADSORBATES, EAM_METALS, EMT_METALS, KINDS, MetalStarts
 from relaxion.training.run_folder import BASELINES, write_json
 
 FMAX = 0.05  # eV/Å
@@ -77,6 +77,8 @@ class MetalsAssessor:
 
     def _sample(self, elements: tuple[str, ...], kind: str, free: float, place: int) -> Structures:
         starts = MetalStarts(elements=elements, sizes=(4, 20), shares={kind: 1.0}, free_share=free)
+        if elements == EMT_METALS:
+            starts = replace(starts, adsorbates=ADSORBATES)
         return starts.sample(torch.Generator().manual_seed(SEED + place), self.per_kind)
 
     def compare(self, folder: Path) -> None:

@@ -22,10 +22,10 @@ class MetalsSettings(Settings):
     alloy_share: float = Field(default=0.5, ge=0)
     """Weight of random alloys on lattices among the kinds of starts."""
 
-    vacancy_share: float = Field(default=0.15, ge=0)
+    vacancy_share: float = Field(default=0.1, ge=0)
     """Weight of alloys with a vacancy."""
 
-    slab_share: float = Field(default=0.15, ge=0)
+    slab_share: float = Field(default=0.2, ge=0)
     """Weight of slabs, some with an atom on top, some with a fixed layer."""
 
     cluster_share: float = Field(default=0.1, ge=0)

@@ -25,7 +25,7 @@ from relaxion.physics import potential
 from relaxion.training.diagnostics import Event
 from relaxion.training.metals_assessment import MetalsAssessed, MetalsAssessor
 from relaxion.training.metric_imitation import MetricImitation, Source
-from relaxion.training.metric_starts import EAM_METALS, EMT_METALS, MetalStarts
+from relaxion.training.metric_starts import ADSORBATES, EAM_METALS, EMT_METALS, MetalStarts
 from relaxion.training.result import RelaxationResult
 from relaxion.training.run_settings import MetalsRunSettings, VectorRunSettings
 from relaxion.training.seeds import named_generator
@@ -67,6 +67,7 @@ class MetalsTrainer:
             shares=shares,
             rattle_angstrom=(0.03, metals.largest_rattle_angstrom),
             free_share=metals.free_cell_share,
+            adsorbates=ADSORBATES if elements == EMT_METALS else (),
         )
 
     @property

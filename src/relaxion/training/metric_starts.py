@@ -21,6 +21,7 @@ from relaxion.structures.packing import pack
 
 EMT_METALS = ("Al", "Cu", "Ag", "Au", "Ni", "Pd", "Pt")
 EAM_METALS = ("Cu", "Ag", "Au", "Ni", "Pd", "Pt", "Al", "Pb", "Fe", "Mo", "Ta", "W", "Mg", "Co", "Ti", "Zr")
+ADSORBATES = ("H", "C", "N", "O")  # that EMT knows
 MOST_BUILT = 1000  # tries to make a structure of the sizes asked for
 
 
@@ -35,6 +36,8 @@ class MetalStarts:
     free_share: float = 0.4
     """Of the crystals, those whose cells are strained and relax too."""
     largest_strain: float = 0.04
+    adsorbates: tuple[str, ...] = ()
+    """Elements of atoms that may sit on slabs beside the metals."""
 
     def __post_init__(self) -> None:
         for name in self.shares:
@@ -108,14 +111,23 @@ def _slab(starts: MetalStarts, random: np.random.Generator) -> Atoms:
     atoms = build("Cu", size, a=float((4 * volume) ** (1 / 3)), vacuum=6.0)
     atoms.set_chemical_symbols(symbols)
     lowest = np.flatnonzero(atoms.get_tags() == size[2])
-    if random.random() < 0.4:
-        top = atoms.positions[int(np.argmax(atoms.positions[:, 2]))]
-        sideways = random.uniform(0, 1) * atoms.cell.array[0] / size[0] + random.uniform(0, 1) * atoms.cell.array[1] / 2
-        atoms += Atoms(starts.symbols(random, 1), [top + sideways + [0, 0, random.uniform(1.7, 2.4)]])
+    if random.random() < (0.7 if starts.adsorbates else 0.4):
+        atoms += _on_top(atoms, size, starts, random)
     atoms.pbc = [True, True, False]
     if random.random() < 0.6:
         atoms.set_constraint(FixAtoms(lowest))
     return atoms
+
+
+def _on_top(atoms: Atoms, size: tuple[int, int, int], starts: MetalStarts, random: np.random.Generator) -> Atoms:
+    """One atom above a random place of the slab: a metal, or nearer to it an adsorbate."""
+    top = atoms.positions[int(np.argmax(atoms.positions[:, 2]))]
+    sideways = random.uniform(0, 1) * atoms.cell.array[0] / size[0] + random.uniform(0, 1) * atoms.cell.array[1] / 2
+    if starts.adsorbates and random.random() < 0.7:
+        symbol, height = str(random.choice(starts.adsorbates)), random.uniform(0.9, 1.6)
+    else:
+        symbol, height = starts.symbols(random, 1)[0], random.uniform(1.7, 2.4)
+    return Atoms(symbol, [top + sideways + [0, 0, height]])
 
 
 def _cluster(starts: MetalStarts, random: np.random.Generator) -> Atoms:
