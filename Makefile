@@ -10,12 +10,13 @@ OLDEST_ASE := 3.26.0
 # One thread per process: with several processes on a few cores more threads only get in each other's way.
 export OMP_NUM_THREADS := 1
 
-.PHONY: help relax test test-slow lint types contracts format bench clean
+.PHONY: help relax test test-slow chromium lint types contracts format bench clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make relax      set up, then relax examples/alloy.cif and show the saving against BFGS"
 	@echo "make test       set up, then run all tests (newest and oldest supported ASE)"
+	@echo "make chromium   install Debian's Chromium for the tests of the pages; without it they are skipped"
 	@echo "make lint types contracts    ruff, pyright, import-linter"
 	@echo "make bench      the speed and force-call tables of benchmarks/"
 	@echo "make format     let ruff rewrite the code"
@@ -31,6 +32,13 @@ test: $(VENV)/.dev $(VENV)/ase-$(OLDEST_ASE)
 
 test-slow: $(VENV)/.dev
 	$(BIN)/python -m pytest -n 2 -m "slow or not slow"
+
+# only for tests/browser; Relaxion itself needs no browser
+chromium:
+	@command -v chromium >/dev/null || { \
+		run() { if [ "$$(id -u)" = 0 ]; then "$$@"; else sudo "$$@"; fi; }; \
+		run apt-get -qq update && \
+		run env DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends chromium fonts-dejavu-core; }
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

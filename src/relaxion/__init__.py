@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from relaxion.version import __version__
 
 if TYPE_CHECKING:
+    from relaxion.doors.view import report
     from relaxion.physics import potential
     from relaxion.relaxing import Relaxer
     from relaxion.structures import Evaluation, Graph, Move, Outcome, State, Structures
@@ -25,10 +26,12 @@ _HOMES = {
     "State": "relaxion.structures",
     "Structures": "relaxion.structures",
     "potential": "relaxion.physics",
+    "report": "relaxion.doors.view",
 }
 
 __all__ = [
     "Evaluation", "Graph", "Move", "Outcome", "Relaxer", "State", "Structures", "__version__", "potential",
+    "report",
 ]  # fmt: skip
 
 

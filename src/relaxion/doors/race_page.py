@@ -17,12 +17,12 @@ from relaxion.doors.report_relaxation import (
     OUTCOMES,
     citation,
     comparison_rows,
-    end_words,
     energy_plot,
     film_part,
     fmax_plot,
     reel,
 )
+from relaxion.doors.sentences import who_relaxed
 from relaxion.relaxing.measuring.runs import Run
 
 
@@ -97,13 +97,14 @@ def _tile(name: str, run: Run, race: Race) -> dict[str, Any]:
 
 def _facts(race: Race) -> list[dict[str, Any]]:
     what = f"{len(race.start)} atoms, {'free' if race.free_cell else 'fixed'} cell"
-    said = [{"label": name, "value": run.error or end_words(run)} for name, run in race.runs.items()]
+    said = [{"label": f"{name} failed", "value": run.error} for name, run in race.runs.items() if run.error]
     return [
         {
             "label": "Structure",
             "value": f"{race.formula}, {what if race.start.pbc.any() else f'{len(race.start)} atoms'}",
         },
         {"label": "Calculator", "value": race.calculator},
+        {"label": "Relaxed by", "value": who_relaxed(race.runs[OURS])},
         *said,
         {"label": "Command", "value": race.command, "code": True},
         {"label": "Versions", "value": versions()},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from relaxion.doors.report_page import Page, Part
 from relaxion.doors.request import RelaxRequest, command_line
 from relaxion.doors.sentences import Report
 from relaxion.relaxing.film import Frame
+from relaxion.relaxing.guard import CORE
 from relaxion.relaxing.measuring.runs import Reading, Run, Task
 from relaxion.relaxing.measuring.statistics import SAME_MINIMUM_EV_PER_ATOM
 
@@ -61,7 +63,7 @@ def page_of_report(report: Report, run: Run, task: Task, request: RelaxRequest) 
             run=run,
             tolerance=task.fmax,
             calculator=request.calculator,
-            policy=policy_in_words(request.policy),
+            policy=policy_in_words(request.policy, run.policy_used),
             free_cell=task.free_cell,
             command=command_line(),
             others=report.others,
@@ -113,11 +115,12 @@ def film_part(films: list[dict[str, Any]], title: str) -> Part:
     return {"kind": "film", "title": title, "films": films, "notes": [how], **shape}
 
 
-def policy_in_words(policy: str | None) -> str:
-    """What was asked for, and what that means."""
-    if policy is None or policy == "none":
-        return "none: the classical core"
-    return "auto: no policy ships yet, so the classical core" if policy == "auto" else policy
+def policy_in_words(asked: str | Path | None, used: str | None) -> str:
+    """What was asked for, and who relaxed."""
+    asked = "none" if asked is None else str(asked)
+    if used is None or used == CORE:
+        return f"{asked}: the classical core"
+    return used if used == asked else f"{asked}: {used}"
 
 
 def end_words(run: Run) -> str:
@@ -190,7 +193,7 @@ def _geometry_tiles(told: Relaxation, final: Atoms) -> list[dict[str, Any]]:
 
 def fmax_plot(runs: Sequence[tuple[str, Run]], tolerance: float | None) -> Part:
     """On a logarithmic axis, with the line to get below."""
-    limits = [] if tolerance is None else [{"value": tolerance, "label": f"tolerance {tolerance:g}"}]
+    limits = [] if tolerance is None else [{"value": tolerance, "label": f"tolerance {tolerance:g} eV/Å"}]
     series = [_series(name, run.readings, "fmax_ev_per_angstrom") for name, run in runs if run.readings]
     return _plot("Largest force", "fmax (eV/Å)", series, {"log": True, "limits": limits})
 

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from ase import Atoms
 from ase.filters import StrainFilter, UnitCellFilter
 
 from relaxion.classical.door import bare_atoms
 from relaxion.doors.relax_command import readings_of
+from relaxion.doors.report_folder import relaxation_on_disk
 from relaxion.doors.report_page import Page
 from relaxion.doors.report_relaxation import Relaxation, policy_in_words, relaxation_page
 from relaxion.errors import SettingsError
 from relaxion.relaxing.measuring.runs import Run, finite
 from relaxion.relaxing.relaxer import Relaxer
+
+
+def report(thing: Relaxer | str | Path) -> Page:
+    """The page of a relaxer, of a result folder of `relaxion relax`, or of a trajectory; `.save(path)`, `.view()`."""
+    return relaxation_page(relaxation_on_disk(Path(thing))) if isinstance(thing, str | Path) else page_of(thing)
 
 
 def page_of(optimizer: Relaxer) -> Page:
@@ -27,7 +35,7 @@ def page_of(optimizer: Relaxer) -> Page:
             run=_run(optimizer),
             tolerance=optimizer.fmax,
             calculator=_calculator_name(bare_atoms(optimizer.atoms)),
-            policy=policy_in_words(optimizer.policy),
+            policy=policy_in_words(optimizer.policy, optimizer.policy_used),
             free_cell=isinstance(optimizer.atoms, UnitCellFilter | StrainFilter),
         )
     )
@@ -44,6 +52,7 @@ def _run(optimizer: Relaxer) -> Run:
         energy_ev=finite(stands.energy_ev),
         fmax_ev_per_angstrom=finite(stands.fmax_ev_per_angstrom),
         wall_time_seconds=0.0,
+        policy_used=optimizer.policy_used,
         fallback_used=optimizer.fallback_used,
         final=bare_atoms(optimizer.atoms).copy(),
         readings=readings_of(optimizer),

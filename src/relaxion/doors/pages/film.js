@@ -77,13 +77,22 @@
       this.atoms = this.model.selectedAtoms({});
       this.arrows = [];
       this.box = null;
-      this.dress();
-      this.frame(0);
-      this.viewer.zoomTo();
-      this.viewer.zoom(film.cells === null ? 0.95 : 1.05);
-      this.viewer.rotate(-90, "vx"); // c points up
-      this.viewer.rotate(-28, "vy");
-      this.viewer.rotate(14, "vx");
+      this.quietly(() => {
+        this.dress();
+        this.frame(0);
+        this.viewer.zoomTo();
+        this.viewer.zoom(film.cells === null ? 0.95 : 1.05);
+        this.viewer.rotate(-90, "vx"); // c points up
+        this.viewer.rotate(-28, "vy");
+        this.viewer.rotate(14, "vx");
+      });
+    }
+
+    // 3Dmol draws after every change of the view; where several follow each other only the last needs to be seen
+    quietly(changes) {
+      const { viewer } = this;
+      viewer.show = () => viewer;
+      try { changes(); } finally { delete viewer.show; }
     }
 
     // colours of the theme, sizes of the elements

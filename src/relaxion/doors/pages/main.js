@@ -26,7 +26,7 @@
       this.awake = true;
       let before = performance.now();
       const picture = (now) => {
-        const seconds = Math.min(0.1, Math.max(0, now - before) / 1000);
+        const seconds = Math.min(0.4, Math.max(0, now - before) / 1000);
         before = now;
         this.movers.forEach(([whether, what]) => whether() && what(seconds));
         this.clock?.advance(seconds);

@@ -7,7 +7,8 @@
 
   Relaxion.parts.plot = (part, page) => {
     const drawing = make("div", { class: "plot" });
-    const legend = part.series.length > 1 ? make("ul", { class: "legend" }, ...part.series.map(legendEntry)) : null;
+    const entries = [...(part.series.length > 1 ? part.series.map(legendEntry) : []), ...(part.limits ?? []).map(limitEntry)];
+    const legend = entries.length > 0 ? make("ul", { class: "legend" }, ...entries) : null;
     const plot = new Plot(part, drawing, page);
     new ResizeObserver(() => plot.draw()).observe(drawing);
     const root = make("div", {}, legend, drawing, numbers(part));
@@ -19,6 +20,12 @@
     const sample = svg("svg", { viewBox: "0 0 26 10", "aria-hidden": "true" });
     sample.append(svg("line", { x1: 1, x2: 25, y1: 5, y2: 5, style: stroke(i) }));
     return make("li", {}, sample, series.name);
+  }
+
+  function limitEntry(limit) {
+    const sample = svg("svg", { viewBox: "0 0 26 10", "aria-hidden": "true" });
+    sample.append(svg("line", { class: "limit", x1: 1, x2: 25, y1: 5, y2: 5 }));
+    return make("li", {}, sample, limit.label);
   }
 
   const stroke = (i) => `stroke:var(--s${i % 6});stroke-width:${i === 0 ? 2.5 : 1.75};stroke-dasharray:${DASHES[i % 6] || "none"}`;
@@ -101,7 +108,6 @@
     limit(picture, scale, limit) {
       const y = scale.y(limit.value), right = scale.width - EDGE.right;
       picture.append(svg("line", { class: "limit", x1: EDGE.left, x2: right, y1: y, y2: y }));
-      picture.append(svg("text", { class: "limit-label", x: EDGE.left + 6, y: y - 5 }, limit.label));
     }
 
     series(picture, scale, series, i) {

@@ -1,0 +1,21 @@
+"""Looking at pixels: a PNG as an array, and contrast as WCAG counts it."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+from PIL import Image
+
+
+def pixels(png: bytes) -> np.ndarray:
+    """(height, width, 3), 0 to 255."""
+    return np.asarray(Image.open(io.BytesIO(png)).convert("RGB"), dtype=int)
+
+
+def near(picture: np.ndarray, hue: tuple[int, int, int], tolerance: float = 0.12) -> int:
+    """How many pixels have this hue, however bright: shading does not change the share of red, green and blue."""
+    total = picture.sum(axis=2)
+    shares = picture / np.maximum(total, 1)[..., None]
+    wanted = np.array(hue) / sum(hue)
+    return int(((np.abs(shares - wanted).max(axis=2) < tolerance) & (total > 120)).sum())
