@@ -2,7 +2,7 @@
 
 from relaxion.bundle.bundle import Network, PolicyBundle, covers, uncovered
 from relaxion.bundle.card import CardResult, ModelCard, as_markdown
-from relaxion.bundle.library import KnownPolicy, find_policy, known_policies, user_folder
+from relaxion.bundle.library import KnownPolicy, find_policy, known_policies, none_found, user_folder
 
 __all__ = [
     "CardResult",
@@ -14,6 +14,7 @@ __all__ = [
     "covers",
     "find_policy",
     "known_policies",
+    "none_found",
     "uncovered",
     "user_folder",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,8 +50,8 @@ def find_policy(name_or_path: str | Path) -> PolicyBundle:
     return PolicyBundle.read(path)
 
 
-def find_file(name_or_path: str | Path) -> Path:
-    """The file that `find_policy` would read."""
+def find_file(name_or_path: str | Path, words: Iterable[str] = ()) -> Path:
+    """The file that `find_policy` would read. `words` may have been meant as well, where there is none."""
     named = _files(user_folder()) | _files(SHIPPED)  # the shipped win: a name means the same everywhere
     if isinstance(name_or_path, str) and name_or_path in named:
         return named[name_or_path]
@@ -59,12 +60,15 @@ def find_file(name_or_path: str | Path) -> Path:
         return path
     if path.suffix == SUFFIX:
         raise PolicyError(f"the policy {path} does not exist")
-    if not named:
-        raise PolicyError(
-            f"no policy named '{name_or_path}': none ships yet and none is in {user_folder()}; "
-            "'relaxion package RUN NAME' makes one"
-        )
-    raise PolicyError(f"no policy named '{name_or_path}': {nearest(str(name_or_path), named)}")
+    known = [*named, *words]
+    if not known:
+        raise PolicyError(f"no policy named '{name_or_path}': {none_found()}")
+    raise PolicyError(f"no policy named '{name_or_path}': {nearest(str(name_or_path), known)}")
+
+
+def none_found() -> str:
+    """Where there is not one policy."""
+    return f"none ships with this relaxion and none is in {user_folder()}; 'relaxion package RUN NAME' makes one"
 
 
 def _files(folder: Path) -> dict[str, Path]:

@@ -9,6 +9,7 @@ import os
 import shlex
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -22,6 +23,7 @@ from relaxion.doors.bench_starts import Starts, find_starts
 from relaxion.doors.interrupts import Interrupts
 from relaxion.doors.progress import one_line, say, tell
 from relaxion.errors import FileError, PolicyError, RelaxionError, SettingsError, UnknownPotentialError
+from relaxion.relaxing.guard import decide
 from relaxion.relaxing.measuring.contest import Conditions, OnScore, Score, contest
 from relaxion.relaxing.measuring.optimizers import (
     Contestant,
@@ -54,6 +56,7 @@ class BenchRequest:
     plot_file: Path | None
     force: bool
     quiet: bool
+    allow_unseen: bool = False  # let the policy speak about elements it was not trained on
 
 
 def bench(request: BenchRequest) -> int:
@@ -76,14 +79,15 @@ def _bench(request: BenchRequest, interrupts: Interrupts) -> int:
     _check_numbers(request)
     for file in (request.json_file, request.plot_file):
         _check_file(file, request.force)
-    ours = our_contestants(policy_argument(request.policy))
+    ours = our_contestants(policy_argument(request.policy), allow_unseen=request.allow_unseen)
     starts = find_starts(
         request.what, request.calculator, request.perturb, request.number, request.seed, free_cell=request.free_cell
     )
     others = classical_contestants(request.optimizers, without_gpmin=starts.without_gpmin, free_cell=starts.free_cell)
     if request.seed < FIRST_SEED and not request.quiet:
         say(f"relaxion: seeds below {FIRST_SEED} are for training; a policy may have seen starts of their kind")
-    result = measure(starts, [*ours, *others], _circumstances(request, starts), quiet=request.quiet)
+    circumstances = replace(_circumstances(request, starts), policies_used=_policies_used(request, starts))
+    result = measure(starts, [*ours, *others], circumstances, quiet=request.quiet)
     with interrupts.held():
         _publish(request, result)
     if result.circumstances.interrupted or interrupts.noticed:
@@ -104,6 +108,16 @@ def _circumstances(request: BenchRequest, starts: Starts) -> Circumstances:
         perturb=request.perturb,
         command=shlex.join(["relaxion", *sys.argv[1:]]),
     )
+
+
+def _policies_used(request: BenchRequest, starts: Starts) -> dict[str, int]:
+    """How many of the structures each policy relaxes; one line where elements leave some of them to the core."""
+    policy = policy_argument(request.policy)
+    decisions = [decide(policy, a.numbers.tolist(), allow_unseen=request.allow_unseen) for a in starts.images]
+    notes = [decision.note for decision in decisions if decision.note]
+    if notes and not request.quiet:
+        say(f"relaxion: {len(notes)} of {len(decisions)} structures: {notes[0]}")
+    return dict(Counter(decision.name for decision in decisions))
 
 
 def measure(

@@ -12,6 +12,7 @@ import torch
 from rich import box
 from rich.table import Table
 
+from relaxion.relaxing.guard import CORE as CLASSICAL
 from relaxion.relaxing.measuring.optimizers import CORE
 from relaxion.relaxing.measuring.results import ContestResult
 from relaxion.relaxing.measuring.statistics import Comparison, Interval, Summary, charged
@@ -30,6 +31,7 @@ def as_plain(result: ContestResult) -> dict[str, Any]:
         "interrupted": told.interrupted,
         "calculator": told.calculator,
         "policy": told.policy,
+        "policies_used": dict(told.policies_used),
         "fmax_ev_per_angstrom": told.fmax,
         "force_call_cap": told.cap,
         "free_cell": told.free_cell,
@@ -142,7 +144,7 @@ def _cells(result: ContestResult, name: str) -> list[str]:
 
 def sentences(result: ContestResult) -> list[str]:
     """What the table comes to: ratio to the best, ratio to the core, break-even."""
-    said = []
+    said = _who_relaxed(result)
     if result.to_best is not None:
         said += [_to_best(result, result.to_best), _break_even(result, result.to_best)]
     if result.ours != CORE:
@@ -152,6 +154,15 @@ def sentences(result: ContestResult) -> list[str]:
             f"ratios {core.p95_of_paired_ratios:.2f}, same minimum in {_per_cent(core.same_minimum_rate)}."
         )
     return said
+
+
+def _who_relaxed(result: ContestResult) -> list[str]:
+    """By which policies; nothing where there was only the core."""
+    used = result.circumstances.policies_used
+    if not set(used) - {CLASSICAL}:
+        return []
+    words = [f"{'the classical core' if name == CLASSICAL else name} {number}" for name, number in used.items()]
+    return [f"Structures that {result.ours} relaxed by policy: {', '.join(words)}."]
 
 
 def _to_best(result: ContestResult, best: Comparison) -> str:

@@ -24,6 +24,8 @@ relaxion relax *.xyz --calc eam --compare BFGS,FIRE --json
 
 relaxion relax slab.cif --calc my_module:make_calculator --out results
 
+relaxion relax steel.cif --calc eam --policy metals --allow-unseen
+
 relaxion relax alloy.cif --compare BFGS,FIRE --report
 """
 FIRST_STEPS = """
@@ -48,6 +50,8 @@ BENCH_EXAMPLES = """
 [bold]Examples[/bold]
 
 relaxion bench emt-bulk
+
+relaxion bench alfe --policy my-policy.safetensors --allow-unseen
 
 relaxion bench lj38 --with BFGS,FIRE2 --number 20 --json lj38.json --plot lj38.png
 
@@ -106,8 +110,9 @@ def relax(
         ),
     ] = "emt",
     policy: Annotated[
-        str, typer.Option(metavar="NAME", help="auto, or none to insist on the classical core (no policy ships yet).")
+        str, typer.Option(metavar="NAME|FILE", help=help_texts.POLICY, autocompletion=completion.policies)
     ] = "auto",
+    allow_unseen: Annotated[bool, typer.Option("--allow-unseen", help=help_texts.ALLOW_UNSEEN)] = False,
     fmax: Annotated[
         float, typer.Option(metavar="eV/Å", help="Converged when no force (nor cell row) is longer than this.")
     ] = 0.05,
@@ -155,6 +160,7 @@ def relax(
         rattle_angstrom=rattle,
         seed=seed,
         report=report,
+        allow_unseen=allow_unseen,
     )
     raise typer.Exit(relax_command.relax(request))
 
@@ -233,8 +239,9 @@ def bench(
         ),
     ] = "",
     policy: Annotated[
-        str, typer.Option(metavar="NAME|FILE", help="Of ours: auto, none for the classical core alone, or a policy.")
+        str, typer.Option(metavar="NAME|FILE", help="Of ours, as in 'relax'.", autocompletion=completion.policies)
     ] = "auto",
+    allow_unseen: Annotated[bool, typer.Option("--allow-unseen", help=help_texts.ALLOW_UNSEEN)] = False,
     perturb: Annotated[
         str | None, typer.Option(metavar="WORDS", help="Of every start: rattle:0.1, strain:0.03+rattle:0.1, vacancy:1.")
     ] = None,
@@ -276,6 +283,7 @@ def bench(
         plot_file=plot,
         force=force,
         quiet=quiet,
+        allow_unseen=allow_unseen,
     )
     raise typer.Exit(bench_command.bench(request))
 
@@ -302,8 +310,9 @@ def race(
         str, typer.Option(metavar="SPEC", help="As in 'relax'.", autocompletion=completion.calculators)
     ] = "emt",
     policy: Annotated[
-        str, typer.Option(metavar="NAME", help="As in 'relax'.", autocompletion=completion.policies)
+        str, typer.Option(metavar="NAME|FILE", help="As in 'relax'.", autocompletion=completion.policies)
     ] = "auto",
+    allow_unseen: Annotated[bool, typer.Option("--allow-unseen", help=help_texts.ALLOW_UNSEEN)] = False,
     cell: Annotated[bool, typer.Option("--cell", help="Relax the cell too.")] = False,
     fmax: Annotated[float, typer.Option(metavar="eV/Å", help="The finish: no force is longer than this.")] = 0.05,
     steps: Annotated[int, typer.Option(metavar="N", help="Most steps of each optimizer.")] = 500,
@@ -335,6 +344,7 @@ def race(
         quiet=quiet,
         rattle_angstrom=rattle,
         seed=seed,
+        allow_unseen=allow_unseen,
     )
     raise typer.Exit(race_command.race(race_command.RaceRequest(relax_request, index)))
 

@@ -102,13 +102,11 @@ def calculators() -> Iterator[Finding]:
 
 
 def policies() -> Iterator[Finding]:
-    from relaxion.bundle import known_policies, user_folder
+    from relaxion.bundle import known_policies, none_found
 
     known = known_policies()
     if not known:
-        yield Finding(
-            "policies", NOTE, f"no policy ships yet and none is in {user_folder()}: the classical core is used"
-        )
+        yield Finding("policies", NOTE, f"{none_found()}; the classical core relaxes")
         return
     readable = [policy.name for policy in known if policy.bundle is not None]
     if readable:

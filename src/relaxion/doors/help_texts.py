@@ -5,6 +5,11 @@ from __future__ import annotations
 UNITS_ONLY = """
 [bold]Units[/bold]: lengths Å, energies eV, forces eV/Å, stresses eV/Å³, times s.
 """
+POLICY = (
+    "auto takes a shipped policy that was trained on all elements, else the classical core; none insists on the core; "
+    "NAME or FILE takes that policy; see 'policies'."
+)
+ALLOW_UNSEEN = "Let the policy speak about elements it was not trained on; the guard watches it all the same."
 
 
 def examples(*lines: str) -> str:
@@ -19,6 +24,7 @@ def exit_codes(words: str) -> str:
 RACE = (
     examples(
         "relaxion race alloy.cif --with BFGS,FIRE",
+        "relaxion race alloy.cif --policy none",
         "relaxion race POSCAR --cell --with BFGSLineSearch --fmax 0.01 --out race.html",
         "relaxion race structures.xyz --index 3 --calc eam --rattle 0.1 --json",
     )
@@ -45,5 +51,5 @@ TRAIN = examples(
 PACKAGE = examples("relaxion package runs/alloys alloys-1", "relaxion policies alloys-1") + exit_codes(
     "0 done, 1 error, 2 usage"
 )
-POLICIES = examples("relaxion policies", "relaxion policies NAME --json")
+POLICIES = examples("relaxion policies", "relaxion policies NAME --json", "relaxion relax alloy.cif --policy NAME")
 CURVE = examples("relaxion curve runs/pendulum-sac-*", "relaxion curve runs/a runs/b --out ab.png")

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from relaxion.bundle import KnownPolicy, PolicyBundle, find_policy, known_policies, user_folder
+from relaxion.bundle import KnownPolicy, PolicyBundle, find_policy, known_policies, none_found
 from relaxion.bundle.card import percent
 from relaxion.doors.progress import say, tell
 from relaxion.errors import PolicyError
@@ -29,7 +29,7 @@ def list_policies(*, as_json: bool) -> int:
             if one.error is not None:
                 say(f"relaxion: {one.error}")
     else:
-        say(f"relaxion: no policy ships yet and none is in {user_folder()}; 'relaxion package RUN NAME' makes one")
+        say(f"relaxion: no policies: {none_found()}")
     return DONE
 
 

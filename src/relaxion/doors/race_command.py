@@ -17,10 +17,10 @@ from relaxion.doors.progress import Progress, say, speaks_ascii_only, tell
 from relaxion.doors.race_page import Race, race_page, verdict
 from relaxion.doors.relax_command import CONVERGED, ERROR, NOT_CONVERGED, USAGE, run_relaxer
 from relaxion.doors.report_relaxation import OURS
-from relaxion.doors.request import RelaxRequest, check_numbers, command_line, make_potential
-from relaxion.doors.sentences import compared_as_json
-from relaxion.errors import FileError, RelaxionError, SettingsError, UnknownPotentialError
-from relaxion.relaxing.measuring.optimizers import chosen_optimizers, policy_argument
+from relaxion.doors.request import PolicyChoice, RelaxRequest, check_numbers, command_line, make_potential
+from relaxion.doors.sentences import compared_as_json, who_relaxed
+from relaxion.errors import FileError, PolicyError, RelaxionError, SettingsError, UnknownPotentialError
+from relaxion.relaxing.measuring.optimizers import chosen_optimizers
 from relaxion.relaxing.measuring.runs import Task
 from relaxion.structures.dataset import read
 
@@ -40,7 +40,7 @@ def race(request: RaceRequest) -> int:
     with Interrupts() as interrupts:
         try:
             return _race(request)
-        except (SettingsError, UnknownPotentialError) as error:
+        except (SettingsError, UnknownPotentialError, PolicyError) as error:
             say(f"relaxion: {error}")
             return USAGE
         except (RelaxionError, OSError) as error:
@@ -63,11 +63,12 @@ def _race(request: RaceRequest) -> int:
     check_structure(atoms, potential, free_cell=asked.free_cell)
     start = rattled(atoms, asked.rattle_angstrom, asked.seed)
     check_structure(start, potential, free_cell=asked.free_cell)
-    hints = [*hints, *filter(None, [occupancy_note(start), emt_note(start, asked.calculator)])]
+    choice = PolicyChoice.of(asked, start)
+    hints = [*hints, *filter(None, [occupancy_note(start), emt_note(start, asked.calculator), choice.note])]
     task = Task(start, potential, asked.fmax, asked.steps, asked.free_cell, record=True)
     label, progress = str(asked.files[0]), Progress(quiet=asked.quiet)
     with progress.line():
-        runs = {OURS: run_relaxer(task, policy_argument(asked.policy), None, None, progress.reporter(label, OURS))}
+        runs = {OURS: run_relaxer(task, choice, None, None, progress.reporter(label, OURS))}
         if runs[OURS].outcome == "interrupted":
             raise KeyboardInterrupt
         for name, kind in optimizers.items():
@@ -105,7 +106,7 @@ def _announce(race: Race, page: Path, asked: RelaxRequest) -> None:
         tell(json.dumps(_as_plain(race, page), ensure_ascii=speaks_ascii_only(sys.stdout), allow_nan=False))
     else:
         beside = in_words(race.runs[OURS], race.others)
-        ours = f"{OURS} {race.runs[OURS].force_calls}"
+        ours = f"{OURS} {race.runs[OURS].force_calls} by {who_relaxed(race.runs[OURS])}"
         tell(f"{race.label}: {race.formula}: {verdict(race)} ({ours}, {beside}), written to {page}")
     for name, run in race.runs.items():
         if run.error is not None:
@@ -120,6 +121,8 @@ def _as_plain(race: Race, page: Path) -> dict[str, Any]:
         "file": race.label,
         "formula": race.formula,
         "winners": race.winners,
+        "policy": race.runs[OURS].policy_used,
+        "fallback_used": race.runs[OURS].fallback_used,
         "runs": {name: compared_as_json(run) for name, run in race.runs.items()},
         "written_to": str(page),
     }

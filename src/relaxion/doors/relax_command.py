@@ -15,7 +15,7 @@ from relaxion.doors.inputs import Job, check_structure, emt_note, occupancy_note
 from relaxion.doors.interrupts import Interrupts
 from relaxion.doors.output import PAGE, check_free, check_out, publish, staging, update_manifest, write_structure
 from relaxion.doors.progress import Progress, one_line, say, speaks_ascii_only, tell
-from relaxion.doors.request import RelaxRequest, check_numbers, details, make_potential
+from relaxion.doors.request import PolicyChoice, RelaxRequest, check_numbers, details, make_potential
 from relaxion.doors.sentences import (
     Report,
     as_json,
@@ -25,7 +25,7 @@ from relaxion.doors.sentences import (
     result_sentence,
     symmetry_hint,
 )
-from relaxion.errors import FileError, RelaxionError, SettingsError, UnknownPotentialError
+from relaxion.errors import FileError, PolicyError, RelaxionError, SettingsError, UnknownPotentialError
 from relaxion.physics.potential import Potential
 from relaxion.relaxing import Relaxer
 from relaxion.relaxing.measuring.counting import error_in_words
@@ -52,7 +52,7 @@ def _relax(request: RelaxRequest, interrupts: Interrupts) -> int:
         physics = make_potential(request.calculator)
         check_out(request.out)
         jobs = read_jobs(request.files)
-    except (SettingsError, UnknownPotentialError) as error:
+    except (SettingsError, UnknownPotentialError, PolicyError) as error:
         say(f"relaxion: {error}")
         return USAGE
     except (RelaxionError, OSError) as error:
@@ -76,7 +76,7 @@ class _Session:
         self.optimizers = optimizers
         self.interrupts = interrupts
         self.progress = Progress(quiet=request.quiet)
-        self._warned_of: set[Path] = set()  # files whose elements EMT should not be asked about
+        self._said: set[tuple[Path, str]] = set()  # about the elements of a file; its other frames need no repetition
 
     def relax_all(self, jobs: list[Job]) -> int:
         """Each in turn; an error in one, of whatever kind, does not stop the others; Ctrl-C does."""
@@ -116,22 +116,23 @@ class _Session:
         return Task(start, self.physics, request.fmax, request.steps, request.free_cell, record=request.report)
 
     def _relax_into_folder(self, job: Job, task: Task) -> Report:
-        final = self.request.out / job.folder
-        policy = None if self.request.policy == "none" else self.request.policy
+        final, choice = self.request.out / job.folder, PolicyChoice.of(self.request, task.start)
         with staging(final) as folder:
             run = run_relaxer(
-                task, policy, folder / f"{job.name}.log", folder / f"{job.name}.traj",
+                task, choice, folder / f"{job.name}.log", folder / f"{job.name}.traj",
                 self.progress.reporter(job.label, "Relaxion"),
             )  # fmt: skip
             with self.interrupts.held():
-                report = self._save(Report(job, run, hints=self._hints(job, run, task)), run, folder, final)
+                hints = self._hints(job, run, task, choice.note)
+                report = self._save(Report(job, run, hints=hints), run, folder, final)
         return replace(report, interrupted=run.outcome == "interrupted" or self.interrupts.noticed)
 
-    def _hints(self, job: Job, run: Run, task: Task) -> list[str]:
+    def _hints(self, job: Job, run: Run, task: Task, policy_note: str) -> list[str]:
         hints = [occupancy_note(task.start), symmetry_hint(run, len(task.start), self.request.rattle_angstrom)]
-        if job.file not in self._warned_of:
-            hints.append(emt_note(task.start, self.request.calculator))
-            self._warned_of |= {job.file} if hints[-1] else set()
+        for once in (emt_note(task.start, self.request.calculator), policy_note):
+            if once and (job.file, once) not in self._said:
+                self._said.add((job.file, once))
+                hints.append(once)
         return [hint for hint in hints if hint]
 
     def _save(self, report: Report, run: Run, folder: Path, final: Path) -> Report:
@@ -204,23 +205,38 @@ class _Session:
                 say(f"{report.job.label}: {hint}")
 
 
-def run_relaxer(task: Task, policy: str | None, log: Path | None, trajectory: Path | None, on_call: OnCall) -> Run:
+def run_relaxer(task: Task, choice: PolicyChoice, log: Path | None, trajectory: Path | None, on_call: OnCall) -> Run:
     """Our optimizer, held to the same count as the others."""
     stage = Stage(task, on_call)
-    optimizer = Relaxer(stage.target, logfile=log, trajectory=trajectory, policy=policy)
+    optimizer = Relaxer(
+        stage.target, logfile=log, trajectory=trajectory, policy=choice.policy, allow_unseen=choice.allow_unseen
+    )
     stage.watch(optimizer)
     outcome, error = _ended(optimizer, task)
     stands = outcome == "converged" or _last_stands(optimizer, stage)
-    run = stage.finish(outcome, fallback_used=optimizer.fallback_used, error=error, last_stands=stands)
+    run = stage.finish(outcome, error=error, last_stands=stands)
     if outcome not in ("interrupted", "error"):
         _check_count(optimizer.force_calls, run.force_calls, say)
-    return replace(run, readings=readings_of(optimizer), frames=tuple(optimizer.film.frames))
+    return replace(
+        run,
+        policy_used=optimizer.policy_used,
+        fallback_used=optimizer.fallback_used,
+        readings=readings_of(optimizer),
+        frames=tuple(optimizer.film.frames),
+    )
 
 
 def readings_of(optimizer: Relaxer) -> tuple[Reading, ...]:
     """Every force call of its history."""
     return tuple(
-        Reading(entry.call, finite(entry.energy_ev), finite(entry.fmax_ev_per_angstrom), entry.accepted, entry.method)
+        Reading(
+            entry.call,
+            finite(entry.energy_ev),
+            finite(entry.fmax_ev_per_angstrom),
+            entry.accepted,
+            entry.method,
+            entry.reason,
+        )
         for entry in optimizer.history
     )
 

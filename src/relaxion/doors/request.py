@@ -10,11 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ase import Atoms
+
 from relaxion.errors import PotentialError, RelaxionError, SettingsError
 from relaxion.physics import potential
 from relaxion.physics.potential import Potential
+from relaxion.relaxing.guard import decide
+from relaxion.relaxing.measuring.optimizers import check_policy, policy_argument
 from relaxion.relaxing.measuring.runs import Run
-from relaxion.settings import nearest
 
 
 @dataclass(frozen=True)
@@ -23,7 +26,7 @@ class RelaxRequest:
 
     files: tuple[Path, ...]
     calculator: str
-    policy: str  # "auto" or "none"
+    policy: str  # "auto", "none", the name of a policy or a file
     fmax: float  # eV/Å
     steps: int
     free_cell: bool
@@ -35,6 +38,22 @@ class RelaxRequest:
     rattle_angstrom: float
     seed: int
     report: bool = False  # write a page beside each result
+    allow_unseen: bool = False  # let the policy speak about elements it was not trained on
+
+
+@dataclass(frozen=True)
+class PolicyChoice:
+    """Who relaxes one structure: with "auto" it may be a policy for one and the core for the next."""
+
+    policy: str | None  # the relaxer's `policy=`; None where its elements leave only the core
+    allow_unseen: bool
+    note: str  # why the core, where somebody may have expected a policy
+
+    @classmethod
+    def of(cls, request: RelaxRequest, atoms: Atoms) -> PolicyChoice:
+        policy = policy_argument(request.policy)
+        decision = decide(policy, atoms.numbers.tolist(), allow_unseen=request.allow_unseen)
+        return cls(None if decision.loaded is None else policy, request.allow_unseen, decision.note)
 
 
 def check_numbers(request: RelaxRequest) -> None:
@@ -45,9 +64,7 @@ def check_numbers(request: RelaxRequest) -> None:
         raise SettingsError(f"--steps is 0 or more, got {request.steps}; try --steps 500")
     if not (math.isfinite(request.rattle_angstrom) and request.rattle_angstrom >= 0):
         raise SettingsError(f"--rattle is a length in Å, 0 or more, got {request.rattle_angstrom}; try --rattle 0.05")
-    if request.policy not in ("auto", "none"):
-        advice = nearest(request.policy.lower(), ["auto", "none"])
-        raise SettingsError(f"no policy named '{request.policy}': {advice}")
+    check_policy(policy_argument(request.policy))
 
 
 def details(request: RelaxRequest, run: Run) -> dict[str, Any]:
@@ -64,6 +81,7 @@ def details(request: RelaxRequest, run: Run) -> dict[str, Any]:
         "fmax_ev_per_angstrom": [reading.fmax_ev_per_angstrom for reading in run.readings],
         "accepted": [reading.accepted for reading in run.readings],
         "method": [reading.method for reading in run.readings],
+        "reason": [reading.reason for reading in run.readings],
         "base_call": [frame.base_call for frame in run.frames],
     }
     return {"request": plain, "calls": calls}

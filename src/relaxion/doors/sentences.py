@@ -12,10 +12,10 @@ from rich.table import Table
 
 from relaxion.doors.compare import Compared, in_words, minima_in_words
 from relaxion.doors.inputs import Job
+from relaxion.relaxing.guard import CORE
 from relaxion.relaxing.measuring.runs import Run
 from relaxion.relaxing.measuring.statistics import SAME_MINIMUM_EV_PER_ATOM
 
-POLICY = "classical"  # no learned policy ships yet; both 'auto' and 'none' mean the classical core
 SYMMETRIC_FMAX = 1e-6  # eV/Å; forces this small at the start come from symmetry (or from an earlier relaxation)
 ADVICE = {
     "step_limit": "try --steps with a larger number",
@@ -65,7 +65,7 @@ def as_plain(report: Report, *, compare: bool) -> dict[str, Any]:
         "force_calls": 0 if run is None else run.force_calls,
         "energy_ev": None if run is None else run.energy_ev,
         "fmax_ev_per_angstrom": None if run is None else run.fmax_ev_per_angstrom,
-        "policy": POLICY,
+        "policy": None if run is None else run.policy_used,
         "fallback_used": 0 if run is None else run.fallback_used,
         "wall_time_seconds": 0.0 if run is None else round(run.wall_time_seconds, 6),
         "written_to": None if report.written_to is None else str(report.written_to),
@@ -92,7 +92,7 @@ def compared_as_json(run: Run) -> dict[str, Any]:
 
 def result_sentence(report: Report, run: Run) -> str:
     """What was reached, at what cost, where it is written."""
-    parts = [f"{report.formula} {_what_happened(report, run)}{_beside(report, run)}"]
+    parts = [f"{report.formula} {_what_happened(report, run)}{_beside(report, run)}", who_relaxed(run)]
     if run.fmax_ev_per_angstrom is not None:
         parts.append(f"fmax {run.fmax_ev_per_angstrom:.2g} eV/Å")
     if run.energy_ev is not None:
@@ -112,6 +112,14 @@ def _what_happened(report: Report, run: Run) -> str:
     if not run.converged:
         return f"not converged ({run.outcome.replace('_', ' ')}) after {calls}"
     return f"already relaxed ({calls})" if run.force_calls == 1 else f"relaxed in {calls}"
+
+
+def who_relaxed(run: Run) -> str:
+    """`policy metals`, and how often somebody else had to step in."""
+    steps = f"{run.fallback_used} step{'' if run.fallback_used == 1 else 's'}"
+    if run.policy_used in (None, CORE):
+        return "classical core" + (f" ({steps} by FIRE)" if run.fallback_used else "")
+    return f"policy {run.policy_used}" + (f" ({steps} by the core)" if run.fallback_used else "")
 
 
 def _beside(report: Report, run: Run) -> str:

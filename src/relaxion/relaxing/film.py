@@ -83,4 +83,4 @@ def _deformation(target: UnitCellFilter, coordinates: Array) -> Array:
         return coordinates[-3:]
     from scipy.linalg import expm
 
-    return expm(coordinates[-3:] / target.exp_cell_factor)
+    return np.asarray(expm(coordinates[-3:] / target.exp_cell_factor), dtype=np.float64)

@@ -8,30 +8,26 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-import numpy as np
-import torch
 from ase.data import atomic_numbers as numbers_of
 
-from relaxion.bundle import Network, PolicyBundle, uncovered
+from relaxion.bundle import PolicyBundle, uncovered
 from relaxion.bundle.library import find_file, shipped_names
 from relaxion.classical.chain import Classical
 from relaxion.classical.direct import DirectMetrics
-from relaxion.classical.guard import OBSERVATION, Gate, Guard, Knobs, MetricSource
-from relaxion.classical.knobs import N_KNOBS, knobs_from
+from relaxion.classical.guard import Gate, Guard, MetricSource
+from relaxion.classical.knobs import GATE, gate_of
 from relaxion.classical.learned_metric import LearnedMetrics
-from relaxion.classical.point import Array
 from relaxion.classical.quasi_newton import QuasiNewtonSettings
 from relaxion.errors import PolicyError, SettingsError
 from relaxion.networks.bundled import policy_of
 from relaxion.networks.metric_policies import MetricPolicy
 from relaxion.networks.roles import Policy
-from relaxion.networks.vector import VectorPolicy
-from relaxion.networks.vector_actions import BoxActions
 
 logger = logging.getLogger(__name__)
 
 CORE = "classical"  # what relaxes where no policy does
-GATE = "gate"
+WORDS = ("auto", "none")  # that `policy=` understands beside names and paths
+INSIST = "allow_unseen=True (--allow-unseen) insists"
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,6 +43,19 @@ class Loaded:
         if isinstance(self.policy, MetricPolicy):
             return LearnedMetrics(self.policy.network, elements)
         return DirectMetrics(self.policy, elements)
+
+
+@dataclass(frozen=True, eq=False)
+class Decision:
+    """Which policy relaxes these elements; None: the classical core, because it was asked for or for want of one."""
+
+    loaded: Loaded | None
+    note: str = ""  # why the core, where somebody may have expected a policy
+    loud: bool = True  # the note is a warning; "auto" promised no policy, so there it is information
+
+    @property
+    def name(self) -> str:
+        return CORE if self.loaded is None else self.loaded.bundle.name
 
 
 @dataclass(frozen=True)
@@ -66,46 +75,68 @@ def chosen(
     allow_unseen: bool = False,
 ) -> Chosen:
     """The chain for `policy`: "auto", None (or "none") for the core, the name of a policy, or a bundle's path."""
-    loaded = _asked_for(policy, atomic_numbers, allow_unseen=allow_unseen)
+    decision = decide(policy, atomic_numbers, allow_unseen=allow_unseen)
+    if decision.note:
+        logger.log(logging.WARNING if decision.loud else logging.INFO, decision.note)
+    loaded = decision.loaded
     if loaded is None:
         return Chosen(CORE, Classical(settings, fallback=fallback))
-    elements = None if allow_unseen else [numbers_of[symbol] for symbol in loaded.bundle.card.elements]
+    card = loaded.bundle.card
+    elements = None if allow_unseen else [numbers_of[symbol] for symbol in (*card.elements, *card.adsorbates)]
     guard = Guard(settings, loaded.metrics(elements), loaded.gate)
     return Chosen(loaded.bundle.name, Classical(settings, fallback=fallback, quasi_newton=guard))
 
 
-def _asked_for(policy: str | Path | None, atomic_numbers: Collection[int], *, allow_unseen: bool) -> Loaded | None:
+def decide(policy: str | Path | None, atomic_numbers: Collection[int], *, allow_unseen: bool = False) -> Decision:
+    """Who shall relax these elements; PolicyError or SettingsError where `policy` is nothing that could."""
     if policy is None or policy == "none":
-        return None
+        return Decision(None)
     if policy == "auto":
-        return _automatic(atomic_numbers)
+        return _automatic(atomic_numbers, allow_unseen=allow_unseen)
     if not isinstance(policy, str | Path):
         raise SettingsError(f"policy is a name, a path, 'auto' or None, got {policy!r}")
     loaded = load(policy)
-    if (missing := uncovered(loaded.bundle, atomic_numbers)) and not allow_unseen:
-        logger.warning(
-            "the policy %s was not trained on %s, so the classical core relaxes; allow_unseen=True (--allow-unseen) "
-            "insists",
-            loaded.bundle.name,
-            ", ".join(missing),
-        )
-        return None
-    return loaded
+    missing = uncovered(loaded.bundle, atomic_numbers)
+    if not missing or allow_unseen:
+        return Decision(loaded)
+    return Decision(
+        None,
+        f"the policy {loaded.bundle.name} was not trained on {', '.join(missing)}, so the classical core relaxes; "
+        f"{INSIST}",
+    )
 
 
-def _automatic(atomic_numbers: Collection[int]) -> Loaded | None:
-    """The first shipped policy that was trained on all the elements."""
+def _automatic(atomic_numbers: Collection[int], *, allow_unseen: bool) -> Decision:
+    """The first shipped policy that was trained on all the elements, or, if insisted on, on most of them."""
+    shipped, broken = _shipped()
+    if not shipped:
+        return Decision(None, broken)
+    nearest = min(shipped, key=lambda loaded: len(uncovered(loaded.bundle, atomic_numbers)))
+    missing = uncovered(nearest.bundle, atomic_numbers)
+    if not missing or allow_unseen:
+        return Decision(nearest)
+    return Decision(
+        None,
+        f"no shipped policy covers all elements ({nearest.bundle.name} lacks {', '.join(missing)}), so the classical "
+        f"core relaxes; {INSIST}",
+        loud=False,
+    )
+
+
+def _shipped() -> tuple[list[Loaded], str]:
+    """Those that can be read, and a sentence about the others: nobody named them, so they are no reason to stop."""
+    found, broken = [], []
     for name in shipped_names():
-        loaded = load(name)
-        if not uncovered(loaded.bundle, atomic_numbers):
-            return loaded
-    logger.info("no shipped policy covers all elements: the classical core relaxes")
-    return None
+        try:
+            found.append(load(name))
+        except PolicyError as error:
+            broken.append(str(error))
+    return found, "; ".join([*broken, "the classical core relaxes"]) if broken else ""
 
 
 def load(name_or_path: str | Path) -> Loaded:
     """The bundle with its networks; read again only when its file has changed."""
-    file = find_file(name_or_path)
+    file = find_file(name_or_path, WORDS)
     about = file.stat()
     return _load(file, about.st_mtime_ns, about.st_size)
 
@@ -115,33 +146,3 @@ def _load(file: Path, _changed: int, _size: int) -> Loaded:
     bundle = PolicyBundle.read(file)
     gate = bundle.networks.get(GATE)
     return Loaded(bundle, policy_of(bundle), None if gate is None else gate_of(gate, bundle.name))
-
-
-def gate_of(network: Network, name: str) -> Gate:
-    """The gate of a bundle, as a function from the guard's observation to its knobs."""
-    if list(network.settings.get("observation", ())) != list(OBSERVATION):
-        raise PolicyError(f"the gate of {name} sees other numbers than this relaxion's guard has; update relaxion")
-    box = BoxActions(-torch.ones(N_KNOBS), torch.ones(N_KNOBS))
-    try:
-        module = VectorPolicy(len(OBSERVATION), box, network.settings["widths"], torch.Generator())
-        module.load_state_dict(dict(network.weights))
-    except (KeyError, TypeError, RuntimeError) as error:
-        raise PolicyError(f"the gate of {name} cannot be rebuilt: {error}") from error
-    return gate_from(module.eval().requires_grad_(False))
-
-
-def gate_from(policy: Policy) -> Gate:
-    """A vector policy that turns the knobs."""
-
-    def gate(observation: Array) -> Knobs:
-        with torch.no_grad():
-            action = policy(torch.from_numpy(observation.astype(np.float32))[None])[0]
-        return knobs_from(action.double().numpy())
-
-    return gate
-
-
-def described_gate(policy: VectorPolicy, widths: list[int]) -> Network:
-    """What a bundle keeps of a gate."""
-    settings = {"observation": list(OBSERVATION), "widths": widths}
-    return Network(GATE, settings, {k: v.detach().clone() for k, v in policy.state_dict().items()}, {})

@@ -20,7 +20,7 @@ from relaxion.classical.point import Array, Point, Proposal, longest
 from relaxion.classical.quasi_newton import QuasiNewtonSettings
 from relaxion.errors import RestartError, SettingsError
 from relaxion.relaxing.film import Film, frame_of, proposal_in_space
-from relaxion.relaxing.guard import chosen
+from relaxion.relaxing.guard import CORE, chosen
 from relaxion.relaxing.restart import Saved, read_restart, write_restart
 from relaxion.structures.state import Outcome
 
@@ -131,9 +131,10 @@ class Relaxer(Optimizer):
         path = Path(str(self.restart))
         saved = read_restart(path, self.atoms)
         if saved.policy != self.policy_used:
+            asked = None if saved.policy == CORE else saved.policy
             raise RestartError(
                 f"{path} was written with the policy {saved.policy}, now it is {self.policy_used}; "
-                f"give policy={saved.policy!r}, or delete the file to start afresh"
+                f"give policy={asked!r}, or delete the file to start afresh"
             )
         self._calls_before, self._seen_at, self._left_at = saved.force_calls, saved.seen_at, saved.left_at
         try:

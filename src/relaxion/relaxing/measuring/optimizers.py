@@ -15,7 +15,9 @@ from ase.filters import Filter, FrechetCellFilter
 from ase.optimize.cellawarebfgs import CellAwareBFGS
 from ase.optimize.optimize import DEFAULT_MAX_STEPS, Optimizer
 
+from relaxion.classical.door import bare_atoms
 from relaxion.errors import SettingsError
+from relaxion.relaxing.guard import decide
 from relaxion.relaxing.relaxer import Relaxer
 from relaxion.settings import nearest
 
@@ -123,13 +125,20 @@ def _all_but_aliases() -> Iterable[str]:
     return [name for name in known_optimizers() if name not in ALIASES]
 
 
-def our_contestants(policy: str | None) -> list[Contestant]:
+def our_contestants(policy: str | None, *, allow_unseen: bool = False) -> list[Contestant]:
     """Ours as asked, and the core beside it; one of them where they are the same thing."""
     core = Contestant(CORE, partial(Relaxer, logfile=None, policy=None), classical=False)
     if policy is None:
         return [core]
     check_policy(policy)
-    return [Contestant(OURS, partial(Relaxer, logfile=None, policy=policy), classical=False), core]
+    return [Contestant(OURS, partial(_ours, policy, allow_unseen), classical=False), core]
+
+
+def _ours(policy: str, allow_unseen: bool, target: Atoms | Filter) -> Optimizer:
+    """Decided here, and not by the relaxer, so that a set of fifty starts does not log the same line fifty times."""
+    decision = decide(policy, bare_atoms(target).numbers.tolist(), allow_unseen=allow_unseen)
+    asked = None if decision.loaded is None else policy
+    return Relaxer(target, logfile=None, policy=asked, allow_unseen=allow_unseen)
 
 
 def policy_argument(text: str) -> str | None:
@@ -137,6 +146,6 @@ def policy_argument(text: str) -> str | None:
     return None if text.strip().lower() == "none" else text
 
 
-def check_policy(policy: Any) -> None:
-    """Let the relaxer itself refuse a policy it does not know, before anything is measured."""
-    Relaxer(Atoms("Cu"), logfile=None, policy=policy)
+def check_policy(policy: str | None) -> None:
+    """Refuse a policy that is not known or cannot be read, before anything is relaxed."""
+    decide(policy, [])

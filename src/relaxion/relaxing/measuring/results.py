@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from relaxion.relaxing.measuring.contest import Score
@@ -26,6 +26,7 @@ class Circumstances:
     perturb: str | None
     command: str
     interrupted: bool = False
+    policies_used: Mapping[str, int] = field(default_factory=dict)  # by ours: name or "classical" -> structures
 
 
 @dataclass(frozen=True)

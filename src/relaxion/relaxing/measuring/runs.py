@@ -42,6 +42,7 @@ class Reading:
     fmax_ev_per_angstrom: float | None
     accepted: bool = True
     method: str = ""
+    reason: str = ""  # why that method, in the guard's words
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,7 @@ class Run:
     energy_ev: float | None  # of `final`, as the next; None: not evaluated, or not finite
     fmax_ev_per_angstrom: float | None
     wall_time_seconds: float
+    policy_used: str | None = None  # of ours: the policy's name, or "classical"
     fallback_used: int = 0
     first_fmax: float | None = None
     error: str | None = None
@@ -99,9 +101,7 @@ class Stage:
         before = self.counter.calls - 1
         self.film.add(frame_of(point.atoms, before + 1, before or None))
 
-    def finish(
-        self, outcome: str, *, fallback_used: int = 0, error: str | None = None, last_stands: bool = True
-    ) -> Run:
+    def finish(self, outcome: str, *, error: str | None = None, last_stands: bool = True) -> Run:
         """What the calculator has counted, and what was reached: the last point, or the lowest if that does not stand.
 
         Points and answers as the calculator remembers them: an interrupted or failed call leaves the atoms where
@@ -116,7 +116,6 @@ class Stage:
             energy_ev=None if final is None else final.get_potential_energy(),
             fmax_ev_per_angstrom=fmax,
             wall_time_seconds=seconds,
-            fallback_used=fallback_used,
             first_fmax=self.fmax_history[0] if self.fmax_history else None,
             error=error,
             final=final,
