@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 import torch
+from ase.data import atomic_numbers as numbers_of
 from ase.data import chemical_symbols
 from pydantic import Field
 from torch import Tensor
@@ -19,6 +21,7 @@ from relaxion.settings import Settings
 
 KIND = "relaxion policy"
 SUFFIX = ".safetensors"
+MOST_ADSORBED = 0.25  # share of the atoms that may be adsorbates of one element
 UPGRADES: dict[int, Upgrade] = {}  # format version left behind -> how to understand it; one old file each in the tests
 FORMAT = Format(version=1, error=PolicyError, upgrades=UPGRADES, advice="get it again, or package its run again")
 
@@ -124,9 +127,15 @@ class PolicyBundle:
 
 
 def uncovered(bundle: PolicyBundle, atomic_numbers: Iterable[int]) -> tuple[str, ...]:
-    """Elements the policy was never trained on, in the order of their numbers; empty: it covers all."""
-    present = sorted({int(number) for number in atomic_numbers})
-    return tuple(symbol for n in present if (symbol := chemical_symbols[n]) not in bundle.card.elements)
+    """Elements the policy was never trained on, in the order of their numbers; empty: it covers all.
+
+    Adsorbates are covered as long as they are a small part of the atoms, as they were in training.
+    """
+    counts = Counter(chemical_symbols[int(number)] for number in atomic_numbers)
+    few = MOST_ADSORBED * counts.total()
+    known = {symbol for symbol in counts if symbol in bundle.card.elements}
+    known |= {symbol for symbol, count in counts.items() if symbol in bundle.card.adsorbates and count <= few}
+    return tuple(sorted(counts.keys() - known, key=numbers_of.__getitem__))
 
 
 def covers(bundle: PolicyBundle, atomic_numbers: Iterable[int]) -> bool:

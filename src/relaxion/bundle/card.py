@@ -32,6 +32,9 @@ class ModelCard(Settings):
     elements: tuple[str, ...] = Field(min_length=1)
     """Symbols of all elements it was trained on."""
 
+    adsorbates: tuple[str, ...] = ()
+    """Symbols of elements it met as single atoms among many of the others only."""
+
     smallest_n_atoms: int = Field(ge=1)
     """Atoms of the smallest structure trained on."""
 
@@ -109,6 +112,7 @@ def as_markdown(name: str, about: dict[str, str], card: ModelCard) -> str:
     """The card for people. `about` is what the bundle knows of itself: kind, size, digest."""
     rows = about | {
         "elements": " ".join(card.elements),
+        **({"adsorbates": " ".join(card.adsorbates)} if card.adsorbates else {}),
         "atoms per structure": _range(card),
         "cells": card.cells,
         "potential": card.potential,

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import numpy as np
 import torch
+from torch import Tensor
 
 from relaxion.bundle import Network
 from relaxion.classical.guard import OBSERVATION, Gate, Knobs
 from relaxion.classical.point import Array
 from relaxion.errors import PolicyError
 from relaxion.networks.roles import Policy
-from relaxion.networks.vector import VectorPolicy
+from relaxion.networks.vector import VectorGaussianPolicy, VectorPolicy
 from relaxion.networks.vector_actions import BoxActions
 
 GATE = "gate"  # its role in a bundle
@@ -36,10 +39,11 @@ def gate_of(network: Network, name: str) -> Gate:
     if list(network.settings.get("observation", ())) != list(OBSERVATION):
         raise PolicyError(f"the gate of {name} sees other numbers than this relaxion's guard has; update relaxion")
     box = BoxActions(-torch.ones(N_KNOBS), torch.ones(N_KNOBS))
+    kind = VectorGaussianPolicy if network.settings.get("stochastic") else VectorPolicy
     try:
-        module = VectorPolicy(len(OBSERVATION), box, network.settings["widths"], torch.Generator())
+        module = kind(len(OBSERVATION), box, network.settings["widths"], torch.Generator())
         module.load_state_dict(dict(network.weights))
-    except (KeyError, TypeError, RuntimeError) as error:
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise PolicyError(f"the gate of {name} cannot be rebuilt: {error}") from error
     return gate_from(module.eval().requires_grad_(False))
 
@@ -55,7 +59,7 @@ def gate_from(policy: Policy) -> Gate:
     return gate
 
 
-def described_gate(policy: VectorPolicy, widths: list[int]) -> Network:
+def described_gate(weights: Mapping[str, Tensor], widths: Sequence[int], *, stochastic: bool) -> Network:
     """What a bundle keeps of a gate."""
-    settings = {"observation": list(OBSERVATION), "widths": widths}
-    return Network(GATE, settings, {k: v.detach().clone() for k, v in policy.state_dict().items()}, {})
+    settings = {"observation": list(OBSERVATION), "widths": list(widths), "stochastic": stochastic}
+    return Network(GATE, settings, {name: tensor.detach().clone() for name, tensor in weights.items()}, {})

@@ -30,9 +30,10 @@ from relaxion.training import checkpoint
 from relaxion.training.atom_assessment import COMPARED, AtomAssessed, AtomAssessor
 from relaxion.training.atom_task import AtomTask, atom_task
 from relaxion.training.baselines import ase_calls
+from relaxion.training.metals_packaging import bundle_of_metals
 from relaxion.training.recipe import SHIPPED, overrides, settings_from_recipe
 from relaxion.training.run_folder import AGENT, CHECKPOINT, RunFolder
-from relaxion.training.run_settings import AtomRunSettings, RunSettings
+from relaxion.training.run_settings import AtomRunSettings, MetalsRunSettings, RunSettings
 from relaxion.version import __version__
 
 N_NAMED = 5  # structures that a sentence about failures names
@@ -44,6 +45,8 @@ def bundle_from_run(path: Path, name: str) -> PolicyBundle:
     folder = RunFolder(path)
     stored = _read_weights(folder)
     settings = RunSettings.read(stored.values["settings"])
+    if isinstance(settings, MetalsRunSettings):
+        return bundle_of_metals(name, stored, settings, training_command(settings), _progress(folder, stored))
     if not isinstance(settings, AtomRunSettings):
         raise RunError(
             f"{path} learned {settings.training.task}, which relaxes no atoms; package a run on structures, "
@@ -66,7 +69,7 @@ def _read_weights(folder: RunFolder) -> Stored:
     if not folder.checkpoint.exists():
         raise RunError(f"{folder.path} is not finished and has no checkpoint yet; wait for it, or train it again")
     stored = checkpoint.read(folder.checkpoint, CHECKPOINT)
-    if int(stored.part("counters").get("n_updates", torch.tensor(0))) == 0:
+    if "counters.n_updates" in stored.tensors and int(stored.tensors["counters.n_updates"]) == 0:
         raise RunError(f"{folder.path} has learned nothing yet, it was stopped before its first update; --resume it")
     return stored
 
