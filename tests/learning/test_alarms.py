@@ -194,7 +194,7 @@ def test_a_replay_whose_atoms_are_used_up() -> None:
 def test_a_replay_of_long_ago() -> None:
     long = {"n_structures": 512, "replay_capacity": 80_000, "updates_per_round": 0, "log_interval_steps": 1024}
     with pytest.warns(match="is large for systems"):
-        events = events_of(settings(**long, structures="b2:AlCu", warmup_steps=60_000), steps=56_000)
+        events = events_of(settings(**long, structures="b2:AlCu", warmup_steps=53_000), steps=55_000)
     assert sentence(events, "replay_old").startswith("replay is too old: what is drawn is 2")
     assert "lower replay_capacity" in sentence(events, "replay_old")
     assert healthy() == []

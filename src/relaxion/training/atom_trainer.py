@@ -171,10 +171,7 @@ class AtomTrainer:
         if isinstance(self.agent, NoisyExplorer):
             own["rollout/exploration_noise"] = self.agent.exploration_scale
         own |= self.metric_means.take()
-        scheduled = {
-            "expert_share": self.expert_share(self.step),
-            "imitation_weight": self.imitation_weight(self.step),
-        }
+        scheduled = {"imitation_weight": self.imitation_weight(self.step)}
         return own | self.diagnosis.metrics(self.step, self.state, self._learned_agent, self.replay, own | scheduled)
 
     def take_events(self) -> list[Event]:

@@ -322,6 +322,7 @@ class TestDiagnosis:
         line = diagnosis.metrics(35, state, None, ring, {})
         assert "diagnosis/q_at_start" not in line
         assert diagnosis.trained_steps == 0
+        assert diagnosis.averages.now() == {}
         assert line["diagnosis/outcome_step_limit"] == sum(int((t.outcome == Outcome.STEP_LIMIT).sum()) for t in kept)
 
     @pytest.mark.parametrize("lines_before", [0, 1])

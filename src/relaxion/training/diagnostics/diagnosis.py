@@ -123,23 +123,27 @@ class Diagnosis:
     ) -> dict[str, float]:
         """One line: what has built up since the last, what agent and replay show now, and the alarms.
 
-        `others` are numbers the trainer knows: `expert_share` and `imitation_weight` as scheduled, and the agent's own
-        metrics, of which SAC's entropy is needed.
+        `others` are numbers the trainer knows: `imitation_weight` as scheduled, and the agent's own metrics, of which
+        SAC's entropy is needed. No agent: warm-up, which is logged and not judged.
         """
         means, line = self.tally.take()
         means |= self._looked_at(state, agent) | self._entropy_bonus(means, others) | _replay_ages(replay, self.steps)
         line |= {name: others[name] for name in ("imitation_weight",) if name in others}
-        for name, mean in means.items():
-            self.averages.add(name, mean, self._memory(name))
+        if agent is not None:
+            self._judge(step, means, agent)
         self.steps = 0
-        now = self.averages.now()
-        if self.first_expert_share is None:
-            self.first_expert_share = now.get("expert_share")
-        self.alarms.judge(step, Seen(now | self._known(agent), self.averages.before()))
         line |= {name: mean.value for name, mean in means.items()}
         if self.calls_beside_bfgs is not None:
             line["assessed_calls_beside_bfgs"] = self.calls_beside_bfgs
         return _public(line) | self.alarms.metrics()
+
+    def _judge(self, step: int, means: Mapping[str, Mean], agent: Any) -> None:
+        for name, mean in means.items():
+            self.averages.add(name, mean, self._memory(name))
+        now = self.averages.now()
+        if self.first_expert_share is None:
+            self.first_expert_share = now.get("expert_share")
+        self.alarms.judge(step, Seen(now | self._known(agent), self.averages.before()))
 
     def assessed(self, calls: float, bfgs_calls: float) -> None:
         """An assessment beside BFGS from the same starts, in mean force calls."""
@@ -177,13 +181,13 @@ class Diagnosis:
             return max(FEWEST_RELAXATIONS, self.facts.memory_steps * RELAXATIONS_PER_STEP)
         return self.facts.memory_steps * (DRIVEN_PER_STEP if name == "blocked_share" else 1.0)
 
-    def _known(self, agent: Any | None) -> dict[str, float]:
+    def _known(self, agent: Any) -> dict[str, float]:
         """Facts for the rules, as far as they are known."""
         facts: dict[str, float | None] = dict(vars(self.facts))
         facts["trained_steps"] = float(self.trained_steps)
         facts["first_expert_share"] = self.first_expert_share
         facts["assessed_calls_beside_bfgs"] = self.calls_beside_bfgs
-        facts["lowest_gate_factor"] = None if agent is None else measures.lowest_gate_factor(agent)
+        facts["lowest_gate_factor"] = measures.lowest_gate_factor(agent)
         return {name: float(value) for name, value in facts.items() if value is not None}
 
     def snapshot(self) -> dict[str, Tensor]:
