@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from relaxion.relaxing.film import Frame
 from relaxion.relaxing.measuring.runs import Reading
 
 LARGEST_BYTES = 330_000  # of all films of a page; library, style and scripts need about 600 000
+LEAST_BYTES_PER_ATOM = 6  # of one frame: three zeros and their commas
 MOST_FRAMES = 400  # of one film: more than anybody looks at
 NONMETALS = frozenset([1, 2, *range(5, 11), *range(14, 19), *range(32, 37), *range(51, 55)])  # drawn with sticks
 MOST_STICK_ATOMS = 150
@@ -68,10 +69,11 @@ def film_parts(reels: Sequence[Reel], largest_bytes: int = LARGEST_BYTES) -> tup
 def _fitted(reel: Reel, largest_bytes: int) -> tuple[dict[str, Any], Thinned]:
     """First fewer frames, then fewer atoms: the start and the end are always there."""
     atoms = np.arange(len(reel.numbers))
-    wanted = min(len(reel.frames), MOST_FRAMES)
+    least = LEAST_BYTES_PER_ATOM * len(atoms)
+    wanted = min(len(reel.frames), MOST_FRAMES, max(2, largest_bytes // least))
     while True:
         frames = [reel.frames[i] for i in sorted({round(i) for i in np.linspace(0, len(reel.frames) - 1, wanted)})]
-        film = _film(reel, frames, atoms)
+        film = _film(reel, frames if len(frames) == len(reel.frames) else _joined(frames), atoms)
         size = len(json.dumps(film, separators=(",", ":")))
         if size <= largest_bytes or (wanted <= 2 and len(atoms) <= 1):
             return film, Thinned(len(frames), len(reel.frames), len(atoms), len(reel.numbers))
@@ -80,6 +82,12 @@ def _fitted(reel: Reel, largest_bytes: int) -> tuple[dict[str, Any], Thinned]:
             wanted = max(2, int(share * wanted))
         else:
             atoms = _farthest(reel, max(1, int(share * len(atoms))))
+
+
+def _joined(frames: Sequence[Frame]) -> list[Frame]:
+    """Where frames between them are missing, a move is the way from one to the next."""
+    before = [None, *(frame.call for frame in frames)]
+    return [replace(frame, base_call=call, proposed=None) for frame, call in zip(frames, before, strict=False)]
 
 
 def _farthest(reel: Reel, count: int) -> np.ndarray:
