@@ -30,6 +30,7 @@ from relaxion.physics.potential import Potential
 from relaxion.settings import Settings
 
 START_TRIES = 50
+LARGEST_NUMBER = 10.0  # of an observation: all are logarithms, cosines and clipped ratios
 
 
 class GateTaskSettings(Settings):
@@ -67,7 +68,7 @@ class GateEnvironment(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
         self.worlds = [(PotentialCalculator(potential), starts) for potential, starts in potentials_and_starts]
         self.settings = settings or GateTaskSettings()
         self.guard = Guard(QuasiNewtonSettings(), metrics, guard=guard)
-        self.observation_space = Box(-np.inf, np.inf, (len(OBSERVATION),), np.float32)
+        self.observation_space = Box(-LARGEST_NUMBER, LARGEST_NUMBER, (len(OBSERVATION),), np.float32)
         self.action_space = Box(-1.0, 1.0, (N_KNOBS,), np.float32)
         self.tolerance, self.calls = 0.05, 0
 
@@ -102,7 +103,7 @@ class GateEnvironment(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
         if view is None:
             return False
         self.base, self.view = base, view
-        self.observation = view.observation.astype(np.float32)
+        self.observation = view.observation.clip(-LARGEST_NUMBER, LARGEST_NUMBER).astype(np.float32)
         return True
 
     def step(self, action: NDArray[np.float32]) -> tuple[Any, float, bool, bool, dict[str, Any]]:
