@@ -53,6 +53,10 @@ class ImitationSettings(Settings):
     largest_gradient_norm: float = Field(default=1.0, gt=0)
     """Longer gradients are shortened: one odd structure must not throw the weights off."""
 
+    soft_error: float | None = Field(default=None, gt=0)
+    """Errors well above this count by their logarithm, c·log(1 + error/c): lessons that no quadratic form can learn
+    (far starts) must not drown those that one can. None: errors count as they are."""
+
     updates_per_round: int = Field(default=40, ge=1)
     """Between two gatherings."""
 
@@ -165,7 +169,9 @@ class MetricImitation:
     def _descend(self) -> dict[str, float]:
         self.optimizer.learning_rate = self._learning_rate()
         errors = relative_errors(self.policy, self._sample())
-        gradients = torch.autograd.grad(errors.mean(), self.parameters, allow_unused=True, materialize_grads=True)
+        soft = self.settings.soft_error
+        loss = errors.mean() if soft is None else soft * torch.log1p(errors / soft).mean()
+        gradients = torch.autograd.grad(loss, self.parameters, allow_unused=True, materialize_grads=True)
         norm = torch.sqrt(sum((g.square().sum() for g in gradients), torch.zeros(())))
         if bool(torch.isfinite(norm)):  # a state that no weights can stand must not end all
             factor = (self.settings.largest_gradient_norm / norm.clamp_min(1e-12)).clamp_max(1)

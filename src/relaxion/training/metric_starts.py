@@ -36,6 +36,8 @@ class MetalStarts:
     free_share: float = 0.4
     """Of the crystals, those whose cells are strained and relax too."""
     largest_strain: float = 0.04
+    one_of: tuple[str, ...] = ()
+    """Every structure has at least one of these: two potentials that disagree about an element are told apart."""
     adsorbates: tuple[str, ...] = ()
     """Elements of atoms that may sit on slabs beside the metals."""
 
@@ -60,7 +62,10 @@ class MetalStarts:
     def symbols(self, random: np.random.Generator, number: int) -> list[str]:
         """Of an alloy of one to four elements."""
         few = random.choice(self.elements, min(len(self.elements), int(random.integers(1, 5))), replace=False)
-        return [str(symbol) for symbol in random.choice(few, number)]
+        symbols = [str(symbol) for symbol in random.choice(few, number)]
+        if self.one_of and not set(symbols) & set(self.one_of):
+            symbols[int(random.integers(number))] = str(random.choice(self.one_of))
+        return symbols
 
     def _displaced(self, atoms: Atoms, random: np.random.Generator) -> Atoms:
         width = 0.0 if atoms.info.pop("far", False) else random.uniform(*self.rattle_angstrom)
