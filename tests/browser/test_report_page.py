@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from chromium import Chromium, Sheet
-from examples_for_pages import HOSTILE, thousand_atoms
+from examples_for_pages import HOSTILE, relaxed_copper, thousand_atoms
 from pictures import near, pixels
 
 from relaxion.doors.report_page import LARGEST_BYTES
@@ -231,7 +231,7 @@ def test_without_webgl_the_rest_is_there(chromium: Chromium, report_file: Path):
 
 def test_notebook_shows_it_in_a_frame_of_its_own(opened, tmp_path: Path):
     notebook = tmp_path / "notebook.html"
-    shown = thousand_atoms().view()._repr_html_()
+    shown = relaxed_copper().view()._repr_html_()
     notebook.write_text(f"<!doctype html><html data-ready='true'><body>{shown}</body></html>", encoding="utf-8")
     sheet = opened(notebook)
     sheet.wait("document.querySelector('iframe') !== null")

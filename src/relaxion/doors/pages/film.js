@@ -4,6 +4,9 @@
   const { make, colour } = Relaxion;
   const SMOOTH_ATOMS = 400; // above, frames follow each other without motion between them
   const MOST_ARROWS = 250; // per frame and kind: the longest ones
+  const FACTORS = [1, 2, 5, 10, 20, 50, 100, 200, 500];
+  const LARGEST_FIT = 50; // by itself no arrow is drawn longer than so many times
+  const LONGEST_ARROW = 2.2; // Å as drawn, where arrows are drawn to fit
   const SHORTEST_ARROW = 0.08; // Å as drawn
   const DEGREES_PER_SECOND = 14;
 
@@ -51,14 +54,12 @@
       return { from, executed, proposed };
     }
 
-    // the longest displacement of each move
-    longestMoves() {
-      const found = [];
-      for (let index = 0; index + 1 < this.frames.length; index += 1) {
-        const rows = this.move(index)?.executed ?? [];
-        let longest = 0;
-        for (let i = 0; i < rows.length; i += 3) longest = Math.max(longest, Math.hypot(rows[i], rows[i + 1], rows[i + 2]));
-        found.push(longest);
+    // the longest displacement of the next move, Å; proposals count by a third, they may leave the picture
+    longest(position) {
+      const move = this.move(this.at(position));
+      let found = 0;
+      for (const [rows, share] of move ? [[move.executed, 1], [move.proposed ?? [], 1 / 3]] : []) {
+        for (let i = 0; i < rows.length; i += 3) found = Math.max(found, share * Math.hypot(rows[i], rows[i + 1], rows[i + 2]));
       }
       return found;
     }
@@ -81,7 +82,7 @@
         this.dress();
         this.frame(0);
         this.viewer.zoomTo();
-        this.viewer.zoom(film.cells === null ? 0.95 : 1.05);
+        this.viewer.zoom(film.cells === null ? 1.25 : 1.05);
         this.viewer.rotate(-90, "vx"); // c points up
         this.viewer.rotate(-28, "vy");
         this.viewer.rotate(14, "vx");
@@ -279,10 +280,8 @@
     const moves = films.some((film) => film.bases);
     const proposals = films.some((film) => film.proposed && film.proposed.some((rows) => rows));
     const times = make("select", { "aria-label": "How much longer arrows are drawn" },
-      ...[1, 3, 10, 30, 100].map((factor) => make("option", { value: factor }, `×${factor}`)));
-    const lengths = films.flatMap((film) => film.longestMoves()).sort((a, b) => b - a);
-    const typical = lengths[Math.floor(lengths.length / 4)] ?? 0; // three of four moves are shorter
-    times.value = String([100, 30, 10, 3, 1].find((factor) => factor * typical <= 3) ?? 1);
+      make("option", { value: "auto" }, "to fit"), ...FACTORS.map((factor) => make("option", { value: factor }, `×${factor}`)));
+    const factor = make("span", {});
     const box = (kind, words) => {
       const input = make("input", { type: "checkbox", checked: true });
       const mark = make("span", { class: "arrow", "aria-hidden": "true" });
@@ -298,15 +297,21 @@
       return make("span", { class: "key" }, dot, symbol);
     });
     const element = make("div", { class: "tools" }, turn, moves ? executed.label : null, proposals ? proposed.label : null,
-      moves ? make("label", {}, "drawn", times) : null, ...legend);
-    return { element, turn, executed: executed.input, proposed: proposed.input, times };
+      moves ? make("label", {}, "drawn", times, factor) : null, make("span", { class: "legend" }, ...legend));
+    return { element, turn, executed: executed.input, proposed: proposed.input, times, factor };
   }
 
   function connect(page, clock, films, frames, views, bar, tools) {
     const shown = views.filter((view) => view !== null);
-    const options = () => ({ executed: tools.executed.checked, proposed: tools.proposed.checked, times: Number(tools.times.value) });
+    const scale = () => {
+      if (tools.times.value !== "auto") return Number(tools.times.value);
+      const longest = Math.max(...films.map((film) => film.longest(clock.position)));
+      return [...FACTORS].reverse().find((factor) => factor <= LARGEST_FIT && factor * longest <= LONGEST_ARROW) ?? 1;
+    };
     const draw = () => {
-      views.forEach((view) => view?.frame(clock.position, options()));
+      const options = { executed: tools.executed.checked, proposed: tools.proposed.checked, times: scale() };
+      tools.factor.textContent = `×${options.times}`;
+      views.forEach((view) => view?.frame(clock.position, options));
       frames.forEach((frame) => caption(frame, clock.call));
     };
     clock.follow(draw);

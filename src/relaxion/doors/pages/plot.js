@@ -95,9 +95,9 @@
         picture.append(svg("text", { x: EDGE.left - 8, y: y + 4, "text-anchor": "end" }, label));
       }
       const wholes = ticks(1, scale.last, Math.max(2, Math.floor(scale.width / 80))).filter(({ value }) => Number.isInteger(value) && value >= 1);
-      for (const { value, label } of wholes) {
+      for (const { value } of wholes) {
         picture.append(svg("line", { class: "frame", x1: scale.x(value), x2: scale.x(value), y1: bottom, y2: bottom + 4 }));
-        picture.append(svg("text", { x: scale.x(value), y: bottom + 17, "text-anchor": "middle" }, label));
+        picture.append(svg("text", { x: scale.x(value), y: bottom + 17, "text-anchor": "middle" }, value));
       }
       picture.append(svg("line", { class: "frame", x1: EDGE.left, x2: right, y1: bottom, y2: bottom }));
       picture.append(svg("text", { x: (EDGE.left + right) / 2, y: scale.height - 6, "text-anchor": "middle" }, this.part.x_label));
