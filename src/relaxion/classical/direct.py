@@ -31,7 +31,7 @@ class DirectMetrics:
         with torch.no_grad():
             move = self.policy(self._state(point, geometry))
         self._before = point
-        return DirectMetric(point.forces, _rows(move, geometry), SpringMetric(geometry, SpringSettings()))
+        return DirectMetric(point.forces, _rows(move, geometry), geometry.springs(SpringSettings()))
 
     def _state(self, point: Point, geometry: Geometry) -> State:
         state, before = state_at(point, geometry), self._before

@@ -26,14 +26,17 @@ class LearnedMetrics:
     def __init__(self, network: MetricNetwork, elements: Collection[int] | None = None) -> None:
         """`elements`: atomic numbers the network may speak about; None: all."""
         self.network, self.elements = network, None if elements is None else frozenset(elements)
+        self._last: tuple[Point, LearnedMetric] | None = None
 
     def __call__(self, point: Point) -> LearnedMetric | None:
         geometry = point.geometry
         if geometry is None or not point.finite or not self.covers(geometry):
             return None
-        with torch.no_grad():
-            stiffness = self.network(state_at(point, geometry)).to(torch.float64)
-        return LearnedMetric(stiffness.restricted(*_free(geometry)), geometry)
+        if self._last is None or self._last[0] is not point:  # after a rejected point the same base is asked again
+            with torch.no_grad():
+                stiffness = self.network(state_at(point, geometry)).to(torch.float64)
+            self._last = point, LearnedMetric(stiffness.restricted(*_free(geometry)), geometry)
+        return self._last[1]
 
     def covers(self, geometry: Geometry) -> bool:
         return self.elements is None or self.elements.issuperset(geometry.numbers.tolist())

@@ -18,7 +18,7 @@ import numpy as np
 
 from relaxion.classical.point import Array, Point, Proposal, dot, longest
 from relaxion.classical.screen import screened
-from relaxion.classical.springs import SpringMetric, SpringSettings
+from relaxion.classical.springs import SpringSettings
 
 Solve = Callable[[Array], Array]
 
@@ -153,7 +153,7 @@ class QuasiNewton:
         settings, judged = self.settings, self.secants[-self.settings.judged_secants :]
         if not settings.use_springs or base.geometry is None:
             return "plain", self._plain(judged)
-        springs = SpringMetric(base.geometry, settings.springs)
+        springs = base.geometry.springs(settings.springs)
         if not judged:
             return "springs", springs.solve
         answers = [springs.solve(secant.drop) for secant in judged]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import scipy.linalg
@@ -81,6 +82,16 @@ class Geometry:
         natural = radii[first] + radii[second]
         near = (lengths < REACH * natural) & (lengths > 0)
         return Bonds(first[near].astype(np.int64), second[near].astype(np.int64), vectors[near], natural[near])
+
+    def springs(self, settings: SpringSettings) -> SpringMetric:
+        """The springs drawn here. The core and whoever doubts it ask at the same place: they are made once."""
+        if settings not in self._springs:
+            self._springs[settings] = SpringMetric(self, settings)
+        return self._springs[settings]
+
+    @cached_property
+    def _springs(self) -> dict[SpringSettings, SpringMetric]:
+        return {}
 
     def _scattered(self, cutoff: float) -> bool:
         """Whether atoms without periodicity lie so far apart that vesin 0.6 would end the process."""
@@ -158,37 +169,73 @@ class SpringMetric:
 
     @cached_property
     def _factor(self) -> tuple[Array, bool]:
-        return scipy.linalg.cho_factor(self._matrix.toarray(), check_finite=False)
+        """Of the free rows and columns, dense."""
+        n = 3 * self.geometry.n_atoms
+        full = np.empty((self._free.size, self._free.size))
+        full[:n, :n] = self._between_atoms().transpose(2, 0, 3, 1).reshape(n, n)
+        if self.geometry.cell_factor:
+            full[:n, n:], full[n:, n:] = self._with_cell, self._of_cell
+            full[n:, :n] = self._with_cell.T
+        full[np.diag_indices_from(full)] += self._floors.ravel()
+        if not self._free.all():
+            full = full[np.ix_(self._free, self._free)]
+        return scipy.linalg.cho_factor(full, overwrite_a=True, check_finite=False)
+
+    def _between_atoms(self) -> Array:
+        """(3, 3, n_atoms, n_atoms): a bond adds its block to both of its ends and takes it away between them."""
+        n_atoms = self.geometry.n_atoms
+        pairs, blocks = self.bonds.first * n_atoms + self.bonds.second, self._blocks
+        result = np.empty((3, 3, n_atoms, n_atoms))
+        for a, b in ((0, 0), (0, 1), (0, 2), (1, 1), (1, 2), (2, 2)):  # blocks are symmetric
+            joined = np.bincount(pairs, blocks[:, a, b], n_atoms**2).reshape(n_atoms, n_atoms)
+            joined = joined + joined.T
+            result[a, b] = result[b, a] = np.diag(joined.sum(axis=1)) - joined
+        return result
 
     @cached_property
-    def _matrix(self) -> scipy.sparse.csr_array:
-        full = (self._jacobian.T @ self._stiffness @ self._jacobian).tocsr()
+    def _matrix(self) -> scipy.sparse.csr_array | scipy.sparse.bsr_array:
+        """Of the free rows and columns, sparse."""
+        full: Any = self._of_atoms_sparse()
+        if self.geometry.cell_factor:
+            corner = self._of_cell + np.diag(self._floors[self.geometry.n_atoms :].ravel())
+            full = scipy.sparse.block_array([[full, self._with_cell], [self._with_cell.T, corner]], format="csr")
+        if self._free.all():
+            return full
         free = np.flatnonzero(self._free)
-        return scipy.sparse.csr_array(full[free][:, free] + scipy.sparse.diags_array(self._floors.ravel()[free]))
+        return scipy.sparse.csr_array(full.tocsr()[free][:, free])
+
+    def _of_atoms_sparse(self) -> scipy.sparse.bsr_array:
+        """The same as `_between_atoms`, block by block, with the floors."""
+        first, second, n_atoms = self.bonds.first, self.bonds.second, self.geometry.n_atoms
+        everybody, floors = np.arange(n_atoms), self._floors[:n_atoms, :, None] * np.eye(3)
+        row = np.concatenate([first, second, first, second, everybody])
+        column = np.concatenate([first, second, second, first, everybody])
+        data = np.concatenate([self._blocks, self._blocks, -self._blocks, -self._blocks, floors])
+        places, which = np.unique(row * n_atoms + column, return_inverse=True)
+        summing = scipy.sparse.csr_array((np.ones(len(which)), (which, np.arange(len(which)))))
+        blocks = np.asarray(summing @ data.reshape(-1, 9)).reshape(-1, 3, 3)
+        ends = np.searchsorted(places, n_atoms * np.arange(n_atoms + 1))
+        shape = (3 * n_atoms, 3 * n_atoms)
+        return scipy.sparse.bsr_array((blocks, places % n_atoms, ends), shape=shape)
 
     @cached_property
-    def _stiffness(self) -> scipy.sparse.csr_array:
-        n_bonds = len(self.bonds.first)
-        block_rows = np.arange(n_bonds + 1)
-        shape = (3 * n_bonds, 3 * n_bonds)
-        return scipy.sparse.bsr_array((self._blocks, np.arange(n_bonds), block_rows), shape=shape).tocsr()
-
-    @cached_property
-    def _jacobian(self) -> scipy.sparse.csr_array:
-        """∂(bond vectors)/∂(coordinates), (3·n_bonds, 3·n_rows)."""
+    def _with_cell(self) -> Array:
+        """(3·n_atoms, 9): δr_a += Σ_b ε_ab r_b, with ε_ab in column 3a + b."""
         bonds, geometry = self.bonds, self.geometry
-        n_bonds, axes = len(bonds.first), np.arange(3)
-        rows = (3 * np.arange(n_bonds)[:, None] + axes).ravel()
-        ones = np.ones(3 * n_bonds)
-        columns = [(3 * bonds.second[:, None] + axes).ravel(), (3 * bonds.first[:, None] + axes).ravel()]
-        entries = [(rows, columns[0], ones), (rows, columns[1], -ones)]
-        if geometry.cell_factor:
-            # δr_a += Σ_b ε_ab r_b, with ε_ab stored at row n_atoms + a, column b
-            strain = 3 * geometry.n_atoms + (3 * axes[:, None] + axes)  # (a, b)
-            value = np.broadcast_to(bonds.vectors[:, None, :] / geometry.cell_factor, (n_bonds, 3, 3))
-            entries.append((np.repeat(rows, 3), np.tile(strain.ravel(), n_bonds), value.ravel()))
-        row, column, data = (np.concatenate(parts) for parts in zip(*entries, strict=True))
-        return scipy.sparse.csr_array((data, (row, column)), shape=(3 * n_bonds, geometry.free.size))
+        felt = self._blocks[:, :, :, None] * (bonds.vectors / geometry.cell_factor)[:, None, None, :]
+        flat, n_bonds = felt.reshape(len(felt), 27), np.arange(len(felt))
+        shape = (geometry.n_atoms, len(felt))
+        ends = scipy.sparse.csr_array((np.ones(len(felt)), (bonds.second, n_bonds)), shape=shape)
+        ends = ends - scipy.sparse.csr_array((np.ones(len(felt)), (bonds.first, n_bonds)), shape=shape)
+        return np.asarray(ends @ flat).reshape(3 * geometry.n_atoms, 9)
+
+    @cached_property
+    def _of_cell(self) -> Array:
+        """(9, 9): what strains cost by themselves."""
+        vectors = self.bonds.vectors / self.geometry.cell_factor
+        outer = (vectors[:, :, None] * vectors[:, None, :]).reshape(-1, 9)
+        corner = (self._blocks.reshape(-1, 9).T @ outer).reshape(3, 3, 3, 3)  # a, c, b, d
+        return corner.transpose(0, 2, 1, 3).reshape(9, 9)
 
     def _conjugate_gradients(self, right: Array) -> Array:
         matrix = self._matrix
