@@ -27,9 +27,15 @@ def policy_of(seed: int = 0) -> MetricPolicy:
     return MetricPolicy(MoveActions(0.3, 0.05), SETTINGS, torch.Generator().manual_seed(seed))
 
 
-def learner_of(n_updates: int = 6) -> MetricImitation:
+def learner_of(n_updates: int = 6, updates_per_round: int = 3) -> MetricImitation:
     chosen = ImitationSettings(
-        n_updates=n_updates, n_lessons=16, starts_per_round=8, rounds_before=2, updates_per_round=3, rounds_kept=3
+        n_updates=n_updates,
+        n_lessons=16,
+        starts_per_round=8,
+        rounds_before=2,
+        updates_per_round=updates_per_round,
+        rounds_kept=3,
+        label_tolerance_ev_per_angstrom=2e-3,
     )
     source = Source(relaxion.potential("emt"), TINY)
     return MetricImitation(policy_of(), [source], chosen, torch.Generator().manual_seed(1))
@@ -89,8 +95,25 @@ def test_starts_are_of_every_kind_and_repeat() -> None:
         MetalStarts(shares={"clusters": 1.0})
 
 
+def test_one_of_the_elements_is_in_every_structure() -> None:
+    starts = MetalStarts(elements=("Cu", "Ni", "Fe"), sizes=(2, 6), one_of=("Fe",))
+    drawn = starts.sample(torch.Generator().manual_seed(5), 30)
+    iron = torch.zeros(30).index_add_(0, drawn.structure_index, (drawn.atomic_numbers == 26).float())
+    assert bool((iron > 0).all())
+    assert bool((drawn.atomic_numbers != 26).any())
+
+
+def test_soft_errors_turn_away_from_hopeless_lessons() -> None:
+    """The same lessons, another direction: c·log(1 + error/c) weighs small errors more."""
+    plain, soft = learner_of(), learner_of()
+    soft.settings = soft.settings.model_copy(update={"soft_error": 0.05})
+    for learner in (plain, soft):
+        learner.update()
+    assert not torch.equal(plain.policy.network.to_springs.weight, soft.policy.network.to_springs.weight)
+
+
 def test_learning_lowers_the_error_on_other_structures() -> None:
-    learner = learner_of(60)
+    learner = learner_of(60, 20)
     other = first_state(relaxion.potential("emt"), TINY.sample(torch.Generator().manual_seed(77), 24))
     environment = Environment(relaxion.potential("emt"), TINY, learner._environment_settings())
     unseen = relax(environment, policy_of(), other).lessons(0.01, 1.0)
