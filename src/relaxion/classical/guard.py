@@ -1,10 +1,9 @@
 """The guard: steps of a learned metric, as far as they can be believed, and the classical core where they cannot.
 
 No force call is spent on checking. Before a call the step is held against that of the springs (angle, length) and
-screened for close pairs; after it the energy and the curvature that were met are held against those expected. The
-metric is believed while it explains the newest secants about as well as springs and plain stiffness do, and is asked
-again at every point: mistrust ends by itself. Points are accepted or rejected as in the core, with FIRE behind both, so
-limit points are stationary whatever the network says.
+screened for close pairs; after it the energy and the forces that were met are held against those expected. A step that
+disappoints leaves the next ones to the core: one, then three, then seven, until the metric has done well again. Points
+are accepted or rejected as in the core, with FIRE behind both: limit points are stationary whatever the network says.
 """
 
 from __future__ import annotations
@@ -23,10 +22,9 @@ from relaxion.classical.quasi_newton import (
     Solve,
     corrected,
     energy_change,
-    weighted_error,
 )
-from relaxion.classical.springs import SpringMetric
 
+POLICY = "policy"  # the method of its proposals
 SOFTEST_SHARE = 0.2  # Powell's damping: a secant softer than this share of the metric's own curvature is stiffened
 
 
@@ -100,29 +98,30 @@ Gate: TypeAlias = Callable[[Array], Knobs]
 
 
 def hand_made_gate(observation: Array) -> Knobs:
-    """The rule where no gate was learned: secants correct the metric only where it misses them altogether."""
-    error = observation[OBSERVATION.index("metric_error")]
-    return Knobs(secant_weight=float(np.clip(error - 1.0, 0.0, 1.0)))
+    """The rule where no gate was learned: the metric alone. Secants harm it, near and far (docs/decisions.md)."""
+    del observation
+    return Knobs(secant_weight=0.0)
 
 
 @dataclass(frozen=True)
 class GuardSettings:
     """When to believe the metric. Tuned on structures apart from every benchmark (docs/decisions.md)."""
 
-    bonus: float = 1.3
-    """After a disappointment the metric is taken while its error on the newest secants is below this many times the
-    core's."""
-    disappointment: float = 0.5
-    """A step whose energy change missed the expected one by more than this share of it, or that was rejected, puts the
-    metric in question."""
-    bad_error: float = 0.8
-    """An error on the newest secants beyond this puts it in question, too: it says next to nothing about them."""
+    least_kept: float = 0.1
+    """A step that keeps less than this share of the energy it promised, or is rejected, disappoints."""
+    full_step: float = 0.1
+    """So does one that was taken in full (trust radius and screen took away less than this share) though the largest
+    force rose, or hardly fell because the metric is far too stiff."""
+    hardly: float = 0.05
+    """Decades."""
+    too_stiff: float = 3.0
+    """Times the curvature that was met."""
+    most_core_steps: int = 15
+    """Steps left to the core after the latest of many disappointments in a row."""
     smallest_cosine: float = 0.0
-    """Between its step and the springs' step; a larger angle is not believed before a secant confirms it."""
-    largest_ratio: float = 6.0
+    """Between its step and the springs' step; a larger angle is not believed."""
+    largest_ratio: float = 30.0
     """Of the two steps' lengths, either way, likewise."""
-    good_error: float = 0.5
-    """A metric whose error on the newest secants is below this needs no confirmation by the springs."""
     memory: int = 2
     """Secants that correct the metric; old ones harm on top of a good one."""
 
@@ -135,7 +134,6 @@ class View:
     step: Array  # uncorrected
     springs_step: Array
     error: float  # on the newest secants
-    core_error: float  # of the better of springs and plain stiffness
     observation: Array
 
 
@@ -158,16 +156,22 @@ class Guard(QuasiNewton):
         self.lesson = Lesson()
         self.policy_steps = 0  # made by the metric
         self.core_steps = 0  # left to the classical core because of mistrust
+        self.disappointments = 0  # in a row
+        self.core_steps_left = 0  # before the metric is asked again
         self._applied: Array | None = None  # B·step of the last proposal, by the metric that made it
 
     def more(self) -> dict[str, Any]:
-        return {"lesson": asdict(self.lesson), "steps": [self.policy_steps, self.core_steps], "applied": self._applied}
+        return {"lesson": asdict(self.lesson), "steps": self._counts(), "applied": self._applied}
+
+    def _counts(self) -> list[int]:
+        return [self.policy_steps, self.core_steps, self.disappointments, self.core_steps_left]
 
     def take_more(self, plain: dict[str, Any]) -> None:
         if not plain:  # written by the core alone
             return
         self.lesson = Lesson(**plain["lesson"])
-        self.policy_steps, self.core_steps = (int(number) for number in plain["steps"])
+        counts = (int(number) for number in plain["steps"])
+        self.policy_steps, self.core_steps, self.disappointments, self.core_steps_left = counts
         self._applied = None if plain["applied"] is None else np.asarray(plain["applied"], dtype=np.float64)
 
     def judged(self, point: Point) -> Point:
@@ -175,7 +179,24 @@ class Guard(QuasiNewton):
         base = super().judged(point)
         if last is not None:
             self.lesson = self._lesson(point, last, rejected=base is not point)
+            if last.method == POLICY:
+                self._judge_policy()
         return base
+
+    def _judge_policy(self) -> None:
+        """How the metric's last step went decides whether it makes the next."""
+        if self._disappointed():
+            self.disappointments += 1
+            self.core_steps_left = min(2**self.disappointments - 1, self.guard.most_core_steps)
+        else:
+            self.disappointments = max(0, self.disappointments - 1)
+
+    def _disappointed(self) -> bool:
+        lesson, guard = self.lesson, self.guard
+        stiff = lesson.log_curvature_ratio < -np.log(guard.too_stiff)
+        useless = lesson.log_force_ratio > (-guard.hardly if stiff else 0.0)
+        full = lesson.back_off < guard.full_step
+        return bool(lesson.rejected or lesson.energy_ratio < guard.least_kept or (full and useless))
 
     def _lesson(self, point: Point, last: Proposal, *, rejected: bool) -> Lesson:
         points = self.lesson.points + 1
@@ -209,11 +230,10 @@ class Guard(QuasiNewton):
         if base.geometry is None or (metric := self.metrics(base)) is None:
             return None
         step = metric.solve(base.forces)
-        springs = SpringMetric(base.geometry, self.settings.springs)
-        springs_step = springs.solve(base.forces)
-        error, core_error = self._errors(metric, springs)
-        observation = self._observation(base, step, springs_step, error)
-        return View(metric, step, springs_step, error, core_error, observation)
+        springs_step = base.geometry.springs(self.settings.springs).solve(base.forces)
+        judged = self.secants[-self.settings.judged_secants :]
+        error = unscaled_error(judged, [metric.solve(secant.drop) for secant in judged]) if judged else 0.0
+        return View(metric, step, springs_step, error, self._observation(base, step, springs_step, error))
 
     def step_with(self, base: Point, view: View, knobs: Knobs) -> Proposal:
         """The step that the gate's knobs make of the metric, if the guard lets it pass."""
@@ -231,7 +251,7 @@ class Guard(QuasiNewton):
             step = view.step
         trust = min(self.trust * float(np.exp(knobs.log_trust)), self.settings.largest_trust)
         wanted = float(np.exp(knobs.log_scale)) * step
-        proposal = self.limited(base, wanted, "policy", trust, self._explained(view, knobs))
+        proposal = self.limited(base, wanted, POLICY, trust, self._explained(view, knobs))
         self._applied = view.metric.apply(proposal.step)
         self.lesson = _with_back_off(self.lesson, 1 - longest(proposal.step) / max(longest(wanted), 1e-12))
         self.policy_steps += 1
@@ -248,33 +268,17 @@ class Guard(QuasiNewton):
 
     def _mistrust(self, base: Point, view: View) -> str:
         """Why the metric is not believed here; empty where it is."""
-        guard = self.guard
+        if self.core_steps_left > 0:
+            self.core_steps_left -= 1
+            return f"it disappointed {self.disappointments} times"
         if dot(view.step, base.forces) <= 0:
             return "its step does not go downhill"
-        disappointed = self.lesson.rejected or abs(self.lesson.energy_ratio - 1) > guard.disappointment
-        doubted = disappointed or view.error > guard.bad_error
-        if self.secants and doubted and view.error > guard.bonus * view.core_error:
-            return f"the metric misses the last steps by {view.error:.2f}, the core by {view.core_error:.2f}"
-        if self.secants and view.error < guard.good_error:
-            return ""
         cosine, log_ratio = _compared(view.step, view.springs_step)
-        if cosine < guard.smallest_cosine:
+        if cosine < self.guard.smallest_cosine:
             return f"its step points elsewhere than the springs' (cosine {cosine:.2f})"
-        if abs(log_ratio) > np.log(guard.largest_ratio):
+        if abs(log_ratio) > np.log(self.guard.largest_ratio):
             return f"its step is {np.exp(log_ratio):.2g} times as long as the springs'"
         return ""
-
-    def _errors(self, metric: Metric, springs: SpringMetric) -> tuple[float, float]:
-        """Of the metric as it is, and of the better of springs and plain stiffness, both scaled as the core does."""
-        judged = self.secants[-self.settings.judged_secants :]
-        if not judged:
-            return 0.0, np.inf
-        own = unscaled_error(judged, [metric.solve(secant.drop) for secant in judged])
-        core = min(
-            weighted_error(judged, [springs.solve(secant.drop) for secant in judged]),
-            weighted_error(judged, [secant.drop for secant in judged]),
-        )
-        return own, core / sum(0.6**k for k in range(len(judged)))
 
     def _damped(self, metric: Metric) -> list[Secant]:
         """The newest secants, none softer than a share of the metric (Powell 1978): the correction stays positive."""

