@@ -98,9 +98,12 @@ Gate: TypeAlias = Callable[[Array], Knobs]
 
 
 def hand_made_gate(observation: Array) -> Knobs:
-    """The rule where no gate was learned: the metric alone. Secants harm it, near and far (docs/decisions.md)."""
+    """The rule where no gate was learned: the metric alone, since secants harm it, and twice the core's trust radius.
+
+    Measured in docs/decisions.md.
+    """
     del observation
-    return Knobs(secant_weight=0.0)
+    return Knobs(log_trust=float(np.log(2)), secant_weight=0.0)
 
 
 @dataclass(frozen=True)
