@@ -38,8 +38,8 @@ SMALLEST_SQUARE = 1e-10  # of a relative error, where its root would have no gra
 class ImitationSettings(Settings):
     """How the metric learns from finished relaxations."""
 
-    n_updates: int = Field(default=4000, ge=1)
-    """Updates in all; the rate falls along half a cosine over them."""
+    n_updates: int = Field(default=4000, ge=0)
+    """Updates in all; the rate falls along half a cosine over them. 0: the metric stays as it comes (--from-weights)."""
 
     n_lessons: int = Field(default=64, ge=1)
     """Lessons per update."""
