@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
+from functools import cached_property
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -12,10 +14,13 @@ from torch import Tensor
 from relaxion.classical.point import Array, Point
 from relaxion.classical.springs import Geometry
 from relaxion.networks.metric import MetricNetwork
-from relaxion.networks.metric_solve import Inverse, inverse_of
+from relaxion.networks.metric_dense import Layout, dense
+from relaxion.networks.metric_solve import LARGEST_DENSE, inverse_of
 from relaxion.networks.metric_stiffness import Stiffness, Unknowns
 from relaxion.networks.strains import strain_matrices, strain_vectors
 from relaxion.structures import Evaluation, Move, State, Structures
+
+Linear: TypeAlias = Callable[[Unknowns], Unknowns]
 
 TRUST = 0.3  # Å; part of every state, no input of the metric
 
@@ -47,12 +52,12 @@ class LearnedMetric:
 
     def __init__(self, stiffness: Stiffness, geometry: Geometry) -> None:
         self.stiffness, self.geometry = stiffness, geometry
-        self._inverses: dict[float, Inverse] = {}
+        self._inverses: dict[float, Linear] = {}
 
     def apply(self, step: Array) -> Array:
         n_atoms, factor = self.geometry.n_atoms, self.geometry.cell_factor
         cells = step[n_atoms:] / factor if factor else None
-        answer = self.stiffness.apply(_unknowns(step[:n_atoms], cells))
+        answer = self._product(_unknowns(step[:n_atoms], cells))
         return _rows(answer, 1 / factor if factor else 0.0)
 
     def solve(self, forces: Array, extra_floor: float = 0.0) -> Array:
@@ -63,11 +68,42 @@ class LearnedMetric:
         except torch.linalg.LinAlgError:  # pyright: ignore[reportPrivateImportUsage]  # weights that are no numbers
             return np.full_like(forces, np.nan)
 
-    def _inverse(self, extra_floor: float) -> Inverse:
+    @cached_property
+    def _dense(self) -> tuple[Tensor, Layout] | None:
+        """B as a matrix, for products and inverses alike; None where that would be too large."""
+        return dense(self.stiffness) if self.geometry.n_atoms <= LARGEST_DENSE else None
+
+    @cached_property
+    def _product(self) -> Linear:
+        if self._dense is None:
+            return self.stiffness.apply
+        matrix, layout = self._dense
+        return _packed(lambda right: torch.bmm(matrix, right), layout, self.stiffness)
+
+    def _inverse(self, extra_floor: float) -> Linear:
         if extra_floor not in self._inverses:
-            stiffer = replace(self.stiffness, floors=self.stiffness.floors + extra_floor)
-            self._inverses[extra_floor] = inverse_of(stiffer)
+            self._inverses[extra_floor] = self._new_inverse(extra_floor)
         return self._inverses[extra_floor]
+
+    def _new_inverse(self, extra_floor: float) -> Linear:
+        if self._dense is None:
+            return inverse_of(replace(self.stiffness, floors=self.stiffness.floors + extra_floor))
+        matrix, layout = self._dense
+        if extra_floor:
+            matrix = matrix.clone()
+            matrix.diagonal(dim1=1, dim2=2)[:, : 3 * self.geometry.n_atoms].add_(extra_floor)
+        factor = torch.linalg.cholesky(matrix)
+        return _packed(lambda right: torch.cholesky_solve(right, factor), layout, self.stiffness)
+
+
+def _packed(of_columns: Callable[[Tensor], Tensor], layout: Layout, stiffness: Stiffness) -> Linear:
+    """A linear map of padded columns as one of unknowns; what is not free neither asks nor answers."""
+
+    def linear(unknowns: Unknowns) -> Unknowns:
+        columns = layout.packed(unknowns.masked(stiffness.free), stiffness.structures)[:, :, None]
+        return layout.unpacked(of_columns(columns)[:, :, 0], stiffness.structures).masked(stiffness.free)
+
+    return linear
 
 
 def state_at(point: Point, geometry: Geometry) -> State:
