@@ -39,7 +39,7 @@ class ImitationSettings(Settings):
     """How the metric learns from finished relaxations."""
 
     n_updates: int = Field(default=4000, ge=0)
-    """Updates in all; the rate falls along half a cosine over them. 0: the metric stays as it comes (--from-weights)."""
+    """Updates in all; the rate falls along half a cosine over them. 0: the metric stays as it is (--from-weights)."""
 
     n_lessons: int = Field(default=64, ge=1)
     """Lessons per update."""
