@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pytest
 import torch
 from ase import Atoms
 from ase.build import bulk
 
+from relaxion.bundle import ModelCard, Network, PolicyBundle
+from relaxion.networks.roles import Policy
 from relaxion.physics.potential import Potential
 from relaxion.structures import Evaluation, Structures
 from relaxion.structures.structures import per_structure_sum
@@ -32,6 +35,60 @@ class Springs(Potential):
         energy = 0.5 * self.stiffness * (away**2).sum(dim=1)
         energies = per_structure_sum(energy, structures.structure_index, structures.n_structures)
         return Evaluation(energies, -self.stiffness * away, None)
+
+
+METALS = ("Al", "Ni", "Cu", "Pd", "Ag", "Pt", "Au")
+
+
+def small_metric_policy(seed: int = 0) -> Policy:
+    """Untrained: it says about what springs say, and takes steps of its own."""
+    from relaxion.networks.metric import MetricSettings
+    from relaxion.networks.metric_policies import MetricPolicy
+    from relaxion.networks.move_actions import MoveActions
+
+    settings = MetricSettings(channels=8, n_hidden=8, n_radial=6, n_coordinates=2)
+    return MetricPolicy(MoveActions(), settings, torch.Generator().manual_seed(seed))
+
+
+def write_bundle(file: Path, policy: Policy, elements: Sequence[str] = METALS, gate: Network | None = None) -> Path:
+    """A bundle of the policy, named as its file."""
+    from relaxion.networks.bundled import described
+
+    card = ModelCard(
+        elements=tuple(elements), smallest_n_atoms=2, largest_n_atoms=16, potential="emt", agent="none", seed=0,
+        force_tolerance_ev_per_angstrom=0.05, training_command="none", environment_steps=0, relaxion_version="0",
+        date="2026-11-16",
+    )  # fmt: skip
+    networks = {"policy": described(policy)} | ({} if gate is None else {"gate": gate})
+    PolicyBundle(file.name.removesuffix(".safetensors"), networks, card).write(file)
+    return file
+
+
+@pytest.fixture(scope="session")
+def make_metric_policy() -> Callable[..., Policy]:
+    return small_metric_policy
+
+
+@pytest.fixture(scope="session")
+def make_bundle() -> Callable[..., Path]:
+    return write_bundle
+
+
+@pytest.fixture(scope="session")
+def metric_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file with a small untrained metric policy for the metals of EMT, and what is put on them."""
+    file = tmp_path_factory.mktemp("policies") / "untrained.safetensors"
+    return write_bundle(file, small_metric_policy(), (*METALS, "H", "C", "N", "O"))
+
+
+@pytest.fixture
+def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder in place of the policies that ship; the user has none either."""
+    folder = tmp_path / "shipped"
+    folder.mkdir()
+    monkeypatch.setattr("relaxion.bundle.library.SHIPPED", folder)
+    monkeypatch.setenv("RELAXION_POLICIES", str(tmp_path / "users-own"))
+    return folder
 
 
 @pytest.fixture

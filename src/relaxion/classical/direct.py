@@ -21,6 +21,7 @@ class DirectMetrics:
     def __init__(self, policy: Policy, elements: Collection[int] | None = None) -> None:
         self.policy, self.elements = policy, None if elements is None else frozenset(elements)
         self._before: Point | None = None
+        self._last: tuple[Point, DirectMetric] | None = None
 
     def __call__(self, point: Point) -> DirectMetric | None:
         geometry = point.geometry
@@ -28,10 +29,12 @@ class DirectMetrics:
             return None
         if self.elements is not None and not self.elements.issuperset(geometry.numbers.tolist()):
             return None
-        with torch.no_grad():
-            move = self.policy(self._state(point, geometry))
-        self._before = point
-        return DirectMetric(point.forces, _rows(move, geometry), geometry.springs(SpringSettings()))
+        if self._last is None or self._last[0] is not point:  # after a rejected point the same base is asked again
+            with torch.no_grad():
+                move = self.policy(self._state(point, geometry))
+            metric = DirectMetric(point.forces, _rows(move, geometry), geometry.springs(SpringSettings()))
+            self._before, self._last = point, (point, metric)
+        return self._last[1]
 
     def _state(self, point: Point, geometry: Geometry) -> State:
         state, before = state_at(point, geometry), self._before
