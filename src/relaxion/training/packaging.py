@@ -46,7 +46,10 @@ def bundle_from_run(path: Path, name: str) -> PolicyBundle:
     stored = _read_weights(folder)
     settings = RunSettings.read(stored.values["settings"])
     if isinstance(settings, MetalsRunSettings):
-        return bundle_of_metals(name, stored, settings, training_command(settings), _progress(folder, stored))
+        progress = _progress(folder, stored)
+        if folder.result.exists():  # its steps are updates of the metric
+            progress["environment_steps"] = json.loads(folder.result.read_text())["training_force_calls"]
+        return bundle_of_metals(name, stored, settings, training_command(settings), progress)
     if not isinstance(settings, AtomRunSettings):
         raise RunError(
             f"{path} learned {settings.training.task}, which relaxes no atoms; package a run on structures, "
