@@ -189,7 +189,7 @@ def test_runs_that_have_nothing_to_give(relaxion: Callable[..., Any], runs: Path
 
 def test_the_list(relaxion: Callable[..., Any], runs: Path) -> None:
     assert relaxion("policies").code == 0
-    assert "no policy ships yet" in relaxion("policies").err
+    assert "none ships with this relaxion and none is in" in relaxion("policies").err
     relaxion("package", runs / "td3", "mine")
     Path("policies/broken.safetensors").write_bytes(b"nonsense")
     answer = relaxion("policies")

@@ -16,8 +16,9 @@ def test_import_loads_no_heavy_package():
         assert f"'{heavy}'" not in loaded
 
 
-def test_relaxing_loads_no_training_code():
-    code = """
+@pytest.mark.parametrize("policy", ["none", "auto", "file"])
+def test_relaxing_loads_no_training_code(policy, metric_bundle):
+    code = f"""
 import sys
 from ase.build import bulk
 from ase.calculators.emt import EMT
@@ -25,7 +26,9 @@ import relaxion
 atoms = bulk("Cu") * (2, 1, 1)
 atoms.rattle(0.1)
 atoms.calc = EMT()
-relaxion.Relaxer(atoms, logfile=None).run()
+opt = relaxion.Relaxer(atoms, logfile=None, policy={str(metric_bundle) if policy == "file" else policy!r})
+opt.run()
+assert {policy!r} != "file" or opt.policy_used == "untrained"
 print([n for n in sys.modules if n.startswith(("relaxion.agents", "relaxion.experience", "relaxion.training",
                                                "gymnasium", "e3nn", "tensorboard"))])
 """
