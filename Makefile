@@ -23,7 +23,7 @@ help:
 	@echo "make clean      remove .venv and caches"
 
 relax: $(VENV)/.core
-	$(BIN)/relaxion relax examples/alloy.cif --compare BFGS,FIRE --out relaxed --force
+	$(BIN)/relaxion relax examples/alloy.cif --policy auto --compare BFGS,FIRE --out relaxed --force
 
 test: $(VENV)/.dev $(VENV)/ase-$(OLDEST_ASE)
 	$(BIN)/python -m pytest -n 2

@@ -16,7 +16,7 @@ def test_import_loads_no_heavy_package():
         assert f"'{heavy}'" not in loaded
 
 
-@pytest.mark.parametrize("policy", ["none", "auto", "file"])
+@pytest.mark.parametrize("policy", ["auto", "file"])
 def test_relaxing_loads_no_training_code(policy, metric_bundle):
     code = f"""
 import sys
