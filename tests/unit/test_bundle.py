@@ -308,7 +308,7 @@ def test_a_card_names_real_elements() -> None:
 
 def test_found_by_name_or_path(own_library: tuple[Path, Path], path: Path) -> None:
     shipped, user = own_library
-    with pytest.raises(PolicyError, match="none ships yet and none is in"):
+    with pytest.raises(PolicyError, match="none ships with this relaxion and none is in"):
         find_policy("metals")
     make_bundle(name="theirs").write(user / "metals.safetensors")
     assert find_policy("metals").name == "theirs"

@@ -21,7 +21,7 @@ from relaxion.settings import Settings
 
 KIND = "relaxion policy"
 SUFFIX = ".safetensors"
-MOST_ADSORBED = 0.25  # share of the atoms that may be adsorbates of one element
+MOST_ADSORBED = 0.25  # share of the atoms that may be adsorbates
 UPGRADES: dict[int, Upgrade] = {}  # format version left behind -> how to understand it; one old file each in the tests
 FORMAT = Format(version=1, error=PolicyError, upgrades=UPGRADES, advice="get it again, or package its run again")
 
@@ -132,9 +132,10 @@ def uncovered(bundle: PolicyBundle, atomic_numbers: Iterable[int]) -> tuple[str,
     Adsorbates are covered as long as they are a small part of the atoms, as they were in training.
     """
     counts = Counter(chemical_symbols[int(number)] for number in atomic_numbers)
-    few = MOST_ADSORBED * counts.total()
     known = {symbol for symbol in counts if symbol in bundle.card.elements}
-    known |= {symbol for symbol, count in counts.items() if symbol in bundle.card.adsorbates and count <= few}
+    adsorbed = {symbol: n for symbol, n in counts.items() if symbol in bundle.card.adsorbates and symbol not in known}
+    if sum(adsorbed.values()) <= MOST_ADSORBED * counts.total():
+        known |= adsorbed.keys()
     return tuple(sorted(counts.keys() - known, key=numbers_of.__getitem__))
 
 

@@ -23,6 +23,7 @@ from relaxion.classical.quasi_newton import (
     corrected,
     energy_change,
 )
+from relaxion.errors import StructureError
 
 POLICY = "policy"  # the method of its proposals
 SOFTEST_SHARE = 0.2  # Powell's damping: a secant softer than this share of the metric's own curvature is stiffened
@@ -152,14 +153,14 @@ class Guard(QuasiNewton):
     ) -> None:
         self.metrics, self.gate = metrics, gate or hand_made_gate
         self.guard = guard or GuardSettings()
+        self.policy_steps = 0  # made by the metric
+        self.core_steps = 0  # left to the classical core because of mistrust
+        self.disappointments = 0  # in a row; not forgotten when FIRE has helped out
         super().__init__(settings)
 
     def reset(self) -> None:
         super().reset()
         self.lesson = Lesson()
-        self.policy_steps = 0  # made by the metric
-        self.core_steps = 0  # left to the classical core because of mistrust
-        self.disappointments = 0  # in a row
         self.core_steps_left = 0  # before the metric is asked again
         self._applied: Array | None = None  # B·step of the last proposal, by the metric that made it
 
@@ -230,13 +231,20 @@ class Guard(QuasiNewton):
 
     def view(self, base: Point) -> View | None:
         """Everything the gate and the guard need to know about the metric at the base; None where there is none."""
-        if base.geometry is None or (metric := self.metrics(base)) is None:
+        if base.geometry is None or (metric := self._asked(base)) is None:
             return None
         step = metric.solve(base.forces)
         springs_step = base.geometry.springs(self.settings.springs).solve(base.forces)
         judged = self.secants[-self.settings.judged_secants :]
         error = unscaled_error(judged, [metric.solve(secant.drop) for secant in judged]) if judged else 0.0
         return View(metric, step, springs_step, error, self._observation(base, step, springs_step, error))
+
+    def _asked(self, base: Point) -> Metric | None:
+        """The metric, or None also where it cannot be made: the core relaxes whatever it relaxed without a policy."""
+        try:
+            return self.metrics(base)
+        except (StructureError, ArithmeticError, RuntimeError):  # torch's LinAlgError is a RuntimeError
+            return None
 
     def step_with(self, base: Point, view: View, knobs: Knobs) -> Proposal:
         """The step that the gate's knobs make of the metric, if the guard lets it pass."""
@@ -250,7 +258,8 @@ class Guard(QuasiNewton):
         step = solve(base.forces) if knobs.floor > 0 else view.step
         if knobs.secant_weight > 0 and (secants := self._damped(view.metric)):
             step = step + knobs.secant_weight * (corrected(base.forces, secants, solve) - step)
-        if dot(step, base.forces) <= 1e-3 * np.linalg.norm(step) * np.linalg.norm(base.forces):
+        uphill = dot(step, base.forces) <= 1e-3 * np.linalg.norm(step) * np.linalg.norm(base.forces)
+        if uphill or not np.isfinite(step).all():
             step = view.step
         trust = min(self.trust * float(np.exp(knobs.log_trust)), self.settings.largest_trust)
         wanted = float(np.exp(knobs.log_scale)) * step

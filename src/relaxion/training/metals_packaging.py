@@ -26,7 +26,7 @@ from relaxion.training.run_settings import MetalsRunSettings
 from relaxion.version import __version__
 
 CORE = "classical core"
-GATE_POLICY = "gate.agent.policy."  # where a run keeps the gate's weights
+GATE_POLICY, GATE_UPDATES = "gate.agent.policy.", "gate.agent.n_updates"  # where a run keeps the gate
 
 
 def bundle_of_metals(
@@ -35,13 +35,15 @@ def bundle_of_metals(
     """The metric, and the gate where the run came that far."""
     networks = {"policy": network_of(settings.metric, stored.part("metric"), stochastic=False)}
     gate = {k.removeprefix(GATE_POLICY): t for k, t in stored.tensors.items() if k.startswith(GATE_POLICY)}
-    if gate:
+    trained = stored.tensors.get(GATE_UPDATES)
+    if gate and trained is not None and int(trained) > 0:  # a run may have stopped in the gate's warm-up
         networks[GATE] = described_gate(gate, settings.networks.widths, stochastic=settings.agent_name == "sac")
-    bundle = PolicyBundle(name, networks, _card(settings, command, progress))
+    teacher = f"imitation, then {settings.agent_name} for the gate" if GATE in networks else "imitation"
+    bundle = PolicyBundle(name, networks, _card(settings, teacher, command, progress))
     return replace(bundle, card=_with_results(bundle, settings.training.assessment_starts))
 
 
-def _card(settings: MetalsRunSettings, command: str, progress: Mapping[str, Any]) -> ModelCard:
+def _card(settings: MetalsRunSettings, teacher: str, command: str, progress: Mapping[str, Any]) -> ModelCard:
     metals = settings.metals
     return ModelCard(
         elements=tuple(sorted({*EMT_METALS, *EAM_METALS})),
@@ -56,7 +58,7 @@ def _card(settings: MetalsRunSettings, command: str, progress: Mapping[str, Any]
         ),
         cells="both",
         force_tolerance_ev_per_angstrom=FMAX,
-        agent=settings.agent_name,
+        agent=teacher,
         training_command=command,
         seed=settings.training.seed,
         relaxion_version=__version__,
@@ -105,4 +107,8 @@ def _failures(assessed: MetalsAssessed) -> list[str]:
         for kind, number in lost.items()
         if number
     ]
-    return found or ["None of the assessment starts failed. Other bonding than metals' was never seen."]
+    return [
+        *(found or ["None of the assessment starts failed."]),
+        "The starts of the results are validation starts: never trained on, but the guard's rule was chosen on such.",
+        "Other bonding than metals' was never seen; H, C, N and O only as single atoms on slabs of EMT's metals.",
+    ]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from typing import Self
+
+from pydantic import Field, model_validator
 
 from relaxion.settings import Settings
 
@@ -45,6 +47,16 @@ class MetalsSettings(Settings):
 
     gate_packing_share: float = Field(default=0.25, ge=0)
     """Weight of random packings for the gate."""
+
+    @model_validator(mode="after")
+    def _something_to_learn(self) -> Self:
+        if self.smallest_n_atoms > self.largest_n_atoms:
+            raise ValueError(
+                f"smallest_n_atoms {self.smallest_n_atoms} is above largest_n_atoms {self.largest_n_atoms}"
+            )
+        if not self.shares or not self.gate_shares:
+            raise ValueError("all shares of the kinds of starts are 0; give at least one of them a weight")
+        return self
 
     @property
     def shares(self) -> dict[str, float]:

@@ -69,6 +69,7 @@ def test_it_becomes_a_bundle_that_relaxes(finished, tmp_path):
     assert covers(bundle, [29, 79])
     assert covers(bundle, [29] * 11 + [8])
     assert uncovered(bundle, [29, 8]) == ("O",)  # an oxide is no metal with an adsorbate
+    assert uncovered(bundle, [29, 1, 6, 7]) == ("H", "C", "N")  # few of each, many together
     bundle.write(tmp_path / "few.safetensors")
     loaded = load(tmp_path / "few.safetensors")
     assert loaded.gate is not None
@@ -95,3 +96,10 @@ def test_settings_survive_their_own_file():
 def test_normalised_observations_are_refused():
     with pytest.raises(SettingsError, match="normalise_observations = false"):
         tiny(normalise_observations=True)
+
+
+def test_nothing_to_learn_from_is_refused():
+    with pytest.raises(SettingsError, match="all shares"):
+        tiny(alloy_share=0.0)
+    with pytest.raises(SettingsError, match="above largest_n_atoms"):
+        tiny(smallest_n_atoms=6)
