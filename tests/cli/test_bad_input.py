@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import lzma
 import signal
 from pathlib import Path
@@ -295,12 +296,13 @@ def test_disk_full(relaxion, alloy_file, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("relaxion.doors.output.ase.io.write", full)
-    answer = relaxion("relax", alloy_file, "--quiet")
+    answer = relaxion("relax", alloy_file, "--quiet", "--policy", "none")
     assert answer.code == 1
     one_sentence(answer.err)
     assert "alloy.extxyz could not be written as extxyz (OSError: [Errno 28] No space left on device)" in answer.err
     assert {file.name for file in Path("relaxed/alloy").iterdir()} == {"alloy.log", "alloy.traj", "relaxion.json"}
-    assert len(read("relaxed/alloy/alloy.traj", ":")) > 3, "what was paid for is kept"
+    calls = json.loads(Path("relaxed/alloy/relaxion.json").read_text())["result"]["force_calls"]
+    assert len(read("relaxed/alloy/alloy.traj", ":")) == calls > 1, "what was paid for is kept"
 
 
 def test_results_that_cannot_be_moved_are_not_lost(relaxion, alloy_file, monkeypatch):
@@ -338,12 +340,12 @@ def test_a_defect_met_by_one_structure_does_not_stop_the_others(relaxion, alloy,
     propose, calls = Classical.propose, iter(range(100))
 
     def breaks(self, point):
-        if next(calls) == 2:
+        if next(calls) == 1:
             raise ZeroDivisionError("a defect\nof ours")
         return propose(self, point)
 
     monkeypatch.setattr(Classical, "propose", breaks)
-    answer = relaxion("relax", "first.xyz", alloy_file, "--json", "--quiet")
+    answer = relaxion("relax", "first.xyz", alloy_file, "--json", "--quiet", "--policy", "none")
     assert answer.code == 1
     one_sentence(answer.err)
     sentence = "first.xyz: ZeroDivisionError: a defect of ours; the structure so far is kept in relaxed/first/"
