@@ -225,7 +225,7 @@ def test_without_webgl_the_rest_is_there(chromium: Chromium, report_file: Path):
     assert "offers no WebGL" in sheet.evaluate("document.querySelector('.stage').innerText")
     go_to(sheet, 2)
     assert sheet.evaluate("document.querySelector('.film .calls').textContent") == "2 force calls"
-    assert sheet.evaluate("document.querySelectorAll('.plot svg').length") == 2
+    sheet.wait("document.querySelectorAll('.plot svg').length === 2")
     sheet.close()
 
 
