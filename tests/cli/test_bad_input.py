@@ -340,7 +340,7 @@ def test_a_defect_met_by_one_structure_does_not_stop_the_others(relaxion, alloy,
     propose, calls = Classical.propose, iter(range(100))
 
     def breaks(self, point):
-        if next(calls) == 1:
+        if next(calls) == 2:
             raise ZeroDivisionError("a defect\nof ours")
         return propose(self, point)
 

@@ -115,11 +115,11 @@ class GuardSettings:
     """A step that keeps less than this share of the energy it promised, or is rejected, disappoints."""
     full_step: float = 0.1
     """So does one that was taken in full (trust radius and screen took away less than this share) though the largest
-    force rose, or hardly fell because the metric is far too stiff."""
-    hardly: float = 0.05
+    force rose, or hardly fell because the curvature met was quite another than the metric's."""
+    hardly: float = 0.3
     """Decades."""
-    too_stiff: float = 3.0
-    """Times the curvature that was met."""
+    another: float = 2.0
+    """Curvature met over the metric's, or the other way round."""
     most_core_steps: int = 15
     """Steps left to the core after the latest of many disappointments in a row."""
     smallest_cosine: float = 0.0
@@ -197,8 +197,8 @@ class Guard(QuasiNewton):
 
     def _disappointed(self) -> bool:
         lesson, guard = self.lesson, self.guard
-        stiff = lesson.log_curvature_ratio < -np.log(guard.too_stiff)
-        useless = lesson.log_force_ratio > (-guard.hardly if stiff else 0.0)
+        wrong = abs(lesson.log_curvature_ratio) > np.log(guard.another)
+        useless = lesson.log_force_ratio > (-guard.hardly if wrong else 0.0)
         full = lesson.back_off < guard.full_step
         return bool(lesson.rejected or lesson.energy_ratio < guard.least_kept or (full and useless))
 
