@@ -11,15 +11,15 @@ from ase import Atoms
 from ase.calculators.emt import EMT
 
 from relaxion.doors.compare import compared, in_words, minima_in_words
-from relaxion.relaxing.measuring.counting import CalculatorFailed, CountingCalculator
 from relaxion.doors.inputs import Job, check_overlaps
 from relaxion.doors.output import full_suffix, stem
 from relaxion.doors.progress import Progress, one_line
 from relaxion.doors.relax_command import _check_count
-from relaxion.relaxing.measuring.runs import Run
 from relaxion.doors.sentences import Report, as_json, comparison_table
 from relaxion.errors import StructureError
 from relaxion.physics import AsePotential, Emt
+from relaxion.relaxing.measuring.counting import CalculatorFailed, CountingCalculator
+from relaxion.relaxing.measuring.runs import Run
 
 
 def run(calls: int, energy: float = 0.0, outcome: str = "converged", error: str | None = None) -> Run:
