@@ -32,10 +32,14 @@ def bare_atoms(target: Atoms | Filter) -> Atoms:
     return target if isinstance(target, Atoms) else bare_atoms(target.atoms)
 
 
-def read_point(target: Atoms | Filter) -> Point:
-    """What the calculator says where the atoms are now. Forces first: most calculators then know the energy."""
+def read_point(target: Atoms | Filter, coordinates: Array | None = None) -> Point:
+    """What the calculator says where the atoms are now. Forces first: most calculators then know the energy.
+
+    `coordinates`: those of now, where somebody has read them already; cell filters take milliseconds for them.
+    """
     forces = np.array(target.get_forces(), dtype=np.float64).reshape(-1, 3)
-    return Point(read_coordinates(target), forces, read_energy(target), read_geometry(target))
+    here = read_coordinates(target) if coordinates is None else coordinates
+    return Point(here, forces, read_energy(target), read_geometry(target))
 
 
 def read_coordinates(target: Atoms | Filter) -> Array:

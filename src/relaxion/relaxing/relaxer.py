@@ -89,6 +89,7 @@ class Relaxer(Optimizer):
         self._seen_at: Array | None = None  # where the last step began
         self._left_at: Array | None = None  # where it led
         self._counted: bytes | None = None  # the geometry of the last entry of the history
+        self._read: tuple[bytes, Array] | None = None  # a geometry, and its coordinates as the filter has them
         self._motionless = 0
         self._stopped: Outcome | None = None
         super().__init__(
@@ -166,7 +167,7 @@ class Relaxer(Optimizer):
 
     def _settle(self) -> None:
         """Judge the last point of an unfinished run; where it is bad, leave the atoms at the better one before it."""
-        point = read_point(self.atoms)
+        point = read_point(self.atoms, self._coordinates())
         self._propose(point)
         base = self._chain.last.base if self._chain.last is not None else point
         if base is not point:
@@ -176,11 +177,12 @@ class Relaxer(Optimizer):
     def log(self, gradient: Any = None) -> None:
         """ASE calls this once per evaluated point: the place where calls are counted."""
         super().log(gradient)
-        if self._counted == self._geometry():
+        geometry = self._geometry()
+        if self._counted == geometry:
             return
-        self._counted = self._geometry()
+        self._counted = geometry
         last = self._chain.last
-        travelled = 0.0 if last is None else longest(read_coordinates(self.atoms) - last.base.coordinates)
+        travelled = 0.0 if last is None else longest(self._coordinates() - last.base.coordinates)
         self.history.append(
             HistoryEntry(
                 call=self.force_calls + 1,
@@ -198,13 +200,13 @@ class Relaxer(Optimizer):
 
     def step(self, *_: Any) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Judge the present point, move on to the next. (Older ASE passes forces; they are read afresh.)"""
-        point = read_point(self.atoms)
+        point = read_point(self.atoms, self._coordinates())
         proposal = self._propose(point)
         if proposal is None:
             self._stop(Outcome.NON_FINITE, "the calculator's answer at the start is not finite")
             return
         self.atoms.set_positions(proposal.base.coordinates + proposal.step)
-        self._seen_at, self._left_at = point.coordinates, read_coordinates(self.atoms)
+        self._seen_at, self._left_at = point.coordinates, self._coordinates()
         self._watch_motion(longest(self._left_at - point.coordinates))
         if self.restart is not None and self.comm.rank == 0:
             saved = Saved(self.force_calls, self._seen_at, self._left_at, self._chain.snapshot(), self.policy_used)
@@ -236,7 +238,15 @@ class Relaxer(Optimizer):
         return import_module("relaxion.doors.view").page_of(self)
 
     def _geometry(self) -> bytes:
-        return read_coordinates(self.atoms).tobytes() + np.asarray(bare_atoms(self.atoms).cell).tobytes()
+        atoms = bare_atoms(self.atoms)
+        return atoms.positions.tobytes() + np.asarray(atoms.cell).tobytes()
+
+    def _coordinates(self) -> Array:
+        """As the filter has them, read once per geometry: FrechetCellFilter takes a logarithm of a matrix for it."""
+        geometry = self._geometry()
+        if self._read is None or self._read[0] != geometry:
+            self._read = geometry, read_coordinates(self.atoms)
+        return self._read[1]
 
     def _watch_motion(self, length: float) -> None:
         """Constraints may undo every move; then going on would only burn calls."""
