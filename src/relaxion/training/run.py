@@ -22,7 +22,13 @@ from relaxion.training.metals_trainer import MetalsTrainer
 from relaxion.training.records import Clock, Records
 from relaxion.training.result import Result
 from relaxion.training.run_folder import AGENT, CHECKPOINT, RunFolder, write_json, write_text
-from relaxion.training.run_settings import AtomRunSettings, MetalsRunSettings, RunSettings, VectorRunSettings
+from relaxion.training.run_settings import (
+    AtomRunSettings,
+    MetalsRunSettings,
+    RunSettings,
+    UniversalRunSettings,
+    VectorRunSettings,
+)
 from relaxion.training.run_trainer import RunTrainer
 from relaxion.training.trainer import DivergedError, NonFiniteError, Trainer
 
@@ -67,6 +73,10 @@ def make_trainer(settings: RunSettings) -> RunTrainer:
             return AtomTrainer(settings, atom_task(settings))
         case MetalsRunSettings():
             return MetalsTrainer(settings)
+        case UniversalRunSettings():
+            from relaxion.training.universal_trainer import UniversalTrainer
+
+            return UniversalTrainer(settings)
         case VectorRunSettings():
             return Trainer(settings, task(settings.training.task))
     raise TypeError(f"no trainer for {type(settings).__name__}")

@@ -19,10 +19,12 @@ from relaxion.training.atom_settings import AtomTaskSettings
 from relaxion.training.metals_settings import MetalsSettings
 from relaxion.training.metric_imitation import ImitationSettings
 from relaxion.training.settings import TrainingSettings, VectorTrainingSettings
+from relaxion.training.universal_settings import UniversalSettings
 
 DEFAULT_AGENT = "td3"
 RELAX = "relax"  # the task whose states are atomic structures
-METALS = "metals"  # the task of the metric policy and its gate; all others are Gymnasium's
+METALS = "metals"  # the task of the metric policy and its gate
+UNIVERSAL = "universal"  # the task of a metric that learns from a store; all others are Gymnasium's
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class RunSettings:
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> RunSettings:
         """From a flat table with the keys `agent` and `task` and settings of all kinds that the task has."""
-        kinds = {RELAX: AtomRunSettings, METALS: MetalsRunSettings}
+        kinds = {RELAX: AtomRunSettings, METALS: MetalsRunSettings, UNIVERSAL: UniversalRunSettings}
         return kinds.get(str(values.get("task")), VectorRunSettings).read(values)
 
     @classmethod
@@ -160,6 +162,24 @@ class MetalsRunSettings(RunSettings):
         super().check_together()
         if self.training.normalise_observations:
             raise SettingsError("the gate's observations are numbers of order one: set normalise_observations = false")
+
+
+@dataclass(frozen=True)
+class UniversalRunSettings(RunSettings):
+    """The metric policy for all elements. No agent acts here; one may fine-tune later."""
+
+    PARTS: ClassVar[dict[str, type[Settings]]] = {
+        "training": TrainingSettings,
+        "metric": MetricSettings,
+        "universal": UniversalSettings,
+    }
+
+    metric: MetricSettings
+    universal: UniversalSettings
+
+    @classmethod
+    def read(cls, values: Mapping[str, Any]) -> UniversalRunSettings:
+        return cls._read(values)
 
 
 def agent_name(word: Any, owner: str = "") -> str:

@@ -1,0 +1,160 @@
+"""The policy `universal`: a metric for all elements, learned from a store of relaxations with dear engines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+
+from torch import Tensor
+
+from relaxion.classical.chain import Classical
+from relaxion.classical.guard import Guard
+from relaxion.classical.learned_metric import LearnedMetrics
+from relaxion.classical.quasi_newton import QuasiNewtonSettings
+from relaxion.errors import RunError
+from relaxion.experience.evaluated import Trajectory, TrajectoryStore
+from relaxion.files import Stored, digest, joined
+from relaxion.networks.metric_policies import MetricPolicy
+from relaxion.networks.move_actions import MoveActions
+from relaxion.training.diagnostics import Event
+from relaxion.training.metals_trainer import LARGEST_STRAIN, LONGEST_MOVE
+from relaxion.training.result import RelaxationResult
+from relaxion.training.run_settings import UniversalRunSettings
+from relaxion.training.seeds import named_generator
+from relaxion.training.statistics import MetricMeans
+from relaxion.training.stored_imitation import StoredImitation, mean_error
+from relaxion.training.stored_lessons import is_validation, sorted_lessons
+from relaxion.training.universal_assessment import UniversalAssessed, UniversalAssessor
+
+MOLECULES, CRYSTALS = "molecules", "crystals"
+STORES_APART = ":"
+
+
+def group(trajectory: Trajectory) -> str:
+    """Whether anything is periodic."""
+    return CRYSTALS if bool(trajectory.pbc.any()) else MOLECULES
+
+
+class UniversalTrainer:
+    """Updates of a metric from stored lessons; a step is an update."""
+
+    def __init__(self, settings: UniversalRunSettings) -> None:
+        self.settings = settings
+        seed = settings.training.seed
+        if not settings.universal.store:
+            raise RunError(
+                "no store of relaxations: fill one with 'relaxion collect universal-data --out STORE', then "
+                "--set store=STORE"
+            )
+        self.policy = MetricPolicy(
+            MoveActions(LONGEST_MOVE, LARGEST_STRAIN), settings.metric, named_generator(seed, "agent")
+        )
+        self.trajectories = [t for path in settings.universal.store.split(STORES_APART) for t in _stored(Path(path))]
+        training, rule = [t for t in self.trajectories if not is_validation(t.key)], settings.universal.rule()
+        lessons = sorted_lessons(training, rule, group)
+        if not lessons:
+            raise RunError(f"the store {settings.universal.store} holds no finished relaxation to learn from")
+        self.trained_on = training
+        molecules = settings.universal.molecule_share
+        shares = {MOLECULES: molecules, CRYSTALS: 1 - molecules} if len(lessons) > 1 else dict.fromkeys(lessons, 1.0)
+        self.imitation = StoredImitation(
+            self.policy, lessons, shares, settings.universal, named_generator(seed, "replay")
+        )
+        self.means = MetricMeans()
+
+    @cached_property
+    def validation(self) -> list[Trajectory]:
+        """Never trained on."""
+        return [t for t in self.trajectories if is_validation(t.key)]
+
+    @cached_property
+    def assessor(self) -> UniversalAssessor:
+        return UniversalAssessor(self.validation, self.settings.training.assessment_starts)
+
+    @property
+    def step(self) -> int:
+        return self.imitation.n_updates
+
+    @property
+    def steps_per_round(self) -> int:
+        return 1
+
+    @property
+    def force_calls(self) -> int:
+        """Spent by whoever filled the store."""
+        return sum(len(trajectory.energies) for trajectory in self.trajectories)
+
+    def prepare(self, folder: Path) -> None:
+        """BFGS and FIRE on the assessed starts."""
+        self.assessor.compare(folder)
+
+    def advance(self) -> None:
+        """One update."""
+        self.means.add_numbers(self.imitation.update())
+
+    def metrics(self) -> dict[str, float]:
+        own: dict[str, float] = {"time/total_timesteps": self.step, "time/force_calls": self.force_calls}
+        return own | self.means.take()
+
+    def take_events(self) -> list[Event]:
+        return []
+
+    def chain(self) -> Classical:
+        """What a relaxer would use."""
+        settings = QuasiNewtonSettings()
+        return Classical(settings, quasi_newton=Guard(settings, LearnedMetrics(self.policy.network)))
+
+    def assess(self, stop: Callable[[], bool] | None = None) -> UniversalAssessed:
+        groups = sorted_lessons(self.validation, self.settings.universal.rule(), group)
+        errors = {name: mean_error(self.policy, lessons) for name, lessons in groups.items()}
+        return UniversalAssessed(self.assessor.calls(self.chain, stop), errors, self.assessor.baselines)
+
+    def result(self, final: UniversalAssessed, wall_time_seconds: float) -> RelaxationResult:
+        measured = final.metrics()
+        return RelaxationResult(
+            agent=self.settings.agent_name,
+            task=self.settings.training.task,
+            seed=self.settings.training.seed,
+            steps=self.step,
+            final_return_mean=measured["eval/mean_reward"],
+            final_return_worst=-float(final.all_calls.max()),
+            episodes=0,
+            wall_time_seconds=wall_time_seconds,
+            weights_sha256=digest(self.weights()),
+            final_force_calls_mean=measured["eval/force_calls_mean"],
+            final_force_calls_median=measured["eval/force_calls_median"],
+            final_success_rate=final.success_rate,
+            force_calls_bfgs=final.baselines["BFGS"],
+            force_calls_fire=final.baselines["FIRE"],
+            training_force_calls=self.force_calls,
+            potential=" and ".join(sorted({trajectory.engine for trajectory in self.trajectories})),
+            structures="universal",
+        )
+
+    def weights(self) -> dict[str, Tensor]:
+        return joined({"metric": self.policy.state_dict()})
+
+    def start_from(self, stored: Stored) -> None:
+        """Take over an old metric."""
+        self.policy.load_state_dict(stored.part("metric"))
+
+    def snapshot(self) -> dict[str, Tensor]:
+        return joined(
+            {
+                "metric": self.policy.state_dict(),
+                "imitation": self.imitation.snapshot(),
+                "means": self.means.snapshot(),
+            }
+        )
+
+    def restore(self, stored: Stored) -> None:
+        self.imitation.restore(stored.part("imitation"))
+        self.means.restore(stored.part("means"))
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def _stored(path: Path) -> list[Trajectory]:
+    return list(TrajectoryStore.open(path))
