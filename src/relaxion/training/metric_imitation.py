@@ -19,20 +19,15 @@ from torch import Tensor
 
 from relaxion.agents.adam import Adam
 from relaxion.agents.snapshots import restore_snapshot, take_snapshot
-from relaxion.errors import RestartError
+from relaxion.errors import RestartError, RunError
 from relaxion.experience.environment import Environment, EnvironmentSettings
 from relaxion.experience.starts import Starts
-from relaxion.networks.metric import Frame
+from relaxion.networks.metric_lessons import Lessons, relative_errors
 from relaxion.networks.metric_policies import MetricPolicy
-from relaxion.networks.metric_solve import solve
-from relaxion.networks.metric_stiffness import Unknowns
-from relaxion.networks.strains import strain_vectors
 from relaxion.physics.potential import Potential
 from relaxion.settings import Settings
 from relaxion.structures import Outcome
-from relaxion.training.metric_data import Lessons, relax
-
-SMALLEST_SQUARE = 1e-10  # of a relative error, where its root would have no gradient
+from relaxion.training.metric_data import relax
 
 
 class ImitationSettings(Settings):
@@ -168,7 +163,7 @@ class MetricImitation:
 
     def _descend(self) -> dict[str, float]:
         self.optimizer.learning_rate = self._learning_rate()
-        errors = relative_errors(self.policy, self._sample())
+        errors = relative_errors(self.policy.network, self._sample())
         soft = self.settings.soft_error
         loss = errors.mean() if soft is None else soft * torch.log1p(errors / soft).mean()
         gradients = torch.autograd.grad(loss, self.parameters, allow_unused=True, materialize_grads=True)
@@ -190,6 +185,12 @@ class MetricImitation:
         return last + (first - last) * (1 + math.cos(math.pi * share)) / 2
 
     def _sample(self) -> Lessons:
+        if not self.rounds:
+            raise RunError(
+                f"nothing to learn from: none of the relaxations came to {self.settings.label_tolerance_ev_per_angstrom:g} "
+                f"eV/Å within {self.settings.max_force_calls} force calls and {self.settings.farthest_angstrom:g} Å of "
+                "their start; allow more of either, or perturb less"
+            )
         if self._pool is None:
             self._pool = Lessons.concatenate(self.rounds)
         which = torch.randint(self._pool.number, (self.settings.n_lessons,), generator=self.generator)
@@ -222,17 +223,3 @@ class MetricImitation:
             "generator": self.generator,
             "counters": self.counters,
         }
-
-
-def relative_errors(policy: MetricPolicy, lessons: Lessons) -> Tensor:
-    """How far B⁻¹F misses the way to the minimum, relative to its length, in the springs' energy, (n_lessons,)."""
-    structures = lessons.state.structures
-    frame = Frame.of(lessons.state, policy.settings, policy.network.dtype)
-    answer = solve(policy.network.stiffness(frame), frame.pulls)
-    goal = Unknowns(lessons.goal.displacements.double(), strain_vectors(lessons.goal.strains).double())
-    missed = answer - goal
-    with torch.no_grad():
-        springs = frame.prior(policy.settings).to(torch.float64)
-        size = goal.dot(springs.apply(goal), structures)
-    squares = missed.dot(springs.apply(missed), structures) / size.clamp_min(1e-300)
-    return torch.sqrt(squares + SMALLEST_SQUARE)

@@ -10,9 +10,8 @@ from torch import Tensor
 
 from relaxion.agents.adam import Adam
 from relaxion.agents.snapshots import restore_snapshot, take_snapshot
+from relaxion.networks.metric_lessons import Lessons, relative_errors
 from relaxion.networks.metric_policies import MetricPolicy
-from relaxion.training.metric_data import Lessons
-from relaxion.training.metric_imitation import relative_errors
 from relaxion.training.universal_settings import UniversalSettings
 
 
@@ -45,7 +44,7 @@ class StoredImitation:
     def update(self) -> dict[str, float]:
         """One update, and what it showed."""
         self.optimizer.learning_rate = self._learning_rate()
-        errors = relative_errors(self.policy, self.sample(self.settings.n_lessons))
+        errors = relative_errors(self.policy.network, self.sample(self.settings.n_lessons))
         gradients = torch.autograd.grad(errors.mean(), self.parameters, allow_unused=True, materialize_grads=True)
         norm = torch.sqrt(sum((g.square().sum() for g in gradients), torch.zeros(())))
         if bool(torch.isfinite(norm)):  # a state that no weights can stand must not end all
@@ -98,5 +97,5 @@ def mean_error(policy: MetricPolicy, lessons: Lessons, batch: int = 256) -> floa
     with torch.no_grad():
         for first in range(0, lessons.number, batch):
             which = torch.arange(first, min(first + batch, lessons.number))
-            errors.append(relative_errors(policy, lessons.select(which)))
+            errors.append(relative_errors(policy.network, lessons.select(which)))
     return float(torch.cat(errors).mean())

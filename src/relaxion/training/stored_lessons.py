@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from relaxion.experience.evaluated import Trajectory
+from relaxion.networks.metric_lessons import Lessons, way_to
 from relaxion.physics.reward import largest_force
 from relaxion.structures import Evaluation, Move, Outcome, State, Structures
-from relaxion.training.metric_data import Lessons, way_to
 from relaxion.training.universal_settings import LessonRule
 
 logger = logging.getLogger(__name__)

@@ -11,12 +11,13 @@ from relaxion.errors import SettingsError
 from relaxion.experience.environment import Environment, EnvironmentSettings
 from relaxion.experience.starts import PerturbedStarts
 from relaxion.networks.metric import MetricSettings
+from relaxion.networks.metric_lessons import Lessons, relative_errors, way_to
 from relaxion.networks.metric_policies import MetricPolicy
 from relaxion.networks.move_actions import MoveActions
 from relaxion.structures import Move, Outcome, Structures
 from relaxion.training.metric_assessment import PlainLoop
-from relaxion.training.metric_data import Lessons, first_state, relax, way_to
-from relaxion.training.metric_imitation import ImitationSettings, MetricImitation, Source, relative_errors
+from relaxion.training.metric_data import first_state, relax
+from relaxion.training.metric_imitation import ImitationSettings, MetricImitation, Source
 from relaxion.training.metric_starts import EAM_METALS, KINDS, MetalStarts
 
 SETTINGS = MetricSettings(channels=8, n_hidden=8, n_layers=1, cutoff_angstrom=4.0)
@@ -118,10 +119,10 @@ def test_learning_lowers_the_error_on_other_structures() -> None:
     environment = Environment(relaxion.potential("emt"), TINY, learner._environment_settings())
     unseen = relax(environment, policy_of(), other).lessons(0.01, 1.0)
     assert unseen is not None
-    before = float(relative_errors(learner.policy, unseen).detach().mean())
+    before = float(relative_errors(learner.policy.network, unseen).detach().mean())
     while not learner.done:
         metrics = learner.update()
-    after = float(relative_errors(learner.policy, unseen).detach().mean())
+    after = float(relative_errors(learner.policy.network, unseen).detach().mean())
     assert after < 0.75 * before
     assert set(metrics) >= {"imitation/relative_error", "imitation/gradient_norm", "imitation/learning_rate"}
     assert learner.force_calls > 100
