@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -15,17 +14,14 @@ from relaxion.agents.agent import Agent, NoisyExplorer
 from relaxion.agents.atom_agents import atom_agent
 from relaxion.errors import RelaxionWarning
 from relaxion.experience.batch import Batch
-from relaxion.experience.expert import Expert, guided
-from relaxion.experience.exploration import Exploration, LinearSchedule
+from relaxion.experience.exploration import LinearSchedule
 from relaxion.experience.state_rows import state_from_tensors, state_tensors
 from relaxion.experience.structure_replay import StructureReplay
-from relaxion.experience.transition import Source
 from relaxion.files import Stored, digest, joined
-from relaxion.networks.force_actions import ForceMoveActions
-from relaxion.networks.move_actions import MoveActions
 from relaxion.networks.surroundings import with_graph
 from relaxion.structures import Move, State
 from relaxion.training.atom_assessment import AtomAssessed, AtomAssessor
+from relaxion.training.atom_collector import AtomCollector, Collected, action_domain
 from relaxion.training.atom_task import AtomTask
 from relaxion.training.diagnostics import Diagnosis, Event, Facts
 from relaxion.training.policy_penalties import PolicyPenalties
@@ -33,16 +29,7 @@ from relaxion.training.result import RelaxationResult
 from relaxion.training.run_settings import AtomRunSettings
 from relaxion.training.seeds import named_generator
 from relaxion.training.statistics import Episode, Episodes, MetricMeans
-from relaxion.training.trainer import (
-    DivergedError,
-    ReturnsChecker,
-    checked_finite,
-    noise_schedule,
-    start_agent_from,
-    taken_back,
-)
-
-Done = TypeVar("Done")
+from relaxion.training.trainer import ReturnsChecker, checked_finite, start_agent_from, taken_back
 
 
 class AtomTrainer:
@@ -55,23 +42,14 @@ class AtomTrainer:
         names = ("exploration", "replay", "starts", "expert")
         self.generators = {name: named_generator(training.seed, name) for name in names}
         self.penalties = PolicyPenalties(atoms.deviation_penalty_per_angstrom2, world)
-        domain = _domain(settings)
         generator = named_generator(training.seed, "agent")
-        self.agent = atom_agent(domain, generator, settings.agent, settings.networks, self.penalties)
+        self.agent = atom_agent(action_domain(settings), generator, settings.agent, settings.networks, self.penalties)
         self.replay = StructureReplay(
             training.replay_capacity, task.atom_capacity, generator=self.generators["replay"], n_steps=training.n_steps
         )
-        self.exploration = Exploration(
-            self.agent,
-            domain,
-            self.generators["exploration"],
-            warmup_steps=training.warmup_steps,
-            noise=noise_schedule(self.agent, training),
-        )
-        self.expert = Expert()
-        self.expert_share = LinearSchedule(atoms.expert_share, atoms.expert_share_final, atoms.expert_steps)
+        self.collector = AtomCollector(settings, task, self.agent, self.generators)
+        self.exploration, self.environment = self.collector.exploration, self.collector.environment
         self.imitation_weight = LinearSchedule(atoms.imitation_weight, 0.0, atoms.expert_steps)
-        self.environment = task.environment()
         self.assessor = AtomAssessor(task, training.assessment_starts)
         self.episodes = Episodes(world.n_structures)
         self.metric_means = MetricMeans()
@@ -85,7 +63,7 @@ class AtomTrainer:
             )
         )
         self._warned = False
-        self.state = self._counted(lambda: self.environment.reset(self.generators["starts"]))
+        self.state, self.force_calls = self.collector.begin()
 
     @property
     def steps_per_round(self) -> int:
@@ -114,35 +92,23 @@ class AtomTrainer:
         )
 
     def _collect(self) -> None:
-        move, sources = self._proposed()
         learned_agent = self._learned_agent
-        transition = self._counted(lambda: self.environment.step(self.state, move, sources))
+        collected = self._next_collected()
+        transition = collected.transition
+        self.force_calls += collected.force_calls
         self.replay.add(transition)
         self.step += self.steps_per_round
         self.diagnosis.add(transition, learned_agent)
         self._warn_of_returns(self.episodes.add(transition.reward, transition.finished))
-        self.state = self._counted(lambda: self.environment.renew(transition, self.generators["starts"]))
+        self.state = collected.state
+
+    def _next_collected(self) -> Collected:
+        return self.collector.collect(self.state, len(self.replay), self.step)
 
     @property
     def _learned_agent(self) -> Agent | None:
         """None in the warm-up: what it says means nothing yet."""
         return None if self.exploration.warming_up(len(self.replay)) else self.agent
-
-    def _proposed(self) -> tuple[Move, Tensor]:
-        """What the policy, chance or the expert wants to do, and who of them it was."""
-        seen = with_graph(self.state, self.settings.networks.cutoff_angstrom)
-        own = self.exploration(seen, len(self.replay), self.step).to(self.state.structures.dtype)
-        if not (torch.isfinite(own.displacements).all() and torch.isfinite(own.strains).all()):
-            raise DivergedError("the policy's move", {"step": self.step, "displacements": own.displacements.tolist()})
-        share = self.expert_share(self.step)
-        who = Source.RANDOM if self._learned_agent is None else Source.POLICY
-        return guided(self.state, own, who, self.expert, share, self.generators["expert"])
-
-    def _counted(self, work: Callable[[], Done]) -> Done:
-        before = self.task.potential.calls
-        done = work()
-        self.force_calls += self.task.potential.calls - before
-        return done
 
     def _warn_of_returns(self, finished: list[Episode]) -> None:
         """Once per run: the first time is when something can still be done."""
@@ -238,11 +204,3 @@ class AtomTrainer:
 
 
 _PARTS = ("agent", "replay", "episodes", "metric_means", "diagnosis")
-
-
-def _domain(settings: AtomRunSettings) -> MoveActions:
-    world = settings.environment
-    bounds = (world.max_displacement_angstrom, world.max_strain)
-    if settings.atoms.exploration_unit == "forces":
-        return ForceMoveActions(*bounds, settings.networks.stiffness_ev_per_angstrom2)
-    return MoveActions(*bounds)
