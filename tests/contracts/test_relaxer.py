@@ -179,7 +179,7 @@ def test_interrupted_during_the_fallback_is_straight(tmp_path):
         ('{"format": "relaxion-restart", "ver', "cannot be read"),
         ("[1, 2]", "not a Relaxion restart file"),
         ('{"format": "relaxion-restart", "version": 99}', "version 99"),
-        ('{"format": "relaxion-restart", "version": 2}', "lacks"),
+        ('{"format": "relaxion-restart", "version": 3}', "lacks"),
     ],
 )
 def test_foreign_restart_files_are_refused_and_kept(tmp_path, content, message):

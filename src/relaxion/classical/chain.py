@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ class Classical:
         self.fire = Fire(settings.largest_trust)
         self.fallback = fallback
         self.fire_steps_left = 0
+        self.fire_reason = ""
         self.fallback_used = 0  # proposals made by FIRE
         self.last: Proposal | None = None
 
@@ -32,7 +34,7 @@ class Classical:
         """Forget everything learned, for instance because somebody else moved the atoms."""
         self.quasi_newton.reset()
         self.fire.reset()
-        self.fire_steps_left = 0
+        self.fire_steps_left, self.fire_reason = 0, ""
         self.last = None
 
     def propose(self, point: Point) -> Proposal:
@@ -45,19 +47,19 @@ class Classical:
 
     def _quasi_newton(self, point: Point) -> Proposal:
         proposal = self.quasi_newton.propose(point)
-        if not self.quasi_newton.lost:
+        if not (reason := self.quasi_newton.lost):
             return proposal
         best = proposal.base
         self.reset()
         if not self.fallback:
             return self.quasi_newton.propose(best)
-        self.fire_steps_left = FIRE_STEPS
+        self.fire_steps_left, self.fire_reason = FIRE_STEPS, reason
         return self._fire(best)
 
     def _fire(self, point: Point) -> Proposal:
         self.fire_steps_left -= 1
         self.fallback_used += 1
-        return self.fire.propose(point)
+        return replace(self.fire.propose(point), reason=self.fire_reason)
 
     def snapshot(self) -> dict[str, Any]:
         """Everything needed to go on as if never stopped; plain numbers, lists and arrays."""
@@ -70,6 +72,7 @@ class Classical:
             "last": None if self.last is None else _proposal_to_plain(self.last),
             "more": newton.more(),
             "fire_steps_left": self.fire_steps_left,
+            "fire_reason": self.fire_reason,
             "fallback_used": self.fallback_used,
             "fire": {
                 "velocities": fire.velocities,
@@ -92,7 +95,7 @@ class Classical:
         if newton.last is not None and not newton.recent_energies:
             raise ValueError("recent_energies is empty although a step was taken")
         newton.take_more(plain.get("more", {}))
-        self.fire_steps_left = int(plain["fire_steps_left"])
+        self.fire_steps_left, self.fire_reason = int(plain["fire_steps_left"]), str(plain["fire_reason"])
         self.fallback_used = int(plain["fallback_used"])
         saved = plain["fire"]
         fire.velocities = None if saved["velocities"] is None else _rows(saved["velocities"])
@@ -116,13 +119,22 @@ def _proposal_to_plain(proposal: Proposal) -> dict[str, Any]:
         "expected_change": proposal.expected_change,
         "method": proposal.method,
         "reason": proposal.reason,
+        "trust": proposal.trust,
+        "knobs": dict(proposal.knobs),
     }
 
 
 def _proposal_from_plain(plain: dict[str, Any]) -> Proposal:
     base = _point_from_plain(plain["base"])
-    words = str(plain["method"]), str(plain.get("reason", ""))
-    return Proposal(base, _rows(plain["step"]), float(plain["expected_change"]), *words)
+    return Proposal(
+        base,
+        _rows(plain["step"]),
+        float(plain["expected_change"]),
+        str(plain["method"]),
+        str(plain["reason"]),
+        trust=float(plain["trust"]),
+        knobs={str(name): float(value) for name, value in plain["knobs"].items()},
+    )
 
 
 def _point_to_plain(point: Point) -> dict[str, Any]:

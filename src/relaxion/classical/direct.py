@@ -8,7 +8,8 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from relaxion.classical.learned_metric import state_at
+from relaxion.classical.guard import Past
+from relaxion.classical.learned_metric import TRUST, state_at
 from relaxion.classical.point import Array, Point
 from relaxion.classical.springs import Geometry, SpringMetric, SpringSettings
 from relaxion.networks.roles import Policy
@@ -16,14 +17,15 @@ from relaxion.structures import Move, State
 
 
 class DirectMetrics:
-    """`metrics(point)`: the policy's move at the point. It remembers the point before: policies see a short history."""
+    """`metrics(point, past)`: the policy's move at the point. Policies may see how the relaxer came there."""
 
-    def __init__(self, policy: Policy, elements: Collection[int] | None = None) -> None:
+    def __init__(self, policy: Policy, elements: Collection[int] | None = None, trust: float = TRUST) -> None:
+        """`trust`: the trust radius that states had in training, Å."""
         self.policy, self.elements = policy, None if elements is None else frozenset(elements)
-        self._before: Point | None = None
+        self.trust = trust
         self._last: tuple[Point, DirectMetric] | None = None
 
-    def __call__(self, point: Point) -> DirectMetric | None:
+    def __call__(self, point: Point, past: Past | None = None) -> DirectMetric | None:
         geometry = point.geometry
         if geometry is None or not point.finite:
             return None
@@ -31,20 +33,20 @@ class DirectMetrics:
             return None
         if self._last is None or self._last[0] is not point:  # after a rejected point the same base is asked again
             with torch.no_grad():
-                move = self.policy(self._state(point, geometry))
+                move = self.policy(self._state(point, geometry, past or Past()))
             metric = DirectMetric(point.forces, _rows(move, geometry), geometry.springs(SpringSettings()))
-            self._before, self._last = point, (point, metric)
+            self._last = point, metric
         return self._last[1]
 
-    def _state(self, point: Point, geometry: Geometry) -> State:
-        state, before = state_at(point, geometry), self._before
-        if before is None or before.coordinates.shape != point.coordinates.shape:
+    def _state(self, point: Point, geometry: Geometry, past: Past) -> State:
+        state = state_at(point, geometry, past.calls, self.trust)
+        if past.coordinates is None or past.forces is None or past.coordinates.shape != point.coordinates.shape:
             return state
         n_atoms, factor = geometry.n_atoms, geometry.cell_factor
-        step = point.coordinates - before.coordinates
+        step = point.coordinates - past.coordinates
         strain = step[n_atoms:] / factor if factor else np.zeros((3, 3))
         last = Move(torch.from_numpy(step[:n_atoms].copy()), torch.from_numpy((strain + strain.T) / 2)[None])
-        return replace(state, last_move=last, last_forces=torch.from_numpy(before.forces[:n_atoms].copy()))
+        return replace(state, last_move=last, last_forces=torch.from_numpy(past.forces[:n_atoms].copy()))
 
 
 class DirectMetric:

@@ -39,7 +39,7 @@ class Fire:
         self.velocities = velocities + self.time_step * point.forces
         step = self.time_step * self.velocities
         step *= min(1.0, self.longest_step / max(longest(step), 1e-12))
-        return Proposal(point, step, min(-dot(point.forces, step), -1e-16), "fire")
+        return Proposal(point, step, min(-dot(point.forces, step), -1e-16), "fire", trust=self.longest_step)
 
     def _velocities(self, point: Point) -> np.ndarray:
         if self.velocities is None:

@@ -41,7 +41,18 @@ class Metric(Protocol):
         ...
 
 
-MetricSource: TypeAlias = Callable[[Point], Metric | None]
+@dataclass(frozen=True)
+class Past:
+    """How the relaxer came to a base: policies may see a short history."""
+
+    calls: int = 1
+    """Force calls since the start, or since FIRE helped out."""
+    coordinates: Array | None = None
+    """Of the base before; None at the start."""
+    forces: Array | None = None
+
+
+MetricSource: TypeAlias = Callable[[Point, Past], Metric | None]
 """A metric for the point; None where the network has no say (elements it was not trained on)."""
 
 
@@ -57,6 +68,15 @@ class Knobs:
     """0: the metric alone; 1: corrected by the two newest secants."""
     floor: float = 0.0
     """Extra stiffness of every coordinate against its place, eV/Å²."""
+
+    def as_factors(self) -> dict[str, float]:
+        """For the history: factors in place of their logarithms."""
+        return {
+            "scale": float(np.exp(self.log_scale)),
+            "trust_factor": float(np.exp(self.log_trust)),
+            "secant_weight": self.secant_weight,
+            "floor_ev_per_angstrom2": self.floor,
+        }
 
 
 @dataclass(frozen=True)
@@ -163,9 +183,11 @@ class Guard(QuasiNewton):
         self.lesson = Lesson()
         self.core_steps_left = 0  # before the metric is asked again
         self._applied: Array | None = None  # B·step of the last proposal, by the metric that made it
+        self.past = Past()  # of the present base
 
     def more(self) -> dict[str, Any]:
-        return {"lesson": asdict(self.lesson), "steps": self._counts(), "applied": self._applied}
+        past = {"calls": self.past.calls, "coordinates": self.past.coordinates, "forces": self.past.forces}
+        return {"lesson": asdict(self.lesson), "steps": self._counts(), "applied": self._applied, "past": past}
 
     def _counts(self) -> list[int]:
         return [self.policy_steps, self.core_steps, self.disappointments, self.core_steps_left]
@@ -176,13 +198,17 @@ class Guard(QuasiNewton):
         self.lesson = Lesson(**plain["lesson"])
         counts = (int(number) for number in plain["steps"])
         self.policy_steps, self.core_steps, self.disappointments, self.core_steps_left = counts
-        self._applied = None if plain["applied"] is None else np.asarray(plain["applied"], dtype=np.float64)
+        self._applied = _array(plain["applied"])
+        past = plain["past"]
+        self.past = Past(int(past["calls"]), _array(past["coordinates"]), _array(past["forces"]))
 
     def judged(self, point: Point) -> Point:
         last = self.last
         base = super().judged(point)
         if last is not None:
             self.lesson = self._lesson(point, last, rejected=base is not point)
+            if base is point:
+                self.past = Past(self.lesson.points, last.base.coordinates, last.base.forces)
             if last.method == POLICY:
                 self._judge_policy()
         return base
@@ -242,7 +268,7 @@ class Guard(QuasiNewton):
     def _asked(self, base: Point) -> Metric | None:
         """The metric, or None also where it cannot be made: the core relaxes whatever it relaxed without a policy."""
         try:
-            return self.metrics(base)
+            return self.metrics(base, self.past)
         except (StructureError, ArithmeticError, RuntimeError):  # torch's LinAlgError is a RuntimeError
             return None
 
@@ -264,6 +290,7 @@ class Guard(QuasiNewton):
         trust = min(self.trust * float(np.exp(knobs.log_trust)), self.settings.largest_trust)
         wanted = float(np.exp(knobs.log_scale)) * step
         proposal = self.limited(base, wanted, POLICY, trust, self._explained(view, knobs))
+        proposal = replace(proposal, knobs=knobs.as_factors())
         self._applied = view.metric.apply(proposal.step)
         self.lesson = _with_back_off(self.lesson, 1 - longest(proposal.step) / max(longest(wanted), 1e-12))
         self.policy_steps += 1
@@ -342,6 +369,10 @@ def _compared(step: Array, other: Array) -> tuple[float, float]:
     if not (np.isfinite(first) and first > 0 and second > 0):
         return 0.0, 0.0
     return dot(step, other) / (first * second), float(np.log(first / second))
+
+
+def _array(values: Any) -> Array | None:
+    return None if values is None else np.asarray(values, dtype=np.float64)
 
 
 def _log10(force: float) -> float:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from relaxion.classical.guard import Past
 from relaxion.classical.point import Array, Point
 from relaxion.classical.springs import Geometry
 from relaxion.networks.metric import MetricNetwork
@@ -22,7 +23,7 @@ from relaxion.structures import Evaluation, Move, State, Structures
 
 Linear: TypeAlias = Callable[[Unknowns], Unknowns]
 
-TRUST = 0.3  # Å; part of every state, no input of the metric
+TRUST = 0.3  # Å; part of every state, the same throughout a training
 
 
 class LearnedMetrics:
@@ -33,7 +34,9 @@ class LearnedMetrics:
         self.network, self.elements = network, None if elements is None else frozenset(elements)
         self._last: tuple[Point, LearnedMetric] | None = None
 
-    def __call__(self, point: Point) -> LearnedMetric | None:
+    def __call__(self, point: Point, past: Past | None = None) -> LearnedMetric | None:
+        """`past` says nothing to a metric that was trained without history."""
+        del past
         geometry = point.geometry
         if geometry is None or not point.finite or not self.covers(geometry):
             return None
@@ -106,7 +109,7 @@ def _packed(of_columns: Callable[[Tensor], Tensor], layout: Layout, stiffness: S
     return linear
 
 
-def state_at(point: Point, geometry: Geometry) -> State:
+def state_at(point: Point, geometry: Geometry, calls: int = 1, trust: float = TRUST) -> State:
     """The point as networks see it. Stress is that which the filter's forces on the cell amount to."""
     n_atoms, factor = geometry.n_atoms, geometry.cell_factor
     structures = Structures(
@@ -128,8 +131,8 @@ def state_at(point: Point, geometry: Geometry) -> State:
         graph=None,
         last_move=Move.zero(structures),
         last_forces=forces,
-        trust_radii=torch.tensor([TRUST], dtype=torch.float64),
-        calls=torch.ones(1, dtype=torch.int64),
+        trust_radii=torch.tensor([trust], dtype=torch.float64),
+        calls=torch.tensor([calls], dtype=torch.int64),
     )
 
 

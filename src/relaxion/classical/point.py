@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -35,8 +36,10 @@ class Proposal:
     step: Array  # (n_rows, 3) Å
     expected_change: float  # eV, below 0
     method: str  # "policy", "springs", "plain" or "fire"
-    reason: str = ""  # why this method, where the guard chose it
+    reason: str = ""  # why this method, where the guard chose it, or FIRE came to help
     wanted: Array | None = None  # the step before trust radius and screen; None: as it is
+    trust: float = 0.0  # Å, the trust radius it had to keep to
+    knobs: Mapping[str, float] = field(default_factory=dict)  # how the gate turned them, by name; empty without a gate
 
 
 def longest(rows: Array) -> float:

@@ -22,6 +22,8 @@ from relaxion.classical.springs import SpringSettings
 
 Solve = Callable[[Array], Array]
 
+MOST_REJECTIONS = 6  # in a row, then another method takes over
+
 
 @dataclass(frozen=True)
 class QuasiNewtonSettings:
@@ -84,10 +86,13 @@ class QuasiNewton:
         """The opposite of `more`."""
 
     @property
-    def lost(self) -> bool:
-        """Rejected so often that another method should take over."""
-        smallest = min(self.settings.smallest_trust, self.settings.largest_trust / 300)
-        return self.rejections >= 6 or self.trust < smallest
+    def lost(self) -> str:
+        """Why another method should take over; empty where none should."""
+        if self.rejections >= MOST_REJECTIONS:
+            return f"{self.rejections} points rejected in a row"
+        if self.trust < min(self.settings.smallest_trust, self.settings.largest_trust / 300):
+            return f"the trust radius fell to {self.trust:.2g} Å"
+        return ""
 
     def propose(self, point: Point) -> Proposal:
         """Judge the point reached by the last proposal, then propose the next step."""
@@ -146,7 +151,7 @@ class QuasiNewton:
         """The step inside a trust radius, screened for close pairs."""
         share = min(1.0, trust / max(longest(step), 1e-12))
         expected = -dot(base.forces, step) * share * (1 - share / 2)
-        return screened(Proposal(base, share * step, min(expected, -1e-16), method, reason, step))
+        return screened(Proposal(base, share * step, min(expected, -1e-16), method, reason, step, trust))
 
     def _metric(self, base: Point) -> tuple[str, Solve]:
         """The inverse stiffness to be corrected: of springs or plain, scaled by the newest secant."""

@@ -16,7 +16,7 @@ from relaxion.classical.chain import Classical
 from relaxion.classical.direct import DirectMetrics
 from relaxion.classical.guard import Gate, Guard, MetricSource
 from relaxion.classical.knobs import GATE, gate_of
-from relaxion.classical.learned_metric import LearnedMetrics
+from relaxion.classical.learned_metric import TRUST, LearnedMetrics
 from relaxion.classical.quasi_newton import QuasiNewtonSettings
 from relaxion.errors import PolicyError, SettingsError
 from relaxion.networks.bundled import policy_of
@@ -37,12 +37,14 @@ class Loaded:
     bundle: PolicyBundle
     policy: Policy
     gate: Gate | None
+    weights_sha256: str
 
     def metrics(self, elements: Collection[int] | None) -> MetricSource:
-        """What proposes; a direct policy remembers its last point, so every relaxer has its own."""
+        """What proposes. Answers are kept for the base at hand, so every relaxer has its own."""
         if isinstance(self.policy, MetricPolicy):
             return LearnedMetrics(self.policy.network, elements)
-        return DirectMetrics(self.policy, elements)
+        trust = self.bundle.card.training_settings.get("trust_radius_angstrom", TRUST)
+        return DirectMetrics(self.policy, elements, float(trust))
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,10 +62,11 @@ class Decision:
 
 @dataclass(frozen=True)
 class Chosen:
-    """Who relaxes, by name, and its chain."""
+    """Who relaxes, by name and weights, and its chain."""
 
     name: str
     chain: Classical
+    weights_sha256: str = ""  # the core has none
 
 
 def chosen(
@@ -78,13 +81,21 @@ def chosen(
     decision = decide(policy, atomic_numbers, allow_unseen=allow_unseen)
     if decision.note:
         logger.log(logging.WARNING if decision.loud else logging.INFO, decision.note)
+    return chain_of(decision, settings, fallback=fallback, allow_unseen=allow_unseen)
+
+
+def chain_of(
+    decision: Decision, settings: QuasiNewtonSettings, *, fallback: bool = True, allow_unseen: bool = False
+) -> Chosen:
+    """A new chain of whom the decision names; one decision may serve many structures of the same elements."""
     loaded = decision.loaded
     if loaded is None:
         return Chosen(CORE, Classical(settings, fallback=fallback))
     card = loaded.bundle.card
     elements = None if allow_unseen else [numbers_of[symbol] for symbol in (*card.elements, *card.adsorbates)]
     guard = Guard(settings, loaded.metrics(elements), loaded.gate)
-    return Chosen(loaded.bundle.name, Classical(settings, fallback=fallback, quasi_newton=guard))
+    chain = Classical(settings, fallback=fallback, quasi_newton=guard)
+    return Chosen(loaded.bundle.name, chain, loaded.weights_sha256)
 
 
 def decide(policy: str | Path | None, atomic_numbers: Collection[int], *, allow_unseen: bool = False) -> Decision:
@@ -145,4 +156,5 @@ def load(name_or_path: str | Path) -> Loaded:
 def _load(file: Path, _changed: int, _size: int) -> Loaded:
     bundle = PolicyBundle.read(file)
     gate = bundle.networks.get(GATE)
-    return Loaded(bundle, policy_of(bundle), None if gate is None else gate_of(gate, bundle.name))
+    turned = None if gate is None else gate_of(gate, bundle.name)
+    return Loaded(bundle, policy_of(bundle), turned, bundle.weights_sha256)

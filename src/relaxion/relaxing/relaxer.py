@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Generator
-from dataclasses import dataclass, replace
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
 from typing import IO, Any, ClassVar
@@ -40,9 +40,10 @@ class HistoryEntry:
     fmax_ev_per_angstrom: float
     method: str  # that led here: "start", "policy", "springs", "plain" or "fire"
     step_length_angstrom: float  # longest executed displacement, from the base of the step
-    trust_angstrom: float
+    trust_angstrom: float  # that the step had to keep to, the gate's factor included; at the start that of the core
     accepted: bool = True
-    reason: str = ""  # why that method, in the guard's words
+    reason: str = ""  # why that method, in the guard's words; why FIRE took over
+    knobs: Mapping[str, float] = field(default_factory=dict)  # as the gate turned them; empty where no policy stepped
 
 
 class Relaxer(Optimizer):
@@ -81,7 +82,7 @@ class Relaxer(Optimizer):
         numbers = bare_atoms(atoms).numbers.tolist() if isinstance(atoms, Atoms | Filter) else []
         method = QuasiNewtonSettings(largest_trust=self.maxstep)
         choice = chosen(policy, numbers, method, fallback=fallback, allow_unseen=allow_unseen)
-        self.policy_used, self._chain = choice.name, choice.chain
+        self.policy_used, self._chain, self._weights_sha256 = choice.name, choice.chain, choice.weights_sha256
         self.history: list[HistoryEntry] = []
         self.film = Film()
         self._base_call: int | None = None  # the force call at whose point the next step begins
@@ -137,6 +138,12 @@ class Relaxer(Optimizer):
                 f"{path} was written with the policy {saved.policy}, now it is {self.policy_used}; "
                 f"give policy={asked!r}, or delete the file to start afresh"
             )
+        if saved.weights_sha256 != self._weights_sha256:
+            raise RestartError(
+                f"{path} was written with other weights of the policy {saved.policy} "
+                f"(sha256 {saved.weights_sha256[:12]}, now {self._weights_sha256[:12]}); "
+                "use the file of that time, or delete the restart file to start afresh"
+            )
         self._calls_before, self._seen_at, self._left_at = saved.force_calls, saved.seen_at, saved.left_at
         try:
             self._chain.restore(saved.core)
@@ -190,8 +197,9 @@ class Relaxer(Optimizer):
                 fmax_ev_per_angstrom=longest(np.asarray(gradient).reshape(-1, 3)),
                 method="start" if last is None else last.method,
                 step_length_angstrom=travelled,
-                trust_angstrom=self._chain.quasi_newton.trust,
+                trust_angstrom=self._chain.quasi_newton.trust if last is None else last.trust,
                 reason="" if last is None else last.reason,
+                knobs={} if last is None else last.knobs,
             )
         )
         proposed = None if last is None else proposal_in_space(self.atoms, last)
@@ -209,7 +217,8 @@ class Relaxer(Optimizer):
         self._seen_at, self._left_at = point.coordinates, self._coordinates()
         self._watch_motion(longest(self._left_at - point.coordinates))
         if self.restart is not None and self.comm.rank == 0:
-            saved = Saved(self.force_calls, self._seen_at, self._left_at, self._chain.snapshot(), self.policy_used)
+            who = self.policy_used, self._weights_sha256
+            saved = Saved(self.force_calls, self._seen_at, self._left_at, self._chain.snapshot(), *who)
             write_restart(Path(self.restart), self.atoms, saved)
 
     def _propose(self, point: Point) -> Proposal | None:

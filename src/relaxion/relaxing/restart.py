@@ -16,7 +16,7 @@ from relaxion.classical.point import Array
 from relaxion.errors import RestartError
 
 FORMAT = "relaxion-restart"
-VERSION = 2  # 1 had no policy
+VERSION = 3  # 1 had no policy, 2 neither its weights nor the knobs
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,7 @@ class Saved:
     left_at: Array  # (n_rows, 3) Å, where it led
     core: dict[str, Any]  # snapshot of the optimizer
     policy: str  # who made the steps
+    weights_sha256: str  # of the policy; empty for the classical core
 
 
 def write_restart(path: Path, target: Atoms | Filter, saved: Saved) -> None:
@@ -56,7 +57,7 @@ def read_restart(path: Path, target: Atoms | Filter) -> Saved:
         raise RestartError(f"{path} is damaged: coordinates are not of shape {expected}; delete it to start afresh")
     if isinstance(target, UnitCellFilter):
         target.orig_cell = reference.reshape(3, 3)
-    return Saved(calls, seen_at, left_at, plain["core"], str(plain["policy"]))
+    return Saved(calls, seen_at, left_at, plain["core"], str(plain["policy"]), str(plain["weights_sha256"]))
 
 
 def _signature(target: Atoms | Filter) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -12,9 +14,12 @@ from ase.constraints import FixAtoms
 from ase.filters import FrechetCellFilter
 
 from relaxion import Outcome, Relaxer
+from relaxion.classical.chain import Classical
 from relaxion.classical.direct import DirectMetrics
 from relaxion.classical.door import read_point
+from relaxion.classical.guard import Guard, Past
 from relaxion.classical.learned_metric import state_at
+from relaxion.classical.quasi_newton import QuasiNewtonSettings
 from relaxion.classical.springs import SpringMetric, SpringSettings
 from relaxion.networks.atom_policies import AtomPolicy
 from relaxion.networks.move_actions import MoveActions
@@ -74,11 +79,11 @@ def test_it_sees_the_point_before() -> None:
     policy, atoms = Remembering(), alloy()
     metrics = DirectMetrics(policy)  # pyright: ignore[reportArgumentType]
     first = read_point(atoms)
-    metrics(first)
+    metrics(first, Past())
     atoms.positions[2, 0] += 0.1
-    second = read_point(atoms)
-    metrics(second)
-    metrics(second)  # a rejected step: the same base again
+    second, past = read_point(atoms), Past(2, first.coordinates, first.forces)
+    metrics(second, past)
+    metrics(second, past)  # a rejected step: the same base again
     assert len(policy.states) == 2
     begin, later = policy.states
     assert begin.last_move.displacements.abs().max() == 0
@@ -86,6 +91,40 @@ def test_it_sees_the_point_before() -> None:
         later.last_move.displacements.numpy(), second.coordinates - first.coordinates, atol=1e-15
     )
     np.testing.assert_array_equal(later.last_forces.numpy(), first.forces)
+    assert [int(state.calls) for state in policy.states] == [1, 2]
+
+
+def test_its_history_is_the_guards_so_a_reset_clears_it_and_a_restart_keeps_it() -> None:
+    """Whatever was relaxed before, a state shows the base before or, at the start, none."""
+
+    def chain_of(policy: Remembering) -> Classical:
+        settings, metrics = QuasiNewtonSettings(), DirectMetrics(policy, trust=0.2)  # pyright: ignore[reportArgumentType]
+        return Classical(settings, quasi_newton=Guard(settings, metrics))
+
+    def advance(atoms: Atoms, chain: Classical) -> None:
+        proposal = chain.propose(read_point(atoms))
+        atoms.set_positions(proposal.base.coordinates + proposal.step)
+
+    straight, again = Remembering(), Remembering()
+    chain, atoms = chain_of(straight), alloy()
+    for _ in range(3):
+        advance(atoms, chain)
+    resumed, moved = chain_of(again), atoms.copy()
+    moved.calc = EMT()
+    resumed.restore(json.loads(json.dumps(chain.snapshot(), default=np.ndarray.tolist)))
+    advance(atoms, chain)
+    advance(moved, resumed)
+    expected, found = straight.states[-1], again.states[-1]
+    assert float(expected.last_move.displacements.abs().max()) > 0
+    torch.testing.assert_close(found.last_move.displacements, expected.last_move.displacements, rtol=0, atol=1e-12)
+    torch.testing.assert_close(found.last_forces, expected.last_forces, rtol=0, atol=1e-10)
+    assert int(found.calls) == int(expected.calls) == 4
+    assert float(found.trust_radii) == 0.2
+
+    chain.reset()  # somebody moved the atoms
+    advance(alloy(9), chain)
+    assert float(straight.states[-1].last_move.displacements.abs().max()) == 0
+    assert int(straight.states[-1].calls) == 1
 
 
 def test_it_relaxes_from_a_file_and_the_guard_keeps_its_own_count(tmp_path, make_bundle, policy: AtomPolicy) -> None:

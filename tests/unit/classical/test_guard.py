@@ -10,7 +10,7 @@ from ase.calculators.emt import EMT
 
 from relaxion.classical.chain import Classical
 from relaxion.classical.door import read_point
-from relaxion.classical.guard import OBSERVATION, Guard, GuardSettings, Knobs, Metric, unscaled_error
+from relaxion.classical.guard import OBSERVATION, Guard, GuardSettings, Knobs, Metric, Past, unscaled_error
 from relaxion.classical.knobs import N_KNOBS, knobs_from
 from relaxion.classical.point import Point, dot
 from relaxion.classical.quasi_newton import QuasiNewton, QuasiNewtonSettings, Secant
@@ -80,7 +80,8 @@ def core() -> Classical:
     return Classical(QuasiNewtonSettings())
 
 
-def exact(point: Point) -> Metric:
+def exact(point: Point, past: Past | None = None) -> Metric:
+    del past
     assert point.geometry is not None
     atoms = Atoms(
         point.geometry.numbers, point.geometry.positions, cell=point.geometry.cell, pbc=True, calculator=EMT()
@@ -100,7 +101,7 @@ def test_noise_in_place_of_a_metric_costs_little(size: float) -> None:
     """Any symmetric positive definite matrix: soft, stiff, pointing anywhere."""
     generator = np.random.default_rng(0)
 
-    def noise(point: Point) -> Metric:
+    def noise(point: Point, _: Past) -> Metric:
         root = generator.normal(size=(point.forces.size, point.forces.size))
         return Planted(size * (root @ root.T) + 1e-3 * np.eye(len(root)))
 
@@ -111,7 +112,7 @@ def test_noise_in_place_of_a_metric_costs_little(size: float) -> None:
 
 
 def test_not_a_number_and_no_metric_are_the_core() -> None:
-    for source in (lambda _: None, lambda point: Planted(np.full((point.forces.size,) * 2, np.nan) + 0.0)):
+    for source in (lambda *_: None, lambda point, _: Planted(np.full((point.forces.size,) * 2, np.nan) + 0.0)):
         chain, guard = guarded(source)
         assert calls(rattled(3), chain) == calls(rattled(3), core())
         assert guard.policy_steps == 0
@@ -122,7 +123,7 @@ def test_mistrust_is_told_and_ends_by_itself() -> None:
     """A metric that is far too stiff at first and right from the third point on."""
     seen = 0
 
-    def late(point: Point) -> Metric:
+    def late(point: Point, _: Past) -> Metric:
         nonlocal seen
         seen += 1
         true = exact(point)
@@ -186,7 +187,7 @@ def test_lessons_by_hand() -> None:
         forces = -(matrix @ coordinates.ravel()).reshape(-1, 3)
         return Point(coordinates, forces, 0.5 * float(coordinates.ravel() @ matrix @ coordinates.ravel()), geometry)
 
-    guard = Guard(QuasiNewtonSettings(), lambda _: Planted(2 * matrix), guard=CREDULOUS)
+    guard = Guard(QuasiNewtonSettings(), lambda *_: Planted(2 * matrix), guard=CREDULOUS)
     proposal = guard.step_with(base := guard.judged(at(place)), guard.view(base), Knobs())  # pyright: ignore
     guard.last = proposal
     guard.judged(at(place + proposal.step))
@@ -207,7 +208,7 @@ def test_error_of_a_metric_counts_its_scale() -> None:
 def test_guard_snapshot_goes_on_as_if_never_stopped() -> None:
     """With a gate that looks, and a metric that has just disappointed: both must be remembered."""
 
-    def stiff(point: Point) -> Metric:
+    def stiff(point: Point, _: Past) -> Metric:
         return Planted(2e3 * np.eye(point.forces.size))
 
     def looking(observation: np.ndarray) -> Knobs:
@@ -237,15 +238,14 @@ def test_the_core_is_untouched() -> None:
     """A Guard without a metric proposes exactly what QuasiNewton does."""
     atoms = rattled(4)
     point = read_point(atoms)
-    alone, guard = QuasiNewton(QuasiNewtonSettings()), Guard(QuasiNewtonSettings(), lambda _: None)
+    alone, guard = QuasiNewton(QuasiNewtonSettings()), Guard(QuasiNewtonSettings(), lambda *_: None)
     np.testing.assert_array_equal(alone.propose(point).step, guard.propose(point).step)
 
 
 def test_a_metric_that_cannot_be_made_leaves_it_to_the_core() -> None:
     """For instance atoms strewn so far apart that no neighbours can be searched."""
 
-    def broken(point: Point) -> Metric:
-        del point
+    def broken(*_) -> Metric:
         raise StructureError("extends over 2 km")
 
     chain, guard = guarded(broken)

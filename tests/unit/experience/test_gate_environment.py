@@ -25,7 +25,7 @@ class Springs(SpringMetric):
         return super().solve(forces)
 
 
-def springs(point):
+def springs(point, _past):
     return Springs(point.geometry, SpringSettings(stiffness=2.0))
 
 
@@ -98,6 +98,6 @@ def test_knobs_matter():
 
 
 def test_starts_out_of_reach_are_refused_in_a_sentence():
-    world = GateEnvironment([(potential("emt"), MetalStarts(sizes=(2, 4)))], lambda _: None)
+    world = GateEnvironment([(potential("emt"), MetalStarts(sizes=(2, 4)))], lambda *_: None)
     with pytest.raises(StructureError, match="no start out of 50"):
         world.reset(seed=0)

@@ -341,6 +341,17 @@ def test_a_restart_file_of_another_policy_is_refused(
         Relaxer(alloy(), logfile=None, restart=file, policy=metric_bundle)
 
 
+def test_a_restart_file_of_the_same_name_but_other_weights_is_refused(
+    tmp_path: Path, make_bundle: Callable, make_metric_policy: Callable
+) -> None:
+    bundle, file = make_bundle(tmp_path / "mine.safetensors", make_metric_policy(1)), tmp_path / "r.json"
+    Relaxer(alloy(), logfile=None, restart=file, policy=bundle).run(fmax=1e-6, steps=2)
+    Relaxer(alloy(), logfile=None, restart=file, policy=bundle)  # the same weights are welcome
+    make_bundle(bundle, make_metric_policy(2))
+    with pytest.raises(RestartError, match=r"other weights of the policy mine \(sha256 [0-9a-f]{12}, now [0-9a-f]{12}"):
+        Relaxer(alloy(), logfile=None, restart=file, policy=bundle)
+
+
 # --- what it tells --------------------------------------------------------------------------------------------------
 
 
@@ -352,6 +363,38 @@ def test_history_says_who_made_each_step_and_why(metric_bundle: Path) -> None:
     assert "policy" in {entry.method for entry in steps}
     assert all(entry.reason for entry in steps if entry.method != "fire")
     assert opt.fallback_used == sum(entry.method != "policy" for entry in steps)
+    for entry in steps:
+        if entry.method == "policy":
+            assert set(entry.knobs) == {"scale", "trust_factor", "secant_weight", "floor_ev_per_angstrom2"}
+        else:
+            assert not entry.knobs
+        assert 0 < entry.trust_angstrom <= opt.maxstep
+        assert entry.step_length_angstrom <= entry.trust_angstrom + 1e-9
+
+
+class Lying(Calculator):
+    """A calculator whose energy rises whatever one does: every point is rejected, until FIRE is asked."""
+
+    implemented_properties = ["energy", "forces"]  # noqa: RUF012
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = 0
+
+    def calculate(self, atoms=None, properties=("energy",), system_changes=all_changes):
+        super().calculate(atoms, properties, system_changes)
+        self.asked += 1
+        self.results = {"energy": float(self.asked), "forces": np.tile([0.5, 0.0, 0.0], (len(self.atoms), 1))}
+
+
+def test_history_says_why_fire_took_over() -> None:
+    atoms = alloy()
+    atoms.calc = Lying()
+    opt = Relaxer(atoms, logfile=None, policy=None)
+    opt.run(fmax=0.01, steps=9)
+    fire = [entry for entry in opt.history if entry.method == "fire"]
+    assert fire
+    assert all(entry.reason.startswith("the trust radius fell to") for entry in fire)
 
 
 def test_two_relaxers_at_once_do_not_disturb_each_other(metric_bundle: Path) -> None:
