@@ -11,6 +11,7 @@ from torch import Tensor
 
 from relaxion.errors import RelaxionWarning, RunError
 from relaxion.experience.vector_environment import Task, VectorEnvironments
+from relaxion.training.assessment_record import ReturnsRecord
 from relaxion.training.seeds import named_generator
 
 STARTS_SEED = 20  # of all assessments, whatever the run's seed: every agent meets the same starts
@@ -36,6 +37,10 @@ class Assessed:
     @property
     def worst(self) -> float:
         return float(self.returns.min())
+
+    @property
+    def record(self) -> ReturnsRecord:
+        return ReturnsRecord(self.returns.tolist(), self.lengths.tolist())
 
     def metrics(self) -> dict[str, float]:
         """Under the names of Stable-Baselines3, and the worst of all."""

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from relaxion.errors import RunError
+from relaxion.physics.reward import largest_force
 from relaxion.structures import Move, Outcome, State
 from relaxion.training.assessment import DIVERGED, AssessmentStopped
+from relaxion.training.assessment_record import Footage, RelaxationRecord, Relaxed, Shot
 from relaxion.training.atom_task import SIDE_SEEDS, SIDES, AtomTask
 from relaxion.training.baselines import ase_calls
 from relaxion.training.run_folder import BASELINES, write_json
@@ -31,6 +34,7 @@ class AtomAssessed:
     force_calls: Tensor  # (n_starts,) int64
     outcomes: Tensor  # (n_starts,) int64, `Outcome`
     baselines: Mapping[str, float]  # mean force calls of ASE's optimizers, by name
+    record: RelaxationRecord | None = None  # start by start, with films
 
     @property
     def mean(self) -> float:
@@ -84,11 +88,7 @@ class AtomAssessor:
             settings = self.task.settings.environment
             fmax, cap = settings.force_tolerance_ev_per_angstrom, settings.max_force_calls
             found = {name: ase_calls(name, self.starts.structures, self.task.potential, fmax, cap) for name in COMPARED}
-            values = {
-                name: {"mean_force_calls": c.mean, "median_force_calls": c.median, "failures": c.failures}
-                for name, c in found.items()
-            }
-            write_json(file, values)
+            write_json(file, {name: calls.as_plain() for name, calls in found.items()})
         kept = json.loads(file.read_text())
         self.baselines = {name: float(kept[name]["mean_force_calls"]) for name in COMPARED}
 
@@ -99,6 +99,8 @@ class AtomAssessor:
         lengths = torch.zeros(self.n_starts, dtype=torch.int64)
         calls, outcomes = torch.full_like(lengths, cap), torch.zeros_like(lengths)
         state, running = self.starts, torch.arange(self.n_starts)
+        footage = [Footage() for _ in range(self.n_starts)]
+        _shoot(footage, running, state)
         while len(running):
             if stop is not None and stop():
                 raise AssessmentStopped
@@ -108,10 +110,39 @@ class AtomAssessor:
             returns[running] += transition.reward.double()
             lengths[running] += 1
             outcomes[running] = transition.outcome
+            _shoot(footage, running, transition.next_state)
             converged = transition.outcome == Outcome.CONVERGED
             calls[running[converged]] = transition.next_state.calls[converged]
             state, running = transition.next_state.select(~transition.finished), running[~transition.finished]
-        return AtomAssessed(returns, lengths, calls, outcomes, self.baselines)
+        return AtomAssessed(returns, lengths, calls, outcomes, self.baselines, self._record(calls, outcomes, footage))
+
+    def _record(self, calls: Tensor, outcomes: Tensor, footage: Sequence[Footage]) -> RelaxationRecord:
+        settings, starts = self.environment.settings, self.starts.structures
+        numbers = np.split(starts.atomic_numbers.numpy(), starts.counts.cumsum(0)[:-1].tolist())
+        ends = [Outcome(outcome) for outcome in outcomes.tolist()]
+        relaxed = [
+            Relaxed(
+                label="",
+                numbers=numbers[place],
+                periodic=bool(starts.periodic[place].any()),
+                outcome=end.name.lower(),
+                force_calls=int(calls[place]),
+                energy_ev=footage[place].shots[-1].energy_ev if end == Outcome.CONVERGED else None,
+                shots=footage[place].shots,
+            )
+            for place, end in enumerate(ends)
+        ]
+        return RelaxationRecord(settings.force_tolerance_ev_per_angstrom, settings.max_force_calls, relaxed)
+
+
+def _shoot(footage: Sequence[Footage], places: Tensor, state: State) -> None:
+    """One more shot of each structure under way."""
+    structures, said = state.structures, state.evaluation
+    positions = np.split(structures.positions.numpy().astype(np.float32), structures.counts.cumsum(0)[:-1].tolist())
+    forces = largest_force(structures, said)
+    columns = (places.tolist(), state.calls.tolist(), positions, structures.cells.numpy(), said.energies.tolist())
+    for place, call, where, cell, energy, force in zip(*columns, forces.tolist(), strict=True):
+        footage[place].add(Shot(call, where, cell.copy(), energy, force))
 
 
 def _check_finite(move: Move, step: int) -> None:

@@ -39,6 +39,7 @@ class Calls:
 
     force_calls: tuple[int, ...]
     failures: int
+    energies_ev: tuple[float | None, ...] = ()  # where it converged
 
     @property
     def mean(self) -> float:
@@ -48,6 +49,16 @@ class Calls:
     def median(self) -> float:
         return float(np.median(self.force_calls))
 
+    def as_plain(self) -> dict[str, Any]:
+        """For baselines.json; start by start too, in the order of the assessment."""
+        return {
+            "mean_force_calls": self.mean,
+            "median_force_calls": self.median,
+            "failures": self.failures,
+            "force_calls": list(self.force_calls),
+            "energy_ev": list(self.energies_ev),
+        }
+
 
 def ase_calls(name: str, starts: Structures, potential: Potential, fmax: float, cap: int) -> Calls:
     """Run an optimizer of ase.optimize with its defaults from every start."""
@@ -55,17 +66,21 @@ def ase_calls(name: str, starts: Structures, potential: Potential, fmax: float, 
 
     kind = getattr(ase.optimize, name)
     results = [_relaxed(kind, atoms, free, potential, fmax, cap) for atoms, free in _with_cells(starts)]
-    return Calls(tuple(calls for calls, _ in results), sum(not converged for _, converged in results))
+    calls, energies = tuple(calls for calls, _ in results), tuple(energy for _, energy in results)
+    return Calls(calls, sum(energy is None for energy in energies), energies)
 
 
 def _with_cells(starts: Structures) -> Sequence[tuple[Atoms, bool]]:
     return list(zip(starts.to_ase(), starts.cell_free.tolist(), strict=True))
 
 
-def _relaxed(kind: Any, atoms: Atoms, free: bool, potential: Potential, fmax: float, cap: int) -> tuple[int, bool]:
+def _relaxed(
+    kind: Any, atoms: Atoms, free: bool, potential: Potential, fmax: float, cap: int
+) -> tuple[int, float | None]:
+    """Force calls and the energy reached; the cap and None where it did not converge."""
     atoms.calc = calculator = _Counting(potential, cap)
     try:
         converged = kind(FrechetCellFilter(atoms) if free else atoms, logfile=None).run(fmax=fmax, steps=cap)
     except (_CapReached, RuntimeError):  # some report failure that way
         converged = False
-    return (calculator.force_calls, True) if converged else (cap, False)
+    return (calculator.force_calls, float(calculator.results["energy"])) if converged else (cap, None)

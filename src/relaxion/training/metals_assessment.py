@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,13 +15,15 @@ from ase import Atoms
 from ase.filters import FrechetCellFilter
 
 from relaxion.classical.chain import Classical
-from relaxion.classical.door import read_point
+from relaxion.classical.door import bare_atoms, read_point
+from relaxion.classical.point import Point
 from relaxion.classical.quasi_newton import QuasiNewtonSettings
 from relaxion.physics import potential
 from relaxion.physics.ase import PotentialCalculator
 from relaxion.structures import Structures
 from relaxion.training.assessment import AssessmentStopped
-from relaxion.training.baselines import ase_calls
+from relaxion.training.assessment_record import Footage, RelaxationRecord, Relaxed, Shot
+from relaxion.training.baselines import Calls, ase_calls
 from relaxion.training.metric_starts import ADSORBATES, EAM_METALS, EMT_METALS, KINDS, MetalStarts
 from relaxion.training.run_folder import BASELINES, write_json
 
@@ -30,6 +33,7 @@ SEED = 8500  # of validation starts: neither trained on nor those of any benchma
 COMPARED = ("BFGS", "FIRE")
 
 MakeChain = Callable[[], Classical]
+OnPoint = Callable[[int, Point], None]  # force calls so far, what the newest said
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,7 @@ class MetalsAssessed:
 
     force_calls: Mapping[str, np.ndarray]
     baselines: Mapping[str, float]
+    record: RelaxationRecord | None = None  # start by start, kind after kind, with films
 
     @cached_property
     def all_calls(self) -> np.ndarray:
@@ -88,40 +93,72 @@ class MetalsAssessor:
             write_json(file, self._compared())
         self.baselines = {name: float(kept["mean_force_calls"]) for name, kept in json.loads(file.read_text()).items()}
 
-    def _compared(self) -> dict[str, dict[str, float]]:
+    def _compared(self) -> dict[str, dict[str, Any]]:
         worlds = self.starts.values()
-        found = {
-            name: np.concatenate([ase_calls(name, s, c.potential, FMAX, CAP).force_calls for c, s in worlds])
-            for name in COMPARED
-        }
-        found["core"] = self(lambda: Classical(QuasiNewtonSettings())).all_calls
-        return {
-            name: {
-                "mean_force_calls": float(calls.mean()),
-                "median_force_calls": float(np.median(calls)),
-                "failures": int((calls >= CAP).sum()),
-            }
-            for name, calls in found.items()
-        }
+        found = {name: _joined([ase_calls(name, s, c.potential, FMAX, CAP) for c, s in worlds]) for name in COMPARED}
+        core = self(lambda: Classical(QuasiNewtonSettings())).record
+        assert core is not None
+        energies = tuple(one.energy_ev for one in core.relaxed)
+        calls = tuple(one.force_calls for one in core.relaxed)
+        found["core"] = Calls(calls, sum(energy is None for energy in energies), energies)
+        return {name: calls.as_plain() for name, calls in found.items()}
 
     def __call__(self, make_chain: MakeChain, stop: Callable[[], bool] | None = None) -> MetalsAssessed:
         """One relaxation from each start; `stop` is asked before each."""
-        found = {}
+        found: dict[str, list[Relaxed]] = {}
         for kind, (calculator, starts) in self.starts.items():
-            calls = []
+            found[kind] = []
             for atoms, free in zip(starts.to_ase(), starts.cell_free.tolist(), strict=True):
                 if stop is not None and stop():
                     raise AssessmentStopped
                 atoms.calc = calculator
-                calls.append(force_calls(FrechetCellFilter(atoms) if free else atoms, make_chain()))
-            found[kind] = np.array(calls)
-        return MetalsAssessed(found, self.baselines)
+                found[kind].append(relaxed(kind, FrechetCellFilter(atoms) if free else atoms, make_chain()))
+        calls = {kind: np.array([one.force_calls for one in ones]) for kind, ones in found.items()}
+        record = RelaxationRecord(FMAX, CAP, [one for ones in found.values() for one in ones])
+        return MetalsAssessed(calls, self.baselines, record)
 
 
-def force_calls(target: Atoms | FrechetCellFilter, chain: Classical, fmax: float = FMAX, cap: int = CAP) -> int:
+def _joined(parts: Sequence[Calls]) -> Calls:
+    calls = tuple(number for part in parts for number in part.force_calls)
+    return Calls(calls, sum(part.failures for part in parts), tuple(e for part in parts for e in part.energies_ev))
+
+
+def relaxed(
+    label: str, target: Atoms | FrechetCellFilter, chain: Classical, fmax: float = FMAX, cap: int = CAP
+) -> Relaxed:
+    """`force_calls` with what was seen on the way."""
+    atoms, footage = bare_atoms(target), Footage()
+
+    def shoot(call: int, point: Point) -> None:
+        shot = Shot(call, atoms.positions.astype(np.float32), np.array(atoms.cell), point.energy, point.largest_force)
+        footage.add(shot)
+
+    calls = force_calls(target, chain, fmax, cap, shoot)
+    last = footage.shots[-1]
+    converged = last.fmax_ev_per_angstrom < fmax
+    return Relaxed(
+        label=label,
+        numbers=atoms.numbers.copy(),
+        periodic=bool(atoms.pbc.any()),
+        outcome="converged" if converged else "step_limit",
+        force_calls=calls,
+        energy_ev=last.energy_ev if converged else None,
+        shots=footage.shots,
+    )
+
+
+def force_calls(
+    target: Atoms | FrechetCellFilter,
+    chain: Classical,
+    fmax: float = FMAX,
+    cap: int = CAP,
+    on_point: OnPoint | None = None,
+) -> int:
     """Until the largest force is below `fmax`, the first call included; `cap` where it takes longer."""
     for call in range(1, cap):
         point = read_point(target)
+        if on_point is not None:
+            on_point(call, point)
         if point.largest_force < fmax:
             return call
         proposal = chain.propose(point)

@@ -13,6 +13,7 @@ from relaxion.experience.vector_environment import task
 from relaxion.files import Stored
 from relaxion.training import checkpoint
 from relaxion.training.assessment import DIVERGED, AssessmentStopped
+from relaxion.training.assessment_record import leave_record
 from relaxion.training.atom_task import atom_task
 from relaxion.training.atom_trainer import AtomTrainer
 from relaxion.training.curves import leave_curve
@@ -217,9 +218,11 @@ class _Run:
 
     def _assessed(self) -> Any:
         try:
-            return self.trainer.assess(self._interrupted.is_set)
+            assessed = self.trainer.assess(self._interrupted.is_set)
         except AssessmentStopped as stopped:
             raise self._saved_interrupt() from stopped
+        leave_record(self.folder.assessment, assessed, self.trainer.step)
+        return assessed
 
     def save(self) -> None:
         values = {

@@ -35,11 +35,13 @@ class RunFolder:
         self.curve = path / "learning_curve.png"
         self.alarms = path / "alarms.jsonl"
         self.baselines = path / BASELINES
+        self.assessment = path / "assessment.json"
         self.tensorboard = path / "tensorboard"
 
         # The checkpoint goes first when a run is removed: half cleared, a folder is never taken for one to be resumed.
         self.files = (
             self.checkpoint, self.result, self.agent, self.curve, self.offender, self.alarms, self.baselines,
+            self.assessment,
             self.metrics,
             self.settings,
         )  # fmt: skip

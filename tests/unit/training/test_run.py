@@ -75,7 +75,7 @@ def test_what_a_run_leaves(tmp_path: Path) -> None:
     names = {file.name for file in (tmp_path / "run").iterdir()}
     assert names == {
         ".lock", "settings.toml", "metrics.jsonl", "checkpoint.safetensors", "agent.safetensors", "result.json",
-        "learning_curve.png",
+        "learning_curve.png", "assessment.json",
     }  # fmt: skip
     lines = records(tmp_path / "run")
     assert [line["time/total_timesteps"] for line in lines] == [25, 50, 75, 100]

@@ -1,0 +1,119 @@
+"""assessment.json: start by start, the ten hardest with films, small whatever the structures, beside the baselines."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from relaxion.errors import RelaxionWarning
+from relaxion.training.assessment_record import (
+    MOST_NUMBERS,
+    MOST_SHOTS,
+    Footage,
+    RelaxationRecord,
+    Relaxed,
+    ReturnsRecord,
+    Shot,
+    leave_record,
+)
+from relaxion.training.run import train
+from relaxion.training.run_settings import AtomRunSettings
+
+SMALL = {
+    "task": "relax", "agent": "td3", "structures": "alloys:Al-Cu-Ni:2-4", "n_pooled": 40, "steps": 64,
+    "n_structures": 8,
+    "max_force_calls": 30, "channels": 4, "n_layers": 1, "cutoff_angstrom": 3.5, "batch_size": 8, "warmup_steps": 24,
+    "replay_capacity": 400, "updates_per_round": 2, "log_interval_steps": 16, "assessment_interval_steps": 32,
+    "assessment_starts": 12, "checkpoint_interval_steps": 32,
+}  # fmt: skip
+
+
+def shot(call: int, n_atoms: int = 2, energy: float = 0.0) -> Shot:
+    return Shot(call, np.full((n_atoms, 3), 0.001 * call), np.eye(3), energy, 1.0 / call)
+
+
+def relaxed(calls: int, outcome: str = "converged", n_atoms: int = 2) -> Relaxed:
+    footage = Footage()
+    for call in range(1, calls + 1):
+        footage.add(shot(call, n_atoms))
+    return Relaxed("", np.full(n_atoms, 29), True, outcome, calls, 0.5, footage.shots)
+
+
+@pytest.mark.parametrize("calls", [1, 2, MOST_SHOTS, MOST_SHOTS + 1, 1000])
+def test_footage_keeps_first_and_newest_and_stays_small(calls: int) -> None:
+    footage = Footage()
+    for call in range(1, calls + 1):
+        footage.add(shot(call))
+        assert footage.shots[-1].call == call
+    kept = [one.call for one in footage.shots]
+    assert kept[0] == 1
+    assert kept == sorted(set(kept))
+    assert len(kept) <= MOST_SHOTS
+    assert len(kept) >= min(calls, MOST_SHOTS // 2)
+
+
+def test_the_hardest_come_first_and_failures_before_slow_successes() -> None:
+    ways = [relaxed(calls) for calls in range(1, 13)] + [relaxed(12, "step_limit")]
+    record = RelaxationRecord(0.05, 12, ways)
+    assert record.worst()[:3] == [12, 11, 10]
+    assert len(record.worst()) == 10
+    plain = record.as_plain()
+    assert [film["place"] for film in plain["worst"]] == record.worst()
+    assert plain["structures"]["outcome"][12] == "step_limit"
+    assert plain["worst"][1]["positions_milliangstrom"][-1] == [12] * 6
+    assert len(plain["worst"][0]["cells_angstrom"]) == 1
+
+
+def test_large_structures_get_fewer_shots() -> None:
+    record = RelaxationRecord(0.05, 60, [relaxed(60, n_atoms=2000)] * 10)
+    numbers = sum(len(row) for film in record.as_plain()["worst"] for row in film["positions_milliangstrom"])
+    assert numbers <= MOST_NUMBERS
+    assert record.as_plain()["worst"][0]["call"][-1] == 60
+
+
+def test_numbers_that_are_not_finite_are_left_out(tmp_path: Path) -> None:
+    class Assessed:
+        record = ReturnsRecord([1.0, float("nan")], [3, 4])
+
+    leave_record(tmp_path / "assessment.json", Assessed(), 7)
+    written = json.loads((tmp_path / "assessment.json").read_text())
+    assert (written["step"], written["returns"], written["lengths"]) == (7, [1.0, None], [3, 4])
+
+
+def test_a_record_that_cannot_be_written_is_a_warning(tmp_path: Path) -> None:
+    class Assessed:
+        record = ReturnsRecord([1.0])
+
+    with pytest.warns(RelaxionWarning, match="not written down"):
+        leave_record(tmp_path / "absent" / "assessment.json", Assessed(), 7)
+
+
+def test_an_assessment_without_record_leaves_nothing(tmp_path: Path) -> None:
+    leave_record(tmp_path / "assessment.json", object(), 7)
+    assert not (tmp_path / "assessment.json").exists()
+
+
+def test_a_run_says_of_each_start_what_the_means_say_of_all(tmp_path: Path) -> None:
+    train(AtomRunSettings.read(SMALL), tmp_path / "run")
+    result, record, baselines = (
+        json.loads((tmp_path / "run" / f"{name}.json").read_text()) for name in ("result", "assessment", "baselines")
+    )
+    found = record["structures"]
+    assert record["step"] == result["steps"]
+    assert np.mean(found["force_calls"]) == pytest.approx(result["final_force_calls_mean"])
+    assert np.mean([o == "converged" for o in found["outcome"]]) == pytest.approx(result["final_success_rate"])
+    for name in ("BFGS", "FIRE"):
+        assert np.mean(baselines[name]["force_calls"]) == pytest.approx(result[f"force_calls_{name.lower()}"])
+        assert len(baselines[name]["energy_ev"]) == 12
+        assert sum(energy is None for energy in baselines[name]["energy_ev"]) == baselines[name]["failures"]
+    for film in record["worst"]:
+        place = film["place"]
+        assert len(film["numbers"]) == found["n_atoms"][place]
+        assert len(film["positions_milliangstrom"]) == len(film["call"]) == len(film["energy_ev"])
+        if found["outcome"][place] == "converged":
+            assert film["call"][-1] == found["force_calls"][place]
+            assert film["energy_ev"][-1] == found["energy_ev"][place]
+            assert film["fmax_ev_per_angstrom"][-1] <= record["fmax_ev_per_angstrom"]
