@@ -25,11 +25,12 @@ from relaxion.physics import (
     TabulatedEam,
     ZhouEam,
 )
+from relaxion.physics.chgnet import Chgnet
 from relaxion.physics.eam_tables import EamTables
 from relaxion.structures import Evaluation, Graph, Move, Structures
 from relaxion.structures.structures import per_structure_sum
 
-STEP = 1e-4  # Å, or strain, of the finite differences
+STEP = 2e-5  # Å, or strain, of the finite differences
 
 
 def tabulated(finnis_sinclair: bool) -> TabulatedEam:
@@ -76,6 +77,7 @@ POTENTIALS: dict[str, Callable[[], Potential]] = {
     "morse": lambda: Morse(r0=2.6, epsilon=0.4),
     "taped": TapedMorse,
     "ase": lambda: AsePotential(EMT()),
+    "chgnet": lambda: Chgnet(torch.float64),  # in float32, as it is used: tests/unit/physics/test_chgnet.py
 }
 every_potential = pytest.mark.parametrize("name", POTENTIALS)
 
@@ -292,7 +294,7 @@ def test_missing_element_is_named(name: str) -> None:
     assert potential.calls == 0
 
 
-@pytest.mark.parametrize("name", ["emt", "eam zhou", "eam fs", "lj", "morse", "taped"])
+@pytest.mark.parametrize("name", ["emt", "eam zhou", "eam fs", "lj", "morse", "taped", "chgnet"])
 def test_scattered_or_lost_atoms_are_refused(name: str) -> None:
     # without the refusal the first one ends the process with a signal inside of the neighbour search
     potential = POTENTIALS[name]()

@@ -63,8 +63,8 @@ class PairwisePotential(Potential):
         energies = per_structure_sum(atom_energies, structures.structure_index, structures.n_structures)
         return Evaluation(
             energies=energies.to(structures.dtype),
-            forces=_forces(structures.n_atoms, pairs, pulls).to(structures.dtype),
-            stresses=_stresses(structures, pairs, pulls).to(structures.dtype) if stresses else None,
+            forces=forces_of_pairs(structures.n_atoms, pairs, pulls).to(structures.dtype),
+            stresses=stresses_of_pairs(structures, pairs, pulls).to(structures.dtype) if stresses else None,
         )
 
     def _embed(self, terms: PairTerms, pairs: Pairs, kinds: Tensor) -> tuple[Tensor, Tensor]:
@@ -107,14 +107,15 @@ def smooth_step(distances: Tensor, start: float | Tensor, end: float | Tensor) -
     return 1 - t * t * t * (10 + t * (6 * t - 15)), -30 * (t * (1 - t)) ** 2 / (end - start)
 
 
-def _forces(n_atoms: int, pairs: Pairs, pulls: Tensor) -> Tensor:
+def forces_of_pairs(n_atoms: int, pairs: Pairs, pulls: Tensor) -> Tensor:
+    """From dE/dr of every pair, (n_pairs, 3) eV/Å."""
     # two sums and one difference: index_add_ with alpha=-1 takes four times as long
     onto_first = pulls.new_zeros((n_atoms, 3)).index_add_(0, pairs.ends[0], pulls)
     onto_second = pulls.new_zeros((n_atoms, 3)).index_add_(0, pairs.ends[1], pulls)
     return onto_first - onto_second  # (n_atoms, 3) eV/Å
 
 
-def _stresses(structures: Structures, pairs: Pairs, pulls: Tensor) -> Tensor:
+def stresses_of_pairs(structures: Structures, pairs: Pairs, pulls: Tensor) -> Tensor:
     """(1/V) Σ r ⊗ dE/dr, zero where there is no volume."""
     vectors, pulls_array = pairs.vectors.numpy(), pulls.numpy()
     virials = np.empty((structures.n_structures, 3, 3))  # eV

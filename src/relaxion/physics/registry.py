@@ -7,9 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from ase import Atoms
 from ase.calculators.calculator import BaseCalculator
@@ -20,6 +18,7 @@ from relaxion.physics.ase import AsePotential, PotentialCalculator
 from relaxion.physics.eam import TabulatedEam
 from relaxion.physics.eam_zhou import ZhouEam
 from relaxion.physics.emt import Emt
+from relaxion.physics.extras import is_installed
 from relaxion.physics.pair import LennardJones, Morse
 from relaxion.physics.potential import Potential
 from relaxion.settings import nearest
@@ -34,52 +33,62 @@ BUILT_IN: dict[str, tuple[Callable[[], Potential], str]] = {
 
 @dataclass(frozen=True)
 class Extra:
-    """A potential of an optional package, reached through its ASE calculator."""
+    """A potential that needs an optional package."""
 
     package: str
-    module: str
-    calculator: str
-    arguments: dict[str, Any]
-    pip_extra: str
+    make: Callable[[], Potential]
+    how_to_install: str
     description: str
 
-    @property
-    def how_to_install(self) -> str:
-        return f"pip install 'relaxion[{self.pip_extra}]'"
-
     def build(self, spec: str) -> Potential:
+        if not is_installed(self.package):
+            raise self._missing(spec)
         try:
-            module = import_module(self.module)
+            return self.make()
         except ImportError as error:
-            raise MissingExtraError(
-                f"'{spec}' needs the package {self.package}, which cannot be imported; try: {self.how_to_install}"
-            ) from error
-        return AsePotential(getattr(module, self.calculator)(**self.arguments))
+            raise self._missing(spec) from error
+
+    def _missing(self, spec: str) -> MissingExtraError:
+        return MissingExtraError(
+            f"'{spec}' needs the package {self.package}, which cannot be imported; try: {self.how_to_install}"
+        )
+
+
+def _chgnet() -> Potential:
+    from relaxion.physics.chgnet import Chgnet
+
+    return Chgnet()
+
+
+def _sevennet() -> Potential:
+    from sevenn.calculator import SevenNetCalculator
+
+    return AsePotential(SevenNetCalculator(model="7net-0"))
+
+
+def _gfn2() -> Potential:
+    from tblite.ase import TBLite
+
+    return AsePotential(TBLite(method="GFN2-xTB", verbosity=0))
 
 
 EXTRAS: dict[str, Extra] = {
     "chgnet": Extra(
         package="chgnet",
-        module="chgnet.model.dynamics",
-        calculator="CHGNetCalculator",
-        arguments={},
-        pip_extra="chgnet",
-        description="CHGNet, a machine-learned potential for 89 elements",
+        make=_chgnet,
+        how_to_install="pip install 'relaxion[chgnet]'",
+        description="CHGNet 0.3.0, a machine-learned potential for 89 elements; batched",
     ),
     "sevennet": Extra(
         package="sevenn",
-        module="sevenn.calculator",
-        calculator="SevenNetCalculator",
-        arguments={"model": "7net-0"},
-        pip_extra="sevenn",
+        make=_sevennet,
+        how_to_install="pip install 'relaxion[sevenn]'",
         description="SevenNet-0, a machine-learned potential for 89 elements",
     ),
     "gfn2": Extra(
         package="tblite",
-        module="tblite.ase",
-        calculator="TBLite",
-        arguments={"method": "GFN2-xTB", "verbosity": 0},
-        pip_extra="molecules",
+        make=_gfn2,
+        how_to_install="pip install 'relaxion[molecules]'",
         description="GFN2-xTB tight binding for molecules",
     ),
 }
@@ -127,7 +136,7 @@ def known_potentials() -> list[PotentialEntry]:
         PotentialEntry("eam:FILE", "embedded atom method from a .eam.alloy or .eam.fs table; batched", None, True, None)
     )
     entries += [
-        PotentialEntry(spec, extra.description, None, find_spec(extra.package) is not None, extra.how_to_install)
+        PotentialEntry(spec, extra.description, None, is_installed(extra.package), extra.how_to_install)
         for spec, extra in EXTRAS.items()
     ]
     any_code = "any ASE calculator: factory() of that module is called and must return one"

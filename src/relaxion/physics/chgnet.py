@@ -1,0 +1,84 @@
+"""CHGNet: many structures in one call of the network, weights from the wheel of the package `chgnet`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+
+import torch
+
+from relaxion.errors import PotentialError
+from relaxion.physics.chgnet_network import CUTOFF, ChgnetGraph, ChgnetNetwork
+from relaxion.physics.extras import package_folder
+from relaxion.physics.pairwise import forces_of_pairs, stresses_of_pairs
+from relaxion.physics.potential import Potential
+from relaxion.structures import Evaluation, Structures
+from relaxion.structures.graph import Pairs
+from relaxion.structures.structures import per_structure_sum
+
+REPAIR = "pip install 'chgnet>=0.4,<0.5'"
+VERSION = "0.3.0"  # what `chgnet.model.CHGNet.load()` loads
+NEVER_SEEN = frozenset(range(84, 89))  # Po, At, Rn, Fr, Ra: 94 embeddings, but only 89 elements in the training set
+PAIRS_AT_ONCE = 2000  # bounds the memory of one call; in time 500 to 8000 are alike (measured)
+
+
+class Chgnet(Potential):
+    """Equal to `chgnet.model.CHGNetCalculator`, without magnetic moments.
+
+    Structures without cell, which CHGNet's own calculator refuses, are answered too; CHGNet was not made for them.
+    """
+
+    name = "CHGNet"
+
+    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
+        """`dtype`: precision inside. float64 is half as fast, and its forces are derivatives to the last digit."""
+        super().__init__()
+        self._network = load_network(dtype)
+
+    @property
+    def elements(self) -> frozenset[int]:
+        return frozenset(range(1, len(self._network.element_energies) + 1)) - NEVER_SEEN
+
+    def evaluate(self, structures: Structures, stresses: bool) -> Evaluation:
+        pairs = Pairs.of(structures, CUTOFF)
+        atom_energies = self._network.element_energies.index_select(0, structures.atomic_numbers - 1)
+        slopes = torch.empty_like(pairs.vectors)  # (n_pairs, 3) eV/Å, dE/dr
+        for atoms, bonds in _portions(structures.counts.tolist(), pairs.counts):
+            graph = ChgnetGraph.of(
+                structures.atomic_numbers[atoms], pairs.ends[:, bonds] - atoms.start, pairs.vectors[bonds]
+            )
+            energies, slopes[bonds] = self._network.energies_and_slopes(graph)
+            atom_energies[atoms] += energies
+        energies = per_structure_sum(atom_energies, structures.structure_index, structures.n_structures)
+        return Evaluation(
+            energies=energies.to(structures.dtype),
+            forces=forces_of_pairs(structures.n_atoms, pairs, slopes).to(structures.dtype),
+            stresses=stresses_of_pairs(structures, pairs, slopes).to(structures.dtype) if stresses else None,
+        )
+
+
+def _portions(n_atoms: list[int], n_pairs: list[int]) -> Iterator[tuple[slice, slice]]:
+    """Atoms and pairs of as many whole structures as fit into one call of the network."""
+    first_atom = first_pair = atom = pair = 0
+    for atoms, pairs in zip(n_atoms, n_pairs, strict=True):
+        if pair > first_pair and pair + pairs - first_pair > PAIRS_AT_ONCE:
+            yield slice(first_atom, atom), slice(first_pair, pair)
+            first_atom, first_pair = atom, pair
+        atom, pair = atom + atoms, pair + pairs
+    yield slice(first_atom, atom), slice(first_pair, pair)
+
+
+@cache
+def load_network(dtype: torch.dtype) -> ChgnetNetwork:
+    """Once per process. The package itself is not imported: only its file of weights is read, as plain tensors."""
+    folder = package_folder("chgnet") / "pretrained" / VERSION
+    files = sorted(folder.glob("*.pth.tar"))
+    if len(files) != 1:
+        raise PotentialError(f"{folder} has {len(files)} files of weights, expected one; try: {REPAIR}")
+    try:
+        weights = torch.load(files[0], map_location="cpu", weights_only=True)["model"]["state_dict"]
+        return ChgnetNetwork(weights, dtype)
+    except (KeyError, RuntimeError, ValueError) as error:
+        raise PotentialError(
+            f"{files[0]} does not hold the weights of CHGNet {VERSION} ({error}); try: {REPAIR}"
+        ) from error
