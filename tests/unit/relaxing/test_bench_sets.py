@@ -11,7 +11,12 @@ from relaxion.errors import SettingsError
 from relaxion.relaxing.measuring.sets import LATTICE_CONSTANTS, SETS, find_set
 
 
-@pytest.mark.parametrize("name", SETS)
+DEAR = ("crystals", "crystals-cell", "new-elements")  # brought to equilibrium first, by CHGNet
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in DEAR else name for name in SETS]
+)
 def test_starts_can_be_relaxed_and_repeat(name):
     known = find_set(name)
     many, few = known.starts(4, 9000), known.starts(2, 9000)

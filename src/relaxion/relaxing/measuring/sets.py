@@ -14,19 +14,19 @@ import torch
 from ase import Atoms
 from ase.build import add_adsorbate, bulk, fcc111
 from ase.constraints import FixAtoms
-from ase.geometry import get_distances
 
 from relaxion.errors import SettingsError
 from relaxion.physics import potential
 from relaxion.physics.pair import LennardJones
 from relaxion.physics.potential import Potential
+from relaxion.relaxing.measuring import chemistry_sets as chemistry
+from relaxion.relaxing.measuring.displacements import NEAREST_ANGSTROM, displaced, strained
 from relaxion.settings import nearest
 from relaxion.structures.packing import pack
 
 FIRST_SEED = 9000  # and all above it are for measuring
 LATTICE_CONSTANTS = {"Al": 4.05, "Cu": 3.61, "Ag": 4.09, "Au": 4.08, "Ni": 3.52, "Pd": 3.89, "Pt": 3.92}  # Å
 METALS = list(LATTICE_CONSTANTS)
-NEAREST_ANGSTROM = 1.0  # no start has two atoms nearer than this, except LJ38, whose recipe says otherwise
 
 Make = Callable[[np.random.Generator, int], Atoms]  # the number is the place in the set
 
@@ -69,22 +69,7 @@ def _alloy(generator: np.random.Generator, sizes: tuple[int, int], rattle: tuple
     scale = np.mean([LATTICE_CONSTANTS[symbol] for symbol in symbols]) / LATTICE_CONSTANTS["Cu"]
     atoms.set_chemical_symbols(list(symbols))
     atoms.set_cell(atoms.cell * scale, scale_atoms=True)
-    return _displaced(atoms, generator, generator.uniform(*rattle))
-
-
-def _displaced(atoms: Atoms, generator: np.random.Generator, width: float) -> Atoms:
-    while True:
-        moved = atoms.copy()
-        displacements = generator.normal(0, width, (len(atoms), 3))
-        moved.positions += displacements - displacements.mean(axis=0)
-        if _closest(moved) > NEAREST_ANGSTROM:
-            return moved
-
-
-def _closest(atoms: Atoms) -> float:
-    """Å; images of an atom itself left out, they are a lattice vector away."""
-    distances = get_distances(atoms.positions, cell=atoms.cell, pbc=atoms.pbc)[1]
-    return float((distances + np.diag(np.full(len(atoms), np.inf))).min())
+    return displaced(atoms, generator, generator.uniform(*rattle))
 
 
 def _bulk(generator: np.random.Generator, _index: int) -> Atoms:
@@ -96,10 +81,7 @@ def _large(generator: np.random.Generator, _index: int) -> Atoms:
 
 
 def _strained(generator: np.random.Generator, _index: int) -> Atoms:
-    atoms = _alloy(generator, (4, 32), (0.05, 0.15))
-    strain = generator.uniform(-0.03, 0.03, (3, 3))
-    atoms.set_cell(atoms.cell.array @ (np.eye(3) + (strain + strain.T) / 2), scale_atoms=True)
-    return atoms
+    return strained(_alloy(generator, (4, 32), (0.05, 0.15)), generator, 0.03)
 
 
 def _slab(generator: np.random.Generator, _index: int) -> Atoms:
@@ -166,6 +148,10 @@ def _eam() -> Potential:
     return potential("eam")
 
 
+def _chgnet() -> Potential:
+    return chemistry.engine("chgnet")
+
+
 def _lennard_jones() -> Potential:
     """ε = σ = 1, with a cutoff (OptBench's 15 σ) beyond every distance in a cluster."""
     return LennardJones(cutoff=15.0)
@@ -216,6 +202,58 @@ _KNOWN = (  # their order is part of the seeds: new sets go to the end
         make_potential=_emt,
         calculator="emt",
         without_gpmin=True,
+    ),
+    StartSet(
+        name="crystals",
+        title="unseen crystals, 2–16 atoms, CHGNet, rattle 0.12 Å",
+        make=chemistry.known_crystal,
+        make_potential=_chgnet,
+        calculator="chgnet",
+        number=40,
+    ),
+    StartSet(
+        name="crystals-cell",
+        title="unseen crystals with free cell, 2–16 atoms, CHGNet, rattle 0.12 Å, strain ±3 %",
+        make=chemistry.strained_crystal,
+        make_potential=_chgnet,
+        calculator="chgnet",
+        number=40,
+        free_cell=True,
+    ),
+    StartSet(
+        name="new-elements",
+        title="crystals with an element never trained on, 2–16 atoms, CHGNet, rattle 0.12 Å",
+        make=chemistry.new_element,
+        make_potential=_chgnet,
+        calculator="chgnet",
+        number=40,
+    ),
+    StartSet(
+        name="macs",
+        title="random oxides of about 40 atoms (the recipe of MACS), CHGNet",
+        make=chemistry.random_oxide,
+        make_potential=_chgnet,
+        calculator="chgnet",
+        number=20,
+        without_gpmin=True,
+    ),
+    StartSet(
+        name="perovskites-cell",
+        title="unseen cubic perovskites with free cell, 5 atoms, CHGNet, rattle 0.1 Å, strain ±3 %",
+        make=chemistry.perovskite,
+        make_potential=_chgnet,
+        calculator="chgnet",
+        number=30,
+        free_cell=True,
+    ),
+    StartSet(
+        name="carbon-cell",
+        title="carbon allotropes with free cell, 4–8 atoms, CHGNet, rattle 0.1 Å, strain ±3 %",
+        make=chemistry.carbon,
+        make_potential=_chgnet,
+        calculator="chgnet",
+        number=25,
+        free_cell=True,
     ),
 )
 SETS: dict[str, StartSet] = {known.name: known for known in _KNOWN}
