@@ -10,7 +10,6 @@ from relaxion.doors.inputs import check_structure
 from relaxion.errors import SettingsError
 from relaxion.relaxing.measuring.sets import LATTICE_CONSTANTS, SETS, find_set
 
-
 DEAR = ("crystals", "crystals-cell", "new-elements")  # brought to equilibrium first, by CHGNet
 
 
