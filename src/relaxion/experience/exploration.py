@@ -43,23 +43,35 @@ class LinearSchedule:
 class Exploration:
     """Uniform actions until `warmup_steps` transitions are stored, then the agent's own exploration.
 
-    Where the agent adds Gaussian noise, its size follows `noise`. It is a
-    function of the step alone, so a resumed run needs no memory of it.
+    With `random_warmup=False` the agent explores from the first step on: for policies that are of use untrained.
+    Where the agent adds Gaussian noise, its size follows `noise`. It is a function of the step alone, so a resumed
+    run needs no memory of it.
     """
 
     def __init__(
-        self, agent: Explorer, domain: Domain, generator: Generator, *, warmup_steps: int, noise: LinearSchedule | None
+        self,
+        agent: Explorer,
+        domain: Domain,
+        generator: Generator,
+        *,
+        warmup_steps: int,
+        noise: LinearSchedule | None,
+        random_warmup: bool = True,
     ) -> None:
         self.agent, self.domain, self.generator = agent, domain, generator
-        self.warmup_steps, self.noise = warmup_steps, noise
+        self.warmup_steps, self.noise, self.random_warmup = warmup_steps, noise, random_warmup
 
     def warming_up(self, n_stored: int) -> bool:
         """While true, collect only (R1.2)."""
         return n_stored < self.warmup_steps
 
+    def at_random(self, n_stored: int) -> bool:
+        """While true, actions are chance's and not the agent's."""
+        return self.random_warmup and self.warming_up(n_stored)
+
     def __call__(self, observations: Any, n_stored: int, step: int) -> Any:
         """Actions within the bounds, in the environment's units."""
-        if self.warming_up(n_stored):
+        if self.at_random(n_stored):
             return self.domain.random(observations, self.generator)
         if self.noise is not None and isinstance(self.agent, NoisyExplorer):
             self.agent.exploration_scale = self.noise(step)

@@ -102,12 +102,27 @@ class Packings:
         return packed.to_ase()[0]
 
 
+@dataclass(frozen=True)
+class Together:
+    """Several sources in one pool, each giving its part of the number asked for: near and far starts, say."""
+
+    parts: tuple[StructureSource, ...]
+
+    def images(self, number: int, generator: Generator, potential: Potential) -> list[Atoms]:
+        share, rest = divmod(number, len(self.parts))
+        numbers = [share + (place < rest) for place in range(len(self.parts))]
+        found = [part.images(n, generator, potential) for part, n in zip(self.parts, numbers, strict=True)]
+        return [atoms for images in found for atoms in images]
+
+
 def _random_sizes(sizes: tuple[int, int], number: int, generator: Generator) -> list[int]:
     return torch.randint(sizes[0], sizes[1] + 1, (number,), generator=generator).tolist()
 
 
 def structure_source(text: str) -> StructureSource:
-    """From `file:PATH@SLICE`, `b2:AlFe`, `alloys:Al-Cu:2-16` or `packings:Al-Fe:2-20`."""
+    """From `file:PATH@SLICE`, `b2:AlFe`, `alloys:Al-Cu:2-16` or `packings:Al-Fe:2-20`, or several joined by ` + `."""
+    if len(words := text.split(" + ")) > 1:
+        return Together(tuple(structure_source(word) for word in words))
     kind, _, rest = text.strip().partition(":")
     match kind:
         case "file":
@@ -154,8 +169,9 @@ def potential_at_hand(word: str) -> bool:
 
 
 def source_at_hand(word: str) -> bool:
-    """Its file is there; what is built here always is."""
-    return not word.startswith("file:") or Path(word.removeprefix("file:").partition("@")[0]).is_file()
+    """Its files are there; what is built here always is."""
+    files = [part.strip() for part in word.split(" + ") if part.strip().startswith("file:")]
+    return all(Path(part.removeprefix("file:").partition("@")[0]).is_file() for part in files)
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from relaxion.networks.species import covalent_radii
 from relaxion.networks.stacked import StackedLinear, StackedMLP, mixed, tamed
 from relaxion.networks.strains import strain_matrices, strain_vectors
 from relaxion.networks.surroundings import Surroundings, pair_inputs, stress_along, structure_mean
+from relaxion.settings import Settings
 from relaxion.structures import State
 
 LARGEST_ANSWER = 4.0  # springs and floors lie within e^±4 of the prior, arms within ±4: B stays far from singular
@@ -27,17 +28,8 @@ FORCE_SCALARS, HISTORY_SCALARS = slice(N_STATE_SCALARS - 4, N_STATE_SCALARS - 2)
 N_DOTS = 8  # vectors of each atom that are looked at along each link
 
 
-class MetricSettings(BackboneSettings):
-    """The metric network. Springs begin as those of the classical core (`classical/springs.py`), times exp(network)."""
-
-    channels: int = Field(default=32, ge=1)
-    """As in every backbone."""
-
-    cutoff_angstrom: float = Field(default=5.0, gt=0)
-    """How far springs reach: second neighbours of the largest metals, smoothly."""
-
-    n_radial: int = Field(default=12, ge=2)
-    """Functions of the reduced distance."""
+class MetricShape(Settings):
+    """What a metric has beyond its backbone. Springs begin as those of the classical core (`classical/springs.py`)."""
 
     n_hidden: int = Field(default=32, ge=1)
     """Hidden units of the head that looks at links."""
@@ -53,15 +45,6 @@ class MetricSettings(BackboneSettings):
 
     looks_ahead: bool = True
     """A first solve with the springs alone tells the network by how much each pair is going to change."""
-
-    environment_information: tuple[str, ...] = ()
-    """Names of numbers per structure that turn the knobs (`metric_gate.py`). None: no gate, no trace of it."""
-
-    n_information_hidden: int = Field(default=16, ge=1)
-    """Hidden units of the gate."""
-
-    largest_gate_factor: float = Field(default=10.0, gt=1)
-    """Scale and floor are changed by at most this factor or its inverse, the trust radius shortened by at most it."""
 
     spring_stiffness_ev_per_angstrom2: float = Field(default=4.0, gt=0)
     """k₀ of a bond as long as the sum of covalent radii."""
@@ -80,6 +63,28 @@ class MetricSettings(BackboneSettings):
 
     cell_floor_ev_per_angstrom3: float = Field(default=0.1, gt=0)
     """κ per volume of the cell, before learning."""
+
+
+class MetricSettings(BackboneSettings, MetricShape):
+    """The metric network: backbone, shape and gate. Springs are those of the classical core, times exp(network)."""
+
+    channels: int = Field(default=32, ge=1)
+    """As in every backbone."""
+
+    cutoff_angstrom: float = Field(default=5.0, gt=0)
+    """How far springs reach: second neighbours of the largest metals, smoothly."""
+
+    n_radial: int = Field(default=12, ge=2)
+    """Functions of the reduced distance."""
+
+    environment_information: tuple[str, ...] = ()
+    """Names of numbers per structure that turn the knobs (`metric_gate.py`). None: no gate, no trace of it."""
+
+    n_information_hidden: int = Field(default=16, ge=1)
+    """Hidden units of the gate."""
+
+    largest_gate_factor: float = Field(default=10.0, gt=1)
+    """Scale and floor are changed by at most this factor or its inverse, the trust radius shortened by at most it."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,12 +16,11 @@ from torch import Generator, Tensor
 from relaxion.experience.expert import Expert, guided
 from relaxion.experience.exploration import Exploration, LinearSchedule
 from relaxion.experience.transition import Source, Transition
-from relaxion.networks.force_actions import ForceMoveActions
-from relaxion.networks.move_actions import MoveActions
 from relaxion.networks.surroundings import with_graph
 from relaxion.structures import Move, State
+from relaxion.training.atom_domain import action_domain
 from relaxion.training.atom_task import AtomTask
-from relaxion.training.run_settings import AtomRunSettings
+from relaxion.training.run_settings import AtomRunSettings, MetricRunSettings
 from relaxion.training.trainer import DivergedError, noise_schedule
 
 GENERATORS = ("exploration", "starts", "expert")  # those that collecting draws from
@@ -51,6 +50,7 @@ class AtomCollector:
             generators["exploration"],
             warmup_steps=training.warmup_steps,
             noise=noise_schedule(agent, training),
+            random_warmup=not isinstance(settings, MetricRunSettings),  # a metric goes downhill, learned or not
         )
         self.expert = Expert()
         self.expert_share = LinearSchedule(atoms.expert_share, atoms.expert_share_final, atoms.expert_steps)
@@ -73,14 +73,5 @@ class AtomCollector:
         own = self.exploration(seen, n_stored, step).to(state.structures.dtype)
         if not (torch.isfinite(own.displacements).all() and torch.isfinite(own.strains).all()):
             raise DivergedError("the policy's move", {"step": step, "displacements": own.displacements.tolist()})
-        who = Source.RANDOM if self.exploration.warming_up(n_stored) else Source.POLICY
+        who = Source.RANDOM if self.exploration.at_random(n_stored) else Source.POLICY
         return guided(state, own, who, self.expert, self.expert_share(step), self.generators["expert"])
-
-
-def action_domain(settings: AtomRunSettings) -> MoveActions:
-    """Bounds of moves, and the unit that noise is measured in."""
-    world = settings.environment
-    bounds = (world.max_displacement_angstrom, world.max_strain)
-    if settings.atoms.exploration_unit == "forces":
-        return ForceMoveActions(*bounds, settings.networks.stiffness_ev_per_angstrom2)
-    return MoveActions(*bounds)

@@ -6,13 +6,13 @@ import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from relaxion.agents.agent import Agent, NoisyExplorer
-from relaxion.agents.atom_agents import atom_agent
-from relaxion.errors import RelaxionWarning
+from relaxion.errors import CheckpointError, RelaxionWarning
 from relaxion.experience.batch import Batch
 from relaxion.experience.exploration import LinearSchedule
 from relaxion.experience.state_rows import state_from_tensors, state_tensors
@@ -21,19 +21,24 @@ from relaxion.files import Stored, digest, joined
 from relaxion.networks.surroundings import with_graph
 from relaxion.structures import Move, State
 from relaxion.training.atom_assessment import AtomAssessed, AtomAssessor
-from relaxion.training.atom_collector import AtomCollector, Collected, action_domain
+from relaxion.training.atom_collector import AtomCollector, Collected
+from relaxion.training.atom_domain import make_agent
 from relaxion.training.atom_task import AtomTask
 from relaxion.training.diagnostics import Diagnosis, Event, Facts
+from relaxion.training.metric_teacher import MetricTeacher, follow, metric_in, take_over
 from relaxion.training.policy_penalties import PolicyPenalties
 from relaxion.training.result import RelaxationResult
-from relaxion.training.run_settings import AtomRunSettings
+from relaxion.training.run_settings import AtomRunSettings, MetricRunSettings
 from relaxion.training.seeds import named_generator
 from relaxion.training.statistics import Episode, Episodes, MetricMeans
 from relaxion.training.trainer import ReturnsChecker, checked_finite, start_agent_from, taken_back
 
 
 class AtomTrainer:
-    """One agent, its structures, its replay."""
+    """One agent, its structures, its replay; where its policy follows a metric, also who teaches that.
+
+    `step` counts the updates of the lessons before, then environment steps.
+    """
 
     def __init__(self, settings: AtomRunSettings, task: AtomTask) -> None:
         training, atoms, world = settings.training, settings.atoms, settings.environment
@@ -42,14 +47,15 @@ class AtomTrainer:
         names = ("exploration", "replay", "starts", "expert")
         self.generators = {name: named_generator(training.seed, name) for name in names}
         self.penalties = PolicyPenalties(atoms.deviation_penalty_per_angstrom2, world)
-        generator = named_generator(training.seed, "agent")
-        self.agent = atom_agent(action_domain(settings), generator, settings.agent, settings.networks, self.penalties)
+        self.agent = make_agent(settings, named_generator(training.seed, "agent"), self.penalties)
         self.replay = StructureReplay(
             training.replay_capacity, task.atom_capacity, generator=self.generators["replay"], n_steps=training.n_steps
         )
         self.collector = AtomCollector(settings, task, self.agent, self.generators)
         self.exploration, self.environment = self.collector.exploration, self.collector.environment
         self.imitation_weight = LinearSchedule(atoms.imitation_weight, 0.0, atoms.expert_steps)
+        self.anchor_weight = LinearSchedule(0.0, 0.0, atoms.expert_steps)
+        self.teacher = self._make_teacher()
         self.assessor = AtomAssessor(task, training.assessment_starts)
         self.episodes = Episodes(world.n_structures)
         self.metric_means = MetricMeans()
@@ -65,6 +71,24 @@ class AtomTrainer:
         self._warned = False
         self.state, self.force_calls = self.collector.begin()
 
+    def _make_teacher(self) -> MetricTeacher | None:
+        settings = self.settings
+        if not isinstance(settings, MetricRunSettings):
+            return None
+        seed, lessons = settings.training.seed, settings.lessons
+        policy: Any = self.agent.policy
+        teacher = MetricTeacher(policy, self.environment, lessons, named_generator(seed, "lessons"))
+        self.generators["anchor"] = named_generator(seed, "anchor")
+        self.penalties.anchor = teacher.anchor(self.replay, self.generators["anchor"])
+        steps = settings.atoms.expert_steps
+        self.anchor_weight = LinearSchedule(lessons.lesson_weight, lessons.lesson_weight_final, steps)
+        return teacher
+
+    @property
+    def reinforced_steps(self) -> int:
+        """Environment steps of the agent; schedules go by them."""
+        return self.step - (0 if self.teacher is None else self.teacher.n_updates)
+
     @property
     def steps_per_round(self) -> int:
         return self.settings.environment.n_structures
@@ -74,13 +98,25 @@ class AtomTrainer:
         self.assessor.compare(folder)
 
     def advance(self) -> None:
-        """Collect → store → update."""
+        """One lesson while there are any; then collect → store → update."""
+        if self.teacher is not None and not self.teacher.done:
+            self._teach(self.teacher)
+            return
         self._collect()
         if not self.exploration.warming_up(len(self.replay)):
-            self.penalties.imitation_weight = self.imitation_weight(self.step)
+            self.penalties.imitation_weight = self.imitation_weight(self.reinforced_steps)
+            self.penalties.anchor_weight = self.anchor_weight(self.reinforced_steps)
             for _ in range(self.settings.atoms.updates_per_round):
                 self.metric_means.add(self.agent.update(self._sampled()))
                 self.n_updates += 1
+
+    def _teach(self, teacher: MetricTeacher) -> None:
+        before = self.task.potential.calls
+        self.metric_means.add_numbers(teacher.update())
+        self.force_calls += self.task.potential.calls - before
+        self.step += 1
+        if teacher.done:
+            follow(self.agent.policy, getattr(self.agent, "target_policy", None))
 
     def _sampled(self) -> Batch:
         """Every network of an update looks at the same neighbours: they are searched once per side."""
@@ -103,7 +139,7 @@ class AtomTrainer:
         self.state = collected.state
 
     def _next_collected(self) -> Collected:
-        return self.collector.collect(self.state, len(self.replay), self.step)
+        return self.collector.collect(self.state, len(self.replay), self.reinforced_steps)
 
     @property
     def _learned_agent(self) -> Agent | None:
@@ -137,7 +173,7 @@ class AtomTrainer:
         if isinstance(self.agent, NoisyExplorer):
             own["rollout/exploration_noise"] = self.agent.exploration_scale
         own |= self.metric_means.take()
-        scheduled = {"imitation_weight": self.imitation_weight(self.step)}
+        scheduled = {"imitation_weight": self.imitation_weight(self.reinforced_steps)}
         return own | self.diagnosis.metrics(self.step, self.state, self._learned_agent, self.replay, own | scheduled)
 
     def take_events(self) -> list[Event]:
@@ -174,22 +210,36 @@ class AtomTrainer:
         return digest(self.weights())
 
     def start_from(self, stored: Stored) -> None:
-        """Take over old networks; counters and Adam's memory stay at 0 (R10.2)."""
-        start_agent_from(self.agent, stored, self.settings.flat())
+        """Take over old networks; counters and Adam's memory stay at 0 (R10.2).
+
+        Of a run with another agent, or of the task metals, a metric policy takes the metric alone.
+        """
+        policy: Any = self.agent.policy
+        if self.teacher is not None and (metric := metric_in(stored, self.settings.flat())) is not None:
+            take_over(policy, getattr(self.agent, "target_policy", None), metric)
+        else:
+            start_agent_from(self.agent, stored, self.settings.flat())
 
     def snapshot(self) -> dict[str, Tensor]:
         """Everything a resume needs, as tensors. A DivergedError when the agent is not worth keeping."""
         parts = {name: getattr(self, name).snapshot() for name in _PARTS}
         checked_finite(parts["agent"], self.step)
         parts["state"] = state_tensors(self.state)
+        if self.teacher is not None:
+            parts["teacher"] = self.teacher.snapshot()
         parts["generators"] = {name: generator.get_state() for name, generator in self.generators.items()}
         counters = {"step": self.step, "n_updates": self.n_updates, "force_calls": self.force_calls}
+        if self.teacher is not None:
+            counters["lessons"] = self.teacher.n_updates
         parts["counters"] = {name: torch.tensor(number) for name, number in counters.items()}
         return joined(parts)
 
     def restore(self, stored: Stored) -> None:
         """The opposite of `snapshot`."""
+        self._check_collectors(int(stored.part("collectors").get("counters.number", 1)))
         with taken_back():
+            if self.teacher is not None:  # first: its memory of the policy may be older than the agent's
+                self.teacher.restore(stored.part("teacher"))
             for name in _PARTS:
                 getattr(self, name).restore(stored.part(name))
             for name, generator in self.generators.items():
@@ -198,6 +248,10 @@ class AtomTrainer:
             counters = stored.part("counters")
             self.step, self.n_updates = int(counters["step"]), int(counters["n_updates"])
             self.force_calls = int(counters["force_calls"])
+
+    def _check_collectors(self, number: int) -> None:
+        if number > 1:
+            raise CheckpointError(f"this run has {number} collectors; go on with --collectors ray:{number}")
 
     def close(self) -> None:
         """Nothing is open."""

@@ -33,7 +33,7 @@ from relaxion.training.baselines import ase_calls
 from relaxion.training.metals_packaging import bundle_of_metals
 from relaxion.training.recipe import SHIPPED, overrides, settings_from_recipe
 from relaxion.training.run_folder import AGENT, CHECKPOINT, RunFolder
-from relaxion.training.run_settings import AtomRunSettings, MetalsRunSettings, RunSettings
+from relaxion.training.run_settings import AtomRunSettings, MetalsRunSettings, MetricRunSettings, RunSettings
 from relaxion.version import __version__
 
 N_NAMED = 5  # structures that a sentence about failures names
@@ -56,7 +56,7 @@ def bundle_from_run(path: Path, name: str) -> PolicyBundle:
             "whose task is relax"
         )
     weights = {key.removeprefix("policy."): t for key, t in stored.part("agent").items() if key.startswith("policy.")}
-    network = network_of(settings.networks, weights, stochastic=settings.agent_name == "sac")
+    network = network_of(settings.policy, weights, stochastic=settings.agent_name == "sac")
     task = _task(settings)
     card = _card(folder, stored, settings, task)
     bundle = PolicyBundle(name, {"policy": network}, card)
@@ -72,9 +72,15 @@ def _read_weights(folder: RunFolder) -> Stored:
     if not folder.checkpoint.exists():
         raise RunError(f"{folder.path} is not finished and has no checkpoint yet; wait for it, or train it again")
     stored = checkpoint.read(folder.checkpoint, CHECKPOINT)
-    if "counters.n_updates" in stored.tensors and int(stored.tensors["counters.n_updates"]) == 0:
+    if _learned_nothing(stored):
         raise RunError(f"{folder.path} has learned nothing yet, it was stopped before its first update; --resume it")
     return stored
+
+
+def _learned_nothing(stored: Stored) -> bool:
+    """Neither an update of the agent nor, where it has a teacher, a lesson."""
+    counters = [stored.tensors[name] for name in ("counters.n_updates", "counters.lessons") if name in stored.tensors]
+    return bool(counters) and sum(int(counter) for counter in counters) == 0
 
 
 def _task(settings: AtomRunSettings) -> AtomTask:
@@ -96,7 +102,7 @@ def _card(folder: RunFolder, stored: Stored, settings: AtomRunSettings, task: At
         starts=(atoms.structures, f"perturbed by {atoms.perturbation}", f"held apart by {atoms.held_apart}"),
         cells="free" if atoms.cell_free else "fixed",
         force_tolerance_ev_per_angstrom=settings.environment.force_tolerance_ev_per_angstrom,
-        agent=settings.agent_name,
+        agent=_teachers(settings),
         training_command=training_command(settings),
         seed=settings.training.seed,
         relaxion_version=__version__,
@@ -104,6 +110,14 @@ def _card(folder: RunFolder, stored: Stored, settings: AtomRunSettings, task: At
         training_settings=settings.flat(),
         **_progress(folder, stored),
     )
+
+
+def _teachers(settings: AtomRunSettings) -> str:
+    """Who trained it, in words."""
+    if isinstance(settings, MetricRunSettings) and settings.lessons.lesson_updates > 0:
+        reinforced = settings.training.steps > settings.lessons.lesson_updates
+        return f"imitation, then {settings.agent_name}" if reinforced else "imitation"
+    return settings.agent_name
 
 
 def _progress(folder: RunFolder, stored: Stored) -> dict[str, Any]:
@@ -208,8 +222,10 @@ def _command(recipe: Path, settings: RunSettings) -> str | None:
     """None where the recipe cannot be brought there."""
     wanted = settings.flat()
     try:
-        start = settings_from_recipe(recipe, settings.agent_name, {}).flat()
+        kind = {"policy": wanted["policy"]} if "policy" in wanted else {}  # its settings have defaults of their own
+        start = settings_from_recipe(recipe, settings.agent_name, kind).flat()
         changes = {name: value for name, value in wanted.items() if start.get(name) != value}
+        changes = kind | changes
         reached = settings_from_recipe(recipe, settings.agent_name, changes).flat()
     except RelaxionError:
         return None

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeAlias
+
 import torch
 from torch import Tensor
 
@@ -12,6 +15,9 @@ from relaxion.experience.transition import Source
 from relaxion.physics.corrector import correct
 from relaxion.structures import Move, State
 
+Anchor: TypeAlias = Callable[[], Tensor]
+"""What draws a policy back to its lessons, whatever the batch is: () -> (), differentiable."""
+
 LENGTH_FLOOR = 1e-3  # Å: shorter demonstrations count as this long, so that none is worth more than others
 
 
@@ -21,6 +27,8 @@ class PolicyPenalties:
     def __init__(self, deviation_weight: float, settings: EnvironmentSettings) -> None:
         self.deviation_weight, self.settings = deviation_weight, settings
         self.imitation_weight = 0.0  # set by its schedule before every round of updates
+        self.anchor: Anchor | None = None
+        self.anchor_weight = 0.0  # likewise
 
     def __call__(self, batch: Batch, actions: Move) -> Tensor:
         """(batch,)"""
@@ -29,6 +37,8 @@ class PolicyPenalties:
             total = total + self.deviation_weight * deviation(batch.observations, actions, self.settings)
         if self.imitation_weight > 0:
             total = total + self.imitation_weight * imitation(batch, actions)
+        if self.anchor is not None and self.anchor_weight > 0:
+            total = total + self.anchor_weight * self.anchor().to(total.dtype)
         return total
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from relaxion.agents.vector_agents import AGENT_SETTINGS, AgentSettings
 from relaxion.errors import SettingsError
@@ -18,11 +18,13 @@ from relaxion.settings import Settings, nearest
 from relaxion.training.atom_settings import AtomTaskSettings
 from relaxion.training.metals_settings import MetalsSettings
 from relaxion.training.metric_imitation import ImitationSettings
+from relaxion.training.metric_settings import LessonSettings, MetricPolicySettings
 from relaxion.training.settings import TrainingSettings, VectorTrainingSettings
 from relaxion.training.universal_settings import UniversalSettings
 
 DEFAULT_AGENT = "td3"
 RELAX = "relax"  # the task whose states are atomic structures
+POLICIES = ("direct", "metric")  # kinds of policies on atoms
 METALS = "metals"  # the task of the metric policy and its gate
 UNIVERSAL = "universal"  # the task of a metric that learns from a store; all others are Gymnasium's
 
@@ -116,7 +118,23 @@ class AtomRunSettings(RunSettings):
 
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> AtomRunSettings:
-        return cls._read(values)
+        """`policy` = direct, which is never written down, or metric."""
+        policy = values.get("policy", "direct")
+        if policy == "metric":
+            return MetricRunSettings._read(values)
+        if policy != "direct":
+            raise SettingsError(f"policy = {policy!r}: {nearest(str(policy), POLICIES)}")
+        return AtomRunSettings._read({key: value for key, value in values.items() if key != "policy"})
+
+    @property
+    def policy(self) -> AtomNetworkSettings | MetricSettings:
+        """Of the policy's network."""
+        return self.networks
+
+    @property
+    def reinforced(self) -> Literal["all", "gate"]:
+        """What of the policy the agent moves."""
+        return "all"
 
     def check_together(self) -> None:
         super().check_together()
@@ -131,6 +149,41 @@ class AtomRunSettings(RunSettings):
             raise SettingsError(
                 f"replay_capacity {self.training.replay_capacity} is below n_structures {n_structures}: "
                 "one step of all structures must fit"
+            )
+
+
+@dataclass(frozen=True)
+class MetricRunSettings(AtomRunSettings):
+    """The same with a policy that follows a metric, and its lessons."""
+
+    PARTS: ClassVar[dict[str, type[Settings]]] = {
+        **AtomRunSettings.PARTS,
+        "metric": MetricPolicySettings,
+        "lessons": LessonSettings,
+    }
+
+    metric: MetricPolicySettings
+    lessons: LessonSettings
+
+    @property
+    def policy(self) -> MetricSettings:
+        """Its own shape, with backbone and gate of the critics' settings."""
+        shared = {k: v for k, v in self.networks.model_dump().items() if k in MetricSettings.model_fields}
+        own = {k: v for k, v in self.metric.model_dump().items() if k in MetricSettings.model_fields}
+        return MetricSettings(**shared, **own)
+
+    @property
+    def reinforced(self) -> Literal["all", "gate"]:
+        return self.metric.reinforced
+
+    def check_together(self) -> None:
+        super().check_together()
+        if not self.networks.moves_follow_forces:
+            raise SettingsError("moves_follow_forces = false has no meaning for a metric, whose moves always do")
+        if self.reinforced == "gate" and not self.networks.environment_information and self.agent_name != "sac":
+            raise SettingsError(
+                "reinforced = gate: there is no gate to learn; name some environment_information, for example "
+                "['log_largest_force'], or leave it out"
             )
 
 
