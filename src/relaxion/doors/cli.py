@@ -63,6 +63,11 @@ TRAIN_CODES = """
 goes on).
 """
 
+COLLECT_CODES = """
+[bold]Exit codes[/bold]: 0 the store has all the recipe asks for, 1 error, 2 usage, 3 time was up, 130 interrupted, 143
+terminated by SIGTERM (in the last three cases the same command goes on).
+"""
+
 app = typer.Typer(
     name="relaxion",
     help="Relax atomic structures with few force calls.",
@@ -213,6 +218,48 @@ def train(
         quiet=quiet,
     )
     raise typer.Exit(train_command.run(request))
+
+
+@app.command(epilog=COLLECT_CODES)
+def collect(
+    recipe: Annotated[
+        str,
+        typer.Argument(metavar="RECIPE", show_default=False, help="A shipped recipe (universal-data) or a TOML file."),
+    ],
+    out: Annotated[Path, typer.Option(metavar="STORE", help="The store's own folder; an existing one is completed.")],
+    workers: Annotated[int, typer.Option(metavar="N", min=1, help="Processes, one core each.")] = 1,
+    assignments: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="seed=7; molecule.number=100: one kind; number=10: all kinds."),
+    ] = None,
+    limit_minutes: Annotated[
+        float | None, typer.Option(metavar="M", min=0, help="Stop after so long; the same command goes on.")
+    ] = None,
+    policy: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|FILE",
+            help="Relax with this metric under guard, not with the classical core.",
+            autocompletion=completion.policies,
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="The summary as one JSON object on stdout.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")] = False,
+) -> None:
+    """Relax training structures with dear potentials and store all that was evaluated; killed, it goes on."""
+    from relaxion.doors import collect_command
+
+    request = collect_command.CollectRequest(
+        recipe=recipe,
+        out=out,
+        workers=workers,
+        assignments=tuple(assignments or ()),
+        limit_minutes=limit_minutes,
+        policy=policy,
+        as_json=as_json,
+        quiet=quiet,
+    )
+    raise typer.Exit(collect_command.run(request))
 
 
 @app.command(epilog=BENCH_EXAMPLES + UNITS)
