@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import cache
 
 import torch
@@ -10,7 +9,7 @@ import torch
 from relaxion.errors import PotentialError
 from relaxion.physics.chgnet_network import CUTOFF, ChgnetGraph, ChgnetNetwork
 from relaxion.physics.extras import package_folder
-from relaxion.physics.pairwise import forces_of_pairs, stresses_of_pairs
+from relaxion.physics.pairwise import forces_of_pairs, portions, stresses_of_pairs
 from relaxion.physics.potential import Potential
 from relaxion.structures import Evaluation, Structures
 from relaxion.structures.graph import Pairs
@@ -43,7 +42,7 @@ class Chgnet(Potential):
         pairs = Pairs.of(structures, CUTOFF)
         atom_energies = self._network.element_energies.index_select(0, structures.atomic_numbers - 1)
         slopes = torch.empty_like(pairs.vectors)  # (n_pairs, 3) eV/Å, dE/dr
-        for atoms, bonds in _portions(structures.counts.tolist(), pairs.counts):
+        for atoms, bonds in portions(structures, pairs, PAIRS_AT_ONCE):
             graph = ChgnetGraph.of(
                 structures.atomic_numbers[atoms], pairs.ends[:, bonds] - atoms.start, pairs.vectors[bonds]
             )
@@ -55,17 +54,6 @@ class Chgnet(Potential):
             forces=forces_of_pairs(structures.n_atoms, pairs, slopes).to(structures.dtype),
             stresses=stresses_of_pairs(structures, pairs, slopes).to(structures.dtype) if stresses else None,
         )
-
-
-def _portions(n_atoms: list[int], n_pairs: list[int]) -> Iterator[tuple[slice, slice]]:
-    """Atoms and pairs of as many whole structures as fit into one call of the network."""
-    first_atom = first_pair = atom = pair = 0
-    for atoms, pairs in zip(n_atoms, n_pairs, strict=True):
-        if pair > first_pair and pair + pairs - first_pair > PAIRS_AT_ONCE:
-            yield slice(first_atom, atom), slice(first_pair, pair)
-            first_atom, first_pair = atom, pair
-        atom, pair = atom + atoms, pair + pairs
-    yield slice(first_atom, atom), slice(first_pair, pair)
 
 
 @cache

@@ -7,7 +7,7 @@ The arithmetic is float64 always; the answer has the precision of the structures
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -113,6 +113,17 @@ def forces_of_pairs(n_atoms: int, pairs: Pairs, pulls: Tensor) -> Tensor:
     onto_first = pulls.new_zeros((n_atoms, 3)).index_add_(0, pairs.ends[0], pulls)
     onto_second = pulls.new_zeros((n_atoms, 3)).index_add_(0, pairs.ends[1], pulls)
     return onto_first - onto_second  # (n_atoms, 3) eV/Å
+
+
+def portions(structures: Structures, pairs: Pairs, pairs_at_once: int) -> Iterator[tuple[slice, slice]]:
+    """Atoms and pairs of as many whole structures as have no more than `pairs_at_once`, or of one."""
+    first_atom = first_pair = atom = pair = 0
+    for n_atoms, n_pairs in zip(structures.counts.tolist(), pairs.counts, strict=True):
+        if pair > first_pair and pair + n_pairs - first_pair > pairs_at_once:
+            yield slice(first_atom, atom), slice(first_pair, pair)
+            first_atom, first_pair = atom, pair
+        atom, pair = atom + n_atoms, pair + n_pairs
+    yield slice(first_atom, atom), slice(first_pair, pair)
 
 
 def stresses_of_pairs(structures: Structures, pairs: Pairs, pulls: Tensor) -> Tensor:

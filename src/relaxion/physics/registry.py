@@ -61,15 +61,21 @@ def _chgnet() -> Potential:
 
 
 def _sevennet() -> Potential:
-    from sevenn.calculator import SevenNetCalculator
+    from relaxion.physics.sevennet import Sevennet
 
-    return AsePotential(SevenNetCalculator(model="7net-0"))
+    return Sevennet()
 
 
 def _gfn2() -> Potential:
-    from tblite.ase import TBLite
+    from relaxion.physics.gfn2 import Gfn2
 
-    return AsePotential(TBLite(method="GFN2-xTB", verbosity=0))
+    return Gfn2()
+
+
+def _mace() -> Potential:
+    from relaxion.physics.mace import Mace
+
+    return Mace()
 
 
 EXTRAS: dict[str, Extra] = {
@@ -83,13 +89,19 @@ EXTRAS: dict[str, Extra] = {
         package="sevenn",
         make=_sevennet,
         how_to_install="pip install 'relaxion[sevenn]'",
-        description="SevenNet-0, a machine-learned potential for 89 elements",
+        description="SevenNet-0, a machine-learned potential for 89 elements; batched",
     ),
     "gfn2": Extra(
         package="tblite",
         make=_gfn2,
         how_to_install="pip install 'relaxion[molecules]'",
-        description="GFN2-xTB tight binding for molecules",
+        description="GFN2-xTB tight binding for molecules, and crystals of few atoms; H to Rn",
+    ),
+    "mace": Extra(
+        package="mace",
+        make=_mace,
+        how_to_install="pip install mace-torch",
+        description="MACE-MP, a machine-learned potential for 89 elements; downloads its weights at first use",
     ),
 }
 
@@ -109,7 +121,7 @@ def potential(spec: str | BaseCalculator | Potential) -> Potential:
     """The potential meant by `spec`.
 
     "emt", "eam", "lj", "morse"; "eam:FILE" (setfl or Finnis–Sinclair table, also gzipped); "chgnet",
-    "sevennet", "gfn2" where installed; "module:factory" (called without arguments); an ASE calculator; or a
+    "sevennet", "gfn2", "mace" where installed; "module:factory" (called without arguments); an ASE calculator; or a
     potential, which is returned as it is.
 
     A module is also looked for in the working directory. If it is found there, the directory stays at the end of

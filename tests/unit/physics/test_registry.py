@@ -178,7 +178,7 @@ def test_factory_that_fails(name: str, word: str, tmp_path: Path, monkeypatch: p
 def test_list_of_known_potentials() -> None:
     entries = {entry.spec: entry for entry in known_potentials()}
     assert list(entries) == [
-        "emt", "eam", "lj", "morse", "eam:FILE", "chgnet", "sevennet", "gfn2", "module:factory",
+        "emt", "eam", "lj", "morse", "eam:FILE", "chgnet", "sevennet", "gfn2", "mace", "module:factory",
     ]  # fmt: skip
     assert entries["emt"].elements is not None
     assert "Pt" in entries["emt"].elements
@@ -192,7 +192,7 @@ def test_list_of_known_potentials() -> None:
 
 
 def test_availability_follows_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("relaxion.physics.registry.find_spec", lambda name: object() if name == "tblite" else None)
+    monkeypatch.setattr("relaxion.physics.registry.is_installed", lambda name: name == "tblite")
     available = {entry.spec: entry.available for entry in known_potentials()}
     assert available["gfn2"]
     assert not available["chgnet"]
