@@ -33,7 +33,14 @@ from relaxion.training.baselines import ase_calls
 from relaxion.training.metals_packaging import bundle_of_metals
 from relaxion.training.recipe import SHIPPED, overrides, settings_from_recipe
 from relaxion.training.run_folder import AGENT, CHECKPOINT, RunFolder
-from relaxion.training.run_settings import AtomRunSettings, MetalsRunSettings, MetricRunSettings, RunSettings
+from relaxion.training.run_settings import (
+    AtomRunSettings,
+    MetalsRunSettings,
+    MetricRunSettings,
+    RunSettings,
+    UniversalRunSettings,
+)
+from relaxion.training.universal_packaging import bundle_of_universal
 from relaxion.version import __version__
 
 N_NAMED = 5  # structures that a sentence about failures names
@@ -50,6 +57,8 @@ def bundle_from_run(path: Path, name: str) -> PolicyBundle:
         if folder.result.exists():  # its steps are updates of the metric
             progress["environment_steps"] = json.loads(folder.result.read_text())["training_force_calls"]
         return bundle_of_metals(name, stored, settings, training_command(settings), progress)
+    if isinstance(settings, UniversalRunSettings):
+        return bundle_of_universal(name, stored, settings, training_command(settings), _progress(folder, stored))
     if not isinstance(settings, AtomRunSettings):
         raise RunError(
             f"{path} learned {settings.training.task}, which relaxes no atoms; package a run on structures, "

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from relaxion.errors import CheckpointError, RunError
+from relaxion.errors import CheckpointError, RunError, SettingsError
 from relaxion.experience.vector_environment import task
 from relaxion.files import Stored
 from relaxion.training import checkpoint
@@ -18,6 +18,7 @@ from relaxion.training.atom_task import atom_task
 from relaxion.training.atom_trainer import AtomTrainer
 from relaxion.training.curves import leave_curve
 from relaxion.training.diagnostics.alarm_file import AlarmFile
+from relaxion.training.distributed.places import Collectors
 from relaxion.training.interrupts import noticing_interrupts
 from relaxion.training.metals_trainer import MetalsTrainer
 from relaxion.training.records import Clock, Records
@@ -32,6 +33,7 @@ from relaxion.training.run_settings import (
 )
 from relaxion.training.run_trainer import RunTrainer
 from relaxion.training.trainer import DivergedError, NonFiniteError, Trainer
+from relaxion.training.universal_trainer import UniversalTrainer
 
 MAY_DIFFER_ON_RESUME = ("steps",)
 
@@ -50,6 +52,7 @@ def train(
     from_weights: Path | None = None,
     force: bool = False,
     on_progress: OnProgress | None = None,
+    collectors: Collectors | None = None,
 ) -> Result:
     """Train in the folder `out` until `settings.training.steps`, and write down everything."""
     if resume and (force or from_weights is not None):
@@ -57,7 +60,7 @@ def train(
     folder = RunFolder(out)
     if resume and not folder.checkpoint.exists():
         raise CheckpointError(f"{out} holds no checkpoint to resume from; leave --resume out to begin")
-    trainer = make_trainer(settings)  # a wrong task is refused before anything is written
+    trainer = make_trainer(settings, collectors)  # a wrong task is refused before anything is written
     old_weights = None if from_weights is None else read_weights(from_weights)
     if not resume and not folder.is_run:
         folder.check_empty()  # a folder that never was a run's gets not even a lock, and --force removes nothing there
@@ -67,20 +70,31 @@ def train(
         return _begun(trainer, folder, old_weights, force, on_progress).go()
 
 
-def make_trainer(settings: RunSettings) -> RunTrainer:
-    """Who trains on this kind of task."""
+def make_trainer(settings: RunSettings, collectors: Collectors | None = None) -> RunTrainer:
+    """Who trains on this kind of task. `collectors`: who steps its structures, if not the trainer itself."""
+    if collectors is not None:
+        return _distributed_trainer(settings, collectors)
     match settings:
         case AtomRunSettings():
             return AtomTrainer(settings, atom_task(settings))
         case MetalsRunSettings():
             return MetalsTrainer(settings)
         case UniversalRunSettings():
-            from relaxion.training.universal_trainer import UniversalTrainer
-
             return UniversalTrainer(settings)
         case VectorRunSettings():
             return Trainer(settings, task(settings.training.task))
     raise TypeError(f"no trainer for {type(settings).__name__}")
+
+
+def _distributed_trainer(settings: RunSettings, collectors: Collectors) -> RunTrainer:
+    if not isinstance(settings, AtomRunSettings):
+        raise SettingsError(
+            f'collectors are for task = "relax", where a step costs force calls; a step of {settings.training.task} '
+            "costs less than sending it: leave --collectors out"
+        )
+    from relaxion.training.distributed.atom_trainer import DistributedAtomTrainer
+
+    return DistributedAtomTrainer(settings, atom_task(settings), collectors)
 
 
 def read_weights(path: Path) -> Stored:

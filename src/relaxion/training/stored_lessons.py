@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from torch import Tensor
 from relaxion.experience.evaluated import Trajectory
 from relaxion.networks.metric_lessons import Lessons, way_to
 from relaxion.physics.reward import largest_force
-from relaxion.structures import Evaluation, Move, Outcome, State, Structures
+from relaxion.structures import Move, Outcome, State
 from relaxion.training.universal_settings import LessonRule
 
 logger = logging.getLogger(__name__)
@@ -26,45 +26,26 @@ def is_validation(key: str) -> bool:
     return int(hashlib.sha256(key.encode()).hexdigest(), 16) % VALIDATION_MODULUS == 0
 
 
-def repeated(trajectory: Trajectory, frames: Sequence[int]) -> Structures:
-    """Some of its structures as one batch."""
-    number, n_atoms = len(frames), len(trajectory.numbers)
-    chosen = torch.as_tensor(frames)
-    return Structures(
-        positions=trajectory.positions[chosen].reshape(-1, 3),
-        cells=trajectory.cells[chosen],
-        periodic=trajectory.pbc.expand(number, 3).clone(),
-        atomic_numbers=trajectory.numbers.repeat(number),
-        structure_index=torch.repeat_interleave(torch.arange(number), n_atoms),
-        movable=trajectory.movable.repeat(number),
-        cell_free=torch.full((number,), bool(trajectory.cell_free)),
-    )
-
-
-def states_of(trajectory: Trajectory, frames: Sequence[int]) -> State:
-    """The frames as states without a past."""
-    structures, chosen = repeated(trajectory, frames), torch.as_tensor(frames)
-    forces = trajectory.forces[chosen].reshape(-1, 3)
-    evaluation = Evaluation(trajectory.energies[chosen], forces, trajectory.stresses[chosen])
-    trust = torch.full((len(frames),), TRUST_ANGSTROM, dtype=structures.dtype)
-    return State(structures, evaluation, None, Move.zero(structures), forces, trust, chosen + 1)
+def states_of(trajectory: Trajectory) -> State:
+    """Every structure on the way as a state without a past."""
+    structures, evaluation = trajectory.structures, trajectory.evaluation
+    trust = torch.full((len(trajectory),), TRUST_ANGSTROM, dtype=structures.dtype)
+    calls = torch.arange(1, len(trajectory) + 1)
+    return State(structures, evaluation, None, Move.zero(structures), evaluation.forces, trust, calls)
 
 
 def largest_forces(trajectory: Trajectory) -> Tensor:
     """Of every structure on the way, (T,)."""
-    state = states_of(trajectory, range(len(trajectory.energies)))
-    return largest_force(state.structures, state.evaluation)
+    return largest_force(trajectory.structures, trajectory.evaluation)
 
 
 def lessons_of(trajectory: Trajectory, rule: LessonRule) -> Lessons | None:
     """Every state above the smallest force, with the way to the end; None where the end is no minimum."""
-    frames = range(len(trajectory.energies))
-    state = states_of(trajectory, frames)
-    forces = largest_force(state.structures, state.evaluation)
+    state, forces = states_of(trajectory), largest_forces(trajectory)
     ended = trajectory.outcome == Outcome.CONVERGED or float(forces[-1]) < rule.end_tolerance_ev_per_angstrom
-    if not ended or len(frames) < 2:
+    if not ended or len(trajectory) < 2:
         return None
-    end = repeated(trajectory, [frames[-1]] * len(frames))
+    end = state.structures.select(torch.full((len(trajectory),), len(trajectory) - 1))
     goal = way_to(end, state.structures)
     good = (forces > rule.smallest_force_ev_per_angstrom) & torch.isfinite(forces)
     good &= goal.largest_displacements(state.structures) < rule.farthest_angstrom

@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
+import torch
 from ase.filters import FrechetCellFilter
 
 from relaxion.classical.chain import Classical
@@ -20,7 +21,7 @@ from relaxion.training.assessment import AssessmentStopped
 from relaxion.training.baselines import ase_calls
 from relaxion.training.metals_assessment import CAP, COMPARED, FMAX, MakeChain, force_calls
 from relaxion.training.run_folder import BASELINES, write_json
-from relaxion.training.stored_lessons import largest_forces, repeated
+from relaxion.training.stored_lessons import largest_forces
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ class UniversalAssessor:
     def ase_calls(self, name: str) -> np.ndarray:
         """What one of ASE's optimizers needs, start by start."""
         every = [trajectory for found in self.starts.values() for trajectory in found]
-        found = [ase_calls(name, self._start(t), self._calculator(t).potential, FMAX, CAP) for t in every]
+        found = [ase_calls(name, _start(t), self._calculator(t).potential, FMAX, CAP) for t in every]
         return np.array([calls for one in found for calls in one.force_calls])
 
     def calls(self, make_chain: MakeChain, stop: Callable[[], bool] | None = None) -> dict[str, np.ndarray]:
@@ -102,17 +103,18 @@ class UniversalAssessor:
         return found
 
     def _relaxed(self, trajectory: Trajectory, chain: Classical) -> int:
-        atoms = self._start(trajectory).to_ase()[0]
+        atoms = _start(trajectory).to_ase()[0]
         atoms.calc = self._calculator(trajectory)
         return force_calls(FrechetCellFilter(atoms) if trajectory.cell_free else atoms, chain)
-
-    def _start(self, trajectory: Trajectory) -> Structures:
-        return repeated(trajectory, [0])
 
     def _calculator(self, trajectory: Trajectory) -> PotentialCalculator:
         if trajectory.engine not in self._calculators:
             self._calculators[trajectory.engine] = PotentialCalculator(potential(trajectory.engine))
         return self._calculators[trajectory.engine]
+
+
+def _start(trajectory: Trajectory) -> Structures:
+    return trajectory.structures.select(torch.tensor([0]))
 
 
 def stored_calls(trajectory: Trajectory) -> int:

@@ -36,6 +36,12 @@ def group(trajectory: Trajectory) -> str:
     return CRYSTALS if bool(trajectory.pbc.any()) else MOLECULES
 
 
+def split_store(places: str) -> tuple[list[Trajectory], list[Trajectory]]:
+    """What is trained on, and what is not."""
+    every = [t for path in places.split(STORES_APART) for t in TrajectoryStore.open(Path(path))]
+    return [t for t in every if not is_validation(t.key)], [t for t in every if is_validation(t.key)]
+
+
 class UniversalTrainer:
     """Updates of a metric from stored lessons; a step is an update."""
 
@@ -50,23 +56,18 @@ class UniversalTrainer:
         self.policy = MetricPolicy(
             MoveActions(LONGEST_MOVE, LARGEST_STRAIN), settings.metric, named_generator(seed, "agent")
         )
-        self.trajectories = [t for path in settings.universal.store.split(STORES_APART) for t in _stored(Path(path))]
-        training, rule = [t for t in self.trajectories if not is_validation(t.key)], settings.universal.rule()
-        lessons = sorted_lessons(training, rule, group)
+        training, self.validation = split_store(settings.universal.store)
+        self.force_calls = sum(len(trajectory) for trajectory in (*training, *self.validation))
+        self.engines = sorted({trajectory.engine for trajectory in training})
+        lessons = sorted_lessons(training, settings.universal.rule(), group)
         if not lessons:
             raise RunError(f"the store {settings.universal.store} holds no finished relaxation to learn from")
-        self.trained_on = training
         molecules = settings.universal.molecule_share
         shares = {MOLECULES: molecules, CRYSTALS: 1 - molecules} if len(lessons) > 1 else dict.fromkeys(lessons, 1.0)
         self.imitation = StoredImitation(
             self.policy, lessons, shares, settings.universal, named_generator(seed, "replay")
         )
         self.means = MetricMeans()
-
-    @cached_property
-    def validation(self) -> list[Trajectory]:
-        """Never trained on."""
-        return [t for t in self.trajectories if is_validation(t.key)]
 
     @cached_property
     def assessor(self) -> UniversalAssessor:
@@ -79,11 +80,6 @@ class UniversalTrainer:
     @property
     def steps_per_round(self) -> int:
         return 1
-
-    @property
-    def force_calls(self) -> int:
-        """Spent by whoever filled the store."""
-        return sum(len(trajectory.energies) for trajectory in self.trajectories)
 
     def prepare(self, folder: Path) -> None:
         """BFGS and FIRE on the assessed starts."""
@@ -128,7 +124,7 @@ class UniversalTrainer:
             force_calls_bfgs=final.baselines["BFGS"],
             force_calls_fire=final.baselines["FIRE"],
             training_force_calls=self.force_calls,
-            potential=" and ".join(sorted({trajectory.engine for trajectory in self.trajectories})),
+            potential=" and ".join(self.engines),
             structures="universal",
         )
 
@@ -154,7 +150,3 @@ class UniversalTrainer:
 
     def close(self) -> None:
         """Nothing is held."""
-
-
-def _stored(path: Path) -> list[Trajectory]:
-    return list(TrajectoryStore.open(path))

@@ -17,6 +17,7 @@ from relaxion.relaxing.measuring.displacements import displaced, strained
 from relaxion.relaxing.relaxer import Relaxer
 from relaxion.structures.chemistry import bond_length
 from relaxion.structures.held_apart import Reason
+from relaxion.structures.molecules import random_molecule
 from relaxion.structures.packing import pack
 from relaxion.structures.prototypes import random_crystal, random_perovskite
 
@@ -95,6 +96,12 @@ def perovskite(generator: np.random.Generator, _index: int) -> Atoms:
     """Cubic ABX₃ of an unseen composition, displaced and strained; mostly unstable, so far from any minimum."""
     atoms = displaced(random_perovskite(generator, side="assessment"), generator, 0.1)
     return strained(atoms, generator, LARGEST_STRAIN)
+
+
+def molecule(generator: np.random.Generator, _index: int) -> Atoms:
+    """One that was held apart, or is joined from such, displaced."""
+    atoms = random_molecule(generator, side="assessment", sizes=(3, 24))
+    return displaced(atoms, generator, 0.05, nearest=0.6)
 
 
 def carbon(generator: np.random.Generator, index: int) -> Atoms:

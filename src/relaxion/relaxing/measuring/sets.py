@@ -152,6 +152,10 @@ def _chgnet() -> Potential:
     return chemistry.engine("chgnet")
 
 
+def _gfn2() -> Potential:
+    return chemistry.engine("gfn2")
+
+
 def _lennard_jones() -> Potential:
     """ε = σ = 1, with a cutoff (OptBench's 15 σ) beyond every distance in a cluster."""
     return LennardJones(cutoff=15.0)
@@ -254,6 +258,14 @@ _KNOWN = (  # their order is part of the seeds: new sets go to the end
         calculator="chgnet",
         number=25,
         free_cell=True,
+    ),
+    StartSet(
+        name="molecules",
+        title="unseen organic molecules, 3–24 atoms, GFN2-xTB, rattle 0.05 Å",
+        make=chemistry.molecule,
+        make_potential=_gfn2,
+        calculator="gfn2",
+        number=40,
     ),
 )
 SETS: dict[str, StartSet] = {known.name: known for known in _KNOWN}
