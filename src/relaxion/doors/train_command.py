@@ -14,6 +14,7 @@ from pathlib import Path
 from relaxion.doors.progress import say, tell
 from relaxion.doors.train_progress import alarms_as_sentences, progress, warnings_as_sentences
 from relaxion.errors import FileError, RelaxionError, SettingsError
+from relaxion.training.distributed.places import Collectors
 from relaxion.training.recipe import RunSettings, find, overrides, run_folder, settings_from_recipe
 from relaxion.training.run import Interrupted, train
 
@@ -35,6 +36,7 @@ class TrainRequest:
     force: bool
     as_json: bool
     quiet: bool
+    collectors: str | None = None
 
 
 def run(request: TrainRequest) -> int:
@@ -42,15 +44,22 @@ def run(request: TrainRequest) -> int:
     _one_thread()
     try:
         settings = _settings(request)
+        collectors = None if request.collectors is None else Collectors.read(request.collectors)
     except (SettingsError, FileError) as error:
         say(f"relaxion: {error}")
         return USAGE
     out = request.out or _default_out(request, settings)
     with _signals() as first_of_signals:
-        return _run(request, settings, out, first_of_signals)
+        return _run(request, settings, collectors, out, first_of_signals)
 
 
-def _run(request: TrainRequest, settings: RunSettings, out: Path, first_of_signals: Callable[[], int | None]) -> int:
+def _run(
+    request: TrainRequest,
+    settings: RunSettings,
+    collectors: Collectors | None,
+    out: Path,
+    first_of_signals: Callable[[], int | None],
+) -> int:
     try:
         with warnings_as_sentences(), alarms_as_sentences(), progress(settings, out, request.quiet) as on_progress:
             result = train(
@@ -60,6 +69,7 @@ def _run(request: TrainRequest, settings: RunSettings, out: Path, first_of_signa
                 from_weights=request.from_weights,
                 force=request.force,
                 on_progress=on_progress,
+                collectors=collectors,
             )
     except Interrupted as stop:
         say(f"relaxion: {stop}; the same command with --resume goes on")

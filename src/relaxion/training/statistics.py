@@ -37,17 +37,17 @@ class Episodes:
 
     def __init__(self, n_environments: int) -> None:
         self.finished = 0
-        self._rewards: list[list[float]] = [[] for _ in range(n_environments)]
+        self.under_way: list[list[float]] = [[] for _ in range(n_environments)]
         self._recent: deque[tuple[float, int]] = deque(maxlen=RECENT_EPISODES)
 
     def add(self, rewards: Tensor, ended: Tensor) -> list[Episode]:
         """One step of every environment; the episodes that ended with it."""
         finished = []
         for number, (reward, over) in enumerate(zip(rewards.tolist(), ended.tolist(), strict=True)):
-            self._rewards[number].append(reward)
+            self.under_way[number].append(reward)
             if over:
-                finished.append(Episode(tuple(self._rewards[number])))
-                self._rewards[number] = []
+                finished.append(Episode(tuple(self.under_way[number])))
+                self.under_way[number] = []
         self._recent.extend((episode.total, len(episode.rewards)) for episode in finished)
         self.finished += len(finished)
         return finished
@@ -68,15 +68,15 @@ class Episodes:
         return {
             "finished": torch.tensor(self.finished),
             "recent": torch.tensor(list(self._recent), dtype=torch.float64).reshape(-1, 2),  # return, length
-            "lengths": torch.tensor([len(rewards) for rewards in self._rewards]),
-            "rewards": torch.tensor([r for rewards in self._rewards for r in rewards], dtype=torch.float64),
+            "lengths": torch.tensor([len(rewards) for rewards in self.under_way]),
+            "rewards": torch.tensor([r for rewards in self.under_way for r in rewards], dtype=torch.float64),
         }
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         self.finished = int(tensors["finished"])
         self._recent = deque(((total, int(length)) for total, length in tensors["recent"].tolist()), RECENT_EPISODES)
         rewards = iter(tensors["rewards"].tolist())
-        self._rewards = [[next(rewards) for _ in range(int(length))] for length in tensors["lengths"]]
+        self.under_way = [[next(rewards) for _ in range(int(length))] for length in tensors["lengths"]]
 
 
 class MetricMeans:

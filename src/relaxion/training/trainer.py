@@ -40,6 +40,10 @@ class NonFiniteError(Exception):
         super().__init__(what)
         self.what, self.transition = what, transition
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """So that it can come from another process."""
+        return type(self), (self.what, self.transition)
+
 
 class DivergedError(NonFiniteError):
     """The agent's own numbers are no longer finite: nothing outside is to blame, and going on helps nothing."""

@@ -1,0 +1,107 @@
+"""Ray, started when needed, quiet, and gone afterwards. Loaded here only."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import shutil
+import signal
+import tempfile
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+from relaxion.errors import MissingExtraError, RunError
+
+QUIET = {
+    "RAY_USAGE_STATS_ENABLED": "0",  # nothing is reported to anybody
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else a warning for every actor without a GPU
+}
+OBJECT_STORE_BYTES = 128 * 2**20  # answers are some 100 kB each; Ray's own choice is a third of all memory
+ON_THIS_MACHINE = {
+    # Whoever reaches Ray's ports can run anything. A Ray of our own listens on the loopback only, as Ray itself has it
+    # on Windows and macOS, and answers to those who know a word of chance.
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+    "RAY_AUTH_MODE": "token",
+}
+
+
+def load_ray(here: bool) -> ModuleType:
+    """The package, for a Ray on this machine alone or for a cluster; one sentence where it is not installed."""
+    for name, value in (QUIET | ON_THIS_MACHINE if here else QUIET).items():
+        os.environ.setdefault(name, value)  # read by Ray when it is imported or started
+    if here:
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+    try:
+        import ray
+    except ImportError as error:
+        raise MissingExtraError("collectors on Ray need an extra: pip install 'relaxion[ray]'") from error
+    return ray
+
+
+class RayEngine:
+    """A connection to Ray. What was started here is stopped here; a Ray that was there before is left alone."""
+
+    def __init__(self, address: str | None, n_cpus: int | None) -> None:
+        self.ray = load_ray(here=address is None)
+        self._own = not self.ray.is_initialized()
+        self._folder: str | None = None
+        if self._own:
+            try:
+                with _handlers_kept(), warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # Ray's and its dependencies' own
+                    self._start(address, n_cpus)
+            except BaseException:  # a signal, too
+                self._remove_folder()
+                raise
+
+    def _start(self, address: str | None, n_cpus: int | None) -> None:
+        options: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
+        if address is None:
+            # in /tmp itself, because a socket's name may have no more than 107 letters
+            self._folder = tempfile.mkdtemp(prefix="relaxion-ray-", dir="/tmp")
+            options |= {"num_cpus": n_cpus, "include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES}
+            options["_temp_dir"] = self._folder
+        else:
+            options["address"] = address
+        try:
+            self.ray.init(**options)
+        except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+            where = "here" if address is None else f"at '{address}'"
+            first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            raise RunError(f"no Ray {where}: {first_line}; 'ray status' says whether a cluster is up") from error
+
+    @property
+    def n_cpus(self) -> int:
+        """Of all machines."""
+        return int(self.ray.cluster_resources().get("CPU", 1))
+
+    def stop(self) -> None:
+        """Nothing of ours is left running, no folder stays behind."""
+        if self._own and self.ray.is_initialized():
+            with _handlers_kept():
+                self.ray.shutdown()
+        self._remove_folder()
+
+    def _remove_folder(self) -> None:
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
+
+
+@contextmanager
+def _handlers_kept() -> Iterator[None]:
+    """Ray takes SIGTERM for itself; a run wants to hear of it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

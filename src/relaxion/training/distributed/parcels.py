@@ -1,0 +1,124 @@
+"""What goes between learner and collectors, as plain arrays: small, exact, and copied nowhere by pickle's own ways."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from relaxion.experience.state_rows import state_from_tensors, state_tensors
+from relaxion.experience.transition import Transition
+from relaxion.structures import Move, State
+from relaxion.training.atom_collector import Collected
+
+Arrays = dict[str, NDArray[Any]]
+PER_STRUCTURE = ("reward", "discount", "source", "outcome", "back_off")
+
+
+@dataclass(frozen=True, eq=False)
+class PackedState:
+    """A state without its graph, which is found anew."""
+
+    arrays: Arrays
+    has_stresses: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Place:
+    """Where a collector stands: enough for another one to go on in its stead, to the bit."""
+
+    state: PackedState | None  # None: it has not begun yet
+    generators: Arrays
+
+
+@dataclass(frozen=True, eq=False)
+class Request:
+    """One step. `place` only for a collector that does not stand there already."""
+
+    policy: Arrays
+    n_stored: int
+    step: int
+    place: Place | None
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """What one step brought. The learner knows the state it began in, unless `first_state` says it."""
+
+    first_state: PackedState | None
+    proposed: Arrays
+    executed: Arrays
+    per_structure: Arrays
+    next_state: PackedState
+    fresh: PackedState | None  # new starts in place of what is finished, in order
+    generators: Arrays
+    force_calls: int
+
+
+def packed_state(state: State) -> PackedState:
+    return PackedState(arrays(state_tensors(state)), state.evaluation.stresses is not None)
+
+
+def unpacked_state(packed: PackedState) -> State:
+    state = state_from_tensors(tensors(packed.arrays))
+    return state if packed.has_stresses else replace(state, evaluation=replace(state.evaluation, stresses=None))
+
+
+def packed(collected: Collected, began: bool, generators: Arrays, force_calls: int) -> Answer:
+    """`began`: the learner has not seen the state that this step began in."""
+    transition, finished = collected.transition, collected.transition.finished
+    return Answer(
+        first_state=packed_state(transition.state) if began else None,
+        proposed=_packed_move(transition.proposed),
+        executed=_packed_move(transition.executed),
+        per_structure=arrays({name: getattr(transition, name) for name in PER_STRUCTURE}),
+        next_state=packed_state(transition.next_state),
+        fresh=packed_state(collected.state.select(finished)) if bool(finished.any()) else None,
+        generators=generators,
+        force_calls=force_calls,
+    )
+
+
+def unpacked(answer: Answer, state: State | None) -> Collected:
+    """The step again, given the state it began in."""
+    began = unpacked_state(answer.first_state) if answer.first_state is not None else state
+    assert began is not None
+    next_state = unpacked_state(answer.next_state)
+    transition = Transition(
+        state=began,
+        proposed=_move(answer.proposed),
+        executed=_move(answer.executed),
+        next_state=next_state,
+        **tensors(answer.per_structure),
+    )
+    renewed = next_state if answer.fresh is None else _renewed(transition, unpacked_state(answer.fresh))
+    return Collected(transition, renewed, answer.force_calls)
+
+
+def _renewed(transition: Transition, fresh: State) -> State:
+    which = torch.arange(transition.n_structures)
+    which[transition.finished] = transition.n_structures + torch.arange(fresh.n_structures)
+    return State.concatenate([transition.next_state, fresh]).select(which)
+
+
+def _packed_move(move: Move) -> Arrays:
+    return arrays({"displacements": move.displacements, "strains": move.strains})
+
+
+def _move(values: Arrays) -> Move:
+    return Move(**tensors(values))
+
+
+def arrays(values: Mapping[str, Tensor]) -> Arrays:
+    """Each by itself: a view would take all of the memory that it looks at along."""
+    return {name: tensor.detach().contiguous().numpy().copy() for name, tensor in values.items()}
+
+
+def tensors(values: Mapping[str, NDArray[Any]]) -> dict[str, Tensor]:
+    """Copies, because what comes out of Ray may not be written to."""
+    return {name: torch.from_numpy(np.array(value)) for name, value in values.items()}
