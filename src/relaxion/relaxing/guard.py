@@ -22,6 +22,7 @@ from relaxion.errors import PolicyError, SettingsError
 from relaxion.networks.bundled import policy_of
 from relaxion.networks.metric_policies import MetricPolicy
 from relaxion.networks.roles import Policy
+from relaxion.relaxing.adaptation import Adaptation
 
 logger = logging.getLogger(__name__)
 
@@ -67,6 +68,7 @@ class Chosen:
     name: str
     chain: Classical
     weights_sha256: str = ""  # the core has none
+    adaptation: Adaptation | None = None  # that learns from this relaxation
 
 
 def chosen(
@@ -76,16 +78,22 @@ def chosen(
     *,
     fallback: bool = True,
     allow_unseen: bool = False,
+    adapt: bool | Adaptation = False,
 ) -> Chosen:
     """The chain for `policy`: "auto", None (or "none") for the core, the name of a policy, or a bundle's path."""
     decision = decide(policy, atomic_numbers, allow_unseen=allow_unseen)
     if decision.note:
         logger.log(logging.WARNING if decision.loud else logging.INFO, decision.note)
-    return chain_of(decision, settings, fallback=fallback, allow_unseen=allow_unseen)
+    return chain_of(decision, settings, fallback=fallback, allow_unseen=allow_unseen, adapt=adapt)
 
 
 def chain_of(
-    decision: Decision, settings: QuasiNewtonSettings, *, fallback: bool = True, allow_unseen: bool = False
+    decision: Decision,
+    settings: QuasiNewtonSettings,
+    *,
+    fallback: bool = True,
+    allow_unseen: bool = False,
+    adapt: bool | Adaptation = False,
 ) -> Chosen:
     """A new chain of whom the decision names; one decision may serve many structures of the same elements."""
     loaded = decision.loaded
@@ -93,45 +101,61 @@ def chain_of(
         return Chosen(CORE, Classical(settings, fallback=fallback))
     card = loaded.bundle.card
     elements = None if allow_unseen else [numbers_of[symbol] for symbol in (*card.elements, *card.adsorbates)]
-    guard = Guard(settings, loaded.metrics(elements), loaded.gate)
-    chain = Classical(settings, fallback=fallback, quasi_newton=guard)
-    return Chosen(loaded.bundle.name, chain, loaded.weights_sha256)
+    adaptation = _adaptation(loaded, adapt)
+    metrics = loaded.metrics(elements) if adaptation is None else LearnedMetrics(adaptation.network, elements)
+    chain = Classical(settings, fallback=fallback, quasi_newton=Guard(settings, metrics, loaded.gate))
+    return Chosen(loaded.bundle.name, chain, loaded.weights_sha256, adaptation)
+
+
+def _adaptation(loaded: Loaded, adapt: bool | Adaptation) -> Adaptation | None:
+    """The one given, or that of this process for these weights; None where nothing is to be adapted."""
+    if adapt is False:
+        return None
+    if not isinstance(loaded.policy, MetricPolicy):
+        raise SettingsError(f"adapt goes on training a metric, and the policy {loaded.bundle.name} has none")
+    if isinstance(adapt, Adaptation):
+        return adapt
+    if loaded.weights_sha256 not in _ADAPTATIONS:
+        _ADAPTATIONS[loaded.weights_sha256] = Adaptation(loaded.policy.network)
+    return _ADAPTATIONS[loaded.weights_sha256]
+
+
+_ADAPTATIONS: dict[str, Adaptation] = {}  # of this process, by the weights they began with
 
 
 def decide(policy: str | Path | None, atomic_numbers: Collection[int], *, allow_unseen: bool = False) -> Decision:
     """Who shall relax these elements; PolicyError or SettingsError where `policy` is nothing that could."""
-    if policy is None or policy == "none":
-        return Decision(None)
-    if policy == "auto":
-        return _automatic(atomic_numbers, allow_unseen=allow_unseen)
-    if not isinstance(policy, str | Path):
-        raise SettingsError(f"policy is a name, a path, 'auto' or None, got {policy!r}")
-    loaded = load(policy)
-    missing = uncovered(loaded.bundle, atomic_numbers)
-    if not missing or allow_unseen:
-        return Decision(loaded)
-    return Decision(
-        None,
-        f"the policy {loaded.bundle.name} was not trained on {', '.join(missing)}, so the classical core relaxes; "
-        f"{INSIST}",
-    )
+    return Chooser(policy, allow_unseen=allow_unseen).decide(atomic_numbers)
 
 
-def _automatic(atomic_numbers: Collection[int], *, allow_unseen: bool) -> Decision:
-    """The first shipped policy that was trained on all the elements, or, if insisted on, on most of them."""
-    shipped, broken = _shipped()
-    if not shipped:
-        return Decision(None, broken)
-    nearest = min(shipped, key=lambda loaded: len(uncovered(loaded.bundle, atomic_numbers)))
-    missing = uncovered(nearest.bundle, atomic_numbers)
-    if not missing or allow_unseen:
-        return Decision(nearest)
-    return Decision(
-        None,
-        f"no shipped policy covers all elements ({nearest.bundle.name} lacks {', '.join(missing)}), so the classical "
-        f"core relaxes; {INSIST}",
-        loud=False,
-    )
+class Chooser:
+    """Decides for many structures; policies are looked up and read once, when it is made."""
+
+    def __init__(self, policy: str | Path | None, *, allow_unseen: bool = False) -> None:
+        """PolicyError or SettingsError where `policy` is nothing that could relax."""
+        self.allow_unseen, self._broken, self._candidates = allow_unseen, "", list[Loaded]()
+        self._automatic = policy == "auto"
+        if self._automatic:
+            self._candidates, self._broken = _shipped()
+        elif policy is not None and policy != "none":
+            if not isinstance(policy, str | Path):
+                raise SettingsError(f"policy is a name, a path, 'auto' or None, got {policy!r}")
+            self._candidates = [load(policy)]
+
+    def decide(self, atomic_numbers: Collection[int]) -> Decision:
+        """Who shall relax these atoms: the one that was trained on all their elements, or, if insisted on, on most."""
+        if not self._candidates:
+            return Decision(None, self._broken)
+        nearest = min(self._candidates, key=lambda loaded: len(uncovered(loaded.bundle, atomic_numbers)))
+        missing = ", ".join(uncovered(nearest.bundle, atomic_numbers))
+        if not missing or self.allow_unseen:
+            return Decision(nearest)
+        name = nearest.bundle.name
+        if self._automatic:
+            why = f"no shipped policy covers all elements ({name} lacks {missing}), so the classical core relaxes"
+        else:
+            why = f"the policy {name} was not trained on {missing}, so the classical core relaxes"
+        return Decision(None, f"{why}; {INSIST}", loud=not self._automatic)
 
 
 def _shipped() -> tuple[list[Loaded], str]:

@@ -19,6 +19,7 @@ from relaxion.classical.door import bare_atoms, check_door, read_coordinates, re
 from relaxion.classical.point import Array, Point, Proposal, longest
 from relaxion.classical.quasi_newton import QuasiNewtonSettings
 from relaxion.errors import RestartError, SettingsError
+from relaxion.relaxing.adaptation import Adaptation
 from relaxion.relaxing.film import Film, frame_of, proposal_in_space
 from relaxion.relaxing.guard import CORE, chosen
 from relaxion.relaxing.restart import Saved, read_restart, write_restart
@@ -70,18 +71,22 @@ class Relaxer(Optimizer):
         maxstep: float | None = None,
         fallback: bool = True,
         allow_unseen: bool = False,
+        adapt: bool | Adaptation = False,
         **kwargs: Any,
     ) -> None:
         """`policy`: "auto" takes a shipped policy that covers the elements, a name or path takes that one, None insists
         on the classical core. `maxstep`: longest displacement in one step, Å. `fallback`: whether damped FIRE may take
-        over when the core loses its way. `allow_unseen`: let the policy speak about elements it was not trained on. All
-        else as in ASE."""
+        over when the core loses its way. `allow_unseen`: let the policy speak about elements it was not trained on.
+        `adapt`: the metric goes on learning from every relaxation of this process that asks for it (or of those that
+        share an `Adaptation`), at no force call: for many similar structures one after the other. All else as in
+        ASE."""
         check_door(atoms)
         self.maxstep = _checked_maxstep(self.defaults["maxstep"] if maxstep is None else maxstep)
         self.policy = policy
         numbers = bare_atoms(atoms).numbers.tolist() if isinstance(atoms, Atoms | Filter) else []
         method = QuasiNewtonSettings(largest_trust=self.maxstep)
-        choice = chosen(policy, numbers, method, fallback=fallback, allow_unseen=allow_unseen)
+        choice = chosen(policy, numbers, method, fallback=fallback, allow_unseen=allow_unseen, adapt=adapt)
+        self._adaptation, self._visited = choice.adaptation, list[Point]()
         self.policy_used, self._chain, self._weights_sha256 = choice.name, choice.chain, choice.weights_sha256
         self.history: list[HistoryEntry] = []
         self.film = Film()
@@ -150,6 +155,14 @@ class Relaxer(Optimizer):
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise RestartError(f"{path} is damaged ({error!r}); delete it to start afresh") from error
 
+    def save(self, path: str | Path) -> None:
+        """Write a restart file, as every step does where `restart` is given; before the first step there is none."""
+        if self._seen_at is None or self._left_at is None:
+            return
+        who = self.policy_used, self._weights_sha256
+        saved = Saved(self.force_calls, self._seen_at, self._left_at, self._chain.snapshot(), *who)
+        write_restart(Path(path), self.atoms, saved)
+
     def todict(self) -> dict[str, Any]:
         """For the header of the trajectory."""
         return {**super().todict(), "policy": self.policy_used}
@@ -160,6 +173,9 @@ class Relaxer(Optimizer):
         converged = bool(super().run(fmax, steps))
         if self.outcome is Outcome.STEP_LIMIT:
             self._settle()
+        if converged and self._adaptation is not None:
+            self._adaptation.learn([*self._visited, read_point(self.atoms, self._coordinates())])
+            self._visited.clear()
         return converged
 
     def irun(self, fmax: float = 0.05, steps: int = DEFAULT_MAX_STEPS) -> Generator[bool]:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -209,6 +225,8 @@ class Relaxer(Optimizer):
     def step(self, *_: Any) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Judge the present point, move on to the next. (Older ASE passes forces; they are read afresh.)"""
         point = read_point(self.atoms, self._coordinates())
+        if self._adaptation is not None:
+            self._visited.append(point)
         proposal = self._propose(point)
         if proposal is None:
             self._stop(Outcome.NON_FINITE, "the calculator's answer at the start is not finite")
@@ -217,9 +235,7 @@ class Relaxer(Optimizer):
         self._seen_at, self._left_at = point.coordinates, self._coordinates()
         self._watch_motion(longest(self._left_at - point.coordinates))
         if self.restart is not None and self.comm.rank == 0:
-            who = self.policy_used, self._weights_sha256
-            saved = Saved(self.force_calls, self._seen_at, self._left_at, self._chain.snapshot(), *who)
-            write_restart(Path(self.restart), self.atoms, saved)
+            self.save(self.restart)
 
     def _propose(self, point: Point) -> Proposal | None:
         """The next step; None where there is no finite point to begin at.
