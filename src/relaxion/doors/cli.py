@@ -198,6 +198,13 @@ def train(
         Path | None, typer.Option(metavar="RUN|FILE", help="A new run that begins with old weights.")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an earlier run.")] = False,
+    collectors: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ray:N|ray:ADDRESS|ray:N@ADDRESS",
+            help="Structures are stepped by so many Ray actors, here or on a cluster, while this process learns.",
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="The result as one JSON object on stdout.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")] = False,
 ) -> None:
@@ -214,6 +221,7 @@ def train(
         resume=resume,
         from_weights=from_weights,
         force=force,
+        collectors=collectors,
         as_json=as_json,
         quiet=quiet,
     )
@@ -404,7 +412,7 @@ def report(
             metavar="FOLDER|TRAJ",
             show_default=False,
             readable=False,
-            help="A result folder of 'relaxion relax', or a trajectory ASE reads.",
+            help="A result folder of 'relaxion relax', the folder of a training run, or a trajectory ASE reads.",
         ),
     ],
     out: Annotated[
@@ -415,7 +423,7 @@ def report(
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an earlier page.")] = False,
 ) -> None:
-    """Make a page of an earlier relaxation: film, curves, comparison, facts."""
+    """Make a page of an earlier relaxation, or of a training run: films, curves, comparison, diagnosis, facts."""
     from relaxion.doors import report_command
 
     raise typer.Exit(report_command.report(path, out, force=force))

@@ -35,6 +35,7 @@ REPORT = (
     examples(
         "relaxion relax alloy.cif --out relaxed && relaxion report relaxed/alloy",
         "relaxion report bfgs.traj --out bfgs.html",
+        "relaxion report runs/alloys",
     )
     + UNITS_ONLY
     + exit_codes("0 written, 1 error, 2 usage")
@@ -47,6 +48,7 @@ TRAIN = examples(
     "relaxion train pendulum --agent sac --seed 0 --out runs/pendulum",
     "relaxion train runs/pendulum --resume",
     "relaxion train pendulum --steps 20000 --set batch_size=256",
+    "relaxion train al-fe --collectors ray:8",
 )
 PACKAGE = examples("relaxion package runs/alloys alloys-1", "relaxion policies alloys-1") + exit_codes(
     "0 done, 1 error, 2 usage"
