@@ -194,8 +194,8 @@ def test_bad_input_of_report(relaxion, alloy_file, alloy):
     Path("nothing.traj").write_text("no trajectory")
     cases = {
         "missing": "does not exist",
-        "empty": "holds no result of ours",
-        "run": "is a training run",
+        "empty": "holds neither a result",
+        "run": "has nothing to report",
         "relaxed": "holds 1 results; name one of them, such as relaxed/alloy",
         "broken": "cannot be read",
         "lost": "trajectory is missing",

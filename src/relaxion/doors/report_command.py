@@ -1,4 +1,4 @@
-"""`relaxion report`: a page of what an earlier relaxation left on disk."""
+"""`relaxion report`: a page of what an earlier relaxation, or a training run, left on disk."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from pathlib import Path
 
 from relaxion.doors.output import PAGE, stem
 from relaxion.doors.progress import say, tell
-from relaxion.doors.report_folder import relaxation_on_disk
-from relaxion.doors.report_relaxation import relaxation_page
+from relaxion.doors.view import report as page_of
 from relaxion.errors import FileError, RelaxionError
 
 DONE, ERROR = 0, 1
@@ -19,7 +18,7 @@ def report(path: Path, out: Path | None, *, force: bool) -> int:
         page = out or (path / PAGE if path.is_dir() else Path(f"{stem(path)}.html"))
         if page.is_dir():
             raise FileError(f"--out {page} is a folder; name a file, such as --out {page / PAGE}")
-        tell(f"{path}: written to {relaxation_page(relaxation_on_disk(path)).save(page, force=force)}")
+        tell(f"{path}: written to {page_of(path).save(page, force=force)}")
     except (RelaxionError, OSError) as error:
         say(f"relaxion: {error}")
         return ERROR

@@ -45,12 +45,16 @@ def _from_folder(folder: Path) -> Relaxation:
 def _what_it_is_not(folder: Path) -> str:
     if (folder / MANIFEST).exists():
         return f"{folder / MANIFEST} cannot be read; relax the structure again, with --report"
-    if (folder / "settings.toml").exists() or (folder / "metrics.jsonl").exists():
-        return f"{folder} is a training run; reports are made of relaxations so far, see 'relaxion curve {folder}'"
+    runs = sorted(file.parent for file in folder.glob("*/settings.toml"))
+    if runs:
+        return f"{folder} holds {len(runs)} training runs; name one of them, such as {runs[0]}"
     inner = sorted(file.parent for file in folder.glob(f"*/{MANIFEST}"))
     if inner:
         return f"{folder} holds {len(inner)} results; name one of them, such as {inner[0]}"
-    return f"{folder} holds no result of ours ({MANIFEST} is missing); 'relaxion relax FILE --out {folder}' makes one"
+    return (
+        f"{folder} holds neither a result ({MANIFEST}: 'relaxion relax FILE --out {folder}' makes one) nor a training "
+        "run (settings.toml, metrics.jsonl)"
+    )
 
 
 def _told(folder: Path, manifest: dict[str, Any], images: Sequence[Atoms]) -> Relaxation:

@@ -24,6 +24,7 @@ from relaxion.version import __version__
 LARGEST_BYTES = 1_000_000  # of the whole file
 FORMAT, FORMAT_VERSION = "relaxion-page", 1
 SCRIPTS = ("dom.js", "clock.js", "film.js", "plot.js", "parts.js", "main.js")
+FILMS = ("film", "gallery")  # kinds that need the library
 LIBRARY = "vendor/3Dmol-min.js"
 LICENCES = "vendor/LICENSES.txt"
 FOOT = (
@@ -44,6 +45,7 @@ class Page:
     parts: Sequence[Part]
     last_call: int | None = None  # of the clock that films and plots follow; None: nothing moves
     foot: Sequence[str] = field(default=FOOT)
+    scripts: Sequence[str] = field(default=SCRIPTS)  # in the order they run
 
     @property
     def data(self) -> dict[str, Any]:
@@ -60,12 +62,20 @@ class Page:
         }
 
     @property
+    def needs_library(self) -> bool:
+        return any(part["kind"] in FILMS for part in self.parts)
+
+    def security_policy(self, scripts: Sequence[str]) -> str:
+        """No request to anywhere; these scripts and no others."""
+        hashes = " ".join(f"'sha256-{_hash(script)}'" for script in scripts)
+        return f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:"
+
+    @property
     def html(self) -> str:
         """The whole file."""
-        needs_library = any(part["kind"] == "film" for part in self.parts)
-        scripts = [*([_library()] if needs_library else []), *(_source(name) for name in SCRIPTS)]
+        scripts = [*([_library()] if self.needs_library else []), *(_source(name) for name in self.scripts)]
         blanks = {
-            "policy": _security_policy(scripts),
+            "policy": self.security_policy(scripts),
             "generator": f"relaxion {__version__}",
             "title": html.escape(self.title),
             "style": _source("page.css"),
@@ -109,12 +119,6 @@ def as_data_block(data: Any) -> str:
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 
 
-def _security_policy(scripts: Sequence[str]) -> str:
-    """No request to anywhere; these scripts and no others."""
-    hashes = " ".join(f"'sha256-{_hash(script)}'" for script in scripts)
-    return f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:"
-
-
 def _hash(script: str) -> str:
     return base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode("ascii")
 
@@ -130,6 +134,6 @@ def _library() -> str:
     return f"/*\n{_source(LICENCES).replace('*/', '* /')}\n*/\n{_source(LIBRARY)}"
 
 
-def own_bytes() -> int:
+def own_bytes(scripts: Sequence[str] = SCRIPTS) -> int:
     """Of a page with a film that says nothing: what is left of `LARGEST_BYTES` is for data."""
-    return len(Page("", "", "", [{"kind": "film", "films": []}]).html.encode("utf-8"))
+    return len(Page("", "", "", [{"kind": "film", "films": []}], scripts=scripts).html.encode("utf-8"))

@@ -8,18 +8,26 @@ from ase import Atoms
 from ase.filters import StrainFilter, UnitCellFilter
 
 from relaxion.classical.door import bare_atoms
+from relaxion.doors.output import MANIFEST
 from relaxion.doors.relax_command import readings_of
 from relaxion.doors.report_folder import relaxation_on_disk
 from relaxion.doors.report_page import Page
 from relaxion.doors.report_relaxation import Relaxation, policy_in_words, relaxation_page
+from relaxion.doors.report_training import training_report
+from relaxion.doors.watch_run import looks_like_run
 from relaxion.errors import SettingsError
 from relaxion.relaxing.measuring.runs import Run, finite
 from relaxion.relaxing.relaxer import Relaxer
 
 
 def report(thing: Relaxer | str | Path) -> Page:
-    """The page of a relaxer, of a result folder of `relaxion relax`, or of a trajectory; `.save(path)`, `.view()`."""
-    return relaxation_page(relaxation_on_disk(Path(thing))) if isinstance(thing, str | Path) else page_of(thing)
+    """Of a relaxer, a result folder of `relaxion relax`, a trajectory or a training run; `.save(path)`, `.view()`."""
+    if not isinstance(thing, str | Path):
+        return page_of(thing)
+    path = Path(thing)
+    if path.is_dir() and not (path / MANIFEST).exists() and looks_like_run(path):
+        return training_report(path)
+    return relaxation_page(relaxation_on_disk(path))
 
 
 def page_of(optimizer: Relaxer) -> Page:

@@ -82,7 +82,7 @@
         this.dress();
         this.frame(0);
         this.viewer.zoomTo();
-        this.viewer.zoom(film.cells === null ? 1.25 : 1.05);
+        this.viewer.zoom(film.cells === null ? (film.sticks ? 1.25 : 0.95) : 1.05);
         this.viewer.rotate(-90, "vx"); // c points up
         this.viewer.rotate(-28, "vy");
         this.viewer.rotate(14, "vx");

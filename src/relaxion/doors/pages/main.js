@@ -5,21 +5,33 @@
 
   class Page {
     constructor(plain) {
-      this.clock = plain.last_call ? new Relaxion.Clock(plain.last_call) : null;
+      this.clocks = [];
       this.later = [];
       this.movers = []; // [whether, what]: done at each picture while it is true
       this.awake = false;
-      this.clock?.follow(() => this.clock.playing && this.wake());
+      this.clock = plain.last_call ? this.newClock(plain.last_call) : null;
       document.addEventListener("visibilitychange", () => this.wake());
     }
 
+    newClock(last) {
+      const clock = new Relaxion.Clock(last);
+      this.clocks.push(clock);
+      clock.follow(() => clock.playing && this.wake());
+      return clock;
+    }
+
     whenShown(action) { this.later.push(action); }
+
+    // what waited for the parts to be in place
+    show() { this.later.splice(0).forEach((action) => action()); }
 
     whenever(whether, what) { this.movers.push([whether, what]); this.wake(); }
 
     whenThemed(action) { matchMedia("(prefers-color-scheme: dark)").addEventListener("change", action); }
 
-    get moving() { return !document.hidden && (this.clock?.playing || this.movers.some(([whether]) => whether())); }
+    get moving() {
+      return !document.hidden && (this.clocks.some((clock) => clock.playing) || this.movers.some(([whether]) => whether()));
+    }
 
     wake() {
       if (this.awake || !this.moving) return;
@@ -29,7 +41,7 @@
         const seconds = Math.min(0.4, Math.max(0, now - before) / 1000);
         before = now;
         this.movers.forEach(([whether, what]) => whether() && what(seconds));
-        this.clock?.advance(seconds);
+        this.clocks.forEach((clock) => clock.advance(seconds));
         this.awake = this.moving;
         if (this.awake) requestAnimationFrame(picture);
       };
@@ -37,12 +49,55 @@
     }
   }
 
+  // A piece of the page with a clock of its own, which can be taken away again: films that are exchanged, a race.
+  class Scope {
+    constructor(page, last) {
+      this.page = page;
+      this.clock = last ? page.newClock(last) : null;
+      this.later = [];
+      this.movers = [];
+      this.gone = false;
+    }
+
+    whenShown(action) { this.later.push(action); }
+
+    show() { this.later.splice(0).forEach((action) => action()); }
+
+    whenever(whether, what) {
+      const mover = [() => !this.gone && whether(), what];
+      this.movers.push(mover);
+      this.page.whenever(...mover);
+    }
+
+    whenThemed(action) { this.page.whenThemed(() => this.gone || action()); }
+
+    wake() { this.page.wake(); }
+
+    // browsers allow few 3D views at a time: those inside `root` are given back
+    leave(root) {
+      this.gone = true;
+      this.clock?.pause();
+      this.page.clocks = this.page.clocks.filter((clock) => clock !== this.clock);
+      this.page.movers = this.page.movers.filter(([whether]) => !this.movers.some(([own]) => own === whether));
+      for (const canvas of root.querySelectorAll("canvas")) {
+        const context = canvas.getContext("webgl2") ?? canvas.getContext("webgl");
+        context?.getExtension("WEBGL_lose_context")?.loseContext();
+      }
+      root.replaceChildren();
+    }
+  }
+  Relaxion.Scope = Scope;
+
   function section(part, page) {
     const build = parts[part.kind];
     const bare = part.kind === "tiles";
     const title = part.title && make("h2", { id: Relaxion.identity("title"), class: bare ? "hidden" : "" }, part.title);
-    const element = make("section", { class: `part${bare ? " bare" : ""}`, "data-kind": part.kind, "aria-labelledby": title ? title.id : null }, title || null,
-      build ? build(part, page) : make("p", {}, `This page cannot show a part of the kind ${part.kind}.`));
+    const content = build ? build(part, page) : make("p", {}, `This page cannot show a part of the kind ${part.kind}.`);
+    const element = make("section", {
+      class: `part${bare ? " bare" : ""}`, "data-kind": part.kind, "data-part": part.id, "data-run": part.run, hidden: part.run > 0,
+      "aria-labelledby": title ? title.id : null,
+    }, title || null, content);
+    element.update = content.update; // where a part can take in newer data
     element.style.gridColumn = `span ${part.span ?? 12}`;
     if (part.rows_tall) element.style.gridRow = `span ${part.rows_tall}`;
     return element;
@@ -54,6 +109,7 @@
     make("p", { class: "eyebrow" }, plain.eyebrow), make("h1", {}, plain.title), plain.lead ? make("p", { class: "lead" }, plain.lead) : "");
   document.getElementById("parts").replaceChildren(...plain.parts.map((part) => section(part, page)));
   document.getElementById("foot").append(...plain.foot.map((line) => make("p", {}, line)));
-  page.later.forEach((action) => action());
+  page.show();
+  Object.assign(Relaxion, { page, section });
   document.documentElement.dataset.ready = "true";
 })();

@@ -1,0 +1,26 @@
+"""Small runs of every kind, trained for real: what reports and live pages are tested with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from relaxion.training.run import train
+from relaxion.training.run_settings import RunSettings
+
+ATOMS = {
+    "task": "relax", "agent": "td3", "structures": "alloys:Al-Cu-Ni:2-4", "n_pooled": 40, "steps": 96,
+    "n_structures": 8, "max_force_calls": 30, "channels": 4, "n_layers": 1, "cutoff_angstrom": 3.5, "batch_size": 8,
+    "warmup_steps": 24, "replay_capacity": 400, "updates_per_round": 2, "log_interval_steps": 16,
+    "assessment_interval_steps": 32, "assessment_starts": 12, "checkpoint_interval_steps": 32,
+}  # fmt: skip
+PENDULUM = {
+    "task": "Pendulum-v1", "agent": "td3", "seed": 4, "steps": 120, "widths": [8], "batch_size": 8, "warmup_steps": 20,
+    "replay_capacity": 200, "assessment_starts": 3, "assessment_interval_steps": 60, "log_interval_steps": 20,
+    "checkpoint_interval_steps": 60,
+}  # fmt: skip
+
+
+def train_small(kind: dict[str, object], out: Path, **changes: object) -> Path:
+    """The folder of a finished run."""
+    train(RunSettings.read({**kind, **changes}), out)
+    return out
