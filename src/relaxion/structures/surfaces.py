@@ -6,17 +6,21 @@ import numpy as np
 from ase import Atoms
 from ase.build import molecule, surface
 from ase.constraints import FixAtoms
+from ase.neighborlist import neighbor_list
 
 from relaxion.errors import StructureError
-from relaxion.structures.chemistry import bond_length
-from relaxion.structures.held_apart import LABEL, Reason, Side
-from relaxion.structures.prototypes import CRYSTAL, random_crystal
+from relaxion.structures.chemistry import COMMON_ELEMENTS, NOBLE, bond_length, is_metal
+from relaxion.structures.held_apart import LABEL, Reason, Side, belongs, reasons_of
+from relaxion.structures.prototypes import CRYSTAL, prototypes, random_crystal
 
 INDICES = ((1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 0), (1, 0, 1), (0, 1, 1), (1, 1, 1))
 ADSORBATES = ("H", "C", "N", "O", "S", "F", "Cl", "OH", "CO", "NO", "NH2", "H2O", "NH3", "CH3", "CH3OH")
 LOWEST = {"OH": 0, "CO": 1, "NO": 0, "NH2": 0, "H2O": 0, "NH3": 0, "CH3": 0, "CH3OH": 1}  # the atom that binds
 THINNEST, NARROWEST = 3.5, 2.7  # Å
 LIFT, MOST_LIFTS = 0.1, 60  # Å; an adsorbate is raised until nothing is nearer than its bond
+METAL_SHARE = 0.35  # of the slabs: what surfaces are mostly calculated of
+METAL_LATTICES = ("A_cF4_225_a", "A_cI2_229_a", "A_hP2_194_c")
+KEPT_SHARE = 0.5  # of the bonds, at the worst place
 TRIES = 2000
 
 
@@ -34,9 +38,10 @@ def random_surface(
     Adsorbates are not looked up among what is held apart: H, C, N, O and so on are trained in any case.
     """
     for _ in range(TRIES):
-        crystal = random_crystal(random, side=side, sizes=(1, 12), why=why)
-        slab = _cut(crystal, random, sizes)
-        if slab is None:
+        simple = why is None and random.random() < METAL_SHARE
+        crystal = _metal(random, side) if simple else random_crystal(random, side=side, sizes=(1, 12), why=why)
+        slab = None if crystal is None else _cut(crystal, random, sizes)
+        if crystal is None or slab is None:
             continue
         slab.info = {name: crystal.info[name] for name in (LABEL, CRYSTAL)}
         if random.random() < fixed_share:
@@ -52,6 +57,17 @@ def random_surface(
     )
 
 
+def _metal(random: np.random.Generator, side: Side) -> Atoms | None:
+    """A metal on a close-packed or body-centred lattice; None where this draw is of the other side."""
+    lattice = str(random.choice(METAL_LATTICES))
+    prototype = next(p for p in prototypes() if p.label == lattice)
+    atoms = prototype.with_elements(
+        {prototype.species[0]: str(random.choice([s for s in COMMON_ELEMENTS if is_metal(s)]))}
+    )
+    atoms.info[CRYSTAL] = atoms.copy()
+    return atoms if belongs(reasons_of(atoms), side) else None
+
+
 def _cut(crystal: Atoms, random: np.random.Generator, sizes: tuple[int, int]) -> Atoms | None:
     """One to four layers of a low-index face; None where it is too thin, too narrow or not of the sizes asked for."""
     indices = INDICES[int(random.integers(len(INDICES)))]
@@ -61,7 +77,19 @@ def _cut(crystal: Atoms, random: np.random.Generator, sizes: tuple[int, int]) ->
             slab = slab * [2 if k == axis else 1 for k in range(3)]
     if not sizes[0] <= len(slab) <= sizes[1] or np.ptp(slab.positions[:, 2]) < THINNEST:
         return None
+    if (
+        crystal.get_chemical_symbols()[0] in NOBLE
+        or _coordination(slab).min() < KEPT_SHARE * _coordination(crystal).min()
+    ):  # would fall to pieces or reconstruct
+        return None
     return Atoms(slab.get_chemical_symbols(), slab.positions, cell=slab.cell, pbc=True)
+
+
+def _coordination(atoms: Atoms) -> np.ndarray:
+    """Neighbours of each atom within 1.2 natural lengths."""
+    symbols = atoms.get_chemical_symbols()
+    cutoffs = {(a, b): 1.2 * bond_length(a, b) for a in set(symbols) for b in set(symbols)}
+    return np.bincount(neighbor_list("i", atoms, cutoffs), minlength=len(atoms))
 
 
 def _with_adsorbate(slab: Atoms, random: np.random.Generator) -> Atoms:

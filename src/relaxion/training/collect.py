@@ -39,7 +39,7 @@ from relaxion.training.collect_relaxing import MakeChain, Pool, Skipped
 from relaxion.training.collect_settings import CollectSettings
 from relaxion.training.collect_starts import file_structures, make_start
 
-LOCK = ".collecting"
+LOCK, WORKERS_LOCK = ".collecting", ".working"
 
 
 @dataclass(frozen=True)
@@ -187,13 +187,15 @@ def _store(settings: CollectSettings, out: Path) -> TrajectoryStore:
 @contextmanager
 def _alone(out: Path) -> Iterator[None]:
     """Two collections into one store would do everything twice. (Others may append; their keys are their own.)"""
-    with (out / LOCK).open("w") as file:
+    with (out / LOCK).open("w") as file, (out / WORKERS_LOCK).open("w") as workers:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise RunError(
-                f"another 'relaxion collect' is busy with {out}; wait for it, or take more workers"
+                f"another 'relaxion collect' is busy with {out}; wait for it, or stop it and take more workers"
             ) from error
+        fcntl.flock(workers, fcntl.LOCK_EX)  # those of a parent that was killed still write what they have
+        fcntl.flock(workers, fcntl.LOCK_UN)
         yield
 
 
@@ -260,6 +262,8 @@ def _worker(
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")  # of potentials; the parent has told its own
     parent = os.getppid()
+    working = (path / WORKERS_LOCK).open("w")
+    fcntl.flock(working, fcntl.LOCK_SH)
     store = TrajectoryStore.open(path)
     done = store.keys()
     todo = [job for job in jobs(settings) if job.key not in done and int(job.key[:8], 16) % workers == own]
@@ -271,6 +275,8 @@ def _worker(
         Shift(settings, store, todo, chain_maker(policy), news.put).run(over)
     except RelaxionError as error:
         news.put(str(error))
+    finally:
+        working.close()
 
 
 class Shift:
