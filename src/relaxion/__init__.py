@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from relaxion.doors.view import report
     from relaxion.physics import potential
     from relaxion.relaxing import Relaxer
+    from relaxion.relaxing.batch import relax_batch, relax_stream
     from relaxion.structures import Evaluation, Graph, Move, Outcome, State, Structures
 
 _HOMES = {
@@ -26,12 +27,14 @@ _HOMES = {
     "State": "relaxion.structures",
     "Structures": "relaxion.structures",
     "potential": "relaxion.physics",
+    "relax_batch": "relaxion.relaxing.batch",
+    "relax_stream": "relaxion.relaxing.batch",
     "report": "relaxion.doors.view",
 }
 
 __all__ = [
     "Evaluation", "Graph", "Move", "Outcome", "Relaxer", "State", "Structures", "__version__", "potential",
-    "report",
+    "relax_batch", "relax_stream", "report",
 ]  # fmt: skip
 
 

@@ -108,6 +108,10 @@ class Bonds:
     vectors: Array  # (n_bonds, 3) Å
     natural_lengths: Array  # (n_bonds,) Å, sum of covalent radii
 
+    @cached_property
+    def lengths(self) -> Array:
+        return np.sqrt(np.einsum("ni,ni->n", self.vectors, self.vectors))  # (n_bonds,) Å
+
     def changes(self, step: Array, geometry: Geometry) -> Array:
         """How each bond vector changes to first order: u_j - u_i + ε·r."""
         change = step[self.second] - step[self.first]

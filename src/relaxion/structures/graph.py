@@ -6,7 +6,7 @@ one after the other by vesin, whose call for a few atoms costs 0.07 ms: two thir
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -21,6 +21,7 @@ FEWEST_AT_ONCE = 8  # structures; below it, and above the next number, vesin is 
 LARGEST_MEAN_SQUARE = 256  # of the number of atoms
 MOST_CANDIDATES = 5_000_000  # pairs times images searched at once; a flat or tiny cell has very many images
 LARGEST_REACH = 1000  # images to one side; cells with as many have far too many candidates anyway
+KEPT = "_kept_pairs"  # with the structures they belong to
 LARGEST_EXTENT = 300  # cutoffs along a direction without periodicity; far beyond it vesin kills the process
 
 
@@ -74,6 +75,9 @@ class Pairs:
         """All pairs nearer than `cutoff` (Å)."""
         if not cutoff > 0:
             raise StructureError(f"the cutoff of a graph must be above 0 Å, got {cutoff}")
+        kept = vars(structures).get(KEPT)
+        if kept is not None and kept[0] >= cutoff:
+            return kept[1] if kept[0] == cutoff else kept[1].nearer_than(cutoff, structures)
         _refuse_scattered(structures, cutoff)
         positions = structures.positions.detach().to(torch.float64)
         cells = structures.cells.detach().to(torch.float64)
@@ -83,6 +87,40 @@ class Pairs:
             if candidates.number <= MOST_CANDIDATES:
                 return candidates.nearer_than(cutoff)
         return _one_by_one(positions, cells, structures.periodic, counts, cutoff)
+
+    def keep(self, structures: Structures, cutoff: float) -> None:
+        """For whoever asks next about these very structures, up to the cutoff with which the pairs were searched.
+
+        Only for structures that are used and dropped: the pairs live as long as they do.
+        """
+        vars(structures)[KEPT] = cutoff, self
+
+    def nearer_than(self, cutoff: float, structures: Structures) -> Pairs:
+        """Those of the pairs that are nearer."""
+        squares = torch.linalg.vecdot(self.vectors, self.vectors)
+        return self._rows((squares < cutoff * cutoff).nonzero().flatten(), structures.structure_index, len(structures))
+
+    def of_structures(self, structures: Structures, which: Tensor) -> Pairs:
+        """The pairs of the chosen structures (numbers, rising), as `structures.select(which)` numbers its atoms."""
+        chosen = torch.zeros(len(structures), dtype=torch.bool)
+        chosen[which] = True
+        atoms = chosen.index_select(0, structures.structure_index)
+        rows = atoms.index_select(0, self.ends[0]).nonzero().flatten()
+        numbers = atoms.cumsum(0) - 1  # of the atoms that stay
+        new_number = chosen.cumsum(0) - 1
+        owners = new_number.index_select(0, structures.structure_index)
+        part = self._rows(rows, owners, len(which))
+        return replace(part, ends=numbers.index_select(0, part.ends.flatten()).view(2, -1))
+
+    def _rows(self, rows: Tensor, owner_of_atom: Tensor, n_structures: int) -> Pairs:
+        ends = torch.stack([self.ends[0].index_select(0, rows), self.ends[1].index_select(0, rows)])
+        owners = owner_of_atom.index_select(0, ends[0])
+        return Pairs(
+            ends=ends,
+            vectors=self.vectors.index_select(0, rows),
+            shifts=self.shifts.index_select(0, rows),
+            counts=torch.bincount(owners, minlength=n_structures).tolist(),
+        )
 
 
 def _are_many_and_small(counts: Tensor) -> bool:
