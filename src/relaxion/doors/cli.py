@@ -270,6 +270,68 @@ def collect(
     raise typer.Exit(collect_command.run(request))
 
 
+@app.command(epilog=help_texts.TUNE + TRAIN_CODES)
+def tune(
+    recipe: Annotated[
+        str,
+        typer.Argument(
+            metavar="RECIPE",
+            show_default=False,
+            help="As in 'train'.",
+            autocompletion=completion.recipes,
+        ),
+    ],
+    out: Annotated[Path, typer.Option(metavar="DIR", show_default=False, help="Of the sweep; there already: go on.")],
+    trials: Annotated[int, typer.Option(metavar="N", min=1, help="Trials in all, those of earlier commands included.")],
+    varied: Annotated[
+        list[str] | None,
+        typer.Option("--vary", metavar="KEY=LO:HI[:log]", help="Vary a setting, or KEY=A|B|C; may be repeated."),
+    ] = None,
+    space: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", readable=False, help='The same from a TOML file: key = "lo:hi:log", key = [a, b].'
+        ),
+    ] = None,
+    agent: Annotated[
+        str | None, typer.Option(metavar="NAME", help="ddpg, td3, d4pg or sac.", autocompletion=completion.agents)
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(metavar="N", min=0, help="Of every trial, and of what is proposed.")
+    ] = None,
+    steps: Annotated[int | None, typer.Option(metavar="N", min=1, help="Environment steps of each trial.")] = None,
+    assignments: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Another value for a setting; may be repeated."),
+    ] = None,
+    workers: Annotated[
+        str, typer.Option(metavar="local:N|ray:N|ray:ADDRESS", help="Trials at a time, and where.")
+    ] = "local:1",
+    sampler: Annotated[str, typer.Option(metavar="NAME", help="Of Optuna: tpe or random.")] = "tpe",
+    as_json: Annotated[bool, typer.Option("--json", help="The result as one JSON object on stdout.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")] = False,
+) -> None:
+    """Search for good settings of a recipe: each trial is a run of its own; the same command again goes on."""
+    from relaxion.doors import tune_command
+
+    request = tune_command.TuneRequest(
+        recipe=recipe,
+        out=out,
+        trials=trials,
+        agent=agent,
+        seed=seed,
+        steps=steps,
+        assignments=tuple(assignments or ()),
+        varied=tuple(varied or ()),
+        space=space,
+        workers=workers,
+        sampler=sampler,
+        as_json=as_json,
+        quiet=quiet,
+    )
+    raise typer.Exit(tune_command.tune(request))
+
+
 @app.command(epilog=BENCH_EXAMPLES + UNITS)
 def bench(
     what: Annotated[

@@ -50,6 +50,10 @@ TRAIN = examples(
     "relaxion train pendulum --steps 20000 --set batch_size=256",
     "relaxion train al-fe --collectors ray:8",
 )
+TUNE = examples(
+    "relaxion tune pendulum --out sweeps/pendulum --trials 20 --steps 5000 --vary policy_learning_rate=1e-4:1e-2:log",
+    "relaxion tune emt-metals --out sweeps/emt --trials 50 --workers local:2 --vary 'updates_per_round=4|8|16'",
+)
 PACKAGE = examples("relaxion package runs/alloys alloys-1", "relaxion policies alloys-1") + exit_codes(
     "0 done, 1 error, 2 usage"
 )

@@ -1,0 +1,103 @@
+"""One trial: an ordinary run of a recipe in a folder of its own, begun or gone on with."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import sys
+import threading
+import time
+import warnings
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from relaxion.errors import CheckpointError, FileError, RelaxionError
+from relaxion.training.recipe import settings_from_recipe
+from relaxion.training.run import Interrupted, train
+from relaxion.training.run_folder import LOCK, RunFolder, write_json
+
+FORCE_CALLS, RETURN = "final_force_calls_mean", "final_return_mean"
+PATIENCE_SECONDS = 60  # with a folder that is in use
+INTERRUPTED = 75  # exit code: saved, to be gone on with
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a trial ended; in its JSON file."""
+
+    value: float | None  # of the objective; None: it failed
+    reason: str | None  # why it failed
+    objective: str
+    seconds: float
+
+    def write(self, path: Path) -> None:
+        write_json(path, asdict(self))
+
+
+def read_ended(path: Path) -> Ended | None:
+    """None: not ended yet."""
+    try:
+        values: dict[str, Any] = json.loads(path.read_text())
+        return Ended(**values)
+    except (FileNotFoundError, json.JSONDecodeError, TypeError):
+        return None
+
+
+def run_trial(recipe: Path, out: Path, ended: Path) -> None:
+    """Train by the recipe, and write down how it ended. What goes wrong with these settings is a result, too."""
+    settings = settings_from_recipe(recipe, None, {})
+    _wait_until_free(out / LOCK)
+    began = time.monotonic()
+    try:
+        result = asdict(train(settings, out, resume=RunFolder(out).checkpoint.exists()))
+    except (FileError, CheckpointError):
+        raise  # a full disk says nothing about the settings
+    except RelaxionError as error:
+        Ended(None, str(error), "", time.monotonic() - began).write(ended)
+        return
+    objective = FORCE_CALLS if FORCE_CALLS in result else RETURN
+    Ended(float(result[objective]), None, objective, float(result["wall_time_seconds"])).write(ended)
+
+
+def _wait_until_free(lock: Path) -> None:
+    """The worker of a driver that was killed may be about to end."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while lock.exists():
+        with lock.open("a+") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                pass
+        if time.monotonic() > deadline:
+            raise FileError(f"{lock.parent} is still in use by another process; end that one first")
+        time.sleep(0.2)
+
+
+def main(recipe: str, out: str, ended: str, parent: str) -> int:
+    """In a process of its own, which ends with the one that started it."""
+    _end_with(int(parent))
+    warnings.simplefilter("ignore")
+    try:
+        run_trial(Path(recipe), Path(out), Path(ended))
+    except Interrupted:
+        return INTERRUPTED
+    except RelaxionError as error:
+        sys.stderr.write(f"relaxion: {error}\n")
+        return 1
+    return 0
+
+
+def _end_with(parent: int) -> None:
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os._exit(1)  # as if killed: the next driver goes on from the checkpoint
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
