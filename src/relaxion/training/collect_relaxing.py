@@ -136,11 +136,10 @@ class Relaxation:
         forces = np.where(self.movable[:, None], answer.forces, 0.0)
         free = np.repeat(self.movable[:, None], 3, axis=1)
         positions, cell = self.structure.positions.numpy(), self.structure.cells[0].numpy()
-        coordinates = positions
+        coordinates: Array = positions
         if self.free:
-            coordinates = np.concatenate(
-                [np.linalg.solve(self.deformation, positions.T).T, self.n_atoms * self.deformation]
-            )
+            inner = np.asarray(np.linalg.solve(self.deformation, positions.T).T, dtype=np.float64)
+            coordinates = np.concatenate([inner, self.n_atoms * self.deformation])
             pull = -float(self.structure.volumes[0]) * np.linalg.solve(self.deformation, answer.stress).T / self.n_atoms
             forces = np.concatenate([forces @ self.deformation, (pull + pull.T) / 2])
             free = np.concatenate([free, np.ones((3, 3), dtype=bool)])
