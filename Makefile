@@ -10,7 +10,7 @@ OLDEST_ASE := 3.26.0
 # One thread per process: with several processes on a few cores more threads only get in each other's way.
 export OMP_NUM_THREADS := 1
 
-.PHONY: help relax test test-slow chromium lint types contracts format bench clean
+.PHONY: help relax test test-slow chromium lint types contracts docs format bench clean
 .DEFAULT_GOAL := help
 
 help:
@@ -18,6 +18,7 @@ help:
 	@echo "make test       set up, then run all tests (newest and oldest supported ASE)"
 	@echo "make chromium   install Debian's Chromium for the tests of the pages; without it they are skipped"
 	@echo "make lint types contracts    ruff, pyright, import-linter"
+	@echo "make docs       the documentation site into build/site, every link checked"
 	@echo "make bench      the speed and force-call tables of benchmarks/"
 	@echo "make format     let ruff rewrite the code"
 	@echo "make clean      remove .venv and caches"
@@ -49,6 +50,10 @@ types: $(VENV)/.dev
 
 contracts: $(VENV)/.dev
 	$(BIN)/lint-imports
+
+docs: $(VENV)/.dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	$(BIN)/python tools/check_links.py build/site
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .

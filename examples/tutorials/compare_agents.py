@@ -1,0 +1,57 @@
+"""Compare the four agents on Pendulum and on atoms: the same settings, the same starts, a table."""
+
+import argparse
+import time
+from pathlib import Path
+
+from relaxion.training.recipe import find, settings_from_recipe
+from relaxion.training.run import train
+
+AGENTS = ("ddpg", "td3", "d4pg", "sac")
+ATOMS = {  # a small cut of the recipe `emt-metals`
+    "structures": "alloys:Cu-Au:2-4",
+    "held_apart": "seed",  # other random structures of the same kind
+    "n_structures": 16,
+    "n_pooled": 64,
+    "updates_per_round": 8,
+    "warmup_steps": 128,
+    "expert_steps": 2_000,
+    "assessment_starts": 16,
+}
+
+
+def trained(recipe, agent, changes, steps):
+    """One run, seed 0, in its folder; assessed at the end, without noise, from starts that are the same for all."""
+    settings = settings_from_recipe(
+        find(recipe), agent, {**changes, "steps": steps, "seed": 0, "assessment_interval_steps": 0}
+    )
+    return train(settings, Path("runs") / f"{recipe}-{agent}", force=True)
+
+
+def on_pendulum(steps):
+    print(f"Pendulum-v1, {steps} steps: mean and worst return of 20 starts (0 is perfect, -1200 is hanging)")
+    for agent in AGENTS:
+        began = time.perf_counter()
+        result = trained("pendulum", agent, {}, steps)
+        seconds = time.perf_counter() - began
+        print(f"  {agent:5} {result.final_return_mean:7.0f} {result.final_return_worst:7.0f}   {seconds:3.0f} s")
+
+
+def on_atoms(steps):
+    print(f"Cu–Au alloys of 2 to 4 atoms, EMT, {steps} force calls of training: force calls per relaxation")
+    for agent in AGENTS:
+        began = time.perf_counter()
+        result = trained("emt-metals", agent, ATOMS, steps)
+        seconds = time.perf_counter() - began
+        share = 100 * result.final_success_rate
+        print(f"  {agent:5} {result.final_force_calls_mean:5.1f}, {share:3.0f} % converged   {seconds:3.0f} s")
+    print(f"  BFGS  {result.force_calls_bfgs:5.1f}\n  FIRE  {result.force_calls_fire:5.1f}")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--pendulum-steps", type=int, default=10_000)
+    parser.add_argument("--atom-steps", type=int, default=4_000)
+    options = parser.parse_args()
+    on_pendulum(options.pendulum_steps)
+    on_atoms(options.atom_steps)

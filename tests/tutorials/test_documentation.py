@@ -1,0 +1,143 @@
+"""The tools that build the pages: pieces by name, links, navigation, the picture of the README."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tools"))
+
+import check_links  # noqa: E402  scripts beside the package, not part of it
+from documentation.api import described  # noqa: E402
+from documentation.command_line import reference  # noqa: E402
+from documentation.navigation import completed  # noqa: E402
+from documentation.outside import everything_linked, relinked  # noqa: E402
+from documentation.pieces import filled  # noqa: E402
+from documentation.prose import anchors, links  # noqa: E402
+from documentation.sources import NoSuchName, code_of  # noqa: E402
+
+
+def repository(folder: Path, **files: str) -> Path:
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return folder
+
+
+class TestPieces:
+    def test_code_is_cut_out_by_name(self):
+        text = filled(ROOT, "before\n\n<!-- code: src/relaxion/agents/td3.py TD3.explore -->\n\nafter")
+        assert code_of(ROOT / "src/relaxion/agents/td3.py", "TD3.explore") in text
+        assert "@torch.no_grad()\ndef explore(self" in text
+        assert "def update" not in text
+
+    def test_a_name_that_is_gone_is_an_error(self):
+        with pytest.raises(NoSuchName, match=r"has no 'TD3\.gone'; there are: .*explore"):
+            filled(ROOT, "<!-- code: src/relaxion/agents/td3.py TD3.gone -->")
+
+    def test_every_page_can_be_filled(self):
+        pages = [path for path in (ROOT / "docs").rglob("*.md") if "<!-- " in path.read_text()]
+        assert len(pages) > 10
+        for path in pages:
+            assert "<!-- code" not in filled(ROOT, path.read_text())
+
+    def test_settings_show_default_and_meaning(self):
+        text = described(ROOT, "relaxion.agents.td3", "TD3Settings")
+        assert "| `policy_delay` | `int` | `2` | Critic updates per policy update" in text
+
+    def test_signatures_and_methods(self):
+        text = described(ROOT, "relaxion.relaxing", "Relaxer")
+        assert "policy: str | Path | None = 'auto'" in text
+        assert "| `force_calls` | Structures evaluated" in text
+        assert "_propose" not in text
+
+    def test_every_command_has_its_options(self):
+        text = reference()
+        assert "## relax\n" in text
+        assert "| `--fmax eV/Å` | `0.05` |" in text
+        assert "relaxion relax POSCAR --cell --fmax 0.01" in text
+
+
+class TestLinks:
+    def test_code_is_not_looked_at(self):
+        assert links("[a](b.md#c) `[d](e)`\n```\n[f](g)\n```\n[h](https://i.org) ![j](k.png)") == [
+            ("b.md", "c"), ("k.png", ""),
+        ]  # fmt: skip
+
+    def test_anchors_are_those_of_github(self):
+        text = "# Agents × policies\n## Same\n## Same\n```\n# no heading\n```\n### `code` and [words](x.md)\n"
+        assert anchors(text) == {"agents--policies", "same", "same-1", "code-and-words"}
+
+    def test_what_leads_nowhere_is_found(self, tmp_path: Path):
+        root = repository(
+            tmp_path,
+            **{
+                "README.md": "[a](docs/a.md#here) [b](docs/b.md) [c](docs/a.md#gone) [out](../up.md) "
+                "`src/x.py` `src/*.py`",
+                "docs/a.md": "# Here\n[home](../README.md)",
+                "src/y.py": "",
+            },
+        )
+        assert check_links.wrong_in_markdown(root, "docs/a.md") == []
+        assert check_links.wrong_in_markdown(root, "README.md") == [
+            "README.md: the link 'docs/b.md' leads to docs/b.md, which is not there",
+            "README.md: docs/a.md has no heading for '#gone'",
+            "README.md: the link '../up.md' leads to ../up.md, which is not there",
+            "README.md: the path `src/x.py` is not there",
+        ]
+
+    def test_what_the_site_loads_from_elsewhere_is_found(self, tmp_path: Path):
+        site = repository(
+            tmp_path,
+            **{
+                "a.html": '<p id="x"><a href="b.html#y">b</a><a href="b.html#z">b</a><a href="c.html">c</a></p>'
+                '<script src="https://cdn.org/s.js"></script><img src="gone.png">',
+                "b.html": '<p id="y"><a href="https://else.org">fine</a></p>',
+                "s.css": "@font-face { src: url(https://fonts.org/f) }",
+            },
+        )
+        assert check_links.wrong_on_site(site) == [
+            "a.html: loads https://cdn.org/s.js from elsewhere",
+            "a.html: loads gone.png, which is not there",
+            "a.html: b.html#z: that page has no such anchor",
+            "a.html: the link c.html leads nowhere",
+            "s.css: loads something from elsewhere",
+        ]
+
+    def test_files_outside_docs_become_pages(self, tmp_path: Path):
+        root = repository(tmp_path, **{"docs/a.md": "[s](../src/x.py) [b](../bench/README.md)", "src/x.py": "x = 1\n"})
+        repository(root, **{"bench/README.md": "[back](../docs/a.md) [data](r.json)", "bench/r.json": "{}"})
+        found = everything_linked(root, {"docs/a.md": (root / "docs/a.md").read_text()})
+        assert [one.uri for one in found] == ["bench/README.md", "bench/r.json", "source/src/x.py.md"]
+        assert "x = 1" in (found[2].content or "")
+        assert relinked(root, "docs/a.md", "[s](../src/x.py#l)") == "[s](source/src/x.py.md#l)"
+        assert relinked(root, "bench/README.md", "[back](../docs/a.md)") == "[back](../a.md)"
+
+    def test_all_links_of_the_repository(self):
+        wrong = [s for name in check_links.markdown_files(ROOT) for s in check_links.wrong_in_markdown(ROOT, name)]
+        assert wrong == []
+
+
+def test_navigation_takes_what_exists():
+    nav = [{"Start": "index.md"}, {"Later": [{"Live": "live.md"}]}, {"More to read": ["a.md", "gone.md"]}]
+    assert completed(nav, ["a.md", "index.md", "new.md", "source/x.py.md"]) == [
+        {"Start": "index.md"}, {"More to read": ["a.md"]}, {"More": ["new.md"]},
+    ]  # fmt: skip
+
+
+def test_the_picture_of_the_readme_shows_the_results():
+    spec = importlib.util.spec_from_file_location("gain", ROOT / "docs" / "pictures" / "gain.py")
+    assert spec is not None
+    assert spec.loader is not None
+    gain = importlib.util.module_from_spec(spec)
+    sys.modules["gain"] = gain  # dataclasses look their module up
+    spec.loader.exec_module(gain)
+    assert gain.PICTURE.read_text() == gain.drawn(gain.rows()), "run python docs/pictures/gain.py"
+    assert gain.PICTURE.stat().st_size < 60_000
+    for row in gain.rows():
+        assert f"{row.policy:.1f}" in gain.PICTURE.read_text()

@@ -1,0 +1,45 @@
+"""Every tutorial of the documentation runs, and prints what its page shows."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tools"))
+
+from tutorial_outputs import TUTORIALS, names, printed  # noqa: E402  a script beside the package, not part of it
+
+SMALL = {  # so much less than on the page that learning has only begun
+    "train_on_my_potential": ("--steps", "72"),
+    "compare_agents": ("--pendulum-steps", "1004", "--atom-steps", "144"),
+    "add_an_agent": ("--steps", "260"),
+}
+
+
+def without_numbers(text: str) -> list[str]:
+    """The words of each line; how many lines there are may depend on the number of force calls."""
+    lines = (" ".join(re.sub(r"[-+]?\d[\d.e-]*", "0", line).split()) for line in text.splitlines())
+    return list(dict.fromkeys(re.sub(r"by (policy|springs|plain|fire)", "by method", line) for line in lines))
+
+
+@pytest.mark.parametrize("name", names())
+def test_runs_and_says_what_its_page_shows(name: str, tmp_path: Path):
+    shown = (TUTORIALS / "outputs" / f"{name}.txt").read_text()
+    assert without_numbers(printed(name, tmp_path, *SMALL.get(name, ()))) == without_numbers(shown)
+
+
+def test_the_page_of_the_swap_shows_a_gain():
+    shown = (TUTORIALS / "outputs" / "swap_bfgs.txt").read_text()
+    calls = [int(count) for count in re.findall(r"(\d+) force calls", shown)]
+    assert calls[1] < calls[0]
+
+
+def test_every_tutorial_has_a_page_that_shows_script_and_output():
+    pages = "".join(path.read_text() for path in (ROOT / "docs" / "tutorials").glob("*.md"))
+    for name in names():
+        assert f"<!-- code: examples/tutorials/{name}.py -->" in pages
+        assert f"<!-- output: examples/tutorials/outputs/{name}.txt -->" in pages

@@ -1,0 +1,1 @@
+"""What builds the pages of the documentation from the repository itself, so that they cannot drift from it."""
