@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from relaxion.doors.sentences import (
     as_plain,
     comparison_table,
     error_sentence,
+    restart_name,
     result_sentence,
     symmetry_hint,
 )
@@ -213,6 +215,9 @@ def run_relaxer(task: Task, choice: PolicyChoice, log: Path | None, trajectory: 
     )
     stage.watch(optimizer)
     outcome, error = _ended(optimizer, task)
+    if outcome in ("error", "interrupted") and trajectory is not None:
+        with suppress(OSError):  # a full disk may be what ended it: what else there is must not be lost
+            optimizer.save(trajectory.with_name(restart_name(trajectory.stem)))
     stands = outcome == "converged" or _last_stands(optimizer, stage)
     run = stage.finish(outcome, error=error, last_stands=stands)
     if outcome not in ("interrupted", "error"):

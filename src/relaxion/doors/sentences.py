@@ -126,9 +126,17 @@ def _beside(report: Report, run: Run) -> str:
     return f" ({in_words(run, report.others)})" if report.others else ""
 
 
+def restart_name(name: str) -> str:
+    """Of the file with the state of the optimizer, left behind where a relaxation was cut short."""
+    return f"{name}.restart.json"
+
+
 def error_sentence(report: Report) -> str:
     """What went wrong, and what was saved of it."""
     kept = "" if report.written_to is None else f"; the structure so far is kept in {report.written_to}{os.sep}"
+    restart = restart_name(report.job.name)
+    if report.written_to is not None and (report.written_to / restart).exists():
+        kept += f", and Relaxer(atoms, restart=...) goes on from {restart} there"
     error = report.error or ""
     # reading errors begin with the name of the file already
     start = "" if error.startswith(str(report.job.file)) else f"{report.job.label}: "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, final
 
 import torch
@@ -15,6 +16,8 @@ from relaxion.structures.structures import per_structure_sum
 
 if TYPE_CHECKING:
     from relaxion.physics.ase import PotentialCalculator
+
+SHORTEST_RANGE = 5  # elements in a row that are written as "H to B"
 
 
 class Potential(ABC):
@@ -55,8 +58,9 @@ class Potential(ABC):
         missing = set(structures.atomic_numbers.unique().tolist()) - self.elements
         if missing:
             names = ", ".join(chemical_symbols[number] for number in sorted(missing))
-            known = ", ".join(chemical_symbols[number] for number in sorted(self.elements))
-            raise MissingElementError(f"{self.name} has no parameters for {names}; it knows {known}")
+            raise MissingElementError(
+                f"{self.name} has no parameters for {names}; it knows {elements_in_words(self.elements)}"
+            )
 
     def as_calculator(self) -> PotentialCalculator:
         """For ASE: `atoms.calc = relaxion.potential("emt").as_calculator()`."""
@@ -67,6 +71,21 @@ class Potential(ABC):
     @abstractmethod
     def evaluate(self, structures: Structures, stresses: bool) -> Evaluation:
         """The physics; called by `__call__` only, so that nothing goes uncounted."""
+
+
+def elements_in_words(numbers: Iterable[int]) -> str:
+    """Symbols with commas; long runs of neighbours as "H to Bi"."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and runs[-1][-1] == number - 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    words = []
+    for run in runs:
+        symbols = [chemical_symbols[number] for number in run]
+        words += symbols if len(run) < SHORTEST_RANGE else [f"{symbols[0]} to {symbols[-1]}"]
+    return ", ".join(words)
 
 
 class PairGraphPotential(Potential):
