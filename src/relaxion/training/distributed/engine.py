@@ -7,6 +7,7 @@ import os
 import secrets
 import shutil
 import signal
+import socket
 import tempfile
 import threading
 import warnings
@@ -22,6 +23,7 @@ QUIET = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else a warning for every actor without a GPU
 }
 OBJECT_STORE_BYTES = 128 * 2**20  # answers are some 100 kB each; Ray's own choice is a third of all memory
+REACH_SECONDS = 10  # for a cluster to answer
 ON_THIS_MACHINE = {
     # Whoever reaches Ray's ports can run anything. A Ray of our own listens on the loopback only, as Ray itself has it
     # on Windows and macOS, and answers to those who know a word of chance.
@@ -69,6 +71,8 @@ class RayEngine:
         else:
             options["address"] = address
         try:
+            if address is not None:
+                _check_reachable(address)
             self.ray.init(**options)
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
             where = "here" if address is None else f"at '{address}'"
@@ -91,6 +95,13 @@ class RayEngine:
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
+
+
+def _check_reachable(address: str) -> None:
+    """An OSError where nobody listens: Ray itself tries for minutes and then ends the process."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if host and port.isdecimal():
+        socket.create_connection((host, int(port)), timeout=REACH_SECONDS).close()
 
 
 @contextmanager
