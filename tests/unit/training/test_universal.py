@@ -1,0 +1,124 @@
+"""A metric that learns from a store: what becomes a lesson, that it learns, that it goes on to the bit, its bundle."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from relaxion.bundle import PolicyBundle
+from relaxion.errors import FileError, RunError
+from relaxion.experience.evaluated import TrajectoryStore
+from relaxion.files import Stored, digest
+from relaxion.structures import Outcome
+from relaxion.training.collect import collect
+from relaxion.training.collect_settings import CollectSettings
+from relaxion.training.packaging import bundle_from_run
+from relaxion.training.run import train
+from relaxion.training.run_settings import RunSettings
+from relaxion.training.stored_imitation import mean_error
+from relaxion.training.stored_lessons import is_validation, largest_forces, lessons_of, sorted_lessons
+from relaxion.training.universal_assessment import stored_calls
+from relaxion.training.universal_settings import UniversalSettings
+from relaxion.training.universal_trainer import UniversalTrainer, group, split_store
+
+RECIPE = {
+    "seed": 5,
+    "kinds": {
+        "alloy": {"make": "metal", "engine": "emt", "number": 44, "largest_n_atoms": 8, "free_cell_share": 0.4},
+    },
+}
+SMALL = {"channels": 8, "n_hidden": 8, "n_layers": 1, "cutoff_angstrom": 4.0, "n_lessons": 16}
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("stores") / "alloys"
+    collect(CollectSettings.of(RECIPE, {}), path)
+    return path
+
+
+def settings(store: Path | str, **given: object) -> RunSettings:
+    table = {"task": "universal", "store": str(store), "steps": 30, "n_updates": 30, "assessment_starts": 3}
+    return RunSettings.read(table | SMALL | given)
+
+
+def test_every_state_is_taught_the_way_to_the_end_of_its_own_relaxation(store: Path) -> None:
+    trajectory = next(t for t in TrajectoryStore.open(store) if t.outcome == Outcome.CONVERGED and not t.cell_free)
+    lessons = lessons_of(trajectory, UniversalSettings().rule())
+    assert lessons is not None
+    ends = lessons.state.structures.moved(lessons.goal).positions.reshape(lessons.number, -1, 3)
+    apart = ends - trajectory.positions[-1]
+    drift = apart.mean(dim=1, keepdim=True)  # a shift of all atoms costs nothing
+    assert torch.allclose(apart - drift, torch.zeros_like(apart), atol=1e-12)
+    assert bool((largest_forces(trajectory)[: lessons.number] > 0.03).all())
+
+
+def test_relaxations_without_an_end_teach_nothing(store: Path) -> None:
+    whole = next(t for t in TrajectoryStore.open(store) if len(t) > 4)
+    names = ("cells", "positions", "energies", "forces", "stresses")
+    cut = replace(whole, outcome=int(Outcome.STEP_LIMIT), **{name: getattr(whole, name)[:2] for name in names})
+    assert lessons_of(cut, UniversalSettings().rule()) is None
+    assert stored_calls(cut) == 200
+
+
+def test_the_two_sides_of_a_store_never_mix(store: Path) -> None:
+    training, validation = split_store(str(store))
+    assert training
+    assert validation
+    assert not {t.key for t in training} & {t.key for t in validation}
+    assert all(is_validation(t.key) for t in validation)
+
+
+def test_it_learns(store: Path) -> None:
+    trainer = UniversalTrainer(settings(store, steps=120, n_updates=120))  # pyright: ignore[reportArgumentType]
+    unseen = sorted_lessons(trainer.validation, UniversalSettings().rule(), group)["crystals"]
+    before = mean_error(trainer.policy, unseen)
+    for _ in range(120):
+        trainer.advance()
+    assert mean_error(trainer.policy, unseen) < 0.8 * before
+
+
+def test_it_goes_on_to_the_bit(store: Path) -> None:
+    straight = UniversalTrainer(settings(store))  # pyright: ignore[reportArgumentType]
+    for _ in range(4):
+        straight.advance()
+    kept = Stored(straight.snapshot(), {})
+    resumed = UniversalTrainer(settings(store))  # pyright: ignore[reportArgumentType]
+    resumed.restore(kept)
+    for trainer in (straight, resumed):
+        for _ in range(4):
+            trainer.advance()
+    assert digest(straight.weights()) == digest(resumed.weights())
+
+
+def test_a_run_becomes_a_bundle_with_the_elements_it_has_seen(store: Path, tmp_path: Path) -> None:
+    result = train(settings(store, steps=10, n_updates=10), tmp_path / "run")
+    assert result.steps == 10
+    bundle = bundle_from_run(tmp_path / "run", "mine")
+    file = tmp_path / "mine.safetensors"
+    bundle.write(file)
+    card = PolicyBundle.read(file).card
+    training, _ = split_store(str(store))
+    assert len(card.elements) == len({int(z) for t in training for z in t.numbers})
+    assert card.policy_result is not None
+    assert card.policy_result.success_rate == 1.0
+
+
+def test_no_store_is_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="relaxion collect"):
+        train(settings(""), tmp_path / "run")
+    with pytest.raises(FileError, match="holds no store"):
+        train(settings(tmp_path / "nothing"), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_store_of_another_version_is_refused(store: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    text = (store / "manifest.json").read_text()
+    (other / "manifest.json").write_text(text.replace('"format_version": 1', '"format_version": 7'))
+    with pytest.raises(FileError, match="format version 7"):
+        train(settings(other), tmp_path / "run")
