@@ -27,8 +27,11 @@ class MetalsSettings(Settings):
     vacancy_share: float = Field(default=0.1, ge=0)
     """Weight of alloys with a vacancy."""
 
-    slab_share: float = Field(default=0.2, ge=0)
-    """Weight of slabs, some with an atom on top, some with a fixed layer."""
+    slab_share: float = Field(default=0.35, ge=0)
+    """Weight of slabs, many with atoms on top, many with a fixed layer: the kind that is hardest to learn."""
+
+    largest_slab_n_atoms: int = Field(default=27, ge=4)
+    """Atoms of the largest slab, atoms on top not counted; the smallest has at least 4."""
 
     cluster_share: float = Field(default=0.1, ge=0)
     """Weight of random clusters, far from any minimum."""

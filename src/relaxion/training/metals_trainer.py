@@ -30,7 +30,7 @@ from relaxion.training.result import RelaxationResult
 from relaxion.training.run_settings import MetalsRunSettings, VectorRunSettings
 from relaxion.training.seeds import named_generator
 from relaxion.training.statistics import MetricMeans
-from relaxion.training.trainer import Trainer
+from relaxion.training.trainer import Trainer, checked_finite
 
 LONGEST_MOVE, LARGEST_STRAIN = 1.0, 0.1  # Å; of the bare policy. The guard's trust radius is what binds in use.
 
@@ -68,6 +68,7 @@ class MetalsTrainer:
             rattle_angstrom=(0.03, metals.largest_rattle_angstrom),
             free_share=metals.free_cell_share,
             adsorbates=ADSORBATES if elements == EMT_METALS else (),
+            largest_slab=metals.largest_slab_n_atoms,
         )
 
     @property
@@ -169,6 +170,8 @@ class MetalsTrainer:
         self.policy.load_state_dict(stored.part("metric"))
 
     def snapshot(self) -> dict[str, Tensor]:
+        """Everything a resume needs. A DivergedError when the metric is not worth keeping; the gate checks its own."""
+        checked_finite(self.policy.state_dict(), self.step)
         parts = {"metric": self.policy.state_dict(), "imitation": self.imitation.snapshot()}
         parts["means"] = self.means.snapshot()
         if self._gate is not None:

@@ -7,13 +7,19 @@ labelled with the minimum that its own relaxation ended in.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
+from ase import Atoms
+from ase.filters import FrechetCellFilter
 from torch import Tensor
 
+from relaxion.classical.chain import Classical
+from relaxion.classical.door import read_point
+from relaxion.classical.quasi_newton import QuasiNewtonSettings
 from relaxion.experience.environment import Environment
 from relaxion.networks.metric_lessons import Lessons, way_to
+from relaxion.physics.ase import PotentialCalculator
 from relaxion.physics.potential import Potential
 from relaxion.physics.reward import largest_force
 from relaxion.structures import Move, Outcome, State, Structures
@@ -39,6 +45,42 @@ class Relaxations:
             if bool(good.any()):
                 parts.append(Lessons(state, goal).select(good))
         return Lessons.concatenate(parts) if parts else None
+
+
+def finished_by_core(found: Relaxations, potential: Potential, tolerance: float, max_force_calls: int) -> Relaxations:
+    """The same, those that the policy did not bring to an end carried on by the classical core.
+
+    What a policy cannot finish it would never learn from, and so never learn: the states where it went astray are those
+    that it needs a lesson for.
+    """
+    unfinished = (found.outcomes == Outcome.STEP_LIMIT).nonzero().flatten()
+    if len(unfinished) == 0:
+        return found
+    outcomes, calls, calculator = found.outcomes.clone(), found.calls.clone(), PotentialCalculator(potential)
+    ends = list(found.ends.structures.to_ase())
+    for number in unfinished.tolist():
+        atoms = ends[number]
+        atoms.calc = calculator
+        target = FrechetCellFilter(atoms) if bool(found.ends.structures.cell_free[number]) else atoms
+        spent = _core_calls(target, tolerance, max_force_calls)
+        calls[number] += spent
+        if spent < max_force_calls:
+            outcomes[number] = int(Outcome.CONVERGED)
+    free = found.ends.structures.cell_free.tolist()
+    structures = Structures.from_ase(ends, cell_free=free).to(found.ends.structures.dtype)
+    return replace(found, ends=replace(found.ends, structures=structures), outcomes=outcomes, calls=calls)
+
+
+def _core_calls(target: Atoms | FrechetCellFilter, tolerance: float, cap: int) -> int:
+    """Force calls of the core to the tolerance; `cap` where it takes as many or more."""
+    core = Classical(QuasiNewtonSettings())
+    for call in range(1, cap):
+        point = read_point(target)
+        if point.largest_force < tolerance:
+            return call
+        proposal = core.propose(point)
+        target.set_positions(proposal.base.coordinates + proposal.step)
+    return cap
 
 
 def first_state(potential: Potential, structures: Structures, trust_angstrom: float = 0.3) -> State:

@@ -10,7 +10,7 @@ the springs the network begins with, so that states near the minimum count as mu
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -26,8 +26,8 @@ from relaxion.networks.metric_lessons import Lessons, relative_errors
 from relaxion.networks.metric_policies import MetricPolicy
 from relaxion.physics.potential import Potential
 from relaxion.settings import Settings
-from relaxion.structures import Outcome
-from relaxion.training.metric_data import relax
+from relaxion.structures import Move, Outcome, State
+from relaxion.training.metric_data import finished_by_core, relax
 
 
 class ImitationSettings(Settings):
@@ -47,10 +47,6 @@ class ImitationSettings(Settings):
 
     largest_gradient_norm: float = Field(default=1.0, gt=0)
     """Longer gradients are shortened: one odd structure must not throw the weights off."""
-
-    soft_error: float | None = Field(default=None, gt=0)
-    """Errors well above this count by their logarithm, c·log(1 + error/c): lessons that no quadratic form can learn
-    (far starts) must not drown those that one can. None: errors count as they are."""
 
     updates_per_round: int = Field(default=40, ge=1)
     """Between two gatherings."""
@@ -74,7 +70,10 @@ class ImitationSettings(Settings):
     """States with an atom farther from the minimum teach nothing: no quadratic form knows the way."""
 
     max_force_calls: int = Field(default=40, ge=2)
-    """A relaxation that takes longer is given up, and not learned from."""
+    """Force calls of the policy in a relaxation; what takes longer is left to the core, or given up."""
+
+    core_force_calls: int = Field(default=0, ge=0)
+    """Force calls of the classical core for what the policy did not finish, which then teaches too. 0: it does not."""
 
     trust_angstrom: float = Field(default=0.3, gt=0)
     """Longest displacement in a step of a relaxation."""
@@ -98,8 +97,11 @@ class MetricImitation:
         sources: Sequence[Source],
         settings: ImitationSettings | None = None,
         generator: torch.Generator | None = None,
+        relaxes: Callable[[State], Move] | None = None,
     ) -> None:
+        """`relaxes`: how lessons are gathered; None: by the policy as it is."""
         self.policy, self.sources = policy, list(sources)
+        self.relaxes = relaxes or (lambda state: policy.move(state))
         self.settings = settings or ImitationSettings()
         self.generator = generator or torch.Generator().manual_seed(0)
         self.parameters = list(policy.network.parameters())
@@ -141,15 +143,18 @@ class MetricImitation:
         source = self.sources[int(torch.multinomial(weights, 1, generator=self.generator))]
         environment = Environment(source.potential, source.starts, self._environment_settings())
         start = environment.reset(self.generator, settings.starts_per_round)
-        found = relax(environment, lambda state: self.policy.move(state), start)
+        found = relax(environment, self.relaxes, start)
+        by_itself = found.outcomes == Outcome.CONVERGED
+        if settings.core_force_calls:
+            label = settings.label_tolerance_ev_per_angstrom
+            found = finished_by_core(found, source.potential, label, settings.core_force_calls)
         self.counters[1] += int(found.calls.sum())
         lessons = found.lessons(settings.smallest_force_ev_per_angstrom, settings.farthest_angstrom)
         if lessons is not None:
             self.rounds = [*self.rounds, lessons][-settings.rounds_kept :]
             self._pool = None
-        finished = found.outcomes == Outcome.CONVERGED
         return {
-            "imitation/finished_share": float(finished.double().mean()),
+            "imitation/finished_share": float(by_itself.double().mean()),
             "imitation/calls_to_label": float(found.calls.double().mean()),
         }
 
@@ -164,8 +169,7 @@ class MetricImitation:
     def _descend(self) -> dict[str, float]:
         self.optimizer.learning_rate = self._learning_rate()
         errors = relative_errors(self.policy.network, self._sample())
-        soft = self.settings.soft_error
-        loss = errors.mean() if soft is None else soft * torch.log1p(errors / soft).mean()
+        loss = errors.mean()
         gradients = torch.autograd.grad(loss, self.parameters, allow_unused=True, materialize_grads=True)
         norm = torch.sqrt(sum((g.square().sum() for g in gradients), torch.zeros(())))
         if bool(torch.isfinite(norm)):  # a state that no weights can stand must not end all
@@ -187,9 +191,9 @@ class MetricImitation:
     def _sample(self) -> Lessons:
         if not self.rounds:
             raise RunError(
-                f"nothing to learn from: none of the relaxations came to {self.settings.label_tolerance_ev_per_angstrom:g} "
-                f"eV/Å within {self.settings.max_force_calls} force calls and {self.settings.farthest_angstrom:g} Å of "
-                "their start; allow more of either, or perturb less"
+                "nothing to learn from: none of the relaxations came to "
+                f"{self.settings.label_tolerance_ev_per_angstrom:g} eV/Å within {self.settings.max_force_calls} force "
+                f"calls and {self.settings.farthest_angstrom:g} Å of their start; allow more of either, or perturb less"
             )
         if self._pool is None:
             self._pool = Lessons.concatenate(self.rounds)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from ase import Atoms
+from ase import Atom, Atoms
 from ase.build import bulk, fcc100, fcc111
 from ase.constraints import FixAtoms
 from ase.data import atomic_numbers
@@ -22,6 +23,7 @@ from relaxion.structures.packing import pack
 EMT_METALS = ("Al", "Cu", "Ag", "Au", "Ni", "Pd", "Pt")
 EAM_METALS = ("Cu", "Ag", "Au", "Ni", "Pd", "Pt", "Al", "Pb", "Fe", "Mo", "Ta", "W", "Mg", "Co", "Ti", "Zr")
 ADSORBATES = ("H", "C", "N", "O")  # that EMT knows
+PURE_SLABS = 0.4  # of them; surfaces that people look at are mostly of one metal
 MOST_BUILT = 1000  # tries to make a structure of the sizes asked for
 
 
@@ -36,10 +38,10 @@ class MetalStarts:
     free_share: float = 0.4
     """Of the crystals, those whose cells are strained and relax too."""
     largest_strain: float = 0.04
-    one_of: tuple[str, ...] = ()
-    """Every structure has at least one of these: two potentials that disagree about an element are told apart."""
     adsorbates: tuple[str, ...] = ()
     """Elements of atoms that may sit on slabs beside the metals."""
+    largest_slab: int | None = None
+    """Atoms of the largest slab, atoms on top not counted; None: as of every other kind."""
 
     def __post_init__(self) -> None:
         for name in self.shares:
@@ -62,10 +64,7 @@ class MetalStarts:
     def symbols(self, random: np.random.Generator, number: int) -> list[str]:
         """Of an alloy of one to four elements."""
         few = random.choice(self.elements, min(len(self.elements), int(random.integers(1, 5))), replace=False)
-        symbols = [str(symbol) for symbol in random.choice(few, number)]
-        if self.one_of and not set(symbols) & set(self.one_of):
-            symbols[int(random.integers(number))] = str(random.choice(self.one_of))
-        return symbols
+        return [str(symbol) for symbol in random.choice(few, number)]
 
     def _displaced(self, atoms: Atoms, random: np.random.Generator) -> Atoms:
         width = 0.0 if atoms.info.pop("far", False) else random.uniform(*self.rattle_angstrom)
@@ -108,10 +107,12 @@ def _vacancy(starts: MetalStarts, random: np.random.Generator) -> Atoms:
 
 
 def _slab(starts: MetalStarts, random: np.random.Generator) -> Atoms:
-    """Two to four layers, often with the lowest fixed, sometimes with an atom on top."""
+    """Two to four layers of a metal or an alloy, often with the lowest fixed, often with atoms on top."""
     build = fcc111 if random.random() < 0.6 else fcc100
-    size = (int(random.integers(1, 3)), 2, int(random.integers(2, 5)))
-    symbols = starts.symbols(random, size[0] * size[1] * size[2])
+    size = _slab_size(starts, random)
+    symbols = starts.symbols(random, math.prod(size))
+    if random.random() < PURE_SLABS:
+        symbols = symbols[:1] * len(symbols)
     volume = np.mean([atomic_volume(atomic_numbers[symbol]) for symbol in symbols])
     atoms = build("Cu", size, a=float((4 * volume) ** (1 / 3)), vacuum=6.0)
     atoms.set_chemical_symbols(symbols)
@@ -124,15 +125,30 @@ def _slab(starts: MetalStarts, random: np.random.Generator) -> Atoms:
     return atoms
 
 
+def _slab_size(starts: MetalStarts, random: np.random.Generator) -> tuple[int, int, int]:
+    """Atoms along both directions of the surface, and layers."""
+    low, high = starts.sizes[0], starts.largest_slab or starts.sizes[1]
+    for _ in range(MOST_BUILT):
+        size = (int(random.integers(1, 4)), int(random.integers(2, 4)), int(random.integers(2, 5)))
+        if low <= math.prod(size) <= high:
+            return size
+    raise SettingsError(f"no slab of {low} to {high} atoms was found: they have 4 to 36; allow others")
+
+
 def _on_top(atoms: Atoms, size: tuple[int, int, int], starts: MetalStarts, random: np.random.Generator) -> Atoms:
-    """One atom above a random place of the slab: a metal, or nearer to it an adsorbate."""
-    top = atoms.positions[int(np.argmax(atoms.positions[:, 2]))]
-    sideways = random.uniform(0, 1) * atoms.cell.array[0] / size[0] + random.uniform(0, 1) * atoms.cell.array[1] / 2
-    if starts.adsorbates and random.random() < 0.7:
-        symbol, height = str(random.choice(starts.adsorbates)), random.uniform(0.9, 1.6)
-    else:
-        symbol, height = starts.symbols(random, 1)[0], random.uniform(1.7, 2.4)
-    return Atoms(symbol, [top + sideways + [0, 0, height]])
+    """Atoms above places of the slab, no two above the same: metals, or nearer to it adsorbates."""
+    top = atoms[atoms.get_tags() == 1]
+    places = random.permutation(len(top))[: max(1, min(int(random.integers(1, 4)), len(top) // 2))]
+    edges = atoms.cell.array[0] / size[0], atoms.cell.array[1] / size[1]
+    found = []
+    for place in places:
+        along, across = random.choice((0.0, 1 / 3, 0.5, 2 / 3), 2) if random.random() < 0.5 else random.uniform(0, 1, 2)
+        if starts.adsorbates and random.random() < 0.7:
+            symbol, height = str(random.choice(starts.adsorbates)), random.uniform(0.9, 1.6)
+        else:
+            symbol, height = starts.symbols(random, 1)[0], random.uniform(1.7, 2.4)
+        found.append(Atom(symbol, top.positions[place] + along * edges[0] + across * edges[1] + [0, 0, height]))
+    return Atoms(found)
 
 
 def _cluster(starts: MetalStarts, random: np.random.Generator) -> Atoms:
@@ -151,7 +167,7 @@ def _cluster(starts: MetalStarts, random: np.random.Generator) -> Atoms:
 
 def _packing(starts: MetalStarts, random: np.random.Generator) -> Atoms:
     """A random cell at the mean volume, no two atoms nearer than 1.8 Å."""
-    symbols = starts.symbols(random, int(random.integers(*starts.sizes)))
+    symbols = starts.symbols(random, int(random.integers(starts.sizes[0], starts.sizes[1] + 1)))
     volume = float(np.mean([atomic_volume(atomic_numbers[symbol]) for symbol in symbols]))
     seed = torch.Generator().manual_seed(int(random.integers(2**62)))
     packed = pack(

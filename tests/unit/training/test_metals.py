@@ -16,6 +16,7 @@ from relaxion.training.packaging import bundle_from_run
 from relaxion.training.recipe import find, settings_from_recipe
 from relaxion.training.run import train
 from relaxion.training.run_settings import MetalsRunSettings, RunSettings
+from relaxion.training.trainer import DivergedError
 
 TINY = {
     "channels": 4, "n_hidden": 4, "n_coordinates": 1, "n_radial": 4, "n_layers": 1,
@@ -86,6 +87,14 @@ def test_every_agent_can_turn_the_knobs():
         assert trainer.gate() is not None
         assert all(torch.isfinite(t).all() for t in trainer.weights().values() if t.is_floating_point())
         trainer.close()
+
+
+def test_a_metric_that_is_no_longer_a_number_is_not_kept():
+    trainer = MetalsTrainer(tiny())
+    with torch.no_grad():
+        trainer.policy.network.to_arms.weight[0, 0, 0] = torch.nan
+    with pytest.raises(DivergedError, match="to_arms"):
+        trainer.snapshot()
 
 
 def test_settings_survive_their_own_file():

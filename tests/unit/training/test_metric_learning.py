@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from ase.build import bulk
@@ -16,9 +17,9 @@ from relaxion.networks.metric_policies import MetricPolicy
 from relaxion.networks.move_actions import MoveActions
 from relaxion.structures import Move, Outcome, Structures
 from relaxion.training.metric_assessment import PlainLoop
-from relaxion.training.metric_data import first_state, relax
+from relaxion.training.metric_data import finished_by_core, first_state, relax
 from relaxion.training.metric_imitation import ImitationSettings, MetricImitation, Source
-from relaxion.training.metric_starts import EAM_METALS, KINDS, MetalStarts
+from relaxion.training.metric_starts import ADSORBATES, EAM_METALS, KINDS, MetalStarts
 
 SETTINGS = MetricSettings(channels=8, n_hidden=8, n_layers=1, cutoff_angstrom=4.0)
 TINY = MetalStarts(elements=("Cu", "Ni"), sizes=(2, 4), rattle_angstrom=(0.05, 0.15))
@@ -96,21 +97,46 @@ def test_starts_are_of_every_kind_and_repeat() -> None:
         MetalStarts(shares={"clusters": 1.0})
 
 
-def test_one_of_the_elements_is_in_every_structure() -> None:
-    starts = MetalStarts(elements=("Cu", "Ni", "Fe"), sizes=(2, 6), one_of=("Fe",))
-    drawn = starts.sample(torch.Generator().manual_seed(5), 30)
-    iron = torch.zeros(30).index_add_(0, drawn.structure_index, (drawn.atomic_numbers == 26).float())
-    assert bool((iron > 0).all())
-    assert bool((drawn.atomic_numbers != 26).any())
+def test_sizes_are_kept_and_reached_by_every_kind() -> None:
+    """Atoms on top of slabs not counted; a random packing may have as many atoms as the largest structure."""
+    for kind in KINDS:
+        starts = MetalStarts(sizes=(4, 9), shares={kind: 1.0}, largest_slab=12)
+        counts = starts.sample(torch.Generator().manual_seed(2), 60).counts
+        largest, on_top = {"slab": (12, 3), "vacancy": (8, 0)}.get(kind, (9, 0))
+        assert int(counts.min()) >= 4
+        assert largest <= int(counts.max()) <= largest + on_top, kind
+    with pytest.raises(SettingsError, match="no slab of 30 to 31 atoms"):
+        MetalStarts(sizes=(30, 31), shares={"slab": 1.0}).sample(torch.Generator(), 1)
 
 
-def test_soft_errors_turn_away_from_hopeless_lessons() -> None:
-    """The same lessons, another direction: c·log(1 + error/c) weighs small errors more."""
-    plain, soft = learner_of(), learner_of()
-    soft.settings = soft.settings.model_copy(update={"soft_error": 0.05})
-    for learner in (plain, soft):
-        learner.update()
-    assert not torch.equal(plain.policy.network.to_springs.weight, soft.policy.network.to_springs.weight)
+def test_several_adsorbates_sit_on_slabs_and_none_inside() -> None:
+    starts = MetalStarts(sizes=(4, 16), shares={"slab": 1.0}, adsorbates=ADSORBATES, largest_slab=27)
+    light = 0
+    for atoms in starts.sample(torch.Generator().manual_seed(3), 60).to_ase():
+        metals, others = atoms.positions[atoms.numbers > 9], atoms.positions[atoms.numbers < 10]
+        light = max(light, len(others))
+        if len(others):
+            assert others[:, 2].min() > np.sort(metals[:, 2])[len(metals) // 2]
+    assert light >= 2
+
+
+def test_what_the_policy_cannot_finish_the_core_finishes_and_it_teaches() -> None:
+    """Two force calls are too few for anybody: without the core there is no lesson at all."""
+    emt = relaxion.potential("emt")
+    starts = MetalStarts(sizes=(2, 4), free_share=0.5)
+    settings = ImitationSettings(max_force_calls=2)
+    learner = MetricImitation(policy_of(), [Source(emt, starts)], settings, torch.Generator().manual_seed(0))
+    environment = Environment(emt, starts, learner._environment_settings())
+    start = environment.reset(torch.Generator().manual_seed(1), 6)
+    found = relax(environment, policy_of(), start)
+    assert found.lessons(0.01, 1.0) is None
+    carried_on = finished_by_core(found, emt, 1e-3, 60)
+    lessons = carried_on.lessons(0.01, 1.0)
+    assert lessons is not None
+    arrived = emt(lessons.state.structures.moved(lessons.goal))
+    assert float(arrived.forces.norm(dim=1).max()) < 5e-3
+    assert bool((carried_on.calls > found.calls).all())
+    assert finished_by_core(carried_on, emt, 1e-3, 60) is carried_on
 
 
 def test_learning_lowers_the_error_on_other_structures() -> None:
