@@ -170,6 +170,99 @@ def relax(
     raise typer.Exit(relax_command.relax(request))
 
 
+@app.command("relax-many", epilog=help_texts.MANY)
+def relax_many(
+    files: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="FILE",
+            show_default="those of an earlier run into DIR",
+            readable=False,
+            help="Structure files of any kind ASE reads; every structure in them is relaxed.",
+        ),
+    ] = None,
+    out: Annotated[
+        Path, typer.Option(metavar="DIR", readable=False, help="Results; the same command again goes on here.")
+    ] = Path("relaxed-many"),
+    calc: Annotated[
+        str, typer.Option(metavar="SPEC", help="As in 'relax'.", autocompletion=completion.calculators)
+    ] = "emt",
+    policy: Annotated[
+        str, typer.Option(metavar="NAME|FILE", help="As in 'relax'.", autocompletion=completion.policies)
+    ] = "auto",
+    allow_unseen: Annotated[bool, typer.Option("--allow-unseen", help=help_texts.ALLOW_UNSEEN)] = False,
+    fmax: Annotated[float, typer.Option(metavar="eV/Å", help="As in 'relax'.")] = 0.05,
+    steps: Annotated[int, typer.Option(metavar="N", help="Most steps of a structure; each is one force call.")] = 500,
+    cell: Annotated[bool, typer.Option("--cell", help="Relax the cells too.")] = False,
+    workers: Annotated[
+        str, typer.Option(metavar="KIND", help="local:N, ray:auto, ray:ADDRESS; one processor each.")
+    ] = "local:2",
+    batch_size: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Structures at once in a worker, where the calculator takes many.")
+    ] = 128,
+    time_limit: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", show_default="none", help="Of one structure; beyond it is set aside."),
+    ] = None,
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="Try once more what earlier runs set aside.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="The result as one JSON object on stdout.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")] = False,
+) -> None:
+    """Relax thousands of structures by many workers; it can be killed at any moment and goes on when run again."""
+    # before NumPy and torch are loaded: on small structures more threads only make times worse
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    from relaxion.doors import many_command
+
+    request = many_command.ManyRequest(
+        files=tuple(files or ()),
+        out=out,
+        calculator=calc,
+        policy=policy,
+        allow_unseen=allow_unseen,
+        fmax=fmax,
+        steps=steps,
+        free_cell=cell,
+        workers=workers,
+        batch_size=batch_size,
+        time_limit_seconds=time_limit,
+        retry_failed=retry_failed,
+        as_json=as_json,
+        quiet=quiet,
+    )
+    raise typer.Exit(many_command.relax_many(request))
+
+
+@app.command(epilog=help_texts.STATUS)
+def status(
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", show_default=False, readable=False, help="The --out of 'relax-many'.")
+    ],
+    as_json: Annotated[bool, typer.Option("--json", help="Everything as one JSON object.")] = False,
+) -> None:
+    """Say how far 'relax-many' is; works while it runs."""
+    from relaxion.doors import many_command
+
+    raise typer.Exit(many_command.status(folder, as_json=as_json))
+
+
+@app.command(epilog=help_texts.MERGE)
+def merge(
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", show_default=False, readable=False, help="The --out of 'relax-many'.")
+    ],
+    out: Annotated[
+        Path, typer.Argument(metavar="FILE.extxyz", show_default=False, readable=False, help="All results, one file.")
+    ],
+    force: Annotated[bool, typer.Option("--force", help="Replace an earlier file.")] = False,
+) -> None:
+    """Put the results of 'relax-many' into one file, in the order of the input."""
+    from relaxion.doors import many_command
+
+    raise typer.Exit(many_command.merge_results(folder, out, force=force))
+
+
 @app.command(epilog=help_texts.TRAIN + TRAIN_CODES)
 def train(
     recipe: Annotated[
@@ -489,6 +582,25 @@ def report(
     from relaxion.doors import report_command
 
     raise typer.Exit(report_command.report(path, out, force=force))
+
+
+@app.command(epilog=help_texts.WATCH)
+def watch(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN", show_default=False, readable=False, help="Folders of runs, up to 12 in one page."),
+    ],
+    port: Annotated[int, typer.Option(metavar="N", help="Of 127.0.0.1; the next free one if it is taken.")] = 8765,
+    save: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.html", readable=False, help="Freeze the page as it is now to a file instead."),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace an earlier file.")] = False,
+) -> None:
+    """Follow training runs in the browser: curves, diagnosis, alarms, films; drop a structure to race it."""
+    from relaxion.doors import watch_command
+
+    raise typer.Exit(watch_command.watch(runs, port, save, force=force))
 
 
 @app.command(epilog=help_texts.DOCTOR)

@@ -40,6 +40,11 @@ REPORT = (
     + UNITS_ONLY
     + exit_codes("0 written, 1 error, 2 usage")
 )
+WATCH = examples(
+    "relaxion watch runs/alloys",
+    "relaxion watch runs/alloys-td3-* --port 9000",
+    "relaxion watch runs/alloys --save alloys.html",
+) + exit_codes("0 done, 1 error, 2 usage, 130 interrupted")
 DOCTOR = examples("relaxion doctor", "relaxion doctor --json > doctor.json") + exit_codes(
     "0 everything works, 1 something does not"
 )
@@ -59,3 +64,18 @@ PACKAGE = examples("relaxion package runs/alloys alloys-1", "relaxion policies a
 )
 POLICIES = examples("relaxion policies", "relaxion policies NAME --json", "relaxion relax alloy.cif --policy NAME")
 CURVE = examples("relaxion curve runs/pendulum-sac-*", "relaxion curve runs/a runs/b --out ab.png")
+MANY = (
+    examples(
+        "relaxion relax-many structures.xyz --out relaxed --workers local:4",
+        "relaxion relax-many *.cif --out relaxed --calc chgnet --time-limit 600",
+        "relaxion relax-many structures.xyz --out relaxed --workers ray:auto",
+        "relaxion status relaxed && relaxion merge relaxed all.extxyz",
+    )
+    + UNITS_ONLY
+    + exit_codes(
+        "0 all converged, 1 some were set aside or the run could not go on, 2 usage, 3 not all converged, 130 "
+        "interrupted, 143 terminated. In any case the same command goes on"
+    )
+)
+STATUS = examples("relaxion status relaxed", "relaxion status relaxed --json") + exit_codes("0 told, 1 error")
+MERGE = examples("relaxion merge relaxed all.extxyz") + exit_codes("0 written, 1 error, 2 usage, 3 not all are relaxed")

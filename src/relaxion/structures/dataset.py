@@ -20,7 +20,7 @@ Key = str | Callable[[Atoms], str]
 def read(path: str | Path, index: str | int = ":") -> list[Atoms]:
     """Structures from any file ASE reads, compressed or not."""
     path = Path(path)
-    _check_file(path)
+    check_file(path)
     try:
         found = ase.io.read(path, index=index)
         images = [found] if isinstance(found, Atoms) else list(found)
@@ -34,7 +34,8 @@ def read(path: str | Path, index: str | int = ":") -> list[Atoms]:
     return images
 
 
-def _check_file(path: Path) -> None:
+def check_file(path: Path) -> None:
+    """Refuse, with a sentence, a file that is not there or empty."""
     try:
         if not path.exists():
             raise FileError(f"{path} does not exist; check the name (the working directory is {Path.cwd()})")

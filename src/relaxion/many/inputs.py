@@ -1,0 +1,58 @@
+"""Structures out of files, one after the other: a file of a million is never held whole."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import ase.io
+from ase import Atoms
+
+from relaxion.errors import SettingsError
+from relaxion.relaxing.measuring.counting import error_in_words
+from relaxion.structures.dataset import check_file
+
+
+@dataclass(frozen=True, eq=False)
+class Place:
+    """One structure of the input, or why there is none."""
+
+    file: Path
+    index: int
+    atoms: Atoms | None
+    error: str | None = None
+
+    @property
+    def label(self) -> str:
+        return f"{self.file}#{self.index}"
+
+    def key_of_error(self) -> str:
+        """Under which a place that cannot be read is set aside."""
+        return "s" + hashlib.sha256(f"{self.label} {self.error}".encode()).hexdigest()[:32]
+
+
+def check_files(files: Sequence[Path]) -> None:
+    """Refuse what is not there before anything is begun."""
+    seen: set[Path] = set()
+    for file in files:
+        check_file(file)
+        if file.absolute() in seen:
+            raise SettingsError(f"{file} is given twice; name each file once")
+        seen.add(file.absolute())
+
+
+def places(file: Path) -> Iterator[Place]:
+    """Every structure of a file, in order; where it cannot be read on, a last place says why."""
+    index = 0
+    try:
+        check_file(file)
+        for atoms in ase.io.iread(str(file), index=":", do_not_split_by_at_sign=True):
+            atoms.calc = None  # energies that came with it are of no use
+            yield Place(file, index, atoms)
+            index += 1
+    except GeneratorExit:
+        raise
+    except Exception as error:  # noqa: BLE001 - ASE's readers have no common error: damaged files bring any kind
+        yield Place(file, index, None, f"{file} cannot be read from structure {index} on: {error_in_words(error)}")
