@@ -38,6 +38,7 @@ class Race:
     free_cell: bool
     command: str
     hints: Sequence[str] = ()
+    comment: str = ""  # in the file
 
     @property
     def winners(self) -> list[str]:
@@ -103,6 +104,7 @@ def _facts(race: Race) -> list[dict[str, Any]]:
             "label": "Structure",
             "value": f"{race.formula}, {what if race.start.pbc.any() else f'{len(race.start)} atoms'}",
         },
+        *([{"label": "Comment in the file", "value": race.comment}] if race.comment else []),
         {"label": "Calculator", "value": race.calculator},
         {"label": "Relaxed by", "value": who_relaxed(race.runs[OURS])},
         *said,

@@ -11,7 +11,7 @@ import base64
 import hashlib
 import html
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
@@ -46,6 +46,7 @@ class Page:
     last_call: int | None = None  # of the clock that films and plots follow; None: nothing moves
     foot: Sequence[str] = field(default=FOOT)
     scripts: Sequence[str] = field(default=SCRIPTS)  # in the order they run
+    more: Mapping[str, Any] = field(default_factory=dict)  # what scripts of other pages want to know
 
     @property
     def data(self) -> dict[str, Any]:
@@ -59,6 +60,7 @@ class Page:
             "last_call": self.last_call,
             "parts": list(self.parts),
             "foot": list(self.foot),
+            **self.more,
         }
 
     @property

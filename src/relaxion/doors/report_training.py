@@ -103,7 +103,7 @@ def training_parts(runs: Sequence[WatchedRun], film_bytes: int) -> list[Part]:
 
 
 def _parts_of(run: WatchedRun, film_bytes: int) -> list[Part]:
-    found, missing = structure_parts(run, film_bytes)
+    found, missing = run.kept(f"structures {film_bytes}", lambda: structure_parts(run, film_bytes))
     parts = [*diagnosis_gauges(run), *found, *agent_gauges(run)]
     parts.append({"id": "facts", "kind": "facts", "title": f"How {run.label} was made", "facts": _facts(run)})
     if run.settings_text:
@@ -219,8 +219,9 @@ def _return_curve(shown: Sequence[WatchedRun], runs: Sequence[WatchedRun]) -> Pa
     metric, y_label = (ASSESSED_RETURN, "mean return") if assessed else (EXPLORED_RETURN, "mean return, exploring")
     series = [_series(run, metric, runs) for run in shown]
     if len(shown) == 1 and assessed:
-        series.append({**_series(shown[0], "eval/worst_reward", runs), "name": "worst start", "style": 1})
-        series.append({**_series(shown[0], EXPLORED_RETURN, runs), "name": "exploring", "style": 2})
+        place = _place(shown[0], runs)
+        series.append({**_series(shown[0], "eval/worst_reward", runs), "name": "worst start", "style": place + 1})
+        series.append({**_series(shown[0], EXPLORED_RETURN, runs), "name": "exploring", "style": place + 2})
     series = [one for one in series if one["x"]] or series[:1]
     return {
         "id": "returns", "kind": "plot", "title": "Return", "span": 12, "x_label": X_LABEL, "y_label": y_label,
@@ -259,7 +260,7 @@ def _facts(run: WatchedRun) -> list[dict[str, Any]]:
     seeds = f"{run.seed} decides everything drawn; assessments start from seeds of their own, the same for all runs"
     facts = [
         ("Folder", str(run.folder)),
-        ("Status", status(run)),
+        ("Status", run.status),
         ("Agent", run.agent.upper()),
         ("Task", str(settings.get("task", "not recorded"))),
         ("Structures", settings.get("structures")),

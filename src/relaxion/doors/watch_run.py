@@ -9,7 +9,7 @@ import time
 import tomllib
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from relaxion.doors.watch_history import History
 from relaxion.doors.watch_tail import Tail
@@ -22,6 +22,8 @@ MOST_ALARMS = 200  # the newest: a page with more nobody reads
 LARGEST_JSON = 64 << 20  # bytes of a small file; ours have a few MB at most
 _DECODER = json.JSONDecoder(parse_constant=lambda _: None)  # NaN is no JSON, and no number to draw
 RUNNING, FINISHED, STOPPED, WAITING = "running", "finished", "stopped", "waiting for its first line"
+
+Made = TypeVar("Made")
 
 
 def check_run(folder: Path) -> None:
@@ -67,6 +69,7 @@ class WatchedRun:
         self._metrics = Tail(self.files.metrics, mark=b'"eval/')
         self._alarms = Tail(self.files.alarms)
         self._seen: dict[Path, tuple[int, int] | None] = {}
+        self._kept: dict[str, Any] = {}
 
     @property
     def agent(self) -> str:
@@ -148,6 +151,12 @@ class WatchedRun:
                 found[name] = event["sentence"]
         return found
 
+    def kept(self, name: str, make: Callable[[], Made]) -> Made:
+        """What is made of the small files, until one of them changes."""
+        if name not in self._kept:
+            self._kept[name] = make()
+        return self._kept[name]
+
     # ---- small files, read again when they change
 
     def _poll_small_files(self) -> bool:
@@ -163,6 +172,8 @@ class WatchedRun:
             self.baselines = {name: row for name, row in found.items() if isinstance(row, dict)}
         if assessment:
             self.assessment = self._checked(self._json(files.assessment))
+        if any(looked):
+            self._kept.clear()
         return any(looked)
 
     def _changed(self, file: Path) -> bool:

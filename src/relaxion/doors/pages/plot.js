@@ -137,7 +137,8 @@
       }
       for (const { value, label } of this.below(scale)) {
         picture.append(svg("line", { class: "frame", x1: scale.x(value), x2: scale.x(value), y1: bottom, y2: bottom + 4 }));
-        picture.append(svg("text", { x: Math.min(scale.x(value), right - 4), y: bottom + 17, "text-anchor": "middle" }, label));
+        const last = scale.x(value) > right - 14; // its middle would leave the picture
+        picture.append(svg("text", { x: last ? scale.width : scale.x(value), y: bottom + 17, "text-anchor": last ? "end" : "middle" }, label));
       }
       picture.append(svg("line", { class: "frame", x1: EDGE.left, x2: right, y1: bottom, y2: bottom }));
       picture.append(svg("text", { x: (EDGE.left + right) / 2, y: scale.height - 6, "text-anchor": "middle" }, this.part.x_label));
