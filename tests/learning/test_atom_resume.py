@@ -48,8 +48,8 @@ def settings_for(agent: str, **changes: object) -> AtomRunSettings:
     return AtomRunSettings.read({**SMALL, **noisy, **support, "agent": agent, **changes})
 
 
-def check_kills(agent: str, folder: Path, n_kills: int) -> None:
-    settings = settings_for(agent)
+def check_kills(agent: str, folder: Path, n_kills: int, steps: int = 160) -> None:
+    settings = settings_for(agent, steps=steps)
     straight = train(settings, folder / "straight")
     killed, recipe = folder / "killed", folder / "recipe.toml"
     recipe.write_text(settings.as_toml())
@@ -79,7 +79,7 @@ def test_one_kill(agent: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("agent", AGENTS)
 def test_many_kills(agent: str, tmp_path: Path) -> None:
-    check_kills(agent, tmp_path, 5)
+    check_kills(agent, tmp_path, 20, steps=400)
 
 
 def test_the_same_seed_twice_and_another(tmp_path: Path) -> None:

@@ -102,6 +102,7 @@ def test_a_killed_collector_is_replaced_and_its_step_repeated() -> None:
     disturbed.close()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_ray")
 def test_a_step_that_kills_every_collector_is_given_up_with_a_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -161,6 +162,7 @@ def test_no_cluster_where_it_should_be(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_nothing_stays_behind(tmp_path: Path) -> None:
     """Ended, terminated or killed: no process and, but for the kill, no folder of Ray's."""
     settings, out = settings_for("td3", **{**SHORT, "steps": 10_000}), tmp_path / "run"

@@ -77,7 +77,8 @@ def _plan(request: TuneRequest) -> Plan:
     options = {"seed": request.seed, "steps": request.steps}
     given |= {name: value for name, value in options.items() if value is not None}
     recipe = find(request.recipe)
-    settings = settings_from_recipe(recipe, request.agent, given)
+    probe = {key: dimension.ends[0] for key, dimension in read_space(request.varied, request.space, {}).items()}
+    settings = settings_from_recipe(recipe, request.agent, given | probe)
     space = read_space(request.varied, request.space, settings.flat())
     return Plan(recipe, request.agent, given, space, settings.training.seed, request.sampler)
 
