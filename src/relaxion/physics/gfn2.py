@@ -33,9 +33,10 @@ class Gfn2(AsePotential):
     def elements(self) -> frozenset[int]:
         return frozenset(range(1, LAST_ELEMENT + 1))
 
-    def evaluate(self, structures: Structures, stresses: bool) -> Evaluation:
-        everywhere = structures.periodic.all(dim=1)
-        partly = structures.periodic.any(dim=1) & ~everywhere
+    def check_elements(self, structures: Structures) -> None:
+        """And that each structure is periodic along all axes or none: tblite takes one axis for all three."""
+        super().check_elements(structures)
+        partly = structures.periodic.any(dim=1) & ~structures.periodic.all(dim=1)
         if partly.any():
             first = int(partly.nonzero()[0])
             number = int(structures.periodic[first].sum())
@@ -43,11 +44,11 @@ class Gfn2(AsePotential):
                 f"structure {first} is periodic along {number} of 3 axes, but {self.name} along all or none; "
                 "give it a cell with vacuum and pbc=True"
             )
+
+    def evaluate(self, structures: Structures, stresses: bool) -> Evaluation:
         # a box around a molecule means nothing here, and tblite gives no stress for it
-        cells = torch.where(everywhere[:, None, None], structures.cells, 0.0)
+        cells = torch.where(structures.periodic.all(dim=1)[:, None, None], structures.cells, 0.0)
         try:
             return super().evaluate(replace(structures, cells=cells), stresses)
         except CalculationFailed as error:
-            raise PotentialError(
-                f"{self.name} has no answer: {error}; look at the structure, are atoms too close?"
-            ) from error
+            raise PotentialError(f"{self.name} has no answer: {error}; are atoms too close to each other?") from error
