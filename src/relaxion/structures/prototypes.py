@@ -95,7 +95,9 @@ class Prototype:
         old = self.atoms.get_chemical_symbols()
         new = [chosen[symbol] for symbol in old]
         scale = self._scale(old, new)
-        atoms = Atoms(new, scaled_positions=self.atoms.get_scaled_positions(), cell=self.atoms.cell.array * scale, pbc=True)
+        atoms = Atoms(
+            new, scaled_positions=self.atoms.get_scaled_positions(), cell=self.atoms.cell.array * scale, pbc=True
+        )
         atoms.info[LABEL] = self.label
         return atoms
 

@@ -138,9 +138,8 @@ def collect(
     store = _store(settings, out)
     with _alone(out):
         store.sweep()
-        done = store.keys()
-        todo = [job for job in jobs(settings) if job.key not in done]
-        progress = Progress(len(jobs(settings)), len(jobs(settings)) - len(todo))
+        todo, wanted = _lacking(settings, store), sum(own.number for own in settings.kinds.values())
+        progress = Progress(wanted, wanted - len(todo))
         if todo:
             tell, asked = on_progress or (lambda _: None), stop or (lambda: False)
             _work(settings, store, workers, limit_minutes, policy, progress, tell, asked)
@@ -155,6 +154,15 @@ def jobs(settings: CollectSettings) -> list[Job]:
             ((number + 0.5) / own.number, Job(kind, number, settings.key(kind, number))) for number in range(own.number)
         ]
     return [job for _, job in sorted(placed, key=lambda pair: (pair[0], pair[1].kind))]
+
+
+def _lacking(settings: CollectSettings, store: TrajectoryStore) -> list[Job]:
+    done = store.keys()
+    return [job for job in jobs(settings) if job.key not in done]
+
+
+def _late(deadline: float | None) -> bool:
+    return deadline is not None and time.time() > deadline
 
 
 def _present(settings: CollectSettings) -> CollectSettings:
@@ -209,10 +217,20 @@ def _work(
     on_progress: OnProgress,
     asked_to_stop: Callable[[], bool],
 ) -> None:
+    deadline = None if limit_minutes is None else time.time() + 60 * limit_minutes
+    if workers == 1:  # here: no second process to start and to look after
+
+        def tell(news: Mapping[str, float]) -> None:
+            progress.add(news)
+            on_progress(progress)
+
+        Shift(settings, store, _lacking(settings, store), chain_maker(policy), tell).run(
+            lambda: asked_to_stop() or _late(deadline)
+        )
+        return
     context = get_context("spawn")  # torch's threads do not survive a fork
     news: Queue[Mapping[str, float] | str] = context.Queue()
     stop = context.Event()
-    deadline = None if limit_minutes is None else time.time() + 60 * limit_minutes
     team = [
         context.Process(
             target=_worker, args=(settings, store.path, n, workers, deadline, policy, stop, news), daemon=True
@@ -265,11 +283,10 @@ def _worker(
     working = (path / WORKERS_LOCK).open("w")
     fcntl.flock(working, fcntl.LOCK_SH)
     store = TrajectoryStore.open(path)
-    done = store.keys()
-    todo = [job for job in jobs(settings) if job.key not in done and int(job.key[:8], 16) % workers == own]
+    todo = [job for job in _lacking(settings, store) if int(job.key[:8], 16) % workers == own]
 
     def over() -> bool:
-        return stop.is_set() or os.getppid() != parent or (deadline is not None and time.time() > deadline)
+        return stop.is_set() or os.getppid() != parent or _late(deadline)
 
     try:
         Shift(settings, store, todo, chain_maker(policy), news.put).run(over)

@@ -16,7 +16,7 @@ from relaxion.structures.surfaces import random_surface
 
 def nearest_share(atoms) -> float:
     """The shortest distance as a share of the sum of covalent radii."""
-    first, second, distances = neighbor_list("ijd", atoms, 5.0)
+    first, second, distances = neighbor_list("ijd", atoms, 6.0)  # caesium needs it
     return float((distances / (covalent_radii[atoms.numbers[first]] + covalent_radii[atoms.numbers[second]])).min())
 
 
@@ -71,7 +71,7 @@ def test_charges() -> None:
 
 def test_crystals_are_plausible_and_of_every_element() -> None:
     random = np.random.default_rng(0)
-    crystals = [random_crystal(random, side="training") for _ in range(900)]
+    crystals = [random_crystal(random, side="training") for _ in range(600)]
     elements = {symbol for atoms in crystals for symbol in atoms.get_chemical_symbols()}
     assert elements <= set(COMMON_ELEMENTS) - ELEMENTS
     assert len(elements - set(NOBLE)) >= 75
@@ -79,7 +79,7 @@ def test_crystals_are_plausible_and_of_every_element() -> None:
     assert all(2 <= len(atoms) <= 16 for atoms in crystals)
     assert min(nearest_share(atoms) for atoms in crystals) > 0.6
     salts = [a for a in crystals if is_salt(a.get_chemical_symbols()) and len(set(a.numbers)) > 1]
-    assert len(salts) > 200
+    assert len(salts) > 120
     anions = {max(set(a.get_chemical_symbols()), key=electronegativity) for a in salts}
     assert anions >= {"O", "F", "Cl", "S", "N"}
 
