@@ -209,9 +209,8 @@ def status(path: Path, *, as_json: bool) -> int:
     tell(f"{path}: {_counts_in_words(counts)}; {state}")
     if process is not None and run.get("seconds"):
         rate = (run["relaxed"] + run["failed"]) / run["seconds"]
-        tell(
-            f"this run: {run['relaxed']} relaxed, {run['failed']} set aside in {run['seconds']:.0f} s ({rate:.1f} per s)"
-        )
+        words = f"{run['relaxed']} relaxed, {run['failed']} set aside in {run['seconds']:.0f} s"
+        tell(f"this run: {words} ({rate:.1f} per s)")
     return CONVERGED
 
 

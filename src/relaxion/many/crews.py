@@ -186,17 +186,19 @@ class LocalCrew(Crew):
 
     def _bear(self, number: int) -> None:
         ours, theirs = socket.socketpair()
-        for attempt in range(3):
-            try:
-                pid = self._order(theirs)
-                break
-            except (OSError, ValueError):  # the nursery itself was killed
-                if attempt == 2:
-                    raise RunError("workers cannot be started: their parent process ends at once") from None
-                self._end_nursery()
+        pid = self._ordered(theirs, attempts=3)
         theirs.close()
         self._workers[number] = _Process(pid, ours)
         self._selector.register(ours, selectors.EVENT_READ, number)
+
+    def _ordered(self, theirs: socket.socket, attempts: int) -> int:
+        try:
+            return self._order(theirs)
+        except (OSError, ValueError):  # the nursery itself was killed
+            self._end_nursery()
+            if attempts == 1:
+                raise RunError("workers cannot be started: their parent process ends at once") from None
+        return self._ordered(theirs, attempts - 1)
 
     def _order(self, theirs: socket.socket) -> int:
         if self._nursery is None or self._orders is None:

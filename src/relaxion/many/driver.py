@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -82,14 +83,14 @@ class Driver:
 
     def run(self) -> Tally:
         """Until everything has its result, or `stop` says so."""
-        while not self.stop():
-            self._hand_out()
-            if not self._out and self.tally.input_read and not self._again:
-                break
-            news = self.crew.hear(SECONDS_TO_LISTEN)
-            self._take_in(news)
-            self._end_the_silent()
-            self._tell()
+        with closing(self._fresh):
+            while not self.stop():
+                self._hand_out()
+                if not self._out and self.tally.input_read and not self._again:
+                    break
+                self._take_in(self.crew.hear(SECONDS_TO_LISTEN))
+                self._end_the_silent()
+                self._tell()
         self._tell(now=True)
         return self.tally
 
@@ -116,17 +117,17 @@ class Driver:
             tasks.append(task)
         return tasks
 
-    def _tasks(self) -> Iterator[Task]:
+    def _tasks(self) -> Generator[Task]:
         """Every structure of the input that has no result yet and is not on its way."""
         for file in self.files:
-            listing = self.folder.list_inputs(file)
-            for place in places(file):
-                self.tally.read += 1
-                key, task = self._looked_at(place)
-                listing.add(_listed(place, key))
-                if task is not None:
-                    yield task
-            listing.finish()
+            with closing(self.folder.list_inputs(file)) as listing, closing(places(file)) as found:
+                for place in found:
+                    self.tally.read += 1
+                    key, task = self._looked_at(place)
+                    listing.add(_listed(place, key))
+                    if task is not None:
+                        yield task
+                listing.finish()
         self.tally.input_read = True
 
     def _looked_at(self, place: Place) -> tuple[str, Task | None]:
@@ -201,8 +202,7 @@ class Driver:
     def _wait_for_death(self, worker: int) -> None:
         until = time.monotonic() + 10.0
         while worker in self._out and time.monotonic() < until:
-            news = self.crew.hear(SECONDS_TO_LISTEN)
-            self._take_in(news)
+            self._take_in(self.crew.hear(SECONDS_TO_LISTEN))
 
     def _fail(self, task: Task, reason: str, record: dict[str, Any] | None = None, last: str | None = None) -> None:
         self._keys_out.discard(task.key)

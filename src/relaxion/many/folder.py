@@ -23,7 +23,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import IO, Any, Self
 
 from relaxion.errors import FileError
 from relaxion.files import part_of, replace_file
@@ -114,12 +114,17 @@ class Folder:
     def __init__(self, path: Path, settings: ManySettings, files: list[Path]) -> None:
         """Begin it, or go on in it; SettingsError where it was begun with other settings."""
         self.path = path
-        self._begin(settings, [str(file.absolute()) for file in files])
         self.done: set[bytes] = set()  # keys with a result, and those set aside
         self.n_relaxed = self.n_failed = self.torn_bytes = 0
         self._shard: int | None = None
         self._shard_number, self._size, self._synced = 0, 0, 0.0
-        self._load()
+        self._lock = self._locked()
+        try:
+            self._begin(settings, [str(file.absolute()) for file in files])
+            self._load()
+        except BaseException:
+            self._lock.close()
+            raise
 
     def __enter__(self) -> Self:
         return self
@@ -127,24 +132,33 @@ class Folder:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _begin(self, settings: ManySettings, files: list[str]) -> None:
+    def _locked(self) -> IO[str]:
         try:
-            for name in ("shards", "inputs", "failed"):
-                (self.path / name).mkdir(parents=True, exist_ok=True)
-            self._lock = (self.path / "lock").open("a+")
+            self.path.mkdir(parents=True, exist_ok=True)
+            lock = (self.path / "lock").open("a+")
         except OSError as error:
             raise FileError(f"--out {self.path}: {error.strerror}; name a folder that can be written") from error
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
+            lock.close()
             raise FileError(
                 f"another relax-many works in {self.path} (process {is_locked(self.path)}); wait, or take another --out"
             ) from error
-        self._lock.truncate(0)
-        self._lock.write(str(os.getpid()))
-        self._lock.flush()
+        lock.truncate(0)
+        with suppress(OSError):  # of a full disk: the lock holds all the same
+            lock.write(str(os.getpid()))
+            lock.flush()
+        return lock
+
+    def _begin(self, settings: ManySettings, files: list[str]) -> None:
         known = self._known_files(settings)
         self.files = [*known, *(file for file in files if file not in known)]
+        try:
+            for name in ("shards", "inputs", "failed"):
+                (self.path / name).mkdir(exist_ok=True)
+        except OSError as error:
+            raise self._trouble(error) from error
         plain = {
             "format": FORMAT,
             "version": VERSION,
@@ -307,7 +321,13 @@ class _Listing:
         except OSError as error:
             raise self._folder._trouble(error) from error
 
+    def close(self) -> None:
+        """As it is: a run that was stopped leaves the old listing in force, if there is one."""
+        with suppress(OSError):
+            self._file.close()
+
     def finish(self) -> None:
+        """The file has been read to its end."""
         try:
             self._file.flush()
             os.fsync(self._file.fileno())

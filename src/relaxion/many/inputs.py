@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,7 +43,7 @@ def check_files(files: Sequence[Path]) -> None:
         seen.add(file.absolute())
 
 
-def places(file: Path) -> Iterator[Place]:
+def places(file: Path) -> Generator[Place]:
     """Every structure of a file, in order; where it cannot be read on, a last place says why."""
     index = 0
     try:

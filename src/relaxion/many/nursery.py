@@ -1,6 +1,6 @@
 """Where local workers are born: a process that has loaded everything and forks, so that a new worker costs no seconds.
 
-`python -P -m relaxion.many.nursery FD` takes settings and the worker's end of a socket pair over the socket FD, forks and
+`python -P -m relaxion.many.nursery FD` takes settings and the worker's end of a socket pair over the socket FD, forks,
 answers with the process id. It lives as long as the driver does: workers die with it, and it with the driver.
 """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -148,6 +149,10 @@ class _Remote:
         except RelaxionError as error:
             return str(error)
         return None
+
+    def process(self) -> int:
+        """Where it runs, by number."""
+        return os.getpid()
 
     def work(self, tasks: list[str]) -> Iterator[list[str]]:
         """Records as they come, several in one answer: every answer is an object in Ray's store."""

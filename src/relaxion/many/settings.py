@@ -92,7 +92,7 @@ class WorkerSettings(Settings):
 
 
 def structure_key(atoms: Atoms, context: bytes) -> str:
-    """SHA-256 of everything about a structure that can change its result, shortened; "s" keeps it from being a number."""
+    """SHA-256 of all about a structure that can change its result, shortened; the "s" keeps it from being a number."""
     hasher = hashlib.sha256(context)
     hasher.update(np.ascontiguousarray(atoms.numbers, dtype=np.int64).tobytes())
     # + 0.0: a zero is a zero, whatever its sign

@@ -1,4 +1,4 @@
-"""The whole of a folder as a table: SQLite for questions, CSV for everybody. Made from shards, listing and `failed/`."""
+"""The whole of a folder as a table, from shards, listing and `failed/`: SQLite for questions, CSV for everybody."""
 
 from __future__ import annotations
 

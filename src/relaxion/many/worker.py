@@ -66,8 +66,8 @@ class Worker:
         at_once = self.settings.batch_size if self.relaxer.together else 1
         while waiting or self.relaxer.n_running or self.relaxer.has_finished:
             while waiting and self.relaxer.n_running < at_once:
-                line = json.loads(waiting.pop())
-                self.relaxer.add(decode(line["atoms"]), line["key"])
+                line = waiting.pop()
+                self.relaxer.add(atoms_of(line), json.loads(line)["key"])
             for relaxed in self.relaxer.advance():
                 told = time.monotonic()
                 yield _record(relaxed)
