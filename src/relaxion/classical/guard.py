@@ -68,6 +68,8 @@ class Knobs:
     """0: the metric alone; 1: corrected by the two newest secants."""
     floor: float = 0.0
     """Extra stiffness of every coordinate against its place, eV/Å²."""
+    leave_to_core: bool = False
+    """The core makes this step: a gate can doubt the metric before it has disappointed."""
 
     def as_factors(self) -> dict[str, float]:
         """For the history: factors in place of their logarithms."""
@@ -94,12 +96,15 @@ class Lesson:
     back_off: float = 0.0
     """Share of the step that trust radius and screen took away."""
     rejected: bool = False
+    by_policy: bool = False
+    """Who made the step."""
     points: int = 1
     """Points seen so far."""
 
 
 OBSERVATION = (
     "log10_largest_force",
+    "log10_force_over_tolerance",
     "energy_ratio",
     "log_curvature_ratio",
     "alignment",
@@ -112,6 +117,9 @@ OBSERVATION = (
     "log_trust",
     "springs_cosine",
     "log_springs_ratio",
+    "by_policy",
+    "core_steps_left",
+    "disappointments",
 )
 """What the gate sees of one point, in this order; numbers of order one, the same in every frame."""
 
@@ -231,7 +239,7 @@ class Guard(QuasiNewton):
     def _lesson(self, point: Point, last: Proposal, *, rejected: bool) -> Lesson:
         points = self.lesson.points + 1
         if not point.finite:
-            return Lesson(energy_ratio=-2.0, rejected=True, points=points)
+            return Lesson(energy_ratio=-2.0, rejected=True, by_policy=last.method == POLICY, points=points)
         step, drop = point.coordinates - last.base.coordinates, last.base.forces - point.forces
         size = float(np.linalg.norm(step)) + 1e-12
         ratio = 0.0
@@ -245,6 +253,7 @@ class Guard(QuasiNewton):
             log_force_ratio=_log10(point.largest_force) - _log10(last.base.largest_force),
             back_off=self.lesson.back_off,
             rejected=rejected,
+            by_policy=last.method == POLICY,
             points=points,
         )
 
@@ -276,7 +285,7 @@ class Guard(QuasiNewton):
         """The step that the gate's knobs make of the metric, if the guard lets it pass."""
         if not np.isfinite(view.step).all():
             return self._by_core(base, "the metric's step is not finite")
-        if reason := self._mistrust(base, view):
+        if reason := self._mistrust(base, view) or ("the gate left it to the core" if knobs.leave_to_core else ""):
             return self._by_core(base, reason)
         solve: Solve = view.metric.solve
         if knobs.floor > 0:
@@ -337,6 +346,7 @@ class Guard(QuasiNewton):
         cosine, log_ratio = _compared(step, springs_step)
         values = (
             _log10(base.largest_force),
+            float(np.clip(_log10(base.largest_force) - _log10(self.tolerance), -1, 4)),
             lesson.energy_ratio,
             lesson.log_curvature_ratio,
             lesson.alignment,
@@ -349,6 +359,9 @@ class Guard(QuasiNewton):
             float(np.log(self.trust / self.settings.first_trust)),
             cosine,
             float(np.clip(log_ratio, -3, 3)),
+            float(lesson.by_policy),
+            float(np.log1p(self.core_steps_left)),
+            min(self.disappointments, 4) / 2,
         )
         return np.nan_to_num(np.array(values), nan=0.0, posinf=6.0, neginf=-6.0)
 

@@ -1,4 +1,7 @@
-"""The gate's knobs as a vector from -1 to 1, the action of an agent, and a learned gate that turns them."""
+"""The gate's knobs as a vector from -1 to 1, the action of an agent, and a learned gate that turns them.
+
+Actions are departures from the hand-made rule: all zero is the rule itself, so that learning begins there.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import torch
 from torch import Tensor
 
 from relaxion.bundle import Network
-from relaxion.classical.guard import OBSERVATION, Gate, Knobs
+from relaxion.classical.guard import OBSERVATION, Gate, Knobs, hand_made_gate
 from relaxion.classical.point import Array
 from relaxion.errors import PolicyError
 from relaxion.networks.roles import Policy
@@ -17,20 +20,23 @@ from relaxion.networks.vector import VectorGaussianPolicy, VectorPolicy
 from relaxion.networks.vector_actions import BoxActions
 
 GATE = "gate"  # its role in a bundle
-N_KNOBS = 4
+KNOBS = ("scale", "trust", "secants", "floor", "core")
+N_KNOBS = len(KNOBS)
 LARGEST_LOG_SCALE = 0.7  # the step is at most doubled or halved
-LARGEST_LOG_TRUST = 1.4  # the trust radius at most fourfold or a quarter
+LARGEST_LOG_TRUST = 1.4  # the trust radius at most fourfold or a quarter of the rule's
 SMALLEST_FLOOR, LARGEST_FLOOR = 0.02, 2.0  # eV/Å²; the knob's lower half means none
+CORE_FROM = 0.5  # of the last knob; below it the metric makes the step
 
 
-def knobs_from(action: Array) -> Knobs:
-    """Scale, trust, weight of the secants, floor. All zero: step and trust as they are, no secants, no floor."""
-    scale, trust, weight, floor = np.clip(np.nan_to_num(action), -1.0, 1.0)
+def knobs_from(action: Array, rule: Knobs) -> Knobs:
+    """The rule's knobs, each turned as far as its component of the action says."""
+    scale, trust, secants, floor, core = np.clip(np.nan_to_num(action), -1.0, 1.0)
     return Knobs(
-        log_scale=LARGEST_LOG_SCALE * float(scale),
-        log_trust=LARGEST_LOG_TRUST * float(trust),
-        secant_weight=max(0.0, float(weight)),
-        floor=0.0 if floor <= 0 else float(SMALLEST_FLOOR * (LARGEST_FLOOR / SMALLEST_FLOOR) ** floor),
+        log_scale=rule.log_scale + LARGEST_LOG_SCALE * float(scale),
+        log_trust=rule.log_trust + LARGEST_LOG_TRUST * float(trust),
+        secant_weight=float(np.clip(rule.secant_weight + max(0.0, float(secants)), 0.0, 1.0)),
+        floor=rule.floor if floor <= 0 else float(SMALLEST_FLOOR * (LARGEST_FLOOR / SMALLEST_FLOOR) ** floor),
+        leave_to_core=rule.leave_to_core or bool(core > CORE_FROM),
     )
 
 
@@ -38,6 +44,8 @@ def gate_of(network: Network, name: str) -> Gate:
     """The gate of a bundle, as a function from the guard's observation to its knobs."""
     if list(network.settings.get("observation", ())) != list(OBSERVATION):
         raise PolicyError(f"the gate of {name} sees other numbers than this relaxion's guard has; update relaxion")
+    if list(network.settings.get("knobs", ())) != list(KNOBS):
+        raise PolicyError(f"the gate of {name} turns other knobs than this relaxion's guard has; update relaxion")
     box = BoxActions(-torch.ones(N_KNOBS), torch.ones(N_KNOBS))
     kind = VectorGaussianPolicy if network.settings.get("stochastic") else VectorPolicy
     try:
@@ -54,12 +62,20 @@ def gate_from(policy: Policy) -> Gate:
     def gate(observation: Array) -> Knobs:
         with torch.no_grad():
             action = policy(torch.from_numpy(observation.astype(np.float32))[None])[0]
-        return knobs_from(action.double().numpy())
+        return knobs_from(action.double().numpy(), hand_made_gate(observation))
 
     return gate
 
 
+def begin_at_the_rule(policy: torch.nn.Module) -> None:
+    """Last layer to zero: a new gate turns nothing, so the agent begins at the hand-made rule, to the bit."""
+    with torch.no_grad():
+        for parameter in list(policy.parameters())[-2:]:
+            parameter.zero_()
+
+
 def described_gate(weights: Mapping[str, Tensor], widths: Sequence[int], *, stochastic: bool) -> Network:
     """What a bundle keeps of a gate."""
-    settings = {"observation": list(OBSERVATION), "widths": list(widths), "stochastic": stochastic}
+    seen_and_turned = {"observation": list(OBSERVATION), "knobs": list(KNOBS)}
+    settings = {**seen_and_turned, "widths": list(widths), "stochastic": stochastic}
     return Network(GATE, settings, {name: tensor.detach().clone() for name, tensor in weights.items()}, {})

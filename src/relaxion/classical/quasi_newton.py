@@ -66,6 +66,8 @@ class Secant:
 class QuasiNewton:
     """Ask with `propose(point)`: takes in what was found at the last proposal, answers with the next."""
 
+    tolerance = 0.05  # eV/Å, where the relaxation will end; whoever runs it says so, and a gate may look at it
+
     def __init__(self, settings: QuasiNewtonSettings) -> None:
         self.settings = settings
         self.reset()

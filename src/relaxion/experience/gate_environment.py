@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from relaxion.classical.door import read_point
-from relaxion.classical.guard import OBSERVATION, Guard, GuardSettings, MetricSource
+from relaxion.classical.guard import OBSERVATION, Guard, GuardSettings, MetricSource, hand_made_gate
 from relaxion.classical.knobs import N_KNOBS, knobs_from
 from relaxion.classical.point import Point
 from relaxion.classical.quasi_newton import QuasiNewtonSettings
@@ -60,12 +60,15 @@ class GateEnvironment(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
 
     def __init__(
         self,
-        potentials_and_starts: Sequence[tuple[Potential, Starts]],
+        worlds: Sequence[tuple[Potential, Starts, float]],
         metrics: MetricSource,
         settings: GateTaskSettings | None = None,
         guard: GuardSettings | None = None,
     ) -> None:
-        self.worlds = [(PotentialCalculator(potential), starts) for potential, starts in potentials_and_starts]
+        """`worlds`: potentials, their starts, and how often each is drawn."""
+        self.worlds = [(PotentialCalculator(potential), starts) for potential, starts, _ in worlds]
+        shares = np.array([share for *_, share in worlds], dtype=np.float64)
+        self.shares = shares / shares.sum()
         self.settings = settings or GateTaskSettings()
         self.guard = Guard(QuasiNewtonSettings(), metrics, guard=guard)
         self.observation_space = Box(-LARGEST_NUMBER, LARGEST_NUMBER, (len(OBSERVATION),), np.float32)
@@ -78,8 +81,9 @@ class GateEnvironment(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
         generator = torch.Generator().manual_seed(int(self.np_random.integers(2**31)))
         low, high = self.settings.lowest_tolerance_ev_per_angstrom, self.settings.highest_tolerance_ev_per_angstrom
         self.tolerance = float(np.exp(self.np_random.uniform(np.log(low), np.log(high))))
+        self.guard.tolerance = self.tolerance
         for _ in range(START_TRIES):
-            calculator, starts = self.worlds[int(self.np_random.integers(len(self.worlds)))]
+            calculator, starts = self.worlds[int(self.np_random.choice(len(self.worlds), p=self.shares))]
             self._begin(calculator, starts, generator)
             if self._usable(self.point) and self._look(self.guard.judged(self.point)):
                 return self.observation, {}
@@ -91,6 +95,7 @@ class GateEnvironment(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
         atoms.calc = calculator
         self.target = FrechetCellFilter(atoms) if bool(structures.cell_free[0]) else atoms
         self.guard.reset()
+        self.guard.disappointments = 0  # of the relaxation before
         self.calls, self.point = 1, read_point(self.target)
 
     def _usable(self, point: Point) -> bool:
@@ -108,8 +113,9 @@ class GateEnvironment(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
 
     def step(self, action: NDArray[np.float32]) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Move as knobs and guard say, and look at what was found."""
-        before = _log10(self.base)
-        proposal = self.guard.step_with(self.base, self.view, knobs_from(np.asarray(action, dtype=np.float64)))
+        before = self._decades(self.base)
+        turned = knobs_from(np.asarray(action, dtype=np.float64), hand_made_gate(self.view.observation))
+        proposal = self.guard.step_with(self.base, self.view, turned)
         self.guard.last = proposal
         self.target.set_positions(proposal.base.coordinates + proposal.step)
         self.point = read_point(self.target)
@@ -121,7 +127,7 @@ class GateEnvironment(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
             base = self.guard.judged(base)
         self._look(base)
         settings = self.settings
-        gained = before - (0.0 if converged else settings.discount_factor) * _log10(base)
+        gained = before - (0.0 if converged else settings.discount_factor) * self._decades(base)
         info = {"force_calls": self.calls, "converged": converged}
         return (
             self.observation,
@@ -131,7 +137,6 @@ class GateEnvironment(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
             info,
         )
 
-
-def _log10(point: Point) -> float:
-    """The potential of the shaping, 0 at 0.01 eV/Å."""
-    return float(np.log10(max(point.largest_force, 1e-4))) + 2.0
+    def _decades(self, point: Point) -> float:
+        """The potential of the shaping: decades above the tolerance."""
+        return float(np.log10(max(point.largest_force, self.tolerance) / self.tolerance))

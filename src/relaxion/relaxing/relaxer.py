@@ -169,7 +169,7 @@ class Relaxer(Optimizer):
 
     def run(self, fmax: float = 0.05, steps: int = DEFAULT_MAX_STEPS) -> bool:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Relax until the largest force is below `fmax` (eV/Å) or `steps` steps are done. Whether it converged."""
-        self._begin()
+        self._begin(fmax)
         converged = bool(super().run(fmax, steps))
         if self.outcome is Outcome.STEP_LIMIT:
             self._settle()
@@ -180,11 +180,11 @@ class Relaxer(Optimizer):
 
     def irun(self, fmax: float = 0.05, steps: int = DEFAULT_MAX_STEPS) -> Generator[bool]:  # pyright: ignore[reportIncompatibleMethodOverride]
         """The same as a generator; the atoms stay at the last point tried, even if it was a bad one."""
-        self._begin()
+        self._begin(fmax)
         return super().irun(fmax, steps)
 
-    def _begin(self) -> None:
-        self._stopped, self._motionless = None, 0
+    def _begin(self, fmax: float) -> None:
+        self._stopped, self._motionless, self._chain.quasi_newton.tolerance = None, 0, fmax
         if self.nsteps > 0 and self._counted != self._geometry():
             self.log(self.atoms.get_forces().ravel())  # ASE logs, and we count, the first point of the first run only
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from relaxion.classical.chain import Classical
 from relaxion.classical.guard import Gate, Guard
-from relaxion.classical.knobs import gate_from
+from relaxion.classical.knobs import begin_at_the_rule, gate_from
 from relaxion.classical.learned_metric import LearnedMetrics
 from relaxion.classical.quasi_newton import QuasiNewtonSettings
 from relaxion.experience.gate_environment import GateEnvironment
@@ -84,13 +84,16 @@ class MetalsTrainer:
         """The agent that turns the knobs of the guard around the finished metric."""
         if self._gate is None:
             self.policy.requires_grad_(False)
-            worlds = [(p, s) for p, s, _ in self._worlds(self.settings.metals.gate_shares)]
+            worlds = self._worlds(self.settings.metals.gate_shares)
             metrics = LearnedMetrics(self.policy.network)
 
             def gate() -> GateEnvironment:
                 return GateEnvironment(worlds, metrics, self.settings.gate)
 
             self._gate = Trainer(self._gate_settings(), task("gate", gate))
+            for name in ("policy", "target_policy"):
+                if (network := getattr(self._gate.agent, name, None)) is not None:  # SAC has no target policy
+                    begin_at_the_rule(network)
         return self._gate
 
     def _gate_settings(self) -> VectorRunSettings:

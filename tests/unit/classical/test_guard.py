@@ -11,7 +11,7 @@ from ase.calculators.emt import EMT
 from relaxion.classical.chain import Classical
 from relaxion.classical.door import read_point
 from relaxion.classical.guard import OBSERVATION, Guard, GuardSettings, Knobs, Metric, Past, unscaled_error
-from relaxion.classical.knobs import N_KNOBS, knobs_from
+from relaxion.classical.knobs import LARGEST_FLOOR, LARGEST_LOG_SCALE, LARGEST_LOG_TRUST, N_KNOBS, knobs_from
 from relaxion.classical.point import Point, dot
 from relaxion.classical.quasi_newton import QuasiNewton, QuasiNewtonSettings, Secant
 from relaxion.errors import StructureError
@@ -169,11 +169,31 @@ def test_knobs_act() -> None:
     assert length(Knobs(log_scale=-0.5)) < plain
     assert length(Knobs(log_trust=-3.0)) < plain
     assert length(Knobs(floor=2.0)) < plain
-    middle = knobs_from(np.zeros(N_KNOBS))
-    assert middle == Knobs(secant_weight=0.0)
-    assert knobs_from(np.array([np.nan, 5.0, 1.0, -1.0])) == Knobs(
-        0.0, knobs_from(np.ones(N_KNOBS)).log_trust, 1.0, 0.0
+    left = guard.step_with(base, view, Knobs(leave_to_core=True))
+    assert (left.method, left.reason) == ("springs", "the gate left it to the core")
+
+
+def test_actions_are_departures_from_the_rule() -> None:
+    rule = Knobs(log_scale=0.1, log_trust=0.7, secant_weight=0.2)
+    assert knobs_from(np.zeros(N_KNOBS), rule) == rule
+    turned = knobs_from(np.array([np.nan, 5.0, 1.0, 1.0, 0.6]), rule)
+    assert turned == Knobs(0.1, 0.7 + LARGEST_LOG_TRUST, 1.0, LARGEST_FLOOR, leave_to_core=True)
+    assert knobs_from(-np.ones(N_KNOBS), rule) == Knobs(
+        0.1 - LARGEST_LOG_SCALE, 0.7 - LARGEST_LOG_TRUST, 0.2, 0.0, leave_to_core=False
     )
+
+
+def test_the_gate_sees_how_far_it_is_to_the_end_and_whom_the_guard_believes() -> None:
+    guard = Guard(QuasiNewtonSettings(), exact)
+    guard.tolerance, guard.core_steps_left, guard.disappointments = 0.01, 3, 2
+    point = read_point(rattled(2))
+    view = guard.view(point)
+    assert view is not None
+    seen = dict(zip(OBSERVATION, view.observation, strict=True))
+    assert seen["log10_force_over_tolerance"] == pytest.approx(np.log10(point.largest_force / 0.01))
+    assert seen["core_steps_left"] == pytest.approx(np.log(4))
+    assert seen["disappointments"] == 1
+    assert seen["by_policy"] == 0
 
 
 def test_lessons_by_hand() -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from relaxion.bundle import covers, uncovered
+from relaxion.classical.guard import OBSERVATION
 from relaxion.errors import SettingsError
 from relaxion.files import Stored, digest
 from relaxion.relaxing.guard import load
@@ -82,6 +83,8 @@ def test_every_agent_can_turn_the_knobs():
         assert isinstance(settings, MetalsRunSettings)
         trainer = MetalsTrainer(settings)
         trainer.imitation.counters[0] = settings.imitation.n_updates
+        seen = torch.randn(5, len(OBSERVATION))
+        assert float(trainer.gate_trainer.agent.policy(seen).abs().max()) == 0, "it begins at the hand-made rule"
         for _ in range(6):
             trainer.advance()
         assert trainer.gate() is not None
