@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 from ase import Atoms
+from ase.collections import dcdft
 from ase.data import atomic_numbers, covalent_radii
 from ase.neighborlist import neighbor_list
 
@@ -32,7 +33,7 @@ from relaxion.structures.chemistry import (
     same_column,
     similar,
 )
-from relaxion.structures.held_apart import LABEL, Reason, Side, belongs, reasons_of
+from relaxion.structures.held_apart import ELEMENTS, LABEL, Reason, Side, belongs, reasons_of
 
 CRYSTAL = "crystal"  # where the smallest cell is left in `atoms.info`, for whoever wants to find its true volume
 PLACES = ("analysis/prototypes/aflow_prototypes.json.gz", "analysis/aflow_prototypes.json")  # by pymatgen's age
@@ -41,6 +42,7 @@ NEAREST_SHARE = 0.82  # no bond is shorter than this share of its natural length
 TRIES_PER_LEAD = 40
 TRIES = 5000  # draws until a structure fits; a few dozen are usual
 LOOSE = 0.4  # packing fraction
+GASES = {"H", "N", "O", "F", "Cl"}  # made of pairs
 SALT_WEIGHT = 3.0
 NOBLE_WEIGHT = 0.2
 F_BLOCK_WEIGHT = 0.4  # of an f element as the leading one: they are a fifth of all elements and much alike
@@ -79,6 +81,11 @@ class Prototype:
     def takes(self, old: str, new: str) -> bool:
         """Whether `new` may stand on the sites of `old`."""
         return same_column(old, new) if self.is_loose else similar(old, new)
+
+    def suits(self, lead: str) -> bool:
+        """Whether any element may fill a prototype of one: dense ones suit all, loose ones their columns, and gases."""
+        own = self.species[0]
+        return not self.is_loose or same_column(own, lead) or {own, lead} <= GASES
 
     @cached_property
     def bonds(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -206,8 +213,9 @@ def random_crystal(
 
 def _of_lead(usable: Sequence[Prototype], lead: str, random: np.random.Generator, *, forced: bool) -> Atoms | None:
     """A prototype that takes the leading element; several tries, so that hard ones come as often as easy ones."""
-    if forced or is_noble(lead):
-        fitting = [p for p in usable if len(p.species) == 1 and (forced or not p.is_loose)]
+    alone = forced or is_noble(lead)
+    if alone:
+        fitting = [p for p in usable if len(p.species) == 1 and p.suits(lead)]
     else:
         fitting = [p for p in usable if any(p.takes(species, lead) for species in p.species)]
     if not fitting:
@@ -215,7 +223,6 @@ def _of_lead(usable: Sequence[Prototype], lead: str, random: np.random.Generator
     weights = np.array([p.weight for p in fitting])
     for _ in range(TRIES_PER_LEAD):
         prototype = fitting[int(random.choice(len(fitting), p=weights / weights.sum()))]
-        alone = forced or is_noble(lead)
         chosen = {prototype.species[0]: lead} if alone else _decorated(prototype, lead, random)
         if chosen is not None:
             return prototype.with_elements(chosen)
@@ -271,6 +278,23 @@ def _repeated(atoms: Atoms, sizes: tuple[int, int], random: np.random.Generator)
         axis = int(np.argmin(atoms.cell.lengths() * random.uniform(0.7, 1.3, 3)))
         atoms = atoms * [2 if k == axis else 1 for k in range(3)]
     return atoms
+
+
+def random_element(
+    random: np.random.Generator, *, side: Side, sizes: tuple[int, int] = (2, 16), element: str | None = None
+) -> Atoms:
+    """A crystal of one element: as it is in nature (ASE's collection of 71), or on any prototype that suits it."""
+    for _ in range(TRIES):
+        usable = [s for s in COMMON_ELEMENTS if side == "assessment" or s not in ELEMENTS]
+        symbol = element or str(random.choice(usable))
+        if symbol not in dcdft.names or random.random() < 0.5:
+            return random_crystal(random, side=side, sizes=sizes, fixed=symbol)
+        found = dcdft[symbol]
+        atoms = Atoms(found.numbers, found.positions, cell=found.cell, pbc=True, info={LABEL: f"dcdft/{symbol}"})
+        if belongs(reasons_of(atoms), side) and (repeated := _repeated(atoms, sizes, random)) is not None:
+            repeated.info = {LABEL: atoms.info[LABEL], CRYSTAL: atoms}
+            return repeated
+    raise StructureError(f"no crystal of {element or 'one element'} for {side} in {TRIES} draws; allow more sizes")
 
 
 def random_perovskite(random: np.random.Generator, *, side: Side) -> Atoms:

@@ -18,6 +18,10 @@ FIRST_MEASURING_SEED = 9000  # from here on seeds belong to benchmarks
 MAKERS = ("prototype", "element", "perovskite", "packing", "surface", "molecule", "metal", "file")
 
 
+REVISIONS = {"element": " 2"}
+"""Raised when a maker makes other structures than it used to: a key then still means one start."""
+
+
 class KindSettings(Settings):
     """One kind of starts."""
 
@@ -88,7 +92,7 @@ class KindSettings(Settings):
     @property
     def origin(self) -> str:
         """What decides about a start and its relaxation, as text: everything but how many there are."""
-        return json.dumps(self.model_dump(exclude={"number"}), sort_keys=True)
+        return json.dumps(self.model_dump(exclude={"number"}), sort_keys=True) + REVISIONS.get(self.make, "")
 
 
 class CollectSettings(Settings):

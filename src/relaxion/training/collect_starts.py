@@ -16,11 +16,10 @@ from ase.neighborlist import neighbor_list
 
 from relaxion.errors import StructureError
 from relaxion.structures import Structures, dataset
-from relaxion.structures.chemistry import COMMON_ELEMENTS
-from relaxion.structures.held_apart import ELEMENTS, LABEL, Side, belongs, reasons_of
+from relaxion.structures.held_apart import LABEL, Side, belongs, reasons_of
 from relaxion.structures.molecules import random_molecule
 from relaxion.structures.packing import pack
-from relaxion.structures.prototypes import CRYSTAL, random_crystal, random_perovskite
+from relaxion.structures.prototypes import CRYSTAL, random_crystal, random_element, random_perovskite
 from relaxion.structures.surfaces import random_surface
 from relaxion.training.collect_settings import CollectSettings, KindSettings
 from relaxion.training.metric_starts import EMT_METALS, MetalStarts
@@ -88,11 +87,7 @@ def _prototype(own: KindSettings, side: Side, random: np.random.Generator) -> At
 
 
 def _element(own: KindSettings, side: Side, random: np.random.Generator) -> Atoms:
-    """Each element in turn of chance, on a prototype of pure elements."""
-    if own.element is not None:
-        return random_crystal(random, side=side, sizes=own.sizes, fixed=own.element)
-    usable = [symbol for symbol in COMMON_ELEMENTS if (symbol in ELEMENTS) == (side == "assessment")]
-    return random_crystal(random, side=side, sizes=own.sizes, fixed=str(random.choice(usable)))
+    return random_element(random, side=side, sizes=own.sizes, element=own.element)
 
 
 def _perovskite(own: KindSettings, side: Side, random: np.random.Generator) -> Atoms:  # noqa: ARG001 (all of one size)
