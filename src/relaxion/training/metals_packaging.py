@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from relaxion.bundle import CardResult, ModelCard, PolicyBundle
+from relaxion.bundle import CardResult, ModelCard, Network, PolicyBundle
 from relaxion.bundle.card import POLICY
 from relaxion.classical.chain import Classical
 from relaxion.classical.guard import Guard
@@ -34,13 +34,20 @@ def bundle_of_metals(
 ) -> PolicyBundle:
     """The metric, and the gate where the run came that far."""
     networks = {"policy": network_of(settings.metric, stored.part("metric"), stochastic=False)}
-    gate = {k.removeprefix(GATE_POLICY): t for k, t in stored.tensors.items() if k.startswith(GATE_POLICY)}
-    trained = stored.tensors.get(GATE_UPDATES)
-    if gate and trained is not None and int(trained) > 0:  # a run may have stopped in the gate's warm-up
-        networks[GATE] = described_gate(gate, settings.networks.widths, stochastic=settings.agent_name == "sac")
+    if (gate := gate_in(stored, settings)) is not None:
+        networks[GATE] = gate
     teacher = f"imitation, then {settings.agent_name} for the gate" if GATE in networks else "imitation"
     bundle = PolicyBundle(name, networks, _card(settings, teacher, command, progress))
     return replace(bundle, card=_with_results(bundle, settings.training.assessment_starts))
+
+
+def gate_in(stored: Stored, settings: MetalsRunSettings) -> Network | None:
+    """The gate of a run; None where it has none, or has stopped in the gate's warm-up."""
+    weights = {k.removeprefix(GATE_POLICY): t for k, t in stored.tensors.items() if k.startswith(GATE_POLICY)}
+    trained = stored.tensors.get(GATE_UPDATES)
+    if not weights or trained is None or int(trained) == 0:
+        return None
+    return described_gate(weights, settings.networks.widths, stochastic=settings.agent_name == "sac")
 
 
 def _card(settings: MetalsRunSettings, teacher: str, command: str, progress: Mapping[str, Any]) -> ModelCard:

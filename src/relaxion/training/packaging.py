@@ -50,7 +50,7 @@ OWN_OPTIONS = ("agent", "seed", "steps")  # of `relaxion train`; all else is --s
 def bundle_from_run(path: Path, name: str) -> PolicyBundle:
     """The policy of a finished run, or of the last checkpoint of one that is not."""
     folder = RunFolder(path)
-    stored = _read_weights(folder)
+    stored = read_weights(folder)
     settings = RunSettings.read(stored.values["settings"])
     if isinstance(settings, MetalsRunSettings):
         progress = _progress(folder, stored)
@@ -72,7 +72,7 @@ def bundle_from_run(path: Path, name: str) -> PolicyBundle:
     return replace(bundle, card=_with_results(card, folder, task, policy_of(bundle)))
 
 
-def _read_weights(folder: RunFolder) -> Stored:
+def read_weights(folder: RunFolder) -> Stored:
     """A run without a result goes on, or was stopped: its checkpoint is newer than what an earlier end has left."""
     if not (folder.settings.exists() or folder.is_run):
         raise RunError(f"{folder.path} is no folder of a run; 'relaxion train RECIPE --out RUN' makes one")
