@@ -20,7 +20,7 @@ SETS = {
     "alfe": "random Al–Fe packings",
     "mixed": "near and far, mixed",
 }
-WIDTH, LABELS, END, TOP, ROW, BAR = 660, 172, 16, 74, 50, 12
+WIDTH, LABELS, END, TOP, ROW, BAR = 680, 188, 16, 74, 50, 12
 # in the system's colours, light or dark, and on a ground of its own: readable wherever it is put
 STYLE = """
 .ground { fill: #ffffff; stroke: #d0d7de }

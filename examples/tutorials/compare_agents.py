@@ -15,33 +15,34 @@ ATOMS = {  # a small cut of the recipe `emt-metals`
     "n_pooled": 64,
     "updates_per_round": 8,
     "warmup_steps": 128,
-    "expert_steps": 2_000,
-    "assessment_starts": 16,
+    "expert_steps": 1_000,
 }
 
 
-def trained(recipe, agent, changes, steps):
+def trained(recipe, agent, changes, steps, starts):
     """One run, seed 0, in its folder; assessed at the end, without noise, from starts that are the same for all."""
     settings = settings_from_recipe(
-        find(recipe), agent, {**changes, "steps": steps, "seed": 0, "assessment_interval_steps": 0}
+        find(recipe),
+        agent,
+        {**changes, "steps": steps, "seed": 0, "assessment_starts": starts, "assessment_interval_steps": 0},
     )
     return train(settings, Path("runs") / f"{recipe}-{agent}", force=True)
 
 
-def on_pendulum(steps):
-    print(f"Pendulum-v1, {steps} steps: mean and worst return of 20 starts (0 is perfect, -1200 is hanging)")
+def on_pendulum(steps, starts):
+    print(f"Pendulum-v1, {steps} steps: mean and worst return of {starts} starts (0 is perfect, -1200 is hanging)")
     for agent in AGENTS:
         began = time.perf_counter()
-        result = trained("pendulum", agent, {}, steps)
+        result = trained("pendulum", agent, {}, steps, starts)
         seconds = time.perf_counter() - began
         print(f"  {agent:5} {result.final_return_mean:7.0f} {result.final_return_worst:7.0f}   {seconds:3.0f} s")
 
 
-def on_atoms(steps):
+def on_atoms(steps, starts):
     print(f"Cu–Au alloys of 2 to 4 atoms, EMT, {steps} force calls of training: force calls per relaxation")
     for agent in AGENTS:
         began = time.perf_counter()
-        result = trained("emt-metals", agent, ATOMS, steps)
+        result = trained("emt-metals", agent, ATOMS, steps, starts)
         seconds = time.perf_counter() - began
         share = 100 * result.final_success_rate
         print(f"  {agent:5} {result.final_force_calls_mean:5.1f}, {share:3.0f} % converged   {seconds:3.0f} s")
@@ -50,8 +51,9 @@ def on_atoms(steps):
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--pendulum-steps", type=int, default=10_000)
-    parser.add_argument("--atom-steps", type=int, default=4_000)
+    parser.add_argument("--pendulum-steps", type=int, default=5_000)
+    parser.add_argument("--atom-steps", type=int, default=1_600)
+    parser.add_argument("--starts", type=int, default=20, help="of each assessment")
     options = parser.parse_args()
-    on_pendulum(options.pendulum_steps)
-    on_atoms(options.atom_steps)
+    on_pendulum(options.pendulum_steps, options.starts)
+    on_atoms(options.atom_steps, options.starts)

@@ -15,7 +15,7 @@ sys.path.append(str(Path(__file__).parent))  # my_potential.py lies here; the wo
 RUN, POLICY = Path("run"), Path("my-copper.safetensors")
 
 
-def settings(steps):
+def settings(steps, starts):
     """The recipe `emt-metals` on other atoms and another potential, made small: it ends within a minute."""
     changes = {
         "potential": "my_potential:make",
@@ -29,7 +29,7 @@ def settings(steps):
         "batch_size": 16,
         "warmup_steps": 64,
         "expert_steps": 2_000,
-        "assessment_starts": 16,
+        "assessment_starts": starts,
         "assessment_interval_steps": 0,
     }
     return settings_from_recipe(find("emt-metals"), "td3", changes)
@@ -49,7 +49,9 @@ def relax_with(policy):
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=4_000, help="environment steps; each is one force call")
-    result = train(settings(parser.parse_args().steps), RUN, force=True)
+    parser.add_argument("--starts", type=int, default=16, help="of the assessment at the end")
+    options = parser.parse_args()
+    result = train(settings(options.steps, options.starts), RUN, force=True)
     print(f"force calls per relaxation: {result.final_force_calls_mean:.1f} by the policy alone,", end=" ")
     print(f"{result.force_calls_bfgs:.1f} by BFGS, {result.force_calls_fire:.1f} by FIRE")
     bundle_from_run(RUN, "my-copper").write(POLICY)

@@ -119,11 +119,20 @@ def _methods(node: ast.ClassDef) -> str:
         if not isinstance(child, ast.FunctionDef) or child.name.startswith("_") or not words:
             continue
         is_property = any(text_of(decorator).endswith("property") for decorator in child.decorator_list)
-        call = child.name if is_property else " ".join(_call(child, child.name).split())
-        call = re.sub(r",? \)", ")", call.replace("( ", "("))
+        call = child.name if is_property else f"{child.name}({_short_arguments(child.args)})"
         first = " ".join(words.split("\n\n")[0].split())
         rows.append(f"| `{call}` | {_cell(_escaped(first))} |")
     return "\n".join(["| method or property | |", "|---|---|", *rows]) if rows else ""
+
+
+def _short_arguments(arguments: ast.arguments) -> str:
+    """Names and defaults only: the row of a table is no place for types."""
+    bare = ast.parse(f"def f({text_of(arguments)}): ...").body[0]
+    assert isinstance(bare, ast.FunctionDef)
+    for one in ast.walk(bare.args):
+        if isinstance(one, ast.arg):
+            one.annotation = None
+    return ", ".join(text for text in _arguments(bare.args) if text not in ("self", "cls"))
 
 
 def _prose(docstring: str) -> str:
