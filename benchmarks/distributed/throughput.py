@@ -2,8 +2,8 @@
 
     python benchmarks/distributed/throughput.py [--seconds 20] [--json FILE] [--check]
 
-Two potentials: EMT as it is, and EMT with a sleep of 0.25 s per force call, which stands for a dearer one and leaves the
-cores free, so that scaling can be seen on two of them. Costs are CPU time, so that a busy machine changes them little.
+Two potentials: EMT as it is, and EMT with a sleep of 0.25 s per force call, which stands for a dearer one and leaves
+the cores free, so that scaling can be seen on two of them. Costs are CPU time: a busy machine changes them little.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ def run(request: TrainRequest) -> int:
         say(f"relaxion: {error}")
         return USAGE
     out = request.out or _default_out(request, settings)
-    with _signals() as first_of_signals:
+    with first_signal() as first_of_signals:
         return _run(request, settings, collectors, out, first_of_signals)
 
 
@@ -110,7 +110,7 @@ def _one_thread() -> None:
 
 
 @contextmanager
-def _signals() -> Iterator[Callable[[], int | None]]:
+def first_signal() -> Iterator[Callable[[], int | None]]:
     """Which of Ctrl-C and SIGTERM came first, asked after a run that listened to both: their exit codes differ."""
     if threading.current_thread() is not threading.main_thread():
         yield lambda: None  # only the main thread hears of signals

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import math
 import os
+import signal
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from relaxion.doors.progress import say, tell
+from relaxion.doors.train_command import first_signal
 from relaxion.errors import FileError, RelaxionError, SettingsError
 from relaxion.training.interrupts import noticing_interrupts
 from relaxion.training.recipe import find, overrides, settings_from_recipe
@@ -17,7 +19,7 @@ from relaxion.training.tune.space import read_space
 from relaxion.training.tune.sweep import Plan, Sweep, Trial
 from relaxion.training.tune.workers import workers_place
 
-DONE, ERROR, USAGE, INTERRUPTED = 0, 1, 2, 130
+DONE, ERROR, USAGE, INTERRUPTED, TERMINATED = 0, 1, 2, 130, 143
 SAMPLERS = ("tpe", "random")
 
 
@@ -53,11 +55,11 @@ def tune(request: TuneRequest) -> int:
         say(f"relaxion: {error}")
         return ERROR
     try:
-        with noticing_interrupts() as stopped, sweep.owned():
+        with first_signal() as first, noticing_interrupts() as stopped, sweep.owned():
             sweep.open()
-            workers = place()
-            sweep.run(request.trials, workers, stopped, lambda trial: _progress(request, sweep, trial))
+            sweep.run(request.trials, place(), stopped, lambda trial: _progress(request, sweep, trial))
             sweep.write_tables()
+            code = TERMINATED if first() == signal.SIGTERM else INTERRUPTED
     except KeyboardInterrupt:
         say(f"relaxion: stopped at once; the same command goes on in {request.out}")
         return INTERRUPTED
@@ -66,7 +68,7 @@ def tune(request: TuneRequest) -> int:
         return ERROR
     if stopped.is_set():
         say(f"relaxion: stopped, what the trials have is saved; the same command goes on in {request.out}")
-        return INTERRUPTED
+        return code
     return _result(request, sweep)
 
 
