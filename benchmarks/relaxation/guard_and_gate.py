@@ -6,9 +6,9 @@
     python benchmarks/relaxation/guard_and_gate.py noise                      # weights replaced by noise
     python benchmarks/relaxation/guard_and_gate.py gates runs/gate-0 runs/gate-1 runs/gate-2
 
-Starts are those of `relaxion bench` with other seeds (`--seed`, below 9000): near and far from minima, whole sets never
-used for results. Every row relaxes the same starts; `p95` is the 95th percentile of paired ratios to the core. A gate is
-trained around a finished metric by
+Starts are those of `relaxion bench` with other seeds (`--seed`, below 9000): near and far from minima, never used for
+results. Every row relaxes the same starts; `p95` is the 95th percentile of paired ratios to the core. A gate is trained
+around a finished metric by
 `relaxion train metals --from-weights RUN --set n_updates=0 --steps 4000 --seed S --out runs/gate-S`.
 """
 

@@ -55,7 +55,8 @@ class EnvironmentSettings(Settings):
     """Neighbours in the state reach this far; None: no graph, for policies that need none."""
 
     non_finite_penalty: float = Field(default=1.0, ge=0)
-    """Taken off the reward when the potential answers NaN or infinity."""
+    """Taken off the reward when the potential answers NaN or infinity. Our agents never learn from it, since replay
+    leaves such steps out (they join no two states); agents of others, who come through Gymnasium, may."""
 
     start_force_limit_ev_per_angstrom: float = Field(default=1e4, gt=0)
     """Starts with a larger force are drawn again: atoms on top of each other teach nothing."""

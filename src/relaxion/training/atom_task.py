@@ -21,6 +21,7 @@ from relaxion.training.run_settings import AtomRunSettings
 from relaxion.training.seeds import named_generator
 
 SIDES = ("training", "validation", "held_apart")
+STATES_PER_TRANSITION = 1.5  # a running relaxation has one of each; short ones have an end more
 SIDE_SEEDS = (0, 20, 9000)  # of random structures and of assessed starts, whatever the run's seed
 
 
@@ -55,16 +56,32 @@ class AtomTask:
             return atoms.replay_atom_capacity
         largest = int(self.pools["training"].counts.max())
         # relaxations of a few steps have a state more each; a step writes two states of every structure at worst
-        return round(1.5 * capacity * self.mean_atoms) + 4 * self.settings.environment.n_structures * largest
+        return (
+            round(STATES_PER_TRANSITION * capacity * self.mean_atoms)
+            + 4 * self.settings.environment.n_structures * largest
+        )
 
 
 def atom_task(settings: AtomRunSettings) -> AtomTask:
     """The task of these settings, refused in one sentence when it cannot be learned here."""
     engine = potential(settings.atoms.potential)
     task = AtomTask(settings, engine, _pools(settings.atoms, engine))
+    _check_room_for_warmup(task)
     if (advice := capacity_advice(settings.training.replay_capacity, task.mean_atoms)) is not None:
         warnings.warn(advice, RelaxionWarning, stacklevel=2)
     return task
+
+
+def _check_room_for_warmup(task: AtomTask) -> None:
+    """A replay that forgets before the warm-up is over would keep it warming up for ever."""
+    given, warmup = task.settings.atoms.replay_atom_capacity, task.settings.training.warmup_steps
+    needed = round(STATES_PER_TRANSITION * warmup * task.mean_atoms)
+    if given is not None and given < needed:
+        raise SettingsError(
+            f"replay_atom_capacity {given} cannot hold warmup_steps = {warmup} transitions of structures with "
+            f"{task.mean_atoms:.1f} atoms in the mean, so the warm-up would never end; give at least {needed}, or "
+            "lower warmup_steps"
+        )
 
 
 def _pools(atoms: AtomTaskSettings, engine: Potential) -> dict[str, Structures]:

@@ -57,8 +57,7 @@ RULES: tuple[Rule, ...] = (
         when=f"fewer than {s.CONVERGING:.0%} of the relaxations converge, and the gate's factor has gone "
         f"{s.CLOSED:.0%} of the way to its lower bound (on a log scale) or the policy moves less than {s.IDLE:.1%} of "
         "max_displacement_angstrom under a large force",
-        remedy="lower deviation_penalty_per_angstrom2, back_off_penalty or non_finite_penalty, or begin with an "
-        "expert_share",
+        remedy="lower deviation_penalty_per_angstrom2 or back_off_penalty, or begin with an expert_share",
         needs=("gate_factor", "max_displacement_angstrom"),
         severity=s.stillness,
         words=s.stillness_words,
