@@ -311,7 +311,8 @@ class _Listing:
     def __init__(self, folder: Folder, path: Path) -> None:
         self._folder, self._path = folder, path
         try:
-            self._file = part_of(path).open("w", encoding="utf-8")
+            # line by line: what a kill leaves says what was handed out, and `status` sees it at once
+            self._file = part_of(path).open("w", encoding="utf-8", buffering=1)
         except OSError as error:
             raise folder._trouble(error) from error
 

@@ -1,0 +1,135 @@
+"""`relaxion relax-many`, `status`, `merge` as a user meets them, and as a killed process leaves them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from ase.build import bulk
+from ase.io import read, write
+
+ROOT = Path(__file__).parents[2]
+COMMAND = [sys.executable, "-c", "from relaxion.doors.cli import main; main()"]
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "NO_COLOR": "1"}
+
+
+def alloys(number: int) -> Path:
+    images = []
+    for seed in range(number):
+        atoms = bulk("Cu", a=3.8, cubic=True)
+        generator = np.random.default_rng([8800, seed])
+        atoms.symbols[generator.random(4) < 0.4] = "Au"
+        atoms.positions += generator.normal(0, 0.12, (4, 3))
+        images.append(atoms)
+    write("many.extxyz", images)
+    return Path("many.extxyz")
+
+
+def test_from_files_to_one_file(relaxion):
+    answer = relaxion("relax-many", alloys(10), "--out", "out", "--workers", "local:1", "--json", "-q")
+    assert answer.code == 0
+    (told,) = answer.objects
+    assert (told["relaxed"], told["converged"], told["waiting"], told["doubles"]) == (10, 10, 0, 0)
+    assert told["this_run"]["relaxed"] == 10
+
+    status = relaxion("status", "out")
+    assert status.code == 0
+    assert "10 relaxed (10 converged); 10 structures in the input; nobody works here" in status.out
+    (plain,) = relaxion("status", "out", "--json").objects
+    assert plain["running"] is False
+    assert plain["settings"]["policy_weights"].keys() == {"metals"}
+
+    assert relaxion("merge", "out", "all.extxyz").code == 0
+    assert [atoms.info["relaxion_outcome"] for atoms in read("all.extxyz", ":")] == ["converged"] * 10
+    again = relaxion("merge", "out", "all.extxyz")
+    assert again.code == 1
+    assert "--force" in again.err
+    assert Path("out/summary.csv").read_text().count("\n") == 11
+
+    other = relaxion("relax-many", "many.extxyz", "--out", "out", "--fmax", "0.01")
+    assert other.code == 2
+    assert "fmax_ev_per_angstrom = 0.05, now it is 0.01" in other.err
+    other = relaxion("relax-many", "many.extxyz", "--out", "out", "--policy", "none")
+    assert other.code == 2
+    assert "policy" in other.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--workers", "local:none"], "local:2"),
+        (["--time-limit", "0"], "--time-limit"),
+        (["--fmax", "-1"], "--fmax"),
+        (["--calc", "emmt"], "did you mean 'emt'"),
+        (["--policy", "metalls"], "metals"),
+    ],
+)
+def test_bad_options_are_refused_before_anything_is_begun(relaxion, arguments, words):
+    answer = relaxion("relax-many", alloys(1), "--out", "out", *arguments)
+    assert answer.code == 2
+    assert words in answer.err
+    assert not Path("out").exists()
+
+
+def test_missing_files_and_folders_get_a_sentence(relaxion):
+    answer = relaxion("relax-many", "nowhere.xyz", "--out", "out")
+    assert answer.code == 1
+    assert "does not exist" in answer.err
+    assert relaxion("relax-many", "--out", "out").code == 2
+    for command in (["status", "out"], ["merge", "out", "all.extxyz"]):
+        answer = relaxion(*command)
+        assert answer.code == 1
+        assert "holds no results" in answer.err
+
+
+def test_a_driver_killed_while_it_writes_is_followed_by_one_that_goes_on(relaxion):
+    """The small fault test; the large one is benchmarks/faults/relax_many.py."""
+    arguments = ["relax-many", str(alloys(60)), "--out", "out", "--workers", "local:1", "--batch-size", "2", "-q"]
+    process = subprocess.Popen([*COMMAND, *arguments], env=ENVIRONMENT)
+    shard = Path("out/shards/00001.extxyz")
+    until = time.monotonic() + 60
+    while not (shard.exists() and shard.stat().st_size) and process.poll() is None and time.monotonic() < until:
+        time.sleep(0.005)
+    status = relaxion("status", "out", "--json").objects[0]
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert status["running"] is True
+    before = relaxion("status", "out", "--json").objects[0]
+    assert before["running"] is False
+    assert 0 < before["relaxed"] < 60
+    with shard.open("ab") as file:
+        file.write(b"4\nLattice=")  # what a kill in the middle of a write leaves
+    answer = relaxion(*arguments, "--json")
+    assert answer.code == 0
+    (told,) = answer.objects
+    assert (told["relaxed"], told["converged"], told["waiting"]) == (60, 60, 0)
+    assert told["this_run"]["relaxed"] < 60
+    assert "never whole: cut off" in answer.err
+    assert relaxion("merge", "out", "all.extxyz").code == 0
+    keys = [atoms.info["relaxion_key"] for atoms in read("all.extxyz", ":")]
+    assert len(set(keys)) == len(keys) == 60
+
+
+@pytest.mark.slow
+def test_nothing_is_lost_or_doubled_under_faults():
+    """150 structures: full disk, workers, their parent and the driver killed, hostile calculators."""
+    options = "--number 150 --hostile 30 --seed 8700 --seconds-between 1.5 --workers-per-driver 2 --most-seconds 40"
+    script = ROOT / "benchmarks" / "faults" / "relax_many.py"
+    command = [sys.executable, str(script), *options.split(), "--json", "report.json"]
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=False, timeout=900)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    report = json.loads(Path("report.json").read_text())
+    compared = report["compared"]
+    assert compared["places"] == 150
+    assert (compared["lost"], compared["doubled"], compared["set_aside"], compared["different"]) == (0, 0, 0, 0)
+    assert report["full_disk"]["sentence"]
+    assert not report["full_disk"]["traceback"]
+    assert report["hostile_one_by_one"]["as_expected"]
+    assert report["hostile_batches"]["as_expected"]
