@@ -58,6 +58,9 @@ class LessonSettings(Settings):
     lesson_farthest_angstrom: float = Field(default=1.0, gt=0)
     """States with an atom farther from the end teach nothing: no quadratic form knows the way."""
 
+    critic_updates_before: int = Field(default=0, ge=0)
+    """Updates of the agent in which only its critics learn: what a critic says before would undo the lessons."""
+
     lesson_weight: float = Field(default=0.0, ge=0)
     """Weight in the policy's loss of the mean relative error on secants and finished relaxations from replay: the
     anchor of the metric while the critic pulls at it. Goes to `lesson_weight_final` within `expert_steps`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from relaxion.files import Stored
 from relaxion.networks.metric import MetricSettings
 from relaxion.networks.metric_policies import MetricPolicy
 from relaxion.training.metric_anchor import ReplaySecants, secant_errors
+from relaxion.training.metric_damping import damped_move
 from relaxion.training.metric_imitation import MetricImitation, Source
 from relaxion.training.metric_settings import LessonSettings
 from relaxion.training.policy_penalties import Anchor
@@ -31,7 +33,8 @@ class MetricTeacher:
     ) -> None:
         self.policy, self.settings = policy, settings
         source = Source(environment.potential, environment.starts)
-        self.imitation = MetricImitation(policy, [source], settings.imitation, generator)
+        damped = partial(damped_move, policy)
+        self.imitation = MetricImitation(policy, [source], settings.imitation, generator, damped)
 
     @property
     def n_updates(self) -> int:
@@ -68,12 +71,13 @@ class MetricTeacher:
 
 
 def metric_in(stored: Stored, settings: Mapping[str, Any]) -> dict[str, Tensor] | None:
-    """Weights of the metric in a run that is not of this very kind; None where the run is: it is taken over whole.
+    """Weights of the metric in a run of another kind (agent, gate, task); None for one alike: it is taken over whole.
 
     `settings` are the flat ones of the new run. A CheckpointError where the old metric is of another shape.
     """
     old = stored.values.get("settings", {})
-    if old.get("task") == settings["task"] and old.get("agent") == settings["agent"] and "policy" in old:
+    same = ("task", "agent", "policy", *GATE)
+    if all(name in old and old[name] == settings[name] for name in same):
         return None
     prefix = f"metric.{NETWORK}" if old.get("task") == "metals" else f"agent.policy.{NETWORK}"
     found = {key.removeprefix(prefix): tensor for key, tensor in stored.tensors.items() if key.startswith(prefix)}

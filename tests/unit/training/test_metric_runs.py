@@ -1,0 +1,315 @@
+"""A metric as the policy of an agent's run on atoms: lessons first, then the critic, anchored by replay."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from ase.build import bulk
+from ase.calculators.emt import EMT
+
+from relaxion import Relaxer
+from relaxion.agents.vector_agents import AGENT_SETTINGS
+from relaxion.classical.guard import Guard
+from relaxion.classical.learned_metric import LearnedMetrics
+from relaxion.errors import CheckpointError, RunError, SettingsError
+from relaxion.experience.structure_sources import Together, source_at_hand, structure_source
+from relaxion.experience.transition import Source
+from relaxion.files import Stored
+from relaxion.networks.metric_policies import MetricGaussianPolicy, MetricPolicy
+from relaxion.networks.metric_stiffness import Unknowns
+from relaxion.networks.strains import strain_vectors
+from relaxion.physics.registry import potential
+from relaxion.physics.reward import largest_force
+from relaxion.structures import Move, Outcome
+from relaxion.training.atom_task import atom_task
+from relaxion.training.atom_trainer import AtomTrainer
+from relaxion.training.metric_anchor import ReplaySecants, Secants, last_of, secant_errors
+from relaxion.training.metric_damping import damped_move
+from relaxion.training.packaging import bundle_from_run, training_command
+from relaxion.training.recipe import find, settings_from_recipe
+from relaxion.training.run import train
+from relaxion.training.run_settings import AtomRunSettings, MetricRunSettings, RunSettings
+
+SMALL = {
+    "task": "relax",
+    "policy": "metric",
+    "structures": "alloys:Al-Cu-Ni:2-4",
+    "n_pooled": 12,
+    "held_apart": "seed",
+    "steps": 46,
+    "n_structures": 4,
+    "max_force_calls": 30,
+    "channels": 4,
+    "n_layers": 1,
+    "n_hidden": 4,
+    "n_radial": 4,
+    "cutoff_angstrom": 3.5,
+    "batch_size": 4,
+    "warmup_steps": 8,
+    "replay_capacity": 400,
+    "updates_per_round": 2,
+    "assessment_interval_steps": 0,
+    "assessment_starts": 4,
+    "checkpoint_interval_steps": 1000,
+    "lesson_updates": 6,
+    "lessons_per_update": 8,
+    "lesson_starts": 6,
+    "lesson_gatherings_before": 1,
+    "lesson_updates_per_gathering": 3,
+    "lesson_tolerance_ev_per_angstrom": 2e-3,
+    "expert_share": 0.25,
+    "expert_steps": 32,
+    "imitation_weight": 0.5,
+    "lesson_weight": 1.0,
+}
+SUPPORT = {"lowest_value": -4.0, "highest_value": 4.0, "n_bins": 11}
+
+
+def settings(agent: str = "td3", **changes: Any) -> AtomRunSettings:
+    support = SUPPORT if agent == "d4pg" else {}
+    return AtomRunSettings.read({**SMALL, **support, "agent": agent, **changes})
+
+
+def make(agent: str = "td3", **changes: Any) -> AtomTrainer:
+    read = settings(agent, **changes)
+    return AtomTrainer(read, atom_task(read))
+
+
+def go(trainer: AtomTrainer, until: int) -> AtomTrainer:
+    while trainer.step < until:
+        trainer.advance()
+    return trainer
+
+
+def weights(trainer: AtomTrainer, part: str) -> dict[str, torch.Tensor]:
+    return {name: t for name, t in trainer.agent.snapshot().items() if name.startswith(f"{part}.")}
+
+
+def same(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
+
+
+class TestSettings:
+    def test_one_flat_table_there_and_back(self) -> None:
+        read = settings("sac", environment_information=["density"], reinforced="gate")
+        assert isinstance(read, MetricRunSettings)
+        assert RunSettings.read(read.flat()) == read
+        assert 'policy = "metric"' in read.as_toml()
+
+    def test_direct_is_the_default_and_not_written_down(self) -> None:
+        """So runs from before can be resumed."""
+        plain = {key: value for key, value in SMALL.items() if key in settings().PARTS["networks"].model_fields}
+        read = AtomRunSettings.read({**plain, "task": "relax", "structures": "b2:AlFe", "policy": "direct"})
+        assert type(read) is AtomRunSettings
+        assert "policy" not in read.flat()
+
+    @pytest.mark.parametrize("agent", AGENT_SETTINGS)
+    def test_no_name_means_two_things(self, agent: str) -> None:
+        parts = [*MetricRunSettings.PARTS.values(), AGENT_SETTINGS[agent]]
+        names = [name for part in parts for name in part.model_fields]
+        assert len(names) == len(set(names))
+
+    def test_critics_and_policy_look_equally_far(self) -> None:
+        read = settings(channels=6, n_coordinates=2, environment_information=["density"])
+        assert (read.policy.channels, read.policy.cutoff_angstrom) == (6, 3.5)
+        assert isinstance(read, MetricRunSettings)
+        assert (read.policy.n_coordinates, read.policy.environment_information) == (2, ("density",))
+
+    @pytest.mark.parametrize(
+        ("changes", "words"),
+        [
+            ({"policy": "metrik"}, "did you mean 'metric'"),
+            ({"lesson_update": 3}, "did you mean 'lesson_updates'"),
+            ({"policy": "direct"}, "unknown setting 'n_hidden'"),
+            ({"reinforced": "gate"}, "there is no gate to learn"),
+            ({"moves_follow_forces": False}, "has no meaning for a metric"),
+        ],
+    )
+    def test_settings_that_cannot_be(self, changes: dict[str, Any], words: str) -> None:
+        with pytest.raises(SettingsError, match=words):
+            settings(**changes)
+
+    def test_the_command_names_what_differs_only(self) -> None:
+        read = settings_from_recipe(find("emt-metals"), "td3", {"policy": "metric", "lesson_updates": 100})
+        words = training_command(read)
+        assert words.endswith("--set policy=metric --set lesson_updates=100")
+
+
+class TestLessons:
+    @pytest.mark.parametrize("agent", AGENT_SETTINGS)
+    def test_lessons_come_first_and_the_target_follows(self, agent: str) -> None:
+        trainer = make(agent)
+        kind = MetricGaussianPolicy if agent == "sac" else MetricPolicy
+        assert type(trainer.agent.policy) is kind
+        fresh = weights(trainer, "policy")
+        go(trainer, 6)
+        assert trainer.teacher is not None
+        assert trainer.teacher.done
+        assert (len(trainer.replay), trainer.n_updates, trainer.reinforced_steps) == (0, 0, 0)
+        assert trainer.force_calls > 40  # counted, though no environment step of the agent was made
+        assert not same(fresh, weights(trainer, "policy"))
+        if agent != "sac":
+            target = {name.removeprefix("target_"): t for name, t in weights(trainer, "target_policy").items()}
+            assert same(target, weights(trainer, "policy"))
+        go(trainer, 46)
+        assert trainer.reinforced_steps == 40
+        assert trainer.n_updates == 18
+        assert trainer.metrics()["imitation/relative_error"] > 0
+
+    def test_no_random_warm_up(self) -> None:
+        trainer = make(lesson_updates=0)
+        trainer.advance()
+        sources = trainer.replay.sources[: len(trainer.replay)].tolist()
+        assert set(sources) <= {int(Source.POLICY), int(Source.EXPERT)}
+
+    def test_the_critics_learn_alone_at_first(self) -> None:
+        trainer = go(make(critic_updates_before=6), 6)
+        taught, critics = weights(trainer, "policy"), weights(trainer, "critics")
+        while trainer.n_updates < 6:
+            trainer.advance()
+        assert same(taught, weights(trainer, "policy"))
+        assert not same(critics, weights(trainer, "critics"))
+        go(trainer, 46)
+        assert not same(taught, weights(trainer, "policy"))
+
+    def test_only_the_gate_is_reinforced(self) -> None:
+        trainer = go(make(reinforced="gate", environment_information=["log_largest_force"]), 6)
+        network, gate = weights(trainer, "policy.network"), weights(trainer, "policy.gate")
+        go(trainer, 46)
+        assert same(network, weights(trainer, "policy.network"))
+        assert not same(gate, weights(trainer, "policy.gate"))
+
+    def test_nothing_to_learn_from_is_said(self) -> None:
+        with pytest.raises(RunError, match="none of the relaxations came to"):
+            make(lesson_force_calls=2).advance()
+
+
+class TestAnchor:
+    def test_a_secant_of_the_metric_itself_is_no_error(self) -> None:
+        trainer = make()
+        policy: Any = trainer.agent.policy
+        state = trainer.state
+        generator = torch.Generator().manual_seed(0)
+        step = 0.05 * torch.randn(state.structures.positions.shape, generator=generator, dtype=torch.float64)
+        way = Move(step, torch.zeros_like(state.structures.cells))
+        stiffness = policy.network(state).to(torch.float64).detached()
+        drop = stiffness.apply(Unknowns(step, strain_vectors(way.strains)))
+        errors = secant_errors(policy.network, Secants(state, way, drop)).detach()
+        assert float(errors.max()) < 1e-3  # the network is float32
+        twice = Unknowns(2 * drop.atoms, 2 * drop.cells)  # stiffer in truth: the step is twice as long as it should be
+        torch.testing.assert_close(
+            secant_errors(policy.network, Secants(state, way, twice)).detach(),
+            torch.ones(state.n_structures, dtype=torch.float64),
+            rtol=1e-3,
+            atol=1e-3,
+        )
+
+    def test_finished_relaxations_lead_to_their_end(self) -> None:
+        trainer = go(make(lesson_updates=0, max_displacement_angstrom=0.2), 120)
+        replay = trainer.replay
+        places = torch.arange(replay.oldest, replay.newest) % replay.capacity
+        last = last_of(replay, places)
+        ended = replay.outcomes[last] == Outcome.CONVERGED
+        assert 0 < int(ended.sum()) < len(places)
+        assert bool((replay.outcomes[last] != Outcome.RUNNING)[ended].all())
+        assert bool((last != places)[ended].any())
+        secants = ReplaySecants(replay, 50, 1.0, torch.Generator().manual_seed(1)).sample()
+        assert secants is not None
+        ends = potential("emt")(secants.state.structures.to(torch.float64).moved(secants.way.to(torch.float64)))
+        largest = largest_force(secants.state.structures, ends)
+        assert bool((largest < 0.06).any())  # the ends of finished ones, to the tolerance of 0.05
+        # the pulls have dropped by just as much as they differ between the two ends of each way
+        torch.testing.assert_close(
+            (secants.state.evaluation.forces - ends.forces).double(), secants.drop.atoms, rtol=1e-3, atol=1e-3
+        )
+
+    def test_its_weight_falls_and_it_changes_what_is_learned(self) -> None:
+        trainer, without = go(make(), 26), go(make(lesson_weight=0.0), 26)
+        assert 0 < trainer.penalties.anchor_weight < 1
+        assert not same(weights(trainer, "policy"), weights(without, "policy"))
+        go(trainer, 46)
+        assert trainer.penalties.anchor_weight == 0
+
+    def test_steps_are_shortened_where_the_metric_was_too_soft(self) -> None:
+        trainer = make()
+        policy: Any = trainer.agent.policy
+        state = trainer.state
+        last = Move(0.01 * policy.move(state).displacements.double(), torch.zeros_like(state.structures.cells))
+        applied = (
+            policy.network(state)
+            .to(torch.float64)
+            .detached()
+            .apply(Unknowns(last.displacements, strain_vectors(last.strains)))
+        )
+        forces = state.evaluation.forces
+        for stiffer, factor in ((4.0, 0.25), (0.5, 1.0), (100.0, 0.1)):
+            met = replace(state, last_move=last, last_forces=forces + stiffer * applied.atoms)
+            expected = factor * policy.move(state).displacements.double()
+            torch.testing.assert_close(damped_move(policy, met).displacements.double(), expected, rtol=1e-3, atol=1e-5)
+
+
+class TestRuns:
+    @pytest.mark.parametrize(("agent", "stop"), [("td3", 4), ("td3", 6), *((agent, 34) for agent in AGENT_SETTINGS)])
+    def test_stop_and_resume_is_the_straight_run(self, agent: str, stop: int) -> None:
+        """In the lessons, just after them, and while the agent learns (R10.1)."""
+        straight = go(make(agent), stop)
+        resumed = make(agent)
+        resumed.restore(Stored(straight.snapshot(), {}))
+        one, two = go(straight, 46).snapshot(), go(resumed, 46).snapshot()
+        assert one.keys() == two.keys()
+        differ = [name for name in one if not torch.equal(one[name].nan_to_num(), two[name].nan_to_num())]
+        assert differ == []  # what diagnostics do not know yet is NaN
+
+    def test_another_agent_takes_the_metric_over(self) -> None:
+        taught = go(make(), 6)
+        stored = Stored(taught.weights(), {"settings": taught.settings.flat()})
+        for agent, changes in (("sac", {}), ("td3", {"environment_information": ["density"]})):
+            other = make(agent, **changes)
+            before = weights(other, "critics")
+            other.start_from(stored)
+            assert same(weights(other, "policy.network"), weights(taught, "policy.network"))
+            assert same(weights(other, "critics"), before)
+            assert other.step == 0
+        target = weights(other, "target_policy.network")
+        assert same({k.removeprefix("target_"): t for k, t in target.items()}, weights(taught, "policy.network"))
+        alike = make()
+        alike.start_from(stored)
+        assert same(weights(alike, "critics"), weights(taught, "critics"))
+
+    def test_another_metric_is_refused(self) -> None:
+        taught = make()
+        stored = Stored(taught.weights(), {"settings": taught.settings.flat()})
+        with pytest.raises(CheckpointError, match=r"these differ: n_coordinates \(was 4, now 2\)"):
+            make("sac", n_coordinates=2).start_from(stored)
+        with pytest.raises(CheckpointError, match="has no metric to begin with"):
+            make("sac").start_from(Stored({}, {"settings": {"task": "relax", "agent": "td3"}}))
+
+    def test_packaged_and_used_by_the_relaxer(self, tmp_path: Path) -> None:
+        train(settings(steps=22, assessment_starts=2), tmp_path / "run")
+        bundle = bundle_from_run(tmp_path / "run", "taught")
+        assert bundle.policy.kind == "metric"
+        assert bundle.card.agent == "imitation, then td3"
+        assert {row.optimizer for row in bundle.card.results} == {"policy", "BFGS", "FIRE"}
+        bundle.write(tmp_path / "taught.safetensors")
+        atoms = bulk("Cu", cubic=True)
+        atoms.rattle(0.1, seed=1)
+        atoms.calc = EMT()
+        opt = Relaxer(atoms, policy=tmp_path / "taught.safetensors", logfile=None)
+        opt.run(fmax=0.05)
+        guard = opt._chain.quasi_newton
+        assert isinstance(guard, Guard)
+        assert isinstance(guard.metrics, LearnedMetrics)
+        assert guard.policy_steps > 0
+
+
+def test_sources_together() -> None:
+    source = structure_source("alloys:Al-Cu:2-3 + packings:Al-Cu:4-5")
+    assert isinstance(source, Together)
+    images = source.images(7, torch.Generator().manual_seed(0), potential("emt"))
+    assert [len(atoms) <= 3 for atoms in images] == [True] * 4 + [False] * 3
+    assert source_at_hand("alloys:Al-Cu:2-3 + packings:Al-Cu:4-5")
+    assert not source_at_hand("alloys:Al-Cu:2-3 + file:/no/such/file.xyz")
