@@ -70,7 +70,8 @@ def write_input(file: Path, seed: int, number: int) -> None:
 
 
 def command(file: Path, out: Path, workers: int, *more: str) -> list[str]:
-    return [*COMMAND, "relax-many", str(file), "--out", str(out), "--workers", f"local:{workers}", "--quiet", *more]
+    fixed = ["--out", str(out), "--workers", f"local:{workers}", "--quiet"]
+    return [*COMMAND, "relax-many", str(file), *fixed, *more]
 
 
 def run(arguments: list[str], before: Callable[[], None] | None = None) -> tuple[int, str, float, int]:
@@ -254,7 +255,8 @@ def measured(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     report["full_disk"] = full_disk(file, workers, out, room=max(number * 120, 20_000))
     monkey = Monkey(arguments.seed, arguments.seconds_between, arguments.workers_per_driver)
     began = time.perf_counter()
-    code = monkey.disturb(command(file, out, workers), arguments.most_seconds)
+    more = ["--batch-size", str(arguments.batch_size)]
+    code = monkey.disturb(command(file, out, workers, *more), arguments.most_seconds)
     report["kills"] = {**monkey.kills, "exit_code": code, "seconds": round(time.perf_counter() - began, 1)}
     report["compared"] = compare(folder / "calm", out)
     print(json.dumps(report, indent=1), flush=True)
@@ -271,6 +273,7 @@ def main() -> None:
     parser.add_argument("--hostile", type=int, default=100, help="structures for each hostile calculator")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--seed", type=int, default=9300)
+    parser.add_argument("--batch-size", type=int, default=32, help="of the workers that are killed")
     parser.add_argument("--seconds-between", type=float, default=3.0, help="two kills, on average")
     parser.add_argument("--workers-per-driver", type=int, default=5, help="killed, then the driver is")
     parser.add_argument("--most-seconds", type=float, default=600.0, help="of killing")

@@ -120,15 +120,16 @@ def test_a_driver_killed_while_it_writes_is_followed_by_one_that_goes_on(relaxio
 @pytest.mark.slow
 def test_nothing_is_lost_or_doubled_under_faults():
     """150 structures: full disk, workers, their parent and the driver killed, hostile calculators."""
-    options = "--number 150 --hostile 30 --seed 8700 --seconds-between 1.5 --workers-per-driver 2 --most-seconds 40"
+    options = "--number 150 --hostile 30 --seed 8700 --batch-size 2 --seconds-between 0.5 --workers-per-driver 2"
     script = ROOT / "benchmarks" / "faults" / "relax_many.py"
-    command = [sys.executable, str(script), *options.split(), "--json", "report.json"]
+    command = [sys.executable, str(script), *options.split(), "--most-seconds", "30", "--json", "report.json"]
     done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=False, timeout=900)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     report = json.loads(Path("report.json").read_text())
     compared = report["compared"]
     assert compared["places"] == 150
     assert (compared["lost"], compared["doubled"], compared["set_aside"], compared["different"]) == (0, 0, 0, 0)
+    assert sum(report["kills"].get(kind, 0) for kind in ("worker", "nursery", "driver")) > 0
     assert report["full_disk"]["sentence"]
     assert not report["full_disk"]["traceback"]
     assert report["hostile_one_by_one"]["as_expected"]
