@@ -63,7 +63,7 @@ def test_one_collector_is_the_local_trainer_to_the_bit(agent: str, tmp_path: Pat
 
 
 @pytest.mark.usefixtures("_ray")
-def test_several_collectors_repeat_to_the_bit_also_through_a_resume_and_a_loss(tmp_path: Path) -> None:
+def test_several_collectors_repeat_to_the_bit_also_through_a_resume(tmp_path: Path) -> None:
     settings = settings_for("td3", **SHORT)
     straight = train(settings, tmp_path / "straight", collectors=Collectors(3))
     local = train(settings, tmp_path / "local")
