@@ -199,15 +199,15 @@ class _Gated(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, first: Tensor, layer: _Layer) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx.layer, saved = layer, []
+        ctx.layer, saved, one = layer, [], first.new_ones(())
+        # with s = sigmoid(x) and h = x s, dh/dx = s + h (1 - s), which is one pass over the memory by the name of lerp
         if layer.hidden is None:
             inner = first.split(WIDTH, dim=1)
         else:
             rise = torch.sigmoid(first)
             hidden = first * rise
             inner = [functional.linear(h, *w) for h, w in zip(hidden.split(WIDTH, dim=1), layer.hidden, strict=True)]
-            # d(x s)/dx = s + x s (1 - s), with h = x s
-            saved.append(rise.addcmul_(hidden, 1 - rise))
+            saved.append(rise.lerp_(one, hidden))
         normed = []
         for part, norm in zip(inner, layer.norms, strict=True):
             result, mean, scale = torch.native_layer_norm(part, (WIDTH,), *norm, 1e-5)
@@ -215,8 +215,8 @@ class _Gated(torch.autograd.Function):
             saved += [part, mean, scale]
         core, gate = normed
         rise, gate = torch.sigmoid(core), gate.sigmoid_()
-        answer = (core.mul_(rise)).mul(gate)
-        saved += [rise.addcmul_(core, 1 - rise).mul_(gate), answer * (1 - gate)]
+        answer = core.mul_(rise) * gate
+        saved += [rise.lerp_(one, core).mul_(gate), torch.addcmul(answer, answer, gate, value=-1)]
         ctx.save_for_backward(*saved)
         return answer
 
