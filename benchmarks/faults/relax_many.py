@@ -192,8 +192,8 @@ def compare(calm: Path, disturbed: Path) -> dict[str, Any]:
         if atoms is None or back is None:
             continue
         position = max(position, float(np.abs(atoms.positions - back.positions).max()))
-        energy = max(energy, abs(atoms.get_potential_energy() - back.get_potential_energy()))
-        calls += atoms.info["relaxion_force_calls"] != back.info["relaxion_force_calls"]
+        energy = max(energy, float(abs(atoms.get_potential_energy() - back.get_potential_energy())))
+        calls += bool(atoms.info["relaxion_force_calls"] != back.info["relaxion_force_calls"])
         apart = np.abs(atoms.positions - back.positions).max() > SAME_POSITION
         other += bool(apart or abs(atoms.get_potential_energy() - back.get_potential_energy()) > SAME_ENERGY)
     return {
@@ -253,13 +253,15 @@ def measured(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     out = folder / "disturbed"
     out.mkdir()
     report["full_disk"] = full_disk(file, workers, out, room=max(number * 120, 20_000))
+    print(json.dumps(report["full_disk"]), flush=True)
     monkey = Monkey(arguments.seed, arguments.seconds_between, arguments.workers_per_driver)
     began = time.perf_counter()
     more = ["--batch-size", str(arguments.batch_size)]
     code = monkey.disturb(command(file, out, workers, *more), arguments.most_seconds)
     report["kills"] = {**monkey.kills, "exit_code": code, "seconds": round(time.perf_counter() - began, 1)}
+    print(json.dumps(report["kills"]), flush=True)
     report["compared"] = compare(folder / "calm", out)
-    print(json.dumps(report, indent=1), flush=True)
+    print(json.dumps(report["compared"]), flush=True)
     report["hostile_one_by_one"] = hostile(folder, arguments.seed, arguments.hostile, workers, "HostileEMT", TROUBLE)
     report["hostile_batches"] = hostile(
         folder, arguments.seed, arguments.hostile, workers, "HostileBatch", BATCH_TROUBLE
