@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from test_resume import AGENTS, records, start_and_kill
+from test_resume import AGENTS, fork_and_kill, records, start_and_kill
 
 from relaxion.training.run import train
 from relaxion.training.run_settings import AtomRunSettings
@@ -48,7 +48,7 @@ def settings_for(agent: str, **changes: object) -> AtomRunSettings:
     return AtomRunSettings.read({**SMALL, **noisy, **support, "agent": agent, **changes})
 
 
-def check_kills(agent: str, folder: Path, n_kills: int, steps: int = 160) -> None:
+def check_kills(agent: str, folder: Path, n_kills: int, steps: int = 160, forked: bool = False) -> None:
     settings = settings_for(agent, steps=steps)
     straight = train(settings, folder / "straight")
     killed, recipe = folder / "killed", folder / "recipe.toml"
@@ -56,7 +56,10 @@ def check_kills(agent: str, folder: Path, n_kills: int, steps: int = 160) -> Non
     chance = random.Random(time.time_ns())
     n_lines = len(records(folder / "straight"))
     for at_line in sorted(chance.sample(range(1, n_lines - 5), n_kills)):
-        start_and_kill(recipe, killed, at_line, chance)
+        if forked:
+            fork_and_kill(settings, killed, at_line, chance)
+        else:
+            start_and_kill(recipe, killed, at_line, chance)
     resumed = train(settings, killed, resume=True)
     assert resumed.weights_sha256 == straight.weights_sha256
     assert resumed.final_return_mean == straight.final_return_mean
@@ -79,7 +82,7 @@ def test_one_kill(agent: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("agent", AGENTS)
 def test_many_kills(agent: str, tmp_path: Path) -> None:
-    check_kills(agent, tmp_path, 20, steps=400)
+    check_kills(agent, tmp_path, 20, steps=400, forked=True)
 
 
 def test_the_same_seed_twice_and_another(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 
 import pytest
@@ -54,7 +55,7 @@ def start_and_kill(recipe: Path, out: Path, at_line: int, chance: random.Random)
     resume = ["--resume"] if (out / "checkpoint.safetensors").exists() else []
     command = [sys.executable, "-c", CHILD, "train", str(recipe), "--out", str(out), *resume]
     child = subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, stderr=subprocess.PIPE)
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while lines(out) < at_line and child.poll() is None and time.monotonic() < deadline:
         time.sleep(0.002)
     time.sleep(chance.uniform(0, 0.04))
@@ -63,7 +64,27 @@ def start_and_kill(recipe: Path, out: Path, at_line: int, chance: random.Random)
     child.communicate()
 
 
-def check_kills(agent: str, folder: Path, n_kills: int) -> None:
+def fork_and_kill(settings: RunSettings, out: Path, at_line: int, chance: random.Random) -> None:
+    """The same in a copy of this process, which has loaded everything already: for many kills."""
+    resume = (out / "checkpoint.safetensors").exists()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of Python 3.12, where other threads are about
+        child = os.fork()
+    if child == 0:
+        try:
+            train(settings, out, resume=resume)
+        finally:
+            os._exit(0)
+    deadline = time.monotonic() + 600
+    while lines(out) < at_line and time.monotonic() < deadline:
+        assert os.waitpid(child, os.WNOHANG) == (0, 0), "ended before it was killed"
+        time.sleep(0.002)
+    time.sleep(chance.uniform(0, 0.04))
+    os.kill(child, signal.SIGKILL)
+    assert os.waitpid(child, 0)[1] == signal.SIGKILL
+
+
+def check_kills(agent: str, folder: Path, n_kills: int, forked: bool = False) -> None:
     settings = settings_for(agent)
     straight = train(settings, folder / "straight")
     killed, recipe = folder / "killed", folder / "recipe.toml"
@@ -71,7 +92,10 @@ def check_kills(agent: str, folder: Path, n_kills: int) -> None:
     chance = random.Random(time.time_ns())
     n_lines = len(records(folder / "straight"))
     for at_line in sorted(chance.sample(range(n_lines - 12), n_kills)):
-        start_and_kill(recipe, killed, at_line, chance)
+        if forked:
+            fork_and_kill(settings, killed, at_line, chance)
+        else:
+            start_and_kill(recipe, killed, at_line, chance)
         if not (killed / "checkpoint.safetensors").exists():
             assert at_line == 0  # killed before there was anything to resume from: --resume would be refused
     resumed = train(settings, killed, resume=(killed / "checkpoint.safetensors").exists())
@@ -89,4 +113,4 @@ def test_one_kill(agent: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("agent", AGENTS)
 def test_many_kills(agent: str, tmp_path: Path) -> None:
-    check_kills(agent, tmp_path, 20)
+    check_kills(agent, tmp_path, 20, forked=True)
