@@ -19,3 +19,8 @@ def near(picture: np.ndarray, hue: tuple[int, int, int], tolerance: float = 0.12
     shares = picture / np.maximum(total, 1)[..., None]
     wanted = np.array(hue) / sum(hue)
     return int(((np.abs(shares - wanted).max(axis=2) < tolerance) & (total > 120)).sum())
+
+
+def drawn(picture: np.ndarray) -> int:
+    """How many pixels are not of the ground, which is what the upper left corner shows."""
+    return int((np.abs(picture - picture[8, 8]).sum(axis=2) > 60).sum())

@@ -360,6 +360,15 @@ def test_races_are_few_and_end_in_time(run: Path, tmp_path: Path, monkeypatch: p
         assert ask(server, "/race/99")[0] == 404
 
 
+def test_a_racer_that_gets_lost_does_not_take_the_others_with_it(tmp_path: Path) -> None:
+    text = structure_text(shaken(), "x.xyz", tmp_path, format="extxyz")
+    said = live_race_worker._answer(json.loads(asked(text)), StringIO(), seconds=0.0)
+    table = next(one for one in said["page"]["parts"] if one["kind"] == "table")
+    assert [row["cells"][2] for row in table["rows"]] == ["failed"] * 3
+    facts = next(one for one in said["page"]["parts"] if one.get("title") == "How it was made")["facts"]
+    assert any("FIRE was ended after 0 s" in fact["value"] for fact in facts)
+
+
 def test_a_server_that_ends_takes_its_races_with_it(run: Path, tmp_path: Path) -> None:
     text = structure_text(shaken(repeat=400), "large.xyz", tmp_path, format="extxyz")
     with served(run) as server:

@@ -159,7 +159,7 @@ async def _started(folder: Path, seconds: float) -> asyncio.subprocess.Process:
     """In an empty folder, which is not on its path: nothing lies there to be imported or read."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MPLCONFIGDIR": str(folder)}
     return await asyncio.create_subprocess_exec(
-        sys.executable, "-P", "-m", "relaxion.doors.live_race_worker", str(int(seconds) + 30),
+        sys.executable, "-P", "-m", "relaxion.doors.live_race_worker", f"{seconds:g}",
         stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
         cwd=folder, env=environment, limit=LARGEST_ANSWER,
     )  # fmt: skip

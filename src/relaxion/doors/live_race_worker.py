@@ -16,15 +16,17 @@ from typing import Any, TextIO
 FORMATS = {"cif": "CIF", "extxyz": "XYZ", "vasp": "POSCAR"}  # what ASE calls it, what people call it
 STEPS = 500
 SECONDS_BETWEEN_WORDS = 0.1
+SHARE = 0.28  # of the time of a race, for each of three racers
 
 
 def main() -> None:
     """Answer one request."""
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
-    _limit_time(int(sys.argv[1]))
+    seconds = float(sys.argv[1])
+    _limit_time(int(seconds) + 30)
     request = json.loads(sys.stdin.readline())
     with redirect_stdout(sys.stderr):  # some calculators greet when they load
-        said = _answer(request, answers)
+        said = _answer(request, answers, seconds)
     _say(answers, said)
 
 
@@ -35,18 +37,19 @@ def _limit_time(seconds: int) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
 
 
-def _answer(request: dict[str, Any], answers: TextIO) -> dict[str, Any]:
+def _answer(request: dict[str, Any], answers: TextIO, seconds: float = 100.0) -> dict[str, Any]:
     from relaxion.errors import RelaxionError
 
     try:
-        return {"page": _raced(request, answers)}
+        return {"page": _raced(request, answers, SHARE * seconds)}
     except RelaxionError as error:
         return {"error": str(error).replace("--cell: ", "").replace("leave --cell away", "leave the cell fixed")}
     except Exception as error:  # noqa: BLE001 - a structure that breaks something is told, not raised at nobody
         return {"error": f"the race failed: {type(error).__name__}: {error}"}
 
 
-def _raced(request: dict[str, Any], answers: TextIO) -> dict[str, Any]:
+def _raced(request: dict[str, Any], answers: TextIO, seconds: float) -> dict[str, Any]:
+    """`seconds`: of each racer, so that one that gets lost does not take the others' result with it."""
     from ase.optimize import BFGS, FIRE
 
     from relaxion.doors.compare import run_ase_optimizer
@@ -67,10 +70,10 @@ def _raced(request: dict[str, Any], answers: TextIO) -> dict[str, Any]:
     check_structure(atoms, potential, free_cell=asked.free_cell)
     choice = PolicyChoice.of(asked, atoms)
     task = Task(atoms, potential, asked.fmax, asked.steps, asked.free_cell, record=True)
-    runs = {OURS: run_relaxer(task, choice, None, None, _reporter(answers, OURS))}
+    runs = {OURS: run_relaxer(task, choice, None, None, _reporter(answers, OURS, seconds))}
     for optimizer in (BFGS, FIRE):
         name = optimizer.__name__
-        runs[name] = run_ase_optimizer(optimizer, task, _reporter(answers, name))
+        runs[name] = run_ase_optimizer(optimizer, task, _reporter(answers, name, seconds))
     _say(answers, {"calls": {name: run.force_calls for name, run in runs.items()}})
     hints += filter(None, [occupancy_note(atoms), emt_note(atoms, asked.calculator), choice.note])
     race = Race(
@@ -134,12 +137,14 @@ def comment_of(text: str, kind: str) -> str:
     return lines[place].strip()[:300] if len(lines) > place else ""
 
 
-def _reporter(answers: TextIO, name: str) -> Callable[[int, float, float], None]:
-    last = 0.0
+def _reporter(answers: TextIO, name: str, seconds: float) -> Callable[[int, float, float], None]:
+    last, began = 0.0, time.monotonic()
 
     def report(calls: int, _energy: float, _fmax: float) -> None:
         nonlocal last
         now = time.monotonic()
+        if now - began > seconds:
+            raise TimeoutError(f"{name} was ended after {seconds:.2g} s and {calls} force calls")
         if now - last >= SECONDS_BETWEEN_WORDS:
             last = now
             _say(answers, {"calls": {name: calls}})
