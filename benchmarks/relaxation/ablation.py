@@ -132,6 +132,7 @@ def rows() -> dict[str, Row]:
     taught = METRIC | {"lesson_updates": LESSONS, "steps": LESSONS}
     alone = METRIC | OFTEN | {"steps": REINFORCED}
     both = METRIC | SELDOM | ANCHOR | {"steps": REINFORCED}
+    plain = {"damped": False}
     found = {
         "direct-scratch": Row("direct", "direct, untrained", changes=DIRECT, trains=False),
         "direct-imitation": Row("direct", "direct, the expert's steps only", changes=DIRECT | OFTEN | EXPERT_ONLY),
@@ -139,6 +140,16 @@ def rows() -> dict[str, Row]:
         "direct-both": Row("direct", "direct, expert and TD3", changes=DIRECT | OFTEN | EXPERT),
         "metric-scratch": Row("imitation", "metric, untrained", changes=METRIC, trains=False),
         "metric-imitation": Row("imitation", "metric, lessons only", changes=taught),
+        "metric-scratch-undamped": Row(
+            "imitation", "metric, untrained, without secant", changes=METRIC | plain, trains=False
+        ),
+        "metric-imitation-undamped": Row(
+            "imitation",
+            "metric, lessons only, without secant",
+            changes=taught | plain,
+            begins_with="metric-imitation",
+            trains=False,
+        ),
         "metric-no-coordinates": Row(
             "coordinates", "metric, lessons only, no collective coordinates", changes=taught | {"n_coordinates": 0}
         ),
@@ -307,7 +318,7 @@ def show() -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     groups = list(dict.fromkeys(row.group for row in ROWS.values()))
     parser.add_argument("--only", choices=[*ROWS, *groups, "classical"], help="a row, or a group of rows")
     parser.add_argument("--weights", type=Path, help="folder for the weights of finished runs")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from pydantic import Field
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
@@ -46,6 +47,10 @@ class MetricShape(Settings):
     looks_ahead: bool = True
     """A first solve with the springs alone tells the network by how much each pair is going to change."""
 
+    damped: bool = False
+    """The move is shortened where the last one met more stiffness than the metric says (`metric_damping.py`). Of the
+    bare policy only: the guard has secants of its own."""
+
     spring_stiffness_ev_per_angstrom2: float = Field(default=4.0, gt=0)
     """k₀ of a bond as long as the sum of covalent radii."""
 
@@ -63,6 +68,14 @@ class MetricShape(Settings):
 
     cell_floor_ev_per_angstrom3: float = Field(default=0.1, gt=0)
     """κ per volume of the cell, before learning."""
+
+    @model_serializer(mode="wrap")
+    def _without_news(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """`damped` is younger than runs that may still be resumed: at its default it is not written down."""
+        values: dict[str, Any] = handler(self)
+        if values.get("damped") == type(self).model_fields["damped"].default:
+            values.pop("damped", None)
+        return values
 
 
 class MetricSettings(BackboneSettings, MetricShape):

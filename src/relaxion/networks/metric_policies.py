@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from relaxion.networks.metric import Frame, MetricNetwork, MetricSettings
+from relaxion.networks.metric_damping import damping
 from relaxion.networks.metric_gate import N_KNOBS, Knobs, MetricGate
 from relaxion.networks.metric_solve import solve
 from relaxion.networks.metric_stiffness import Stiffness, Unknowns
@@ -30,6 +31,8 @@ class MetricActions(MoveActions):
 
 class MetricPolicy(Policy):
     """π(s) = scale · B(s)⁻¹F, shortened as a whole to trust · bounds: one factor per structure, so always downhill.
+
+    With `damped` it is also shortened where the last move met more stiffness than B has (`metric_damping.py`).
 
     Without environment information there is no gate: scale and trust are exactly 1 and the floor is the network's.
     """
@@ -78,12 +81,14 @@ class MetricPolicy(Policy):
         return _within(move.scaled(knobs.scales, state.structures), state, self.bounds, knobs.trusts)
 
     def newton(self, state: State, knobs: Knobs | None = None) -> Unknowns:
-        """B⁻¹F before scale and bounds."""
+        """B⁻¹F, damped where the settings say so, before scale and bounds."""
         frame = Frame.of(state, self.settings, self.network.dtype)
         stiffness = self.network.stiffness(frame)
         if knobs is not None:
             stiffness = _floored(stiffness, knobs)
         answer = solve(stiffness, frame.pulls)
+        if self.settings.damped:
+            answer = answer.scaled(damping(stiffness, frame), state.structures)
         return Unknowns(answer.atoms.to(self.network.dtype), answer.cells.to(self.network.dtype))
 
 

@@ -10,7 +10,7 @@ the springs the network begins with, so that states near the minimum count as mu
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -26,7 +26,7 @@ from relaxion.networks.metric_lessons import Lessons, relative_errors
 from relaxion.networks.metric_policies import MetricPolicy
 from relaxion.physics.potential import Potential
 from relaxion.settings import Settings
-from relaxion.structures import Move, Outcome, State
+from relaxion.structures import Outcome
 from relaxion.training.metric_data import finished_by_core, relax
 
 
@@ -97,11 +97,8 @@ class MetricImitation:
         sources: Sequence[Source],
         settings: ImitationSettings | None = None,
         generator: torch.Generator | None = None,
-        relaxes: Callable[[State], Move] | None = None,
     ) -> None:
-        """`relaxes`: how lessons are gathered; None: by the policy as it is."""
         self.policy, self.sources = policy, list(sources)
-        self.relaxes = relaxes or (lambda state: policy.move(state))
         self.settings = settings or ImitationSettings()
         self.generator = generator or torch.Generator().manual_seed(0)
         self.parameters = list(policy.network.parameters())
@@ -143,7 +140,7 @@ class MetricImitation:
         source = self.sources[int(torch.multinomial(weights, 1, generator=self.generator))]
         environment = Environment(source.potential, source.starts, self._environment_settings())
         start = environment.reset(self.generator, settings.starts_per_round)
-        found = relax(environment, self.relaxes, start)
+        found = relax(environment, lambda state: self.policy.move(state), start)
         by_itself = found.outcomes == Outcome.CONVERGED
         if settings.core_force_calls:
             label = settings.label_tolerance_ev_per_angstrom

@@ -17,6 +17,9 @@ class MetricPolicySettings(MetricShape):
     policy: Literal["metric"] = "metric"
     """Which kind of policy: the step is what the stiffness makes of the forces (docs/metric.md)."""
 
+    damped: bool = True
+    """As in every metric policy; here the policy relaxes alone, and without it far starts fail (docs/metric.md)."""
+
     reinforced: Literal["all", "gate"] = "all"
     """What reinforcement learning moves: the whole policy; or only what turns the knobs, the metric being left as its
     lessons made it (the critic's error may be larger than what is left to gain)."""

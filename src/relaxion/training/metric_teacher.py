@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +15,6 @@ from relaxion.files import Stored
 from relaxion.networks.metric import MetricSettings
 from relaxion.networks.metric_policies import MetricPolicy
 from relaxion.training.metric_anchor import ReplaySecants, secant_errors
-from relaxion.training.metric_damping import damped_move
 from relaxion.training.metric_imitation import MetricImitation, Source
 from relaxion.training.metric_settings import LessonSettings
 from relaxion.training.policy_penalties import Anchor
@@ -33,8 +31,7 @@ class MetricTeacher:
     ) -> None:
         self.policy, self.settings = policy, settings
         source = Source(environment.potential, environment.starts)
-        damped = partial(damped_move, policy)
-        self.imitation = MetricImitation(policy, [source], settings.imitation, generator, damped)
+        self.imitation = MetricImitation(policy, [source], settings.imitation, generator)
 
     @property
     def n_updates(self) -> int:
@@ -83,7 +80,7 @@ def metric_in(stored: Stored, settings: Mapping[str, Any]) -> dict[str, Tensor] 
     found = {key.removeprefix(prefix): tensor for key, tensor in stored.tensors.items() if key.startswith(prefix)}
     if not found:
         raise CheckpointError("the old run has no metric to begin with; it must be one with policy = metric, or metals")
-    names = [name for name in MetricSettings.model_fields if name not in GATE]
+    names = [name for name in MetricSettings.model_fields if name not in (*GATE, "damped")]
     changes = [f"{n} (was {old[n]!r}, now {settings[n]!r})" for n in names if n in old and old[n] != settings[n]]
     if changes:
         raise CheckpointError(f"the old metric is another one, because these differ: {', '.join(changes)}")

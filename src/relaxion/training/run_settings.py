@@ -11,7 +11,7 @@ from relaxion.agents.vector_agents import AGENT_SETTINGS, AgentSettings
 from relaxion.errors import SettingsError
 from relaxion.experience.environment import EnvironmentSettings
 from relaxion.experience.gate_environment import GateTaskSettings
-from relaxion.networks.metric import MetricSettings
+from relaxion.networks.metric import MetricSettings, MetricShape
 from relaxion.networks.observer import AtomNetworkSettings
 from relaxion.networks.vector import VectorNetworkSettings
 from relaxion.settings import Settings, nearest
@@ -169,7 +169,7 @@ class MetricRunSettings(AtomRunSettings):
     def policy(self) -> MetricSettings:
         """Its own shape, with backbone and gate of the critics' settings."""
         shared = {k: v for k, v in self.networks.model_dump().items() if k in MetricSettings.model_fields}
-        own = {k: v for k, v in self.metric.model_dump().items() if k in MetricSettings.model_fields}
+        own = {name: getattr(self.metric, name) for name in MetricShape.model_fields}
         return MetricSettings(**shared, **own)
 
     @property

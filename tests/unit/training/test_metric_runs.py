@@ -28,7 +28,6 @@ from relaxion.structures import Move, Outcome
 from relaxion.training.atom_task import atom_task
 from relaxion.training.atom_trainer import AtomTrainer
 from relaxion.training.metric_anchor import ReplaySecants, Secants, last_of, secant_errors
-from relaxion.training.metric_damping import damped_move
 from relaxion.training.packaging import bundle_from_run, training_command
 from relaxion.training.recipe import find, settings_from_recipe
 from relaxion.training.run import train
@@ -235,7 +234,7 @@ class TestAnchor:
         assert trainer.penalties.anchor_weight == 0
 
     def test_steps_are_shortened_where_the_metric_was_too_soft(self) -> None:
-        trainer = make()
+        trainer = make(max_displacement_angstrom=2.0)
         policy: Any = trainer.agent.policy
         state = trainer.state
         last = Move(0.01 * policy.move(state).displacements.double(), torch.zeros_like(state.structures.cells))
@@ -249,7 +248,11 @@ class TestAnchor:
         for stiffer, factor in ((4.0, 0.25), (0.5, 1.0), (100.0, 0.1)):
             met = replace(state, last_move=last, last_forces=forces + stiffer * applied.atoms)
             expected = factor * policy.move(state).displacements.double()
-            torch.testing.assert_close(damped_move(policy, met).displacements.double(), expected, rtol=1e-3, atol=1e-5)
+            torch.testing.assert_close(policy(met).displacements.double(), expected, rtol=1e-3, atol=1e-5)
+        plain = make(damped=False)
+        policy = plain.agent.policy
+        met = replace(state, last_move=last, last_forces=forces + 100 * applied.atoms)
+        assert torch.equal(policy(met).displacements, policy(state).displacements)
 
 
 class TestRuns:
