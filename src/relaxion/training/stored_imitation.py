@@ -16,19 +16,21 @@ from relaxion.training.universal_settings import UniversalSettings
 
 
 class StoredImitation:
-    """`while not learner.done: learner.update()`. Groups of lessons are drawn from by their shares."""
+    """`while not learner.done: learner.update()`. Groups of lessons are drawn from by shares, lessons by weights."""
 
     def __init__(
         self,
         policy: MetricPolicy,
         lessons: Mapping[str, Lessons],
         shares: Mapping[str, float],
+        weights: Mapping[str, Tensor],
         settings: UniversalSettings,
         generator: torch.Generator,
     ) -> None:
         self.policy, self.lessons, self.settings, self.generator = policy, dict(lessons), settings, generator
         self.names = [name for name in self.lessons if shares[name] > 0]
-        self.weights = torch.tensor([shares[name] for name in self.names], dtype=torch.float64)
+        self.shares = torch.tensor([shares[name] for name in self.names], dtype=torch.float64)
+        self.sums = {name: weights[name].double().cumsum(0) for name in self.names}
         self.parameters = list(policy.network.parameters())
         self.optimizer = Adam(self.parameters, settings.learning_rate)
         self.counters = torch.zeros(1, dtype=torch.int64)  # updates
@@ -60,13 +62,14 @@ class StoredImitation:
 
     def sample(self, number: int) -> Lessons:
         """So many lessons, from the groups by their shares."""
-        drawn = torch.multinomial(self.weights, number, replacement=True, generator=self.generator)
+        drawn = torch.multinomial(self.shares, number, replacement=True, generator=self.generator)
         parts = []
         for place, name in enumerate(self.names):
             count = int((drawn == place).sum())
             if count:
-                pool = self.lessons[name]
-                parts.append(pool.select(torch.randint(pool.number, (count,), generator=self.generator)))
+                sums = self.sums[name]
+                places = torch.rand(count, generator=self.generator, dtype=torch.float64) * sums[-1]
+                parts.append(self.lessons[name].select(torch.searchsorted(sums, places).clamp_max(len(sums) - 1)))
         return Lessons.concatenate(parts)
 
     def _learning_rate(self) -> float:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -52,10 +53,22 @@ def lessons_of(trajectory: Trajectory, rule: LessonRule) -> Lessons | None:
     return Lessons(state, goal).select(good) if bool(good.any()) else None
 
 
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Lessons of one group, and how often each is drawn relative to the others."""
+
+    lessons: Lessons
+    weights: Tensor  # (n_lessons,)
+
+
 def sorted_lessons(
     trajectories: Iterable[Trajectory], rule: LessonRule, group: Callable[[Trajectory], str]
-) -> dict[str, Lessons]:
-    """All lessons of the trajectories, in groups."""
+) -> dict[str, Group]:
+    """All lessons of the trajectories, in groups.
+
+    A relaxation that took long has many lessons, most of them on the last soft mode. So that they do not drown the
+    others, a lesson weighs the less the more its relaxation has: 1/√n.
+    """
     parts: dict[str, list[Lessons]] = {}
     n_read = n_useless = 0
     for trajectory in trajectories:
@@ -66,4 +79,9 @@ def sorted_lessons(
         else:
             parts.setdefault(group(trajectory), []).append(lessons)
     logger.info("%d relaxations read, %d of them teach nothing", n_read, n_useless)
-    return {name: Lessons.concatenate(parts[name]) for name in sorted(parts)}
+    return {name: _group(parts[name]) for name in sorted(parts)}
+
+
+def _group(parts: Sequence[Lessons]) -> Group:
+    weights = [torch.full((part.number,), part.number**-0.5) for part in parts]
+    return Group(Lessons.concatenate(parts), torch.cat(weights))

@@ -59,13 +59,18 @@ class UniversalTrainer:
         training, self.validation = split_store(settings.universal.store)
         self.force_calls = sum(len(trajectory) for trajectory in (*training, *self.validation))
         self.engines = sorted({trajectory.engine for trajectory in training})
-        lessons = sorted_lessons(training, settings.universal.rule(), group)
-        if not lessons:
+        groups = sorted_lessons(training, settings.universal.rule(), group)
+        if not groups:
             raise RunError(f"the store {settings.universal.store} holds no finished relaxation to learn from")
         molecules = settings.universal.molecule_share
-        shares = {MOLECULES: molecules, CRYSTALS: 1 - molecules} if len(lessons) > 1 else dict.fromkeys(lessons, 1.0)
+        shares = {MOLECULES: molecules, CRYSTALS: 1 - molecules} if len(groups) > 1 else dict.fromkeys(groups, 1.0)
         self.imitation = StoredImitation(
-            self.policy, lessons, shares, settings.universal, named_generator(seed, "replay")
+            self.policy,
+            {name: found.lessons for name, found in groups.items()},
+            shares,
+            {name: found.weights for name, found in groups.items()},
+            settings.universal,
+            named_generator(seed, "replay"),
         )
         self.means = MetricMeans()
 
@@ -103,7 +108,7 @@ class UniversalTrainer:
 
     def assess(self, stop: Callable[[], bool] | None = None) -> UniversalAssessed:
         groups = sorted_lessons(self.validation, self.settings.universal.rule(), group)
-        errors = {name: mean_error(self.policy, lessons) for name, lessons in groups.items()}
+        errors = {name: mean_error(self.policy, found.lessons) for name, found in groups.items()}
         return UniversalAssessed(self.assessor.calls(self.chain, stop), errors, self.assessor.baselines)
 
     def result(self, final: UniversalAssessed, wall_time_seconds: float) -> RelaxationResult:

@@ -74,7 +74,7 @@ def test_the_two_sides_of_a_store_never_mix(store: Path) -> None:
 
 def test_it_learns(store: Path) -> None:
     trainer = UniversalTrainer(settings(store, steps=120, n_updates=120))  # pyright: ignore[reportArgumentType]
-    unseen = sorted_lessons(trainer.validation, UniversalSettings().rule(), group)["crystals"]
+    unseen = sorted_lessons(trainer.validation, UniversalSettings().rule(), group)["crystals"].lessons
     before = mean_error(trainer.policy, unseen)
     for _ in range(120):
         trainer.advance()
