@@ -119,6 +119,10 @@ def test_several_runs_in_one_page(opened, folder: Path):
     assert set(sheet.evaluate(shown)) == {"1"}
     sheet.wait("document.querySelectorAll('.gallery canvas').length === 1")
     assert drawn(pixels(sheet.picture_of(".gallery .stage"))) > 1000
+    for value in ("0", "1"):
+        sheet.evaluate(f"(() => {{ const s = document.querySelector('.chooser select'); s.value = '{value}';"
+                       "s.dispatchEvent(new Event('change')); })()")  # fmt: skip
+    sheet.wait("document.querySelectorAll('.gallery canvas').length === 1")
     rows = sheet.evaluate("[...document.querySelectorAll('[data-part=runs] tbody th')].map((e) => e.textContent)")
     assert rows == ["pendulum", "atoms"]
     assert sheet.complaints == []

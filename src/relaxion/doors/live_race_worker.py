@@ -50,6 +50,7 @@ def _answer(request: dict[str, Any], answers: TextIO, seconds: float = 100.0) ->
 
 def _raced(request: dict[str, Any], answers: TextIO, seconds: float) -> dict[str, Any]:
     """`seconds`: of each racer, so that one that gets lost does not take the others' result with it."""
+    atoms, kind, hints = read_structure(request["name"], request["text"])  # first: what is none is told at once
     from ase.optimize import BFGS, FIRE
 
     from relaxion.doors.compare import run_ase_optimizer
@@ -60,7 +61,6 @@ def _raced(request: dict[str, Any], answers: TextIO, seconds: float) -> dict[str
     from relaxion.doors.request import PolicyChoice, RelaxRequest, make_potential
     from relaxion.relaxing.measuring.runs import Task
 
-    atoms, kind, hints = read_structure(request["name"], request["text"])
     asked = RelaxRequest(
         files=(), calculator=request["calculator"], policy=request["policy"], fmax=request["fmax"], steps=STEPS,
         free_cell=request["free_cell"], compare="", out=Path("race.html"), as_json=False,

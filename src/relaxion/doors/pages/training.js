@@ -101,6 +101,7 @@
       shown = newer;
       fill();
     };
+    root.rest = () => { scope?.leave(stage); scope = null; }; // while hidden: a 3D view without a size complains
     fill();
     new ResizeObserver(() => { if (scope === null) choose(chosen); }).observe(stage);
     return root;
@@ -113,7 +114,11 @@
   parts.chooser = (part) => {
     const select = make("select", { id: Relaxion.identity("run") }, ...part.choices.map((words, k) => make("option", { value: k }, words)));
     const show = () => {
-      for (const element of document.querySelectorAll("[data-run]")) element.hidden = element.dataset.run !== select.value;
+      for (const element of document.querySelectorAll("[data-run]")) {
+        const hide = element.dataset.run !== select.value;
+        if (hide && !element.hidden) element.rest?.();
+        element.hidden = hide;
+      }
     };
     select.addEventListener("change", show);
     Relaxion.showChosenRun = show;
