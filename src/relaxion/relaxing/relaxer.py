@@ -21,6 +21,7 @@ from relaxion.classical.quasi_newton import QuasiNewtonSettings
 from relaxion.errors import RestartError, SettingsError
 from relaxion.relaxing.adaptation import Adaptation
 from relaxion.relaxing.film import Film, frame_of, proposal_in_space
+from relaxion.relaxing.foreign import without_foreign
 from relaxion.relaxing.guard import CORE, chosen
 from relaxion.relaxing.restart import Saved, read_restart, write_restart
 from relaxion.structures.state import Outcome
@@ -79,7 +80,7 @@ class Relaxer(Optimizer):
         over when the core loses its way. `allow_unseen`: let the policy speak about elements it was not trained on.
         `adapt`: the metric goes on learning from every relaxation of this process that asks for it (or of those that
         share an `Adaptation`), at no force call: for many similar structures one after the other. All else as in
-        ASE."""
+        ASE; options that only other optimizers have (alpha, dt, memory, …) are named in a warning and left out."""
         check_door(atoms)
         self.maxstep = _checked_maxstep(self.defaults["maxstep"] if maxstep is None else maxstep)
         self.policy = policy
@@ -104,7 +105,7 @@ class Relaxer(Optimizer):
             logfile=logfile,
             trajectory=trajectory,
             append_trajectory=append_trajectory,
-            **kwargs,
+            **without_foreign(kwargs),
         )
 
     @property
