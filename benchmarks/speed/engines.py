@@ -1,6 +1,6 @@
 """Structures evaluated per second: our batched engines beside the packages' own ASE calculators, one thread.
 
-    OMP_NUM_THREADS=1 python benchmarks/speed/engines.py chgnet sevennet
+    OMP_NUM_THREADS=1 python benchmarks/speed/engines.py chgnet sevennet [FILE.extxyz.gz]
 
 Crystals of 2 to 16 atoms, rattled by 0.05 Å; energies, forces, stresses; processor time, so that others on the machine
 matter less. The best of three rounds.
@@ -12,6 +12,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from ase.build import bulk
 
 from relaxion.physics import potential
 from relaxion.structures import Structures
+from relaxion.structures.dataset import read
 
 ROUNDS = 3
 CRYSTALS = (
@@ -35,6 +37,14 @@ def crystals() -> list[Atoms]:
         cubic = bulk(symbols, kind, a=a, cubic=True)
         images += [bulk(symbols, kind, a=a) * (2, 1, 1), cubic, cubic * (2, 1, 1)]
     images = [atoms for atoms in images if 2 <= len(atoms) <= 16]
+    for seed, atoms in enumerate(images):
+        atoms.rattle(0.05, seed=seed)
+    return images
+
+
+def crystals_of(file: str) -> list[Atoms]:
+    """The first 64 with 2 to 16 atoms."""
+    images = [atoms for atoms in read(Path(file)) if 2 <= len(atoms) <= 16][:64]
     for seed, atoms in enumerate(images):
         atoms.rattle(0.05, seed=seed)
     return images
@@ -60,10 +70,12 @@ def milliseconds(work: Callable[[], None], n_structures: int) -> float:
     return min(times[1:]) / n_structures * 1000
 
 
-def main(names: list[str]) -> None:
+def main(words: list[str]) -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    images = crystals()
+    files = [word for word in words if Path(word).exists()]
+    names = [word for word in words if word not in files] or ["chgnet", "sevennet"]
+    images = crystals_of(files[0]) if files else crystals()
     structures = Structures.from_ase(images)
     print(f"{len(images)} crystals, {structures.n_atoms} atoms")
     for name in names:
@@ -86,4 +98,4 @@ def main(names: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:] or ["chgnet", "sevennet"])
+    main(sys.argv[1:])
