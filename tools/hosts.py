@@ -1,7 +1,7 @@
-"""Run the six examples of examples/hosts, each in an environment of its own, and print the table of docs/hosts.md.
+"""Run the examples of examples/hosts and their tests in environments of their own; print the table of docs/hosts.md.
 
-    python tools/hosts.py --where build/hosts          # all six: environments are made once, then kept
-    python tools/hosts.py matgl atomate2               # only these
+    python tools/hosts.py                  # all six: the two environments are made once in build/hosts, then kept
+    python tools/hosts.py matgl atomate2   # only these
 
 A host that cannot be installed or fails is a line of the table, not the end of the others.
 """
@@ -16,57 +16,56 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-INSTALL_SECONDS, RUN_SECONDS = 1800, 900  # a host beyond these is given up
+SET_UP_SECONDS, INSTALL_SECONDS, RUN_SECONDS = 300, 1800, 900  # what takes longer is given up
 
 
 @dataclass(frozen=True)
-class Host:
-    """What pip is asked for, and which of our pins the host cannot live with."""
+class Environment:
+    """Hosts that live together, what pip is asked for, and what takes the place of our pins."""
 
+    hosts: tuple[str, ...]
     requirements: tuple[str, ...]
-    unpinned: tuple[str, ...] = ()
+    instead_of_pins: tuple[str, ...] = ()
 
 
-HOSTS = {
-    "pymatgen": Host(("pymatgen",)),
-    "chgnet": Host(("chgnet",)),
-    "quacc": Host(("quacc",)),
-    "matcalc": Host(("matcalc",)),
-    # both bring boto3, whose botocore wants python-dateutil below 3
-    "matgl": Host(("matgl",), ("python-dateutil",)),
-    "atomate2": Host(("atomate2[ase]", "chgnet"), ("python-dateutil",)),
+ENVIRONMENTS = {
+    "pinned": Environment(("pymatgen", "chgnet", "quacc", "matcalc"), (f"{ROOT}[hosts]",)),
+    # matgl and maggma, which atomate2 stands on, bring boto3, whose botocore wants python-dateutil below 3
+    "older-dateutil": Environment(("matgl", "atomate2"), ("matgl", "atomate2[ase]", "chgnet"), ("python-dateutil<3",)),
 }
+HOSTS = {host: name for name, environment in ENVIRONMENTS.items() for host in environment.hosts}
 
 
-def environment(name: str, where: Path) -> Path:
-    """The interpreter of the host's environment, made where it is not there yet. torch first: see the Makefile."""
-    python = where / name / "bin" / "python"
-    ready = where / name / "ready"
+def interpreter(name: str, where: Path) -> Path:
+    """That of the environment, which is made where it is not there yet. torch first: see the Makefile."""
+    folder, environment = where / name, ENVIRONMENTS[name]
+    python, ready, constraints = folder / "bin" / "python", folder / "ready", folder / "constraints.txt"
     if ready.exists():
         return python
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", where / name], check=True, timeout=120)
-    constraints = where / name / "constraints.txt"
+    if not python.exists():
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True, timeout=SET_UP_SECONDS)
     pins = (ROOT / "constraints.txt").read_text().splitlines()
-    kept = [pin for pin in pins if pin.partition("==")[0] not in HOSTS[name].unpinned]
-    constraints.write_text("\n".join(kept) + "\n")
+    replaced = {requirement.partition("<")[0] for requirement in environment.instead_of_pins}
+    kept = [pin for pin in pins if pin.partition("==")[0] not in replaced]
+    constraints.write_text("\n".join([*kept, *environment.instead_of_pins]) + "\n")
     pip = [sys.executable, "-m", "pip", "--quiet", "--quiet", "--disable-pip-version-check", "--python", python]
-    install = [*pip, "install", "--no-compile", "--constraint", constraints]
     torch = next(pin for pin in pins if pin.startswith("torch=="))
-    for wanted in ([torch], [*HOSTS[name].requirements, "pytest", "--editable", ROOT]):
-        subprocess.run([*install, *wanted], check=True, timeout=INSTALL_SECONDS)
+    for wanted in ([torch], [*environment.requirements, "pytest", "--editable", ROOT]):
+        install = [*pip, "install", "--no-compile", "--constraint", constraints, *wanted]
+        subprocess.run(install, check=True, timeout=INSTALL_SECONDS)
     ready.touch()
     return python
 
 
 def run(name: str, where: Path) -> tuple[str, list[str]]:
     """The host's version and what its example printed; raises where a step failed."""
-    python = environment(name, where)
+    python = interpreter(HOSTS[name], where)
     ask = f"from importlib.metadata import version; print(version({name!r}))"
     host_version = subprocess.run([python, "-c", ask], check=True, capture_output=True, text=True, timeout=120).stdout
     tests = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", name, ROOT / "tests" / "hosts"]
     subprocess.run(tests, check=True, timeout=RUN_SECONDS, cwd=ROOT, stdout=sys.stderr)
     example = [python, ROOT / "examples" / "hosts" / f"{name}_relax.py"]
-    folder = where / name / "run"
+    folder = where / HOSTS[name] / "run"
     folder.mkdir(exist_ok=True)
     said = subprocess.run(example, check=True, capture_output=True, text=True, timeout=RUN_SECONDS, cwd=folder)
     return host_version.strip(), [line for line in said.stdout.splitlines() if " calls" in line]
