@@ -29,9 +29,11 @@ class Environment:
 
 
 ENVIRONMENTS = {
-    "pinned": Environment(("pymatgen", "chgnet", "quacc", "matcalc"), (f"{ROOT}[hosts]",)),
+    "pinned": Environment(("pymatgen", "chgnet", "quacc", "matcalc"), ("--editable", f"{ROOT}[hosts]")),
     # matgl and maggma, which atomate2 stands on, bring boto3, whose botocore wants python-dateutil below 3
-    "older-dateutil": Environment(("matgl", "atomate2"), ("matgl", "atomate2[ase]", "chgnet"), ("python-dateutil<3",)),
+    "older-dateutil": Environment(
+        ("matgl", "atomate2"), ("matgl", "atomate2[ase]", "--editable", f"{ROOT}[chgnet]"), ("python-dateutil<3",)
+    ),
 }
 HOSTS = {host: name for name, environment in ENVIRONMENTS.items() for host in environment.hosts}
 
@@ -50,7 +52,7 @@ def interpreter(name: str, where: Path) -> Path:
     constraints.write_text("\n".join([*kept, *environment.instead_of_pins]) + "\n")
     pip = [sys.executable, "-m", "pip", "--quiet", "--quiet", "--disable-pip-version-check", "--python", python]
     torch = next(pin for pin in pins if pin.startswith("torch=="))
-    for wanted in ([torch], [*environment.requirements, "pytest", "--editable", ROOT]):
+    for wanted in ([torch], ["pytest", *environment.requirements]):
         install = [*pip, "install", "--no-compile", "--constraint", constraints, *wanted]
         subprocess.run(install, check=True, timeout=INSTALL_SECONDS)
     ready.touch()
