@@ -30,7 +30,7 @@ from relaxion.structures import Evaluation, Move, State, Structures
 from relaxion.structures.graph import Pairs
 
 LARGEST_TOGETHER = 64  # atoms; larger structures keep a core busy by themselves
-MOST_TOGETHER = 16  # structures of about the same size: matrices are padded to the largest
+MOST_TOGETHER = 64  # structures of about the same size: matrices are padded to the largest
 ROOT_HALF = math.sqrt(0.5)
 SOLVE: Any = get_lapack_funcs("potrs", dtype=np.float64)  # from a Cholesky factor; scipy's own door checks too much
 
