@@ -208,7 +208,7 @@ class DistributedAtomTrainer(AtomTrainer):
     def _note_noise(self, part: _Part) -> None:
         """What the collector's agent was set to, for the log."""
         noise, asked = self.exploration.noise, part.asked
-        if noise is None or asked is None or self.exploration.warming_up(asked.n_stored):
+        if noise is None or asked is None or self.exploration.at_random(asked.n_stored):
             return
         if isinstance(self.agent, NoisyExplorer):
             self.agent.exploration_scale = noise(asked.step)
