@@ -360,6 +360,14 @@ def test_races_are_few_and_end_in_time(run: Path, tmp_path: Path, monkeypatch: p
         assert ask(server, "/race/99")[0] == 404
 
 
+def test_a_thousand_atoms_race_and_their_page_stays_small(tmp_path: Path) -> None:
+    text = structure_text(shaken(repeat=250), "x.xyz", tmp_path, format="extxyz")
+    said = raced(text, fmax=5.0)  # converged where it starts: BFGS would take minutes for its matrix
+    films = next(one for one in said["page"]["parts"] if one["kind"] == "film")["films"]
+    assert len(films[0]["species"]) == 1000
+    assert len(json.dumps(said)) < 400_000
+
+
 def test_a_racer_that_gets_lost_does_not_take_the_others_with_it(tmp_path: Path) -> None:
     text = structure_text(shaken(), "x.xyz", tmp_path, format="extxyz")
     said = live_race_worker._answer(json.loads(asked(text)), StringIO(), seconds=0.0)
