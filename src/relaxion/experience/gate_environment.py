@@ -51,6 +51,10 @@ class GateTaskSettings(Settings):
     discount_factor: float = Field(default=0.99, ge=0, le=1)
     """γ of the agent; shaping by it leaves the best policy what it is (Ng et al. 1999)."""
 
+    departure_penalty: float = Field(default=0.5, ge=0)
+    """Weight in the policy's loss, in force calls, of the summed squares of the action: critics that know little must
+    not drive the gate away from the hand-made rule. With 0 gates came out worse than the rule (docs/metals.md)."""
+
     gate_start_force_limit_ev_per_angstrom: float = Field(default=1e3, gt=0)
     """Starts with a larger force are drawn again."""
 

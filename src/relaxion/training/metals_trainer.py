@@ -91,10 +91,17 @@ class MetalsTrainer:
                 return GateEnvironment(worlds, metrics, self.settings.gate)
 
             self._gate = Trainer(self._gate_settings(), task("gate", gate))
-            for name in ("policy", "target_policy"):
-                if (network := getattr(self._gate.agent, name, None)) is not None:  # SAC has no target policy
-                    begin_at_the_rule(network)
+            self._stay_near_the_rule(self._gate.agent)
         return self._gate
+
+    def _stay_near_the_rule(self, agent: Any) -> None:
+        """The gate begins at the hand-made rule, and every departure has to pay."""
+        for name in ("policy", "target_policy"):
+            if (network := getattr(agent, name, None)) is not None:  # SAC has no target policy
+                begin_at_the_rule(network)
+        weight = self.settings.gate.departure_penalty
+        if weight > 0:
+            agent.policy_penalty = lambda _batch, actions: weight * actions.square().sum(dim=-1)
 
     def _gate_settings(self) -> VectorRunSettings:
         whole = self.settings

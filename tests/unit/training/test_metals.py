@@ -9,6 +9,7 @@ import torch
 
 from relaxion.bundle import covers, uncovered
 from relaxion.classical.guard import OBSERVATION
+from relaxion.classical.knobs import N_KNOBS
 from relaxion.errors import SettingsError
 from relaxion.files import Stored, digest
 from relaxion.relaxing.guard import load
@@ -84,7 +85,9 @@ def test_every_agent_can_turn_the_knobs():
         trainer = MetalsTrainer(settings)
         trainer.imitation.counters[0] = settings.imitation.n_updates
         seen = torch.randn(5, len(OBSERVATION))
-        assert float(trainer.gate_trainer.agent.policy(seen).abs().max()) == 0, "it begins at the hand-made rule"
+        assert not trainer.gate_trainer.agent.policy(seen).detach().any(), "it begins at the hand-made rule"
+        penalty = trainer.gate_trainer.agent.policy_penalty
+        assert penalty(None, torch.full((2, N_KNOBS), 0.5)).tolist() == pytest.approx([0.5 * N_KNOBS * 0.25] * 2)
         for _ in range(6):
             trainer.advance()
         assert trainer.gate() is not None
