@@ -41,7 +41,7 @@ from relaxion.training.run_settings import AtomRunSettings
 RESULTS = Path(__file__).parent / "results" / "ablation"
 SEEDS = (0, 1, 2)
 SIDES = {"validation": "validation", "final": "held_apart"}
-STARTS, FMAX, CAP = 32, 0.05, 100
+STARTS, FMAX, CAP = 24, 0.05, 100
 METALS = "Al-Cu-Ag-Au-Ni-Pd-Pt"
 
 COMMON: dict[str, Any] = {
@@ -65,7 +65,7 @@ COMMON: dict[str, Any] = {
     "replay_capacity": 6_000,
     "assessment_starts": STARTS,
 }
-DIRECT = {"steps": 2_000}
+DIRECT = {"steps": 1_600}
 METRIC = {
     "policy": "metric",
     "n_hidden": 24,
@@ -75,7 +75,7 @@ METRIC = {
     "lesson_updates_per_gathering": 30,
 }
 LESSONS = 240  # updates
-REINFORCED = 960  # environment steps
+REINFORCED = 640  # environment steps
 INFORMATION = ["log_largest_force", "log_force_ratio", "alignment", "log_curvature"]
 AGENTS: dict[str, dict[str, Any]] = {
     "td3": {"critic_learning_rate": 1e-3},
@@ -91,9 +91,9 @@ AGENTS: dict[str, dict[str, Any]] = {
     },
     "sac": {"critic_learning_rate": 1e-3, "entropy_weight_learning_rate": 3e-4, "initial_entropy_weight": 0.005},
 }
-EXPERT = {"expert_share": 0.5, "expert_steps": 1_300, "imitation_weight": 1.0}
+EXPERT = {"expert_share": 0.5, "expert_steps": 1_100, "imitation_weight": 1.0}
 EXPERT_ONLY = {"expert_share": 0.5, "expert_share_final": 0.5, "expert_steps": 10**9, "imitation_weight": 1e4}
-ANCHOR = {"critic_updates_before": 80, "lesson_weight": 1.0, "lesson_weight_final": 0.3, "expert_steps": REINFORCED}
+ANCHOR = {"critic_updates_before": 48, "lesson_weight": 1.0, "lesson_weight_final": 0.3, "expert_steps": REINFORCED}
 OFTEN, SELDOM = {"policy_learning_rate": 1e-3}, {"policy_learning_rate": 3e-4}  # from nothing; after lessons
 
 
