@@ -153,7 +153,7 @@ def test_nothing_was_asked_of_anybody_else_and_nothing_complained(live: Watched)
     assert all(url.startswith((address, "data:", "blob:")) for url in live.sheet.requests)
     assert live.sheet.complaints == []
     shutil.rmtree(live.run)
-    live.sheet.wait("document.querySelector('.lead').textContent.includes('waiting')")
+    live.sheet.wait("document.querySelector('.lead').textContent.includes('Waiting')")
 
 
 def give(sheet: Sheet, path: Path) -> None:
