@@ -24,7 +24,7 @@ from relaxion.files import digest
 from relaxion.training.atom_task import atom_task
 from relaxion.training.distributed import Collectors, team
 from relaxion.training.distributed.atom_trainer import DistributedAtomTrainer
-from relaxion.training.distributed.engine import RayEngine
+from relaxion.training.distributed.engine import RayEngine, remove_left_behind
 from relaxion.training.run import make_trainer, train
 from relaxion.training.run_settings import AtomRunSettings, RunSettings
 
@@ -142,6 +142,15 @@ class Deadly(EMT):
 def calculator():
     return Deadly()
 """
+
+
+def test_folders_of_killed_runs_are_removed_and_others_kept(tmp_path: Path) -> None:
+    for name in ("relaxion-ray-dead/session_x_999999999", f"relaxion-ray-alive/session_x_{os.getpid()}"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "relaxion-ray-new").mkdir()
+    (tmp_path / "ray").mkdir()
+    remove_left_behind(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["ray", "relaxion-ray-alive", "relaxion-ray-new"]
 
 
 def test_collectors_in_words() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -13,6 +14,7 @@ import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -23,6 +25,7 @@ QUIET = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else a warning for every actor without a GPU
 }
 OBJECT_STORE_BYTES = 128 * 2**20  # answers are some 100 kB each; Ray's own choice is a third of all memory
+FOLDERS, PREFIX = Path("/tmp"), "relaxion-ray-"  # no deeper: a socket's name may have no more than 107 letters
 REACH_SECONDS = 10  # for a cluster to answer
 ON_THIS_MACHINE = {
     # Whoever reaches Ray's ports can run anything. A Ray of our own listens on the loopback only, as Ray itself has it
@@ -64,8 +67,8 @@ class RayEngine:
     def _start(self, address: str | None, n_cpus: int | None) -> None:
         options: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
         if address is None:
-            # in /tmp itself, because a socket's name may have no more than 107 letters
-            self._folder = tempfile.mkdtemp(prefix="relaxion-ray-", dir="/tmp")
+            remove_left_behind(FOLDERS)
+            self._folder = tempfile.mkdtemp(prefix=PREFIX, dir=FOLDERS)
             options |= {"num_cpus": n_cpus, "include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES}
             options["_temp_dir"] = self._folder
         else:
@@ -95,6 +98,15 @@ class RayEngine:
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
+
+
+def remove_left_behind(folders: Path) -> None:
+    """What runs that were killed could not remove: folders of ours whose processes are gone."""
+    for folder in folders.glob(f"{PREFIX}*"):
+        owners = [int(name[1]) for path in folder.glob("session_*") if (name := re.search(r"_(\d+)$", path.name))]
+        gone = owners and not any(Path(f"/proc/{owner}").exists() for owner in owners)
+        if gone and Path("/proc/self").exists():
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _check_reachable(address: str) -> None:
