@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-THIN_SPACE = "\u2009"
+THIN_SPACE = "\u202f"  # no line ends inside a number
 
 
 def short(value: float) -> str:

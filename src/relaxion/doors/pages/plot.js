@@ -3,7 +3,7 @@
 (() => {
   const { make, svg, number } = Relaxion;
   const DASHES = ["", "7 4", "2 4", "10 3 2 3", "5 2", "1 3"];
-  const EDGE = { left: 62, right: 14, top: 10, bottom: 40 };
+  const EDGE = { left: 68, right: 14, top: 10, bottom: 40 };
   const MOST_DOTS = 80; // of a line: more would hide it
 
   Relaxion.parts.plot = (part, page) => {
@@ -81,7 +81,7 @@
   }
 
   // 20 000 with a thin space; others as they are read
-  const whole = (value) => (Number.isInteger(value) ? String(value).replace(/\B(?=(\d{3})+(?!\d))/g, "\u2009") : number(value, 3));
+  const whole = (value) => (Number.isInteger(value) ? String(value).replace(/\B(?=(\d{3})+(?!\d))/g, "\u202f") : number(value, 3));
 
   class Plot {
     constructor(part, drawing, page) {
