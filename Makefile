@@ -10,12 +10,13 @@ OLDEST_ASE := 3.26.0
 # One thread per process: with several processes on a few cores more threads only get in each other's way.
 export OMP_NUM_THREADS := 1
 
-.PHONY: help relax test test-slow chromium lint types contracts docs format bench clean
+.PHONY: help relax test test-slow hosts chromium lint types contracts docs format bench clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make relax      set up, then relax examples/alloy.cif and show the saving against BFGS"
 	@echo "make test       set up, then run all tests (newest and oldest supported ASE)"
+	@echo "make hosts      run the examples of six host packages in environments of their own (docs/hosts.md)"
 	@echo "make chromium   install Debian's Chromium for the tests of the pages; without it they are skipped"
 	@echo "make lint types contracts    ruff, pyright, import-linter"
 	@echo "make docs       the documentation site into build/site, every link checked"
@@ -33,6 +34,10 @@ test: $(VENV)/.dev $(VENV)/ase-$(OLDEST_ASE)
 
 test-slow: $(VENV)/.dev
 	$(BIN)/python -m pytest -n 2 -m "slow or not slow"
+
+# two environments in build/hosts, more than 1 GB each; every step is bounded in time
+hosts:
+	$(PYTHON) tools/hosts.py
 
 # only for tests/browser; Relaxion itself needs no browser
 chromium:
