@@ -15,7 +15,7 @@ ATOMS = {  # a small cut of the recipe `emt-metals`
     "n_pooled": 64,
     "updates_per_round": 8,
     "warmup_steps": 128,
-    "expert_steps": 400,
+    "expert_steps": 1_000,
 }
 
 
@@ -51,7 +51,7 @@ def on_atoms(steps, starts):
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pendulum-steps", type=int, default=5_000)
-    parser.add_argument("--atom-steps", type=int, default=640)
+    parser.add_argument("--atom-steps", type=int, default=1_600)
     parser.add_argument("--starts", type=int, default=20, help="of each assessment")
     options = parser.parse_args()
     on_pendulum(options.pendulum_steps, options.starts)
