@@ -139,7 +139,7 @@ def hand_made_gate(observation: Array) -> Knobs:
 class GuardSettings:
     """When to believe the metric. Tuned on structures apart from every benchmark (docs/decisions.md)."""
 
-    least_kept: float = 0.1
+    least_kept: float = 0.25
     """A step that keeps less than this share of the energy it promised, or is rejected, disappoints."""
     full_step: float = 0.1
     """So does one that was taken in full (trust radius and screen took away less than this share) though the largest
