@@ -321,7 +321,7 @@ def train(
     raise typer.Exit(train_command.run(request))
 
 
-@app.command(epilog=COLLECT_CODES)
+@app.command(epilog=help_texts.COLLECT)
 def collect(
     recipe: Annotated[
         str,

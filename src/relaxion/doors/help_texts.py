@@ -59,6 +59,10 @@ TUNE = examples(
     "relaxion tune pendulum --out sweeps/pendulum --trials 20 --steps 5000 --vary policy_learning_rate=1e-4:1e-2:log",
     "relaxion tune emt-metals --out sweeps/emt --trials 50 --workers local:2 --vary 'updates_per_round=4|8|16'",
 )
+COLLECT = examples(
+    "relaxion collect universal-data --out stores/universal --workers 2",
+    "relaxion collect universal-data --out stores/trial --set number=10 --limit-minutes 5",
+) + exit_codes("0 complete, 1 error, 2 usage, 3 time was up, 130 and 143 stopped by a signal (the same command goes on)")
 PACKAGE = examples("relaxion package runs/alloys alloys-1", "relaxion policies alloys-1") + exit_codes(
     "0 done, 1 error, 2 usage"
 )
