@@ -96,6 +96,20 @@ def test_the_class_travels_through_queues():
     assert opt.policy_used == "classical"
 
 
+class CoreOnly(Relaxer):
+    """As docs/hosts.md shows it for hosts that hand over nothing but the atoms."""
+
+    def __init__(self, atoms, **options):
+        super().__init__(atoms, policy=None, **options)
+
+
+def test_settings_in_a_class_of_ones_own(capsys: pytest.CaptureFixture):
+    opt = CoreOnly(FrechetCellFilter(alloy()))
+    assert opt.run(fmax=FMAX)
+    assert opt.policy_used == "classical"
+    assert "CoreOnly:" in capsys.readouterr().out
+
+
 def test_pymatgen_with_trajectory_options_and_molecules(tmp_path: Path):
     pytest.importorskip("pymatgen.core", reason="pip install pymatgen")
     from pymatgen.io.ase import AseAtomsAdaptor
