@@ -63,11 +63,6 @@ TRAIN_CODES = """
 goes on).
 """
 
-COLLECT_CODES = """
-[bold]Exit codes[/bold]: 0 the store has all the recipe asks for, 1 error, 2 usage, 3 time was up, 130 interrupted, 143
-terminated by SIGTERM (in the last three cases the same command goes on).
-"""
-
 app = typer.Typer(
     name="relaxion",
     help="Relax atomic structures with few force calls.",
@@ -588,7 +583,7 @@ def report(
 def watch(
     runs: Annotated[
         list[Path],
-        typer.Argument(metavar="RUN", show_default=False, readable=False, help="Folders of runs, up to 12 in one page."),
+        typer.Argument(metavar="RUN", show_default=False, readable=False, help="Folders of runs, up to 12."),
     ],
     port: Annotated[int, typer.Option(metavar="N", help="Of 127.0.0.1; the next free one if it is taken.")] = 8765,
     save: Annotated[

@@ -62,7 +62,7 @@ TUNE = examples(
 COLLECT = examples(
     "relaxion collect universal-data --out stores/universal --workers 2",
     "relaxion collect universal-data --out stores/trial --set number=10 --limit-minutes 5",
-) + exit_codes("0 complete, 1 error, 2 usage, 3 time was up, 130 and 143 stopped by a signal (the same command goes on)")
+) + exit_codes("0 complete, 1 error, 2 usage, 3 time was up, 130, 143 stopped (the same command goes on)")
 PACKAGE = examples("relaxion package runs/alloys alloys-1", "relaxion policies alloys-1") + exit_codes(
     "0 done, 1 error, 2 usage"
 )
