@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from relaxion.classical.point import Array, Proposal
 
 LARGEST_BYTES = 64_000_000  # then every second frame goes: a film must never be what fills the memory
+FARTHEST = 1e6  # Å; of an arrow
 SAME_PLACE = 5e-4  # Å; a proposal that ended so near was executed as it was
 
 
@@ -58,7 +59,9 @@ def frame_of(
     """The atoms as they are now; `proposed`: from where to where they would have gone, Å."""
     positions = np.array(atoms.positions, dtype=np.float32)
     differs = proposed is not None and float(np.abs(proposed[1] - positions).max()) > SAME_PLACE
-    wanted = np.asarray(proposed[1] - proposed[0], dtype=np.float32) if proposed is not None and differs else None
+    wanted = None
+    if proposed is not None and differs:  # a wild proposal is cut, not infinite: arrows of a film are drawn from it
+        wanted = np.clip(proposed[1] - proposed[0], -FARTHEST, FARTHEST).astype(np.float32)
     return Frame(call, positions, np.array(atoms.cell), base_call, wanted)
 
 

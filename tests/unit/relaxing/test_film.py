@@ -98,3 +98,11 @@ def test_memory_is_bounded_and_the_newest_frame_is_always_there():
     calls = [one.call for one in film.frames]
     assert len(calls) >= 9
     assert len(set(np.diff(calls[:-1]))) == 1, "what is kept is evenly spaced"
+
+
+def test_a_wild_proposal_is_cut_and_stays_a_number():
+    atoms = bulk("Cu", cubic=True)
+    wild = atoms.positions + np.array([1e45, 0, 0])
+    frame = frame_of(atoms, 2, 1, (atoms.positions, wild))
+    assert frame.proposed is not None
+    assert np.isfinite(frame.proposed).all()
