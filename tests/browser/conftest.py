@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from relaxion.doors.cli import app
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # not longer: a turning structure keeps a core busy, also where nobody looks
 def chromium() -> Iterator[Chromium]:
     program = find()
     if program is None:
@@ -64,7 +64,7 @@ def race_file(made: Path) -> Path:
     return made / "race.html"
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def report(chromium: Chromium, report_file: Path) -> Iterator[Sheet]:
     """The report, opened once for all tests that only look or put things back."""
     sheet = chromium.sheet()

@@ -54,7 +54,10 @@ def contents(out: Path) -> list[object]:
 
 
 @pytest.mark.usefixtures("_ray")
-@pytest.mark.parametrize(("agent", "policy"), [("td3", {}), ("sac", {}), ("td3", METRIC)])
+@pytest.mark.parametrize(
+    ("agent", "policy"),
+    [("td3", {}), pytest.param("sac", {}, marks=pytest.mark.slow), pytest.param("td3", METRIC, marks=pytest.mark.slow)],
+)
 def test_one_collector_is_the_local_trainer_to_the_bit(agent: str, policy: dict[str, Any], tmp_path: Path) -> None:
     settings = settings_for(agent, **SHORT, **policy)
     local = train(settings, tmp_path / "local")
@@ -67,6 +70,7 @@ def test_one_collector_is_the_local_trainer_to_the_bit(agent: str, policy: dict[
     assert there.weights_sha256 == here.weights_sha256  # its checkpoint is the local trainer's, too
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_ray")
 def test_several_collectors_repeat_to_the_bit_also_through_a_resume(tmp_path: Path) -> None:
     settings = settings_for("td3", **SHORT)

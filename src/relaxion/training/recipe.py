@@ -15,6 +15,7 @@ __all__ = ["RunSettings", "find", "overrides", "read_toml", "run_folder", "setti
 
 SHIPPED = Path(__file__).parent.parent / "recipes"
 SETTINGS = "settings.toml"  # in the folder of a run
+COLLECTED = "kinds"  # of structures: the mark of a recipe for `relaxion collect`
 
 
 def find(name_or_path: str) -> Path:
@@ -50,6 +51,8 @@ def settings_from_recipe(path: Path, agent: str | None, overrides: Mapping[str, 
     table, given = read_toml(path), dict(overrides)
     asked = _asked_agent(agent, given.pop("agent", None))
     owner = f"{path}: "
+    if COLLECTED in table:
+        raise SettingsError(f"{path} says what 'relaxion collect' collects; 'relaxion train' takes recipes with a task")
     default = agent_name(table.pop("default_agent", DEFAULT_AGENT), f"{owner}default_agent: ")
     sections = table.pop("agent", {})
     if isinstance(sections, str):  # the settings of an earlier run belong to one agent
