@@ -134,6 +134,7 @@ class Chromium:
         sheet = self._sheets[session] = Sheet(self, session, target)
         for domain in ("Page", "Runtime", "Network", "Log"):
             sheet.send(f"{domain}.enable")
+        sheet.send("Emulation.setFocusEmulationEnabled", enabled=True)
         sheet.resize(width, height)
         sheet.prefer(dark=dark, still=still)
         return sheet
@@ -166,6 +167,7 @@ class Sheet:
 
     def open(self, path: Path) -> None:
         """From disk, and wait until the page says that it is built."""
+        self.send("Page.bringToFront")  # a sheet behind another draws no frames, and plots wait for their size
         self.send("Page.navigate", url=path.absolute().as_uri())
         self.wait("document.readyState === 'complete' && document.documentElement.dataset.ready === 'true'")
 
@@ -178,6 +180,8 @@ class Sheet:
 
     def wait(self, condition: str, seconds: float = PATIENCE_SECONDS) -> None:
         limit = time.monotonic() + seconds
+        if not self.evaluate(condition):
+            self.send("Page.bringToFront")
         while not self.evaluate(condition):
             if time.monotonic() > limit:
                 raise BrowserError(f"not true within {seconds:g} s: {condition}; complaints: {self.complaints}")

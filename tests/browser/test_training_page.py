@@ -53,7 +53,7 @@ def test_opens_from_disk_and_asks_nobody_for_anything(page: Sheet, folder: Path)
     titles = set(page.evaluate("[...document.querySelectorAll('h2')].map((e) => e.textContent)"))
     assert {"Force calls per relaxation", "Converged", "Alarms", "Diagnosis", "Performance profile"} <= titles
     assert {"Structure by structure", "Final energies", "Settings"} <= titles
-    assert page.evaluate("document.querySelectorAll('[data-part=curve] .reference').length") == 4, "BFGS, FIRE; legend"
+    page.wait("document.querySelectorAll('[data-part=curve] .reference').length === 4")  # BFGS, FIRE; legend
 
 
 def test_an_alarm_is_shown_as_text_where_its_number_is(page: Sheet):
@@ -67,6 +67,7 @@ def test_an_alarm_is_shown_as_text_where_its_number_is(page: Sheet):
 
 def test_films_of_the_hardest_by_keyboard_one_view_at_a_time(page: Sheet):
     assert page.evaluate("document.querySelectorAll('.choices button').length") == 10
+    page.wait("document.querySelectorAll('.gallery canvas').length === 1")
     assert drawn(pixels(page.picture_of(".gallery .stage"))) > 1000
     focus(page, ".choices li:nth-child(3) button")
     page.press("Enter")
