@@ -233,7 +233,9 @@ def _work(
     stop = context.Event()
     team = [
         context.Process(
-            target=_worker, args=(settings, store.path, n, workers, deadline, policy, stop, news), daemon=True
+            target=_worker,
+            args=(settings, store.path, n, workers, deadline, policy, stop, news, os.getpid()),
+            daemon=True,
         )
         for n in range(workers)
     ]
@@ -273,15 +275,17 @@ def _worker(
     policy: str | None,
     stop: Event,
     news: Queue[Mapping[str, float] | str],
+    parent: int,
 ) -> None:
     """One process: its share of what the store lacks."""
     for number in (signal.SIGINT, signal.SIGTERM):  # they may reach all processes of a group; the parent decides
         signal.signal(number, signal.SIG_IGN)
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")  # of potentials; the parent has told its own
-    parent = os.getppid()
     working = (path / WORKERS_LOCK).open("w")
     fcntl.flock(working, fcntl.LOCK_SH)
+    if os.getppid() != parent:  # killed before we had the lock: somebody else may be at work already
+        return
     store = TrajectoryStore.open(path)
     todo = [job for job in _lacking(settings, store) if int(job.key[:8], 16) % workers == own]
 
