@@ -134,7 +134,6 @@ class Chromium:
         sheet = self._sheets[session] = Sheet(self, session, target)
         for domain in ("Page", "Runtime", "Network", "Log"):
             sheet.send(f"{domain}.enable")
-        sheet.send("Emulation.setFocusEmulationEnabled", enabled=True)
         sheet.resize(width, height)
         sheet.prefer(dark=dark, still=still)
         return sheet
