@@ -2,7 +2,6 @@
 
 import os
 import signal
-import threading
 import time
 from pathlib import Path
 
@@ -19,30 +18,33 @@ from relaxion.many.settings import ManySettings, WorkerSettings
 HERE = Path(__file__).parent
 
 
-def run(folder: Path, settings: ManySettings, file: Path, *, chunk_size: int, time_limit=None, disturb=None):
+def run(folder: Path, settings: ManySettings, file: Path, *, chunk_size: int, time_limit=None, make_crew=LocalCrew):
     worker = WorkerSettings(many=settings, time_limit_seconds=time_limit, batch_size=8, folder=str(HERE))
-    with Folder(folder, settings, [file]) as opened, LocalCrew(2, worker) as crew:
-        if disturb is not None:
-            threading.Thread(target=disturb, args=(crew,), daemon=True).start()
+    with Folder(folder, settings, [file]) as opened, make_crew(2, worker) as crew:
         tally = Driver(opened, crew, settings, [file], chunk_size, time_limit).run()
         return tally, crew
 
 
-def kill_some(crew: LocalCrew) -> None:
-    """Three workers, one after the other, while they work, and their parent too."""
-    for _ in range(3):
-        time.sleep(0.1)
-        for pid in crew.pids()[:1]:
-            os.kill(pid, signal.SIGKILL)
-    os.kill(crew._nursery.pid, signal.SIGKILL)
+class DisturbedCrew(LocalCrew):
+    """Three workers killed right after they were given work, and their parent too."""
+
+    given = 0
+
+    def give(self, worker, tasks):
+        super().give(worker, tasks)
+        self.given += 1
+        if self.given in (1, 3, 4):
+            self.kill(worker)
+        if self.given == 3:
+            os.kill(self._nursery.pid, signal.SIGKILL)
 
 
 def test_killed_workers_lose_and_double_nothing(tmp_path, settings):
     write(tmp_path / "in.extxyz", [alloy(seed) for seed in range(60)])
     calm, _ = run(tmp_path / "calm", settings, tmp_path / "in.extxyz", chunk_size=16)
-    tally, crew = run(tmp_path / "out", settings, tmp_path / "in.extxyz", chunk_size=16, disturb=kill_some)
+    tally, crew = run(tmp_path / "out", settings, tmp_path / "in.extxyz", chunk_size=16, make_crew=DisturbedCrew)
     assert calm.relaxed == tally.relaxed == 60
-    assert crew.deaths >= 1
+    assert crew.deaths >= 3
     wanted = {found.frame.key: found.frame.facts for found in results(tmp_path / "calm")}
     found = [found.frame for found in results(tmp_path / "out")]
     assert len(found) == 60

@@ -97,7 +97,7 @@
       class: `part${bare ? " bare" : ""}`, "data-kind": part.kind, "data-part": part.id, "data-run": part.run, hidden: part.run > 0,
       "aria-labelledby": title ? title.id : null,
     }, title || null, content);
-    Object.assign(element, { update: content.update, rest: content.rest }); // where a part can take in newer data, or pause
+    Object.assign(element, { update: content.update, rest: content.rest, wake: content.wake }); // where a part can take in newer data, or pause
     element.style.gridColumn = `span ${part.span ?? 12}`;
     if (part.rows_tall) element.style.gridRow = `span ${part.rows_tall}`;
     return element;

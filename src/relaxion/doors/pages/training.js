@@ -102,8 +102,9 @@
       fill();
     };
     root.rest = () => { scope?.leave(stage); scope = null; }; // while hidden: a 3D view without a size complains
+    root.wake = () => { if (scope === null) choose(chosen); };
     fill();
-    new ResizeObserver(() => { if (scope === null) choose(chosen); }).observe(stage);
+    new ResizeObserver(root.wake).observe(stage);
     return root;
   };
 
@@ -116,8 +117,10 @@
     const show = () => {
       for (const element of document.querySelectorAll("[data-run]")) {
         const hide = element.dataset.run !== select.value;
-        if (hide && !element.hidden) element.rest?.();
+        if (hide === element.hidden) continue;
+        if (hide) element.rest?.();
         element.hidden = hide;
+        if (!hide) element.wake?.(); // hidden and shown again between two frames: no observer hears of it
       }
     };
     select.addEventListener("change", show);
