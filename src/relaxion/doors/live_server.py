@@ -30,7 +30,7 @@ NAMES = ("127.0.0.1", "localhost")
 PORT, PORTS_TRIED = 8765, 20
 SECONDS_BETWEEN_LOOKS = 1.0
 SECONDS_OF_SILENCE = 15.0  # then a line without news, so that a dead connection is noticed
-MOST_LISTENERS = 24
+MOST_LISTENERS = 64
 HEADERS = {
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
