@@ -50,14 +50,17 @@ def small_metric_policy(seed: int = 0) -> Policy:
     return MetricPolicy(MoveActions(), settings, torch.Generator().manual_seed(seed))
 
 
-def write_bundle(file: Path, policy: Policy, elements: Sequence[str] = METALS, gate: Network | None = None) -> Path:
+def write_bundle(
+    file: Path, policy: Policy, elements: Sequence[str] = METALS, gate: Network | None = None,
+    periodic: bool | None = None,
+) -> Path:  # fmt: skip
     """A bundle of the policy, named as its file."""
     from relaxion.networks.bundled import described
 
     card = ModelCard(
         elements=tuple(elements), smallest_n_atoms=2, largest_n_atoms=16, potential="emt", agent="none", seed=0,
         force_tolerance_ev_per_angstrom=0.05, training_command="none", environment_steps=0, relaxion_version="0",
-        date="2026-11-16",
+        date="2026-11-16", periodic=periodic,
     )  # fmt: skip
     networks = {"policy": described(policy)} | ({} if gate is None else {"gate": gate})
     PolicyBundle(file.name.removesuffix(".safetensors"), networks, card).write(file)

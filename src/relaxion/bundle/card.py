@@ -50,6 +50,9 @@ class ModelCard(Settings):
     cells: str = "fixed"
     """fixed, free or both."""
 
+    periodic: bool | None = None
+    """True: for structures that repeat in some direction only; False: for those that do not; None: for both."""
+
     force_tolerance_ev_per_angstrom: float = Field(gt=0)
     """Converged at or below, in training and in the results here."""
 
@@ -106,6 +109,7 @@ class ModelCard(Settings):
 
 
 POLICY = "policy"  # what it is called among the optimizers of a card
+BODIES = {True: "periodic in some direction", False: "not periodic"}
 
 
 def as_markdown(name: str, about: dict[str, str], card: ModelCard) -> str:
@@ -115,6 +119,7 @@ def as_markdown(name: str, about: dict[str, str], card: ModelCard) -> str:
         **({"adsorbates": " ".join(card.adsorbates)} if card.adsorbates else {}),
         "atoms per structure": _range(card),
         "cells": card.cells,
+        **({} if card.periodic is None else {"structures": BODIES[card.periodic]}),
         "potential": card.potential,
         "starts": "; ".join(card.starts) or "not written down",
         "force tolerance": f"{card.force_tolerance_ev_per_angstrom:g} eV/Å",

@@ -23,7 +23,7 @@ from relaxion.doors.bench_starts import Starts, find_starts
 from relaxion.doors.interrupts import Interrupts
 from relaxion.doors.progress import one_line, say, tell
 from relaxion.errors import FileError, PolicyError, RelaxionError, SettingsError, UnknownPotentialError
-from relaxion.relaxing.guard import decide
+from relaxion.relaxing.guard import Chooser
 from relaxion.relaxing.measuring.contest import Conditions, OnScore, Score, contest
 from relaxion.relaxing.measuring.optimizers import (
     Contestant,
@@ -113,7 +113,8 @@ def _circumstances(request: BenchRequest, starts: Starts) -> Circumstances:
 def _policies_used(request: BenchRequest, starts: Starts) -> dict[str, int]:
     """How many of the structures each policy relaxes; one line where elements leave some of them to the core."""
     policy = policy_argument(request.policy)
-    decisions = [decide(policy, a.numbers.tolist(), allow_unseen=request.allow_unseen) for a in starts.images]
+    chooser = Chooser(policy, allow_unseen=request.allow_unseen)
+    decisions = [chooser.decide(a.numbers.tolist(), periodic=bool(a.pbc.any())) for a in starts.images]
     notes = [decision.note for decision in decisions if decision.note]
     if notes and not request.quiet:
         say(f"relaxion: {len(notes)} of {len(decisions)} structures: {notes[0]}")

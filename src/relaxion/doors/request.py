@@ -52,7 +52,8 @@ class PolicyChoice:
     @classmethod
     def of(cls, request: RelaxRequest, atoms: Atoms) -> PolicyChoice:
         policy = policy_argument(request.policy)
-        decision = decide(policy, atoms.numbers.tolist(), allow_unseen=request.allow_unseen)
+        numbers, periodic = atoms.numbers.tolist(), bool(atoms.pbc.any())
+        decision = decide(policy, numbers, periodic=periodic, allow_unseen=request.allow_unseen)
         return cls(None if decision.loaded is None else policy, request.allow_unseen, decision.note)
 
 

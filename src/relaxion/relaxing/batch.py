@@ -193,7 +193,8 @@ class BatchRelaxer:
             self.potential.check_elements(_structures([atoms], [False]))  # raises, naming them
 
     def _chosen(self, atoms: Atoms) -> tuple[str, Classical]:
-        settings, decision = self.settings, self._chooser.decide(atoms.numbers.tolist())
+        settings = self.settings
+        decision = self._chooser.decide(atoms.numbers.tolist(), periodic=bool(atoms.pbc.any()))
         if decision.note and decision.note not in self._said:
             logger.log(logging.WARNING if decision.loud else logging.INFO, decision.note)
             self._said.add(decision.note)

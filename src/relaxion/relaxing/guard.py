@@ -11,6 +11,7 @@ from pathlib import Path
 from ase.data import atomic_numbers as numbers_of
 
 from relaxion.bundle import PolicyBundle, uncovered
+from relaxion.bundle.card import BODIES
 from relaxion.bundle.library import find_file, shipped_names
 from relaxion.classical.chain import Classical
 from relaxion.classical.direct import DirectMetrics
@@ -76,12 +77,13 @@ def chosen(
     atomic_numbers: Collection[int],
     settings: QuasiNewtonSettings,
     *,
+    periodic: bool,
     fallback: bool = True,
     allow_unseen: bool = False,
     adapt: bool | Adaptation = False,
 ) -> Chosen:
     """The chain for `policy`: "auto", None (or "none") for the core, the name of a policy, or a bundle's path."""
-    decision = decide(policy, atomic_numbers, allow_unseen=allow_unseen)
+    decision = decide(policy, atomic_numbers, periodic=periodic, allow_unseen=allow_unseen)
     if decision.note:
         logger.log(logging.WARNING if decision.loud else logging.INFO, decision.note)
     return chain_of(decision, settings, fallback=fallback, allow_unseen=allow_unseen, adapt=adapt)
@@ -123,9 +125,14 @@ def _adaptation(loaded: Loaded, adapt: bool | Adaptation) -> Adaptation | None:
 _ADAPTATIONS: dict[str, Adaptation] = {}  # of this process, by the weights they began with
 
 
-def decide(policy: str | Path | None, atomic_numbers: Collection[int], *, allow_unseen: bool = False) -> Decision:
-    """Who shall relax these elements; PolicyError or SettingsError where `policy` is nothing that could."""
-    return Chooser(policy, allow_unseen=allow_unseen).decide(atomic_numbers)
+def decide(
+    policy: str | Path | None, atomic_numbers: Collection[int], *, periodic: bool, allow_unseen: bool = False
+) -> Decision:
+    """Who shall relax these atoms; PolicyError or SettingsError where `policy` is nothing that could.
+
+    `periodic`: whether the structure repeats in any direction.
+    """
+    return Chooser(policy, allow_unseen=allow_unseen).decide(atomic_numbers, periodic=periodic)
 
 
 class Chooser:
@@ -142,11 +149,17 @@ class Chooser:
                 raise SettingsError(f"policy is a name, a path, 'auto' or None, got {policy!r}")
             self._candidates = [load(policy)]
 
-    def decide(self, atomic_numbers: Collection[int]) -> Decision:
+    def decide(self, atomic_numbers: Collection[int], *, periodic: bool) -> Decision:
         """Who shall relax these atoms: the one that was trained on all their elements, or, if insisted on, on most."""
         if not self._candidates:
             return Decision(None, self._broken)
-        nearest = min(self._candidates, key=lambda loaded: len(uncovered(loaded.bundle, atomic_numbers)))
+        for_such = [loaded for loaded in self._candidates if loaded.bundle.card.periodic in (None, periodic)]
+        if not for_such and not self.allow_unseen:
+            name = self._candidates[0].bundle.name
+            why = f"the policy {name} is for structures that are {BODIES[not periodic]}, so the classical core relaxes"
+            return Decision(None, f"{why}; {INSIST}", loud=not self._automatic)
+        candidates = for_such or self._candidates
+        nearest = min(candidates, key=lambda loaded: len(uncovered(loaded.bundle, atomic_numbers)))
         missing = ", ".join(uncovered(nearest.bundle, atomic_numbers))
         if not missing or self.allow_unseen:
             return Decision(nearest)

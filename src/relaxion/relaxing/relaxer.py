@@ -24,6 +24,7 @@ from relaxion.relaxing.film import Film, frame_of, proposal_in_space
 from relaxion.relaxing.foreign import without_foreign
 from relaxion.relaxing.guard import CORE, chosen
 from relaxion.relaxing.restart import Saved, read_restart, write_restart
+from relaxion.settings import shown
 from relaxion.structures.state import Outcome
 
 logger = logging.getLogger(__name__)
@@ -84,9 +85,14 @@ class Relaxer(Optimizer):
         check_door(atoms)
         self.maxstep = _checked_maxstep(self.defaults["maxstep"] if maxstep is None else maxstep)
         self.policy = policy
-        numbers = bare_atoms(atoms).numbers.tolist() if isinstance(atoms, Atoms | Filter) else []
+        numbers, periodic = list[int](), False
+        if isinstance(atoms, Atoms | Filter):
+            bare = bare_atoms(atoms)
+            numbers, periodic = bare.numbers.tolist(), bool(bare.pbc.any())
         method = QuasiNewtonSettings(largest_trust=self.maxstep)
-        choice = chosen(policy, numbers, method, fallback=fallback, allow_unseen=allow_unseen, adapt=adapt)
+        choice = chosen(
+            policy, numbers, method, periodic=periodic, fallback=fallback, allow_unseen=allow_unseen, adapt=adapt
+        )
         self._adaptation, self._visited = choice.adaptation, list[Point]()
         self.policy_used, self._chain, self._weights_sha256 = choice.name, choice.chain, choice.weights_sha256
         self.history: list[HistoryEntry] = []
@@ -141,8 +147,8 @@ class Relaxer(Optimizer):
         if saved.policy != self.policy_used:
             asked = None if saved.policy == CORE else saved.policy
             raise RestartError(
-                f"{path} was written with the policy {saved.policy}, now it is {self.policy_used}; "
-                f"give policy={asked!r}, or delete the file to start afresh"
+                f"{path} was written with the policy {saved.policy[:80]}, now it is {self.policy_used}; "
+                f"give policy={shown(asked)}, or delete the file to start afresh"
             )
         if saved.weights_sha256 != self._weights_sha256:
             raise RestartError(
@@ -153,8 +159,9 @@ class Relaxer(Optimizer):
         self._calls_before, self._seen_at, self._left_at = saved.force_calls, saved.seen_at, saved.left_at
         try:
             self._chain.restore(saved.core)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise RestartError(f"{path} is damaged ({error!r}); delete it to start afresh") from error
+            self._chain.check_rows(len(saved.seen_at))
+        except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
+            raise RestartError(f"{path} is damaged ({shown(error)}); delete it to start afresh") from error
 
     def save(self, path: str | Path) -> None:
         """Write a restart file, as every step does where `restart` is given; before the first step there is none."""

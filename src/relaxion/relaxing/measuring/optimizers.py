@@ -17,7 +17,7 @@ from ase.optimize.optimize import DEFAULT_MAX_STEPS, Optimizer
 
 from relaxion.classical.door import bare_atoms
 from relaxion.errors import SettingsError
-from relaxion.relaxing.guard import decide
+from relaxion.relaxing.guard import Chooser, decide
 from relaxion.relaxing.relaxer import Relaxer
 from relaxion.settings import nearest
 
@@ -136,7 +136,8 @@ def our_contestants(policy: str | None, *, allow_unseen: bool = False) -> list[C
 
 def _ours(policy: str, allow_unseen: bool, target: Atoms | Filter) -> Optimizer:
     """Decided here, and not by the relaxer, so that a set of fifty starts does not log the same line fifty times."""
-    decision = decide(policy, bare_atoms(target).numbers.tolist(), allow_unseen=allow_unseen)
+    atoms = bare_atoms(target)
+    decision = decide(policy, atoms.numbers.tolist(), periodic=bool(atoms.pbc.any()), allow_unseen=allow_unseen)
     asked = None if decision.loaded is None else policy
     return Relaxer(target, logfile=None, policy=asked, allow_unseen=allow_unseen)
 
@@ -148,4 +149,4 @@ def policy_argument(text: str) -> str | None:
 
 def check_policy(policy: str | None) -> None:
     """Refuse a policy that is not known or cannot be read, before anything is relaxed."""
-    decide(policy, [])
+    Chooser(policy)
