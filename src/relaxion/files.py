@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
+import stat
+import tomllib
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import IO, Any, TypeAlias
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
@@ -68,21 +72,25 @@ class Format:
     def read(self, path: Path, *kinds: str) -> Stored:
         """Read a file of one of these kinds, or say in one sentence why it is not one."""
         try:
+            check_regular(path)
             with safe_open(path, framework="pt") as file:
                 header = file.metadata() or {}
                 version = self._checked_version(path, header, kinds)
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
         except FileNotFoundError as error:
             raise self.error(f"{path} does not exist") from error
-        except (SafetensorError, OSError) as error:
+        except (SafetensorError, OSError, ValueError, TypeError, KeyError) as error:  # safetensors has all of them
             raise self.error(f"{path} is damaged or no safetensors file ({error}); {self.advice}") from error
         kind, text = header["relaxion_kind"], header.get("relaxion_values", "")
         if _digest_of_all(tensors, kind, text) != header.get("relaxion_digest"):
             raise self.error(f"{path} is damaged: its numbers do not match their digest; {self.advice}")
         try:
-            stored = Stored(tensors, json.loads(text))
-        except json.JSONDecodeError as error:
+            values = decoded(text)
+        except ValueError as error:
             raise self.error(f"{path} is damaged: its header cannot be read ({error})") from error
+        if not isinstance(values, dict):
+            raise self.error(f"{path} is damaged: its header holds a {type(values).__name__} in place of named values")
+        stored = Stored(tensors, values)
         for old in range(version, self.version):
             stored = self.upgrades[old](stored)
         return stored
@@ -92,13 +100,61 @@ class Format:
         if kind is None:
             raise self.error(f"{path} was not written by relaxion")
         if kind not in kinds:
-            raise self.error(f"{path} holds a {kind}, not a {' or '.join(kinds)}")
+            raise self.error(f"{path} holds a {kind[:80]}, not a {' or '.join(kinds)}")
         word = header.get("relaxion_format_version", "")
-        version = int(word) if word.isdecimal() else 0
+        version = int(word) if word.isdecimal() and len(word) < 10 else 0
         if version > self.version or not all(old in self.upgrades for old in range(version, self.version)):
             newer = "update relaxion" if version > self.version else "read it with the relaxion that wrote it"
-            raise self.error(f"{path} has format version {word}, this relaxion reads {self.version}; {newer}")
+            raise self.error(f"{path} has format version {word[:20]}, this relaxion reads {self.version}; {newer}")
         return version
+
+
+def check_regular(path: Path) -> None:
+    """An OSError where this is no file: a pipe would be waited for, a device never ends."""
+    mode = path.stat().st_mode
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if not stat.S_ISREG(mode):
+        raise OSError(errno.EINVAL, "is neither a file nor a folder", str(path))
+
+
+def text_of(path: Path) -> str:
+    """A small file as text; OSError or ValueError where there is none."""
+    check_regular(path)
+    return path.read_text(encoding="utf-8")
+
+
+def decoded(text: str) -> Any:
+    """JSON; whatever is wrong with it is a ValueError."""
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
+def json_of(path: Path) -> Any:
+    """A small file of JSON; OSError or ValueError where there is none."""
+    return decoded(text_of(path))
+
+
+def toml_of(path: Path) -> dict[str, Any]:
+    """A small file of TOML; OSError or ValueError where there is none."""
+    try:
+        return tomllib.loads(text_of(path))
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
+def open_lock(path: Path) -> IO[str]:
+    """To read and write, made where it is missing; an OSError for a link, which leads to somebody else's file."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "is no regular file", str(path))
+        return os.fdopen(descriptor, "a+")
+    except OSError:
+        os.close(descriptor)
+        raise
 
 
 def part_of(path: Path) -> Path:
@@ -110,7 +166,8 @@ def replace_file(path: Path, content: bytes) -> None:
     """In one go: whoever reads or is killed meanwhile sees the old file or the new one. Leaves nothing on failure."""
     beside = part_of(path)
     try:
-        with beside.open("wb") as file:
+        beside.unlink(missing_ok=True)  # were it a link, we would write where it leads
+        with beside.open("xb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
@@ -128,7 +185,7 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
     for name in sorted(tensors):
         tensor = tensors[name].detach().contiguous()
         hasher.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        hasher.update(tensor.numpy().reshape(-1).view("uint8").data)
+        hasher.update(tensor.reshape(-1).view(torch.uint8).numpy().data)  # NumPy lacks some kinds of numbers
     return hasher.hexdigest()
 
 
@@ -139,9 +196,10 @@ def _digest_of_all(tensors: Mapping[str, Tensor], kind: str, text: str) -> str:
 def kind_of(path: Path) -> str | None:
     """What the header says, unread otherwise; None when it is no file of ours."""
     try:
+        check_regular(path)
         with safe_open(path, framework="pt") as file:
             return (file.metadata() or {}).get("relaxion_kind")
-    except (SafetensorError, OSError):
+    except (SafetensorError, OSError, ValueError, TypeError, KeyError):
         return None
 
 

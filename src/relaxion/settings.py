@@ -10,6 +10,17 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from relaxion.errors import SettingsError
 
+MOST_NAMED = 5  # mistakes in one sentence
+
+
+def shown(value: Any) -> str:
+    """As Python would write it, cut where nobody would read on."""
+    try:
+        text = repr(value)
+    except (RecursionError, ValueError):  # nested too deeply; a number of more digits than Python writes
+        return f"a {type(value).__name__}"
+    return text if len(text) <= 100 else f"{text[:99]}…"
+
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """`did you mean 'x'?`, or the whole list when nothing is near."""
@@ -26,11 +37,17 @@ class Settings(BaseModel):
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> Self:
         """Settings from plain values (TOML, command line), with errors a person can act on."""
+        if not isinstance(values, Mapping):
+            raise SettingsError(f"{cls.__name__} is a table of settings, got {shown(values)}")
         for key in values:
             if key not in cls.model_fields:
-                raise SettingsError(f"unknown setting '{key}' for {cls.__name__}: {nearest(key, cls.model_fields)}")
+                word = str(key)[:60]
+                raise SettingsError(f"unknown setting '{word}' for {cls.__name__}: {nearest(word, cls.model_fields)}")
         try:
             return cls.model_validate(dict(values))
         except ValidationError as error:
-            lines = [f"{'.'.join(map(str, e['loc']))} = {e['input']!r}: {e['msg']}" for e in error.errors()]
-            raise SettingsError(f"{cls.__name__}: " + "; ".join(lines)) from error
+            lines = [f"{'.'.join(map(str, e['loc']))[:80]} = {shown(e['input'])}: {e['msg']}" for e in error.errors()]
+            more = f" and {len(lines) - MOST_NAMED} more" if len(lines) > MOST_NAMED else ""
+            raise SettingsError(f"{cls.__name__}: {'; '.join(lines[:MOST_NAMED])}{more}") from error
+        except RecursionError as error:
+            raise SettingsError(f"{cls.__name__}: a value is nested too deeply") from error

@@ -42,7 +42,7 @@ class Network:
         if not self.weights:
             raise PolicyError(f"the {self.kind} network of the bundle has no weights")
         for name, tensor in self.weights.items():
-            if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+            if tensor.is_floating_point() and not torch.isfinite(tensor.double()).all():
                 raise PolicyError(f"the weights '{name}' of the {self.kind} network are not finite; they are of no use")
 
 

@@ -83,6 +83,24 @@ class Classical:
             },
         }
 
+    def check_rows(self, number: int) -> None:
+        """A ValueError where what was restored is not finite or belongs to another number of coordinates."""
+        newton, fire = self.quasi_newton, self.fire
+        points = [self.last.base] if self.last is not None else []
+        points += [fire.last_finite] if fire.last_finite is not None else []
+        arrays = [*newton.arrays(), *(array for point in points for array in (point.coordinates, point.forces))]
+        arrays += [self.last.step] if self.last is not None else []
+        arrays += [fire.velocities] if fire.velocities is not None else []
+        for array in arrays:
+            if array.shape != (number, 3) or not np.isfinite(array).all():
+                raise ValueError(f"{number} rows of finite numbers were expected, found an array of {array.shape}")
+        for point in points:
+            if point.geometry is not None:
+                _check_geometry(point.geometry, number)
+        numbers = [newton.trust, fire.time_step, fire.mixing, *newton.recent_energies, *(p.energy for p in points)]
+        if not np.isfinite(numbers).all() or newton.trust <= 0 or fire.time_step <= 0:
+            raise ValueError("a trust radius, time step or energy that cannot be")
+
     def restore(self, plain: dict[str, Any]) -> None:
         """The opposite of `snapshot`. Raises KeyError, TypeError or ValueError when the content is foreign."""
         newton, fire = self.quasi_newton, self.fire
@@ -102,6 +120,14 @@ class Classical:
         fire.time_step, fire.mixing = float(saved["time_step"]), float(saved["mixing"])
         fire.downhill = int(saved["downhill"])
         fire.last_finite = None if saved["last_finite"] is None else _point_from_plain(saved["last_finite"])
+
+
+def _check_geometry(geometry: Geometry, n_rows: int) -> None:
+    fits = geometry.cell.shape == (3, 3) and geometry.periodic.shape == (3,) and geometry.free.shape == (n_rows, 3)
+    if not fits or geometry.numbers.shape != (geometry.n_atoms,):
+        raise ValueError("a geometry whose parts do not belong together")
+    if not (np.isfinite(geometry.positions).all() and np.isfinite(geometry.cell).all()):
+        raise ValueError("a geometry that is not finite")
 
 
 def _rows(values: Any) -> Array:

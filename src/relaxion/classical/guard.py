@@ -203,12 +203,16 @@ class Guard(QuasiNewton):
     def take_more(self, plain: dict[str, Any]) -> None:
         if not plain:  # written by the core alone
             return
-        self.lesson = Lesson(**plain["lesson"])
+        self.lesson = Lesson(**{str(name): _kept_kind(name, value) for name, value in plain["lesson"].items()})
         counts = (int(number) for number in plain["steps"])
         self.policy_steps, self.core_steps, self.disappointments, self.core_steps_left = counts
         self._applied = _array(plain["applied"])
         past = plain["past"]
         self.past = Past(int(past["calls"]), _array(past["coordinates"]), _array(past["forces"]))
+
+    def arrays(self) -> list[Array]:
+        own = (self._applied, self.past.coordinates, self.past.forces)
+        return [*super().arrays(), *(array for array in own if array is not None)]
 
     def judged(self, point: Point) -> Point:
         last = self.last
@@ -382,6 +386,12 @@ def _compared(step: Array, other: Array) -> tuple[float, float]:
     if not (np.isfinite(first) and first > 0 and second > 0):
         return 0.0, 0.0
     return dot(step, other) / (first * second), float(np.log(first / second))
+
+
+def _kept_kind(name: str, value: Any) -> Any:
+    """As `Lesson` has it; a TypeError or ValueError where it cannot be."""
+    kind = type(getattr(Lesson(), name, None))
+    return kind(value) if kind in (bool, int, float) else value
 
 
 def _array(values: Any) -> Array | None:

@@ -87,6 +87,10 @@ class QuasiNewton:
     def take_more(self, plain: dict[str, Any]) -> None:
         """The opposite of `more`."""
 
+    def arrays(self) -> list[Array]:
+        """Everything remembered that has a row for each coordinate."""
+        return [array for secant in self.secants for array in (secant.step, secant.drop)]
+
     @property
     def lost(self) -> str:
         """Why another method should take over; empty where none should."""

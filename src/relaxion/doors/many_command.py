@@ -14,6 +14,7 @@ from relaxion.doors.interrupts import Interrupts
 from relaxion.doors.progress import say, tell
 from relaxion.doors.request import make_potential
 from relaxion.errors import MissingStressError, PolicyError, RelaxionError, SettingsError, UnknownPotentialError
+from relaxion.files import json_of
 from relaxion.many.crews import Crew, make_crew, parse_workers
 from relaxion.many.driver import Driver, Tally
 from relaxion.many.folder import PROGRESS, Folder, is_locked, read_manifest
@@ -208,18 +209,22 @@ def status(path: Path, *, as_json: bool) -> int:
         state += " and the work is not done: run the same relax-many again"
     tell(f"{path}: {_counts_in_words(counts)}; {state}")
     if process is not None and run.get("seconds"):
-        rate = (run["relaxed"] + run["failed"]) / run["seconds"]
-        words = f"{run['relaxed']} relaxed, {run['failed']} set aside in {run['seconds']:.0f} s"
+        relaxed, failed = run.get("relaxed", 0), run.get("failed", 0)
+        rate = (relaxed + failed) / run["seconds"]
+        words = f"{relaxed} relaxed, {failed} set aside in {run['seconds']:.0f} s"
         tell(f"this run: {words} ({rate:.1f} per s)")
     return CONVERGED
 
 
 def _last_run(path: Path) -> dict[str, Any]:
     try:
-        plain = json.loads((path / PROGRESS).read_text(encoding="utf-8"))
+        plain = json_of(path / PROGRESS)
     except (OSError, ValueError):
         return {}
-    return plain if isinstance(plain, dict) else {}
+    if not isinstance(plain, dict):
+        return {}
+    numbers = all(isinstance(plain.get(name, 0), int | float) for name in ("relaxed", "failed", "seconds"))
+    return plain if numbers else {}
 
 
 def merge_results(path: Path, out: Path, *, force: bool) -> int:

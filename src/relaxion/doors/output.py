@@ -17,6 +17,7 @@ from ase import Atoms
 from ase.io.formats import filetype, ioformats
 
 from relaxion.errors import FileError
+from relaxion.files import json_of
 from relaxion.relaxing.measuring.counting import error_in_words
 from relaxion.version import __version__
 
@@ -91,6 +92,7 @@ def update_manifest(final: Path, result: dict[str, Any], details: dict[str, Any]
 def _write_manifest(folder: Path, names: list[str], result: dict[str, Any], details: dict[str, Any]) -> None:
     plain = {"format": FORMAT, "relaxion": __version__, "files": names, "result": result, **details}
     unfinished = folder / f"{MANIFEST}.part"
+    unfinished.unlink(missing_ok=True)
     unfinished.write_text(json.dumps(plain, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     unfinished.replace(folder / MANIFEST)
 
@@ -98,8 +100,8 @@ def _write_manifest(folder: Path, names: list[str], result: dict[str, Any], deta
 def read_manifest(final: Path) -> dict[str, Any] | None:
     """What an earlier run says about itself; None if there is no manifest of ours."""
     try:
-        plain = json.loads((final / MANIFEST).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        plain = json_of(final / MANIFEST)
+    except (OSError, ValueError):
         return None
     ours = isinstance(plain, dict) and plain.get("format") == FORMAT and isinstance(plain.get("files"), list)
     return plain if ours else None

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import time
-import tomllib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,6 +13,7 @@ from typing import Any, TypeVar
 from relaxion.doors.watch_history import History
 from relaxion.doors.watch_tail import Tail
 from relaxion.errors import FileError, RunError
+from relaxion.files import check_regular, text_of, toml_of
 from relaxion.training.assessment_record import FORMAT, FORMAT_VERSION
 from relaxion.training.curves import FINAL, FORCE_CALLS, STEPS
 from relaxion.training.run_folder import LOCK, RunFolder
@@ -188,10 +188,10 @@ class WatchedRun:
 
     def _read_settings(self) -> None:
         try:
-            self.settings_text = self.files.settings.read_text()
-            self.settings = tomllib.loads(self.settings_text)
+            self.settings = toml_of(self.files.settings)
+            self.settings_text = text_of(self.files.settings)
             self.problems.pop(self.files.settings.name, None)
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        except (OSError, ValueError) as error:
             if self.files.settings.exists():
                 self.problems[self.files.settings.name] = f"{self.files.settings.name} cannot be read ({error})"
 
@@ -199,6 +199,7 @@ class WatchedRun:
         """None where it is missing or damaged; the problem is kept."""
         self.problems.pop(file.name, None)
         try:
+            check_regular(file)
             if file.stat().st_size > LARGEST_JSON:
                 self.problems[file.name] = f"{file.name} is larger than {LARGEST_JSON >> 20} MB and was not read"
                 return None
@@ -228,13 +229,13 @@ class WatchedRun:
     def _owner_lives(self) -> bool:
         """By the process in its lock; the lock itself is left alone, or a run could be turned away by a look at it."""
         try:
-            found = re.search(r"(\d+)\s*$", (self.folder / LOCK).read_text())
-            if found is None:
+            found = re.search(r"(\d+)\s*$", text_of(self.folder / LOCK))
+            if found is None or len(found[1]) > 20:
                 return False
             os.kill(int(found[1]), 0)
         except PermissionError:
             return True
-        except (OSError, UnicodeDecodeError, OverflowError):
+        except (OSError, ValueError, OverflowError):
             return False
         return True
 

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from relaxion.files import check_regular
+
 CHUNK = 4 << 20  # bytes read at once
 PRINT = 96  # bytes before a place by which it is known again; times in the lines make them differ
 MOST_PLACES = 64  # to go back to; then every second goes
@@ -56,6 +58,7 @@ class Tail:
         """The next lines; None when there is nothing new. Call `keep` with the newest step after they are told."""
         self._read_up_to = START
         try:
+            check_regular(self.path)
             with self.path.open("rb") as file:
                 size = file.seek(0, 2)
                 back_to = self._go_back(file, size)

@@ -20,7 +20,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from relaxion.errors import FileError
-from relaxion.files import Format, Stored, part_of, replace_file
+from relaxion.files import Format, Stored, check_regular, decoded, json_of, part_of, replace_file
+from relaxion.settings import shown
 from relaxion.structures import Evaluation, Structures
 from relaxion.version import __version__
 
@@ -109,7 +110,7 @@ class TrajectoryStore:
         """An existing store, if this relaxion understands it."""
         path = Path(path)
         try:
-            manifest = json.loads((path / MANIFEST).read_text())
+            manifest = json_of(path / MANIFEST)
         except FileNotFoundError as error:
             raise FileError(f"{path} holds no store (no {MANIFEST}); make one with 'relaxion collect'") from error
         except (OSError, ValueError) as error:
@@ -119,14 +120,15 @@ class TrajectoryStore:
         version = manifest.get("format_version")
         if version != FORMAT.version:
             raise FileError(
-                f"the store {path} has format version {version}, this relaxion reads {FORMAT.version}; "
+                f"the store {path} has format version {shown(version)}, this relaxion reads {FORMAT.version}; "
                 "collect it again, or read it with the relaxion that wrote it"
             )
         return cls(path, manifest)
 
     @property
     def description(self) -> dict[str, Any]:
-        return dict(self.manifest.get("description", {}))
+        description = self.manifest.get("description")
+        return dict(description) if isinstance(description, dict) else {}
 
     def append(
         self,
@@ -188,10 +190,17 @@ class TrajectoryStore:
         """All trajectories, oldest shard first; a key that occurs twice comes once."""
         seen: set[str] = set()
         for path in self.shards():
-            for trajectory in _trajectories(FORMAT.read(path, KIND)):
+            for trajectory in self._trajectories(path):
                 if trajectory.key not in seen:
                     seen.add(trajectory.key)
                     yield trajectory
+
+    def _trajectories(self, path: Path) -> list[Trajectory]:
+        stored = FORMAT.read(path, KIND)
+        try:
+            return list(_trajectories(Stored(stored.tensors, _checked(stored.values))))
+        except (KeyError, ValueError, RuntimeError, IndexError) as error:  # torch says RuntimeError of sizes
+            raise FileError(f"{path} does not hold what it says ({error}); {FORMAT.advice}") from error
 
     def shards(self) -> list[Path]:
         """Whole ones; what a writer is busy with has another name."""
@@ -206,12 +215,36 @@ class TrajectoryStore:
     def _headers(self) -> Iterator[dict[str, Any]]:
         for path in self.shards():
             try:
+                check_regular(path)
                 with safe_open(path, framework="pt") as file:
                     text = (file.metadata() or {})["relaxion_values"]
-                values = {"about": [], "skipped": {}, "cost": {}} | json.loads(text)
-            except (SafetensorError, OSError, KeyError, ValueError) as error:
+                yield _checked(decoded(text))
+            except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
                 raise FileError(f"{path} is damaged or no shard ({error}); {FORMAT.advice}") from error
-            yield values
+
+
+_KINDS: dict[str, type] = {
+    "key": str, "kind": str, "engine": str, "outcome": int, "cell_free": bool, "n_steps": int, "n_atoms": int,
+}  # fmt: skip
+
+
+def _checked(values: Any) -> dict[str, Any]:
+    """The plain values of a shard; a ValueError where they are not what `append` writes."""
+    if not isinstance(values, dict):
+        raise ValueError("its values have no names")
+    values = {"about": [], "skipped": {}, "cost": {}} | values
+    about, skipped, cost = values["about"], values["skipped"], values["cost"]
+    if not (isinstance(about, list) and isinstance(skipped, dict) and isinstance(cost, dict)):
+        raise ValueError("about, skipped and cost are not a list and two tables")
+    for entry in about:
+        wrong = [
+            name for name, kind in _KINDS.items() if not isinstance(entry, dict) or type(entry.get(name)) is not kind
+        ]
+        if wrong or entry["n_steps"] < 1 or entry["n_atoms"] < 1:
+            raise ValueError(f"a trajectory is described with a wrong {', '.join(wrong) or 'n_steps or n_atoms'}")
+    if not all(isinstance(spent, int | float) for spent in cost.values()):
+        raise ValueError("cost holds something else than numbers")
+    return values
 
 
 _PER_ATOM = ("numbers", "movable")
@@ -226,8 +259,23 @@ def _flat(trajectories: Sequence[Trajectory]) -> dict[str, Tensor]:
     return named | {"pbc": torch.stack([t.pbc for t in trajectories])}
 
 
+_TENSORS = {"numbers": torch.int64, "movable": torch.bool, "pbc": torch.bool}  # all others are real numbers
+_ROWS = {"cells": (3, 3), "stresses": (3, 3), "positions": (3,), "forces": (3,), "pbc": (3,)}
+
+
+def _check_kinds(tensors: Mapping[str, Tensor]) -> None:
+    """A ValueError where numbers are of another kind or shape than `append` writes."""
+    for name, tensor in tensors.items():
+        fits = tensor.dtype == _TENSORS[name] if name in _TENSORS else tensor.dtype in (torch.float32, torch.float64)
+        if name not in (*_PER_ATOM, *_PER_STRUCTURE, *_PER_STEP_AND_ATOM, "pbc"):
+            raise ValueError(f"it has a tensor '{name[:60]}'")
+        if not fits or tuple(tensor.shape[1:]) != _ROWS.get(name, ()) or tensor.ndim == 0:
+            raise ValueError(f"its {name} are {tuple(tensor.shape)} {tensor.dtype}")
+
+
 def _trajectories(stored: Stored) -> Iterator[Trajectory]:
     about = stored.values["about"]
+    _check_kinds(stored.tensors if about else {})
     atoms, steps = [entry["n_atoms"] for entry in about], [entry["n_steps"] for entry in about]
     both = [n * t for n, t in zip(atoms, steps, strict=True)]
     if not about:

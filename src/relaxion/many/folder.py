@@ -17,6 +17,7 @@ import errno
 import fcntl
 import json
 import os
+import re
 import shutil
 import time
 from collections.abc import Iterable, Iterator
@@ -26,12 +27,15 @@ from pathlib import Path
 from typing import IO, Any, Self
 
 from relaxion.errors import FileError
-from relaxion.files import part_of, replace_file
-from relaxion.many.frames import Frame, scan
+from relaxion.files import check_regular, decoded, json_of, open_lock, part_of, replace_file
+from relaxion.many.frames import LONGEST_LINE, Frame, scan
 from relaxion.many.settings import ManySettings, check_same
+from relaxion.settings import shown
 from relaxion.version import __version__
 
 MANIFEST = "relaxion-many.json"
+KEY = re.compile(r"s[0-9a-f]{32}")
+SHARD_NAME = re.compile(r"[0-9]{5,9}\.extxyz")
 FORMAT = "relaxion-many"
 VERSION = 1
 PROGRESS = "progress.json"
@@ -51,21 +55,30 @@ class Found:
 def read_manifest(path: Path) -> dict[str, Any]:
     """Of a folder of results; a sentence where it is none."""
     try:
-        plain = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+        plain = json_of(path / MANIFEST)
     except FileNotFoundError as error:
         raise FileError(f"{path} holds no results of 'relaxion relax-many' (no {MANIFEST}); name its --out") from error
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise FileError(f"{path / MANIFEST} cannot be read ({error}); take another --out") from error
-    if not isinstance(plain, dict) or plain.get("format") != FORMAT or not isinstance(plain.get("files"), list):
+    if not isinstance(plain, dict) or plain.get("format") != FORMAT or not _is_list_of_words(plain.get("files")):
         raise FileError(f"{path / MANIFEST} is not a manifest of 'relaxion relax-many'; take another --out")
     if plain.get("version") != VERSION:
-        raise FileError(f"{path} has format version {plain.get('version')}, this relaxion reads {VERSION}")
+        raise FileError(f"{path} has format version {shown(plain.get('version'))}, this relaxion reads {VERSION}")
+    if not isinstance(plain.get("settings"), dict):
+        raise FileError(f"{path / MANIFEST} has no settings; take another --out")
     return plain
 
 
+def _is_list_of_words(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(word, str) and "\0" not in word for word in value)
+
+
 def shards(path: Path) -> list[Path]:
-    """In the order they were written."""
-    return sorted((path / "shards").glob("[0-9]*.extxyz"))
+    """In the order they were written. Files only: a link would lead to what is not ours, and we cut shards."""
+    found = (path / "shards").glob("[0-9]*.extxyz")
+    return sorted(
+        file for file in found if SHARD_NAME.fullmatch(file.name) and not file.is_symlink() and file.is_file()
+    )
 
 
 def results(path: Path) -> Iterator[Found]:
@@ -79,32 +92,39 @@ def results(path: Path) -> Iterator[Found]:
 def failures(path: Path) -> Iterator[dict[str, Any]]:
     """The reasons of what was set aside, by key."""
     for reason in sorted((path / "failed").glob("[!.]*/reason.json")):
-        with suppress(OSError, ValueError):
-            yield {**json.loads(reason.read_text(encoding="utf-8")), "key": reason.parent.name}
+        if KEY.fullmatch(reason.parent.name):
+            with suppress(OSError, ValueError):
+                plain = json_of(reason)
+                yield {**(plain if isinstance(plain, dict) else {}), "key": reason.parent.name}
 
 
 def listing(path: Path, number: int) -> Iterator[dict[str, Any]]:
     """The structures of one input file; of one that is still being read, what is known of it."""
     file = path / "inputs" / f"{number:05}.jsonl"
     file = file if file.exists() else part_of(file)
-    with suppress(FileNotFoundError), file.open(encoding="utf-8") as lines:
-        for line in lines:
+    if not file.is_file():
+        return
+    with suppress(FileNotFoundError), file.open(encoding="utf-8", errors="replace") as lines:
+        while line := lines.readline(LONGEST_LINE):
             if line.endswith("\n"):
                 with suppress(ValueError):
-                    yield json.loads(line)
+                    plain = decoded(line)
+                    if isinstance(plain, dict):
+                        yield plain
 
 
 def is_locked(path: Path) -> int | None:
     """The process that works in the folder now; None: nobody."""
     try:
+        check_regular(path / "lock")
         with (path / "lock").open("rb") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return None
-    except OSError:
+    except BlockingIOError:
         with suppress(OSError, ValueError):
-            return int((path / "lock").read_text() or 0)
+            return int((path / "lock").read_text()[:20] or 0)
         return 0
+    except OSError:  # none, or something else of that name
+        return None
     return None
 
 
@@ -135,7 +155,7 @@ class Folder:
     def _locked(self) -> IO[str]:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            lock = (self.path / "lock").open("a+")
+            lock = open_lock(self.path / "lock")
         except OSError as error:
             raise FileError(f"--out {self.path}: {error.strerror}; name a folder that can be written") from error
         try:
@@ -157,6 +177,8 @@ class Folder:
         try:
             for name in ("shards", "inputs", "failed"):
                 (self.path / name).mkdir(exist_ok=True)
+                if (self.path / name).is_symlink():
+                    raise FileError(f"{self.path / name} is a link to somewhere else; take another --out")
         except OSError as error:
             raise self._trouble(error) from error
         plain = {
@@ -180,11 +202,11 @@ class Folder:
         for shard in shards(self.path):
             end = 0
             for frame in scan(shard):
-                if isinstance(frame, Frame):
+                if not isinstance(frame, Frame):
+                    end = frame
+                elif KEY.fullmatch(frame.key):  # what has none of our keys is none of our results
                     self._take(frame.key)
                     self.n_relaxed += 1
-                else:
-                    end = frame
             last = shard, end
         if last is not None:
             self._shard_number = int(last[0].stem)
@@ -192,7 +214,8 @@ class Folder:
             if self.torn_bytes:
                 os.truncate(last[0], last[1])
         for leftover in (self.path / "failed").glob(".*"):
-            shutil.rmtree(leftover, ignore_errors=True)
+            if not leftover.is_symlink():
+                shutil.rmtree(leftover, ignore_errors=True)
         for reason in failures(self.path):
             self._take(reason["key"])
             self.n_failed += 1
@@ -236,7 +259,7 @@ class Folder:
             number += 1
             path = self.path / "shards" / f"{number:05}.extxyz"
         try:
-            self._shard = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+            self._shard = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         except OSError as error:
             raise self._trouble(error) from error
         self._shard_number, self._size = number, os.fstat(self._shard).st_size
@@ -312,7 +335,8 @@ class _Listing:
         self._folder, self._path = folder, path
         try:
             # line by line: what a kill leaves says what was handed out, and `status` sees it at once
-            self._file = part_of(path).open("w", encoding="utf-8", buffering=1)
+            part_of(path).unlink(missing_ok=True)  # were it a link, we would write where it leads
+            self._file = part_of(path).open("x", encoding="utf-8", buffering=1)
         except OSError as error:
             raise folder._trouble(error) from error
 

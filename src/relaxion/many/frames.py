@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,6 +15,8 @@ from typing import Any
 
 import ase.io
 from ase import Atoms
+
+from relaxion.files import decoded
 
 PREFIX = "relaxion_"
 DIGEST = re.compile(rb" relaxion_sha256=(d[0-9a-f]{16})\n")
@@ -77,9 +78,10 @@ def _value(text: str) -> Any:
     if text in ("T", "F"):
         return text == "T"
     try:
-        return json.loads(text)
+        value = decoded(text)
     except ValueError:
         return text
+    return value if isinstance(value, str | bool | int | float | None) else text
 
 
 def scan(file: Path) -> Iterator[Frame | int]:
@@ -105,8 +107,13 @@ def _lines(stream: io.BufferedReader) -> list[bytes] | None:
     first = stream.readline(32)
     if not first.endswith(b"\n") or not first.strip().isdigit() or int(first) > MOST_ATOMS:
         return None
-    lines = [first, *(stream.readline(LONGEST_LINE) for _ in range(int(first) + 1))]
-    return lines if all(line.endswith(b"\n") for line in lines) else None
+    lines = [first]
+    for _ in range(int(first) + 1):
+        line = stream.readline(LONGEST_LINE)
+        if not line.endswith(b"\n"):  # torn, or the number of atoms is a lie
+            return None
+        lines.append(line)
+    return lines
 
 
 def _checked(lines: list[bytes]) -> dict[str, Any] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,8 +11,7 @@ import ase.io
 from ase import Atoms
 
 from relaxion.errors import SettingsError
-from relaxion.relaxing.measuring.counting import error_in_words
-from relaxion.structures.dataset import check_file
+from relaxion.structures.dataset import asked_of_ase, bounded_memory, check_file, reading_error
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,11 +47,20 @@ def places(file: Path) -> Generator[Place]:
     index = 0
     try:
         check_file(file)
-        for atoms in ase.io.iread(str(file), index=":", do_not_split_by_at_sign=True):
+        images = ase.io.iread(asked_of_ase(file), index=":", do_not_split_by_at_sign=True)
+        while (atoms := _next(images, file)) is not None:
             atoms.calc = None  # energies that came with it are of no use
             yield Place(file, index, atoms)
             index += 1
     except GeneratorExit:
         raise
     except Exception as error:  # noqa: BLE001 - ASE's readers have no common error: damaged files bring any kind
-        yield Place(file, index, None, f"{file} cannot be read from structure {index} on: {error_in_words(error)}")
+        yield Place(file, index, None, f"{file} cannot be read from structure {index} on: {reading_error(error)}")
+        return
+    if index == 0:
+        yield Place(file, 0, None, f"{file} holds no structure")
+
+
+def _next(images: Iterator[Atoms], file: Path) -> Atoms | None:
+    with bounded_memory(file):
+        return next(images, None)

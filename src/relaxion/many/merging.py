@@ -36,7 +36,8 @@ def merge(path: Path, out: Path, *, force: bool) -> Merged:
         raise FileError(f"{out}: results are merged as extended XYZ; take a name that ends with .extxyz")
     beside = part_of(out)
     try:
-        with closing(index_of(path)) as index, beside.open("w", encoding="utf-8") as file:
+        beside.unlink(missing_ok=True)  # were it a link, we would write where it leads
+        with closing(index_of(path)) as index, beside.open("x", encoding="utf-8") as file:
             merged = _write(path, index, file)
             file.flush()
             os.fsync(file.fileno())
@@ -72,5 +73,6 @@ def _write(path: Path, index, file) -> Merged:
 
 def _labelled(frame: str, source: str) -> str:
     first, second, rest = frame.split("\n", 2)
-    quoted = source.replace("\\", "\\\\").replace('"', '\\"')
+    plain = source.replace("\n", " ").encode("utf-8", "replace").decode()
+    quoted = plain.replace("\\", "\\\\").replace('"', '\\"')
     return sealed(f'{first}\n{SEAL.sub("", second)} relaxion_input="{quoted}"\n{rest}')

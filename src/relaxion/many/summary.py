@@ -13,6 +13,7 @@ from typing import Any
 from relaxion.errors import FileError
 from relaxion.files import part_of
 from relaxion.many.folder import failures, listing, read_manifest, results
+from relaxion.settings import shown
 
 SQLITE, CSV = "summary.sqlite", "summary.csv"
 TABLES = """
@@ -52,7 +53,8 @@ def make_summary(path: Path) -> Counts:
     try:
         part_of(database).unlink(missing_ok=True)
         with closing(_built(path, part_of(database))) as connection:
-            with part_of(table).open("w", newline="", encoding="utf-8") as file:
+            part_of(table).unlink(missing_ok=True)  # were it a link, we would write where it leads
+            with part_of(table).open("x", newline="", encoding="utf-8") as file:
                 rows = connection.execute("SELECT * FROM summary")
                 writer = csv.writer(file)
                 writer.writerow(column[0] for column in rows.description)
@@ -72,7 +74,7 @@ def make_summary(path: Path) -> Counts:
 
 def read_counts(path: Path) -> Counts:
     """The same numbers without writing anything, also while a run goes on."""
-    with closing(_built(path, None)) as connection:
+    with closing(index_of(path)) as connection:
         return counted(connection)
 
 
@@ -89,27 +91,39 @@ def _built(path: Path, database: Path | None) -> sqlite3.Connection:
 
 def index_of(path: Path) -> sqlite3.Connection:
     """A table of everything, for whoever reads results in the order of the input."""
-    return _built(path, None)
+    try:
+        return _built(path, None)
+    except (OSError, sqlite3.Error) as error:
+        raise FileError(f"{path} cannot be read ({error})") from error
 
 
 def _result_rows(path: Path) -> Iterator[tuple[Any, ...]]:
     names = ("outcome", "force_calls", "energy_ev", "fmax", "policy", "fallback_used", "seconds")
     for found in results(path):
         facts = found.frame.facts
-        values = (facts.get(name) for name in names)
+        values = (_storable(facts.get(name)) for name in names)
         yield (found.frame.key, *values, found.shard.name, found.frame.offset, found.frame.length, None)
 
 
 def _failure_row(reason: dict[str, Any]) -> tuple[Any, ...]:
     names = ("outcome", "force_calls", "energy_ev", "fmax", "policy", "fallback_used", "seconds")
-    values = (reason.get(name) for name in names)
-    return (reason["key"], *values, None, None, None, reason.get("reason", ""))
+    values = (_storable(reason.get(name)) for name in names)
+    return (reason["key"], *values, None, None, None, str(_storable(reason.get("reason")) or "not written down"))
+
+
+def _storable(value: Any) -> Any:
+    """What SQLite takes; whatever else a damaged file brings becomes words."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    if value is None or isinstance(value, float) or (isinstance(value, int) and abs(value) < 2**63):
+        return value
+    return shown(value)
 
 
 def _input_rows(path: Path) -> Iterator[tuple[Any, ...]]:
     for number, file in enumerate(read_manifest(path)["files"], start=1):
         for line in listing(path, number):
-            yield file, line.get("index"), line.get("key"), line.get("formula"), line.get("n_atoms")
+            yield file, *(_storable(line.get(name)) for name in ("index", "key", "formula", "n_atoms"))
 
 
 def counted(connection: sqlite3.Connection) -> Counts:

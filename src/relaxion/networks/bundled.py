@@ -15,6 +15,7 @@ from relaxion.errors import PolicyError, SettingsError
 from relaxion.networks.backbone import BackboneSettings
 from relaxion.networks.move_actions import MoveActions
 from relaxion.networks.roles import Policy
+from relaxion.settings import shown
 
 
 @dataclass(frozen=True)
@@ -56,8 +57,10 @@ def rebuilt(network: Network, name: str) -> Policy:
     _check_packages(network, name)
     try:
         module = _fresh(FAMILIES[network.kind](), network)
-    except (SettingsError, KeyError, TypeError, ValueError) as error:
-        raise PolicyError(f"{name} cannot be rebuilt from its settings: {error}") from error
+    except (SettingsError, KeyError, TypeError, ValueError, OverflowError, RuntimeError, MemoryError) as error:
+        # torch has RuntimeError for sizes that cannot be
+        words = error if isinstance(error, SettingsError) else shown(error)
+        raise PolicyError(f"{name} cannot be rebuilt from its settings: {words}") from error
     _load(module, network.weights, name)
     return module.eval().requires_grad_(False)
 
@@ -83,6 +86,8 @@ def network_of(settings: BackboneSettings, weights: Mapping[str, Tensor], *, sto
 
 def _fresh(family: Family, network: Network) -> Any:
     kind = family.stochastic if network.settings["stochastic"] else family.deterministic
+    if not isinstance(network.settings, Mapping) or network.weights["bounds"].ndim != 1:
+        raise ValueError("its bounds are no row of numbers")
     bounds = MoveActions(*network.weights["bounds"].tolist())
     # a generator of its own: the draws are overwritten, and nothing global may change
     return kind(bounds, family.settings.read(network.settings["network"]), torch.Generator())
@@ -113,9 +118,15 @@ def _release(word: str) -> tuple[str, ...]:
     return tuple(word.split(".")[:2])
 
 
+def _alike(kept: Tensor, made: Tensor) -> bool:
+    """Weights may have more or fewer bits than a new network's, but are of its shape and kind."""
+    real = kept.dtype in (torch.float32, torch.float64) if made.is_floating_point() else kept.dtype == made.dtype
+    return kept.shape == made.shape and real
+
+
 def _load(module: nn.Module, weights: Mapping[str, Tensor], name: str) -> None:
     present = module.state_dict()
-    wrong = [key for key in present if key not in weights or weights[key].shape != present[key].shape]
+    wrong = [key for key in present if key not in weights or not _alike(weights[key], present[key])]
     wrong += [key for key in weights if key not in present]
     if wrong:
         more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""

@@ -10,6 +10,7 @@ follows the tables is ignored if it begins with a word; numbers there mean that 
 from __future__ import annotations
 
 import gzip
+import io
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,9 +19,11 @@ import numpy as np
 from ase.data import atomic_numbers
 
 from relaxion.errors import FileError
+from relaxion.files import check_regular
 
 EXPECTED = "expected a LAMMPS setfl (.eam.alloy) or Finnis–Sinclair (.eam.fs) table"
 COMMENT_LINES = 3
+LARGEST_TABLE = 1 << 28  # bytes; the largest that are published have some ten million
 WORDS_ABOUT_ELEMENT = 4  # atomic number, mass, lattice constant, lattice
 FEWEST_POINTS = 4  # of a cubic spline
 
@@ -45,19 +48,29 @@ def read_eam_tables(path: str | Path) -> EamTables:
     try:
         return _Reader(words).read()
     except (ValueError, IndexError) as error:
-        raise FileError(f"{path} cannot be read: {EXPECTED}, but {error}") from error
+        raise FileError(f"{path} cannot be read: {EXPECTED}, but {str(error)[:300]}") from error
 
 
 def _read_lines(path: Path) -> list[str]:
     try:
+        check_regular(path)
         content = path.read_bytes()
-        plain = gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content
+        plain = _unpacked(content) if content[:2] == b"\x1f\x8b" else content
     except FileNotFoundError as error:
         raise FileError(f"there is no file {path}; {EXPECTED}") from error
     except (OSError, EOFError, zlib.error) as error:
         raise FileError(f"{path} cannot be read ({error}); {EXPECTED}, plain or gzipped") from error
     # comments are in any encoding; bytes are split because str also splits at characters that only look like breaks
     return [line.decode("utf-8", errors="replace") for line in plain.splitlines()]
+
+
+def _unpacked(content: bytes) -> bytes:
+    """No more than tables have: a few kilobytes of gzip can stand for gigabytes."""
+    with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
+        plain = file.read(LARGEST_TABLE + 1)
+    if len(plain) > LARGEST_TABLE:
+        raise OSError(f"unpacked it has more than {LARGEST_TABLE >> 20} MB")
+    return plain
 
 
 class _Reader:
@@ -95,6 +108,8 @@ class _Reader:
 
     def _elements(self) -> list[str]:
         count = self._whole("the number of elements on line 4")
+        if count > len(self.words):
+            raise ValueError(f"line 4 names {count} elements")
         elements = [self._word("an element") for _ in range(count)]
         strangers = [element for element in elements if element not in atomic_numbers]
         if count < 1 or strangers or len(set(elements)) < count:

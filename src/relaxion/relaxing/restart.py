@@ -14,8 +14,11 @@ from ase.filters import Filter, UnitCellFilter
 from relaxion.classical.door import bare_atoms
 from relaxion.classical.point import Array
 from relaxion.errors import RestartError
+from relaxion.files import json_of
+from relaxion.settings import shown
 
 FORMAT = "relaxion-restart"
+MOST_CALLS = 10**12
 VERSION = 3  # 1 had no policy, 2 neither its weights nor the knobs
 
 
@@ -49,14 +52,16 @@ def read_restart(path: Path, target: Atoms | Filter) -> Saved:
     try:
         seen_at, left_at = (np.asarray(plain[name], dtype=np.float64) for name in ("seen_at", "left_at"))
         calls = int(plain["force_calls"])
-        reference = np.asarray(plain["reference_cell"], dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise RestartError(f"{path} is damaged ({error}); delete it to start afresh") from error
+        reference = np.asarray(plain["reference_cell"], dtype=np.float64).reshape(3, 3)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise RestartError(f"{path} is damaged ({shown(str(error))}); delete it to start afresh") from error
+    if not all(np.isfinite(numbers).all() for numbers in (seen_at, left_at, reference)) or not 0 <= calls < MOST_CALLS:
+        raise RestartError(f"{path} is damaged: it holds numbers that cannot be; delete it to start afresh")
     expected = np.asarray(target.get_positions()).reshape(-1, 3).shape
     if seen_at.shape != expected or left_at.shape != expected:
         raise RestartError(f"{path} is damaged: coordinates are not of shape {expected}; delete it to start afresh")
     if isinstance(target, UnitCellFilter):
-        target.orig_cell = reference.reshape(3, 3)
+        target.orig_cell = reference
     return Saved(calls, seen_at, left_at, plain["core"], str(plain["policy"]), str(plain["weights_sha256"]))
 
 
@@ -80,20 +85,21 @@ def _check_signature(path: Path, plain: dict[str, Any], own: dict[str, Any]) -> 
     for name in ("filter", "cell_factor"):
         if plain[name] != own[name]:
             raise RestartError(
-                f"{path} was written with {name} {plain[name]}, now it is {own[name]}, so its coordinates mean "
+                f"{path} was written with {name} {shown(plain[name])}, now it is {own[name]}, so its coordinates mean "
                 "something else; use the same cell filter or delete the file"
             )
 
 
 def _decoded(path: Path) -> dict[str, Any]:
     try:
-        plain = json.loads(path.read_text())
-    except (ValueError, OSError, RecursionError) as error:
+        plain = json_of(path)
+    except (ValueError, OSError) as error:
         raise RestartError(f"{path} cannot be read as a restart file ({error}); delete it to start afresh") from error
     if not isinstance(plain, dict) or plain.get("format") != FORMAT:
         raise RestartError(f"{path} is not a Relaxion restart file; name another, or delete it to start afresh")
     if plain.get("version") != VERSION:
-        raise RestartError(f"{path} has version {plain.get('version')}, this Relaxion reads {VERSION}; delete it")
+        version = shown(plain.get("version"))
+        raise RestartError(f"{path} has version {version}, this Relaxion reads {VERSION}; delete it")
     known = {"numbers", "filter", "cell_factor", "reference_cell", *(field.name for field in fields(Saved))}
     if missing := known - plain.keys():
         raise RestartError(f"{path} lacks {', '.join(sorted(missing))}; delete it to start afresh")

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from ase import Atoms
 from ase.constraints import FixAtoms
+from ase.data import chemical_symbols
 
 from relaxion.errors import MissingExtraError, StructureError
 from relaxion.structures.structures import Structures
@@ -16,6 +17,8 @@ from relaxion.structures.structures import Structures
 if TYPE_CHECKING:
     from pymatgen.core import Molecule, Structure
 
+LARGEST_EXTENT = 1e8  # Å, a centimetre
+SMALLEST_HEIGHT = 0.05  # Å between lattice planes; the smallest of real crystals have 1
 SMALLEST_VOLUME = 1e-6  # Å³; below it a periodic cell counts as flat
 
 
@@ -28,8 +31,9 @@ def check_atoms(atoms: Atoms, name: str = "the structure") -> None:
         raise StructureError(
             f"{name}: {len(bad)} of {len(atoms)} positions are not finite (first: atom {bad[0]}); repair the input"
         )
-    if (atoms.numbers < 1).any():
-        first = int(np.flatnonzero(atoms.numbers < 1)[0])
+    strange = np.flatnonzero((atoms.numbers < 1) | (atoms.numbers >= len(chemical_symbols)))
+    if len(strange):
+        first = int(strange[0])
         raise StructureError(f"{name}: atom {first} has no chemical element (number {atoms.numbers[first]})")
     _check_cell(atoms, name)
 
@@ -39,6 +43,8 @@ def _check_cell(atoms: Atoms, name: str) -> None:
     if not np.isfinite(cell).all():
         raise StructureError(f"{name}: the cell is not finite; repair the input")
     axes = cell[atoms.pbc]
+    if max(abs(atoms.positions).max(), abs(axes).max(initial=0.0)) > LARGEST_EXTENT:
+        raise StructureError(f"{name} reaches beyond {LARGEST_EXTENT:g} Å; correct the positions, the cell or its unit")
     if len(axes) == 0:
         return
     # the volume spanned by the periodic lattice vectors alone: a slab may have no third vector
@@ -47,6 +53,13 @@ def _check_cell(atoms: Atoms, name: str) -> None:
         raise StructureError(
             f"{name} is periodic along {len(axes)} axes but its cell spans only {extent:.3g} Å^{len(axes)}; "
             "set a cell with volume, or pbc=False"
+        )
+    # as many images as the cutoff has heights are looked for: the thinner, the more, without an end
+    height = 1.0 / np.linalg.norm(np.linalg.pinv(axes), axis=0).max()
+    if height < SMALLEST_HEIGHT:
+        raise StructureError(
+            f"{name}: lattice planes are only {height:.3g} Å apart; correct the cell or its unit, or choose shorter "
+            "lattice vectors for it"
         )
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+import resource
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +17,10 @@ from relaxion.errors import FileError, InputError
 from relaxion.settings import nearest
 from relaxion.structures.structures import Structures
 
+ADDRESS_SPACE_BYTES = 512 << 20  # that reading any file may take
+ADDRESS_SPACE_PER_BYTE = 200  # of the file, beside: an Atoms of a short frame has some 10 bytes for each in the file
+LONGEST_REASON = 300  # characters of what ASE says
+
 Key = str | Callable[[Atoms], str]
 
 
@@ -22,10 +29,11 @@ def read(path: str | Path, index: str | int = ":") -> list[Atoms]:
     path = Path(path)
     check_file(path)
     try:
-        found = ase.io.read(path, index=index)
-        images = [found] if isinstance(found, Atoms) else list(found)
+        with bounded_memory(path):
+            found = ase.io.read(asked_of_ase(path), index=index, do_not_split_by_at_sign=True)
+            images = [found] if isinstance(found, Atoms) else list(found)
     except Exception as error:  # ASE's readers have no common error: damaged files bring any kind
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        reason = reading_error(error)
         raise FileError(
             f"{path} cannot be read: {reason}; is it whole, and of a kind ASE reads? ('ase info --formats' lists them)"
         ) from error
@@ -34,15 +42,75 @@ def read(path: str | Path, index: str | int = ":") -> list[Atoms]:
     return images
 
 
+def asked_of_ase(path: Path) -> str:
+    """The whole path: ASE takes a name that begins with mysql or postgres for a database on the network."""
+    return str(path.absolute())
+
+
+def reading_error(error: Exception) -> str:
+    """What a reader of ASE's said, on one line that can be read."""
+    if isinstance(error, MemoryError):
+        return "it asks for more memory than a file of its size has any right to"
+    words = " ".join(f"{type(error).__name__}: {error}".split())
+    return words if len(words) <= LONGEST_REASON else f"{words[: LONGEST_REASON - 1]}…"
+
+
+class _Bounded:
+    """How many ask for the bound at this moment, and what was before."""
+
+    lock = threading.Lock()
+    depth = 0
+    before = (0, 0)
+
+
+@contextmanager
+def bounded_memory(path: Path) -> Iterator[None]:
+    """Whatever a file declares (a billion atoms, a grid, a gigabyte in a kilobyte of gzip), reading it takes no more
+    address space than files of its size need: beyond, there is a MemoryError. Where the system knows no such limit,
+    there is none. The limit is the process's, so that threads share it for as long as one of them reads."""
+    with _Bounded.lock:
+        if _Bounded.depth == 0:
+            _Bounded.before = resource.getrlimit(resource.RLIMIT_AS)
+            _set_limit(_size(path))
+        _Bounded.depth += 1
+    try:
+        yield
+    finally:
+        with _Bounded.lock:
+            _Bounded.depth -= 1
+            if _Bounded.depth == 0:
+                resource.setrlimit(resource.RLIMIT_AS, _Bounded.before)
+
+
+def _set_limit(size: int) -> None:
+    try:
+        now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    except OSError:  # not Linux
+        return
+    soft, hard = _Bounded.before
+    wanted = now + ADDRESS_SPACE_BYTES + ADDRESS_SPACE_PER_BYTE * size
+    known = [limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY]
+    resource.setrlimit(resource.RLIMIT_AS, (min([wanted, *known]), hard))
+
+
+def _size(path: Path) -> int:
+    """Of a file, or of all in a folder."""
+    files = path.rglob("*") if path.is_dir() else (path,)
+    return sum(file.stat().st_size for file in files if file.is_file())
+
+
 def check_file(path: Path) -> None:
-    """Refuse, with a sentence, a file that is not there or empty."""
+    """Refuse, with a sentence, a file that is not there or empty, and what is no file: pipes, devices."""
     try:
         if not path.exists():
             raise FileError(f"{path} does not exist; check the name (the working directory is {Path.cwd()})")
+        if not (path.is_file() or path.is_dir()):
+            raise FileError(f"{path} is neither a file nor a folder; write the structures to a file first")
         if path.is_file() and path.stat().st_size == 0:
             raise FileError(f"{path} is empty (0 bytes)")
-    except OSError as error:  # a folder that may not be entered, a name that is too long
-        raise FileError(f"{path} cannot be read: {error.strerror}") from error
+    except (OSError, ValueError) as error:  # a folder that may not be entered, a name that is too long
+        words = error.strerror if isinstance(error, OSError) else error
+        raise FileError(f"{path} cannot be read: {words}") from error
 
 
 def composition(atoms: Atoms) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,7 +17,7 @@ from relaxion.structures import Move, Outcome, State
 from relaxion.training.assessment import DIVERGED, AssessmentStopped
 from relaxion.training.assessment_record import Footage, RelaxationRecord, Relaxed, Shot
 from relaxion.training.atom_task import SIDE_SEEDS, SIDES, AtomTask
-from relaxion.training.baselines import ase_calls
+from relaxion.training.baselines import ase_calls, read_baselines
 from relaxion.training.run_folder import BASELINES, write_json
 from relaxion.training.seeds import named_generator
 
@@ -89,8 +88,7 @@ class AtomAssessor:
             fmax, cap = settings.force_tolerance_ev_per_angstrom, settings.max_force_calls
             found = {name: ase_calls(name, self.starts.structures, self.task.potential, fmax, cap) for name in COMPARED}
             write_json(file, {name: calls.as_plain() for name, calls in found.items()})
-        kept = json.loads(file.read_text())
-        self.baselines = {name: float(kept[name]["mean_force_calls"]) for name in COMPARED}
+        self.baselines = read_baselines(file, COMPARED)
 
     def __call__(self, act: Callable[[State], Move], stop: Callable[[], bool] | None = None) -> AtomAssessed:
         """`stop` is asked before every step."""

@@ -4,15 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from ase import Atoms
 from ase.filters import FrechetCellFilter
 
+from relaxion.errors import FileError
+from relaxion.files import json_of
 from relaxion.physics.ase import PotentialCalculator
 from relaxion.physics.potential import Potential
+from relaxion.settings import shown
 from relaxion.structures import Structures
+
+
+def read_baselines(file: Path, names: Sequence[str] | None = None) -> dict[str, float]:
+    """Mean force calls by optimizer, as the run wrote them down at its start; all of them, or those of these names."""
+    try:
+        plain = json_of(file)
+        return {name: float(plain[name]["mean_force_calls"]) for name in (plain if names is None else names)}
+    except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
+        raise FileError(f"{file} cannot be read ({shown(error)}); remove it, and the run measures again") from error
 
 
 class _CapReached(Exception):

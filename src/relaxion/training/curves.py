@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import tomllib
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from relaxion.errors import FileError, RelaxionWarning, RunError
-from relaxion.files import replace_file
+from relaxion.files import check_regular, json_of, replace_file, toml_of
 from relaxion.training.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -37,6 +36,7 @@ FINAL = {  # metric -> what result.json calls it
     REFERENCES["FIRE"]: "force_calls_fire",
     ASSESSED_RETURN: "final_return_mean",
 }
+LARGEST = 1e300  # beyond, nothing can be drawn
 NOT_A_DIFFERENCE = ("seed", "steps", "tensorboard", "log_interval_steps", "checkpoint_interval_steps")
 
 
@@ -75,9 +75,10 @@ def read_run(folder: Path) -> RunRecord:
     """From a run folder, finished or not."""
     files = RunFolder(folder)
     try:
-        settings = tomllib.loads(files.settings.read_text())
+        settings = toml_of(files.settings)
+        check_regular(files.metrics)
         content = files.metrics.read_bytes()
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise RunError(f"{folder} holds no run with metrics: {error}") from error
     lines = read_lines(content + b"\n" + json.dumps(_final_line(files.result)).encode())
     if not lines:
@@ -91,11 +92,11 @@ def read_lines(content: bytes) -> list[dict[str, float | None]]:
     The last line may be half written. Lines of the same step are one.
     """
     kept: list[dict[str, float | None]] = []
-    for text in content.split(b"\n"):
+    for text in filter(None, content.split(b"\n")):
         try:
-            line = json.loads(text)
+            line = {name: value if _is_number(value) else None for name, value in json.loads(text).items()}
             step = float(line[STEPS])
-        except (ValueError, KeyError, TypeError):  # half a line, or nothing of ours
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):  # half a line, or nothing of ours
             continue
         while kept and float(kept[-1][STEPS] or 0) > step:
             kept.pop()
@@ -106,11 +107,17 @@ def read_lines(content: bytes) -> list[dict[str, float | None]]:
     return kept
 
 
+def _is_number(value: Any) -> bool:
+    """A finite one that a curve can have."""
+    return isinstance(value, int | float) and abs(value) < LARGEST
+
+
 def _final_line(result: Path) -> dict[str, float]:
     """The assessment at the end, which metrics.jsonl has only where an interval ended there too."""
     try:
-        values = json.loads(result.read_text())
-        return {STEPS: values["steps"]} | {m: values[name] for m, name in FINAL.items() if name in values}
+        values = json_of(result)
+        found = {STEPS: values["steps"]} | {m: values[name] for m, name in FINAL.items() if name in values}
+        return {name: value for name, value in found.items() if _is_number(value)}
     except (OSError, ValueError, KeyError, TypeError):  # not finished yet
         return {}
 

@@ -12,7 +12,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from relaxion.errors import CheckpointError, RunError, SettingsError
 from relaxion.experience.vector_environment import MakeEnvironment, task
+from relaxion.settings import shown
 from relaxion.training.assessment import Assessed, assess
+from relaxion.training.checkpoint import stored_settings
 from relaxion.training.run import read_weights, write_agent
 from relaxion.training.run_settings import RunSettings, VectorRunSettings
 from relaxion.training.trainer import NonFiniteError, Trainer
@@ -88,9 +90,11 @@ class Learner:
     def load(cls, path: str | Path, environment: str | MakeEnvironment | None = None) -> Self:
         """From `save`, or from the folder of a run. It acts as the saved one did; what it learns is a new run."""
         stored = read_weights(Path(path))
-        settings = dict(stored.values["settings"])
-        if (name := settings.pop("agent")) != cls.name:
-            raise CheckpointError(f"{path} holds an agent of kind {name}, not {cls.name}")
+        settings = dict(stored_settings(stored))
+        if (name := settings.pop("agent", None)) != cls.name:
+            raise CheckpointError(f"{path} holds an agent of kind {shown(name)}, not {cls.name}")
+        if not isinstance(settings.get("task"), str):
+            raise CheckpointError(f"{path} does not say which task its agent learned; take another file")
         learner = cls(environment or settings["task"], **{k: v for k, v in settings.items() if k != "task"})
         learner._trainer.start_from(stored)
         return learner

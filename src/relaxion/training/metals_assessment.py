@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -23,7 +22,7 @@ from relaxion.physics.ase import PotentialCalculator
 from relaxion.structures import Structures
 from relaxion.training.assessment import AssessmentStopped
 from relaxion.training.assessment_record import Footage, RelaxationRecord, Relaxed, Shot
-from relaxion.training.baselines import Calls, ase_calls
+from relaxion.training.baselines import Calls, ase_calls, read_baselines
 from relaxion.training.metric_starts import ADSORBATES, EAM_METALS, EMT_METALS, KINDS, MetalStarts
 from relaxion.training.run_folder import BASELINES, write_json
 
@@ -91,7 +90,7 @@ class MetalsAssessor:
         file = folder / BASELINES
         if not file.exists():
             write_json(file, self._compared())
-        self.baselines = {name: float(kept["mean_force_calls"]) for name, kept in json.loads(file.read_text()).items()}
+        self.baselines = read_baselines(file)
 
     def _compared(self) -> dict[str, dict[str, Any]]:
         worlds = self.starts.values()

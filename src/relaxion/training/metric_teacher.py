@@ -14,6 +14,7 @@ from relaxion.experience.structure_replay import StructureReplay
 from relaxion.files import Stored
 from relaxion.networks.metric import MetricSettings
 from relaxion.networks.metric_policies import MetricPolicy
+from relaxion.training.checkpoint import stored_settings
 from relaxion.training.metric_anchor import ReplaySecants, secant_errors
 from relaxion.training.metric_imitation import MetricImitation, Source
 from relaxion.training.metric_settings import LessonSettings
@@ -72,7 +73,7 @@ def metric_in(stored: Stored, settings: Mapping[str, Any]) -> dict[str, Tensor] 
 
     `settings` are the flat ones of the new run. A CheckpointError where the old metric is of another shape.
     """
-    old = stored.values.get("settings", {})
+    old = stored_settings(stored)
     same = ("task", "agent", "policy", *GATE)
     if all(name in old and old[name] == settings[name] for name in same):
         return None

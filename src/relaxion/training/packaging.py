@@ -22,14 +22,16 @@ from ase.data import chemical_symbols
 from relaxion.bundle import CardResult, ModelCard, PolicyBundle
 from relaxion.bundle.card import POLICY
 from relaxion.errors import RelaxionError, RelaxionWarning, RunError
-from relaxion.files import Stored
+from relaxion.files import Stored, json_of, text_of
 from relaxion.networks.bundled import network_of, policy_of
 from relaxion.networks.roles import Policy
+from relaxion.settings import shown
 from relaxion.structures import Outcome
 from relaxion.training import checkpoint
 from relaxion.training.atom_assessment import COMPARED, AtomAssessed, AtomAssessor
 from relaxion.training.atom_task import AtomTask, atom_task
 from relaxion.training.baselines import ase_calls
+from relaxion.training.checkpoint import stored_settings
 from relaxion.training.metals_packaging import bundle_of_metals
 from relaxion.training.recipe import SHIPPED, overrides, settings_from_recipe
 from relaxion.training.run_folder import AGENT, CHECKPOINT, RunFolder
@@ -51,11 +53,11 @@ def bundle_from_run(path: Path, name: str) -> PolicyBundle:
     """The policy of a finished run, or of the last checkpoint of one that is not."""
     folder = RunFolder(path)
     stored = read_weights(folder)
-    settings = RunSettings.read(stored.values["settings"])
+    settings = RunSettings.read(stored_settings(stored))
     if isinstance(settings, MetalsRunSettings):
         progress = _progress(folder, stored)
         if folder.result.exists():  # its steps are updates of the metric
-            progress["environment_steps"] = json.loads(folder.result.read_text())["training_force_calls"]
+            progress["environment_steps"] = _result(folder)["training_force_calls"]
         return bundle_of_metals(name, stored, settings, training_command(settings), progress)
     if isinstance(settings, UniversalRunSettings):
         return bundle_of_universal(name, stored, settings, training_command(settings), _progress(folder, stored))
@@ -135,14 +137,25 @@ def _progress(folder: RunFolder, stored: Stored) -> dict[str, Any]:
         seconds = stored.values.get("wall_time_seconds")
         return {"environment_steps": int(stored.tensors["counters.step"]), "wall_time_seconds": seconds}
     try:
-        result = json.loads(folder.result.read_text())
+        result = _result(folder)
         return {
             "environment_steps": result["steps"],
             "wall_time_seconds": result["wall_time_seconds"],
             "run_weights_sha256": result["weights_sha256"],
         }
-    except (OSError, ValueError, KeyError) as error:
+    except KeyError as error:
         raise RunError(f"{folder.result} is damaged ({error!r}); train on with --resume to write it again") from error
+
+
+def _result(folder: RunFolder) -> dict[str, Any]:
+    try:
+        result = json_of(folder.result)
+    except (OSError, ValueError) as error:
+        result = error
+    if not isinstance(result, dict):
+        words = "train on with --resume to write it again"
+        raise RunError(f"{folder.result} is damaged ({shown(result)}); {words}")
+    return result
 
 
 def _with_results(card: ModelCard, folder: RunFolder, task: AtomTask, policy: Policy) -> ModelCard:
@@ -187,7 +200,7 @@ def _classical_result(name: str, kept: Mapping[str, float] | None, assessor: Ato
 
 def _kept_baselines(folder: RunFolder) -> dict[str, dict[str, float]]:
     try:
-        values = json.loads(folder.baselines.read_text())
+        values = json_of(folder.baselines)
         return {name: {key: float(v[key]) for key in ("mean_force_calls", "failures")} for name, v in values.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}
@@ -195,8 +208,8 @@ def _kept_baselines(folder: RunFolder) -> dict[str, dict[str, float]]:
 
 def _assessed_held_apart(folder: RunFolder) -> bool:
     try:
-        return 'assess_on = "held_apart"' in folder.settings.read_text()
-    except OSError:
+        return 'assess_on = "held_apart"' in text_of(folder.settings)
+    except (OSError, ValueError):
         return False
 
 

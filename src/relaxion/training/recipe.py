@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from relaxion.errors import FileError, SettingsError
+from relaxion.files import toml_of
 from relaxion.settings import nearest
 from relaxion.training.run_settings import DEFAULT_AGENT, RunSettings, agent_name
 
@@ -86,12 +87,13 @@ def _sections(sections: Any, owner: str) -> dict[str, dict[str, Any]]:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
+    """A recipe; a sentence where it is none."""
     try:
-        return tomllib.loads(path.read_text())
+        return toml_of(path)
     except (OSError, UnicodeDecodeError) as error:
         raise FileError(f"{path} cannot be read: {error}") from error
-    except tomllib.TOMLDecodeError as error:
-        raise SettingsError(f"{path} is no valid TOML: {error}") from error
+    except ValueError as error:
+        raise SettingsError(f"{path} is no valid TOML: {str(error)[:200]}") from error
 
 
 def overrides(assignments: Sequence[str]) -> dict[str, Any]:
@@ -103,6 +105,6 @@ def overrides(assignments: Sequence[str]) -> dict[str, Any]:
             raise SettingsError(f"--set takes key=value, got '{word}'; for example --set batch_size=256")
         try:
             result[key.strip()] = tomllib.loads(f"value = {value}")["value"]
-        except tomllib.TOMLDecodeError:
+        except (ValueError, RecursionError):
             result[key.strip()] = value.strip()
     return result

@@ -68,6 +68,8 @@ class Clock:
 
 
 def _opened(path: Path, position: int) -> Any:
+    if path.exists() and not path.is_file():
+        raise CheckpointError(f"{path} is no file; it was there before the run, or somebody put it there: remove it")
     length = path.stat().st_size if path.exists() else 0
     if length < position:
         raise CheckpointError(f"{path} has {length} bytes, its checkpoint was written after {position}: it was cut")

@@ -11,6 +11,7 @@ from typing import Any
 from relaxion.errors import CheckpointError, RunError, SettingsError
 from relaxion.experience.vector_environment import task
 from relaxion.files import Stored
+from relaxion.settings import shown
 from relaxion.training import checkpoint
 from relaxion.training.assessment import DIVERGED, AssessmentStopped
 from relaxion.training.assessment_record import leave_record
@@ -122,6 +123,7 @@ def _begun(
 def _resumed(trainer: RunTrainer, folder: RunFolder, on_progress: OnProgress | None) -> _Run:
     settings = trainer.settings
     stored = checkpoint.read(folder.checkpoint, CHECKPOINT)
+    _check_values(folder.checkpoint, stored.values)
     refuse_changes(stored.values["settings"], settings.flat())
     trainer.restore(stored)
     if trainer.step - trainer.steps_per_round >= settings.training.steps:  # the last round may overshoot
@@ -135,6 +137,16 @@ def _resumed(trainer: RunTrainer, folder: RunFolder, on_progress: OnProgress | N
     return _Run(trainer, folder, records, alarms, clock, on_progress, logged_up_to)
 
 
+def _check_values(path: Path, values: Mapping[str, Any]) -> None:
+    """What `_Run.save` writes, of the kinds it writes."""
+    counts = ("metrics_position", "alarms_position", "logged_up_to")
+    seconds = values.get("wall_time_seconds")
+    good = isinstance(values.get("settings"), dict) and isinstance(seconds, int | float) and seconds >= 0
+    good &= all(type(values.get(name, 0 if name == "alarms_position" else None)) is int for name in counts)
+    if not good or min(values.get(name, 0) for name in counts) < 0:
+        raise CheckpointError(f"{path} is damaged: it does not say how far its run was; take an older copy")
+
+
 def _records(settings: RunSettings, folder: RunFolder, position: int = 0, resumed_at: int | None = None) -> Records:
     board = folder.tensorboard if settings.training.tensorboard else None
     return Records(folder.metrics, position=position, tensorboard=board, resumed_at=resumed_at)
@@ -144,7 +156,7 @@ def refuse_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
     """A resumed run must be the same run."""
     names = [n for n in sorted(old.keys() | new.keys()) if n not in MAY_DIFFER_ON_RESUME and old.get(n) != new.get(n)]
     if names:
-        changes = ", ".join(f"{name} (was {old.get(name)!r}, now {new.get(name)!r})" for name in names)
+        changes = ", ".join(f"{name} (was {shown(old.get(name))}, now {shown(new.get(name))})" for name in names[:5])
         raise RunError(f"a resume keeps its settings, but these differ: {changes}; --from-weights starts a new run")
 
 

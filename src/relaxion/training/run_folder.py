@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from relaxion.errors import FileError, RunError
-from relaxion.files import kind_of, part_of, replace_file
+from relaxion.files import kind_of, open_lock, part_of, replace_file, text_of
 
 LOCK = ".lock"
 BASELINES = "baselines.json"
@@ -56,7 +56,7 @@ class RunFolder:
         """Nobody else trains here meanwhile. The system drops the lock with the process, so none is ever stale."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            lock = (self.path / LOCK).open("a+")
+            lock = open_lock(self.path / LOCK)
         except OSError as error:
             raise FileError(f"{self.path} cannot be a run folder: {error}; try another --out") from error
         with lock:
@@ -69,7 +69,8 @@ class RunFolder:
             lock.write(OWNER.format(os.getpid()) + "\n")
             lock.flush()
             for file in self.files:
-                part_of(file).unlink(missing_ok=True)  # what a kill has left
+                with suppress(OSError):  # a folder of that name is somebody else's
+                    part_of(file).unlink(missing_ok=True)  # what a kill has left
             yield
 
     def check_empty(self) -> None:
@@ -100,8 +101,8 @@ class RunFolder:
 def _owner(lock: Path) -> str | None:
     """The process that wrote this lock; None when it is not one of ours."""
     try:
-        found = re.fullmatch(OWNER.format(r"(\d+)\n?"), lock.read_text())
-    except (OSError, UnicodeDecodeError):
+        found = re.fullmatch(OWNER.format(r"(\d{1,20})\n?"), text_of(lock))
+    except (OSError, ValueError):
         return None
     return found[1] if found else None
 

@@ -21,6 +21,7 @@ from relaxion.experience.vector_environment import Stepped, Task, VectorEnvironm
 from relaxion.files import Stored, digest, joined
 from relaxion.networks.vector_actions import BoxActions
 from relaxion.training.assessment import Assessed, Assessor
+from relaxion.training.checkpoint import stored_settings
 from relaxion.training.diagnostics.alarms import Event
 from relaxion.training.result import Result
 from relaxion.training.run_settings import VectorRunSettings
@@ -201,8 +202,9 @@ class Trainer:
         if "mean" not in normaliser or normaliser["mean"].shape != self.normaliser.mean.shape:
             size = self.task.observation_size
             raise CheckpointError(f"the old weights do not fit this task, whose observations have {size} numbers")
-        start_agent_from(self.agent, stored, self.settings.flat())
-        self.normaliser.restore(normaliser)
+        with taken_back():
+            start_agent_from(self.agent, stored, self.settings.flat())
+            self.normaliser.restore(normaliser)
 
     def snapshot(self) -> dict[str, Tensor]:
         """Everything a resume needs, as tensors. A DivergedError when the agent is not worth keeping."""
@@ -261,15 +263,17 @@ def taken_back() -> Iterator[None]:
     """Whatever does not fit while a checkpoint is put back is the checkpoint's fault."""
     try:
         yield
-    except (KeyError, ValueError, StopIteration) as error:
-        raise CheckpointError(f"the checkpoint does not fit this run: {error}") from error
+    except (KeyError, ValueError, TypeError, IndexError, OverflowError, RuntimeError, StopIteration) as error:
+        # torch has RuntimeError for shapes, kinds and states of generators that do not fit
+        words = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        raise CheckpointError(f"the checkpoint does not fit this run ({words})") from error
 
 
 def start_agent_from(agent: Agent, stored: Stored, settings: Mapping[str, Any]) -> None:
     """Old networks for a new run; Adam's memory, counter and generator stay those of the new agent."""
     old = {name: tensor for name, tensor in stored.part("agent").items() if _is_weight(name)}
     present = agent.snapshot()
-    refuse_other_meaning(stored.values.get("settings", {}), settings, old, present)
+    refuse_other_meaning(stored_settings(stored), settings, old, present)
     agent.restore({name: tensor for name, tensor in present.items() if not _is_weight(name)} | old)
 
 

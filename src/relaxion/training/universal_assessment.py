@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,7 +17,7 @@ from relaxion.physics import potential
 from relaxion.physics.ase import PotentialCalculator
 from relaxion.structures import Structures
 from relaxion.training.assessment import AssessmentStopped
-from relaxion.training.baselines import ase_calls
+from relaxion.training.baselines import ase_calls, read_baselines
 from relaxion.training.metals_assessment import CAP, COMPARED, FMAX, MakeChain, force_calls
 from relaxion.training.run_folder import BASELINES, write_json
 from relaxion.training.stored_lessons import largest_forces
@@ -69,7 +68,7 @@ class UniversalAssessor:
         file = folder / BASELINES
         if not file.exists():
             write_json(file, self._compared())
-        self.baselines = {name: float(kept["mean_force_calls"]) for name, kept in json.loads(file.read_text()).items()}
+        self.baselines = read_baselines(file)
 
     def _compared(self) -> dict[str, dict[str, float]]:
         every = [trajectory for found in self.starts.values() for trajectory in found]

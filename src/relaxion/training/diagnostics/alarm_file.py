@@ -16,6 +16,8 @@ class AlarmFile:
 
     def __init__(self, path: Path, position: int = 0) -> None:
         self.path = path
+        if path.exists() and not path.is_file():
+            raise CheckpointError(f"{path} is no file; it was there before the run: remove it")
         length = self.position()
         if length < position:
             raise CheckpointError(f"{path} has {length} bytes, its checkpoint was written after {position}: it was cut")

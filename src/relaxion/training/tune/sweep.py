@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from relaxion.errors import FileError, RunError, SettingsError
+from relaxion.files import json_of
 from relaxion.training.recipe import read_toml, settings_from_recipe
 from relaxion.training.run_folder import RunFolder, write_json, write_text
 from relaxion.training.run_settings import AtomRunSettings, RunSettings, VectorRunSettings
@@ -232,8 +233,8 @@ def _reason(trial: Trial) -> str:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        values = json.loads(path.read_text())
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        values = json_of(path)
+    except (OSError, ValueError) as error:
         raise FileError(f"{path} cannot be read: {error}") from error
     if not isinstance(values, dict):
         raise FileError(f"{path} is no description of a sweep")

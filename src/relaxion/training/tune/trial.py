@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import sys
 import threading
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from relaxion.errors import CheckpointError, FileError, RelaxionError
+from relaxion.files import json_of
 from relaxion.training.recipe import settings_from_recipe
 from relaxion.training.run import Interrupted, train
 from relaxion.training.run_folder import LOCK, RunFolder, write_json
@@ -39,9 +39,9 @@ class Ended:
 def read_ended(path: Path) -> Ended | None:
     """None: not ended yet."""
     try:
-        values: dict[str, Any] = json.loads(path.read_text())
+        values: dict[str, Any] = json_of(path)
         return Ended(**values)
-    except (FileNotFoundError, json.JSONDecodeError, TypeError):
+    except (FileNotFoundError, ValueError, TypeError):
         return None
 
 
