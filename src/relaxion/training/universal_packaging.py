@@ -32,7 +32,7 @@ def bundle_of_universal(
     name: str, stored: Stored, settings: UniversalRunSettings, command: str, progress: Mapping[str, Any]
 ) -> PolicyBundle:
     """The metric, with the elements it has really seen."""
-    training, validation = split_store(settings.universal.store)
+    training, validation = split_store(settings.universal)
     network = network_of(settings.metric, stored.part("metric"), stochastic=False)
     calls = {"environment_steps": sum(len(t) for t in (*training, *validation))}  # its steps are updates
     bundle = PolicyBundle(name, {"policy": network}, _card(settings, training, command, {**progress, **calls}))
@@ -52,7 +52,8 @@ def _card(
         largest_n_atoms=max(sizes),
         potential=" and ".join(sorted({t.engine for t in training})),
         starts=tuple(f"{number} relaxations of kind {kind}" for kind, number in kinds.items()),
-        cells="both",
+        cells="both" if any(bool(t.cell_free) for t in training) else "fixed",
+        periodic=_periodic(training),
         force_tolerance_ev_per_angstrom=FMAX,
         agent="imitation",
         training_command=command,
@@ -62,6 +63,12 @@ def _card(
         training_settings=settings.flat(),
         **progress,
     )
+
+
+def _periodic(training: Sequence[Trajectory]) -> bool | None:
+    """What all of them are; None where they differ."""
+    found = {bool(t.pbc.any()) for t in training}
+    return found.pop() if len(found) == 1 else None
 
 
 def _with_results(bundle: PolicyBundle, assessor: UniversalAssessor) -> ModelCard:

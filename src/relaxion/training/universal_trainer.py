@@ -26,6 +26,7 @@ from relaxion.training.statistics import MetricMeans
 from relaxion.training.stored_imitation import StoredImitation, mean_error
 from relaxion.training.stored_lessons import is_validation, sorted_lessons
 from relaxion.training.universal_assessment import UniversalAssessed, UniversalAssessor
+from relaxion.training.universal_settings import UniversalSettings
 
 MOLECULES, CRYSTALS = "molecules", "crystals"
 STORES_APART = ":"
@@ -36,10 +37,16 @@ def group(trajectory: Trajectory) -> str:
     return CRYSTALS if bool(trajectory.pbc.any()) else MOLECULES
 
 
-def split_store(places: str) -> tuple[list[Trajectory], list[Trajectory]]:
-    """What is trained on, and what is not."""
-    every = [t for path in places.split(STORES_APART) for t in TrajectoryStore.open(Path(path))]
+def split_store(settings: UniversalSettings) -> tuple[list[Trajectory], list[Trajectory]]:
+    """What is trained on, and what is not; of crystals and molecules those that have a share in the training."""
+    shares = _shares(settings)
+    stores = (TrajectoryStore.open(Path(path)) for path in settings.store.split(STORES_APART))
+    every = [t for store in stores for t in store if shares[group(t)] > 0]
     return [t for t in every if not is_validation(t.key)], [t for t in every if is_validation(t.key)]
+
+
+def _shares(settings: UniversalSettings) -> dict[str, float]:
+    return {MOLECULES: settings.molecule_share, CRYSTALS: 1 - settings.molecule_share}
 
 
 class UniversalTrainer:
@@ -56,14 +63,13 @@ class UniversalTrainer:
         self.policy = MetricPolicy(
             MoveActions(LONGEST_MOVE, LARGEST_STRAIN), settings.metric, named_generator(seed, "agent")
         )
-        training, self.validation = split_store(settings.universal.store)
+        training, self.validation = split_store(settings.universal)
         self.force_calls = sum(len(trajectory) for trajectory in (*training, *self.validation))
         self.engines = sorted({trajectory.engine for trajectory in training})
         groups = sorted_lessons(training, settings.universal.rule(), group)
         if not groups:
             raise RunError(f"the store {settings.universal.store} holds no finished relaxation to learn from")
-        molecules = settings.universal.molecule_share
-        shares = {MOLECULES: molecules, CRYSTALS: 1 - molecules} if len(groups) > 1 else dict.fromkeys(groups, 1.0)
+        shares = _shares(settings.universal) if len(groups) > 1 else dict.fromkeys(groups, 1.0)
         self.imitation = StoredImitation(
             self.policy,
             {name: found.lessons for name, found in groups.items()},

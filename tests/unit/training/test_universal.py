@@ -65,7 +65,7 @@ def test_relaxations_without_an_end_teach_nothing(store: Path) -> None:
 
 
 def test_the_two_sides_of_a_store_never_mix(store: Path) -> None:
-    training, validation = split_store(str(store))
+    training, validation = split_store(UniversalSettings(store=str(store)))
     assert training
     assert validation
     assert not {t.key for t in training} & {t.key for t in validation}
@@ -101,7 +101,7 @@ def test_a_run_becomes_a_bundle_with_the_elements_it_has_seen(store: Path, tmp_p
     file = tmp_path / "mine.safetensors"
     bundle.write(file)
     card = PolicyBundle.read(file).card
-    training, _ = split_store(str(store))
+    training, _ = split_store(UniversalSettings(store=str(store)))
     assert len(card.elements) == len({int(z) for t in training for z in t.numbers})
     assert card.policy_result is not None
     assert card.policy_result.success_rate == 1.0
