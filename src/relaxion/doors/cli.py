@@ -427,8 +427,9 @@ def bench(
         typer.Argument(
             metavar="SET",
             show_default=False,
-            help="emt-bulk, emt-large, emt-bulk-cell, emt-slabs, emt-clusters, alfe, alfe-cell, lj38, mixed, or a "
-            "structure file.",
+            help="emt-bulk, emt-large, emt-bulk-cell, emt-slabs, emt-clusters, alfe, alfe-cell, lj38, mixed, "
+            "crystals, crystals-cell, new-elements, macs, perovskites-cell, carbon-cell (CHGNet), molecules (GFN2-xTB), "
+            "or a structure file.",
         ),
     ],
     calc: Annotated[
