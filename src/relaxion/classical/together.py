@@ -259,7 +259,8 @@ class DenseMetric:
         factor = self.geometry.cell_factor
         if extra_floor not in self._uppers:
             stiffened = self.matrix.copy()
-            stiffened.flat[:: len(stiffened) + 1][: 3 * self.geometry.n_atoms] += extra_floor
+            atoms = np.arange(3 * self.geometry.n_atoms)
+            stiffened[atoms, atoms] += extra_floor
             self._uppers[extra_floor] = np.linalg.cholesky(stiffened).T
         return self._rows(SOLVE(self._uppers[extra_floor], self._flat(forces, factor))[0], factor)
 

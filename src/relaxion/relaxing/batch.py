@@ -199,7 +199,9 @@ class BatchRelaxer:
             logger.log(logging.WARNING if decision.loud else logging.INFO, decision.note)
             self._said.add(decision.note)
         chosen = chain_of(decision, QuasiNewtonSettings(), allow_unseen=settings.allow_unseen)
-        return chosen.name, prepared_chain(chosen.chain)
+        chain = prepared_chain(chosen.chain)
+        chain.quasi_newton.tolerance = settings.fmax  # a gate looks at how far it is to the end
+        return chosen.name, chain
 
     def advance(self) -> list[Relaxed]:
         """One force call for every structure that runs; those that are done now, or were refused."""

@@ -16,7 +16,11 @@ from ase.filters import FrechetCellFilter
 
 import relaxion
 from relaxion import Outcome, Relaxer, relax_batch, relax_stream
+from relaxion.classical.guard import OBSERVATION
+from relaxion.classical.knobs import N_KNOBS, described_gate
 from relaxion.errors import MissingStressError, SettingsError
+from relaxion.networks.vector import VectorPolicy
+from relaxion.networks.vector_actions import BoxActions
 from relaxion.physics.emt import Emt
 from relaxion.physics.potential import Potential
 from relaxion.relaxing.batch import BatchRelaxer, BatchSettings
@@ -256,3 +260,20 @@ def test_potentials_of_networks_are_asked_about_all_at_once():
     network = Network()
     relax_batch(starts("emt-bulk", 40), network, policy=None)
     assert network.asked[0] == 40
+
+
+@pytest.mark.parametrize("fmax", [0.01, 0.1])
+def test_a_gate_sees_the_same_tolerance_in_a_batch(fmax, tmp_path, make_bundle, make_metric_policy):
+    """A gate looks at the largest force over fmax; with another one it would turn its knobs otherwise."""
+    box, widths = BoxActions(-torch.ones(N_KNOBS), torch.ones(N_KNOBS)), [8]
+    gate = VectorPolicy(len(OBSERVATION), box, widths, torch.Generator().manual_seed(0))
+    described = described_gate(gate.state_dict(), widths, stochastic=False)
+    file = make_bundle(tmp_path / "gated.safetensors", make_metric_policy(), gate=described)
+    images = starts("emt-bulk", 4)
+    for start, relaxed in zip(images, relax_batch(images, "emt", policy=file, fmax=fmax), strict=True):
+        atoms = start.copy()
+        atoms.calc = relaxion.potential("emt").as_calculator()
+        optimizer = Relaxer(atoms, logfile=None, policy=file)
+        optimizer.run(fmax=fmax, steps=499)
+        assert relaxed.force_calls == optimizer.force_calls
+        np.testing.assert_allclose(relaxed.atoms.positions, atoms.positions, atol=1e-6)
