@@ -428,8 +428,8 @@ def bench(
             metavar="SET",
             show_default=False,
             help="emt-bulk, emt-large, emt-bulk-cell, emt-slabs, emt-clusters, alfe, alfe-cell, lj38, mixed, "
-            "crystals, crystals-cell, new-elements, macs, perovskites-cell, carbon-cell (CHGNet), molecules (GFN2-xTB), "
-            "or a structure file.",
+            "crystals, crystals-cell, new-elements, macs, perovskites-cell, carbon-cell, molecules, or a structure "
+            "file.",
         ),
     ],
     calc: Annotated[
