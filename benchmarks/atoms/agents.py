@@ -1,10 +1,11 @@
 """Agents × policies on structures held apart, beside ASE's optimizers from the same starts.
 
-    python benchmarks/atoms/agents.py --runs FOLDER [--only al-fe] [--backbone light] [--seed 0] [--table]
+    python benchmarks/atoms/agents.py --runs FOLDER [--only al-fe] [--policy light] [--agent td3] [--seed 0] [--table]
 
-Trains every agent with either backbone on Al–Fe and on EMT metals, short runs of the shipped recipes (`SHORT`), and
-prints the tables of README.md. Finished runs are not run again, interrupted ones go on: stop and start it as you like.
-`--table` trains nothing and shows what is there.
+Trains every agent with each policy on Al–Fe and on EMT metals, short runs of the shipped recipes (`SHORT`), and prints
+the tables of README.md. The metric policy is trained on Al–Fe only: one run of lessons (`LESSONS`), which is a row of
+its own, then every agent from its weights (`TAUGHT`). Finished runs are not run again, interrupted ones go on: stop and
+start it as you like. `--table` trains nothing and shows what is there.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from relaxion.training.run_settings import AtomRunSettings
 
 SETS = {"al-fe": "Al–Fe, 2–20 atoms", "emt-metals": "EMT metals, 2–16 atoms"}
 AGENTS = ("td3", "sac", "d4pg", "ddpg")
-BACKBONES = {"light": "light", "tensor_field": "e3nn"}
+POLICIES = {"light": "light", "metric": "metric", "tensor_field": "e3nn"}  # the quick ones first
 CLASSICAL = ("BFGS", "BFGSLineSearch", "FIRE")
 STARTS = 64
 SHORT = {  # what differs from the recipes: a fraction of their steps
@@ -56,23 +57,41 @@ SHORT = {  # what differs from the recipes: a fraction of their steps
         "checkpoint_interval_steps": 500,
     },
 }
+METRIC = {"policy": "metric", "max_displacement_angstrom": 0.3, "expert_share": 0.0, "imitation_weight": 0.0}
+LESSONS = {"al-fe": {"lesson_updates": 400, "steps": 400, "lesson_force_calls": 100}}
+TAUGHT = {  # the agent turns the knobs only, and slowly: what else was tried made the taught policy worse (README.md)
+    "al-fe": {
+        "steps": 2_000,
+        "assessment_interval_steps": 1_000,
+        "reinforced": "gate",
+        "policy_learning_rate": 1e-4,
+        "critic_updates_before": 150,
+    }
+}
 
 
-def settings_of(name: str, agent: str, backbone: str, seed: int) -> AtomRunSettings:
-    settings = settings_from_recipe(find(name), agent, {**SHORT[name], "backbone": backbone, "seed": seed})
+def settings_of(name: str, agent: str, policy: str, seed: int) -> AtomRunSettings:
+    kind = METRIC | TAUGHT[name] if policy == "metric" else {"backbone": policy}
+    if agent == "lessons":
+        agent, kind = "td3", METRIC | LESSONS[name]
+    settings = settings_from_recipe(find(name), agent, {**SHORT[name], **kind, "seed": seed})
     assert isinstance(settings, AtomRunSettings)
     return settings
 
 
-def trained(name: str, agent: str, backbone: str, seed: int, runs: Path) -> None:
+def trained(name: str, agent: str, policy: str, seed: int, runs: Path) -> None:
     """Go through this run, or what is left of it."""
-    out = runs / f"{name}-{agent}-{backbone}-{seed}"
+    out = runs / f"{name}-{agent}-{policy}-{seed}"
     if (out / "result.json").exists():
         return
     kept = classical(name, runs)
     atom_assessment.ase_calls = lambda kind, *_: kept[kind]  # the starts are the same in all runs: ASE goes once
-    begin = time.process_time()
-    train(settings_of(name, agent, backbone, seed), out, resume=(out / "checkpoint.safetensors").exists())
+    taught = None
+    if policy == "metric" and agent != "lessons":
+        trained(name, "lessons", policy, seed, runs)
+        taught = runs / f"{name}-lessons-{policy}-{seed}"
+    begin, resume = time.process_time(), (out / "checkpoint.safetensors").exists()
+    train(settings_of(name, agent, policy, seed), out, resume=resume, from_weights=None if resume else taught)
     print(f"{out.name}: {time.process_time() - begin:.0f} CPU-seconds", flush=True)
 
 
@@ -92,18 +111,18 @@ def classical(name: str, runs: Path) -> dict[str, Calls]:
 
 
 def show(name: str, runs: Path, seed: int) -> None:
-    rows = [(kind, calls.mean, calls.median, calls.failures) for kind, calls in classical(name, runs).items()]
-    for backbone, word in BACKBONES.items():
-        for agent in AGENTS:
-            file = runs / f"{name}-{agent}-{backbone}-{seed}" / "result.json"
+    rows = [(kind, "–", calls.mean, calls.median, calls.failures) for kind, calls in classical(name, runs).items()]
+    for policy, word in POLICIES.items():
+        for agent in (*AGENTS, "lessons"):
+            file = runs / f"{name}-{agent}-{policy}-{seed}" / "result.json"
             if file.exists():
                 result = json.loads(file.read_text())
                 failures = round((1 - result["final_success_rate"]) * STARTS)
                 calls = result["final_force_calls_mean"], result["final_force_calls_median"]
-                rows.append((f"**{agent.upper()}, {word}**", *calls, failures))
-    print(f"\n### {SETS[name]}\n\n| | mean | median | failures of {STARTS} |\n|---|---|---|---|")
-    for label, mean, median, failures in sorted(rows, key=lambda row: row[1]):
-        print(f"| {label} | {mean:.1f} | {median:.0f} | {failures} |")
+                rows.append((f"**{agent.upper()}**" if agent in AGENTS else "lessons alone", word, *calls, failures))
+    print(f"\n### {SETS[name]}\n\n| | policy | mean | median | failures of {STARTS} |\n|---|---|---|---|---|")
+    for label, word, mean, median, failures in sorted(rows, key=lambda row: row[2]):
+        print(f"| {label} | {word} | {mean:.1f} | {median:.0f} | {failures} |")
     print(flush=True)
 
 
@@ -111,7 +130,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=Path, required=True, help="folder of the runs")
     parser.add_argument("--only", choices=list(SETS), help="one set of structures")
-    parser.add_argument("--backbone", choices=list(BACKBONES), help="train with this one only")
+    parser.add_argument("--policy", choices=list(POLICIES), help="train with this one only")
+    parser.add_argument("--agent", choices=AGENTS, help="train this one only")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--table", action="store_true", help="train nothing")
     options = parser.parse_args()
@@ -119,10 +139,12 @@ def main() -> None:
     options.runs.mkdir(parents=True, exist_ok=True)
     names = [options.only] if options.only else list(SETS)
     if not options.table:
-        for backbone in [options.backbone] if options.backbone else BACKBONES:  # the quick ones first
+        for policy in [options.policy] if options.policy else POLICIES:
             for name in names:
-                for agent in AGENTS:
-                    trained(name, agent, backbone, options.seed, options.runs)
+                if policy == "metric" and name not in TAUGHT:
+                    continue
+                for agent in [options.agent] if options.agent else AGENTS:
+                    trained(name, agent, policy, options.seed, options.runs)
     for name in names:
         show(name, options.runs, options.seed)
 
