@@ -21,6 +21,8 @@ from torch import Tensor
 
 from relaxion.errors import RelaxionError
 
+LARGEST_TOML = 1 << 15  # characters; the settings of a run have about 3000
+
 
 @dataclass(frozen=True)
 class Stored:
@@ -139,8 +141,11 @@ def json_of(path: Path) -> Any:
 
 def toml_of(path: Path) -> dict[str, Any]:
     """A small file of TOML; OSError or ValueError where there is none."""
+    text = text_of(path)
+    if len(text) > LARGEST_TOML:  # a key of many parts takes time with its square
+        raise ValueError(f"it has {len(text)} characters, more than any recipe; {LARGEST_TOML} are read")
     try:
-        return tomllib.loads(text_of(path))
+        return tomllib.loads(text)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
 

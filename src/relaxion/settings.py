@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from relaxion.errors import SettingsError
 
 MOST_NAMED = 5  # mistakes in one sentence
+MOST_KNOWN = 40  # words it offers
 
 
 def shown(value: Any) -> str:
@@ -26,7 +27,8 @@ def nearest(word: str, known: Iterable[str]) -> str:
     """`did you mean 'x'?`, or the whole list when nothing is near."""
     choices = sorted(known)
     close = difflib.get_close_matches(word, choices, n=1, cutoff=0.5)
-    return f"did you mean '{close[0]}'?" if close else f"known: {', '.join(choices)}"
+    more = f" and {len(choices) - MOST_KNOWN} more" if len(choices) > MOST_KNOWN else ""
+    return f"did you mean '{close[0]}'?" if close else f"known: {', '.join(choices[:MOST_KNOWN])}{more}"
 
 
 class Settings(BaseModel):

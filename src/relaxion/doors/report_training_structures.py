@@ -58,7 +58,7 @@ def structure_parts(run: WatchedRun, film_bytes: int) -> tuple[list[Part], list[
     try:
         assessed = _assessed(run.assessment, run.baselines)
         parts = [*_comparisons(assessed), *([_gallery(assessed, film_bytes)] if film_bytes and assessed.worst else [])]
-    except (KeyError, TypeError, ValueError, IndexError) as error:
+    except (AttributeError, ArithmeticError, KeyError, TypeError, ValueError, IndexError) as error:
         return [], [f"assessment.json is damaged ({error!r}); nothing of it is shown."]
     if not assessed.others:
         return parts, [f"baselines.json says nothing start by start ({OLDER}): BFGS and FIRE are shown as means only."]
@@ -194,6 +194,8 @@ def _reel(number: int, film: Mapping[str, Any], assessed: Assessed) -> Reel:
     for call, row, cell in zip(film["call"], film["positions_milliangstrom"], cells, strict=True):
         positions = (np.array(row).reshape(len(numbers), 3) / MILLI).astype(np.float32)
         frames.append(Frame(int(call), positions, np.array(cell, dtype=np.float64).reshape(3, 3), before))
+        if not (np.isfinite(positions).all() and np.isfinite(frames[-1].cell).all()):
+            raise ValueError(f"frame {call} of a film is not finite")
         before = int(call)
     readings = [
         Reading(int(call), energy, fmax)

@@ -266,6 +266,8 @@ def watched(folders: Sequence[Path]) -> list[WatchedRun]:
 def _as_dict(text: bytes) -> dict[str, Any] | None:
     try:
         found = _DECODER.decode(text.decode())
+        if b"\\u" in text:  # half of a character, which no page can hold
+            found = _DECODER.decode(json.dumps(found, ensure_ascii=False).encode("utf-8", "replace").decode())
     except (ValueError, RecursionError):  # half a line, or nothing of ours
         return None
     return found if isinstance(found, dict) else None

@@ -259,7 +259,7 @@ class Folder:
             number += 1
             path = self.path / "shards" / f"{number:05}.extxyz"
         try:
-            self._shard = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+            self._shard = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
         except OSError as error:
             raise self._trouble(error) from error
         self._shard_number, self._size = number, os.fstat(self._shard).st_size

@@ -16,6 +16,7 @@ from relaxion.classical.point import Array
 from relaxion.errors import RestartError
 from relaxion.files import json_of
 from relaxion.settings import shown
+from relaxion.structures.conversion import SMALLEST_VOLUME
 
 FORMAT = "relaxion-restart"
 MOST_CALLS = 10**12
@@ -61,6 +62,8 @@ def read_restart(path: Path, target: Atoms | Filter) -> Saved:
     if seen_at.shape != expected or left_at.shape != expected:
         raise RestartError(f"{path} is damaged: coordinates are not of shape {expected}; delete it to start afresh")
     if isinstance(target, UnitCellFilter):
+        if abs(np.linalg.det(reference)) < SMALLEST_VOLUME:
+            raise RestartError(f"{path} is damaged: its reference cell has no volume; delete it to start afresh")
         target.orig_cell = reference
     return Saved(calls, seen_at, left_at, plain["core"], str(plain["policy"]), str(plain["weights_sha256"]))
 

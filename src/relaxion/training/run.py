@@ -73,6 +73,17 @@ def train(
 
 def make_trainer(settings: RunSettings, collectors: Collectors | None = None) -> RunTrainer:
     """Who trains on this kind of task. `collectors`: who steps its structures, if not the trainer itself."""
+    try:
+        return _made_trainer(settings, collectors)
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "allocate memory" not in str(error):
+            raise
+        raise SettingsError(
+            "replay, networks or structures of these settings ask for more memory than there is; try smaller ones"
+        ) from error
+
+
+def _made_trainer(settings: RunSettings, collectors: Collectors | None) -> RunTrainer:
     if collectors is not None:
         return _distributed_trainer(settings, collectors)
     match settings:

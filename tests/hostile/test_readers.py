@@ -1,0 +1,163 @@
+"""Readers of our own formats before any bytes at all."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from ase.build import bulk
+from ase.io import write
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from relaxion.errors import FileError, RelaxionError, SettingsError
+from relaxion.files import Format, decoded
+from relaxion.many.folder import Folder, read_manifest, results
+from relaxion.many.frames import Frame, scan, written
+from relaxion.many.settings import ManySettings
+from relaxion.physics.eam_tables import read_eam_tables
+from relaxion.relaxing.restart import read_restart
+from relaxion.structures.dataset import bounded_memory, read
+from relaxion.training.recipe import read_toml, settings_from_recipe
+
+FORMAT = Format(version=1, error=FileError)
+SHARED = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=10), inner, max_size=4),
+    max_leaves=12,
+)
+WORDS = st.text(st.characters(codec="utf-8", exclude_characters='"\\'), max_size=30)
+
+
+@SHARED
+@given(content=st.binary(max_size=400) | st.text(max_size=200).map(str.encode))
+def test_a_shard_of_any_bytes_has_an_end(content: bytes, tmp_path: Path) -> None:
+    file = tmp_path / "00001.extxyz"
+    file.write_bytes(content)
+    *frames, end = scan(file)
+    assert isinstance(end, int)
+    assert 0 <= end <= len(content)
+    assert not frames  # nothing here has our digest
+
+
+@SHARED
+@given(place=st.integers(0, 10**6), bit=st.integers(0, 7), name=WORDS)
+def test_a_flipped_bit_in_a_shard_is_noticed(place: int, bit: int, name: str, tmp_path: Path) -> None:
+    atoms = bulk("Cu", cubic=True)
+    first, second = (written(atoms, {"key": "s" + word * 32, "policy": name}).encode() for word in "ab")
+    content = bytearray(first + second)
+    content[place % len(content)] ^= 1 << bit
+    (tmp_path / "00001.extxyz").write_bytes(content)
+    kept = {frame.key for frame in scan(tmp_path / "00001.extxyz") if isinstance(frame, Frame)}
+    whole = {"s" + "a" * 32, "s" + "b" * 32}
+    assert kept < whole  # the damaged one is not there, and nothing else has come
+
+
+@SHARED
+@given(place=st.integers(0, 10**6), bit=st.integers(0, 7), cut=st.integers(0, 10**6))
+def test_damaged_tensors_are_refused_or_whole(place: int, bit: int, cut: int, tmp_path: Path) -> None:
+    file, tensors, values = tmp_path / "a.safetensors", {"a": torch.arange(5.0), "b": torch.zeros(2, 3)}, {"n": 1}
+    FORMAT.write(file, "something", tensors, values)
+    content = bytearray(file.read_bytes())
+    content[place % len(content)] ^= 1 << bit
+    for damaged in (bytes(content), bytes(content)[: cut % len(content)]):
+        file.write_bytes(damaged)
+        try:
+            stored = FORMAT.read(file, "something")
+        except FileError:
+            continue
+        assert stored.values == values
+        assert all(stored.tensors[name].equal(tensor) for name, tensor in tensors.items())
+
+
+@SHARED
+@given(values=PLAIN)
+def test_any_json_is_no_manifest_and_no_restart(values: object, tmp_path: Path) -> None:
+    text = json.dumps(values)
+    (tmp_path / "relaxion-many.json").write_text(text)
+    with pytest.raises(FileError):
+        read_manifest(tmp_path)
+    with pytest.raises(RelaxionError):
+        read_restart(tmp_path / "relaxion-many.json", bulk("Cu"))
+
+
+@SHARED
+@given(content=st.binary(max_size=300) | st.text(max_size=200).map(str.encode))
+def test_any_bytes_as_recipe_and_as_table(content: bytes, tmp_path: Path) -> None:
+    file = tmp_path / "a.toml"
+    file.write_bytes(content)
+    try:
+        table = read_toml(file)
+    except (SettingsError, FileError):
+        pass
+    else:
+        assert isinstance(table, dict)
+        with pytest.raises(RelaxionError):
+            settings_from_recipe(file, None, {})
+    with pytest.raises(FileError):
+        read_eam_tables(file)
+
+
+def test_what_is_nested_too_deeply_is_a_value_error() -> None:
+    with pytest.raises(ValueError, match="nested too deeply"):
+        decoded("[" * 100_000)
+
+
+def test_a_link_in_place_of_a_shard_is_left_alone(tmp_path: Path) -> None:
+    """A shard is cut where its last whole frame ends; a link would lead the knife to somebody else's file."""
+    outside = tmp_path / "precious.txt"
+    outside.write_text("not a frame")
+    many = ManySettings()
+    with Folder(tmp_path / "out", many, []):
+        pass
+    (tmp_path / "out" / "shards" / "00001.extxyz").symlink_to(outside)
+    with Folder(tmp_path / "out", many, []) as folder, pytest.raises(FileError, match="cannot be written"):
+        folder.append([("s" + "ab" * 16, "1\n\nCu 0 0 0\n")])
+    assert outside.read_text() == "not a frame"
+    assert not list(results(tmp_path / "out"))
+
+
+def test_a_link_in_place_of_the_lock_is_refused(tmp_path: Path) -> None:
+    outside = tmp_path / "precious.txt"
+    outside.write_text("mine")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "lock").symlink_to(outside)
+    with pytest.raises(FileError, match="--out"):
+        Folder(tmp_path / "out", ManySettings(), [])
+    assert outside.read_text() == "mine"
+
+
+def test_pipes_are_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.xyz")
+    with pytest.raises(FileError, match="neither a file nor a folder"):
+        read(tmp_path / "a.xyz")
+
+
+def test_an_at_sign_is_part_of_the_name(tmp_path: Path) -> None:
+    write(tmp_path / "Cu.xyz", bulk("Cu"), format="extxyz")
+    write(tmp_path / "Cu.xyz@0", bulk("Au"), format="extxyz")
+    write(tmp_path / "b@0.xyz", bulk("Au"), format="extxyz")
+    assert read(tmp_path / "b@0.xyz")[0].get_chemical_formula() == "Au"
+
+
+def test_a_file_that_declares_a_billion_atoms_costs_little(tmp_path: Path) -> None:
+    (tmp_path / "POSCAR").write_text("x\n1.0\n3 0 0\n0 3 0\n0 0 3\nCu\n1000000000\nDirect\n0 0 0\n")
+    with pytest.raises(FileError, match="more memory"):
+        read(tmp_path / "POSCAR")
+
+
+def test_the_bound_of_memory_is_gone_afterwards(tmp_path: Path) -> None:
+    import resource
+
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    (tmp_path / "a").write_text("x")
+    with bounded_memory(tmp_path / "a"):
+        assert resource.getrlimit(resource.RLIMIT_AS) != before
+        with bounded_memory(tmp_path / "a"):
+            pass
+        assert resource.getrlimit(resource.RLIMIT_AS) != before
+    assert resource.getrlimit(resource.RLIMIT_AS) == before
