@@ -48,7 +48,7 @@ class Settings(BaseModel):
         try:
             return cls.model_validate(dict(values))
         except ValidationError as error:
-            lines = [f"{'.'.join(map(str, e['loc']))[:80]} = {shown(e['input'])}: {e['msg']}" for e in error.errors()]
+            lines = [f"{'.'.join(map(str, e['loc']))[:80]} = {shown(e['input'])}: {e['msg'][:200]}" for e in error.errors()]
             more = f" and {len(lines) - MOST_NAMED} more" if len(lines) > MOST_NAMED else ""
             raise SettingsError(f"{cls.__name__}: {'; '.join(lines[:MOST_NAMED])}{more}") from error
         except RecursionError as error:

@@ -108,9 +108,8 @@ def check_file(path: Path) -> None:
             raise FileError(f"{path} is neither a file nor a folder; write the structures to a file first")
         if path.is_file() and path.stat().st_size == 0:
             raise FileError(f"{path} is empty (0 bytes)")
-    except (OSError, ValueError) as error:  # a folder that may not be entered, a name that is too long
-        words = error.strerror if isinstance(error, OSError) else error
-        raise FileError(f"{path} cannot be read: {words}") from error
+    except OSError as error:  # a folder that may not be entered, a name that is too long
+        raise FileError(f"{path} cannot be read: {error.strerror}") from error
 
 
 def composition(atoms: Atoms) -> str:

@@ -12,7 +12,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from relaxion.errors import CheckpointError, RunError, SettingsError
 from relaxion.experience.vector_environment import MakeEnvironment, task
-from relaxion.settings import shown
 from relaxion.training.assessment import Assessed, assess
 from relaxion.training.checkpoint import stored_settings
 from relaxion.training.run import read_weights, write_agent
@@ -92,7 +91,7 @@ class Learner:
         stored = read_weights(Path(path))
         settings = dict(stored_settings(stored))
         if (name := settings.pop("agent", None)) != cls.name:
-            raise CheckpointError(f"{path} holds an agent of kind {shown(name)}, not {cls.name}")
+            raise CheckpointError(f"{path} holds an agent of kind {str(name)[:40]}, not {cls.name}")
         if not isinstance(settings.get("task"), str):
             raise CheckpointError(f"{path} does not say which task its agent learned; take another file")
         learner = cls(environment or settings["task"], **{k: v for k, v in settings.items() if k != "task"})
