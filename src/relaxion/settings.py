@@ -23,6 +23,10 @@ def shown(value: Any) -> str:
     return text if len(text) <= 100 else f"{text[:99]}…"
 
 
+def _place(location: tuple[Any, ...]) -> str:
+    return ".".join(map(str, location))[:80]
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """`did you mean 'x'?`, or the whole list when nothing is near."""
     choices = sorted(known)
@@ -48,7 +52,7 @@ class Settings(BaseModel):
         try:
             return cls.model_validate(dict(values))
         except ValidationError as error:
-            lines = [f"{'.'.join(map(str, e['loc']))[:80]} = {shown(e['input'])}: {e['msg'][:200]}" for e in error.errors()]
+            lines = [f"{_place(e['loc'])} = {shown(e['input'])}: {e['msg'][:200]}" for e in error.errors()]
             more = f" and {len(lines) - MOST_NAMED} more" if len(lines) > MOST_NAMED else ""
             raise SettingsError(f"{cls.__name__}: {'; '.join(lines[:MOST_NAMED])}{more}") from error
         except RecursionError as error:
