@@ -5,9 +5,10 @@ from __future__ import annotations
 from functools import cache
 
 import torch
+from torch import Tensor
 
 from relaxion.errors import PotentialError
-from relaxion.physics.chgnet_network import CUTOFF, ChgnetGraph, ChgnetNetwork
+from relaxion.physics.chgnet_network import ANGLE_CUTOFF, CUTOFF, ChgnetGraph, ChgnetNetwork
 from relaxion.physics.extras import package_folder
 from relaxion.physics.pairwise import forces_of_pairs, portions, stresses_of_pairs
 from relaxion.physics.potential import Potential
@@ -18,6 +19,7 @@ from relaxion.structures.structures import per_structure_sum
 REPAIR = "pip install 'chgnet>=0.4,<0.5'"
 VERSION = "0.3.0"  # what `chgnet.model.CHGNet.load()` loads
 NEVER_SEEN = frozenset(range(84, 89))  # Po, At, Rn, Fr, Ra: 94 embeddings, but only 89 elements in the training set
+MOST_SHORT_BONDS = 64  # of an atom, on average: five times as dense as anything real, and angles are their square
 PAIRS_AT_ONCE = 2000  # bounds the memory of one call; in time 500 to 8000 are alike (measured)
 
 
@@ -25,6 +27,8 @@ class Chgnet(Potential):
     """Equal to `chgnet.model.CHGNetCalculator`, without magnetic moments.
 
     Structures without cell, which CHGNet's own calculator refuses, are answered too; CHGNet was not made for them.
+    Atoms crowded beyond all sense are answered with NaN: their angles would fill the memory, and the network knows
+    nothing of them; optimizers here take such an answer as a step too far.
     """
 
     name = "CHGNet"
@@ -40,6 +44,9 @@ class Chgnet(Potential):
 
     def evaluate(self, structures: Structures, stresses: bool) -> Evaluation:
         pairs = Pairs.of(structures, CUTOFF)
+        crowded = are_crowded(structures, pairs)
+        if bool(crowded.any()):
+            return self._without(crowded, structures, stresses)
         atom_energies = self._network.element_energies.index_select(0, structures.atomic_numbers - 1)
         slopes = torch.empty_like(pairs.vectors)  # (n_pairs, 3) eV/Å, dE/dr
         for atoms, bonds in portions(structures, pairs, PAIRS_AT_ONCE):
@@ -54,6 +61,31 @@ class Chgnet(Potential):
             forces=forces_of_pairs(structures.n_atoms, pairs, slopes).to(structures.dtype),
             stresses=stresses_of_pairs(structures, pairs, slopes).to(structures.dtype) if stresses else None,
         )
+
+    def _without(self, crowded: Tensor, structures: Structures, stresses: bool) -> Evaluation:
+        """NaN for the crowded ones, the others as ever."""
+        number = structures.n_structures
+        answer = Evaluation(
+            energies=structures.positions.new_full((number,), torch.nan),
+            forces=torch.full_like(structures.positions, torch.nan),
+            stresses=structures.positions.new_full((number, 3, 3), torch.nan) if stresses else None,
+        )
+        if bool(crowded.all()):
+            return answer
+        others = self.evaluate(structures.select(~crowded), stresses)
+        answer.energies[~crowded] = others.energies
+        answer.forces[~crowded[structures.structure_index]] = others.forces
+        if answer.stresses is not None and others.stresses is not None:
+            answer.stresses[~crowded] = others.stresses
+        return answer
+
+
+def are_crowded(structures: Structures, pairs: Pairs) -> Tensor:
+    """Structures with more angles than any real one, (n_structures,) bool."""
+    short = torch.linalg.vector_norm(pairs.vectors, dim=1) < ANGLE_CUTOFF
+    bonds = torch.bincount(pairs.ends[:, short].flatten(), minlength=structures.n_atoms)  # (n_atoms,)
+    angles = per_structure_sum(bonds.square(), structures.structure_index, structures.n_structures)
+    return angles > MOST_SHORT_BONDS**2 * torch.as_tensor(structures.counts)
 
 
 @cache

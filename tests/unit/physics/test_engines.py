@@ -275,3 +275,22 @@ def test_mace_where_the_user_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_mace_where_the_user_has_it_not() -> None:
     with pytest.raises(MissingExtraError, match=r"'mace' needs the package mace, .* try: pip install mace-torch"):
         potential("mace")
+
+
+def test_crowded_atoms_are_answered_with_nan_and_cost_no_memory() -> None:
+    usual = crystals()
+    crushed = bulk("Cu", "fcc", a=3.6, cubic=True)
+    crushed.set_cell(crushed.cell * 0.2, scale_atoms=True)  # 25 million angles
+    chgnet = Chgnet()
+    alone = chgnet.evaluate(Structures.from_ase(usual), True)
+    together = chgnet.evaluate(Structures.from_ase([*usual[:2], crushed, *usual[2:]]), True)
+    assert torch.isnan(together.energies).tolist() == [False, False, True, False, False, False]
+    kept = ~torch.isnan(together.energies)
+    torch.testing.assert_close(together.energies[kept], alone.energies, atol=1e-4, rtol=0)
+    assert alone.stresses is not None
+    assert together.stresses is not None
+    torch.testing.assert_close(together.stresses[kept], alone.stresses, atol=1e-4, rtol=0)
+    finite = torch.isfinite(together.forces).all(dim=1)
+    torch.testing.assert_close(together.forces[finite], alone.forces, atol=1e-3, rtol=0)
+    assert int((~finite).sum()) == len(crushed)
+    assert bool(torch.isnan(chgnet.evaluate(Structures.from_ase([crushed]), False).energies).all())
