@@ -117,6 +117,63 @@ def test_a_driver_killed_while_it_writes_is_followed_by_one_that_goes_on(relaxio
     assert len(set(keys)) == len(keys) == 60
 
 
+def _descendants(process: int) -> set[int]:
+    children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
+    return {int(child) for child in children}.union(*(_descendants(int(child)) for child in children))
+
+
+def _alive(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
+def test_interrupted_what_is_done_is_kept_and_nobody_is_left(relaxion, number):
+    arguments = ["relax-many", str(alloys(120)), "--out", "out", "--workers", "local:1", "--batch-size", "2", "-q"]
+    process = subprocess.Popen(
+        [*COMMAND, *arguments], env=ENVIRONMENT, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    shard, until = Path("out/shards/00001.extxyz"), time.monotonic() + 60
+    while not (shard.exists() and shard.stat().st_size) and process.poll() is None and time.monotonic() < until:
+        time.sleep(0.005)
+    workers = _descendants(process.pid)
+    if number == signal.SIGINT:
+        os.killpg(process.pid, number)  # as a terminal does: all of them hear it
+    else:
+        process.send_signal(number)  # as a batch system does
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 128 + number
+    assert "Traceback" not in said
+    assert "every result so far is safe, run the same command again to go on" in said
+    assert workers
+    until = time.monotonic() + 10
+    while any(map(_alive, workers)) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not any(map(_alive, workers))
+    before = relaxion("status", "out", "--json").objects[0]
+    assert (before["running"], before["failed"]) == (False, 0)
+    assert 0 < before["relaxed"] < 120
+    assert "waiting" in Path("out/summary.csv").read_text()
+    (told,) = relaxion(*arguments, "--json").objects
+    assert (told["relaxed"], told["converged"], told["waiting"]) == (120, 120, 0)
+    assert told["this_run"]["relaxed"] == 120 - before["relaxed"]
+
+
+@pytest.mark.slow
+def test_workers_on_ray(relaxion):
+    """`ray:auto` starts a cluster on this machine where there is none; driver and cluster are gone afterwards."""
+    pytest.importorskip("ray")
+    command = [*COMMAND, "relax-many", str(alloys(30)), "--out", "out", "--workers", "ray:auto", "--json", "-q"]
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert (told["relaxed"], told["converged"], told["waiting"]) == (30, 30, 0)
+    assert relaxion("merge", "out", "all.extxyz").code == 0
+    assert len(read("all.extxyz", ":")) == 30
+
+
 @pytest.mark.slow
 def test_nothing_is_lost_or_doubled_under_faults():
     """150 structures: full disk, workers, their parent and the driver killed, hostile calculators."""

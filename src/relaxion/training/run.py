@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from relaxion.errors import CheckpointError, RunError, SettingsError
+from relaxion.errors import CheckpointError, FileError, RunError, SettingsError
 from relaxion.experience.vector_environment import task
 from relaxion.files import Stored
 from relaxion.settings import shown
@@ -143,7 +143,10 @@ def _resumed(trainer: RunTrainer, folder: RunFolder, on_progress: OnProgress | N
         )
     clock, logged_up_to = Clock(stored.values["wall_time_seconds"], trainer.step), stored.values["logged_up_to"]
     records = _records(settings, folder, stored.values["metrics_position"], trainer.step)
-    folder.result.unlink(missing_ok=True)  # of fewer steps, or about to be written again; all else is read by now
+    try:
+        folder.result.unlink(missing_ok=True)  # of fewer steps, or about to be written again; all else is read by now
+    except OSError as error:
+        raise FileError(f"{folder.result} cannot be replaced ({error.strerror}); move it out of the way") from error
     alarms = AlarmFile(folder.alarms, stored.values.get("alarms_position", 0))
     return _Run(trainer, folder, records, alarms, clock, on_progress, logged_up_to)
 
