@@ -12,6 +12,7 @@ from relaxion.classical.point import Array, Point, Proposal
 from relaxion.classical.quasi_newton import QuasiNewton, QuasiNewtonSettings, Secant
 from relaxion.classical.springs import Geometry
 
+LARGEST = 1e100  # beyond it squares are infinite
 FIRE_STEPS = 20  # at least so many before the quasi-Newton method is trusted again
 
 
@@ -92,13 +93,13 @@ class Classical:
         arrays += [self.last.step] if self.last is not None else []
         arrays += [fire.velocities] if fire.velocities is not None else []
         for array in arrays:
-            if array.shape != (number, 3) or not np.isfinite(array).all():
-                raise ValueError(f"{number} rows of finite numbers were expected, found an array of {array.shape}")
+            if array.shape != (number, 3) or not (np.abs(array) < LARGEST).all():  # NaN is not smaller either
+                raise ValueError(f"{number} rows of sensible numbers were expected, found an array of {array.shape}")
         for point in points:
             if point.geometry is not None:
                 _check_geometry(point.geometry, number)
         numbers = [newton.trust, fire.time_step, fire.mixing, *newton.recent_energies, *(p.energy for p in points)]
-        if not np.isfinite(numbers).all() or newton.trust <= 0 or fire.time_step <= 0:
+        if not (np.abs(numbers) < LARGEST).all() or newton.trust <= 0 or fire.time_step <= 0:
             raise ValueError("a trust radius, time step or energy that cannot be")
 
     def restore(self, plain: dict[str, Any]) -> None:
@@ -126,8 +127,8 @@ def _check_geometry(geometry: Geometry, n_rows: int) -> None:
     fits = geometry.cell.shape == (3, 3) and geometry.periodic.shape == (3,) and geometry.free.shape == (n_rows, 3)
     if not fits or geometry.numbers.shape != (geometry.n_atoms,):
         raise ValueError("a geometry whose parts do not belong together")
-    if not (np.isfinite(geometry.positions).all() and np.isfinite(geometry.cell).all()):
-        raise ValueError("a geometry that is not finite")
+    if not ((np.abs(geometry.positions) < LARGEST).all() and (np.abs(geometry.cell) < LARGEST).all()):
+        raise ValueError("a geometry that cannot be")
 
 
 def _rows(values: Any) -> Array:

@@ -29,6 +29,7 @@ FORMAT = Format(version=1, error=FileError, advice="remove this shard: the other
 MANIFEST = "manifest.json"
 KIND = "trajectories"
 SHARD = "shard-"
+MOST_ROWS = 2**31  # steps, or atoms, of one relaxation
 _numbers = count()
 
 
@@ -240,7 +241,7 @@ def _checked(values: Any) -> dict[str, Any]:
         wrong = [
             name for name, kind in _KINDS.items() if not isinstance(entry, dict) or type(entry.get(name)) is not kind
         ]
-        if wrong or entry["n_steps"] < 1 or entry["n_atoms"] < 1:
+        if wrong or not 1 <= entry["n_steps"] < MOST_ROWS or not 1 <= entry["n_atoms"] < MOST_ROWS:
             raise ValueError(f"a trajectory is described with a wrong {', '.join(wrong) or 'n_steps or n_atoms'}")
     if not all(isinstance(spent, int | float) for spent in cost.values()):
         raise ValueError("cost holds something else than numbers")

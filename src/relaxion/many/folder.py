@@ -106,7 +106,7 @@ def listing(path: Path, number: int) -> Iterator[dict[str, Any]]:
         return
     with suppress(FileNotFoundError), file.open(encoding="utf-8", errors="replace") as lines:
         while line := lines.readline(LONGEST_LINE):
-            if line.endswith("\n"):
+            if line.endswith("\n") and line != "\n":
                 with suppress(ValueError):
                     plain = decoded(line)
                     if isinstance(plain, dict):

@@ -105,6 +105,8 @@ class Relaxer(Optimizer):
         self._read: tuple[bytes, Array] | None = None  # a geometry, and its coordinates as the filter has them
         self._motionless = 0
         self._stopped: Outcome | None = None
+        if restart is not None and Path(restart).exists() and not Path(restart).is_file():
+            raise RestartError(f"{restart} is no file; name another restart file")
         super().__init__(
             atoms,  # pyright: ignore[reportArgumentType]  # ASE's hint forgets filters
             restart=restart,

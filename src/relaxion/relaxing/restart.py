@@ -16,7 +16,7 @@ from relaxion.classical.point import Array
 from relaxion.errors import RestartError
 from relaxion.files import json_of
 from relaxion.settings import shown
-from relaxion.structures.conversion import SMALLEST_VOLUME
+from relaxion.structures.conversion import LARGEST_EXTENT, SMALLEST_VOLUME
 
 FORMAT = "relaxion-restart"
 MOST_CALLS = 10**12
@@ -56,7 +56,8 @@ def read_restart(path: Path, target: Atoms | Filter) -> Saved:
         reference = np.asarray(plain["reference_cell"], dtype=np.float64).reshape(3, 3)
     except (TypeError, ValueError, OverflowError) as error:
         raise RestartError(f"{path} is damaged ({shown(str(error))}); delete it to start afresh") from error
-    if not all(np.isfinite(numbers).all() for numbers in (seen_at, left_at, reference)) or not 0 <= calls < MOST_CALLS:
+    sensible = all((np.abs(numbers) < LARGEST_EXTENT).all() for numbers in (seen_at, left_at, reference))  # NaN is not
+    if not sensible or not 0 <= calls < MOST_CALLS:
         raise RestartError(f"{path} is damaged: it holds numbers that cannot be; delete it to start afresh")
     expected = np.asarray(target.get_positions()).reshape(-1, 3).shape
     if seen_at.shape != expected or left_at.shape != expected:

@@ -94,9 +94,11 @@ def read_lines(content: bytes) -> list[dict[str, float | None]]:
     kept: list[dict[str, float | None]] = []
     for text in filter(None, content.split(b"\n")):
         try:
-            line = {name: value if _is_number(value) else None for name, value in json.loads(text).items()}
-            step = float(line[STEPS])
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):  # half a line, or nothing of ours
+            found: dict[str, Any] = json.loads(text)
+            line = {name: value if _is_number(value) else None for name, value in found.items()}
+        except (ValueError, TypeError, AttributeError, RecursionError):  # half a line, or nothing of ours
+            continue
+        if (step := line.get(STEPS)) is None:
             continue
         while kept and float(kept[-1][STEPS] or 0) > step:
             kept.pop()

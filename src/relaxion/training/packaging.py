@@ -57,7 +57,7 @@ def bundle_from_run(path: Path, name: str) -> PolicyBundle:
     if isinstance(settings, MetalsRunSettings):
         progress = _progress(folder, stored)
         if folder.result.exists():  # its steps are updates of the metric
-            progress["environment_steps"] = _result(folder)["training_force_calls"]
+            progress["environment_steps"] = _force_calls(folder)
         return bundle_of_metals(name, stored, settings, training_command(settings), progress)
     if isinstance(settings, UniversalRunSettings):
         return bundle_of_universal(name, stored, settings, training_command(settings), _progress(folder, stored))
@@ -139,12 +139,19 @@ def _progress(folder: RunFolder, stored: Stored) -> dict[str, Any]:
     try:
         result = _result(folder)
         return {
-            "environment_steps": result["steps"],
-            "wall_time_seconds": result["wall_time_seconds"],
-            "run_weights_sha256": result["weights_sha256"],
+            "environment_steps": int(result["steps"]),
+            "wall_time_seconds": float(result["wall_time_seconds"]),
+            "run_weights_sha256": str(result["weights_sha256"]),
         }
-    except KeyError as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise RunError(f"{folder.result} is damaged ({error!r}); train on with --resume to write it again") from error
+
+
+def _force_calls(folder: RunFolder) -> int:
+    calls = _result(folder).get("training_force_calls")
+    if not isinstance(calls, int) or calls < 0:
+        raise RunError(f"{folder.result} is damaged: training_force_calls is {shown(calls)}; train on with --resume")
+    return calls
 
 
 def _result(folder: RunFolder) -> dict[str, Any]:
