@@ -10,9 +10,9 @@ All at once, for the whole time:
 - rounds of `relaxion relax-many` into a new folder: stopped half-way by SIGTERM, gone on with, looked at (`status`),
   merged, removed; then a race through the page.
 
-Every few seconds resident memory, open files and threads of every process are noted. Processes are known by a word in
-their environment, so that one whose parent is gone is found too. Temporary files go into a folder of their own, which
-must be empty at the end. Exit code 0: memory flat, nothing left behind, no round went wrong.
+Every few seconds resident memory (anonymous), open files and threads of every process are noted. Processes are known
+by a word in their environment, so that one whose parent is gone is found too. Temporary files go into a folder of
+their own, which must be empty at the end. Exit code 0: memory flat, nothing left behind, no round went wrong.
 """
 
 from __future__ import annotations
@@ -43,7 +43,6 @@ from relax_many import write_input
 
 COMMAND = [sys.executable, "-c", "from relaxion.doors.cli import main; main()"]
 MARK = "RELAXION_SOAK"  # in the environment of everything that is started here
-PAGE_SIZE = os.sysconf("SC_PAGE_SIZE")
 TICK = os.sysconf("SC_CLK_TCK")
 WARM_UP = 1 / 6  # of the time: replay fills, pages and caches are made
 MOST_GROWTH_MIB, MOST_GROWTH = 16.0, 0.05  # of a lasting process, last third against first; whichever is more
@@ -80,6 +79,12 @@ class Sample:
     threads: int
 
 
+def _anonymous_mib(proc: Path) -> float:
+    """Resident memory that is no file's: pages of files come and go as the kernel likes."""
+    lines = (proc / "status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("RssAnon")).split()[1]) / 1024
+
+
 class Watcher:
     """Looks at every process that bears our mark."""
 
@@ -101,10 +106,10 @@ class Watcher:
 
     def look(self) -> None:
         for pid in [*self.marked(), os.getpid()]:
-            with contextlib.suppress(OSError, IndexError):
+            with contextlib.suppress(OSError, IndexError, StopIteration):
                 proc = Path(f"/proc/{pid}")
                 fields = (proc / "stat").read_text().rsplit(")", 1)[1].split()
-                resident = int((proc / "statm").read_text().split()[1]) * PAGE_SIZE / 2**20
+                resident = _anonymous_mib(proc)
                 files = len(list((proc / "fd").iterdir()))
                 name = "soak" if pid == os.getpid() else self.names.get(pid, "other")
                 self.samples.append(

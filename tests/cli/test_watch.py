@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import os
+import random
 import shutil
 import signal
 import socket
@@ -522,3 +524,54 @@ def test_a_taken_port_gives_way_to_the_next_and_ctrl_c_ends_it(finished: Path) -
 
 def test_the_worker_has_a_list_of_formats() -> None:
     assert set(live_race_worker.FORMATS) == {"cif", "extxyz", "vasp"}
+
+
+class _StillBoard:
+    """Always the same, but for its version."""
+
+    version, epoch = 0, "e"
+
+    def news(self, since: int) -> str:
+        del since
+        return json.dumps({"version": self.version})
+
+
+async def _busy_page(seconds: float) -> tuple[live_server.Live, list[str]]:
+    """Listeners that go away at any moment while there are news; a Condition of asyncio did not survive this."""
+    live, chance, wrong = live_server.Live(_StillBoard(), Races()), random.Random(0), []  # type: ignore[arg-type]
+
+    async def read() -> None:
+        async for _ in live._stream(live.board.version):
+            await asyncio.sleep(0)
+
+    async def come_and_go() -> None:
+        while not live._over:
+            reading = asyncio.create_task(read())
+            await asyncio.sleep(chance.uniform(0, 0.006))
+            reading.cancel()
+            try:
+                await reading
+            except asyncio.CancelledError:
+                pass
+            except RuntimeError as error:
+                wrong.append(repr(error))
+
+    async def change() -> None:
+        while not live._over:
+            await asyncio.sleep(chance.uniform(0, 0.003))
+            live.board.version += 1
+            live._wake()
+
+    tasks = [asyncio.create_task(work()) for work in [come_and_go] * 30 + [change]]
+    await asyncio.sleep(seconds)
+    await asyncio.wait_for(live.end(), timeout=10.0)
+    await asyncio.wait_for(asyncio.gather(*tasks), timeout=10.0)
+    return live, wrong
+
+
+def test_readers_that_go_away_stop_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_server, "SECONDS_OF_SILENCE", 0.002)
+    live, wrong = asyncio.run(_busy_page(1.0))
+    assert not wrong
+    assert live.board.version > 20
+    assert live._listeners == len(live._waiting) == 0

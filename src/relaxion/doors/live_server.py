@@ -96,7 +96,7 @@ class Live:
 
     def __init__(self, board: Board, races: Races) -> None:
         self.board, self.races = board, races
-        self._news = asyncio.Condition()
+        self._waiting: set[asyncio.Event] = set()  # one for each listener that has everything there is
         self._listeners = 0
         self._over = False
 
@@ -124,16 +124,18 @@ class Live:
     async def end(self) -> None:
         """Let listeners go, and races with them."""
         self._over = True
-        async with self._news:
-            self._news.notify_all()
+        self._wake()
         await self.races.close()
 
     async def _look(self) -> None:
         while True:
             await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
             if await asyncio.to_thread(self.board.refresh):
-                async with self._news:
-                    self._news.notify_all()
+                self._wake()
+
+    def _wake(self) -> None:
+        for event in self._waiting:
+            event.set()
 
     async def page(self, _request: Request) -> Response:
         more = {"race": self.races.choices()}
@@ -168,13 +170,21 @@ class Live:
             self._listeners -= 1
 
     async def _wait(self, since: int) -> bool:
-        """For news; False after a long silence."""
-        async with self._news:
-            news = self._news.wait_for(lambda: self._over or self.board.version > since)
-            try:
-                return await asyncio.wait_for(news, SECONDS_OF_SILENCE)
-            except TimeoutError:
-                return False
+        """For news; False after a long silence.
+
+        Not an asyncio.Condition: a listener that goes away while it is woken leaves its lock behind, and then nobody
+        hears anything any more (Python 3.11).
+        """
+        news = asyncio.Event()
+        self._waiting.add(news)
+        try:
+            if self._over or self.board.version > since:
+                return True
+            return await asyncio.wait_for(news.wait(), SECONDS_OF_SILENCE)
+        except TimeoutError:
+            return False
+        finally:
+            self._waiting.discard(news)
 
     async def begin_race(self, request: Request) -> Response:
         try:

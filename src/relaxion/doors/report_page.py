@@ -86,7 +86,7 @@ class Page:
         }
         before, *pieces = _source("page.html").split("{{")
         filled = [blanks[name] + rest for name, rest in (piece.split("}}", 1) for piece in pieces)]
-        return before + "".join(filled)
+        return (before + "".join(filled)).encode("utf-8", "replace").decode()  # half characters out of damaged files
 
     def save(self, path: str | Path, *, force: bool = True) -> Path:
         """Write the file, whole or not at all."""

@@ -11,7 +11,7 @@ import ase.io
 from ase import Atoms
 
 from relaxion.errors import SettingsError
-from relaxion.structures.dataset import asked_of_ase, bounded_memory, check_file, reading_error
+from relaxion.structures.dataset import bounded_memory, check_file, opened_for_ase, reading_error
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,11 +47,12 @@ def places(file: Path) -> Generator[Place]:
     index = 0
     try:
         check_file(file)
-        images = ase.io.iread(asked_of_ase(file), index=":", do_not_split_by_at_sign=True)
-        while (atoms := _next(images, file)) is not None:
-            atoms.calc = None  # energies that came with it are of no use
-            yield Place(file, index, atoms)
-            index += 1
+        with opened_for_ase(file) as (source, form):
+            images = ase.io.iread(source, index=":", format=form, do_not_split_by_at_sign=True)
+            while (atoms := _next(images, file)) is not None:
+                atoms.calc = None  # energies that came with it are of no use
+                yield Place(file, index, atoms)
+                index += 1
     except GeneratorExit:
         raise
     except Exception as error:  # noqa: BLE001 - ASE's readers have no common error: damaged files bring any kind

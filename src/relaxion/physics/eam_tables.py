@@ -23,6 +23,7 @@ from relaxion.files import check_regular
 
 EXPECTED = "expected a LAMMPS setfl (.eam.alloy) or Finnis–Sinclair (.eam.fs) table"
 COMMENT_LINES = 3
+LARGEST_VALUE = 1e100  # no energy, density or product; splines through larger ones overflow
 LARGEST_TABLE = 1 << 28  # bytes; the largest that are published have some ten million
 WORDS_ABOUT_ELEMENT = 4  # atomic number, mass, lattice constant, lattice
 FEWEST_POINTS = 4  # of a cubic spline
@@ -134,8 +135,8 @@ class _Reader:
         words = self.words[self.at : self.at + count]
         self.at += count
         values = np.array([_decimal(word) for word in words], dtype=np.float64)
-        if not np.isfinite(values).all():
-            raise ValueError("a table holds values that are not finite")
+        if not (np.abs(values) < LARGEST_VALUE).all():  # nor is NaN
+            raise ValueError("a table holds values that are not finite, or beyond all sense")
         return values
 
     def _word(self, what: str) -> str:

@@ -9,16 +9,19 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO, Any, Self
 
 import ase.io
 from ase import Atoms
+from ase.io.formats import filetype, open_with_compression
 
 from relaxion.errors import FileError, InputError
 from relaxion.settings import nearest
 from relaxion.structures.structures import Structures
 
-ADDRESS_SPACE_BYTES = 512 << 20  # that reading any file may take
+ADDRESS_SPACE_BYTES = 256 << 20  # that reading any file may take
 ADDRESS_SPACE_PER_BYTE = 200  # of the file, beside: an Atoms of a short frame has some 10 bytes for each in the file
+MOST_ENDS = 1000  # empty lines behind the end of a file before that is an error
 LONGEST_REASON = 300  # characters of what ASE says
 
 Key = str | Callable[[Atoms], str]
@@ -29,8 +32,8 @@ def read(path: str | Path, index: str | int = ":") -> list[Atoms]:
     path = Path(path)
     check_file(path)
     try:
-        with bounded_memory(path):
-            found = ase.io.read(asked_of_ase(path), index=index, do_not_split_by_at_sign=True)
+        with bounded_memory(path), opened_for_ase(path) as (source, form):
+            found = ase.io.read(source, index=index, format=form, do_not_split_by_at_sign=True)
             images = [found] if isinstance(found, Atoms) else list(found)
     except Exception as error:  # ASE's readers have no common error: damaged files bring any kind
         reason = reading_error(error)
@@ -42,9 +45,44 @@ def read(path: str | Path, index: str | int = ":") -> list[Atoms]:
     return images
 
 
-def asked_of_ase(path: Path) -> str:
-    """The whole path: ASE takes a name that begins with mysql or postgres for a database on the network."""
-    return str(path.absolute())
+@contextmanager
+def opened_for_ase(path: Path) -> Iterator[tuple[Any, str | None]]:
+    """What ASE's readers are given, and the format where it is not theirs to find out.
+
+    The whole path: ASE takes a name that begins with mysql or postgres for a database on the network. Extended XYZ as
+    an open file: of a frame that claims a trillion atoms its reader would look for every single one.
+    """
+    name = str(path.absolute())
+    if path.is_dir() or filetype(name) != "extxyz":
+        yield name, None
+        return
+    with open_with_compression(name, "r") as file:
+        yield _Ending(file), "extxyz"
+
+
+class _Ending:
+    """A file that says so when it is read on and on beyond its end."""
+
+    def __init__(self, file: IO[str]) -> None:
+        self._file, self._ended = file, 0
+
+    def readline(self) -> str:
+        line = self._file.readline()
+        self._ended = 0 if line else self._ended + 1
+        if self._ended > MOST_ENDS:
+            raise EOFError("it ends before its last structure does")
+        return line
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> str:
+        if not (line := self.readline()):
+            raise StopIteration
+        return line
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
 
 
 def reading_error(error: Exception) -> str:
