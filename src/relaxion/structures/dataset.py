@@ -98,7 +98,7 @@ class _Bounded:
 
     lock = threading.Lock()
     depth = 0
-    before = (0, 0)
+    before: tuple[int, int] = (0, 0)
 
 
 @contextmanager
