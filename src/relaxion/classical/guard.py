@@ -65,7 +65,9 @@ class Knobs:
     log_trust: float = 0.0
     """Natural logarithm of a factor on the trust radius."""
     secant_weight: float = 1.0
-    """0: the metric alone; 1: corrected by the two newest secants."""
+    """0: the metric alone; 1: corrected by the newest secants."""
+    n_secants: int = 2
+    """So many of them; old ones harm on top of a good metric."""
     floor: float = 0.0
     """Extra stiffness of every coordinate against its place, eV/Å²."""
     leave_to_core: bool = False
@@ -154,8 +156,6 @@ class GuardSettings:
     """Between its step and the springs' step; a larger angle is not believed."""
     largest_ratio: float = 30.0
     """Of the two steps' lengths, either way, likewise."""
-    memory: int = 2
-    """Secants that correct the metric; old ones harm on top of a good one."""
 
 
 @dataclass(frozen=True)
@@ -295,7 +295,7 @@ class Guard(QuasiNewton):
         if knobs.floor > 0:
             solve = lambda forces: view.metric.solve(forces, knobs.floor)  # noqa: E731
         step = solve(base.forces) if knobs.floor > 0 else view.step
-        if knobs.secant_weight > 0 and (secants := self._damped(view.metric)):
+        if knobs.secant_weight > 0 and (secants := self._damped(view.metric, knobs.n_secants)):
             step = step + knobs.secant_weight * (corrected(base.forces, secants, solve) - step)
         uphill = dot(step, base.forces) <= 1e-3 * np.linalg.norm(step) * np.linalg.norm(base.forces)
         if uphill or not np.isfinite(step).all():
@@ -332,10 +332,10 @@ class Guard(QuasiNewton):
             return f"its step is {np.exp(log_ratio):.2g} times as long as the springs'"
         return ""
 
-    def _damped(self, metric: Metric) -> list[Secant]:
+    def _damped(self, metric: Metric, number: int) -> list[Secant]:
         """The newest secants, none softer than a share of the metric (Powell 1978): the correction stays positive."""
         result = []
-        for secant in self.secants[-self.guard.memory :]:
+        for secant in self.secants[-number:]:
             applied = metric.apply(secant.step)
             own = dot(secant.step, applied)
             if secant.curvature >= SOFTEST_SHARE * own:

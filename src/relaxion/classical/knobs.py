@@ -1,6 +1,7 @@
 """The gate's knobs as a vector from -1 to 1, the action of an agent, and a learned gate that turns them.
 
-Actions are departures from the hand-made rule: all zero is the rule itself, so that learning begins there.
+Actions are departures from the hand-made rule: all zero is the rule itself, so that learning begins there. A bundle may
+also have a steady gate, which turns the knobs the same way always: a rule of its own, found by trying.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from relaxion.networks.vector import VectorGaussianPolicy, VectorPolicy
 from relaxion.networks.vector_actions import BoxActions
 
 GATE = "gate"  # its role in a bundle
+STEADY = "steady"  # among its settings: it has no network, its weights are the knobs themselves
+STEADY_KNOBS = ("log_scale", "log_trust", "secant_weight", "n_secants", "floor")
 KNOBS = ("scale", "trust", "secants", "floor", "core")
 N_KNOBS = len(KNOBS)
 LARGEST_LOG_SCALE = 0.7  # the step is at most doubled or halved
@@ -35,6 +38,7 @@ def knobs_from(action: Array, rule: Knobs) -> Knobs:
         log_scale=rule.log_scale + LARGEST_LOG_SCALE * float(scale),
         log_trust=rule.log_trust + LARGEST_LOG_TRUST * float(trust),
         secant_weight=float(np.clip(rule.secant_weight + max(0.0, float(secants)), 0.0, 1.0)),
+        n_secants=rule.n_secants,
         floor=rule.floor if floor <= 0 else float(SMALLEST_FLOOR * (LARGEST_FLOOR / SMALLEST_FLOOR) ** floor),
         leave_to_core=rule.leave_to_core or bool(core > CORE_FROM),
     )
@@ -42,6 +46,8 @@ def knobs_from(action: Array, rule: Knobs) -> Knobs:
 
 def gate_of(network: Network, name: str) -> Gate:
     """The gate of a bundle, as a function from the guard's observation to its knobs."""
+    if STEADY in network.settings:
+        return _steady(network, name)
     if list(network.settings.get("observation", ())) != list(OBSERVATION):
         raise PolicyError(f"the gate of {name} sees other numbers than this relaxion's guard has; update relaxion")
     if list(network.settings.get("knobs", ())) != list(KNOBS):
@@ -54,6 +60,17 @@ def gate_of(network: Network, name: str) -> Gate:
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise PolicyError(f"the gate of {name} cannot be rebuilt: {error}") from error
     return gate_from(module.eval().requires_grad_(False))
+
+
+def _steady(network: Network, name: str) -> Gate:
+    try:
+        values = {key: float(network.weights[key]) for key in STEADY_KNOBS}
+        knobs = Knobs(**{**values, "n_secants": int(values["n_secants"])})
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise PolicyError(f"the steady gate of {name} cannot be rebuilt: {type(error).__name__} {error}") from error
+    if not (0 <= knobs.secant_weight <= 1 and knobs.n_secants >= 1 and knobs.floor >= 0):
+        raise PolicyError(f"the steady gate of {name} turns its knobs out of their ranges: {knobs}")
+    return lambda _: knobs
 
 
 def gate_from(policy: Policy) -> Gate:
@@ -79,3 +96,9 @@ def described_gate(weights: Mapping[str, Tensor], widths: Sequence[int], *, stoc
     seen_and_turned = {"observation": list(OBSERVATION), "knobs": list(KNOBS)}
     settings = {**seen_and_turned, "widths": list(widths), "stochastic": stochastic}
     return Network(GATE, settings, {name: tensor.detach().clone() for name, tensor in weights.items()}, {})
+
+
+def described_steady(knobs: Knobs) -> Network:
+    """What a bundle keeps of a steady gate."""
+    weights = {name: torch.tensor(float(getattr(knobs, name)), dtype=torch.float64) for name in STEADY_KNOBS}
+    return Network(GATE, {STEADY: True}, weights, {})

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+import torch
 from ase import Atoms
 from ase.build import bulk
 from ase.calculators.emt import EMT
@@ -11,10 +14,18 @@ from ase.calculators.emt import EMT
 from relaxion.classical.chain import Classical
 from relaxion.classical.door import read_point
 from relaxion.classical.guard import OBSERVATION, Guard, GuardSettings, Knobs, Metric, Past, unscaled_error
-from relaxion.classical.knobs import LARGEST_FLOOR, LARGEST_LOG_SCALE, LARGEST_LOG_TRUST, N_KNOBS, knobs_from
+from relaxion.classical.knobs import (
+    LARGEST_FLOOR,
+    LARGEST_LOG_SCALE,
+    LARGEST_LOG_TRUST,
+    N_KNOBS,
+    described_steady,
+    gate_of,
+    knobs_from,
+)
 from relaxion.classical.point import Point, dot
 from relaxion.classical.quasi_newton import QuasiNewton, QuasiNewtonSettings, Secant
-from relaxion.errors import StructureError
+from relaxion.errors import PolicyError, StructureError
 
 FMAX = 0.02
 CREDULOUS = GuardSettings(smallest_cosine=-1.0, largest_ratio=1e9)
@@ -149,7 +160,7 @@ def test_damped_secants_keep_the_correction_positive() -> None:
     metric = Planted(np.eye(9) * 10)
     step = generator.normal(size=(3, 3))
     guard.secants = [Secant(step, 1e-3 * step)]
-    (damped,) = guard._damped(metric)
+    (damped,) = guard._damped(metric, 2)
     assert damped.curvature == pytest.approx(0.2 * dot(step, metric.apply(step)))
 
 
@@ -177,10 +188,21 @@ def test_actions_are_departures_from_the_rule() -> None:
     rule = Knobs(log_scale=0.1, log_trust=0.7, secant_weight=0.2)
     assert knobs_from(np.zeros(N_KNOBS), rule) == rule
     turned = knobs_from(np.array([np.nan, 5.0, 1.0, 1.0, 0.6]), rule)
-    assert turned == Knobs(0.1, 0.7 + LARGEST_LOG_TRUST, 1.0, LARGEST_FLOOR, leave_to_core=True)
-    assert knobs_from(-np.ones(N_KNOBS), rule) == Knobs(
-        0.1 - LARGEST_LOG_SCALE, 0.7 - LARGEST_LOG_TRUST, 0.2, 0.0, leave_to_core=False
-    )
+    assert turned == Knobs(0.1, 0.7 + LARGEST_LOG_TRUST, 1.0, floor=LARGEST_FLOOR, leave_to_core=True)
+    assert knobs_from(-np.ones(N_KNOBS), rule) == Knobs(0.1 - LARGEST_LOG_SCALE, 0.7 - LARGEST_LOG_TRUST, 0.2)
+
+
+def test_a_steady_gate_turns_the_same_way_always() -> None:
+    rule = Knobs(log_trust=0.7, secant_weight=0.5, n_secants=1)
+    described = described_steady(rule)
+    assert gate_of(described, "mine")(np.zeros(len(OBSERVATION))) == rule
+    for name, value in (("secant_weight", 2.0), ("n_secants", 0.0), ("floor", -1.0)):
+        weights = {**described.weights, name: torch.tensor(value)}
+        with pytest.raises(PolicyError, match="mine turns its knobs out of their ranges"):
+            gate_of(replace(described, weights=weights), "mine")
+    for weights in ({"secant_weight": torch.ones(1)}, {**described.weights, "floor": torch.ones(3)}):
+        with pytest.raises(PolicyError, match="mine cannot be rebuilt"):
+            gate_of(replace(described, weights=weights), "mine")
 
 
 def test_the_gate_sees_how_far_it_is_to_the_end_and_whom_the_guard_believes() -> None:
