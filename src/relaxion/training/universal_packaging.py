@@ -14,6 +14,7 @@ from relaxion.bundle import CardResult, ModelCard, PolicyBundle
 from relaxion.bundle.card import POLICY
 from relaxion.classical.chain import Classical
 from relaxion.classical.guard import Guard
+from relaxion.classical.knobs import GATE, described_steady, gate_of
 from relaxion.classical.learned_metric import LearnedMetrics
 from relaxion.classical.quasi_newton import QuasiNewtonSettings
 from relaxion.experience.evaluated import Trajectory
@@ -35,7 +36,8 @@ def bundle_of_universal(
     training, validation = split_store(settings.universal)
     network = network_of(settings.metric, stored.part("metric"), stochastic=False)
     calls = {"environment_steps": sum(len(t) for t in (*training, *validation))}  # its steps are updates
-    bundle = PolicyBundle(name, {"policy": network}, _card(settings, training, command, {**progress, **calls}))
+    networks = {"policy": network, GATE: described_steady(settings.universal.gate())}
+    bundle = PolicyBundle(name, networks, _card(settings, training, command, {**progress, **calls}))
     assessor = UniversalAssessor(validation, settings.training.assessment_starts)
     return replace(bundle, card=_with_results(bundle, assessor))
 
@@ -75,8 +77,8 @@ def _with_results(bundle: PolicyBundle, assessor: UniversalAssessor) -> ModelCar
     """By metric and guard together, as they come out of the bundle, beside the core and ASE's."""
     method, policy = QuasiNewtonSettings(), policy_of(bundle)
     assert isinstance(policy, MetricPolicy)
-    metrics = LearnedMetrics(policy.network)
-    found = assessor.calls(lambda: Classical(method, quasi_newton=Guard(method, metrics)))
+    metrics, gate = LearnedMetrics(policy.network), gate_of(bundle.networks[GATE], bundle.name)
+    found = assessor.calls(lambda: Classical(method, quasi_newton=Guard(method, metrics, gate)))
     every = np.concatenate(list(found.values()))
     core = np.concatenate(list(assessor.calls(lambda: Classical(method)).values()))
     classical = [(CORE, core), *((name, assessor.ase_calls(name)) for name in COMPARED)]

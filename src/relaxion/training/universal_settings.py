@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import numpy as np
 from pydantic import Field
 
+from relaxion.classical.guard import Knobs, hand_made_gate
 from relaxion.settings import Settings
 
 
@@ -51,6 +53,17 @@ class UniversalSettings(Settings):
 
     end_tolerance_ev_per_angstrom: float = Field(default=5e-3, gt=0)
     """A relaxation whose last structure has no larger force has found its minimum."""
+
+    secant_weight: float = Field(default=1.0, ge=0, le=1)
+    """Of the bundle's steady gate: how far steps are corrected by the newest secants. A metric for everything is less
+    exact than one for a few metals, which the same correction would harm."""
+
+    n_secants: int = Field(default=1, ge=1)
+    """So many of them."""
+
+    def gate(self) -> Knobs:
+        """How the guard's knobs stand, always: those of the usual rule, but for the secants."""
+        return replace(hand_made_gate(np.empty(0)), secant_weight=self.secant_weight, n_secants=self.n_secants)
 
     def rule(self) -> LessonRule:
         """Which states teach."""

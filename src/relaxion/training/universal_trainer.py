@@ -109,8 +109,9 @@ class UniversalTrainer:
 
     def chain(self) -> Classical:
         """What a relaxer would use."""
-        settings = QuasiNewtonSettings()
-        return Classical(settings, quasi_newton=Guard(settings, LearnedMetrics(self.policy.network)))
+        settings, knobs = QuasiNewtonSettings(), self.settings.universal.gate()
+        metrics = LearnedMetrics(self.policy.network)
+        return Classical(settings, quasi_newton=Guard(settings, metrics, lambda _: knobs))
 
     def assess(self, stop: Callable[[], bool] | None = None) -> UniversalAssessed:
         groups = sorted_lessons(self.validation, self.settings.universal.rule(), group)
