@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-PER_DOOR = 8
+PER_DOOR = 5
 MOST_SECONDS = 30
 DOORS = (
     "Relaxer(policy=FILE)", "relaxion policies", "train --resume, vectors", "train --resume, atoms",
