@@ -54,7 +54,7 @@ class UniversalSettings(Settings):
     end_tolerance_ev_per_angstrom: float = Field(default=5e-3, gt=0)
     """A relaxation whose last structure has no larger force has found its minimum."""
 
-    secant_weight: float = Field(default=1.0, ge=0, le=1)
+    secant_weight: float = Field(default=0.6, ge=0, le=1)
     """Of the bundle's steady gate: how far steps are corrected by the newest secants. A metric for everything is less
     exact than one for a few metals, which the same correction would harm."""
 
