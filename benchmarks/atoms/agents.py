@@ -127,7 +127,7 @@ def show(name: str, runs: Path, seed: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--runs", type=Path, required=True, help="folder of the runs")
     parser.add_argument("--only", choices=list(SETS), help="one set of structures")
     parser.add_argument("--policy", choices=list(POLICIES), help="train with this one only")
