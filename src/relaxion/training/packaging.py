@@ -58,9 +58,10 @@ def bundle_from_run(path: Path, name: str) -> PolicyBundle:
         progress = _progress(folder, stored)
         if folder.result.exists():  # its steps are updates of the metric
             progress["environment_steps"] = _force_calls(folder)
-        return bundle_of_metals(name, stored, settings, training_command(settings), progress)
+        return bundle_of_metals(name, stored, settings, training_command(settings, folder), progress)
     if isinstance(settings, UniversalRunSettings):
-        return bundle_of_universal(name, stored, settings, training_command(settings), _progress(folder, stored))
+        command = training_command(settings, folder)
+        return bundle_of_universal(name, stored, settings, command, _progress(folder, stored))
     if not isinstance(settings, AtomRunSettings):
         raise RunError(
             f"{path} learned {settings.training.task}, which relaxes no atoms; package a run on structures, "
@@ -114,7 +115,7 @@ def _card(folder: RunFolder, stored: Stored, settings: AtomRunSettings, task: At
         cells="free" if atoms.cell_free else "fixed",
         force_tolerance_ev_per_angstrom=settings.environment.force_tolerance_ev_per_angstrom,
         agent=_teachers(settings),
-        training_command=training_command(settings),
+        training_command=training_command(settings, folder),
         seed=settings.training.seed,
         relaxion_version=__version__,
         date=datetime.now(UTC).date().isoformat(),
@@ -241,10 +242,14 @@ def failures_in_words(formulas: Sequence[str], assessed: AtomAssessed, cap: int)
     return sentences
 
 
-def training_command(settings: RunSettings) -> str:
-    """The shortest `relaxion train` with a shipped recipe that has exactly these settings."""
+def training_command(settings: RunSettings, folder: RunFolder) -> str:
+    """The shortest `relaxion train` with a shipped recipe that has exactly these settings, and began as the run did."""
     commands = [command for recipe in sorted(SHIPPED.glob("*.toml")) if (command := _command(recipe, settings))]
-    return min(commands, key=len, default="relaxion train settings.toml  # with the settings below in that file")
+    shortest = min(commands, key=len, default="")
+    origin = ["--from-weights", text_of(folder.origin).strip()] if folder.origin.exists() else []
+    words = shlex.split(shortest) if shortest else ["relaxion", "train", "settings.toml"]
+    command = shlex.join([*words, *origin])
+    return command if shortest else f"{command}  # with the settings below in that file"
 
 
 def _command(recipe: Path, settings: RunSettings) -> str | None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from relaxion.errors import CheckpointError, FileError, RunError, SettingsError
 from relaxion.experience.vector_environment import task
-from relaxion.files import Stored
+from relaxion.files import Stored, replace_file
 from relaxion.settings import shown
 from relaxion.training import checkpoint
 from relaxion.training.assessment import DIVERGED, AssessmentStopped
@@ -68,7 +68,10 @@ def train(
     with folder.owned():
         if resume:
             return _resumed(trainer, folder, on_progress).go()
-        return _begun(trainer, folder, old_weights, force, on_progress).go()
+        run = _begun(trainer, folder, old_weights, force, on_progress)
+        if from_weights is not None:
+            replace_file(folder.origin, f"{from_weights}\n".encode())
+        return run.go()
 
 
 def make_trainer(settings: RunSettings, collectors: Collectors | None = None) -> RunTrainer:

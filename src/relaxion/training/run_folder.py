@@ -36,12 +36,13 @@ class RunFolder:
         self.alarms = path / "alarms.jsonl"
         self.baselines = path / BASELINES
         self.assessment = path / "assessment.json"
+        self.origin = path / "origin.txt"  # whose weights a run began with, where it began with any
         self.tensorboard = path / "tensorboard"
 
         # The checkpoint goes first when a run is removed: half cleared, a folder is never taken for one to be resumed.
         self.files = (
             self.checkpoint, self.result, self.agent, self.curve, self.offender, self.alarms, self.baselines,
-            self.assessment,
+            self.assessment, self.origin,
             self.metrics,
             self.settings,
         )  # fmt: skip

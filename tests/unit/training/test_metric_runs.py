@@ -31,6 +31,7 @@ from relaxion.training.metric_anchor import ReplaySecants, Secants, last_of, sec
 from relaxion.training.packaging import bundle_from_run, training_command
 from relaxion.training.recipe import find, settings_from_recipe
 from relaxion.training.run import train
+from relaxion.training.run_folder import RunFolder
 from relaxion.training.run_settings import AtomRunSettings, MetricRunSettings, RunSettings
 
 SMALL = {
@@ -132,10 +133,12 @@ class TestSettings:
         with pytest.raises(SettingsError, match=words):
             settings(**changes)
 
-    def test_the_command_names_what_differs_only(self) -> None:
+    def test_the_command_names_what_differs_only(self, tmp_path: Path) -> None:
         read = settings_from_recipe(find("emt-metals"), "td3", {"policy": "metric", "lesson_updates": 100})
-        words = training_command(read)
-        assert words.endswith("--set policy=metric --set lesson_updates=100")
+        folder = RunFolder(tmp_path)
+        assert training_command(read, folder).endswith("--set policy=metric --set lesson_updates=100")
+        folder.origin.write_text("runs/an older one\n")
+        assert training_command(read, folder).endswith("lesson_updates=100 --from-weights 'runs/an older one'")
 
 
 class TestLessons:

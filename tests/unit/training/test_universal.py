@@ -105,6 +105,9 @@ def test_a_run_becomes_a_bundle_with_the_elements_it_has_seen(store: Path, tmp_p
     assert len(card.elements) == len({int(z) for t in training for z in t.numbers})
     assert card.policy_result is not None
     assert card.policy_result.success_rate == 1.0
+    assert "--from-weights" not in card.training_command
+    train(settings(store, steps=2, n_updates=2), tmp_path / "second", from_weights=tmp_path / "run")
+    assert f"--from-weights {tmp_path / 'run'}" in bundle_from_run(tmp_path / "second", "mine").card.training_command
 
 
 def test_no_store_is_a_sentence(tmp_path: Path) -> None:
