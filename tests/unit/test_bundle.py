@@ -298,6 +298,8 @@ def test_what_is_covered() -> None:
     assert not covers(bundle, [13, 79])
     assert uncovered(bundle, [79, 13, 28, 79]) == ("Ni", "Au")
     assert bundle.card.elements == ("Al", "Cu")  # in the order of the periodic table
+    wider = replace(bundle, card=bundle.card.model_copy(update={"unseen": ("Au",)}))
+    assert uncovered(wider, [79, 13, 28, 79]) == ("Ni",)
 
 
 def test_a_card_names_real_elements() -> None:

@@ -127,12 +127,12 @@ class PolicyBundle:
 
 
 def uncovered(bundle: PolicyBundle, atomic_numbers: Iterable[int]) -> tuple[str, ...]:
-    """Elements the policy was never trained on, in the order of their numbers; empty: it covers all.
+    """Elements the policy does not cover, in the order of their numbers; empty: it covers all.
 
     Adsorbates are covered as long as they are a small part of the atoms, as they were in training.
     """
     counts = Counter(chemical_symbols[int(number)] for number in atomic_numbers)
-    known = {symbol for symbol in counts if symbol in bundle.card.elements}
+    known = {symbol for symbol in counts if symbol in (*bundle.card.elements, *bundle.card.unseen)}
     adsorbed = {symbol: n for symbol, n in counts.items() if symbol in bundle.card.adsorbates and symbol not in known}
     if sum(adsorbed.values()) <= MOST_ADSORBED * counts.total():
         known |= adsorbed.keys()

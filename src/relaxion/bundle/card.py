@@ -35,6 +35,9 @@ class ModelCard(Settings):
     adsorbates: tuple[str, ...] = ()
     """Symbols of elements it met as single atoms among many of the others only."""
 
+    unseen: tuple[str, ...] = ()
+    """Symbols of elements it was never trained on and yet found to do better on than the classical core."""
+
     smallest_n_atoms: int = Field(ge=1)
     """Atoms of the smallest structure trained on."""
 
@@ -117,6 +120,7 @@ def as_markdown(name: str, about: dict[str, str], card: ModelCard) -> str:
     rows = about | {
         "elements": " ".join(card.elements),
         **({"adsorbates": " ".join(card.adsorbates)} if card.adsorbates else {}),
+        **({"covered though never trained on": " ".join(card.unseen)} if card.unseen else {}),
         "atoms per structure": _range(card),
         "cells": card.cells,
         **({} if card.periodic is None else {"structures": BODIES[card.periodic]}),

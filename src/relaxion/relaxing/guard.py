@@ -102,7 +102,8 @@ def chain_of(
     if loaded is None:
         return Chosen(CORE, Classical(settings, fallback=fallback))
     card = loaded.bundle.card
-    elements = None if allow_unseen else [numbers_of[symbol] for symbol in (*card.elements, *card.adsorbates)]
+    covered = (*card.elements, *card.adsorbates, *card.unseen)
+    elements = None if allow_unseen else [numbers_of[symbol] for symbol in covered]
     adaptation = _adaptation(loaded, adapt)
     metrics = loaded.metrics(elements) if adaptation is None else LearnedMetrics(adaptation.network, elements)
     chain = Classical(settings, fallback=fallback, quasi_newton=Guard(settings, metrics, loaded.gate))

@@ -21,6 +21,7 @@ from relaxion.experience.evaluated import Trajectory
 from relaxion.files import Stored
 from relaxion.networks.bundled import network_of, policy_of
 from relaxion.networks.metric_policies import MetricPolicy
+from relaxion.structures.held_apart import ELEMENTS as HELD_APART
 from relaxion.training.metals_assessment import CAP, COMPARED, FMAX
 from relaxion.training.metals_packaging import CORE
 from relaxion.training.run_settings import UniversalRunSettings
@@ -48,14 +49,17 @@ def _card(
     numbers = sorted({int(number) for t in training for number in t.numbers.unique()})
     sizes = [t.n_atoms for t in training]
     kinds = {kind: sum(t.kind == kind for t in training) for kind in sorted({t.kind for t in training})}
+    symbols = [chemical_symbols[number] for number in numbers]
+    periodic = _periodic(training)
     return ModelCard(
-        elements=tuple(chemical_symbols[number] for number in numbers),
+        elements=tuple(symbols),
+        unseen=tuple(sorted(HELD_APART - set(symbols))) if periodic else (),  # measured in docs/universal.md
         smallest_n_atoms=min(sizes),
         largest_n_atoms=max(sizes),
         potential=" and ".join(sorted({t.engine for t in training})),
         starts=tuple(f"{number} relaxations of kind {kind}" for kind, number in kinds.items()),
         cells="both" if any(bool(t.cell_free) for t in training) else "fixed",
-        periodic=_periodic(training),
+        periodic=periodic,
         force_tolerance_ev_per_angstrom=FMAX,
         agent="imitation",
         training_command=command,
