@@ -14,7 +14,9 @@ from ase.build import bulk, fcc111, molecule
 from ase.calculators.calculator import all_changes
 from ase.calculators.emt import EMT
 from ase.filters import FrechetCellFilter
+from ase.optimize import BFGS
 
+from relaxion.bundle.library import SHIPPED
 from relaxion.physics.chgnet import Chgnet
 from relaxion.relaxing import Relaxer
 
@@ -110,3 +112,38 @@ def test_an_ion_stays_an_ion() -> None:
     atoms.calc = TBLite(method="GFN2-xTB", verbosity=0)
     assert Relaxer(atoms, logfile=None).run(fmax=0.01, steps=50)
     assert float(atoms.get_charges().sum()) == pytest.approx(-1.0, abs=1e-6)
+
+
+def test_universal_relaxes_what_metals_does_not_cover() -> None:
+    """Crystals with CHGNet, fixed and free cells; also of elements that were never trained on."""
+    calls = dict.fromkeys(("auto", "core", "BFGS"), 0)
+    gallium = bulk("GaAs", "zincblende", a=5.7, cubic=True)
+    gallium.rattle(0.08, seed=3)
+    for free_cell in (False, True):
+        for atoms in (*crystals()[:2], gallium):
+            for name in calls:
+                copied = atoms.copy()
+                copied.calc = Chgnet().as_calculator()
+                target = FrechetCellFilter(copied) if free_cell else copied
+                if name == "BFGS":
+                    optimizer = BFGS(target, logfile=None)
+                else:
+                    optimizer = Relaxer(target, logfile=None, policy=None if name == "core" else name)
+                    assert optimizer.policy_used == {"auto": "universal", "core": "classical"}[name]
+                assert optimizer.run(fmax=0.05, steps=200)
+                calls[name] += optimizer.nsteps + 1
+    assert calls["auto"] < calls["core"] < calls["BFGS"]
+    assert calls["auto"] < 0.5 * calls["BFGS"]
+
+
+def test_universal_leaves_molecules_to_the_core() -> None:
+    water = molecule("H2O", calculator=EMT())
+    assert Relaxer(water, logfile=None).policy_used == "classical"
+    water.pbc, water.cell = True, [6, 6, 6]
+    assert Relaxer(water, logfile=None).policy_used == "universal"
+
+
+def test_shipped_policies_are_small() -> None:
+    files = sorted(SHIPPED.glob("*.safetensors"))
+    assert [file.stem for file in files] == ["metals", "universal"]
+    assert all(file.stat().st_size < 5e6 and file.with_suffix(".md").exists() for file in files)
