@@ -20,7 +20,7 @@ SETS = {
     "alfe": "random Al–Fe packings",
     "mixed": "near and far, mixed",
     "universal-mp": "crystals, CHGNet",
-    "universal-mp-cell": "crystals, CHGNet, free cell",
+    "universal-mp-cell": "crystals, free cell",
 }
 WIDTH, LABELS, END, TOP, ROW, BAR = 680, 188, 16, 74, 50, 12
 # in the system's colours, light or dark, and on a ground of its own: readable wherever it is put
