@@ -3,8 +3,8 @@
     python benchmarks/relaxation/held_apart.py ../shared/data/mp_20.extxyz.gz new.extxyz --elements --number 8
     python benchmarks/relaxation/adapt.py new.extxyz
 
-Of every structure of the file so many copies are rattled, relaxed one after the other with one adaptation per structure,
-and beside it without. Force calls are counted by the relaxer, which counts those of the calculator.
+Of every structure of the file so many copies are rattled, relaxed one after the other with one adaptation per
+structure, and beside it without. Calls are counted by the relaxer; `relaxion bench` shows that it counts right.
 """
 
 from __future__ import annotations
