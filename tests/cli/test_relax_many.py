@@ -44,7 +44,7 @@ def test_from_files_to_one_file(relaxion):
     assert "10 relaxed (10 converged); 10 structures in the input; nobody works here" in status.out
     (plain,) = relaxion("status", "out", "--json").objects
     assert plain["running"] is False
-    assert plain["settings"]["policy_weights"].keys() == {"metals"}
+    assert plain["settings"]["policy_weights"].keys() == {"metals", "universal"}
 
     assert relaxion("merge", "out", "all.extxyz").code == 0
     assert [atoms.info["relaxion_outcome"] for atoms in read("all.extxyz", ":")] == ["converged"] * 10

@@ -168,7 +168,7 @@ def test_the_key_tells_apart_what_changes_the_result(structures):
 
 
 def test_settings_know_calculator_and_policy(tmp_path, monkeypatch):
-    assert list(policy_weights("auto")) == ["metals"]
+    assert list(policy_weights("auto")) == ["metals", "universal"]
     assert policy_weights("none") == {}
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
