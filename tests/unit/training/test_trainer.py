@@ -130,7 +130,7 @@ def test_old_weights_for_other_bounds_of_actions_are_refused(agent: str) -> None
 def test_a_checkpoint_of_another_task_is_refused() -> None:
     saved = stored(make_trainer(5))
     saved.tensors.pop("replay.rewards")
-    with pytest.raises(CheckpointError, match="does not fit this run .*'rewards'"):
+    with pytest.raises(CheckpointError, match=r"does not fit this run .*'rewards'"):
         make_trainer().restore(saved)
 
 
