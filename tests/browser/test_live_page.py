@@ -139,6 +139,7 @@ def test_what_is_no_structure_and_what_is_too_large_say_so(live: Watched, tmp_pa
     sheet = live.sheet
     (tmp_path / "notes.xyz").write_text("nothing\nof the kind\n")
     give(sheet, tmp_path / "notes.xyz")
+    sheet.wait("document.querySelector('#race form').innerText.includes('notes.xyz')")
     sheet.wait("!document.querySelector('#race [type=submit]').disabled")
     sheet.evaluate("document.querySelector('#race [type=submit]').click()")
     sheet.wait(f"{SAID}.includes('cannot be read as XYZ')", seconds=120)

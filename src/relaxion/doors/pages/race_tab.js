@@ -44,7 +44,8 @@ Direct
 
     async function take(chosen) {
       structure = null;
-      if (!chosen) return ready();
+      ready(); // until the new one is read: a click now would be lost
+      if (!chosen) return;
       if (chosen.size > 0.9 * offered.most_bytes) {
         say(`${chosen.name} is larger than ${Math.round(offered.most_bytes / 1000)} kB; race a smaller structure, or use 'relaxion race'.`, "bad");
       } else {
