@@ -28,7 +28,7 @@ class UniversalSettings(Settings):
 
     molecule_share: float = Field(default=0.0, ge=0, le=1)
     """Of the lessons of an update, those from structures without any periodic direction. 1 or 0: only such, or none,
-    and the policy is for such or for the others; one network for both was worse at both (docs/universal.md)."""
+    and the policy is for such or for the others."""
 
     n_updates: int = Field(default=5000, ge=1)
     """Updates in all; the rate falls along half a cosine over them."""
