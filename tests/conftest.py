@@ -10,9 +10,9 @@ import torch
 from ase import Atoms
 from ase.build import bulk
 
-from relaxion.bundle import ModelCard, Network, PolicyBundle
+from relaxion.bundles import ModelCard, Network, PolicyBundle
 from relaxion.networks.roles import Policy
-from relaxion.physics.potential import Potential
+from relaxion.potentials.potential import Potential
 from relaxion.structures import Evaluation, Structures
 from relaxion.structures.structures import per_structure_sum
 
@@ -42,8 +42,8 @@ METALS = ("Al", "Ni", "Cu", "Pd", "Ag", "Pt", "Au")
 
 def small_metric_policy(seed: int = 0) -> Policy:
     """Untrained: it says about what springs say, and takes steps of its own."""
-    from relaxion.networks.metric import MetricSettings
-    from relaxion.networks.metric_policies import MetricPolicy
+    from relaxion.networks.metric.network import MetricSettings
+    from relaxion.networks.metric.policies import MetricPolicy
     from relaxion.networks.move_actions import MoveActions
 
     settings = MetricSettings(channels=8, n_hidden=8, n_radial=6, n_coordinates=2)
@@ -55,7 +55,7 @@ def write_bundle(
     periodic: bool | None = None,
 ) -> Path:  # fmt: skip
     """A bundle of the policy, named as its file."""
-    from relaxion.networks.bundled import described
+    from relaxion.bundles.networks import described
 
     card = ModelCard(
         elements=tuple(elements), smallest_n_atoms=2, largest_n_atoms=16, potential="emt", agent="none", seed=0,
@@ -89,7 +89,7 @@ def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder in place of the policies that ship; the user has none either."""
     folder = tmp_path / "shipped"
     folder.mkdir()
-    monkeypatch.setattr("relaxion.bundle.library.SHIPPED", folder)
+    monkeypatch.setattr("relaxion.bundles.library.SHIPPED", folder)
     monkeypatch.setenv("RELAXION_POLICIES", str(tmp_path / "users-own"))
     return folder
 

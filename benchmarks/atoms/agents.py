@@ -17,11 +17,11 @@ from pathlib import Path
 
 import torch
 
-from relaxion.physics.registry import potential
+from relaxion.bench.baselines import Calls, ase_calls
+from relaxion.potentials.registry import potential
 from relaxion.training import atom_assessment
 from relaxion.training.atom_assessment import AtomAssessor
 from relaxion.training.atom_task import atom_task
-from relaxion.training.baselines import Calls, ase_calls
 from relaxion.training.recipe import find, settings_from_recipe
 from relaxion.training.run import train
 from relaxion.training.run_settings import AtomRunSettings

@@ -3,7 +3,7 @@
     python benchmarks/atoms/metric.py --only al-fe [--side validation] [--policy metals] [--trust 0.3]
 
 `--policy` is the name of a policy or a bundle's file (`relaxion package RUN NAME --out FILE`), `--trust` the longest
-move in Å. With and without the damping by the last secant (`networks/metric_damping.py`).
+move in Å. With and without the damping by the last secant (`networks/metric/damping.py`).
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import torch
 from agents import SETS, STARTS, settings_of
 
 from relaxion.errors import RelaxionWarning
-from relaxion.networks.metric_policies import MetricPolicy
-from relaxion.relaxing.guard import load
+from relaxion.networks.metric.policies import MetricPolicy
+from relaxion.optimize.choice import load
 from relaxion.structures import Outcome
 from relaxion.training.atom_assessment import AtomAssessed, AtomAssessor
 from relaxion.training.atom_task import atom_task

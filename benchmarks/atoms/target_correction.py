@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from relaxion.agents.td3 import TD3
-from relaxion.physics.corrector import correct
+from relaxion.potentials.corrector import correct
 from relaxion.structures import Move, State
 from relaxion.training import run as runs
 from relaxion.training.atom_trainer import AtomTrainer

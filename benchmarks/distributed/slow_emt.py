@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from relaxion.physics.emt import Emt
+from relaxion.potentials.emt import Emt
 from relaxion.structures import Evaluation, Structures
 
 SECONDS_PER_CALL = 0.25  # a larger cell with a learned potential on one core; DFT takes a thousand times as long

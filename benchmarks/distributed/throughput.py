@@ -24,14 +24,14 @@ import torch
 HERE = Path(__file__).parent
 os.chdir(HERE)  # where collectors look for slow_emt, too
 
+from relaxion.scaling.collectors import Collectors  # noqa: E402
+from relaxion.scaling.collectors.atom_trainer import DistributedAtomTrainer  # noqa: E402
+from relaxion.scaling.collectors.collector import policy_tensors  # noqa: E402
+from relaxion.scaling.collectors.engine import RayEngine  # noqa: E402
+from relaxion.scaling.collectors.messages import Request, arrays, packed, unpacked  # noqa: E402
 from relaxion.training.atom_collector import Collected  # noqa: E402
 from relaxion.training.atom_task import atom_task  # noqa: E402
 from relaxion.training.atom_trainer import AtomTrainer  # noqa: E402
-from relaxion.training.distributed import Collectors  # noqa: E402
-from relaxion.training.distributed.atom_trainer import DistributedAtomTrainer  # noqa: E402
-from relaxion.training.distributed.collector import policy_tensors  # noqa: E402
-from relaxion.training.distributed.engine import RayEngine  # noqa: E402
-from relaxion.training.distributed.parcels import Request, arrays, packed, unpacked  # noqa: E402
 from relaxion.training.recipe import find, settings_from_recipe  # noqa: E402
 from relaxion.training.run_settings import AtomRunSettings  # noqa: E402
 

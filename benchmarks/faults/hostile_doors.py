@@ -39,14 +39,14 @@ from hostile_corpus import (
 
 from relaxion import Relaxer
 from relaxion.agents import TD3
-from relaxion.bundle import bundle as bundles
+from relaxion.bundles import bundle as bundles
+from relaxion.collecting import store as evaluated
 from relaxion.errors import RelaxionError
-from relaxion.experience import evaluated
-from relaxion.many.folder import Folder
-from relaxion.many.inputs import places
-from relaxion.many.settings import ManySettings, calculator_details, policy_weights
-from relaxion.physics.registry import potential
-from relaxion.relaxing.guard import load
+from relaxion.optimize.choice import load
+from relaxion.potentials.registry import potential
+from relaxion.scaling.relax_many.folder import Folder
+from relaxion.scaling.relax_many.inputs import places
+from relaxion.scaling.relax_many.settings import ManySettings, calculator_details, policy_weights
 from relaxion.training import checkpoint
 from relaxion.training.recipe import find, settings_from_recipe
 from relaxion.training.run import make_trainer, read_weights, train
@@ -77,7 +77,7 @@ class Traceback(Exception):
 
 def command(*words: str | Path) -> str:
     """What it printed; Refused with its sentence, Traceback when it was none."""
-    from relaxion.doors.cli import app
+    from relaxion.cli.app import app
 
     out, error = io.StringIO(), io.StringIO()
     code: Any = 0
@@ -156,11 +156,11 @@ def copper(moved: float = 0.1) -> Atoms:
 
 
 def _make_bundles(root: Path) -> None:
-    from relaxion.bundle import ModelCard, PolicyBundle
+    from relaxion.bundles import ModelCard, PolicyBundle
+    from relaxion.bundles.networks import described
     from relaxion.networks.atom_policies import AtomPolicy
-    from relaxion.networks.bundled import described
-    from relaxion.networks.metric import MetricSettings
-    from relaxion.networks.metric_policies import MetricPolicy
+    from relaxion.networks.metric.network import MetricSettings
+    from relaxion.networks.metric.policies import MetricPolicy
     from relaxion.networks.move_actions import MoveActions
     from relaxion.networks.observer import AtomNetworkSettings
 
@@ -192,7 +192,7 @@ def _make_restarts(root: Path) -> None:
 
 
 def _make_store(path: Path) -> None:
-    from relaxion.experience.evaluated import Trajectory, TrajectoryStore
+    from relaxion.collecting.store import Trajectory, TrajectoryStore
 
     store = TrajectoryStore.create(path, {"recipe": "none"})
     generator = torch.Generator().manual_seed(0)
@@ -229,9 +229,9 @@ def _make_many(path: Path) -> None:
     sys.path.insert(0, str(FAULTS.parents[1] / "tests" / "unit" / "many"))
     from inline_crew import InlineCrew
 
-    from relaxion.many.driver import Driver
-    from relaxion.many.settings import WorkerSettings
-    from relaxion.many.summary import make_summary
+    from relaxion.scaling.relax_many.driver import Driver
+    from relaxion.scaling.relax_many.settings import WorkerSettings
+    from relaxion.scaling.relax_many.summary import make_summary
 
     images = [copper(0.05 * number) for number in range(3)]
     images += [Atoms("Xe", positions=[[0, 0, 0]])]  # EMT has no parameters: set aside
@@ -384,7 +384,7 @@ def many_merge(path: Path) -> Any:
 
 
 def many_go_on(path: Path) -> Any:
-    from relaxion.many.summary import make_summary
+    from relaxion.scaling.relax_many.summary import make_summary
 
     file = path.parent.parent / "seeds" / "many.extxyz"
     outside = path.parent / "outside.txt"
@@ -606,8 +606,8 @@ def _many_cases(world: World) -> Iterator[Case]:
 
 def _crafted_frames(door: str, many: Path, shard: str) -> Iterator[Case]:
     """Frames with the right digest and wrong facts."""
-    from relaxion.many.frames import sealed
-    from relaxion.many.merging import SEAL
+    from relaxion.scaling.relax_many.frames import sealed
+    from relaxion.scaling.relax_many.merging import SEAL
 
     lines = (many / shard).read_text().split("\n")
     frame = lines[: int(lines[0]) + 2]

@@ -25,15 +25,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from relaxion.classical.chain import Classical
-from relaxion.classical.guard import Gate, Guard, Knobs, hand_made_gate
-from relaxion.classical.learned_metric import LearnedMetrics
-from relaxion.classical.quasi_newton import QuasiNewtonSettings
-from relaxion.physics.ase import PotentialCalculator
+from relaxion.bench.baselines import ase_calls
+from relaxion.optimize.guard import Gate, Guard, Knobs, hand_made_gate
+from relaxion.optimize.learned import LearnedMetrics
+from relaxion.optimize.quasi_newton import QuasiNewtonSettings
+from relaxion.optimize.stepper import Classical
+from relaxion.potentials.ase import PotentialCalculator
 from relaxion.training.atom_assessment import AtomAssessor
 from relaxion.training.atom_task import AtomTask, atom_task
 from relaxion.training.atom_trainer import AtomTrainer
-from relaxion.training.baselines import ase_calls
 from relaxion.training.metals_assessment import force_calls
 from relaxion.training.run import read_weights, write_agent
 from relaxion.training.run_settings import AtomRunSettings

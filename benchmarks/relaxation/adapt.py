@@ -18,9 +18,9 @@ from ase import Atoms
 from ase.io import read
 
 from relaxion import Relaxer, potential
-from relaxion.networks.metric_policies import MetricPolicy
-from relaxion.relaxing.adaptation import Adaptation
-from relaxion.relaxing.guard import load
+from relaxion.networks.metric.policies import MetricPolicy
+from relaxion.optimize.adaptation import Adaptation
+from relaxion.optimize.choice import load
 
 SEED, FMAX, CAP = 9000, 0.05, 300
 POLICY = "universal"

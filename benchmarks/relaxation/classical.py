@@ -18,20 +18,20 @@ import sys
 from pathlib import Path
 
 from relaxion import Relaxer
-from relaxion.classical.chain import Classical
-from relaxion.classical.quasi_newton import QuasiNewtonSettings
-from relaxion.doors.bench_command import measure
-from relaxion.doors.bench_output import as_markdown, as_plain
-from relaxion.doors.bench_starts import find_starts
-from relaxion.relaxing.measuring.optimizers import (
+from relaxion.bench.optimizers import (
     Contestant,
     classical_contestants,
     our_contestants,
     policy_argument,
 )
-from relaxion.relaxing.measuring.profile import draw_profile
-from relaxion.relaxing.measuring.results import Circumstances, ContestResult
-from relaxion.relaxing.measuring.sets import FIRST_SEED, SETS
+from relaxion.bench.profile import draw_profile
+from relaxion.bench.results import Circumstances, ContestResult
+from relaxion.bench.sets import FIRST_SEED, SETS
+from relaxion.cli.bench import measure
+from relaxion.cli.bench_output import as_markdown, as_plain
+from relaxion.cli.bench_starts import find_starts
+from relaxion.optimize.quasi_newton import QuasiNewtonSettings
+from relaxion.optimize.stepper import Classical
 
 FMAX = 0.05  # eV/Å
 CAP = 500  # force calls

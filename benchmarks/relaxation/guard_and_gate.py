@@ -28,16 +28,16 @@ import torch
 from ase import Atoms
 from ase.filters import FrechetCellFilter
 
-from relaxion.classical.chain import Classical
-from relaxion.classical.guard import OBSERVATION, Gate, Guard, GuardSettings, Knobs
-from relaxion.classical.knobs import gate_of
-from relaxion.classical.learned_metric import LearnedMetrics
-from relaxion.classical.quasi_newton import QuasiNewtonSettings
-from relaxion.networks.metric import MetricNetwork
-from relaxion.networks.metric_policies import MetricPolicy
-from relaxion.physics.ase import PotentialCalculator
-from relaxion.relaxing.guard import load
-from relaxion.relaxing.measuring.sets import FIRST_SEED, SETS
+from relaxion.bench.sets import FIRST_SEED, SETS
+from relaxion.networks.metric.network import MetricNetwork
+from relaxion.networks.metric.policies import MetricPolicy
+from relaxion.optimize.choice import load
+from relaxion.optimize.gate import gate_of
+from relaxion.optimize.guard import OBSERVATION, Gate, Guard, GuardSettings, Knobs
+from relaxion.optimize.learned import LearnedMetrics
+from relaxion.optimize.quasi_newton import QuasiNewtonSettings
+from relaxion.optimize.stepper import Classical
+from relaxion.potentials.ase import PotentialCalculator
 from relaxion.training.metals_assessment import force_calls
 from relaxion.training.metals_packaging import gate_in
 from relaxion.training.packaging import read_weights

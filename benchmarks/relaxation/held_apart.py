@@ -1,4 +1,4 @@
-"""The structures of a file that the universal policy never saw, by the rule of `structures/held_apart.py`.
+"""The structures of a file that the universal policy never saw, by the rule of `structures/splits.py`.
 
     python benchmarks/relaxation/held_apart.py ../shared/data/mp_20.extxyz.gz /tmp/mp.extxyz --most-atoms 16 --number 40
     relaxion bench /tmp/mp.extxyz --calc chgnet --perturb rattle:0.12
@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 from ase.io import write
 
-from relaxion.structures.held_apart import ELEMENTS
-from relaxion.training.collect_settings import KindSettings
-from relaxion.training.collect_starts import file_structures
+from relaxion.collecting.settings import KindSettings
+from relaxion.collecting.starts import file_structures
+from relaxion.structures.splits import ELEMENTS
 
 SEED = 9000
 

@@ -23,7 +23,7 @@ from ase.optimize import BFGS
 from ase.units import Bohr, Hartree
 
 from relaxion import Relaxer
-from relaxion.relaxing.measuring.sets import FIRST_SEED, SETS
+from relaxion.bench.sets import FIRST_SEED, SETS
 
 FMAX, CAP = 0.05, 500  # eV/Å, force calls
 

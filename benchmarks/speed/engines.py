@@ -19,7 +19,7 @@ import torch
 from ase import Atoms
 from ase.build import bulk
 
-from relaxion.physics import potential
+from relaxion.potentials import potential
 from relaxion.structures import Structures
 from relaxion.structures.dataset import read
 

@@ -21,15 +21,16 @@ import torch
 
 import relaxion
 from relaxion.agents.td3 import TD3
-from relaxion.experience import Environment, EnvironmentSettings, PerturbedStarts, fcc_alloys
 from relaxion.experience.batch import Batch
+from relaxion.experience.environment import Environment, EnvironmentSettings
+from relaxion.generators.perturbations import perturbation
+from relaxion.generators.starts import PerturbedStarts, fcc_alloys
 from relaxion.networks.atom_critics import AtomCritics
 from relaxion.networks.atom_policies import AtomPolicy
 from relaxion.networks.move_actions import MoveActions
 from relaxion.networks.observer import AtomNetworkSettings
 from relaxion.networks.surroundings import with_graph
 from relaxion.structures import State
-from relaxion.structures.perturb import perturbation
 
 N_CELLS = 100
 ELEMENTS = ("Al", "Ni", "Cu", "Pd", "Ag", "Pt", "Au")

@@ -20,8 +20,8 @@ from matplotlib.collections import LineCollection
 from PIL import Image
 
 from relaxion import Move, Relaxer, State, Structures, potential
-from relaxion.bundle import find_policy
-from relaxion.networks.bundled import policy_of
+from relaxion.bundles import find_policy
+from relaxion.bundles.networks import policy_of
 
 HERE = Path(__file__).parent
 ORANGE, TEAL = "#d9480f", "#0b7285"

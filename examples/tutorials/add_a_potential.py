@@ -6,7 +6,7 @@ from ase.cluster import Icosahedron
 from ase.io import write
 
 from relaxion import Relaxer, Structures, potential
-from relaxion.physics import PairGraphPotential
+from relaxion.potentials import PairGraphPotential
 from relaxion.structures.structures import per_structure_sum
 
 

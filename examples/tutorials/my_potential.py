@@ -1,6 +1,6 @@
 """A potential of your own; Relaxion finds it by the words `my_potential:make`."""
 
-from relaxion.physics import Morse
+from relaxion.potentials import Morse
 
 
 def make():

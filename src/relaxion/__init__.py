@@ -12,24 +12,24 @@ from typing import TYPE_CHECKING, Any
 from relaxion.version import __version__
 
 if TYPE_CHECKING:
-    from relaxion.doors.view import report
-    from relaxion.physics import potential
-    from relaxion.relaxing import Relaxer
-    from relaxion.relaxing.batch import relax_batch, relax_stream
+    from relaxion.optimize import Relaxer
+    from relaxion.optimize.batch import relax_batch, relax_stream
+    from relaxion.potentials import potential
     from relaxion.structures import Evaluation, Graph, Move, Outcome, State, Structures
+    from relaxion.web.view import report
 
 _HOMES = {
     "Evaluation": "relaxion.structures",
     "Graph": "relaxion.structures",
     "Move": "relaxion.structures",
     "Outcome": "relaxion.structures",
-    "Relaxer": "relaxion.relaxing",
+    "Relaxer": "relaxion.optimize",
     "State": "relaxion.structures",
     "Structures": "relaxion.structures",
-    "potential": "relaxion.physics",
-    "relax_batch": "relaxion.relaxing.batch",
-    "relax_stream": "relaxion.relaxing.batch",
-    "report": "relaxion.doors.view",
+    "potential": "relaxion.potentials",
+    "relax_batch": "relaxion.optimize.batch",
+    "relax_stream": "relaxion.optimize.batch",
+    "report": "relaxion.web.view",
 }
 
 __all__ = [
@@ -50,4 +50,4 @@ def __dir__() -> list[str]:
 
 if "gymnasium" in sys.modules:
     # gymnasium.make("relaxion:Relax-v0") imports this module and expects the environments to be registered then.
-    import_module("relaxion.doors.gym")
+    import_module("relaxion.experience.gym")

@@ -14,7 +14,7 @@ from chromium import Chromium, Sheet, find
 from examples_for_pages import HOSTILE
 from typer.testing import CliRunner
 
-from relaxion.doors.cli import app
+from relaxion.cli.app import app
 
 
 @pytest.fixture(scope="module")  # not longer: a turning structure keeps a core busy, also where nobody looks

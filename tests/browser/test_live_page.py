@@ -17,10 +17,10 @@ from examples_for_pages import HOSTILE
 from pictures import drawn, near, pixels
 from test_report_page import CONTRAST, COPPER, NAMELESS, focus
 
-from relaxion.doors import live_server
-from relaxion.doors.live_board import Board
-from relaxion.doors.live_server import InThread
-from relaxion.doors.watch_run import watched
+from relaxion.web import live_server
+from relaxion.web.live_board import Board
+from relaxion.web.live_server import InThread
+from relaxion.web.watch_run import watched
 from training_runs import ATOMS, train_small
 
 LIVE = "document.documentElement?.dataset.ready === 'true' && document.documentElement.dataset.live === 'open'"

@@ -11,7 +11,7 @@ from chromium import Chromium, Sheet
 from examples_for_pages import HOSTILE, relaxed_copper, thousand_atoms
 from pictures import near, pixels
 
-from relaxion.doors.report_page import LARGEST_BYTES
+from relaxion.web.report_page import LARGEST_BYTES
 
 COPPER, GOLD = (200, 128, 51), (255, 209, 35)
 CONTRAST = (Path(__file__).parent / "contrast.js").read_text()

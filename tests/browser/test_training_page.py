@@ -12,9 +12,9 @@ from examples_for_pages import HOSTILE
 from pictures import drawn, pixels
 from test_report_page import CONTRAST, NAMELESS, focus
 
-from relaxion.doors.report_page import LARGEST_BYTES
-from relaxion.doors.report_training import training_page
-from relaxion.doors.watch_run import watched
+from relaxion.web.report_page import LARGEST_BYTES
+from relaxion.web.report_training import training_page
+from relaxion.web.watch_run import watched
 from training_runs import ATOMS, PENDULUM, train_small
 
 CHOSEN = "[...document.querySelectorAll('.choices button')].findIndex((b) => b.getAttribute('aria-pressed') === 'true')"

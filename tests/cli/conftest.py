@@ -15,7 +15,7 @@ from ase.build import bulk
 from ase.io import write
 from typer.testing import CliRunner
 
-from relaxion.doors.cli import app
+from relaxion.cli.app import app
 
 CALCULATORS = '''
 from pathlib import Path

@@ -10,16 +10,16 @@ import pytest
 from ase import Atoms
 from ase.calculators.emt import EMT
 
-from relaxion.doors.compare import compared, in_words, minima_in_words
-from relaxion.doors.inputs import Job, check_overlaps
-from relaxion.doors.output import full_suffix, stem
-from relaxion.doors.progress import Progress, one_line
-from relaxion.doors.relax_command import _check_count
-from relaxion.doors.sentences import Report, as_json, comparison_table
+from relaxion.bench.runs import Run
+from relaxion.cli.compare import compared, in_words, minima_in_words
+from relaxion.cli.inputs import Job, check_overlaps
+from relaxion.cli.output import full_suffix, stem
+from relaxion.cli.progress import Progress, one_line
+from relaxion.cli.relax import _check_count
+from relaxion.cli.sentences import Report, as_json, comparison_table
 from relaxion.errors import StructureError
-from relaxion.physics import AsePotential, Emt
-from relaxion.relaxing.measuring.counting import CalculatorFailed, CountingCalculator
-from relaxion.relaxing.measuring.runs import Run
+from relaxion.potentials import AsePotential, Emt
+from relaxion.potentials.counting import CalculatorFailed, CountingCalculator
 
 
 def run(calls: int, energy: float = 0.0, outcome: str = "converged", error: str | None = None) -> Run:
@@ -132,7 +132,7 @@ def test_one_line():
 
 def test_plain_progress_speaks_now_and_then(capsys, monkeypatch):
     clock = iter([0.0, 1.0, 6.0, 6.5])
-    monkeypatch.setattr("relaxion.doors.progress.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("relaxion.cli.progress.time.monotonic", lambda: next(clock))
     progress = Progress(quiet=False)
     with progress.line():
         report = progress.reporter("a.xyz", "Relaxion")

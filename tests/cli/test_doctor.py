@@ -12,12 +12,12 @@ import pytest
 import torch
 import typer.main
 
-from relaxion.doors import completion, doctor_checks
-from relaxion.doors.cli import app
-from relaxion.doors.doctor_checks import FAIL, NOTE, OK, WARN, Finding, judged_threads, numbers
-from relaxion.doors.doctor_command import examined
-from relaxion.physics.registry import BUILT_IN, EXTRAS
-from relaxion.relaxing.measuring.optimizers import known_optimizers
+from relaxion.bench.optimizers import known_optimizers
+from relaxion.cli import completion, doctor_checks
+from relaxion.cli.app import app
+from relaxion.cli.doctor import examined
+from relaxion.cli.doctor_checks import FAIL, NOTE, OK, WARN, Finding, judged_threads, numbers
+from relaxion.potentials.registry import BUILT_IN, EXTRAS
 
 COMMANDS = sorted(typer.main.get_command(app).commands)  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -125,7 +125,7 @@ def test_the_shell_is_told(tmp_path):
     """As bash asks: the words so far come by environment variables."""
     environment = {**os.environ, "_RELAXION_COMPLETE": "complete_bash", "COMP_WORDS": "relaxion relax --calc e",
                    "COMP_CWORD": "3"}  # fmt: skip
-    code = "from relaxion.doors.cli import app; app(prog_name='relaxion')"
+    code = "from relaxion.cli.app import app; app(prog_name='relaxion')"
     result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, env=environment, cwd=tmp_path, check=False
     )

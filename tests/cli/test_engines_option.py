@@ -12,7 +12,7 @@ from ase import Atoms
 from ase.build import bulk, fcc111, molecule
 from ase.io import read, write
 
-from relaxion.physics.registry import EXTRAS
+from relaxion.potentials.registry import EXTRAS
 
 
 def start_for(name: str) -> Atoms:

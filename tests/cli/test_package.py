@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from relaxion.bundle import PolicyBundle, find_policy, library
+from relaxion.bundles import PolicyBundle, find_policy, library
+from relaxion.bundles.networks import policy_of
 from relaxion.networks.atom_policies import AtomGaussianPolicy
-from relaxion.networks.bundled import policy_of
 from relaxion.training import checkpoint
 from relaxion.training.recipe import find, overrides, settings_from_recipe
 from relaxion.training.run import train

@@ -9,9 +9,9 @@ from ase import Atoms
 from ase.io import write
 from test_report import data_of, part
 
-from relaxion.doors.race_page import Race, race_page, verdict
-from relaxion.doors.report_page import LARGEST_BYTES
-from relaxion.relaxing.measuring.runs import Run
+from relaxion.bench.runs import Run
+from relaxion.web.race_page import Race, race_page, verdict
+from relaxion.web.report_page import LARGEST_BYTES
 
 
 def test_winner_by_force_calls_counted_inside_the_calculator(relaxion, alloy_file):

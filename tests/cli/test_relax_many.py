@@ -16,7 +16,7 @@ from ase.build import bulk
 from ase.io import read, write
 
 ROOT = Path(__file__).parents[2]
-COMMAND = [sys.executable, "-c", "from relaxion.doors.cli import main; main()"]
+COMMAND = [sys.executable, "-c", "from relaxion.cli.app import main; main()"]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "NO_COLOR": "1"}
 
 

@@ -14,7 +14,7 @@ from ase.constraints import FixAtoms, FixCartesian
 from ase.io import read, write
 from ase.optimize import BFGS
 
-from relaxion.relaxing.guard import decide
+from relaxion.optimize.choice import decide
 
 KEYS = {
     "file", "formula", "converged", "outcome", "force_calls", "energy_ev", "fmax_ev_per_angstrom", "policy",

@@ -17,12 +17,12 @@ from ase.optimize import BFGS
 
 import relaxion as package
 from relaxion import Relaxer
-from relaxion.doors.report_facts import closest_pair, space_group
-from relaxion.doors.report_film import Reel, film_parts
-from relaxion.doors.report_page import LARGEST_BYTES, Page, as_data_block, own_bytes
 from relaxion.errors import FileError, SettingsError
-from relaxion.relaxing.film import Frame
+from relaxion.optimize.film import Frame
 from relaxion.version import __version__
+from relaxion.web.report_facts import closest_pair, space_group
+from relaxion.web.report_film import Reel, film_parts
+from relaxion.web.report_page import LARGEST_BYTES, Page, as_data_block, own_bytes
 
 FILM_BYTES = 330_000
 
@@ -142,8 +142,8 @@ def test_a_page_that_cannot_be_written_is_an_error_but_the_result_is_kept(relaxi
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("relaxion.doors.report_page.Path.write_text", full, raising=True)
-    monkeypatch.setattr("relaxion.doors.output._write_manifest", lambda *_: None)
+    monkeypatch.setattr("relaxion.web.report_page.Path.write_text", full, raising=True)
+    monkeypatch.setattr("relaxion.cli.output._write_manifest", lambda *_: None)
     answer = relaxion("relax", alloy_file, "--report")
     assert answer.code == 1
     assert "the report could not be written" in answer.err

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 import relaxion as package
-from relaxion.doors.report_page import LARGEST_BYTES, as_data_block
-from relaxion.doors.report_training import training_page, training_report
-from relaxion.doors.watch_run import watched
 from relaxion.training.diagnostics import DIAGNOSTICS
+from relaxion.web.report_page import LARGEST_BYTES, as_data_block
+from relaxion.web.report_training import training_page, training_report
+from relaxion.web.watch_run import watched
 from training_runs import ATOMS, PENDULUM, train_small
 
 HOSTILE = "</script><script>window.hacked = 1</script>"

@@ -119,7 +119,7 @@ def test_returns_outside_the_support_are_told(relaxion: Callable[..., Any]) -> N
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_interrupted_from_outside(relaxion: Callable[..., Any], number: signal.Signals, code: int) -> None:
-    command = [sys.executable, "-c", "from relaxion.doors.cli import main; main()", *words(steps=100_000)]
+    command = [sys.executable, "-c", "from relaxion.cli.app import main; main()", *words(steps=100_000)]
     child = subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 60
     while not _has_lines(Path("run/metrics.jsonl"), 3) and time.monotonic() < deadline:

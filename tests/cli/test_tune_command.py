@@ -17,7 +17,7 @@ import pytest
 from relaxion.training.recipe import settings_from_recipe
 from relaxion.training.run import train
 
-CHILD = "import sys; from relaxion.doors.cli import main; sys.exit(main())"
+CHILD = "import sys; from relaxion.cli.app import main; sys.exit(main())"
 SET = {
     "widths": "[8,8]", "warmup_steps": 100, "assessment_starts": 1, "assessment_interval_steps": 0,
     "checkpoint_interval_steps": 50, "log_interval_steps": 50,
@@ -113,7 +113,7 @@ def test_wrong_words(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from relaxion.doors import cli
+    from relaxion.cli import app as cli
 
     monkeypatch.setattr(sys, "argv", ["relaxion", *WORDS, "--out", str(tmp_path / "sweep"), "--trials", "2", *words])
     with pytest.raises(SystemExit) as stop:

@@ -24,17 +24,17 @@ from ase import Atoms
 from ase.build import bulk
 from ase.io import write
 
-from relaxion.doors import live_race, live_race_worker, live_server
-from relaxion.doors.live_board import Board
-from relaxion.doors.live_race import LARGEST_UPLOAD, MOST_ATOMS, Races, read_request, shown_name
-from relaxion.doors.live_race_worker import comment_of, format_of, read_structure
-from relaxion.doors.live_server import InThread
-from relaxion.doors.report_page import LARGEST_BYTES
-from relaxion.doors.watch_run import watched
 from relaxion.errors import FileError, SettingsError, StructureError
+from relaxion.web import live_race, live_race_worker, live_server
+from relaxion.web.live_board import Board
+from relaxion.web.live_race import LARGEST_UPLOAD, MOST_ATOMS, Races, read_request, shown_name
+from relaxion.web.live_race_worker import comment_of, format_of, read_structure
+from relaxion.web.live_server import InThread
+from relaxion.web.report_page import LARGEST_BYTES
+from relaxion.web.watch_run import watched
 from training_runs import ATOMS, PENDULUM, train_small
 
-COMMAND = [sys.executable, "-c", "from relaxion.doors.cli import main; main()"]
+COMMAND = [sys.executable, "-c", "from relaxion.cli.app import main; main()"]
 HOSTILE = "<script>window.hacked = 1</script>"
 
 
@@ -490,7 +490,7 @@ def test_bad_input_is_a_sentence(relaxion, finished: Path) -> None:
 
 
 def test_without_the_extra_it_says_what_to_install(relaxion, finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "relaxion.doors.live_server")
+    monkeypatch.delitem(sys.modules, "relaxion.web.live_server")
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     answer = relaxion("watch", str(finished))
     assert answer.code == 1

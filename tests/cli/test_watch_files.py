@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from relaxion.doors import watch_tail
-from relaxion.doors.watch_history import MOST_POINTS, Curve, History
-from relaxion.doors.watch_run import FINISHED, RUNNING, STOPPED, WAITING, WatchedRun, check_run, watched
-from relaxion.doors.watch_tail import Tail
 from relaxion.errors import FileError, RunError
+from relaxion.web import watch_tail
+from relaxion.web.watch_history import MOST_POINTS, Curve, History
+from relaxion.web.watch_run import FINISHED, RUNNING, STOPPED, WAITING, WatchedRun, check_run, watched
+from relaxion.web.watch_tail import Tail
 
 CALLS = "eval/force_calls_mean"
 

@@ -12,11 +12,12 @@ import pytest
 import torch
 from gymnasium.utils.env_checker import check_env
 
-import relaxion.doors.gym
+import relaxion.experience.gym
 from relaxion.errors import StructureError
-from relaxion.experience import EnvironmentSettings, PackedStarts
+from relaxion.experience.environment import EnvironmentSettings
+from relaxion.generators.starts import PackedStarts
 
-NAMES = list(relaxion.doors.gym.ENVIRONMENTS)
+NAMES = list(relaxion.experience.gym.ENVIRONMENTS)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -142,16 +143,18 @@ def run_fresh(code: str) -> str:
 
 
 def test_module_form_in_a_fresh_interpreter() -> None:
-    made = run_fresh("import gymnasium; print(gymnasium.make('relaxion.doors.gym:Relax-v0').spec.id)")
+    made = run_fresh("import gymnasium; print(gymnasium.make('relaxion.experience.gym:Relax-v0').spec.id)")
     assert made.strip() == "Relax-v0"
 
 
 def test_registering_loads_no_torch_and_twice_is_harmless() -> None:
-    shown = run_fresh("import sys, relaxion.doors.gym as g; g.register_environments(); print('torch' in sys.modules)")
+    shown = run_fresh(
+        "import sys, relaxion.experience.gym as g; g.register_environments(); print('torch' in sys.modules)"
+    )
     assert shown.strip() == "False"
 
 
 def test_registration_does_not_warn() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        relaxion.doors.gym.register_environments()
+        relaxion.experience.gym.register_environments()

@@ -15,7 +15,7 @@ from scipy.spatial.transform import Rotation
 from torch import Tensor
 
 from relaxion.errors import MissingElementError, StructureError
-from relaxion.physics import (
+from relaxion.potentials import (
     AsePotential,
     Emt,
     LennardJones,
@@ -25,8 +25,8 @@ from relaxion.physics import (
     TabulatedEam,
     ZhouEam,
 )
-from relaxion.physics.chgnet import Chgnet
-from relaxion.physics.eam_tables import EamTables
+from relaxion.potentials.chgnet import Chgnet
+from relaxion.potentials.eam_tables import EamTables
 from relaxion.structures import Evaluation, Graph, Move, Structures
 from relaxion.structures.structures import per_structure_sum
 

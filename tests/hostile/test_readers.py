@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 from relaxion.errors import FileError, RelaxionError, SettingsError
 from relaxion.files import Format, decoded
-from relaxion.many.folder import Folder, read_manifest, results
-from relaxion.many.frames import Frame, scan, written
-from relaxion.many.settings import ManySettings
-from relaxion.physics.eam_tables import read_eam_tables
-from relaxion.relaxing.restart import read_restart
+from relaxion.optimize.restart import read_restart
+from relaxion.potentials.eam_tables import read_eam_tables
+from relaxion.scaling.relax_many.folder import Folder, read_manifest, results
+from relaxion.scaling.relax_many.frames import Frame, scan, written
+from relaxion.scaling.relax_many.settings import ManySettings
 from relaxion.structures.dataset import bounded_memory, read
 from relaxion.training.recipe import read_toml, settings_from_recipe
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from relaxion.agents.adam import Adam
-from relaxion.physics import potential
-from relaxion.physics.potential import Potential
+from relaxion.potentials import potential
+from relaxion.potentials.potential import Potential
 from relaxion.structures import Evaluation, Structures
 from relaxion.training.atom_task import AtomTask, atom_task
 from relaxion.training.atom_trainer import AtomTrainer

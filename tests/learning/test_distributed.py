@@ -21,10 +21,10 @@ from test_resume import CHILD, lines, records
 
 from relaxion.errors import CheckpointError, RelaxionWarning, RunError, SettingsError
 from relaxion.files import digest
+from relaxion.scaling.collectors import Collectors, team
+from relaxion.scaling.collectors.atom_trainer import DistributedAtomTrainer
+from relaxion.scaling.collectors.engine import RayEngine, remove_left_behind
 from relaxion.training.atom_task import atom_task
-from relaxion.training.distributed import Collectors, team
-from relaxion.training.distributed.atom_trainer import DistributedAtomTrainer
-from relaxion.training.distributed.engine import RayEngine, remove_left_behind
 from relaxion.training.run import make_trainer, train
 from relaxion.training.run_settings import AtomRunSettings, RunSettings
 
@@ -61,7 +61,7 @@ def contents(out: Path) -> list[object]:
 def test_one_collector_is_the_local_trainer_to_the_bit(agent: str, policy: dict[str, Any], tmp_path: Path) -> None:
     settings = settings_for(agent, **SHORT, **policy)
     local = train(settings, tmp_path / "local")
-    distributed = train(settings, tmp_path / "distributed", collectors=Collectors(1))
+    distributed = train(settings, tmp_path / "distributed", make=Collectors(1).trainer)
     assert distributed.weights_sha256 == local.weights_sha256
     assert distributed.training_force_calls == local.training_force_calls
     assert contents(tmp_path / "distributed") == contents(tmp_path / "local")
@@ -74,20 +74,20 @@ def test_one_collector_is_the_local_trainer_to_the_bit(agent: str, policy: dict[
 @pytest.mark.usefixtures("_ray")
 def test_several_collectors_repeat_to_the_bit_also_through_a_resume(tmp_path: Path) -> None:
     settings = settings_for("td3", **SHORT)
-    straight = train(settings, tmp_path / "straight", collectors=Collectors(3))
+    straight = train(settings, tmp_path / "straight", make=Collectors(3).trainer)
     local = train(settings, tmp_path / "local")
     assert straight.weights_sha256 != local.weights_sha256  # other structures, older weights
     assert straight.steps == local.steps
 
     shorter = settings_for("td3", **{**SHORT, "steps": 44})  # not a whole number of turns of all three
-    train(shorter, tmp_path / "stopped", collectors=Collectors(3))
-    resumed = train(settings, tmp_path / "stopped", resume=True, collectors=Collectors(3))
+    train(shorter, tmp_path / "stopped", make=Collectors(3).trainer)
+    resumed = train(settings, tmp_path / "stopped", resume=True, make=Collectors(3).trainer)
     assert resumed.weights_sha256 == straight.weights_sha256
 
     with pytest.raises(
         CheckpointError, match="this run has 3 collectors, 2 were asked for; go on with --collectors ray:3"
     ):
-        train(settings, tmp_path / "stopped", resume=True, collectors=Collectors(2))
+        train(settings, tmp_path / "stopped", resume=True, make=Collectors(2).trainer)
     with pytest.raises(CheckpointError, match="this run has 3 collectors; go on with --collectors ray:3"):
         train(settings, tmp_path / "stopped", resume=True)
 

@@ -32,7 +32,7 @@ SMALL = {
     "assessment_starts": 2,
     "checkpoint_interval_steps": 30,
 }
-CHILD = "import sys; from relaxion.doors.cli import main; sys.exit(main())"
+CHILD = "import sys; from relaxion.cli.app import main; sys.exit(main())"
 
 
 def settings_for(agent: str) -> RunSettings:

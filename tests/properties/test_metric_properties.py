@@ -22,10 +22,10 @@ from test_equivariance import (
 )
 
 from relaxion.networks.environment_information import INFORMATION
-from relaxion.networks.metric import MetricNetwork, MetricSettings, pulls_of
-from relaxion.networks.metric_dense import dense
-from relaxion.networks.metric_policies import MetricGaussianPolicy, MetricPolicy
-from relaxion.networks.metric_solve import solve
+from relaxion.networks.metric.dense import dense
+from relaxion.networks.metric.network import MetricNetwork, MetricSettings, pulls_of
+from relaxion.networks.metric.policies import MetricGaussianPolicy, MetricPolicy
+from relaxion.networks.metric.solve import solve
 from relaxion.networks.move_actions import MoveActions
 
 KINDS = {

@@ -12,10 +12,10 @@ import pytest
 import torch
 from ase.build import bulk
 
-from relaxion.bundle import ModelCard, PolicyBundle
-from relaxion.bundle.bundle import FORMAT
+from relaxion.bundles import ModelCard, PolicyBundle
+from relaxion.bundles.bundle import FORMAT
+from relaxion.bundles.networks import described, policy_of
 from relaxion.networks.atom_policies import AtomPolicy
-from relaxion.networks.bundled import described, policy_of
 from relaxion.networks.move_actions import MoveActions
 from relaxion.networks.observer import AtomNetworkSettings
 from relaxion.structures import Evaluation, Move, State, Structures

@@ -16,7 +16,7 @@ from ase.build import bulk
 from safetensors.torch import save_file
 from torch import nn
 
-from relaxion.bundle import (
+from relaxion.bundles import (
     CardResult,
     ModelCard,
     Network,
@@ -28,17 +28,17 @@ from relaxion.bundle import (
     uncovered,
     user_folder,
 )
-from relaxion.bundle import (
+from relaxion.bundles import (
     bundle as bundle_module,
 )
+from relaxion.bundles import networks as bundled
+from relaxion.bundles.networks import described, policy_of
 from relaxion.errors import PolicyError
 from relaxion.files import Stored
-from relaxion.networks import bundled
 from relaxion.networks.atom_policies import AtomGaussianPolicy, AtomPolicy
-from relaxion.networks.bundled import described, policy_of
 from relaxion.networks.environment_information import INFORMATION
-from relaxion.networks.metric import MetricSettings
-from relaxion.networks.metric_policies import MetricGaussianPolicy, MetricPolicy
+from relaxion.networks.metric.network import MetricSettings
+from relaxion.networks.metric.policies import MetricGaussianPolicy, MetricPolicy
 from relaxion.networks.move_actions import MoveActions
 from relaxion.networks.observer import AtomNetworkSettings
 from relaxion.structures import Evaluation, Move, State, Structures
@@ -173,8 +173,8 @@ def test_reading_and_rebuilding_load_no_training_code(path: Path) -> None:
     make_bundle().write(path)
     code = f"""
 import sys
-from relaxion.bundle import find_policy
-from relaxion.networks.bundled import policy_of
+from relaxion.bundles import find_policy
+from relaxion.bundles.networks import policy_of
 policy_of(find_policy({str(path)!r}))
 print([n for n in sys.modules if n.startswith(("relaxion.agents", "relaxion.experience", "relaxion.training",
                                                "gymnasium", "e3nn", "tensorboard", "matplotlib"))])

@@ -42,7 +42,7 @@ def look():
     return (torch.get_default_dtype(), torch.get_num_threads(), torch.get_rng_state().sum().item(),
             torch.is_grad_enabled(), numpy.geterr(), numpy.random.get_state()[1].sum(), random.getstate()[1][:9])
 before = look()
-import relaxion, relaxion.structures, relaxion.physics, relaxion.experience, relaxion.relaxing, relaxion.doors.cli
+import relaxion, relaxion.structures, relaxion.potentials, relaxion.experience, relaxion.optimize, relaxion.cli.app
 assert look() == before, (before, look())
 print("same")
 """

@@ -7,7 +7,7 @@ from typing import Any
 
 import typer.main
 
-from relaxion.doors.cli import app
+from relaxion.cli.app import app
 
 
 def reference() -> str:

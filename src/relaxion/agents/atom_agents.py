@@ -16,8 +16,8 @@ from relaxion.agents.vector_agents import AgentSettings
 from relaxion.errors import SettingsError
 from relaxion.networks.atom_critics import AtomCategoricalCritic, AtomCritics
 from relaxion.networks.atom_policies import AtomGaussianPolicy, AtomPolicy
-from relaxion.networks.metric import MetricSettings
-from relaxion.networks.metric_policies import MetricGaussianPolicy, MetricPolicy
+from relaxion.networks.metric.network import MetricSettings
+from relaxion.networks.metric.policies import MetricGaussianPolicy, MetricPolicy
 from relaxion.networks.move_actions import MoveActions
 from relaxion.networks.observer import AtomNetworkSettings
 

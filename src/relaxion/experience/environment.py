@@ -9,11 +9,11 @@ from pydantic import Field
 from torch import Generator, Tensor
 
 from relaxion.errors import StructureError
-from relaxion.experience.starts import Starts
 from relaxion.experience.transition import Source, Transition
-from relaxion.physics.corrector import correct
-from relaxion.physics.potential import Potential
-from relaxion.physics.reward import Reward, largest_force
+from relaxion.generators.starts import Starts
+from relaxion.potentials.corrector import correct
+from relaxion.potentials.potential import Potential
+from relaxion.potentials.reward import Reward, largest_force
 from relaxion.settings import Settings
 from relaxion.structures import Evaluation, Graph, Move, Outcome, State, Structures
 

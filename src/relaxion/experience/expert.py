@@ -13,10 +13,10 @@ import torch
 from pydantic import Field
 from torch import Generator, Tensor
 
-from relaxion.classical.point import Point
-from relaxion.classical.quasi_newton import QuasiNewton, QuasiNewtonSettings, Secant
-from relaxion.classical.springs import Array, Geometry
 from relaxion.experience.transition import Source
+from relaxion.optimize.point import Point
+from relaxion.optimize.quasi_newton import QuasiNewton, QuasiNewtonSettings, Secant
+from relaxion.optimize.springs import Array, Geometry
 from relaxion.settings import Settings
 from relaxion.structures import Move, State
 from relaxion.structures.structures import per_structure_sum

@@ -18,15 +18,15 @@ from gymnasium.spaces import Box
 from numpy.typing import NDArray
 from pydantic import Field
 
-from relaxion.classical.door import read_point
-from relaxion.classical.guard import OBSERVATION, Guard, GuardSettings, MetricSource, hand_made_gate
-from relaxion.classical.knobs import N_KNOBS, knobs_from
-from relaxion.classical.point import Point
-from relaxion.classical.quasi_newton import QuasiNewtonSettings
 from relaxion.errors import StructureError
-from relaxion.experience.starts import Starts
-from relaxion.physics.ase import PotentialCalculator
-from relaxion.physics.potential import Potential
+from relaxion.generators.starts import Starts
+from relaxion.optimize.ase_interface import read_point
+from relaxion.optimize.gate import N_KNOBS, knobs_from
+from relaxion.optimize.guard import OBSERVATION, Guard, GuardSettings, MetricSource, hand_made_gate
+from relaxion.optimize.point import Point
+from relaxion.optimize.quasi_newton import QuasiNewtonSettings
+from relaxion.potentials.ase import PotentialCalculator
+from relaxion.potentials.potential import Potential
 from relaxion.settings import Settings
 
 START_TRIES = 50

@@ -138,3 +138,10 @@ def _pymatgen_adaptor():
     except ImportError as error:
         raise MissingExtraError("pymatgen is not installed; try: pip install 'relaxion[pymatgen]'") from error
     return AseAtomsAdaptor
+
+
+def forget_symmetry(atoms: Atoms) -> None:
+    """Remove what ASE's CIF reader adds and what is no longer true once the atoms have moved."""
+    for key in ("spacegroup", "unit_cell", "occupancy"):
+        atoms.info.pop(key, None)
+    atoms.arrays.pop("spacegroup_kinds", None)

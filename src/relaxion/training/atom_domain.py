@@ -13,8 +13,8 @@ from relaxion.agents.ddpg import DDPG
 from relaxion.agents.sac import SAC
 from relaxion.agents.td3 import TD3
 from relaxion.networks.force_actions import ForceMoveActions
-from relaxion.networks.metric import MetricSettings
-from relaxion.networks.metric_policies import MetricActions
+from relaxion.networks.metric.network import MetricSettings
+from relaxion.networks.metric.policies import MetricActions
 from relaxion.networks.move_actions import MoveActions
 from relaxion.training.run_settings import AtomRunSettings, MetricRunSettings
 

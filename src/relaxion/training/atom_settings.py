@@ -8,8 +8,8 @@ from typing import Any, Literal, Self
 from pydantic import Field
 
 from relaxion.errors import SettingsError
-from relaxion.experience.structure_sources import first_at_hand, potential_at_hand, source_at_hand
-from relaxion.physics.reward import REWARDS, RewardName
+from relaxion.generators.sources import first_at_hand, potential_at_hand, source_at_hand
+from relaxion.potentials.reward import REWARDS, RewardName
 from relaxion.settings import Settings, nearest
 
 

@@ -8,14 +8,15 @@ from dataclasses import dataclass
 from ase import Atoms
 
 from relaxion.errors import MissingElementError, RelaxionWarning, SettingsError
-from relaxion.experience import Environment, PerturbedStarts
+from relaxion.experience.environment import Environment
 from relaxion.experience.structure_replay import capacity_advice
-from relaxion.experience.structure_sources import HeldApart, structure_source
-from relaxion.physics.potential import Potential
-from relaxion.physics.registry import potential
-from relaxion.physics.reward import Reward, RewardSettings
+from relaxion.generators.perturbations import perturbation
+from relaxion.generators.sources import HeldApart, structure_source
+from relaxion.generators.starts import PerturbedStarts
+from relaxion.potentials.potential import Potential
+from relaxion.potentials.registry import potential
+from relaxion.potentials.reward import Reward, RewardSettings
 from relaxion.structures import Structures
-from relaxion.structures.perturb import perturbation
 from relaxion.training.atom_settings import AtomTaskSettings, reward_weights
 from relaxion.training.run_settings import AtomRunSettings
 from relaxion.training.seeds import named_generator

@@ -13,17 +13,17 @@ import torch
 from ase import Atoms
 from ase.filters import FrechetCellFilter
 
-from relaxion.classical.chain import Classical
-from relaxion.classical.door import bare_atoms, read_point
-from relaxion.classical.point import Point
-from relaxion.classical.quasi_newton import QuasiNewtonSettings
-from relaxion.physics import potential
-from relaxion.physics.ase import PotentialCalculator
+from relaxion.bench.baselines import Calls, ase_calls, read_baselines
+from relaxion.generators.metals import ADSORBATES, EAM_METALS, EMT_METALS, KINDS, MetalStarts
+from relaxion.optimize.ase_interface import bare_atoms, read_point
+from relaxion.optimize.point import Point
+from relaxion.optimize.quasi_newton import QuasiNewtonSettings
+from relaxion.optimize.stepper import Classical
+from relaxion.potentials import potential
+from relaxion.potentials.ase import PotentialCalculator
 from relaxion.structures import Structures
 from relaxion.training.assessment import AssessmentStopped
 from relaxion.training.assessment_record import Footage, RelaxationRecord, Relaxed, Shot
-from relaxion.training.baselines import Calls, ase_calls, read_baselines
-from relaxion.training.metric_starts import ADSORBATES, EAM_METALS, EMT_METALS, KINDS, MetalStarts
 from relaxion.training.run_folder import BASELINES, write_json
 
 FMAX = 0.05  # eV/Å

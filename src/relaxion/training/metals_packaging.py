@@ -9,19 +9,19 @@ from typing import Any
 
 import numpy as np
 
-from relaxion.bundle import CardResult, ModelCard, Network, PolicyBundle
-from relaxion.bundle.card import POLICY
-from relaxion.classical.chain import Classical
-from relaxion.classical.guard import Guard
-from relaxion.classical.knobs import GATE, described_gate, gate_of
-from relaxion.classical.learned_metric import LearnedMetrics
-from relaxion.classical.quasi_newton import QuasiNewtonSettings
+from relaxion.bench.baselines import ase_calls
+from relaxion.bundles import CardResult, ModelCard, Network, PolicyBundle
+from relaxion.bundles.card import POLICY
+from relaxion.bundles.networks import network_of, policy_of
 from relaxion.files import Stored
-from relaxion.networks.bundled import network_of, policy_of
-from relaxion.networks.metric_policies import MetricPolicy
-from relaxion.training.baselines import ase_calls
+from relaxion.generators.metals import ADSORBATES, EAM_METALS, EMT_METALS
+from relaxion.networks.metric.policies import MetricPolicy
+from relaxion.optimize.gate import GATE, described_gate, gate_of
+from relaxion.optimize.guard import Guard
+from relaxion.optimize.learned import LearnedMetrics
+from relaxion.optimize.quasi_newton import QuasiNewtonSettings
+from relaxion.optimize.stepper import Classical
 from relaxion.training.metals_assessment import CAP, COMPARED, FMAX, MetalsAssessed, MetalsAssessor
-from relaxion.training.metric_starts import ADSORBATES, EAM_METALS, EMT_METALS
 from relaxion.training.run_settings import MetalsRunSettings
 from relaxion.version import __version__
 

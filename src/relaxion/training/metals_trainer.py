@@ -11,21 +11,21 @@ from typing import Any
 
 from torch import Tensor
 
-from relaxion.classical.chain import Classical
-from relaxion.classical.guard import Gate, Guard
-from relaxion.classical.knobs import begin_at_the_rule, gate_from
-from relaxion.classical.learned_metric import LearnedMetrics
-from relaxion.classical.quasi_newton import QuasiNewtonSettings
 from relaxion.experience.gate_environment import GateEnvironment
 from relaxion.experience.vector_environment import task
 from relaxion.files import Stored, digest, joined
-from relaxion.networks.metric_policies import MetricPolicy
+from relaxion.generators.metals import ADSORBATES, EAM_METALS, EMT_METALS, MetalStarts
+from relaxion.networks.metric.policies import MetricPolicy
 from relaxion.networks.move_actions import MoveActions
-from relaxion.physics import potential
+from relaxion.optimize.gate import begin_at_the_rule, gate_from
+from relaxion.optimize.guard import Gate, Guard
+from relaxion.optimize.learned import LearnedMetrics
+from relaxion.optimize.quasi_newton import QuasiNewtonSettings
+from relaxion.optimize.stepper import Classical
+from relaxion.potentials import potential
 from relaxion.training.diagnostics import Event
 from relaxion.training.metals_assessment import MetalsAssessed, MetalsAssessor
 from relaxion.training.metric_imitation import MetricImitation, Source
-from relaxion.training.metric_starts import ADSORBATES, EAM_METALS, EMT_METALS, MetalStarts
 from relaxion.training.result import RelaxationResult
 from relaxion.training.run_settings import MetalsRunSettings, VectorRunSettings
 from relaxion.training.seeds import named_generator

@@ -13,10 +13,10 @@ from torch import Generator, Tensor
 
 from relaxion.experience.replay import draw_without_replacement
 from relaxion.experience.structure_replay import StructureReplay
-from relaxion.networks.metric import Frame, MetricNetwork, pulls_of
-from relaxion.networks.metric_lessons import way_to
-from relaxion.networks.metric_solve import solve
-from relaxion.networks.metric_stiffness import Unknowns
+from relaxion.networks.metric.lessons import way_to
+from relaxion.networks.metric.network import Frame, MetricNetwork, pulls_of
+from relaxion.networks.metric.solve import solve
+from relaxion.networks.metric.stiffness import Unknowns
 from relaxion.networks.strains import strain_vectors
 from relaxion.networks.surroundings import with_graph
 from relaxion.structures import Move, Outcome, State

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from relaxion.experience.environment import Environment, EnvironmentSettings
-from relaxion.experience.starts import PerturbedStarts
-from relaxion.physics.potential import Potential
-from relaxion.physics.reward import largest_force
+from relaxion.generators.starts import PerturbedStarts
+from relaxion.potentials.potential import Potential
+from relaxion.potentials.reward import largest_force
 from relaxion.structures import Move, Outcome, State, Structures
 from relaxion.training.metric_data import first_state, relax
 

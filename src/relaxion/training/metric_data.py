@@ -14,14 +14,14 @@ from ase import Atoms
 from ase.filters import FrechetCellFilter
 from torch import Tensor
 
-from relaxion.classical.chain import Classical
-from relaxion.classical.door import read_point
-from relaxion.classical.quasi_newton import QuasiNewtonSettings
 from relaxion.experience.environment import Environment
-from relaxion.networks.metric_lessons import Lessons, way_to
-from relaxion.physics.ase import PotentialCalculator
-from relaxion.physics.potential import Potential
-from relaxion.physics.reward import largest_force
+from relaxion.networks.metric.lessons import Lessons, way_to
+from relaxion.optimize.ase_interface import read_point
+from relaxion.optimize.quasi_newton import QuasiNewtonSettings
+from relaxion.optimize.stepper import Classical
+from relaxion.potentials.ase import PotentialCalculator
+from relaxion.potentials.potential import Potential
+from relaxion.potentials.reward import largest_force
 from relaxion.structures import Move, Outcome, State, Structures
 
 

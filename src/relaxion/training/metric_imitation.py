@@ -21,10 +21,10 @@ from relaxion.agents.adam import Adam
 from relaxion.agents.snapshots import restore_snapshot, take_snapshot
 from relaxion.errors import RestartError, RunError
 from relaxion.experience.environment import Environment, EnvironmentSettings
-from relaxion.experience.starts import Starts
-from relaxion.networks.metric_lessons import Lessons, relative_errors
-from relaxion.networks.metric_policies import MetricPolicy
-from relaxion.physics.potential import Potential
+from relaxion.generators.starts import Starts
+from relaxion.networks.metric.lessons import Lessons, relative_errors
+from relaxion.networks.metric.policies import MetricPolicy
+from relaxion.potentials.potential import Potential
 from relaxion.settings import Settings
 from relaxion.structures import Outcome
 from relaxion.training.metric_data import finished_by_core, relax

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from relaxion.networks.metric import MetricShape
+from relaxion.networks.metric.network import MetricShape
 from relaxion.settings import Settings
 from relaxion.training.metric_imitation import ImitationSettings
 

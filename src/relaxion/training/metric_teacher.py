@@ -12,8 +12,8 @@ from relaxion.errors import CheckpointError
 from relaxion.experience.environment import Environment
 from relaxion.experience.structure_replay import StructureReplay
 from relaxion.files import Stored
-from relaxion.networks.metric import MetricSettings
-from relaxion.networks.metric_policies import MetricPolicy
+from relaxion.networks.metric.network import MetricSettings
+from relaxion.networks.metric.policies import MetricPolicy
 from relaxion.training.checkpoint import stored_settings
 from relaxion.training.metric_anchor import ReplaySecants, secant_errors
 from relaxion.training.metric_imitation import MetricImitation, Source

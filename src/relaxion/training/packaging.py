@@ -19,18 +19,18 @@ from typing import Any
 import torch
 from ase.data import chemical_symbols
 
-from relaxion.bundle import CardResult, ModelCard, PolicyBundle
-from relaxion.bundle.card import POLICY
+from relaxion.bench.baselines import ase_calls
+from relaxion.bundles import CardResult, ModelCard, PolicyBundle
+from relaxion.bundles.card import POLICY
+from relaxion.bundles.networks import network_of, policy_of
 from relaxion.errors import RelaxionError, RelaxionWarning, RunError
 from relaxion.files import Stored, json_of, text_of
-from relaxion.networks.bundled import network_of, policy_of
 from relaxion.networks.roles import Policy
 from relaxion.settings import shown
 from relaxion.structures import Outcome
 from relaxion.training import checkpoint
 from relaxion.training.atom_assessment import COMPARED, AtomAssessed, AtomAssessor
 from relaxion.training.atom_task import AtomTask, atom_task
-from relaxion.training.baselines import ase_calls
 from relaxion.training.checkpoint import stored_settings
 from relaxion.training.metals_packaging import bundle_of_metals
 from relaxion.training.recipe import SHIPPED, overrides, settings_from_recipe

@@ -12,7 +12,7 @@ from relaxion.experience.batch import Batch
 from relaxion.experience.environment import EnvironmentSettings
 from relaxion.experience.expert import imitation_distance
 from relaxion.experience.transition import Source
-from relaxion.physics.corrector import correct
+from relaxion.potentials.corrector import correct
 from relaxion.structures import Move, State
 
 Anchor: TypeAlias = Callable[[], Tensor]

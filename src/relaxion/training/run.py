@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,6 @@ from relaxion.training.atom_task import atom_task
 from relaxion.training.atom_trainer import AtomTrainer
 from relaxion.training.curves import leave_curve
 from relaxion.training.diagnostics.alarm_file import AlarmFile
-from relaxion.training.distributed.places import Collectors
 from relaxion.training.interrupts import noticing_interrupts
 from relaxion.training.metals_trainer import MetalsTrainer
 from relaxion.training.records import Clock, Records
@@ -38,6 +38,7 @@ from relaxion.training.universal_trainer import UniversalTrainer
 
 MAY_DIFFER_ON_RESUME = ("steps",)
 
+MakeTrainer = Callable[[RunSettings], RunTrainer]
 OnProgress = Callable[[int, Mapping[str, float]], None]  # step, the newest value of everything logged
 
 
@@ -53,15 +54,18 @@ def train(
     from_weights: Path | None = None,
     force: bool = False,
     on_progress: OnProgress | None = None,
-    collectors: Collectors | None = None,
+    make: MakeTrainer | None = None,
 ) -> Result:
-    """Train in the folder `out` until `settings.training.steps`, and write down everything."""
+    """Train in the folder `out` until `settings.training.steps`, and write down everything.
+
+    `make`: another maker of the trainer, for instance one whose structures are stepped by collectors on Ray.
+    """
     if resume and (force or from_weights is not None):
         raise RunError("a resume goes on where the run stopped: it takes neither --force nor --from-weights")
     folder = RunFolder(out)
     if resume and not folder.checkpoint.exists():
         raise CheckpointError(f"{out} holds no checkpoint to resume from; leave --resume out to begin")
-    trainer = make_trainer(settings, collectors)  # a wrong task is refused before anything is written
+    trainer = (make or make_trainer)(settings)  # a wrong task is refused before anything is written
     old_weights = None if from_weights is None else read_weights(from_weights)
     if not resume and not folder.is_run:
         folder.check_empty()  # a folder that never was a run's gets not even a lock, and --force removes nothing there
@@ -74,42 +78,32 @@ def train(
         return run.go()
 
 
-def make_trainer(settings: RunSettings, collectors: Collectors | None = None) -> RunTrainer:
-    """Who trains on this kind of task. `collectors`: who steps its structures, if not the trainer itself."""
+def make_trainer(settings: RunSettings) -> RunTrainer:
+    """Who trains on this kind of task."""
+    with enough_memory():
+        match settings:
+            case AtomRunSettings():
+                return AtomTrainer(settings, atom_task(settings))
+            case MetalsRunSettings():
+                return MetalsTrainer(settings)
+            case UniversalRunSettings():
+                return UniversalTrainer(settings)
+            case VectorRunSettings():
+                return Trainer(settings, task(settings.training.task))
+    raise TypeError(f"no trainer for {type(settings).__name__}")
+
+
+@contextmanager
+def enough_memory() -> Iterator[None]:
+    """A SettingsError where what is made inside asks for more memory than there is."""
     try:
-        return _made_trainer(settings, collectors)
+        yield
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and "allocate memory" not in str(error):
             raise
         raise SettingsError(
             "replay, networks or structures of these settings ask for more memory than there is; try smaller ones"
         ) from error
-
-
-def _made_trainer(settings: RunSettings, collectors: Collectors | None) -> RunTrainer:
-    if collectors is not None:
-        return _distributed_trainer(settings, collectors)
-    match settings:
-        case AtomRunSettings():
-            return AtomTrainer(settings, atom_task(settings))
-        case MetalsRunSettings():
-            return MetalsTrainer(settings)
-        case UniversalRunSettings():
-            return UniversalTrainer(settings)
-        case VectorRunSettings():
-            return Trainer(settings, task(settings.training.task))
-    raise TypeError(f"no trainer for {type(settings).__name__}")
-
-
-def _distributed_trainer(settings: RunSettings, collectors: Collectors) -> RunTrainer:
-    if not isinstance(settings, AtomRunSettings):
-        raise SettingsError(
-            f'collectors are for task = "relax", where a step costs force calls; a step of {settings.training.task} '
-            "costs less than sending it: leave --collectors out"
-        )
-    from relaxion.training.distributed.atom_trainer import DistributedAtomTrainer
-
-    return DistributedAtomTrainer(settings, atom_task(settings), collectors)
 
 
 def read_weights(path: Path) -> Stored:

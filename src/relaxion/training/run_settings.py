@@ -11,7 +11,7 @@ from relaxion.agents.vector_agents import AGENT_SETTINGS, AgentSettings
 from relaxion.errors import SettingsError
 from relaxion.experience.environment import EnvironmentSettings
 from relaxion.experience.gate_environment import GateTaskSettings
-from relaxion.networks.metric import MetricSettings, MetricShape
+from relaxion.networks.metric.network import MetricSettings, MetricShape
 from relaxion.networks.observer import AtomNetworkSettings
 from relaxion.networks.vector import VectorNetworkSettings
 from relaxion.settings import Settings, nearest

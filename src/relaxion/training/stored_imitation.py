@@ -10,8 +10,8 @@ from torch import Tensor
 
 from relaxion.agents.adam import Adam
 from relaxion.agents.snapshots import restore_snapshot, take_snapshot
-from relaxion.networks.metric_lessons import Lessons, relative_errors
-from relaxion.networks.metric_policies import MetricPolicy
+from relaxion.networks.metric.lessons import Lessons, relative_errors
+from relaxion.networks.metric.policies import MetricPolicy
 from relaxion.training.universal_settings import UniversalSettings
 
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from relaxion.experience.evaluated import Trajectory
-from relaxion.networks.metric_lessons import Lessons, way_to
-from relaxion.physics.reward import largest_force
+from relaxion.collecting.store import Trajectory
+from relaxion.networks.metric.lessons import Lessons, way_to
+from relaxion.potentials.reward import largest_force
 from relaxion.structures import Move, Outcome, State
 from relaxion.training.universal_settings import LessonRule
 

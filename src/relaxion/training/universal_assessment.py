@@ -11,13 +11,13 @@ import numpy as np
 import torch
 from ase.filters import FrechetCellFilter
 
-from relaxion.classical.chain import Classical
-from relaxion.experience.evaluated import Trajectory
-from relaxion.physics import potential
-from relaxion.physics.ase import PotentialCalculator
+from relaxion.bench.baselines import ase_calls, read_baselines
+from relaxion.collecting.store import Trajectory
+from relaxion.optimize.stepper import Classical
+from relaxion.potentials import potential
+from relaxion.potentials.ase import PotentialCalculator
 from relaxion.structures import Structures
 from relaxion.training.assessment import AssessmentStopped
-from relaxion.training.baselines import ase_calls, read_baselines
 from relaxion.training.metals_assessment import CAP, COMPARED, FMAX, MakeChain, force_calls
 from relaxion.training.run_folder import BASELINES, write_json
 from relaxion.training.stored_lessons import largest_forces

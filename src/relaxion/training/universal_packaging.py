@@ -10,18 +10,18 @@ from typing import Any
 import numpy as np
 from ase.data import chemical_symbols
 
-from relaxion.bundle import CardResult, ModelCard, PolicyBundle
-from relaxion.bundle.card import POLICY
-from relaxion.classical.chain import Classical
-from relaxion.classical.guard import Guard
-from relaxion.classical.knobs import GATE, described_steady, gate_of
-from relaxion.classical.learned_metric import LearnedMetrics
-from relaxion.classical.quasi_newton import QuasiNewtonSettings
-from relaxion.experience.evaluated import Trajectory
+from relaxion.bundles import CardResult, ModelCard, PolicyBundle
+from relaxion.bundles.card import POLICY
+from relaxion.bundles.networks import network_of, policy_of
+from relaxion.collecting.store import Trajectory
 from relaxion.files import Stored
-from relaxion.networks.bundled import network_of, policy_of
-from relaxion.networks.metric_policies import MetricPolicy
-from relaxion.structures.held_apart import ELEMENTS as HELD_APART
+from relaxion.networks.metric.policies import MetricPolicy
+from relaxion.optimize.gate import GATE, described_steady, gate_of
+from relaxion.optimize.guard import Guard
+from relaxion.optimize.learned import LearnedMetrics
+from relaxion.optimize.quasi_newton import QuasiNewtonSettings
+from relaxion.optimize.stepper import Classical
+from relaxion.structures.splits import ELEMENTS as HELD_APART
 from relaxion.training.metals_assessment import CAP, COMPARED, FMAX
 from relaxion.training.metals_packaging import CORE
 from relaxion.training.run_settings import UniversalRunSettings

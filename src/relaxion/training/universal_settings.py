@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from pydantic import Field
 
-from relaxion.classical.guard import Knobs, hand_made_gate
+from relaxion.optimize.guard import Knobs, hand_made_gate
 from relaxion.settings import Settings
 
 

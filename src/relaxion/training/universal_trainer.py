@@ -8,15 +8,15 @@ from pathlib import Path
 
 from torch import Tensor
 
-from relaxion.classical.chain import Classical
-from relaxion.classical.guard import Guard
-from relaxion.classical.learned_metric import LearnedMetrics
-from relaxion.classical.quasi_newton import QuasiNewtonSettings
+from relaxion.collecting.store import Trajectory, TrajectoryStore
 from relaxion.errors import RunError
-from relaxion.experience.evaluated import Trajectory, TrajectoryStore
 from relaxion.files import Stored, digest, joined
-from relaxion.networks.metric_policies import MetricPolicy
+from relaxion.networks.metric.policies import MetricPolicy
 from relaxion.networks.move_actions import MoveActions
+from relaxion.optimize.guard import Guard
+from relaxion.optimize.learned import LearnedMetrics
+from relaxion.optimize.quasi_newton import QuasiNewtonSettings
+from relaxion.optimize.stepper import Classical
 from relaxion.training.diagnostics import Event
 from relaxion.training.metals_trainer import LARGEST_STRAIN, LONGEST_MOVE
 from relaxion.training.result import RelaxationResult

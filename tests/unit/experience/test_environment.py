@@ -23,11 +23,11 @@ from relaxion.experience import (
     Source,
     fcc_alloys,
 )  # fmt: skip
-from relaxion.physics.ase import AsePotential
-from relaxion.physics.potential import Potential
-from relaxion.physics.reward import Reward, RewardSettings, largest_force
+from relaxion.generators.perturbations import perturbation
+from relaxion.potentials.ase import AsePotential
+from relaxion.potentials.potential import Potential
+from relaxion.potentials.reward import Reward, RewardSettings, largest_force
 from relaxion.structures import Evaluation, Graph, Move, Outcome, State, Structures
-from relaxion.structures.perturb import perturbation
 
 
 class Wall(Potential):

@@ -10,11 +10,12 @@ from ase.optimize import BFGS
 from relaxion.experience.environment import Environment, EnvironmentSettings
 from relaxion.experience.expert import Expert, ExpertSettings, guided, imitation_distance
 from relaxion.experience.exploration import LinearSchedule
-from relaxion.experience.starts import PerturbedStarts, fcc_alloys
 from relaxion.experience.structure_replay import StructureReplay
 from relaxion.experience.transition import Source
-from relaxion.physics import potential
-from relaxion.structures import Move, Outcome, Structures, perturb
+from relaxion.generators import perturbations as perturb
+from relaxion.generators.starts import PerturbedStarts, fcc_alloys
+from relaxion.potentials import potential
+from relaxion.structures import Move, Outcome, Structures
 
 
 def world(perturbations="rattle:0.12", *, cell_free=False, n_structures=12) -> Environment:

@@ -7,15 +7,15 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 from relaxion import potential
-from relaxion.classical.chain import Classical
-from relaxion.classical.guard import OBSERVATION, Guard
-from relaxion.classical.knobs import N_KNOBS
-from relaxion.classical.quasi_newton import QuasiNewtonSettings
-from relaxion.classical.springs import SpringMetric, SpringSettings
 from relaxion.errors import StructureError
 from relaxion.experience.gate_environment import GateEnvironment, GateTaskSettings
+from relaxion.generators.metals import MetalStarts
+from relaxion.optimize.gate import N_KNOBS
+from relaxion.optimize.guard import OBSERVATION, Guard
+from relaxion.optimize.quasi_newton import QuasiNewtonSettings
+from relaxion.optimize.springs import SpringMetric, SpringSettings
+from relaxion.optimize.stepper import Classical
 from relaxion.training.metals_assessment import force_calls
-from relaxion.training.metric_starts import MetalStarts
 
 NEUTRAL = np.zeros(N_KNOBS, dtype=np.float32)  # the hand-made rule
 CRAWL = np.array([-1, -1, 0, 1, 0], dtype=np.float32)

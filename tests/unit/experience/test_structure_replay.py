@@ -6,10 +6,11 @@ import torch
 from relaxion.errors import SettingsError
 from relaxion.experience.environment import Environment, EnvironmentSettings
 from relaxion.experience.replay import draw_without_replacement
-from relaxion.experience.starts import PackedStarts, PerturbedStarts, fcc_alloys
 from relaxion.experience.structure_replay import NOBODY, StructureReplay, capacity_advice
-from relaxion.physics import potential
-from relaxion.structures import Move, Outcome, State, Structures, perturb
+from relaxion.generators import perturbations as perturb
+from relaxion.generators.starts import PackedStarts, PerturbedStarts, fcc_alloys
+from relaxion.potentials import potential
+from relaxion.structures import Move, Outcome, State, Structures
 
 
 def environment(n_structures=6, max_force_calls=5) -> Environment:

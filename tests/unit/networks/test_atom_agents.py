@@ -14,14 +14,15 @@ from relaxion.agents.d4pg import D4PG, D4PGSettings
 from relaxion.agents.ddpg import DDPG
 from relaxion.agents.sac import SAC
 from relaxion.agents.td3 import TD3
-from relaxion.experience import Environment, EnvironmentSettings, PerturbedStarts
 from relaxion.experience.batch import Batch
+from relaxion.experience.environment import Environment, EnvironmentSettings
+from relaxion.generators.perturbations import perturbation
+from relaxion.generators.starts import PerturbedStarts
 from relaxion.networks.atom_critics import AtomCategoricalCritic, AtomCritics
 from relaxion.networks.atom_policies import AtomGaussianPolicy, AtomPolicy
 from relaxion.networks.move_actions import MoveActions
 from relaxion.networks.observer import AtomNetworkSettings
 from relaxion.structures import Structures
-from relaxion.structures.perturb import perturbation
 
 ACTIONS = MoveActions(0.5, 0.1)
 

@@ -13,14 +13,14 @@ from ase.constraints import FixAtoms
 from torch import Tensor
 
 import relaxion
-from relaxion.classical.springs import Geometry, SpringMetric, SpringSettings
-from relaxion.networks.metric import Frame, MetricNetwork, MetricSettings, pulls_of
-from relaxion.networks.metric_dense import dense
-from relaxion.networks.metric_policies import MetricActions, MetricGaussianPolicy, MetricPolicy
-from relaxion.networks.metric_solve import Method, solve
-from relaxion.networks.metric_stiffness import Stiffness, Unknowns
+from relaxion.networks.metric.dense import dense
+from relaxion.networks.metric.network import Frame, MetricNetwork, MetricSettings, pulls_of
+from relaxion.networks.metric.policies import MetricActions, MetricGaussianPolicy, MetricPolicy
+from relaxion.networks.metric.solve import Method, solve
+from relaxion.networks.metric.stiffness import Stiffness, Unknowns
 from relaxion.networks.move_actions import MoveActions
 from relaxion.networks.strains import strain_matrices, strain_vectors
+from relaxion.optimize.springs import Geometry, SpringMetric, SpringSettings
 from relaxion.structures import Evaluation, Graph, Move, State, Structures
 
 ACTIONS = MoveActions(0.3, 0.05)

@@ -13,14 +13,15 @@ from relaxion.agents.d4pg import D4PG, D4PGSettings
 from relaxion.agents.ddpg import DDPG
 from relaxion.agents.sac import SAC
 from relaxion.agents.td3 import TD3
-from relaxion.experience import Environment, EnvironmentSettings, PerturbedStarts
 from relaxion.experience.batch import Batch
+from relaxion.experience.environment import Environment, EnvironmentSettings
+from relaxion.generators.perturbations import perturbation
+from relaxion.generators.starts import PerturbedStarts
 from relaxion.networks.atom_critics import AtomCategoricalCritic, AtomCritics
-from relaxion.networks.metric import MetricSettings
-from relaxion.networks.metric_policies import MetricActions, MetricGaussianPolicy, MetricPolicy
+from relaxion.networks.metric.network import MetricSettings
+from relaxion.networks.metric.policies import MetricActions, MetricGaussianPolicy, MetricPolicy
 from relaxion.networks.observer import AtomNetworkSettings
 from relaxion.structures import Structures
-from relaxion.structures.perturb import perturbation
 
 ACTIONS = MetricActions(0.5, 0.1)
 CRITIC = AtomNetworkSettings(channels=4)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from relaxion.generators.perturbations import rattle
 from relaxion.structures import Evaluation, Graph, Move, State, Structures
-from relaxion.structures.perturb import rattle
 from relaxion.structures.state import concatenate_graphs, select_graph
 
 

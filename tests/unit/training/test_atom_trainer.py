@@ -16,18 +16,18 @@ from ase.io import write
 from ase.optimize import BFGS
 
 from relaxion.agents.vector_agents import AGENT_SETTINGS
+from relaxion.bench.baselines import ase_calls
 from relaxion.errors import FileError, InputError, MissingElementError, RelaxionWarning, SettingsError, StructureError
 from relaxion.experience.batch import Batch
 from relaxion.experience.environment import EnvironmentSettings
 from relaxion.experience.expert import Expert
 from relaxion.experience.transition import Source
-from relaxion.physics.registry import potential
+from relaxion.potentials.registry import potential
 from relaxion.structures import Move, Outcome, State, Structures
 from relaxion.structures.dataset import composition
 from relaxion.training.atom_settings import reward_weights
 from relaxion.training.atom_task import atom_task
 from relaxion.training.atom_trainer import AtomTrainer
-from relaxion.training.baselines import ase_calls
 from relaxion.training.policy_penalties import PolicyPenalties, deviation, imitation
 from relaxion.training.run import make_trainer, train
 from relaxion.training.run_settings import AtomRunSettings, RunSettings

@@ -19,13 +19,14 @@ from relaxion.agents.ddpg import DDPGSettings
 from relaxion.agents.sac import SACSettings
 from relaxion.agents.td3 import TD3Settings
 from relaxion.experience.environment import Environment, EnvironmentSettings
-from relaxion.experience.starts import PerturbedStarts, fcc_alloys
 from relaxion.experience.structure_replay import StructureReplay
 from relaxion.experience.transition import Source
+from relaxion.generators import perturbations as perturb
+from relaxion.generators.starts import PerturbedStarts, fcc_alloys
 from relaxion.networks.move_actions import MoveActions
 from relaxion.networks.observer import AtomNetworkSettings
-from relaxion.physics import potential
-from relaxion.structures import Move, Outcome, State, Structures, perturb
+from relaxion.potentials import potential
+from relaxion.structures import Move, Outcome, State, Structures
 from relaxion.training.diagnostics import DIAGNOSTICS, RULES, Alarms, Diagnosis, Facts, Seen, standing
 from relaxion.training.diagnostics.alarms import column
 from relaxion.training.diagnostics.measures import closest_pairs, critic_values, gate_factors, lowest_gate_factor

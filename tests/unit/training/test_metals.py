@@ -7,12 +7,12 @@ import json
 import pytest
 import torch
 
-from relaxion.bundle import covers, uncovered
-from relaxion.classical.guard import OBSERVATION
-from relaxion.classical.knobs import N_KNOBS
+from relaxion.bundles import covers, uncovered
 from relaxion.errors import SettingsError
 from relaxion.files import Stored, digest
-from relaxion.relaxing.guard import load
+from relaxion.optimize.choice import load
+from relaxion.optimize.gate import N_KNOBS
+from relaxion.optimize.guard import OBSERVATION
 from relaxion.training.metals_trainer import MetalsTrainer
 from relaxion.training.packaging import bundle_from_run
 from relaxion.training.recipe import find, settings_from_recipe

@@ -10,16 +10,16 @@ from ase.build import bulk
 import relaxion
 from relaxion.errors import SettingsError
 from relaxion.experience.environment import Environment, EnvironmentSettings
-from relaxion.experience.starts import PerturbedStarts
-from relaxion.networks.metric import MetricSettings
-from relaxion.networks.metric_lessons import Lessons, relative_errors, way_to
-from relaxion.networks.metric_policies import MetricPolicy
+from relaxion.generators.metals import ADSORBATES, EAM_METALS, KINDS, MetalStarts
+from relaxion.generators.starts import PerturbedStarts
+from relaxion.networks.metric.lessons import Lessons, relative_errors, way_to
+from relaxion.networks.metric.network import MetricSettings
+from relaxion.networks.metric.policies import MetricPolicy
 from relaxion.networks.move_actions import MoveActions
 from relaxion.structures import Move, Outcome, Structures
 from relaxion.training.metric_assessment import PlainLoop
 from relaxion.training.metric_data import finished_by_core, first_state, relax
 from relaxion.training.metric_imitation import ImitationSettings, MetricImitation, Source
-from relaxion.training.metric_starts import ADSORBATES, EAM_METALS, KINDS, MetalStarts
 
 SETTINGS = MetricSettings(channels=8, n_hidden=8, n_layers=1, cutoff_angstrom=4.0)
 TINY = MetalStarts(elements=("Cu", "Ni"), sizes=(2, 4), rattle_angstrom=(0.05, 0.15))

@@ -13,17 +13,17 @@ from ase.calculators.emt import EMT
 
 from relaxion import Relaxer
 from relaxion.agents.vector_agents import AGENT_SETTINGS
-from relaxion.classical.guard import Guard
-from relaxion.classical.learned_metric import LearnedMetrics
 from relaxion.errors import CheckpointError, RunError, SettingsError
-from relaxion.experience.structure_sources import Together, source_at_hand, structure_source
 from relaxion.experience.transition import Source
 from relaxion.files import Stored
-from relaxion.networks.metric_policies import MetricGaussianPolicy, MetricPolicy
-from relaxion.networks.metric_stiffness import Unknowns
+from relaxion.generators.sources import Together, source_at_hand, structure_source
+from relaxion.networks.metric.policies import MetricGaussianPolicy, MetricPolicy
+from relaxion.networks.metric.stiffness import Unknowns
 from relaxion.networks.strains import strain_vectors
-from relaxion.physics.registry import potential
-from relaxion.physics.reward import largest_force
+from relaxion.optimize.guard import Guard
+from relaxion.optimize.learned import LearnedMetrics
+from relaxion.potentials.registry import potential
+from relaxion.potentials.reward import largest_force
 from relaxion.structures import Move, Outcome
 from relaxion.training.atom_task import atom_task
 from relaxion.training.atom_trainer import AtomTrainer

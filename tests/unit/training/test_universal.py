@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from relaxion.bundle import PolicyBundle
+from relaxion.bundles import PolicyBundle
+from relaxion.collecting.collect import collect
+from relaxion.collecting.settings import CollectSettings
+from relaxion.collecting.store import TrajectoryStore
 from relaxion.errors import FileError, RunError
-from relaxion.experience.evaluated import TrajectoryStore
 from relaxion.files import Stored, digest
 from relaxion.structures import Outcome
-from relaxion.training.collect import collect
-from relaxion.training.collect_settings import CollectSettings
 from relaxion.training.packaging import bundle_from_run
 from relaxion.training.run import train
 from relaxion.training.run_settings import RunSettings

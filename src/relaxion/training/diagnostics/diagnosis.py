@@ -11,7 +11,7 @@ from torch import Tensor
 
 from relaxion.experience.structure_replay import StructureReplay
 from relaxion.experience.transition import Source, Transition
-from relaxion.physics.reward import largest_force
+from relaxion.potentials.reward import largest_force
 from relaxion.structures import Outcome, State
 from relaxion.training.diagnostics import measures
 from relaxion.training.diagnostics.alarms import Alarms, Event

@@ -1,0 +1,245 @@
+"""`relaxion relax-many`, `status` and `merge`."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from relaxion.cli.interrupts import Interrupts
+from relaxion.cli.progress import say, tell
+from relaxion.cli.request import make_potential
+from relaxion.errors import MissingStressError, PolicyError, RelaxionError, SettingsError, UnknownPotentialError
+from relaxion.files import json_of
+from relaxion.potentials.ase import AsePotential
+from relaxion.scaling.relax_many.driver import Driver, Tally
+from relaxion.scaling.relax_many.folder import PROGRESS, Folder, is_locked, read_manifest
+from relaxion.scaling.relax_many.inputs import check_files
+from relaxion.scaling.relax_many.merging import merge
+from relaxion.scaling.relax_many.settings import ManySettings, WorkerSettings, calculator_details, policy_weights
+from relaxion.scaling.relax_many.summary import Counts, make_summary, read_counts
+from relaxion.scaling.relax_many.workers import Crew, make_crew, parse_workers
+
+CONVERGED, ERROR, USAGE, NOT_CONVERGED = 0, 1, 2, 3
+SECONDS_BETWEEN_LINES = 5.0
+
+
+@dataclass(frozen=True)
+class ManyRequest:
+    """What the user of `relax-many` asked for."""
+
+    files: tuple[Path, ...]
+    out: Path
+    calculator: str
+    policy: str
+    allow_unseen: bool
+    fmax: float
+    steps: int
+    free_cell: bool
+    workers: str
+    batch_size: int
+    time_limit_seconds: float | None
+    retry_failed: bool
+    as_json: bool
+    quiet: bool
+
+
+def relax_many(request: ManyRequest) -> int:
+    """Do it, or go on with it, and return the exit code."""
+    with Interrupts() as interrupts:
+        try:
+            return _relax_many(request, interrupts)
+        except KeyboardInterrupt:
+            say("relaxion: interrupted; run the same command again to go on")
+            return interrupts.exit_code
+        except (SettingsError, UnknownPotentialError, PolicyError, MissingStressError) as error:
+            say(f"relaxion: {error}")
+            return USAGE
+        except RelaxionError as error:
+            say(f"relaxion: {error}")
+            return ERROR
+
+
+def _relax_many(request: ManyRequest, interrupts: Interrupts) -> int:
+    files = list(request.files) or _known_files(request.out)
+    parse_workers(request.workers)
+    worker, chunk_size = _worker_settings(request)
+    check_files(files)
+    with Folder(request.out, worker.many, files) as folder:
+        if folder.torn_bytes:
+            say(f"relaxion: the last shard ended in {folder.torn_bytes} bytes of a frame that was never whole: cut off")
+        if request.retry_failed and (number := folder.forget_failures()):
+            say(f"relaxion: {number} structures that were set aside are tried again")
+        with make_crew(request.workers, worker) as crew:
+            tally, interrupted = _drive(request, interrupts, folder, crew, worker, files, chunk_size)
+        counts = make_summary(request.out)
+    _announce(request, tally, counts)
+    if interrupted:
+        say("relaxion: interrupted; every result so far is safe, run the same command again to go on")
+        return interrupts.exit_code
+    if counts.failed:
+        return ERROR
+    return CONVERGED if counts.converged == counts.structures else NOT_CONVERGED
+
+
+def _known_files(out: Path) -> list[Path]:
+    try:
+        return [Path(file) for file in read_manifest(out)["files"]]
+    except RelaxionError as error:
+        raise SettingsError(f"no input: name structure files ({error})") from error
+
+
+def _worker_settings(request: ManyRequest) -> tuple[WorkerSettings, int]:
+    """Checked before anything is begun: the calculator is made once here too."""
+    if request.steps < 0:
+        raise SettingsError(f"--steps is 0 or more, got {request.steps}; try --steps 500")
+    limit = request.time_limit_seconds
+    if limit is not None and not (math.isfinite(limit) and limit > 0):
+        raise SettingsError(f"--time-limit is a time in seconds above 0, got {limit}; try --time-limit 600")
+    if not (math.isfinite(request.fmax) and request.fmax > 0):
+        raise SettingsError(f"--fmax is a force in eV/Å above 0, got {request.fmax}; try --fmax 0.05")
+    weights = policy_weights(request.policy)
+    made = make_potential(request.calculator)
+    if request.free_cell and not made.has_stress:
+        raise MissingStressError(
+            f"--cell: calculator {made.name} gives no stress; leave --cell away, or try --calc emt"
+        )
+    many = ManySettings(
+        calculator=request.calculator,
+        calculator_details=calculator_details(request.calculator, made),
+        policy=request.policy,
+        policy_weights=weights,
+        allow_unseen=request.allow_unseen,
+        fmax_ev_per_angstrom=request.fmax,
+        free_cell=request.free_cell,
+        max_force_calls=request.steps + 1,
+    )
+    worker = WorkerSettings(many=many, time_limit_seconds=limit, batch_size=request.batch_size, folder=str(Path.cwd()))
+    return worker, 1 if isinstance(made, AsePotential) else 2 * request.batch_size
+
+
+def _drive(
+    request: ManyRequest,
+    interrupts: Interrupts,
+    folder: Folder,
+    crew: Crew,
+    worker: WorkerSettings,
+    files: list[Path],
+    chunk_size: int,
+) -> tuple[Tally, bool]:
+    progress = _Lines(quiet=request.quiet)
+    driver = Driver(
+        folder=folder,
+        crew=crew,
+        settings=worker.many,
+        files=files,
+        chunk_size=chunk_size,
+        time_limit_seconds=worker.time_limit_seconds,
+        stop=lambda: interrupts.noticed,
+        report=progress,
+    )
+    with interrupts.held():
+        tally = driver.run()
+    return tally, interrupts.noticed
+
+
+class _Lines:
+    """A line on stderr now and then."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        self._quiet, self._said = quiet, time.monotonic()
+
+    def __call__(self, tally: Tally) -> None:
+        if self._quiet or time.monotonic() - self._said < SECONDS_BETWEEN_LINES:
+            return
+        self._said = time.monotonic()
+        rate = (tally.relaxed + tally.failed) / max(tally.seconds, 1e-9)
+        say(f"relaxion: {_in_words(tally)}, {rate:.1f} per s")
+
+
+def _in_words(tally: Tally) -> str:
+    words = [f"{tally.relaxed} relaxed"]
+    words += [f"{tally.already} there already"] * bool(tally.already)
+    words += [f"{tally.failed} set aside"] * bool(tally.failed)
+    words += [f"{tally.worker_deaths} workers died and were replaced"] * bool(tally.worker_deaths)
+    more = "" if tally.input_read else " so far"
+    return f"{', '.join(words)}, of {tally.read} structures read{more}"
+
+
+def _announce(request: ManyRequest, tally: Tally, counts: Counts) -> None:
+    if request.as_json:
+        tell(json.dumps({**_plain(counts), "this_run": tally.plain()}))
+        return
+    tell(f"{request.out}: {_counts_in_words(counts)}")
+    if counts.failed:
+        say(f"relaxion: {counts.failed} structures were set aside; {request.out}/failed/*/reason.json say why")
+
+
+def _plain(counts: Counts) -> dict[str, Any]:
+    return {**vars(counts), "doubles": counts.doubles}
+
+
+def _counts_in_words(counts: Counts) -> str:
+    words = [f"{counts.relaxed} relaxed ({counts.converged} converged)"]
+    words += [f"{counts.failed} set aside"] * bool(counts.failed)
+    words += [f"{counts.waiting} waiting"] * bool(counts.waiting)
+    doubles = f", {counts.doubles} of them doubles" if counts.doubles else ""
+    return f"{', '.join(words)}; {counts.places} structures in the input{doubles}"
+
+
+def status(path: Path, *, as_json: bool) -> int:
+    """How a folder of results stands, also while a run goes on."""
+    try:
+        manifest = read_manifest(path)
+        counts, process = read_counts(path), is_locked(path)
+    except RelaxionError as error:
+        say(f"relaxion: {error}")
+        return ERROR
+    run = _last_run(path)
+    if as_json:
+        plain = {"running": process is not None, "process": process, **_plain(counts), "last_run": run}
+        tell(json.dumps({**plain, "settings": manifest["settings"]}))
+        return CONVERGED
+    state = "nobody works here" if process is None else f"process {process} works here"
+    if process is None and (counts.waiting or not run.get("input_read", True)):
+        state += " and the work is not done: run the same relax-many again"
+    tell(f"{path}: {_counts_in_words(counts)}; {state}")
+    if process is not None and run.get("seconds"):
+        relaxed, failed = run.get("relaxed", 0), run.get("failed", 0)
+        rate = (relaxed + failed) / run["seconds"]
+        words = f"{relaxed} relaxed, {failed} set aside in {run['seconds']:.0f} s"
+        tell(f"this run: {words} ({rate:.1f} per s)")
+    return CONVERGED
+
+
+def _last_run(path: Path) -> dict[str, Any]:
+    try:
+        plain = json_of(path / PROGRESS)
+    except (OSError, ValueError):
+        return {}
+    if not isinstance(plain, dict):
+        return {}
+    numbers = all(isinstance(plain.get(name, 0), int | float) for name in ("relaxed", "failed", "seconds"))
+    return plain if numbers else {}
+
+
+def merge_results(path: Path, out: Path, *, force: bool) -> int:
+    """One file of everything."""
+    try:
+        read_manifest(path)
+        merged = merge(path, out, force=force)
+    except RelaxionError as error:
+        say(f"relaxion: {error}")
+        return ERROR
+    tell(f"{out}: {merged.written} structures")
+    if merged.failed:
+        say(f"relaxion: {merged.failed} structures have no result ({path}/failed)")
+    if merged.waiting:
+        say(f"relaxion: {merged.waiting} structures are not relaxed yet; run relax-many again, then merge with --force")
+        return NOT_CONVERGED
+    sys.stdout.flush()
+    return CONVERGED

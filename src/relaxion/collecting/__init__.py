@@ -1,0 +1,1 @@
+"""The store of evaluated structures, and who fills it."""

@@ -1,0 +1,396 @@
+"""`relaxion collect`: relax many starts with dear potentials on several processes, and keep all that was evaluated.
+
+Which start is whose is decided by its key alone, and done is what stands in the store. So a collection that was killed
+goes on where it was, on as many processes as one likes, and does nothing twice.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import queue
+import signal
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from multiprocessing import get_context
+from multiprocessing.queues import Queue
+from multiprocessing.synchronize import Event
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from relaxion.bundles import PolicyBundle
+from relaxion.bundles.library import find_file
+from relaxion.bundles.networks import policy_of
+from relaxion.collecting.relaxing import MakeChain, Pool, Skipped
+from relaxion.collecting.settings import CollectSettings
+from relaxion.collecting.starts import file_structures, make_start
+from relaxion.collecting.store import Trajectory, TrajectoryStore
+from relaxion.errors import FileError, PolicyError, RelaxionError, RelaxionWarning, RunError
+from relaxion.networks.metric.policies import MetricPolicy
+from relaxion.optimize.guard import Guard
+from relaxion.optimize.learned import LearnedMetrics
+from relaxion.optimize.quasi_newton import QuasiNewtonSettings
+from relaxion.optimize.stepper import Classical
+from relaxion.potentials import potential
+from relaxion.structures import Outcome
+
+LOCK, WORKERS_LOCK = ".collecting", ".working"
+
+
+@dataclass(frozen=True)
+class Job:
+    """One start by name."""
+
+    kind: str
+    number: int
+    key: str
+
+
+@dataclass
+class Progress:
+    """How far a collection is."""
+
+    wanted: int
+    done_before: int
+    began: float = field(default_factory=time.monotonic)
+    trajectories: int = 0
+    converged: int = 0
+    skipped: int = 0
+    force_calls: int = 0
+    cpu_seconds: float = 0.0
+
+    @property
+    def done(self) -> int:
+        return self.done_before + self.trajectories + self.skipped
+
+    @property
+    def per_minute(self) -> float:
+        return 60 * (self.trajectories + self.skipped) / max(time.monotonic() - self.began, 1e-9)
+
+    def add(self, news: Mapping[str, float]) -> None:
+        for name, value in news.items():
+            setattr(self, name, getattr(self, name) + value)
+
+
+@dataclass(frozen=True)
+class KindSummary:
+    """What the store holds of one kind."""
+
+    engine: str
+    trajectories: int
+    converged_share: float
+    free_cell_share: float
+    mean_calls_converged: float
+    mean_n_atoms: float
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What the store holds, and what it took."""
+
+    complete: bool
+    trajectories: int
+    structures: int
+    skipped: Mapping[str, int]
+    force_calls: int
+    cpu_seconds: float
+    kinds: Mapping[str, KindSummary]
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def lines(self) -> list[str]:
+        """For people."""
+        share = "" if self.complete else "; not complete: the same command goes on"
+        skipped = ", ".join(f"{number} {reason}" for reason, number in sorted(self.skipped.items())) or "none"
+        first = (
+            f"{self.trajectories} relaxations, {self.structures} structures, {self.force_calls} force calls, "
+            f"{self.cpu_seconds:.0f} s of CPU; skipped: {skipped}{share}"
+        )
+        return [first] + [
+            f"  {name} ({k.engine}): {k.trajectories}, {k.converged_share:.0%} converged in "
+            f"{k.mean_calls_converged:.1f} calls, {k.free_cell_share:.0%} free cells, {k.mean_n_atoms:.1f} atoms"
+            for name, k in self.kinds.items()
+        ]
+
+
+OnProgress = Callable[[Progress], None]
+
+
+def collect(
+    settings: CollectSettings,
+    out: Path,
+    *,
+    workers: int = 1,
+    limit_minutes: float | None = None,
+    policy: str | None = None,
+    on_progress: OnProgress | None = None,
+    stop: Callable[[], bool] | None = None,
+) -> Summary:
+    """Do what the store lacks, or as much of it as the time allows; `stop` is asked about twice a second."""
+    settings = _present(settings)
+    chain_maker(policy)  # complaints come before work, and from this process
+    store = _store(settings, out)
+    with _alone(out):
+        store.sweep()
+        todo, wanted = _lacking(settings, store), sum(own.number for own in settings.kinds.values())
+        progress = Progress(wanted, wanted - len(todo))
+        if todo:
+            tell, asked = on_progress or (lambda _: None), stop or (lambda: False)
+            _work(settings, store, workers, limit_minutes, policy, progress, tell, asked)
+    return summary(store, settings)
+
+
+def jobs(settings: CollectSettings) -> list[Job]:
+    """All of them, kinds mixed in proportion: whatever part is done is a small collection of its own."""
+    placed = []
+    for kind, own in settings.kinds.items():
+        placed += [
+            ((number + 0.5) / own.number, Job(kind, number, settings.key(kind, number))) for number in range(own.number)
+        ]
+    return [job for _, job in sorted(placed, key=lambda pair: (pair[0], pair[1].kind))]
+
+
+def _lacking(settings: CollectSettings, store: TrajectoryStore) -> list[Job]:
+    done = store.keys()
+    return [job for job in jobs(settings) if job.key not in done]
+
+
+def _late(deadline: float | None) -> bool:
+    return deadline is not None and time.time() > deadline
+
+
+def _present(settings: CollectSettings) -> CollectSettings:
+    """Without the kinds whose files are not there."""
+    kinds = {}
+    for name, own in settings.kinds.items():
+        if own.make == "file" and own.number and not file_structures(own, settings.side):
+            files = ", ".join(own.files)
+            warnings.warn(f"no structure for '{name}' in {files}: this kind is left out", RelaxionWarning, stacklevel=2)
+            continue
+        kinds[name] = own
+    if not kinds:
+        raise FileError("none of the recipe's files is there; nothing to collect")
+    return settings.model_copy(update={"kinds": kinds})
+
+
+def _store(settings: CollectSettings, out: Path) -> TrajectoryStore:
+    description = settings.model_dump(mode="json")
+    if not out.exists() or not any(out.iterdir()):
+        return TrajectoryStore.create(out, description)
+    store = TrajectoryStore.open(out)
+    if store.description.get("side") != settings.side:
+        raise RunError(
+            f"the store {out} holds structures for {store.description.get('side')}, not for {settings.side}; "
+            "take another folder"
+        )
+    return store
+
+
+@contextmanager
+def _alone(out: Path) -> Iterator[None]:
+    """Two collections into one store would do everything twice. (Others may append; their keys are their own.)"""
+    with (out / LOCK).open("w") as file, (out / WORKERS_LOCK).open("w") as workers:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise RunError(
+                f"another 'relaxion collect' is busy with {out}; wait for it, or stop it and take more workers"
+            ) from error
+        fcntl.flock(workers, fcntl.LOCK_EX)  # those of a parent that was killed still write what they have
+        fcntl.flock(workers, fcntl.LOCK_UN)
+        yield
+
+
+def _work(
+    settings: CollectSettings,
+    store: TrajectoryStore,
+    workers: int,
+    limit_minutes: float | None,
+    policy: str | None,
+    progress: Progress,
+    on_progress: OnProgress,
+    asked_to_stop: Callable[[], bool],
+) -> None:
+    deadline = None if limit_minutes is None else time.time() + 60 * limit_minutes
+    if workers == 1:  # here: no second process to start and to look after
+
+        def tell(news: Mapping[str, float]) -> None:
+            progress.add(news)
+            on_progress(progress)
+
+        Shift(settings, store, _lacking(settings, store), chain_maker(policy), tell).run(
+            lambda: asked_to_stop() or _late(deadline)
+        )
+        return
+    context = get_context("spawn")  # torch's threads do not survive a fork
+    news: Queue[Mapping[str, float] | str] = context.Queue()
+    stop = context.Event()
+    team = [
+        context.Process(
+            target=_worker,
+            args=(settings, store.path, n, workers, deadline, policy, stop, news, os.getpid()),
+            daemon=True,
+        )
+        for n in range(workers)
+    ]
+    for process in team:
+        process.start()
+    while any(process.is_alive() for process in team) or not news.empty():
+        if asked_to_stop():
+            stop.set()
+        try:
+            message = news.get(timeout=0.5)
+        except queue.Empty:
+            continue
+        if isinstance(message, str):
+            stop.set()
+            _join(team)
+            raise RunError(message)
+        progress.add(message)
+        on_progress(progress)
+    _join(team)
+    if broken := [process.exitcode for process in team if process.exitcode]:
+        raise RunError(
+            f"a worker ended with code {broken[0]} (out of memory?); what was written is safe, the same command goes on"
+        )
+
+
+def _join(team: Sequence[Any]) -> None:
+    for process in team:
+        process.join()
+
+
+def _worker(
+    settings: CollectSettings,
+    path: Path,
+    own: int,
+    workers: int,
+    deadline: float | None,
+    policy: str | None,
+    stop: Event,
+    news: Queue[Mapping[str, float] | str],
+    parent: int,
+) -> None:
+    """One process: its share of what the store lacks."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # they may reach all processes of a group; the parent decides
+        signal.signal(number, signal.SIG_IGN)
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")  # of potentials; the parent has told its own
+    working = (path / WORKERS_LOCK).open("w")
+    fcntl.flock(working, fcntl.LOCK_SH)
+    if os.getppid() != parent:  # killed before we had the lock: somebody else may be at work already
+        return
+    store = TrajectoryStore.open(path)
+    todo = [job for job in _lacking(settings, store) if int(job.key[:8], 16) % workers == own]
+
+    def over() -> bool:
+        return stop.is_set() or os.getppid() != parent or _late(deadline)
+
+    try:
+        Shift(settings, store, todo, chain_maker(policy), news.put).run(over)
+    except RelaxionError as error:
+        news.put(str(error))
+    finally:
+        working.close()
+
+
+class Shift:
+    """What one process does: pools of relaxations, one for each engine, whose results go into the store."""
+
+    def __init__(
+        self,
+        settings: CollectSettings,
+        store: TrajectoryStore,
+        todo: Sequence[Job],
+        make_chain: MakeChain,
+        tell: Callable[[Mapping[str, float]], None],
+    ) -> None:
+        self.settings, self.store, self.tell = settings, store, tell
+        engines = list(dict.fromkeys(settings.kinds[job.kind].engine for job in todo))
+        own = {engine: [job for job in todo if settings.kinds[job.kind].engine == engine] for engine in engines}
+        self.pools = [
+            Pool(
+                potential(engine),
+                engine,
+                settings,
+                (make_start(settings, job.kind, job.number) for job in own[engine]),
+                make_chain,
+            )
+            for engine in engines
+        ]
+        self.sizes = [len(own[engine]) for engine in engines]
+        self.finished: list[Trajectory | Skipped] = []
+        self.written_at, self.cpu_at, self.calls_at = time.monotonic(), time.process_time(), 0
+
+    def run(self, over: Callable[[], bool]) -> None:
+        """Until all is done or `over` says so; what is finished is written then too."""
+        while not over() and (pools := [k for k, pool in enumerate(self.pools) if not pool.done]):
+            behind = min(pools, key=lambda k: self.pools[k].ended / self.sizes[k])  # engines keep step
+            self.finished += self.pools[behind].advance()
+            late = time.monotonic() - self.written_at > self.settings.seconds_per_shard
+            if len(self.finished) >= self.settings.structures_per_shard or late:
+                self._write()
+        self._write()
+
+    def _write(self) -> None:
+        trajectories = [found for found in self.finished if isinstance(found, Trajectory)]
+        skipped = {found.key: f"{found.reason} ({found.kind})" for found in self.finished if isinstance(found, Skipped)}
+        calls, cpu = sum(pool.potential.calls for pool in self.pools), time.process_time()
+        cost = {"force_calls": calls - self.calls_at, "cpu_seconds": cpu - self.cpu_at}
+        self.store.append(trajectories, skipped, cost)
+        self.finished, self.written_at = [], time.monotonic()
+        if trajectories or skipped:  # what was spent in between goes with the next shard
+            self.calls_at, self.cpu_at = calls, cpu
+            converged = sum(found.outcome == Outcome.CONVERGED for found in trajectories)
+            self.tell({"trajectories": len(trajectories), "converged": converged, "skipped": len(skipped), **cost})
+
+
+def chain_maker(policy: str | None) -> MakeChain:
+    """Who relaxes: the classical core, or a metric of a bundle under guard, so that data comes from where it goes."""
+    settings = QuasiNewtonSettings()
+    if policy is None:
+        return lambda: Classical(settings)
+    bundle = PolicyBundle.read(find_file(policy, ()))
+    network = policy_of(bundle)
+    if not isinstance(network, MetricPolicy):
+        raise PolicyError(f"the policy {bundle.name} is no metric; collect with one, or with the classical core")
+    return lambda: Classical(settings, quasi_newton=Guard(settings, LearnedMetrics(network.network)))
+
+
+def summary(store: TrajectoryStore, settings: CollectSettings | None = None) -> Summary:
+    """Of all that the store holds; complete where it has everything that the settings ask for."""
+    about, skipped, cost = store.about(), store.skipped(), store.cost()
+    keys = store.keys()
+    by_kind: dict[str, list[dict[str, Any]]] = {}
+    for entry in about:
+        by_kind.setdefault(entry["kind"], []).append(entry)
+    reasons: dict[str, int] = {}
+    for reason in skipped.values():
+        reasons[reason] = reasons.get(reason, 0) + 1
+    return Summary(
+        complete=settings is not None and all(job.key in keys for job in jobs(settings)),
+        trajectories=len(about),
+        structures=sum(entry["n_steps"] for entry in about),
+        skipped=reasons,
+        force_calls=int(cost["force_calls"]),
+        cpu_seconds=cost["cpu_seconds"],
+        kinds={kind: _kind_summary(entries) for kind, entries in sorted(by_kind.items())},
+    )
+
+
+def _kind_summary(entries: Sequence[Mapping[str, Any]]) -> KindSummary:
+    converged = [entry for entry in entries if entry["outcome"] == Outcome.CONVERGED]
+    return KindSummary(
+        engine=entries[0]["engine"],
+        trajectories=len(entries),
+        converged_share=len(converged) / len(entries),
+        free_cell_share=sum(entry["cell_free"] for entry in entries) / len(entries),
+        mean_calls_converged=sum(e["n_steps"] for e in converged) / max(len(converged), 1),
+        mean_n_atoms=sum(entry["n_atoms"] for entry in entries) / len(entries),
+    )

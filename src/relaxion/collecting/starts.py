@@ -1,0 +1,170 @@
+"""Starts of a collection: seed, kind and number decide about each, so any of them can be made again by itself."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import torch
+from ase import Atoms
+from ase.data import covalent_radii
+from ase.neighborlist import neighbor_list
+
+from relaxion.collecting.settings import CollectSettings, KindSettings
+from relaxion.errors import StructureError
+from relaxion.generators.metals import EMT_METALS, MetalStarts
+from relaxion.generators.molecules import random_molecule
+from relaxion.generators.packings import pack
+from relaxion.generators.prototypes import CRYSTAL, random_crystal, random_element, random_perovskite
+from relaxion.generators.slabs import random_surface
+from relaxion.structures import Structures, dataset
+from relaxion.structures.splits import LABEL, Side, belongs, reasons_of
+
+NEAREST_SHARE = 0.6  # of the sum of covalent radii: displaced atoms do not come nearer
+PACKED_ANGSTROM = 1.0  # nor do those of a random packing
+TRIES = 30
+
+
+@dataclass(frozen=True, eq=False)
+class Start:
+    """One relaxation to be done, and everything about it that is random."""
+
+    key: str
+    kind: str
+    number: int
+    atoms: Atoms  # where they are before anything is displaced
+    crystal: Atoms | None  # whose volume decides about that of the atoms
+    strain: np.ndarray | None  # (3, 3) symmetric; None: the cell stays
+    displacements: np.ndarray  # (n_atoms, 3) Å
+
+    def structure(self, scale: float = 1.0) -> Structures:
+        """Grown by `scale` along all axes, then strained and displaced; less where atoms would come too near."""
+        atoms = self.atoms.copy()
+        atoms.set_constraint()
+        atoms.set_cell(atoms.cell.array * scale, scale_atoms=True)
+        if self.strain is not None:
+            atoms.set_cell(atoms.cell.array @ (np.eye(3) + self.strain), scale_atoms=True)
+        places = atoms.positions.copy()
+        for attempt in range(TRIES):
+            atoms.positions = places + 0.9**attempt * self.displacements
+            if not self.displacements.any() or not _too_near(atoms):
+                break
+        atoms.set_constraint(self.atoms.constraints)
+        return Structures.from_ase(atoms, cell_free=self.strain is not None)
+
+
+def make_start(settings: CollectSettings, kind: str, number: int) -> Start:
+    """The start of this kind and number."""
+    own = settings.kinds[kind]
+    mixed = hashlib.sha256(f"{settings.seed} {kind} {number}".encode()).digest()
+    random = np.random.default_rng(int.from_bytes(mixed[:8], "little"))
+    atoms = _MAKERS[own.make](own, settings.side, random)
+    strain = None
+    if bool(atoms.pbc.all()) and random.random() < own.free_cell_share:
+        noise = random.uniform(-own.largest_strain, own.largest_strain, (3, 3))
+        strain = (noise + noise.T) / 2
+    width = random.uniform(own.smallest_rattle_angstrom, own.largest_rattle_angstrom)
+    displacements = random.normal(0, width, (len(atoms), 3))
+    fixed = atoms.constraints[0].index if atoms.constraints else np.array([], dtype=int)
+    displacements[fixed] = 0
+    if len(fixed) == 0:
+        displacements -= displacements.mean(axis=0)
+    crystal = atoms.info.get(CRYSTAL) if own.sizing_force_calls else None
+    return Start(settings.key(kind, number), kind, number, atoms, crystal, strain, displacements)
+
+
+def _too_near(atoms: Atoms) -> bool:
+    radii = NEAREST_SHARE * covalent_radii[atoms.numbers]
+    return len(neighbor_list("i", atoms, radii)) > 0
+
+
+def _prototype(own: KindSettings, side: Side, random: np.random.Generator) -> Atoms:
+    return random_crystal(random, side=side, sizes=own.sizes)
+
+
+def _element(own: KindSettings, side: Side, random: np.random.Generator) -> Atoms:
+    return random_element(random, side=side, sizes=own.sizes, element=own.element)
+
+
+def _perovskite(own: KindSettings, side: Side, random: np.random.Generator) -> Atoms:  # noqa: ARG001 (all of one size)
+    return random_perovskite(random, side=side)
+
+
+def _packing(own: KindSettings, side: Side, random: np.random.Generator) -> Atoms:
+    """The composition and the volume of a crystal, its atoms anywhere but too near."""
+    for _ in range(TRIES):
+        crystal = random_crystal(random, side=side, sizes=(2, own.largest_n_atoms))
+        most = own.largest_n_atoms // len(crystal)
+        least = -(-own.smallest_n_atoms // len(crystal))
+        if least > most:
+            continue
+        formula = "".join(crystal.get_chemical_symbols() * int(random.integers(least, most + 1)))
+        generator = torch.Generator().manual_seed(int(random.integers(2**62)))
+        volume = crystal.get_volume() / len(crystal)
+        try:
+            packed = pack(
+                [formula], generator, volume_per_atom_angstrom3=volume, minimum_distance_angstrom=PACKED_ANGSTROM
+            )
+        except StructureError:  # too dense for this distance
+            continue
+        atoms = packed.to_ase()[0]
+        atoms.info = crystal.info
+        return atoms
+    raise StructureError(
+        f"no packing of {own.smallest_n_atoms} to {own.largest_n_atoms} atoms was found; allow more sizes"
+    )
+
+
+def _surface(own: KindSettings, side: Side, random: np.random.Generator) -> Atoms:
+    return random_surface(random, side=side, sizes=own.sizes)
+
+
+def _molecule(own: KindSettings, side: Side, random: np.random.Generator) -> Atoms:
+    return random_molecule(random, side=side, sizes=own.sizes)
+
+
+def _metal(own: KindSettings, side: Side, random: np.random.Generator) -> Atoms:  # noqa: ARG001 (no EMT metal is held apart)
+    """An alloy of the metals that EMT knows: for trials without a dear potential."""
+    starts = MetalStarts(elements=EMT_METALS, sizes=own.sizes, rattle_angstrom=(0.0, 1e-9), free_share=0.0)
+    generator = torch.Generator().manual_seed(int(random.integers(2**62)))
+    return starts.sample(generator, 1).to_ase()[0]
+
+
+def _file(own: KindSettings, side: Side, random: np.random.Generator) -> Atoms:
+    usable = file_structures(own, side)
+    return usable[int(random.integers(len(usable)))].copy()
+
+
+def file_structures(own: KindSettings, side: Side) -> list[Atoms]:
+    """Structures of the files that are there, those of this side and of the sizes asked for."""
+    images = [atoms for name in own.files if Path(name).is_file() for atoms in _read(name)]
+    fitting = [atoms for atoms in images if own.smallest_n_atoms <= len(atoms) <= own.largest_n_atoms]
+    return [atoms for atoms in fitting if belongs(reasons_of(atoms), side)]
+
+
+@lru_cache(maxsize=8)
+def _read(name: str) -> tuple[Atoms, ...]:
+    """Of pure elements each structure is a prototype of its own; all others go by their composition."""
+    found = []
+    for place, atoms in enumerate(dataset.read(name)):
+        bare = Atoms(atoms.numbers, atoms.positions, cell=atoms.cell, pbc=atoms.pbc)
+        if len(set(atoms.numbers.tolist())) == 1:
+            bare.info[LABEL] = f"{Path(name).name.partition('.')[0]}/{place}"
+        found.append(bare)
+    return tuple(found)
+
+
+_MAKERS: dict[str, Callable[[KindSettings, Side, np.random.Generator], Atoms]] = {
+    "prototype": _prototype,
+    "element": _element,
+    "perovskite": _perovskite,
+    "packing": _packing,
+    "surface": _surface,
+    "molecule": _molecule,
+    "metal": _metal,
+    "file": _file,
+}

@@ -1,1 +1,0 @@
-"""How people come in: command line, Gymnasium, report, watch."""

@@ -1,0 +1,23 @@
+"""Gymnasium's door: importing this module registers `Relax-v0` and `RelaxPadded-v0`.
+
+Light on purpose: the environments themselves, and torch with them, are loaded by the first `gymnasium.make`.
+"""
+
+from __future__ import annotations
+
+ENVIRONMENTS = {
+    "Relax-v0": "relaxion.experience.gym_environments:RelaxGraph",
+    "RelaxPadded-v0": "relaxion.experience.gym_environments:RelaxPadded",
+}
+
+
+def register_environments() -> None:
+    """Make the environments known to Gymnasium; calling it again does no harm."""
+    from gymnasium.envs.registration import register, registry
+
+    for name, place in ENVIRONMENTS.items():
+        if name not in registry:
+            register(id=name, entry_point=place)
+
+
+register_environments()

@@ -1,0 +1,1 @@
+"""Where starts come from: alloys, slabs, clusters, packings, prototypes, molecules, perturbations; all seeded."""

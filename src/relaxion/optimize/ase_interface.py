@@ -1,0 +1,95 @@
+"""What is read from ASE: coordinates, forces, energy, and a geometry the springs understand.
+
+Only the public methods of atoms and filters are used; ASE's `optimizable` changed sign between releases.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from ase import Atoms
+from ase.calculators.calculator import PropertyNotImplementedError
+from ase.constraints import FixAtoms, FixCartesian
+from ase.filters import Filter, FrechetCellFilter, UnitCellFilter
+
+from relaxion.errors import StructureError
+from relaxion.optimize.point import Array, Point
+from relaxion.optimize.springs import Geometry
+from relaxion.structures.conversion import check_atoms
+
+
+def check_door(target: Atoms | Filter) -> None:
+    """Refuse what cannot be relaxed as one structure."""
+    if hasattr(target, "nimages") or hasattr(target, "neb_method"):
+        raise StructureError(
+            "a band of images (NEB) is not one structure to relax; use ase.mep.NEBTools or an ASE optimizer for it"
+        )
+    if isinstance(target, Atoms | Filter):
+        check_atoms(bare_atoms(target))
+
+
+def bare_atoms(target: Atoms | Filter) -> Atoms:
+    """The atoms behind any filter."""
+    return target if isinstance(target, Atoms) else bare_atoms(target.atoms)
+
+
+def read_point(target: Atoms | Filter, coordinates: Array | None = None) -> Point:
+    """What the calculator says where the atoms are now. Forces first: most calculators then know the energy.
+
+    `coordinates`: those of now, where somebody has read them already; cell filters take milliseconds for them.
+    """
+    forces = np.array(target.get_forces(), dtype=np.float64).reshape(-1, 3)
+    here = read_coordinates(target) if coordinates is None else coordinates
+    return Point(here, forces, read_energy(target), read_geometry(target))
+
+
+def read_coordinates(target: Atoms | Filter) -> Array:
+    """The coordinates as they are, after whatever constraints made of the last move."""
+    return np.array(target.get_positions(), dtype=np.float64).reshape(-1, 3)
+
+
+def read_energy(target: Atoms | Filter) -> float:
+    """The energy that belongs to the forces, where the calculator tells it apart."""
+    try:
+        return float(target.get_potential_energy(force_consistent=True))
+    except PropertyNotImplementedError:
+        return float(target.get_potential_energy(force_consistent=False))
+
+
+def read_geometry(target: Atoms | Filter) -> Geometry | None:
+    """The geometry for the springs, or None where a step along forces only is what the filter asks for."""
+    if isinstance(target, UnitCellFilter) and type(target) in (UnitCellFilter, FrechetCellFilter):
+        return _geometry_of_cell_filter(target)
+    if isinstance(target, Filter) or not isinstance(target, Atoms):
+        return None
+    return _geometry(target, _free_coordinates(target), 0.0)
+
+
+def _geometry_of_cell_filter(target: UnitCellFilter) -> Geometry | None:
+    if target.hydrostatic_strain or target.constant_volume:
+        return None  # springs would change the shape of the cell, which the user forbids
+    atoms = target.atoms
+    factor = target.exp_cell_factor if isinstance(target, FrechetCellFilter) else target.cell_factor
+    allowed = np.asarray(target.mask, dtype=bool)
+    return _geometry(atoms, np.concatenate([_free_coordinates(atoms), allowed]), float(factor))
+
+
+def _geometry(atoms: Atoms, free: np.ndarray, cell_factor: float) -> Geometry:
+    return Geometry(
+        positions=np.array(atoms.positions),
+        cell=np.array(atoms.cell),
+        periodic=np.array(atoms.pbc),
+        numbers=np.array(atoms.numbers, dtype=np.int64),
+        free=free,
+        cell_factor=cell_factor,
+    )
+
+
+def _free_coordinates(atoms: Atoms) -> np.ndarray:
+    """Which coordinates may move. Constraints other than these two act when ASE sets the positions."""
+    free = np.ones((len(atoms), 3), dtype=bool)
+    for constraint in atoms.constraints:
+        if isinstance(constraint, FixAtoms):
+            free[constraint.index] = False
+        elif isinstance(constraint, FixCartesian):
+            free[constraint.index] &= ~np.asarray(constraint.mask, dtype=bool)
+    return free

@@ -1,0 +1,198 @@
+"""From the word a user gives (`policy=`) to the optimizer that relaxes: a policy under guard, or the classical core."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from ase.data import atomic_numbers as numbers_of
+
+from relaxion.bundles import PolicyBundle, uncovered
+from relaxion.bundles.card import BODIES
+from relaxion.bundles.library import find_file, shipped_names
+from relaxion.bundles.networks import policy_of
+from relaxion.errors import PolicyError, SettingsError
+from relaxion.networks.metric.policies import MetricPolicy
+from relaxion.networks.roles import Policy
+from relaxion.optimize.adaptation import Adaptation
+from relaxion.optimize.direct import DirectMetrics
+from relaxion.optimize.gate import GATE, gate_of
+from relaxion.optimize.guard import Gate, Guard, MetricSource
+from relaxion.optimize.learned import TRUST, LearnedMetrics
+from relaxion.optimize.quasi_newton import QuasiNewtonSettings
+from relaxion.optimize.stepper import Classical
+
+logger = logging.getLogger(__name__)
+
+CORE = "classical"  # what relaxes where no policy does
+WORDS = ("auto", "none")  # that `policy=` understands beside names and paths
+INSIST = "allow_unseen=True (--allow-unseen) insists"
+
+
+@dataclass(frozen=True, eq=False)
+class Loaded:
+    """A bundle with its networks made, shared by all relaxers of a process: nothing in it ever changes."""
+
+    bundle: PolicyBundle
+    policy: Policy
+    gate: Gate | None
+    weights_sha256: str
+
+    def metrics(self, elements: Collection[int] | None) -> MetricSource:
+        """What proposes. Answers are kept for the base at hand, so every relaxer has its own."""
+        if isinstance(self.policy, MetricPolicy):
+            return LearnedMetrics(self.policy.network, elements)
+        trust = self.bundle.card.training_settings.get("trust_radius_angstrom", TRUST)
+        return DirectMetrics(self.policy, elements, float(trust))
+
+
+@dataclass(frozen=True, eq=False)
+class Decision:
+    """Which policy relaxes these elements; None: the classical core, because it was asked for or for want of one."""
+
+    loaded: Loaded | None
+    note: str = ""  # why the core, where somebody may have expected a policy
+    loud: bool = True  # the note is a warning; "auto" promised no policy, so there it is information
+
+    @property
+    def name(self) -> str:
+        return CORE if self.loaded is None else self.loaded.bundle.name
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Who relaxes, by name and weights, and its chain."""
+
+    name: str
+    chain: Classical
+    weights_sha256: str = ""  # the core has none
+    adaptation: Adaptation | None = None  # that learns from this relaxation
+
+
+def chosen(
+    policy: str | Path | None,
+    atomic_numbers: Collection[int],
+    settings: QuasiNewtonSettings,
+    *,
+    periodic: bool,
+    fallback: bool = True,
+    allow_unseen: bool = False,
+    adapt: bool | Adaptation = False,
+) -> Chosen:
+    """The chain for `policy`: "auto", None (or "none") for the core, the name of a policy, or a bundle's path."""
+    decision = decide(policy, atomic_numbers, periodic=periodic, allow_unseen=allow_unseen)
+    if decision.note:
+        logger.log(logging.WARNING if decision.loud else logging.INFO, decision.note)
+    return chain_of(decision, settings, fallback=fallback, allow_unseen=allow_unseen, adapt=adapt)
+
+
+def chain_of(
+    decision: Decision,
+    settings: QuasiNewtonSettings,
+    *,
+    fallback: bool = True,
+    allow_unseen: bool = False,
+    adapt: bool | Adaptation = False,
+) -> Chosen:
+    """A new chain of whom the decision names; one decision may serve many structures of the same elements."""
+    loaded = decision.loaded
+    if loaded is None:
+        return Chosen(CORE, Classical(settings, fallback=fallback))
+    card = loaded.bundle.card
+    covered = (*card.elements, *card.adsorbates, *card.unseen)
+    elements = None if allow_unseen else [numbers_of[symbol] for symbol in covered]
+    adaptation = _adaptation(loaded, adapt)
+    metrics = loaded.metrics(elements) if adaptation is None else LearnedMetrics(adaptation.network, elements)
+    chain = Classical(settings, fallback=fallback, quasi_newton=Guard(settings, metrics, loaded.gate))
+    return Chosen(loaded.bundle.name, chain, loaded.weights_sha256, adaptation)
+
+
+def _adaptation(loaded: Loaded, adapt: bool | Adaptation) -> Adaptation | None:
+    """The one given, or that of this process for these weights; None where nothing is to be adapted."""
+    if adapt is False:
+        return None
+    if not isinstance(loaded.policy, MetricPolicy):
+        raise SettingsError(f"adapt goes on training a metric, and the policy {loaded.bundle.name} has none")
+    if isinstance(adapt, Adaptation):
+        return adapt
+    if loaded.weights_sha256 not in _ADAPTATIONS:
+        _ADAPTATIONS[loaded.weights_sha256] = Adaptation(loaded.policy.network)
+    return _ADAPTATIONS[loaded.weights_sha256]
+
+
+_ADAPTATIONS: dict[str, Adaptation] = {}  # of this process, by the weights they began with
+
+
+def decide(
+    policy: str | Path | None, atomic_numbers: Collection[int], *, periodic: bool, allow_unseen: bool = False
+) -> Decision:
+    """Who shall relax these atoms; PolicyError or SettingsError where `policy` is nothing that could.
+
+    `periodic`: whether the structure repeats in any direction.
+    """
+    return Chooser(policy, allow_unseen=allow_unseen).decide(atomic_numbers, periodic=periodic)
+
+
+class Chooser:
+    """Decides for many structures; policies are looked up and read once, when it is made."""
+
+    def __init__(self, policy: str | Path | None, *, allow_unseen: bool = False) -> None:
+        """PolicyError or SettingsError where `policy` is nothing that could relax."""
+        self.allow_unseen, self._broken, self._candidates = allow_unseen, "", list[Loaded]()
+        self._automatic = policy == "auto"
+        if self._automatic:
+            self._candidates, self._broken = _shipped()
+        elif policy is not None and policy != "none":
+            if not isinstance(policy, str | Path):
+                raise SettingsError(f"policy is a name, a path, 'auto' or None, got {policy!r}")
+            self._candidates = [load(policy)]
+
+    def decide(self, atomic_numbers: Collection[int], *, periodic: bool) -> Decision:
+        """Who shall relax these atoms: the one that was trained on all their elements, or, if insisted on, on most."""
+        if not self._candidates:
+            return Decision(None, self._broken)
+        for_such = [loaded for loaded in self._candidates if loaded.bundle.card.periodic in (None, periodic)]
+        if not for_such and not self.allow_unseen:
+            name = self._candidates[0].bundle.name
+            why = f"the policy {name} is for structures that are {BODIES[not periodic]}, so the classical core relaxes"
+            return Decision(None, f"{why}; {INSIST}", loud=not self._automatic)
+        candidates = for_such or self._candidates
+        nearest = min(candidates, key=lambda loaded: len(uncovered(loaded.bundle, atomic_numbers)))
+        missing = ", ".join(uncovered(nearest.bundle, atomic_numbers))
+        if not missing or self.allow_unseen:
+            return Decision(nearest)
+        name = nearest.bundle.name
+        if self._automatic:
+            why = f"no shipped policy covers all elements ({name} lacks {missing}), so the classical core relaxes"
+        else:
+            why = f"the policy {name} was not trained on {missing}, so the classical core relaxes"
+        return Decision(None, f"{why}; {INSIST}", loud=not self._automatic)
+
+
+def _shipped() -> tuple[list[Loaded], str]:
+    """Those that can be read, and a sentence about the others: nobody named them, so they are no reason to stop."""
+    found, broken = [], []
+    for name in shipped_names():
+        try:
+            found.append(load(name))
+        except PolicyError as error:
+            broken.append(str(error))
+    return found, "; ".join([*broken, "the classical core relaxes"]) if broken else ""
+
+
+def load(name_or_path: str | Path) -> Loaded:
+    """The bundle with its networks; read again only when its file has changed."""
+    file = find_file(name_or_path, WORDS)
+    about = file.stat()
+    return _load(file, about.st_mtime_ns, about.st_size)
+
+
+@lru_cache(maxsize=8)
+def _load(file: Path, _changed: int, _size: int) -> Loaded:
+    bundle = PolicyBundle.read(file)
+    gate = bundle.networks.get(GATE)
+    turned = None if gate is None else gate_of(gate, bundle.name)
+    return Loaded(bundle, policy_of(bundle), turned, bundle.weights_sha256)

@@ -1,0 +1,222 @@
+"""The classical core: curvature-scaled limited-memory quasi-Newton steps inside a trust radius.
+
+Each point is one force call. A point that is worse than the last few accepted ones is rejected: the next proposal
+starts again from the best known base, nearer, and with the curvature just learned (a rejected call still teaches).
+
+The stiffness that the newest secants correct is either that of springs between neighbours or a plain multiple of 1,
+whichever explains the newest secants better; no force call is spent on the choice. Both are scaled by measured
+curvature. So the springs can only help: where they are wrong, this is the plain curvature-scaled L-BFGS.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from relaxion.optimize.point import Array, Point, Proposal, dot, longest
+from relaxion.optimize.screen import screened
+from relaxion.optimize.springs import SpringSettings
+
+Solve = Callable[[Array], Array]
+
+MOST_REJECTIONS = 6  # in a row, then another method takes over
+
+
+@dataclass(frozen=True)
+class QuasiNewtonSettings:
+    """Lengths in Å, energies in eV. Tuned on structures apart from every benchmark (docs/decisions.md)."""
+
+    first_trust: float = 0.3
+    """Longest displacement of an atom in the first step."""
+    largest_trust: float = 0.6
+    """The trust radius never grows beyond this (ASE's maxstep)."""
+    smallest_trust: float = 1e-3
+    """Below this the core has lost its way and gives up its memory."""
+    springs_memory: int = 3
+    """Secants that correct the springs. Old ones harm on top of a good metric."""
+    plain_memory: int = 10
+    """Secants that correct the plain stiffness, which knows nothing else."""
+    reference_points: int = 3
+    """A point must not lie above the highest of this many accepted points (non-monotone acceptance)."""
+    plain_stiffness: float = 20.0
+    """eV/Å², for a first step without springs."""
+    judged_secants: int = 3
+    """Secants over which springs and plain stiffness are compared."""
+    springs_bonus: float = 1.3
+    """Springs are taken while their error is below this many times that of the plain stiffness."""
+    springs: SpringSettings = field(default_factory=SpringSettings)
+    use_springs: bool = True
+
+
+@dataclass(frozen=True)
+class Secant:
+    """What one step taught: the step, and by how much the forces dropped along it."""
+
+    step: Array
+    drop: Array  # forces before - forces after, eV/Å
+
+    @property
+    def curvature(self) -> float:
+        return dot(self.step, self.drop)
+
+
+class QuasiNewton:
+    """Ask with `propose(point)`: takes in what was found at the last proposal, answers with the next."""
+
+    tolerance = 0.05  # eV/Å, where the relaxation will end; whoever runs it says so, and a gate may look at it
+
+    def __init__(self, settings: QuasiNewtonSettings) -> None:
+        self.settings = settings
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything learned."""
+        self.trust = min(self.settings.first_trust, self.settings.largest_trust)
+        self.secants: list[Secant] = []
+        self.recent_energies: list[float] = []
+        self.last: Proposal | None = None
+        self.rejections = 0  # in a row
+
+    def more(self) -> dict[str, Any]:
+        """What a subclass remembers beside this, as plain numbers and arrays, for the restart file."""
+        return {}
+
+    def take_more(self, plain: dict[str, Any]) -> None:
+        """The opposite of `more`."""
+
+    def arrays(self) -> list[Array]:
+        """Everything remembered that has a row for each coordinate."""
+        return [array for secant in self.secants for array in (secant.step, secant.drop)]
+
+    @property
+    def lost(self) -> str:
+        """Why another method should take over; empty where none should."""
+        if self.rejections >= MOST_REJECTIONS:
+            return f"{self.rejections} points rejected in a row"
+        if self.trust < min(self.settings.smallest_trust, self.settings.largest_trust / 300):
+            return f"the trust radius fell to {self.trust:.2g} Å"
+        return ""
+
+    def propose(self, point: Point) -> Proposal:
+        """Judge the point reached by the last proposal, then propose the next step."""
+        self.last = self.step_from(self.judged(point))
+        return self.last
+
+    def judged(self, point: Point) -> Point:
+        """Take in the point reached by the last proposal; where the next step begins."""
+        base = point if self.last is None else self._judge(point, self.last)
+        if base is point:
+            self.recent_energies = [*self.recent_energies, point.energy][-self.settings.reference_points :]
+        return base
+
+    def _judge(self, point: Point, last: Proposal) -> Point:
+        """Learn from the point; return the base of the next step: the point, or the last base if rejected."""
+        step = point.coordinates - last.base.coordinates
+        length = longest(step)
+        if not point.finite:
+            self.rejections += 1
+            self.trust = length / 4
+            return last.base
+        self._learn(Secant(step, last.base.forces - point.forces))
+        change = energy_change(last.base, point, step)
+        if point.energy > max(self.recent_energies) + noise(point.energy) and change > 0:
+            self.rejections += 1
+            self.trust = length / 4
+            return last.base
+        self.rejections = 0
+        self._adapt_trust(change, last, length, overshoot(last.base, point, step))
+        return point
+
+    def _learn(self, secant: Secant) -> None:
+        """Keep a secant of positive curvature; others would make the metric indefinite."""
+        softest = 1e-5 * dot(secant.step, secant.step)
+        if secant.curvature > softest:
+            self.secants = [*self.secants, secant][-self.settings.plain_memory :]
+
+    def _adapt_trust(self, change: float, last: Proposal, length: float, overshot: bool) -> None:
+        kept = change / last.expected_change
+        if overshot or kept < 0.25:
+            self.trust = min(max(0.5 * length, 0.02), self.settings.largest_trust)
+        elif kept > 0.5 and length > 0.8 * self.trust:
+            self.trust = min(2 * self.trust, self.settings.largest_trust)
+
+    def step_from(self, base: Point) -> Proposal:
+        """The step that the secants known so far suggest, inside the trust radius and screened for close pairs."""
+        method, solve = self._metric(base)
+        memory = self.settings.springs_memory if method == "springs" else self.settings.plain_memory
+        step = corrected(base.forces, self.secants[-memory:], solve)
+        if dot(step, base.forces) <= 1e-3 * np.linalg.norm(step) * np.linalg.norm(base.forces):
+            self.secants = []
+            step = solve(base.forces)
+        return self.limited(base, step, method, self.trust)
+
+    def limited(self, base: Point, step: Array, method: str, trust: float, reason: str = "") -> Proposal:
+        """The step inside a trust radius, screened for close pairs."""
+        share = min(1.0, trust / max(longest(step), 1e-12))
+        expected = -dot(base.forces, step) * share * (1 - share / 2)
+        return screened(Proposal(base, share * step, min(expected, -1e-16), method, reason, step, trust))
+
+    def _metric(self, base: Point) -> tuple[str, Solve]:
+        """The inverse stiffness to be corrected: of springs or plain, scaled by the newest secant."""
+        settings, judged = self.settings, self.secants[-self.settings.judged_secants :]
+        if not settings.use_springs or base.geometry is None:
+            return "plain", self._plain(judged)
+        springs = base.geometry.springs(settings.springs)
+        if not judged:
+            return "springs", springs.solve
+        answers = [springs.solve(secant.drop) for secant in judged]
+        if weighted_error(judged, answers) > settings.springs_bonus * weighted_error(judged, [s.drop for s in judged]):
+            return "plain", self._plain(judged)
+        scale = float(np.clip(judged[-1].curvature / dot(judged[-1].drop, answers[-1]), 0.1, 10))
+        return "springs", lambda forces: scale * springs.solve(forces)
+
+    def _plain(self, judged: list[Secant]) -> Solve:
+        if not judged:
+            return lambda forces: forces / self.settings.plain_stiffness
+        newest = judged[-1]
+        scale = newest.curvature / dot(newest.drop, newest.drop)
+        return lambda forces: scale * forces
+
+
+def corrected(forces: Array, secants: list[Secant], solve: Solve) -> Array:
+    """The two-loop recursion of L-BFGS (Nocedal 1980) with `solve` as the initial inverse stiffness."""
+    right, weights = forces.copy(), []
+    for secant in reversed(secants):
+        weight = dot(secant.step, right) / secant.curvature
+        right -= weight * secant.drop
+        weights.append(weight)
+    step = solve(right)
+    for secant, weight in zip(secants, reversed(weights), strict=True):
+        step = step + (weight - dot(secant.drop, step) / secant.curvature) * secant.step
+    return step
+
+
+def weighted_error(secants: list[Secant], answers: list[Array]) -> float:
+    """How far scaled answers miss the steps, newest counting most: Σ w |s - γ·H·y| / |s|."""
+    total, weight = 0.0, 1.0
+    for secant, answer in zip(reversed(secants), reversed(answers), strict=True):
+        scale = secant.curvature / dot(secant.drop, answer)
+        total += weight * float(np.linalg.norm(secant.step - scale * answer) / np.linalg.norm(secant.step))
+        weight *= 0.6
+    return total
+
+
+def noise(energy: float) -> float:
+    """Below this an energy difference says nothing: machine-learned energies are float32."""
+    return 1e-6 + 4e-7 * abs(energy)
+
+
+def energy_change(before: Point, after: Point, step: Array) -> float:
+    """Energy difference, or the trapezoid of the forces where the difference drowns in rounding."""
+    change = after.energy - before.energy
+    if abs(change) > noise(after.energy):
+        return change
+    return -0.5 * dot(before.forces + after.forces, step)
+
+
+def overshoot(before: Point, after: Point, step: Array) -> bool:
+    """Whether the force along the step has turned round by more than half."""
+    return dot(after.forces, step) < -0.5 * dot(before.forces, step)

@@ -1,0 +1,306 @@
+"""`relaxion.Relaxer`: a drop-in ASE optimizer that counts force calls and spends few of them."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass, field, replace
+from importlib import import_module
+from pathlib import Path
+from typing import IO, Any, ClassVar
+
+import numpy as np
+from ase import Atoms
+from ase.filters import Filter
+from ase.optimize.optimize import DEFAULT_MAX_STEPS, Optimizer
+
+from relaxion.errors import RestartError, SettingsError
+from relaxion.optimize.adaptation import Adaptation
+from relaxion.optimize.ase_interface import bare_atoms, check_door, read_coordinates, read_energy, read_point
+from relaxion.optimize.choice import CORE, chosen
+from relaxion.optimize.film import Film, frame_of, proposal_in_space
+from relaxion.optimize.foreign import without_foreign
+from relaxion.optimize.point import Array, Point, Proposal, longest
+from relaxion.optimize.quasi_newton import QuasiNewtonSettings
+from relaxion.optimize.restart import Saved, read_restart, write_restart
+from relaxion.settings import shown
+from relaxion.structures.state import Outcome
+
+logger = logging.getLogger(__name__)
+
+STEPS_WITHOUT_MOTION = 3  # so many executed moves of length zero in a row: constraints leave no way
+SHORTEST_MOTION = 1e-10  # Å
+MOVED_BY_HAND = 1e-3  # Å; atoms found farther than this from where we left them were moved by somebody else
+
+
+@dataclass(frozen=True)
+class HistoryEntry:
+    """One force call."""
+
+    call: int
+    energy_ev: float
+    fmax_ev_per_angstrom: float
+    method: str  # that led here: "start", "policy", "springs", "plain" or "fire"
+    step_length_angstrom: float  # longest executed displacement, from the base of the step
+    trust_angstrom: float  # that the step had to keep to, the gate's factor included; at the start that of the core
+    accepted: bool = True
+    reason: str = ""  # why that method, in the guard's words; why FIRE took over
+    knobs: Mapping[str, float] = field(default_factory=dict)  # as the gate turned them; empty where no policy stepped
+
+
+class Relaxer(Optimizer):
+    """Relax atoms (or a cell filter around them) with few force calls.
+
+    Every step of `run` is one force call; rejected points count too. Use it as any ASE optimizer:
+
+    >>> Relaxer(atoms).run(fmax=0.05)
+    >>> Relaxer(FrechetCellFilter(atoms)).run(fmax=0.05)
+
+    After the run: `outcome`, `force_calls`, `history`, `fallback_used`, and `view()` to see it in a notebook.
+    """
+
+    defaults: ClassVar[dict[str, Any]] = {**Optimizer.defaults, "maxstep": 0.6}
+
+    def __init__(
+        self,
+        atoms: Atoms | Filter,
+        restart: str | Path | None = None,
+        logfile: IO | str | Path | None = "-",
+        trajectory: str | Path | None = None,
+        append_trajectory: bool = False,
+        policy: str | Path | None = "auto",
+        maxstep: float | None = None,
+        fallback: bool = True,
+        allow_unseen: bool = False,
+        adapt: bool | Adaptation = False,
+        **kwargs: Any,
+    ) -> None:
+        """`policy`: "auto" takes a shipped policy that covers the elements, a name or path takes that one, None insists
+        on the classical core. `maxstep`: longest displacement in one step, Å. `fallback`: whether damped FIRE may take
+        over when the core loses its way. `allow_unseen`: let the policy speak about elements it was not trained on.
+        `adapt`: the metric goes on learning from every relaxation of this process that asks for it (or of those that
+        share an `Adaptation`), at no force call: for many similar structures one after the other. All else as in
+        ASE; options that only other optimizers have (alpha, dt, memory, …) are named in a warning and left out."""
+        check_door(atoms)
+        self.maxstep = _checked_maxstep(self.defaults["maxstep"] if maxstep is None else maxstep)
+        self.policy = policy
+        numbers, periodic = list[int](), False
+        if isinstance(atoms, Atoms | Filter):
+            bare = bare_atoms(atoms)
+            numbers, periodic = bare.numbers.tolist(), bool(bare.pbc.any())
+        method = QuasiNewtonSettings(largest_trust=self.maxstep)
+        choice = chosen(
+            policy, numbers, method, periodic=periodic, fallback=fallback, allow_unseen=allow_unseen, adapt=adapt
+        )
+        self._adaptation, self._visited = choice.adaptation, list[Point]()
+        self.policy_used, self._chain, self._weights_sha256 = choice.name, choice.chain, choice.weights_sha256
+        self.history: list[HistoryEntry] = []
+        self.film = Film()
+        self._base_call: int | None = None  # the force call at whose point the next step begins
+        self._calls_before = 0  # in the run that wrote the restart file
+        self._seen_at: Array | None = None  # where the last step began
+        self._left_at: Array | None = None  # where it led
+        self._counted: bytes | None = None  # the geometry of the last entry of the history
+        self._read: tuple[bytes, Array] | None = None  # a geometry, and its coordinates as the filter has them
+        self._motionless = 0
+        self._stopped: Outcome | None = None
+        if restart is not None and Path(restart).exists() and not Path(restart).is_file():
+            raise RestartError(f"{restart} is no file; name another restart file")
+        super().__init__(
+            atoms,  # pyright: ignore[reportArgumentType]  # ASE's hint forgets filters
+            restart=restart,
+            logfile=logfile,
+            trajectory=trajectory,
+            append_trajectory=append_trajectory,
+            **without_foreign(kwargs),
+        )
+
+    @property
+    def force_calls(self) -> int:
+        """Structures evaluated, rejected ones and those before a restart included."""
+        return self._calls_before + len(self.history)
+
+    @property
+    def fallback_used(self) -> int:
+        """Steps not made by whom they were asked of: by the core or FIRE in place of the policy, by FIRE in place of
+        the core where no policy was asked."""
+        return self._chain.fallback_used + getattr(self._chain.quasi_newton, "core_steps", 0)
+
+    @property
+    def outcome(self) -> Outcome:
+        """How the relaxation stands."""
+        if self._stopped is not None:
+            return self._stopped
+        if self.fmax is not None and self.history and self.history[-1].fmax_ev_per_angstrom < self.fmax:
+            return Outcome.CONVERGED
+        if self.history and self.nsteps >= self.max_steps:
+            return Outcome.STEP_LIMIT
+        return Outcome.RUNNING
+
+    def initialize(self) -> None:
+        """Nothing learned yet."""
+        self._chain.reset()
+
+    def read(self) -> None:
+        """Go on from the restart file."""
+        path = Path(str(self.restart))
+        saved = read_restart(path, self.atoms)
+        if saved.policy != self.policy_used:
+            asked = None if saved.policy == CORE else saved.policy
+            raise RestartError(
+                f"{path} was written with the policy {saved.policy[:80]}, now it is {self.policy_used}; "
+                f"give policy={shown(asked)}, or delete the file to start afresh"
+            )
+        if saved.weights_sha256 != self._weights_sha256:
+            raise RestartError(
+                f"{path} was written with other weights of the policy {saved.policy} "
+                f"(sha256 {saved.weights_sha256[:12]}, now {self._weights_sha256[:12]}); "
+                "use the file of that time, or delete the restart file to start afresh"
+            )
+        self._calls_before, self._seen_at, self._left_at = saved.force_calls, saved.seen_at, saved.left_at
+        try:
+            self._chain.restore(saved.core)
+            self._chain.check_rows(len(saved.seen_at))
+        except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
+            raise RestartError(f"{path} is damaged ({shown(error)}); delete it to start afresh") from error
+
+    def save(self, path: str | Path) -> None:
+        """Write a restart file, as every step does where `restart` is given; before the first step there is none."""
+        if self._seen_at is None or self._left_at is None:
+            return
+        who = self.policy_used, self._weights_sha256
+        saved = Saved(self.force_calls, self._seen_at, self._left_at, self._chain.snapshot(), *who)
+        write_restart(Path(path), self.atoms, saved)
+
+    def todict(self) -> dict[str, Any]:
+        """For the header of the trajectory."""
+        return {**super().todict(), "policy": self.policy_used}
+
+    def run(self, fmax: float = 0.05, steps: int = DEFAULT_MAX_STEPS) -> bool:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Relax until the largest force is below `fmax` (eV/Å) or `steps` steps are done. Whether it converged."""
+        self._begin(fmax)
+        converged = bool(super().run(fmax, steps))
+        if self.outcome is Outcome.STEP_LIMIT:
+            self._settle()
+        if converged and self._adaptation is not None:
+            self._adaptation.learn([*self._visited, read_point(self.atoms, self._coordinates())])
+            self._visited.clear()
+        return converged
+
+    def irun(self, fmax: float = 0.05, steps: int = DEFAULT_MAX_STEPS) -> Generator[bool]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """The same as a generator; the atoms stay at the last point tried, even if it was a bad one."""
+        self._begin(fmax)
+        return super().irun(fmax, steps)
+
+    def _begin(self, fmax: float) -> None:
+        self._stopped, self._motionless, self._chain.quasi_newton.tolerance = None, 0, fmax
+        if self.nsteps > 0 and self._counted != self._geometry():
+            self.log(self.atoms.get_forces().ravel())  # ASE logs, and we count, the first point of the first run only
+
+    def _settle(self) -> None:
+        """Judge the last point of an unfinished run; where it is bad, leave the atoms at the better one before it."""
+        point = read_point(self.atoms, self._coordinates())
+        self._propose(point)
+        base = self._chain.last.base if self._chain.last is not None else point
+        if base is not point:
+            self.atoms.set_positions(base.coordinates)
+        self._seen_at, self._left_at = base.coordinates, None
+
+    def log(self, gradient: Any = None) -> None:
+        """ASE calls this once per evaluated point: the place where calls are counted."""
+        super().log(gradient)
+        geometry = self._geometry()
+        if self._counted == geometry:
+            return
+        self._counted = geometry
+        last = self._chain.last
+        travelled = 0.0 if last is None else longest(self._coordinates() - last.base.coordinates)
+        self.history.append(
+            HistoryEntry(
+                call=self.force_calls + 1,
+                energy_ev=read_energy(self.atoms),
+                fmax_ev_per_angstrom=longest(np.asarray(gradient).reshape(-1, 3)),
+                method="start" if last is None else last.method,
+                step_length_angstrom=travelled,
+                trust_angstrom=self._chain.quasi_newton.trust if last is None else last.trust,
+                reason="" if last is None else last.reason,
+                knobs={} if last is None else last.knobs,
+            )
+        )
+        proposed = None if last is None else proposal_in_space(self.atoms, last)
+        base_call = None if last is None else self._base_call
+        self.film.add(frame_of(bare_atoms(self.atoms), self.force_calls, base_call, proposed))
+
+    def step(self, *_: Any) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Judge the present point, move on to the next. (Older ASE passes forces; they are read afresh.)"""
+        point = read_point(self.atoms, self._coordinates())
+        if self._adaptation is not None:
+            self._visited.append(point)
+        proposal = self._propose(point)
+        if proposal is None:
+            self._stop(Outcome.NON_FINITE, "the calculator's answer at the start is not finite")
+            return
+        self.atoms.set_positions(proposal.base.coordinates + proposal.step)
+        self._seen_at, self._left_at = point.coordinates, self._coordinates()
+        self._watch_motion(longest(self._left_at - point.coordinates))
+        if self.restart is not None and self.comm.rank == 0:
+            self.save(self.restart)
+
+    def _propose(self, point: Point) -> Proposal | None:
+        """The next step; None where there is no finite point to begin at.
+
+        Atoms found where the last step began have not been moved yet (a kill before the force call, or an unfinished
+        run that was settled): the same step is taken again. Atoms found elsewhere were moved by somebody else.
+        """
+        from_left, from_seen = _distance(point.coordinates, self._left_at), _distance(point.coordinates, self._seen_at)
+        if from_seen < min(from_left, MOVED_BY_HAND) and self._chain.last is not None:
+            return self._chain.last
+        if from_left > MOVED_BY_HAND:
+            self._chain.reset()
+        if self._chain.last is None and not point.finite:
+            return None
+        proposal = self._chain.propose(point)
+        if proposal.base is not point and self.history:
+            self.history[-1] = replace(self.history[-1], accepted=False)
+        elif proposal.base is point:
+            self._base_call = self.force_calls
+        return proposal
+
+    def view(self) -> Any:
+        """A page with film, curves and facts; Jupyter shows it as the last line of a cell. `view().save("x.html")`."""
+        # by name: pages are a door, above this room, and are loaded only when somebody wants to look
+        return import_module("relaxion.web.view").page_of(self)
+
+    def _geometry(self) -> bytes:
+        atoms = bare_atoms(self.atoms)
+        return atoms.positions.tobytes() + np.asarray(atoms.cell).tobytes()
+
+    def _coordinates(self) -> Array:
+        """As the filter has them, read once per geometry: FrechetCellFilter takes a logarithm of a matrix for it."""
+        geometry = self._geometry()
+        if self._read is None or self._read[0] != geometry:
+            self._read = geometry, read_coordinates(self.atoms)
+        return self._read[1]
+
+    def _watch_motion(self, length: float) -> None:
+        """Constraints may undo every move; then going on would only burn calls."""
+        self._motionless = self._motionless + 1 if length < SHORTEST_MOTION else 0
+        if self._motionless >= STEPS_WITHOUT_MOTION:
+            self._stop(Outcome.STALLED, f"{self._motionless} moves in a row led nowhere: constraints undo them")
+
+    def _stop(self, outcome: Outcome, reason: str) -> None:
+        """End ASE's loop after this step."""
+        logger.warning("relaxation stopped (%s): %s", outcome.label, reason)
+        self._stopped = outcome
+        self.max_steps = self.nsteps
+
+
+def _distance(coordinates: Array, place: Array | None) -> float:
+    return math.inf if place is None else longest(coordinates - place)
+
+
+def _checked_maxstep(maxstep: float) -> float:
+    if not (math.isfinite(maxstep) and maxstep > 0):
+        raise SettingsError(f"maxstep is a length in Å above 0, got {maxstep}")
+    return float(maxstep)

@@ -1,0 +1,128 @@
+"""The calculator every optimizer that is measured talks to: it counts, and nobody can go around it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+from ase import Atoms
+from ase.calculators.calculator import BaseCalculator, Calculator, PropertyNotImplementedError, all_changes
+
+from relaxion.errors import PotentialError, RelaxionError
+from relaxion.potentials.ase import AsePotential, PotentialCalculator
+from relaxion.potentials.potential import Potential
+
+
+class CalculatorFailed(PotentialError):
+    """The calculator raised an exception, or answered with something that is not an answer."""
+
+
+class CallLimitReached(Exception):
+    """All force calls that were granted are spent; the calculator answers no more."""
+
+
+@dataclass(frozen=True, eq=False)
+class Answered:
+    """A structure and what the calculator said about it."""
+
+    atoms: Atoms
+    answer: dict[str, Any]
+
+    @property
+    def finite(self) -> bool:
+        return all(np.isfinite(value).all() for value in self.answer.values())
+
+
+class CountingCalculator(Calculator):
+    """One structure evaluated is one force call, whatever is asked of it and however often.
+
+    A deep copy is the counter itself, and evaluations that reach the potential by another way are charged too.
+    """
+
+    def __init__(self, potential: Potential, *, stress: bool, limit: int | None = None) -> None:
+        """`limit`: most force calls; None: no end."""
+        super().__init__()
+        self.limit = limit
+        self.seconds = 0.0  # spent inside, waiting for answers
+        self.busy_seconds = 0.0  # the same in processor time
+        self.potential_name = potential.name
+        self.implemented_properties = ["energy", "free_energy", "forces", *(["stress"] if stress else [])]
+        self.inner: Any = ase_calculator(potential)
+        self._potential = potential
+        self._calls_before = potential.calls
+        self._asked = 0
+        self.answers = 0  # fewer than calls where it failed or was interrupted
+        self.last: Answered | None = None
+        self.lowest: Answered | None = None  # of the finite ones; the later of equals
+        self.on_answer: Callable[[Answered], None] | None = None  # told of each answer, at no cost in calls
+
+    @property
+    def calls(self) -> int:
+        """Force calls: questions asked here, or structures the potential itself has counted, if those are more."""
+        return max(self._asked, self._potential.calls - self._calls_before)
+
+    def __deepcopy__(self, _memo: dict[int, Any]) -> Self:
+        return self
+
+    def calculate(self, atoms: Any = None, properties=("energy",), system_changes=all_changes) -> None:
+        super().calculate(atoms, properties, system_changes)
+        if self.limit is not None and self.calls >= self.limit:
+            raise CallLimitReached(f"all {self.limit} force calls are spent")
+        self._asked += 1
+        began, busy = time.perf_counter(), time.process_time()
+        try:
+            self.results = self._ask(atoms)
+        except Exception as error:  # calculators of other packages may raise anything
+            raise CalculatorFailed(
+                f"calculator {self.potential_name} failed at force call {self.calls}: {error_in_words(error)}"
+            ) from error
+        finally:
+            self.seconds += time.perf_counter() - began
+            self.busy_seconds += time.process_time() - busy
+        self._remember(Answered(self.atoms, self.results))  # pyright: ignore[reportArgumentType] - not None here
+
+    def _remember(self, point: Answered) -> None:
+        self.answers += 1
+        self.last = point
+        above = self.lowest is not None and point.answer["free_energy"] > self.lowest.answer["free_energy"]
+        if point.finite and not above:
+            self.lowest = point
+        if self.on_answer is not None:
+            self.on_answer(point)
+
+    def _ask(self, atoms: Atoms) -> dict[str, Any]:
+        """Everything in one go: an energy, then forces, then a stress are one force call, not three."""
+        answer: dict[str, Any] = {}
+        if "stress" in self.implemented_properties:  # first: where a stress costs extra, forces come with it
+            answer["stress"] = np.array(self.inner.get_stress(atoms), dtype=float)
+        forces = np.array(self.inner.get_forces(atoms), dtype=float)
+        if forces.shape != (len(atoms), 3):
+            raise CalculatorFailed(f"forces of shape {forces.shape} for {len(atoms)} atoms")
+        answer |= {"energy": float(self.inner.get_potential_energy(atoms)), "forces": forces}
+        answer["free_energy"] = self._free_energy(atoms, answer["energy"])
+        return answer
+
+    def _free_energy(self, atoms: Atoms, energy: float) -> float:
+        """The energy that belongs to the forces; the same as the energy where the calculator knows one only."""
+        if not isinstance(self.inner, BaseCalculator):
+            return energy
+        try:
+            answer: Any = self.inner.get_potential_energy(atoms, force_consistent=True)
+            return float(answer)
+        except PropertyNotImplementedError:
+            return energy
+
+
+def ase_calculator(potential: Potential) -> BaseCalculator:
+    """The user's own ASE calculator as it is, or a batched potential behind ASE's door."""
+    if isinstance(potential, AsePotential):
+        return potential.calculator
+    return PotentialCalculator(potential)
+
+
+def error_in_words(error: Exception) -> str:
+    """Our own errors are sentences already; those of others are named."""
+    return str(error) if isinstance(error, RelaxionError) else f"{type(error).__name__}: {error}"

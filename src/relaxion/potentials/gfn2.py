@@ -1,0 +1,54 @@
+"""GFN2-xTB, tight binding for molecules, by the package `tblite`; one structure after the other."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from ase.calculators.calculator import CalculationFailed
+
+from relaxion.errors import PotentialError, StructureError
+from relaxion.potentials.ase import AsePotential
+from relaxion.structures import Evaluation, Structures
+
+LAST_ELEMENT = 86  # Rn
+# tblite's 1.0 leaves 4e-4 eV/Å of noise in forces, as each answer starts from the electrons of the last one; 0.1: 2e-5
+ACCURACY = 0.1
+
+
+class Gfn2(AsePotential):
+    """C. Bannwarth, S. Ehlert, S. Grimme, J. Chem. Theory Comput. 15, 1652 (2019). Neutral, and without unpaired
+    electrons where their number is even; for ions hand in `tblite.ase.TBLite` with a charge of your own.
+
+    Structures are periodic along all three axes or along none.
+    """
+
+    def __init__(self) -> None:
+        from tblite.ase import TBLite
+
+        super().__init__(TBLite(method="GFN2-xTB", verbosity=0, accuracy=ACCURACY))
+        self.name = "GFN2-xTB"
+
+    @property
+    def elements(self) -> frozenset[int]:
+        return frozenset(range(1, LAST_ELEMENT + 1))
+
+    def check_elements(self, structures: Structures) -> None:
+        """And that each structure is periodic along all axes or none: tblite takes one axis for all three."""
+        super().check_elements(structures)
+        partly = structures.periodic.any(dim=1) & ~structures.periodic.all(dim=1)
+        if partly.any():
+            first = int(partly.nonzero()[0])
+            number = int(structures.periodic[first].sum())
+            raise StructureError(
+                f"structure {first} is periodic along {number} of 3 axes, but {self.name} along all or none; "
+                "give it a cell with vacuum and pbc=True"
+            )
+
+    def evaluate(self, structures: Structures, stresses: bool) -> Evaluation:
+        # a box around a molecule means nothing here, and tblite gives no stress for it
+        cells = torch.where(structures.periodic.all(dim=1)[:, None, None], structures.cells, 0.0)
+        try:
+            return super().evaluate(replace(structures, cells=cells), stresses)
+        except CalculationFailed as error:
+            raise PotentialError(f"{self.name} has no answer: {error}; are atoms too close to each other?") from error

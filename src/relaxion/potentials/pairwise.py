@@ -1,0 +1,141 @@
+"""Potentials of the form E = Σ_pairs φ(r) + Σ_atoms F(ρ), ρ_i = Σ_j ρ_ij(r), with derivatives by hand.
+
+Every pair is visited once and nothing is taped, which is several times faster than automatic derivatives.
+The arithmetic is float64 always; the answer has the precision of the structures.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+import torch
+from ase.data import atomic_numbers
+from torch import Tensor
+
+from relaxion.potentials.potential import Potential
+from relaxion.structures import Evaluation, Structures
+from relaxion.structures.graph import Pairs
+from relaxion.structures.structures import per_structure_sum
+
+
+@dataclass(frozen=True, eq=False)
+class PairTerms:
+    """What the functions of distance say. Row 0 of a density is what atom i feels of j, row 1 the reverse."""
+
+    energies: Tensor  # (n_pairs,) eV
+    energy_slopes: Tensor  # (n_pairs,) eV/Å
+    densities: Tensor | None = None  # (2, n_pairs), unit of the potential
+    density_slopes: Tensor | None = None  # (2, n_pairs), per Å
+
+
+class PairwisePotential(Potential):
+    """A subclass gives a cutoff and `pair_terms`, and `embedding` if its atoms feel a density."""
+
+    @abstractmethod
+    def cutoff_for(self, structures: Structures) -> float:
+        """How far neighbours matter, Å."""
+
+    @abstractmethod
+    def pair_terms(self, distances: Tensor, kinds: Tensor) -> PairTerms:
+        """Functions of the distances (n_pairs,) Å between atoms of `kinds` (2, n_pairs)."""
+
+    def embedding(self, densities: Tensor, kinds: Tensor) -> tuple[Tensor, Tensor]:
+        """Energies (n_atoms,) eV of atoms in a density, and their derivatives by it."""
+        raise NotImplementedError(f"{self.name} has pair densities but no embedding function")
+
+    def kinds_of(self, atomic_numbers: Tensor) -> Tensor:
+        """Numbers by which the subclass finds its parameters; here the atomic numbers."""
+        return atomic_numbers
+
+    @final
+    def evaluate(self, structures: Structures, stresses: bool) -> Evaluation:
+        pairs = Pairs.of(structures, self.cutoff_for(structures))
+        kinds = self.kinds_of(structures.atomic_numbers)
+        distances = torch.linalg.vector_norm(pairs.vectors, dim=1)  # (n_pairs,) Å
+        terms = self.pair_terms(distances, pick(kinds, pairs.ends))
+        atom_energies, slopes = self._embed(terms, pairs, kinds)
+        pulls = pairs.vectors * (slopes / distances)[:, None]  # (n_pairs, 3) eV/Å, dE/dr towards j
+        atom_energies.index_add_(0, pairs.ends[0], terms.energies)
+        energies = per_structure_sum(atom_energies, structures.structure_index, structures.n_structures)
+        return Evaluation(
+            energies=energies.to(structures.dtype),
+            forces=forces_of_pairs(structures.n_atoms, pairs, pulls).to(structures.dtype),
+            stresses=stresses_of_pairs(structures, pairs, pulls).to(structures.dtype) if stresses else None,
+        )
+
+    def _embed(self, terms: PairTerms, pairs: Pairs, kinds: Tensor) -> tuple[Tensor, Tensor]:
+        """Embedding energies of the atoms, and dE/dr of every pair, embedding included."""
+        if terms.densities is None or terms.density_slopes is None:
+            return torch.zeros(kinds.shape, dtype=torch.float64), terms.energy_slopes
+        densities = torch.zeros(kinds.shape, dtype=torch.float64)
+        densities.index_add_(0, pairs.ends.flatten(), terms.densities.flatten())
+        energies, slopes = self.embedding(densities, kinds)
+        through_density = (pick(slopes, pairs.ends) * terms.density_slopes).sum(dim=0)
+        return energies, terms.energy_slopes + through_density
+
+
+class ElementPotential(PairwisePotential):
+    """A pairwise potential with parameters for some elements; the kind of an atom is their row."""
+
+    def __init__(self, symbols: Sequence[str]) -> None:
+        super().__init__()
+        numbers = [atomic_numbers[symbol] for symbol in symbols]
+        self._elements = frozenset(numbers)
+        self._kind_of_number = torch.full((max(numbers) + 1,), -1)
+        self._kind_of_number[numbers] = torch.arange(len(numbers))
+
+    @property
+    def elements(self) -> frozenset[int]:
+        return self._elements
+
+    def kinds_of(self, atomic_numbers: Tensor) -> Tensor:
+        return pick(self._kind_of_number, atomic_numbers)
+
+
+def pick(table: Tensor, index: Tensor) -> Tensor:
+    """`table[index]` for an index of any shape; several times faster than writing it so."""
+    return table.index_select(0, index.flatten()).view(index.shape + table.shape[1:])
+
+
+def smooth_step(distances: Tensor, start: float | Tensor, end: float | Tensor) -> tuple[Tensor, Tensor]:
+    """1 - 10t³ + 15t⁴ - 6t⁵, from 1 at `start` to 0 at `end`, twice differentiable; and its derivative."""
+    t = ((distances - start) / (end - start)).clamp(0, 1)
+    return 1 - t * t * t * (10 + t * (6 * t - 15)), -30 * (t * (1 - t)) ** 2 / (end - start)
+
+
+def forces_of_pairs(n_atoms: int, pairs: Pairs, pulls: Tensor) -> Tensor:
+    """From dE/dr of every pair, (n_pairs, 3) eV/Å."""
+    # two sums and one difference: index_add_ with alpha=-1 takes four times as long
+    onto_first = pulls.new_zeros((n_atoms, 3)).index_add_(0, pairs.ends[0], pulls)
+    onto_second = pulls.new_zeros((n_atoms, 3)).index_add_(0, pairs.ends[1], pulls)
+    return onto_first - onto_second  # (n_atoms, 3) eV/Å
+
+
+def portions(structures: Structures, pairs: Pairs, pairs_at_once: int) -> Iterator[tuple[slice, slice]]:
+    """Atoms and pairs of as many whole structures as have no more than `pairs_at_once`, or of one."""
+    first_atom = first_pair = atom = pair = 0
+    for n_atoms, n_pairs in zip(structures.counts.tolist(), pairs.counts, strict=True):
+        if pair > first_pair and pair + n_pairs - first_pair > pairs_at_once:
+            yield slice(first_atom, atom), slice(first_pair, pair)
+            first_atom, first_pair = atom, pair
+        atom, pair = atom + n_atoms, pair + n_pairs
+    yield slice(first_atom, atom), slice(first_pair, pair)
+
+
+def stresses_of_pairs(structures: Structures, pairs: Pairs, pulls: Tensor) -> Tensor:
+    """(1/V) Σ r ⊗ dE/dr, zero where there is no volume."""
+    vectors, pulls_array = pairs.vectors.numpy(), pulls.numpy()
+    virials = np.empty((structures.n_structures, 3, 3))  # eV
+    start = 0
+    # small matrix products in a loop: five times faster than outer products summed by index
+    for number, count in enumerate(pairs.counts):
+        end = start + count
+        np.matmul(vectors[start:end].T, pulls_array[start:end], out=virials[number])
+        start = end
+    volumes = structures.volumes.detach().to(torch.float64)[:, None, None]
+    stresses = torch.from_numpy(virials) / volumes.clamp_min(1e-300)
+    return torch.where(volumes > 0, (stresses + stresses.transpose(1, 2)) / 2, 0.0)  # eV/Å³

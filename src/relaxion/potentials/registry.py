@@ -1,0 +1,233 @@
+"""From a word to a potential: "emt", "eam:FILE", "module:factory", an ASE calculator, ..."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+
+from ase import Atoms
+from ase.calculators.calculator import BaseCalculator
+from ase.data import chemical_symbols
+
+from relaxion.errors import MissingExtraError, UnknownPotentialError
+from relaxion.potentials.ase import AsePotential, PotentialCalculator
+from relaxion.potentials.eam import TabulatedEam
+from relaxion.potentials.eam_zhou import ZhouEam
+from relaxion.potentials.emt import Emt
+from relaxion.potentials.extras import is_installed
+from relaxion.potentials.pair import LennardJones, Morse
+from relaxion.potentials.potential import Potential
+from relaxion.settings import nearest
+
+BUILT_IN: dict[str, tuple[Callable[[], Potential], str]] = {
+    "emt": (Emt, "effective medium theory, equal to ASE's EMT; batched"),
+    "eam": (ZhouEam, "analytic embedded atom method for 16 metals and their alloys (Zhou 2004); batched"),
+    "lj": (LennardJones, "Lennard-Jones, equal to ASE's; σ 1 Å, ε 1 eV; batched"),
+    "morse": (Morse, "Morse, equal to ASE's; r0 1 Å, ε 1 eV; batched"),
+}
+
+
+@dataclass(frozen=True)
+class Extra:
+    """A potential that needs an optional package."""
+
+    package: str
+    make: Callable[[], Potential]
+    how_to_install: str
+    description: str
+
+    def build(self, spec: str) -> Potential:
+        if not is_installed(self.package):
+            raise self._missing(spec)
+        try:
+            return self.make()
+        except ImportError as error:
+            raise self._missing(spec) from error
+
+    def _missing(self, spec: str) -> MissingExtraError:
+        return MissingExtraError(
+            f"'{spec}' needs the package {self.package}, which cannot be imported; try: {self.how_to_install}"
+        )
+
+
+def _chgnet() -> Potential:
+    from relaxion.potentials.chgnet import Chgnet
+
+    return Chgnet()
+
+
+def _sevennet() -> Potential:
+    from relaxion.potentials.sevennet import Sevennet
+
+    return Sevennet()
+
+
+def _gfn2() -> Potential:
+    from relaxion.potentials.gfn2 import Gfn2
+
+    return Gfn2()
+
+
+def _mace() -> Potential:
+    from relaxion.potentials.mace import Mace
+
+    return Mace()
+
+
+EXTRAS: dict[str, Extra] = {
+    "chgnet": Extra(
+        package="chgnet",
+        make=_chgnet,
+        how_to_install="pip install 'relaxion[chgnet]'",
+        description="CHGNet 0.3.0, a machine-learned potential for 89 elements; batched",
+    ),
+    "sevennet": Extra(
+        package="sevenn",
+        make=_sevennet,
+        how_to_install="pip install 'relaxion[sevenn]'",
+        description="SevenNet-0, a machine-learned potential for 89 elements; batched",
+    ),
+    "gfn2": Extra(
+        package="tblite",
+        make=_gfn2,
+        how_to_install="pip install 'relaxion[molecules]'",
+        description="GFN2-xTB tight binding for molecules, and crystals of few atoms; H to Rn",
+    ),
+    "mace": Extra(
+        package="mace",
+        make=_mace,
+        how_to_install="pip install mace-torch",
+        description="MACE-MP, a machine-learned potential for 89 elements; downloads its weights at first use",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class PotentialEntry:
+    """One line of `relaxion calculators`."""
+
+    spec: str
+    description: str
+    elements: tuple[str, ...] | None  # chemical symbols; None: any, or whatever the file or package knows
+    available: bool
+    how_to_install: str | None  # None: nothing to install
+
+
+def potential(spec: str | BaseCalculator | Potential) -> Potential:
+    """The potential meant by `spec`.
+
+    "emt", "eam", "lj", "morse"; "eam:FILE" (setfl or Finnis–Sinclair table, also gzipped); "chgnet",
+    "sevennet", "gfn2", "mace" where installed; "module:factory" (called without arguments); an ASE calculator; or a
+    potential, which is returned as it is.
+
+    A module is also looked for in the working directory. If it is found there, the directory stays at the end of
+    `sys.path`, so that what the calculator imports later is found too.
+    """
+    if isinstance(spec, str):
+        return _from_word(spec)
+    found = _from_object(spec)
+    if found is None:
+        raise UnknownPotentialError(
+            f"cannot make a potential from {type(spec).__name__}; "
+            "give a name such as 'emt', an ASE calculator or a Relaxion potential"
+        )
+    return found
+
+
+def known_potentials() -> list[PotentialEntry]:
+    """Everything `potential` knows by name."""
+    entries = [
+        PotentialEntry(spec, description, _symbols(build().elements), available=True, how_to_install=None)
+        for spec, (build, description) in BUILT_IN.items()
+    ]
+    entries.append(
+        PotentialEntry("eam:FILE", "embedded atom method from a .eam.alloy or .eam.fs table; batched", None, True, None)
+    )
+    entries += [
+        PotentialEntry(spec, extra.description, None, is_installed(extra.package), extra.how_to_install)
+        for spec, extra in EXTRAS.items()
+    ]
+    any_code = "any ASE calculator: factory() of that module is called and must return one"
+    return [*entries, PotentialEntry("module:factory", any_code, None, True, None)]
+
+
+def _symbols(numbers: frozenset[int] | None) -> tuple[str, ...] | None:
+    return None if numbers is None else tuple(chemical_symbols[number] for number in sorted(numbers))
+
+
+def _from_word(spec: str) -> Potential:
+    if spec in BUILT_IN:
+        return BUILT_IN[spec][0]()
+    if spec in EXTRAS:
+        return EXTRAS[spec].build(spec)
+    head, colon, tail = spec.partition(":")
+    if head == "eam" and tail:
+        return TabulatedEam.from_file(tail)
+    if colon and head and tail and head != "eam":
+        return _from_code(spec, head, tail)
+    known = [*BUILT_IN, *EXTRAS, "eam:FILE", "module:factory"]
+    raise UnknownPotentialError(f"unknown potential '{spec}': {nearest(spec.lower(), known)}")
+
+
+def _from_object(thing: object) -> Potential | None:
+    if isinstance(thing, Potential):
+        return thing
+    if isinstance(thing, PotentialCalculator):
+        return thing.potential
+    # some calculators of other packages do not inherit from ASE's; classes and atoms have the methods too
+    asks = all(callable(getattr(thing, name, None)) for name in ("get_forces", "get_potential_energy"))
+    if isinstance(thing, BaseCalculator) or (asks and not isinstance(thing, type | Atoms)):
+        return AsePotential(thing)  # pyright: ignore[reportArgumentType]
+    return None
+
+
+def _from_code(spec: str, module_name: str, factory_name: str) -> Potential:
+    with _working_directory_importable() as here:
+        factory = getattr(_import(spec, module_name), factory_name, None)
+        if not callable(factory):
+            what = "has no" if factory is None else "cannot call its"
+            raise UnknownPotentialError(f"potential '{spec}': module {module_name} {what} '{factory_name}'")
+        made = factory()
+    if here not in sys.path and _lies_in(here, module_name):
+        # A calculator may import its neighbours as late as in its first force call. Last in line: nothing here shall
+        # hide an installed package from the rest of the process.
+        sys.path.append(here)
+    found = _from_object(made)
+    if found is None:
+        raise UnknownPotentialError(
+            f"potential '{spec}': {factory_name}() returned {type(made).__name__}, "
+            "expected an ASE calculator or a Relaxion potential"
+        )
+    return found
+
+
+def _import(spec: str, module_name: str):
+    try:
+        return import_module(module_name)
+    except (ImportError, ValueError, TypeError) as error:  # the last two: names such as 'a..b' and '.a'
+        known = nearest(module_name.lower(), [*BUILT_IN, *EXTRAS])
+        raise UnknownPotentialError(
+            f"potential '{spec}': module '{module_name}' cannot be imported ({error}); {known}"
+        ) from error
+
+
+@contextmanager
+def _working_directory_importable() -> Iterator[str]:
+    """A user's own file lies where the command is run; a console script does not look there by itself."""
+    here = str(Path.cwd())
+    sys.path.insert(0, here)
+    try:
+        yield here
+    finally:
+        sys.path.remove(here)
+
+
+def _lies_in(folder: str, module_name: str) -> bool:
+    """Whether the module, or the package it belongs to, was found in this folder itself."""
+    module = sys.modules[module_name.partition(".")[0]]
+    places = getattr(module, "__path__", None) or [getattr(module, "__file__", None) or ""]
+    return any(Path(place).parent == Path(folder) for place in places)

@@ -1,0 +1,1 @@
+"""Many structures, many processes, many machines: relax-many, Ray collectors, sweeps."""

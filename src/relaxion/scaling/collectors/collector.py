@@ -1,0 +1,95 @@
+"""The collector's side: an actor that steps structures as it is told, with the weights it is sent."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from relaxion.agents.snapshots import restore_snapshot
+from relaxion.errors import RunError
+from relaxion.potentials.registry import potential
+from relaxion.scaling.collectors.messages import (
+    Answer,
+    Arrays,
+    Place,
+    Request,
+    arrays,
+    packed,
+    tensors,
+    unpacked_state,
+)
+from relaxion.structures import State, Structures
+from relaxion.training.atom_collector import GENERATORS, AtomCollector
+from relaxion.training.atom_domain import make_agent
+from relaxion.training.atom_task import AtomTask
+from relaxion.training.run_settings import AtomRunSettings
+from relaxion.training.seeds import named_generator
+from relaxion.version import __version__
+
+
+@dataclass(frozen=True)
+class Orders:
+    """The same for all collectors of a run, sent once."""
+
+    settings: AtomRunSettings
+    pool: Structures  # to train on; files are read by the learner alone
+    n_threads: int  # sums depend on it
+    folder: str  # where a potential looks for its tables
+    version: str = __version__
+
+
+class RemoteCollector:
+    """Made an actor by Ray. Between two requests it stays where it is; a request with a place puts it there."""
+
+    def __init__(self, orders: Orders) -> None:
+        if orders.version != __version__:
+            both = f"{__version__} is installed here, {orders.version} where the learner runs"
+            raise RunError(f"relaxion {both}; install the same everywhere")
+        if Path(orders.folder).is_dir():
+            os.chdir(orders.folder)
+        torch.set_num_threads(orders.n_threads)
+        settings = orders.settings
+        self.agent = make_agent(settings, named_generator(settings.training.seed, "agent"))
+        self.generators = {name: torch.Generator() for name in GENERATORS}
+        task = AtomTask(settings, potential(settings.atoms.potential), {"training": orders.pool})
+        self.collector = AtomCollector(settings, task, self.agent, self.generators)
+        self.state: State | None = None
+
+    def collect(self, request: Request) -> Answer:
+        """One step of all structures."""
+        if request.place is not None:
+            self._put(request.place)
+        load_policy(self.agent, tensors(request.policy))
+        began, calls = self.state is None, 0
+        if self.state is None:
+            self.state, calls = self.collector.begin()
+        collected = self.collector.collect(self.state, request.n_stored, request.step)
+        self.state = collected.state
+        return packed(collected, began, self._generators(), calls + collected.force_calls)
+
+    def process(self) -> int:
+        """Its number, for those who look at processes."""
+        return os.getpid()
+
+    def _put(self, place: Place) -> None:
+        self.state = None if place.state is None else unpacked_state(place.state)
+        for name, state in tensors(place.generators).items():
+            self.generators[name].set_state(state)
+
+    def _generators(self) -> Arrays:
+        return arrays({name: generator.get_state() for name, generator in self.generators.items()})
+
+
+def policy_tensors(agent: Any) -> dict[str, Tensor]:
+    """What a collector needs of an agent."""
+    return {f"policy.{name}": tensor for name, tensor in agent.policy.state_dict().items()}
+
+
+def load_policy(agent: Any, values: Mapping[str, Tensor]) -> None:
+    restore_snapshot({"policy": agent.policy}, values)

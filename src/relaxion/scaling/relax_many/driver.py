@@ -1,0 +1,256 @@
+"""The driver: reads structures, hands them out, writes down what comes back. It alone writes; workers only compute.
+
+Every structure ends in exactly one place: in a shard, or in `failed/`. A structure whose worker died is tried again,
+first with a few others, then alone; the one that kills its worker twice while alone is set aside.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from relaxion.errors import RelaxionError
+from relaxion.potentials.counting import error_in_words
+from relaxion.scaling.relax_many.folder import Folder
+from relaxion.scaling.relax_many.frames import written
+from relaxion.scaling.relax_many.inputs import Place, places
+from relaxion.scaling.relax_many.settings import ManySettings, structure_key
+from relaxion.scaling.relax_many.worker import atoms_of, task_line
+from relaxion.scaling.relax_many.workers import Crew, News
+
+SUSPECTS_TOGETHER = 8  # after a first death; after a second each is alone
+DEATHS_ALONE = 2
+GRACE = 2.0  # seconds that a worker may be silent beyond the time limit: it ends most structures by itself
+SECONDS_TO_LISTEN = 0.5
+SECONDS_BETWEEN_REPORTS = 2.0
+
+
+@dataclass(eq=False)
+class Task:
+    """A structure on its way."""
+
+    key: str
+    line: str
+    label: str
+    deaths: int = 0  # of workers that had it
+    deaths_alone: int = 0
+
+
+@dataclass
+class Tally:
+    """How a run stands."""
+
+    read: int = 0  # places in the input
+    already: int = 0  # of them with a result when they were read, or on their way: earlier runs, doubles
+    relaxed: int = 0  # by this run
+    failed: int = 0
+    not_converged: int = 0  # of those relaxed by this run
+    worker_deaths: int = 0
+    seconds: float = 0.0
+    input_read: bool = False  # to its end
+
+    def plain(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+
+@dataclass
+class Driver:
+    """One run. `stop` is asked between two pieces of work."""
+
+    folder: Folder
+    crew: Crew
+    settings: ManySettings
+    files: Sequence[Path]
+    chunk_size: int
+    time_limit_seconds: float | None = None
+    stop: Callable[[], bool] = lambda: False
+    report: Callable[[Tally], None] = lambda _: None
+    tally: Tally = field(default_factory=Tally)
+
+    def __post_init__(self) -> None:
+        self._out: dict[int, dict[str, Task]] = {}  # by worker: tasks without a record, by key
+        self._keys_out: set[str] = set()
+        self._again: deque[Task] = deque()  # whose workers died
+        self._fresh = self._tasks()
+        self._began = self._reported = time.monotonic()
+        self._context = self.settings.context
+
+    def run(self) -> Tally:
+        """Until everything has its result, or `stop` says so."""
+        with closing(self._fresh):
+            while not self.stop():
+                self._hand_out()
+                if not self._out and self.tally.input_read and not self._again:
+                    break
+                self._take_in(self.crew.hear(SECONDS_TO_LISTEN))
+                self._end_the_silent()
+                self._tell()
+        self._tell(now=True)
+        return self.tally
+
+    def _hand_out(self) -> None:
+        for worker in self.crew.idle():
+            if worker in self._out:
+                continue
+            if tasks := self._chunk():
+                self._out[worker] = {task.key: task for task in tasks}
+                self.crew.give(worker, [task.line for task in tasks])
+
+    def _chunk(self) -> list[Task]:
+        """Suspects first, in ever smaller company; then what comes next in the input."""
+        if self._again:
+            task = self._again.popleft()
+            if task.deaths > 1:
+                return [task]
+            company = [other for other in self._again if other.deaths <= 1][: SUSPECTS_TOGETHER - 1]
+            for other in company:
+                self._again.remove(other)
+            return [task, *company][: self.chunk_size]
+        tasks = []
+        while len(tasks) < self.chunk_size and (task := next(self._fresh, None)) is not None:
+            tasks.append(task)
+        return tasks
+
+    def _tasks(self) -> Generator[Task]:
+        """Every structure of the input that has no result yet and is not on its way."""
+        for file in self.files:
+            with closing(self.folder.list_inputs(file)) as listing, closing(places(file)) as found:
+                for place in found:
+                    self.tally.read += 1
+                    key, task = self._looked_at(place)
+                    listing.add(_listed(place, key))
+                    if task is not None:
+                        yield task
+                listing.finish()
+        self.tally.input_read = True
+
+    def _looked_at(self, place: Place) -> tuple[str, Task | None]:
+        if place.atoms is None:
+            key = place.key_of_error()
+            self._set_aside(key, place.label, str(place.error), {}, None)
+            return key, None
+        try:
+            key = structure_key(place.atoms, self._context)
+            line = task_line(key, place.atoms)
+        except Exception as error:  # noqa: BLE001 - constraints of other packages may lack what is needed to tell them
+            broken = Place(place.file, place.index, None, f"it cannot be written down: {error_in_words(error)}")
+            self._set_aside(broken.key_of_error(), place.label, str(broken.error), {}, None)
+            return broken.key_of_error(), None
+        if key in self._keys_out or self.folder.has(key):
+            self.tally.already += 1
+            return key, None
+        self._keys_out.add(key)
+        return key, Task(key, line, place.label)
+
+    def _take_in(self, news: Sequence[News]) -> None:
+        frames: list[tuple[str, str]] = []
+        for one in news:
+            for record in one.records:
+                frames += self._record(one.worker, record)
+        self.folder.append(frames)
+        for one in news:
+            if one.died:
+                self._died(one.worker)
+            elif one.done:
+                # nothing should be left; whatever is gets another chance
+                self._again.extend(self._out.pop(one.worker, {}).values())
+
+    def _record(self, worker: int, record: dict[str, Any]) -> list[tuple[str, str]]:
+        task = self._out.get(worker, {}).pop(record["key"], None)
+        if task is None:
+            return []
+        self._keys_out.discard(task.key)
+        if "frame" in record:
+            self.tally.relaxed += 1
+            self.tally.not_converged += record["outcome"] != "converged"
+            return [(task.key, record["frame"])]
+        self._fail(task, record["error"], record, record.get("last"))
+        return []
+
+    def _died(self, worker: int) -> None:
+        self.tally.worker_deaths += 1
+        tasks = list(self._out.pop(worker, {}).values())
+        for task in tasks:
+            task.deaths += 1
+            task.deaths_alone += len(tasks) == 1
+            if task.deaths_alone >= DEATHS_ALONE:
+                self._fail(task, f"its worker died {task.deaths_alone} times while it relaxed nothing else")
+            else:
+                self._again.append(task)
+
+    def _end_the_silent(self) -> None:
+        if self.time_limit_seconds is None:
+            return
+        for worker in list(self._out):
+            if self.crew.silence(worker) < self.time_limit_seconds + GRACE:
+                continue
+            left = self._out[worker]
+            if len(left) == 1:
+                (task,) = left.values()
+                left.clear()
+                self._fail(task, f"time limit of {self.time_limit_seconds:g} s exceeded: one force call hangs")
+            self.crew.kill(worker)
+            # until its death is heard of nobody waits for it any more
+            self._wait_for_death(worker)
+
+    def _wait_for_death(self, worker: int) -> None:
+        until = time.monotonic() + 10.0
+        while worker in self._out and time.monotonic() < until:
+            self._take_in(self.crew.hear(SECONDS_TO_LISTEN))
+
+    def _fail(self, task: Task, reason: str, record: dict[str, Any] | None = None, last: str | None = None) -> None:
+        self._keys_out.discard(task.key)
+        self._set_aside(task.key, task.label, reason, record or {}, task, last)
+
+    def _set_aside(
+        self,
+        key: str,
+        label: str,
+        reason: str,
+        record: dict[str, Any],
+        task: Task | None,
+        last: str | None = None,
+    ) -> None:
+        if self.folder.has(key):
+            self.tally.already += 1
+            return
+        facts = {name: value for name, value in record.items() if name not in ("frame", "last", "error", "key")}
+        outcome = facts.pop("outcome", "error")
+        images = {} if task is None else {"input.extxyz": _input_frame(task)}
+        if last is not None:
+            images["last.extxyz"] = last
+        self.folder.set_aside(key, {"input": label, "reason": reason, "outcome": outcome, **facts}, images)
+        self.tally.failed += 1
+
+    def _tell(self, *, now: bool = False) -> None:
+        if not now and time.monotonic() - self._reported < SECONDS_BETWEEN_REPORTS:
+            return
+        self._reported = time.monotonic()
+        self.tally.seconds = self._reported - self._began
+        out = sum(len(tasks) for tasks in self._out.values())
+        plain = {**self.tally.plain(), "on_their_way": out + len(self._again), "workers": self.crew.n_workers}
+        self.folder.tell(plain)
+        self.report(self.tally)
+
+
+def _listed(place: Place, key: str) -> dict[str, Any]:
+    plain: dict[str, Any] = {"key": key, "index": place.index}
+    if place.atoms is not None:
+        plain |= {"formula": place.atoms.get_chemical_formula(), "n_atoms": len(place.atoms)}
+        named = {name: value for name, value in place.atoms.info.items() if isinstance(value, bool | int | float | str)}
+        if named:
+            plain["info"] = named
+    return plain
+
+
+def _input_frame(task: Task) -> str:
+    try:
+        return written(atoms_of(task.line), {"key": task.key})
+    except (RelaxionError, ValueError, TypeError, KeyError):  # not fit for extxyz; the line tells it all
+        return json.dumps(json.loads(task.line)) + "\n"

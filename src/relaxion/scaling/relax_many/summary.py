@@ -1,0 +1,136 @@
+"""The whole of a folder as a table, from shards, listing and `failed/`: SQLite for questions, CSV for everybody."""
+
+from __future__ import annotations
+
+import csv
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from relaxion.errors import FileError
+from relaxion.files import part_of
+from relaxion.scaling.relax_many.folder import failures, listing, read_manifest, results
+from relaxion.settings import shown
+
+SQLITE, CSV = "summary.sqlite", "summary.csv"
+TABLES = """
+CREATE TABLE results (
+    key TEXT PRIMARY KEY, outcome TEXT, force_calls INTEGER, energy_ev REAL, fmax_ev_per_angstrom REAL, policy TEXT,
+    fallback_used INTEGER, seconds REAL, shard TEXT, offset INTEGER, length INTEGER, reason TEXT);
+CREATE TABLE inputs (
+    place INTEGER PRIMARY KEY, file TEXT, structure INTEGER, key TEXT, formula TEXT, n_atoms INTEGER);
+CREATE INDEX inputs_by_key ON inputs (key);
+CREATE VIEW summary AS
+    SELECT place, file, structure, formula, n_atoms, coalesce(outcome, 'waiting') AS outcome, force_calls, energy_ev,
+        fmax_ev_per_angstrom, policy, fallback_used, seconds, key, shard, reason
+    FROM inputs LEFT JOIN results USING (key) ORDER BY place;
+"""
+RESULT = "INSERT OR IGNORE INTO results VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What a folder holds."""
+
+    places: int  # structures in the input, as far as it was read
+    structures: int  # different ones
+    relaxed: int  # results in shards that belong to the input
+    converged: int
+    failed: int
+    waiting: int  # different structures without a result
+
+    @property
+    def doubles(self) -> int:
+        return self.places - self.structures
+
+
+def make_summary(path: Path) -> Counts:
+    """Write both tables anew, each in one go; what they say in numbers."""
+    database, table = path / SQLITE, path / CSV
+    try:
+        part_of(database).unlink(missing_ok=True)
+        with closing(_built(path, part_of(database))) as connection:
+            part_of(table).unlink(missing_ok=True)  # were it a link, we would write where it leads
+            with part_of(table).open("x", newline="", encoding="utf-8") as file:
+                rows = connection.execute("SELECT * FROM summary")
+                writer = csv.writer(file)
+                writer.writerow(column[0] for column in rows.description)
+                writer.writerows(rows)
+            counts = counted(connection)
+        part_of(table).replace(table)
+        part_of(database).replace(database)
+    except (OSError, sqlite3.Error) as error:
+        with suppress(OSError):
+            part_of(database).unlink(missing_ok=True)
+            part_of(table).unlink(missing_ok=True)
+        raise FileError(
+            f"the summary in {path} cannot be written ({error}); the results themselves are safe"
+        ) from error
+    return counts
+
+
+def read_counts(path: Path) -> Counts:
+    """The same numbers without writing anything, also while a run goes on."""
+    with closing(index_of(path)) as connection:
+        return counted(connection)
+
+
+def _built(path: Path, database: Path | None) -> sqlite3.Connection:
+    """All that is known now. `database` None: in SQLite's own temporary file, gone when it is closed."""
+    connection = sqlite3.connect("" if database is None else database)
+    connection.executescript("PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF;" + TABLES)
+    connection.executemany(RESULT, _result_rows(path))
+    connection.executemany(RESULT, (_failure_row(reason) for reason in failures(path)))
+    connection.executemany("INSERT INTO inputs VALUES (NULL, ?, ?, ?, ?, ?)", _input_rows(path))
+    connection.commit()
+    return connection
+
+
+def index_of(path: Path) -> sqlite3.Connection:
+    """A table of everything, for whoever reads results in the order of the input."""
+    try:
+        return _built(path, None)
+    except (OSError, sqlite3.Error) as error:
+        raise FileError(f"{path} cannot be read ({error})") from error
+
+
+def _result_rows(path: Path) -> Iterator[tuple[Any, ...]]:
+    names = ("outcome", "force_calls", "energy_ev", "fmax", "policy", "fallback_used", "seconds")
+    for found in results(path):
+        facts = found.frame.facts
+        values = (_storable(facts.get(name)) for name in names)
+        yield (found.frame.key, *values, found.shard.name, found.frame.offset, found.frame.length, None)
+
+
+def _failure_row(reason: dict[str, Any]) -> tuple[Any, ...]:
+    names = ("outcome", "force_calls", "energy_ev", "fmax", "policy", "fallback_used", "seconds")
+    values = (_storable(reason.get(name)) for name in names)
+    return (reason["key"], *values, None, None, None, str(_storable(reason.get("reason")) or "not written down"))
+
+
+def _storable(value: Any) -> Any:
+    """What SQLite takes; whatever else a damaged file brings becomes words."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    if value is None or isinstance(value, float) or (isinstance(value, int) and abs(value) < 2**63):
+        return value
+    return shown(value)
+
+
+def _input_rows(path: Path) -> Iterator[tuple[Any, ...]]:
+    for number, file in enumerate(read_manifest(path)["files"], start=1):
+        for line in listing(path, number):
+            yield file, *(_storable(line.get(name)) for name in ("index", "key", "formula", "n_atoms"))
+
+
+def counted(connection: sqlite3.Connection) -> Counts:
+    """What the tables say."""
+    question = """
+        SELECT (SELECT count(*) FROM inputs), count(*), count(shard), count(*) FILTER (WHERE outcome = 'converged'),
+            count(reason), count(*) FILTER (WHERE outcome IS NULL)
+        FROM (SELECT DISTINCT key FROM inputs) LEFT JOIN results USING (key)
+    """
+    return Counts(*connection.execute(question).fetchone())

@@ -1,0 +1,104 @@
+"""What a worker does, wherever it runs: takes structures, gives records. Both are JSON lines."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import redirect_stdout
+from typing import Any
+
+import torch
+from ase import Atoms
+from ase.io.jsonio import decode, encode
+
+from relaxion.errors import PotentialError, RelaxionError
+from relaxion.optimize.batch import BatchRelaxer, Relaxed
+from relaxion.potentials.counting import error_in_words
+from relaxion.potentials.registry import potential
+from relaxion.scaling.relax_many.frames import written
+from relaxion.scaling.relax_many.settings import WorkerSettings
+from relaxion.structures import Outcome
+
+SECONDS_BETWEEN_SIGNS = 0.5  # of life
+SET_ASIDE = (Outcome.RUNNING, Outcome.NON_FINITE)  # ends without anything that could be called a result
+ALIVE = '{"alive": true}'
+
+
+def task_line(key: str, atoms: Atoms) -> str:
+    """One structure for a worker. StructureError or another where its constraints cannot be told."""
+    bare = atoms.copy()
+    bare.info = {name: value for name, value in atoms.info.items() if isinstance(value, bool | int | float | str)}
+    return json.dumps({"key": key, "atoms": encode(bare)})
+
+
+def atoms_of(line: str) -> Atoms:
+    """The opposite."""
+    found = decode(json.loads(line)["atoms"])
+    assert isinstance(found, Atoms)
+    return found
+
+
+class Worker:
+    """Makes its calculator once, then relaxes one chunk after the other."""
+
+    def __init__(self, settings: WorkerSettings) -> None:
+        """PotentialError where the calculator cannot be made."""
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+        torch.set_num_threads(1)  # of a process of our own: more threads only get in the way of other workers
+        if settings.folder != os.getcwd():  # noqa: PTH109
+            os.chdir(settings.folder)
+        self.settings = settings
+        spec = settings.many.calculator
+        try:
+            with redirect_stdout(sys.stderr):
+                self.relaxer = BatchRelaxer(potential(spec), settings.batch_settings())
+        except RelaxionError:
+            raise
+        except Exception as error:  # the user's own factory or another package may raise anything
+            raise PotentialError(f"--calc {spec}: it could not be made: {error_in_words(error)}") from error
+
+    def records(self, tasks: Sequence[str]) -> Iterator[str]:
+        """What became of each structure, as it is done; now and then a sign of life."""
+        waiting, told = list(reversed(tasks)), time.monotonic()
+        at_once = self.settings.batch_size if self.relaxer.together else 1
+        while waiting or self.relaxer.n_running or self.relaxer.has_finished:
+            while waiting and self.relaxer.n_running < at_once:
+                line = waiting.pop()
+                self.relaxer.add(atoms_of(line), json.loads(line)["key"])
+            for relaxed in self.relaxer.advance():
+                told = time.monotonic()
+                yield _record(relaxed)
+            if time.monotonic() - told > SECONDS_BETWEEN_SIGNS:
+                told = time.monotonic()
+                yield ALIVE
+
+
+def _record(relaxed: Relaxed) -> str:
+    facts = {
+        "key": relaxed.tag,
+        "outcome": relaxed.label.replace(" ", "_"),
+        "force_calls": relaxed.force_calls,
+        "fmax": relaxed.fmax_ev_per_angstrom,
+        "policy": relaxed.policy_used,
+        "fallback_used": relaxed.fallback_used,
+        "seconds": round(relaxed.seconds, 4),
+    }
+    if relaxed.error is None and relaxed.outcome not in SET_ASIDE:
+        return json.dumps({**facts, "frame": written(relaxed.atoms, facts)})
+    return json.dumps({**facts, "error": _reason(relaxed), "last": _last_frame(relaxed, facts)})
+
+
+def _reason(relaxed: Relaxed) -> str:
+    if relaxed.error is not None:
+        return relaxed.error
+    return "the calculator's answer at the start is not finite"
+
+
+def _last_frame(relaxed: Relaxed, facts: dict[str, Any]) -> str | None:
+    try:
+        return written(relaxed.atoms, facts)
+    except (ValueError, TypeError, KeyError):  # of structures that are not fit to be written
+        return None

@@ -1,5 +1,0 @@
-"""Training with collectors on other cores or machines: Ray actors step structures, one learner stores and updates."""
-
-from relaxion.training.distributed.places import Collectors
-
-__all__ = ["Collectors"]

@@ -1,0 +1,1 @@
+"""Pages: reports, races, the live view of a run."""

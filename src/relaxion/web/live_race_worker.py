@@ -1,0 +1,176 @@
+"""The process of one race: a request on stdin, progress and the finished page on stdout, a line each."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+import time
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from io import StringIO
+from pathlib import Path
+from typing import Any, TextIO
+
+FORMATS = {"cif": "CIF", "extxyz": "XYZ", "vasp": "POSCAR"}  # what ASE calls it, what people call it
+STEPS = 500
+SECONDS_BETWEEN_WORDS = 0.1
+SHARE = 0.28  # of the time of a race, for each of three racers
+
+
+def main() -> None:
+    """Answer one request."""
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
+    seconds = float(sys.argv[1])
+    _limit_time(int(seconds) + 30)
+    request = json.loads(sys.stdin.readline())
+    with redirect_stdout(sys.stderr):  # some calculators greet when they load
+        said = _answer(request, answers, seconds)
+    _say(answers, said)
+
+
+def _limit_time(seconds: int) -> None:
+    """Of the processor: the last resort, should whoever started us be gone."""
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
+
+
+def _answer(request: dict[str, Any], answers: TextIO, seconds: float = 100.0) -> dict[str, Any]:
+    from relaxion.errors import RelaxionError
+
+    try:
+        return {"page": _raced(request, answers, SHARE * seconds)}
+    except RelaxionError as error:
+        return {"error": str(error).replace("--cell: ", "").replace("leave --cell away", "leave the cell fixed")}
+    except Exception as error:  # noqa: BLE001 - a structure that breaks something is told, not raised at nobody
+        return {"error": f"the race failed: {type(error).__name__}: {error}"}
+
+
+def _raced(request: dict[str, Any], answers: TextIO, seconds: float) -> dict[str, Any]:
+    """`seconds`: of each racer, so that one that gets lost does not take the others' result with it."""
+    atoms, kind, hints = read_structure(request["name"], request["text"])  # first: what is none is told at once
+    from ase.optimize import BFGS, FIRE
+
+    from relaxion.bench.runs import Task
+    from relaxion.cli.compare import run_ase_optimizer
+    from relaxion.cli.inputs import check_structure, emt_note, occupancy_note
+    from relaxion.cli.relax import run_relaxer
+    from relaxion.cli.request import PolicyChoice, RelaxRequest, make_potential
+    from relaxion.web.race_page import Race, race_page
+    from relaxion.web.report_relaxation import OURS
+
+    asked = RelaxRequest(
+        files=(), calculator=request["calculator"], policy=request["policy"], fmax=request["fmax"], steps=STEPS,
+        free_cell=request["free_cell"], compare="", out=Path("race.html"), as_json=False,
+        force=False, quiet=True,        rattle_angstrom=0.0, seed=0,
+    )  # fmt: skip
+    potential = make_potential(asked.calculator)
+    check_structure(atoms, potential, free_cell=asked.free_cell)
+    choice = PolicyChoice.of(asked, atoms)
+    task = Task(atoms, potential, asked.fmax, asked.steps, asked.free_cell, record=True)
+    runs = {OURS: run_relaxer(task, choice, None, None, _reporter(answers, OURS, seconds))}
+    for optimizer in (BFGS, FIRE):
+        name = optimizer.__name__
+        runs[name] = run_ase_optimizer(optimizer, task, _reporter(answers, name, seconds))
+    _say(answers, {"calls": {name: run.force_calls for name, run in runs.items()}})
+    hints += filter(None, [occupancy_note(atoms), emt_note(atoms, asked.calculator), choice.note])
+    race = Race(
+        request["name"], atoms, runs, asked.fmax, asked.calculator, asked.free_cell, _command(request), hints,
+        comment=comment_of(request["text"], kind),
+    )  # fmt: skip
+    return race_page(race).data
+
+
+def read_structure(name: str, text: str) -> tuple[Any, str, list[str]]:
+    """The first structure of a text, by ASE; its format; what is worth knowing. The name only tells the format."""
+    from ase.io import read
+
+    from relaxion.errors import FileError, StructureError
+    from relaxion.web.live_race import MOST_ATOMS
+
+    kind = format_of(name, text)
+    try:
+        images: Any = read(StringIO(text), index=":", format=kind)
+    except Exception as error:  # ASE's readers raise anything for files that are none
+        raise FileError(
+            f"{name} cannot be read as {FORMATS[kind]} ({type(error).__name__}: {str(error)[:200]}); "
+            "give a POSCAR, CIF or XYZ"
+        ) from error
+    if not images or len(images[0]) == 0:
+        raise StructureError(f"{name} holds no atoms; give a POSCAR, CIF or XYZ")
+    if len(images[0]) > MOST_ATOMS:
+        raise StructureError(
+            f"{name} has {len(images[0])} atoms, the race takes {MOST_ATOMS}; use 'relaxion race' for larger ones"
+        )
+    atoms = images[0].copy()
+    atoms.calc = None
+    several = f"{name} holds {len(images)} structures; the first one races"
+    return atoms, kind, [several] if len(images) > 1 else []
+
+
+def format_of(name: str, text: str) -> str:
+    """By the name, else by the look of it; one of ours and no other, whatever ASE could read."""
+    small = name.lower()
+    if small.endswith(".cif"):
+        return "cif"
+    if small.endswith((".xyz", ".extxyz")):
+        return "extxyz"
+    if small.endswith((".vasp", ".poscar")) or small.startswith(("poscar", "contcar")):
+        return "vasp"
+    if re.search(r"^\s*_cell_length_a\s", text, re.MULTILINE) or text.lstrip().startswith("data_"):
+        return "cif"
+    return "extxyz" if re.match(r"\s*\d+\s*\n", text) and not _is_scale(text) else "vasp"
+
+
+def _is_scale(text: str) -> bool:
+    """The second line of a POSCAR is one number."""
+    lines = text.split("\n", 2)
+    return len(lines) > 1 and re.fullmatch(r"\s*-?\d+\.\d*\s*", lines[1]) is not None
+
+
+def comment_of(text: str, kind: str) -> str:
+    """The line people write something in."""
+    lines = text.split("\n", 2)
+    place = 1 if kind == "extxyz" else 0
+    return lines[place].strip()[:300] if len(lines) > place else ""
+
+
+def _reporter(answers: TextIO, name: str, seconds: float) -> Callable[[int, float, float], None]:
+    last, began = 0.0, time.monotonic()
+
+    def report(calls: int, _energy: float, _fmax: float) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - began > seconds:
+            raise TimeoutError(f"{name} was ended after {seconds:.2g} s and {calls} force calls")
+        if now - last >= SECONDS_BETWEEN_WORDS:
+            last = now
+            _say(answers, {"calls": {name: calls}})
+
+    return report
+
+
+def _say(answers: TextIO, what: dict[str, Any]) -> None:
+    answers.write(json.dumps(what, allow_nan=False) + "\n")
+    answers.flush()
+
+
+def _command(request: dict[str, Any]) -> str:
+    """What would do the same on the command line."""
+    import shlex
+
+    words = ["relaxion", "race", request["name"], "--with", "BFGS,FIRE", "--calc", request["calculator"]]
+    words += [
+        "--policy",
+        request["policy"],
+        "--fmax",
+        f"{request['fmax']:g}",
+        *(["--cell"] if request["free_cell"] else []),
+    ]
+    return shlex.join(words)
+
+
+if __name__ == "__main__":
+    main()

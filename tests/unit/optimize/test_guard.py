@@ -1,0 +1,302 @@
+"""The guard: a good metric is used, a bad one costs little, and no force call is spent on telling them apart."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from ase import Atoms
+from ase.build import bulk
+from ase.calculators.emt import EMT
+
+from relaxion.errors import PolicyError, StructureError
+from relaxion.optimize.ase_interface import read_point
+from relaxion.optimize.gate import (
+    LARGEST_FLOOR,
+    LARGEST_LOG_SCALE,
+    LARGEST_LOG_TRUST,
+    N_KNOBS,
+    described_steady,
+    gate_of,
+    knobs_from,
+)
+from relaxion.optimize.guard import OBSERVATION, Guard, GuardSettings, Knobs, Metric, Past, unscaled_error
+from relaxion.optimize.point import Point, dot
+from relaxion.optimize.quasi_newton import QuasiNewton, QuasiNewtonSettings, Secant
+from relaxion.optimize.stepper import Classical
+
+FMAX = 0.02
+CREDULOUS = GuardSettings(smallest_cosine=-1.0, largest_ratio=1e9)
+
+
+class Planted:
+    """A metric given as a matrix."""
+
+    def __init__(self, matrix: np.ndarray) -> None:
+        self.matrix = matrix
+
+    def apply(self, step: np.ndarray) -> np.ndarray:
+        return (self.matrix @ step.ravel()).reshape(step.shape)
+
+    def solve(self, forces: np.ndarray, extra_floor: float = 0.0) -> np.ndarray:
+        matrix = self.matrix + extra_floor * np.eye(len(self.matrix))
+        return np.linalg.solve(matrix, forces.ravel()).reshape(forces.shape)
+
+
+def rattled(seed: int) -> Atoms:
+    generator = np.random.default_rng(seed)
+    atoms = bulk("Cu", cubic=True) * (2, 1, 1)
+    atoms.set_chemical_symbols(list(generator.choice(["Cu", "Au", "Pd"], len(atoms))))
+    atoms.positions += generator.normal(0, 0.12, (len(atoms), 3))
+    atoms.calc = EMT()
+    return atoms
+
+
+def curvature(atoms: Atoms) -> np.ndarray:
+    """The true stiffness by finite differences, made positive definite."""
+    here, size = atoms.positions.copy(), 1e-3
+    columns = []
+    for k in range(here.size):
+        forces = []
+        for sign in (1, -1):
+            moved = here.copy()
+            moved.flat[k] += sign * size
+            atoms.positions = moved
+            forces.append(atoms.get_forces().ravel())
+        columns.append((forces[1] - forces[0]) / (2 * size))
+    atoms.positions = here
+    values, vectors = np.linalg.eigh(np.array(columns + np.transpose(columns)) / 2)
+    return vectors @ np.diag(np.maximum(np.abs(values), 0.5)) @ vectors.T
+
+
+def calls(atoms: Atoms, chain: Classical, fmax: float = FMAX) -> int:
+    """Force calls until the largest force is below fmax."""
+    for call in range(1, 200):
+        point = read_point(atoms)
+        if point.largest_force < fmax:
+            return call
+        proposal = chain.propose(point)
+        atoms.set_positions(proposal.base.coordinates + proposal.step)
+    return 200
+
+
+def guarded(source) -> tuple[Classical, Guard]:
+    guard = Guard(QuasiNewtonSettings(), source)
+    return Classical(QuasiNewtonSettings(), quasi_newton=guard), guard
+
+
+def core() -> Classical:
+    return Classical(QuasiNewtonSettings())
+
+
+def exact(point: Point, past: Past | None = None) -> Metric:
+    del past
+    assert point.geometry is not None
+    atoms = Atoms(
+        point.geometry.numbers, point.geometry.positions, cell=point.geometry.cell, pbc=True, calculator=EMT()
+    )
+    return Planted(curvature(atoms))
+
+
+def test_true_curvature_saves_calls() -> None:
+    ours = [calls(rattled(seed), guarded(exact)[0]) for seed in range(4)]
+    classical = [calls(rattled(seed), core()) for seed in range(4)]
+    assert sum(ours) < 0.8 * sum(classical)
+    assert max(ours) <= 6
+
+
+@pytest.mark.parametrize("size", [0.01, 1.0, 100.0])
+def test_noise_in_place_of_a_metric_costs_little(size: float) -> None:
+    """Any symmetric positive definite matrix: soft, stiff, pointing anywhere."""
+    generator = np.random.default_rng(0)
+
+    def noise(point: Point, _: Past) -> Metric:
+        root = generator.normal(size=(point.forces.size, point.forces.size))
+        return Planted(size * (root @ root.T) + 1e-3 * np.eye(len(root)))
+
+    ours = [calls(rattled(seed), guarded(noise)[0]) for seed in range(8)]
+    classical = [calls(rattled(seed), core()) for seed in range(8)]
+    assert max(ours) < 200
+    assert sum(ours) <= 2 * sum(classical)  # a new matrix at every point; weights of noise are tested elsewhere
+
+
+def test_not_a_number_and_no_metric_are_the_core() -> None:
+    for source in (lambda *_: None, lambda point, _: Planted(np.full((point.forces.size,) * 2, np.nan) + 0.0)):
+        chain, guard = guarded(source)
+        assert calls(rattled(3), chain) == calls(rattled(3), core())
+        assert guard.policy_steps == 0
+        assert guard.core_steps > 0
+
+
+def test_mistrust_is_told_and_ends_by_itself() -> None:
+    """A metric that is far too stiff at first and right from the third point on."""
+    seen = 0
+
+    def late(point: Point, _: Past) -> Metric:
+        nonlocal seen
+        seen += 1
+        true = exact(point)
+        assert isinstance(true, Planted)
+        return true if seen > 2 else Planted(1e4 * np.eye(point.forces.size))
+
+    chain, guard = guarded(late)
+    atoms, methods = rattled(5), []
+    while (point := read_point(atoms)).largest_force >= 1e-4:
+        proposal = chain.propose(point)
+        methods.append((proposal.method, proposal.reason))
+        atoms.set_positions(proposal.base.coordinates + proposal.step)
+    assert methods[0][0] == "springs"
+    assert "times as long" in methods[0][1]
+    assert methods[-1][0] == "policy"
+    assert guard.policy_steps + guard.core_steps == len(methods)
+
+
+def test_damped_secants_keep_the_correction_positive() -> None:
+    """Also where a secant is softer than the metric, or would be without Powell's damping."""
+    guard = Guard(QuasiNewtonSettings(), exact)
+    generator = np.random.default_rng(1)
+    metric = Planted(np.eye(9) * 10)
+    step = generator.normal(size=(3, 3))
+    guard.secants = [Secant(step, 1e-3 * step)]
+    (damped,) = guard._damped(metric, 2)
+    assert damped.curvature == pytest.approx(0.2 * dot(step, metric.apply(step)))
+
+
+def test_knobs_act() -> None:
+    """Scale and trust make the step longer or shorter, the floor shortens it, weight 0 leaves secants aside."""
+    atoms = rattled(2)
+    guard = Guard(QuasiNewtonSettings(), exact)
+    base = guard.judged(read_point(atoms))
+    view = guard.view(base)
+    assert view is not None
+    assert view.observation.shape == (len(OBSERVATION),)
+
+    def length(knobs: Knobs) -> float:
+        return float(np.linalg.norm(guard.step_with(base, view, knobs).step))
+
+    plain = length(Knobs())
+    assert length(Knobs(log_scale=-0.5)) < plain
+    assert length(Knobs(log_trust=-3.0)) < plain
+    assert length(Knobs(floor=2.0)) < plain
+    left = guard.step_with(base, view, Knobs(leave_to_core=True))
+    assert (left.method, left.reason) == ("springs", "the gate left it to the core")
+
+
+def test_actions_are_departures_from_the_rule() -> None:
+    rule = Knobs(log_scale=0.1, log_trust=0.7, secant_weight=0.2)
+    assert knobs_from(np.zeros(N_KNOBS), rule) == rule
+    turned = knobs_from(np.array([np.nan, 5.0, 1.0, 1.0, 0.6]), rule)
+    assert turned == Knobs(0.1, 0.7 + LARGEST_LOG_TRUST, 1.0, floor=LARGEST_FLOOR, leave_to_core=True)
+    assert knobs_from(-np.ones(N_KNOBS), rule) == Knobs(0.1 - LARGEST_LOG_SCALE, 0.7 - LARGEST_LOG_TRUST, 0.2)
+
+
+def test_a_steady_gate_turns_the_same_way_always() -> None:
+    rule = Knobs(log_trust=0.7, secant_weight=0.5, n_secants=1)
+    described = described_steady(rule)
+    assert gate_of(described, "mine")(np.zeros(len(OBSERVATION))) == rule
+    for name, value in (("secant_weight", 2.0), ("n_secants", 0.0), ("floor", -1.0)):
+        weights = {**described.weights, name: torch.tensor(value)}
+        with pytest.raises(PolicyError, match="mine turns its knobs out of their ranges"):
+            gate_of(replace(described, weights=weights), "mine")
+    for weights in ({"secant_weight": torch.ones(1)}, {**described.weights, "floor": torch.ones(3)}):
+        with pytest.raises(PolicyError, match="mine cannot be rebuilt"):
+            gate_of(replace(described, weights=weights), "mine")
+
+
+def test_the_gate_sees_how_far_it_is_to_the_end_and_whom_the_guard_believes() -> None:
+    guard = Guard(QuasiNewtonSettings(), exact)
+    guard.tolerance, guard.core_steps_left, guard.disappointments = 0.01, 3, 2
+    point = read_point(rattled(2))
+    view = guard.view(point)
+    assert view is not None
+    seen = dict(zip(OBSERVATION, view.observation, strict=True))
+    assert seen["log10_force_over_tolerance"] == pytest.approx(np.log10(point.largest_force / 0.01))
+    assert seen["core_steps_left"] == pytest.approx(np.log(4))
+    assert seen["disappointments"] == 1
+    assert seen["by_policy"] == 0
+
+
+def test_lessons_by_hand() -> None:
+    """On a quadratic energy the metric that made the step expects what is met."""
+    matrix = np.diag(np.arange(1.0, 25.0))
+    atoms = rattled(1)
+    geometry = read_point(atoms).geometry
+    place = np.full((8, 3), 0.01)
+
+    def at(coordinates: np.ndarray) -> Point:
+        forces = -(matrix @ coordinates.ravel()).reshape(-1, 3)
+        return Point(coordinates, forces, 0.5 * float(coordinates.ravel() @ matrix @ coordinates.ravel()), geometry)
+
+    guard = Guard(QuasiNewtonSettings(), lambda *_: Planted(2 * matrix), guard=CREDULOUS)
+    proposal = guard.step_with(base := guard.judged(at(place)), guard.view(base), Knobs())  # pyright: ignore
+    guard.last = proposal
+    guard.judged(at(place + proposal.step))
+    assert guard.lesson.log_curvature_ratio == pytest.approx(np.log(0.5))
+    # half the way to the minimum: ¾ of the energy is gone, where the stiffer metric expected ½ of ½
+    assert guard.lesson.energy_ratio == pytest.approx(1.5)
+    assert guard.lesson.log_force_ratio == pytest.approx(np.log10(0.5))
+    assert guard.lesson.points == 2
+
+
+def test_error_of_a_metric_counts_its_scale() -> None:
+    step = np.ones((2, 3))
+    secants = [Secant(step, 2 * step)]
+    assert unscaled_error(secants, [step]) == 0
+    assert unscaled_error(secants, [0.5 * step]) == pytest.approx(0.5)
+
+
+def test_guard_snapshot_goes_on_as_if_never_stopped() -> None:
+    """With a gate that looks, and a metric that has just disappointed: both must be remembered."""
+
+    def stiff(point: Point, _: Past) -> Metric:
+        return Planted(2e3 * np.eye(point.forces.size))
+
+    def looking(observation: np.ndarray) -> Knobs:
+        return Knobs(log_scale=0.1 * float(observation[1]), secant_weight=0.0)
+
+    def made() -> Classical:
+        settings = QuasiNewtonSettings()
+        return Classical(settings, quasi_newton=Guard(settings, stiff, looking, CREDULOUS))
+
+    straight, cut = made(), made()
+    first, second = rattled(7), rattled(7)
+    for _ in range(2):
+        for atoms, chain in ((first, straight), (second, cut)):
+            proposal = chain.propose(read_point(atoms))
+            atoms.set_positions(proposal.base.coordinates + proposal.step)
+    fresh = made()
+    fresh.restore(cut.snapshot())
+    for _ in range(3):
+        one, other = straight.propose(read_point(first)), fresh.propose(read_point(second))
+        assert (one.method, one.reason) == (other.method, other.reason)
+        np.testing.assert_array_equal(one.step, other.step)
+        first.set_positions(one.base.coordinates + one.step)
+        second.set_positions(other.base.coordinates + other.step)
+
+
+def test_the_core_is_untouched() -> None:
+    """A Guard without a metric proposes exactly what QuasiNewton does."""
+    atoms = rattled(4)
+    point = read_point(atoms)
+    alone, guard = QuasiNewton(QuasiNewtonSettings()), Guard(QuasiNewtonSettings(), lambda *_: None)
+    np.testing.assert_array_equal(alone.propose(point).step, guard.propose(point).step)
+
+
+def test_a_metric_that_cannot_be_made_leaves_it_to_the_core() -> None:
+    """For instance atoms strewn so far apart that no neighbours can be searched."""
+
+    def broken(*_) -> Metric:
+        raise StructureError("extends over 2 km")
+
+    chain, guard = guarded(broken)
+    assert calls(rattled(3), chain) == calls(rattled(3), core())
+    assert guard.policy_steps == 0
+
+
+def test_mistrust_outlives_the_help_of_fire() -> None:
+    guard = Guard(QuasiNewtonSettings(), exact)
+    guard.disappointments, guard.core_steps, guard.policy_steps = 3, 5, 2
+    guard.reset()
+    assert (guard.disappointments, guard.core_steps, guard.policy_steps) == (3, 5, 2)

@@ -1,0 +1,175 @@
+"""A metric network in the coordinates of ASE's filters says exactly what it says by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from ase import Atoms
+from ase.build import bulk
+from ase.calculators.emt import EMT
+from ase.constraints import FixAtoms, FixCartesian
+from ase.filters import Filter, FrechetCellFilter, UnitCellFilter
+from ase.stress import voigt_6_to_full_3x3_stress
+
+from relaxion.networks.metric.network import MetricNetwork, pulls_of
+from relaxion.networks.metric.network import solve as metric_solve
+from relaxion.networks.strains import strain_matrices
+from relaxion.optimize import learned as learned_metric
+from relaxion.optimize.ase_interface import read_point
+from relaxion.optimize.learned import LearnedMetric, LearnedMetrics
+from relaxion.structures import Evaluation, Move, State, Structures
+
+MASK = [1, 1, 0, 0, 0, 1]  # xx yy zz yz xz xy
+
+
+@pytest.fixture(scope="module")
+def network(make_metric_policy: Callable) -> MetricNetwork:
+    network = make_metric_policy(3).network.double()
+    with torch.no_grad():
+        for parameter in network.parameters():  # further from the springs than an untrained one
+            parameter.mul_(1.5)
+    return network
+
+
+def alloy() -> Atoms:
+    generator = np.random.default_rng(4)
+    atoms = bulk("Cu", a=3.7, cubic=True) * (2, 1, 1)
+    atoms.symbols[[1, 6]] = "Au"
+    atoms.set_cell(atoms.cell.array @ np.array([[1.02, 0.01, 0], [0.01, 0.98, 0.02], [0, 0.02, 1.01]]), True)
+    atoms.positions += generator.normal(0, 0.1, atoms.positions.shape)
+    atoms.calc = EMT()
+    return atoms
+
+
+def own_state(atoms: Atoms, free_cell: bool, mask: np.ndarray) -> State:
+    """As training makes it, without any of ASE's filters. Stress that a mask forbids to relax drives nothing."""
+    structures = Structures.from_ase(atoms, cell_free=free_cell)
+    bare = atoms.copy()
+    bare.set_constraint()
+    bare.calc = EMT()
+    evaluation = Evaluation(
+        torch.tensor([bare.get_potential_energy()]),
+        torch.from_numpy(bare.get_forces()),
+        torch.from_numpy(bare.get_stress(voigt=False) * mask)[None],
+    )
+    return State(
+        structures,
+        evaluation,
+        None,
+        Move.zero(structures),
+        evaluation.forces,
+        torch.tensor([0.3]),
+        torch.ones(1).long(),
+    )
+
+
+def metric_at(target: Atoms | Filter, network: MetricNetwork) -> tuple[LearnedMetric, np.ndarray]:
+    point = read_point(target)
+    metric = LearnedMetrics(network)(point)
+    assert metric is not None
+    return metric, point.forces
+
+
+FILTERS: dict[str, Callable[[Atoms], Atoms | Filter]] = {
+    "fixed": lambda atoms: atoms,
+    "frechet": FrechetCellFilter,
+    "frechet other factor": lambda atoms: FrechetCellFilter(atoms, exp_cell_factor=3.0),
+    "unit cell": UnitCellFilter,
+    "frechet mask": lambda atoms: FrechetCellFilter(atoms, mask=MASK),
+    "unit cell mask": lambda atoms: UnitCellFilter(atoms, mask=MASK),
+}
+
+
+@pytest.mark.parametrize("fixed", [(), (0, 5)])
+@pytest.mark.parametrize("name", FILTERS)
+def test_the_networks_own_solve(name: str, fixed: tuple[int, ...], network: MetricNetwork) -> None:
+    atoms = alloy()
+    atoms.set_constraint(FixAtoms(fixed))
+    target = FILTERS[name](atoms)
+    metric, forces = metric_at(target, network)
+    step = metric.solve(forces)
+
+    mask = voigt_6_to_full_3x3_stress(MASK) if "mask" in name else np.ones((3, 3))
+    state = own_state(atoms, name != "fixed", mask)
+    stiffness = network(state)
+    if "mask" in name:
+        stiffness = stiffness.restricted(cells=torch.tensor([MASK], dtype=torch.bool))
+    own = metric_solve.solve(stiffness, pulls_of(state))
+    np.testing.assert_allclose(step[: len(atoms)], own.atoms.numpy(force=True), rtol=1e-6, atol=1e-9)
+    assert np.linalg.norm(step) > 0.05
+    if name != "fixed":
+        factor = getattr(target, "exp_cell_factor", getattr(target, "cell_factor", None))
+        strain = strain_matrices(own.cells)[0].numpy(force=True)
+        np.testing.assert_allclose(step[len(atoms) :], factor * strain, rtol=1e-6, atol=1e-9)
+        assert np.abs(strain).max() > 1e-4
+
+
+def matrix_of(metric: LearnedMetric, shape: tuple[int, ...]) -> np.ndarray:
+    return np.stack([metric.apply(unit.reshape(shape)).ravel() for unit in np.eye(int(np.prod(shape)))])
+
+
+@pytest.mark.parametrize("large", [False, True])
+@pytest.mark.parametrize("name", ["fixed", "frechet", "unit cell mask"])
+def test_apply_and_solve_belong_together(
+    name: str, large: bool, network: MetricNetwork, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also with conjugate gradients, as for large structures; with constraints on single coordinates; with a floor."""
+    if large:
+        monkeypatch.setattr(learned_metric, "LARGEST_DENSE", 0)
+        monkeypatch.setattr(metric_solve, "LARGEST_DENSE", 0)
+    atoms = alloy()
+    atoms.set_constraint([FixAtoms([2]), FixCartesian([4], mask=(True, False, True))])
+    metric, forces = metric_at(FILTERS[name](atoms), network)
+    matrix = matrix_of(metric, forces.shape)
+    np.testing.assert_allclose(matrix, matrix.T, atol=1e-9)
+    free = np.flatnonzero(np.diag(matrix))
+    assert set(range(6, 9)) | {12, 14} <= set(range(matrix.shape[0])) - set(free), "what is fixed does not answer"
+    for floor in (0.0, 0.7):
+        stiffer = matrix[np.ix_(free, free)] + floor * np.diag(free < 3 * len(atoms))
+        # the three rows of a cell hold six unknowns: each pair across the diagonal is one of them, hence lstsq
+        expected = np.linalg.lstsq(stiffer, forces.ravel()[free], rcond=1e-9)[0]
+        np.testing.assert_allclose(metric.solve(forces, floor).ravel()[free], expected, rtol=2e-5, atol=1e-7)
+    assert np.linalg.eigvalsh(matrix[np.ix_(free, free)]).min() > -1e-9
+
+
+def test_steps_keep_to_what_is_free_and_go_downhill(network: MetricNetwork) -> None:
+    atoms = alloy()
+    atoms.set_constraint([FixAtoms([2]), FixCartesian([4], mask=(True, False, True))])
+    metric, forces = metric_at(FrechetCellFilter(atoms, mask=MASK), network)
+    step = metric.solve(forces)
+    assert np.array_equal(step[2], np.zeros(3))
+    assert np.array_equal(step[4, [0, 2]], [0, 0])
+    assert step[4, 1] != 0
+    assert np.array_equal(step[8:][[2, 2, 2, 0, 1], [0, 1, 2, 2, 2]], np.zeros(5))
+    assert np.vdot(step, forces) > 0
+
+
+def test_a_point_is_looked_at_once(network: MetricNetwork) -> None:
+    """After a rejected point the guard asks at the same base again."""
+    seen = []
+    handle = network.register_forward_hook(lambda *_: seen.append(1))
+    metrics, point = LearnedMetrics(network), read_point(alloy())
+    assert metrics(point) is metrics(point)
+    other = read_point(alloy())
+    assert metrics(other) is not metrics(point)
+    handle.remove()
+    assert len(seen) == 3
+
+
+def test_where_it_has_no_say(network: MetricNetwork) -> None:
+    point = read_point(alloy())
+    assert LearnedMetrics(network, elements=[29, 79])(point) is not None
+    assert LearnedMetrics(network, elements=[29])(point) is None
+    hydrostatic = read_point(FrechetCellFilter(alloy(), hydrostatic_strain=True))
+    assert LearnedMetrics(network)(hydrostatic) is None
+
+
+def test_weights_that_are_no_numbers_answer_with_none(make_metric_policy: Callable) -> None:
+    network = make_metric_policy(0).network
+    with torch.no_grad():
+        network.to_springs.weight.fill_(torch.nan)
+    metric, forces = metric_at(alloy(), network)
+    assert np.isnan(metric.solve(forces)).all()

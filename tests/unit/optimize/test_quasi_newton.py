@@ -1,0 +1,183 @@
+"""The quasi-Newton core on problems whose answer is known."""
+
+import numpy as np
+import pytest
+
+from relaxion.optimize.fire import Fire
+from relaxion.optimize.point import Point, Proposal, longest
+from relaxion.optimize.quasi_newton import (
+    QuasiNewton,
+    QuasiNewtonSettings,
+    Secant,
+    corrected,
+    energy_change,
+    noise,
+    weighted_error,
+)
+from relaxion.optimize.screen import screened
+from relaxion.optimize.springs import Geometry
+from relaxion.optimize.stepper import Classical
+
+GENERATOR = np.random.default_rng(0)
+
+
+@pytest.fixture(autouse=True)
+def same_numbers_in_any_order():
+    GENERATOR.bit_generator.state = np.random.default_rng(0).bit_generator.state
+
+
+def bowl(coordinates, stiffness) -> Point:
+    """A quadratic energy with its minimum at zero."""
+    flat = coordinates.ravel()
+    return Point(coordinates, -(stiffness @ flat).reshape(-1, 3), 0.5 * float(flat @ stiffness @ flat), None)
+
+
+def random_stiffness(size, smallest=1.0, largest=30.0):
+    directions, _ = np.linalg.qr(GENERATOR.normal(size=(size, size)))
+    return directions @ np.diag(np.geomspace(smallest, largest, size)) @ directions.T
+
+
+def descend(method, start, stiffness, steps):
+    point, track = bowl(start, stiffness), []
+    for _ in range(steps):
+        proposal = method.propose(point)
+        track.append(point)
+        point = bowl(proposal.base.coordinates + proposal.step, stiffness)
+    return point, track
+
+
+def test_the_newest_secant_is_reproduced_exactly():
+    secants = []
+    stiffness = random_stiffness(12)
+    for _ in range(4):
+        step = GENERATOR.normal(size=(4, 3))
+        secants.append(Secant(step, (stiffness @ step.ravel()).reshape(4, 3)))
+    answer = corrected(secants[-1].drop, secants, lambda forces: 0.05 * forces)
+    assert np.allclose(answer, secants[-1].step, atol=1e-12)
+
+
+def test_the_correction_equals_dense_bfgs():
+    """Two-loop recursion against the textbook update of the whole inverse matrix."""
+    stiffness, secants = random_stiffness(6), []
+    inverse = 0.1 * np.eye(6)
+    for _ in range(3):
+        step = GENERATOR.normal(size=6)
+        drop = stiffness @ step
+        left = np.eye(6) - np.outer(step, drop) / (step @ drop)
+        inverse = left @ inverse @ left.T + np.outer(step, step) / (step @ drop)
+        secants.append(Secant(step.reshape(2, 3), drop.reshape(2, 3)))
+    forces = GENERATOR.normal(size=(2, 3))
+    answer = corrected(forces, secants, lambda rows: 0.1 * rows)
+    assert np.allclose(answer.ravel(), inverse @ forces.ravel(), atol=1e-12)
+
+
+def test_finds_the_bottom_of_a_bowl():
+    stiffness = random_stiffness(9)
+    point, _ = descend(QuasiNewton(QuasiNewtonSettings()), 0.2 * GENERATOR.normal(size=(3, 3)), stiffness, 20)
+    assert longest(point.forces) < 1e-4
+
+
+def test_steps_never_exceed_the_trust_radius():
+    method = QuasiNewton(QuasiNewtonSettings(largest_trust=0.1))
+    proposal = method.propose(bowl(5 * np.ones((2, 3)), np.eye(6)))
+    assert longest(proposal.step) == pytest.approx(0.1)
+
+
+def test_a_worse_point_is_rejected_and_teaches():
+    method = QuasiNewton(QuasiNewtonSettings(plain_stiffness=1.0, first_trust=1.0, largest_trust=1.0))
+    stiffness = 30.0 * np.eye(3)
+    start = bowl(np.array([[0.2, 0.0, 0.0]]), stiffness)
+    first = method.propose(start)
+    worse = bowl(start.coordinates + first.step, stiffness)
+    assert worse.energy > start.energy
+    second = method.propose(worse)
+    assert second.base is start
+    assert len(method.secants) == 1
+    assert np.allclose(start.coordinates + second.step, 0, atol=1e-12)  # one secant suffices for one stiffness
+
+
+def test_a_point_that_is_not_finite_is_rejected_and_not_learned():
+    method = QuasiNewton(QuasiNewtonSettings())
+    start = bowl(np.ones((2, 3)), np.eye(6))
+    method.propose(start)
+    broken = Point(np.zeros((2, 3)), np.full((2, 3), np.nan), 0.0, None)
+    proposal = method.propose(broken)
+    assert proposal.base is start
+    assert method.secants == []
+    assert np.isfinite(proposal.step).all()
+
+
+def test_negative_curvature_is_not_learned():
+    method = QuasiNewton(QuasiNewtonSettings())
+    method._learn(Secant(np.ones((1, 3)), -np.ones((1, 3))))
+    assert method.secants == []
+
+
+def test_many_rejections_hand_over_to_fire_and_back():
+    chain = Classical(QuasiNewtonSettings())
+    stiffness = 10 * np.eye(6)
+    point, methods = bowl(0.3 * np.ones((2, 3)), stiffness), []
+    for number in range(40):
+        proposal = chain.propose(point)
+        methods.append(proposal.method)
+        point = bowl(proposal.base.coordinates + proposal.step, stiffness)
+        if number < 7:  # the energy lies for a while: every point looks worse than the one before
+            point = Point(point.coordinates, -point.forces, 1.0 + number, None)
+    assert methods.count("fire") == chain.fallback_used == 20
+    assert methods[-1] == "plain"
+    assert longest(point.forces) < 1e-4
+
+
+def test_without_fallback_the_core_starts_afresh():
+    chain = Classical(QuasiNewtonSettings(), fallback=False)
+    point = bowl(0.3 * np.ones((2, 3)), np.eye(6))
+    for number in range(20):
+        proposal = chain.propose(point)
+        assert proposal.method == "plain"
+        point = Point(proposal.base.coordinates + proposal.step, -np.ones((2, 3)), 1.0 + number, None)
+
+
+def test_fire_rolls_down_and_survives_nan():
+    fire, stiffness = Fire(), random_stiffness(6)
+    point, _ = descend(fire, 0.3 * np.ones((2, 3)), stiffness, 300)
+    assert longest(point.forces) < 1e-2
+    back = fire.propose(Point(point.coordinates, point.forces * np.nan, np.nan, None))
+    assert np.isfinite(back.step).all()
+
+
+def test_rounding_noise_is_judged_by_forces():
+    stiffness = np.eye(3)
+    before, after = bowl(np.array([[1e-3, 0, 0]]), stiffness), bowl(np.array([[0.5e-3, 0, 0]]), stiffness)
+    shifted = Point(after.coordinates, after.forces, before.energy + 0.5 * noise(before.energy), None)
+    step = after.coordinates - before.coordinates
+    assert shifted.energy > before.energy
+    assert energy_change(before, shifted, step) == pytest.approx(after.energy - before.energy)
+
+
+def test_the_better_stiffness_has_the_smaller_error():
+    step = GENERATOR.normal(size=(2, 3))
+    stiffness = random_stiffness(6)
+    secant = Secant(step, (stiffness @ step.ravel()).reshape(2, 3))
+    exact = np.linalg.solve(stiffness, secant.drop.ravel()).reshape(2, 3)
+    assert weighted_error([secant], [exact]) == pytest.approx(0, abs=1e-10)
+    assert weighted_error([secant], [7 * exact]) == pytest.approx(0, abs=1e-10)  # the scale is measured, not guessed
+    assert weighted_error([secant], [secant.drop]) > 0.1
+
+
+def test_the_screen_stops_atoms_before_they_collide():
+    place = Geometry(
+        np.array([[0.0, 0, 0], [2.6, 0, 0]]),
+        np.zeros((3, 3)),
+        np.zeros(3, bool),
+        np.array([29, 29]),
+        np.ones((2, 3), bool),
+    )
+    point = Point(place.positions, np.zeros((2, 3)), 0.0, place)
+    collide = Proposal(point, np.array([[1.0, 0, 0], [-1.0, 0, 0]]), -1.0, "plain")
+    left = screened(collide)
+    gap = (place.positions + left.step)[1, 0] - (place.positions + left.step)[0, 0]
+    assert gap == pytest.approx(0.55 * 2 * 1.32, abs=1e-9)
+    share = left.step[0, 0]
+    assert left.expected_change == pytest.approx(-share * (2 - share))
+    part = Proposal(point, -collide.step, -1.0, "plain")
+    assert screened(part) is part

@@ -1,0 +1,124 @@
+"""The spring metric: symmetric, positive definite, the same dense and sparse, and what its docstring says."""
+
+import numpy as np
+import pytest
+from ase.build import bulk, molecule
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from relaxion.optimize import springs
+from relaxion.optimize.springs import Geometry, SpringMetric, SpringSettings
+
+
+def geometry(atoms, cell_factor=0.0, fixed=()) -> Geometry:
+    free = np.ones((len(atoms) + (3 if cell_factor else 0), 3), dtype=bool)
+    free[list(fixed)] = False
+    return Geometry(
+        atoms.positions.copy(), np.array(atoms.cell), atoms.pbc, atoms.numbers.astype(np.int64), free, cell_factor
+    )
+
+
+def alloy(seed=0):
+    atoms = bulk("Cu", cubic=True)
+    atoms.symbols[0] = "Au"
+    atoms.rattle(0.2, seed=seed)
+    return atoms
+
+
+def matrix(metric: SpringMetric) -> np.ndarray:
+    shape = metric.geometry.free.shape
+    return np.stack([metric.apply(unit.reshape(shape)).ravel() for unit in np.eye(metric.geometry.free.size)])
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    decay=st.floats(0, 20),
+    across=st.floats(0, 1),
+    floor=st.floats(1e-3, 10),
+    factor=st.sampled_from([0.0, 1.0, 4.0]),
+)
+def test_symmetric_and_positive_definite_whatever_the_settings(seed, decay, across, floor, factor):
+    metric = SpringMetric(
+        geometry(alloy(seed), factor), SpringSettings(decay=decay, across=across, floor=floor, cell_floor=0.1)
+    )
+    stiffness = matrix(metric)
+    assert np.allclose(stiffness, stiffness.T, rtol=1e-10, atol=1e-10)
+    assert np.linalg.eigvalsh(stiffness).min() > 0
+
+
+@pytest.mark.parametrize("factor", [0.0, 4.0])
+def test_solve_undoes_apply(factor):
+    metric = SpringMetric(geometry(alloy(), factor), SpringSettings())
+    step = np.random.default_rng(0).normal(size=metric.geometry.free.shape)
+    assert np.allclose(metric.solve(metric.apply(step)), step, atol=1e-10)
+
+
+@pytest.mark.parametrize("factor", [0.0, 4.0])
+def test_large_systems_get_the_same_answer_from_conjugate_gradients(factor, monkeypatch):
+    forces = np.random.default_rng(0).normal(size=geometry(alloy(), factor).free.shape)
+    dense = SpringMetric(geometry(alloy(), factor), SpringSettings()).solve(forces)
+    monkeypatch.setattr(springs, "LARGEST_DENSE", 0)
+    sparse = SpringMetric(geometry(alloy(), factor), SpringSettings()).solve(forces)
+    assert np.allclose(sparse, dense, rtol=1e-4, atol=1e-5)
+
+
+def test_energy_is_that_of_the_springs():
+    """½ uᵀBu must equal the sum over bonds written out, strain included."""
+    settings_, place = SpringSettings(), geometry(alloy(), 4.0)
+    metric = SpringMetric(place, settings_)
+    step = 0.01 * np.random.default_rng(1).normal(size=place.free.shape)
+    total = 0.5 * settings_.floor * (step[:4] ** 2).sum()
+    total += 0.5 * settings_.cell_floor * place.volume * ((step[4:] / 4.0) ** 2).sum()
+    bonds = place.bonds
+    for i, j, r, natural in zip(bonds.first, bonds.second, bonds.vectors, bonds.natural_lengths, strict=True):
+        length = np.linalg.norm(r)
+        along = settings_.stiffness * np.exp(min(-settings_.decay * (length / natural - 1), 3.0))
+        change = step[j] - step[i] + (step[4:] / 4.0) @ r
+        parallel = change @ r / length
+        total += 0.5 * along * (parallel**2 + settings_.across * (change @ change - parallel**2))
+    assert 0.5 * np.vdot(step, metric.apply(step)) == pytest.approx(total, rel=1e-10)
+
+
+def test_first_order_bond_change_is_right():
+    atoms = alloy()
+    place = geometry(atoms, 4.0)
+    step = 1e-6 * np.random.default_rng(2).normal(size=place.free.shape)
+    deform = np.eye(3) + step[4:] / 4.0
+    moved = atoms.copy()
+    moved.set_cell(atoms.cell.array @ deform.T)
+    moved.positions = atoms.positions @ deform.T + step[:4]
+    change = geometry(moved).bonds.vectors - place.bonds.vectors
+    assert np.allclose(place.bonds.changes(step, place), change, atol=1e-10)
+
+
+def test_fixed_coordinates_stay_and_hold_the_others():
+    place = geometry(alloy(), fixed=[0])
+    metric = SpringMetric(place, SpringSettings())
+    step = metric.solve(np.ones((4, 3)))
+    assert np.array_equal(step[0], np.zeros(3))
+    free_step = SpringMetric(geometry(alloy()), SpringSettings()).solve(np.ones((4, 3)))
+    assert np.linalg.norm(step[1:]) < np.linalg.norm(free_step[1:])
+
+
+def test_a_rigid_shift_costs_the_floor_only():
+    metric = SpringMetric(geometry(alloy()), SpringSettings(floor=0.5))
+    assert np.allclose(metric.apply(np.ones((4, 3))), 0.5)
+
+
+def test_springs_turn_with_the_structure():
+    atoms = molecule("CH3OH")
+    turned = atoms.copy()
+    turned.rotate(70, (1, 2, 3))
+    forces = np.random.default_rng(0).normal(size=(len(atoms), 3))
+    turn = np.linalg.lstsq(atoms.positions - atoms.positions[0], turned.positions - turned.positions[0], rcond=None)[0]
+    plain = SpringMetric(geometry(atoms), SpringSettings()).solve(forces)
+    assert np.allclose(SpringMetric(geometry(turned), SpringSettings()).solve(forces @ turn), plain @ turn, atol=1e-9)
+
+
+def test_a_supercell_answers_like_its_cell():
+    atoms = alloy()
+    forces = np.random.default_rng(0).normal(size=(4, 3))
+    single = SpringMetric(geometry(atoms), SpringSettings()).solve(forces)
+    double = SpringMetric(geometry(atoms * (2, 1, 1)), SpringSettings()).solve(np.tile(forces, (2, 1)))
+    assert np.allclose(double, np.tile(single, (2, 1)), atol=1e-10)

@@ -1,0 +1,43 @@
+"""Structures, folders, a run in this process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from ase import Atoms
+from ase.io import write
+from inline_crew import InlineCrew, alloy
+
+from relaxion.scaling.relax_many.driver import Driver
+from relaxion.scaling.relax_many.folder import Folder
+from relaxion.scaling.relax_many.settings import ManySettings, WorkerSettings
+
+
+@pytest.fixture
+def settings() -> ManySettings:
+    return ManySettings(policy="none")
+
+
+@pytest.fixture
+def structures() -> list[Atoms]:
+    return [alloy(seed) for seed in range(12)]
+
+
+@pytest.fixture
+def input_file(tmp_path: Path, structures: list[Atoms]) -> Path:
+    write(tmp_path / "input.extxyz", structures)
+    return tmp_path / "input.extxyz"
+
+
+@pytest.fixture
+def drive(tmp_path: Path, settings: ManySettings):
+    """`drive(files)`: one run to its end in this process."""
+
+    def run(files, *, out="out", chunk_size=8, crew=None, **more):
+        worker = WorkerSettings(many=settings, folder=str(Path.cwd()))
+        with Folder(tmp_path / out, settings, list(files)) as folder:
+            crew = crew or InlineCrew(worker)
+            return Driver(folder, crew, settings, list(files), chunk_size, **more).run()
+
+    return run

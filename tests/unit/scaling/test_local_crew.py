@@ -1,0 +1,96 @@
+"""Workers as processes: killed, hanging and hostile ones."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from ase.io import read, write
+from inline_crew import alloy
+
+from relaxion.errors import RunError, SettingsError
+from relaxion.scaling.relax_many.driver import Driver
+from relaxion.scaling.relax_many.folder import Folder, failures, results
+from relaxion.scaling.relax_many.settings import ManySettings, WorkerSettings
+from relaxion.scaling.relax_many.workers import LocalCrew, parse_workers
+
+HERE = Path(__file__).parent
+
+
+def run(folder: Path, settings: ManySettings, file: Path, *, chunk_size: int, time_limit=None, make_crew=LocalCrew):
+    worker = WorkerSettings(many=settings, time_limit_seconds=time_limit, batch_size=8, folder=str(HERE))
+    with Folder(folder, settings, [file]) as opened, make_crew(2, worker) as crew:
+        tally = Driver(opened, crew, settings, [file], chunk_size, time_limit).run()
+        return tally, crew
+
+
+class DisturbedCrew(LocalCrew):
+    """Three workers killed right after they were given work, and their parent too."""
+
+    given = 0
+
+    def give(self, worker, tasks):
+        super().give(worker, tasks)
+        self.given += 1
+        if self.given in (1, 3, 4):
+            self.kill(worker)
+        if self.given == 3:
+            os.kill(self._nursery.pid, signal.SIGKILL)
+
+
+def test_killed_workers_lose_and_double_nothing(tmp_path, settings):
+    write(tmp_path / "in.extxyz", [alloy(seed) for seed in range(60)])
+    calm, _ = run(tmp_path / "calm", settings, tmp_path / "in.extxyz", chunk_size=16)
+    tally, crew = run(tmp_path / "out", settings, tmp_path / "in.extxyz", chunk_size=16, make_crew=DisturbedCrew)
+    assert calm.relaxed == tally.relaxed == 60
+    assert crew.deaths >= 3
+    wanted = {found.frame.key: found.frame.facts for found in results(tmp_path / "calm")}
+    found = [found.frame for found in results(tmp_path / "out")]
+    assert len(found) == 60
+    for frame in found:
+        assert frame.facts["force_calls"] == wanted[frame.key]["force_calls"]
+        assert frame.facts["energy_ev"] == pytest.approx(wanted[frame.key]["energy_ev"], abs=1e-6)
+
+
+@pytest.mark.parametrize(("calculator", "chunk_size"), [("HostileEMT", 1), ("HostileBatch", 16)])
+def test_hostile_calculators_are_survived(tmp_path, settings, calculator, chunk_size):
+    """Raises (H), hangs (O), kills its process (Pd); of ASE calculators also NaN (C) and wrong shapes (N)."""
+    trouble = {"H": "licence server", "O": "time limit", "Pd": "died 2 times"}
+    if calculator == "HostileEMT":
+        trouble |= {"C": "not finite", "N": "forces of shape"}
+    structures = [alloy(seed) for seed in range(9)] + [alloy(20, extra=element) for element in trouble]
+    write(tmp_path / "in.extxyz", structures)
+    hostile = settings.model_copy(update={"calculator": f"hostile_calculators:{calculator}"})
+    tally, _ = run(tmp_path / "out", hostile, tmp_path / "in.extxyz", chunk_size=chunk_size, time_limit=1.0)
+    assert (tally.relaxed, tally.failed) == (9, len(trouble))
+    said = {
+        read(tmp_path / "out" / "failed" / reason["key"] / "input.extxyz").symbols[0]: reason["reason"]
+        for reason in failures(tmp_path / "out")
+    }
+    assert said.keys() == trouble.keys()
+    for element, words in trouble.items():
+        assert words in said[element]
+
+
+def test_a_calculator_that_cannot_be_made_ends_the_run_with_a_sentence(tmp_path, settings):
+    write(tmp_path / "in.extxyz", alloy(0))
+    broken = settings.model_copy(update={"calculator": "hostile_calculators:NoSuchThing"})
+    with pytest.raises(RunError, match="NoSuchThing"):
+        run(tmp_path / "out", broken, tmp_path / "in.extxyz", chunk_size=4)
+
+
+def test_workers_do_not_outlive_their_crew(settings):
+    crew = LocalCrew(1, WorkerSettings(many=settings, folder=str(HERE)))
+    (pid,) = crew.pids()
+    crew.close()
+    until = time.monotonic() + 10
+    while time.monotonic() < until and Path(f"/proc/{pid}/stat").exists():
+        time.sleep(0.05)
+    assert not Path(f"/proc/{pid}/stat").exists()
+
+
+@pytest.mark.parametrize("word", ["", "local", "local:0", "local:x", "ray", "cluster:3", "local:99999"])
+def test_words_for_workers_are_checked(word):
+    with pytest.raises(SettingsError, match="local:2"):
+        parse_workers(word)
