@@ -1,7 +1,7 @@
 """Where local workers are born: a process that has loaded everything and forks, so that a new worker costs no seconds.
 
 `python -P -m relaxion.scaling.relax_many.worker_process FD` takes settings and the worker's end of a socket pair over
-the socket FD, forks, answers with the process id. It lives as long as the driver: workers die with it, it with the driver.
+the socket FD, forks, answers with the process id. It ends with the driver, and the workers with it.
 """
 
 from __future__ import annotations
