@@ -23,7 +23,7 @@ from relaxion.version import __version__
 
 LARGEST_BYTES = 1_000_000  # of the whole file
 FORMAT, FORMAT_VERSION = "relaxion-page", 1
-SCRIPTS = ("dom.js", "clock.js", "film.js", "plot.js", "parts.js", "main.js")
+SCRIPTS = ("vendor/uPlot.iife.min.js", "dom.js", "film.js", "plot.js", "parts.js", "main.js")
 FILMS = ("film", "gallery")  # kinds that need the library
 LIBRARY = "vendor/3Dmol-min.js"
 LICENCES = "vendor/LICENSES.txt"
@@ -80,7 +80,7 @@ class Page:
             "policy": self.security_policy(scripts),
             "generator": f"relaxion {__version__}",
             "title": html.escape(self.title),
-            "style": _source("page.css"),
+            "style": _source("vendor/uPlot.min.css") + _source("page.css"),
             "data": as_data_block(self.data),
             "scripts": "\n".join(f"<script>{script}</script>" for script in scripts),
         }
