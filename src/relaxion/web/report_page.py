@@ -29,7 +29,8 @@ LIBRARY = "vendor/3Dmol-min.js"
 LICENCES = "vendor/LICENSES.txt"
 FOOT = (
     f"Made by Relaxion {__version__}. The page is complete in itself: it needs no network and sends nothing.",
-    "3D view: 3Dmol.js (N. Rego and D. Koes, Bioinformatics 31, 1322, 2015); its licences are in this page's source.",
+    "3D view: 3Dmol.js (N. Rego and D. Koes, Bioinformatics 31, 1322, 2015); plots: uPlot (L. Sorokin). Their licences "
+    "are in this page's source.",
 )
 
 Part = dict[str, Any]  # {"kind": ..., "title": ..., "span": columns of 12, ...}; kinds are those of pages/*.js

@@ -11,7 +11,7 @@
     const legend = make("ul", { class: "legend" });
     const mark = make("div", { class: "mark" });
     let shown = part, plot = null;
-    const follow = () => { if (plot && page.clock) mark.style.left = `${plot.valToPos(Math.min(page.clock.position, plot.scales.x.max), "x")}px`; };
+    const follow = () => { if (plot?.status && page.clock) mark.style.left = `${plot.valToPos(Math.min(page.clock.position, plot.scales.x.max), "x")}px`; };
     const draw = () => {
       const lines = linesOf(shown), { clientWidth: width, clientHeight: height } = drawing, mouse = plot?.cursor;
       const entries = lines.filter((line) => line.limit || (line.name && shown.series.length > 1)).reverse();
@@ -20,11 +20,10 @@
       drawing.setAttribute("aria-label", `${shown.title}: ${shown.summary}`);
       if (width < 40 || height < 40) return;
       plot?.destroy();
-      plot = new uPlot({ width, height, ...optionsOf(shown, lines) }, columnsOf(lines), drawing);
+      plot = new uPlot({ width, height, ...optionsOf(shown, lines, follow) }, columnsOf(lines), drawing);
       if (page.clock) plot.over.append(mark);
       if (shown.series.every((series) => series.x.length === 0)) plot.over.append(make("p", { class: "absent" }, shown.empty ?? "nothing yet"));
       if (mouse?.left >= 0) plot.setCursor({ left: mouse.left, top: mouse.top });
-      follow();
     };
     drawing.addEventListener("click", (event) => { // shows that force call
       if (!plot || !page.clock) return;
@@ -63,7 +62,7 @@
     return [dots.map(([x]) => x), ...lines.map((_, column) => dots.map(([, own, y]) => (own === column ? y : undefined)))];
   }
 
-  function optionsOf(part, lines) {
+  function optionsOf(part, lines, follow) {
     const font = `12px ${getComputedStyle(document.body).fontFamily}`, stroke = () => colour("muted"), [first, last] = rangeOf(part);
     const axis = (label, log, more) => ({
       label, font, labelFont: font, labelSize: 18, labelGap: 0, stroke, border: { show: true, stroke, width: 1 },
@@ -83,7 +82,7 @@
         show: !lines.some((line) => line.mode === "dots"), y: false, drag: { x: false, y: false, setScale: false },
         dataIdx: (plot, column, row) => (plot.data[column][row] === undefined ? null : row),
       },
-      hooks: { setCursor: [(plot) => readout(plot, part, lines)] },
+      hooks: { draw: [follow], setCursor: [(plot) => readout(plot, part, lines)] },
     };
   }
 
