@@ -284,4 +284,3 @@ def _array(values: Any) -> Array | None:
 
 def _log10(force: float) -> float:
     return float(np.log10(max(force, 1e-6)))
-

@@ -83,7 +83,7 @@ class _Source:
 
 
 def asked_of(source: MetricSource, asked: Sequence[Asked], structures: Structures) -> list[Metric | None]:
-    """What the policy says at each point; None where it cannot be asked: the core relaxes whatever it relaxed before."""
+    """What the policy says at each point; None where it cannot be asked: the core steps there."""
     try:
         return list(source.at(asked, structures))
     except (StructureError, ArithmeticError, RuntimeError):  # torch's LinAlgError is a RuntimeError

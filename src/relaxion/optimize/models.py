@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -33,7 +33,7 @@ class Base:
     point: Point
     springs: SpringSettings
     source: MetricSource | None = None
-    past: Past = Past()
+    past: Past = field(default_factory=Past)
     place: int | None = None  # among the structures just evaluated, where it is one of them
 
 

@@ -44,7 +44,7 @@ class HistoryEntry:
     fmax_ev_per_angstrom: float
     method: str  # that led here: "start", "policy", "springs", "plain" or "fire"
     step_length_angstrom: float  # longest executed displacement, from the base of the step
-    trust_angstrom: float  # that the step had to keep to, the trust rule's factor included; at the start that of the core
+    trust_angstrom: float  # that the step had to keep to; at the start that of the core
     accepted: bool = True
     reason: str = ""  # why that method, in the guard's words; why FIRE took over
     control: Mapping[str, float] = field(default_factory=dict)  # scale, trust factor, … of a policy's step

@@ -232,4 +232,3 @@ def _point_from_plain(plain: dict[str, Any]) -> Point:
         cell_factor=float(saved["cell_factor"]),
     )
     return Point(_rows(plain["coordinates"]), _rows(plain["forces"]), float(plain["energy"]), geometry)
-

@@ -1,4 +1,4 @@
-"""How a step is made of a learned stiffness: scale, trust radius, secants, floor. The trust rule decides it for each step.
+"""The trust rule: how each step is made of a learned stiffness (scale, trust radius, secants, floor).
 
 A bundle may bring a rule of its own: the same choice at every step (`constant`), or a small network that departs from
 the default rule by what the guard has seen. Zero departures are the default rule.
