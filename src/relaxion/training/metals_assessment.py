@@ -14,6 +14,7 @@ from ase import Atoms
 from ase.filters import FrechetCellFilter
 
 from relaxion.bench.baselines import Calls, ase_calls, read_baselines
+from relaxion.files import write_json
 from relaxion.generators.metals import ADSORBATES, EAM_METALS, EMT_METALS, KINDS, MetalStarts
 from relaxion.optimize.ase_interface import bare_atoms, read_point
 from relaxion.optimize.choice import new_stepper
@@ -24,7 +25,7 @@ from relaxion.potentials.ase import PotentialCalculator
 from relaxion.structures import Structures
 from relaxion.training.assessment import AssessmentStopped
 from relaxion.training.assessment_record import Footage, RelaxationRecord, Relaxed, Shot
-from relaxion.training.run_folder import BASELINES, write_json
+from relaxion.training.run_folder import BASELINES
 
 FMAX = 0.05  # eV/Å
 CAP = 200  # force calls
