@@ -14,7 +14,9 @@ from torch import Tensor
 from relaxion.experience.gate_environment import GateEnvironment
 from relaxion.experience.vector_environment import task
 from relaxion.files import Stored, digest, joined
-from relaxion.generators.metals import ADSORBATES, EAM_METALS, EMT_METALS, MetalStarts
+from relaxion.generators.alloys import EAM_METALS, EMT_METALS
+from relaxion.generators.slabs import ADSORBATES
+from relaxion.generators.starts import MetalStarts
 from relaxion.networks.metric.policies import MetricPolicy
 from relaxion.networks.move_actions import MoveActions
 from relaxion.optimize.gate import begin_at_the_rule, gate_from

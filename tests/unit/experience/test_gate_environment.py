@@ -9,7 +9,7 @@ from gymnasium.utils.env_checker import check_env
 from relaxion import potential
 from relaxion.errors import StructureError
 from relaxion.experience.gate_environment import GateEnvironment, GateTaskSettings
-from relaxion.generators.metals import MetalStarts
+from relaxion.generators.starts import MetalStarts
 from relaxion.optimize.gate import N_KNOBS
 from relaxion.optimize.guard import OBSERVATION, Guard
 from relaxion.optimize.quasi_newton import QuasiNewtonSettings
