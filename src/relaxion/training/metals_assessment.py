@@ -14,24 +14,27 @@ from ase import Atoms
 from ase.filters import FrechetCellFilter
 
 from relaxion.bench.baselines import Calls, ase_calls, read_baselines
-from relaxion.generators.metals import ADSORBATES, EAM_METALS, EMT_METALS, KINDS, MetalStarts
+from relaxion.files import write_json
+from relaxion.generators.alloys import EAM_METALS, EMT_METALS
+from relaxion.generators.slabs import ADSORBATES
+from relaxion.generators.starts import KINDS, MetalStarts
 from relaxion.optimize.ase_interface import bare_atoms, read_point
 from relaxion.optimize.point import Point
 from relaxion.optimize.quasi_newton import QuasiNewtonSettings
-from relaxion.optimize.stepper import Classical
+from relaxion.optimize.stepper import Stepper
 from relaxion.potentials import potential
 from relaxion.potentials.ase import PotentialCalculator
 from relaxion.structures import Structures
 from relaxion.training.assessment import AssessmentStopped
 from relaxion.training.assessment_record import Footage, RelaxationRecord, Relaxed, Shot
-from relaxion.training.run_folder import BASELINES, write_json
+from relaxion.training.run_folder import BASELINES
 
 FMAX = 0.05  # eV/Å
 CAP = 200  # force calls
 SEED = 8500  # of validation starts: neither trained on nor those of any benchmark
 COMPARED = ("BFGS", "FIRE")
 
-MakeChain = Callable[[], Classical]
+MakeChain = Callable[[], Stepper]
 OnPoint = Callable[[int, Point], None]  # force calls so far, what the newest said
 
 
@@ -95,7 +98,7 @@ class MetalsAssessor:
     def _compared(self) -> dict[str, dict[str, Any]]:
         worlds = self.starts.values()
         found = {name: _joined([ase_calls(name, s, c.potential, FMAX, CAP) for c, s in worlds]) for name in COMPARED}
-        core = self(lambda: Classical(QuasiNewtonSettings())).record
+        core = self(lambda: Stepper(QuasiNewtonSettings())).record
         assert core is not None
         energies = tuple(one.energy_ev for one in core.relaxed)
         calls = tuple(one.force_calls for one in core.relaxed)
@@ -123,7 +126,7 @@ def _joined(parts: Sequence[Calls]) -> Calls:
 
 
 def relaxed(
-    label: str, target: Atoms | FrechetCellFilter, chain: Classical, fmax: float = FMAX, cap: int = CAP
+    label: str, target: Atoms | FrechetCellFilter, chain: Stepper, fmax: float = FMAX, cap: int = CAP
 ) -> Relaxed:
     """`force_calls` with what was seen on the way."""
     atoms, footage = bare_atoms(target), Footage()
@@ -148,7 +151,7 @@ def relaxed(
 
 def force_calls(
     target: Atoms | FrechetCellFilter,
-    chain: Classical,
+    chain: Stepper,
     fmax: float = FMAX,
     cap: int = CAP,
     on_point: OnPoint | None = None,

@@ -13,13 +13,14 @@ from ase.filters import FrechetCellFilter
 
 from relaxion.bench.baselines import ase_calls, read_baselines
 from relaxion.collecting.store import Trajectory
-from relaxion.optimize.stepper import Classical
+from relaxion.files import write_json
+from relaxion.optimize.stepper import Stepper
 from relaxion.potentials import potential
 from relaxion.potentials.ase import PotentialCalculator
 from relaxion.structures import Structures
 from relaxion.training.assessment import AssessmentStopped
 from relaxion.training.metals_assessment import CAP, COMPARED, FMAX, MakeChain, force_calls
-from relaxion.training.run_folder import BASELINES, write_json
+from relaxion.training.run_folder import BASELINES
 from relaxion.training.stored_lessons import largest_forces
 
 
@@ -101,7 +102,7 @@ class UniversalAssessor:
             found[kind] = np.array(counted)
         return found
 
-    def _relaxed(self, trajectory: Trajectory, chain: Classical) -> int:
+    def _relaxed(self, trajectory: Trajectory, chain: Stepper) -> int:
         atoms = _start(trajectory).to_ase()[0]
         atoms.calc = self._calculator(trajectory)
         return force_calls(FrechetCellFilter(atoms) if trajectory.cell_free else atoms, chain)

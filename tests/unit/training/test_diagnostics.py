@@ -22,7 +22,8 @@ from relaxion.experience.environment import Environment, EnvironmentSettings
 from relaxion.experience.structure_replay import StructureReplay
 from relaxion.experience.transition import Source
 from relaxion.generators import perturbations as perturb
-from relaxion.generators.starts import PerturbedStarts, fcc_alloys
+from relaxion.generators.alloys import fcc_alloys
+from relaxion.generators.starts import PerturbedStarts
 from relaxion.networks.move_actions import MoveActions
 from relaxion.networks.observer import AtomNetworkSettings
 from relaxion.potentials import potential
