@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
+from relaxion.experience.batch import Batch
 from relaxion.experience.gate_environment import GateEnvironment
 from relaxion.experience.vector_environment import task
 from relaxion.files import Stored, digest, joined
@@ -92,18 +93,19 @@ class MetalsTrainer:
             def gate() -> GateEnvironment:
                 return GateEnvironment(worlds, metrics, self.settings.gate)
 
-            self._gate = Trainer(self._gate_settings(), task("gate", gate))
+            self._gate = Trainer(self._gate_settings(), task("gate", gate), self._departures)
             self._stay_near_the_rule(self._gate.agent)
         return self._gate
 
     def _stay_near_the_rule(self, agent: Any) -> None:
-        """The gate begins at the hand-made rule, and every departure has to pay."""
+        """The gate begins at the hand-made rule; `_departures` from it have to pay."""
         for name in ("policy", "target_policy"):
             if (network := getattr(agent, name, None)) is not None:  # SAC has no target policy
                 begin_at_the_rule(network)
-        weight = self.settings.gate.departure_penalty
-        if weight > 0:
-            agent.policy_penalty = lambda _batch, actions: weight * actions.square().sum(dim=-1)
+
+    def _departures(self, _batch: Batch, actions: Tensor) -> Tensor:
+        """A penalty of the policy, (batch,)."""
+        return self.settings.gate.departure_penalty * actions.square().sum(dim=-1)
 
     def _gate_settings(self) -> VectorRunSettings:
         whole = self.settings

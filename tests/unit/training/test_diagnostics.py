@@ -13,9 +13,9 @@ import torch
 from ase import Atoms
 from ase.build import bulk
 
-from relaxion.agents.atom_agents import atom_agent
 from relaxion.agents.d4pg import D4PGSettings
 from relaxion.agents.ddpg import DDPGSettings
+from relaxion.agents.make import atom_agent
 from relaxion.agents.sac import SACSettings
 from relaxion.agents.td3 import TD3Settings
 from relaxion.experience.environment import Environment, EnvironmentSettings
