@@ -15,7 +15,9 @@ from ase.filters import FrechetCellFilter
 
 from relaxion.bench.baselines import Calls, ase_calls, read_baselines
 from relaxion.files import write_json
-from relaxion.generators.metals import ADSORBATES, EAM_METALS, EMT_METALS, KINDS, MetalStarts
+from relaxion.generators.alloys import EAM_METALS, EMT_METALS
+from relaxion.generators.slabs import ADSORBATES
+from relaxion.generators.starts import KINDS, MetalStarts
 from relaxion.optimize.ase_interface import bare_atoms, read_point
 from relaxion.optimize.choice import new_stepper
 from relaxion.optimize.point import Point

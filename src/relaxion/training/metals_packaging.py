@@ -14,7 +14,8 @@ from relaxion.bundles import CardResult, ModelCard, PolicyBundle
 from relaxion.bundles.card import POLICY
 from relaxion.bundles.networks import network_of, policy_of
 from relaxion.files import Stored
-from relaxion.generators.metals import ADSORBATES, EAM_METALS, EMT_METALS
+from relaxion.generators.alloys import EAM_METALS, EMT_METALS
+from relaxion.generators.slabs import ADSORBATES
 from relaxion.networks.metric.policies import MetricPolicy
 from relaxion.optimize.choice import new_stepper
 from relaxion.optimize.learned import LearnedMetrics

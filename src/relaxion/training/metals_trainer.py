@@ -12,7 +12,9 @@ from typing import Any
 from torch import Tensor
 
 from relaxion.files import Stored, digest, joined
-from relaxion.generators.metals import ADSORBATES, EAM_METALS, EMT_METALS, MetalStarts
+from relaxion.generators.alloys import EAM_METALS, EMT_METALS
+from relaxion.generators.slabs import ADSORBATES
+from relaxion.generators.starts import MetalStarts
 from relaxion.networks.metric.policies import MetricPolicy
 from relaxion.networks.move_actions import MoveActions
 from relaxion.optimize.choice import new_stepper
