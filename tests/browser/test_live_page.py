@@ -17,10 +17,9 @@ from pictures import COPPER, drawn, near
 from playwright.sync_api import expect
 from sheets import CONTRAST, Sheet
 
-from relaxion.web import live_server
-from relaxion.web.live_board import Board
-from relaxion.web.live_server import InThread
-from relaxion.web.watch_run import watched
+from relaxion.web import live as live_module
+from relaxion.web.live import Board, InThread
+from relaxion.web.run import watched
 from training_runs import ATOMS, train_small
 
 CURVE, SAID, START, FILE = "[data-part=curve]", "#race .said", "#race [type=submit]", "#race input[type=file]"
@@ -41,13 +40,13 @@ def live(sheet: Sheet, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Wat
     (run / "metrics.jsonl").write_text("".join(lines[:4]))
     assessment = (run / "assessment.json").read_text()
     (run / "assessment.json").unlink()
-    live_server.SECONDS_BETWEEN_LOOKS, before = 0.1, live_server.SECONDS_BETWEEN_LOOKS
+    live_module.SECONDS_BETWEEN_LOOKS, before = 0.1, live_module.SECONDS_BETWEEN_LOOKS
     with InThread(Board(watched([run]))) as server:
         sheet.page.goto(f"http://127.0.0.1:{server.port}/")
         expect(sheet.find("html")).to_have_attribute("data-live", "open")
         yield Watched(sheet, run, lines[4:], assessment)
         sheet.page.goto("about:blank")
-    live_server.SECONDS_BETWEEN_LOOKS = before
+    live_module.SECONDS_BETWEEN_LOOKS = before
 
 
 def test_it_follows_the_run_and_keeps_the_readers_place(live: Watched):

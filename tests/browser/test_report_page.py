@@ -13,8 +13,8 @@ from playwright.sync_api import Browser, expect
 from sheets import CONTRAST, NAMELESS, Sheet, go_to
 
 from relaxion.bench.runs import Reading, Run
-from relaxion.web.report_page import LARGEST_BYTES
-from relaxion.web.report_relaxation import Relaxation, relaxation_page
+from relaxion.web.page import LARGEST_BYTES
+from relaxion.web.relaxation import Relaxation, relaxation_page
 
 PLAY, SLIDER, PLOT = ".bar .main", "input[type=range]", ".plot >> nth=0"
 NO_WEBGL = """for (const kind of [HTMLCanvasElement, OffscreenCanvas]) {

@@ -12,9 +12,9 @@ from pictures import drawn, painted
 from playwright.sync_api import expect
 from sheets import Sheet
 
-from relaxion.web.report_page import LARGEST_BYTES
-from relaxion.web.report_training import training_page
-from relaxion.web.watch_run import watched
+from relaxion.web.page import LARGEST_BYTES
+from relaxion.web.run import watched
+from relaxion.web.training import training_page
 from training_runs import ATOMS, PENDULUM, train_small
 
 STAGE = ".gallery .stage"

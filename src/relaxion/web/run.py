@@ -15,8 +15,7 @@ from relaxion.files import check_regular, text_of, toml_of
 from relaxion.training.assessment_record import FORMAT, FORMAT_VERSION
 from relaxion.training.curves import FINAL, FORCE_CALLS, STEPS
 from relaxion.training.run_folder import LOCK, RunFolder
-from relaxion.web.watch_history import History
-from relaxion.web.watch_tail import Tail
+from relaxion.web.tail import History, Tail
 
 MOST_ALARMS = 200  # the newest: a page with more nobody reads
 LARGEST_JSON = 64 << 20  # bytes of a small file; ours have a few MB at most

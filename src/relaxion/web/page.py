@@ -11,7 +11,7 @@ import base64
 import hashlib
 import html
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
@@ -34,6 +34,28 @@ FOOT = (
 )
 
 Part = dict[str, Any]  # {"kind": ..., "title": ..., "span": columns of 12, ...}; kinds are those of pages/*.js
+COPIED = ("Command", "The same again", "BibTeX")  # facts somebody will want to paste
+
+
+def tile(label: str, value: str, unit: str = "", note: str = "", tone: str = "") -> dict[str, str]:
+    """A number that stands out; tones are good, warn and bad."""
+    return {"label": label, "value": value, "unit": unit, "note": note, "tone": tone}
+
+
+def facts(title: str, found: Iterable[tuple[str, Any]], span: int = 12, **more: Any) -> Part:
+    """Labels and values; those without a value are left out."""
+    shown = [{"label": label, "value": str(value), "code": label in COPIED} for label, value in found if value]
+    return {"kind": "facts", "title": title, "span": span, "facts": shown, **more}
+
+
+def notes(said: Sequence[str], **more: Any) -> list[Part]:
+    """None where there is nothing to say."""
+    return [{"kind": "notes", "title": "Worth knowing", "notes": list(said), **more}] if said else []
+
+
+def columns(headings: Sequence[str], text: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """Of a table; `text`: those that are no numbers."""
+    return [{"label": heading, "text": heading in text} for heading in headings]
 
 
 @dataclass(frozen=True)
@@ -76,7 +98,10 @@ class Page:
     @property
     def html(self) -> str:
         """The whole file."""
-        scripts = [*([_library()] if self.needs_library else []), *(_source(name) for name in self.scripts)]
+        library = (
+            [f"/*\n{_source(LICENCES).replace('*/', '* /')}\n*/\n{_source(LIBRARY)}"] if self.needs_library else []
+        )
+        scripts = [*library, *(_source(name) for name in self.scripts)]
         blanks = {
             "policy": self.security_policy(scripts),
             "generator": f"relaxion {__version__}",
@@ -129,12 +154,6 @@ def _hash(script: str) -> str:
 @cache
 def _source(name: str) -> str:
     return files("relaxion.web").joinpath("pages", *name.split("/")).read_text(encoding="utf-8")
-
-
-@cache
-def _library() -> str:
-    """With its licences in front, as they ask for."""
-    return f"/*\n{_source(LICENCES).replace('*/', '* /')}\n*/\n{_source(LIBRARY)}"
 
 
 def own_bytes(scripts: Sequence[str] = SCRIPTS) -> int:
