@@ -44,7 +44,8 @@ def tile(label: str, value: str, unit: str = "", note: str = "", tone: str = "")
 
 def facts(title: str, found: Iterable[tuple[str, Any]], span: int = 12, **more: Any) -> Part:
     """Labels and values; those without a value are left out."""
-    shown = [{"label": label, "value": str(value), "code": label in COPIED} for label, value in found if value]
+    shown = [{"label": label, "value": str(value)} for label, value in found if value]
+    shown = [{**fact, "code": True} if fact["label"] in COPIED else fact for fact in shown]
     return {"kind": "facts", "title": title, "span": span, "facts": shown, **more}
 
 

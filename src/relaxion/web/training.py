@@ -41,7 +41,8 @@ def training_page(runs: Sequence[WatchedRun]) -> Page:
     rest = len(json.dumps(training_parts(runs, film_bytes=0), ensure_ascii=False).encode())
     room = min(MOST_FILM_BYTES, LARGEST_BYTES - own_bytes(TRAINING_SCRIPTS) - rest - 8_000)
     parts = training_parts(runs, film_bytes=max(LEAST_FILM_BYTES, room))
-    return Page(**heading(runs), parts=parts, scripts=TRAINING_SCRIPTS)
+    words = heading(runs)
+    return Page(words["title"], words["eyebrow"], words["lead"], parts, scripts=TRAINING_SCRIPTS)
 
 
 def heading(runs: Sequence[WatchedRun]) -> dict[str, str]:
@@ -108,10 +109,6 @@ def _parts_of(run: WatchedRun, film_bytes: int) -> list[Part]:
 def _tiles(run: WatchedRun) -> Part:
     tiles = _structure_tiles(run) if run.on_structures else [_return_tile(run)]
     steps, standing = run.settings.get("steps"), run.standing()
-        _structure_tiles(run) if run.on_structures else [_return_tile(run)],
-        run.settings.get("steps"),
-        run.standing(),
-    )
     of = f"of {count(steps)}, {run.status}" if isinstance(steps, int) else run.status
     tiles.append(tile("Environment steps", count(max(run.history.step, 0)), note=of))
     spent = run.history.newest("time/force_calls")
