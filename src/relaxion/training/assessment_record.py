@@ -15,7 +15,7 @@ import numpy as np
 from ase.symbols import Symbols
 
 from relaxion.errors import FileError, RelaxionWarning
-from relaxion.training.run_folder import write_text
+from relaxion.files import write_text
 
 FORMAT, FORMAT_VERSION = "relaxion-assessment", 1
 WORST = 10  # films: those that needed most force calls

@@ -13,12 +13,13 @@ from torch import Tensor
 
 from relaxion.bench.baselines import ase_calls, read_baselines
 from relaxion.errors import RunError
+from relaxion.files import write_json
 from relaxion.potentials.reward import largest_force
 from relaxion.structures import Move, Outcome, State
 from relaxion.training.assessment import DIVERGED, AssessmentStopped
 from relaxion.training.assessment_record import Footage, RelaxationRecord, Relaxed, Shot
 from relaxion.training.atom_task import SIDE_SEEDS, SIDES, AtomTask
-from relaxion.training.run_folder import BASELINES, write_json
+from relaxion.training.run_folder import BASELINES
 from relaxion.training.seeds import named_generator
 
 COMPARED = ("BFGS", "FIRE")

@@ -7,9 +7,9 @@ from typing import TypeAlias
 from torch import Generator
 
 from relaxion.agents.agent import PolicyPenalty
-from relaxion.agents.atom_agents import atom_agent
 from relaxion.agents.d4pg import D4PG
 from relaxion.agents.ddpg import DDPG
+from relaxion.agents.make import atom_agent
 from relaxion.agents.sac import SAC
 from relaxion.agents.td3 import TD3
 from relaxion.networks.force_actions import ForceMoveActions
@@ -38,6 +38,15 @@ def action_domain(settings: AtomRunSettings) -> MoveActions:
 def make_agent(settings: AtomRunSettings, generator: Generator, penalty: PolicyPenalty | None = None) -> AtomAgent:
     """The agent of a run, with fresh networks, whatever kind its policy is."""
     metric = settings.policy if isinstance(settings.policy, MetricSettings) else None
+    # a metric that was taught waits until the critics know something of it
+    waits = settings.lessons.critic_updates_before if isinstance(settings, MetricRunSettings) else 0
     return atom_agent(
-        action_domain(settings), generator, settings.agent, settings.networks, penalty, metric, settings.reinforced
+        action_domain(settings),
+        generator,
+        settings.agent,
+        settings.networks,
+        penalty,
+        metric,
+        settings.reinforced,
+        waits,
     )

@@ -107,16 +107,8 @@ class AtomTrainer:
             self.penalties.imitation_weight = self.imitation_weight(self.reinforced_steps)
             self.penalties.anchor_weight = self.anchor_weight(self.reinforced_steps)
             for _ in range(self.settings.atoms.updates_per_round):
-                self._hold_policy_back()
                 self.metric_means.add(self.agent.update(self._sampled()))
                 self.n_updates += 1
-
-    def _hold_policy_back(self) -> None:
-        """A metric that was taught waits until the critics know something of it."""
-        settings = self.settings
-        if isinstance(settings, MetricRunSettings):
-            waits = self.n_updates < settings.lessons.critic_updates_before
-            self.agent.policy_optimizer.learning_rate = 0.0 if waits else settings.agent.policy_learning_rate
 
     def _teach(self, teacher: MetricTeacher) -> None:
         before = self.task.potential.calls

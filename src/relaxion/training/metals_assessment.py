@@ -14,17 +14,20 @@ from ase import Atoms
 from ase.filters import FrechetCellFilter
 
 from relaxion.bench.baselines import Calls, ase_calls, read_baselines
-from relaxion.generators.metals import ADSORBATES, EAM_METALS, EMT_METALS, KINDS, MetalStarts
+from relaxion.files import write_json
+from relaxion.generators.alloys import EAM_METALS, EMT_METALS
+from relaxion.generators.slabs import ADSORBATES
+from relaxion.generators.starts import KINDS, MetalStarts
 from relaxion.optimize.ase_interface import bare_atoms, read_point
+from relaxion.optimize.choice import new_stepper
 from relaxion.optimize.point import Point
-from relaxion.optimize.quasi_newton import QuasiNewtonSettings
-from relaxion.optimize.stepper import Stepper
+from relaxion.optimize.stepper import Stepper, propose
 from relaxion.potentials import potential
 from relaxion.potentials.ase import PotentialCalculator
 from relaxion.structures import Structures
 from relaxion.training.assessment import AssessmentStopped
 from relaxion.training.assessment_record import Footage, RelaxationRecord, Relaxed, Shot
-from relaxion.training.run_folder import BASELINES, write_json
+from relaxion.training.run_folder import BASELINES
 
 FMAX = 0.05  # eV/Å
 CAP = 200  # force calls
@@ -95,7 +98,7 @@ class MetalsAssessor:
     def _compared(self) -> dict[str, dict[str, Any]]:
         worlds = self.starts.values()
         found = {name: _joined([ase_calls(name, s, c.potential, FMAX, CAP) for c, s in worlds]) for name in COMPARED}
-        core = self(lambda: Stepper(QuasiNewtonSettings())).record
+        core = self(lambda: new_stepper()).record
         assert core is not None
         energies = tuple(one.energy_ev for one in core.relaxed)
         calls = tuple(one.force_calls for one in core.relaxed)
@@ -160,6 +163,6 @@ def force_calls(
             on_point(call, point)
         if point.largest_force < fmax:
             return call
-        proposal = chain.propose(point)
+        proposal = propose([chain], [point])[0]
         target.set_positions(proposal.base.coordinates + proposal.step)
     return cap

@@ -17,8 +17,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from relaxion.agents.adam import Adam
-from relaxion.agents.snapshots import restore_snapshot, take_snapshot
+from relaxion.agents.shared import adam, backward, restore_snapshot, take_snapshot
 from relaxion.errors import RestartError, RunError
 from relaxion.experience.environment import Environment, EnvironmentSettings
 from relaxion.generators.starts import Starts
@@ -102,7 +101,7 @@ class MetricImitation:
         self.settings = settings or ImitationSettings()
         self.generator = generator or torch.Generator().manual_seed(0)
         self.parameters = list(policy.network.parameters())
-        self.optimizer = Adam(self.parameters, self.settings.learning_rate)
+        self.optimizer = adam(self.parameters, self.settings.learning_rate)
         self.rounds: list[Lessons] = []
         self.counters = torch.zeros(2, dtype=torch.int64)  # updates, force calls
         self._pool: Lessons | None = None
@@ -164,20 +163,23 @@ class MetricImitation:
         )
 
     def _descend(self) -> dict[str, float]:
-        self.optimizer.learning_rate = self._learning_rate()
+        self.optimizer.param_groups[0]["lr"] = learning_rate = self._learning_rate()
         errors = relative_errors(self.policy.network, self._sample())
         loss = errors.mean()
-        gradients = torch.autograd.grad(loss, self.parameters, allow_unused=True, materialize_grads=True)
+        gradients = backward(loss, self.optimizer)
         norm = torch.sqrt(sum((g.square().sum() for g in gradients), torch.zeros(())))
         if bool(torch.isfinite(norm)):  # a state that no weights can stand must not end all
             factor = (self.settings.largest_gradient_norm / norm.clamp_min(1e-12)).clamp_max(1)
-            self.optimizer.step([gradient * factor for gradient in gradients])
+            for gradient in gradients:
+                gradient.mul_(factor)
+            self.optimizer.step()
+        self.optimizer.zero_grad()
         self.counters[0] += 1
         return {
             "imitation/relative_error": float(errors.detach().mean()),
             "imitation/relative_error_median": float(errors.detach().median()),
             "imitation/gradient_norm": float(norm),
-            "imitation/learning_rate": self.optimizer.learning_rate,
+            "imitation/learning_rate": learning_rate,
         }
 
     def _learning_rate(self) -> float:

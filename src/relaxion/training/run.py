@@ -11,7 +11,7 @@ from typing import Any
 
 from relaxion.errors import CheckpointError, FileError, RunError, SettingsError
 from relaxion.experience.vector_environment import task
-from relaxion.files import Stored, replace_file
+from relaxion.files import Stored, replace_file, write_json, write_text
 from relaxion.settings import shown
 from relaxion.training import checkpoint
 from relaxion.training.assessment import DIVERGED, AssessmentStopped
@@ -24,7 +24,7 @@ from relaxion.training.interrupts import noticing_interrupts
 from relaxion.training.metals_trainer import MetalsTrainer
 from relaxion.training.records import Clock, Records
 from relaxion.training.result import Result
-from relaxion.training.run_folder import AGENT, CHECKPOINT, RunFolder, write_json, write_text
+from relaxion.training.run_folder import AGENT, CHECKPOINT, RunFolder
 from relaxion.training.run_settings import (
     AtomRunSettings,
     MetalsRunSettings,

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from relaxion.agents.vector_agents import AGENT_SETTINGS, AgentSettings
+from relaxion.agents.make import AGENT_SETTINGS, AgentSettings
 from relaxion.errors import SettingsError
 from relaxion.experience.environment import EnvironmentSettings
 from relaxion.experience.gate_environment import GateTaskSettings

@@ -8,8 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from relaxion.agents.adam import Adam
-from relaxion.agents.snapshots import restore_snapshot, take_snapshot
+from relaxion.agents.shared import adam, backward, restore_snapshot, take_snapshot
 from relaxion.networks.metric.lessons import Lessons, relative_errors
 from relaxion.networks.metric.policies import MetricPolicy
 from relaxion.training.universal_settings import UniversalSettings
@@ -32,7 +31,7 @@ class StoredImitation:
         self.shares = torch.tensor([shares[name] for name in self.names], dtype=torch.float64)
         self.sums = {name: weights[name].double().cumsum(0) for name in self.names}
         self.parameters = list(policy.network.parameters())
-        self.optimizer = Adam(self.parameters, settings.learning_rate)
+        self.optimizer = adam(self.parameters, settings.learning_rate)
         self.counters = torch.zeros(1, dtype=torch.int64)  # updates
 
     @property
@@ -45,19 +44,22 @@ class StoredImitation:
 
     def update(self) -> dict[str, float]:
         """One update, and what it showed."""
-        self.optimizer.learning_rate = self._learning_rate()
+        self.optimizer.param_groups[0]["lr"] = learning_rate = self._learning_rate()
         errors = relative_errors(self.policy.network, self.sample(self.settings.n_lessons))
-        gradients = torch.autograd.grad(errors.mean(), self.parameters, allow_unused=True, materialize_grads=True)
+        gradients = backward(errors.mean(), self.optimizer)
         norm = torch.sqrt(sum((g.square().sum() for g in gradients), torch.zeros(())))
         if bool(torch.isfinite(norm)):  # a state that no weights can stand must not end all
             factor = (self.settings.largest_gradient_norm / norm.clamp_min(1e-12)).clamp_max(1)
-            self.optimizer.step([gradient * factor for gradient in gradients])
+            for gradient in gradients:
+                gradient.mul_(factor)
+            self.optimizer.step()
+        self.optimizer.zero_grad()
         self.counters[0] += 1
         return {
             "imitation/relative_error": float(errors.detach().mean()),
             "imitation/relative_error_median": float(errors.detach().median()),
             "imitation/gradient_norm": float(norm),
-            "imitation/learning_rate": self.optimizer.learning_rate,
+            "imitation/learning_rate": learning_rate,
         }
 
     def sample(self, number: int) -> Lessons:

@@ -11,8 +11,8 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from relaxion.agents.agent import Agent
-from relaxion.agents.vector_agents import vector_agent
+from relaxion.agents.agent import Agent, PolicyPenalty
+from relaxion.agents.make import vector_agent
 from relaxion.errors import CheckpointError, RelaxionWarning
 from relaxion.experience.exploration import Exploration, LinearSchedule, NoisyExplorer
 from relaxion.experience.normaliser import Normaliser
@@ -60,13 +60,18 @@ class ReturnsChecker(Protocol):
 class Trainer:
     """One agent, its task, its replay. `advance` is one step of every environment and the updates it pays for."""
 
-    def __init__(self, settings: VectorRunSettings, task: Task) -> None:
+    def __init__(self, settings: VectorRunSettings, task: Task, policy_penalty: PolicyPenalty | None = None) -> None:
         training = settings.training
         self.settings, self.task, self.step, self.n_updates = settings, task, 0, 0
         self.generators = {name: named_generator(training.seed, name) for name in ("exploration", "replay", "starts")}
         domain = BoxActions(task.lowest_action, task.highest_action)
         self.agent = vector_agent(
-            task.observation_size, domain, named_generator(training.seed, "agent"), settings.agent, settings.networks
+            task.observation_size,
+            domain,
+            named_generator(training.seed, "agent"),
+            settings.agent,
+            settings.networks,
+            policy_penalty,
         )
         self.normaliser = Normaliser(task.observation_size, enabled=training.normalise_observations)
         self.replay = VectorReplay(

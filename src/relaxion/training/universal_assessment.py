@@ -13,13 +13,14 @@ from ase.filters import FrechetCellFilter
 
 from relaxion.bench.baselines import ase_calls, read_baselines
 from relaxion.collecting.store import Trajectory
+from relaxion.files import write_json
 from relaxion.optimize.stepper import Stepper
 from relaxion.potentials import potential
 from relaxion.potentials.ase import PotentialCalculator
 from relaxion.structures import Structures
 from relaxion.training.assessment import AssessmentStopped
 from relaxion.training.metals_assessment import CAP, COMPARED, FMAX, MakeChain, force_calls
-from relaxion.training.run_folder import BASELINES, write_json
+from relaxion.training.run_folder import BASELINES
 from relaxion.training.stored_lessons import largest_forces
 
 

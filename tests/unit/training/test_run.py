@@ -17,12 +17,13 @@ import torch
 from gymnasium.envs.classic_control import PendulumEnv
 
 from relaxion.errors import CheckpointError, FileError, RunError, SettingsError
+from relaxion.files import write_json
 from relaxion.training import checkpoint
 from relaxion.training.assessment import Assessor
 from relaxion.training.recipe import RunSettings
 from relaxion.training.records import without_times
 from relaxion.training.run import Interrupted, train
-from relaxion.training.run_folder import RunFolder, write_json
+from relaxion.training.run_folder import RunFolder
 from relaxion.training.trainer import Trainer
 
 SMALL: dict[str, Any] = {

@@ -21,13 +21,13 @@ from pathlib import Path
 from typing import Any
 
 from relaxion.errors import FileError, RunError, SettingsError
-from relaxion.files import json_of
+from relaxion.files import json_of, write_json, write_text
 from relaxion.scaling.sweeps.space import Space, values_of
 from relaxion.scaling.sweeps.suggest import Tried, load_optuna, propose
 from relaxion.scaling.sweeps.trial import Ended, read_ended
 from relaxion.scaling.sweeps.workers import Job, Left, Workers
 from relaxion.training.recipe import read_toml, settings_from_recipe
-from relaxion.training.run_folder import RunFolder, write_json, write_text
+from relaxion.training.run_folder import RunFolder
 from relaxion.training.run_settings import AtomRunSettings, RunSettings, VectorRunSettings
 
 NOT_VARIED = ("task", "seed", "steps", "assess_on", "assessment_starts")
