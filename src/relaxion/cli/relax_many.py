@@ -18,10 +18,10 @@ from relaxion.potentials.registry import make_potential
 from relaxion.scaling.relax_many.driver import Driver, Tally
 from relaxion.scaling.relax_many.folder import PROGRESS, Folder, is_locked, read_manifest
 from relaxion.scaling.relax_many.inputs import check_files
-from relaxion.scaling.relax_many.merging import merge as merge_into
 from relaxion.scaling.relax_many.settings import ManySettings, WorkerSettings, calculator_details, policy_weights
 from relaxion.scaling.relax_many.summary import Counts, make_summary, read_counts
-from relaxion.scaling.relax_many.workers import make_crew, parse_workers
+from relaxion.scaling.relax_many.summary import merge as merge_into
+from relaxion.scaling.relax_many.workers import make_workers, parse_workers
 
 SECONDS_BETWEEN_LINES = 5.0
 
@@ -37,10 +37,10 @@ def relax_many(request: ManyRequest, interrupts: Interrupts) -> int:
             say(f"relaxion: the last shard ended in {folder.torn_bytes} bytes of a frame that was never whole: cut off")
         if request.retry_failed and (number := folder.forget_failures()):
             say(f"relaxion: {number} structures that were set aside are tried again")
-        with make_crew(request.workers, worker) as crew:
+        with make_workers(request.workers, worker) as workers:
             driver = Driver(
                 folder=folder,
-                crew=crew,
+                workers=workers,
                 settings=worker.many,
                 files=files,
                 chunk_size=chunk_size,
