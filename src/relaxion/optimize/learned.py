@@ -123,7 +123,7 @@ class LearnedMetrics(_Source):
 
 
 class _InStrains:
-    """B in coordinates of the network: three per atom, six for a free cell. ASE has nine there, `cell_factor` × strain."""
+    """B in coordinates of the network, three per atom and six for a free cell; ASE has nine for the cell."""
 
     def __init__(self, geometry: Geometry, free: Array) -> None:
         self.geometry, self.free = geometry, free  # free: (n_coordinates,) 1 where it may change, else 0
