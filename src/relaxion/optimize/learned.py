@@ -7,6 +7,7 @@ forces at its point, and springs stand in for everything else.
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -21,7 +22,7 @@ from relaxion.networks.metric.network import MetricNetwork
 from relaxion.networks.metric.solve import LARGEST_DENSE, inverse_of
 from relaxion.networks.metric.stiffness import Stiffness, Unknowns
 from relaxion.networks.roles import Policy
-from relaxion.networks.strains import strain_matrices, strain_vectors
+from relaxion.networks.strains import strain_vectors
 from relaxion.optimize.point import Array, Geometry, Point, structures_of
 from relaxion.optimize.springs import FACTOR, SOLVE, SpringMetric
 from relaxion.structures import Evaluation, Move, State, Structures
@@ -105,47 +106,36 @@ class LearnedMetrics(_Source):
             stiffness = self.network(states_at([one.point for one in asked], structures)).to(torch.float64)
             atoms = torch.from_numpy(np.concatenate([geometry.free[: geometry.n_atoms] for geometry in geometries]))
             stiffness = stiffness.restricted(atoms, torch.cat([_free_strains(geometry) for geometry in geometries]))
+            free_cells, frees = stiffness.free.cells.numpy(), list[Array]()
+            for number, geometry in enumerate(geometries):
+                parts = [geometry.free[: geometry.n_atoms].ravel(), free_cells[number] if geometry.cell_factor else []]
+                frees.append(np.concatenate(parts).astype(np.float64))
             if len(asked) == 1 and geometries[0].n_atoms > LARGEST_DENSE:
-                return [SparseMetric(stiffness, geometries[0])]
+                return [SparseMetric(geometries[0], frees[0], stiffness)]
             matrices, layout = dense(stiffness)
-        matrices, free_cells, result = matrices.numpy(), stiffness.free.cells.numpy(), list[Metric]()
-        for number, geometry in enumerate(geometries):
-            rows, free = np.arange(3 * geometry.n_atoms), geometry.free[: geometry.n_atoms].ravel()
+        result = list[Metric]()
+        for geometry, free, matrix in zip(geometries, frees, matrices.numpy(), strict=True):
+            rows = np.arange(3 * geometry.n_atoms)
             if geometry.cell_factor:
                 rows = np.concatenate([rows, 3 * layout.n_largest + np.arange(6)])
-                free = np.concatenate([free, free_cells[number]])
-            result.append(DenseMetric(matrices[number][rows[:, None], rows], free.astype(np.float64), geometry))
+            result.append(DenseMetric(geometry, free, matrix[rows[:, None], rows]))
         return result
 
 
-class DenseMetric:
-    """A learned stiffness as a matrix. Its rows: three per atom, then six for a free cell, in units of the strain.
+class _InStrains:
+    """B in coordinates of the network, three per atom and six for a free cell; ASE has nine for the cell."""
 
-    Rows of a free cell in ASE's coordinates are `cell_factor` times its strain.
-    """
-
-    def __init__(self, matrix: Array, free: Array, geometry: Geometry) -> None:
-        self.matrix, self.free, self.geometry = matrix, free, geometry
-        self._factors: dict[float, Array | None] = {}
+    def __init__(self, geometry: Geometry, free: Array) -> None:
+        self.geometry, self.free = geometry, free  # free: (n_coordinates,) 1 where it may change, else 0
 
     def apply(self, step: Array) -> Array:
         scale = 1 / self.geometry.cell_factor if self.geometry.cell_factor else 0.0
-        return self._rows(self.matrix @ self._flat(step, scale), scale)
+        return self._rows(self._product(self._flat(step, scale)), scale)
 
     def solve(self, forces: Array, extra_floor: float = 0.0) -> Array:
-        if extra_floor not in self._factors:
-            self._factors[extra_floor] = self._factored(extra_floor)
-        if (factor := self._factors[extra_floor]) is None:  # weights that are no numbers
-            return np.full_like(forces, np.nan)
         scale = self.geometry.cell_factor
-        return self._rows(SOLVE(factor, self._flat(forces, scale))[0], scale)
-
-    def _factored(self, extra_floor: float) -> Array | None:
-        stiffened = self.matrix.copy()
-        atoms = np.arange(3 * self.geometry.n_atoms)
-        stiffened[atoms, atoms] += extra_floor
-        factor, failed = FACTOR(stiffened.T, overwrite_a=True)
-        return None if failed else factor
+        answer = self._solution(self._flat(forces, scale), extra_floor)
+        return np.full_like(forces, np.nan) if answer is None else self._rows(answer, scale)
 
     def _flat(self, rows: Array, cell_scale: float) -> Array:
         n_atoms = self.geometry.n_atoms
@@ -162,38 +152,61 @@ class DenseMetric:
         strain = (flat[3 * n_atoms :] * [1, 1, 1, *[math.sqrt(0.5)] * 3])[[0, 5, 4, 5, 1, 3, 4, 3, 2]]
         return np.concatenate([flat[: 3 * n_atoms].reshape(-1, 3), cell_scale * strain.reshape(3, 3)])
 
+    @abstractmethod
+    def _product(self, flat: Array) -> Array: ...
 
-class SparseMetric:
+    @abstractmethod
+    def _solution(self, flat: Array, extra_floor: float) -> Array | None:
+        """None: the weights are no numbers."""
+
+
+class DenseMetric(_InStrains):
+    """A learned stiffness as a matrix."""
+
+    def __init__(self, geometry: Geometry, free: Array, matrix: Array) -> None:
+        super().__init__(geometry, free)
+        self.matrix = matrix
+        self._factors: dict[float, Array | None] = {}
+
+    def _product(self, flat: Array) -> Array:
+        return self.matrix @ flat
+
+    def _solution(self, flat: Array, extra_floor: float) -> Array | None:
+        if extra_floor not in self._factors:
+            stiffened = self.matrix.copy()
+            atoms = np.arange(3 * self.geometry.n_atoms)
+            stiffened[atoms, atoms] += extra_floor
+            factor, failed = FACTOR(stiffened.T, overwrite_a=True)
+            self._factors[extra_floor] = None if failed else factor
+        factor = self._factors[extra_floor]
+        return None if factor is None else SOLVE(factor, flat)[0]
+
+
+class SparseMetric(_InStrains):
     """The same for a structure too large for a matrix: conjugate gradients solve."""
 
-    def __init__(self, stiffness: Stiffness, geometry: Geometry) -> None:
-        self.stiffness, self.geometry = stiffness, geometry
+    def __init__(self, geometry: Geometry, free: Array, stiffness: Stiffness) -> None:
+        super().__init__(geometry, free)
+        self.stiffness = stiffness
 
-    def apply(self, step: Array) -> Array:
-        scale = 1 / self.geometry.cell_factor if self.geometry.cell_factor else 0.0
-        return _rows(self.stiffness.apply(_unknowns(step, self.geometry, scale)), scale)
+    def _product(self, flat: Array) -> Array:
+        return self._numbers(self.stiffness.apply(self._unknowns(flat)))
 
-    def solve(self, forces: Array, extra_floor: float = 0.0) -> Array:
-        scale = self.geometry.cell_factor
+    def _solution(self, flat: Array, extra_floor: float) -> Array | None:
         floored = replace(self.stiffness, floors=self.stiffness.floors + extra_floor)
         try:
-            return _rows(inverse_of(floored)(_unknowns(forces, self.geometry, scale)), scale)
+            return self._numbers(inverse_of(floored)(self._unknowns(flat)))
         except torch.linalg.LinAlgError:  # pyright: ignore[reportPrivateImportUsage]
-            return np.full_like(forces, np.nan)
+            return None
 
+    def _unknowns(self, flat: Array) -> Unknowns:
+        n = 3 * self.geometry.n_atoms
+        cell = flat[n:] if self.geometry.cell_factor else np.zeros(6)
+        return Unknowns(torch.from_numpy(flat[:n].reshape(-1, 3)), torch.from_numpy(cell)[None])
 
-def _unknowns(rows: Array, geometry: Geometry, cell_scale: float) -> Unknowns:
-    n_atoms = geometry.n_atoms
-    atoms = torch.from_numpy(np.ascontiguousarray(rows[:n_atoms]))
-    if not geometry.cell_factor:
-        return Unknowns(atoms, torch.zeros((1, 6), dtype=torch.float64))
-    strain = torch.from_numpy(cell_scale * rows[n_atoms:])[None]
-    return Unknowns(atoms, strain_vectors((strain + strain.mT) / 2))
-
-
-def _rows(answer: Unknowns, cell_scale: float) -> Array:
-    atoms = answer.atoms.numpy()
-    return np.concatenate([atoms, cell_scale * strain_matrices(answer.cells)[0].numpy()]) if cell_scale else atoms
+    def _numbers(self, answer: Unknowns) -> Array:
+        parts = [answer.atoms.numpy().ravel(), *([answer.cells.numpy()[0]] if self.geometry.cell_factor else [])]
+        return np.concatenate(parts)
 
 
 def _free_strains(geometry: Geometry) -> Tensor:

@@ -7,7 +7,7 @@ and damped FIRE behind both. What is costly is made for all of them together (`m
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -118,7 +118,7 @@ class Stepper:
                 "time_step": fire.time_step,
                 "mixing": fire.mixing,
                 "downhill": fire.downhill,
-                "last_finite": None if fire.last_finite is None else _point_to_plain(fire.last_finite),
+                "last_finite": None if fire.last_finite is None else asdict(fire.last_finite),
             },
         }
 
@@ -178,14 +178,9 @@ def _rows(values: Any) -> Array:
 
 
 def _proposal_to_plain(proposal: Proposal) -> dict[str, Any]:
-    return {
-        "base": _point_to_plain(proposal.base),
-        "step": proposal.step,
-        "expected_change": proposal.expected_change,
-        "method": proposal.method,
-        "reason": proposal.reason,
-        "trust": proposal.trust,
-        "knobs": dict(proposal.control),
+    plain = asdict(replace(proposal, wanted=None))
+    return {name: value for name, value in plain.items() if name not in ("wanted", "control")} | {
+        "knobs": plain["control"]
     }
 
 
@@ -200,25 +195,6 @@ def _proposal_from_plain(plain: dict[str, Any]) -> Proposal:
         trust=float(plain["trust"]),
         control={str(name): float(value) for name, value in plain["knobs"].items()},
     )
-
-
-def _point_to_plain(point: Point) -> dict[str, Any]:
-    geometry = point.geometry
-    return {
-        "coordinates": point.coordinates,
-        "forces": point.forces,
-        "energy": point.energy,
-        "geometry": None
-        if geometry is None
-        else {
-            "positions": geometry.positions,
-            "cell": geometry.cell,
-            "periodic": geometry.periodic,
-            "numbers": geometry.numbers,
-            "free": geometry.free,
-            "cell_factor": geometry.cell_factor,
-        },
-    }
 
 
 def _point_from_plain(plain: dict[str, Any]) -> Point:
