@@ -15,8 +15,7 @@ from torch import Tensor
 from relaxion.bundles import Network
 from relaxion.errors import PolicyError
 from relaxion.networks.roles import Policy
-from relaxion.networks.vector import VectorGaussianPolicy, VectorPolicy
-from relaxion.networks.vector_actions import BoxActions
+from relaxion.networks.vector import BoxActions, VectorGaussianPolicy, VectorPolicy
 from relaxion.optimize.guard import OBSERVATION, Gate, Knobs, hand_made_gate
 from relaxion.optimize.point import Array
 

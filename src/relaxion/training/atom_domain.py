@@ -12,10 +12,9 @@ from relaxion.agents.ddpg import DDPG
 from relaxion.agents.make import atom_agent
 from relaxion.agents.sac import SAC
 from relaxion.agents.td3 import TD3
-from relaxion.networks.force_actions import ForceMoveActions
 from relaxion.networks.metric.network import MetricSettings
 from relaxion.networks.metric.policies import MetricActions
-from relaxion.networks.move_actions import MoveActions
+from relaxion.networks.move_actions import ForceMoveActions, MoveActions
 from relaxion.training.run_settings import AtomRunSettings, MetricRunSettings
 
 AtomAgent: TypeAlias = TD3 | SAC | DDPG | D4PG

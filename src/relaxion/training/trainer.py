@@ -19,7 +19,7 @@ from relaxion.experience.normaliser import Normaliser
 from relaxion.experience.replay import VectorReplay
 from relaxion.experience.vector_environment import Stepped, Task, VectorEnvironments
 from relaxion.files import Stored, digest, joined
-from relaxion.networks.vector_actions import BoxActions
+from relaxion.networks.vector import BoxActions
 from relaxion.training.assessment import Assessed, Assessor
 from relaxion.training.checkpoint import stored_settings
 from relaxion.training.diagnostics.alarms import Event

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from relaxion.agents import AGENT_SETTINGS, d4pg, ddpg, sac, td3, vector_agent
 from relaxion.agents.shared import parameters_of
 from relaxion.experience.batch import Batch
-from relaxion.networks.vector import VectorNetworkSettings
-from relaxion.networks.vector_actions import BoxActions
+from relaxion.networks.vector import BoxActions, VectorNetworkSettings
 from relaxion.training.atom_domain import make_agent
 from relaxion.training.atom_task import atom_task
 from relaxion.training.atom_trainer import AtomTrainer

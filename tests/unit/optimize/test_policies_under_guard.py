@@ -21,8 +21,7 @@ from ase.mep import NEB
 
 from relaxion import Outcome, Relaxer
 from relaxion.errors import PolicyError, RestartError, SettingsError, StructureError
-from relaxion.networks.vector import VectorPolicy
-from relaxion.networks.vector_actions import BoxActions
+from relaxion.networks.vector import BoxActions, VectorPolicy
 from relaxion.optimize.choice import CORE, decide, load
 from relaxion.optimize.gate import N_KNOBS, described_gate
 from relaxion.optimize.guard import OBSERVATION

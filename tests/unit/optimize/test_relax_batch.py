@@ -18,8 +18,7 @@ import relaxion
 from relaxion import Outcome, Relaxer, relax_batch, relax_stream
 from relaxion.bench.sets import find_set
 from relaxion.errors import MissingStressError, SettingsError
-from relaxion.networks.vector import VectorPolicy
-from relaxion.networks.vector_actions import BoxActions
+from relaxion.networks.vector import BoxActions, VectorPolicy
 from relaxion.optimize.batch import BatchRelaxer, BatchSettings
 from relaxion.optimize.gate import N_KNOBS, described_gate
 from relaxion.optimize.guard import OBSERVATION
