@@ -343,6 +343,7 @@ def collect(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")] = False,
 ) -> None:
     """Relax training structures with dear potentials and store all that was evaluated; killed, it goes on."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # before NumPy is loaded: of this process and of its workers
     from relaxion.cli import collect as collect_command
 
     request = collect_command.CollectRequest(
