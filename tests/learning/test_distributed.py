@@ -23,7 +23,7 @@ from relaxion.errors import CheckpointError, RelaxionWarning, RunError, Settings
 from relaxion.files import digest
 from relaxion.scaling.collectors import Collectors, team
 from relaxion.scaling.collectors.atom_trainer import DistributedAtomTrainer
-from relaxion.scaling.collectors.engine import RayEngine, remove_left_behind
+from relaxion.scaling.ray_engine import RayEngine, remove_left_behind
 from relaxion.training.atom_task import atom_task
 from relaxion.training.run import make_trainer, train
 from relaxion.training.run_settings import AtomRunSettings, RunSettings

@@ -26,16 +26,14 @@ import torch
 from relaxion.bundles import PolicyBundle
 from relaxion.bundles.library import find_file
 from relaxion.bundles.networks import policy_of
-from relaxion.collecting.relaxing import MakeChain, Pool, Skipped
+from relaxion.collecting.relaxing import MakeStepper, Pool, Skipped
 from relaxion.collecting.settings import CollectSettings
 from relaxion.collecting.starts import file_structures, make_start
 from relaxion.collecting.store import Trajectory, TrajectoryStore
 from relaxion.errors import FileError, PolicyError, RelaxionError, RelaxionWarning, RunError
 from relaxion.networks.metric.policies import MetricPolicy
-from relaxion.optimize.guard import Guard
+from relaxion.optimize.choice import new_stepper
 from relaxion.optimize.learned import LearnedMetrics
-from relaxion.optimize.quasi_newton import QuasiNewtonSettings
-from relaxion.optimize.stepper import Stepper
 from relaxion.potentials import potential
 from relaxion.structures import Outcome
 
@@ -134,7 +132,7 @@ def collect(
 ) -> Summary:
     """Do what the store lacks, or as much of it as the time allows; `stop` is asked about twice a second."""
     settings = _present(settings)
-    chain_maker(policy)  # complaints come before work, and from this process
+    stepper_maker(policy)  # complaints come before work, and from this process
     store = _store(settings, out)
     with _alone(out):
         store.sweep()
@@ -224,7 +222,7 @@ def _work(
             progress.add(news)
             on_progress(progress)
 
-        Shift(settings, store, _lacking(settings, store), chain_maker(policy), tell).run(
+        Shift(settings, store, _lacking(settings, store), stepper_maker(policy), tell).run(
             lambda: asked_to_stop() or _late(deadline)
         )
         return
@@ -293,7 +291,7 @@ def _worker(
         return stop.is_set() or os.getppid() != parent or _late(deadline)
 
     try:
-        Shift(settings, store, todo, chain_maker(policy), news.put).run(over)
+        Shift(settings, store, todo, stepper_maker(policy), news.put).run(over)
     except RelaxionError as error:
         news.put(str(error))
     finally:
@@ -308,7 +306,7 @@ class Shift:
         settings: CollectSettings,
         store: TrajectoryStore,
         todo: Sequence[Job],
-        make_chain: MakeChain,
+        make_stepper: MakeStepper,
         tell: Callable[[Mapping[str, float]], None],
     ) -> None:
         self.settings, self.store, self.tell = settings, store, tell
@@ -320,7 +318,7 @@ class Shift:
                 engine,
                 settings,
                 (make_start(settings, job.kind, job.number) for job in own[engine]),
-                make_chain,
+                make_stepper,
             )
             for engine in engines
         ]
@@ -351,16 +349,15 @@ class Shift:
             self.tell({"trajectories": len(trajectories), "converged": converged, "skipped": len(skipped), **cost})
 
 
-def chain_maker(policy: str | None) -> MakeChain:
+def stepper_maker(policy: str | None) -> MakeStepper:
     """Who relaxes: the classical core, or a metric of a bundle under guard, so that data comes from where it goes."""
-    settings = QuasiNewtonSettings()
     if policy is None:
-        return lambda: Stepper(settings)
+        return new_stepper
     bundle = PolicyBundle.read(find_file(policy, ()))
     network = policy_of(bundle)
     if not isinstance(network, MetricPolicy):
         raise PolicyError(f"the policy {bundle.name} is no metric; collect with one, or with the classical core")
-    return lambda: Stepper(settings, quasi_newton=Guard(settings, LearnedMetrics(network.network)))
+    return lambda: new_stepper(metrics=LearnedMetrics(network.network))
 
 
 def summary(store: TrajectoryStore, settings: CollectSettings | None = None) -> Summary:

@@ -19,7 +19,7 @@ from pydantic import Field
 from relaxion.networks.metric.lessons import Lessons, relative_errors, way_to
 from relaxion.networks.metric.network import MetricNetwork, pulls_of
 from relaxion.networks.metric.stiffness import Unknowns
-from relaxion.optimize.learned import state_at
+from relaxion.optimize.learned import states_at
 from relaxion.optimize.point import Point
 from relaxion.settings import Settings
 from relaxion.structures import Move, State
@@ -98,7 +98,7 @@ class Adaptation:
         usable = [point for point in points if point.geometry is not None and point.finite]
         if len(usable) < 2 or usable[-1].geometry.n_atoms > self.settings.largest_n_atoms:  # pyright: ignore[reportOptionalMemberAccess]
             return []
-        *visited, end = [_state(point) for point in usable]
+        *visited, end = [states_at([point]) for point in usable]
         left_over = pulls_of(end)
         secants = []
         for state in visited:
@@ -125,8 +125,3 @@ class Adaptation:
         norm = torch.nn.utils.clip_grad_norm_(self.network.parameters(), self.settings.largest_gradient_norm)
         if bool(torch.isfinite(norm)):
             self._optimizer.step()
-
-
-def _state(point: Point) -> State:
-    assert point.geometry is not None  # asked before
-    return state_at(point, point.geometry)

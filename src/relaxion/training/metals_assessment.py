@@ -19,9 +19,9 @@ from relaxion.generators.alloys import EAM_METALS, EMT_METALS
 from relaxion.generators.slabs import ADSORBATES
 from relaxion.generators.starts import KINDS, MetalStarts
 from relaxion.optimize.ase_interface import bare_atoms, read_point
+from relaxion.optimize.choice import new_stepper
 from relaxion.optimize.point import Point
-from relaxion.optimize.quasi_newton import QuasiNewtonSettings
-from relaxion.optimize.stepper import Stepper
+from relaxion.optimize.stepper import Stepper, propose
 from relaxion.potentials import potential
 from relaxion.potentials.ase import PotentialCalculator
 from relaxion.structures import Structures
@@ -98,7 +98,7 @@ class MetalsAssessor:
     def _compared(self) -> dict[str, dict[str, Any]]:
         worlds = self.starts.values()
         found = {name: _joined([ase_calls(name, s, c.potential, FMAX, CAP) for c, s in worlds]) for name in COMPARED}
-        core = self(lambda: Stepper(QuasiNewtonSettings())).record
+        core = self(lambda: new_stepper()).record
         assert core is not None
         energies = tuple(one.energy_ev for one in core.relaxed)
         calls = tuple(one.force_calls for one in core.relaxed)
@@ -163,6 +163,6 @@ def force_calls(
             on_point(call, point)
         if point.largest_force < fmax:
             return call
-        proposal = chain.propose(point)
+        proposal = propose([chain], [point])[0]
         target.set_positions(proposal.base.coordinates + proposal.step)
     return cap

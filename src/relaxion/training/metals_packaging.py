@@ -10,24 +10,20 @@ from typing import Any
 import numpy as np
 
 from relaxion.bench.baselines import ase_calls
-from relaxion.bundles import CardResult, ModelCard, Network, PolicyBundle
+from relaxion.bundles import CardResult, ModelCard, PolicyBundle
 from relaxion.bundles.card import POLICY
 from relaxion.bundles.networks import network_of, policy_of
 from relaxion.files import Stored
 from relaxion.generators.alloys import EAM_METALS, EMT_METALS
 from relaxion.generators.slabs import ADSORBATES
 from relaxion.networks.metric.policies import MetricPolicy
-from relaxion.optimize.gate import GATE, described_gate, gate_of
-from relaxion.optimize.guard import Guard
+from relaxion.optimize.choice import new_stepper
 from relaxion.optimize.learned import LearnedMetrics
-from relaxion.optimize.quasi_newton import QuasiNewtonSettings
-from relaxion.optimize.stepper import Stepper
 from relaxion.training.metals_assessment import CAP, COMPARED, FMAX, MetalsAssessed, MetalsAssessor
 from relaxion.training.run_settings import MetalsRunSettings
 from relaxion.version import __version__
 
 CORE = "classical core"
-GATE_POLICY, GATE_UPDATES = "gate.agent.policy.", "gate.agent.n_updates"  # where a run keeps the gate
 
 
 def bundle_of_metals(
@@ -35,20 +31,8 @@ def bundle_of_metals(
 ) -> PolicyBundle:
     """The metric, and the gate where the run came that far."""
     networks = {"policy": network_of(settings.metric, stored.part("metric"), stochastic=False)}
-    if (gate := gate_in(stored, settings)) is not None:
-        networks[GATE] = gate
-    teacher = f"imitation, then {settings.agent_name} for the gate" if GATE in networks else "imitation"
-    bundle = PolicyBundle(name, networks, _card(settings, teacher, command, progress))
+    bundle = PolicyBundle(name, networks, _card(settings, "imitation", command, progress))
     return replace(bundle, card=_with_results(bundle, settings.training.assessment_starts))
-
-
-def gate_in(stored: Stored, settings: MetalsRunSettings) -> Network | None:
-    """The gate of a run; None where it has none, or has stopped in the gate's warm-up."""
-    weights = {k.removeprefix(GATE_POLICY): t for k, t in stored.tensors.items() if k.startswith(GATE_POLICY)}
-    trained = stored.tensors.get(GATE_UPDATES)
-    if not weights or trained is None or int(trained) == 0:
-        return None
-    return described_gate(weights, settings.networks.widths, stochastic=settings.agent_name == "sac")
 
 
 def _card(settings: MetalsRunSettings, teacher: str, command: str, progress: Mapping[str, Any]) -> ModelCard:
@@ -78,13 +62,12 @@ def _card(settings: MetalsRunSettings, teacher: str, command: str, progress: Map
 
 def _with_results(bundle: PolicyBundle, per_kind: int) -> ModelCard:
     """On the validation starts, by metric, gate and guard together, beside the core and ASE's."""
-    assessor, method = MetalsAssessor(per_kind), QuasiNewtonSettings()
-    policy, gate = policy_of(bundle), bundle.networks.get(GATE)
+    assessor = MetalsAssessor(per_kind)
+    policy = policy_of(bundle)
     assert isinstance(policy, MetricPolicy)
-    turned = None if gate is None else gate_of(gate, bundle.name)
     metrics = LearnedMetrics(policy.network)
-    assessed = assessor(lambda: Stepper(method, quasi_newton=Guard(method, metrics, turned)))
-    core = assessor(lambda: Stepper(method)).all_calls
+    assessed = assessor(lambda: new_stepper(metrics=metrics))
+    core = assessor(new_stepper).all_calls
     classical = [(CORE, core), *((name, _ase(name, assessor)) for name in COMPARED)]
     values = {
         "n_assessment_starts": len(assessed.all_calls),

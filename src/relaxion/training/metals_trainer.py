@@ -11,29 +11,24 @@ from typing import Any
 
 from torch import Tensor
 
-from relaxion.experience.batch import Batch
-from relaxion.experience.gate_environment import GateEnvironment
-from relaxion.experience.vector_environment import task
 from relaxion.files import Stored, digest, joined
 from relaxion.generators.alloys import EAM_METALS, EMT_METALS
 from relaxion.generators.slabs import ADSORBATES
 from relaxion.generators.starts import MetalStarts
 from relaxion.networks.metric.policies import MetricPolicy
 from relaxion.networks.move_actions import MoveActions
-from relaxion.optimize.gate import begin_at_the_rule, gate_from
-from relaxion.optimize.guard import Gate, Guard
+from relaxion.optimize.choice import new_stepper
 from relaxion.optimize.learned import LearnedMetrics
-from relaxion.optimize.quasi_newton import QuasiNewtonSettings
 from relaxion.optimize.stepper import Stepper
 from relaxion.potentials import potential
 from relaxion.training.diagnostics import Event
 from relaxion.training.metals_assessment import MetalsAssessed, MetalsAssessor
 from relaxion.training.metric_imitation import MetricImitation, Source
 from relaxion.training.result import RelaxationResult
-from relaxion.training.run_settings import MetalsRunSettings, VectorRunSettings
+from relaxion.training.run_settings import MetalsRunSettings
 from relaxion.training.seeds import named_generator
 from relaxion.training.statistics import MetricMeans
-from relaxion.training.trainer import Trainer, checked_finite
+from relaxion.training.trainer import checked_finite
 
 LONGEST_MOVE, LARGEST_STRAIN = 1.0, 0.1  # Å; of the bare policy. The guard's trust radius is what binds in use.
 
@@ -54,7 +49,6 @@ class MetalsTrainer:
         )
         self.assessor = MetalsAssessor(settings.training.assessment_starts)
         self.means = MetricMeans()
-        self._gate: Trainer | None = None  # made when its turn comes
 
     def _worlds(self, shares: dict[str, float]) -> list[tuple[Any, MetalStarts, float]]:
         metals = self.settings.metals
@@ -76,42 +70,11 @@ class MetalsTrainer:
 
     @property
     def step(self) -> int:
-        return self.imitation.n_updates + (0 if self._gate is None else self._gate.step)
+        return self.imitation.n_updates
 
     @property
     def steps_per_round(self) -> int:
         return self.settings.training.n_environments
-
-    @property
-    def gate_trainer(self) -> Trainer:
-        """The agent that turns the knobs of the guard around the finished metric."""
-        if self._gate is None:
-            self.policy.requires_grad_(False)
-            worlds = self._worlds(self.settings.metals.gate_shares)
-            metrics = LearnedMetrics(self.policy.network)
-
-            def gate() -> GateEnvironment:
-                return GateEnvironment(worlds, metrics, self.settings.gate)
-
-            self._gate = Trainer(self._gate_settings(), task("gate", gate), self._departures)
-            self._stay_near_the_rule(self._gate.agent)
-        return self._gate
-
-    def _stay_near_the_rule(self, agent: Any) -> None:
-        """The gate begins at the hand-made rule; `_departures` from it have to pay."""
-        for name in ("policy", "target_policy"):
-            if (network := getattr(agent, name, None)) is not None:  # SAC has no target policy
-                begin_at_the_rule(network)
-
-    def _departures(self, _batch: Batch, actions: Tensor) -> Tensor:
-        """A penalty of the policy, (batch,)."""
-        return self.settings.gate.departure_penalty * actions.square().sum(dim=-1)
-
-    def _gate_settings(self) -> VectorRunSettings:
-        whole = self.settings
-        return VectorRunSettings(
-            agent_name=whole.agent_name, training=whole.training, agent=whole.agent, networks=whole.networks
-        )
 
     def prepare(self, folder: Path) -> None:
         """Core, BFGS and FIRE on the assessed starts."""
@@ -119,36 +82,23 @@ class MetalsTrainer:
 
     def advance(self) -> None:
         """One update of the metric, or one step of the gate's environments."""
-        if self.imitation.done:
-            self.gate_trainer.advance()
-        else:
-            self.means.add_numbers(self.imitation.update())
+        self.means.add_numbers(self.imitation.update())
 
     def metrics(self) -> dict[str, float]:
         own: dict[str, float] = {"time/total_timesteps": self.step, "time/force_calls": self.force_calls}
-        own |= self.means.take()
-        if self._gate is not None:
-            own |= {k: v for k, v in self._gate.metrics().items() if k != "time/total_timesteps"}
-        return own
+        return own | self.means.take()
 
     @property
     def force_calls(self) -> int:
         """Spent on training so far. (The gate's first calls of each relaxation are not counted.)"""
-        return self.imitation.force_calls + (0 if self._gate is None else self._gate.step)
+        return self.imitation.force_calls
 
     def take_events(self) -> list[Event]:
         return []
 
-    def gate(self) -> Gate | None:
-        """As learned so far; None before its warm-up is over, when the guard's own rule is better."""
-        if self._gate is None or self._gate.n_updates == 0:
-            return None
-        return gate_from(self._gate.agent.policy)
-
     def chain(self) -> Stepper:
         """What a relaxer would use."""
-        settings = QuasiNewtonSettings()
-        return Stepper(settings, quasi_newton=Guard(settings, LearnedMetrics(self.policy.network), self.gate()))
+        return new_stepper(metrics=LearnedMetrics(self.policy.network))
 
     def assess(self, stop: Callable[[], bool] | None = None) -> MetalsAssessed:
         return self.assessor(self.chain, stop)
@@ -162,7 +112,7 @@ class MetalsTrainer:
             steps=self.step,
             final_return_mean=measured["eval/mean_reward"],
             final_return_worst=-float(final.all_calls.max()),
-            episodes=0 if self._gate is None else self._gate.episodes.finished,
+            episodes=0,
             wall_time_seconds=wall_time_seconds,
             weights_sha256=digest(self.weights()),
             final_force_calls_mean=measured["eval/force_calls_mean"],
@@ -176,8 +126,7 @@ class MetalsTrainer:
         )
 
     def weights(self) -> dict[str, Tensor]:
-        own = joined({"metric": self.policy.state_dict()})
-        return own if self._gate is None else own | joined({"gate": self._gate.weights()})
+        return joined({"metric": self.policy.state_dict()})
 
     def start_from(self, stored: Stored) -> None:
         """Take over an old metric; the gate is learned anew."""
@@ -188,16 +137,11 @@ class MetalsTrainer:
         checked_finite(self.policy.state_dict(), self.step)
         parts = {"metric": self.policy.state_dict(), "imitation": self.imitation.snapshot()}
         parts["means"] = self.means.snapshot()
-        if self._gate is not None:
-            parts["gate"] = self._gate.snapshot()
         return joined(parts)
 
     def restore(self, stored: Stored) -> None:
         self.imitation.restore(stored.part("imitation"))
         self.means.restore(stored.part("means"))
-        if gate := stored.part("gate"):
-            self.gate_trainer.restore(Stored(gate, stored.values))
 
     def close(self) -> None:
-        if self._gate is not None:
-            self._gate.close()
+        """Nothing is held."""

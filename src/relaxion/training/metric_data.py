@@ -17,8 +17,8 @@ from torch import Tensor
 from relaxion.experience.environment import Environment
 from relaxion.networks.metric.lessons import Lessons, way_to
 from relaxion.optimize.ase_interface import read_point
-from relaxion.optimize.quasi_newton import QuasiNewtonSettings
-from relaxion.optimize.stepper import Stepper
+from relaxion.optimize.choice import new_stepper
+from relaxion.optimize.stepper import propose
 from relaxion.potentials.ase import PotentialCalculator
 from relaxion.potentials.potential import Potential
 from relaxion.potentials.reward import largest_force
@@ -73,12 +73,12 @@ def finished_by_core(found: Relaxations, potential: Potential, tolerance: float,
 
 def _core_calls(target: Atoms | FrechetCellFilter, tolerance: float, cap: int) -> int:
     """Force calls of the core to the tolerance; `cap` where it takes as many or more."""
-    core = Stepper(QuasiNewtonSettings())
+    core = new_stepper()
     for call in range(1, cap):
         point = read_point(target)
         if point.largest_force < tolerance:
             return call
-        proposal = core.propose(point)
+        proposal = propose([core], [point])[0]
         target.set_positions(proposal.base.coordinates + proposal.step)
     return cap
 

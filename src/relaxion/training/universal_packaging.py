@@ -16,11 +16,9 @@ from relaxion.bundles.networks import network_of, policy_of
 from relaxion.collecting.store import Trajectory
 from relaxion.files import Stored
 from relaxion.networks.metric.policies import MetricPolicy
-from relaxion.optimize.gate import GATE, described_steady, gate_of
-from relaxion.optimize.guard import Guard
+from relaxion.optimize.choice import new_stepper
 from relaxion.optimize.learned import LearnedMetrics
-from relaxion.optimize.quasi_newton import QuasiNewtonSettings
-from relaxion.optimize.stepper import Stepper
+from relaxion.optimize.trust_rule import GATE, constant_network, rule_of
 from relaxion.structures.splits import ELEMENTS as HELD_APART
 from relaxion.training.metals_assessment import CAP, COMPARED, FMAX
 from relaxion.training.metals_packaging import CORE
@@ -37,7 +35,7 @@ def bundle_of_universal(
     training, validation = split_store(settings.universal)
     network = network_of(settings.metric, stored.part("metric"), stochastic=False)
     calls = {"environment_steps": sum(len(t) for t in (*training, *validation))}  # its steps are updates
-    networks = {"policy": network, GATE: described_steady(settings.universal.gate())}
+    networks = {"policy": network, GATE: constant_network(settings.universal.gate())}
     bundle = PolicyBundle(name, networks, _card(settings, training, command, {**progress, **calls}))
     assessor = UniversalAssessor(validation, settings.training.assessment_starts)
     return replace(bundle, card=_with_results(bundle, assessor))
@@ -79,12 +77,12 @@ def _periodic(training: Sequence[Trajectory]) -> bool | None:
 
 def _with_results(bundle: PolicyBundle, assessor: UniversalAssessor) -> ModelCard:
     """By metric and guard together, as they come out of the bundle, beside the core and ASE's."""
-    method, policy = QuasiNewtonSettings(), policy_of(bundle)
+    policy = policy_of(bundle)
     assert isinstance(policy, MetricPolicy)
-    metrics, gate = LearnedMetrics(policy.network), gate_of(bundle.networks[GATE], bundle.name)
-    found = assessor.calls(lambda: Stepper(method, quasi_newton=Guard(method, metrics, gate)))
+    metrics, gate = LearnedMetrics(policy.network), rule_of(bundle.networks[GATE], bundle.name)
+    found = assessor.calls(lambda: new_stepper(metrics=metrics, rule=gate))
     every = np.concatenate(list(found.values()))
-    core = np.concatenate(list(assessor.calls(lambda: Stepper(method)).values()))
+    core = np.concatenate(list(assessor.calls(new_stepper).values()))
     classical = [(CORE, core), *((name, assessor.ase_calls(name)) for name in COMPARED)]
     lost = {kind: int((calls >= CAP).sum()) for kind, calls in found.items()}
     failures = [f"{number} of {len(found[kind])} starts of kind {kind}" for kind, number in lost.items() if number]

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import numpy as np
 from pydantic import Field
 
-from relaxion.optimize.guard import Knobs, hand_made_gate
+from relaxion.optimize.trust_rule import DEFAULT, StepControl
 from relaxion.settings import Settings
 
 
@@ -61,9 +60,9 @@ class UniversalSettings(Settings):
     n_secants: int = Field(default=1, ge=1)
     """So many of them."""
 
-    def gate(self) -> Knobs:
+    def gate(self) -> StepControl:
         """How the guard's knobs stand, always: those of the usual rule, but for the secants."""
-        return replace(hand_made_gate(np.empty(0)), secant_weight=self.secant_weight, n_secants=self.n_secants)
+        return replace(DEFAULT, secant_weight=self.secant_weight, n_secants=self.n_secants)
 
     def rule(self) -> LessonRule:
         """Which states teach."""

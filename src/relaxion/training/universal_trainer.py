@@ -13,9 +13,8 @@ from relaxion.errors import RunError
 from relaxion.files import Stored, digest, joined
 from relaxion.networks.metric.policies import MetricPolicy
 from relaxion.networks.move_actions import MoveActions
-from relaxion.optimize.guard import Guard
+from relaxion.optimize.choice import new_stepper
 from relaxion.optimize.learned import LearnedMetrics
-from relaxion.optimize.quasi_newton import QuasiNewtonSettings
 from relaxion.optimize.stepper import Stepper
 from relaxion.training.diagnostics import Event
 from relaxion.training.metals_trainer import LARGEST_STRAIN, LONGEST_MOVE
@@ -109,9 +108,8 @@ class UniversalTrainer:
 
     def chain(self) -> Stepper:
         """What a relaxer would use."""
-        settings, knobs = QuasiNewtonSettings(), self.settings.universal.gate()
-        metrics = LearnedMetrics(self.policy.network)
-        return Stepper(settings, quasi_newton=Guard(settings, metrics, lambda _: knobs))
+        control = self.settings.universal.gate()
+        return new_stepper(metrics=LearnedMetrics(self.policy.network), rule=lambda _: control)
 
     def assess(self, stop: Callable[[], bool] | None = None) -> UniversalAssessed:
         groups = sorted_lessons(self.validation, self.settings.universal.rule(), group)
