@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 from pydantic import Field
@@ -83,12 +84,12 @@ class Environment:
     def reset(self, generator: Generator, n_structures: int | None = None) -> State:
         """New relaxations. Starts that are not finite, too wild or already relaxed are drawn again."""
         wanted = n_structures or self.settings.n_structures
-        state = self._evaluated(self.starts.sample(generator, wanted))
+        state = self.begin(self.starts.sample(generator, wanted))
         unusable = self._unusable(state)
         for _ in range(self.settings.start_tries):
             if len(unusable) == 0:
                 break
-            state = _replaced(state, unusable, self._evaluated(self.starts.sample(generator, len(unusable))))
+            state = _replaced(state, unusable, self.begin(self.starts.sample(generator, len(unusable))))
             unusable = self._unusable(state)
         if len(unusable):
             raise StructureError(self._why_unusable(state, unusable))
@@ -127,7 +128,8 @@ class Environment:
             return transition.next_state
         return _replaced(transition.next_state, finished, self.reset(generator, len(finished)))
 
-    def _evaluated(self, structures: Structures) -> State:
+    def begin(self, structures: Structures) -> State:
+        """These structures evaluated, without a past and a graph."""
         evaluation = self.potential(structures)
         return State(
             structures=structures,
@@ -214,3 +216,37 @@ def _replaced(state: State, places: Tensor, fresh: State) -> State:
     which = torch.arange(state.n_structures)
     which[places] = state.n_structures + torch.arange(fresh.n_structures)
     return State.concatenate([state, fresh]).select(which)
+
+
+@dataclass(frozen=True, eq=False)
+class Relaxations:
+    """What a policy did from given starts, in their order."""
+
+    visited: list[tuple[Tensor, State]]  # numbers of the relaxations still running, and their states
+    ends: State
+    outcomes: Tensor  # (n_starts,) int64, `Outcome`
+    calls: Tensor  # (n_starts,) int64
+    returns: Tensor  # (n_starts,) float64, undiscounted
+    lengths: Tensor  # (n_starts,) int64, steps
+
+
+def rollout(environment: Environment, policy: Callable[[State], Move], state: State) -> Relaxations:
+    """Follow the policy alone, no guard, from the given states to the end of each relaxation."""
+    running, visited = torch.arange(state.n_structures), list[tuple[Tensor, State]]()
+    outcomes, calls, lengths = (torch.zeros_like(running) for _ in range(3))
+    returns = torch.zeros(state.n_structures, dtype=torch.float64)
+    finished: list[tuple[Tensor, State]] = []
+    while len(running):
+        visited.append((running, state))
+        with torch.no_grad():
+            transition = environment.step(state, policy(state))
+        done, after = transition.finished, transition.next_state
+        outcomes[running], calls[running] = transition.outcome, after.calls
+        returns[running] += transition.reward.double()
+        lengths[running] += 1
+        if bool(done.any()):
+            finished.append((running[done], after.select(done)))
+        running, state = running[~done], after.select(~done)
+    order = torch.argsort(torch.cat([numbers for numbers, _ in finished]))
+    ends = State.concatenate([ended for _, ended in finished]).select(order)
+    return Relaxations(visited, ends, outcomes, calls, returns, lengths)

@@ -24,6 +24,10 @@ MOST_NUMBERS = 600_000  # coordinates of all films, about 3 MB as text; larger s
 MILLI = 1000  # units of stored positions per Å
 
 
+class AssessmentStopped(Exception):
+    """Somebody asked it to stop before it was done."""
+
+
 @dataclass(frozen=True, eq=False)
 class Shot:
     """One force call."""
