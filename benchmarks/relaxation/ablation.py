@@ -29,7 +29,7 @@ from relaxion.bench.baselines import ase_calls
 from relaxion.optimize.guard import Gate, Guard, Knobs, hand_made_gate
 from relaxion.optimize.learned import LearnedMetrics
 from relaxion.optimize.quasi_newton import QuasiNewtonSettings
-from relaxion.optimize.stepper import Classical
+from relaxion.optimize.stepper import Stepper
 from relaxion.potentials.ase import PotentialCalculator
 from relaxion.training.atom_assessment import AtomAssessor
 from relaxion.training.atom_task import AtomTask, atom_task
@@ -247,13 +247,13 @@ class Ablation:
         policy: Any = trainer.agent.policy
         policy.requires_grad_(False)
         metrics, method, gate = LearnedMetrics(policy.network), QuasiNewtonSettings(), row.gate
-        return self.chained(side, lambda: Classical(method, quasi_newton=Guard(method, metrics, gate)))
+        return self.chained(side, lambda: Stepper(method, quasi_newton=Guard(method, metrics, gate)))
 
     def assessor(self, side: str) -> AtomAssessor:
         settings = ROWS["direct-rl"].settings(0, SIDES[side])
         return AtomAssessor(AtomTask(settings, self.task.potential, self.task.pools), STARTS)
 
-    def chained(self, side: str, make: Callable[[], Classical]) -> list[int]:
+    def chained(self, side: str, make: Callable[[], Stepper]) -> list[int]:
         calculator, found = PotentialCalculator(self.task.potential), []
         for atoms in self.assessor(side).starts.structures.to_ase():
             atoms.calc = calculator
@@ -264,7 +264,7 @@ class Ablation:
         """The core and ASE's optimizers, which need no seed."""
         file = RESULTS / "classical.json"
         kept = json.loads(file.read_text()) if file.exists() else {}
-        core = {side: self.chained(side, lambda: Classical(QuasiNewtonSettings())) for side in SIDES}
+        core = {side: self.chained(side, lambda: Stepper(QuasiNewtonSettings())) for side in SIDES}
         kept.setdefault("core", core)
         for name in ("BFGSLineSearch", "BFGS", "FIRE"):
             if name not in kept:

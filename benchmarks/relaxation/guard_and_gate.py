@@ -36,7 +36,7 @@ from relaxion.optimize.gate import gate_of
 from relaxion.optimize.guard import OBSERVATION, Gate, Guard, GuardSettings, Knobs
 from relaxion.optimize.learned import LearnedMetrics
 from relaxion.optimize.quasi_newton import QuasiNewtonSettings
-from relaxion.optimize.stepper import Classical
+from relaxion.optimize.stepper import Stepper
 from relaxion.potentials.ase import PotentialCalculator
 from relaxion.training.metals_assessment import force_calls
 from relaxion.training.metals_packaging import gate_in
@@ -49,7 +49,7 @@ CORE, HAND_MADE = "core", "the rule that ships"
 USUAL = "mixed:40,alfe:24,emt-slabs:40,emt-bulk:24"
 SEEN = {name: place for place, name in enumerate(OBSERVATION)}
 
-MakeChain = Callable[[], Classical]
+MakeChain = Callable[[], Stepper]
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Start:
     calculator: PotentialCalculator
     free_cell: bool
 
-    def calls(self, chain: Classical) -> int:
+    def calls(self, chain: Stepper) -> int:
         atoms = self.atoms.copy()
         atoms.calc = self.calculator
         return force_calls(FrechetCellFilter(atoms) if self.free_cell else atoms, chain, FMAX, CAP)
@@ -77,7 +77,7 @@ def starts_of(text: str, seed: int) -> dict[str, list[Start]]:
 
 def guarded(network: MetricNetwork, gate: Gate | None = None, guard: GuardSettings | None = None) -> MakeChain:
     settings = QuasiNewtonSettings()
-    return lambda: Classical(settings, quasi_newton=Guard(settings, LearnedMetrics(network), gate, guard))
+    return lambda: Stepper(settings, quasi_newton=Guard(settings, LearnedMetrics(network), gate, guard))
 
 
 def steady(factor: float, secants: float = 0.0) -> Gate:
@@ -197,7 +197,7 @@ def main() -> None:
         "| force calls: mean (worst, p95 of ratios to the core) |", " | ".join(starts), "| geometric mean of shares |"
     )
     print("|---|" + "---|" * (len(starts) + 1))
-    for name, make in {CORE: lambda: Classical(QuasiNewtonSettings()), HAND_MADE: guarded(network), **chains}.items():
+    for name, make in {CORE: lambda: Stepper(QuasiNewtonSettings()), HAND_MADE: guarded(network), **chains}.items():
         kept[name] = {kind: np.array([start.calls(make()) for start in some]) for kind, some in starts.items()}
         print(row(name, kept[name], kept[CORE]), flush=True)
     print(f"\n{time.process_time() - began:.0f} s of processor time", file=sys.stderr)

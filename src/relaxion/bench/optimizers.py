@@ -136,10 +136,23 @@ def our_contestants(policy: str | None, *, allow_unseen: bool = False) -> list[C
 
 def _ours(policy: str, allow_unseen: bool, target: Atoms | Filter) -> Optimizer:
     """Decided here, and not by the relaxer, so that a set of fifty starts does not log the same line fifty times."""
-    atoms = bare_atoms(target)
-    decision = decide(policy, atoms.numbers.tolist(), periodic=bool(atoms.pbc.any()), allow_unseen=allow_unseen)
-    asked = None if decision.loaded is None else policy
-    return Relaxer(target, logfile=None, policy=asked, allow_unseen=allow_unseen)
+    choice = PolicyChoice.of(policy, bare_atoms(target), allow_unseen=allow_unseen)
+    return Relaxer(target, logfile=None, policy=choice.policy, allow_unseen=allow_unseen)
+
+
+@dataclass(frozen=True)
+class PolicyChoice:
+    """Who relaxes one structure: with "auto" it may be a policy for one and the core for the next."""
+
+    policy: str | None  # the relaxer's `policy=`; None where its elements leave only the core
+    allow_unseen: bool
+    note: str  # why the core, where somebody may have expected a policy
+
+    @classmethod
+    def of(cls, policy: str, atoms: Atoms, *, allow_unseen: bool = False) -> PolicyChoice:
+        asked, periodic = policy_argument(policy), bool(atoms.pbc.any())
+        decision = decide(asked, atoms.numbers.tolist(), periodic=periodic, allow_unseen=allow_unseen)
+        return cls(None if decision.loaded is None else asked, allow_unseen, decision.note)
 
 
 def policy_argument(text: str) -> str | None:

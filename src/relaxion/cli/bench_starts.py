@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from ase import Atoms
 
+from relaxion.bench.checks import check_structure
 from relaxion.bench.sets import SETS, find_set
-from relaxion.cli.inputs import check_structure
-from relaxion.cli.request import make_potential
 from relaxion.errors import FileError, InputError, PotentialError, SettingsError
 from relaxion.generators.perturbations import Perturbation, perturbation
 from relaxion.potentials.potential import Potential
+from relaxion.potentials.registry import make_potential
 from relaxion.structures import Structures
 from relaxion.structures.dataset import read
 

@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
 from ase import Atoms
-from ase.constraints import FixAtoms
 from ase.io.formats import filetype
-from ase.neighborlist import neighbor_list
 
-from relaxion.cli.output import stem
-from relaxion.errors import FileError, MissingStressError, SettingsError, StructureError
-from relaxion.potentials.potential import Potential
-from relaxion.structures import Structures
-from relaxion.structures.conversion import check_atoms
+from relaxion.bench.result_folder import stem
+from relaxion.errors import FileError, SettingsError
 from relaxion.structures.dataset import read
-
-FOR_FUN = ("H", "C", "N", "O")  # ASE gives EMT parameters for them under the heading "just for fun"
-CLOSEST_ANGSTROM = 0.3  # no bond is nearly as short (H2: 0.74 Å); nearer, every potential answers nonsense
 
 
 @dataclass(frozen=True)
@@ -98,82 +88,3 @@ def _told_apart(jobs: list[Job]) -> list[Job]:
         taken.add(folder)
         apart.append(replace(job, folder=folder))
     return apart
-
-
-def check_structure(atoms: Atoms, potential: Potential, *, free_cell: bool) -> None:
-    """Refuse, before any force call, what cannot be relaxed."""
-    check_atoms(atoms)
-    check_overlaps(atoms)
-    potential.check_elements(Structures.from_ase(_without_constraints(atoms)))
-    if not free_cell:
-        return
-    if not atoms.pbc.all():
-        raise StructureError(
-            f"--cell: the structure is periodic along {int(atoms.pbc.sum())} of 3 axes, so it has no cell to relax; "
-            "leave --cell away"
-        )
-    if not potential.has_stress:
-        raise MissingStressError(
-            f"--cell: calculator {potential.name} gives no stress; leave --cell away, or try --calc emt"
-        )
-
-
-def check_overlaps(atoms: Atoms, closest: float = CLOSEST_ANGSTROM) -> None:
-    """Refuse atoms (or images of one atom) nearer than `closest`, Å."""
-    first, second, distances = neighbor_list("ijd", atoms, closest)
-    if len(distances) == 0:
-        return
-    nearest_pair = int(np.argmin(distances))
-    i, j = sorted((int(first[nearest_pair]), int(second[nearest_pair])))
-    who = f"atoms {i} and {j} ({atoms.symbols[i]}, {atoms.symbols[j]}) are"
-    if i == j:
-        who = f"atom {i} ({atoms.symbols[i]}) and its own periodic image are"
-    raise StructureError(
-        f"{who} {distances[nearest_pair]:.3g} Å apart, below {closest} Å; "
-        "remove one of them or correct the positions, the cell or its unit (Å)"
-    )
-
-
-def rattled(atoms: Atoms, size_angstrom: float, seed: int) -> Atoms:
-    """Moved at random by `size_angstrom` along each axis; constraints hold. The seed alone decides, not the order."""
-    import torch
-
-    from relaxion.generators.perturbations import rattle
-
-    if size_angstrom == 0:
-        return atoms
-    only_fixed = _without_constraints(atoms)
-    only_fixed.set_constraint([c for c in atoms.constraints if isinstance(c, FixAtoms)])
-    generator = torch.Generator().manual_seed(seed)
-    moved = rattle(Structures.from_ase(only_fixed), generator, size_angstrom=size_angstrom)
-    result = atoms.copy()
-    result.set_positions(moved.positions.numpy())
-    return result
-
-
-def occupancy_note(atoms: Atoms) -> str | None:
-    """ASE reads a partly occupied site as its most frequent element: worth a word."""
-    sites = atoms.info.get("occupancy")
-    if not isinstance(sites, dict):
-        return None
-    shared = [site for site, shares in sites.items() if not math.isclose(max(shares.values()), 1.0, abs_tol=1e-3)]
-    if not shared:
-        return None
-    return f"{len(shared)} sites are partly occupied; each was taken as its most frequent element"
-
-
-def emt_note(atoms: Atoms, calculator: str) -> str | None:
-    """EMT answers for light elements too, but nobody should believe it."""
-    light = [symbol for symbol in FOR_FUN if symbol in atoms.symbols]
-    if calculator != "emt" or not light:
-        return None
-    return (
-        f"EMT is made for metals; its parameters for {', '.join(light)} are there just for fun (ASE's words), so do "
-        "not believe the result; 'relaxion calculators' lists others for --calc"
-    )
-
-
-def _without_constraints(atoms: Atoms) -> Atoms:
-    bare = atoms.copy()
-    bare.set_constraint()
-    return bare

@@ -12,10 +12,10 @@ from typing import Any
 
 from relaxion.cli.interrupts import Interrupts
 from relaxion.cli.progress import say, tell
-from relaxion.cli.request import make_potential
 from relaxion.errors import MissingStressError, PolicyError, RelaxionError, SettingsError, UnknownPotentialError
 from relaxion.files import json_of
 from relaxion.potentials.ase import AsePotential
+from relaxion.potentials.registry import make_potential
 from relaxion.scaling.relax_many.driver import Driver, Tally
 from relaxion.scaling.relax_many.folder import PROGRESS, Folder, is_locked, read_manifest
 from relaxion.scaling.relax_many.inputs import check_files

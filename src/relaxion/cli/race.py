@@ -10,16 +10,17 @@ from typing import Any
 
 from ase import Atoms
 
-from relaxion.bench.optimizers import chosen_optimizers
+from relaxion.bench.checks import check_structure, emt_note, occupancy_note, rattled
+from relaxion.bench.comparison import in_words, run_ase_optimizer, run_relaxer, who_relaxed
+from relaxion.bench.optimizers import PolicyChoice, chosen_optimizers
 from relaxion.bench.runs import Task
-from relaxion.cli.compare import in_words, run_ase_optimizer
-from relaxion.cli.inputs import check_structure, emt_note, occupancy_note, rattled
 from relaxion.cli.interrupts import Interrupts
 from relaxion.cli.progress import Progress, say, speaks_ascii_only, tell
-from relaxion.cli.relax import CONVERGED, ERROR, NOT_CONVERGED, USAGE, run_relaxer
-from relaxion.cli.request import PolicyChoice, RelaxRequest, check_numbers, command_line, make_potential
-from relaxion.cli.sentences import compared_as_json, who_relaxed
+from relaxion.cli.relax import CONVERGED, ERROR, NOT_CONVERGED, USAGE
+from relaxion.cli.request import RelaxRequest, check_numbers, command_line
+from relaxion.cli.sentences import compared_as_json
 from relaxion.errors import FileError, PolicyError, RelaxionError, SettingsError, UnknownPotentialError
+from relaxion.potentials.registry import make_potential
 from relaxion.structures.dataset import read
 from relaxion.web.race_page import Race, race_page, verdict
 from relaxion.web.report_relaxation import OURS
@@ -63,7 +64,7 @@ def _race(request: RaceRequest) -> int:
     check_structure(atoms, potential, free_cell=asked.free_cell)
     start = rattled(atoms, asked.rattle_angstrom, asked.seed)
     check_structure(start, potential, free_cell=asked.free_cell)
-    choice = PolicyChoice.of(asked, start)
+    choice = PolicyChoice.of(asked.policy, start, allow_unseen=asked.allow_unseen)
     hints = [*hints, *filter(None, [occupancy_note(start), emt_note(start, asked.calculator), choice.note])]
     task = Task(start, potential, asked.fmax, asked.steps, asked.free_cell, record=True)
     label, progress = str(asked.files[0]), Progress(quiet=asked.quiet)

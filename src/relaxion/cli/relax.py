@@ -3,36 +3,38 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ase import Atoms
 from ase.optimize.optimize import Optimizer
 
-from relaxion.bench.optimizers import chosen_optimizers
-from relaxion.bench.runs import OnCall, Reading, Run, Stage, Task, finite
-from relaxion.cli.compare import Compared, compared, run_ase_optimizer
-from relaxion.cli.inputs import Job, check_structure, emt_note, occupancy_note, rattled, read_jobs
+from relaxion.bench.checks import check_structure, emt_note, occupancy_note, rattled
+from relaxion.bench.comparison import Compared, compared, run_ase_optimizer, run_relaxer
+from relaxion.bench.optimizers import PolicyChoice, chosen_optimizers
+from relaxion.bench.result_folder import PAGE, check_free, check_out, publish, staging, update_manifest, write_structure
+from relaxion.bench.runs import Run, Task
+from relaxion.cli.inputs import Job, read_jobs
 from relaxion.cli.interrupts import Interrupts
-from relaxion.cli.output import PAGE, check_free, check_out, publish, staging, update_manifest, write_structure
 from relaxion.cli.progress import Progress, one_line, say, speaks_ascii_only, tell
-from relaxion.cli.request import PolicyChoice, RelaxRequest, check_numbers, details, make_potential
+from relaxion.cli.request import RelaxRequest, check_numbers, command_line, details
 from relaxion.cli.sentences import (
     Report,
     as_json,
     as_plain,
     comparison_table,
     error_sentence,
-    restart_name,
     result_sentence,
     symmetry_hint,
 )
 from relaxion.errors import FileError, PolicyError, RelaxionError, SettingsError, UnknownPotentialError
-from relaxion.optimize import Relaxer
 from relaxion.potentials.counting import error_in_words
 from relaxion.potentials.potential import Potential
+from relaxion.potentials.registry import make_potential
+
+if TYPE_CHECKING:
+    from relaxion.web.report_relaxation import Relaxation
 
 CONVERGED, ERROR, USAGE, NOT_CONVERGED = 0, 1, 2, 3  # and 130 or 143: see Interrupts
 
@@ -118,7 +120,8 @@ class _Session:
         return Task(start, self.physics, request.fmax, request.steps, request.free_cell, record=request.report)
 
     def _relax_into_folder(self, job: Job, task: Task) -> Report:
-        final, choice = self.request.out / job.folder, PolicyChoice.of(self.request, task.start)
+        final, request = self.request.out / job.folder, self.request
+        choice = PolicyChoice.of(request.policy, task.start, allow_unseen=request.allow_unseen)
         with staging(final) as folder:
             run = run_relaxer(
                 task, choice, folder / f"{job.name}.log", folder / f"{job.name}.traj",
@@ -178,20 +181,36 @@ class _Session:
 
     def _with_page(self, report: Report, task: Task) -> Report:
         """Last, when everything is known and safe; pages are loaded only here."""
-        from relaxion.web.report_relaxation import page_of_report
+        from relaxion.web.report_relaxation import relaxation_page
 
         run, folder = report.run, report.written_to
         if run is None or folder is None:
             return report
         try:
             with self.interrupts.held():
-                page = page_of_report(report, run, task, self.request).save(folder / PAGE)
+                page = relaxation_page(self._told(report, run, task)).save(folder / PAGE)
                 report = replace(report, page=page)
                 plain = as_plain(report, compare=bool(report.others))
                 update_manifest(folder, plain, details(self.request, run), added=[PAGE])
         except Exception as error:  # noqa: BLE001 - a page that fails is no reason to drop the result
             return replace(report, error=one_line(f"the report could not be written: {error_in_words(error)}"))
         return replace(report, interrupted=report.interrupted or self.interrupts.noticed)
+
+    def _told(self, report: Report, run: Run, task: Task) -> Relaxation:
+        from relaxion.web.report_relaxation import Relaxation, policy_in_words
+
+        return Relaxation(
+            label=report.job.label,
+            start=task.start,
+            run=run,
+            tolerance=task.fmax,
+            calculator=self.request.calculator,
+            policy=policy_in_words(self.request.policy, run.policy_used),
+            free_cell=task.free_cell,
+            command=command_line(),
+            others=report.others,
+            hints=report.hints,
+        )
 
     def _announce(self, report: Report) -> None:
         if self.request.as_json:
@@ -207,77 +226,10 @@ class _Session:
                 say(f"{report.job.label}: {hint}")
 
 
-def run_relaxer(task: Task, choice: PolicyChoice, log: Path | None, trajectory: Path | None, on_call: OnCall) -> Run:
-    """Our optimizer, held to the same count as the others."""
-    stage = Stage(task, on_call)
-    optimizer = Relaxer(
-        stage.target, logfile=log, trajectory=trajectory, policy=choice.policy, allow_unseen=choice.allow_unseen
-    )
-    stage.watch(optimizer)
-    outcome, error = _ended(optimizer, task)
-    if outcome in ("error", "interrupted") and trajectory is not None:
-        with suppress(OSError):  # a full disk may be what ended it: what else there is must not be lost
-            optimizer.save(trajectory.with_name(restart_name(trajectory.stem)))
-    stands = outcome == "converged" or _last_stands(optimizer, stage)
-    run = stage.finish(outcome, error=error, last_stands=stands)
-    if outcome not in ("interrupted", "error"):
-        _check_count(optimizer.force_calls, run.force_calls, say)
-    return replace(
-        run,
-        policy_used=optimizer.policy_used,
-        fallback_used=optimizer.fallback_used,
-        readings=readings_of(optimizer),
-        frames=tuple(optimizer.film.frames),
-    )
-
-
-def readings_of(optimizer: Relaxer) -> tuple[Reading, ...]:
-    """Every force call of its history."""
-    return tuple(
-        Reading(
-            entry.call,
-            finite(entry.energy_ev),
-            finite(entry.fmax_ev_per_angstrom),
-            entry.accepted,
-            entry.method,
-            entry.reason,
-        )
-        for entry in optimizer.history
-    )
-
-
-def _ended(optimizer: Relaxer, task: Task) -> tuple[str, str | None]:
-    """Run it; the outcome, and the error if there was one."""
-    try:
-        with optimizer:  # closed before anything is moved: older ASE keeps log and trajectory open, and unflushed
-            optimizer.run(fmax=task.fmax, steps=task.steps)
-    except KeyboardInterrupt:
-        return "interrupted", None
-    except Exception as error:  # noqa: BLE001 - the calculator's failure, a full disk, a defect: what is done is kept
-        return "error", error_in_words(error)
-    return optimizer.outcome.label.replace(" ", "_"), None
-
-
-def _last_stands(optimizer: Relaxer, stage: Stage) -> bool:
-    """Whether the last point is what was reached, and not one that was tried and rejected, or never judged."""
-    judged = bool(optimizer.history) and optimizer.force_calls == stage.counter.answers
-    finite = stage.counter.last is not None and stage.counter.last.finite
-    return judged and finite and optimizer.history[-1].accepted
-
-
 def _failed(report: Report, run: Run, error: str) -> Report:
     """An earlier error counts more than one that came of it."""
     error = report.error or one_line(error)
     return replace(report, run=replace(run, outcome="error", error=error), error=error)
-
-
-def _check_count(claimed: int, counted: int, complain: Callable[[str], None]) -> None:
-    """The number shown is always the calculator's; if the optimizer thinks otherwise, the user should know."""
-    if claimed != counted:
-        complain(
-            f"relaxion: the optimizer counted {claimed} force calls, the calculator {counted}; the calculator's "
-            "number is shown; please report this"
-        )
 
 
 def _print_table(report: Report, run: Run) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from relaxion.cli.output import PAGE, stem
+from relaxion.bench.result_folder import PAGE, stem
 from relaxion.cli.progress import say, tell
 from relaxion.errors import FileError, RelaxionError
 from relaxion.web.view import report as page_of

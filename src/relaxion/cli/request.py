@@ -5,19 +5,13 @@ from __future__ import annotations
 import math
 import shlex
 import sys
-from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ase import Atoms
-
 from relaxion.bench.optimizers import check_policy, policy_argument
 from relaxion.bench.runs import Run
-from relaxion.errors import PotentialError, RelaxionError, SettingsError
-from relaxion.optimize.choice import decide
-from relaxion.potentials import potential
-from relaxion.potentials.potential import Potential
+from relaxion.errors import SettingsError
 
 
 @dataclass(frozen=True)
@@ -39,22 +33,6 @@ class RelaxRequest:
     seed: int
     report: bool = False  # write a page beside each result
     allow_unseen: bool = False  # let the policy speak about elements it was not trained on
-
-
-@dataclass(frozen=True)
-class PolicyChoice:
-    """Who relaxes one structure: with "auto" it may be a policy for one and the core for the next."""
-
-    policy: str | None  # the relaxer's `policy=`; None where its elements leave only the core
-    allow_unseen: bool
-    note: str  # why the core, where somebody may have expected a policy
-
-    @classmethod
-    def of(cls, request: RelaxRequest, atoms: Atoms) -> PolicyChoice:
-        policy = policy_argument(request.policy)
-        numbers, periodic = atoms.numbers.tolist(), bool(atoms.pbc.any())
-        decision = decide(policy, numbers, periodic=periodic, allow_unseen=request.allow_unseen)
-        return cls(None if decision.loaded is None else policy, request.allow_unseen, decision.note)
 
 
 def check_numbers(request: RelaxRequest) -> None:
@@ -92,17 +70,3 @@ def command_line() -> str:
     """As it was typed, with quotes where a shell needs them."""
     program, *rest = sys.argv
     return shlex.join([Path(program).name, *rest])
-
-
-def make_potential(spec: str) -> Potential:
-    """The calculator, with whatever its factory raises turned into a sentence.
-
-    Some packages greet on stdout when they load; that belongs to results alone, so greetings go to stderr.
-    """
-    try:
-        with redirect_stdout(sys.stderr):
-            return potential(spec)
-    except RelaxionError:
-        raise
-    except Exception as error:  # the user's own factory or another package may raise anything
-        raise PotentialError(f"--calc {spec}: it could not be made: {type(error).__name__}: {error}") from error

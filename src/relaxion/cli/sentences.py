@@ -10,11 +10,10 @@ from typing import Any
 
 from rich.table import Table
 
+from relaxion.bench.comparison import Compared, in_words, minima_in_words, restart_name, who_relaxed
 from relaxion.bench.runs import Run
 from relaxion.bench.statistics import SAME_MINIMUM_EV_PER_ATOM
-from relaxion.cli.compare import Compared, in_words, minima_in_words
 from relaxion.cli.inputs import Job
-from relaxion.optimize.choice import CORE
 
 SYMMETRIC_FMAX = 1e-6  # eV/Å; forces this small at the start come from symmetry (or from an earlier relaxation)
 ADVICE = {
@@ -114,21 +113,8 @@ def _what_happened(report: Report, run: Run) -> str:
     return f"already relaxed ({calls})" if run.force_calls == 1 else f"relaxed in {calls}"
 
 
-def who_relaxed(run: Run) -> str:
-    """`policy metals`, and how often somebody else had to step in."""
-    steps = f"{run.fallback_used} step{'' if run.fallback_used == 1 else 's'}"
-    if run.policy_used in (None, CORE):
-        return "classical core" + (f" ({steps} by FIRE)" if run.fallback_used else "")
-    return f"policy {run.policy_used}" + (f" ({steps} by the core)" if run.fallback_used else "")
-
-
 def _beside(report: Report, run: Run) -> str:
     return f" ({in_words(run, report.others)})" if report.others else ""
-
-
-def restart_name(name: str) -> str:
-    """Of the file with the state of the optimizer, left behind where a relaxation was cut short."""
-    return f"{name}.restart.json"
 
 
 def error_sentence(report: Report) -> str:

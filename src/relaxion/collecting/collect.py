@@ -35,7 +35,7 @@ from relaxion.networks.metric.policies import MetricPolicy
 from relaxion.optimize.guard import Guard
 from relaxion.optimize.learned import LearnedMetrics
 from relaxion.optimize.quasi_newton import QuasiNewtonSettings
-from relaxion.optimize.stepper import Classical
+from relaxion.optimize.stepper import Stepper
 from relaxion.potentials import potential
 from relaxion.structures import Outcome
 
@@ -355,12 +355,12 @@ def chain_maker(policy: str | None) -> MakeChain:
     """Who relaxes: the classical core, or a metric of a bundle under guard, so that data comes from where it goes."""
     settings = QuasiNewtonSettings()
     if policy is None:
-        return lambda: Classical(settings)
+        return lambda: Stepper(settings)
     bundle = PolicyBundle.read(find_file(policy, ()))
     network = policy_of(bundle)
     if not isinstance(network, MetricPolicy):
         raise PolicyError(f"the policy {bundle.name} is no metric; collect with one, or with the classical core")
-    return lambda: Classical(settings, quasi_newton=Guard(settings, LearnedMetrics(network.network)))
+    return lambda: Stepper(settings, quasi_newton=Guard(settings, LearnedMetrics(network.network)))
 
 
 def summary(store: TrajectoryStore, settings: CollectSettings | None = None) -> Summary:

@@ -19,14 +19,14 @@ from relaxion.collecting.starts import Start
 from relaxion.collecting.store import Trajectory
 from relaxion.optimize.point import Array, Point
 from relaxion.optimize.springs import Geometry
-from relaxion.optimize.stepper import Classical
+from relaxion.optimize.stepper import Stepper
 from relaxion.potentials.potential import Potential
 from relaxion.structures import Evaluation, Outcome, Structures
 
 FIRST_MODULUS, MODULI = 0.6, (0.03, 4.0)  # eV/Å³: 96 GPa; noble gases to diamond
 LARGEST_SIZING, LARGEST_CHANGE, SIZED = 0.2, 0.8, 0.01  # of ln V: in a step, in all, and where it is good enough
 
-MakeChain = Callable[[], Classical]
+MakeChain = Callable[[], Stepper]
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Sizing:
 class Relaxation:
     """One structure on its way."""
 
-    def __init__(self, start: Start, engine: str, settings: CollectSettings, chain: Classical) -> None:
+    def __init__(self, start: Start, engine: str, settings: CollectSettings, chain: Stepper) -> None:
         self.start, self.engine, self.settings, self.chain = start, engine, settings.kinds[start.kind], chain
         self.free = start.strain is not None
         self.n_atoms = len(start.atoms)

@@ -9,10 +9,10 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ from relaxion.optimize.choice import Chooser, chain_of
 from relaxion.optimize.point import Array, Point, Proposal, longest
 from relaxion.optimize.quasi_newton import QuasiNewtonSettings
 from relaxion.optimize.relaxer import SHORTEST_MOTION, STEPS_WITHOUT_MOTION
-from relaxion.optimize.stepper import Classical
+from relaxion.optimize.stepper import Stepper
 from relaxion.optimize.together import MOST_TOGETHER, NearPairs, Work, prepare, prepared_chain
 from relaxion.potentials.ase import AsePotential
 from relaxion.potentials.counting import CountingCalculator, error_in_words
@@ -46,6 +46,18 @@ ERROR = "error"  # the end of a structure whose potential raised, or answered wi
 TIME_LIMIT = "time limit"
 
 
+MakeStepper: TypeAlias = Callable[[Atoms], tuple[str, Stepper]]
+"""The name of who relaxes these atoms, and a new stepper for them."""
+
+
+@dataclass(frozen=True, eq=False)
+class Visit:
+    """One force call: where, what was said there, and whether the next step began there."""
+
+    point: Point
+    accepted: bool
+
+
 @dataclass(frozen=True, eq=False)
 class Relaxed:
     """How one structure of many fared."""
@@ -60,6 +72,7 @@ class Relaxed:
     seconds: float  # its share of the time
     error: str | None = None  # a sentence, where potential or time limit ended it
     tag: Any = None  # whatever was given to `add`
+    visited: tuple[Visit, ...] = ()  # every evaluated point in order, where recorded
 
     @property
     def converged(self) -> bool:
@@ -83,6 +96,7 @@ class BatchSettings:
     max_force_calls: int = MAX_FORCE_CALLS
     allow_unseen: bool = False
     time_limit_seconds: float | None = None  # of one structure's share of the time
+    record: bool = False  # keep every evaluated point
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.fmax) and self.fmax > 0):
@@ -118,6 +132,7 @@ def relax_stream(
     potential: str | BaseCalculator | Potential,
     settings: BatchSettings | None = None,
     batch_size: int = BATCH_SIZE,
+    make_stepper: MakeStepper | None = None,
 ) -> Iterator[Relaxed]:
     """The same as a generator, for input of any length: no more is read ahead than four batches.
 
@@ -125,7 +140,7 @@ def relax_stream(
     """
     if batch_size < 1:
         raise SettingsError(f"batch_size is 1 or more, got {batch_size}; try {BATCH_SIZE}")
-    relaxer = BatchRelaxer(potential, settings or BatchSettings())
+    relaxer = BatchRelaxer(potential, settings or BatchSettings(), make_stepper)
     source, waiting, first, read = iter(structures), {}, 0, 0
     more = True
     while True:
@@ -148,13 +163,20 @@ def relax_stream(
 class BatchRelaxer:
     """Structures come in by `add` at any time; each `advance` is one force call for all that run."""
 
-    def __init__(self, potential: str | BaseCalculator | Potential, settings: BatchSettings) -> None:
+    def __init__(
+        self,
+        potential: str | BaseCalculator | Potential,
+        settings: BatchSettings,
+        make_stepper: MakeStepper | None = None,
+    ) -> None:
+        """`make_stepper`: who relaxes, in place of the policy that the settings name."""
         self.potential, self.settings = potential_of(potential), settings
         if settings.cell and not self.potential.has_stress:
             raise MissingStressError(
                 f"{self.potential.name} gives no stress, so cells cannot relax; leave cell=True away, or try 'emt'"
             )
-        self._chooser = Chooser(settings.policy, allow_unseen=settings.allow_unseen)
+        self._make_stepper = make_stepper or self._chosen
+        self._chooser = Chooser(None if make_stepper else settings.policy, allow_unseen=settings.allow_unseen)
         self.together = not isinstance(self.potential, AsePotential)
         self._lanes: list[_Lane] = []
         self._finished: list[Relaxed] = []
@@ -169,21 +191,27 @@ class BatchRelaxer:
         """Whether `advance` has something to give though nothing runs: structures refused by `add`."""
         return bool(self._finished)
 
-    def add(self, atoms: Atoms, tag: Any = None) -> None:
-        """One more structure. What cannot be relaxed is not run, but comes back with the sentence why."""
+    def add(self, atoms: Atoms, tag: Any = None, cell: bool | None = None) -> None:
+        """One more structure; `cell`: whether its cell relaxes, if not as the settings say.
+
+        What cannot be relaxed is not run, but comes back with the sentence why.
+        """
         if not isinstance(atoms, Atoms):
             raise StructureError(f"structures are ase.Atoms, got {type(atoms).__name__}")
         try:
-            self._check(atoms)
-            chosen = self._chosen(atoms)
+            settings = self.settings if cell is None else replace(self.settings, cell=cell)
+            self._check(atoms, settings.cell)
+            name, stepper = self._make_stepper(atoms)
         except RelaxionError as error:
             self._finished.append(_refused(atoms, str(error), tag))
             return
-        self._lanes.append(_Lane(atoms, tag, self.settings, self.potential, *chosen, together=self.together))
+        stepper = prepared_chain(stepper)
+        stepper.quasi_newton.tolerance = settings.fmax  # a gate looks at how far it is to the end
+        self._lanes.append(_Lane(atoms, tag, settings, self.potential, name, stepper, together=self.together))
 
-    def _check(self, atoms: Atoms) -> None:
+    def _check(self, atoms: Atoms, cell: bool) -> None:
         check_atoms(atoms)
-        if self.settings.cell and not atoms.pbc.all():
+        if cell and not atoms.pbc.all():
             raise StructureError(
                 f"the structure is periodic along {int(atoms.pbc.sum())} of 3 axes, so it has no cell to relax"
             )
@@ -191,16 +219,14 @@ class BatchRelaxer:
         if known is not None and not known.issuperset(atoms.numbers.tolist()):
             self.potential.check_elements(_structures([atoms], [False]))  # raises, naming them
 
-    def _chosen(self, atoms: Atoms) -> tuple[str, Classical]:
+    def _chosen(self, atoms: Atoms) -> tuple[str, Stepper]:
         settings = self.settings
         decision = self._chooser.decide(atoms.numbers.tolist(), periodic=bool(atoms.pbc.any()))
         if decision.note and decision.note not in self._said:
             logger.log(logging.WARNING if decision.loud else logging.INFO, decision.note)
             self._said.add(decision.note)
         chosen = chain_of(decision, QuasiNewtonSettings(), allow_unseen=settings.allow_unseen)
-        chain = prepared_chain(chosen.chain)
-        chain.quasi_newton.tolerance = settings.fmax  # a gate looks at how far it is to the end
-        return chosen.name, chain
+        return chosen.name, chosen.chain
 
     def advance(self) -> list[Relaxed]:
         """One force call for every structure that runs; those that are done now, or were refused."""
@@ -251,12 +277,12 @@ class BatchRelaxer:
         return None
 
     def _ask(self, lanes: Sequence[_Lane]) -> NearPairs | None:
-        cell = self.settings.cell
-        structures = _structures([lane.atoms for lane in lanes], [cell] * len(lanes))
+        cells = [lane.settings.cell for lane in lanes]
+        structures = _structures([lane.atoms for lane in lanes], cells)
         pairs = None
         if isinstance(self.potential, PairwisePotential):
             pairs = NearPairs.of(structures, self.potential.cutoff_for(structures))
-        evaluation = self.potential(structures, stresses=cell)
+        evaluation = self.potential(structures, stresses=any(cells))
         _check_shapes(self.potential.name, structures, evaluation.energies, evaluation.forces, evaluation.stresses)
         energies, forces = evaluation.energies.tolist(), evaluation.forces.double().numpy()
         stresses = None if evaluation.stresses is None else evaluation.stresses.double().numpy()
@@ -309,7 +335,7 @@ class _Lane:
         settings: BatchSettings,
         potential: Potential,
         policy_used: str,
-        chain: Classical,
+        chain: Stepper,
         *,
         together: bool,
     ) -> None:
@@ -325,6 +351,7 @@ class _Lane:
         self._coordinates: Array | None = None  # as the target has them now, where they are known
         self._base: tuple[Point, _Answer] | None = None  # where the next step begins, and what was said there
         self.result: Relaxed | None = None
+        self._visited: list[Visit] = []
 
     @property
     def told(self) -> _Answer:
@@ -349,6 +376,8 @@ class _Lane:
             self.fail(str(error))
             return None
         self.calls += self.moved
+        if self.settings.record and self.moved:
+            self._visited.append(Visit(point, accepted=True))
         if point.largest_force < self.settings.fmax and math.isfinite(point.energy):
             self._end(Outcome.CONVERGED, point, self.told)
         elif self.chain.last is None and not point.finite:
@@ -359,6 +388,8 @@ class _Lane:
         """The next step, or the end where there is none."""
         proposal = self.chain.propose(point)
         base = self._judged(point, proposal)
+        if self._visited and proposal.base is not point:
+            self._visited[-1] = Visit(point, accepted=False)
         if self.calls >= self.settings.max_force_calls:
             self._settle(*base)
             return
@@ -409,6 +440,7 @@ class _Lane:
             seconds=self.seconds,
             error=error,
             tag=self.tag,
+            visited=tuple(self._visited),
         )
 
 

@@ -23,7 +23,7 @@ from relaxion.optimize.gate import GATE, gate_of
 from relaxion.optimize.guard import Gate, Guard, MetricSource
 from relaxion.optimize.learned import TRUST, LearnedMetrics
 from relaxion.optimize.quasi_newton import QuasiNewtonSettings
-from relaxion.optimize.stepper import Classical
+from relaxion.optimize.stepper import Stepper
 
 logger = logging.getLogger(__name__)
 
@@ -62,12 +62,25 @@ class Decision:
         return CORE if self.loaded is None else self.loaded.bundle.name
 
 
+def new_stepper(
+    settings: QuasiNewtonSettings | None = None,
+    *,
+    metrics: MetricSource | None = None,
+    gate: Gate | None = None,
+    fallback: bool = True,
+) -> Stepper:
+    """The optimizer of one structure: guarded steps of the policy behind `metrics`, or the classical core."""
+    settings = settings or QuasiNewtonSettings()
+    guarded = None if metrics is None else Guard(settings, metrics, gate)
+    return Stepper(settings, fallback=fallback, quasi_newton=guarded)
+
+
 @dataclass(frozen=True)
 class Chosen:
     """Who relaxes, by name and weights, and its chain."""
 
     name: str
-    chain: Classical
+    chain: Stepper
     weights_sha256: str = ""  # the core has none
     adaptation: Adaptation | None = None  # that learns from this relaxation
 
@@ -100,13 +113,13 @@ def chain_of(
     """A new chain of whom the decision names; one decision may serve many structures of the same elements."""
     loaded = decision.loaded
     if loaded is None:
-        return Chosen(CORE, Classical(settings, fallback=fallback))
+        return Chosen(CORE, new_stepper(settings, fallback=fallback))
     card = loaded.bundle.card
     covered = (*card.elements, *card.adsorbates, *card.unseen)
     elements = None if allow_unseen else [numbers_of[symbol] for symbol in covered]
     adaptation = _adaptation(loaded, adapt)
     metrics = loaded.metrics(elements) if adaptation is None else LearnedMetrics(adaptation.network, elements)
-    chain = Classical(settings, fallback=fallback, quasi_newton=Guard(settings, metrics, loaded.gate))
+    chain = new_stepper(settings, metrics=metrics, gate=loaded.gate, fallback=fallback)
     return Chosen(loaded.bundle.name, chain, loaded.weights_sha256, adaptation)
 
 

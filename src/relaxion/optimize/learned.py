@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import TypeAlias
@@ -134,6 +134,11 @@ def state_at(point: Point, geometry: Geometry, calls: int = 1, trust: float = TR
         trust_radii=torch.tensor([trust], dtype=torch.float64),
         calls=torch.tensor([calls], dtype=torch.int64),
     )
+
+
+def states_at(points: Sequence[Point]) -> State:
+    """Many points as networks see them."""
+    return State.concatenate([state_at(point, point.geometry) for point in points if point.geometry is not None])
 
 
 def _free(geometry: Geometry) -> tuple[Tensor, Tensor]:

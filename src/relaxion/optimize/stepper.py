@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +17,7 @@ LARGEST = 1e100  # beyond it squares are infinite
 FIRE_STEPS = 20  # at least so many before the quasi-Newton method is trusted again
 
 
-class Classical:
+class Stepper:
     """Takes a point, answers with the next proposal; switches to FIRE when the quasi-Newton method is lost."""
 
     def __init__(
@@ -194,3 +195,8 @@ def _point_from_plain(plain: dict[str, Any]) -> Point:
         cell_factor=float(saved["cell_factor"]),
     )
     return Point(_rows(plain["coordinates"]), _rows(plain["forces"]), float(plain["energy"]), geometry)
+
+
+def propose(steppers: Sequence[Stepper], points: Sequence[Point]) -> list[Proposal]:
+    """The next place to look at, of many structures at once."""
+    return [stepper.propose(point) for stepper, point in zip(steppers, points, strict=True)]

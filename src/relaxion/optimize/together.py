@@ -25,7 +25,7 @@ from relaxion.optimize.guard import Guard
 from relaxion.optimize.learned import TRUST, LearnedMetrics
 from relaxion.optimize.point import Array, Point
 from relaxion.optimize.springs import LARGEST_CUTOFF, REACH, Bonds, Geometry, SpringMetric, SpringSettings
-from relaxion.optimize.stepper import Classical
+from relaxion.optimize.stepper import Stepper
 from relaxion.structures import Evaluation, Move, State, Structures
 from relaxion.structures.graph import Pairs
 
@@ -39,7 +39,7 @@ SOLVE: Any = get_lapack_funcs("potrs", dtype=np.float64)  # from a Cholesky fact
 class Work:
     """A chain and the point it is about to judge."""
 
-    chain: Classical
+    chain: Stepper
     point: Point
     place: int  # of the structure among those just evaluated
 
@@ -62,7 +62,7 @@ class KeptMetrics(LearnedMetrics):
         self._last = point, metric
 
 
-def prepared_chain(chain: Classical) -> Classical:
+def prepared_chain(chain: Stepper) -> Stepper:
     """The same chain, ready to be handed what `prepare` makes."""
     guard = chain.quasi_newton
     if isinstance(guard, Guard) and isinstance(guard.metrics, LearnedMetrics):

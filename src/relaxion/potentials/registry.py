@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -13,7 +13,7 @@ from ase import Atoms
 from ase.calculators.calculator import BaseCalculator
 from ase.data import chemical_symbols
 
-from relaxion.errors import MissingExtraError, UnknownPotentialError
+from relaxion.errors import MissingExtraError, PotentialError, RelaxionError, UnknownPotentialError
 from relaxion.potentials.ase import AsePotential, PotentialCalculator
 from relaxion.potentials.eam import TabulatedEam
 from relaxion.potentials.eam_zhou import ZhouEam
@@ -136,6 +136,20 @@ def potential(spec: str | BaseCalculator | Potential) -> Potential:
             "give a name such as 'emt', an ASE calculator or a Relaxion potential"
         )
     return found
+
+
+def make_potential(spec: str) -> Potential:
+    """What --calc asks for, with whatever its factory raises turned into a sentence.
+
+    Some packages greet on stdout when they load; that belongs to results alone, so greetings go to stderr.
+    """
+    try:
+        with redirect_stdout(sys.stderr):
+            return potential(spec)
+    except RelaxionError:
+        raise
+    except Exception as error:  # the user's own factory or another package may raise anything
+        raise PotentialError(f"--calc {spec}: it could not be made: {type(error).__name__}: {error}") from error
 
 
 def known_potentials() -> list[PotentialEntry]:

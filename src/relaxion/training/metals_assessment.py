@@ -18,7 +18,7 @@ from relaxion.generators.metals import ADSORBATES, EAM_METALS, EMT_METALS, KINDS
 from relaxion.optimize.ase_interface import bare_atoms, read_point
 from relaxion.optimize.point import Point
 from relaxion.optimize.quasi_newton import QuasiNewtonSettings
-from relaxion.optimize.stepper import Classical
+from relaxion.optimize.stepper import Stepper
 from relaxion.potentials import potential
 from relaxion.potentials.ase import PotentialCalculator
 from relaxion.structures import Structures
@@ -31,7 +31,7 @@ CAP = 200  # force calls
 SEED = 8500  # of validation starts: neither trained on nor those of any benchmark
 COMPARED = ("BFGS", "FIRE")
 
-MakeChain = Callable[[], Classical]
+MakeChain = Callable[[], Stepper]
 OnPoint = Callable[[int, Point], None]  # force calls so far, what the newest said
 
 
@@ -95,7 +95,7 @@ class MetalsAssessor:
     def _compared(self) -> dict[str, dict[str, Any]]:
         worlds = self.starts.values()
         found = {name: _joined([ase_calls(name, s, c.potential, FMAX, CAP) for c, s in worlds]) for name in COMPARED}
-        core = self(lambda: Classical(QuasiNewtonSettings())).record
+        core = self(lambda: Stepper(QuasiNewtonSettings())).record
         assert core is not None
         energies = tuple(one.energy_ev for one in core.relaxed)
         calls = tuple(one.force_calls for one in core.relaxed)
@@ -123,7 +123,7 @@ def _joined(parts: Sequence[Calls]) -> Calls:
 
 
 def relaxed(
-    label: str, target: Atoms | FrechetCellFilter, chain: Classical, fmax: float = FMAX, cap: int = CAP
+    label: str, target: Atoms | FrechetCellFilter, chain: Stepper, fmax: float = FMAX, cap: int = CAP
 ) -> Relaxed:
     """`force_calls` with what was seen on the way."""
     atoms, footage = bare_atoms(target), Footage()
@@ -148,7 +148,7 @@ def relaxed(
 
 def force_calls(
     target: Atoms | FrechetCellFilter,
-    chain: Classical,
+    chain: Stepper,
     fmax: float = FMAX,
     cap: int = CAP,
     on_point: OnPoint | None = None,

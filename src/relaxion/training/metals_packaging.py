@@ -20,7 +20,7 @@ from relaxion.optimize.gate import GATE, described_gate, gate_of
 from relaxion.optimize.guard import Guard
 from relaxion.optimize.learned import LearnedMetrics
 from relaxion.optimize.quasi_newton import QuasiNewtonSettings
-from relaxion.optimize.stepper import Classical
+from relaxion.optimize.stepper import Stepper
 from relaxion.training.metals_assessment import CAP, COMPARED, FMAX, MetalsAssessed, MetalsAssessor
 from relaxion.training.run_settings import MetalsRunSettings
 from relaxion.version import __version__
@@ -82,8 +82,8 @@ def _with_results(bundle: PolicyBundle, per_kind: int) -> ModelCard:
     assert isinstance(policy, MetricPolicy)
     turned = None if gate is None else gate_of(gate, bundle.name)
     metrics = LearnedMetrics(policy.network)
-    assessed = assessor(lambda: Classical(method, quasi_newton=Guard(method, metrics, turned)))
-    core = assessor(lambda: Classical(method)).all_calls
+    assessed = assessor(lambda: Stepper(method, quasi_newton=Guard(method, metrics, turned)))
+    core = assessor(lambda: Stepper(method)).all_calls
     classical = [(CORE, core), *((name, _ase(name, assessor)) for name in COMPARED)]
     values = {
         "n_assessment_starts": len(assessed.all_calls),

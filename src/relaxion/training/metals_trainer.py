@@ -21,7 +21,7 @@ from relaxion.optimize.gate import begin_at_the_rule, gate_from
 from relaxion.optimize.guard import Gate, Guard
 from relaxion.optimize.learned import LearnedMetrics
 from relaxion.optimize.quasi_newton import QuasiNewtonSettings
-from relaxion.optimize.stepper import Classical
+from relaxion.optimize.stepper import Stepper
 from relaxion.potentials import potential
 from relaxion.training.diagnostics import Event
 from relaxion.training.metals_assessment import MetalsAssessed, MetalsAssessor
@@ -141,10 +141,10 @@ class MetalsTrainer:
             return None
         return gate_from(self._gate.agent.policy)
 
-    def chain(self) -> Classical:
+    def chain(self) -> Stepper:
         """What a relaxer would use."""
         settings = QuasiNewtonSettings()
-        return Classical(settings, quasi_newton=Guard(settings, LearnedMetrics(self.policy.network), self.gate()))
+        return Stepper(settings, quasi_newton=Guard(settings, LearnedMetrics(self.policy.network), self.gate()))
 
     def assess(self, stop: Callable[[], bool] | None = None) -> MetalsAssessed:
         return self.assessor(self.chain, stop)

@@ -18,7 +18,7 @@ from relaxion.experience.environment import Environment
 from relaxion.networks.metric.lessons import Lessons, way_to
 from relaxion.optimize.ase_interface import read_point
 from relaxion.optimize.quasi_newton import QuasiNewtonSettings
-from relaxion.optimize.stepper import Classical
+from relaxion.optimize.stepper import Stepper
 from relaxion.potentials.ase import PotentialCalculator
 from relaxion.potentials.potential import Potential
 from relaxion.potentials.reward import largest_force
@@ -73,7 +73,7 @@ def finished_by_core(found: Relaxations, potential: Potential, tolerance: float,
 
 def _core_calls(target: Atoms | FrechetCellFilter, tolerance: float, cap: int) -> int:
     """Force calls of the core to the tolerance; `cap` where it takes as many or more."""
-    core = Classical(QuasiNewtonSettings())
+    core = Stepper(QuasiNewtonSettings())
     for call in range(1, cap):
         point = read_point(target)
         if point.largest_force < tolerance:

@@ -13,7 +13,7 @@ from ase.filters import FrechetCellFilter
 
 from relaxion.bench.baselines import ase_calls, read_baselines
 from relaxion.collecting.store import Trajectory
-from relaxion.optimize.stepper import Classical
+from relaxion.optimize.stepper import Stepper
 from relaxion.potentials import potential
 from relaxion.potentials.ase import PotentialCalculator
 from relaxion.structures import Structures
@@ -101,7 +101,7 @@ class UniversalAssessor:
             found[kind] = np.array(counted)
         return found
 
-    def _relaxed(self, trajectory: Trajectory, chain: Classical) -> int:
+    def _relaxed(self, trajectory: Trajectory, chain: Stepper) -> int:
         atoms = _start(trajectory).to_ase()[0]
         atoms.calc = self._calculator(trajectory)
         return force_calls(FrechetCellFilter(atoms) if trajectory.cell_free else atoms, chain)

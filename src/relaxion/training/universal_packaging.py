@@ -20,7 +20,7 @@ from relaxion.optimize.gate import GATE, described_steady, gate_of
 from relaxion.optimize.guard import Guard
 from relaxion.optimize.learned import LearnedMetrics
 from relaxion.optimize.quasi_newton import QuasiNewtonSettings
-from relaxion.optimize.stepper import Classical
+from relaxion.optimize.stepper import Stepper
 from relaxion.structures.splits import ELEMENTS as HELD_APART
 from relaxion.training.metals_assessment import CAP, COMPARED, FMAX
 from relaxion.training.metals_packaging import CORE
@@ -82,9 +82,9 @@ def _with_results(bundle: PolicyBundle, assessor: UniversalAssessor) -> ModelCar
     method, policy = QuasiNewtonSettings(), policy_of(bundle)
     assert isinstance(policy, MetricPolicy)
     metrics, gate = LearnedMetrics(policy.network), gate_of(bundle.networks[GATE], bundle.name)
-    found = assessor.calls(lambda: Classical(method, quasi_newton=Guard(method, metrics, gate)))
+    found = assessor.calls(lambda: Stepper(method, quasi_newton=Guard(method, metrics, gate)))
     every = np.concatenate(list(found.values()))
-    core = np.concatenate(list(assessor.calls(lambda: Classical(method)).values()))
+    core = np.concatenate(list(assessor.calls(lambda: Stepper(method)).values()))
     classical = [(CORE, core), *((name, assessor.ase_calls(name)) for name in COMPARED)]
     lost = {kind: int((calls >= CAP).sum()) for kind, calls in found.items()}
     failures = [f"{number} of {len(found[kind])} starts of kind {kind}" for kind, number in lost.items() if number]

@@ -16,7 +16,7 @@ from relaxion.networks.move_actions import MoveActions
 from relaxion.optimize.guard import Guard
 from relaxion.optimize.learned import LearnedMetrics
 from relaxion.optimize.quasi_newton import QuasiNewtonSettings
-from relaxion.optimize.stepper import Classical
+from relaxion.optimize.stepper import Stepper
 from relaxion.training.diagnostics import Event
 from relaxion.training.metals_trainer import LARGEST_STRAIN, LONGEST_MOVE
 from relaxion.training.result import RelaxationResult
@@ -107,11 +107,11 @@ class UniversalTrainer:
     def take_events(self) -> list[Event]:
         return []
 
-    def chain(self) -> Classical:
+    def chain(self) -> Stepper:
         """What a relaxer would use."""
         settings, knobs = QuasiNewtonSettings(), self.settings.universal.gate()
         metrics = LearnedMetrics(self.policy.network)
-        return Classical(settings, quasi_newton=Guard(settings, metrics, lambda _: knobs))
+        return Stepper(settings, quasi_newton=Guard(settings, metrics, lambda _: knobs))
 
     def assess(self, stop: Callable[[], bool] | None = None) -> UniversalAssessed:
         groups = sorted_lessons(self.validation, self.settings.universal.rule(), group)

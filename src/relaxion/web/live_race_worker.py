@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable
 from contextlib import redirect_stdout
 from io import StringIO
-from pathlib import Path
 from typing import Any, TextIO
 
 FORMATS = {"cif": "CIF", "extxyz": "XYZ", "vasp": "POSCAR"}  # what ASE calls it, what people call it
@@ -53,31 +52,27 @@ def _raced(request: dict[str, Any], answers: TextIO, seconds: float) -> dict[str
     atoms, kind, hints = read_structure(request["name"], request["text"])  # first: what is none is told at once
     from ase.optimize import BFGS, FIRE
 
+    from relaxion.bench.checks import check_structure, emt_note, occupancy_note
+    from relaxion.bench.comparison import run_ase_optimizer, run_relaxer
+    from relaxion.bench.optimizers import PolicyChoice
     from relaxion.bench.runs import Task
-    from relaxion.cli.compare import run_ase_optimizer
-    from relaxion.cli.inputs import check_structure, emt_note, occupancy_note
-    from relaxion.cli.relax import run_relaxer
-    from relaxion.cli.request import PolicyChoice, RelaxRequest, make_potential
+    from relaxion.potentials.registry import make_potential
     from relaxion.web.race_page import Race, race_page
     from relaxion.web.report_relaxation import OURS
 
-    asked = RelaxRequest(
-        files=(), calculator=request["calculator"], policy=request["policy"], fmax=request["fmax"], steps=STEPS,
-        free_cell=request["free_cell"], compare="", out=Path("race.html"), as_json=False,
-        force=False, quiet=True,        rattle_angstrom=0.0, seed=0,
-    )  # fmt: skip
-    potential = make_potential(asked.calculator)
-    check_structure(atoms, potential, free_cell=asked.free_cell)
-    choice = PolicyChoice.of(asked, atoms)
-    task = Task(atoms, potential, asked.fmax, asked.steps, asked.free_cell, record=True)
+    calculator, fmax, free_cell = request["calculator"], request["fmax"], request["free_cell"]
+    potential = make_potential(calculator)
+    check_structure(atoms, potential, free_cell=free_cell)
+    choice = PolicyChoice.of(request["policy"], atoms)
+    task = Task(atoms, potential, fmax, STEPS, free_cell, record=True)
     runs = {OURS: run_relaxer(task, choice, None, None, _reporter(answers, OURS, seconds))}
     for optimizer in (BFGS, FIRE):
         name = optimizer.__name__
         runs[name] = run_ase_optimizer(optimizer, task, _reporter(answers, name, seconds))
     _say(answers, {"calls": {name: run.force_calls for name, run in runs.items()}})
-    hints += filter(None, [occupancy_note(atoms), emt_note(atoms, asked.calculator), choice.note])
+    hints += filter(None, [occupancy_note(atoms), emt_note(atoms, calculator), choice.note])
     race = Race(
-        request["name"], atoms, runs, asked.fmax, asked.calculator, asked.free_cell, _command(request), hints,
+        request["name"], atoms, runs, fmax, calculator, free_cell, _command(request), hints,
         comment=comment_of(request["text"], kind),
     )  # fmt: skip
     return race_page(race).data

@@ -8,9 +8,8 @@ from typing import Any
 
 from ase import Atoms
 
+from relaxion.bench.comparison import Compared, compared, in_words, minima_in_words, who_relaxed
 from relaxion.bench.runs import Run
-from relaxion.cli.compare import Compared, compared, in_words, minima_in_words
-from relaxion.cli.sentences import who_relaxed
 from relaxion.web.report_facts import versions
 from relaxion.web.report_film import film_parts
 from relaxion.web.report_page import Page, Part

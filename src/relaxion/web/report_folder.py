@@ -10,9 +10,9 @@ import numpy as np
 from ase import Atoms
 from ase.calculators.calculator import PropertyNotImplementedError
 
+from relaxion.bench.comparison import Compared, compared
+from relaxion.bench.result_folder import MANIFEST, listed_files, read_manifest
 from relaxion.bench.runs import Reading, Run, finite, largest_force
-from relaxion.cli.compare import Compared, compared
-from relaxion.cli.output import MANIFEST, listed_files, read_manifest
 from relaxion.errors import FileError
 from relaxion.optimize.film import Film, frame_of
 from relaxion.structures.dataset import read

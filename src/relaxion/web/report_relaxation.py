@@ -10,11 +10,9 @@ from typing import Any
 import numpy as np
 from ase import Atoms
 
-from relaxion.bench.runs import Reading, Run, Task
+from relaxion.bench.comparison import Compared, in_words, minima_in_words
+from relaxion.bench.runs import Reading, Run
 from relaxion.bench.statistics import SAME_MINIMUM_EV_PER_ATOM
-from relaxion.cli.compare import Compared, in_words, minima_in_words
-from relaxion.cli.request import RelaxRequest, command_line
-from relaxion.cli.sentences import Report
 from relaxion.optimize.choice import CORE
 from relaxion.optimize.film import Frame
 from relaxion.web.report_facts import CITATION, closest_pair, space_group, versions
@@ -52,24 +50,6 @@ class Relaxation:
     @property
     def formula(self) -> str:
         return self.start.symbols.formula.format("metal")
-
-
-def page_of_report(report: Report, run: Run, task: Task, request: RelaxRequest) -> Page:
-    """Of what `relaxion relax` has just done."""
-    return relaxation_page(
-        Relaxation(
-            label=report.job.label,
-            start=task.start,
-            run=run,
-            tolerance=task.fmax,
-            calculator=request.calculator,
-            policy=policy_in_words(request.policy, run.policy_used),
-            free_cell=task.free_cell,
-            command=command_line(),
-            others=report.others,
-            hints=report.hints,
-        )
-    )
 
 
 def relaxation_page(told: Relaxation) -> Page:

@@ -7,9 +7,9 @@ from pathlib import Path
 from ase import Atoms
 from ase.filters import StrainFilter, UnitCellFilter
 
+from relaxion.bench.comparison import readings_of
+from relaxion.bench.result_folder import MANIFEST
 from relaxion.bench.runs import Run, finite
-from relaxion.cli.output import MANIFEST
-from relaxion.cli.relax import readings_of
 from relaxion.errors import SettingsError
 from relaxion.optimize.ase_interface import bare_atoms
 from relaxion.optimize.relaxer import Relaxer

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from ase.data import covalent_radii
 
+from relaxion.bench.checks import check_structure
 from relaxion.bench.sets import LATTICE_CONSTANTS, SETS, find_set
-from relaxion.cli.inputs import check_structure
 from relaxion.errors import SettingsError
 
 DEAR = ("crystals", "crystals-cell", "new-elements")  # brought to equilibrium first, by CHGNet

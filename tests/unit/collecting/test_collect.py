@@ -22,7 +22,7 @@ from relaxion.collecting.starts import Start, make_start
 from relaxion.collecting.store import Trajectory, TrajectoryStore
 from relaxion.errors import PotentialError, RunError, SettingsError
 from relaxion.optimize.quasi_newton import QuasiNewtonSettings
-from relaxion.optimize.stepper import Classical
+from relaxion.optimize.stepper import Stepper
 from relaxion.potentials import potential
 from relaxion.potentials.potential import Potential
 from relaxion.structures import Evaluation, Outcome, Structures
@@ -87,7 +87,7 @@ def test_the_shipped_recipe_is_read_and_makes_every_kind(monkeypatch: pytest.Mon
 
 
 def relaxed(start: Start, engine: str = "emt", **given: object) -> Trajectory | Skipped:
-    chain = Classical(QuasiNewtonSettings())
+    chain = Stepper(QuasiNewtonSettings())
     relaxation, physics = Relaxation(start, engine, settings(**given), chain), potential(engine)
     while True:
         (answer,) = evaluated(physics, [relaxation.structure])
@@ -114,7 +114,7 @@ def test_free_cells_end_where_ase_finds_no_force() -> None:
 def test_batches_relax_as_each_would_alone() -> None:
     starts = [make_start(settings(), "alloy", number) for number in range(6)]
     pool = Pool(
-        potential("emt"), "emt", settings(batch_n_structures=4), iter(starts), lambda: Classical(QuasiNewtonSettings())
+        potential("emt"), "emt", settings(batch_n_structures=4), iter(starts), lambda: Stepper(QuasiNewtonSettings())
     )
     together = {}
     while not pool.done:

@@ -14,7 +14,7 @@ from relaxion.optimize.gate import N_KNOBS
 from relaxion.optimize.guard import OBSERVATION, Guard
 from relaxion.optimize.quasi_newton import QuasiNewtonSettings
 from relaxion.optimize.springs import SpringMetric, SpringSettings
-from relaxion.optimize.stepper import Classical
+from relaxion.optimize.stepper import Stepper
 from relaxion.training.metals_assessment import force_calls
 
 NEUTRAL = np.zeros(N_KNOBS, dtype=np.float32)  # the hand-made rule
@@ -108,7 +108,7 @@ def test_the_neutral_action_is_the_guard_with_its_hand_made_rule():
         world.reset(seed=seed)
         atoms, settings = world.target.copy(), QuasiNewtonSettings()
         atoms.calc = world.target.calc
-        chain = Classical(settings, quasi_newton=Guard(settings, springs))
+        chain = Stepper(settings, quasi_newton=Guard(settings, springs))
         assert force_calls(atoms, chain, world.tolerance) == len(played(world, seed)) + 1
 
 

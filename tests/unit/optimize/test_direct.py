@@ -23,7 +23,7 @@ from relaxion.optimize.guard import Guard, Past
 from relaxion.optimize.learned import state_at
 from relaxion.optimize.quasi_newton import QuasiNewtonSettings
 from relaxion.optimize.springs import SpringMetric, SpringSettings
-from relaxion.optimize.stepper import Classical
+from relaxion.optimize.stepper import Stepper
 from relaxion.structures import Move, State
 
 
@@ -97,11 +97,11 @@ def test_it_sees_the_point_before() -> None:
 def test_its_history_is_the_guards_so_a_reset_clears_it_and_a_restart_keeps_it() -> None:
     """Whatever was relaxed before, a state shows the base before or, at the start, none."""
 
-    def chain_of(policy: Remembering) -> Classical:
+    def chain_of(policy: Remembering) -> Stepper:
         settings, metrics = QuasiNewtonSettings(), DirectMetrics(policy, trust=0.2)  # pyright: ignore[reportArgumentType]
-        return Classical(settings, quasi_newton=Guard(settings, metrics))
+        return Stepper(settings, quasi_newton=Guard(settings, metrics))
 
-    def advance(atoms: Atoms, chain: Classical) -> None:
+    def advance(atoms: Atoms, chain: Stepper) -> None:
         proposal = chain.propose(read_point(atoms))
         atoms.set_positions(proposal.base.coordinates + proposal.step)
 

@@ -25,7 +25,7 @@ from relaxion.optimize.gate import (
 from relaxion.optimize.guard import OBSERVATION, Guard, GuardSettings, Knobs, Metric, Past, unscaled_error
 from relaxion.optimize.point import Point, dot
 from relaxion.optimize.quasi_newton import QuasiNewton, QuasiNewtonSettings, Secant
-from relaxion.optimize.stepper import Classical
+from relaxion.optimize.stepper import Stepper
 
 FMAX = 0.02
 CREDULOUS = GuardSettings(smallest_cosine=-1.0, largest_ratio=1e9)
@@ -71,7 +71,7 @@ def curvature(atoms: Atoms) -> np.ndarray:
     return vectors @ np.diag(np.maximum(np.abs(values), 0.5)) @ vectors.T
 
 
-def calls(atoms: Atoms, chain: Classical, fmax: float = FMAX) -> int:
+def calls(atoms: Atoms, chain: Stepper, fmax: float = FMAX) -> int:
     """Force calls until the largest force is below fmax."""
     for call in range(1, 200):
         point = read_point(atoms)
@@ -82,13 +82,13 @@ def calls(atoms: Atoms, chain: Classical, fmax: float = FMAX) -> int:
     return 200
 
 
-def guarded(source) -> tuple[Classical, Guard]:
+def guarded(source) -> tuple[Stepper, Guard]:
     guard = Guard(QuasiNewtonSettings(), source)
-    return Classical(QuasiNewtonSettings(), quasi_newton=guard), guard
+    return Stepper(QuasiNewtonSettings(), quasi_newton=guard), guard
 
 
-def core() -> Classical:
-    return Classical(QuasiNewtonSettings())
+def core() -> Stepper:
+    return Stepper(QuasiNewtonSettings())
 
 
 def exact(point: Point, past: Past | None = None) -> Metric:
@@ -256,9 +256,9 @@ def test_guard_snapshot_goes_on_as_if_never_stopped() -> None:
     def looking(observation: np.ndarray) -> Knobs:
         return Knobs(log_scale=0.1 * float(observation[1]), secant_weight=0.0)
 
-    def made() -> Classical:
+    def made() -> Stepper:
         settings = QuasiNewtonSettings()
-        return Classical(settings, quasi_newton=Guard(settings, stiff, looking, CREDULOUS))
+        return Stepper(settings, quasi_newton=Guard(settings, stiff, looking, CREDULOUS))
 
     straight, cut = made(), made()
     first, second = rattled(7), rattled(7)

@@ -14,8 +14,8 @@ from ase.constraints import FixAtoms, FixCartesian
 from ase.filters import Filter, FrechetCellFilter, UnitCellFilter
 from ase.stress import voigt_6_to_full_3x3_stress
 
+from relaxion.networks.metric import solve as metric_solve
 from relaxion.networks.metric.network import MetricNetwork, pulls_of
-from relaxion.networks.metric.network import solve as metric_solve
 from relaxion.networks.strains import strain_matrices
 from relaxion.optimize import learned as learned_metric
 from relaxion.optimize.ase_interface import read_point

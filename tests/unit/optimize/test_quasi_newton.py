@@ -16,7 +16,7 @@ from relaxion.optimize.quasi_newton import (
 )
 from relaxion.optimize.screen import screened
 from relaxion.optimize.springs import Geometry
-from relaxion.optimize.stepper import Classical
+from relaxion.optimize.stepper import Stepper
 
 GENERATOR = np.random.default_rng(0)
 
@@ -114,7 +114,7 @@ def test_negative_curvature_is_not_learned():
 
 
 def test_many_rejections_hand_over_to_fire_and_back():
-    chain = Classical(QuasiNewtonSettings())
+    chain = Stepper(QuasiNewtonSettings())
     stiffness = 10 * np.eye(6)
     point, methods = bowl(0.3 * np.ones((2, 3)), stiffness), []
     for number in range(40):
@@ -129,7 +129,7 @@ def test_many_rejections_hand_over_to_fire_and_back():
 
 
 def test_without_fallback_the_core_starts_afresh():
-    chain = Classical(QuasiNewtonSettings(), fallback=False)
+    chain = Stepper(QuasiNewtonSettings(), fallback=False)
     point = bowl(0.3 * np.ones((2, 3)), np.eye(6))
     for number in range(20):
         proposal = chain.propose(point)

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import redirect_stdout
 from typing import Any
 
 import torch
 from ase import Atoms
 from ase.io.jsonio import decode, encode
 
-from relaxion.errors import PotentialError, RelaxionError
 from relaxion.optimize.batch import BatchRelaxer, Relaxed
-from relaxion.potentials.counting import error_in_words
-from relaxion.potentials.registry import potential
+from relaxion.potentials.registry import make_potential
 from relaxion.scaling.relax_many.frames import written
 from relaxion.scaling.relax_many.settings import WorkerSettings
 from relaxion.structures import Outcome
@@ -51,14 +47,7 @@ class Worker:
         if settings.folder != os.getcwd():  # noqa: PTH109
             os.chdir(settings.folder)
         self.settings = settings
-        spec = settings.many.calculator
-        try:
-            with redirect_stdout(sys.stderr):
-                self.relaxer = BatchRelaxer(potential(spec), settings.batch_settings())
-        except RelaxionError:
-            raise
-        except Exception as error:  # the user's own factory or another package may raise anything
-            raise PotentialError(f"--calc {spec}: it could not be made: {error_in_words(error)}") from error
+        self.relaxer = BatchRelaxer(make_potential(settings.many.calculator), settings.batch_settings())
 
     def records(self, tasks: Sequence[str]) -> Iterator[str]:
         """What became of each structure, as it is done; now and then a sign of life."""
