@@ -16,15 +16,15 @@ import time
 from pathlib import Path
 
 import torch
+from relaxion.training.atom_assessment import AtomAssessor
 
 from relaxion.bench.baselines import Calls, ase_calls
 from relaxion.potentials.registry import potential
 from relaxion.training import atom_assessment
-from relaxion.training.atom_assessment import AtomAssessor
-from relaxion.training.atom_task import atom_task
+from relaxion.training.loop import train
 from relaxion.training.recipe import find, settings_from_recipe
-from relaxion.training.run import train
-from relaxion.training.run_settings import AtomRunSettings
+from relaxion.training.relax_settings import RelaxRunSettings
+from relaxion.training.relax_task import relax_task
 
 SETS = {"al-fe": "Al–Fe, 2–20 atoms", "emt-metals": "EMT metals, 2–16 atoms"}
 AGENTS = ("td3", "sac", "d4pg", "ddpg")
@@ -70,12 +70,12 @@ TAUGHT = {  # the agent turns the knobs only, and slowly: what else was tried ma
 }
 
 
-def settings_of(name: str, agent: str, policy: str, seed: int) -> AtomRunSettings:
+def settings_of(name: str, agent: str, policy: str, seed: int) -> RelaxRunSettings:
     kind = METRIC | TAUGHT[name] if policy == "metric" else {"backbone": policy}
     if agent == "lessons":
         agent, kind = "td3", METRIC | LESSONS[name]
     settings = settings_from_recipe(find(name), agent, {**SHORT[name], **kind, "seed": seed})
-    assert isinstance(settings, AtomRunSettings)
+    assert isinstance(settings, RelaxRunSettings)
     return settings
 
 
@@ -100,7 +100,7 @@ def classical(name: str, runs: Path) -> dict[str, Calls]:
     file = runs / f"{name}-classical.json"
     if not file.exists():
         settings = settings_of(name, "td3", "light", 0)
-        starts = AtomAssessor(atom_task(settings), settings.training.assessment_starts).starts.structures
+        starts = AtomAssessor(relax_task(settings), settings.training.assessment_starts).starts.structures
         world, engine = settings.environment, potential(settings.atoms.potential)
         fmax, cap = world.force_tolerance_ev_per_angstrom, world.max_force_calls
         found = {kind: ase_calls(kind, starts, engine, fmax, cap) for kind in CLASSICAL}

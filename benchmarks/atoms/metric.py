@@ -17,13 +17,13 @@ from pathlib import Path
 
 import torch
 from agents import SETS, STARTS, settings_of
+from relaxion.training.atom_assessment import AtomAssessed, AtomAssessor
 
 from relaxion.errors import RelaxionWarning
 from relaxion.networks.metric.policies import MetricPolicy
 from relaxion.optimize.choice import load
 from relaxion.structures import Outcome
-from relaxion.training.atom_assessment import AtomAssessed, AtomAssessor
-from relaxion.training.atom_task import atom_task
+from relaxion.training.relax_task import relax_task
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -33,7 +33,7 @@ def assessed(name: str, side: str, policy: MetricPolicy, trust: float) -> AtomAs
     atoms = settings.atoms.model_copy(update={"assess_on": side})
     world = settings.environment.model_copy(update={"max_displacement_angstrom": trust})
     with torch.no_grad():
-        return AtomAssessor(atom_task(replace(settings, atoms=atoms, environment=world)), STARTS)(policy)
+        return AtomAssessor(relax_task(replace(settings, atoms=atoms, environment=world)), STARTS)(policy)
 
 
 def main() -> None:

@@ -24,6 +24,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from relaxion.training.atom_assessment import AtomAssessor
+from relaxion.training.metals_assessment import force_calls
 
 from relaxion.bench.baselines import ase_calls
 from relaxion.optimize.guard import Gate, Guard, Knobs, hand_made_gate
@@ -31,12 +33,10 @@ from relaxion.optimize.learned import LearnedMetrics
 from relaxion.optimize.quasi_newton import QuasiNewtonSettings
 from relaxion.optimize.stepper import Stepper
 from relaxion.potentials.ase import PotentialCalculator
-from relaxion.training.atom_assessment import AtomAssessor
-from relaxion.training.atom_task import AtomTask, atom_task
-from relaxion.training.atom_trainer import AtomTrainer
-from relaxion.training.metals_assessment import force_calls
-from relaxion.training.run import read_weights, write_agent
-from relaxion.training.run_settings import AtomRunSettings
+from relaxion.training.loop import read_weights, write_agent
+from relaxion.training.relax import RelaxTrainer
+from relaxion.training.relax_settings import RelaxRunSettings
+from relaxion.training.relax_task import RelaxTask, relax_task
 
 RESULTS = Path(__file__).parent / "results" / "ablation"
 SEEDS = (0, 1, 2)
@@ -109,10 +109,10 @@ class Row:
     gate: Gate | None = None  # the metric relaxes under guard with this gate; None: the policy alone
     trains: bool = True  # otherwise the weights of `begins_with`, or fresh ones, are judged
 
-    def settings(self, seed: int, side: str = "validation") -> AtomRunSettings:
+    def settings(self, seed: int, side: str = "validation") -> RelaxRunSettings:
         values = {**COMMON, **AGENTS[self.agent], **self.changes, "agent": self.agent, "seed": seed, "assess_on": side}
-        read = AtomRunSettings.read(values)
-        assert isinstance(read, AtomRunSettings)
+        read = RelaxRunSettings.read(values)
+        assert isinstance(read, RelaxRunSettings)
         return read
 
 
@@ -200,7 +200,7 @@ class Ablation:
         self.weights = weights
         weights.mkdir(parents=True, exist_ok=True)
         RESULTS.mkdir(parents=True, exist_ok=True)
-        self.task = atom_task(ROWS["direct-rl"].settings(0))  # pools are the same for all rows and seeds
+        self.task = relax_task(ROWS["direct-rl"].settings(0))  # pools are the same for all rows and seeds
 
     def row(self, name: str, seed: int) -> None:
         file = RESULTS / f"{name}.json"
@@ -224,22 +224,22 @@ class Ablation:
     def _file(self, name: str, seed: int) -> Path:
         return self.weights / f"{name}-{seed}.safetensors"
 
-    def _begun(self, name: str, seed: int) -> AtomTrainer:
+    def _begun(self, name: str, seed: int) -> RelaxTrainer:
         row = ROWS[name]
         settings = row.settings(seed)
-        trainer = AtomTrainer(settings, replace(self.task, settings=settings))
+        trainer = RelaxTrainer(settings, replace(self.task, settings=settings))
         if row.begins_with is not None:
             trainer.start_from(read_weights(self._file(row.begins_with, seed)))
         return trainer
 
-    def _trained(self, name: str, seed: int) -> AtomTrainer:
+    def _trained(self, name: str, seed: int) -> RelaxTrainer:
         trainer = self._begun(name, seed)
         while trainer.step < trainer.settings.training.steps:
             trainer.advance()
         write_agent(self._file(name, seed), trainer)
         return trainer
 
-    def calls(self, row: Row, trainer: AtomTrainer, side: str) -> list[int]:
+    def calls(self, row: Row, trainer: RelaxTrainer, side: str) -> list[int]:
         """Force calls from each start of a side; failures are charged the cap."""
         assessor = self.assessor(side)
         if row.gate is None:
@@ -251,7 +251,7 @@ class Ablation:
 
     def assessor(self, side: str) -> AtomAssessor:
         settings = ROWS["direct-rl"].settings(0, SIDES[side])
-        return AtomAssessor(AtomTask(settings, self.task.potential, self.task.pools), STARTS)
+        return AtomAssessor(RelaxTask(settings, self.task.potential, self.task.pools), STARTS)
 
     def chained(self, side: str, make: Callable[[], Stepper]) -> list[int]:
         calculator, found = PotentialCalculator(self.task.potential), []

@@ -27,6 +27,8 @@ import numpy as np
 import torch
 from ase import Atoms
 from ase.filters import FrechetCellFilter
+from relaxion.training.metals_assessment import force_calls
+from relaxion.training.metals_packaging import gate_in
 
 from relaxion.bench.sets import FIRST_SEED, SETS
 from relaxion.networks.metric.network import MetricNetwork
@@ -38,11 +40,10 @@ from relaxion.optimize.learned import LearnedMetrics
 from relaxion.optimize.quasi_newton import QuasiNewtonSettings
 from relaxion.optimize.stepper import Stepper
 from relaxion.potentials.ase import PotentialCalculator
-from relaxion.training.metals_assessment import force_calls
-from relaxion.training.metals_packaging import gate_in
+from relaxion.training.metric import MetalsRunSettings
 from relaxion.training.packaging import read_weights
 from relaxion.training.run_folder import RunFolder
-from relaxion.training.run_settings import MetalsRunSettings, RunSettings
+from relaxion.training.settings import RunSettings
 
 FMAX, CAP = 0.05, 300  # eV/Å, force calls
 CORE, HAND_MADE = "core", "the rule that ships"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import math
 import os
 import stat
 import tomllib
@@ -19,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from relaxion.errors import RelaxionError
+from relaxion.errors import FileError, RelaxionError
 
 LARGEST_TOML = 1 << 15  # characters; the settings of a run have about 3000
 
@@ -182,6 +183,30 @@ def replace_file(path: Path, content: bytes) -> None:
             beside.unlink()
         raise
     force_to_disk(path.parent)
+
+
+def write_text(path: Path, text: str) -> None:
+    """In one go: whoever reads or is killed meanwhile sees the old file or the new one."""
+    try:
+        replace_file(path, text.encode())
+    except OSError as error:
+        raise FileError(f"{path} cannot be written ({error}); is its folder there, the disk not full?") from error
+
+
+def write_json(path: Path, values: Mapping[str, Any]) -> None:
+    """Numbers that are not finite become words ("nan", "inf"): JSON has none for them."""
+    write_text(path, json.dumps(_with_words(values), indent=2, allow_nan=False) + "\n")
+
+
+def _with_words(value: Any) -> Any:
+    match value:
+        case float() if not math.isfinite(value):
+            return str(value)
+        case Mapping():
+            return {name: _with_words(inner) for name, inner in value.items()}
+        case list() | tuple():
+            return [_with_words(inner) for inner in value]
+    return value
 
 
 def digest(tensors: Mapping[str, Tensor]) -> str:

@@ -15,8 +15,9 @@ from relaxion.cli.progress import say, tell
 from relaxion.cli.train_progress import alarms_as_sentences, progress, warnings_as_sentences
 from relaxion.errors import FileError, RelaxionError, SettingsError
 from relaxion.scaling.collectors.places import Collectors
-from relaxion.training.recipe import RunSettings, find, overrides, run_folder, settings_from_recipe
-from relaxion.training.run import Interrupted, train
+from relaxion.training.loop import Interrupted, train
+from relaxion.training.recipe import find, overrides, run_folder, settings_from_recipe
+from relaxion.training.settings import RunSettings
 
 DONE, ERROR, USAGE, INTERRUPTED, TERMINATED = 0, 1, 2, 130, 143
 

@@ -15,8 +15,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from relaxion.cli.progress import say
 from relaxion.errors import RelaxionWarning
 from relaxion.training.diagnostics import DIAGNOSIS, standing
-from relaxion.training.recipe import RunSettings
-from relaxion.training.run import OnProgress
+from relaxion.training.loop import OnProgress
+from relaxion.training.settings import RunSettings
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from relaxion.errors import FileError, RelaxionError, SettingsError
 from relaxion.scaling.sweeps.space import read_space
 from relaxion.scaling.sweeps.sweep import Plan, Sweep, Trial
 from relaxion.scaling.sweeps.workers import workers_place
-from relaxion.training.interrupts import noticing_interrupts
+from relaxion.training.loop import noticing_interrupts
 from relaxion.training.recipe import find, overrides, settings_from_recipe
 
 DONE, ERROR, USAGE, INTERRUPTED, TERMINATED = 0, 1, 2, 130, 143

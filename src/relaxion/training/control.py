@@ -6,14 +6,14 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from relaxion.agents.vector_agents import AGENT_SETTINGS, vector_agent
-from relaxion.errors import CheckpointError, RelaxionWarning, RunError, SettingsError
+from relaxion.errors import AssessmentStopped, CheckpointError, RelaxionWarning, RunError, SettingsError
 from relaxion.experience.exploration import Exploration, NoisyExplorer
 from relaxion.experience.normaliser import Normaliser
 from relaxion.experience.replay import VectorReplay
@@ -22,7 +22,6 @@ from relaxion.files import Stored, digest, joined
 from relaxion.networks.vector import VectorNetworkSettings
 from relaxion.networks.vector_actions import BoxActions
 from relaxion.settings import Settings
-from relaxion.training.assessment_record import AssessmentStopped, ReturnsRecord
 from relaxion.training.checkpoint import (
     DIVERGED,
     DivergedError,
@@ -32,8 +31,9 @@ from relaxion.training.checkpoint import (
     start_agent_from,
     taken_back,
 )
-from relaxion.training.records import Episodes, Event, Result, ReturnsWatch, ScalarMeans
+from relaxion.training.records import Episodes, Event, Result, ReturnsRecord, ReturnsWatch, ScalarMeans
 from relaxion.training.settings import AgentRunSettings, TrainingSettings
+
 STARTS_SEED = 20  # of all assessments, whatever the run's seed: every agent meets the same starts
 MAX_STEPS = 10_000  # per episode, unless told otherwise
 
@@ -70,6 +70,8 @@ class VectorRunSettings(AgentRunSettings):
 
     training: VectorTrainingSettings
     networks: VectorNetworkSettings
+
+    COUNTS_FORCE_CALLS: ClassVar[bool] = False
 
     @classmethod
     def parts(cls, values: Mapping[str, Any]) -> dict[str, type[Settings]]:

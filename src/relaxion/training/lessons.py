@@ -11,8 +11,6 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
-from ase import Atoms
-from ase.filters import FrechetCellFilter
 from pydantic import Field
 from torch import Generator, Tensor
 
@@ -26,14 +24,11 @@ from relaxion.networks.metric.lessons import Lessons, relative_errors, way_to
 from relaxion.networks.metric.network import MetricNetwork
 from relaxion.networks.metric.policies import MetricPolicy
 from relaxion.networks.metric.teacher import Teacher, TeachingSettings
-from relaxion.optimize.ase_interface import read_point
-from relaxion.optimize.quasi_newton import QuasiNewtonSettings
-from relaxion.optimize.stepper import Classical
-from relaxion.potentials.ase import PotentialCalculator
+from relaxion.optimize.batch import BatchRelaxer, BatchSettings
+from relaxion.optimize.choice import new_stepper
 from relaxion.potentials.potential import Potential
 from relaxion.potentials.reward import largest_force
 from relaxion.structures import Outcome, Structures
-
 
 
 class LiveLessonSettings(TeachingSettings):
@@ -75,7 +70,7 @@ class Examples(Protocol):
 
     force_calls: int  # spent on them
 
-    def draw(self, n_updates: int) -> tuple[Lessons, dict[str, float]]:
+    def draw(self, n_updates: int, /) -> tuple[Lessons, dict[str, float]]:
         """For the next update, `n_updates` having been made; and what there is to tell of them."""
         ...
 
@@ -240,31 +235,20 @@ def finished_by_core(found: Relaxations, potential: Potential, tolerance: float,
     unfinished = (found.outcomes == Outcome.STEP_LIMIT).nonzero().flatten()
     if len(unfinished) == 0:
         return found
-    outcomes, calls, calculator = found.outcomes.clone(), found.calls.clone(), PotentialCalculator(potential)
-    ends = list(found.ends.structures.to_ase())
+    ends, free = list(found.ends.structures.to_ase()), found.ends.structures.cell_free.tolist()
+    outcomes, calls = found.outcomes.clone(), found.calls.clone()
+    settings = BatchSettings(fmax=tolerance, max_force_calls=max(1, max_force_calls - 1))
+    relaxer = BatchRelaxer(potential, settings, lambda _: ("core", new_stepper()))
     for number in unfinished.tolist():
-        atoms = ends[number]
-        atoms.calc = calculator
-        target = FrechetCellFilter(atoms) if bool(found.ends.structures.cell_free[number]) else atoms
-        spent = _core_calls(target, tolerance, max_force_calls)
-        calls[number] += spent
-        if spent < max_force_calls:
-            outcomes[number] = int(Outcome.CONVERGED)
-    free = found.ends.structures.cell_free.tolist()
+        relaxer.add(ends[number], tag=number, cell=free[number])
+    while relaxer.n_running or relaxer.has_finished:
+        for relaxed in relaxer.advance():
+            ends[relaxed.tag] = relaxed.atoms
+            calls[relaxed.tag] += relaxed.force_calls if relaxed.converged else max_force_calls
+            if relaxed.converged:
+                outcomes[relaxed.tag] = int(Outcome.CONVERGED)
     structures = Structures.from_ase(ends, cell_free=free).to(found.ends.structures.dtype)
     return replace(found, ends=replace(found.ends, structures=structures), outcomes=outcomes, calls=calls)
-
-
-def _core_calls(target: Atoms | FrechetCellFilter, tolerance: float, cap: int) -> int:
-    """Force calls of the core to the tolerance; `cap` where it takes as many or more."""
-    core = Classical(QuasiNewtonSettings())
-    for call in range(1, cap):
-        point = read_point(target)
-        if point.largest_force < tolerance:
-            return call
-        proposal = core.propose(point)
-        target.set_positions(proposal.base.coordinates + proposal.step)
-    return cap
 
 
 class ReplayLessons:

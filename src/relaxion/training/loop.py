@@ -12,15 +12,14 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from relaxion.errors import CheckpointError, FileError, RunError, SettingsError
-from relaxion.files import Stored, replace_file
+from relaxion.errors import AssessmentStopped, CheckpointError, FileError, RunError, SettingsError
+from relaxion.files import Stored, replace_file, write_json, write_text
 from relaxion.settings import shown
 from relaxion.training import checkpoint
-from relaxion.training.assessment_record import AssessmentStopped, leave_record
 from relaxion.training.checkpoint import DIVERGED, DivergedError, NonFiniteError
 from relaxion.training.curves import leave_curve
-from relaxion.training.records import AlarmFile, Clock, Records, Result
-from relaxion.training.run_folder import AGENT, CHECKPOINT, RunFolder, write_json, write_text
+from relaxion.training.records import AlarmFile, Clock, Records, Result, leave_record
+from relaxion.training.run_folder import AGENT, CHECKPOINT, RunFolder
 from relaxion.training.settings import RunSettings
 
 MAY_DIFFER_ON_RESUME = ("steps",)

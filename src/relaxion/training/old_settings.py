@@ -35,14 +35,15 @@ DEFAULTS = {  # of the old tasks, where they are not those of the new one
     METALS: {"lesson_updates": 4000},
     UNIVERSAL: {"secant_weight": 0.6, "n_secants": 1},
 }
-REMOVED = frozenset(  # of the agent that turned a gate's knobs, and of its replay
-    "replay_capacity batch_size warmup_steps n_steps exploration_noise_final exploration_noise_steps n_environments "
-    "updates_per_step discount_factor normalise_observations assessment_max_steps widths "
-    "gate_cluster_share gate_packing_share lowest_tolerance_ev_per_angstrom highest_tolerance_ev_per_angstrom "
-    "gate_max_force_calls shaping departure_penalty gate_start_force_limit_ev_per_angstrom "
-    "policy_learning_rate critic_learning_rate entropy_weight_learning_rate initial_entropy_weight target_update_rate "
-    "exploration_noise policy_delay target_noise target_noise_clip lowest_value highest_value n_bins".split()
-)
+REMOVED = frozenset({  # of the agent that turned a gate's knobs, and of its replay
+    "replay_capacity", "batch_size", "warmup_steps", "n_steps", "exploration_noise_final", "exploration_noise_steps",
+    "n_environments", "updates_per_step", "discount_factor", "normalise_observations", "assessment_max_steps", "widths",
+    "gate_cluster_share", "gate_packing_share", "lowest_tolerance_ev_per_angstrom", "highest_tolerance_ev_per_angstrom",
+    "gate_max_force_calls", "shaping", "departure_penalty", "gate_start_force_limit_ev_per_angstrom", "n_critics",
+    "policy_learning_rate", "critic_learning_rate", "entropy_weight_learning_rate", "initial_entropy_weight",
+    "target_update_rate", "exploration_noise", "policy_delay", "target_noise", "target_noise_clip", "lowest_value",
+    "highest_value", "n_bins",
+})  # fmt: skip
 
 
 def renamed(values: Mapping[str, Any], task: Any) -> dict[str, Any]:

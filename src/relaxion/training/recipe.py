@@ -64,7 +64,9 @@ def settings_from_recipe(path: Path, agent: str | None, overrides: Mapping[str, 
     layers = [table, _sections(sections, owner).get(chosen, {}), given]
     task = given.get("task", table.get("task"))
     if ignored := removed(given, task):
-        warnings.warn(f"{', '.join(ignored)}: of no meaning for the task {task}, left out", RelaxionWarning, stacklevel=2)
+        warnings.warn(
+            f"{', '.join(ignored)}: of no meaning for the task {task}, left out", RelaxionWarning, stacklevel=2
+        )
     values = {name: value for layer in layers for name, value in renamed(layer, task).items()}
     return RunSettings.read({**values, "agent": chosen})
 

@@ -6,20 +6,28 @@ from __future__ import annotations
 import json
 import math
 import os
+import shlex
+import sys
 import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from relaxion.errors import CheckpointError, RelaxionWarning, RunError
+from relaxion.errors import CheckpointError, FileError, RelaxionWarning, RunError
+from relaxion.files import write_text
+
+if TYPE_CHECKING:
+    from relaxion.bench.assessment import Assessed
+    from relaxion.training.settings import RunSettings
 
 TIME_KEYS = ("time/time_elapsed", "time/fps")  # seconds, steps per second: all that differs between equal runs
+ASSESSMENT_FORMAT, ASSESSMENT_VERSION = "relaxion-assessment", 1  # of assessment.json
 RECENT_EPISODES = 100  # as in Stable-Baselines3
 COUNTERS = ("train/n_updates",)  # not averaged: the trainer writes its own count
 
@@ -164,6 +172,24 @@ class RelaxationResult(Result):
     potential: str
     structures: str
 
+    @classmethod
+    def of(cls, settings: RunSettings, final: Assessed, **own: Any) -> RelaxationResult:
+        """From the final assessment and what the trainer knows besides."""
+        scalars = final.scalars()
+        return cls(
+            agent=settings.agent_name,
+            task=settings.training.task,
+            seed=settings.training.seed,
+            final_return_mean=scalars["eval/mean_reward"],
+            final_return_worst=float(final.returns.min()),
+            final_force_calls_mean=scalars["eval/force_calls_mean"],
+            final_force_calls_median=scalars["eval/force_calls_median"],
+            final_success_rate=final.success_rate,
+            force_calls_bfgs=final.baselines["BFGS"],
+            force_calls_fire=final.baselines["FIRE"],
+            **own,
+        )
+
     def sentence(self) -> str:
         return (
             f"{self.agent} on {self.structures} with {self.potential}, seed {self.seed}: "
@@ -295,3 +321,48 @@ class ScalarMeans:
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         self._sums = {name: pair[0].clone() for name, pair in tensors.items()}
         self._counts = {name: int(pair[1]) for name, pair in tensors.items()}
+
+
+@dataclass(frozen=True, eq=False)
+class ReturnsRecord:
+    """Episodes of an agent for vectors."""
+
+    returns: Sequence[float]  # undiscounted
+    lengths: Sequence[int] = field(default_factory=tuple)
+
+    def as_plain(self) -> dict[str, Any]:
+        return {
+            "returns": [value if math.isfinite(value) else None for value in self.returns],
+            "lengths": list(self.lengths),
+        }
+
+
+@runtime_checkable
+class Recorded(Protocol):
+    """An assessment that can be written down start by start."""
+
+    @property
+    def record(self) -> Any: ...
+
+
+def leave_record(path: Path, assessed: object, step: int) -> None:
+    """Replace what the assessment before has left; whatever is wrong with it, the run is good."""
+    record = assessed.record if isinstance(assessed, Recorded) else None
+    if record is None:
+        return
+    plain = {
+        "format": ASSESSMENT_FORMAT,
+        "version": ASSESSMENT_VERSION,
+        "step": step,
+        "command": _command(),
+    } | record.as_plain()
+    try:
+        write_text(path, json.dumps(plain, allow_nan=False, separators=(",", ":")) + "\n")
+    except FileError as error:
+        warnings.warn(f"the assessment was not written down: {error}", RelaxionWarning, stacklevel=2)
+
+
+def _command() -> str:
+    """As it was typed; of a script or a test, its name."""
+    program, *rest = sys.argv or [""]
+    return shlex.join([Path(program).name, *rest])

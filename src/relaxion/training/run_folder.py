@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import fcntl
-import json
-import math
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from relaxion.errors import FileError, RunError
-from relaxion.files import kind_of, open_lock, part_of, replace_file, text_of
+from relaxion.files import kind_of, open_lock, part_of, text_of
 
 LOCK = ".lock"
 BASELINES = "baselines.json"
@@ -106,27 +103,3 @@ def _owner(lock: Path) -> str | None:
     except (OSError, ValueError):
         return None
     return found[1] if found else None
-
-
-def write_text(path: Path, text: str) -> None:
-    """In one go: whoever reads or is killed meanwhile sees the old file or the new one."""
-    try:
-        replace_file(path, text.encode())
-    except OSError as error:
-        raise FileError(f"{path} cannot be written ({error}); is its folder there, the disk not full?") from error
-
-
-def write_json(path: Path, values: Mapping[str, Any]) -> None:
-    """Numbers that are not finite become words ("nan", "inf"): JSON has none for them."""
-    write_text(path, json.dumps(_with_words(values), indent=2, allow_nan=False) + "\n")
-
-
-def _with_words(value: Any) -> Any:
-    match value:
-        case float() if not math.isfinite(value):
-            return str(value)
-        case Mapping():
-            return {name: _with_words(inner) for name, inner in value.items()}
-        case list() | tuple():
-            return [_with_words(inner) for inner in value]
-    return value

@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from pydantic import Field
 
@@ -116,6 +116,8 @@ class RunSettings:
     agent_name: str  # a run of the task metric has none; the word stays in its records
     training: LoopSettings
 
+    COUNTS_FORCE_CALLS: ClassVar[bool] = True  # assessments do: few are good. Else returns, and many
+
     @classmethod
     def parts(cls, values: Mapping[str, Any]) -> dict[str, type[Settings]]:
         """By field, those that these values ask for; `agent` depends on the agent."""
@@ -165,7 +167,11 @@ class RunSettings:
         """Who trains."""
         raise NotImplementedError
 
-    def packed(self, stored: Stored) -> Packed:
+    def assessed_on_validation(self) -> Self:
+        """The same, for choosing settings: what is chosen must not have seen the structures of the results."""
+        return self
+
+    def packed(self, _stored: Stored, /) -> Packed:
         """What a bundle is made of, from the weights of a run."""
         raise RunError(
             f"the run learned {self.training.task}, which relaxes no atoms; package a run on structures, whose task is "
@@ -199,4 +205,3 @@ def agent_name(word: Any, owner: str = "") -> str:
     if (name := word.lower()) not in AGENT_SETTINGS:
         raise SettingsError(f"{owner}no agent named '{word}': {nearest(name, AGENT_SETTINGS)}")
     return name
-

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-from relaxion.errors import RelaxionWarning
 from relaxion.training.assessment_record import (
     MOST_NUMBERS,
     MOST_SHOTS,
@@ -19,8 +17,10 @@ from relaxion.training.assessment_record import (
     Shot,
     leave_record,
 )
-from relaxion.training.run import train
-from relaxion.training.run_settings import AtomRunSettings
+
+from relaxion.errors import RelaxionWarning
+from relaxion.training.loop import train
+from relaxion.training.relax_settings import RelaxRunSettings
 
 SMALL = {
     "task": "relax", "agent": "td3", "structures": "alloys:Al-Cu-Ni:2-4", "n_pooled": 40, "steps": 64,
@@ -97,7 +97,7 @@ def test_an_assessment_without_record_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_a_run_says_of_each_start_what_the_means_say_of_all(tmp_path: Path) -> None:
-    train(AtomRunSettings.read(SMALL), tmp_path / "run")
+    train(RelaxRunSettings.read(SMALL), tmp_path / "run")
     result, record, baselines = (
         json.loads((tmp_path / "run" / f"{name}.json").read_text()) for name in ("result", "assessment", "baselines")
     )

@@ -6,6 +6,7 @@ import json
 
 import pytest
 import torch
+from relaxion.training.metals_trainer import MetalsTrainer
 
 from relaxion.bundles import covers, uncovered
 from relaxion.errors import SettingsError
@@ -13,12 +14,12 @@ from relaxion.files import Stored, digest
 from relaxion.optimize.choice import load
 from relaxion.optimize.gate import N_KNOBS
 from relaxion.optimize.guard import OBSERVATION
-from relaxion.training.metals_trainer import MetalsTrainer
+from relaxion.training.checkpoint import DivergedError
+from relaxion.training.loop import train
+from relaxion.training.metric import MetalsRunSettings
 from relaxion.training.packaging import bundle_from_run
 from relaxion.training.recipe import find, settings_from_recipe
-from relaxion.training.run import train
-from relaxion.training.run_settings import MetalsRunSettings, RunSettings
-from relaxion.training.trainer import DivergedError
+from relaxion.training.settings import RunSettings
 
 TINY = {
     "channels": 4, "n_hidden": 4, "n_coordinates": 1, "n_radial": 4, "n_layers": 1,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch
+from relaxion.training.atom_assessment import AtomAssessed
 
 from relaxion.structures import Outcome
-from relaxion.training.atom_assessment import AtomAssessed
 from relaxion.training.packaging import failures_in_words, policy_result
 
 FORMULAS = ["AlCu", "Al2", "Cu3", "AlCu2", "Al3", "Cu2", "Al2Cu"]

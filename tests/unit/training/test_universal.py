@@ -7,6 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from relaxion.training.stored_imitation import mean_error
+from relaxion.training.stored_lessons import is_validation, largest_forces, lessons_of, sorted_lessons
+from relaxion.training.universal_assessment import stored_calls
+from relaxion.training.universal_settings import UniversalSettings
+from relaxion.training.universal_trainer import UniversalTrainer, group, split_store
 
 from relaxion.bundles import PolicyBundle
 from relaxion.collecting.collect import collect
@@ -15,14 +20,9 @@ from relaxion.collecting.store import TrajectoryStore
 from relaxion.errors import FileError, RunError
 from relaxion.files import Stored, digest
 from relaxion.structures import Outcome
+from relaxion.training.loop import train
 from relaxion.training.packaging import bundle_from_run
-from relaxion.training.run import train
-from relaxion.training.run_settings import RunSettings
-from relaxion.training.stored_imitation import mean_error
-from relaxion.training.stored_lessons import is_validation, largest_forces, lessons_of, sorted_lessons
-from relaxion.training.universal_assessment import stored_calls
-from relaxion.training.universal_settings import UniversalSettings
-from relaxion.training.universal_trainer import UniversalTrainer, group, split_store
+from relaxion.training.settings import RunSettings
 
 RECIPE = {
     "seed": 5,

@@ -7,19 +7,27 @@ import hashlib
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
+from ase.data import chemical_symbols
 from pydantic import Field
 from torch import Generator, Tensor
 
+from relaxion.bench.assessment import CAP, FMAX, Assessor, Calls, Starts
 from relaxion.collecting.store import Trajectory, TrajectoryStore
+from relaxion.errors import RunError
 from relaxion.files import Stored
 from relaxion.networks.metric.lessons import Lessons, relative_errors, way_to
 from relaxion.networks.metric.network import MetricNetwork
+from relaxion.networks.metric.policies import MetricPolicy
 from relaxion.networks.metric.teacher import TeachingSettings
+from relaxion.potentials import potential
 from relaxion.potentials.reward import largest_force
 from relaxion.structures import Move, Outcome, State
+from relaxion.structures.splits import ELEMENTS as HELD_APART
 
 logger = logging.getLogger(__name__)
 
@@ -29,8 +37,11 @@ MOLECULES, CRYSTALS = "molecules", "crystals"
 STORES_APART = ":"
 
 
-class StoredLessonSettings(TeachingSettings):
+class StoreSettings(TeachingSettings):
     """Relaxations of a store, made once: for potentials whose force calls are expensive."""
+
+    lesson_updates: int = Field(default=5000, ge=1)
+    """Updates in all; the rate falls along half a cosine over them."""
 
     store: str = ""
     """Folder that `relaxion collect` filled; several with ':' between them."""
@@ -53,13 +64,17 @@ class StoredLessonSettings(TeachingSettings):
         """How much of an update is of which group."""
         return {MOLECULES: self.molecule_share, CRYSTALS: 1 - self.molecule_share}
 
+    def plan(self, starts: int) -> StorePlan:
+        """With so many assessed starts of each kind."""
+        return StorePlan(self, starts)
+
 
 def is_validation(key: str) -> bool:
     """Of a stored relaxation, by its key alone, so that a store that grows keeps its two sides apart."""
     return int(hashlib.sha256(key.encode()).hexdigest(), 16) % VALIDATION_MODULUS == 0
 
 
-def split_store(settings: StoredLessonSettings) -> tuple[list[Trajectory], list[Trajectory]]:
+def split_store(settings: StoreSettings) -> tuple[list[Trajectory], list[Trajectory]]:
     """What is trained on, and what is not; of crystals and molecules those that have a share in the training."""
     wanted = settings.shares
     stores = (TrajectoryStore.open(Path(path)) for path in settings.store.split(STORES_APART))
@@ -72,7 +87,7 @@ def largest_forces(trajectory: Trajectory) -> Tensor:
     return largest_force(trajectory.structures, trajectory.evaluation)
 
 
-def stored_lessons(trajectory: Trajectory, settings: StoredLessonSettings) -> Lessons | None:
+def stored_lessons(trajectory: Trajectory, settings: StoreSettings) -> Lessons | None:
     """Every state above the smallest force, with the way to the end; None where the end is no minimum."""
     structures, evaluation, number = trajectory.structures, trajectory.evaluation, len(trajectory)
     forces = largest_forces(trajectory)
@@ -103,7 +118,7 @@ class Group:
     weights: Tensor  # (n_lessons,)
 
 
-def grouped_lessons(trajectories: Iterable[Trajectory], settings: StoredLessonSettings) -> dict[str, Group]:
+def grouped_lessons(trajectories: Iterable[Trajectory], settings: StoreSettings) -> dict[str, Group]:
     """All lessons of the relaxations, in groups.
 
     A relaxation that took long has many lessons, most of them on the last soft mode. So that they do not drown the
@@ -138,7 +153,7 @@ class StoredExamples:
         self.shares = torch.tensor([shares[name] for name in self.groups], dtype=torch.float64)
         self.sums = {name: found.weights.double().cumsum(0) for name, found in self.groups.items()}
 
-    def draw(self, n_updates: int) -> tuple[Lessons, dict[str, float]]:
+    def draw(self, _n_updates: int) -> tuple[Lessons, dict[str, float]]:
         """As many as an update takes, from the groups by their shares."""
         drawn = torch.multinomial(self.shares, self.number, replacement=True, generator=self.generator)
         parts = []
@@ -166,3 +181,90 @@ def mean_error(network: MetricNetwork, lessons: Lessons, batch: int = 256) -> fl
             which = torch.arange(first, min(first + batch, lessons.number))
             errors.append(relative_errors(network, lessons.select(which)))
     return float(torch.cat(errors).mean())
+
+
+class StorePlan:
+    """Relaxations of a store; those that are not trained on are assessed."""
+
+    structures = "universal"
+    fails_on = ("Potentials other than those named were not trained on; docs/universal.md shows how it carries over.",)
+
+    def __init__(self, settings: StoreSettings, starts: int) -> None:
+        if not settings.store:
+            raise RunError(
+                "no store of relaxations: fill one with 'relaxion collect universal-data --out STORE', then "
+                "--set store=STORE"
+            )
+        self.settings, self.per_kind = settings, starts
+        self.training, self.validation = split_store(settings)
+        self.engines = " and ".join(sorted({trajectory.engine for trajectory in self.training}))
+
+    @property
+    def force_calls(self) -> int:
+        """Of the whole store."""
+        return sum(len(trajectory) for trajectory in (*self.training, *self.validation))
+
+    def examples(self, _policy: MetricPolicy, generator: Generator) -> StoredExamples:
+        groups = grouped_lessons(self.training, self.settings)
+        if not groups:
+            raise RunError(f"the store {self.settings.store} holds no finished relaxation to learn from")
+        shares = self.settings.shares if len(groups) > 1 else dict.fromkeys(groups, 1.0)
+        examples = StoredExamples(groups, shares, self.settings.lessons_per_update, generator)
+        examples.force_calls = self.force_calls
+        return examples
+
+    @cached_property
+    def assessed(self) -> list[Trajectory]:
+        """At most `per_kind` of each kind."""
+        by_kind: dict[str, list[Trajectory]] = {}
+        for trajectory in sorted(self.validation, key=lambda t: t.key):
+            by_kind.setdefault(trajectory.kind, []).append(trajectory)
+        return [trajectory for _, found in sorted(by_kind.items()) for trajectory in found[: self.per_kind]]
+
+    @cached_property
+    def assessor(self) -> Assessor:
+        return Assessor(self._starts)
+
+    def _starts(self) -> list[Starts]:
+        engines = {name: potential(name) for name in {trajectory.engine for trajectory in self.assessed}}
+        return [Starts(t.kind, engines[t.engine], t.structures.select(torch.tensor([0]))) for t in self.assessed]
+
+    def compare(self, folder: Path) -> None:
+        """Also with who collected."""
+        calls = tuple(stored_calls(trajectory) for trajectory in self.assessed)
+        energies = tuple(float(t.energies[-1]) if n < CAP else None for t, n in zip(self.assessed, calls, strict=True))
+        self.assessor.compare(folder, collector=Calls(calls, energies))
+
+    def errors(self, network: MetricNetwork) -> dict[str, float]:
+        groups = grouped_lessons(self.validation, self.settings)
+        return {f"eval/relative_error_{name}": mean_error(network, found.lessons) for name, found in groups.items()}
+
+    def card(self) -> dict[str, Any]:
+        training = self.training
+        numbers = sorted({int(number) for t in training for number in t.numbers.unique()})
+        sizes = [t.n_atoms for t in training]
+        kinds = {kind: sum(t.kind == kind for t in training) for kind in sorted({t.kind for t in training})}
+        symbols = [chemical_symbols[number] for number in numbers]
+        periodic = _periodic(training)
+        return {
+            "elements": tuple(symbols),
+            "unseen": tuple(sorted(HELD_APART - set(symbols))) if periodic else (),  # measured in docs/universal.md
+            "smallest_n_atoms": min(sizes),
+            "largest_n_atoms": max(sizes),
+            "potential": self.engines,
+            "starts": tuple(f"{number} relaxations of kind {kind}" for kind, number in kinds.items()),
+            "cells": "both" if any(bool(t.cell_free) for t in training) else "fixed",
+            "periodic": periodic,
+        }
+
+
+def _periodic(training: Sequence[Trajectory]) -> bool | None:
+    """What all of them are; None where they differ."""
+    found = {bool(t.pbc.any()) for t in training}
+    return found.pop() if len(found) == 1 else None
+
+
+def stored_calls(trajectory: Trajectory) -> int:
+    """Structures evaluated until the first below the tolerance; the cap where none was."""
+    below = (largest_forces(trajectory) < FMAX).nonzero().flatten()
+    return int(below[0]) + 1 if len(below) else CAP
