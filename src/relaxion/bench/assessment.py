@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -16,7 +16,7 @@ from ase import Atoms
 
 from relaxion.bench.contest import Conditions, relax_one
 from relaxion.bench.films import RelaxationRecord, Relaxed, Shot, film_of, shot
-from relaxion.bench.optimizers import CORE, Contestant, known_optimizers
+from relaxion.bench.optimizers import CORE, classical_contestants
 from relaxion.errors import AssessmentStopped, FileError
 from relaxion.files import json_of, write_json
 from relaxion.optimize import batch
@@ -183,7 +183,7 @@ class Assessor:
         """What an optimizer of ASE with its defaults needs from every start, or our classical core ("core")."""
         if name == CORE:
             return self(under_guard(new_stepper, self.fmax, self.cap)).calls
-        contestant = Contestant(name, partial(known_optimizers()[name], logfile=None))
+        [contestant] = classical_contestants(name, without_gpmin=False, free_cell=True)
         scores = []
         for group in self.starts:
             for atoms, free in zip(group.structures.to_ase(), group.structures.cell_free.tolist(), strict=True):

@@ -98,9 +98,11 @@ def prepare(work: Sequence[Work], near: NearPairs | None = None) -> None:
     `work` is sorted by size; `near`: pairs known already, of structures among which these are, in the same order.
     """
     for start in range(0, len(work), MOST_TOGETHER):
-        group = [one for one in work[start : start + MOST_TOGETHER] if one.is_small]
-        if len(group) > 1:
-            _prepare_group(group, near)
+        small = [one for one in work[start : start + MOST_TOGETHER] if one.is_small]
+        for cell_free in (False, True):  # a free cell has rows of its own
+            group = [one for one in small if bool(one.geometry.cell_factor) == cell_free]
+            if len(group) > 1:
+                _prepare_group(group, near)
 
 
 def _prepare_group(group: Sequence[Work], near: NearPairs | None) -> None:

@@ -6,18 +6,17 @@ import numpy as np
 import pytest
 import torch
 from ase.build import bulk
-from relaxion.training.lessons import Imitation, LiveExamples, LiveLessonSettings, Source, finished_by_core, lessons_of
 
 import relaxion
 from relaxion.errors import SettingsError
 from relaxion.experience.environment import Environment, EnvironmentSettings, rollout
 from relaxion.generators.metals import ADSORBATES, EAM_METALS, KINDS, MetalStarts
-from relaxion.generators.starts import PerturbedStarts
 from relaxion.networks.metric.lessons import Lessons, relative_errors, way_to
 from relaxion.networks.metric.network import MetricSettings
 from relaxion.networks.metric.policies import MetricPolicy
 from relaxion.networks.move_actions import MoveActions
 from relaxion.structures import Move, Outcome, Structures
+from relaxion.training.lessons import Imitation, LiveExamples, LiveLessonSettings, Source, finished_by_core, lessons_of
 
 SETTINGS = MetricSettings(channels=8, n_hidden=8, n_layers=1, cutoff_angstrom=4.0)
 TINY = MetalStarts(elements=("Cu", "Ni"), sizes=(2, 4), rattle_angstrom=(0.05, 0.15))

@@ -10,7 +10,6 @@ import pytest
 import torch
 from ase.build import bulk
 from ase.calculators.emt import EMT
-from relaxion.training.lessons import ReplayLessons, last_of
 
 from relaxion import Relaxer
 from relaxion.agents.vector_agents import AGENT_SETTINGS
@@ -28,6 +27,7 @@ from relaxion.optimize.learned import LearnedMetrics
 from relaxion.potentials.registry import potential
 from relaxion.potentials.reward import largest_force
 from relaxion.structures import Move, Outcome
+from relaxion.training.lessons import ReplayLessons, last_of
 from relaxion.training.loop import train
 from relaxion.training.packaging import bundle_from_run, training_command
 from relaxion.training.recipe import find, settings_from_recipe
@@ -229,9 +229,7 @@ class TestAnchor:
         largest = largest_force(secants.state.structures, ends)
         assert bool((largest < 0.06).any())  # the ends of finished ones, to the tolerance of 0.05
         assert secants.left_over is not None  # what still pulls at the end of each way
-        torch.testing.assert_close(
-            ends.forces.double(), secants.left_over.atoms, rtol=1e-3, atol=1e-3
-        )
+        torch.testing.assert_close(ends.forces.double(), secants.left_over.atoms, rtol=1e-3, atol=1e-3)
 
     def test_its_weight_falls_and_it_changes_what_is_learned(self) -> None:
         trainer, without = go(make(), 26), go(make(lesson_weight=0.0), 26)
