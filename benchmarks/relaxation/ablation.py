@@ -17,22 +17,17 @@ import json
 import math
 import time
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from relaxion.training.atom_assessment import AtomAssessor
-from relaxion.training.metals_assessment import force_calls
 
-from relaxion.bench.baselines import ase_calls
-from relaxion.optimize.guard import Gate, Guard, Knobs, hand_made_gate
+from relaxion.bench.assessment import CORE, Assessor, under_guard
+from relaxion.optimize.choice import new_stepper
+from relaxion.optimize.guard import Gate, Knobs, hand_made_gate
 from relaxion.optimize.learned import LearnedMetrics
-from relaxion.optimize.quasi_newton import QuasiNewtonSettings
-from relaxion.optimize.stepper import Stepper
-from relaxion.potentials.ase import PotentialCalculator
 from relaxion.training.loop import read_weights, write_agent
 from relaxion.training.relax import RelaxTrainer
 from relaxion.training.relax_settings import RelaxRunSettings
@@ -241,38 +236,26 @@ class Ablation:
 
     def calls(self, row: Row, trainer: RelaxTrainer, side: str) -> list[int]:
         """Force calls from each start of a side; failures are charged the cap."""
-        assessor = self.assessor(side)
+        task = self.side(side)
         if row.gate is None:
-            return assessor(trainer.act).force_calls.tolist()
+            return task.assessor()(task.following(trainer.act)).force_calls.tolist()
         policy: Any = trainer.agent.policy
         policy.requires_grad_(False)
-        metrics, method, gate = LearnedMetrics(policy.network), QuasiNewtonSettings(), row.gate
-        return self.chained(side, lambda: Stepper(method, quasi_newton=Guard(method, metrics, gate)))
+        metrics, gate = LearnedMetrics(policy.network), row.gate
+        relax = under_guard(lambda: new_stepper(metrics=metrics, gate=gate), FMAX, CAP)
+        return task.assessor()(relax).force_calls.tolist()
 
-    def assessor(self, side: str) -> AtomAssessor:
-        settings = ROWS["direct-rl"].settings(0, SIDES[side])
-        return AtomAssessor(RelaxTask(settings, self.task.potential, self.task.pools), STARTS)
-
-    def chained(self, side: str, make: Callable[[], Stepper]) -> list[int]:
-        calculator, found = PotentialCalculator(self.task.potential), []
-        for atoms in self.assessor(side).starts.structures.to_ase():
-            atoms.calc = calculator
-            found.append(force_calls(atoms, make(), FMAX, CAP))
-        return found
+    def side(self, side: str) -> RelaxTask:
+        return RelaxTask(ROWS["direct-rl"].settings(0, SIDES[side]), self.task.potential, self.task.pools)
 
     def classical(self) -> None:
         """The core and ASE's optimizers, which need no seed."""
         file = RESULTS / "classical.json"
         kept = json.loads(file.read_text()) if file.exists() else {}
-        core = {side: self.chained(side, lambda: Stepper(QuasiNewtonSettings())) for side in SIDES}
-        kept.setdefault("core", core)
-        for name in ("BFGSLineSearch", "BFGS", "FIRE"):
+        assessors: dict[str, Assessor] = {side: self.side(side).assessor() for side in SIDES}
+        for name in (CORE, "BFGSLineSearch", "BFGS", "FIRE"):
             if name not in kept:
-                starts = {side: self.assessor(side).starts.structures for side in SIDES}
-                kept[name] = {
-                    side: list(ase_calls(name, s, self.task.potential, FMAX, CAP).force_calls)
-                    for side, s in starts.items()
-                }
+                kept[name] = {side: list(one.measure(name).force_calls) for side, one in assessors.items()}
                 file.write_text(json.dumps(kept) + "\n")
 
 

@@ -12,7 +12,7 @@ from torch import Generator, Tensor
 from relaxion.errors import StructureError
 from relaxion.experience.transition import Source, Transition
 from relaxion.generators.starts import Starts
-from relaxion.potentials.corrector import correct
+from relaxion.potentials.corrector import ShareOfRadii, correct
 from relaxion.potentials.potential import Potential
 from relaxion.potentials.reward import Reward, largest_force
 from relaxion.settings import Settings
@@ -43,6 +43,10 @@ class EnvironmentSettings(Settings):
     minimum_distance_angstrom: float = Field(default=0.7, gt=0)
     """No step brings two atoms nearer. Just below the shortest bond there is (H2, 0.74 Å)."""
 
+    minimum_distance_share: float | None = Field(default=None, gt=0, lt=1)
+    """Where given, a share of the sum of covalent radii takes the place of that distance; 0.55 is what relaxing with a
+    policy keeps to."""
+
     blocked_back_off: float = Field(default=0.99, gt=0, le=1)
     """Blocked when at least this fraction of a move is undone."""
 
@@ -64,6 +68,12 @@ class EnvironmentSettings(Settings):
 
     start_tries: int = Field(default=20, ge=1)
     """How often an unusable start is drawn again before giving up with an error."""
+
+    @property
+    def minimum_distance(self) -> float | ShareOfRadii:
+        """As the corrector takes it."""
+        share = self.minimum_distance_share
+        return self.minimum_distance_angstrom if share is None else ShareOfRadii(share)
 
 
 class Environment:
@@ -100,7 +110,7 @@ class Environment:
         settings = self.settings
         proposed = _symmetric(move.to(state.structures.dtype)).allowed(state.structures)  # networks think in float32
         bounded = proposed.bounded(state.structures, settings.max_displacement_angstrom, settings.max_strain)
-        correction = correct(state.structures, bounded, settings.minimum_distance_angstrom)
+        correction = correct(state.structures, bounded, settings.minimum_distance)
         tried = state.structures.moved(correction.executed)
         answer = self.potential(tried)
         finite = answer.finite(tried)

@@ -7,9 +7,8 @@ from dataclasses import replace
 import torch
 
 from relaxion.optimize.point import Proposal, longest
-from relaxion.potentials.corrector import first_touch
+from relaxion.potentials.corrector import NEAREST_SHARE, first_touch
 
-NEAREST = 0.55  # of the sum of covalent radii; shorter bonds hardly exist, and forces there say little of the rest
 SMALLEST_SHARE = 0.1  # of the step is always taken: a call that teaches is better than standing still
 
 
@@ -19,11 +18,11 @@ def screened(proposal: Proposal) -> Proposal:
     if geometry is None or len(geometry.bonds.first) == 0:
         return proposal
     bonds = geometry.bonds
-    room = float((bonds.lengths - NEAREST * bonds.natural_lengths).min())
+    room = float((bonds.lengths - NEAREST_SHARE * bonds.natural_lengths).min())
     if not geometry.cell_factor and 2 * longest(proposal.step) < room:  # the usual case, at a tenth of the cost
         return proposal
     changes = torch.from_numpy(bonds.changes(proposal.step, geometry))
-    limits = torch.from_numpy(NEAREST * bonds.natural_lengths)
+    limits = torch.from_numpy(NEAREST_SHARE * bonds.natural_lengths)
     share = max(float(first_touch(torch.from_numpy(bonds.vectors), changes, limits).min()), SMALLEST_SHARE)
     if share >= 1:
         return proposal

@@ -1,20 +1,37 @@
-"""The corrector: a step that would bring two atoms too near is shortened just enough."""
+"""The corrector: a step that would bring two atoms too near is shortened just enough.
+
+How near is too near is a distance in Å, or a share of the sum of the covalent radii: training has either, relaxing with
+a policy always the second (`optimize/screen.py`).
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import torch
+from ase.data import covalent_radii
 from torch import Tensor
 
 from relaxion.errors import StructureError
 from relaxion.structures import Move, Structures
 from relaxion.structures.graph import Pairs
-from relaxion.structures.structures import per_structure_max
+from relaxion.structures.structures import atom_rows, per_structure_max
 
 # A longer step is first cut to this length: no runaway atom may ask for a search over the whole crystal.
 LONGEST_STEP_ANGSTROM = 4.0
 LARGEST_STRAIN = 0.5  # so that no step can turn a cell inside out
+NEAREST_SHARE = 0.55  # of the sum of covalent radii; shorter bonds hardly exist, forces there say little of the rest
+
+
+@dataclass(frozen=True)
+class ShareOfRadii:
+    """A minimum distance that depends on the pair: this share of the sum of its covalent radii."""
+
+    share: float = NEAREST_SHARE
+
+    def reaches(self, structures: Structures) -> Tensor:
+        """Of each atom; the minimum distance of a pair is their sum, (n_atoms,) Å."""
+        return self.share * torch.from_numpy(covalent_radii).to(structures.dtype)[structures.atomic_numbers]
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,29 +42,35 @@ class Correction:
     back_off: Tensor  # (n_structures,) between 0 and 1
 
 
-def correct(structures: Structures, move: Move, minimum_distance_angstrom: float) -> Correction:
+def correct(structures: Structures, move: Move, minimum_distance: float | ShareOfRadii) -> Correction:
     """Shorten each structure's move so that no pair is nearer than the minimum distance along its path.
 
     Self-images count. A pair that starts nearer may not come nearer still, but may part. The path is
     x(t) = x·(1 + tε) + t·u, so every pair vector is linear in t, r(t) = r + t·w, and the first touch is a
     root of |r + t·w|² = d²: exact, no bisection, and also right for atoms that would pass through each other.
+    `minimum_distance`: Å, or by the pair.
     """
     _check_finite(structures, move)
     bounded = move.bounded(structures, LONGEST_STEP_ANGSTROM, LARGEST_STRAIN)
     fractions = torch.ones(structures.n_structures, dtype=structures.dtype)
-    cutoffs = _search_cutoffs(structures, bounded, minimum_distance_angstrom)
+    if isinstance(minimum_distance, ShareOfRadii):
+        reaches = minimum_distance.reaches(structures)  # (n_atoms,) Å
+    else:
+        reaches = torch.full((structures.n_atoms,), minimum_distance / 2, dtype=structures.dtype)
+    cutoffs = _search_cutoffs(structures, bounded, reaches)
     # Neighbours are searched with one cutoff per group, or one structure that moves far would slow down all.
     groups = torch.ceil(torch.log2(cutoffs))
     moving = (bounded.largest_displacements(structures) > 0) | (bounded.strain_sizes() > 0)
     for group in groups[moving].unique():
         which = (moving & (groups == group)).nonzero().flatten()
         part, part_move = structures.select(which), bounded.select(structures.counts, which)
-        fractions[which] = _free_fractions(part, part_move, minimum_distance_angstrom, float(cutoffs[which].max()))
+        rows, _ = atom_rows(structures.counts, which)
+        fractions[which] = _free_fractions(part, part_move, reaches[rows], float(cutoffs[which].max()))
     executed = bounded.scaled(fractions, structures)
     return Correction(executed, 1 - fractions * _shares(bounded, move, structures))
 
 
-def _search_cutoffs(structures: Structures, move: Move, distance: float) -> Tensor:
+def _search_cutoffs(structures: Structures, move: Move, reaches: Tensor) -> Tensor:
     """How far apart two atoms can be and still meet: |r| ≤ d + |w| and |w| ≤ |ε||r| + |u_j - u_i|."""
     index = structures.structure_index
     longest = move.largest_displacements(structures)
@@ -57,17 +80,18 @@ def _search_cutoffs(structures: Structures, move: Move, distance: float) -> Tens
     first = per_structure_max(torch.where(others == longest[index], rows, 0), index, structures.n_structures)
     others[first] = 0.0
     second = per_structure_max(others, index, structures.n_structures)
-    return (distance + longest + second) / (1 - move.strain_sizes()) + 1e-6  # (n_structures,) Å
+    nearest = 2 * per_structure_max(reaches, index, structures.n_structures)
+    return (nearest + longest + second) / (1 - move.strain_sizes()) + 1e-6  # (n_structures,) Å
 
 
-def _free_fractions(structures: Structures, move: Move, distance: float, cutoff: float) -> Tensor:
+def _free_fractions(structures: Structures, move: Move, reaches: Tensor, cutoff: float) -> Tensor:
     pairs = Pairs.of(structures, cutoff)
     first, second = pairs.ends
     owners = structures.structure_index[first]
     start = pairs.vectors.to(structures.dtype)  # r, (n_pairs, 3) Å
     change = torch.einsum("ni,nij->nj", start, move.strains[owners])  # w, (n_pairs, 3) Å
     change = change + move.displacements[second] - move.displacements[first]
-    fractions = first_touch(start, change, distance)
+    fractions = first_touch(start, change, reaches[first] + reaches[second])
     return torch.ones(structures.n_structures, dtype=structures.dtype).scatter_reduce(0, owners, fractions, "amin")
 
 

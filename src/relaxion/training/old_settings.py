@@ -42,7 +42,7 @@ REMOVED = frozenset({  # of the agent that turned a gate's knobs, and of its rep
     "gate_max_force_calls", "shaping", "departure_penalty", "gate_start_force_limit_ev_per_angstrom", "n_critics",
     "policy_learning_rate", "critic_learning_rate", "entropy_weight_learning_rate", "initial_entropy_weight",
     "target_update_rate", "exploration_noise", "policy_delay", "target_noise", "target_noise_clip", "lowest_value",
-    "highest_value", "n_bins",
+    "highest_value", "n_bins", "soft_error",
 })  # fmt: skip
 
 

@@ -165,14 +165,14 @@ def failures_in_words(assessed: Assessed) -> list[str]:
     """Which starts did not converge, of which kind where there are several; and which of the rest took longest."""
     failed = [one for one in assessed.relaxed if not one.converged]
     converged = [one for one in assessed.relaxed if one.converged]
-    sentences = [f"None of the {len(assessed.relaxed)} assessment starts failed."]
+    sentences = [f"None of the {len(assessed.relaxed)} held-apart starts failed."]
     if failed:
         reasons = Counter(Outcome[one.outcome.upper()].label for one in failed)
         words = ", ".join(f"{label} {count}" for label, count in sorted(reasons.items()))
         named = ", ".join(_formula(one.numbers) for one in failed[:N_NAMED])
         more = " and others" if len(failed) > N_NAMED else ""
         sentences = [
-            f"{len(failed)} of {len(assessed.relaxed)} assessment starts did not converge within {assessed.cap} force "
+            f"{len(failed)} of {len(assessed.relaxed)} held-apart starts did not converge within {assessed.cap} force "
             f"calls ({words}): {named}{more}."
         ]
         kinds = Counter(one.label for one in failed if one.label)

@@ -73,7 +73,7 @@ def deviation(state: State, proposed: Move, settings: EnvironmentSettings) -> Te
     asked = proposed.to(state.structures.dtype)
     with torch.no_grad():
         bounded = asked.bounded(state.structures, settings.max_displacement_angstrom, settings.max_strain)
-        executed = correct(state.structures, bounded, settings.minimum_distance_angstrom).executed
+        executed = correct(state.structures, bounded, settings.minimum_distance).executed
     return imitation_distance(state, asked, executed)
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from ase import Atoms
+from ase.data import covalent_radii
 
 from relaxion.errors import StructureError
-from relaxion.potentials.corrector import LONGEST_STEP_ANGSTROM, correct, first_touch
+from relaxion.potentials.corrector import LONGEST_STEP_ANGSTROM, ShareOfRadii, correct, first_touch
 from relaxion.structures import Move, Structures
 
 
@@ -216,3 +218,15 @@ def test_equivariant_under_rotation(mixed_structures: Structures, generator: tor
     plain = correct(mixed_structures, Move(noise, zero), 2.0)
     rotated = correct(turned, Move(noise @ rotation, zero), 2.0)
     torch.testing.assert_close(rotated.back_off, plain.back_off, rtol=0, atol=1e-7)
+
+
+def test_a_share_of_the_radii_is_another_distance_for_every_pair() -> None:
+    """H–H, H–Pb and Pb–Pb of one structure: each pair stops at its own distance."""
+    for numbers in ([1, 1], [1, 82], [82, 82]):
+        structures, move = pair(3.0, [-2.9, 0, 0])
+        structures = replace(structures, atomic_numbers=torch.tensor(numbers))
+        share = ShareOfRadii(0.55)
+        nearest = 0.55 * float(covalent_radii[numbers].sum())
+        same = correct(structures, move, nearest)
+        assert torch.allclose(correct(structures, move, share).back_off, same.back_off, atol=1e-12)
+        assert float(same.back_off) == pytest.approx(1 - (3.0 - nearest) / 2.9, abs=1e-9)
