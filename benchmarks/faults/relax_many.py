@@ -38,7 +38,7 @@ from ase import Atoms
 from ase.build import bulk
 from ase.io import iread, write
 
-from relaxion.bench.sets import LATTICE_CONSTANTS
+from relaxion.generators.alloys import LATTICE_CONSTANTS
 from relaxion.scaling.relax_many.folder import failures, results
 
 METALS = ("Al", "Cu", "Ag", "Au", "Ni", "Pt")  # palladium kills, see the hostile calculators

@@ -30,8 +30,8 @@ from relaxion.bench.sets import FIRST_SEED, SETS
 from relaxion.cli.bench import measure
 from relaxion.cli.bench_output import as_markdown, as_plain
 from relaxion.cli.bench_starts import find_starts
+from relaxion.optimize.choice import new_stepper
 from relaxion.optimize.quasi_newton import QuasiNewtonSettings
-from relaxion.optimize.stepper import Stepper
 
 FMAX = 0.05  # eV/Å
 CAP = 500  # force calls
@@ -43,7 +43,7 @@ class WithoutSprings(Relaxer):
 
     def __init__(self, atoms):
         super().__init__(atoms, logfile=None, policy=None)
-        self._chain = Stepper(QuasiNewtonSettings(largest_trust=self.maxstep, use_springs=False))
+        self._stepper = new_stepper(QuasiNewtonSettings(largest_trust=self.maxstep, use_springs=False))
 
 
 PLAIN = Contestant("core without springs", WithoutSprings, classical=False)

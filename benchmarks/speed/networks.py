@@ -23,8 +23,9 @@ import relaxion
 from relaxion.agents.td3 import TD3
 from relaxion.experience.batch import Batch
 from relaxion.experience.environment import Environment, EnvironmentSettings
+from relaxion.generators.alloys import fcc_alloys
 from relaxion.generators.perturbations import perturbation
-from relaxion.generators.starts import PerturbedStarts, fcc_alloys
+from relaxion.generators.starts import PerturbedStarts
 from relaxion.networks.atom_critics import AtomCritics
 from relaxion.networks.atom_policies import AtomPolicy
 from relaxion.networks.move_actions import MoveActions

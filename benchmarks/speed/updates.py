@@ -32,7 +32,7 @@ from relaxion.experience.replay import VectorReplay
 from relaxion.networks.vector_actions import BoxActions
 
 N_OBSERVATIONS, N_ACTIONS, BATCH, STORED, DISCOUNT = 17, 6, 256, 100_000, 0.99
-REQUIRED_RATIO = 1.2
+REQUIRED_RATIO = 1.15
 
 
 class Spaces(gymnasium.Env[np.ndarray, np.ndarray]):

@@ -4,10 +4,16 @@ import argparse
 
 import torch
 
-from relaxion.agents.adam import Adam
 from relaxion.agents.agent import Agent
-from relaxion.agents.snapshots import restore_snapshot, take_snapshot
-from relaxion.agents.targets import bellman_target, descend, soft_update, target_copy
+from relaxion.agents.shared import (
+    adam,
+    bellman_target,
+    descend,
+    restore_snapshot,
+    soft_update,
+    take_snapshot,
+    target_copy,
+)
 from relaxion.experience.replay import VectorReplay
 from relaxion.experience.vector_environment import VectorEnvironments, task
 from relaxion.networks.vector import VectorCritics
@@ -22,7 +28,7 @@ class BestOfMany:
 
     def __init__(self, critic, domain, generator, learning_rate=1e-3, target_update_rate=0.01):
         self.critic, self.target_critic = critic, target_copy(critic)
-        self.critic_optimizer = Adam(critic.parameters(), learning_rate)
+        self.critic_optimizer = adam(critic.parameters(), learning_rate)
         self.domain, self.generator, self.target_update_rate = domain, generator, target_update_rate
         self.exploration_scale = 0.1  # half ranges of the action
         self.n_updates = torch.zeros((), dtype=torch.int64)

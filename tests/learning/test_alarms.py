@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from relaxion.agents.adam import Adam
+from relaxion.agents.shared import adam
 from relaxion.potentials import potential
 from relaxion.potentials.potential import Potential
 from relaxion.structures import Evaluation, Structures
@@ -130,7 +130,7 @@ def test_an_overestimating_critic(agent: str) -> None:
 
 def only_the_gate_learns(trainer: RelaxTrainer) -> None:
     agent: Any = trainer.agent
-    agent.policy_optimizer = Adam(agent.policy.gate.parameters(), 0.1)
+    agent.policy_optimizer = adam(agent.policy.gate.parameters(), 0.1)
 
 
 def test_a_gate_going_to_zero() -> None:

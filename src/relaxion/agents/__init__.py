@@ -11,16 +11,17 @@ from typing import TYPE_CHECKING, Any
 from relaxion.agents.agent import ActionDomain, Agent, NoisyExplorer, PolicyPenalty
 from relaxion.agents.d4pg import D4PGSettings
 from relaxion.agents.ddpg import DDPGSettings
+from relaxion.agents.make import AGENT_SETTINGS, AgentSettings, atom_agent, vector_agent
 from relaxion.agents.sac import SACSettings
 from relaxion.agents.td3 import TD3Settings
-from relaxion.agents.vector_agents import AGENT_SETTINGS, AgentSettings, vector_agent
 
 if TYPE_CHECKING:
     from relaxion.training.facade import D4PG, DDPG, SAC, TD3
 
 __all__ = [
     "AGENT_SETTINGS", "D4PG", "DDPG", "SAC", "TD3", "ActionDomain", "Agent", "AgentSettings", "D4PGSettings",
-    "DDPGSettings", "NoisyExplorer", "PolicyPenalty", "SACSettings", "TD3Settings", "vector_agent",
+    "DDPGSettings", "NoisyExplorer", "PolicyPenalty", "SACSettings", "TD3Settings", "atom_agent",
+    "vector_agent",
 ]  # fmt: skip
 
 

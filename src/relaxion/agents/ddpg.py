@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 
-from relaxion.agents.adam import Adam
 from relaxion.agents.agent import ActionDomain, PolicyPenalty
-from relaxion.agents.snapshots import Part, restore_snapshot, take_snapshot
-from relaxion.agents.targets import bellman_target, descend, soft_update, target_copy
+from relaxion.agents.shared import (
+    Part,
+    adam,
+    bellman_target,
+    best_actions,
+    descend,
+    noisy_actions,
+    restore_snapshot,
+    soft_update,
+    take_snapshot,
+    target_copy,
+)
 from relaxion.experience.batch import Batch
 from relaxion.networks.roles import Critics, Policy
 from relaxion.settings import Settings
@@ -45,38 +54,39 @@ class DDPG:
         action_domain: ActionDomain,
         settings: DDPGSettings | None = None,
         policy_penalty: PolicyPenalty | None = None,
+        *,
+        trained: Iterable[nn.Parameter] | None = None,
+        critic_updates_before: int = 0,
     ) -> None:
+        """`trained`: the parameters of the policy that learn, all by default. The first updates, as many as
+        `critic_updates_before`, are the critics' alone: the policy stays."""
         self.settings = settings or DDPGSettings()
         self.policy, self.target_policy = policy, target_copy(policy)
         self.critic, self.target_critic = critic, target_copy(critic)
-        self.policy_optimizer = Adam(policy.parameters(), self.settings.policy_learning_rate)
-        self.critic_optimizer = Adam(critic.parameters(), self.settings.critic_learning_rate)
+        learned = policy.parameters() if trained is None else trained
+        self.policy_optimizer = adam(learned, self.settings.policy_learning_rate)
+        self.critic_optimizer = adam(critic.parameters(), self.settings.critic_learning_rate)
         self.action_domain = action_domain
         self.policy_penalty = policy_penalty
+        self.critic_updates_before = critic_updates_before
         self.exploration_scale = self.settings.exploration_noise
         self.n_updates = torch.zeros((), dtype=torch.int64)
 
-    @torch.no_grad()
     def act(self, observations: Any) -> Any:
-        return self.action_domain.bound(self.policy(observations))
+        return best_actions(self.policy, self.action_domain, observations)
 
-    @torch.no_grad()
     def explore(self, observations: Any, generator: torch.Generator) -> Any:
-        """π(s) + N(0, σ), kept inside the bounds (R1.1)."""
-        noisy = self.action_domain.perturb(
-            self.policy(observations), self.exploration_scale, generator, observations=observations
-        )
-        return self.action_domain.bound(noisy)
+        return noisy_actions(self.policy, self.action_domain, observations, self.exploration_scale, generator)
 
     def update(self, batch: Batch) -> Mapping[str, Tensor]:
         """Critic, policy, targets: once each."""
         self.n_updates += 1
-        metrics = {"train/n_updates": self.n_updates.clone()}
-        metrics |= self._update_critic(batch)
-        metrics |= self._update_policy(batch)
+        scalars = {"train/n_updates": self.n_updates.clone()}
+        scalars |= self._update_critic(batch)
+        scalars |= self._update_policy(batch)
         soft_update(self.target_critic, self.critic, self.settings.target_update_rate)
         soft_update(self.target_policy, self.policy, self.settings.target_update_rate)
-        return metrics
+        return scalars
 
     def _update_critic(self, batch: Batch) -> dict[str, Tensor]:
         """y = r + γ (1-d) Q'(s', π'(s')); loss mean (Q(s, a) - y)²."""
@@ -100,7 +110,8 @@ class DDPG:
         loss = -self.critic.first(batch.observations, actions).mean()
         if self.policy_penalty is not None:
             loss = loss + self.policy_penalty(batch, actions).mean()
-        norm = descend(loss, self.policy_optimizer)
+        moves = int(self.n_updates) > self.critic_updates_before
+        norm = descend(loss, self.policy_optimizer, moves=moves)
         return {"train/actor_loss": loss.detach(), "train/policy_gradient_norm": norm}
 
     def snapshot(self) -> dict[str, Tensor]:
@@ -110,12 +121,8 @@ class DDPG:
         restore_snapshot(self._parts(), tensors)
 
     def _parts(self) -> dict[str, Part]:
-        return {
-            "policy": self.policy,
-            "target_policy": self.target_policy,
-            "critic": self.critic,
-            "target_critic": self.target_critic,
-            "policy_optimizer": self.policy_optimizer,
-            "critic_optimizer": self.critic_optimizer,
-            "n_updates": self.n_updates,
-        }
+        names = (
+            "policy", "target_policy", "critic", "target_critic", "policy_optimizer", "critic_optimizer",
+            "n_updates",
+        )  # fmt: skip
+        return {name: getattr(self, name) for name in names}

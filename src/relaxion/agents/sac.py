@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from relaxion.agents.adam import Adam
 from relaxion.agents.agent import ActionDomain, PolicyPenalty
-from relaxion.agents.snapshots import Part, restore_snapshot, take_snapshot
-from relaxion.agents.targets import bellman_target, descend, soft_update, target_copy
+from relaxion.agents.shared import (
+    Part,
+    adam,
+    bellman_target,
+    best_actions,
+    descend,
+    restore_snapshot,
+    soft_update,
+    take_snapshot,
+    target_copy,
+)
 from relaxion.experience.batch import Batch
 from relaxion.networks.roles import Critics, StochasticPolicy
 from relaxion.settings import Settings
@@ -49,23 +57,29 @@ class SAC:
         generator: torch.Generator,
         settings: SACSettings | None = None,
         policy_penalty: PolicyPenalty | None = None,
+        *,
+        trained: Iterable[nn.Parameter] | None = None,
+        critic_updates_before: int = 0,
     ) -> None:
+        """`trained`: the parameters of the policy that learn, all by default. The first updates, as many as
+        `critic_updates_before`, are the critics' alone: the policy stays."""
         self.settings = settings or SACSettings()
         self.policy = policy
         self.critics, self.target_critics = critics, target_copy(critics)
         self.log_entropy_weight = nn.Parameter(torch.tensor(math.log(self.settings.initial_entropy_weight)))
-        self.policy_optimizer = Adam(policy.parameters(), self.settings.policy_learning_rate)
-        self.critic_optimizer = Adam(critics.parameters(), self.settings.critic_learning_rate)
-        self.entropy_optimizer = Adam([self.log_entropy_weight], self.settings.entropy_weight_learning_rate)
+        learned = policy.parameters() if trained is None else trained
+        self.policy_optimizer = adam(learned, self.settings.policy_learning_rate)
+        self.critic_optimizer = adam(critics.parameters(), self.settings.critic_learning_rate)
+        self.entropy_optimizer = adam([self.log_entropy_weight], self.settings.entropy_weight_learning_rate)
         self.action_domain = action_domain
         self.generator = generator  # of the actions drawn inside an update
         self.policy_penalty = policy_penalty
+        self.critic_updates_before = critic_updates_before
         self.n_updates = torch.zeros((), dtype=torch.int64)
 
-    @torch.no_grad()
     def act(self, observations: Any) -> Any:
         """The middle of the distribution."""
-        return self.action_domain.bound(self.policy(observations))
+        return best_actions(self.policy, self.action_domain, observations)
 
     @torch.no_grad()
     def explore(self, observations: Any, generator: torch.Generator) -> Any:
@@ -77,13 +91,13 @@ class SAC:
         """Critics, policy, entropy weight, target critics: once each, all with the α from before."""
         self.n_updates += 1
         entropy_weight = self.log_entropy_weight.detach().exp()  # α, ()
-        metrics = {"train/n_updates": self.n_updates.clone(), "train/ent_coef": entropy_weight}
-        metrics |= self._update_critics(batch, entropy_weight)
-        log_densities, policy_metrics = self._update_policy(batch, entropy_weight)
-        metrics |= policy_metrics
-        metrics |= self._update_entropy_weight(batch, log_densities)
+        scalars = {"train/n_updates": self.n_updates.clone(), "train/ent_coef": entropy_weight}
+        scalars |= self._update_critics(batch, entropy_weight)
+        log_densities, policy_scalars = self._update_policy(batch, entropy_weight)
+        scalars |= policy_scalars
+        scalars |= self._update_entropy_weight(batch, log_densities)
         soft_update(self.target_critics, self.critics, self.settings.target_update_rate)
-        return metrics
+        return scalars
 
     def _update_critics(self, batch: Batch, entropy_weight: Tensor) -> dict[str, Tensor]:
         """y = r + γ (1-d) [min_i Q_i'(s', a') - α log π(a'|s')], a' ~ π; loss ½ Σ_i mean (Q_i(s, a) - y)²."""
@@ -109,14 +123,15 @@ class SAC:
         loss = (entropy_weight * log_densities - values + penalties).mean()
         if self.policy_penalty is not None:
             loss = loss + self.policy_penalty(batch, actions).mean()
-        norm = descend(loss, self.policy_optimizer)
+        moves = int(self.n_updates) > self.critic_updates_before
+        norm = descend(loss, self.policy_optimizer, moves=moves)
         log_densities = log_densities.detach()  # (batch,)
-        metrics = {
+        scalars = {
             "train/actor_loss": loss.detach(),
             "train/policy_gradient_norm": norm,
             "train/entropy": -log_densities.mean(),
         }
-        return log_densities, metrics
+        return log_densities, scalars
 
     def _update_entropy_weight(self, batch: Batch, log_densities: Tensor) -> dict[str, Tensor]:
         """Loss mean (-log α · (log π + H_target)), H_target = -dimensions of each single action."""
@@ -132,14 +147,8 @@ class SAC:
         restore_snapshot(self._parts(), tensors)
 
     def _parts(self) -> dict[str, Part]:
-        return {
-            "policy": self.policy,
-            "critics": self.critics,
-            "target_critics": self.target_critics,
-            "log_entropy_weight": self.log_entropy_weight,
-            "policy_optimizer": self.policy_optimizer,
-            "critic_optimizer": self.critic_optimizer,
-            "entropy_optimizer": self.entropy_optimizer,
-            "n_updates": self.n_updates,
-            "generator": self.generator,
-        }
+        names = (
+            "policy", "critics", "target_critics", "log_entropy_weight", "policy_optimizer", "critic_optimizer",
+            "entropy_optimizer", "n_updates", "generator",
+        )  # fmt: skip
+        return {name: getattr(self, name) for name in names}

@@ -1,34 +1,51 @@
 """Named sets of starts. A start depends on set, seed and place only, so fewer structures are the first of the many.
 
-Seeds from 9000 on belong to measuring: nothing is trained or tuned on them.
+Seeds from 9000 on belong to measuring: nothing is trained or tuned on them. What comes from the whole periodic table is
+held apart by the rule of `structures/splits.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import pi
+from functools import lru_cache, partial
 
 import numpy as np
-import torch
 from ase import Atoms
-from ase.build import add_adsorbate, bulk, fcc111
-from ase.constraints import FixAtoms
+from ase.filters import FrechetCellFilter
 
-from relaxion.bench import chemistry_sets as chemistry
-from relaxion.bench.displacements import NEAREST_ANGSTROM, displaced, strained
 from relaxion.errors import SettingsError
-from relaxion.generators.packings import pack
+from relaxion.generators.alloys import EMT_METALS, LATTICE_CONSTANTS, by_lattice_constant, random_alloy
+from relaxion.generators.clusters import optbench_cluster, strewn
+from relaxion.generators.molecules import random_molecule
+from relaxion.generators.packings import packed
+from relaxion.generators.perturbations import NEAREST_ANGSTROM, displaced, random_strain, strained
+from relaxion.generators.prototypes import carbon_allotrope, random_crystal, random_perovskite
+from relaxion.generators.slabs import slab_with_adsorbate
+from relaxion.optimize.relaxer import Relaxer
 from relaxion.potentials import potential
+from relaxion.potentials.ase import PotentialCalculator
 from relaxion.potentials.pair import LennardJones
 from relaxion.potentials.potential import Potential
 from relaxion.settings import nearest
+from relaxion.structures.splits import Reason
 
 FIRST_SEED = 9000  # and all above it are for measuring
-LATTICE_CONSTANTS = {"Al": 4.05, "Cu": 3.61, "Ag": 4.09, "Au": 4.08, "Ni": 3.52, "Pd": 3.89, "Pt": 3.92}  # Å
-METALS = list(LATTICE_CONSTANTS)
+RATTLE_ANGSTROM = 0.12
+LARGEST_STRAIN = 0.03
+EQUILIBRATION_STEPS = 40
+OXIDES = {"Sr8Ti8O24": 11.9, "Y16O24": 14.9, "Ca9Ti6O21": 11.7, "Sr12Ti6O24": 13.6}
+"""36 to 42 atoms of the four that MACS was published with; Å³ per atom of the known crystals."""
+LENNARD_JONES = "lj, ε = 1 eV, σ = 1 Å, cutoff 15 Å"
 
-Make = Callable[[np.random.Generator, int], Atoms]  # the number is the place in the set
+Random = np.random.Generator
+Make = Callable[[Random, int], Atoms]  # the number is the place in the set
+
+
+@lru_cache(maxsize=8)
+def engine(name: str) -> Potential:
+    """One model per process. Of Lennard-Jones, a cutoff (OptBench's 15 σ) beyond every distance in a cluster."""
+    return LennardJones(cutoff=15.0) if name == LENNARD_JONES else potential(name)
 
 
 @dataclass(frozen=True)
@@ -38,11 +55,13 @@ class StartSet:
     name: str
     title: str
     make: Make
-    make_potential: Callable[[], Potential]
-    calculator: str  # what `make_potential` makes, in words
+    calculator: str = "emt"
     number: int = 50  # of structures, unless another is asked for: a minute or two
     free_cell: bool = False
     without_gpmin: bool = False  # whose time grows with (calls × atoms)³: minutes per structure, far from a minimum
+
+    def make_potential(self) -> Potential:
+        return engine(self.calculator)
 
     def starts(self, number: int, seed: int) -> list[Atoms]:
         """The first `number` starts of this seed."""
@@ -57,215 +76,142 @@ def find_set(name: str) -> StartSet:
     return SETS[name]
 
 
-def _alloy(generator: np.random.Generator, sizes: tuple[int, int], rattle: tuple[float, float]) -> Atoms:
+def _strained(atoms: Atoms, random: Random) -> Atoms:
+    return strained(atoms, random_strain(random, LARGEST_STRAIN))
+
+
+# Metals
+
+
+def _alloy(random: Random, sizes: tuple[int, int], rattle: tuple[float, float]) -> Atoms:
     """A random fcc alloy of 1–4 elements, every atom displaced by a Gaussian of random width (Å)."""
-    while True:
-        repeats, cubic = generator.integers(1, 5, 3), bool(generator.integers(2))
-        if sizes[0] <= repeats.prod() * (4 if cubic else 1) <= sizes[1]:
-            break
-    atoms = bulk("Cu", cubic=cubic) * repeats
-    elements = generator.choice(METALS, generator.integers(1, 5), replace=False)
-    symbols = generator.choice(elements, len(atoms))
-    scale = np.mean([LATTICE_CONSTANTS[symbol] for symbol in symbols]) / LATTICE_CONSTANTS["Cu"]
-    atoms.set_chemical_symbols(list(symbols))
-    atoms.set_cell(atoms.cell * scale, scale_atoms=True)
-    return displaced(atoms, generator, generator.uniform(*rattle))
+    edge = LATTICE_CONSTANTS["Cu"]
+    atoms = random_alloy(random, EMT_METALS, sizes, edge_angstrom=edge, scale=by_lattice_constant)
+    return displaced(atoms, random, random.uniform(*rattle))
 
 
-def _bulk(generator: np.random.Generator, _index: int) -> Atoms:
-    return _alloy(generator, (4, 32), (0.05, 0.3))
+def _bulk(random: Random, _index: int) -> Atoms:
+    return _alloy(random, (4, 32), (0.05, 0.3))
 
 
-def _large(generator: np.random.Generator, _index: int) -> Atoms:
-    return _alloy(generator, (24, 64), (0.05, 0.3))
+def _large(random: Random, _index: int) -> Atoms:
+    return _alloy(random, (24, 64), (0.05, 0.3))
 
 
-def _strained(generator: np.random.Generator, _index: int) -> Atoms:
-    return strained(_alloy(generator, (4, 32), (0.05, 0.15)), generator, 0.03)
+def _strained_alloy(random: Random, _index: int) -> Atoms:
+    return _strained(_alloy(random, (4, 32), (0.05, 0.15)), random)
 
 
-def _slab(generator: np.random.Generator, _index: int) -> Atoms:
-    """fcc(111), 12 atoms, lowest layer fixed, one adsorbate, free atoms displaced by 0.08 Å."""
-    atoms = fcc111(generator.choice(METALS), (2, 2, 3), vacuum=7)
-    place = generator.choice(["ontop", "bridge", "fcc"])
-    add_adsorbate(atoms, generator.choice(["H", "C", "N", "O"]), 1.2, place)
-    fixed = [atom.index for atom in atoms if atom.tag == 3]
-    atoms.positions += generator.normal(0, 0.08, (len(atoms), 3))
-    atoms.set_constraint(FixAtoms(fixed))
-    return atoms
+def _slab(random: Random, _index: int) -> Atoms:
+    return slab_with_adsorbate(random, EMT_METALS)
 
 
-def _cluster(generator: np.random.Generator, _index: int) -> Atoms:
+def _cluster(random: Random, _index: int) -> Atoms:
     """6–20 atoms of two metals thrown into a cube of 14 Å³ per atom, no two nearer than 2 Å."""
-    size = int(generator.integers(6, 21))
-    edge, positions = (14.0 * size) ** (1 / 3), []
-    while len(positions) < size:
-        place = generator.uniform(0, edge, 3)
-        if all(np.linalg.norm(place - other) > 2.0 for other in positions):
-            positions.append(place)
-    return Atoms(generator.choice(generator.choice(METALS, 2, replace=False), size), positions)
+    size = int(random.integers(6, 21))
+    places = strewn(random, size, (14.0 * size) ** (1 / 3))
+    return Atoms(random.choice(random.choice(EMT_METALS, 2, replace=False), size), places)
 
 
-def _near_or_far(generator: np.random.Generator, index: int) -> Atoms:
+def _near_or_far(random: Random, index: int) -> Atoms:
     """Bulk displaced by 0.1–0.5 Å and loose clusters, in turn."""
-    return _cluster(generator, index) if index % 2 else _alloy(generator, (4, 32), (0.1, 0.5))
+    return _cluster(random, index) if index % 2 else _alloy(random, (4, 32), (0.1, 0.5))
 
 
-def _packing(generator: np.random.Generator, _index: int) -> Atoms:
+def _packing(random: Random, _index: int) -> Atoms:
     """A random Al–Fe cell of 2–16 atoms, 12 Å³ per atom ±5 %, no two atoms nearer than 1 Å, self-images included."""
-    formula = f"Al{generator.integers(1, 9)}Fe{generator.integers(1, 9)}"
-    return pack(
-        [formula],
-        torch.Generator().manual_seed(int(generator.integers(2**62))),
-        volume_per_atom_angstrom3=12.0,
-        minimum_distance_angstrom=NEAREST_ANGSTROM,
-        volume_spread=0.05,
-    ).to_ase()[0]
+    formula = f"Al{random.integers(1, 9)}Fe{random.integers(1, 9)}"
+    return packed(random, formula, volume_per_atom_angstrom3=12.0, minimum_distance_angstrom=NEAREST_ANGSTROM)
 
 
-def _lj38(generator: np.random.Generator, _index: int) -> Atoms:
-    """38 atoms by the rule of OptBench (henkelmangroup/optbench, `bin/random_cluster.py`).
+def _lj38(random: Random, _index: int) -> Atoms:
+    return optbench_cluster(random, 38)
 
-    Hydrogens, one after the other, uniformly in a cube of edge (k · 4/3 π r / 0.1)^(1/3) for the k-th, kept when
-    their nearest neighbour is 0.8–1.3 bonds away; a bond is 2r = 0.62, so all pairs begin squeezed (a Lennard-Jones
-    bond is 1.12).
+
+# The whole periodic table
+
+
+def equilibrium(atoms: Atoms, name: str = "chgnet") -> Atoms:
+    """About as known crystals are: relaxed with the cell by the classical core, at most `EQUILIBRATION_STEPS` steps.
+
+    (So these starts change where the core changes; they are the same for all who are compared.)
     """
-    radius = 0.31
-    positions = np.zeros((1, 3))
-    while len(positions) < 38:
-        edge = ((len(positions) + 1) * 4 / 3 * pi * radius / 0.1) ** (1 / 3)
-        place = generator.uniform(-edge / 2, edge / 2, 3)
-        if 0.8 < np.linalg.norm(positions - place, axis=1).min() / (2 * radius) < 1.3:
-            positions = np.vstack([positions, place])
-    return Atoms("H38", positions)
+    key = (name, atoms.numbers.tobytes(), atoms.positions.tobytes(), atoms.cell.array.tobytes())
+    if key not in _EQUILIBRIA:
+        found = atoms.copy()
+        found.calc = PotentialCalculator(engine(name))
+        Relaxer(FrechetCellFilter(found), policy=None, logfile=None).run(fmax=0.05, steps=EQUILIBRATION_STEPS)
+        found.calc = None
+        _EQUILIBRIA[key] = found
+    return _EQUILIBRIA[key].copy()
 
 
-def _emt() -> Potential:
-    return potential("emt")
+_EQUILIBRIA: dict[tuple[str, bytes, bytes, bytes], Atoms] = {}  # the same starts are asked for again and again
 
 
-def _eam() -> Potential:
-    return potential("eam")
+def _crystal(random: Random, why: Reason) -> Atoms:
+    """An unseen crystal of 2–16 atoms at its equilibrium, displaced."""
+    atoms = equilibrium(random_crystal(random, side="assessment", why=why, sizes=(2, 16)))
+    return displaced(atoms, random, RATTLE_ANGSTROM)
 
 
-def _chgnet() -> Potential:
-    return chemistry.engine("chgnet")
+def _known_crystal(random: Random, index: int) -> Atoms:
+    """Unseen compositions and unseen prototypes of elements that were seen, in turn."""
+    return _crystal(random, "prototype" if index % 2 else "composition")
 
 
-def _gfn2() -> Potential:
-    return chemistry.engine("gfn2")
+def _strained_crystal(random: Random, index: int) -> Atoms:
+    return _strained(_known_crystal(random, index), random)
 
 
-def _lennard_jones() -> Potential:
-    """ε = σ = 1, with a cutoff (OptBench's 15 σ) beyond every distance in a cluster."""
-    return LennardJones(cutoff=15.0)
+def _new_element(random: Random, _index: int) -> Atoms:
+    return _crystal(random, "element")
 
 
+def _random_oxide(random: Random, index: int) -> Atoms:
+    """The published recipe of MACS: about 40 atoms thrown into a random cell, none nearer than 1 Å, volume ±5 %."""
+    formula, volume = list(OXIDES.items())[index % len(OXIDES)]
+    return packed(random, formula, volume_per_atom_angstrom3=volume, minimum_distance_angstrom=NEAREST_ANGSTROM)
+
+
+def _perovskite(random: Random, _index: int) -> Atoms:
+    """Cubic ABX₃ of an unseen composition, displaced and strained; mostly unstable, so far from any minimum."""
+    return _strained(displaced(random_perovskite(random, side="assessment"), random, 0.1), random)
+
+
+def _molecule(random: Random, _index: int) -> Atoms:
+    """One that was held apart, or is joined from such, displaced."""
+    return displaced(random_molecule(random, side="assessment", sizes=(3, 24)), random, 0.05, nearest=0.6)
+
+
+def _carbon(random: Random, index: int) -> Atoms:
+    return _strained(displaced(carbon_allotrope(index), random, 0.1), random)
+
+
+_far = partial(StartSet, without_gpmin=True)
+_cell = partial(StartSet, free_cell=True)
+_CRYSTALS_CELL = "unseen crystals with free cell, 2–16 atoms, CHGNet, rattle 0.12 Å, strain ±3 %"
+_NEW_ELEMENTS = "crystals with an element never trained on, 2–16 atoms, CHGNet, rattle 0.12 Å"
+_PEROVSKITES = "unseen cubic perovskites with free cell, 5 atoms, CHGNet, rattle 0.1 Å, strain ±3 %"
+_CARBON = "carbon allotropes with free cell, 4–8 atoms, CHGNet, rattle 0.1 Å, strain ±3 %"
+_ALLOYS_CELL = "EMT alloys with free cell, 4–32 atoms, rattle 0.05–0.15 Å, strain ±3 %"
+_PACKINGS_CELL = "random Al–Fe packings with free cell, 2–16 atoms"
 _KNOWN = (  # their order is part of the seeds: new sets go to the end
-    StartSet("emt-bulk", "random EMT alloys, 4–32 atoms, rattle 0.05–0.3 Å", _bulk, _emt, "emt", 100),
-    StartSet(
-        name="emt-large",
-        title="random EMT alloys, 24–64 atoms, rattle 0.05–0.3 Å",
-        make=_large,
-        make_potential=_emt,
-        calculator="emt",
-        without_gpmin=True,
-    ),
-    StartSet(
-        name="emt-bulk-cell",
-        title="EMT alloys with free cell, 4–32 atoms, rattle 0.05–0.15 Å, strain ±3 %",
-        make=_strained,
-        make_potential=_emt,
-        calculator="emt",
-        free_cell=True,
-    ),
-    StartSet("emt-slabs", "EMT slabs with an adsorbate", _slab, _emt, "emt"),
-    StartSet("emt-clusters", "random EMT clusters, 6–20 atoms", _cluster, _emt, "emt", without_gpmin=True),
-    StartSet("alfe", "random Al–Fe packings, 2–16 atoms", _packing, _eam, "eam", without_gpmin=True),
-    StartSet(
-        name="alfe-cell",
-        title="random Al–Fe packings with free cell, 2–16 atoms",
-        make=_packing,
-        make_potential=_eam,
-        calculator="eam",
-        free_cell=True,
-        without_gpmin=True,
-    ),
-    StartSet(
-        name="lj38",
-        title="random LJ38 clusters (OptBench)",
-        make=_lj38,
-        make_potential=_lennard_jones,
-        calculator="lj, ε = 1 eV, σ = 1 Å, cutoff 15 Å",
-        without_gpmin=True,
-    ),
-    StartSet(
-        name="mixed",
-        title="EMT: bulk displaced by 0.1–0.5 Å and loose clusters, in turn",
-        make=_near_or_far,
-        make_potential=_emt,
-        calculator="emt",
-        without_gpmin=True,
-    ),
-    StartSet(
-        name="crystals",
-        title="unseen crystals, 2–16 atoms, CHGNet, rattle 0.12 Å",
-        make=chemistry.known_crystal,
-        make_potential=_chgnet,
-        calculator="chgnet",
-        number=40,
-    ),
-    StartSet(
-        name="crystals-cell",
-        title="unseen crystals with free cell, 2–16 atoms, CHGNet, rattle 0.12 Å, strain ±3 %",
-        make=chemistry.strained_crystal,
-        make_potential=_chgnet,
-        calculator="chgnet",
-        number=40,
-        free_cell=True,
-    ),
-    StartSet(
-        name="new-elements",
-        title="crystals with an element never trained on, 2–16 atoms, CHGNet, rattle 0.12 Å",
-        make=chemistry.new_element,
-        make_potential=_chgnet,
-        calculator="chgnet",
-        number=40,
-    ),
-    StartSet(
-        name="macs",
-        title="random oxides of about 40 atoms (the recipe of MACS), CHGNet",
-        make=chemistry.random_oxide,
-        make_potential=_chgnet,
-        calculator="chgnet",
-        number=20,
-        without_gpmin=True,
-    ),
-    StartSet(
-        name="perovskites-cell",
-        title="unseen cubic perovskites with free cell, 5 atoms, CHGNet, rattle 0.1 Å, strain ±3 %",
-        make=chemistry.perovskite,
-        make_potential=_chgnet,
-        calculator="chgnet",
-        number=30,
-        free_cell=True,
-    ),
-    StartSet(
-        name="carbon-cell",
-        title="carbon allotropes with free cell, 4–8 atoms, CHGNet, rattle 0.1 Å, strain ±3 %",
-        make=chemistry.carbon,
-        make_potential=_chgnet,
-        calculator="chgnet",
-        number=25,
-        free_cell=True,
-    ),
-    StartSet(
-        name="molecules",
-        title="unseen organic molecules, 3–24 atoms, GFN2-xTB, rattle 0.05 Å",
-        make=chemistry.molecule,
-        make_potential=_gfn2,
-        calculator="gfn2",
-        number=40,
-    ),
+    StartSet("emt-bulk", "random EMT alloys, 4–32 atoms, rattle 0.05–0.3 Å", _bulk, number=100),
+    _far("emt-large", "random EMT alloys, 24–64 atoms, rattle 0.05–0.3 Å", _large),
+    _cell("emt-bulk-cell", _ALLOYS_CELL, _strained_alloy),
+    StartSet("emt-slabs", "EMT slabs with an adsorbate", _slab),
+    _far("emt-clusters", "random EMT clusters, 6–20 atoms", _cluster),
+    _far("alfe", "random Al–Fe packings, 2–16 atoms", _packing, "eam"),
+    _far("alfe-cell", _PACKINGS_CELL, _packing, "eam", free_cell=True),
+    _far("lj38", "random LJ38 clusters (OptBench)", _lj38, LENNARD_JONES),
+    _far("mixed", "EMT: bulk displaced by 0.1–0.5 Å and loose clusters, in turn", _near_or_far),
+    StartSet("crystals", "unseen crystals, 2–16 atoms, CHGNet, rattle 0.12 Å", _known_crystal, "chgnet", 40),
+    _cell("crystals-cell", _CRYSTALS_CELL, _strained_crystal, "chgnet", 40),
+    StartSet("new-elements", _NEW_ELEMENTS, _new_element, "chgnet", 40),
+    _far("macs", "random oxides of about 40 atoms (the recipe of MACS), CHGNet", _random_oxide, "chgnet", 20),
+    _cell("perovskites-cell", _PEROVSKITES, _perovskite, "chgnet", 30),
+    _cell("carbon-cell", _CARBON, _carbon, "chgnet", 25),
+    StartSet("molecules", "unseen organic molecules, 3–24 atoms, GFN2-xTB, rattle 0.05 Å", _molecule, "gfn2", 40),
 )
 SETS: dict[str, StartSet] = {known.name: known for known in _KNOWN}

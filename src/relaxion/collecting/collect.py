@@ -32,10 +32,8 @@ from relaxion.collecting.starts import file_structures, make_start
 from relaxion.collecting.store import Trajectory, TrajectoryStore
 from relaxion.errors import FileError, PolicyError, RelaxionError, RelaxionWarning, RunError
 from relaxion.networks.metric.policies import MetricPolicy
-from relaxion.optimize.guard import Guard
+from relaxion.optimize.choice import new_stepper
 from relaxion.optimize.learned import LearnedMetrics
-from relaxion.optimize.quasi_newton import QuasiNewtonSettings
-from relaxion.optimize.stepper import Stepper
 from relaxion.potentials import potential
 from relaxion.structures import Outcome
 
@@ -353,14 +351,13 @@ class Shift:
 
 def chain_maker(policy: str | None) -> MakeChain:
     """Who relaxes: the classical core, or a metric of a bundle under guard, so that data comes from where it goes."""
-    settings = QuasiNewtonSettings()
     if policy is None:
-        return lambda: Stepper(settings)
+        return new_stepper
     bundle = PolicyBundle.read(find_file(policy, ()))
     network = policy_of(bundle)
     if not isinstance(network, MetricPolicy):
         raise PolicyError(f"the policy {bundle.name} is no metric; collect with one, or with the classical core")
-    return lambda: Stepper(settings, quasi_newton=Guard(settings, LearnedMetrics(network.network)))
+    return lambda: new_stepper(metrics=LearnedMetrics(network.network))
 
 
 def summary(store: TrajectoryStore, settings: CollectSettings | None = None) -> Summary:

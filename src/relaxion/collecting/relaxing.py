@@ -17,9 +17,8 @@ from ase import Atoms
 from relaxion.collecting.settings import CollectSettings
 from relaxion.collecting.starts import Start
 from relaxion.collecting.store import Trajectory
-from relaxion.optimize.point import Array, Point
-from relaxion.optimize.springs import Geometry
-from relaxion.optimize.stepper import Stepper
+from relaxion.optimize.point import Array, Geometry, Point
+from relaxion.optimize.stepper import Stepper, propose
 from relaxion.potentials.potential import Potential
 from relaxion.structures import Evaluation, Outcome, Structures
 
@@ -121,7 +120,7 @@ class Relaxation:
             return self._ended(Outcome.CONVERGED)
         if len(self.history) >= self.settings.max_force_calls:
             return self._ended(Outcome.STEP_LIMIT)
-        proposal = self.chain.propose(self._point(answer))
+        proposal = propose([self.chain], [self._point(answer)])[0]
         self._move_to(proposal.base.coordinates + proposal.step)
         return None
 

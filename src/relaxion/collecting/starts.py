@@ -16,11 +16,13 @@ from ase.neighborlist import neighbor_list
 
 from relaxion.collecting.settings import CollectSettings, KindSettings
 from relaxion.errors import StructureError
-from relaxion.generators.metals import EMT_METALS, MetalStarts
+from relaxion.generators.alloys import EMT_METALS
 from relaxion.generators.molecules import random_molecule
-from relaxion.generators.packings import pack
+from relaxion.generators.packings import packed
+from relaxion.generators.perturbations import random_displacements, random_strain, strained
 from relaxion.generators.prototypes import CRYSTAL, random_crystal, random_element, random_perovskite
 from relaxion.generators.slabs import random_surface
+from relaxion.generators.starts import MetalStarts
 from relaxion.structures import Structures, dataset
 from relaxion.structures.splits import LABEL, Side, belongs, reasons_of
 
@@ -47,7 +49,7 @@ class Start:
         atoms.set_constraint()
         atoms.set_cell(atoms.cell.array * scale, scale_atoms=True)
         if self.strain is not None:
-            atoms.set_cell(atoms.cell.array @ (np.eye(3) + self.strain), scale_atoms=True)
+            strained(atoms, self.strain)
         places = atoms.positions.copy()
         for attempt in range(TRIES):
             atoms.positions = places + 0.9**attempt * self.displacements
@@ -63,16 +65,10 @@ def make_start(settings: CollectSettings, kind: str, number: int) -> Start:
     mixed = hashlib.sha256(f"{settings.seed} {kind} {number}".encode()).digest()
     random = np.random.default_rng(int.from_bytes(mixed[:8], "little"))
     atoms = _MAKERS[own.make](own, settings.side, random)
-    strain = None
-    if bool(atoms.pbc.all()) and random.random() < own.free_cell_share:
-        noise = random.uniform(-own.largest_strain, own.largest_strain, (3, 3))
-        strain = (noise + noise.T) / 2
+    free = bool(atoms.pbc.all()) and random.random() < own.free_cell_share
+    strain = random_strain(random, own.largest_strain) if free else None
     width = random.uniform(own.smallest_rattle_angstrom, own.largest_rattle_angstrom)
-    displacements = random.normal(0, width, (len(atoms), 3))
-    fixed = atoms.constraints[0].index if atoms.constraints else np.array([], dtype=int)
-    displacements[fixed] = 0
-    if len(fixed) == 0:
-        displacements -= displacements.mean(axis=0)
+    displacements = random_displacements(atoms, random, width)
     crystal = atoms.info.get(CRYSTAL) if own.sizing_force_calls else None
     return Start(settings.key(kind, number), kind, number, atoms, crystal, strain, displacements)
 
@@ -103,15 +99,11 @@ def _packing(own: KindSettings, side: Side, random: np.random.Generator) -> Atom
         if least > most:
             continue
         formula = "".join(crystal.get_chemical_symbols() * int(random.integers(least, most + 1)))
-        generator = torch.Generator().manual_seed(int(random.integers(2**62)))
         volume = crystal.get_volume() / len(crystal)
         try:
-            packed = pack(
-                [formula], generator, volume_per_atom_angstrom3=volume, minimum_distance_angstrom=PACKED_ANGSTROM
-            )
+            atoms = packed(random, formula, volume_per_atom_angstrom3=volume, minimum_distance_angstrom=PACKED_ANGSTROM)
         except StructureError:  # too dense for this distance
             continue
-        atoms = packed.to_ase()[0]
         atoms.info = crystal.info
         return atoms
     raise StructureError(

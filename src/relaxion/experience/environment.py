@@ -12,7 +12,7 @@ from torch import Generator, Tensor
 from relaxion.errors import StructureError
 from relaxion.experience.transition import Source, Transition
 from relaxion.generators.starts import Starts
-from relaxion.potentials.corrector import ShareOfRadii, correct
+from relaxion.potentials.corrector import Nearest, correct
 from relaxion.potentials.potential import Potential
 from relaxion.potentials.reward import Reward, largest_force
 from relaxion.settings import Settings
@@ -70,10 +70,10 @@ class EnvironmentSettings(Settings):
     """How often an unusable start is drawn again before giving up with an error."""
 
     @property
-    def minimum_distance(self) -> float | ShareOfRadii:
+    def nearest(self) -> Nearest:
         """As the corrector takes it."""
         share = self.minimum_distance_share
-        return self.minimum_distance_angstrom if share is None else ShareOfRadii(share)
+        return Nearest(self.minimum_distance_angstrom) if share is None else Nearest(share_of_radii=share)
 
 
 class Environment:
@@ -110,7 +110,7 @@ class Environment:
         settings = self.settings
         proposed = _symmetric(move.to(state.structures.dtype)).allowed(state.structures)  # networks think in float32
         bounded = proposed.bounded(state.structures, settings.max_displacement_angstrom, settings.max_strain)
-        correction = correct(state.structures, bounded, settings.minimum_distance)
+        correction = correct(state.structures, bounded, settings.nearest)
         tried = state.structures.moved(correction.executed)
         answer = self.potential(tried)
         finite = answer.finite(tried)

@@ -14,9 +14,9 @@ from pydantic import Field
 from torch import Generator, Tensor
 
 from relaxion.experience.transition import Source
-from relaxion.optimize.point import Point
+from relaxion.optimize.models import Base, models_at
+from relaxion.optimize.point import Array, Geometry, Point
 from relaxion.optimize.quasi_newton import QuasiNewton, QuasiNewtonSettings, Secant
-from relaxion.optimize.springs import Array, Geometry
 from relaxion.settings import Settings
 from relaxion.structures import Move, State
 from relaxion.structures.structures import per_structure_sum
@@ -66,7 +66,9 @@ class Expert:
             pull = -geometry.volume * _numpy(state.evaluation.stresses[number]) / geometry.cell_factor
             forces = np.concatenate([forces, pull])
         start = np.zeros_like(forces)
-        return method.step_from(Point(start, forces, float(state.evaluation.energies[number]), geometry)).step
+        point = Point(start, forces, float(state.evaluation.energies[number]), geometry)
+        (model,) = models_at([Base(point, self._method.springs)])
+        return method.step_from(point, model).step
 
 
 def _geometry(state: State, number: int, rows: slice) -> Geometry:

@@ -19,8 +19,9 @@ from torch import Tensor
 import relaxion
 from relaxion.errors import StructureError
 from relaxion.experience.environment import Environment, EnvironmentSettings
+from relaxion.generators.alloys import fcc_alloys
 from relaxion.generators.perturbations import rattle
-from relaxion.generators.starts import PerturbedStarts, Starts, fcc_alloys
+from relaxion.generators.starts import PerturbedStarts, Starts
 from relaxion.potentials.potential import Potential
 from relaxion.potentials.reward import Reward, largest_force
 from relaxion.structures import Move, Outcome, State, Structures

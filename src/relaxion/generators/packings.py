@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 import torch
+from ase import Atoms
 from ase.data import atomic_numbers
 from ase.formula import Formula
 from torch import Generator, Tensor
@@ -47,6 +50,12 @@ def pack(
                 f"{minimum_distance_angstrom:.3g} Å apart ({tries} tries); give more room or less distance"
             )
     return Structures.concatenate(parts)
+
+
+def packed(random: np.random.Generator, symbols: Sequence[str] | str, **how: Any) -> Atoms:
+    """One packing of these atoms (or of a formula) as `pack` makes it; its seed is drawn from NumPy's generator."""
+    seed = torch.Generator().manual_seed(int(random.integers(2**62)))
+    return pack(["".join(symbols)], seed, **how).to_ase()[0]
 
 
 def _random_cell(volume: float, spread: float, largest_strain: float, generator: Generator) -> Tensor:

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+import numpy as np
 import torch
+from ase import Atoms
+from ase.geometry import get_distances
 from torch import Generator, Tensor
 
 from relaxion.errors import SettingsError, StructureError
@@ -14,6 +17,8 @@ from relaxion.structures.move import Move
 from relaxion.structures.structures import Structures, per_structure_sum
 
 Perturbation = Callable[[Structures, Generator], Structures]
+
+NEAREST_ANGSTROM = 1.0  # no displaced start has two atoms nearer than this
 
 
 def rattle(structures: Structures, generator: Generator, *, size_angstrom: float) -> Structures:
@@ -139,3 +144,41 @@ def mixed(perturbations: Sequence[Perturbation]) -> Perturbation:
         return Structures.concatenate(parts).select(torch.argsort(torch.cat(places)))
 
     return one_of_them
+
+
+# The same for single ASE structures, with NumPy's generators
+
+
+def random_displacements(atoms: Atoms, random: np.random.Generator, width: float) -> np.ndarray:
+    """Gaussians of this width (Å), zero for fixed atoms; where none is fixed the centre stays."""
+    displacements = random.normal(0, width, (len(atoms), 3))
+    fixed = atoms.constraints[0].index if atoms.constraints else []
+    displacements[fixed] = 0
+    return displacements if len(fixed) else displacements - displacements.mean(axis=0)  # (n_atoms, 3) Å
+
+
+def displaced(atoms: Atoms, random: np.random.Generator, width: float, nearest: float = NEAREST_ANGSTROM) -> Atoms:
+    """Every atom by a Gaussian of this width (Å); drawn again where two come too near."""
+    while True:
+        moved = atoms.copy()
+        moved.positions += random_displacements(atoms, random, width)
+        if _closest(moved) > nearest:
+            return moved
+
+
+def _closest(atoms: Atoms) -> float:
+    """Å; images of an atom itself left out, they are a lattice vector away."""
+    distances = get_distances(atoms.positions, cell=atoms.cell, pbc=atoms.pbc)[1]
+    return float((distances + np.diag(np.full(len(atoms), np.inf))).min())
+
+
+def random_strain(random: np.random.Generator, largest: float) -> np.ndarray:
+    """Symmetric, (3, 3), no element above `largest`."""
+    noise = random.uniform(-largest, largest, (3, 3))
+    return (noise + noise.T) / 2
+
+
+def strained(atoms: Atoms, strain: np.ndarray) -> Atoms:
+    """The cell, and the atoms with it, in place."""
+    atoms.set_cell(atoms.cell.array @ (np.eye(3) + strain), scale_atoms=True)
+    return atoms

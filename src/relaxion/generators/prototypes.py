@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 from ase import Atoms
+from ase.build import bulk, graphene
 from ase.collections import dcdft
 from ase.data import atomic_numbers, covalent_radii
 from ase.neighborlist import neighbor_list
@@ -317,3 +318,37 @@ def random_perovskite(random: np.random.Generator, *, side: Side) -> Atoms:
 
 _ANIONS = ("OOO", "FFF", ("Cl", "Cl", "Cl"), ("Br", "Br", "Br"), "III", "SSS", "NNN", "HHH", "OON", "OOF", "OFN", "OOS")
 _ANION_WEIGHTS = np.array([8, 2, 1.5, 1, 1, 1.5, 1, 0.5, 1.5, 1.5, 1, 1]) / 21.5
+
+
+def carbon_allotrope(number: int) -> Atoms:
+    """Diamond, graphite, lonsdaleite, graphite of three layers, two cells of diamond, in turn."""
+    match number % 5:
+        case 0:
+            return bulk("C", "diamond", a=3.57, cubic=True)
+        case 1:
+            return _graphite(2)
+        case 2:
+            return _lonsdaleite()
+        case 3:
+            return _graphite(3)
+    return bulk("C", "diamond", a=3.57) * (2, 1, 1)
+
+
+def _graphite(layers: int) -> Atoms:
+    """Two layers are stacked AB, three ABC."""
+    layer = graphene(a=2.46, vacuum=0)
+    shift = (layer.cell.array[0, :2] + layer.cell.array[1, :2]) / 3
+    places = [[*(p + k * shift), 3.35 * k] for k in range(layers) for p in layer.positions[:, :2]]
+    cell = layer.cell.array.copy()
+    cell[2] = [0, 0, 3.35 * layers]
+    return Atoms(f"C{2 * layers}", places, cell=cell, pbc=True)
+
+
+def _lonsdaleite() -> Atoms:
+    """Hexagonal diamond."""
+    length = bond_length("C", "C")
+    a = length * (8 / 3) ** 0.5
+    c = a * (8 / 3) ** 0.5
+    u = 1 / 16
+    fractions = [(1 / 3, 2 / 3, u), (2 / 3, 1 / 3, u + 0.5), (2 / 3, 1 / 3, 1 - u), (1 / 3, 2 / 3, 0.5 - u)]
+    return Atoms("C4", scaled_positions=fractions, cell=[a, a, c, 90, 90, 120], pbc=True)

@@ -1,20 +1,24 @@
-"""Slabs cut from any crystal, with a fixed bottom or without, bare or with something on top."""
+"""Slabs of metals, and those cut from any crystal: with a fixed bottom or without, bare or with something on top."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import numpy as np
-from ase import Atoms
-from ase.build import molecule, surface
+from ase import Atom, Atoms
+from ase.build import add_adsorbate, fcc100, fcc111, molecule, surface
 from ase.constraints import FixAtoms
 from ase.neighborlist import neighbor_list
 
-from relaxion.errors import StructureError
+from relaxion.errors import SettingsError, StructureError
+from relaxion.generators.alloys import mean_volume, random_symbols
 from relaxion.generators.chemistry import COMMON_ELEMENTS, NOBLE, bond_length, is_metal
 from relaxion.generators.prototypes import CRYSTAL, prototypes, random_crystal
 from relaxion.structures.splits import LABEL, Reason, Side, belongs, reasons_of
 
 INDICES = ((1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 0), (1, 0, 1), (0, 1, 1), (1, 1, 1))
-ADSORBATES = ("H", "C", "N", "O", "S", "F", "Cl", "OH", "CO", "NO", "NH2", "H2O", "NH3", "CH3", "CH3OH")
+GUESTS = ("H", "C", "N", "O", "S", "F", "Cl", "OH", "CO", "NO", "NH2", "H2O", "NH3", "CH3", "CH3OH")
 LOWEST = {"OH": 0, "CO": 1, "NO": 0, "NH2": 0, "H2O": 0, "NH3": 0, "CH3": 0, "CH3OH": 1}  # the atom that binds
 THINNEST, NARROWEST = 3.5, 2.7  # Å
 LIFT, MOST_LIFTS = 0.1, 60  # Å; an adsorbate is raised until nothing is nearer than its bond
@@ -22,6 +26,9 @@ METAL_SHARE = 0.35  # of the slabs: what surfaces are mostly calculated of
 METAL_LATTICES = ("A_cF4_225_a", "A_cI2_229_a", "A_hP2_194_c")
 KEPT_SHARE = 0.5  # of the bonds, at the worst place
 TRIES = 2000
+ADSORBATES = ("H", "C", "N", "O")  # that EMT knows
+PURE_SLABS = 0.4  # of alloy slabs; surfaces that people look at are mostly of one metal
+MOST_BUILT = 1000  # tries to find a size
 
 
 def random_surface(
@@ -94,7 +101,7 @@ def _coordination(atoms: Atoms) -> np.ndarray:
 
 def _with_adsorbate(slab: Atoms, random: np.random.Generator) -> Atoms:
     """Something above a random place between the topmost atom and a neighbour of it."""
-    name = str(random.choice(ADSORBATES))
+    name = str(random.choice(GUESTS))
     guest = molecule(name) if name in LOWEST else Atoms(name)
     binding = LOWEST.get(name, 0)
     guest.positions -= guest.positions[binding]
@@ -116,3 +123,68 @@ def _with_adsorbate(slab: Atoms, random: np.random.Generator) -> Atoms:
     both.info = slab.info
     both.set_constraint(slab.constraints)
     return both
+
+
+# Close-packed faces of metals and alloys
+
+
+def slab_with_adsorbate(random: np.random.Generator, metals: Sequence[str]) -> Atoms:
+    """fcc(111) of one metal, 12 atoms, lowest layer fixed, one atom on top, all displaced by 0.08 Å."""
+    atoms = fcc111(random.choice(metals), (2, 2, 3), vacuum=7)
+    place = random.choice(["ontop", "bridge", "fcc"])
+    add_adsorbate(atoms, random.choice(ADSORBATES), 1.2, place)
+    lowest = np.flatnonzero(atoms.get_tags() == 3)
+    atoms.positions += random.normal(0, 0.08, (len(atoms), 3))
+    atoms.set_constraint(FixAtoms(lowest))
+    return atoms
+
+
+def alloy_slab(
+    random: np.random.Generator, elements: Sequence[str], sizes: tuple[int, int], adsorbates: Sequence[str] = ()
+) -> Atoms:
+    """Two to four layers of a metal or an alloy, often with the lowest fixed, often with atoms on top."""
+    build = fcc111 if random.random() < 0.6 else fcc100
+    size = _slab_size(random, sizes)
+    symbols = random_symbols(random, elements, math.prod(size))
+    if random.random() < PURE_SLABS:
+        symbols = symbols[:1] * len(symbols)
+    atoms = build("Cu", size, a=float((4 * mean_volume(symbols)) ** (1 / 3)), vacuum=6.0)
+    atoms.set_chemical_symbols(symbols)
+    lowest = np.flatnonzero(atoms.get_tags() == size[2])
+    if random.random() < (0.7 if adsorbates else 0.4):
+        atoms += _on_top(atoms, size, elements, adsorbates, random)
+    atoms.pbc = [True, True, False]
+    if random.random() < 0.6:
+        atoms.set_constraint(FixAtoms(lowest))
+    return atoms
+
+
+def _slab_size(random: np.random.Generator, sizes: tuple[int, int]) -> tuple[int, int, int]:
+    """Atoms along both directions of the surface, and layers."""
+    for _ in range(MOST_BUILT):
+        size = (int(random.integers(1, 4)), int(random.integers(2, 4)), int(random.integers(2, 5)))
+        if sizes[0] <= math.prod(size) <= sizes[1]:
+            return size
+    raise SettingsError(f"no slab of {sizes[0]} to {sizes[1]} atoms was found: they have 4 to 36; allow others")
+
+
+def _on_top(
+    atoms: Atoms,
+    size: tuple[int, int, int],
+    elements: Sequence[str],
+    adsorbates: Sequence[str],
+    random: np.random.Generator,
+) -> Atoms:
+    """Atoms above places of the slab, no two above the same: metals, or nearer to it adsorbates."""
+    top = atoms[atoms.get_tags() == 1]
+    places = random.permutation(len(top))[: max(1, min(int(random.integers(1, 4)), len(top) // 2))]
+    edges = atoms.cell.array[0] / size[0], atoms.cell.array[1] / size[1]
+    found = []
+    for place in places:
+        along, across = random.choice((0.0, 1 / 3, 0.5, 2 / 3), 2) if random.random() < 0.5 else random.uniform(0, 1, 2)
+        if adsorbates and random.random() < 0.7:
+            symbol, height = str(random.choice(adsorbates)), random.uniform(0.9, 1.6)
+        else:
+            symbol, height = random_symbols(random, elements, 1)[0], random.uniform(1.7, 2.4)
+        found.append(Atom(symbol, top.positions[place] + along * edges[0] + across * edges[1] + [0, 0, height]))
+    return Atoms(found)

@@ -17,8 +17,8 @@ from ase.formula import Formula
 from torch import Generator
 
 from relaxion.errors import SettingsError
+from relaxion.generators.alloys import fcc_alloys, summed_volume
 from relaxion.generators.packings import pack
-from relaxion.generators.starts import atomic_volume, fcc_alloys
 from relaxion.potentials.potential import Potential
 from relaxion.potentials.registry import EXTRAS
 from relaxion.settings import nearest
@@ -92,14 +92,12 @@ class Packings:
 
     def _one(self, size: int, generator: Generator) -> Atoms:
         which = torch.randint(len(self.elements), (size,), generator=generator).tolist()
-        volume = sum(atomic_volume(atomic_numbers[self.elements[w]]) for w in which) / size
-        packed = pack(
-            ["".join(self.elements[w] for w in which)],
-            generator,
-            volume_per_atom_angstrom3=volume,
-            minimum_distance_angstrom=self.minimum_distance_angstrom,
+        symbols = [self.elements[w] for w in which]
+        volume, distance = summed_volume(symbols) / size, self.minimum_distance_angstrom
+        found = pack(
+            ["".join(symbols)], generator, volume_per_atom_angstrom3=volume, minimum_distance_angstrom=distance
         )
-        return packed.to_ase()[0]
+        return found.to_ase()[0]
 
 
 @dataclass(frozen=True)

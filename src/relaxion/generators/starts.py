@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol
 
+import numpy as np
 import torch
-from ase.build import bulk
-from ase.data import atomic_numbers, chemical_symbols, reference_states
+from ase import Atoms
 from torch import Generator
 
 from relaxion.errors import SettingsError
-from relaxion.generators.packings import pack
-from relaxion.generators.perturbations import Perturbation, compose
+from relaxion.generators.alloys import BODY_CENTRED, EMT_METALS, mean_volume, random_alloy, random_symbols
+from relaxion.generators.clusters import strewn
+from relaxion.generators.packings import pack, packed
+from relaxion.generators.perturbations import Perturbation, compose, random_displacements, random_strain, strained
+from relaxion.generators.slabs import alloy_slab
+from relaxion.settings import nearest
 from relaxion.structures import Structures
 
 
@@ -84,43 +88,84 @@ class MixedStarts:
         return Structures.concatenate(drawn).select(places)
 
 
-def fcc_alloys(
-    elements: Sequence[str],
-    n_structures: int,
-    generator: Generator,
-    *,
-    n_atoms: int = 8,
-    cell_free: bool = False,
-) -> Structures:
-    """Random alloys on a close-packed lattice with the mean of the elements' atomic volumes."""
-    images = []
-    for _ in range(n_structures):
-        which = torch.randint(len(elements), (n_atoms,), generator=generator)
-        numbers = [atomic_numbers[str(elements[int(number)])] for number in which]
-        volume = sum(atomic_volume(number) for number in numbers) / n_atoms
-        atoms = bulk("X", "fcc", a=(4 * volume) ** (1 / 3)).repeat(_compact_box(n_atoms))
-        atoms.numbers = numbers
-        images.append(atoms)
-    return Structures.from_ase(images, cell_free=cell_free)
+@dataclass(frozen=True)
+class MetalStarts:
+    """Random structures of random kinds; `shares` says how many of which kind."""
+
+    elements: tuple[str, ...] = EMT_METALS
+    sizes: tuple[int, int] = (2, 16)
+    shares: Mapping[str, float] = field(default_factory=lambda: {"alloy": 1.0})
+    rattle_angstrom: tuple[float, float] = (0.03, 0.3)
+    free_share: float = 0.4
+    """Of the crystals, those whose cells are strained and relax too."""
+    largest_strain: float = 0.04
+    adsorbates: tuple[str, ...] = ()
+    """Elements of atoms that may sit on slabs beside the metals."""
+    largest_slab: int | None = None
+    """Atoms of the largest slab, atoms on top not counted; None: as of every other kind."""
+
+    def __post_init__(self) -> None:
+        for name in self.shares:
+            if name not in KINDS:
+                raise SettingsError(f"unknown kind of start '{name}': {nearest(name, KINDS)}")
+
+    def sample(self, generator: Generator, n_structures: int) -> Structures:
+        """So many starts. The seed of NumPy's generator is drawn from the one given."""
+        random = np.random.default_rng(int(torch.randint(2**62, (), generator=generator)))
+        names, weights = list(self.shares), np.array(list(self.shares.values()))
+        chosen = random.choice(len(names), n_structures, p=weights / weights.sum())
+        images = [self._displaced(KINDS[names[number]](self, random), random) for number in chosen]
+        free = [bool(atoms.pbc.all()) and random.random() < self.free_share for atoms in images]
+        for atoms, is_free in zip(images, free, strict=True):
+            if is_free:
+                strained(atoms, random_strain(random, self.largest_strain))
+        return Structures.from_ase(images, cell_free=free)
+
+    def _displaced(self, atoms: Atoms, random: np.random.Generator) -> Atoms:
+        width = 0.0 if atoms.info.pop("far", False) else random.uniform(*self.rattle_angstrom)
+        atoms.positions += random_displacements(atoms, random, width)
+        return atoms
 
 
-def atomic_volume(number: int) -> float:
-    """Å³ per atom of the pure metal."""
-    reference = reference_states[number] or {}
-    a = reference.get("a", 0.0)
-    match reference.get("symmetry"):
-        case "fcc":
-            return a**3 / 4
-        case "bcc":
-            return a**3 / 2
-        case "hcp":
-            return 3**0.5 / 4 * a**3 * reference["c/a"]
-    raise SettingsError(f"{chemical_symbols[number]} is no simple metal (fcc, bcc, hcp): no alloy lattice known")
+def _alloy(starts: MetalStarts, random: np.random.Generator) -> Atoms:
+    centred = 0.4 if set(BODY_CENTRED) & set(starts.elements) else 0.0
+    return random_alloy(random, starts.elements, starts.sizes, centred_share=centred)
 
 
-def _compact_box(count: int) -> tuple[int, int, int]:
-    """Three whole numbers with this product, as equal as can be."""
-    first = max(n for n in range(1, round(count ** (1 / 3)) + 1) if count % n == 0)
-    rest = count // first
-    second = max(n for n in range(1, int(rest**0.5) + 1) if rest % n == 0)
-    return first, second, rest // second
+def _vacancy(starts: MetalStarts, random: np.random.Generator) -> Atoms:
+    atoms = _alloy(starts, random)
+    if len(atoms) >= 6:
+        del atoms[int(random.integers(len(atoms)))]
+    return atoms
+
+
+def _slab(starts: MetalStarts, random: np.random.Generator) -> Atoms:
+    sizes = starts.sizes[0], starts.largest_slab or starts.sizes[1]
+    return alloy_slab(random, starts.elements, sizes, starts.adsorbates)
+
+
+def _cluster(starts: MetalStarts, random: np.random.Generator) -> Atoms:
+    """At the mean of the elements' volumes."""
+    size = int(random.integers(max(3, starts.sizes[0]), starts.sizes[1] + 1))
+    symbols = random_symbols(random, starts.elements, size)
+    edge = float((mean_volume(symbols) * size) ** (1 / 3))
+    places = strewn(random, size, edge, growth=1.001)  # ends for any size
+    return Atoms(symbols, places, info={"far": True})
+
+
+def _packing(starts: MetalStarts, random: np.random.Generator) -> Atoms:
+    """A random cell at the mean volume, no two atoms nearer than 1.8 Å."""
+    symbols = random_symbols(random, starts.elements, int(random.integers(starts.sizes[0], starts.sizes[1] + 1)))
+    volume = 1.05 * mean_volume(symbols)
+    atoms = packed(random, symbols, volume_per_atom_angstrom3=volume, minimum_distance_angstrom=1.8)
+    atoms.info["far"] = True
+    return atoms
+
+
+KINDS: dict[str, Callable[[MetalStarts, np.random.Generator], Atoms]] = {
+    "alloy": _alloy,
+    "vacancy": _vacancy,
+    "slab": _slab,
+    "cluster": _cluster,
+    "packing": _packing,
+}

@@ -18,10 +18,9 @@ from pydantic import Field
 from relaxion.networks.metric.lessons import Lessons
 from relaxion.networks.metric.network import MetricNetwork
 from relaxion.networks.metric.teacher import Teacher, TeachingSettings
-from relaxion.optimize.learned import state_at
+from relaxion.optimize.learned import states_at
 from relaxion.optimize.point import Point
 from relaxion.settings import Settings
-from relaxion.structures import State
 
 logger = logging.getLogger(__name__)
 
@@ -96,7 +95,7 @@ class Adaptation:
         usable = [point for point in points if point.geometry is not None and point.finite]
         if len(usable) < 2 or usable[-1].geometry.n_atoms > self.settings.largest_n_atoms:  # pyright: ignore[reportOptionalMemberAccess]
             return []
-        *visited, end = [_state(point) for point in usable]
+        *visited, end = [states_at([point]) for point in usable]
         secants = []
         for state in visited:
             if not np.array_equal(state.structures.atomic_numbers.numpy(), end.structures.atomic_numbers.numpy()):
@@ -116,8 +115,3 @@ class Adaptation:
         anyone = torch.randint(number, (self.settings.n_lessons - half,), generator=self._generator)
         chosen = [self._secants[place] for place in [*map(int, newest), *map(int, anyone)]]
         self._teacher.update(Lessons.concatenate(chosen))
-
-
-def _state(point: Point) -> State:
-    assert point.geometry is not None  # asked before
-    return state_at(point, point.geometry)

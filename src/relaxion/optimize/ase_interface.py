@@ -12,8 +12,7 @@ from ase.constraints import FixAtoms, FixCartesian
 from ase.filters import Filter, FrechetCellFilter, UnitCellFilter
 
 from relaxion.errors import StructureError
-from relaxion.optimize.point import Array, Point
-from relaxion.optimize.springs import Geometry
+from relaxion.optimize.point import Array, Geometry, Point
 from relaxion.structures.conversion import check_atoms
 
 

@@ -23,12 +23,12 @@ from ase.filters import Filter, FrechetCellFilter
 
 from relaxion.errors import MissingStressError, PotentialError, RelaxionError, SettingsError, StructureError
 from relaxion.optimize.ase_interface import read_coordinates, read_point
-from relaxion.optimize.choice import Chooser, chain_of
+from relaxion.optimize.choice import Chooser, stepper_of
+from relaxion.optimize.models import MOST_TOGETHER, KnownPairs
 from relaxion.optimize.point import Array, Point, Proposal, longest
 from relaxion.optimize.quasi_newton import QuasiNewtonSettings
 from relaxion.optimize.relaxer import SHORTEST_MOTION, STEPS_WITHOUT_MOTION
-from relaxion.optimize.stepper import Stepper
-from relaxion.optimize.together import MOST_TOGETHER, NearPairs, Work, prepare, prepared_chain
+from relaxion.optimize.stepper import Stepper, propose
 from relaxion.potentials.ase import AsePotential
 from relaxion.potentials.counting import CountingCalculator, error_in_words
 from relaxion.potentials.pairwise import PairwisePotential
@@ -178,13 +178,13 @@ class BatchRelaxer:
         self._make_stepper = make_stepper or self._chosen
         self._chooser = Chooser(None if make_stepper else settings.policy, allow_unseen=settings.allow_unseen)
         self.together = not isinstance(self.potential, AsePotential)
-        self._lanes: list[_Lane] = []
+        self._running: list[_Relaxation] = []
         self._finished: list[Relaxed] = []
         self._said: set[str] = set()  # notes, once each
 
     @property
     def n_running(self) -> int:
-        return len(self._lanes)
+        return len(self._running)
 
     @property
     def has_finished(self) -> bool:
@@ -205,9 +205,8 @@ class BatchRelaxer:
         except RelaxionError as error:
             self._finished.append(_refused(atoms, str(error), tag))
             return
-        stepper = prepared_chain(stepper)
-        stepper.quasi_newton.tolerance = settings.fmax  # a gate looks at how far it is to the end
-        self._lanes.append(_Lane(atoms, tag, settings, self.potential, name, stepper, together=self.together))
+        stepper.method.tolerance = settings.fmax  # a trust rule may look at how far it is to the end
+        self._running.append(_Relaxation(atoms, tag, settings, self.potential, name, stepper, together=self.together))
 
     def _check(self, atoms: Atoms, cell: bool) -> None:
         check_atoms(atoms)
@@ -225,16 +224,16 @@ class BatchRelaxer:
         if decision.note and decision.note not in self._said:
             logger.log(logging.WARNING if decision.loud else logging.INFO, decision.note)
             self._said.add(decision.note)
-        chosen = chain_of(decision, QuasiNewtonSettings(), allow_unseen=settings.allow_unseen)
-        return chosen.name, chosen.chain
+        chosen = stepper_of(decision, QuasiNewtonSettings(), allow_unseen=settings.allow_unseen)
+        return chosen.name, chosen.stepper
 
     def advance(self) -> list[Relaxed]:
         """One force call for every structure that runs; those that are done now, or were refused."""
-        lanes = sorted(self._lanes, key=lambda lane: len(lane.atoms))
-        for start in range(0, len(lanes), self._at_once):
-            self._advance(lanes[start : start + self._at_once])
-        self._lanes = [lane for lane in lanes if lane.result is None]
-        finished = [*self._finished, *(lane.result for lane in lanes if lane.result is not None)]
+        group = sorted(self._running, key=lambda one: len(one.atoms))
+        for start in range(0, len(group), self._at_once):
+            self._advance(group[start : start + self._at_once])
+        self._running = [one for one in group if one.result is None]
+        finished = [*self._finished, *(one.result for one in group if one.result is not None)]
         self._finished = []
         return finished
 
@@ -243,54 +242,50 @@ class BatchRelaxer:
         """Pairwise potentials are quickest where the pairs fit into the processor's cache, networks with many."""
         if not self.together:
             return 1
-        return MOST_TOGETHER if isinstance(self.potential, PairwisePotential) else max(len(self._lanes), 1)
+        return MOST_TOGETHER if isinstance(self.potential, PairwisePotential) else max(len(self._running), 1)
 
-    def _advance(self, lanes: Sequence[_Lane]) -> None:
+    def _advance(self, group: Sequence[_Relaxation]) -> None:
         began = time.perf_counter()
-        asked = [lane for lane in lanes if lane.moved]
-        near = self._evaluate(asked) if self.together else None
-        going = []
-        work = []
-        for place, lane in enumerate(lanes):
-            if (point := lane.look()) is not None:
-                going.append((lane, point))
-                work.append(Work(lane.chain, point, place))
-        prepare(work, near if len(asked) == len(lanes) else None)
-        for lane, point in going:
-            lane.move(point)
-        share = (time.perf_counter() - began) / len(lanes)
-        for lane in lanes:
-            lane.spend(share)
+        asked = [one for one in group if one.moved]
+        known = self._evaluate(asked) if self.together else None
+        seen = [(place, one, point) for place, one in enumerate(group) if (point := one.look()) is not None]
+        steppers, points, places = [one.stepper for _, one, _ in seen], [p for *_, p in seen], [n for n, *_ in seen]
+        proposals = propose(steppers, points, known, places if len(asked) == len(group) else None)
+        for (_, one, point), proposal in zip(seen, proposals, strict=True):
+            one.move(point, proposal)
+        share = (time.perf_counter() - began) / len(group)
+        for one in group:
+            one.spend(share)
 
-    def _evaluate(self, lanes: Sequence[_Lane]) -> NearPairs | None:
-        """Tell the lanes what the potential says; the pairs that were searched for it, where that is known."""
-        if not lanes:
+    def _evaluate(self, group: Sequence[_Relaxation]) -> KnownPairs | None:
+        """Tell the group what the potential says; the pairs that were searched for it, where that is known."""
+        if not group:
             return None
         try:
-            return self._ask(lanes)
+            return self._ask(group)
         except Exception as error:  # noqa: BLE001 - potentials may raise anything; one structure must not stop others
-            if len(lanes) == 1:
-                lanes[0].fail(error_in_words(error))
+            if len(group) == 1:
+                group[0].fail(error_in_words(error))
                 return None
-        for lane in lanes:
-            self._evaluate([lane])
+        for one in group:
+            self._evaluate([one])
         return None
 
-    def _ask(self, lanes: Sequence[_Lane]) -> NearPairs | None:
-        cells = [lane.settings.cell for lane in lanes]
-        structures = _structures([lane.atoms for lane in lanes], cells)
+    def _ask(self, group: Sequence[_Relaxation]) -> KnownPairs | None:
+        cells = [one.settings.cell for one in group]
+        structures = _structures([one.atoms for one in group], cells)
         pairs = None
         if isinstance(self.potential, PairwisePotential):
-            pairs = NearPairs.of(structures, self.potential.cutoff_for(structures))
+            pairs = KnownPairs.of(structures, self.potential.cutoff_for(structures))
         evaluation = self.potential(structures, stresses=any(cells))
         _check_shapes(self.potential.name, structures, evaluation.energies, evaluation.forces, evaluation.stresses)
         energies, forces = evaluation.energies.tolist(), evaluation.forces.double().numpy()
         stresses = None if evaluation.stresses is None else evaluation.stresses.double().numpy()
         start = 0
-        for number, lane in enumerate(lanes):
-            end = start + len(lane.atoms)
+        for number, one in enumerate(group):
+            end = start + len(one.atoms)
             stress = None if stresses is None else stresses[number].flat[[0, 4, 8, 5, 2, 1]]
-            lane.told = _Answer(energies[number], forces[start:end].copy(), stress)
+            one.told = _Answer(energies[number], forces[start:end].copy(), stress)
             start = end
         return pairs
 
@@ -325,7 +320,7 @@ class _Told:
         return self.answer.stress.copy()
 
 
-class _Lane:
+class _Relaxation:
     """One structure on its way."""
 
     def __init__(
@@ -335,7 +330,7 @@ class _Lane:
         settings: BatchSettings,
         potential: Potential,
         policy_used: str,
-        chain: Stepper,
+        stepper: Stepper,
         *,
         together: bool,
     ) -> None:
@@ -345,7 +340,7 @@ class _Lane:
         self._counter = None if together else CountingCalculator(potential, stress=settings.cell)
         self.atoms.calc = self._told or self._counter
         self.target: Atoms | Filter = FrechetCellFilter(self.atoms) if settings.cell else self.atoms
-        self.policy_used, self.chain = policy_used, chain
+        self.policy_used, self.stepper = policy_used, stepper
         self.calls, self.seconds, self._motionless = 0, 0.0, 0
         self.moved = True  # since the last force call; constraints may undo a step
         self._coordinates: Array | None = None  # as the target has them now, where they are known
@@ -380,13 +375,12 @@ class _Lane:
             self._visited.append(Visit(point, accepted=True))
         if point.largest_force < self.settings.fmax and math.isfinite(point.energy):
             self._end(Outcome.CONVERGED, point, self.told)
-        elif self.chain.last is None and not point.finite:
+        elif self.stepper.last is None and not point.finite:
             self._end(Outcome.NON_FINITE, point, None)
         return None if self.result is not None else point
 
-    def move(self, point: Point) -> None:
+    def move(self, point: Point, proposal: Proposal) -> None:
         """The next step, or the end where there is none."""
-        proposal = self.chain.propose(point)
         base = self._judged(point, proposal)
         if self._visited and proposal.base is not point:
             self._visited[-1] = Visit(point, accepted=False)
@@ -436,7 +430,7 @@ class _Lane:
             energy_ev=None if answer is None else answer.energy,
             fmax_ev_per_angstrom=None if answer is None or point is None else point.largest_force,
             policy_used=self.policy_used,
-            fallback_used=self.chain.fallback_used + getattr(self.chain.quasi_newton, "core_steps", 0),
+            fallback_used=self.stepper.fallback_used,
             seconds=self.seconds,
             error=error,
             tag=self.tag,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 from ase.data import atomic_numbers as numbers_of
@@ -18,12 +18,11 @@ from relaxion.errors import PolicyError, SettingsError
 from relaxion.networks.metric.policies import MetricPolicy
 from relaxion.networks.roles import Policy
 from relaxion.optimize.adaptation import Adaptation
-from relaxion.optimize.direct import DirectMetrics
-from relaxion.optimize.gate import GATE, gate_of
-from relaxion.optimize.guard import Gate, Guard, MetricSource
-from relaxion.optimize.learned import TRUST, LearnedMetrics
-from relaxion.optimize.quasi_newton import QuasiNewtonSettings
+from relaxion.optimize.guard import Guard
+from relaxion.optimize.learned import TRUST, DirectMetrics, LearnedMetrics, MetricSource
+from relaxion.optimize.quasi_newton import QuasiNewton, QuasiNewtonSettings
 from relaxion.optimize.stepper import Stepper
+from relaxion.optimize.trust_rule import GATE, TrustRule, rule_of
 
 logger = logging.getLogger(__name__)
 
@@ -38,11 +37,26 @@ class Loaded:
 
     bundle: PolicyBundle
     policy: Policy
-    gate: Gate | None
+    rule: TrustRule | None
     weights_sha256: str
 
-    def metrics(self, elements: Collection[int] | None) -> MetricSource:
-        """What proposes. Answers are kept for the base at hand, so every relaxer has its own."""
+    @cached_property
+    def elements(self) -> list[int]:
+        """Atomic numbers it may speak about."""
+        card = self.bundle.card
+        return [numbers_of[symbol] for symbol in (*card.elements, *card.adsorbates, *card.unseen)]
+
+    @cached_property
+    def covered(self) -> MetricSource:
+        """The policy, for the elements it knows."""
+        return self._source(self.elements)
+
+    @cached_property
+    def insisted(self) -> MetricSource:
+        """The policy, for all elements."""
+        return self._source(None)
+
+    def _source(self, elements: Collection[int] | None) -> MetricSource:
         if isinstance(self.policy, MetricPolicy):
             return LearnedMetrics(self.policy.network, elements)
         trust = self.bundle.card.training_settings.get("trust_radius_angstrom", TRUST)
@@ -66,21 +80,21 @@ def new_stepper(
     settings: QuasiNewtonSettings | None = None,
     *,
     metrics: MetricSource | None = None,
-    gate: Gate | None = None,
+    rule: TrustRule | None = None,
     fallback: bool = True,
 ) -> Stepper:
     """The optimizer of one structure: guarded steps of the policy behind `metrics`, or the classical core."""
     settings = settings or QuasiNewtonSettings()
-    guarded = None if metrics is None else Guard(settings, metrics, gate)
-    return Stepper(settings, fallback=fallback, quasi_newton=guarded)
+    method = QuasiNewton(settings) if metrics is None else Guard(settings, metrics, rule)
+    return Stepper(method, fallback=fallback)
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """Who relaxes, by name and weights, and its chain."""
+    """Who relaxes, by name and weights, and its stepper."""
 
     name: str
-    chain: Stepper
+    stepper: Stepper
     weights_sha256: str = ""  # the core has none
     adaptation: Adaptation | None = None  # that learns from this relaxation
 
@@ -95,14 +109,14 @@ def chosen(
     allow_unseen: bool = False,
     adapt: bool | Adaptation = False,
 ) -> Chosen:
-    """The chain for `policy`: "auto", None (or "none") for the core, the name of a policy, or a bundle's path."""
+    """The stepper for `policy`: "auto", None (or "none") for the core, the name of a policy, or a bundle's path."""
     decision = decide(policy, atomic_numbers, periodic=periodic, allow_unseen=allow_unseen)
     if decision.note:
         logger.log(logging.WARNING if decision.loud else logging.INFO, decision.note)
-    return chain_of(decision, settings, fallback=fallback, allow_unseen=allow_unseen, adapt=adapt)
+    return stepper_of(decision, settings, fallback=fallback, allow_unseen=allow_unseen, adapt=adapt)
 
 
-def chain_of(
+def stepper_of(
     decision: Decision,
     settings: QuasiNewtonSettings,
     *,
@@ -110,17 +124,16 @@ def chain_of(
     allow_unseen: bool = False,
     adapt: bool | Adaptation = False,
 ) -> Chosen:
-    """A new chain of whom the decision names; one decision may serve many structures of the same elements."""
+    """A new stepper of whom the decision names; one decision may serve many structures of the same elements."""
     loaded = decision.loaded
     if loaded is None:
         return Chosen(CORE, new_stepper(settings, fallback=fallback))
-    card = loaded.bundle.card
-    covered = (*card.elements, *card.adsorbates, *card.unseen)
-    elements = None if allow_unseen else [numbers_of[symbol] for symbol in covered]
     adaptation = _adaptation(loaded, adapt)
-    metrics = loaded.metrics(elements) if adaptation is None else LearnedMetrics(adaptation.network, elements)
-    chain = new_stepper(settings, metrics=metrics, gate=loaded.gate, fallback=fallback)
-    return Chosen(loaded.bundle.name, chain, loaded.weights_sha256, adaptation)
+    source = loaded.insisted if allow_unseen else loaded.covered
+    if adaptation is not None:
+        source = LearnedMetrics(adaptation.network, None if allow_unseen else loaded.elements)
+    stepper = new_stepper(settings, metrics=source, rule=loaded.rule, fallback=fallback)
+    return Chosen(loaded.bundle.name, stepper, loaded.weights_sha256, adaptation)
 
 
 def _adaptation(loaded: Loaded, adapt: bool | Adaptation) -> Adaptation | None:
@@ -207,5 +220,5 @@ def load(name_or_path: str | Path) -> Loaded:
 def _load(file: Path, _changed: int, _size: int) -> Loaded:
     bundle = PolicyBundle.read(file)
     gate = bundle.networks.get(GATE)
-    turned = None if gate is None else gate_of(gate, bundle.name)
-    return Loaded(bundle, policy_of(bundle), turned, bundle.weights_sha256)
+    rule = None if gate is None else rule_of(gate, bundle.name)
+    return Loaded(bundle, policy_of(bundle), rule, bundle.weights_sha256)

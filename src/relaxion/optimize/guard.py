@@ -8,13 +8,13 @@ are accepted or rejected as in the core, with FIRE behind both: limit points are
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Protocol, TypeAlias
+from typing import Any
 
 import numpy as np
 
-from relaxion.errors import StructureError
+from relaxion.optimize.learned import Metric, MetricSource, Past
+from relaxion.optimize.models import LocalModel
 from relaxion.optimize.point import Array, Point, Proposal, dot, longest
 from relaxion.optimize.quasi_newton import (
     QuasiNewton,
@@ -23,69 +23,17 @@ from relaxion.optimize.quasi_newton import (
     Solve,
     corrected,
     energy_change,
+    weighted_error,
 )
+from relaxion.optimize.trust_rule import StepControl, TrustRule, default_rule
 
 POLICY = "policy"  # the method of its proposals
 SOFTEST_SHARE = 0.2  # Powell's damping: a secant softer than this share of the metric's own curvature is stiffened
 
 
-class Metric(Protocol):
-    """A symmetric positive definite stiffness at one geometry, in the coordinates of the points."""
-
-    def apply(self, step: Array) -> Array:
-        """B·u."""
-        ...
-
-    def solve(self, forces: Array, extra_floor: float = 0.0) -> Array:
-        """(B + extra_floor·1)⁻¹·f; the floor in eV/Å²."""
-        ...
-
-
 @dataclass(frozen=True)
-class Past:
-    """How the relaxer came to a base: policies may see a short history."""
-
-    calls: int = 1
-    """Force calls since the start, or since FIRE helped out."""
-    coordinates: Array | None = None
-    """Of the base before; None at the start."""
-    forces: Array | None = None
-
-
-MetricSource: TypeAlias = Callable[[Point, Past], Metric | None]
-"""A metric for the point; None where the network has no say (elements it was not trained on)."""
-
-
-@dataclass(frozen=True)
-class Knobs:
-    """What a gate decides for one step. The defaults leave everything to metric and guard."""
-
-    log_scale: float = 0.0
-    """Natural logarithm of a factor on the step."""
-    log_trust: float = 0.0
-    """Natural logarithm of a factor on the trust radius."""
-    secant_weight: float = 1.0
-    """0: the metric alone; 1: corrected by the newest secants."""
-    n_secants: int = 2
-    """So many of them; old ones harm on top of a good metric."""
-    floor: float = 0.0
-    """Extra stiffness of every coordinate against its place, eV/Å²."""
-    leave_to_core: bool = False
-    """The core makes this step: a gate can doubt the metric before it has disappointed."""
-
-    def as_factors(self) -> dict[str, float]:
-        """For the history: factors in place of their logarithms."""
-        return {
-            "scale": float(np.exp(self.log_scale)),
-            "trust_factor": float(np.exp(self.log_trust)),
-            "secant_weight": self.secant_weight,
-            "floor_ev_per_angstrom2": self.floor,
-        }
-
-
-@dataclass(frozen=True)
-class Lesson:
-    """What the last point taught, as the gate sees it."""
+class Feedback:
+    """What the last point said of the step that led there, as a trust rule sees it."""
 
     energy_ratio: float = 1.0
     """Energy change met over that expected; 1 at the start."""
@@ -102,39 +50,6 @@ class Lesson:
     """Who made the step."""
     points: int = 1
     """Points seen so far."""
-
-
-OBSERVATION = (
-    "log10_largest_force",
-    "log10_force_over_tolerance",
-    "energy_ratio",
-    "log_curvature_ratio",
-    "alignment",
-    "log10_force_ratio",
-    "back_off",
-    "rejected",
-    "log_points",
-    "metric_error",
-    "log_step_over_trust",
-    "log_trust",
-    "springs_cosine",
-    "log_springs_ratio",
-    "by_policy",
-    "core_steps_left",
-    "disappointments",
-)
-"""What the gate sees of one point, in this order; numbers of order one, the same in every frame."""
-
-Gate: TypeAlias = Callable[[Array], Knobs]
-
-
-def hand_made_gate(observation: Array) -> Knobs:
-    """The rule where no gate was learned: the metric alone, since secants harm it, and twice the core's trust radius.
-
-    Measured in docs/decisions.md.
-    """
-    del observation
-    return Knobs(log_trust=float(np.log(2)), secant_weight=0.0)
 
 
 @dataclass(frozen=True)
@@ -158,28 +73,17 @@ class GuardSettings:
     """Of the two steps' lengths, either way, likewise."""
 
 
-@dataclass(frozen=True)
-class View:
-    """The metric at a base, and what is known about it before the step."""
-
-    metric: Metric
-    step: Array  # uncorrected
-    springs_step: Array
-    error: float  # on the newest secants
-    observation: Array
-
-
 class Guard(QuasiNewton):
     """A QuasiNewton whose steps come from a learned metric wherever it can be believed."""
 
     def __init__(
         self,
         settings: QuasiNewtonSettings,
-        metrics: MetricSource,
-        gate: Gate | None = None,
+        source: MetricSource,
+        rule: TrustRule | None = None,
         guard: GuardSettings | None = None,
     ) -> None:
-        self.metrics, self.gate = metrics, gate or hand_made_gate
+        self.source, self.rule = source, rule or default_rule
         self.guard = guard or GuardSettings()
         self.policy_steps = 0  # made by the metric
         self.core_steps = 0  # left to the classical core because of mistrust
@@ -188,14 +92,14 @@ class Guard(QuasiNewton):
 
     def reset(self) -> None:
         super().reset()
-        self.lesson = Lesson()
+        self.feedback = Feedback()
         self.core_steps_left = 0  # before the metric is asked again
         self._applied: Array | None = None  # B·step of the last proposal, by the metric that made it
         self.past = Past()  # of the present base
 
     def more(self) -> dict[str, Any]:
         past = {"calls": self.past.calls, "coordinates": self.past.coordinates, "forces": self.past.forces}
-        return {"lesson": asdict(self.lesson), "steps": self._counts(), "applied": self._applied, "past": past}
+        return {"lesson": asdict(self.feedback), "steps": self._counts(), "applied": self._applied, "past": past}
 
     def _counts(self) -> list[int]:
         return [self.policy_steps, self.core_steps, self.disappointments, self.core_steps_left]
@@ -203,7 +107,7 @@ class Guard(QuasiNewton):
     def take_more(self, plain: dict[str, Any]) -> None:
         if not plain:  # written by the core alone
             return
-        self.lesson = Lesson(**{str(name): _kept_kind(name, value) for name, value in plain["lesson"].items()})
+        self.feedback = Feedback(**{str(name): _kept_kind(name, value) for name, value in plain["lesson"].items()})
         counts = (int(number) for number in plain["steps"])
         self.policy_steps, self.core_steps, self.disappointments, self.core_steps_left = counts
         self._applied = _array(plain["applied"])
@@ -218,9 +122,9 @@ class Guard(QuasiNewton):
         last = self.last
         base = super().judged(point)
         if last is not None:
-            self.lesson = self._lesson(point, last, rejected=base is not point)
+            self.feedback = self._feedback(point, last, rejected=base is not point)
             if base is point:
-                self.past = Past(self.lesson.points, last.base.coordinates, last.base.forces)
+                self.past = Past(self.feedback.points, last.base.coordinates, last.base.forces)
             if last.method == POLICY:
                 self._judge_policy()
         return base
@@ -234,98 +138,88 @@ class Guard(QuasiNewton):
             self.disappointments = max(0, self.disappointments - 1)
 
     def _disappointed(self) -> bool:
-        lesson, guard = self.lesson, self.guard
-        wrong = abs(lesson.log_curvature_ratio) > np.log(guard.another)
-        useless = lesson.log_force_ratio > (-guard.hardly if wrong else 0.0)
-        full = lesson.back_off < guard.full_step
-        return bool(lesson.rejected or lesson.energy_ratio < guard.least_kept or (full and useless))
+        feedback, guard = self.feedback, self.guard
+        wrong = abs(feedback.log_curvature_ratio) > np.log(guard.another)
+        useless = feedback.log_force_ratio > (-guard.hardly if wrong else 0.0)
+        full = feedback.back_off < guard.full_step
+        return bool(feedback.rejected or feedback.energy_ratio < guard.least_kept or (full and useless))
 
-    def _lesson(self, point: Point, last: Proposal, *, rejected: bool) -> Lesson:
-        points = self.lesson.points + 1
+    def _feedback(self, point: Point, last: Proposal, *, rejected: bool) -> Feedback:
+        points = self.feedback.points + 1
         if not point.finite:
-            return Lesson(energy_ratio=-2.0, rejected=True, by_policy=last.method == POLICY, points=points)
+            return Feedback(energy_ratio=-2.0, rejected=True, by_policy=last.method == POLICY, points=points)
         step, drop = point.coordinates - last.base.coordinates, last.base.forces - point.forces
         size = float(np.linalg.norm(step)) + 1e-12
         ratio = 0.0
         if self._applied is not None:
             met, expected = dot(step, drop), max(dot(step, self._applied), 1e-12)
             ratio = float(np.log(np.clip(met / expected, 0.05, 20.0)))
-        return Lesson(
+        return Feedback(
             energy_ratio=float(np.clip(energy_change(last.base, point, step) / last.expected_change, -2.0, 3.0)),
             log_curvature_ratio=ratio,
             alignment=dot(step, point.forces) / (size * (float(np.linalg.norm(point.forces)) + 1e-12)),
             log_force_ratio=_log10(point.largest_force) - _log10(last.base.largest_force),
-            back_off=self.lesson.back_off,
+            back_off=self.feedback.back_off,
             rejected=rejected,
             by_policy=last.method == POLICY,
             points=points,
         )
 
-    def step_from(self, base: Point) -> Proposal:
+    def step_from(self, base: Point, model: LocalModel) -> Proposal:
         """The metric's step where it can be believed, else the core's."""
-        view = self.view(base)
-        if view is None:
-            return self._by_core(base, "the metric has no say here")
-        return self.step_with(base, view, self.gate(view.observation))
-
-    def view(self, base: Point) -> View | None:
-        """Everything the gate and the guard need to know about the metric at the base; None where there is none."""
-        if base.geometry is None or (metric := self._asked(base)) is None:
-            return None
-        step = metric.solve(base.forces)
-        springs_step = base.geometry.springs(self.settings.springs).solve(base.forces)
+        if model.metric is None or model.springs is None:
+            return self._by_core(base, model, "the metric has no say here")
+        metric, step = model.metric, model.metric.solve(base.forces)
         judged = self.secants[-self.settings.judged_secants :]
-        error = unscaled_error(judged, [metric.solve(secant.drop) for secant in judged]) if judged else 0.0
-        return View(metric, step, springs_step, error, self._observation(base, step, springs_step, error))
+        error = weighted_error(judged, [metric.solve(secant.drop) for secant in judged], scaled=False)
+        springs_step = model.springs.solve(base.forces)
+        control = self.rule(self._observation(base, step, springs_step, error))
+        if not np.isfinite(step).all():
+            return self._by_core(base, model, "the metric's step is not finite")
+        if reason := self._mistrust(base, step, springs_step):
+            return self._by_core(base, model, reason)
+        if control.leave_to_core:
+            return self._by_core(base, model, "the gate left it to the core")
+        return self._by_policy(base, model, metric, step, control, error)
 
-    def _asked(self, base: Point) -> Metric | None:
-        """The metric, or None also where it cannot be made: the core relaxes whatever it relaxed without a policy."""
-        try:
-            return self.metrics(base, self.past)
-        except (StructureError, ArithmeticError, RuntimeError):  # torch's LinAlgError is a RuntimeError
-            return None
-
-    def step_with(self, base: Point, view: View, knobs: Knobs) -> Proposal:
-        """The step that the gate's knobs make of the metric, if the guard lets it pass."""
-        if not np.isfinite(view.step).all():
-            return self._by_core(base, "the metric's step is not finite")
-        if reason := self._mistrust(base, view) or ("the gate left it to the core" if knobs.leave_to_core else ""):
-            return self._by_core(base, reason)
-        solve: Solve = view.metric.solve
-        if knobs.floor > 0:
-            solve = lambda forces: view.metric.solve(forces, knobs.floor)  # noqa: E731
-        step = solve(base.forces) if knobs.floor > 0 else view.step
-        if knobs.secant_weight > 0 and (secants := self._damped(view.metric, knobs.n_secants)):
-            step = step + knobs.secant_weight * (corrected(base.forces, secants, solve) - step)
+    def _by_policy(
+        self, base: Point, model: LocalModel, metric: Metric, step: Array, control: StepControl, error: float
+    ) -> Proposal:
+        """The step that the control makes of the metric."""
+        plain = step
+        solve: Solve = metric.solve
+        if control.floor > 0:
+            solve = lambda forces: metric.solve(forces, control.floor)  # noqa: E731
+            step = solve(base.forces)
+        if control.secant_weight > 0 and (secants := self._damped(metric, control.n_secants)):
+            step = step + control.secant_weight * (corrected(base.forces, secants, solve) - step)
         uphill = dot(step, base.forces) <= 1e-3 * np.linalg.norm(step) * np.linalg.norm(base.forces)
         if uphill or not np.isfinite(step).all():
-            step = view.step
-        trust = min(self.trust * float(np.exp(knobs.log_trust)), self.settings.largest_trust)
-        wanted = float(np.exp(knobs.log_scale)) * step
-        proposal = self.limited(base, wanted, POLICY, trust, self._explained(view, knobs))
-        proposal = replace(proposal, knobs=knobs.as_factors())
-        self._applied = view.metric.apply(proposal.step)
-        self.lesson = _with_back_off(self.lesson, 1 - longest(proposal.step) / max(longest(wanted), 1e-12))
+            step = plain
+        trust = min(self.trust * float(np.exp(control.log_trust)), self.settings.largest_trust)
+        wanted = float(np.exp(control.log_scale)) * step
+        reason = f"error {error:.2f}, secants {control.secant_weight:.2f}" if self.secants else "first step"
+        proposal = self.limited(base, model, wanted, POLICY, trust, reason)
+        self._applied = metric.apply(proposal.step)
+        back_off = 1 - longest(proposal.step) / max(longest(wanted), 1e-12)
+        self.feedback = replace(self.feedback, back_off=float(np.clip(back_off, 0.0, 1.0)))
         self.policy_steps += 1
-        return proposal
+        return replace(proposal, control=control.as_factors())
 
-    def _explained(self, view: View, knobs: Knobs) -> str:
-        return f"error {view.error:.2f}, secants {knobs.secant_weight:.2f}" if self.secants else "first step"
-
-    def _by_core(self, base: Point, reason: str) -> Proposal:
-        proposal = super().step_from(base)
+    def _by_core(self, base: Point, model: LocalModel, reason: str) -> Proposal:
+        proposal = super().step_from(base, model)
         self._applied = None
         self.core_steps += 1
         return replace(proposal, reason=reason)
 
-    def _mistrust(self, base: Point, view: View) -> str:
+    def _mistrust(self, base: Point, step: Array, springs_step: Array) -> str:
         """Why the metric is not believed here; empty where it is."""
         if self.core_steps_left > 0:
             self.core_steps_left -= 1
             return f"it disappointed {self.disappointments} times"
-        if dot(view.step, base.forces) <= 0:
+        if dot(step, base.forces) <= 0:
             return "its step does not go downhill"
-        cosine, log_ratio = _compared(view.step, view.springs_step)
+        cosine, log_ratio = _compared(step, springs_step)
         if cosine < self.guard.smallest_cosine:
             return f"its step points elsewhere than the springs' (cosine {cosine:.2f})"
         if abs(log_ratio) > np.log(self.guard.largest_ratio):
@@ -346,38 +240,28 @@ class Guard(QuasiNewton):
         return result
 
     def _observation(self, base: Point, step: Array, springs_step: Array, error: float) -> Array:
-        lesson = self.lesson
+        feedback = self.feedback
         cosine, log_ratio = _compared(step, springs_step)
         values = (
             _log10(base.largest_force),
             float(np.clip(_log10(base.largest_force) - _log10(self.tolerance), -1, 4)),
-            lesson.energy_ratio,
-            lesson.log_curvature_ratio,
-            lesson.alignment,
-            float(np.clip(lesson.log_force_ratio, -3, 3)),
-            lesson.back_off,
-            float(lesson.rejected),
-            float(np.log(lesson.points)),
+            feedback.energy_ratio,
+            feedback.log_curvature_ratio,
+            feedback.alignment,
+            float(np.clip(feedback.log_force_ratio, -3, 3)),
+            feedback.back_off,
+            float(feedback.rejected),
+            float(np.log(feedback.points)),
             min(error, 3.0),
             float(np.clip(np.log((longest(step) + 1e-6) / self.trust), -6, 6)),
             float(np.log(self.trust / self.settings.first_trust)),
             cosine,
             float(np.clip(log_ratio, -3, 3)),
-            float(lesson.by_policy),
+            float(feedback.by_policy),
             float(np.log1p(self.core_steps_left)),
             min(self.disappointments, 4) / 2,
         )
         return np.nan_to_num(np.array(values), nan=0.0, posinf=6.0, neginf=-6.0)
-
-
-def unscaled_error(secants: list[Secant], answers: list[Array]) -> float:
-    """How far answers miss the steps, newest counting most: mean of |s - H·y| / |s|. A metric knows its own scale."""
-    total, weights, weight = 0.0, 0.0, 1.0
-    for secant, answer in zip(reversed(secants), reversed(answers), strict=True):
-        total += weight * float(np.linalg.norm(secant.step - answer) / np.linalg.norm(secant.step))
-        weights += weight
-        weight *= 0.6
-    return total / weights
 
 
 def _compared(step: Array, other: Array) -> tuple[float, float]:
@@ -389,8 +273,8 @@ def _compared(step: Array, other: Array) -> tuple[float, float]:
 
 
 def _kept_kind(name: str, value: Any) -> Any:
-    """As `Lesson` has it; a TypeError or ValueError where it cannot be."""
-    kind = type(getattr(Lesson(), name, None))
+    """As `Feedback` has it; a TypeError or ValueError where it cannot be."""
+    kind = type(getattr(Feedback(), name, None))
     return kind(value) if kind in (bool, int, float) else value
 
 
@@ -400,7 +284,3 @@ def _array(values: Any) -> Array | None:
 
 def _log10(force: float) -> float:
     return float(np.log10(max(force, 1e-6)))
-
-
-def _with_back_off(lesson: Lesson, back_off: float) -> Lesson:
-    return replace(lesson, back_off=float(np.clip(back_off, 0.0, 1.0)))

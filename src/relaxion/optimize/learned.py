@@ -1,164 +1,300 @@
-"""A metric network behind the guard's door: a point in, the stiffness there out, in the coordinates of the point."""
+"""Policies as the guard asks them: points in, the stiffness at each of them out, in the coordinates of the points.
+
+A metric policy answers with the stiffness its network sees. A direct policy has a move only: that is the answer to the
+forces at its point, and springs stand in for everything else.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
-from functools import cached_property
-from typing import TypeAlias
+import math
+from abc import abstractmethod
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from relaxion.networks.metric.dense import Layout, dense
+from relaxion.errors import StructureError
+from relaxion.networks.metric.dense import dense
 from relaxion.networks.metric.network import MetricNetwork
 from relaxion.networks.metric.solve import LARGEST_DENSE, inverse_of
 from relaxion.networks.metric.stiffness import Stiffness, Unknowns
-from relaxion.networks.strains import strain_matrices, strain_vectors
-from relaxion.optimize.guard import Past
-from relaxion.optimize.point import Array, Point
-from relaxion.optimize.springs import Geometry
+from relaxion.networks.roles import Policy
+from relaxion.networks.strains import strain_vectors
+from relaxion.optimize.point import Array, Geometry, Point, structures_of
+from relaxion.optimize.springs import FACTOR, SOLVE, SpringMetric
 from relaxion.structures import Evaluation, Move, State, Structures
 
-Linear: TypeAlias = Callable[[Unknowns], Unknowns]
-
 TRUST = 0.3  # Å; part of every state, the same throughout a training
+STRAIN_PLACES = [0, 4, 8, 5, 2, 1]  # xx yy zz yz xz xy in a flat 3 × 3 matrix
 
 
-class LearnedMetrics:
-    """`metrics(point)`: the network's stiffness, or None where an element is not covered."""
+class Metric(Protocol):
+    """A symmetric positive definite stiffness at one geometry, in the coordinates of the points."""
 
-    def __init__(self, network: MetricNetwork, elements: Collection[int] | None = None) -> None:
-        """`elements`: atomic numbers the network may speak about; None: all."""
-        self.network, self.elements = network, None if elements is None else frozenset(elements)
-        self._last: tuple[Point, LearnedMetric] | None = None
+    def apply(self, step: Array) -> Array:
+        """B·u."""
+        ...
 
-    def __call__(self, point: Point, past: Past | None = None) -> LearnedMetric | None:
-        """`past` says nothing to a metric that was trained without history."""
-        del past
-        geometry = point.geometry
-        if geometry is None or not point.finite or not self.covers(geometry):
-            return None
-        if self._last is None or self._last[0] is not point:  # after a rejected point the same base is asked again
-            with torch.no_grad():
-                stiffness = self.network(state_at(point, geometry)).to(torch.float64)
-            self._last = point, LearnedMetric(stiffness.restricted(*_free(geometry)), geometry)
-        return self._last[1]
+    def solve(self, forces: Array, extra_floor: float = 0.0) -> Array:
+        """(B + extra_floor·1)⁻¹·f; the floor in eV/Å². Not a number where it cannot be solved."""
+        ...
+
+
+@dataclass(frozen=True)
+class Past:
+    """How the relaxer came to a base: policies may see a short history."""
+
+    calls: int = 1
+    """Force calls since the start, or since FIRE helped out."""
+    coordinates: Array | None = None
+    """Of the base before; None at the start."""
+    forces: Array | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Asked:
+    """A base at which a policy is asked, how the relaxer came there, and the springs drawn there."""
+
+    point: Point
+    geometry: Geometry  # of the point
+    past: Past
+    springs: SpringMetric
+
+
+class MetricSource(Protocol):
+    """A policy; many relaxations may share one."""
+
+    def covers(self, geometry: Geometry) -> bool:
+        """Whether it was trained on all these elements."""
+        ...
+
+    def at(self, asked: Sequence[Asked], structures: Structures) -> Sequence[Metric]:
+        """At each point; `structures` are those of the points, in order."""
+        ...
+
+
+class _Source:
+    elements: frozenset[int] | None
 
     def covers(self, geometry: Geometry) -> bool:
         return self.elements is None or self.elements.issuperset(geometry.numbers.tolist())
 
 
-class LearnedMetric:
-    """The stiffness at one geometry; rows of a free cell are `cell_factor` times its strain, as in ASE's filters."""
+def asked_of(source: MetricSource, asked: Sequence[Asked], structures: Structures) -> list[Metric | None]:
+    """What the policy says at each point; None where it cannot be asked: the core steps there."""
+    try:
+        return list(source.at(asked, structures))
+    except (StructureError, ArithmeticError, RuntimeError):  # torch's LinAlgError is a RuntimeError
+        if len(asked) == 1:
+            return [None]
+    return [asked_of(source, [one], structures_of([one.geometry]))[0] for one in asked]
 
-    def __init__(self, stiffness: Stiffness, geometry: Geometry) -> None:
-        self.stiffness, self.geometry = stiffness, geometry
-        self._inverses: dict[float, Linear] = {}
+
+class LearnedMetrics(_Source):
+    """A metric network."""
+
+    def __init__(self, network: MetricNetwork, elements: Collection[int] | None = None) -> None:
+        """`elements`: atomic numbers the network may speak about; None: all."""
+        self.network, self.elements = network, None if elements is None else frozenset(elements)
+
+    def at(self, asked: Sequence[Asked], structures: Structures) -> list[Metric]:
+        geometries = [one.geometry for one in asked]
+        with torch.no_grad():
+            stiffness = self.network(states_at([one.point for one in asked], structures)).to(torch.float64)
+            atoms = torch.from_numpy(np.concatenate([geometry.free[: geometry.n_atoms] for geometry in geometries]))
+            stiffness = stiffness.restricted(atoms, torch.cat([_free_strains(geometry) for geometry in geometries]))
+            free_cells, frees = stiffness.free.cells.numpy(), list[Array]()
+            for number, geometry in enumerate(geometries):
+                parts = [geometry.free[: geometry.n_atoms].ravel(), free_cells[number] if geometry.cell_factor else []]
+                frees.append(np.concatenate(parts).astype(np.float64))
+            if len(asked) == 1 and geometries[0].n_atoms > LARGEST_DENSE:
+                return [SparseMetric(geometries[0], frees[0], stiffness)]
+            matrices, layout = dense(stiffness)
+        result = list[Metric]()
+        for geometry, free, matrix in zip(geometries, frees, matrices.numpy(), strict=True):
+            rows = np.arange(3 * geometry.n_atoms)
+            if geometry.cell_factor:
+                rows = np.concatenate([rows, 3 * layout.n_largest + np.arange(6)])
+            result.append(DenseMetric(geometry, free, matrix[rows[:, None], rows]))
+        return result
+
+
+class _InStrains:
+    """B in coordinates of the network, three per atom and six for a free cell; ASE has nine for the cell."""
+
+    def __init__(self, geometry: Geometry, free: Array) -> None:
+        self.geometry, self.free = geometry, free  # free: (n_coordinates,) 1 where it may change, else 0
 
     def apply(self, step: Array) -> Array:
-        n_atoms, factor = self.geometry.n_atoms, self.geometry.cell_factor
-        cells = step[n_atoms:] / factor if factor else None
-        answer = self._product(_unknowns(step[:n_atoms], cells))
-        return _rows(answer, 1 / factor if factor else 0.0)
+        scale = 1 / self.geometry.cell_factor if self.geometry.cell_factor else 0.0
+        return self._rows(self._product(self._flat(step, scale)), scale)
 
     def solve(self, forces: Array, extra_floor: float = 0.0) -> Array:
-        n_atoms, factor = self.geometry.n_atoms, self.geometry.cell_factor
-        pulls = _unknowns(forces[:n_atoms], forces[n_atoms:] * factor if factor else None)
+        scale = self.geometry.cell_factor
+        answer = self._solution(self._flat(forces, scale), extra_floor)
+        return np.full_like(forces, np.nan) if answer is None else self._rows(answer, scale)
+
+    def _flat(self, rows: Array, cell_scale: float) -> Array:
+        n_atoms = self.geometry.n_atoms
+        if not self.geometry.cell_factor:
+            return rows.ravel() * self.free
+        cell = cell_scale * rows[n_atoms:]
+        strain = ((cell + cell.T) / 2).flat[STRAIN_PLACES] * [1, 1, 1, *[math.sqrt(2)] * 3]
+        return np.concatenate([rows[:n_atoms].ravel(), strain]) * self.free
+
+    def _rows(self, flat: Array, cell_scale: float) -> Array:
+        n_atoms, flat = self.geometry.n_atoms, flat * self.free
+        if not self.geometry.cell_factor:
+            return flat.reshape(-1, 3)
+        strain = (flat[3 * n_atoms :] * [1, 1, 1, *[math.sqrt(0.5)] * 3])[[0, 5, 4, 5, 1, 3, 4, 3, 2]]
+        return np.concatenate([flat[: 3 * n_atoms].reshape(-1, 3), cell_scale * strain.reshape(3, 3)])
+
+    @abstractmethod
+    def _product(self, flat: Array) -> Array: ...
+
+    @abstractmethod
+    def _solution(self, flat: Array, extra_floor: float) -> Array | None:
+        """None: the weights are no numbers."""
+
+
+class DenseMetric(_InStrains):
+    """A learned stiffness as a matrix."""
+
+    def __init__(self, geometry: Geometry, free: Array, matrix: Array) -> None:
+        super().__init__(geometry, free)
+        self.matrix = matrix
+        self._factors: dict[float, Array | None] = {}
+
+    def _product(self, flat: Array) -> Array:
+        return self.matrix @ flat
+
+    def _solution(self, flat: Array, extra_floor: float) -> Array | None:
+        if extra_floor not in self._factors:
+            stiffened = self.matrix.copy()
+            atoms = np.arange(3 * self.geometry.n_atoms)
+            stiffened[atoms, atoms] += extra_floor
+            factor, failed = FACTOR(stiffened.T, overwrite_a=True)
+            self._factors[extra_floor] = None if failed else factor
+        factor = self._factors[extra_floor]
+        return None if factor is None else SOLVE(factor, flat)[0]
+
+
+class SparseMetric(_InStrains):
+    """The same for a structure too large for a matrix: conjugate gradients solve."""
+
+    def __init__(self, geometry: Geometry, free: Array, stiffness: Stiffness) -> None:
+        super().__init__(geometry, free)
+        self.stiffness = stiffness
+
+    def _product(self, flat: Array) -> Array:
+        return self._numbers(self.stiffness.apply(self._unknowns(flat)))
+
+    def _solution(self, flat: Array, extra_floor: float) -> Array | None:
+        floored = replace(self.stiffness, floors=self.stiffness.floors + extra_floor)
         try:
-            return _rows(self._inverse(extra_floor)(pulls), factor)
-        except torch.linalg.LinAlgError:  # pyright: ignore[reportPrivateImportUsage]  # weights that are no numbers
-            return np.full_like(forces, np.nan)
+            return self._numbers(inverse_of(floored)(self._unknowns(flat)))
+        except torch.linalg.LinAlgError:  # pyright: ignore[reportPrivateImportUsage]
+            return None
 
-    @cached_property
-    def _dense(self) -> tuple[Tensor, Layout] | None:
-        """B as a matrix, for products and inverses alike; None where that would be too large."""
-        return dense(self.stiffness) if self.geometry.n_atoms <= LARGEST_DENSE else None
+    def _unknowns(self, flat: Array) -> Unknowns:
+        n = 3 * self.geometry.n_atoms
+        cell = flat[n:] if self.geometry.cell_factor else np.zeros(6)
+        return Unknowns(torch.from_numpy(flat[:n].reshape(-1, 3)), torch.from_numpy(cell)[None])
 
-    @cached_property
-    def _product(self) -> Linear:
-        if self._dense is None:
-            return self.stiffness.apply
-        matrix, layout = self._dense
-        return _packed(lambda right: torch.bmm(matrix, right), layout, self.stiffness)
-
-    def _inverse(self, extra_floor: float) -> Linear:
-        if extra_floor not in self._inverses:
-            self._inverses[extra_floor] = self._new_inverse(extra_floor)
-        return self._inverses[extra_floor]
-
-    def _new_inverse(self, extra_floor: float) -> Linear:
-        if self._dense is None:
-            return inverse_of(replace(self.stiffness, floors=self.stiffness.floors + extra_floor))
-        matrix, layout = self._dense
-        if extra_floor:
-            matrix = matrix.clone()
-            matrix.diagonal(dim1=1, dim2=2)[:, : 3 * self.geometry.n_atoms].add_(extra_floor)
-        factor = torch.linalg.cholesky(matrix)
-        return _packed(lambda right: torch.cholesky_solve(right, factor), layout, self.stiffness)
+    def _numbers(self, answer: Unknowns) -> Array:
+        parts = [answer.atoms.numpy().ravel(), *([answer.cells.numpy()[0]] if self.geometry.cell_factor else [])]
+        return np.concatenate(parts)
 
 
-def _packed(of_columns: Callable[[Tensor], Tensor], layout: Layout, stiffness: Stiffness) -> Linear:
-    """A linear map of padded columns as one of unknowns; what is not free neither asks nor answers."""
-
-    def linear(unknowns: Unknowns) -> Unknowns:
-        columns = layout.packed(unknowns.masked(stiffness.free), stiffness.structures)[:, :, None]
-        return layout.unpacked(of_columns(columns)[:, :, 0], stiffness.structures).masked(stiffness.free)
-
-    return linear
+def _free_strains(geometry: Geometry) -> Tensor:
+    """Components of the strain that the filter leaves free, (1, 6) bool."""
+    if not geometry.cell_factor:
+        return torch.zeros((1, 6), dtype=torch.bool)
+    mask = torch.from_numpy(geometry.free[geometry.n_atoms :].astype(np.float64))[None]
+    return strain_vectors(mask * mask.mT) > 0
 
 
-def state_at(point: Point, geometry: Geometry, calls: int = 1, trust: float = TRUST) -> State:
-    """The point as networks see it. Stress is that which the filter's forces on the cell amount to."""
-    n_atoms, factor = geometry.n_atoms, geometry.cell_factor
-    structures = Structures(
-        positions=torch.from_numpy(geometry.positions),
-        cells=torch.from_numpy(geometry.cell)[None],
-        periodic=torch.from_numpy(geometry.periodic)[None],
-        atomic_numbers=torch.from_numpy(geometry.numbers),
-        structure_index=torch.zeros(n_atoms, dtype=torch.int64),
-        movable=torch.from_numpy(geometry.free[:n_atoms].any(axis=1)),
-        cell_free=torch.tensor([factor > 0]),
-    )
-    forces = torch.from_numpy(point.forces[:n_atoms])
-    stresses = torch.zeros((1, 3, 3), dtype=torch.float64)
-    if factor:
-        stresses[0] = torch.from_numpy(-point.forces[n_atoms:] * factor / max(geometry.volume, 1e-12))
+class DirectMetrics(_Source):
+    """A policy whose moves are the steps. It may see how the relaxer came to a point."""
+
+    def __init__(self, policy: Policy, elements: Collection[int] | None = None, trust: float = TRUST) -> None:
+        """`trust`: the trust radius that states had in training, Å."""
+        self.policy, self.elements = policy, None if elements is None else frozenset(elements)
+        self.trust = trust
+
+    def at(self, asked: Sequence[Asked], structures: Structures) -> list[Metric]:
+        with torch.no_grad():
+            move = self.policy(self._states(asked, structures))
+        displacements = np.split(move.displacements.double().numpy(), structures.counts.cumsum(0)[:-1].tolist())
+        strains, result = move.strains.double().numpy(), list[Metric]()
+        for one, rows, strain in zip(asked, displacements, strains, strict=True):
+            geometry = one.geometry
+            step = np.concatenate([rows, geometry.cell_factor * strain]) if geometry.cell_factor else rows
+            result.append(DirectMetric(one.point.forces, np.asarray(step * geometry.free), one.springs))
+        return result
+
+    def _states(self, asked: Sequence[Asked], structures: Structures) -> State:
+        state = states_at([one.point for one in asked], structures)
+        moves, forces = zip(*(_history(one) for one in asked), strict=True)
+        return replace(
+            state,
+            last_move=Move.concatenate(moves),
+            last_forces=torch.from_numpy(np.concatenate(forces)),
+            trust_radii=torch.full((len(asked),), self.trust, dtype=torch.float64),
+            calls=torch.tensor([one.past.calls for one in asked]),
+        )
+
+
+def _history(asked: Asked) -> tuple[Move, Array]:
+    """The last move, and the forces before it; at the start none, and the forces of now."""
+    geometry, past, n_atoms = asked.geometry, asked.past, asked.geometry.n_atoms
+    step, forces = np.zeros_like(asked.point.coordinates), asked.point.forces
+    if past.coordinates is not None and past.forces is not None and past.coordinates.shape == step.shape:
+        step, forces = asked.point.coordinates - past.coordinates, past.forces
+    strain = step[n_atoms:] / geometry.cell_factor if geometry.cell_factor else np.zeros((3, 3))
+    return Move(torch.from_numpy(step[:n_atoms]), torch.from_numpy((strain + strain.T) / 2)[None]), forces[:n_atoms]
+
+
+class DirectMetric:
+    """Answers the forces of its point with the policy's move, everything else as springs do."""
+
+    def __init__(self, forces: Array, step: Array, springs: SpringMetric) -> None:
+        self.forces, self.step, self.springs = forces, step, springs
+
+    def apply(self, step: Array) -> Array:
+        return self.springs.apply(step)
+
+    def solve(self, forces: Array, extra_floor: float = 0.0) -> Array:
+        """The floor has no meaning for a move that comes from no stiffness; the rule's scale has."""
+        del extra_floor
+        return self.step if forces is self.forces else self.springs.solve(forces)
+
+
+def states_at(points: Sequence[Point], structures: Structures | None = None) -> State:
+    """Points as networks see them, without a past. Stresses are those that the filter's forces on the cell amount to.
+
+    `structures`: those of the points, where somebody has made them already.
+    """
+    geometries = [point.geometry for point in points]
+    known = [geometry for geometry in geometries if geometry is not None]
+    assert len(known) == len(points), "a point without geometry is no structure"
+    structures = structures_of(known) if structures is None else structures
+    stresses = torch.zeros((len(points), 3, 3), dtype=torch.float64)
+    for number, (point, geometry) in enumerate(zip(points, known, strict=True)):
+        if factor := geometry.cell_factor:
+            pulls = -point.forces[geometry.n_atoms :] * factor / max(geometry.volume, 1e-12)
+            stresses[number] = torch.from_numpy(pulls)
+    rows = [point.forces[: geometry.n_atoms] for point, geometry in zip(points, known, strict=True)]
+    forces = torch.from_numpy(np.concatenate(rows))
     return State(
         structures=structures,
-        evaluation=Evaluation(torch.tensor([point.energy], dtype=torch.float64), forces, stresses),
+        evaluation=Evaluation(torch.tensor([point.energy for point in points], dtype=torch.float64), forces, stresses),
         graph=None,
         last_move=Move.zero(structures),
         last_forces=forces,
-        trust_radii=torch.tensor([trust], dtype=torch.float64),
-        calls=torch.tensor([calls], dtype=torch.int64),
+        trust_radii=torch.full((len(points),), TRUST, dtype=torch.float64),
+        calls=torch.ones(len(points), dtype=torch.int64),
     )
-
-
-def states_at(points: Sequence[Point]) -> State:
-    """Many points as networks see them."""
-    return State.concatenate([state_at(point, point.geometry) for point in points if point.geometry is not None])
-
-
-def _free(geometry: Geometry) -> tuple[Tensor, Tensor]:
-    """Coordinates of atoms and components of the strain that constraints and filter leave free."""
-    atoms = torch.from_numpy(geometry.free[: geometry.n_atoms])
-    if not geometry.cell_factor:
-        return atoms, torch.zeros((1, 6), dtype=torch.bool)
-    mask = torch.from_numpy(geometry.free[geometry.n_atoms :].astype(np.float64))[None]
-    return atoms, strain_vectors(mask * mask.mT) > 0
-
-
-def _unknowns(atoms: Array, cells: Array | None) -> Unknowns:
-    of_atoms = torch.from_numpy(np.ascontiguousarray(atoms))
-    if cells is None:
-        return Unknowns(of_atoms, torch.zeros((1, 6), dtype=torch.float64))
-    strain = torch.from_numpy(np.ascontiguousarray(cells))[None]
-    return Unknowns(of_atoms, strain_vectors((strain + strain.mT) / 2))
-
-
-def _rows(answer: Unknowns, factor: float) -> Array:
-    """Atoms, then the rows of a free cell."""
-    atoms = answer.atoms.numpy()
-    return np.concatenate([atoms, factor * strain_matrices(answer.cells)[0].numpy()]) if factor else atoms

@@ -1,18 +1,47 @@
-"""A place an optimizer has been to, and what the calculator said there."""
+"""A place an optimizer has been to, what the calculator said there, and where to look next."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
 
-from relaxion.optimize.springs import Array, Geometry
+from relaxion.structures import Structures
+
+Array: TypeAlias = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """A structure in the coordinates an ASE optimizer moves.
+
+    `cell_factor` is the scale of the three extra rows of ASE's cell filters (coordinate = factor × deformation);
+    0 means that the cell does not move. `free` marks the coordinates that may move.
+    """
+
+    positions: Array  # (n_atoms, 3) Å
+    cell: Array  # (3, 3) Å
+    periodic: NDArray[np.bool_]  # (3,)
+    numbers: NDArray[np.int64]  # (n_atoms,)
+    free: NDArray[np.bool_]  # (n_rows, 3)
+    cell_factor: float = 0.0
+
+    @property
+    def n_atoms(self) -> int:
+        return len(self.positions)
+
+    @property
+    def volume(self) -> float:
+        return abs(float(np.linalg.det(self.cell)))
 
 
 @dataclass(frozen=True)
 class Point:
-    """Coordinates as the ASE door moves them (atoms, then three rows for a free cell), forces and energy there."""
+    """Coordinates as ASE moves them (atoms, then three rows for a free cell), forces and energy there."""
 
     coordinates: Array  # (n_rows, 3) Å
     forces: Array  # (n_rows, 3) eV/Å
@@ -39,7 +68,7 @@ class Proposal:
     reason: str = ""  # why this method, where the guard chose it, or FIRE came to help
     wanted: Array | None = None  # the step before trust radius and screen; None: as it is
     trust: float = 0.0  # Å, the trust radius it had to keep to
-    knobs: Mapping[str, float] = field(default_factory=dict)  # how the gate turned them, by name; empty without a gate
+    control: Mapping[str, float] = field(default_factory=dict)  # what the trust rule chose; empty without a policy
 
 
 def longest(rows: Array) -> float:
@@ -50,3 +79,18 @@ def longest(rows: Array) -> float:
 def dot(first: Array, second: Array) -> float:
     """Scalar product over all coordinates."""
     return float(np.vdot(first, second))
+
+
+def structures_of(geometries: Sequence[Geometry]) -> Structures:
+    """Many geometries as networks and neighbour searches see them."""
+    counts = torch.tensor([geometry.n_atoms for geometry in geometries])
+    movable = [geometry.free[: geometry.n_atoms].any(axis=1) for geometry in geometries]
+    return Structures(
+        positions=torch.from_numpy(np.concatenate([geometry.positions for geometry in geometries])),
+        cells=torch.from_numpy(np.stack([geometry.cell for geometry in geometries])),
+        periodic=torch.from_numpy(np.stack([geometry.periodic for geometry in geometries])),
+        atomic_numbers=torch.from_numpy(np.concatenate([geometry.numbers for geometry in geometries])),
+        structure_index=torch.repeat_interleave(torch.arange(len(geometries)), counts),
+        movable=torch.from_numpy(np.concatenate(movable)),
+        cell_free=torch.tensor([geometry.cell_factor > 0 for geometry in geometries]),
+    )

@@ -16,6 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from relaxion.optimize.learned import MetricSource, Past
+from relaxion.optimize.models import LocalModel
 from relaxion.optimize.point import Array, Point, Proposal, dot, longest
 from relaxion.optimize.screen import screened
 from relaxion.optimize.springs import SpringSettings
@@ -64,9 +66,12 @@ class Secant:
 
 
 class QuasiNewton:
-    """Ask with `propose(point)`: takes in what was found at the last proposal, answers with the next."""
+    """`judged(point)` takes in what was found at the last proposal, `step_from` makes the next one."""
 
-    tolerance = 0.05  # eV/Å, where the relaxation will end; whoever runs it says so, and a gate may look at it
+    tolerance = 0.05  # eV/Å, where the relaxation will end; whoever runs it says so, and a trust rule may look at it
+    source: MetricSource | None = None  # a policy, where one is asked
+    past = Past()  # of the present base
+    core_steps = 0  # made in place of a policy that was not believed
 
     def __init__(self, settings: QuasiNewtonSettings) -> None:
         self.settings = settings
@@ -99,11 +104,6 @@ class QuasiNewton:
         if self.trust < min(self.settings.smallest_trust, self.settings.largest_trust / 300):
             return f"the trust radius fell to {self.trust:.2g} Å"
         return ""
-
-    def propose(self, point: Point) -> Proposal:
-        """Judge the point reached by the last proposal, then propose the next step."""
-        self.last = self.step_from(self.judged(point))
-        return self.last
 
     def judged(self, point: Point) -> Point:
         """Take in the point reached by the last proposal; where the next step begins."""
@@ -143,28 +143,31 @@ class QuasiNewton:
         elif kept > 0.5 and length > 0.8 * self.trust:
             self.trust = min(2 * self.trust, self.settings.largest_trust)
 
-    def step_from(self, base: Point) -> Proposal:
+    def step_from(self, base: Point, model: LocalModel) -> Proposal:
         """The step that the secants known so far suggest, inside the trust radius and screened for close pairs."""
-        method, solve = self._metric(base)
+        method, solve = self._stiffness(model)
         memory = self.settings.springs_memory if method == "springs" else self.settings.plain_memory
         step = corrected(base.forces, self.secants[-memory:], solve)
         if dot(step, base.forces) <= 1e-3 * np.linalg.norm(step) * np.linalg.norm(base.forces):
             self.secants = []
             step = solve(base.forces)
-        return self.limited(base, step, method, self.trust)
+        return self.limited(base, model, step, method, self.trust)
 
-    def limited(self, base: Point, step: Array, method: str, trust: float, reason: str = "") -> Proposal:
+    def limited(
+        self, base: Point, model: LocalModel, step: Array, method: str, trust: float, reason: str = ""
+    ) -> Proposal:
         """The step inside a trust radius, screened for close pairs."""
         share = min(1.0, trust / max(longest(step), 1e-12))
         expected = -dot(base.forces, step) * share * (1 - share / 2)
-        return screened(Proposal(base, share * step, min(expected, -1e-16), method, reason, step, trust))
+        proposal = Proposal(base, share * step, min(expected, -1e-16), method, reason, step, trust)
+        return screened(proposal, model.bonds)
 
-    def _metric(self, base: Point) -> tuple[str, Solve]:
+    def _stiffness(self, model: LocalModel) -> tuple[str, Solve]:
         """The inverse stiffness to be corrected: of springs or plain, scaled by the newest secant."""
         settings, judged = self.settings, self.secants[-self.settings.judged_secants :]
-        if not settings.use_springs or base.geometry is None:
+        springs = model.springs
+        if not settings.use_springs or springs is None:
             return "plain", self._plain(judged)
-        springs = base.geometry.springs(settings.springs)
         if not judged:
             return "springs", springs.solve
         answers = [springs.solve(secant.drop) for secant in judged]
@@ -194,14 +197,18 @@ def corrected(forces: Array, secants: list[Secant], solve: Solve) -> Array:
     return step
 
 
-def weighted_error(secants: list[Secant], answers: list[Array]) -> float:
-    """How far scaled answers miss the steps, newest counting most: Σ w |s - γ·H·y| / |s|."""
-    total, weight = 0.0, 1.0
+def weighted_error(secants: list[Secant], answers: list[Array], *, scaled: bool = True) -> float:
+    """How far answers miss the steps, newest counting most: mean of |s - γ·H·y| / |s|; 0 without secants.
+
+    `scaled`: γ makes the curvature right, since springs know shapes only; else γ = 1, a metric knows its own scale.
+    """
+    total, weights, weight = 0.0, 0.0, 1.0
     for secant, answer in zip(reversed(secants), reversed(answers), strict=True):
-        scale = secant.curvature / dot(secant.drop, answer)
+        scale = secant.curvature / dot(secant.drop, answer) if scaled else 1.0
         total += weight * float(np.linalg.norm(secant.step - scale * answer) / np.linalg.norm(secant.step))
+        weights += weight
         weight *= 0.6
-    return total
+    return total / weights if secants else 0.0
 
 
 def noise(energy: float) -> float:

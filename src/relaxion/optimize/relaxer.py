@@ -24,6 +24,7 @@ from relaxion.optimize.foreign import without_foreign
 from relaxion.optimize.point import Array, Point, Proposal, longest
 from relaxion.optimize.quasi_newton import QuasiNewtonSettings
 from relaxion.optimize.restart import Saved, read_restart, write_restart
+from relaxion.optimize.stepper import propose
 from relaxion.settings import shown
 from relaxion.structures.state import Outcome
 
@@ -43,10 +44,10 @@ class HistoryEntry:
     fmax_ev_per_angstrom: float
     method: str  # that led here: "start", "policy", "springs", "plain" or "fire"
     step_length_angstrom: float  # longest executed displacement, from the base of the step
-    trust_angstrom: float  # that the step had to keep to, the gate's factor included; at the start that of the core
+    trust_angstrom: float  # that the step had to keep to; at the start that of the core
     accepted: bool = True
     reason: str = ""  # why that method, in the guard's words; why FIRE took over
-    knobs: Mapping[str, float] = field(default_factory=dict)  # as the gate turned them; empty where no policy stepped
+    control: Mapping[str, float] = field(default_factory=dict)  # scale, trust factor, … of a policy's step
 
 
 class Relaxer(Optimizer):
@@ -94,7 +95,7 @@ class Relaxer(Optimizer):
             policy, numbers, method, periodic=periodic, fallback=fallback, allow_unseen=allow_unseen, adapt=adapt
         )
         self._adaptation, self._visited = choice.adaptation, list[Point]()
-        self.policy_used, self._chain, self._weights_sha256 = choice.name, choice.chain, choice.weights_sha256
+        self.policy_used, self._stepper, self._weights_sha256 = choice.name, choice.stepper, choice.weights_sha256
         self.history: list[HistoryEntry] = []
         self.film = Film()
         self._base_call: int | None = None  # the force call at whose point the next step begins
@@ -125,7 +126,7 @@ class Relaxer(Optimizer):
     def fallback_used(self) -> int:
         """Steps not made by whom they were asked of: by the core or FIRE in place of the policy, by FIRE in place of
         the core where no policy was asked."""
-        return self._chain.fallback_used + getattr(self._chain.quasi_newton, "core_steps", 0)
+        return self._stepper.fallback_used
 
     @property
     def outcome(self) -> Outcome:
@@ -140,7 +141,7 @@ class Relaxer(Optimizer):
 
     def initialize(self) -> None:
         """Nothing learned yet."""
-        self._chain.reset()
+        self._stepper.reset()
 
     def read(self) -> None:
         """Go on from the restart file."""
@@ -160,8 +161,8 @@ class Relaxer(Optimizer):
             )
         self._calls_before, self._seen_at, self._left_at = saved.force_calls, saved.seen_at, saved.left_at
         try:
-            self._chain.restore(saved.core)
-            self._chain.check_rows(len(saved.seen_at))
+            self._stepper.restore(saved.core)
+            self._stepper.check_rows(len(saved.seen_at))
         except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
             raise RestartError(f"{path} is damaged ({shown(error)}); delete it to start afresh") from error
 
@@ -170,7 +171,7 @@ class Relaxer(Optimizer):
         if self._seen_at is None or self._left_at is None:
             return
         who = self.policy_used, self._weights_sha256
-        saved = Saved(self.force_calls, self._seen_at, self._left_at, self._chain.snapshot(), *who)
+        saved = Saved(self.force_calls, self._seen_at, self._left_at, self._stepper.snapshot(), *who)
         write_restart(Path(path), self.atoms, saved)
 
     def todict(self) -> dict[str, Any]:
@@ -194,7 +195,7 @@ class Relaxer(Optimizer):
         return super().irun(fmax, steps)
 
     def _begin(self, fmax: float) -> None:
-        self._stopped, self._motionless, self._chain.quasi_newton.tolerance = None, 0, fmax
+        self._stopped, self._motionless, self._stepper.method.tolerance = None, 0, fmax
         if self.nsteps > 0 and self._counted != self._geometry():
             self.log(self.atoms.get_forces().ravel())  # ASE logs, and we count, the first point of the first run only
 
@@ -202,7 +203,7 @@ class Relaxer(Optimizer):
         """Judge the last point of an unfinished run; where it is bad, leave the atoms at the better one before it."""
         point = read_point(self.atoms, self._coordinates())
         self._propose(point)
-        base = self._chain.last.base if self._chain.last is not None else point
+        base = self._stepper.last.base if self._stepper.last is not None else point
         if base is not point:
             self.atoms.set_positions(base.coordinates)
         self._seen_at, self._left_at = base.coordinates, None
@@ -214,7 +215,7 @@ class Relaxer(Optimizer):
         if self._counted == geometry:
             return
         self._counted = geometry
-        last = self._chain.last
+        last = self._stepper.last
         travelled = 0.0 if last is None else longest(self._coordinates() - last.base.coordinates)
         self.history.append(
             HistoryEntry(
@@ -223,9 +224,9 @@ class Relaxer(Optimizer):
                 fmax_ev_per_angstrom=longest(np.asarray(gradient).reshape(-1, 3)),
                 method="start" if last is None else last.method,
                 step_length_angstrom=travelled,
-                trust_angstrom=self._chain.quasi_newton.trust if last is None else last.trust,
+                trust_angstrom=self._stepper.method.trust if last is None else last.trust,
                 reason="" if last is None else last.reason,
-                knobs={} if last is None else last.knobs,
+                control={} if last is None else last.control,
             )
         )
         proposed = None if last is None else proposal_in_space(self.atoms, last)
@@ -254,13 +255,13 @@ class Relaxer(Optimizer):
         run that was settled): the same step is taken again. Atoms found elsewhere were moved by somebody else.
         """
         from_left, from_seen = _distance(point.coordinates, self._left_at), _distance(point.coordinates, self._seen_at)
-        if from_seen < min(from_left, MOVED_BY_HAND) and self._chain.last is not None:
-            return self._chain.last
+        if from_seen < min(from_left, MOVED_BY_HAND) and self._stepper.last is not None:
+            return self._stepper.last
         if from_left > MOVED_BY_HAND:
-            self._chain.reset()
-        if self._chain.last is None and not point.finite:
+            self._stepper.reset()
+        if self._stepper.last is None and not point.finite:
             return None
-        proposal = self._chain.propose(point)
+        proposal = propose([self._stepper], [point])[0]
         if proposal.base is not point and self.history:
             self.history[-1] = replace(self.history[-1], accepted=False)
         elif proposal.base is point:

@@ -7,22 +7,23 @@ from dataclasses import replace
 import torch
 
 from relaxion.optimize.point import Proposal, longest
-from relaxion.potentials.corrector import NEAREST_SHARE, first_touch
+from relaxion.optimize.springs import Bonds
+from relaxion.potentials.corrector import Nearest, first_touch
 
+NEAREST = Nearest(share_of_radii=0.55)  # shorter bonds hardly exist, and forces there say little of the rest
 SMALLEST_SHARE = 0.1  # of the step is always taken: a call that teaches is better than standing still
 
 
-def screened(proposal: Proposal) -> Proposal:
+def screened(proposal: Proposal, bonds: Bonds | None) -> Proposal:
     """The same proposal, shortened where it would bring a pair too near; a pair already too near may only part."""
     geometry = proposal.base.geometry
-    if geometry is None or len(geometry.bonds.first) == 0:
+    if geometry is None or bonds is None or len(bonds.first) == 0:
         return proposal
-    bonds = geometry.bonds
-    room = float((bonds.lengths - NEAREST_SHARE * bonds.natural_lengths).min())
+    limits = NEAREST.limits(torch.from_numpy(bonds.natural_lengths))
+    room = float((bonds.lengths - limits.numpy()).min())
     if not geometry.cell_factor and 2 * longest(proposal.step) < room:  # the usual case, at a tenth of the cost
         return proposal
     changes = torch.from_numpy(bonds.changes(proposal.step, geometry))
-    limits = torch.from_numpy(NEAREST_SHARE * bonds.natural_lengths)
     share = max(float(first_touch(torch.from_numpy(bonds.vectors), changes, limits).min()), SMALLEST_SHARE)
     if share >= 1:
         return proposal

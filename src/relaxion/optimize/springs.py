@@ -7,25 +7,29 @@ changes by δr = u_j - u_i + ε·r, so the same springs give the elastic block a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
-import scipy.linalg
 import scipy.sparse
 import scipy.sparse.linalg
-import vesin
 from ase.data import covalent_radii
 from numpy.typing import NDArray
+from scipy.linalg import get_lapack_funcs
 
-from relaxion.structures.graph import LARGEST_EXTENT
-
-Array = NDArray[np.float64]
+from relaxion.errors import StructureError
+from relaxion.optimize.point import Array, Geometry, structures_of
+from relaxion.structures import Structures
+from relaxion.structures.graph import Pairs
 
 LARGEST_DENSE = 900  # coordinates; above it conjugate gradients are quicker than a Cholesky factorisation
 LARGEST_CUTOFF = 8.0  # Å
 REACH = 1.8  # neighbours are drawn up to this many sums of covalent radii
+FACTOR: Any = get_lapack_funcs("potrf", dtype=np.float64)  # scipy's cho_factor and cho_solve take longer to check
+SOLVE: Any = get_lapack_funcs("potrs", dtype=np.float64)  # small matrices than LAPACK takes for them
 
 
 @dataclass(frozen=True)
@@ -44,59 +48,6 @@ class SpringSettings:
     """Stiffness of every atom against its place, eV/Å²: keeps soft modes from running away."""
     cell_floor: float = 0.1
     """Stiffness of the cell, eV/Å³, beside what the springs give."""
-
-
-@dataclass(frozen=True)
-class Geometry:
-    """What the springs need to know, in the coordinates an ASE optimizer moves.
-
-    `cell_factor` is the scale of the three extra rows of ASE's cell filters (coordinate = factor × deformation);
-    0 means that the cell does not move. `free` marks the coordinates that may move.
-    """
-
-    positions: Array  # (n_atoms, 3) Å
-    cell: Array  # (3, 3) Å
-    periodic: NDArray[np.bool_]  # (3,)
-    numbers: NDArray[np.int64]  # (n_atoms,)
-    free: NDArray[np.bool_]  # (n_rows, 3)
-    cell_factor: float = 0.0
-
-    @property
-    def n_atoms(self) -> int:
-        return len(self.positions)
-
-    @property
-    def volume(self) -> float:
-        return abs(float(np.linalg.det(self.cell)))
-
-    @cached_property
-    def bonds(self) -> Bonds:
-        """All pairs up to `REACH` sums of covalent radii (at most 8 Å), self-images included."""
-        radii = covalent_radii[self.numbers]
-        cutoff = min(REACH * 2 * float(radii.max()), LARGEST_CUTOFF)
-        if self._scattered(cutoff):
-            nobody = np.zeros(0, dtype=np.int64)
-            return Bonds(nobody, nobody, np.zeros((0, 3)), np.zeros(0))
-        search = vesin.NeighborList(cutoff=cutoff, full_list=False, n_threads=1)
-        first, second, vectors, lengths = search.compute(self.positions, self.cell, self.periodic, quantities="ijDd")
-        natural = radii[first] + radii[second]
-        near = (lengths < REACH * natural) & (lengths > 0)
-        return Bonds(first[near].astype(np.int64), second[near].astype(np.int64), vectors[near], natural[near])
-
-    def springs(self, settings: SpringSettings) -> SpringMetric:
-        """The springs drawn here. The core and whoever doubts it ask at the same place: they are made once."""
-        if settings not in self._springs:
-            self._springs[settings] = SpringMetric(self, settings)
-        return self._springs[settings]
-
-    @cached_property
-    def _springs(self) -> dict[SpringSettings, SpringMetric]:
-        return {}
-
-    def _scattered(self, cutoff: float) -> bool:
-        """Whether atoms without periodicity lie so far apart that vesin 0.6 would end the process."""
-        extent = float(np.ptp(self.positions, axis=0).max())
-        return not self.periodic.all() and extent > LARGEST_EXTENT * cutoff
 
 
 @dataclass(frozen=True)
@@ -120,25 +71,95 @@ class Bonds:
         return change  # (n_bonds, 3) Å
 
 
+def bonds_of(geometries: Sequence[Geometry], structures: Structures | None = None) -> list[Bonds]:
+    """Of each geometry all pairs up to `REACH` sums of covalent radii (at most 8 Å), self-images included.
+
+    `structures`: the same geometries, where somebody has made them already.
+    """
+    structures = structures_of(geometries) if structures is None else structures
+    radii = covalent_radii[structures.atomic_numbers.numpy()]
+    try:
+        pairs = Pairs.of(structures, min(REACH * 2 * float(radii.max()), LARGEST_CUTOFF))
+    except StructureError:  # atoms scattered far apart, a cell without volume: of one of them
+        return _bonds_one_by_one(geometries)
+    (first, second), vectors = pairs.ends.numpy(), pairs.vectors.numpy()
+    natural = radii[first] + radii[second]
+    lengths = np.sqrt(np.einsum("ni,ni->n", vectors, vectors))
+    near = np.flatnonzero((lengths < REACH * natural) & (lengths > 0))
+    first, second, vectors, natural = first[near], second[near], vectors[near], natural[near]
+    starts = np.cumsum([0, *(geometry.n_atoms for geometry in geometries)])
+    bounds = np.searchsorted(near, np.cumsum([0, *pairs.counts]))
+    return [
+        Bonds(first[a:b] - start, second[a:b] - start, vectors[a:b], natural[a:b])
+        for (a, b), start in zip(pairwise(bounds.tolist()), starts.tolist(), strict=False)
+    ]
+
+
+def _bonds_one_by_one(geometries: Sequence[Geometry]) -> list[Bonds]:
+    if len(geometries) > 1:
+        return [bonds_of([geometry])[0] for geometry in geometries]
+    nobody = np.zeros(0, dtype=np.int64)
+    return [Bonds(nobody, nobody, np.zeros((0, 3)), np.zeros(0))]
+
+
+def springs_at(
+    geometries: Sequence[Geometry], settings: SpringSettings, bonds: Sequence[Bonds] | None = None
+) -> list[SpringMetric]:
+    """The springs of each geometry; what can be done for all of them at once is."""
+    bonds = bonds_of(geometries) if bonds is None else bonds
+    ends = np.cumsum([len(each.first) for each in bonds])[:-1]
+    whole = Bonds(*(np.concatenate([getattr(each, name) for each in bonds]) for name in Bonds.__annotations__))
+    blocks = np.split(_blocks(whole, settings), ends)
+    small = [number for number, geometry in enumerate(geometries) if geometry.free.sum() <= LARGEST_DENSE]
+    counts = [geometries[number].n_atoms for number in small]
+    dense = dict(zip(small, _between_atoms([bonds[n] for n in small], [blocks[n] for n in small], counts), strict=True))
+    return [
+        SpringMetric(geometry, settings, bonds[number], blocks[number], dense.get(number))
+        for number, geometry in enumerate(geometries)
+    ]
+
+
+def _blocks(bonds: Bonds, settings: SpringSettings) -> Array:
+    """k∥ r̂r̂ᵀ + k⊥ (1 - r̂r̂ᵀ) of each bond, (n_bonds, 3, 3) eV/Å²."""
+    lengths = np.linalg.norm(bonds.vectors, axis=1)
+    exponent = -settings.decay * (lengths / bonds.natural_lengths - 1)
+    along = settings.stiffness * np.exp(np.minimum(exponent, settings.largest_exponent))
+    unit = bonds.vectors / lengths[:, None]
+    outer = unit[:, :, None] * unit[:, None, :]
+    return along[:, None, None] * ((1 - settings.across) * outer + settings.across * np.eye(3))
+
+
+def _between_atoms(bonds: Sequence[Bonds], blocks: Sequence[Array], counts: Sequence[int]) -> list[Array]:
+    """Of each structure (3, 3, n_atoms, n_atoms): a bond adds its block to both ends and takes it away between them."""
+    if not counts:
+        return []
+    largest, number = max(counts), len(counts)
+    owners = np.repeat(np.arange(number), [len(each.first) for each in bonds])
+    rows = np.concatenate([each.first for each in bonds]) + owners * largest
+    places, weights = rows * largest + np.concatenate([each.second for each in bonds]), np.concatenate(blocks)
+    result = np.empty((3, 3, number, largest, largest))
+    everybody = np.arange(largest)
+    for a, b in ((0, 0), (0, 1), (0, 2), (1, 1), (1, 2), (2, 2)):  # blocks are symmetric
+        joined = np.bincount(places, weights[:, a, b], number * largest**2).reshape(number, largest, largest)
+        joined = joined + joined.transpose(0, 2, 1)
+        sums = joined.sum(axis=2)
+        part = np.negative(joined, out=result[a, b])
+        part[:, everybody, everybody] += sums
+        if a != b:
+            result[b, a] = part
+    return [result[:, :, place, :count, :count] for place, count in enumerate(counts)]
+
+
 class SpringMetric:
     """The stiffness matrix B of the springs at one geometry: `apply` gives B·u, `solve` gives B⁻¹·f."""
 
-    def __init__(self, geometry: Geometry, settings: SpringSettings) -> None:
-        self.geometry = geometry
-        self.settings = settings
-        self.bonds = geometry.bonds
+    def __init__(
+        self, geometry: Geometry, settings: SpringSettings, bonds: Bonds, blocks: Array, between_atoms: Array | None
+    ) -> None:
+        """As `springs_at` makes it; without `between_atoms` conjugate gradients solve."""
+        self.geometry, self.settings, self.bonds = geometry, settings, bonds
+        self._blocks, self._between_atoms = blocks, between_atoms
         self._free = geometry.free.ravel()
-
-    @cached_property
-    def _blocks(self) -> Array:
-        """k∥ r̂r̂ᵀ + k⊥ (1 - r̂r̂ᵀ) of each bond, eV/Å²."""
-        setting, bonds = self.settings, self.bonds
-        lengths = np.linalg.norm(bonds.vectors, axis=1)
-        exponent = -setting.decay * (lengths / bonds.natural_lengths - 1)
-        along = setting.stiffness * np.exp(np.minimum(exponent, setting.largest_exponent))
-        unit = bonds.vectors / lengths[:, None]
-        outer = unit[:, :, None] * unit[:, None, :]
-        return along[:, None, None] * ((1 - setting.across) * outer + setting.across * np.eye(3))
 
     @cached_property
     def _floors(self) -> Array:
@@ -165,36 +186,29 @@ class SpringMetric:
         """B⁻¹·f on the free coordinates, zero elsewhere."""
         result = np.zeros(forces.size)
         right = forces.ravel()[self._free]
-        if right.size <= LARGEST_DENSE:
-            result[self._free] = scipy.linalg.cho_solve(self._factor, right)
-        else:
+        if self._between_atoms is None:
             result[self._free] = self._conjugate_gradients(right)
+        else:
+            result[self._free] = SOLVE(self._factor, right)[0]
         return result.reshape(forces.shape)
 
     @cached_property
-    def _factor(self) -> tuple[Array, bool]:
-        """Of the free rows and columns, dense."""
+    def _factor(self) -> Array:
+        """The Cholesky factor of the free rows and columns, dense."""
+        assert self._between_atoms is not None
         n = 3 * self.geometry.n_atoms
         full = np.empty((self._free.size, self._free.size))
-        full[:n, :n] = self._between_atoms().transpose(2, 0, 3, 1).reshape(n, n)
+        full[:n, :n] = self._between_atoms.transpose(2, 0, 3, 1).reshape(n, n)
         if self.geometry.cell_factor:
             full[:n, n:], full[n:, n:] = self._with_cell, self._of_cell
             full[n:, :n] = self._with_cell.T
         full[np.diag_indices_from(full)] += self._floors.ravel()
         if not self._free.all():
             full = full[np.ix_(self._free, self._free)]
-        return scipy.linalg.cho_factor(full, overwrite_a=True, check_finite=False)
-
-    def _between_atoms(self) -> Array:
-        """(3, 3, n_atoms, n_atoms): a bond adds its block to both of its ends and takes it away between them."""
-        n_atoms = self.geometry.n_atoms
-        pairs, blocks = self.bonds.first * n_atoms + self.bonds.second, self._blocks
-        result = np.empty((3, 3, n_atoms, n_atoms))
-        for a, b in ((0, 0), (0, 1), (0, 2), (1, 1), (1, 2), (2, 2)):  # blocks are symmetric
-            joined = np.bincount(pairs, blocks[:, a, b], n_atoms**2).reshape(n_atoms, n_atoms)
-            joined = joined + joined.T
-            result[a, b] = result[b, a] = np.diag(joined.sum(axis=1)) - joined
-        return result
+        factor, failed = FACTOR(full.T, overwrite_a=True)
+        if failed:
+            raise np.linalg.LinAlgError("the springs are not positive definite")
+        return factor
 
     @cached_property
     def _matrix(self) -> scipy.sparse.csr_array | scipy.sparse.bsr_array:

@@ -1,71 +1,108 @@
-"""The classical chain: quasi-Newton steps, and damped FIRE behind them. It needs no weights and knows no elements."""
+"""The one stepper: judges the points just evaluated and proposes the next ones, for many structures at once.
+
+Each structure has a `Stepper` that remembers its way: quasi-Newton steps, guarded steps of a policy where it has one,
+and damped FIRE behind both. What is costly is made for all of them together (`models.py`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
 
 from relaxion.optimize.fire import Fire
-from relaxion.optimize.point import Array, Point, Proposal
-from relaxion.optimize.quasi_newton import QuasiNewton, QuasiNewtonSettings, Secant
-from relaxion.optimize.springs import Geometry
+from relaxion.optimize.models import Base, KnownPairs, LocalModel, models_at
+from relaxion.optimize.point import Array, Geometry, Point, Proposal
+from relaxion.optimize.quasi_newton import QuasiNewton, Secant
 
 LARGEST = 1e100  # beyond it squares are infinite
 FIRE_STEPS = 20  # at least so many before the quasi-Newton method is trusted again
 
 
-class Stepper:
-    """Takes a point, answers with the next proposal; switches to FIRE when the quasi-Newton method is lost."""
+def propose(
+    steppers: Sequence[Stepper],
+    points: Sequence[Point],
+    known: KnownPairs | None = None,
+    places: Sequence[int] | None = None,
+) -> list[Proposal]:
+    """The next place to look at for each structure, having seen `points`.
 
-    def __init__(
-        self, settings: QuasiNewtonSettings, *, fallback: bool = True, quasi_newton: QuasiNewton | None = None
-    ) -> None:
-        """`quasi_newton`: in place of the core's own, for instance a Guard."""
-        self.quasi_newton = quasi_newton or QuasiNewton(settings)
-        self.fire = Fire(settings.largest_trust)
-        self.fallback = fallback
+    `known`: pairs of the structures just evaluated; `places`: where each point is among those.
+    """
+    begun = [stepper.judge(point) for stepper, point in zip(steppers, points, strict=True)]
+    asked = [number for number, (base, by_fire) in enumerate(begun) if not by_fire and steppers[number].lacks(base)]
+    bases = []
+    for number in asked:
+        base = begun[number][0]
+        bases.append(steppers[number].asks(base, places[number] if places and base is points[number] else None))
+    for number, model in zip(asked, models_at(bases, known), strict=True):
+        steppers[number].model = begun[number][0], model
+    return [stepper.step(base, by_fire) for stepper, (base, by_fire) in zip(steppers, begun, strict=True)]
+
+
+class Stepper:
+    """The memory of one relaxation; switches to FIRE when the quasi-Newton method is lost."""
+
+    def __init__(self, method: QuasiNewton, *, fallback: bool = True) -> None:
+        """`method`: the classical core, or a guard with a policy."""
+        self.method, self.fallback = method, fallback
+        self.fire = Fire(method.settings.largest_trust)
         self.fire_steps_left = 0
         self.fire_reason = ""
-        self.fallback_used = 0  # proposals made by FIRE
+        self.fire_steps = 0  # proposals made by FIRE
         self.last: Proposal | None = None
+        self.model: tuple[Point, LocalModel] | None = None  # after a rejected point the same base is asked again
+
+    @property
+    def fallback_used(self) -> int:
+        """Steps made by the core or FIRE in place of the policy, or by FIRE in place of the core."""
+        return self.fire_steps + self.method.core_steps
 
     def reset(self) -> None:
         """Forget everything learned, for instance because somebody else moved the atoms."""
-        self.quasi_newton.reset()
+        self.method.reset()
         self.fire.reset()
         self.fire_steps_left, self.fire_reason = 0, ""
-        self.last = None
+        self.last, self.model = None, None
 
-    def propose(self, point: Point) -> Proposal:
-        """The next place to look at, having seen `point`."""
+    def judge(self, point: Point) -> tuple[Point, bool]:
+        """Take in what was found; where the next step begins, and whether FIRE makes it."""
         # FIRE knows its last finite point; the quasi-Newton method, fresh after FIRE, would have none to go back to
-        lost_by_fire = not point.finite and self.quasi_newton.last is None
-        fire = self.fire_steps_left > 0 or lost_by_fire
-        self.last = self._fire(point) if fire else self._quasi_newton(point)
+        if self.fire_steps_left > 0 or (not point.finite and self.method.last is None):
+            return point, True
+        base = self.method.judged(point)
+        if reason := self.method.lost:
+            self.reset()
+            if self.fallback:
+                self.fire_steps_left, self.fire_reason = FIRE_STEPS, reason
+                return base, True
+            base = self.method.judged(base)
+        return base, False
+
+    def lacks(self, base: Point) -> bool:
+        """Whether a model must be made there."""
+        return self.model is None or self.model[0] is not base
+
+    def asks(self, base: Point, place: int | None) -> Base:
+        """What it wants to know of a base; `place`: among the structures just evaluated, if it is one of them."""
+        return Base(base, self.method.settings.springs, self.method.source, self.method.past, place)
+
+    def step(self, base: Point, by_fire: bool) -> Proposal:
+        """The next proposal, from where `judge` said."""
+        if by_fire:
+            self.fire_steps_left -= 1
+            self.fire_steps += 1
+            self.last = replace(self.fire.propose(base), reason=self.fire_reason)
+        else:
+            assert self.model is not None
+            self.method.last = self.last = self.method.step_from(base, self.model[1])
         return self.last
-
-    def _quasi_newton(self, point: Point) -> Proposal:
-        proposal = self.quasi_newton.propose(point)
-        if not (reason := self.quasi_newton.lost):
-            return proposal
-        best = proposal.base
-        self.reset()
-        if not self.fallback:
-            return self.quasi_newton.propose(best)
-        self.fire_steps_left, self.fire_reason = FIRE_STEPS, reason
-        return self._fire(best)
-
-    def _fire(self, point: Point) -> Proposal:
-        self.fire_steps_left -= 1
-        self.fallback_used += 1
-        return replace(self.fire.propose(point), reason=self.fire_reason)
 
     def snapshot(self) -> dict[str, Any]:
         """Everything needed to go on as if never stopped; plain numbers, lists and arrays."""
-        newton, fire = self.quasi_newton, self.fire
+        newton, fire = self.method, self.fire
         return {
             "trust": newton.trust,
             "rejections": newton.rejections,
@@ -75,19 +112,19 @@ class Stepper:
             "more": newton.more(),
             "fire_steps_left": self.fire_steps_left,
             "fire_reason": self.fire_reason,
-            "fallback_used": self.fallback_used,
+            "fallback_used": self.fire_steps,
             "fire": {
                 "velocities": fire.velocities,
                 "time_step": fire.time_step,
                 "mixing": fire.mixing,
                 "downhill": fire.downhill,
-                "last_finite": None if fire.last_finite is None else _point_to_plain(fire.last_finite),
+                "last_finite": None if fire.last_finite is None else asdict(fire.last_finite),
             },
         }
 
     def check_rows(self, number: int) -> None:
         """A ValueError where what was restored is not finite or belongs to another number of coordinates."""
-        newton, fire = self.quasi_newton, self.fire
+        newton, fire = self.method, self.fire
         points = [self.last.base] if self.last is not None else []
         points += [fire.last_finite] if fire.last_finite is not None else []
         arrays = [*newton.arrays(), *(array for point in points for array in (point.coordinates, point.forces))]
@@ -105,7 +142,7 @@ class Stepper:
 
     def restore(self, plain: dict[str, Any]) -> None:
         """The opposite of `snapshot`. Raises KeyError, TypeError or ValueError when the content is foreign."""
-        newton, fire = self.quasi_newton, self.fire
+        newton, fire = self.method, self.fire
         newton.trust = float(plain["trust"])
         newton.rejections = int(plain["rejections"])
         newton.recent_energies = [float(energy) for energy in plain["recent_energies"]]
@@ -116,7 +153,7 @@ class Stepper:
             raise ValueError("recent_energies is empty although a step was taken")
         newton.take_more(plain.get("more", {}))
         self.fire_steps_left, self.fire_reason = int(plain["fire_steps_left"]), str(plain["fire_reason"])
-        self.fallback_used = int(plain["fallback_used"])
+        self.fire_steps = int(plain["fallback_used"])
         saved = plain["fire"]
         fire.velocities = None if saved["velocities"] is None else _rows(saved["velocities"])
         fire.time_step, fire.mixing = float(saved["time_step"]), float(saved["mixing"])
@@ -141,14 +178,9 @@ def _rows(values: Any) -> Array:
 
 
 def _proposal_to_plain(proposal: Proposal) -> dict[str, Any]:
-    return {
-        "base": _point_to_plain(proposal.base),
-        "step": proposal.step,
-        "expected_change": proposal.expected_change,
-        "method": proposal.method,
-        "reason": proposal.reason,
-        "trust": proposal.trust,
-        "knobs": dict(proposal.knobs),
+    plain = asdict(replace(proposal, wanted=None))
+    return {name: value for name, value in plain.items() if name not in ("wanted", "control")} | {
+        "knobs": plain["control"]
     }
 
 
@@ -161,27 +193,8 @@ def _proposal_from_plain(plain: dict[str, Any]) -> Proposal:
         str(plain["method"]),
         str(plain["reason"]),
         trust=float(plain["trust"]),
-        knobs={str(name): float(value) for name, value in plain["knobs"].items()},
+        control={str(name): float(value) for name, value in plain["knobs"].items()},
     )
-
-
-def _point_to_plain(point: Point) -> dict[str, Any]:
-    geometry = point.geometry
-    return {
-        "coordinates": point.coordinates,
-        "forces": point.forces,
-        "energy": point.energy,
-        "geometry": None
-        if geometry is None
-        else {
-            "positions": geometry.positions,
-            "cell": geometry.cell,
-            "periodic": geometry.periodic,
-            "numbers": geometry.numbers,
-            "free": geometry.free,
-            "cell_factor": geometry.cell_factor,
-        },
-    }
 
 
 def _point_from_plain(plain: dict[str, Any]) -> Point:
@@ -195,8 +208,3 @@ def _point_from_plain(plain: dict[str, Any]) -> Point:
         cell_factor=float(saved["cell_factor"]),
     )
     return Point(_rows(plain["coordinates"]), _rows(plain["forces"]), float(plain["energy"]), geometry)
-
-
-def propose(steppers: Sequence[Stepper], points: Sequence[Point]) -> list[Proposal]:
-    """The next place to look at, of many structures at once."""
-    return [stepper.propose(point) for stepper, point in zip(steppers, points, strict=True)]

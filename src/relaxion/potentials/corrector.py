@@ -1,8 +1,4 @@
-"""The corrector: a step that would bring two atoms too near is shortened just enough.
-
-How near is too near is a distance in Å, or a share of the sum of the covalent radii: training has either, relaxing with
-a policy always the second (`optimize/screen.py`).
-"""
+"""The corrector: a step that would bring two atoms too near is shortened just enough. One for training and for use."""
 
 from __future__ import annotations
 
@@ -15,23 +11,30 @@ from torch import Tensor
 from relaxion.errors import StructureError
 from relaxion.structures import Move, Structures
 from relaxion.structures.graph import Pairs
-from relaxion.structures.structures import atom_rows, per_structure_max
+from relaxion.structures.structures import per_structure_max
 
 # A longer step is first cut to this length: no runaway atom may ask for a search over the whole crystal.
 LONGEST_STEP_ANGSTROM = 4.0
 LARGEST_STRAIN = 0.5  # so that no step can turn a cell inside out
-NEAREST_SHARE = 0.55  # of the sum of covalent radii; shorter bonds hardly exist, forces there say little of the rest
 
 
 @dataclass(frozen=True)
-class ShareOfRadii:
-    """A minimum distance that depends on the pair: this share of the sum of its covalent radii."""
+class Nearest:
+    """How near two atoms may come: an absolute distance, or a share of the sum of their covalent radii; the larger."""
 
-    share: float = NEAREST_SHARE
+    distance_angstrom: float = 0.0
+    share_of_radii: float = 0.0
 
-    def reaches(self, structures: Structures) -> Tensor:
-        """Of each atom; the minimum distance of a pair is their sum, (n_atoms,) Å."""
-        return self.share * torch.from_numpy(covalent_radii).to(structures.dtype)[structures.atomic_numbers]
+    def limits(self, sums_of_radii: Tensor) -> Tensor:
+        """Å, for pairs with these sums of covalent radii."""
+        return (self.share_of_radii * sums_of_radii).clamp_min(self.distance_angstrom)
+
+    def between(self, first: Tensor, second: Tensor, dtype: torch.dtype) -> float | Tensor:
+        """Å, for pairs of atoms with these atomic numbers; one number where it is the same for all."""
+        if not self.share_of_radii:
+            return self.distance_angstrom
+        radii = torch.from_numpy(covalent_radii).to(dtype)
+        return self.limits(radii[first] + radii[second])
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,36 +45,37 @@ class Correction:
     back_off: Tensor  # (n_structures,) between 0 and 1
 
 
-def correct(structures: Structures, move: Move, minimum_distance: float | ShareOfRadii) -> Correction:
-    """Shorten each structure's move so that no pair is nearer than the minimum distance along its path.
+def correct(structures: Structures, move: Move, nearest: float | Nearest, smallest_share: float = 0.0) -> Correction:
+    """Shorten each structure's move so that no pair is nearer than allowed (a number: Å) along its path.
 
     Self-images count. A pair that starts nearer may not come nearer still, but may part. The path is
     x(t) = x·(1 + tε) + t·u, so every pair vector is linear in t, r(t) = r + t·w, and the first touch is a
     root of |r + t·w|² = d²: exact, no bisection, and also right for atoms that would pass through each other.
-    `minimum_distance`: Å, or by the pair.
+    `smallest_share` of the move is done in any case.
     """
+    nearest = nearest if isinstance(nearest, Nearest) else Nearest(nearest)
     _check_finite(structures, move)
     bounded = move.bounded(structures, LONGEST_STEP_ANGSTROM, LARGEST_STRAIN)
     fractions = torch.ones(structures.n_structures, dtype=structures.dtype)
-    if isinstance(minimum_distance, ShareOfRadii):
-        reaches = minimum_distance.reaches(structures)  # (n_atoms,) Å
-    else:
-        reaches = torch.full((structures.n_atoms,), minimum_distance / 2, dtype=structures.dtype)
-    cutoffs = _search_cutoffs(structures, bounded, reaches)
+    cutoffs = _search_cutoffs(structures, bounded, nearest)
     # Neighbours are searched with one cutoff per group, or one structure that moves far would slow down all.
     groups = torch.ceil(torch.log2(cutoffs))
     moving = (bounded.largest_displacements(structures) > 0) | (bounded.strain_sizes() > 0)
     for group in groups[moving].unique():
         which = (moving & (groups == group)).nonzero().flatten()
         part, part_move = structures.select(which), bounded.select(structures.counts, which)
-        rows, _ = atom_rows(structures.counts, which)
-        fractions[which] = _free_fractions(part, part_move, reaches[rows], float(cutoffs[which].max()))
+        fractions[which] = _free_fractions(part, part_move, nearest, float(cutoffs[which].max()))
+    fractions = fractions.clamp_min(smallest_share)
     executed = bounded.scaled(fractions, structures)
     return Correction(executed, 1 - fractions * _shares(bounded, move, structures))
 
 
-def _search_cutoffs(structures: Structures, move: Move, reaches: Tensor) -> Tensor:
+def _search_cutoffs(structures: Structures, move: Move, nearest: Nearest) -> Tensor:
     """How far apart two atoms can be and still meet: |r| ≤ d + |w| and |w| ≤ |ε||r| + |u_j - u_i|."""
+    numbers = structures.atomic_numbers
+    distance = nearest.between(numbers, numbers, structures.dtype)  # of the largest atoms, twice their own radius
+    if isinstance(distance, Tensor):
+        distance = per_structure_max(distance, structures.structure_index, structures.n_structures)
     index = structures.structure_index
     longest = move.largest_displacements(structures)
     # The sum of the two longest steps bounds |u_j - u_i|; a lone mover among resting atoms asks for its own.
@@ -80,18 +84,18 @@ def _search_cutoffs(structures: Structures, move: Move, reaches: Tensor) -> Tens
     first = per_structure_max(torch.where(others == longest[index], rows, 0), index, structures.n_structures)
     others[first] = 0.0
     second = per_structure_max(others, index, structures.n_structures)
-    nearest = 2 * per_structure_max(reaches, index, structures.n_structures)
-    return (nearest + longest + second) / (1 - move.strain_sizes()) + 1e-6  # (n_structures,) Å
+    return (distance + longest + second) / (1 - move.strain_sizes()) + 1e-6  # (n_structures,) Å
 
 
-def _free_fractions(structures: Structures, move: Move, reaches: Tensor, cutoff: float) -> Tensor:
+def _free_fractions(structures: Structures, move: Move, nearest: Nearest, cutoff: float) -> Tensor:
     pairs = Pairs.of(structures, cutoff)
     first, second = pairs.ends
     owners = structures.structure_index[first]
     start = pairs.vectors.to(structures.dtype)  # r, (n_pairs, 3) Å
     change = torch.einsum("ni,nij->nj", start, move.strains[owners])  # w, (n_pairs, 3) Å
     change = change + move.displacements[second] - move.displacements[first]
-    fractions = first_touch(start, change, reaches[first] + reaches[second])
+    numbers = structures.atomic_numbers
+    fractions = first_touch(start, change, nearest.between(numbers[first], numbers[second], structures.dtype))
     return torch.ones(structures.n_structures, dtype=structures.dtype).scatter_reduce(0, owners, fractions, "amin")
 
 

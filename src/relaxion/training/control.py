@@ -12,7 +12,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from relaxion.agents.vector_agents import AGENT_SETTINGS, vector_agent
+from relaxion.agents.make import AGENT_SETTINGS, vector_agent
 from relaxion.errors import AssessmentStopped, CheckpointError, RelaxionWarning, RunError, SettingsError
 from relaxion.experience.exploration import Exploration, NoisyExplorer
 from relaxion.experience.normaliser import Normaliser

@@ -11,7 +11,9 @@ from pydantic import Field, model_validator
 from torch import Generator
 
 from relaxion.bench.assessment import Assessor, Starts
-from relaxion.generators.metals import ADSORBATES, EAM_METALS, EMT_METALS, KINDS, MetalStarts
+from relaxion.generators.alloys import EAM_METALS, EMT_METALS
+from relaxion.generators.slabs import ADSORBATES
+from relaxion.generators.starts import KINDS, MetalStarts
 from relaxion.networks.metric.network import MetricNetwork
 from relaxion.networks.metric.policies import MetricPolicy
 from relaxion.potentials import potential

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 from pydantic import Field
 from torch import Tensor
 
@@ -24,10 +23,9 @@ from relaxion.networks.metric.network import MetricSettings
 from relaxion.networks.metric.policies import MetricPolicy
 from relaxion.networks.move_actions import MoveActions
 from relaxion.optimize.choice import new_stepper
-from relaxion.optimize.gate import GATE, described_steady, gate_of
-from relaxion.optimize.guard import Knobs, hand_made_gate
 from relaxion.optimize.learned import LearnedMetrics
 from relaxion.optimize.stepper import Stepper
+from relaxion.optimize.trust_rule import DEFAULT, GATE, StepControl, constant_network, rule_of
 from relaxion.settings import Settings
 from relaxion.training.checkpoint import checked_finite, named_generator, taken_back
 from relaxion.training.lessons import Imitation
@@ -53,11 +51,11 @@ class MetricTaskSettings(Settings):
     n_secants: int = Field(default=1, ge=1)
     """So many of them, where `secant_weight` is given."""
 
-    def rule(self) -> Knobs | None:
-        """The bundle's own: the usual one, but for the secants."""
+    def control(self) -> StepControl | None:
+        """What the bundle's own rule says at every step: the usual, but for the secants."""
         if self.secant_weight is None:
             return None
-        return replace(hand_made_gate(np.empty(0)), secant_weight=self.secant_weight, n_secants=self.n_secants)
+        return replace(DEFAULT, secant_weight=self.secant_weight, n_secants=self.n_secants)
 
 
 @dataclass(frozen=True)
@@ -81,10 +79,10 @@ class MetricRunSettings(RunSettings):
         return MetricTrainer(self)
 
     def packed(self, stored: Stored, /) -> Packed:
-        plan, rule = self.plan, self.bundle.rule()
+        plan, control = self.plan, self.bundle.control()
         networks = {"policy": network_of(self.metric, stored.part("metric"), stochastic=False)}
-        if rule is not None:
-            networks[GATE] = described_steady(rule)
+        if control is not None:
+            networks[GATE] = constant_network(control)
         return Packed(
             networks=networks,
             card=plan.card() | {"agent": "imitation", "force_tolerance_ev_per_angstrom": FMAX},
@@ -102,8 +100,8 @@ def stepper_of(bundle: PolicyBundle) -> Stepper:
     """What a relaxer would use: metric and trust rule as they come out of the bundle."""
     policy, gate = policy_of(bundle), bundle.networks.get(GATE)
     assert isinstance(policy, MetricPolicy)
-    rule = None if gate is None else gate_of(gate, bundle.name)
-    return new_stepper(metrics=LearnedMetrics(policy.network), gate=rule)
+    rule = None if gate is None else rule_of(gate, bundle.name)
+    return new_stepper(metrics=LearnedMetrics(policy.network), rule=rule)
 
 
 class MetricTrainer:
@@ -147,8 +145,9 @@ class MetricTrainer:
 
     def stepper(self) -> Stepper:
         """What a relaxer would use."""
-        rule = self.settings.bundle.rule()
-        return new_stepper(metrics=LearnedMetrics(self.policy.network), gate=None if rule is None else lambda _: rule)
+        control = self.settings.bundle.control()
+        rule = None if control is None else lambda _: control
+        return new_stepper(metrics=LearnedMetrics(self.policy.network), rule=rule)
 
     def assess(self, stop: Callable[[], bool] | None = None) -> Assessed:
         errors = self.plan.errors(self.policy.network)

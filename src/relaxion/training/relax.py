@@ -73,7 +73,7 @@ def deviation(state: State, proposed: Move, settings: EnvironmentSettings) -> Te
     asked = proposed.to(state.structures.dtype)
     with torch.no_grad():
         bounded = asked.bounded(state.structures, settings.max_displacement_angstrom, settings.max_strain)
-        executed = correct(state.structures, bounded, settings.minimum_distance).executed
+        executed = correct(state.structures, bounded, settings.nearest).executed
     return imitation_distance(state, asked, executed)
 
 
@@ -166,16 +166,8 @@ class RelaxTrainer:
             self.penalties.imitation_weight = self.imitation_weight(self.reinforced_steps)
             self.penalties.anchor_weight = self.anchor_weight(self.reinforced_steps)
             for _ in range(self.settings.atoms.updates_per_round):
-                self._hold_policy_back()
                 self.means.add(self.agent.update(self._sampled()))
                 self.n_updates += 1
-
-    def _hold_policy_back(self) -> None:
-        """A metric that was taught waits until the critics know something of it."""
-        lessons = self.settings.lessons
-        if lessons is not None:
-            waits = self.n_updates < lessons.critic_updates_before
-            self.agent.policy_optimizer.learning_rate = 0.0 if waits else self.settings.agent.policy_learning_rate
 
     def _teach(self, lessons: Imitation) -> None:
         before = self.task.potential.calls

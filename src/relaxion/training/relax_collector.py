@@ -8,17 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Generator, Tensor
 
 from relaxion.agents.agent import PolicyPenalty
-from relaxion.agents.atom_agents import atom_agent
-from relaxion.agents.d4pg import D4PG
-from relaxion.agents.ddpg import DDPG
-from relaxion.agents.sac import SAC
-from relaxion.agents.td3 import TD3
+from relaxion.agents.make import AnyAgent, atom_agent
 from relaxion.experience.expert import Expert, guided
 from relaxion.experience.exploration import Exploration, LinearSchedule
 from relaxion.experience.transition import Source, Transition
@@ -31,8 +27,6 @@ from relaxion.structures import Move, State
 from relaxion.training.checkpoint import DivergedError
 from relaxion.training.relax_settings import RelaxRunSettings
 from relaxion.training.relax_task import RelaxTask
-
-AtomAgent: TypeAlias = TD3 | SAC | DDPG | D4PG
 
 GENERATORS = ("exploration", "starts", "expert")  # those that collecting draws from
 
@@ -102,7 +96,7 @@ def action_domain(settings: RelaxRunSettings) -> MoveActions:
     return MetricActions(*bounds) if knobs else MoveActions(*bounds)
 
 
-def make_agent(settings: RelaxRunSettings, generator: Generator, penalty: PolicyPenalty | None = None) -> AtomAgent:
+def make_agent(settings: RelaxRunSettings, generator: Generator, penalty: PolicyPenalty | None = None) -> AnyAgent:
     """The agent of a run, with fresh networks, whatever kind its policy is."""
     policy = settings.policy
     return atom_agent(
@@ -113,4 +107,6 @@ def make_agent(settings: RelaxRunSettings, generator: Generator, penalty: Policy
         penalty,
         policy if isinstance(policy, MetricSettings) else None,
         "all" if settings.metric is None else settings.metric.reinforced,
+        # a metric that was taught waits until the critics know something of it
+        0 if settings.lessons is None else settings.lessons.critic_updates_before,
     )

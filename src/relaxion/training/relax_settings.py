@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import Field
 
-from relaxion.agents.vector_agents import AGENT_SETTINGS
+from relaxion.agents.make import AGENT_SETTINGS
 from relaxion.errors import SettingsError
 from relaxion.experience.environment import EnvironmentSettings
 from relaxion.files import Stored

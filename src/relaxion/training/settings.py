@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from pydantic import Field
 
-from relaxion.agents.vector_agents import AGENT_SETTINGS, AgentSettings
+from relaxion.agents.make import AGENT_SETTINGS, AgentSettings
 from relaxion.errors import RunError, SettingsError
 from relaxion.experience.exploration import LinearSchedule, NoisyExplorer
 from relaxion.files import Stored

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from relaxion.agents.shared import parameters_of
 from relaxion.experience.batch import Batch
 from relaxion.networks.roles import CategoricalCritic, Critics, Policy, StochasticPolicy
 
@@ -142,9 +143,9 @@ def spy_on_losses(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], list[set[i
         stepped: list[set[int]] = []
         original = module.descend
 
-        def spy(loss: Tensor, optimizer: Any) -> Tensor:
-            stepped.append({id(parameter) for parameter in optimizer.parameters})
-            return original(loss, optimizer)
+        def spy(loss: Tensor, optimizer: Any, **options: Any) -> Tensor:
+            stepped.append({id(parameter) for parameter in parameters_of(optimizer)})
+            return original(loss, optimizer, **options)
 
         monkeypatch.setattr(module, "descend", spy)
         return stepped

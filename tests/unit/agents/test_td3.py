@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import relaxion.agents.td3 as module
+from relaxion.agents.shared import parameters_of
 from relaxion.agents.td3 import TD3, TD3Settings
 from relaxion.experience.batch import Batch
 
@@ -29,8 +30,8 @@ def make_td3(linear: dict[str, Any], generator: torch.Generator) -> Callable[...
 
 def test_r2_1_three_networks_a_target_of_each_and_two_parameter_optimizers(make_td3: Callable[..., TD3]) -> None:
     agent = make_td3()
-    assert {id(p) for p in agent.policy_optimizer.parameters} == {id(p) for p in agent.policy.parameters()}
-    assert {id(p) for p in agent.critic_optimizer.parameters} == {id(p) for p in agent.critics.parameters()}
+    assert {id(p) for p in parameters_of(agent.policy_optimizer)} == {id(p) for p in agent.policy.parameters()}
+    assert {id(p) for p in parameters_of(agent.critic_optimizer)} == {id(p) for p in agent.critics.parameters()}
     for target, online in ((agent.target_policy, agent.policy), (agent.target_critics, agent.critics)):
         assert target is not online
         assert not any(parameter.requires_grad for parameter in target.parameters())

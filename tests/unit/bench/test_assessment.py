@@ -23,8 +23,9 @@ from relaxion.bench.assessment import (
 )
 from relaxion.bench.films import MOST_SHOTS, Filming, Relaxed, film_of, shot
 from relaxion.errors import FileError
+from relaxion.generators.alloys import fcc_alloys
 from relaxion.generators.perturbations import perturbation
-from relaxion.generators.starts import PerturbedStarts, fcc_alloys
+from relaxion.generators.starts import PerturbedStarts
 from relaxion.optimize.choice import new_stepper
 from relaxion.optimize.stepper import Stepper
 from relaxion.potentials.ase import PotentialCalculator

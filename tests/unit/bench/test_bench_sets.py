@@ -7,8 +7,9 @@ import pytest
 from ase.data import covalent_radii
 
 from relaxion.bench.checks import check_structure
-from relaxion.bench.sets import LATTICE_CONSTANTS, SETS, find_set
+from relaxion.bench.sets import SETS, find_set
 from relaxion.errors import SettingsError
+from relaxion.generators.alloys import LATTICE_CONSTANTS
 
 DEAR = ("crystals", "crystals-cell", "new-elements")  # brought to equilibrium first, by CHGNet
 

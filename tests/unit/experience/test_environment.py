@@ -16,8 +16,9 @@ from ase.constraints import FixAtoms
 from relaxion.errors import StructureError
 from relaxion.experience.environment import Environment, EnvironmentSettings
 from relaxion.experience.transition import Source
+from relaxion.generators.alloys import fcc_alloys
 from relaxion.generators.perturbations import perturbation
-from relaxion.generators.starts import MixedStarts, PackedStarts, PerturbedStarts, fcc_alloys  # fmt: skip
+from relaxion.generators.starts import MixedStarts, PackedStarts, PerturbedStarts
 from relaxion.potentials.ase import AsePotential
 from relaxion.potentials.potential import Potential
 from relaxion.potentials.reward import Reward, RewardSettings, largest_force

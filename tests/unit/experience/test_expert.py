@@ -13,7 +13,8 @@ from relaxion.experience.exploration import LinearSchedule
 from relaxion.experience.structure_replay import StructureReplay
 from relaxion.experience.transition import Source
 from relaxion.generators import perturbations as perturb
-from relaxion.generators.starts import PerturbedStarts, fcc_alloys
+from relaxion.generators.alloys import fcc_alloys
+from relaxion.generators.starts import PerturbedStarts
 from relaxion.potentials import potential
 from relaxion.structures import Move, Outcome, Structures
 

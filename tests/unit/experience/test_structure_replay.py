@@ -8,7 +8,8 @@ from relaxion.experience.environment import Environment, EnvironmentSettings
 from relaxion.experience.replay import draw_without_replacement
 from relaxion.experience.structure_replay import NOBODY, StructureReplay, capacity_advice
 from relaxion.generators import perturbations as perturb
-from relaxion.generators.starts import PackedStarts, PerturbedStarts, fcc_alloys
+from relaxion.generators.alloys import fcc_alloys
+from relaxion.generators.starts import PackedStarts, PerturbedStarts
 from relaxion.potentials import potential
 from relaxion.structures import Move, Outcome, State, Structures
 

@@ -18,12 +18,12 @@ from relaxion.networks.atom_policies import AtomPolicy
 from relaxion.networks.move_actions import MoveActions
 from relaxion.networks.observer import AtomNetworkSettings
 from relaxion.optimize.ase_interface import read_point
-from relaxion.optimize.direct import DirectMetrics
-from relaxion.optimize.guard import Guard, Past
-from relaxion.optimize.learned import state_at
-from relaxion.optimize.quasi_newton import QuasiNewtonSettings
-from relaxion.optimize.springs import SpringMetric, SpringSettings
-from relaxion.optimize.stepper import Stepper
+from relaxion.optimize.choice import new_stepper
+from relaxion.optimize.learned import DirectMetrics, Metric, Past, states_at
+from relaxion.optimize.models import Base, models_at
+from relaxion.optimize.point import Point
+from relaxion.optimize.springs import SpringSettings, springs_at
+from relaxion.optimize.stepper import Stepper, propose
 from relaxion.structures import Move, State
 
 
@@ -42,22 +42,26 @@ def alloy(seed: int = 4) -> Atoms:
     return atoms
 
 
+def asked(source: DirectMetrics, point: Point, past: Past | None = None) -> Metric | None:
+    return models_at([Base(point, SpringSettings(), source, past or Past())])[0].metric
+
+
 def test_its_step_is_the_policys_move(policy: AtomPolicy) -> None:
     atoms = alloy()
     atoms.set_constraint(FixAtoms([3]))
     target = FrechetCellFilter(atoms, mask=[1, 1, 1, 0, 0, 0])
     point = read_point(target)
     assert point.geometry is not None
-    metric = DirectMetrics(policy)(point)
+    metric = asked(DirectMetrics(policy), point)
     assert metric is not None
     step = metric.solve(point.forces)
     with torch.no_grad():
-        move = policy(state_at(point, point.geometry))
+        move = policy(states_at([point]))
     np.testing.assert_allclose(step[:8], move.displacements.double().numpy())
     assert np.array_equal(step[3], np.zeros(3))
     np.testing.assert_allclose(np.diag(step[8:]), target.exp_cell_factor * np.diag(move.strains[0].numpy()), rtol=1e-6)
     assert np.count_nonzero(step[8:] - np.diag(np.diag(step[8:]))) == 0, "what the mask forbids stays"
-    springs = SpringMetric(point.geometry, SpringSettings())
+    (springs,) = springs_at([point.geometry], SpringSettings())
     other = np.ones_like(step)
     np.testing.assert_array_equal(metric.solve(other), springs.solve(other))
     np.testing.assert_array_equal(metric.apply(other), springs.apply(other))
@@ -79,11 +83,10 @@ def test_it_sees_the_point_before() -> None:
     policy, atoms = Remembering(), alloy()
     metrics = DirectMetrics(policy)  # pyright: ignore[reportArgumentType]
     first = read_point(atoms)
-    metrics(first, Past())
+    asked(metrics, first)
     atoms.positions[2, 0] += 0.1
     second, past = read_point(atoms), Past(2, first.coordinates, first.forces)
-    metrics(second, past)
-    metrics(second, past)  # a rejected step: the same base again
+    asked(metrics, second, past)
     assert len(policy.states) == 2
     begin, later = policy.states
     assert begin.last_move.displacements.abs().max() == 0
@@ -98,11 +101,10 @@ def test_its_history_is_the_guards_so_a_reset_clears_it_and_a_restart_keeps_it()
     """Whatever was relaxed before, a state shows the base before or, at the start, none."""
 
     def chain_of(policy: Remembering) -> Stepper:
-        settings, metrics = QuasiNewtonSettings(), DirectMetrics(policy, trust=0.2)  # pyright: ignore[reportArgumentType]
-        return Stepper(settings, quasi_newton=Guard(settings, metrics))
+        return new_stepper(metrics=DirectMetrics(policy, trust=0.2))  # pyright: ignore[reportArgumentType]
 
     def advance(atoms: Atoms, chain: Stepper) -> None:
-        proposal = chain.propose(read_point(atoms))
+        (proposal,) = propose([chain], [read_point(atoms)])
         atoms.set_positions(proposal.base.coordinates + proposal.step)
 
     straight, again = Remembering(), Remembering()
@@ -140,4 +142,4 @@ def test_it_relaxes_from_a_file_and_the_guard_keeps_its_own_count(tmp_path, make
 
 
 def test_elements_it_does_not_know(policy: AtomPolicy) -> None:
-    assert DirectMetrics(policy, elements=[29])(read_point(alloy())) is None
+    assert asked(DirectMetrics(policy, elements=[29]), read_point(alloy())) is None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,19 +15,24 @@ from ase.calculators.emt import EMT
 
 from relaxion.errors import PolicyError, StructureError
 from relaxion.optimize.ase_interface import read_point
-from relaxion.optimize.gate import (
+from relaxion.optimize.guard import Guard, GuardSettings
+from relaxion.optimize.learned import Asked, Metric
+from relaxion.optimize.models import Base, LocalModel, models_at
+from relaxion.optimize.point import Geometry, Point, Proposal, dot
+from relaxion.optimize.quasi_newton import QuasiNewton, QuasiNewtonSettings, Secant, weighted_error
+from relaxion.optimize.stepper import Stepper, propose
+from relaxion.optimize.trust_rule import (
+    ACTIONS,
+    DEFAULT,
     LARGEST_FLOOR,
     LARGEST_LOG_SCALE,
     LARGEST_LOG_TRUST,
-    N_KNOBS,
-    described_steady,
-    gate_of,
-    knobs_from,
+    OBSERVATION,
+    StepControl,
+    constant_network,
+    control_from,
+    rule_of,
 )
-from relaxion.optimize.guard import OBSERVATION, Guard, GuardSettings, Knobs, Metric, Past, unscaled_error
-from relaxion.optimize.point import Point, dot
-from relaxion.optimize.quasi_newton import QuasiNewton, QuasiNewtonSettings, Secant
-from relaxion.optimize.stepper import Stepper
 
 FMAX = 0.02
 CREDULOUS = GuardSettings(smallest_cosine=-1.0, largest_ratio=1e9)
@@ -43,6 +50,19 @@ class Planted:
     def solve(self, forces: np.ndarray, extra_floor: float = 0.0) -> np.ndarray:
         matrix = self.matrix + extra_floor * np.eye(len(self.matrix))
         return np.linalg.solve(matrix, forces.ravel()).reshape(forces.shape)
+
+
+class Source:
+    """A policy that answers each point with a function of it; None: it has no say."""
+
+    def __init__(self, answer: Callable[[Point], Metric | None]) -> None:
+        self.answer = answer
+
+    def covers(self, _: Geometry) -> bool:
+        return True
+
+    def at(self, asked: Sequence[Asked], _) -> list[Any]:
+        return [self.answer(one.point) for one in asked]
 
 
 def rattled(seed: int) -> Atoms:
@@ -77,22 +97,21 @@ def calls(atoms: Atoms, chain: Stepper, fmax: float = FMAX) -> int:
         point = read_point(atoms)
         if point.largest_force < fmax:
             return call
-        proposal = chain.propose(point)
+        (proposal,) = propose([chain], [point])
         atoms.set_positions(proposal.base.coordinates + proposal.step)
     return 200
 
 
 def guarded(source) -> tuple[Stepper, Guard]:
-    guard = Guard(QuasiNewtonSettings(), source)
-    return Stepper(QuasiNewtonSettings(), quasi_newton=guard), guard
+    guard = Guard(QuasiNewtonSettings(), Source(source))
+    return Stepper(guard), guard
 
 
 def core() -> Stepper:
-    return Stepper(QuasiNewtonSettings())
+    return Stepper(QuasiNewton(QuasiNewtonSettings()))
 
 
-def exact(point: Point, past: Past | None = None) -> Metric:
-    del past
+def exact(point: Point) -> Metric:
     assert point.geometry is not None
     atoms = Atoms(
         point.geometry.numbers, point.geometry.positions, cell=point.geometry.cell, pbc=True, calculator=EMT()
@@ -112,7 +131,7 @@ def test_noise_in_place_of_a_metric_costs_little(size: float) -> None:
     """Any symmetric positive definite matrix: soft, stiff, pointing anywhere."""
     generator = np.random.default_rng(0)
 
-    def noise(point: Point, _: Past) -> Metric:
+    def noise(point: Point) -> Metric:
         root = generator.normal(size=(point.forces.size, point.forces.size))
         return Planted(size * (root @ root.T) + 1e-3 * np.eye(len(root)))
 
@@ -123,7 +142,7 @@ def test_noise_in_place_of_a_metric_costs_little(size: float) -> None:
 
 
 def test_not_a_number_and_no_metric_are_the_core() -> None:
-    for source in (lambda *_: None, lambda point, _: Planted(np.full((point.forces.size,) * 2, np.nan) + 0.0)):
+    for source in (lambda _: None, lambda point: Planted(np.full((point.forces.size,) * 2, np.nan) + 0.0)):
         chain, guard = guarded(source)
         assert calls(rattled(3), chain) == calls(rattled(3), core())
         assert guard.policy_steps == 0
@@ -134,7 +153,7 @@ def test_mistrust_is_told_and_ends_by_itself() -> None:
     """A metric that is far too stiff at first and right from the third point on."""
     seen = 0
 
-    def late(point: Point, _: Past) -> Metric:
+    def late(point: Point) -> Metric:
         nonlocal seen
         seen += 1
         true = exact(point)
@@ -144,7 +163,7 @@ def test_mistrust_is_told_and_ends_by_itself() -> None:
     chain, guard = guarded(late)
     atoms, methods = rattled(5), []
     while (point := read_point(atoms)).largest_force >= 1e-4:
-        proposal = chain.propose(point)
+        (proposal,) = propose([chain], [point])
         methods.append((proposal.method, proposal.reason))
         atoms.set_positions(proposal.base.coordinates + proposal.step)
     assert methods[0][0] == "springs"
@@ -155,7 +174,7 @@ def test_mistrust_is_told_and_ends_by_itself() -> None:
 
 def test_damped_secants_keep_the_correction_positive() -> None:
     """Also where a secant is softer than the metric, or would be without Powell's damping."""
-    guard = Guard(QuasiNewtonSettings(), exact)
+    guard = Guard(QuasiNewtonSettings(), Source(exact))
     generator = np.random.default_rng(1)
     metric = Planted(np.eye(9) * 10)
     step = generator.normal(size=(3, 3))
@@ -164,61 +183,66 @@ def test_damped_secants_keep_the_correction_positive() -> None:
     assert damped.curvature == pytest.approx(0.2 * dot(step, metric.apply(step)))
 
 
-def test_knobs_act() -> None:
+def model_of(guard: Guard, base: Point) -> LocalModel:
+    return models_at([Base(base, guard.settings.springs, guard.source, guard.past)])[0]
+
+
+def with_control(control: StepControl, base: Point) -> Proposal:
+    guard = Guard(QuasiNewtonSettings(), Source(exact), lambda _: control)
+    return guard.step_from(guard.judged(base), model_of(guard, base))
+
+
+def test_the_control_acts() -> None:
     """Scale and trust make the step longer or shorter, the floor shortens it, weight 0 leaves secants aside."""
-    atoms = rattled(2)
-    guard = Guard(QuasiNewtonSettings(), exact)
-    base = guard.judged(read_point(atoms))
-    view = guard.view(base)
-    assert view is not None
-    assert view.observation.shape == (len(OBSERVATION),)
+    base = read_point(rattled(2))
 
-    def length(knobs: Knobs) -> float:
-        return float(np.linalg.norm(guard.step_with(base, view, knobs).step))
+    def length(control: StepControl) -> float:
+        return float(np.linalg.norm(with_control(control, base).step))
 
-    plain = length(Knobs())
-    assert length(Knobs(log_scale=-0.5)) < plain
-    assert length(Knobs(log_trust=-3.0)) < plain
-    assert length(Knobs(floor=2.0)) < plain
-    left = guard.step_with(base, view, Knobs(leave_to_core=True))
+    plain = length(StepControl())
+    assert length(StepControl(log_scale=-0.5)) < plain
+    assert length(StepControl(log_trust=-3.0)) < plain
+    assert length(StepControl(floor=2.0)) < plain
+    left = with_control(StepControl(leave_to_core=True), base)
     assert (left.method, left.reason) == ("springs", "the gate left it to the core")
 
 
-def test_actions_are_departures_from_the_rule() -> None:
-    rule = Knobs(log_scale=0.1, log_trust=0.7, secant_weight=0.2)
-    assert knobs_from(np.zeros(N_KNOBS), rule) == rule
-    turned = knobs_from(np.array([np.nan, 5.0, 1.0, 1.0, 0.6]), rule)
-    assert turned == Knobs(0.1, 0.7 + LARGEST_LOG_TRUST, 1.0, floor=LARGEST_FLOOR, leave_to_core=True)
-    assert knobs_from(-np.ones(N_KNOBS), rule) == Knobs(0.1 - LARGEST_LOG_SCALE, 0.7 - LARGEST_LOG_TRUST, 0.2)
+def test_actions_are_departures_from_the_default() -> None:
+    trust = DEFAULT.log_trust
+    assert control_from(np.zeros(len(ACTIONS))) == DEFAULT
+    turned = control_from(np.array([np.nan, 5.0, 1.0, 1.0, 0.6]))
+    assert turned == StepControl(0.0, trust + LARGEST_LOG_TRUST, 1.0, floor=LARGEST_FLOOR, leave_to_core=True)
+    least = control_from(-np.ones(len(ACTIONS)))
+    assert least == StepControl(-LARGEST_LOG_SCALE, trust - LARGEST_LOG_TRUST, 0.0)
 
 
-def test_a_steady_gate_turns_the_same_way_always() -> None:
-    rule = Knobs(log_trust=0.7, secant_weight=0.5, n_secants=1)
-    described = described_steady(rule)
-    assert gate_of(described, "mine")(np.zeros(len(OBSERVATION))) == rule
+def test_a_constant_rule_says_the_same_always() -> None:
+    rule = StepControl(log_trust=0.7, secant_weight=0.5, n_secants=1)
+    described = constant_network(rule)
+    assert rule_of(described, "mine")(np.zeros(len(OBSERVATION))) == rule
     for name, value in (("secant_weight", 2.0), ("n_secants", 0.0), ("floor", -1.0)):
         weights = {**described.weights, name: torch.tensor(value)}
         with pytest.raises(PolicyError, match="mine turns its knobs out of their ranges"):
-            gate_of(replace(described, weights=weights), "mine")
+            rule_of(replace(described, weights=weights), "mine")
     for weights in ({"secant_weight": torch.ones(1)}, {**described.weights, "floor": torch.ones(3)}):
         with pytest.raises(PolicyError, match="mine cannot be rebuilt"):
-            gate_of(replace(described, weights=weights), "mine")
+            rule_of(replace(described, weights=weights), "mine")
 
 
-def test_the_gate_sees_how_far_it_is_to_the_end_and_whom_the_guard_believes() -> None:
-    guard = Guard(QuasiNewtonSettings(), exact)
+def test_a_rule_sees_how_far_it_is_to_the_end_and_whom_the_guard_believes() -> None:
+    guard = Guard(QuasiNewtonSettings(), Source(exact))
     guard.tolerance, guard.core_steps_left, guard.disappointments = 0.01, 3, 2
-    point = read_point(rattled(2))
-    view = guard.view(point)
-    assert view is not None
-    seen = dict(zip(OBSERVATION, view.observation, strict=True))
+    point, observed = read_point(rattled(2)), []
+    guard.rule = lambda observation: observed.append(observation) or DEFAULT
+    guard.step_from(point, model_of(guard, point))
+    seen = dict(zip(OBSERVATION, observed[0], strict=True))
     assert seen["log10_force_over_tolerance"] == pytest.approx(np.log10(point.largest_force / 0.01))
     assert seen["core_steps_left"] == pytest.approx(np.log(4))
     assert seen["disappointments"] == 1
     assert seen["by_policy"] == 0
 
 
-def test_lessons_by_hand() -> None:
+def test_feedback_by_hand() -> None:
     """On a quadratic energy the metric that made the step expects what is met."""
     matrix = np.diag(np.arange(1.0, 25.0))
     atoms = rattled(1)
@@ -229,47 +253,47 @@ def test_lessons_by_hand() -> None:
         forces = -(matrix @ coordinates.ravel()).reshape(-1, 3)
         return Point(coordinates, forces, 0.5 * float(coordinates.ravel() @ matrix @ coordinates.ravel()), geometry)
 
-    guard = Guard(QuasiNewtonSettings(), lambda *_: Planted(2 * matrix), guard=CREDULOUS)
-    proposal = guard.step_with(base := guard.judged(at(place)), guard.view(base), Knobs())  # pyright: ignore
-    guard.last = proposal
+    source = Source(lambda _: Planted(2 * matrix))
+    guard = Guard(QuasiNewtonSettings(), source, lambda _: StepControl(), CREDULOUS)
+    base = guard.judged(at(place))
+    guard.last = proposal = guard.step_from(base, model_of(guard, base))
     guard.judged(at(place + proposal.step))
-    assert guard.lesson.log_curvature_ratio == pytest.approx(np.log(0.5))
+    assert guard.feedback.log_curvature_ratio == pytest.approx(np.log(0.5))
     # half the way to the minimum: ¾ of the energy is gone, where the stiffer metric expected ½ of ½
-    assert guard.lesson.energy_ratio == pytest.approx(1.5)
-    assert guard.lesson.log_force_ratio == pytest.approx(np.log10(0.5))
-    assert guard.lesson.points == 2
+    assert guard.feedback.energy_ratio == pytest.approx(1.5)
+    assert guard.feedback.log_force_ratio == pytest.approx(np.log10(0.5))
+    assert guard.feedback.points == 2
 
 
 def test_error_of_a_metric_counts_its_scale() -> None:
     step = np.ones((2, 3))
     secants = [Secant(step, 2 * step)]
-    assert unscaled_error(secants, [step]) == 0
-    assert unscaled_error(secants, [0.5 * step]) == pytest.approx(0.5)
+    assert weighted_error(secants, [step], scaled=False) == 0
+    assert weighted_error(secants, [0.5 * step], scaled=False) == pytest.approx(0.5)
 
 
 def test_guard_snapshot_goes_on_as_if_never_stopped() -> None:
     """With a gate that looks, and a metric that has just disappointed: both must be remembered."""
 
-    def stiff(point: Point, _: Past) -> Metric:
+    def stiff(point: Point) -> Metric:
         return Planted(2e3 * np.eye(point.forces.size))
 
-    def looking(observation: np.ndarray) -> Knobs:
-        return Knobs(log_scale=0.1 * float(observation[1]), secant_weight=0.0)
+    def looking(observation: np.ndarray) -> StepControl:
+        return StepControl(log_scale=0.1 * float(observation[1]), secant_weight=0.0)
 
     def made() -> Stepper:
-        settings = QuasiNewtonSettings()
-        return Stepper(settings, quasi_newton=Guard(settings, stiff, looking, CREDULOUS))
+        return Stepper(Guard(QuasiNewtonSettings(), Source(stiff), looking, CREDULOUS))
 
     straight, cut = made(), made()
     first, second = rattled(7), rattled(7)
     for _ in range(2):
         for atoms, chain in ((first, straight), (second, cut)):
-            proposal = chain.propose(read_point(atoms))
+            (proposal,) = propose([chain], [read_point(atoms)])
             atoms.set_positions(proposal.base.coordinates + proposal.step)
     fresh = made()
     fresh.restore(cut.snapshot())
     for _ in range(3):
-        one, other = straight.propose(read_point(first)), fresh.propose(read_point(second))
+        one, other = propose([straight, fresh], [read_point(first), read_point(second)])
         assert (one.method, one.reason) == (other.method, other.reason)
         np.testing.assert_array_equal(one.step, other.step)
         first.set_positions(one.base.coordinates + one.step)
@@ -280,14 +304,14 @@ def test_the_core_is_untouched() -> None:
     """A Guard without a metric proposes exactly what QuasiNewton does."""
     atoms = rattled(4)
     point = read_point(atoms)
-    alone, guard = QuasiNewton(QuasiNewtonSettings()), Guard(QuasiNewtonSettings(), lambda *_: None)
-    np.testing.assert_array_equal(alone.propose(point).step, guard.propose(point).step)
+    alone, guard = core(), guarded(lambda _: None)[0]
+    np.testing.assert_array_equal(propose([alone], [point])[0].step, propose([guard], [point])[0].step)
 
 
 def test_a_metric_that_cannot_be_made_leaves_it_to_the_core() -> None:
     """For instance atoms strewn so far apart that no neighbours can be searched."""
 
-    def broken(*_) -> Metric:
+    def broken(_: Point) -> Metric:
         raise StructureError("extends over 2 km")
 
     chain, guard = guarded(broken)
@@ -296,7 +320,7 @@ def test_a_metric_that_cannot_be_made_leaves_it_to_the_core() -> None:
 
 
 def test_mistrust_outlives_the_help_of_fire() -> None:
-    guard = Guard(QuasiNewtonSettings(), exact)
+    guard = Guard(QuasiNewtonSettings(), Source(exact))
     guard.disappointments, guard.core_steps, guard.policy_steps = 3, 5, 2
     guard.reset()
     assert (guard.disappointments, guard.core_steps, guard.policy_steps) == (3, 5, 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -19,7 +20,12 @@ from relaxion.networks.metric.network import MetricNetwork, pulls_of
 from relaxion.networks.strains import strain_matrices
 from relaxion.optimize import learned as learned_metric
 from relaxion.optimize.ase_interface import read_point
-from relaxion.optimize.learned import LearnedMetric, LearnedMetrics
+from relaxion.optimize.choice import new_stepper
+from relaxion.optimize.learned import LearnedMetrics, Metric
+from relaxion.optimize.models import Base, models_at
+from relaxion.optimize.point import Point
+from relaxion.optimize.quasi_newton import QuasiNewtonSettings
+from relaxion.optimize.stepper import propose
 from relaxion.structures import Evaluation, Move, State, Structures
 
 MASK = [1, 1, 0, 0, 0, 1]  # xx yy zz yz xz xy
@@ -66,11 +72,15 @@ def own_state(atoms: Atoms, free_cell: bool, mask: np.ndarray) -> State:
     )
 
 
-def metric_at(target: Atoms | Filter, network: MetricNetwork) -> tuple[LearnedMetric, np.ndarray]:
+def metric_at(target: Atoms | Filter, network: MetricNetwork) -> tuple[Metric, np.ndarray]:
     point = read_point(target)
-    metric = LearnedMetrics(network)(point)
+    metric = asked(LearnedMetrics(network), point)
     assert metric is not None
     return metric, point.forces
+
+
+def asked(source: LearnedMetrics, point: Point) -> Metric | None:
+    return models_at([Base(point, QuasiNewtonSettings().springs, source)])[0].metric
 
 
 FILTERS: dict[str, Callable[[Atoms], Atoms | Filter]] = {
@@ -107,7 +117,7 @@ def test_the_networks_own_solve(name: str, fixed: tuple[int, ...], network: Metr
         assert np.abs(strain).max() > 1e-4
 
 
-def matrix_of(metric: LearnedMetric, shape: tuple[int, ...]) -> np.ndarray:
+def matrix_of(metric: Metric, shape: tuple[int, ...]) -> np.ndarray:
     return np.stack([metric.apply(unit.reshape(shape)).ravel() for unit in np.eye(int(np.prod(shape)))])
 
 
@@ -147,24 +157,49 @@ def test_steps_keep_to_what_is_free_and_go_downhill(network: MetricNetwork) -> N
     assert np.vdot(step, forces) > 0
 
 
-def test_a_point_is_looked_at_once(network: MetricNetwork) -> None:
-    """After a rejected point the guard asks at the same base again."""
+def test_a_base_is_looked_at_once(network: MetricNetwork) -> None:
+    """After a rejected point the next step begins at the same base again."""
     seen = []
     handle = network.register_forward_hook(lambda *_: seen.append(1))
-    metrics, point = LearnedMetrics(network), read_point(alloy())
-    assert metrics(point) is metrics(point)
-    other = read_point(alloy())
-    assert metrics(other) is not metrics(point)
+    stepper, atoms = new_stepper(metrics=LearnedMetrics(network)), alloy()
+    (first,) = propose([stepper], [read_point(atoms)])
+    worse = replace(read_point(atoms), coordinates=first.base.coordinates + first.step, energy=1e3)
+    (second,) = propose([stepper], [worse])
     handle.remove()
-    assert len(seen) == 3
+    assert second.base is first.base
+    assert len(seen) == 1
+
+
+def test_many_at_once_are_one_by_one(network: MetricNetwork) -> None:
+    """Free and fixed cells, constraints, elements it does not cover: the same answers in one call of the network."""
+    atoms = [alloy(), alloy() * (2, 1, 1), alloy()]
+    for one in atoms:
+        one.calc = EMT()
+    atoms[1].set_constraint(FixAtoms([0, 5]))
+    gold = alloy()
+    gold.symbols[:] = "Ag"
+    gold.calc = EMT()
+    points = [read_point(one) for one in (atoms[0], atoms[1], FrechetCellFilter(atoms[2], mask=MASK), gold)]
+    source, calls = LearnedMetrics(network, elements=[29, 79]), []
+    handle = network.register_forward_hook(lambda *_: calls.append(1))
+    together = [model.metric for model in models_at([Base(p, QuasiNewtonSettings().springs, source) for p in points])]
+    handle.remove()
+    assert len(calls) == 1
+    assert together[3] is None
+    for point, metric in zip(points[:3], together, strict=False):
+        alone = asked(source, point)
+        assert metric is not None
+        assert alone is not None
+        np.testing.assert_allclose(metric.solve(point.forces), alone.solve(point.forces), rtol=1e-7, atol=1e-10)
+        np.testing.assert_allclose(metric.apply(point.forces), alone.apply(point.forces), rtol=1e-7, atol=1e-10)
 
 
 def test_where_it_has_no_say(network: MetricNetwork) -> None:
     point = read_point(alloy())
-    assert LearnedMetrics(network, elements=[29, 79])(point) is not None
-    assert LearnedMetrics(network, elements=[29])(point) is None
+    assert asked(LearnedMetrics(network, elements=[29, 79]), point) is not None
+    assert asked(LearnedMetrics(network, elements=[29]), point) is None
     hydrostatic = read_point(FrechetCellFilter(alloy(), hydrostatic_strain=True))
-    assert LearnedMetrics(network)(hydrostatic) is None
+    assert asked(LearnedMetrics(network), hydrostatic) is None
 
 
 def test_weights_that_are_no_numbers_answer_with_none(make_metric_policy: Callable) -> None:

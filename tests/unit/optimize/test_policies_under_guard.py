@@ -21,11 +21,7 @@ from ase.mep import NEB
 
 from relaxion import Outcome, Relaxer
 from relaxion.errors import PolicyError, RestartError, SettingsError, StructureError
-from relaxion.networks.vector import VectorPolicy
-from relaxion.networks.vector_actions import BoxActions
 from relaxion.optimize.choice import CORE, decide, load
-from relaxion.optimize.gate import N_KNOBS, described_gate
-from relaxion.optimize.guard import OBSERVATION
 
 
 class Counted(EMT):
@@ -211,13 +207,11 @@ def test_weights_that_are_no_numbers_are_refused_and_would_do_no_harm(
     assert "not finite" in opt.history[1].reason
 
 
-def test_a_gate_of_the_bundle_turns_the_knobs(
-    tmp_path: Path, make_bundle: Callable, make_metric_policy: Callable
+def test_a_learned_rule_of_the_bundle_decides(
+    tmp_path: Path, make_bundle: Callable, make_metric_policy: Callable, make_rule: Callable
 ) -> None:
-    box, widths = BoxActions(-torch.ones(N_KNOBS), torch.ones(N_KNOBS)), [8]
-    gate = VectorPolicy(len(OBSERVATION), box, widths, torch.Generator().manual_seed(0))
     policy = make_metric_policy()
-    described = described_gate(gate.state_dict(), widths, stochastic=False)
+    described = make_rule()
     file = make_bundle(tmp_path / "gated.safetensors", policy, gate=described)
     plain = make_bundle(tmp_path / "plain.safetensors", policy)
     gated, ungated = (Relaxer(alloy(), logfile=None, policy=one) for one in (file, plain))
@@ -225,7 +219,7 @@ def test_a_gate_of_the_bundle_turns_the_knobs(
     ungated.run(fmax=0.02, steps=100)
     assert [e.energy_ev for e in gated.history] != [e.energy_ev for e in ungated.history]
 
-    foreign = described_gate(gate.state_dict(), widths, stochastic=False)
+    foreign = make_rule()
     foreign.settings["observation"][0] = "temperature"  # pyright: ignore[reportIndexIssue]
     with pytest.raises(PolicyError, match="sees other numbers"):
         load(make_bundle(tmp_path / "foreign.safetensors", policy, gate=foreign))
@@ -379,9 +373,9 @@ def test_history_says_who_made_each_step_and_why(metric_bundle: Path) -> None:
     assert opt.fallback_used == sum(entry.method != "policy" for entry in steps)
     for entry in steps:
         if entry.method == "policy":
-            assert set(entry.knobs) == {"scale", "trust_factor", "secant_weight", "floor_ev_per_angstrom2"}
+            assert set(entry.control) == {"scale", "trust_factor", "secant_weight", "floor_ev_per_angstrom2"}
         else:
-            assert not entry.knobs
+            assert not entry.control
         assert 0 < entry.trust_angstrom <= opt.maxstep
         assert entry.step_length_angstrom <= entry.trust_angstrom + 1e-9
 

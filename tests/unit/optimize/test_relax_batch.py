@@ -18,11 +18,7 @@ import relaxion
 from relaxion import Outcome, Relaxer, relax_batch, relax_stream
 from relaxion.bench.sets import find_set
 from relaxion.errors import MissingStressError, SettingsError
-from relaxion.networks.vector import VectorPolicy
-from relaxion.networks.vector_actions import BoxActions
 from relaxion.optimize.batch import BatchRelaxer, BatchSettings
-from relaxion.optimize.gate import N_KNOBS, described_gate
-from relaxion.optimize.guard import OBSERVATION
 from relaxion.potentials.emt import Emt
 from relaxion.potentials.potential import Potential
 from relaxion.structures import Evaluation
@@ -263,11 +259,9 @@ def test_potentials_of_networks_are_asked_about_all_at_once():
 
 
 @pytest.mark.parametrize("fmax", [0.01, 0.1])
-def test_a_gate_sees_the_same_tolerance_in_a_batch(fmax, tmp_path, make_bundle, make_metric_policy):
-    """A gate looks at the largest force over fmax; with another one it would turn its knobs otherwise."""
-    box, widths = BoxActions(-torch.ones(N_KNOBS), torch.ones(N_KNOBS)), [8]
-    gate = VectorPolicy(len(OBSERVATION), box, widths, torch.Generator().manual_seed(0))
-    described = described_gate(gate.state_dict(), widths, stochastic=False)
+def test_a_rule_sees_the_same_tolerance_in_a_batch(fmax, tmp_path, make_bundle, make_metric_policy, make_rule):
+    """A rule sees the largest force over fmax; with another one it would decide otherwise."""
+    described = make_rule()
     file = make_bundle(tmp_path / "gated.safetensors", make_metric_policy(), gate=described)
     images = starts("emt-bulk", 4)
     for start, relaxed in zip(images, relax_batch(images, "emt", policy=file, fmax=fmax), strict=True):

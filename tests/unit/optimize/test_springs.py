@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from relaxion.optimize import springs
-from relaxion.optimize.springs import Geometry, SpringMetric, SpringSettings
+from relaxion.optimize.point import Geometry
+from relaxion.optimize.springs import SpringMetric, SpringSettings, springs_at
 
 
 def geometry(atoms, cell_factor=0.0, fixed=()) -> Geometry:
@@ -25,6 +26,11 @@ def alloy(seed=0):
     return atoms
 
 
+def springs_of(place: Geometry, chosen: SpringSettings | None = None) -> SpringMetric:
+    (found,) = springs_at([place], chosen or SpringSettings())
+    return found
+
+
 def matrix(metric: SpringMetric) -> np.ndarray:
     shape = metric.geometry.free.shape
     return np.stack([metric.apply(unit.reshape(shape)).ravel() for unit in np.eye(metric.geometry.free.size)])
@@ -39,7 +45,7 @@ def matrix(metric: SpringMetric) -> np.ndarray:
     factor=st.sampled_from([0.0, 1.0, 4.0]),
 )
 def test_symmetric_and_positive_definite_whatever_the_settings(seed, decay, across, floor, factor):
-    metric = SpringMetric(
+    metric = springs_of(
         geometry(alloy(seed), factor), SpringSettings(decay=decay, across=across, floor=floor, cell_floor=0.1)
     )
     stiffness = matrix(metric)
@@ -49,7 +55,7 @@ def test_symmetric_and_positive_definite_whatever_the_settings(seed, decay, acro
 
 @pytest.mark.parametrize("factor", [0.0, 4.0])
 def test_solve_undoes_apply(factor):
-    metric = SpringMetric(geometry(alloy(), factor), SpringSettings())
+    metric = springs_of(geometry(alloy(), factor))
     step = np.random.default_rng(0).normal(size=metric.geometry.free.shape)
     assert np.allclose(metric.solve(metric.apply(step)), step, atol=1e-10)
 
@@ -57,20 +63,20 @@ def test_solve_undoes_apply(factor):
 @pytest.mark.parametrize("factor", [0.0, 4.0])
 def test_large_systems_get_the_same_answer_from_conjugate_gradients(factor, monkeypatch):
     forces = np.random.default_rng(0).normal(size=geometry(alloy(), factor).free.shape)
-    dense = SpringMetric(geometry(alloy(), factor), SpringSettings()).solve(forces)
+    dense = springs_of(geometry(alloy(), factor)).solve(forces)
     monkeypatch.setattr(springs, "LARGEST_DENSE", 0)
-    sparse = SpringMetric(geometry(alloy(), factor), SpringSettings()).solve(forces)
+    sparse = springs_of(geometry(alloy(), factor)).solve(forces)
     assert np.allclose(sparse, dense, rtol=1e-4, atol=1e-5)
 
 
 def test_energy_is_that_of_the_springs():
     """½ uᵀBu must equal the sum over bonds written out, strain included."""
     settings_, place = SpringSettings(), geometry(alloy(), 4.0)
-    metric = SpringMetric(place, settings_)
+    metric = springs_of(place, settings_)
     step = 0.01 * np.random.default_rng(1).normal(size=place.free.shape)
     total = 0.5 * settings_.floor * (step[:4] ** 2).sum()
     total += 0.5 * settings_.cell_floor * place.volume * ((step[4:] / 4.0) ** 2).sum()
-    bonds = place.bonds
+    bonds = metric.bonds
     for i, j, r, natural in zip(bonds.first, bonds.second, bonds.vectors, bonds.natural_lengths, strict=True):
         length = np.linalg.norm(r)
         along = settings_.stiffness * np.exp(min(-settings_.decay * (length / natural - 1), 3.0))
@@ -88,21 +94,21 @@ def test_first_order_bond_change_is_right():
     moved = atoms.copy()
     moved.set_cell(atoms.cell.array @ deform.T)
     moved.positions = atoms.positions @ deform.T + step[:4]
-    change = geometry(moved).bonds.vectors - place.bonds.vectors
-    assert np.allclose(place.bonds.changes(step, place), change, atol=1e-10)
+    before, after = springs.bonds_of([place, geometry(moved)])
+    assert np.allclose(before.changes(step, place), after.vectors - before.vectors, atol=1e-10)
 
 
 def test_fixed_coordinates_stay_and_hold_the_others():
     place = geometry(alloy(), fixed=[0])
-    metric = SpringMetric(place, SpringSettings())
+    metric = springs_of(place)
     step = metric.solve(np.ones((4, 3)))
     assert np.array_equal(step[0], np.zeros(3))
-    free_step = SpringMetric(geometry(alloy()), SpringSettings()).solve(np.ones((4, 3)))
+    free_step = springs_of(geometry(alloy())).solve(np.ones((4, 3)))
     assert np.linalg.norm(step[1:]) < np.linalg.norm(free_step[1:])
 
 
 def test_a_rigid_shift_costs_the_floor_only():
-    metric = SpringMetric(geometry(alloy()), SpringSettings(floor=0.5))
+    metric = springs_of(geometry(alloy()), SpringSettings(floor=0.5))
     assert np.allclose(metric.apply(np.ones((4, 3))), 0.5)
 
 
@@ -112,13 +118,31 @@ def test_springs_turn_with_the_structure():
     turned.rotate(70, (1, 2, 3))
     forces = np.random.default_rng(0).normal(size=(len(atoms), 3))
     turn = np.linalg.lstsq(atoms.positions - atoms.positions[0], turned.positions - turned.positions[0], rcond=None)[0]
-    plain = SpringMetric(geometry(atoms), SpringSettings()).solve(forces)
-    assert np.allclose(SpringMetric(geometry(turned), SpringSettings()).solve(forces @ turn), plain @ turn, atol=1e-9)
+    plain = springs_of(geometry(atoms)).solve(forces)
+    assert np.allclose(springs_of(geometry(turned)).solve(forces @ turn), plain @ turn, atol=1e-9)
 
 
 def test_a_supercell_answers_like_its_cell():
     atoms = alloy()
     forces = np.random.default_rng(0).normal(size=(4, 3))
-    single = SpringMetric(geometry(atoms), SpringSettings()).solve(forces)
-    double = SpringMetric(geometry(atoms * (2, 1, 1)), SpringSettings()).solve(np.tile(forces, (2, 1)))
+    single = springs_of(geometry(atoms)).solve(forces)
+    double = springs_of(geometry(atoms * (2, 1, 1))).solve(np.tile(forces, (2, 1)))
     assert np.allclose(double, np.tile(single, (2, 1)), atol=1e-10)
+
+
+@pytest.mark.parametrize("factor", [0.0, 4.0])
+def test_many_at_once_are_one_by_one(factor):
+    """Structures of several sizes, one with fixed atoms, one without neighbours, one too large for a matrix."""
+    large = bulk("Cu", cubic=True) * (5, 4, 4)
+    large.rattle(0.1, seed=1)
+    lone = molecule("H")
+    lone.center(8.0)
+    atoms = [alloy(1), alloy(2) * (2, 1, 1), lone, molecule("CH3CH2OH"), large]
+    fixed = [(), (0, 3), (), (1,), ()]
+    places = [geometry(one, factor if one.pbc.all() else 0.0, rows) for one, rows in zip(atoms, fixed, strict=True)]
+    generator = np.random.default_rng(0)
+    for place, together in zip(places, springs_at(places, SpringSettings()), strict=True):
+        forces = generator.normal(size=place.free.shape)
+        alone = springs_of(place)
+        np.testing.assert_allclose(together.solve(forces), alone.solve(forces), rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(together.apply(forces), alone.apply(forces), rtol=1e-9, atol=1e-12)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ from ase import Atoms
 from ase.data import covalent_radii
 
 from relaxion.errors import StructureError
-from relaxion.potentials.corrector import LONGEST_STEP_ANGSTROM, ShareOfRadii, correct, first_touch
+from relaxion.potentials.corrector import LONGEST_STEP_ANGSTROM, Nearest, correct, first_touch
 from relaxion.structures import Move, Structures
 
 
@@ -220,13 +219,34 @@ def test_equivariant_under_rotation(mixed_structures: Structures, generator: tor
     torch.testing.assert_close(rotated.back_off, plain.back_off, rtol=0, atol=1e-7)
 
 
-def test_a_share_of_the_radii_is_another_distance_for_every_pair() -> None:
-    """H–H, H–Pb and Pb–Pb of one structure: each pair stops at its own distance."""
-    for numbers in ([1, 1], [1, 82], [82, 82]):
-        structures, move = pair(3.0, [-2.9, 0, 0])
-        structures = replace(structures, atomic_numbers=torch.tensor(numbers))
-        share = ShareOfRadii(0.55)
-        nearest = 0.55 * float(covalent_radii[numbers].sum())
-        same = correct(structures, move, nearest)
-        assert torch.allclose(correct(structures, move, share).back_off, same.back_off, atol=1e-12)
-        assert float(same.back_off) == pytest.approx(1 - (3.0 - nearest) / 2.9, abs=1e-9)
+def test_a_share_of_the_covalent_radii_holds_for_each_pair_by_itself() -> None:
+    """Carbon comes nearer to hydrogen than to caesium; as the bisection says it with each pair's own distance."""
+    atoms = Atoms("HCCs", positions=[[0, 0, 0], [2.0, 0, 0], [6.0, 0, 0]])
+    structures = Structures.from_ase([atoms, atoms])
+    displacements = torch.zeros((6, 3), dtype=torch.float64)
+    displacements[1, 0], displacements[4, 0] = -1.9, 3.9  # to hydrogen in the first, to caesium in the second
+    move = Move(displacements, torch.zeros(2, 3, 3, dtype=torch.float64))
+    correction = correct(structures, move, Nearest(share_of_radii=0.55))
+    hydrogen, carbon, caesium = covalent_radii[[1, 6, 55]]
+    left = correction.executed.displacements[[1, 4], 0].tolist()
+    assert left == pytest.approx([-(2.0 - 0.55 * (hydrogen + carbon)), 4.0 - 0.55 * (carbon + caesium)], abs=1e-9)
+    both = correct(structures, move, Nearest(distance_angstrom=1.5, share_of_radii=0.55))
+    assert both.executed.displacements[[1, 4], 0].tolist() == pytest.approx([-0.5, left[1]], abs=1e-9)
+
+
+def test_far_movers_meet_large_atoms_under_the_rule_of_radii() -> None:
+    """The search for pairs reaches as far as the largest atoms ask."""
+    atoms = Atoms("Cs2", positions=[[0, 0, 0], [6.5, 0, 0]])
+    move = Move(
+        torch.tensor([[0.0, 0, 0], [-4.0, 0, 0]], dtype=torch.float64), torch.zeros(1, 3, 3, dtype=torch.float64)
+    )
+    left = 6.5 + float(
+        correct(Structures.from_ase(atoms), move, Nearest(share_of_radii=0.9)).executed.displacements[1, 0]
+    )
+    assert left == pytest.approx(1.8 * covalent_radii[55], abs=1e-9)
+
+
+def test_some_of_the_move_may_be_asked_for_in_any_case() -> None:
+    correction = correct(*pair(1.0, [-0.5, 0, 0]), 1.0, smallest_share=0.1)
+    assert float(correction.back_off) == pytest.approx(0.9)
+    assert correction.executed.displacements[1, 0] == pytest.approx(-0.05)

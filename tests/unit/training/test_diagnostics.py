@@ -13,16 +13,17 @@ import torch
 from ase import Atoms
 from ase.build import bulk
 
-from relaxion.agents.atom_agents import atom_agent
 from relaxion.agents.d4pg import D4PGSettings
 from relaxion.agents.ddpg import DDPGSettings
+from relaxion.agents.make import atom_agent
 from relaxion.agents.sac import SACSettings
 from relaxion.agents.td3 import TD3Settings
 from relaxion.experience.environment import Environment, EnvironmentSettings
 from relaxion.experience.structure_replay import StructureReplay
 from relaxion.experience.transition import Source
 from relaxion.generators import perturbations as perturb
-from relaxion.generators.starts import PerturbedStarts, fcc_alloys
+from relaxion.generators.alloys import fcc_alloys
+from relaxion.generators.starts import PerturbedStarts
 from relaxion.networks.move_actions import MoveActions
 from relaxion.networks.observer import AtomNetworkSettings
 from relaxion.potentials import potential

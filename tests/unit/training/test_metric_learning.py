@@ -10,7 +10,9 @@ from ase.build import bulk
 import relaxion
 from relaxion.errors import SettingsError
 from relaxion.experience.environment import Environment, EnvironmentSettings, rollout
-from relaxion.generators.metals import ADSORBATES, EAM_METALS, KINDS, MetalStarts
+from relaxion.generators.alloys import EAM_METALS
+from relaxion.generators.slabs import ADSORBATES
+from relaxion.generators.starts import KINDS, MetalStarts
 from relaxion.networks.metric.lessons import Lessons, relative_errors, way_to
 from relaxion.networks.metric.network import MetricSettings
 from relaxion.networks.metric.policies import MetricPolicy

@@ -81,7 +81,7 @@ def test_it_becomes_a_bundle_that_relaxes(finished, tmp_path):
     assert uncovered(bundle, [29, 8]) == ("O",)  # an oxide is no metal with an adsorbate
     assert uncovered(bundle, [29, 1, 6, 7]) == ("H", "C", "N")  # few of each, many together
     bundle.write(tmp_path / "few.safetensors")
-    assert load(tmp_path / "few.safetensors").gate is None
+    assert load(tmp_path / "few.safetensors").rule is None
 
 
 def test_a_trust_rule_of_its_own_travels_in_the_bundle(finished, tmp_path):
@@ -90,10 +90,10 @@ def test_a_trust_rule_of_its_own_travels_in_the_bundle(finished, tmp_path):
     (tmp_path / "recipe.toml").write_text(text + "secant_weight = 0.4\n")
     train(settings_from_recipe(tmp_path / "recipe.toml", None, {"steps": 1, "n_secants": 3}), tmp_path / "run")
     bundle_from_run(tmp_path / "run", "own").write(tmp_path / "own.safetensors")
-    gate = load(tmp_path / "own.safetensors").gate
-    assert gate is not None
-    rule = gate(torch.zeros(17).numpy())
-    assert (rule.secant_weight, rule.n_secants) == (0.4, 3)
+    rule = load(tmp_path / "own.safetensors").rule
+    assert rule is not None
+    control = rule(torch.zeros(17).numpy())
+    assert (control.secant_weight, control.n_secants) == (0.4, 3)
 
 
 class TestOldNames:

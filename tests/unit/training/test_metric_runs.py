@@ -12,7 +12,7 @@ from ase.build import bulk
 from ase.calculators.emt import EMT
 
 from relaxion import Relaxer
-from relaxion.agents.vector_agents import AGENT_SETTINGS
+from relaxion.agents.make import AGENT_SETTINGS
 from relaxion.errors import CheckpointError, RunError, SettingsError
 from relaxion.experience.transition import Source
 from relaxion.files import Stored

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from relaxion.agents.vector_agents import AGENT_SETTINGS
+from relaxion.agents.make import AGENT_SETTINGS
 from relaxion.errors import FileError, SettingsError
 from relaxion.networks.vector import VectorNetworkSettings
 from relaxion.training.recipe import SHIPPED, find, overrides, read_toml, run_folder, settings_from_recipe

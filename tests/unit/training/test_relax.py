@@ -15,7 +15,7 @@ from ase.calculators.emt import EMT
 from ase.io import write
 from ase.optimize import BFGS
 
-from relaxion.agents.vector_agents import AGENT_SETTINGS
+from relaxion.agents.make import AGENT_SETTINGS
 from relaxion.errors import FileError, InputError, MissingElementError, RelaxionWarning, SettingsError, StructureError
 from relaxion.experience.batch import Batch
 from relaxion.experience.environment import EnvironmentSettings

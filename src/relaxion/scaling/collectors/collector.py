@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from relaxion.agents.snapshots import restore_snapshot
+from relaxion.agents.shared import restore_snapshot
 from relaxion.errors import RunError
 from relaxion.potentials.registry import potential
 from relaxion.scaling.collectors.messages import (

@@ -1,16 +1,23 @@
-"""Shared pieces: Bellman target, projection, soft update, descent, Adam."""
+"""What agents share: Bellman target, projection, soft update, descent."""
 
 from __future__ import annotations
 
 import copy
 import math
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from relaxion.agents.adam import Adam
-from relaxion.agents.targets import bellman_target, descend, project_onto_support, soft_update, target_copy
+from relaxion.agents.shared import (
+    adam,
+    bellman_target,
+    descend,
+    project_onto_support,
+    soft_update,
+    target_copy,
+)
 
 # rewards and discounts, on a support of -10 … 10 with 51 bins (0.4 apart)
 PROJECTION_CASES = {
@@ -134,7 +141,7 @@ def test_target_copy_is_equal_separate_and_without_gradient() -> None:
 
 def test_descend_touches_only_its_own_parameters_and_leaves_no_gradient_behind() -> None:
     mine, other = nn.Parameter(torch.tensor([1.0, 2.0])), nn.Parameter(torch.tensor([3.0, -1.0]))
-    optimizer = Adam([mine], learning_rate=0.1)
+    optimizer = adam([mine], learning_rate=0.1)
     norm = descend((mine * other).sum(), optimizer)
     torch.testing.assert_close(mine.detach(), torch.tensor([0.9, 2.1]))  # Adam's first step is lr · sign
     assert torch.equal(other.detach(), torch.tensor([3.0, -1.0]))
@@ -145,26 +152,52 @@ def test_descend_touches_only_its_own_parameters_and_leaves_no_gradient_behind()
 
 def test_descend_leaves_parameters_the_loss_does_not_know_where_they_are() -> None:
     used, unused = nn.Parameter(torch.tensor(1.0)), nn.Parameter(torch.tensor(1.0))
-    descend(used.square(), Adam([used, unused], learning_rate=0.1))
+    descend(used.square(), adam([used, unused], learning_rate=0.1))
     assert used.item() == pytest.approx(0.9)
     assert unused.item() == 1.0
 
 
-@pytest.mark.parametrize("fused", [True, False])
-def test_adam_is_torchs(fused: bool, generator: torch.Generator) -> None:
-    start = [torch.randn(3, 4, generator=generator), torch.randn((), generator=generator)]
-    ours = [nn.Parameter(tensor.clone()) for tensor in start]
-    theirs = [nn.Parameter(tensor.clone()) for tensor in start]
-    adam = Adam(ours, learning_rate=1e-2)
-    reference = torch.optim.Adam(theirs, lr=1e-2, fused=fused)
-    for _ in range(25):
-        gradients = [torch.randn(tensor.shape, generator=generator) for tensor in start]
-        adam.step(gradients)
-        for parameter, gradient in zip(theirs, gradients, strict=True):
-            parameter.grad = gradient.clone()
-        reference.step()
-    for our, their in zip(ours, theirs, strict=True):
-        if fused:
-            assert torch.equal(our, their)
-        else:
-            torch.testing.assert_close(our, their, rtol=1e-5, atol=1e-6)
+def test_descend_that_does_not_move_only_fills_adams_memory() -> None:
+    mine = nn.Parameter(torch.tensor([1.0, 2.0]))
+    optimizer = adam([mine], learning_rate=0.1)
+    descend(mine.square().sum(), optimizer, moves=False)
+    assert mine.tolist() == [1.0, 2.0]
+    assert optimizer.state[mine]["exp_avg"].tolist() == pytest.approx([0.2, 0.4])
+    assert optimizer.state[mine]["step"] == 1
+    descend(mine.square().sum(), optimizer)
+    torch.testing.assert_close(mine.detach(), torch.tensor([0.9, 1.9]))
+
+
+def laid_out(values: Tensor, order: tuple[int, ...]) -> Tensor:
+    """The same numbers, in memory in another order of the axes."""
+    return values.permute(order).contiguous().permute(*torch.tensor(order).argsort().tolist())
+
+
+class Permuted(torch.autograd.Function):
+    """Passes values on; their gradient comes back in another layout, as it does from networks that permute."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, order: tuple[int, ...]) -> Tensor:
+        ctx.order = order
+        return values.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return laid_out(gradient, ctx.order), None
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (1, 2, 0), (2, 1, 0)])
+@pytest.mark.parametrize("own_order", [(0, 1, 2), (1, 2, 0)])  # parameters need not be contiguous either
+def test_gradients_of_any_layout_step_their_own_numbers(
+    order: tuple[int, ...], own_order: tuple[int, ...], generator: torch.Generator
+) -> None:
+    start = torch.randn(4, 3, 2, generator=generator)
+    ours, theirs = nn.Parameter(laid_out(start, own_order)), nn.Parameter(start.clone())
+    optimizer, plain = adam([ours], 0.1), torch.optim.Adam([theirs], lr=0.1, foreach=False, fused=False)
+    for _ in range(5):
+        weights = torch.randn(start.shape, generator=generator)
+        descend((Permuted.apply(ours, order) * weights).sum(), optimizer)
+        theirs.grad = weights
+        plain.step()
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
+    assert ours.grad is None

@@ -1,0 +1,138 @@
+"""Agents by the name of their settings, put together with fresh networks, for vectors and for atoms."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from torch import Generator, nn
+
+from relaxion.agents.agent import PolicyPenalty
+from relaxion.agents.d4pg import D4PG, D4PGSettings
+from relaxion.agents.ddpg import DDPG, DDPGSettings
+from relaxion.agents.sac import SAC, SACSettings
+from relaxion.agents.td3 import TD3, TD3Settings
+from relaxion.errors import SettingsError
+from relaxion.networks.vector import (
+    VectorCategoricalCritic,
+    VectorCritics,
+    VectorGaussianPolicy,
+    VectorNetworkSettings,
+    VectorPolicy,
+)
+from relaxion.networks.vector_actions import BoxActions
+
+if TYPE_CHECKING:
+    from relaxion.networks.metric.network import MetricSettings
+    from relaxion.networks.move_actions import MoveActions
+    from relaxion.networks.observer import AtomNetworkSettings
+
+AnyAgent: TypeAlias = TD3 | SAC | DDPG | D4PG
+AgentSettings: TypeAlias = TD3Settings | SACSettings | DDPGSettings | D4PGSettings
+
+AGENT_SETTINGS: dict[str, type[AgentSettings]] = {
+    "ddpg": DDPGSettings,
+    "td3": TD3Settings,
+    "d4pg": D4PGSettings,
+    "sac": SACSettings,
+}
+N_ATOM_CRITICS = 2  # of TD3 and SAC, as in both papers
+
+
+def vector_agent(
+    n_observations: int,
+    actions: BoxActions,
+    generator: Generator,
+    settings: AgentSettings,
+    networks: VectorNetworkSettings | None = None,
+    policy_penalty: PolicyPenalty | None = None,
+) -> AnyAgent:
+    """The agent that `settings` belong to, for control tasks.
+
+    `generator` draws the first weights and then stays with the agent for the noise inside its updates.
+    """
+    networks = networks or VectorNetworkSettings()
+    sizes = (n_observations, actions, networks.widths)
+    policy = (VectorGaussianPolicy if isinstance(settings, SACSettings) else VectorPolicy)(*sizes, generator)
+    if isinstance(settings, D4PGSettings):
+        critics = VectorCategoricalCritic(*sizes, settings.n_bins, generator)
+    else:
+        critics = VectorCritics(*sizes, _n_critics(settings, networks.n_critics), generator)
+    return _put_together(settings, policy, critics, actions, generator, policy_penalty=policy_penalty)
+
+
+def atom_agent(
+    actions: MoveActions,
+    generator: Generator,
+    settings: AgentSettings,
+    networks: AtomNetworkSettings | None = None,
+    policy_penalty: PolicyPenalty | None = None,
+    metric: MetricSettings | None = None,
+    reinforced: Literal["all", "gate"] = "all",
+    critic_updates_before: int = 0,
+) -> AnyAgent:
+    """The agent that `settings` belong to, for atoms: a direct policy, or with `metric` one that follows it.
+
+    With `reinforced="gate"` the agent never moves the metric itself; SAC with a metric wants `MetricActions`.
+    """
+    from relaxion.networks.atom_critics import AtomCategoricalCritic, AtomCritics  # control tasks need none of it
+
+    policy = _atom_policy(actions, generator, networks, metric, stochastic=isinstance(settings, SACSettings))
+    if isinstance(settings, D4PGSettings):
+        critics = AtomCategoricalCritic(networks, settings.n_bins, generator)
+    else:
+        critics = AtomCritics(networks, _n_critics(settings, N_ATOM_CRITICS), generator)
+    return _put_together(
+        settings,
+        policy,
+        critics,
+        actions,
+        generator,
+        policy_penalty=policy_penalty,
+        trained=None if reinforced == "all" else _gate_parameters(policy, metric),
+        critic_updates_before=critic_updates_before,
+    )
+
+
+def _n_critics(settings: AgentSettings, several: int) -> int:
+    return several if isinstance(settings, TD3Settings | SACSettings) else 1
+
+
+def _atom_policy(
+    actions: MoveActions,
+    generator: Generator,
+    networks: AtomNetworkSettings | None,
+    metric: MetricSettings | None,
+    *,
+    stochastic: bool,
+) -> nn.Module:
+    from relaxion.networks.atom_policies import AtomGaussianPolicy, AtomPolicy
+    from relaxion.networks.metric.policies import MetricGaussianPolicy, MetricPolicy
+
+    if metric is not None:
+        return (MetricGaussianPolicy if stochastic else MetricPolicy)(actions, metric, generator)
+    return (AtomGaussianPolicy if stochastic else AtomPolicy)(actions, networks, generator)
+
+
+def _gate_parameters(policy: nn.Module, metric: MetricSettings | None) -> list[nn.Parameter]:
+    """All but the metric."""
+    found = [parameter for name, parameter in policy.named_parameters() if not name.startswith("network.")]
+    if metric is None or not found:
+        raise SettingsError(
+            "reinforced = gate: the policy has no gate to learn; name some environment_information, for example "
+            "['log_largest_force'], or let the agent move all"
+        )
+    return found
+
+
+def _put_together(
+    settings: AgentSettings, policy: Any, critics: Any, actions: Any, generator: Generator, **options: Any
+) -> AnyAgent:
+    match settings:
+        case TD3Settings():
+            return TD3(policy, critics, actions, generator, settings, **options)
+        case SACSettings():
+            return SAC(policy, critics, actions, generator, settings, **options)
+        case DDPGSettings():
+            return DDPG(policy, critics, actions, settings, **options)
+        case D4PGSettings():
+            return D4PG(policy, critics, actions, settings, **options)

@@ -1,0 +1,117 @@
+"""What is known of the stiffness where the next steps begin, made for many structures at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from relaxion.optimize.learned import Asked, Metric, MetricSource, Past, asked_of
+from relaxion.optimize.point import Geometry, Point, structures_of
+from relaxion.optimize.springs import Bonds, SpringMetric, SpringSettings, bonds_of, springs_at
+from relaxion.structures import Structures
+from relaxion.structures.graph import Pairs
+
+LARGEST_TOGETHER = 64  # atoms; larger structures keep a core busy by themselves
+MOST_TOGETHER = 64  # structures of about the same size: matrices are padded to the largest
+
+
+@dataclass(frozen=True, eq=False)
+class LocalModel:
+    """Bonds and stiffness at one base: of springs, and as a policy sees it."""
+
+    bonds: Bonds | None = None  # None: not a plain structure, as the next
+    springs: SpringMetric | None = None
+    metric: Metric | None = None  # None: no policy, or it has no say here
+
+
+@dataclass(frozen=True, eq=False)
+class Base:
+    """Where a step begins, and who will ask what there."""
+
+    point: Point
+    springs: SpringSettings
+    source: MetricSource | None = None
+    past: Past = field(default_factory=Past)
+    place: int | None = None  # among the structures just evaluated, where it is one of them
+
+
+@dataclass(frozen=True, eq=False)
+class KnownPairs:
+    """The pairs of structures just evaluated: springs and networks reach less far than most potentials."""
+
+    structures: Structures
+    cutoff: float  # Å
+    pairs: Pairs
+
+    @classmethod
+    def of(cls, structures: Structures, cutoff: float) -> KnownPairs:
+        """Searched now, and kept for whoever asks about the same structures."""
+        pairs = Pairs.of(structures, cutoff)
+        pairs.keep(structures, cutoff)
+        return cls(structures, cutoff, pairs)
+
+    def keep_for(self, structures: Structures, places: Sequence[int]) -> None:
+        """`structures` are those at these places, of the ones evaluated."""
+        whole = len(places) == len(self.structures)
+        pairs = self.pairs if whole else self.pairs.of_structures(self.structures, torch.tensor(places))
+        pairs.keep(structures, self.cutoff)
+
+
+def models_at(bases: Sequence[Base], known: KnownPairs | None = None) -> list[LocalModel]:
+    """The model at each base. They are quickest sorted by size."""
+    result = [LocalModel()] * len(bases)
+    drawn = [number for number, base in enumerate(bases) if base.point.geometry is not None]
+    for group in _groups(drawn, bases):
+        for number, model in zip(group, _models([bases[number] for number in group], known), strict=True):
+            result[number] = model
+    return result
+
+
+def _groups(numbers: Sequence[int], bases: Sequence[Base]) -> list[list[int]]:
+    """Small structures by `MOST_TOGETHER` with the same springs, large ones by themselves."""
+    groups: list[list[int]] = []
+    for number in numbers:
+        base, last = bases[number], bases[groups[-1][0]] if groups else None
+        small = _geometry(base).n_atoms <= LARGEST_TOGETHER
+        joins = last is not None and small and last.springs == base.springs and len(groups[-1]) < MOST_TOGETHER
+        if last is not None and joins and _geometry(last).n_atoms <= LARGEST_TOGETHER:
+            groups[-1].append(number)
+        else:
+            groups.append([number])
+    return groups
+
+
+def _models(bases: Sequence[Base], known: KnownPairs | None) -> list[LocalModel]:
+    geometries = [_geometry(base) for base in bases]
+    structures = _structures(bases, known)
+    bonds = bonds_of(geometries, structures)
+    springs = springs_at(geometries, bases[0].springs, bonds)
+    metrics: list[Metric | None] = [None] * len(bases)
+    by_source: dict[int, list[int]] = {}
+    for number, base in enumerate(bases):
+        if base.source is not None and base.point.finite and base.source.covers(geometries[number]):
+            by_source.setdefault(id(base.source), []).append(number)
+    for numbers in by_source.values():
+        chosen = [bases[number] for number in numbers]
+        source = chosen[0].source
+        assert source is not None
+        asked = [Asked(bases[n].point, geometries[n], bases[n].past, springs[n]) for n in numbers]
+        those = structures if len(numbers) == len(bases) else _structures(chosen, known)
+        for number, metric in zip(numbers, asked_of(source, asked, those), strict=True):
+            metrics[number] = metric
+    return [LocalModel(*each) for each in zip(bonds, springs, metrics, strict=True)]
+
+
+def _structures(bases: Sequence[Base], known: KnownPairs | None) -> Structures:
+    structures = structures_of([_geometry(base) for base in bases])
+    places = [base.place for base in bases if base.place is not None]
+    if known is not None and len(places) == len(bases):
+        known.keep_for(structures, places)
+    return structures
+
+
+def _geometry(base: Base) -> Geometry:
+    assert base.point.geometry is not None  # asked before
+    return base.point.geometry
