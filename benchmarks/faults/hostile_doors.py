@@ -227,7 +227,7 @@ def _many_settings() -> ManySettings:
 
 def _make_many(path: Path) -> None:
     sys.path.insert(0, str(FAULTS.parents[1] / "tests" / "unit" / "many"))
-    from inline_crew import InlineCrew
+    from inline_workers import InlineWorkers
 
     from relaxion.scaling.relax_many.driver import Driver
     from relaxion.scaling.relax_many.settings import WorkerSettings
@@ -242,7 +242,7 @@ def _make_many(path: Path) -> None:
     worker = WorkerSettings(many=_many_settings())
     with Folder(path, worker.many, [file]) as folder:
         Driver(
-            folder=folder, crew=InlineCrew(worker), settings=worker.many, files=[file], chunk_size=4,
+            folder=folder, workers=InlineWorkers(worker), settings=worker.many, files=[file], chunk_size=4,
             time_limit_seconds=None, stop=lambda: False, report=lambda _: None,
         ).run()  # fmt: skip
         make_summary(path)
@@ -607,7 +607,7 @@ def _many_cases(world: World) -> Iterator[Case]:
 def _crafted_frames(door: str, many: Path, shard: str) -> Iterator[Case]:
     """Frames with the right digest and wrong facts."""
     from relaxion.scaling.relax_many.frames import sealed
-    from relaxion.scaling.relax_many.merging import SEAL
+    from relaxion.scaling.relax_many.summary import SEAL
 
     lines = (many / shard).read_text().split("\n")
     frame = lines[: int(lines[0]) + 2]

@@ -381,7 +381,7 @@ def test_a_defect_met_by_one_structure_does_not_stop_the_others(relaxion, alloy,
     assert Path("relaxed/first/first.log").stat().st_size > 0
 
 
-@pytest.mark.parametrize("where", ["check_structure", "run_relaxer", "write_structure"])
+@pytest.mark.parametrize("where", ["checked_start", "run_relaxer", "write_structure"])
 def test_a_defect_anywhere_is_one_sentence(relaxion, alloy, alloy_file, monkeypatch, where):
     write("first.xyz", alloy)
     original, calls = getattr(relax_command, where), iter(range(100))

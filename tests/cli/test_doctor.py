@@ -13,10 +13,10 @@ import torch
 import typer.main
 
 from relaxion.bench.optimizers import known_optimizers
-from relaxion.cli import completion, doctor_checks
+from relaxion.cli import completion
+from relaxion.cli import doctor as doctor_checks
 from relaxion.cli.app import app
-from relaxion.cli.doctor import examined
-from relaxion.cli.doctor_checks import FAIL, NOTE, OK, WARN, Finding, judged_threads, numbers
+from relaxion.cli.doctor import FAIL, NOTE, OK, WARN, Finding, examined, judged_threads, numbers
 from relaxion.potentials.registry import BUILT_IN, EXTRAS
 
 COMMANDS = sorted(typer.main.get_command(app).commands)  # pyright: ignore[reportAttributeAccessIssue]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from relaxion.cli.train_progress import NewestAlarm, alarms_as_sentences, progress
+from relaxion.cli.train import NewestAlarm, alarms_as_sentences, progress
 from relaxion.training.diagnostics import DIAGNOSIS
 from relaxion.training.settings import RunSettings
 

@@ -23,7 +23,7 @@ from relaxion.errors import CheckpointError, RelaxionWarning, RunError, Settings
 from relaxion.files import digest
 from relaxion.scaling.collectors import Collectors, team
 from relaxion.scaling.collectors.atom_trainer import DistributedRelaxTrainer
-from relaxion.scaling.collectors.engine import RayEngine, remove_left_behind
+from relaxion.scaling.ray_engine import RayEngine, remove_left_behind
 from relaxion.training.loop import make_trainer, train
 from relaxion.training.relax_settings import RelaxRunSettings
 from relaxion.training.relax_task import relax_task

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -48,7 +48,7 @@ def find_starts(
     images = [_start(image, disturb, seed, index) for index, image in enumerate(starts.images)]
     for index, image in enumerate(images):
         _check(starts, index, image)
-    return Starts(**{**vars(starts), "images": images})
+    return replace(starts, images=images)
 
 
 def _from_set(name: str, calculator: str | None, number: int | None, seed: int, free_cell: bool) -> Starts:

@@ -1,7 +1,10 @@
-"""From file names to structures that can be relaxed, each with a name of its own in the output folder."""
+"""What is checked before anything is read, and the way from file names to structures that can be relaxed."""
 
 from __future__ import annotations
 
+import math
+import shlex
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -10,8 +13,10 @@ from pathlib import Path
 from ase import Atoms
 from ase.io.formats import filetype
 
+from relaxion.bench.checks import check_structure, rattled
 from relaxion.bench.result_folder import stem
 from relaxion.errors import FileError, SettingsError
+from relaxion.potentials.potential import Potential
 from relaxion.structures.dataset import read
 
 
@@ -88,3 +93,27 @@ def _told_apart(jobs: list[Job]) -> list[Job]:
         taken.add(folder)
         apart.append(replace(job, folder=folder))
     return apart
+
+
+def check_numbers(fmax: float, steps: int, *, fewest_steps: int = 0, rattle: float = 0.0) -> None:
+    """Refuse options that make no sense, before anything is read."""
+    if not (math.isfinite(fmax) and fmax > 0):
+        raise SettingsError(f"--fmax is a force in eV/Å above 0, got {fmax}; try --fmax 0.05")
+    if steps < fewest_steps:
+        raise SettingsError(f"--steps is {fewest_steps} or more, got {steps}; try --steps 500")
+    if not (math.isfinite(rattle) and rattle >= 0):
+        raise SettingsError(f"--rattle is a length in Å, 0 or more, got {rattle}; try --rattle 0.05")
+
+
+def checked_start(atoms: Atoms, potential: Potential, *, free_cell: bool, rattle: float, seed: int) -> Atoms:
+    """Moved at random if asked for; what cannot be relaxed is refused before a force call is spent."""
+    check_structure(atoms, potential, free_cell=free_cell)
+    start = rattled(atoms, rattle, seed)
+    check_structure(start, potential, free_cell=free_cell)
+    return start
+
+
+def command_line() -> str:
+    """As it was typed, with quotes where a shell needs them."""
+    program, *rest = sys.argv
+    return shlex.join([Path(program).name, *rest])

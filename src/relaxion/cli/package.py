@@ -9,30 +9,23 @@ from relaxion.bundles import PolicyBundle, user_folder
 from relaxion.bundles.bundle import SUFFIX
 from relaxion.bundles.card import POLICY
 from relaxion.bundles.library import shipped_names
-from relaxion.cli.progress import say, tell
-from relaxion.errors import FileError, RelaxionError, SettingsError
+from relaxion.cli.ending import DONE, Interrupts
+from relaxion.cli.progress import tell
+from relaxion.cli.requests import PackageRequest
+from relaxion.errors import FileError, SettingsError
 from relaxion.files import replace_file
 from relaxion.training.packaging import bundle_from_run
 
-DONE, ERROR, USAGE = 0, 1, 2
 RESERVED = ("auto", "none", "classical")  # words of --policy
 
 
-def package(run: Path, name: str, out: Path | None, *, force: bool) -> int:
-    """Do it and return the exit code."""
-    try:
-        file = _target(name, out)
-        if not force:
-            _refuse_to_overwrite(file)
-        bundle = bundle_from_run(run, name)
-        _write(bundle, file)
-    except SettingsError as error:
-        say(f"relaxion: {error}")
-        return USAGE
-    except RelaxionError as error:
-        say(f"relaxion: {error}")
-        return ERROR
-    tell(_sentence(bundle, file, found_by_name=out is None))
+def package(request: PackageRequest, _: Interrupts) -> int:
+    file = _target(request.name, request.out)
+    if not request.force:
+        _refuse_to_overwrite(file)
+    bundle = bundle_from_run(request.run, request.name)
+    _write(bundle, file)
+    tell(_sentence(bundle, file, found_by_name=request.out is None))
     return DONE
 
 

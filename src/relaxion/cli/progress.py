@@ -1,20 +1,25 @@
-"""Progress on stderr: one line that is rewritten in a terminal, a plain line now and then elsewhere."""
+"""Sentences and progress on stderr: a line or a bar in a terminal, a plain line now and then elsewhere."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from relaxion.bench.runs import OnCall
+from relaxion.errors import RelaxionWarning
+
+if TYPE_CHECKING:
+    from relaxion.bench.runs import OnCall
 
 SECONDS_BETWEEN_PLAIN_LINES = 5.0
+Advance = Callable[..., None]  # of a bar: `completed=`, `advance=`, `total=`, `description=`, `words=`
 
 
 class Progress:
@@ -24,8 +29,7 @@ class Progress:
         self._console = Console(stderr=True, quiet=quiet, highlight=False)
         self._quiet = quiet
         self._live: Live | None = None
-        self._said_at = 0.0
-        self._said_of = ""
+        self._due = Now(SECONDS_BETWEEN_PLAIN_LINES)
 
     @contextmanager
     def line(self) -> Iterator[None]:
@@ -48,16 +52,57 @@ class Progress:
     def _say(self, of: str, words: str) -> None:
         if self._live is not None:
             self._live.update(Text(f"{of}: {words}", no_wrap=True, overflow="ellipsis"))
-        elif not self._quiet and self._plain_line_due(of):
+        elif not self._quiet and self._due(of):
             say(f"{of}: {words}")
 
-    def _plain_line_due(self, of: str) -> bool:
-        """A log file wants to know that something happens, not each call."""
+
+class Now:
+    """Whether a plain line is due: a log file wants to know that something happens, not each call."""
+
+    def __init__(self, seconds: float, *, at_once: bool = True) -> None:
+        self._seconds = seconds
+        self._said_at = float("-inf") if at_once else time.monotonic()
+        self._said_of = ""
+
+    def __call__(self, of: str = "") -> bool:
         now = time.monotonic()
-        if of == self._said_of and now - self._said_at < SECONDS_BETWEEN_PLAIN_LINES:
+        if of == self._said_of and now - self._said_at < self._seconds:
             return False
         self._said_of, self._said_at = of, now
         return True
+
+
+@contextmanager
+def bar(label: str, total: int | None, *, quiet: bool) -> Iterator[Advance | None]:
+    """A bar in a terminal, which disappears at the end; None where nobody watches."""
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bars
+
+    console = Console(stderr=True)
+    if quiet or not console.is_terminal:
+        yield None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Bars(*columns, TextColumn("{task.fields[words]}"), console=console, transient=True) as bars:
+        job = bars.add_task(label, total=total, words="")
+        yield lambda **news: bars.update(job, **news)
+
+
+@contextmanager
+def warnings_as_sentences() -> Iterator[None]:
+    """Our own warnings as one line each on stderr."""
+    with warnings.catch_warnings():
+        shown_elsewhere = warnings.showwarning
+
+        def show(message: Warning | str, category: type[Warning], *rest: Any, **more: Any) -> None:
+            if issubclass(category, RelaxionWarning):
+                say(f"relaxion: warning: {message}")
+            else:
+                shown_elsewhere(message, category, *rest, **more)
+
+        warnings.simplefilter("always", RelaxionWarning)
+        warnings.showwarning = show
+        yield
 
 
 def say(sentence: str) -> None:
@@ -79,6 +124,11 @@ def one_line(text: str, longest: int = 600) -> str:
     """Without line breaks, and not endless."""
     joined = " ".join(text.split())
     return joined if len(joined) <= longest else joined[: longest - 1] + "…"
+
+
+def counted(number: int, what: str) -> str:
+    """`1 run`, `2 runs`."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _write(stream: Any, line: str) -> None:

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ase import Atoms
+from ase.optimize.optimize import Optimizer
 
-from relaxion.bench.checks import check_structure, emt_note, occupancy_note, rattled
+from relaxion.bench.checks import emt_note, occupancy_note
 from relaxion.bench.comparison import in_words, run_ase_optimizer, run_relaxer, who_relaxed
-from relaxion.bench.optimizers import PolicyChoice, chosen_optimizers
-from relaxion.bench.runs import Task
-from relaxion.cli.interrupts import Interrupts
+from relaxion.bench.optimizers import PolicyChoice, check_policy, chosen_optimizers, policy_argument
+from relaxion.bench.runs import Run, Task
+from relaxion.cli.ending import DONE, ERROR, INCOMPLETE, Interrupts
+from relaxion.cli.inputs import check_numbers, checked_start, command_line
 from relaxion.cli.progress import Progress, say, speaks_ascii_only, tell
-from relaxion.cli.relax import CONVERGED, ERROR, NOT_CONVERGED, USAGE
-from relaxion.cli.request import RelaxRequest, check_numbers, command_line
+from relaxion.cli.requests import RaceRequest
 from relaxion.cli.sentences import compared_as_json
-from relaxion.errors import FileError, PolicyError, RelaxionError, SettingsError, UnknownPotentialError
+from relaxion.errors import FileError, SettingsError
 from relaxion.potentials.registry import make_potential
 from relaxion.structures.dataset import read
 from relaxion.web.race_page import Race, race_page, verdict
@@ -28,58 +28,37 @@ from relaxion.web.report_relaxation import OURS
 MOST_RACERS = 5  # beside ours: more films than that nobody follows, and the page has room for
 
 
-@dataclass(frozen=True)
-class RaceRequest:
-    """What the user asked for."""
-
-    relax: RelaxRequest  # one file; `compare` names the others, `out` the page
-    index: int | None  # of a file with several structures; None: the first, and say so
-
-
-def race(request: RaceRequest) -> int:
-    """Do it and return the exit code."""
-    with Interrupts() as interrupts:
-        try:
-            return _race(request)
-        except (SettingsError, UnknownPotentialError, PolicyError) as error:
-            say(f"relaxion: {error}")
-            return USAGE
-        except (RelaxionError, OSError) as error:
-            say(f"relaxion: {error}")
-            return ERROR
-        except KeyboardInterrupt:
-            say("relaxion: interrupted; no page was written")
-            return interrupts.exit_code
-
-
-def _race(request: RaceRequest) -> int:
-    asked = request.relax
-    check_numbers(asked)
-    optimizers = chosen_optimizers(asked.compare, "--with")
+def race(request: RaceRequest, _: Interrupts) -> int:
+    check_numbers(request.fmax, request.steps, rattle=request.rattle)
+    check_policy(policy_argument(request.policy))
+    optimizers = chosen_optimizers(request.optimizers, "--with")
     if not 1 <= len(optimizers) <= MOST_RACERS:
         raise SettingsError(f"--with names 1 to {MOST_RACERS} optimizers, got {len(optimizers)}; try --with BFGS,FIRE")
-    check_page(asked.out, asked.force)
-    potential = make_potential(asked.calculator)
-    atoms, hints = _structure(asked.files[0], request.index)
-    check_structure(atoms, potential, free_cell=asked.free_cell)
-    start = rattled(atoms, asked.rattle_angstrom, asked.seed)
-    check_structure(start, potential, free_cell=asked.free_cell)
-    choice = PolicyChoice.of(asked.policy, start, allow_unseen=asked.allow_unseen)
-    hints = [*hints, *filter(None, [occupancy_note(start), emt_note(start, asked.calculator), choice.note])]
-    task = Task(start, potential, asked.fmax, asked.steps, asked.free_cell, record=True)
-    label, progress = str(asked.files[0]), Progress(quiet=asked.quiet)
+    check_page(request.out, request.force)
+    potential = make_potential(request.calc)
+    atoms, hints = _structure(request.file, request.index)
+    start = checked_start(atoms, potential, free_cell=request.cell, rattle=request.rattle, seed=request.seed)
+    choice = PolicyChoice.of(request.policy, start, allow_unseen=request.allow_unseen)
+    hints = [*hints, *filter(None, [occupancy_note(start), emt_note(start, request.calc), choice.note])]
+    task = Task(start, potential, request.fmax, request.steps, request.cell, record=True)
+    runs = _raced(task, choice, optimizers, str(request.file), Progress(quiet=request.quiet))
+    done = Race(str(request.file), start, runs, request.fmax, request.calc, request.cell, command_line(), hints)
+    _announce(done, race_page(done).save(request.out, force=request.force), request)
+    if runs[OURS].error is not None:
+        return ERROR
+    return DONE if runs[OURS].converged else INCOMPLETE
+
+
+def _raced(
+    task: Task, choice: PolicyChoice, optimizers: dict[str, type[Optimizer]], label: str, progress: Progress
+) -> dict[str, Run]:
     with progress.line():
         runs = {OURS: run_relaxer(task, choice, None, None, progress.reporter(label, OURS))}
         if runs[OURS].outcome == "interrupted":
             raise KeyboardInterrupt
         for name, kind in optimizers.items():
             runs[name] = run_ase_optimizer(kind, task, progress.reporter(label, name))
-    done = Race(label, start, runs, asked.fmax, asked.calculator, asked.free_cell, command_line(), hints)
-    page = race_page(done).save(asked.out, force=asked.force)
-    _announce(done, page, asked)
-    if runs[OURS].error is not None:
-        return ERROR
-    return CONVERGED if runs[OURS].converged else NOT_CONVERGED
+    return runs
 
 
 def check_page(path: Path, force: bool) -> None:
@@ -102,8 +81,8 @@ def _structure(file: Path, index: int | None) -> tuple[Atoms, list[str]]:
     return images[index], []
 
 
-def _announce(race: Race, page: Path, asked: RelaxRequest) -> None:
-    if asked.as_json:
+def _announce(race: Race, page: Path, request: RaceRequest) -> None:
+    if request.as_json:
         tell(json.dumps(_as_plain(race, page), ensure_ascii=speaks_ascii_only(sys.stdout), allow_nan=False))
     else:
         beside = in_words(race.runs[OURS], race.others)
@@ -112,7 +91,7 @@ def _announce(race: Race, page: Path, asked: RelaxRequest) -> None:
     for name, run in race.runs.items():
         if run.error is not None:
             say(f"{race.label}: {name} failed: {run.error}")
-    for hint in race.hints if not asked.quiet else ():
+    for hint in race.hints if not request.quiet else ():
         say(f"{race.label}: {hint}")
 
 

@@ -5,20 +5,20 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ase import Atoms
 from ase.optimize.optimize import Optimizer
 
-from relaxion.bench.checks import check_structure, emt_note, occupancy_note, rattled
+from relaxion.bench.checks import emt_note, occupancy_note
 from relaxion.bench.comparison import Compared, compared, run_ase_optimizer, run_relaxer
-from relaxion.bench.optimizers import PolicyChoice, chosen_optimizers
+from relaxion.bench.optimizers import PolicyChoice, check_policy, chosen_optimizers, policy_argument
 from relaxion.bench.result_folder import PAGE, check_free, check_out, publish, staging, update_manifest, write_structure
 from relaxion.bench.runs import Run, Task
-from relaxion.cli.inputs import Job, read_jobs
-from relaxion.cli.interrupts import Interrupts
+from relaxion.cli.ending import DONE, ERROR, INCOMPLETE, Interrupts
+from relaxion.cli.inputs import Job, check_numbers, checked_start, command_line, read_jobs
 from relaxion.cli.progress import Progress, one_line, say, speaks_ascii_only, tell
-from relaxion.cli.request import RelaxRequest, check_numbers, command_line, details
+from relaxion.cli.requests import RelaxRequest
 from relaxion.cli.sentences import (
     Report,
     as_json,
@@ -28,7 +28,7 @@ from relaxion.cli.sentences import (
     result_sentence,
     symmetry_hint,
 )
-from relaxion.errors import FileError, PolicyError, RelaxionError, SettingsError, UnknownPotentialError
+from relaxion.errors import FileError
 from relaxion.potentials.counting import error_in_words
 from relaxion.potentials.potential import Potential
 from relaxion.potentials.registry import make_potential
@@ -36,32 +36,14 @@ from relaxion.potentials.registry import make_potential
 if TYPE_CHECKING:
     from relaxion.web.report_relaxation import Relaxation
 
-CONVERGED, ERROR, USAGE, NOT_CONVERGED = 0, 1, 2, 3  # and 130 or 143: see Interrupts
 
-
-def relax(request: RelaxRequest) -> int:
-    """Do it and return the exit code."""
-    with Interrupts() as interrupts:
-        try:
-            return _relax(request, interrupts)
-        except KeyboardInterrupt:  # where there was nothing to save: while reading, between two structures
-            say("relaxion: interrupted")
-            return interrupts.exit_code
-
-
-def _relax(request: RelaxRequest, interrupts: Interrupts) -> int:
-    try:
-        check_numbers(request)
-        optimizers = chosen_optimizers(request.compare, "--compare")
-        physics = make_potential(request.calculator)
-        check_out(request.out)
-        jobs = read_jobs(request.files)
-    except (SettingsError, UnknownPotentialError, PolicyError) as error:
-        say(f"relaxion: {error}")
-        return USAGE
-    except (RelaxionError, OSError) as error:
-        say(f"relaxion: {error}")
-        return ERROR
+def relax(request: RelaxRequest, interrupts: Interrupts) -> int:
+    check_numbers(request.fmax, request.steps, rattle=request.rattle)
+    check_policy(policy_argument(request.policy))
+    optimizers = chosen_optimizers(request.compare, "--compare")
+    physics = make_potential(request.calc)
+    check_out(request.out)
+    jobs = read_jobs(request.files)
     return _Session(request, physics, optimizers, interrupts).relax_all(jobs)
 
 
@@ -109,15 +91,14 @@ class _Session:
 
     def _checked_start(self, job: Job, atoms: Atoms) -> Atoms:
         """Everything that can be refused is refused here, before a force call is spent."""
-        check_free(self.request.out / job.folder, self.request.force)
-        check_structure(atoms, self.physics, free_cell=self.request.free_cell)
-        start = rattled(atoms, self.request.rattle_angstrom, self.request.seed)
-        check_structure(start, self.physics, free_cell=self.request.free_cell)
-        return start
+        request = self.request
+        check_free(request.out / job.folder, request.force)
+        cell, rattle, seed = request.cell, request.rattle, request.seed
+        return checked_start(atoms, self.physics, free_cell=cell, rattle=rattle, seed=seed)
 
     def _task(self, start: Atoms) -> Task:
         request = self.request
-        return Task(start, self.physics, request.fmax, request.steps, request.free_cell, record=request.report)
+        return Task(start, self.physics, request.fmax, request.steps, request.cell, record=request.report)
 
     def _relax_into_folder(self, job: Job, task: Task) -> Report:
         final, request = self.request.out / job.folder, self.request
@@ -133,8 +114,8 @@ class _Session:
         return replace(report, interrupted=run.outcome == "interrupted" or self.interrupts.noticed)
 
     def _hints(self, job: Job, run: Run, task: Task, policy_note: str) -> list[str]:
-        hints = [occupancy_note(task.start), symmetry_hint(run, len(task.start), self.request.rattle_angstrom)]
-        for once in (emt_note(task.start, self.request.calculator), policy_note):
+        hints = [occupancy_note(task.start), symmetry_hint(run, len(task.start), self.request.rattle)]
+        for once in (emt_note(task.start, self.request.calc), policy_note):
             if once and (job.file, once) not in self._said:
                 self._said.add((job.file, once))
                 hints.append(once)
@@ -204,7 +185,7 @@ class _Session:
             start=task.start,
             run=run,
             tolerance=task.fmax,
-            calculator=self.request.calculator,
+            calculator=self.request.calc,
             policy=policy_in_words(self.request.policy, run.policy_used),
             free_cell=task.free_cell,
             command=command_line(),
@@ -241,4 +222,18 @@ def _print_table(report: Report, run: Run) -> None:
 def _exit_code(reports: list[Report]) -> int:
     if any(report.error is not None for report in reports):
         return ERROR
-    return CONVERGED if all(report.converged for report in reports) else NOT_CONVERGED
+    return DONE if all(report.converged for report in reports) else INCOMPLETE
+
+
+def details(request: RelaxRequest, run: Run) -> dict[str, Any]:
+    """What `relaxion report` wants to know later; it goes into the manifest of a result folder."""
+    plain = {
+        "command": command_line(),
+        "calculator": request.calc,
+        "policy": request.policy,
+        "fmax_ev_per_angstrom": request.fmax,
+        "free_cell": request.cell,
+    }
+    columns = ("energy_ev", "fmax_ev_per_angstrom", "accepted", "method", "reason")
+    calls = {name: [getattr(reading, name) for reading in run.readings] for name in columns}
+    return {"request": plain, "calls": {**calls, "base_call": [frame.base_call for frame in run.frames]}}

@@ -3,67 +3,45 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
-import signal
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
-from relaxion.cli.progress import say, tell
-from relaxion.cli.train_progress import alarms_as_sentences, progress, warnings_as_sentences
-from relaxion.errors import FileError, RelaxionError, SettingsError
+import torch
+
+from relaxion.cli.ending import DONE, Interrupts, as_usage
+from relaxion.cli.progress import bar, say, tell, warnings_as_sentences
+from relaxion.cli.requests import TrainRequest, TuneRequest
+from relaxion.errors import FileError
 from relaxion.scaling.collectors.places import Collectors
-from relaxion.training.loop import Interrupted, train
+from relaxion.training.diagnostics import DIAGNOSIS, standing
+from relaxion.training.loop import Interrupted, OnProgress
+from relaxion.training.loop import train as train_in_folder
 from relaxion.training.recipe import find, overrides, run_folder, settings_from_recipe
 from relaxion.training.settings import RunSettings
 
-DONE, ERROR, USAGE, INTERRUPTED, TERMINATED = 0, 1, 2, 130, 143
+NEWEST = {
+    "rollout/ep_rew_mean": "return",
+    "eval/mean_reward": "assessed",
+    "eval/force_calls_mean": "force calls",
+    "eval/force_calls_bfgs": "BFGS",
+}
 
 
-@dataclass(frozen=True)
-class TrainRequest:
-    """What the user asked for."""
-
-    recipe: str
-    out: Path | None
-    agent: str | None
-    seed: int | None
-    steps: int | None
-    assignments: tuple[str, ...]
-    resume: bool
-    from_weights: Path | None
-    force: bool
-    as_json: bool
-    quiet: bool
-    collectors: str | None = None
-
-
-def run(request: TrainRequest) -> int:
-    """Do it and return the exit code."""
-    _one_thread()
-    try:
-        settings = _settings(request)
-        collectors = None if request.collectors is None else Collectors.read(request.collectors)
-    except (SettingsError, FileError) as error:
-        say(f"relaxion: {error}")
-        return USAGE
+def train(request: TrainRequest, interrupts: Interrupts) -> int:
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)  # small networks gain nothing from more, and lose much when runs share the cores
+    with as_usage(FileError):
+        settings = settings_from_recipe(find(request.recipe), request.agent, given_settings(request))
+    collectors = None if request.collectors is None else Collectors.read(request.collectors)
     out = request.out or _default_out(request, settings)
-    with first_signal() as first_of_signals:
-        return _run(request, settings, collectors, out, first_of_signals)
-
-
-def _run(
-    request: TrainRequest,
-    settings: RunSettings,
-    collectors: Collectors | None,
-    out: Path,
-    first_of_signals: Callable[[], int | None],
-) -> int:
     try:
         with warnings_as_sentences(), alarms_as_sentences(), progress(settings, out, request.quiet) as on_progress:
-            result = train(
+            result = train_in_folder(
                 settings,
                 out,
                 resume=request.resume,
@@ -74,25 +52,18 @@ def _run(
             )
     except Interrupted as stop:
         say(f"relaxion: {stop}; the same command with --resume goes on")
-        return TERMINATED if first_of_signals() == signal.SIGTERM else INTERRUPTED
+        return interrupts.exit_code
     except KeyboardInterrupt:
         say(f"relaxion: stopped at once; --resume goes on from the last checkpoint, if there is one in {out}")
-        return INTERRUPTED
-    except SettingsError as error:
-        say(f"relaxion: {error}")
-        return USAGE
-    except (RelaxionError, OSError) as error:
-        say(f"relaxion: {error}")
-        return ERROR
+        return interrupts.exit_code
     tell(json.dumps(asdict(result)) if request.as_json else f"{result.sentence()} -> {out}{os.sep}")
     return DONE
 
 
-def _settings(request: TrainRequest) -> RunSettings:
-    given = overrides(request.assignments)
+def given_settings(request: TrainRequest | TuneRequest) -> dict[str, Any]:
+    """What --set, --seed and --steps say."""
     options = {"seed": request.seed, "steps": request.steps}
-    given |= {name: value for name, value in options.items() if value is not None}
-    return settings_from_recipe(find(request.recipe), request.agent, given)
+    return overrides(request.assignments or ()) | {name: it for name, it in options.items() if it is not None}
 
 
 def _default_out(request: TrainRequest, settings: RunSettings) -> Path:
@@ -102,34 +73,45 @@ def _default_out(request: TrainRequest, settings: RunSettings) -> Path:
     return Path("runs") / f"{Path(request.recipe).stem}-{settings.agent_name}-{settings.training.seed}"
 
 
-def _one_thread() -> None:
-    """Small networks gain nothing from more threads and lose much when runs share the cores; OMP_NUM_THREADS rules."""
-    import torch
+@contextmanager
+def progress(settings: RunSettings, out: Path, quiet: bool) -> Iterator[OnProgress | None]:
+    """A bar with the newest numbers and the newest alarm."""
+    steps, alarm = settings.training.steps, NewestAlarm()
+    with bar(str(out), steps, quiet=quiet) as advance:
 
-    if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(1)
+        def report(step: int, newest: Mapping[str, float]) -> None:
+            numbers = [f"{word} {newest[name]:.1f}" for name, word in NEWEST.items() if name in newest]
+            words = ", ".join([*numbers, *alarm(newest)])
+            if advance is not None and (step % 20 == 0 or step >= steps):
+                advance(completed=step, words=words)
+
+        yield None if advance is None else report
+
+
+class NewestAlarm:
+    """Of the alarms that stand, the one that began last."""
+
+    def __init__(self) -> None:
+        self._standing: list[str] = []
+
+    def __call__(self, newest: Mapping[str, float]) -> list[str]:
+        """From the newest scalars; nothing where all is well."""
+        now = standing(newest)
+        kept = [headline for headline in self._standing if headline in now]
+        self._standing = kept + [headline for headline in now if headline not in kept]
+        return [f"! {headline}" for headline in self._standing[-1:]]
 
 
 @contextmanager
-def first_signal() -> Iterator[Callable[[], int | None]]:
-    """Which of Ctrl-C and SIGTERM came first, asked after a run that listened to both: their exit codes differ."""
-    if threading.current_thread() is not threading.main_thread():
-        yield lambda: None  # only the main thread hears of signals
-        return
-    reading, writing = os.pipe()
-    os.set_blocking(reading, False)
-    os.set_blocking(writing, False)
-    before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-
-    def first() -> int | None:
-        try:
-            return os.read(reading, 1)[0]
-        except BlockingIOError:
-            return None
-
+def alarms_as_sentences() -> Iterator[None]:
+    """What the diagnosis logs as one line each on stderr."""
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: say(f"relaxion: alarm: {record.getMessage()}")
+    diagnosis, passed_on = logging.getLogger(DIAGNOSIS), logging.getLogger(DIAGNOSIS).propagate
+    diagnosis.addHandler(handler)
+    diagnosis.propagate = False
     try:
-        yield first
+        yield
     finally:
-        signal.set_wakeup_fd(before)
-        os.close(reading)
-        os.close(writing)
+        diagnosis.removeHandler(handler)
+        diagnosis.propagate = passed_on

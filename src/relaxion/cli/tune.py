@@ -4,88 +4,51 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import signal
-from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import Any
 
+from relaxion.cli.ending import DONE, ERROR, Interrupts, as_usage
 from relaxion.cli.progress import say, tell
-from relaxion.cli.train import first_signal
-from relaxion.errors import FileError, RelaxionError, SettingsError
+from relaxion.cli.requests import TuneRequest
+from relaxion.cli.train import given_settings
+from relaxion.errors import FileError, SettingsError
 from relaxion.scaling.sweeps.space import read_space
 from relaxion.scaling.sweeps.sweep import Plan, Sweep, Trial
 from relaxion.scaling.sweeps.workers import workers_place
-from relaxion.training.loop import noticing_interrupts
-from relaxion.training.recipe import find, overrides, settings_from_recipe
+from relaxion.training.recipe import find, settings_from_recipe
 
-DONE, ERROR, USAGE, INTERRUPTED, TERMINATED = 0, 1, 2, 130, 143
 SAMPLERS = ("tpe", "random")
 
 
-@dataclass(frozen=True)
-class TuneRequest:
-    """What the user asked for."""
-
-    recipe: str
-    out: Path
-    trials: int
-    agent: str | None
-    seed: int | None
-    steps: int | None
-    assignments: tuple[str, ...]
-    varied: tuple[str, ...]
-    space: Path | None
-    workers: str
-    sampler: str
-    as_json: bool
-    quiet: bool
-
-
-def tune(request: TuneRequest) -> int:
-    """Do it and return the exit code."""
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the trials' processes
+def tune(request: TuneRequest, interrupts: Interrupts) -> int:
+    with as_usage(FileError):
+        sweep, place = Sweep(_plan(request), request.out), workers_place(request.workers)
     try:
-        sweep = Sweep(_plan(request), request.out)
-        place = workers_place(request.workers)
-    except (SettingsError, FileError) as error:
-        say(f"relaxion: {error}")
-        return USAGE
-    except RelaxionError as error:
-        say(f"relaxion: {error}")
-        return ERROR
-    try:
-        with first_signal() as first, noticing_interrupts() as stopped, sweep.owned():
+        with interrupts.held(), sweep.owned():
             sweep.open()
-            sweep.run(request.trials, place(), stopped, lambda trial: _progress(request, sweep, trial))
+            on_ended = partial(_say_how_it_ended, request, sweep)
+            sweep.run(request.trials, place(), lambda: interrupts.noticed, on_ended)
             sweep.write_tables()
-            code = TERMINATED if first() == signal.SIGTERM else INTERRUPTED
     except KeyboardInterrupt:
         say(f"relaxion: stopped at once; the same command goes on in {request.out}")
-        return INTERRUPTED
-    except (RelaxionError, OSError) as error:
-        say(f"relaxion: {error}")
-        return ERROR
-    if stopped.is_set():
+        return interrupts.exit_code
+    if interrupts.noticed:
         say(f"relaxion: stopped, what the trials have is saved; the same command goes on in {request.out}")
-        return code
+        return interrupts.exit_code
     return _result(request, sweep)
 
 
 def _plan(request: TuneRequest) -> Plan:
     if request.sampler not in SAMPLERS:
         raise SettingsError(f"no sampler '{request.sampler}': {' or '.join(SAMPLERS)}")
-    given = overrides(request.assignments)
-    options = {"seed": request.seed, "steps": request.steps}
-    given |= {name: value for name, value in options.items() if value is not None}
-    recipe = find(request.recipe)
-    probe = {key: dimension.ends[0] for key, dimension in read_space(request.varied, request.space, {}).items()}
+    given, recipe, varied = given_settings(request), find(request.recipe), request.varied or ()
+    probe = {key: dimension.ends[0] for key, dimension in read_space(varied, request.space, {}).items()}
     settings = settings_from_recipe(recipe, request.agent, given | probe)
-    space = read_space(request.varied, request.space, settings.flat())
+    space = read_space(varied, request.space, settings.flat())
     return Plan(recipe, request.agent, given, space, settings.training.seed, request.sampler)
 
 
-def _progress(request: TuneRequest, sweep: Sweep, trial: Trial) -> None:
+def _say_how_it_ended(request: TuneRequest, sweep: Sweep, trial: Trial) -> None:
     if request.quiet or trial.ended is None:
         return
     ended, best = trial.ended, sweep.best()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from ase import Atoms
 from ase.io import write
-from inline_crew import InlineCrew, alloy
+from inline_workers import InlineWorkers, alloy
 
 from relaxion.scaling.relax_many.driver import Driver
 from relaxion.scaling.relax_many.folder import Folder
@@ -34,10 +34,10 @@ def input_file(tmp_path: Path, structures: list[Atoms]) -> Path:
 def drive(tmp_path: Path, settings: ManySettings):
     """`drive(files)`: one run to its end in this process."""
 
-    def run(files, *, out="out", chunk_size=8, crew=None, **more):
+    def run(files, *, out="out", chunk_size=8, workers=None, **more):
         worker = WorkerSettings(many=settings, folder=str(Path.cwd()))
         with Folder(tmp_path / out, settings, list(files)) as folder:
-            crew = crew or InlineCrew(worker)
-            return Driver(folder, crew, settings, list(files), chunk_size, **more).run()
+            workers = workers or InlineWorkers(worker)
+            return Driver(folder, workers, settings, list(files), chunk_size, **more).run()
 
     return run

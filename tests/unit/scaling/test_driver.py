@@ -7,14 +7,13 @@ import sqlite3
 import pytest
 from ase import Atoms
 from ase.io import read, write
-from inline_crew import InlineCrew, alloy
+from inline_workers import InlineWorkers, alloy
 
 from relaxion import relax_batch
 from relaxion.errors import FileError
 from relaxion.scaling.relax_many.folder import failures, results
-from relaxion.scaling.relax_many.merging import merge
 from relaxion.scaling.relax_many.settings import WorkerSettings
-from relaxion.scaling.relax_many.summary import make_summary, read_counts
+from relaxion.scaling.relax_many.summary import make_summary, merge, read_counts
 
 
 def test_results_are_those_of_relax_batch(tmp_path, input_file, drive, structures):
@@ -96,8 +95,8 @@ def test_merging_overwrites_nothing_unasked(tmp_path, input_file, drive):
 def test_a_killer_is_found_and_set_aside_and_its_company_is_not(tmp_path, input_file, drive, settings):
     worker = WorkerSettings(many=settings, folder=str(tmp_path))
     killer = settings.key(read(input_file, 5))
-    crew = InlineCrew(worker, lambda keys: killer in keys)
-    tally = drive([input_file], chunk_size=12, crew=crew)
+    workers = InlineWorkers(worker, lambda keys: killer in keys)
+    tally = drive([input_file], chunk_size=12, workers=workers)
     assert (tally.relaxed, tally.failed) == (11, 1)
     assert tally.worker_deaths == 4  # in a full chunk, among eight, and twice alone
     (reason,) = failures(tmp_path / "out")
@@ -112,8 +111,8 @@ def test_a_killer_is_found_and_set_aside_and_its_company_is_not(tmp_path, input_
 def test_workers_killed_by_chance_harm_no_structure(tmp_path, input_file, drive, settings):
     worker = WorkerSettings(many=settings, folder=str(tmp_path))
     deaths = iter([True, True, False, True, False, False, True])
-    crew = InlineCrew(worker, lambda _: next(deaths, False))
-    tally = drive([input_file], chunk_size=6, crew=crew)
+    workers = InlineWorkers(worker, lambda _: next(deaths, False))
+    tally = drive([input_file], chunk_size=6, workers=workers)
     assert (tally.relaxed, tally.failed, tally.worker_deaths) == (12, 0, 4)
     assert len(list(results(tmp_path / "out"))) == 12
 
@@ -162,14 +161,14 @@ def test_the_input_is_streamed(tmp_path, drive, settings):
     write(tmp_path / "in.extxyz", [alloy(seed) for seed in range(40)])
     read_when_given = []
 
-    class Watching(InlineCrew):
+    class Watching(InlineWorkers):
         def give(self, worker, tasks):
             read_when_given.append(len(tasks))
             super().give(worker, tasks)
 
     tallies = []
-    crew = Watching(WorkerSettings(many=settings, folder=str(tmp_path)))
-    drive([tmp_path / "in.extxyz"], chunk_size=5, crew=crew, report=lambda tally: tallies.append(tally.read))
+    workers = Watching(WorkerSettings(many=settings, folder=str(tmp_path)))
+    drive([tmp_path / "in.extxyz"], chunk_size=5, workers=workers, report=lambda tally: tallies.append(tally.read))
     assert read_when_given == [5] * 8
 
 

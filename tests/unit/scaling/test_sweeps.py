@@ -67,7 +67,7 @@ def swept(out: Path, n_trials: int, workers: Bowl | None = None, what: Plan | No
     out.mkdir(exist_ok=True)
     sweep = Sweep(what or plan(), out)
     sweep.open()
-    sweep.run(n_trials, workers, workers.stopped, lambda _: None)
+    sweep.run(n_trials, workers, workers.stopped.is_set, lambda _: None)
     sweep.write_tables()
     return sweep
 

@@ -21,10 +21,10 @@ from relaxion.errors import CheckpointError
 from relaxion.experience.state_rows import state_from_tensors, state_tensors
 from relaxion.files import Stored, joined
 from relaxion.scaling.collectors.collector import Orders, policy_tensors
-from relaxion.scaling.collectors.engine import RayEngine
 from relaxion.scaling.collectors.messages import Place, Request, arrays, packed_state, tensors, unpacked
 from relaxion.scaling.collectors.places import Collectors
 from relaxion.scaling.collectors.team import Team
+from relaxion.scaling.ray_engine import RayEngine
 from relaxion.structures import State
 from relaxion.training.checkpoint import named_generator, taken_back
 from relaxion.training.diagnostics.tally import Relaxations

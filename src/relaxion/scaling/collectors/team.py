@@ -10,8 +10,8 @@ from typing import Any
 
 from relaxion.errors import RelaxionWarning, RunError
 from relaxion.scaling.collectors.collector import Orders, RemoteCollector
-from relaxion.scaling.collectors.engine import RayEngine
 from relaxion.scaling.collectors.messages import Answer, Place, Request
+from relaxion.scaling.ray_engine import RayEngine
 
 PATIENCE_SECONDS = 120  # without an answer before a word is said
 MOST_LOSSES = 3  # of one collector over the same step: then the step itself is what kills

@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from relaxion.errors import RelaxionError
@@ -22,12 +23,13 @@ from relaxion.scaling.relax_many.frames import written
 from relaxion.scaling.relax_many.inputs import Place, places
 from relaxion.scaling.relax_many.settings import ManySettings, structure_key
 from relaxion.scaling.relax_many.worker import atoms_of, task_line
-from relaxion.scaling.relax_many.workers import Crew, News
+from relaxion.scaling.relax_many.workers import News, Workers
 
-SUSPECTS_TOGETHER = 8  # after a first death; after a second each is alone
+MOST_SUSPECTS = 8  # in a chunk after a first death; after a second each is alone
 DEATHS_ALONE = 2
 GRACE = 2.0  # seconds that a worker may be silent beyond the time limit: it ends most structures by itself
 SECONDS_TO_LISTEN = 0.5
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 SECONDS_BETWEEN_REPORTS = 2.0
 
 
@@ -64,7 +66,7 @@ class Driver:
     """One run. `stop` is asked between two pieces of work."""
 
     folder: Folder
-    crew: Crew
+    workers: Workers[Any]
     settings: ManySettings
     files: Sequence[Path]
     chunk_size: int
@@ -88,19 +90,19 @@ class Driver:
                 self._hand_out()
                 if not self._out and self.tally.input_read and not self._again:
                     break
-                self._take_in(self.crew.hear(SECONDS_TO_LISTEN))
+                self._take_in(self.workers.hear(SECONDS_TO_LISTEN))
                 self._end_the_silent()
                 self._tell()
         self._tell(now=True)
         return self.tally
 
     def _hand_out(self) -> None:
-        for worker in self.crew.idle():
+        for worker in self.workers.idle():
             if worker in self._out:
                 continue
             if tasks := self._chunk():
                 self._out[worker] = {task.key: task for task in tasks}
-                self.crew.give(worker, [task.line for task in tasks])
+                self.workers.give(worker, [task.line for task in tasks])
 
     def _chunk(self) -> list[Task]:
         """Suspects first, in ever smaller company; then what comes next in the input."""
@@ -108,7 +110,7 @@ class Driver:
             task = self._again.popleft()
             if task.deaths > 1:
                 return [task]
-            company = [other for other in self._again if other.deaths <= 1][: SUSPECTS_TOGETHER - 1]
+            company = [other for other in self._again if other.deaths <= 1][: MOST_SUSPECTS - 1]
             for other in company:
                 self._again.remove(other)
             return [task, *company][: self.chunk_size]
@@ -133,14 +135,14 @@ class Driver:
     def _looked_at(self, place: Place) -> tuple[str, Task | None]:
         if place.atoms is None:
             key = place.key_of_error()
-            self._set_aside(key, place.label, str(place.error), {}, None)
+            self._set_aside(key, place.label, str(place.error))
             return key, None
         try:
             key = structure_key(place.atoms, self._context)
             line = task_line(key, place.atoms)
         except Exception as error:  # noqa: BLE001 - constraints of other packages may lack what is needed to tell them
             broken = Place(place.file, place.index, None, f"it cannot be written down: {error_in_words(error)}")
-            self._set_aside(broken.key_of_error(), place.label, str(broken.error), {}, None)
+            self._set_aside(broken.key_of_error(), place.label, str(broken.error))
             return broken.key_of_error(), None
         if key in self._keys_out or self.folder.has(key):
             self.tally.already += 1
@@ -170,7 +172,7 @@ class Driver:
             self.tally.relaxed += 1
             self.tally.not_converged += record["outcome"] != "converged"
             return [(task.key, record["frame"])]
-        self._fail(task, record["error"], record, record.get("last"))
+        self._fail(task, record["error"], record)
         return []
 
     def _died(self, worker: int) -> None:
@@ -188,44 +190,39 @@ class Driver:
         if self.time_limit_seconds is None:
             return
         for worker in list(self._out):
-            if self.crew.silence(worker) < self.time_limit_seconds + GRACE:
+            if self.workers.silence(worker) < self.time_limit_seconds + GRACE:
                 continue
             left = self._out[worker]
             if len(left) == 1:
                 (task,) = left.values()
                 left.clear()
                 self._fail(task, f"time limit of {self.time_limit_seconds:g} s exceeded: one force call hangs")
-            self.crew.kill(worker)
+            self.workers.kill(worker)
             # until its death is heard of nobody waits for it any more
             self._wait_for_death(worker)
 
     def _wait_for_death(self, worker: int) -> None:
         until = time.monotonic() + 10.0
         while worker in self._out and time.monotonic() < until:
-            self._take_in(self.crew.hear(SECONDS_TO_LISTEN))
+            self._take_in(self.workers.hear(SECONDS_TO_LISTEN))
 
-    def _fail(self, task: Task, reason: str, record: dict[str, Any] | None = None, last: str | None = None) -> None:
+    def _fail(self, task: Task, reason: str, record: Mapping[str, Any] | None = None) -> None:
+        """Set it aside, with what its worker knew and the structure as it came."""
         self._keys_out.discard(task.key)
-        self._set_aside(task.key, task.label, reason, record or {}, task, last)
+        known = dict(record or {})
+        images = {"input.extxyz": _input_frame(task)}
+        if (last := known.pop("last", None)) is not None:
+            images["last.extxyz"] = last
+        facts = {name: value for name, value in known.items() if name not in ("error", "key")}
+        self._set_aside(task.key, task.label, reason, facts, images)
 
     def _set_aside(
-        self,
-        key: str,
-        label: str,
-        reason: str,
-        record: dict[str, Any],
-        task: Task | None,
-        last: str | None = None,
+        self, key: str, label: str, reason: str, facts: Mapping[str, Any] = NOTHING, images: Mapping[str, str] = NOTHING
     ) -> None:
         if self.folder.has(key):
             self.tally.already += 1
             return
-        facts = {name: value for name, value in record.items() if name not in ("frame", "last", "error", "key")}
-        outcome = facts.pop("outcome", "error")
-        images = {} if task is None else {"input.extxyz": _input_frame(task)}
-        if last is not None:
-            images["last.extxyz"] = last
-        self.folder.set_aside(key, {"input": label, "reason": reason, "outcome": outcome, **facts}, images)
+        self.folder.set_aside(key, {"input": label, "reason": reason, "outcome": "error", **facts}, images)
         self.tally.failed += 1
 
     def _tell(self, *, now: bool = False) -> None:
@@ -234,7 +231,7 @@ class Driver:
         self._reported = time.monotonic()
         self.tally.seconds = self._reported - self._began
         out = sum(len(tasks) for tasks in self._out.values())
-        plain = {**self.tally.plain(), "on_their_way": out + len(self._again), "workers": self.crew.n_workers}
+        plain = {**self.tally.plain(), "on_their_way": out + len(self._again), "workers": self.workers.n_workers}
         self.folder.tell(plain)
         self.report(self.tally)
 

@@ -20,8 +20,8 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Self
@@ -174,13 +174,11 @@ class Folder:
     def _begin(self, settings: ManySettings, files: list[str]) -> None:
         known = self._known_files(settings)
         self.files = [*known, *(file for file in files if file not in known)]
-        try:
+        with self.writing():
             for name in ("shards", "inputs", "failed"):
                 (self.path / name).mkdir(exist_ok=True)
                 if (self.path / name).is_symlink():
                     raise FileError(f"{self.path / name} is a link to somewhere else; take another --out")
-        except OSError as error:
-            raise self._trouble(error) from error
         plain = {
             "format": FORMAT,
             "version": VERSION,
@@ -233,17 +231,13 @@ class Folder:
             return
         content = "".join(new.values()).encode()
         shard = self._open_shard()
-        try:
+        with self.writing(lambda: os.ftruncate(shard, self._size)):
             written = 0
             while written < len(content):
                 written += os.write(shard, content[written:])
             if time.monotonic() - self._synced > SECONDS_BETWEEN_SYNCS:
                 os.fsync(shard)
                 self._synced = time.monotonic()
-        except OSError as error:
-            with suppress(OSError):
-                os.ftruncate(shard, self._size)
-            raise self._trouble(error) from error
         self._size += len(content)
         for key in new:
             self._take(key)
@@ -258,10 +252,8 @@ class Folder:
         if path.exists() and path.stat().st_size >= LARGEST_SHARD:
             number += 1
             path = self.path / "shards" / f"{number:05}.extxyz"
-        try:
+        with self.writing():
             self._shard = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
-        except OSError as error:
-            raise self._trouble(error) from error
         self._shard_number, self._size = number, os.fstat(self._shard).st_size
         return self._shard
 
@@ -272,20 +264,17 @@ class Folder:
             os.close(self._shard)
             self._shard = None
 
-    def set_aside(self, key: str, reason: dict[str, Any], images: dict[str, str]) -> None:
+    def set_aside(self, key: str, reason: dict[str, Any], images: Mapping[str, str]) -> None:
         """One that has no result: the reason, and frames by file name. All of it is there, or nothing."""
         if self.has(key):
             return
         final, beside = self.path / "failed" / key, self.path / "failed" / f".{key}"
-        try:
+        with self.writing(lambda: shutil.rmtree(beside, ignore_errors=True)):
             beside.mkdir(exist_ok=True)
             for name, text in images.items():
                 (beside / name).write_text(text, encoding="utf-8")
             (beside / "reason.json").write_text(json.dumps(reason, ensure_ascii=False, indent=1), encoding="utf-8")
             beside.rename(final)
-        except OSError as error:
-            shutil.rmtree(beside, ignore_errors=True)
-            raise self._trouble(error) from error
         self._take(key)
         self.n_failed += 1
 
@@ -310,18 +299,23 @@ class Folder:
             self._replace(self.path / PROGRESS, plain)
 
     def _replace(self, path: Path, plain: dict[str, Any]) -> None:
-        try:
+        with self.writing():
             replace_file(path, (json.dumps(plain, indent=1, ensure_ascii=False) + "\n").encode())
-        except OSError as error:
-            raise self._trouble(error) from error
 
-    def _trouble(self, error: OSError) -> FileError:
-        if error.errno in FULL:
-            return FileError(
-                f"no room left in {self.path} ({error.strerror}); every result so far is safe: make room and run the "
-                "same command again, it goes on where it was"
-            )
-        return FileError(f"{self.path} cannot be written ({error.strerror}); every result so far is safe")
+    @contextmanager
+    def writing(self, undo: Callable[[], None] = lambda: None) -> Iterator[None]:
+        """A FileError where the disk refuses; first whatever is half done is undone."""
+        try:
+            yield
+        except OSError as error:
+            with suppress(OSError):
+                undo()
+            if error.errno in FULL:
+                raise FileError(
+                    f"no room left in {self.path} ({error.strerror}); every result so far is safe: make room and run "
+                    "the same command again, it goes on where it was"
+                ) from error
+            raise FileError(f"{self.path} cannot be written ({error.strerror}); every result so far is safe") from error
 
     def close(self) -> None:
         self._close_shard()
@@ -333,18 +327,14 @@ class _Listing:
 
     def __init__(self, folder: Folder, path: Path) -> None:
         self._folder, self._path = folder, path
-        try:
+        with folder.writing():
             # line by line: what a kill leaves says what was handed out, and `status` sees it at once
             part_of(path).unlink(missing_ok=True)  # were it a link, we would write where it leads
             self._file = part_of(path).open("x", encoding="utf-8", buffering=1)
-        except OSError as error:
-            raise folder._trouble(error) from error
 
     def add(self, plain: dict[str, Any]) -> None:
-        try:
+        with self._folder.writing():
             self._file.write(json.dumps(plain, ensure_ascii=False) + "\n")
-        except OSError as error:
-            raise self._folder._trouble(error) from error
 
     def close(self) -> None:
         """As it is: a run that was stopped leaves the old listing in force, if there is one."""
@@ -353,10 +343,8 @@ class _Listing:
 
     def finish(self) -> None:
         """The file has been read to its end."""
-        try:
+        with self._folder.writing():
             self._file.flush()
             os.fsync(self._file.fileno())
             self._file.close()
             part_of(self._path).replace(self._path)
-        except OSError as error:
-            raise self._folder._trouble(error) from error

@@ -1,20 +1,24 @@
-"""The whole of a folder as a table, from shards, listing and `failed/`: SQLite for questions, CSV for everybody."""
+"""The whole of a folder as a table (SQLite, CSV) and as one file of structures, from shards, listing and `failed/`."""
 
 from __future__ import annotations
 
 import csv
+import os
+import re
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from relaxion.errors import FileError
 from relaxion.files import part_of
 from relaxion.scaling.relax_many.folder import failures, listing, read_manifest, results
+from relaxion.scaling.relax_many.frames import sealed
 from relaxion.settings import shown
 
+SEAL = re.compile(r" relaxion_sha256=d[0-9a-f]{16}$")
 SQLITE, CSV = "summary.sqlite", "summary.csv"
 TABLES = """
 CREATE TABLE results (
@@ -28,6 +32,7 @@ CREATE VIEW summary AS
         fmax_ev_per_angstrom, policy, fallback_used, seconds, key, shard, reason
     FROM inputs LEFT JOIN results USING (key) ORDER BY place;
 """
+FACTS = ("outcome", "force_calls", "energy_ev", "fmax", "policy", "fallback_used", "seconds")
 RESULT = "INSERT OR IGNORE INTO results VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 
 
@@ -59,7 +64,7 @@ def make_summary(path: Path) -> Counts:
                 writer = csv.writer(file)
                 writer.writerow(column[0] for column in rows.description)
                 writer.writerows(rows)
-            counts = counted(connection)
+            counts = _counted(connection)
         part_of(table).replace(table)
         part_of(database).replace(database)
     except (OSError, sqlite3.Error) as error:
@@ -75,7 +80,7 @@ def make_summary(path: Path) -> Counts:
 def read_counts(path: Path) -> Counts:
     """The same numbers without writing anything, also while a run goes on."""
     with closing(index_of(path)) as connection:
-        return counted(connection)
+        return _counted(connection)
 
 
 def _built(path: Path, database: Path | None) -> sqlite3.Connection:
@@ -83,7 +88,6 @@ def _built(path: Path, database: Path | None) -> sqlite3.Connection:
     connection = sqlite3.connect("" if database is None else database)
     connection.executescript("PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF;" + TABLES)
     connection.executemany(RESULT, _result_rows(path))
-    connection.executemany(RESULT, (_failure_row(reason) for reason in failures(path)))
     connection.executemany("INSERT INTO inputs VALUES (NULL, ?, ?, ?, ?, ?)", _input_rows(path))
     connection.commit()
     return connection
@@ -98,17 +102,16 @@ def index_of(path: Path) -> sqlite3.Connection:
 
 
 def _result_rows(path: Path) -> Iterator[tuple[Any, ...]]:
-    names = ("outcome", "force_calls", "energy_ev", "fmax", "policy", "fallback_used", "seconds")
     for found in results(path):
-        facts = found.frame.facts
-        values = (_storable(facts.get(name)) for name in names)
-        yield (found.frame.key, *values, found.shard.name, found.frame.offset, found.frame.length, None)
+        frame = found.frame
+        yield (frame.key, *_values(frame.facts, *FACTS), found.shard.name, frame.offset, frame.length, None)
+    for reason in failures(path):
+        why = str(_storable(reason.get("reason")) or "not written down")
+        yield (reason["key"], *_values(reason, *FACTS), None, None, None, why)
 
 
-def _failure_row(reason: dict[str, Any]) -> tuple[Any, ...]:
-    names = ("outcome", "force_calls", "energy_ev", "fmax", "policy", "fallback_used", "seconds")
-    values = (_storable(reason.get(name)) for name in names)
-    return (reason["key"], *values, None, None, None, str(_storable(reason.get("reason")) or "not written down"))
+def _values(facts: Mapping[str, Any], *names: str) -> list[Any]:
+    return [_storable(facts.get(name)) for name in names]
 
 
 def _storable(value: Any) -> Any:
@@ -123,10 +126,10 @@ def _storable(value: Any) -> Any:
 def _input_rows(path: Path) -> Iterator[tuple[Any, ...]]:
     for number, file in enumerate(read_manifest(path)["files"], start=1):
         for line in listing(path, number):
-            yield file, *(_storable(line.get(name)) for name in ("index", "key", "formula", "n_atoms"))
+            yield file, *_values(line, "index", "key", "formula", "n_atoms")
 
 
-def counted(connection: sqlite3.Connection) -> Counts:
+def _counted(connection: sqlite3.Connection) -> Counts:
     """What the tables say."""
     question = """
         SELECT (SELECT count(*) FROM inputs), count(*), count(shard), count(*) FILTER (WHERE outcome = 'converged'),
@@ -134,3 +137,65 @@ def counted(connection: sqlite3.Connection) -> Counts:
         FROM (SELECT DISTINCT key FROM inputs) LEFT JOIN results USING (key)
     """
     return Counts(*connection.execute(question).fetchone())
+
+
+@dataclass(frozen=True)
+class Merged:
+    """What came of it."""
+
+    written: int
+    failed: int  # structures that have no result, only a reason
+    waiting: int  # structures not relaxed yet
+
+
+def merge(path: Path, out: Path, *, force: bool) -> Merged:
+    """One frame per structure of the input that was relaxed, doubles as often as they are there; in one go.
+
+    Each frame says where its structure came from: `relaxion_input="file#index"`.
+    """
+    if out.exists() and not force:
+        raise FileError(f"{out} exists; try --force to replace it, or another name")
+    if out.suffix not in (".extxyz", ".xyz"):
+        raise FileError(f"{out}: results are merged as extended XYZ; take a name that ends with .extxyz")
+    beside = part_of(out)
+    try:
+        beside.unlink(missing_ok=True)  # were it a link, we would write where it leads
+        with closing(index_of(path)) as index, beside.open("x", encoding="utf-8") as file:
+            merged = _write(path, index, file)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(out)
+    except OSError as error:
+        with suppress(OSError):
+            beside.unlink(missing_ok=True)
+        raise FileError(f"{out} cannot be written ({error.strerror})") from error
+    return merged
+
+
+def _write(path: Path, index: sqlite3.Connection, file: IO[str]) -> Merged:
+    written = failed = waiting = 0
+    rows = index.execute(
+        "SELECT file, structure, shard, offset, length, reason FROM inputs LEFT JOIN results USING (key) ORDER BY place"
+    )
+    open_shards = {}
+    try:
+        for source, structure, shard, offset, length, reason in rows:
+            if shard is None:
+                failed, waiting = failed + (reason is not None), waiting + (reason is None)
+                continue
+            if shard not in open_shards:
+                open_shards[shard] = (path / "shards" / shard).open("rb")
+            open_shards[shard].seek(offset)
+            file.write(_labelled(open_shards[shard].read(length).decode(), f"{source}#{structure}"))
+            written += 1
+    finally:
+        for shard in open_shards.values():
+            shard.close()
+    return Merged(written, failed, waiting)
+
+
+def _labelled(frame: str, source: str) -> str:
+    first, second, rest = frame.split("\n", 2)
+    plain = source.replace("\n", " ").encode("utf-8", "replace").decode()
+    quoted = plain.replace("\\", "\\\\").replace('"', '\\"')
+    return sealed(f'{first}\n{SEAL.sub("", second)} relaxion_input="{quoted}"\n{rest}')

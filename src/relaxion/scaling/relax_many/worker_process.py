@@ -1,4 +1,4 @@
-"""Where local workers are born: a process that has loaded everything and forks, so that a new worker costs no seconds.
+"""Where local workers come from: a process that has loaded everything and forks, so that a new one costs no seconds.
 
 `python -P -m relaxion.scaling.relax_many.worker_process FD` takes settings and the worker's end of a socket pair over
 the socket FD, forks, answers with the process id. It ends with the driver, and the workers with it.
@@ -32,13 +32,13 @@ def main() -> None:
             return
         pid = os.fork()
         if pid == 0:
-            _born(orders, message, handles[0])
+            _live(orders, message, handles[0])
         os.close(handles[0])
         orders.sendall(f"{pid}\n".encode())
 
 
-def _born(orders: socket.socket, message: bytes, handle: int) -> None:
-    """A worker's whole life; never returns."""
+def _live(orders: socket.socket, message: bytes, handle: int) -> None:
+    """All that a worker does; never returns."""
     code = 1
     with contextlib.suppress(BrokenPipeError, ConnectionResetError, KeyboardInterrupt):
         _die_with(os.getppid())

@@ -14,7 +14,6 @@ import csv
 import io
 import json
 import math
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -125,12 +124,14 @@ class Sweep:
             parameters = read_toml(self._job(number).recipe.with_suffix(".parameters"))
             self.trials[number] = Trial(number, parameters, read_ended(self._job(number).ended))
 
-    def run(self, n_trials: int, workers: Workers, stopped: threading.Event, on_ended: Callable[[Trial], None]) -> None:
+    def run(
+        self, n_trials: int, workers: Workers, stopped: Callable[[], bool], on_ended: Callable[[Trial], None]
+    ) -> None:
         """Until there are so many trials, all ended, or until told to stop."""
         waiting = [trial.number for trial in self.trials.values() if trial.ended is None]
         running: set[int] = set()
         try:
-            while not stopped.is_set():
+            while not stopped():
                 while len(running) < workers.number:
                     number = waiting.pop(0) if waiting else self._new_trial(n_trials)
                     if number is None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from relaxion.errors import SettingsError
-from relaxion.scaling.collectors.engine import RayEngine
+from relaxion.scaling.ray_engine import RayEngine
 from relaxion.scaling.sweeps.trial import INTERRUPTED, run_trial
 
 POLL_SECONDS = 0.1

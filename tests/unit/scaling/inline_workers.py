@@ -1,4 +1,4 @@
-"""Small structures, and a crew without processes."""
+"""Small structures, and a workers without processes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ase.build import bulk
 
 from relaxion.scaling.relax_many.settings import WorkerSettings
 from relaxion.scaling.relax_many.worker import Worker
-from relaxion.scaling.relax_many.workers import Crew, News
+from relaxion.scaling.relax_many.workers import News, Workers
 
 
 def alloy(seed: int, *, extra: str = "") -> Atoms:
@@ -25,7 +25,7 @@ def alloy(seed: int, *, extra: str = "") -> Atoms:
     return atoms
 
 
-class InlineCrew(Crew):
+class InlineWorkers(Workers):
     """One worker in this process. `fate` is asked before each chunk: True kills the worker over it."""
 
     n_workers = 1
@@ -34,6 +34,9 @@ class InlineCrew(Crew):
         self.worker, self.fate = Worker(settings), fate
         self.tasks: Sequence[str] | None = None
         self.chunks: list[int] = []
+
+    def start(self):
+        raise AssertionError("there is one, and it stays")
 
     def idle(self) -> list[int]:
         return [0] if self.tasks is None else []

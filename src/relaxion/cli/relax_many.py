@@ -4,68 +4,31 @@ from __future__ import annotations
 
 import json
 import math
-import sys
-import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from relaxion.cli.interrupts import Interrupts
-from relaxion.cli.progress import say, tell
-from relaxion.errors import MissingStressError, PolicyError, RelaxionError, SettingsError, UnknownPotentialError
+from relaxion.cli.ending import DONE, ERROR, INCOMPLETE, Interrupts
+from relaxion.cli.inputs import check_numbers
+from relaxion.cli.progress import Now, say, tell
+from relaxion.cli.requests import ManyRequest, MergeRequest, StatusRequest
+from relaxion.errors import RelaxionError, SettingsError
 from relaxion.files import json_of
 from relaxion.potentials.ase import AsePotential
 from relaxion.potentials.registry import make_potential
 from relaxion.scaling.relax_many.driver import Driver, Tally
 from relaxion.scaling.relax_many.folder import PROGRESS, Folder, is_locked, read_manifest
 from relaxion.scaling.relax_many.inputs import check_files
-from relaxion.scaling.relax_many.merging import merge
 from relaxion.scaling.relax_many.settings import ManySettings, WorkerSettings, calculator_details, policy_weights
 from relaxion.scaling.relax_many.summary import Counts, make_summary, read_counts
-from relaxion.scaling.relax_many.workers import Crew, make_crew, parse_workers
+from relaxion.scaling.relax_many.summary import merge as merge_into
+from relaxion.scaling.relax_many.workers import make_workers, parse_workers
 
-CONVERGED, ERROR, USAGE, NOT_CONVERGED = 0, 1, 2, 3
 SECONDS_BETWEEN_LINES = 5.0
 
 
-@dataclass(frozen=True)
-class ManyRequest:
-    """What the user of `relax-many` asked for."""
-
-    files: tuple[Path, ...]
-    out: Path
-    calculator: str
-    policy: str
-    allow_unseen: bool
-    fmax: float
-    steps: int
-    free_cell: bool
-    workers: str
-    batch_size: int
-    time_limit_seconds: float | None
-    retry_failed: bool
-    as_json: bool
-    quiet: bool
-
-
-def relax_many(request: ManyRequest) -> int:
-    """Do it, or go on with it, and return the exit code."""
-    with Interrupts() as interrupts:
-        try:
-            return _relax_many(request, interrupts)
-        except KeyboardInterrupt:
-            say("relaxion: interrupted; run the same command again to go on")
-            return interrupts.exit_code
-        except (SettingsError, UnknownPotentialError, PolicyError, MissingStressError) as error:
-            say(f"relaxion: {error}")
-            return USAGE
-        except RelaxionError as error:
-            say(f"relaxion: {error}")
-            return ERROR
-
-
-def _relax_many(request: ManyRequest, interrupts: Interrupts) -> int:
-    files = list(request.files) or _known_files(request.out)
+def relax_many(request: ManyRequest, interrupts: Interrupts) -> int:
+    """Do it, or go on with it."""
+    files = request.files or _known_files(request.out)
     parse_workers(request.workers)
     worker, chunk_size = _worker_settings(request)
     check_files(files)
@@ -74,8 +37,20 @@ def _relax_many(request: ManyRequest, interrupts: Interrupts) -> int:
             say(f"relaxion: the last shard ended in {folder.torn_bytes} bytes of a frame that was never whole: cut off")
         if request.retry_failed and (number := folder.forget_failures()):
             say(f"relaxion: {number} structures that were set aside are tried again")
-        with make_crew(request.workers, worker) as crew:
-            tally, interrupted = _drive(request, interrupts, folder, crew, worker, files, chunk_size)
+        with make_workers(request.workers, worker) as workers:
+            driver = Driver(
+                folder=folder,
+                workers=workers,
+                settings=worker.many,
+                files=files,
+                chunk_size=chunk_size,
+                time_limit_seconds=worker.time_limit_seconds,
+                stop=lambda: interrupts.noticed,
+                report=_Lines(quiet=request.quiet),
+            )
+            with interrupts.held():
+                tally = driver.run()
+            interrupted = interrupts.noticed
         counts = make_summary(request.out)
     _announce(request, tally, counts)
     if interrupted:
@@ -83,7 +58,7 @@ def _relax_many(request: ManyRequest, interrupts: Interrupts) -> int:
         return interrupts.exit_code
     if counts.failed:
         return ERROR
-    return CONVERGED if counts.converged == counts.structures else NOT_CONVERGED
+    return DONE if counts.converged == counts.structures else INCOMPLETE
 
 
 def _known_files(out: Path) -> list[Path]:
@@ -95,68 +70,37 @@ def _known_files(out: Path) -> list[Path]:
 
 def _worker_settings(request: ManyRequest) -> tuple[WorkerSettings, int]:
     """Checked before anything is begun: the calculator is made once here too."""
-    if request.steps < 0:
-        raise SettingsError(f"--steps is 0 or more, got {request.steps}; try --steps 500")
-    limit = request.time_limit_seconds
+    limit = request.time_limit
     if limit is not None and not (math.isfinite(limit) and limit > 0):
         raise SettingsError(f"--time-limit is a time in seconds above 0, got {limit}; try --time-limit 600")
-    if not (math.isfinite(request.fmax) and request.fmax > 0):
-        raise SettingsError(f"--fmax is a force in eV/Å above 0, got {request.fmax}; try --fmax 0.05")
+    check_numbers(request.fmax, request.steps)
     weights = policy_weights(request.policy)
-    made = make_potential(request.calculator)
-    if request.free_cell and not made.has_stress:
-        raise MissingStressError(
-            f"--cell: calculator {made.name} gives no stress; leave --cell away, or try --calc emt"
-        )
+    made = make_potential(request.calc)
+    if request.cell and not made.has_stress:
+        raise SettingsError(f"--cell: calculator {made.name} gives no stress; leave --cell away, or try --calc emt")
     many = ManySettings(
-        calculator=request.calculator,
-        calculator_details=calculator_details(request.calculator, made),
+        calculator=request.calc,
+        calculator_details=calculator_details(request.calc, made),
         policy=request.policy,
         policy_weights=weights,
         allow_unseen=request.allow_unseen,
         fmax_ev_per_angstrom=request.fmax,
-        free_cell=request.free_cell,
+        free_cell=request.cell,
         max_force_calls=request.steps + 1,
     )
     worker = WorkerSettings(many=many, time_limit_seconds=limit, batch_size=request.batch_size, folder=str(Path.cwd()))
     return worker, 1 if isinstance(made, AsePotential) else 2 * request.batch_size
 
 
-def _drive(
-    request: ManyRequest,
-    interrupts: Interrupts,
-    folder: Folder,
-    crew: Crew,
-    worker: WorkerSettings,
-    files: list[Path],
-    chunk_size: int,
-) -> tuple[Tally, bool]:
-    progress = _Lines(quiet=request.quiet)
-    driver = Driver(
-        folder=folder,
-        crew=crew,
-        settings=worker.many,
-        files=files,
-        chunk_size=chunk_size,
-        time_limit_seconds=worker.time_limit_seconds,
-        stop=lambda: interrupts.noticed,
-        report=progress,
-    )
-    with interrupts.held():
-        tally = driver.run()
-    return tally, interrupts.noticed
-
-
 class _Lines:
     """A line on stderr now and then."""
 
     def __init__(self, *, quiet: bool) -> None:
-        self._quiet, self._said = quiet, time.monotonic()
+        self._quiet, self._due = quiet, Now(SECONDS_BETWEEN_LINES, at_once=False)
 
     def __call__(self, tally: Tally) -> None:
-        if self._quiet or time.monotonic() - self._said < SECONDS_BETWEEN_LINES:
+        if self._quiet or not self._due():
             return
-        self._said = time.monotonic()
         rate = (tally.relaxed + tally.failed) / max(tally.seconds, 1e-9)
         say(f"relaxion: {_in_words(tally)}, {rate:.1f} per s")
 
@@ -191,19 +135,15 @@ def _counts_in_words(counts: Counts) -> str:
     return f"{', '.join(words)}; {counts.places} structures in the input{doubles}"
 
 
-def status(path: Path, *, as_json: bool) -> int:
+def status(request: StatusRequest, _: Interrupts) -> int:
     """How a folder of results stands, also while a run goes on."""
-    try:
-        manifest = read_manifest(path)
-        counts, process = read_counts(path), is_locked(path)
-    except RelaxionError as error:
-        say(f"relaxion: {error}")
-        return ERROR
-    run = _last_run(path)
-    if as_json:
+    path = request.folder
+    manifest = read_manifest(path)
+    counts, process, run = read_counts(path), is_locked(path), _last_run(path)
+    if request.as_json:
         plain = {"running": process is not None, "process": process, **_plain(counts), "last_run": run}
         tell(json.dumps({**plain, "settings": manifest["settings"]}))
-        return CONVERGED
+        return DONE
     state = "nobody works here" if process is None else f"process {process} works here"
     if process is None and (counts.waiting or not run.get("input_read", True)):
         state += " and the work is not done: run the same relax-many again"
@@ -213,7 +153,7 @@ def status(path: Path, *, as_json: bool) -> int:
         rate = (relaxed + failed) / run["seconds"]
         words = f"{relaxed} relaxed, {failed} set aside in {run['seconds']:.0f} s"
         tell(f"this run: {words} ({rate:.1f} per s)")
-    return CONVERGED
+    return DONE
 
 
 def _last_run(path: Path) -> dict[str, Any]:
@@ -227,19 +167,15 @@ def _last_run(path: Path) -> dict[str, Any]:
     return plain if numbers else {}
 
 
-def merge_results(path: Path, out: Path, *, force: bool) -> int:
+def merge(request: MergeRequest, _: Interrupts) -> int:
     """One file of everything."""
-    try:
-        read_manifest(path)
-        merged = merge(path, out, force=force)
-    except RelaxionError as error:
-        say(f"relaxion: {error}")
-        return ERROR
-    tell(f"{out}: {merged.written} structures")
+    path = request.folder
+    read_manifest(path)
+    merged = merge_into(path, request.out, force=request.force)
+    tell(f"{request.out}: {merged.written} structures")
     if merged.failed:
         say(f"relaxion: {merged.failed} structures have no result ({path}/failed)")
     if merged.waiting:
         say(f"relaxion: {merged.waiting} structures are not relaxed yet; run relax-many again, then merge with --force")
-        return NOT_CONVERGED
-    sys.stdout.flush()
-    return CONVERGED
+        return INCOMPLETE
+    return DONE

@@ -44,7 +44,7 @@ def load_ray(here: bool) -> ModuleType:
     try:
         import ray
     except ImportError as error:
-        raise MissingExtraError("collectors on Ray need an extra: pip install 'relaxion[ray]'") from error
+        raise MissingExtraError("Ray is needed here; try: pip install 'relaxion[ray]'") from error
     return ray
 
 

@@ -7,25 +7,25 @@ from pathlib import Path
 
 import pytest
 from ase.io import read, write
-from inline_crew import alloy
+from inline_workers import alloy
 
 from relaxion.errors import RunError, SettingsError
 from relaxion.scaling.relax_many.driver import Driver
 from relaxion.scaling.relax_many.folder import Folder, failures, results
 from relaxion.scaling.relax_many.settings import ManySettings, WorkerSettings
-from relaxion.scaling.relax_many.workers import LocalCrew, parse_workers
+from relaxion.scaling.relax_many.workers import LocalWorkers, parse_workers
 
 HERE = Path(__file__).parent
 
 
-def run(folder: Path, settings: ManySettings, file: Path, *, chunk_size: int, time_limit=None, make_crew=LocalCrew):
+def run(folder: Path, settings: ManySettings, file: Path, *, chunk_size: int, time_limit=None, make=LocalWorkers):
     worker = WorkerSettings(many=settings, time_limit_seconds=time_limit, batch_size=8, folder=str(HERE))
-    with Folder(folder, settings, [file]) as opened, make_crew(2, worker) as crew:
-        tally = Driver(opened, crew, settings, [file], chunk_size, time_limit).run()
-        return tally, crew
+    with Folder(folder, settings, [file]) as opened, make(2, worker) as workers:
+        tally = Driver(opened, workers, settings, [file], chunk_size, time_limit).run()
+        return tally, workers
 
 
-class DisturbedCrew(LocalCrew):
+class DisturbedWorkers(LocalWorkers):
     """Three workers killed right after they were given work, and their parent too."""
 
     given = 0
@@ -36,15 +36,15 @@ class DisturbedCrew(LocalCrew):
         if self.given in (1, 3, 4):
             self.kill(worker)
         if self.given == 3:
-            os.kill(self._nursery.pid, signal.SIGKILL)
+            os.kill(self._forker.pid, signal.SIGKILL)
 
 
 def test_killed_workers_lose_and_double_nothing(tmp_path, settings):
     write(tmp_path / "in.extxyz", [alloy(seed) for seed in range(60)])
     calm, _ = run(tmp_path / "calm", settings, tmp_path / "in.extxyz", chunk_size=16)
-    tally, crew = run(tmp_path / "out", settings, tmp_path / "in.extxyz", chunk_size=16, make_crew=DisturbedCrew)
+    tally, workers = run(tmp_path / "out", settings, tmp_path / "in.extxyz", chunk_size=16, make=DisturbedWorkers)
     assert calm.relaxed == tally.relaxed == 60
-    assert crew.deaths >= 3
+    assert workers.deaths >= 3
     wanted = {found.frame.key: found.frame.facts for found in results(tmp_path / "calm")}
     found = [found.frame for found in results(tmp_path / "out")]
     assert len(found) == 60
@@ -81,9 +81,9 @@ def test_a_calculator_that_cannot_be_made_ends_the_run_with_a_sentence(tmp_path,
 
 
 def test_workers_do_not_outlive_their_crew(settings):
-    crew = LocalCrew(1, WorkerSettings(many=settings, folder=str(HERE)))
-    (pid,) = crew.pids()
-    crew.close()
+    workers = LocalWorkers(1, WorkerSettings(many=settings, folder=str(HERE)))
+    (pid,) = workers.pids()
+    workers.close()
     until = time.monotonic() + 10
     while time.monotonic() < until and Path(f"/proc/{pid}/stat").exists():
         time.sleep(0.05)

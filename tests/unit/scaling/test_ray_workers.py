@@ -7,7 +7,7 @@ import time
 
 import pytest
 from ase.io import write
-from inline_crew import alloy
+from inline_workers import alloy
 
 from relaxion.scaling.relax_many.driver import Driver
 from relaxion.scaling.relax_many.folder import Folder, results
@@ -25,25 +25,25 @@ def ray_of_two():
 
 
 def test_actors_relax_and_killed_ones_are_replaced(tmp_path, settings, ray_of_two):
-    from relaxion.scaling.relax_many.ray_workers import RayCrew
+    from relaxion.scaling.relax_many.ray_workers import RayWorkers
 
     write(tmp_path / "in.extxyz", [alloy(seed) for seed in range(60)])
     worker = WorkerSettings(many=settings, batch_size=8, folder=str(tmp_path))
     killed = []
 
-    def disturb(crew: RayCrew) -> None:
+    def disturb(workers: RayWorkers) -> None:
         for number in range(2):
-            while not crew._actors[number].ready:
+            while not workers.known[number].ready:
                 time.sleep(0.05)
-            pid = ray_of_two.get(crew._actors[number].handle.process.remote())
+            pid = ray_of_two.get(workers.known[number].handle.process.remote())
             os.kill(pid, signal.SIGKILL)
             killed.append(pid)
 
-    with Folder(tmp_path / "out", settings, [tmp_path / "in.extxyz"]) as folder, RayCrew("auto", worker) as crew:
-        assert crew.n_workers == 2
-        thread = threading.Thread(target=disturb, args=(crew,), daemon=True)
+    with Folder(tmp_path / "out", settings, [tmp_path / "in.extxyz"]) as folder, RayWorkers("auto", worker) as workers:
+        assert workers.n_workers == 2
+        thread = threading.Thread(target=disturb, args=(workers,), daemon=True)
         thread.start()
-        tally = Driver(folder, crew, settings, [tmp_path / "in.extxyz"], 8).run()
+        tally = Driver(folder, workers, settings, [tmp_path / "in.extxyz"], 8).run()
         thread.join(timeout=30)
     assert tally.relaxed == 60
     assert len(killed) == 2

@@ -1,0 +1,97 @@
+"""`relaxion calculators` and `relaxion policies`: what --calc and --policy understand, and the model card of one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from relaxion.bundles import KnownPolicy, PolicyBundle, find_policy, known_policies, none_found
+from relaxion.bundles.card import percent
+from relaxion.cli.ending import DONE, Interrupts
+from relaxion.cli.progress import say, tell
+from relaxion.cli.requests import CalculatorsRequest, PoliciesRequest
+from relaxion.potentials.registry import PotentialEntry, known_potentials
+
+
+def calculators(request: CalculatorsRequest, _: Interrupts) -> int:
+    """A table for people, or one JSON object per line."""
+    entries = known_potentials()
+    if request.as_json:
+        for entry in entries:
+            tell(json.dumps(asdict(entry), ensure_ascii=False))
+    else:
+        _print_table({"--calc": True, "what": False, "elements": False, "state": False}, map(_calculator, entries))
+    return DONE
+
+
+def _calculator(entry: PotentialEntry) -> list[str]:
+    state = "ready" if entry.available else f"missing: {entry.how_to_install}"
+    return [entry.spec, entry.description, "no list" if entry.elements is None else " ".join(entry.elements), state]
+
+
+def policies(request: PoliciesRequest, _: Interrupts) -> int:
+    """All of them, or the model card of one as Markdown or JSON."""
+    if request.name is not None:
+        bundle = find_policy(request.name)
+        tell(json.dumps(_values(bundle), ensure_ascii=False) if request.as_json else bundle.card_text().rstrip("\n"))
+        return DONE
+    known = known_policies()
+    if request.as_json:
+        for one in known:
+            tell(json.dumps(_as_plain(one), ensure_ascii=False))
+    elif known:
+        headings = ("name", "kind", "elements", "atoms", "potential", "force calls", "size", "from")
+        _print_table({heading: heading in ("name", "size", "from") for heading in headings}, map(_policy, known))
+        for one in known:
+            if one.error is not None:
+                say(f"relaxion: {one.error}")
+    else:
+        say(f"relaxion: no policies: {none_found()}")
+    return DONE
+
+
+def _print_table(headings: dict[str, bool], rows: Iterable[Sequence[str]]) -> None:
+    """Headings, with whether their column stays on one line; brackets as in 'relaxion[chgnet]' are no markup."""
+    table = Table(box=None, pad_edge=False)
+    for heading, one_line in headings.items():
+        table.add_column(heading, overflow="fold", no_wrap=one_line)
+    for row in rows:
+        table.add_row(*map(Text, row))
+    Console(highlight=False).print(table)
+
+
+def _as_plain(known: KnownPolicy) -> dict[str, Any]:
+    plain: dict[str, Any] = {"name": known.name, "file": str(known.path), "shipped": known.shipped}
+    if known.bundle is None:
+        return plain | {"error": known.error}
+    return plain | _values(known.bundle, with_settings=False) | {"name": known.name}
+
+
+def _values(bundle: PolicyBundle, *, with_settings: bool = True) -> dict[str, Any]:
+    card = bundle.card.model_dump(mode="json", exclude=None if with_settings else {"training_settings"})
+    own = {"name": bundle.name, "kind": bundle.kind, "n_numbers": bundle.n_numbers}
+    return own | {"weights_sha256": bundle.weights_sha256, **card}
+
+
+def _policy(known: KnownPolicy) -> list[str]:
+    size, origin = f"{known.path.stat().st_size / 1000:.0f} kB", "relaxion" if known.shipped else "you"
+    if known.bundle is None:
+        return [known.name, "unreadable", "–", "–", "–", "–", size, origin]  # the sentence why comes below
+    card = known.bundle.card
+    atoms, calls = f"{card.smallest_n_atoms}–{card.largest_n_atoms}", _result(known.bundle)
+    return [known.name, known.bundle.kind, " ".join(card.elements), atoms, card.potential, calls, size, origin]
+
+
+def _result(bundle: PolicyBundle) -> str:
+    own = bundle.card.policy_result
+    if own is None:
+        return "never assessed"
+    others = [f"{r.optimizer} {r.mean_force_calls:.1f}" for r in bundle.card.results if r is not own]
+    failed = "" if own.success_rate in (None, 1) else f", {percent(own.success_rate)} converged"
+    return f"{own.mean_force_calls:.1f}{failed}" + (f" ({', '.join(others)})" if others else "")

@@ -1,0 +1,80 @@
+"""`relaxion report`, `watch` and `curve`: pages and pictures of what lies on disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from relaxion.bench.result_folder import PAGE, stem
+from relaxion.cli.ending import DONE, ERROR, Interrupts
+from relaxion.cli.progress import counted, say, tell
+from relaxion.cli.requests import CurveRequest, ReportRequest, WatchRequest
+from relaxion.errors import FileError, SettingsError
+from relaxion.training.curves import write_curve
+from relaxion.web.report_training import MOST_RUNS, training_page
+from relaxion.web.view import report as page_of
+from relaxion.web.watch_run import watched
+
+
+def report(request: ReportRequest, _: Interrupts) -> int:
+    path = request.path
+    page = request.out or (path / PAGE if path.is_dir() else Path(f"{stem(path)}.html"))
+    if page.is_dir():
+        raise FileError(f"--out {page} is a folder; name a file, such as --out {page / PAGE}")
+    tell(f"{path}: written to {page_of(path).save(page, force=request.force)}")
+    return DONE
+
+
+def watch(request: WatchRequest, _: Interrupts) -> int:
+    """Serve until interrupted, or write the page."""
+    runs, port = request.runs, request.port
+    if len(runs) > MOST_RUNS:
+        raise SettingsError(f"{len(runs)} runs are more than a page can show; name up to {MOST_RUNS}")
+    twice = [run for place, run in enumerate(runs) if run.absolute() in [r.absolute() for r in runs[:place]]]
+    if twice:
+        raise SettingsError(f"{twice[0]} is given twice; name each run once")
+    if not 0 <= port <= 65535:
+        raise SettingsError(f"--port is a number from 0 (any) to 65535, got {port}")
+    return _serve(runs, port) if request.save is None else _save(runs, request.save, force=request.force)
+
+
+def _save(runs: list[Path], save: Path, *, force: bool) -> int:
+    if save.is_dir():
+        raise FileError(f"--save {save} is a folder; name a file, such as --save {save / 'page.html'}")
+    shown = watched(runs)
+    for run in shown:
+        run.poll(seconds=600.0)
+    tell(f"{counted(len(runs), 'run')} -> {training_page(shown).save(save, force=force)}")
+    return DONE
+
+
+def _serve(runs: list[Path], port: int) -> int:
+    try:
+        from relaxion.web.live_board import Board
+        from relaxion.web.live_server import free_socket, server
+    except ImportError as error:
+        say(f"relaxion: a live page needs starlette and uvicorn ({error}); try: pip install 'relaxion[live]'")
+        return ERROR
+    board = Board(watched(runs))
+    with free_socket(port) as bound:
+        taken = bound.getsockname()[1]
+        if port not in (0, taken):
+            say(f"relaxion: port {port} is taken, so the page is at {taken}")
+        running = server(board, bound)
+        tell(f"{counted(len(runs), 'run')}: http://127.0.0.1:{taken}/ (Ctrl-C ends it)")
+        running.run(sockets=[bound])
+    return DONE
+
+
+def curve(request: CurveRequest, _: Interrupts) -> int:
+    out = request.out
+    if out.suffix.lower() != ".png":
+        raise SettingsError(f"--out takes a PNG file, got {out}")
+    if out.exists() and not request.force:
+        raise FileError(f"{out} is there already; try another --out, or --force to replace it")
+    try:
+        write_curve(request.runs, out)
+    except ImportError as error:
+        say(f"relaxion: a picture needs matplotlib ({error}); try: pip install matplotlib")
+        return ERROR
+    tell(f"{counted(len(request.runs), 'run')} -> {out}")
+    return DONE

@@ -1,0 +1,389 @@
+"""What each command can be asked. Every option is declared here, once, as a field; a docstring is a command's help.
+
+Below its first line a docstring lists examples and exit codes, and says "Units." where the help names the units. `app`
+makes a command of each class, in this order; the function of `command("module:function")` gets the finished request.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from relaxion.cli.options import (
+    AS_IN_RELAX,
+    RELAXING,
+    agent_option,
+    argument,
+    calc_option,
+    command,
+    flag,
+    optimizers_option,
+    option,
+    policy_option,
+    quiet_flag,
+    rattle_option,
+    recipe_argument,
+    set_option,
+    unseen_flag,
+)
+
+
+@command("relax:relax", usage=RELAXING)
+class RelaxRequest:
+    """Relax structures; write each as it came and as extxyz, with log and trajectory.
+
+    relaxion relax alloy.cif
+    relaxion relax POSCAR --cell --fmax 0.01
+    relaxion relax *.xyz --calc eam --compare BFGS,FIRE --json
+    relaxion relax slab.cif --calc my_module:make_calculator --out results
+    relaxion relax steel.cif --calc eam --policy metals --allow-unseen
+    relaxion relax alloy.cif --compare BFGS,FIRE --report
+    Units.
+    Exit codes: 0 all converged, 1 error, 2 usage, 3 not all converged, 130 interrupted, 143 terminated by SIGTERM (in
+    both cases what was reached is saved).
+    """
+
+    files: list[Path] = argument(
+        "FILE",
+        "Structure files of any kind ASE reads. Of a file with several structures each is relaxed, frame by "
+        "frame, into a folder of its own.",
+    )
+    calc: str = calc_option("emt, eam, eam:FILE, lj, morse, module:factory; see 'calculators'.")
+    policy: str = policy_option(
+        "auto takes a shipped policy that was trained on all elements, else the classical core; none insists on "
+        "the core; NAME or FILE takes that policy; see 'policies'."
+    )
+    allow_unseen: bool = unseen_flag()
+    fmax: float = option("eV/Å", "Converged when no force (nor cell row) is longer than this.", default=0.05)
+    steps: int = option("N", "Most steps; each is one force call.", default=500)
+    cell: bool = flag("--cell", "Relax the cell too.")
+    compare: str = optimizers_option("Also run these ASE optimizers from the same start: BFGS,FIRE,...", default="")
+    out: Path = option("DIR", "Results go to DIR/NAME/.", default=Path("relaxed"))
+    as_json: bool = flag("--json", "One JSON object per structure on stdout, nothing else.")
+    report: bool = flag("--report", "Also write DIR/NAME/report.html: film, curves, comparison, facts.")
+    force: bool = flag("--force", "Replace earlier results.")
+    rattle: float = rattle_option()
+    seed: int = option("N", "Of --rattle.", default=0, min=0)
+    quiet: bool = quiet_flag("No progress and no hints on stderr.")
+
+
+@command(
+    "relax_many:relax_many",
+    usage=RELAXING,
+    interrupted="interrupted; run the same command again to go on",
+    one_thread=True,
+)
+class ManyRequest:
+    """Relax thousands of structures by many workers; it can be killed at any moment and goes on when run again.
+
+    relaxion relax-many structures.xyz --out relaxed --workers local:4
+    relaxion relax-many *.cif --out relaxed --calc chgnet --time-limit 600
+    relaxion relax-many structures.xyz --out relaxed --workers ray:auto
+    relaxion status relaxed && relaxion merge relaxed all.extxyz
+    Units.
+    Exit codes: 0 all converged, 1 some were set aside or the run could not go on, 2 usage, 3 not all converged, 130
+    interrupted, 143 terminated. In any case the same command goes on.
+    """
+
+    files: list[Path] | None = argument(
+        "FILE",
+        "Structure files of any kind ASE reads; every structure in them is relaxed.",
+        default=None,
+        show_default="those of an earlier run into DIR",
+    )
+    out: Path = option("DIR", "Results; the same command again goes on here.", default=Path("relaxed-many"))
+    calc: str = calc_option()
+    policy: str = policy_option()
+    allow_unseen: bool = unseen_flag()
+    fmax: float = option("eV/Å", AS_IN_RELAX, default=0.05)
+    steps: int = option("N", "Most steps of a structure; each is one force call.", default=500)
+    cell: bool = flag("--cell", "Relax the cells too.")
+    workers: str = option("KIND", "local:N, ray:auto, ray:ADDRESS; one processor each.", default="local:2")
+    batch_size: int = option(
+        "N", "Structures at once in a worker, where the calculator takes many.", default=128, min=1
+    )
+    time_limit: float | None = option(
+        "SECONDS", "Of one structure; beyond it is set aside.", default=None, show_default="none"
+    )
+    retry_failed: bool = flag("--retry-failed", "Try once more what earlier runs set aside.")
+    as_json: bool = flag("--json", "The result as one JSON object on stdout.")
+    quiet: bool = quiet_flag("No progress on stderr.")
+
+
+@command("relax_many:status")
+class StatusRequest:
+    """Say how far 'relax-many' is; works while it runs.
+
+    relaxion status relaxed
+    relaxion status relaxed --json
+    Exit codes: 0 told, 1 error.
+    """
+
+    folder: Path = argument("DIR", "The --out of 'relax-many'.")
+    as_json: bool = flag("--json", "Everything as one JSON object.")
+
+
+@command("relax_many:merge")
+class MergeRequest:
+    """Put the results of 'relax-many' into one file, in the order of the input.
+
+    relaxion merge relaxed all.extxyz
+    Exit codes: 0 written, 1 error, 2 usage, 3 not all are relaxed.
+    """
+
+    folder: Path = argument("DIR", "The --out of 'relax-many'.")
+    out: Path = argument("FILE.extxyz", "All results, one file.")
+    force: bool = flag("--force", "Replace an earlier file.")
+
+
+@command("train:train")
+class TrainRequest:
+    """Train an agent by a recipe; the run can be killed at any moment and resumed.
+
+    relaxion train pendulum --agent sac --seed 0 --out runs/pendulum
+    relaxion train runs/pendulum --resume
+    relaxion train pendulum --steps 20000 --set batch_size=256
+    relaxion train al-fe --collectors ray:8
+    Exit codes: 0 done, 1 error, 2 usage, 130 interrupted, 143 terminated by SIGTERM (in both cases --resume goes on).
+    """
+
+    recipe: str = recipe_argument("A shipped recipe, a TOML file or a run folder.")
+    out: Path | None = option("RUN", "The run's own folder.", default=None, show_default="runs/RECIPE-AGENT-SEED")
+    agent: str | None = agent_option()
+    seed: int | None = option("N", "Decides everything that is drawn.", default=None, min=0)
+    steps: int | None = option("N", "Environment steps in all.", default=None, min=1)
+    assignments: list[str] | None = set_option()
+    resume: bool = flag("--resume", "Go on from the run's last checkpoint.")
+    from_weights: Path | None = option("RUN|FILE", "A new run that begins with old weights.", default=None)
+    force: bool = flag("--force", "Replace an earlier run.")
+    collectors: str | None = option(
+        "ray:N|ray:ADDRESS|ray:N@ADDRESS",
+        "Structures are stepped by so many Ray actors, here or on a cluster, while this process learns.",
+        default=None,
+    )
+    as_json: bool = flag("--json", "The result as one JSON object on stdout.")
+    quiet: bool = quiet_flag("No progress on stderr.")
+
+
+@command("collect:collect")
+class CollectRequest:
+    """Relax training structures with dear potentials and store all that was evaluated; killed, it goes on.
+
+    relaxion collect universal-data --out stores/universal --workers 2
+    relaxion collect universal-data --out stores/trial --set number=10 --limit-minutes 5
+    Exit codes: 0 complete, 1 error, 2 usage, 3 time was up, 130, 143 stopped (the same command goes on).
+    """
+
+    recipe: str = argument("RECIPE", "A shipped recipe (universal-data) or a TOML file.")
+    out: Path = option("STORE", "The store's own folder; an existing one is completed.")
+    workers: int = option("N", "Processes, one core each.", default=1, min=1)
+    assignments: list[str] | None = set_option("seed=7; molecule.number=100: one kind; number=10: all kinds.")
+    limit_minutes: float | None = option("M", "Stop after so long; the same command goes on.", default=None, min=0)
+    policy: str | None = policy_option("Relax with this metric under guard, not with the classical core.", default=None)
+    as_json: bool = flag("--json", "The summary as one JSON object on stdout.")
+    quiet: bool = quiet_flag("No progress on stderr.")
+
+
+@command("tune:tune", one_thread=True)
+class TuneRequest:
+    """Search for good settings of a recipe: each trial is a run of its own; the same command again goes on.
+
+    relaxion tune pendulum --out sweeps/pendulum --trials 20 --steps 5000 --vary policy_learning_rate=1e-4:1e-2:log
+    relaxion tune emt-metals --out sweeps/emt --trials 50 --workers local:2 --vary 'updates_per_round=4|8|16'
+    Exit codes: 0 done, 1 error, 2 usage, 130 interrupted, 143 terminated by SIGTERM (in both cases --resume goes on).
+    """
+
+    recipe: str = recipe_argument("As in 'train'.")
+    out: Path = option("DIR", "Of the sweep; there already: go on.", show_default=False)
+    trials: int = option("N", "Trials in all, those of earlier commands included.", min=1)
+    varied: list[str] | None = option(
+        "KEY=LO:HI[:log]", "Vary a setting, or KEY=A|B|C; may be repeated.", "--vary", default=None
+    )
+    space: Path | None = option("FILE", 'The same from a TOML file: key = "lo:hi:log", key = [a, b].', default=None)
+    agent: str | None = agent_option()
+    seed: int | None = option("N", "Of every trial, and of what is proposed.", default=None, min=0)
+    steps: int | None = option("N", "Environment steps of each trial.", default=None, min=1)
+    assignments: list[str] | None = set_option()
+    workers: str = option("local:N|ray:N|ray:ADDRESS", "Trials at a time, and where.", default="local:1")
+    sampler: str = option("NAME", "Of Optuna: tpe or random.", default="tpe")
+    as_json: bool = flag("--json", "The result as one JSON object on stdout.")
+    quiet: bool = quiet_flag("No progress on stderr.")
+
+
+@command(
+    "bench:bench",
+    usage=RELAXING,
+    interrupted="interrupted before the first structure was done by all optimizers",
+    one_thread=True,
+)
+class BenchRequest:
+    """Count the force calls of optimizers on the same starts, inside the calculator.
+
+    relaxion bench emt-bulk
+    relaxion bench alfe --policy my-policy.safetensors --allow-unseen
+    relaxion bench lj38 --with BFGS,FIRE2 --number 20 --json lj38.json --plot lj38.png
+    relaxion bench POSCAR --calc eam --perturb rattle:0.1 --cell
+    Units.
+    Exit codes: 0 all converged, 1 error, 2 usage, 3 not all converged, 130 interrupted, 143 terminated by SIGTERM (in
+    both cases what was reached is saved).
+    """
+
+    what: str = argument(
+        "SET",
+        "emt-bulk, emt-large, emt-bulk-cell, emt-slabs, emt-clusters, alfe, alfe-cell, lj38, mixed, crystals, "
+        "crystals-cell, new-elements, macs, perovskites-cell, carbon-cell, molecules, or a structure file.",
+    )
+    calc: str | None = option("SPEC", AS_IN_RELAX, default=None, show_default="the set's own; emt for files")
+    optimizers: str = option(
+        "NAMES",
+        "ASE's optimizers beside ours: BFGS,FIRE,... or all or none. Our classical core always runs.",
+        "--with",
+        default="",
+        show_default="those whose best is quoted",
+    )
+    policy: str = policy_option("Of ours, as in 'relax'.")
+    allow_unseen: bool = unseen_flag()
+    perturb: str | None = option(
+        "WORDS", "Of every start: rattle:0.1, strain:0.03+rattle:0.1, vacancy:1.", default=None
+    )
+    cell: bool = flag("--cell", "Relax the cell too.")
+    fmax: float = option("eV/Å", AS_IN_RELAX, default=0.05)
+    steps: int = option("N", "Most force calls of a relaxation; a failure is charged so many.", default=500)
+    number: int | None = option("N", "Structures, the first of the set.", default=None, show_default="50 or 100")
+    seed: int = option("N", "Of the starts; below 9000 is for training.", default=9000, min=0)
+    json_file: Path | None = option("FILE", "All numbers; - for stdout.", "--json", default=None)
+    plot: Path | None = option("FILE.png", "The performance profile.", default=None)
+    force: bool = flag("--force", "Replace these files.")
+    quiet: bool = quiet_flag("No progress and no hints on stderr.")
+
+
+@command("race:race", usage=RELAXING, interrupted="interrupted; no page was written")
+class RaceRequest:
+    """Relax one structure by several optimizers and show them side by side, in step, in one page.
+
+    relaxion race alloy.cif --with BFGS,FIRE
+    relaxion race alloy.cif --policy none
+    relaxion race POSCAR --cell --with BFGSLineSearch --fmax 0.01 --out race.html
+    relaxion race structures.xyz --index 3 --calc eam --rattle 0.1 --json
+    Units.
+    Exit codes: 0 ours converged, 1 error, 2 usage, 3 ours did not converge, 130 interrupted, 143 terminated.
+    """
+
+    file: Path = argument("FILE", "A structure file of any kind ASE reads.")
+    optimizers: str = optimizers_option("ASE's optimizers beside ours, up to 5.", "--with", default="BFGS,FIRE")
+    out: Path = option("FILE.html", "The page.", default=Path("race.html"))
+    calc: str = calc_option()
+    policy: str = policy_option()
+    allow_unseen: bool = unseen_flag()
+    cell: bool = flag("--cell", "Relax the cell too.")
+    fmax: float = option("eV/Å", "The finish: no force is longer than this.", default=0.05)
+    steps: int = option("N", "Most steps of each optimizer.", default=500)
+    index: int | None = option("N", "Which structure of the file, from 0.", default=None, show_default="the first")
+    rattle: float = rattle_option()
+    seed: int = option("N", "Of --rattle.", default=0, min=0)
+    as_json: bool = flag("--json", "One JSON object on stdout, nothing else.")
+    force: bool = flag("--force", "Replace an earlier page.")
+    quiet: bool = quiet_flag("No progress and no hints on stderr.")
+
+
+@command("pages:report")
+class ReportRequest:
+    """Make a page of an earlier relaxation, or of a training run: films, curves, comparison, diagnosis, facts.
+
+    relaxion relax alloy.cif --out relaxed && relaxion report relaxed/alloy
+    relaxion report bfgs.traj --out bfgs.html
+    relaxion report runs/alloys
+    Units.
+    Exit codes: 0 written, 1 error, 2 usage.
+    """
+
+    path: Path = argument(
+        "FOLDER|TRAJ", "A result folder of 'relaxion relax', the folder of a training run, or a trajectory ASE reads."
+    )
+    out: Path | None = option("FILE.html", "The page.", default=None, show_default="FOLDER/report.html or NAME.html")
+    force: bool = flag("--force", "Replace an earlier page.")
+
+
+@command("pages:watch", interrupted="")
+class WatchRequest:
+    """Follow training runs in the browser: curves, diagnosis, alarms, films; drop a structure to race it.
+
+    relaxion watch runs/alloys
+    relaxion watch runs/alloys-td3-* --port 9000
+    relaxion watch runs/alloys --save alloys.html
+    Exit codes: 0 done, 1 error, 2 usage, 130 interrupted.
+    """
+
+    runs: list[Path] = argument("RUN", "Folders of runs, up to 12.")
+    port: int = option("N", "Of 127.0.0.1; the next free one if it is taken.", default=8765)
+    save: Path | None = option("FILE.html", "Freeze the page as it is now to a file instead.", default=None)
+    force: bool = flag("--force", "Replace an earlier file.")
+
+
+@command("doctor:doctor")
+class DoctorRequest:
+    """Look at environment, versions, calculators, policies, threads and common mistakes; relax four atoms.
+
+    relaxion doctor
+    relaxion doctor --json > doctor.json
+    Exit codes: 0 everything works, 1 something does not.
+    """
+
+    as_json: bool = flag("--json", "Everything as one JSON object.")
+
+
+@command("listings:calculators")
+class CalculatorsRequest:
+    """List what --calc understands.
+
+    relaxion calculators
+    relaxion relax POSCAR --calc eam
+    Units.
+    """
+
+    as_json: bool = flag("--json", "One JSON object per calculator.")
+
+
+@command("package:package")
+class PackageRequest:
+    """Make a policy of a run, with a model card; held-apart structures are relaxed once more for it.
+
+    relaxion package runs/alloys alloys-1
+    relaxion policies alloys-1
+    Exit codes: 0 done, 1 error, 2 usage.
+    """
+
+    run: Path = argument("RUN", "The folder of a run on structures.")
+    name: str = argument("NAME", "What the policy will be called.")
+    out: Path | None = option(
+        "FILE",
+        "The bundle; its model card goes beside it.",
+        default=None,
+        show_default="NAME.safetensors in $RELAXION_POLICIES or ~/.local/share/relaxion/policies",
+    )
+    force: bool = flag("--force", "Replace an earlier bundle of that name.")
+
+
+@command("listings:policies")
+class PoliciesRequest:
+    """List the policies there are, shipped and your own, or show the model card of one.
+
+    relaxion policies
+    relaxion policies NAME --json
+    relaxion relax alloy.cif --policy NAME
+    """
+
+    name: str | None = argument("NAME", "Show the model card of this one.", default=None)
+    as_json: bool = flag("--json", "One JSON object per policy.")
+
+
+@command("pages:curve")
+class CurveRequest:
+    """Draw learning curves of runs, finished or not, against environment steps.
+
+    relaxion curve runs/pendulum-sac-*
+    relaxion curve runs/a runs/b --out ab.png
+    """
+
+    runs: list[Path] = argument("RUN", "Run folders; those that differ in the seed only share a curve.")
+    out: Path = option("FILE.png", "The picture.", default=Path("learning_curve.png"))
+    force: bool = flag("--force", "Replace an earlier picture.")
