@@ -19,12 +19,11 @@ from gymnasium.envs.classic_control import PendulumEnv
 from relaxion.errors import CheckpointError, FileError, RunError, SettingsError
 from relaxion.files import write_json
 from relaxion.training import checkpoint
-from relaxion.training.assessment import Assessor
-from relaxion.training.recipe import RunSettings
+from relaxion.training.control import Assessor, Trainer
+from relaxion.training.loop import Interrupted, train
 from relaxion.training.records import without_times
-from relaxion.training.run import Interrupted, train
 from relaxion.training.run_folder import RunFolder
-from relaxion.training.trainer import Trainer
+from relaxion.training.settings import RunSettings
 
 SMALL: dict[str, Any] = {
     "agent": "td3", "task": "Pendulum-v1", "steps": 120, "seed": 4, "widths": [8, 8], "batch_size": 8,

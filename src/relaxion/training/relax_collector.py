@@ -13,15 +13,19 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
+from relaxion.agents.agent import PolicyPenalty
+from relaxion.agents.make import AnyAgent, atom_agent
 from relaxion.experience.expert import Expert, guided
 from relaxion.experience.exploration import Exploration, LinearSchedule
 from relaxion.experience.transition import Source, Transition
+from relaxion.networks.metric.network import MetricSettings
+from relaxion.networks.metric.policies import MetricActions
+from relaxion.networks.move_actions import ForceMoveActions, MoveActions
 from relaxion.networks.surroundings import with_graph
 from relaxion.structures import Move, State
-from relaxion.training.atom_domain import action_domain
-from relaxion.training.atom_task import AtomTask
-from relaxion.training.run_settings import AtomRunSettings, MetricRunSettings
-from relaxion.training.trainer import DivergedError, noise_schedule
+from relaxion.training.checkpoint import DivergedError
+from relaxion.training.relax_settings import RelaxRunSettings
+from relaxion.training.relax_task import RelaxTask
 
 GENERATORS = ("exploration", "starts", "expert")  # those that collecting draws from
 
@@ -35,11 +39,11 @@ class Collected:
     force_calls: int  # of the step and of the new starts
 
 
-class AtomCollector:
+class RelaxCollector:
     """`collect` is a function of state, generators, weights, `n_stored` and `step`, and of nothing else."""
 
     def __init__(
-        self, settings: AtomRunSettings, task: AtomTask, agent: Any, generators: Mapping[str, Generator]
+        self, settings: RelaxRunSettings, task: RelaxTask, agent: Any, generators: Mapping[str, Generator]
     ) -> None:
         training, atoms = settings.training, settings.atoms
         self.settings, self.potential, self.generators = settings, task.potential, generators
@@ -49,8 +53,8 @@ class AtomCollector:
             action_domain(settings),
             generators["exploration"],
             warmup_steps=training.warmup_steps,
-            noise=noise_schedule(agent, training),
-            random_warmup=not isinstance(settings, MetricRunSettings),  # a metric goes downhill, learned or not
+            noise=training.noise_schedule(agent),
+            random_warmup=settings.metric is None,  # a metric goes downhill, learned or not
         )
         self.expert = Expert()
         self.expert_share = LinearSchedule(atoms.expert_share, atoms.expert_share_final, atoms.expert_steps)
@@ -75,3 +79,33 @@ class AtomCollector:
             raise DivergedError("the policy's move", {"step": step, "displacements": own.displacements.tolist()})
         who = Source.RANDOM if self.exploration.at_random(n_stored) else Source.POLICY
         return guided(state, own, who, self.expert, self.expert_share(step), self.generators["expert"])
+
+
+class KnobForceActions(MetricActions, ForceMoveActions):
+    """Noise in units of the forces; the choice is that of three knobs."""
+
+
+def action_domain(settings: RelaxRunSettings) -> MoveActions:
+    """By the unit of exploration, and by what SAC's entropy counts."""
+    world, knobs = settings.environment, settings.metric is not None
+    bounds = (world.max_displacement_angstrom, world.max_strain)
+    if settings.atoms.exploration_unit == "forces":
+        kind = KnobForceActions if knobs else ForceMoveActions
+        return kind(*bounds, settings.networks.stiffness_ev_per_angstrom2)
+    return MetricActions(*bounds) if knobs else MoveActions(*bounds)
+
+
+def make_agent(settings: RelaxRunSettings, generator: Generator, penalty: PolicyPenalty | None = None) -> AnyAgent:
+    """The agent of a run, with fresh networks, whatever kind its policy is."""
+    policy = settings.policy
+    return atom_agent(
+        action_domain(settings),
+        generator,
+        settings.agent,
+        settings.networks,
+        penalty,
+        policy if isinstance(policy, MetricSettings) else None,
+        "all" if settings.metric is None else settings.metric.reinforced,
+        # a metric that was taught waits until the critics know something of it
+        0 if settings.lessons is None else settings.lessons.critic_updates_before,
+    )

@@ -16,21 +16,20 @@ from ase.io import write
 from ase.optimize import BFGS
 
 from relaxion.agents.make import AGENT_SETTINGS
-from relaxion.bench.baselines import ase_calls
 from relaxion.errors import FileError, InputError, MissingElementError, RelaxionWarning, SettingsError, StructureError
 from relaxion.experience.batch import Batch
 from relaxion.experience.environment import EnvironmentSettings
 from relaxion.experience.expert import Expert
 from relaxion.experience.transition import Source
+from relaxion.files import digest
 from relaxion.potentials.registry import potential
-from relaxion.structures import Move, Outcome, State, Structures
+from relaxion.structures import Move, State, Structures
 from relaxion.structures.dataset import composition
-from relaxion.training.atom_settings import reward_weights
-from relaxion.training.atom_task import atom_task
-from relaxion.training.atom_trainer import AtomTrainer
-from relaxion.training.policy_penalties import PolicyPenalties, deviation, imitation
-from relaxion.training.run import make_trainer, train
-from relaxion.training.run_settings import AtomRunSettings, RunSettings
+from relaxion.training.loop import make_trainer, train
+from relaxion.training.relax import PolicyPenalties, RelaxTrainer, deviation, imitation
+from relaxion.training.relax_settings import RelaxRunSettings, reward_weights
+from relaxion.training.relax_task import relax_task
+from relaxion.training.settings import RunSettings
 
 SMALL = {
     "task": "relax",
@@ -53,13 +52,13 @@ SMALL = {
 }
 
 
-def settings(agent: str = "td3", **changes: Any) -> AtomRunSettings:
-    return AtomRunSettings.read({**SMALL, "agent": agent, **changes})
+def settings(agent: str = "td3", **changes: Any) -> RelaxRunSettings:
+    return RelaxRunSettings.read({**SMALL, "agent": agent, **changes})
 
 
-def make(agent: str = "td3", **changes: Any) -> AtomTrainer:
+def make(agent: str = "td3", **changes: Any) -> RelaxTrainer:
     read = settings(agent, **changes)
-    return AtomTrainer(read, atom_task(read))
+    return RelaxTrainer(read, relax_task(read))
 
 
 class TestSettings:
@@ -70,7 +69,7 @@ class TestSettings:
 
     @pytest.mark.parametrize("agent", AGENT_SETTINGS)
     def test_no_name_means_two_things(self, agent: str) -> None:
-        parts = [*AtomRunSettings.PARTS.values(), AGENT_SETTINGS[agent]]
+        parts = RelaxRunSettings.parts({"agent": agent}).values()
         names = [name for part in parts for name in part.model_fields]
         assert len(names) == len(set(names))
         assert "agent" not in names
@@ -171,7 +170,7 @@ class TestCollecting:
         trainer = make()
         for _ in range(6):
             trainer.advance()
-        metrics = trainer.metrics()
+        metrics = trainer.scalars()
         assert metrics["time/total_timesteps"] == 48
         # every step costs a call, every new relaxation its first
         assert metrics["time/force_calls"] == trainer.task.potential.calls
@@ -197,7 +196,7 @@ class TestCollecting:
         lines = []
         for _ in range(12):
             trainer.advance()
-            lines.append(trainer.metrics())
+            lines.append(trainer.scalars())
         early, late = lines[:3], lines[9:]
         assert sum(line["diagnosis/expert_share"] for line in early) / 3 > 0.4
         assert all(line["diagnosis/expert_share"] == 0 for line in late)
@@ -326,23 +325,23 @@ class TestAssessment:
         found = trainer.assess()
         assert set(found.force_calls.tolist()) == {3}
         assert found.success_rate == 0.0
-        assert set(found.outcomes.tolist()) == {int(Outcome.STEP_LIMIT)}
+        assert {one.outcome for one in found.relaxed} == {"step_limit"}
 
     def test_counting_of_a_whole_relaxation(self) -> None:
         """With the expert in place of the policy: force calls are evaluations, one by one."""
         trainer = make()
-        before = trainer.task.potential.calls
         starts = trainer.assessor.starts
-        found = trainer.assessor(Expert())
+        before = trainer.task.potential.calls
+        found = trainer.assessor(trainer.task.following(Expert()))
         assert found.success_rate == 1.0
         assert int(found.force_calls.sum()) == trainer.task.potential.calls - before
-        assert torch.equal(found.force_calls, found.lengths + 1)
+        assert found.force_calls.tolist() == [(one.length or 0) + 1 for one in found.relaxed]
         assert trainer.assessor.starts is starts
 
     def test_bfgs_is_counted_as_ase_counts(self) -> None:
         trainer = make()
-        starts = trainer.assessor.starts.structures
-        counted = ase_calls("BFGS", starts, trainer.task.potential, 0.05, 30)
+        (starts,) = (group.structures for group in trainer.assessor.starts)
+        counted = trainer.assessor.measure("BFGS")
         for atoms, calls in zip(starts.to_ase(), counted.force_calls, strict=True):
             atoms.calc = EMT()
             with BFGS(atoms, logfile=None) as optimizer:  # pyright: ignore
@@ -373,5 +372,5 @@ class TestAssessment:
         result = train(settings(seed=1, steps=8), tmp_path / "new", from_weights=tmp_path / "old")
         assert result.steps == 8
         old, new = (make_trainer(settings(seed=s)) for s in (0, 1))
-        assert isinstance(old, AtomTrainer)
-        assert old.weights_sha256() != new.weights_sha256()  # pyright: ignore
+        assert isinstance(old, RelaxTrainer)
+        assert digest(old.weights()) != digest(new.weights())

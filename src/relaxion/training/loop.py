@@ -2,44 +2,85 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from relaxion.errors import CheckpointError, FileError, RunError, SettingsError
-from relaxion.experience.vector_environment import task
+from torch import Tensor
+
+from relaxion.errors import AssessmentStopped, CheckpointError, FileError, RunError, SettingsError
 from relaxion.files import Stored, replace_file, write_json, write_text
 from relaxion.settings import shown
 from relaxion.training import checkpoint
-from relaxion.training.assessment import DIVERGED, AssessmentStopped
-from relaxion.training.assessment_record import leave_record
-from relaxion.training.atom_task import atom_task
-from relaxion.training.atom_trainer import AtomTrainer
+from relaxion.training.checkpoint import DIVERGED, DivergedError, NonFiniteError
 from relaxion.training.curves import leave_curve
-from relaxion.training.diagnostics.alarm_file import AlarmFile
-from relaxion.training.interrupts import noticing_interrupts
-from relaxion.training.metals_trainer import MetalsTrainer
-from relaxion.training.records import Clock, Records
-from relaxion.training.result import Result
+from relaxion.training.records import AlarmFile, Clock, Records, Result, leave_record
 from relaxion.training.run_folder import AGENT, CHECKPOINT, RunFolder
-from relaxion.training.run_settings import (
-    AtomRunSettings,
-    MetalsRunSettings,
-    RunSettings,
-    UniversalRunSettings,
-    VectorRunSettings,
-)
-from relaxion.training.run_trainer import RunTrainer
-from relaxion.training.trainer import DivergedError, NonFiniteError, Trainer
-from relaxion.training.universal_trainer import UniversalTrainer
+from relaxion.training.settings import RunSettings
 
 MAY_DIFFER_ON_RESUME = ("steps",)
 
-MakeTrainer = Callable[[RunSettings], RunTrainer]
 OnProgress = Callable[[int, Mapping[str, float]], None]  # step, the newest value of everything logged
+
+
+class RunTrainer(Protocol):
+    """Whoever trains. Everything that changes can be taken out (`snapshot`) and put back (`restore`), to the bit."""
+
+    @property
+    def step(self) -> int:
+        """Environment steps so far, of all environments or structures."""
+        ...
+
+    @property
+    def settings(self) -> RunSettings: ...
+
+    @property
+    def steps_per_round(self) -> int:
+        """Environment steps that one `advance` takes."""
+        ...
+
+    def prepare(self, folder: Path) -> None:
+        """What is done once at the start and kept in the run folder."""
+        ...
+
+    def advance(self) -> None:
+        """Collect, store, update."""
+        ...
+
+    def scalars(self) -> dict[str, float]:
+        """What has built up since the last call; one line of the log."""
+        ...
+
+    def take_events(self) -> list[Any]:
+        """Alarms that began or ended since the last call (`records.Event`)."""
+        ...
+
+    def assess(self, stop: Callable[[], bool]) -> Any:
+        """An assessment without noise from fixed starts, with `scalars()` for the log; training never notices."""
+        ...
+
+    def result(self, final: Any, wall_time_seconds: float) -> Result: ...
+
+    def weights(self) -> dict[str, Tensor]:
+        """What it takes to act, or to start a new run from."""
+        ...
+
+    def snapshot(self) -> dict[str, Tensor]: ...
+
+    def restore(self, stored: Stored) -> None: ...
+
+    def start_from(self, stored: Stored) -> None:
+        """Take over old networks; counters and Adam's memory stay at 0 (R10.2)."""
+        ...
+
+    def close(self) -> None: ...
+
+
+MakeTrainer = Callable[[RunSettings], RunTrainer]
 
 
 class Interrupted(Exception):
@@ -81,16 +122,7 @@ def train(
 def make_trainer(settings: RunSettings) -> RunTrainer:
     """Who trains on this kind of task."""
     with enough_memory():
-        match settings:
-            case AtomRunSettings():
-                return AtomTrainer(settings, atom_task(settings))
-            case MetalsRunSettings():
-                return MetalsTrainer(settings)
-            case UniversalRunSettings():
-                return UniversalTrainer(settings)
-            case VectorRunSettings():
-                return Trainer(settings, task(settings.training.task))
-    raise TypeError(f"no trainer for {type(settings).__name__}")
+        return settings.trainer()
 
 
 @contextmanager
@@ -132,7 +164,7 @@ def _resumed(trainer: RunTrainer, folder: RunFolder, on_progress: OnProgress | N
     settings = trainer.settings
     stored = checkpoint.read(folder.checkpoint, CHECKPOINT)
     _check_values(folder.checkpoint, stored.values)
-    refuse_changes(stored.values["settings"], settings.flat())
+    refuse_changes(RunSettings.read(stored.values["settings"]).flat(), settings.flat())
     trainer.restore(stored)
     if trainer.step - trainer.steps_per_round >= settings.training.steps:  # the last round may overshoot
         raise RunError(
@@ -242,15 +274,15 @@ class _Run:
         before = self._logged_up_to
         assessed: dict[str, float] = {}
         if self._due(before, self.training.assessment_interval_steps):
-            assessed = self._assessed().metrics()  # first: interrupted here, nothing is taken out of the trainer yet
-        metrics: dict[str, float] = {}
+            assessed = self._assessed().scalars()  # first: interrupted here, nothing is taken out of the trainer yet
+        scalars: dict[str, float] = {}
         if self._due(before, self.training.log_interval_steps):
-            metrics |= self.trainer.metrics() | self.clock.metrics(self.trainer.step)
-        metrics |= assessed
-        if metrics:
-            self.records.write({"time/total_timesteps": self.trainer.step} | metrics)
+            scalars |= self.trainer.scalars() | self.clock.scalars(self.trainer.step)
+        scalars |= assessed
+        if scalars:
+            self.records.write({"time/total_timesteps": self.trainer.step} | scalars)
             self.alarms.write(self.trainer.take_events())
-            self._newest |= metrics
+            self._newest |= scalars
         self._logged_up_to = self.trainer.step
 
     def _assessed(self) -> Any:
@@ -283,3 +315,26 @@ class _Run:
 def write_agent(path: Path, trainer: RunTrainer) -> None:
     """Networks and normaliser with the settings they belong to: enough to act, or to begin a new run from."""
     checkpoint.write(path, AGENT, trainer.weights(), {"settings": trainer.settings.flat()})
+
+
+@contextmanager
+def noticing_interrupts() -> Iterator[threading.Event]:
+    """Ctrl-C and a polite kill set a flag, to be looked at between two steps; a second one stops at once."""
+    noticed = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield noticed  # only the main thread may listen to signals
+        return
+    wanted = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.getsignal(number) for number in wanted}
+
+    def notice(number: int, _frame: Any) -> None:
+        noticed.set()
+        signal.signal(number, before[signal.Signals(number)])
+
+    for number in wanted:
+        signal.signal(number, notice)
+    try:
+        yield noticed
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,77 +1,196 @@
-"""The loop's body: collect, store, update. Everything that changes can be taken out and put back, to the bit."""
+"""Gymnasium tasks: settings, assessment, and the trainer, whose `advance` is collect, store, update."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
-from relaxion.agents.agent import Agent, PolicyPenalty
-from relaxion.agents.make import vector_agent
-from relaxion.errors import CheckpointError, RelaxionWarning
-from relaxion.experience.exploration import Exploration, LinearSchedule, NoisyExplorer
+from relaxion.agents.make import AGENT_SETTINGS, vector_agent
+from relaxion.errors import AssessmentStopped, CheckpointError, RelaxionWarning, RunError, SettingsError
+from relaxion.experience.exploration import Exploration, NoisyExplorer
 from relaxion.experience.normaliser import Normaliser
 from relaxion.experience.replay import VectorReplay
-from relaxion.experience.vector_environment import Stepped, Task, VectorEnvironments
+from relaxion.experience.vector_environment import Stepped, Task, VectorEnvironments, task
 from relaxion.files import Stored, digest, joined
-from relaxion.networks.vector import BoxActions
-from relaxion.training.assessment import Assessed, Assessor
-from relaxion.training.checkpoint import stored_settings
-from relaxion.training.diagnostics.alarms import Event
-from relaxion.training.result import Result
-from relaxion.training.run_settings import VectorRunSettings
-from relaxion.training.seeds import named_generator
-from relaxion.training.settings import TrainingSettings
-from relaxion.training.statistics import Episode, Episodes, MetricMeans
+from relaxion.networks.vector import BoxActions, VectorNetworkSettings
+from relaxion.settings import Settings
+from relaxion.training.checkpoint import (
+    DIVERGED,
+    DivergedError,
+    NonFiniteError,
+    checked_finite,
+    named_generator,
+    start_agent_from,
+    taken_back,
+)
+from relaxion.training.records import Episodes, Event, Result, ReturnsRecord, ReturnsWatch, ScalarMeans
+from relaxion.training.settings import AgentRunSettings, TrainingSettings
 
-MEANING = ("normalise_observations", "lowest_value", "highest_value", "n_bins")  # settings that weights depend on
-BOUNDS = ("centre", "half_range", "bounds")  # buffers of networks that depend on the bounds of actions
-NOT_WEIGHTS = ("n_updates", "generator")  # parts of an agent's snapshot that belong to its run; so does Adam's memory
-
-
-class NonFiniteError(Exception):
-    """A step brought NaN or infinity; the transition as plain numbers, for the run folder."""
-
-    def __init__(self, what: str, transition: dict[str, Any]) -> None:
-        super().__init__(what)
-        self.what, self.transition = what, transition
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """So that it can come from another process."""
-        return type(self), (self.what, self.transition)
+STARTS_SEED = 20  # of all assessments, whatever the run's seed: every agent meets the same starts
+MAX_STEPS = 10_000  # per episode, unless told otherwise
 
 
-class DivergedError(NonFiniteError):
-    """The agent's own numbers are no longer finite: nothing outside is to blame, and going on helps nothing."""
+class VectorTrainingSettings(TrainingSettings):
+    """For Gymnasium tasks."""
+
+    n_environments: int = Field(default=1, ge=1)
+    """Environments side by side, all stepped in this process."""
+
+    updates_per_step: int = Field(default=1, ge=1)
+    """Updates after each environment step."""
+
+    discount_factor: float = Field(default=0.99, ge=0, le=1)
+    """γ per step."""
+
+    normalise_observations: bool = True
+    """By the running mean and variance (R3.1); part of the policy from then on."""
+
+    assessment_max_steps: int = Field(default=10_000, ge=1)
+    """An assessed episode without an end of its own is cut after so many steps."""
+
+    def _check_together(self) -> None:
+        super()._check_together()
+        if self.replay_capacity % self.n_environments:
+            raise SettingsError(
+                f"replay_capacity {self.replay_capacity} must be a multiple of n_environments {self.n_environments}"
+            )
 
 
-@runtime_checkable
-class ReturnsChecker(Protocol):
-    """An agent that can say when returns leave what its critic can express (D4PG)."""
+@dataclass(frozen=True)
+class VectorRunSettings(AgentRunSettings):
+    """A Gymnasium task."""
 
-    def check_returns(self, returns: Tensor) -> str | None: ...
+    training: VectorTrainingSettings
+    networks: VectorNetworkSettings
+
+    COUNTS_FORCE_CALLS: ClassVar[bool] = False
+
+    @classmethod
+    def parts(cls, values: Mapping[str, Any]) -> dict[str, type[Settings]]:
+        return {
+            "training": VectorTrainingSettings,
+            "networks": VectorNetworkSettings,
+            "agent": AGENT_SETTINGS[values["agent"]],
+        }
+
+    def trainer(self) -> Trainer:
+        return Trainer(self, task(self.training.task))
+
+
+RUN_SETTINGS = VectorRunSettings
+
+
+@dataclass(frozen=True)
+class Assessed:
+    """Undiscounted returns and lengths of the episodes."""
+
+    returns: Tensor  # (n_starts,) float64
+    lengths: Tensor  # (n_starts,)
+
+    @property
+    def mean(self) -> float:
+        return float(self.returns.mean())
+
+    @property
+    def worst(self) -> float:
+        return float(self.returns.min())
+
+    @property
+    def record(self) -> ReturnsRecord:
+        return ReturnsRecord(self.returns.tolist(), self.lengths.tolist())
+
+    def scalars(self) -> dict[str, float]:
+        """Under the names of Stable-Baselines3, and the worst of all."""
+        lengths = float(self.lengths.to(torch.float64).mean())
+        return {"eval/mean_reward": self.mean, "eval/worst_reward": self.worst, "eval/mean_ep_length": lengths}
+
+
+class Assessor:
+    """One episode from each of the fixed starts, side by side: one call of the policy serves all."""
+
+    def __init__(self, task: Task, n_starts: int, max_steps: int = MAX_STEPS) -> None:
+        self.task, self.n_starts, self.max_steps = task, n_starts, max_steps
+        self._warned = False
+        self._environments: VectorEnvironments | None = None  # made when first needed, then kept
+
+    def __call__(self, act: Callable[[Tensor], Tensor], stop: Callable[[], bool] | None = None) -> Assessed:
+        """Episodes are cut after `max_steps`; `stop` is asked before every step."""
+        environments = self._from_the_start()
+        returns = torch.zeros(self.n_starts, dtype=torch.float64)
+        lengths = torch.zeros(self.n_starts, dtype=torch.int64)
+        running = torch.ones(self.n_starts, dtype=torch.bool)
+        while running.any():
+            if stop is not None and stop():
+                raise AssessmentStopped
+            if (step := int(lengths.max())) == self.max_steps:
+                self._warn_of_cut(int(running.sum()))
+                break
+            _check_assessed("the environment's observation", environments.observations, step)
+            actions = act(environments.observations)
+            _check_assessed("the policy's action", actions, step, DIVERGED)
+            stepped = environments.step(actions, running)
+            _check_assessed("the environment's reward", stepped.rewards, step)
+            returns += stepped.rewards
+            lengths += running
+            running &= ~stepped.ended
+        return Assessed(returns, lengths)
+
+    def _warn_of_cut(self, n_cut: int) -> None:
+        if self._warned:
+            return
+        self._warned = True
+        warnings.warn(
+            f"{self.task.name} did not end by itself: {n_cut} of {self.n_starts} episodes of an assessment were cut "
+            f"after assessment_max_steps = {self.max_steps}, and their returns count up to there",
+            RelaxionWarning,
+            stacklevel=3,
+        )
+
+    def _from_the_start(self) -> VectorEnvironments:
+        generator = named_generator(STARTS_SEED, "assessment")
+        if self._environments is None:
+            self._environments = VectorEnvironments(self.task.make, self.n_starts, generator)
+        else:
+            self._environments.generator = generator
+            self._environments.renew(torch.ones(self.n_starts, dtype=torch.bool))
+        return self._environments
+
+    def close(self) -> None:
+        if self._environments is not None:
+            self._environments.close()
+
+
+def _check_assessed(what: str, numbers: Tensor, step: int, advice: str = "look into the environment") -> None:
+    if not torch.isfinite(numbers).all():
+        raise RunError(f"{what} in step {step} of an assessment is not finite; {advice}")
+
+
+def assess(act: Callable[[Tensor], Tensor], task: Task, n_starts: int, max_steps: int = MAX_STEPS) -> Assessed:
+    """Once, with environments that are closed afterwards."""
+    assessor = Assessor(task, n_starts, max_steps)
+    try:
+        return assessor(act)
+    finally:
+        assessor.close()
 
 
 class Trainer:
     """One agent, its task, its replay. `advance` is one step of every environment and the updates it pays for."""
 
-    def __init__(self, settings: VectorRunSettings, task: Task, policy_penalty: PolicyPenalty | None = None) -> None:
+    def __init__(self, settings: VectorRunSettings, task: Task) -> None:
         training = settings.training
         self.settings, self.task, self.step, self.n_updates = settings, task, 0, 0
         self.generators = {name: named_generator(training.seed, name) for name in ("exploration", "replay", "starts")}
         domain = BoxActions(task.lowest_action, task.highest_action)
         self.agent = vector_agent(
-            task.observation_size,
-            domain,
-            named_generator(training.seed, "agent"),
-            settings.agent,
-            settings.networks,
-            policy_penalty,
+            task.observation_size, domain, named_generator(training.seed, "agent"), settings.agent, settings.networks
         )
         self.normaliser = Normaliser(task.observation_size, enabled=training.normalise_observations)
         self.replay = VectorReplay(
@@ -88,13 +207,13 @@ class Trainer:
             domain,
             self.generators["exploration"],
             warmup_steps=training.warmup_steps,
-            noise=noise_schedule(self.agent, training),
+            noise=training.noise_schedule(self.agent),
         )
         self.environments = VectorEnvironments(task.make, training.n_environments, self.generators["starts"])
         self.assessor = Assessor(task, training.assessment_starts, training.assessment_max_steps)
         self.episodes = Episodes(training.n_environments)
-        self.metric_means = MetricMeans()
-        self._warned = False
+        self.means = ScalarMeans()
+        self.check_returns = ReturnsWatch()
 
     @property
     def steps_per_round(self) -> int:
@@ -109,7 +228,7 @@ class Trainer:
         if not self.exploration.warming_up(len(self.replay)):
             training = self.settings.training
             for _ in range(training.updates_per_step * training.n_environments):
-                self.metric_means.add(self.agent.update(self.replay.sample(training.batch_size, self.normaliser)))
+                self.means.add(self.agent.update(self.replay.sample(training.batch_size, self.normaliser)))
                 self.n_updates += 1
 
     def _collect(self) -> None:
@@ -126,7 +245,8 @@ class Trainer:
             observations, actions, stepped.rewards, stepped.next_observations, stepped.terminated, stepped.truncated
         )
         self.step += self.settings.training.n_environments
-        self._warn_of_returns(self.episodes.add(stepped.rewards, stepped.ended))
+        finished = self.episodes.add(stepped.rewards, stepped.ended)
+        self.check_returns(self.agent, finished, self.settings.training.discount_factor)
         self.environments.renew(stepped.ended)
 
     def _check_finite(
@@ -146,16 +266,6 @@ class Trainer:
         if stepped is not None:
             transition |= {name: value.tolist() for name, value in vars(stepped).items()}
         raise error(what, transition)
-
-    def _warn_of_returns(self, finished: list[Episode]) -> None:
-        """Once per run: the first time is when something can still be done."""
-        if self._warned or not finished or not isinstance(self.agent, ReturnsChecker):
-            return
-        gamma = self.settings.training.discount_factor
-        sentence = self.agent.check_returns(torch.cat([e.discounted_returns(gamma) for e in finished]))
-        if sentence is not None:
-            self._warned = True
-            warnings.warn(sentence, RelaxionWarning, stacklevel=2)
 
     def act(self, observations: Tensor) -> Tensor:
         """The policy without exploration, on raw observations."""
@@ -186,13 +296,13 @@ class Trainer:
         self.assessor.close()
         self.environments.close()
 
-    def metrics(self) -> dict[str, float]:
+    def scalars(self) -> dict[str, float]:
         """What has built up since the last call; one line of the log."""
         own: dict[str, float] = {"time/total_timesteps": self.step, "train/n_updates": self.n_updates}
-        own |= self.episodes.metrics()
+        own |= self.episodes.scalars()
         if isinstance(self.agent, NoisyExplorer):
             own["rollout/exploration_noise_half_ranges"] = self.agent.exploration_scale
-        return own | self.metric_means.take()
+        return own | self.means.take()
 
     def weights(self) -> dict[str, Tensor]:
         """Agent and normaliser: what it takes to act, or to start a new run from."""
@@ -213,7 +323,7 @@ class Trainer:
 
     def snapshot(self) -> dict[str, Tensor]:
         """Everything a resume needs, as tensors. A DivergedError when the agent is not worth keeping."""
-        parts = {name: getattr(self, name).snapshot() for name in _PARTS}
+        parts = {name: part.snapshot() for name, part in self._parts().items()}
         checked_finite(parts["agent"], self.step)
         parts["generators"] = {name: generator.get_state() for name, generator in self.generators.items()}
         parts["counters"] = {"step": torch.tensor(self.step), "n_updates": torch.tensor(self.n_updates)}
@@ -223,7 +333,7 @@ class Trainer:
         """The opposite of `snapshot`; warns when the environment does not repeat its episode."""
         repeated: list[bool | None] = []
         with taken_back():
-            repeated += [getattr(self, name).restore(stored.part(name)) for name in _PARTS]
+            repeated += [part.restore(stored.part(name)) for name, part in self._parts().items()]
             for name, generator in self.generators.items():
                 generator.set_state(stored.part("generators")[name])
             counters: Mapping[str, Tensor] = stored.part("counters")
@@ -245,56 +355,7 @@ class Trainer:
         nothing = {"lengths": torch.zeros_like(episodes["lengths"]), "rewards": episodes["rewards"][:0]}
         self.episodes.restore(episodes | nothing)
 
-
-_PARTS = ("agent", "normaliser", "replay", "environments", "episodes", "metric_means")
-
-
-def noise_schedule(agent: Any, training: TrainingSettings) -> LinearSchedule | None:
-    """Of the exploration noise; None for an agent that explores by itself."""
-    if not isinstance(agent, NoisyExplorer):
-        return None
-    start, end = agent.exploration_scale, training.exploration_noise_final
-    return LinearSchedule(start, start if end is None else end, training.exploration_noise_steps)
-
-
-def checked_finite(agent: Mapping[str, Tensor], step: int) -> None:
-    """A DivergedError when the agent is not worth keeping."""
-    if broken := [name for name, t in agent.items() if t.is_floating_point() and not torch.isfinite(t).all()]:
-        raise DivergedError(f"the agent's {broken[0]}", {"step": step, "not_finite": broken})
-
-
-@contextmanager
-def taken_back() -> Iterator[None]:
-    """Whatever does not fit while a checkpoint is put back is the checkpoint's fault."""
-    try:
-        yield
-    except (KeyError, ValueError, TypeError, IndexError, OverflowError, RuntimeError, StopIteration) as error:
-        # torch has RuntimeError for shapes, kinds and states of generators that do not fit
-        words = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        raise CheckpointError(f"the checkpoint does not fit this run ({words})") from error
-
-
-def start_agent_from(agent: Agent, stored: Stored, settings: Mapping[str, Any]) -> None:
-    """Old networks for a new run; Adam's memory, counter and generator stay those of the new agent."""
-    old = {name: tensor for name, tensor in stored.part("agent").items() if _is_weight(name)}
-    present = agent.snapshot()
-    refuse_other_meaning(stored_settings(stored), settings, old, present)
-    agent.restore({name: tensor for name, tensor in present.items() if not _is_weight(name)} | old)
-
-
-def refuse_other_meaning(
-    old: Mapping[str, Any], new: Mapping[str, Any], weights: Mapping[str, Tensor], present: Mapping[str, Tensor]
-) -> None:
-    """Weights of fitting shapes may still mean something else: bins of other values, actions in other units."""
-    names = [name for name in MEANING if name in old and name in new and old[name] != new[name]]
-    changes = [f"{name} (was {old[name]!r}, now {new[name]!r})" for name in names]
-    for name in BOUNDS:
-        pairs = [(weights[key], t) for key, t in present.items() if key.split(".")[-1] == name and key in weights]
-        changes += [f"{name} of actions (was {w.tolist()}, now {t.tolist()})" for w, t in pairs if not w.equal(t)][:1]
-    if changes:
-        raise CheckpointError(f"the old weights mean something else, because these differ: {', '.join(changes)}")
-
-
-def _is_weight(name: str) -> bool:
-    part = name.split(".")[0]
-    return not part.endswith("_optimizer") and part not in NOT_WEIGHTS
+    def _parts(self) -> dict[str, Any]:
+        """By their names in a checkpoint."""
+        parts = {name: getattr(self, name) for name in ("agent", "normaliser", "replay", "environments", "episodes")}
+        return parts | {"metric_means": self.means}

@@ -12,8 +12,8 @@ from relaxion.errors import CheckpointError, RelaxionWarning
 from relaxion.experience.batch import Batch
 from relaxion.experience.vector_environment import task
 from relaxion.files import Stored, digest
-from relaxion.training.recipe import RunSettings
-from relaxion.training.trainer import Trainer
+from relaxion.training.control import Trainer
+from relaxion.training.settings import RunSettings
 
 SMALL: dict[str, Any] = {
     "agent": "td3", "task": "Pendulum-v1", "seed": 4, "widths": [8, 8], "batch_size": 8, "warmup_steps": 210,
@@ -81,8 +81,8 @@ def test_a_restored_trainer_holds_all_that_was_saved(agent: str) -> None:
         for _ in range(5):
             one.advance()
     assert digest(copy.snapshot()) == digest(trainer.snapshot())
-    metrics = trainer.metrics()
-    assert copy.metrics() == metrics
+    metrics = trainer.scalars()
+    assert copy.scalars() == metrics
     assert metrics["time/episodes"] == 1
 
 
