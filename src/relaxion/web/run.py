@@ -12,8 +12,9 @@ from typing import Any, TypeVar
 
 from relaxion.errors import FileError, RunError
 from relaxion.files import check_regular, text_of, toml_of
-from relaxion.training.assessment_record import FORMAT, FORMAT_VERSION
 from relaxion.training.curves import FINAL, FORCE_CALLS, STEPS
+from relaxion.training.records import ASSESSMENT_FORMAT as FORMAT
+from relaxion.training.records import ASSESSMENT_VERSION as FORMAT_VERSION
 from relaxion.training.run_folder import LOCK, RunFolder
 from relaxion.web.tail import History, Tail
 

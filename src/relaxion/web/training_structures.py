@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from relaxion.bench.contest import Score
+from relaxion.bench.films import MILLI
 from relaxion.bench.runs import Reading
 from relaxion.bench.statistics import SAME_MINIMUM_EV_PER_ATOM, performance_profile
 from relaxion.optimize.film import Frame
-from relaxion.training.assessment_record import MILLI
 from relaxion.web.film import Reel, film_parts
 from relaxion.web.page import Part, columns
 from relaxion.web.run import WatchedRun
