@@ -13,13 +13,13 @@ from relaxion.agents.sac import SAC, SACSettings
 from relaxion.agents.td3 import TD3, TD3Settings
 from relaxion.errors import SettingsError
 from relaxion.networks.vector import (
+    BoxActions,
     VectorCategoricalCritic,
     VectorCritics,
     VectorGaussianPolicy,
     VectorNetworkSettings,
     VectorPolicy,
 )
-from relaxion.networks.vector_actions import BoxActions
 
 if TYPE_CHECKING:
     from relaxion.networks.metric.network import MetricSettings

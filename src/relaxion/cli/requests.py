@@ -164,7 +164,7 @@ class TrainRequest:
     quiet: bool = quiet_flag("No progress on stderr.")
 
 
-@command("collect:collect")
+@command("collect:collect", one_thread=True)
 class CollectRequest:
     """Relax training structures with dear potentials and store all that was evaluated; killed, it goes on.
 

@@ -26,7 +26,7 @@ import torch
 from relaxion.bundles import PolicyBundle
 from relaxion.bundles.library import find_file
 from relaxion.bundles.networks import policy_of
-from relaxion.collecting.relaxing import MakeChain, Pool, Skipped
+from relaxion.collecting.relaxing import MakeStepper, Pool, Skipped
 from relaxion.collecting.settings import CollectSettings
 from relaxion.collecting.starts import file_structures, make_start
 from relaxion.collecting.store import Trajectory, TrajectoryStore
@@ -132,7 +132,7 @@ def collect(
 ) -> Summary:
     """Do what the store lacks, or as much of it as the time allows; `stop` is asked about twice a second."""
     settings = _present(settings)
-    chain_maker(policy)  # complaints come before work, and from this process
+    stepper_maker(policy)  # complaints come before work, and from this process
     store = _store(settings, out)
     with _alone(out):
         store.sweep()
@@ -222,7 +222,7 @@ def _work(
             progress.add(news)
             on_progress(progress)
 
-        Shift(settings, store, _lacking(settings, store), chain_maker(policy), tell).run(
+        Shift(settings, store, _lacking(settings, store), stepper_maker(policy), tell).run(
             lambda: asked_to_stop() or _late(deadline)
         )
         return
@@ -291,7 +291,7 @@ def _worker(
         return stop.is_set() or os.getppid() != parent or _late(deadline)
 
     try:
-        Shift(settings, store, todo, chain_maker(policy), news.put).run(over)
+        Shift(settings, store, todo, stepper_maker(policy), news.put).run(over)
     except RelaxionError as error:
         news.put(str(error))
     finally:
@@ -306,7 +306,7 @@ class Shift:
         settings: CollectSettings,
         store: TrajectoryStore,
         todo: Sequence[Job],
-        make_chain: MakeChain,
+        make_stepper: MakeStepper,
         tell: Callable[[Mapping[str, float]], None],
     ) -> None:
         self.settings, self.store, self.tell = settings, store, tell
@@ -318,7 +318,7 @@ class Shift:
                 engine,
                 settings,
                 (make_start(settings, job.kind, job.number) for job in own[engine]),
-                make_chain,
+                make_stepper,
             )
             for engine in engines
         ]
@@ -349,7 +349,7 @@ class Shift:
             self.tell({"trajectories": len(trajectories), "converged": converged, "skipped": len(skipped), **cost})
 
 
-def chain_maker(policy: str | None) -> MakeChain:
+def stepper_maker(policy: str | None) -> MakeStepper:
     """Who relaxes: the classical core, or a metric of a bundle under guard, so that data comes from where it goes."""
     if policy is None:
         return new_stepper

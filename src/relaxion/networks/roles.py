@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import softplus
 
 
 class Policy(nn.Module, ABC):
@@ -22,6 +24,17 @@ class StochasticPolicy(Policy):
     @abstractmethod
     def sample(self, observations: Any, generator: torch.Generator) -> tuple[Any, Tensor, Tensor]:
         """Actions, their log densities (batch,) and action penalties (batch,), all differentiable."""
+
+
+def log_tanh_slope(values: Tensor) -> Tensor:
+    """log(1 - tanh² u) = 2 (log 2 - u - softplus(-2u)), for every u; log(1 - a² + 1e-6) is off by 15 at u = 15."""
+    return 2 * (math.log(2) - values - softplus(-2 * values))
+
+
+def squashed_log_density(before_tanh: Tensor, noise: Tensor, log_deviation: Tensor) -> Tensor:
+    """log p(tanh u) = log N(u) - Σ log(1 - tanh² u), u = mean + deviation · noise, (batch,)."""
+    gaussian = -0.5 * noise.square() - log_deviation - 0.5 * math.log(2 * math.pi)
+    return (gaussian - log_tanh_slope(before_tanh)).sum(dim=-1)
 
 
 class Critics(nn.Module, ABC):

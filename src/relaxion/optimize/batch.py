@@ -44,6 +44,7 @@ BATCH_SIZE = 128  # structures at once; measured in benchmarks/speed/relax_batch
 MAX_FORCE_CALLS = 500
 ERROR = "error"  # the end of a structure whose potential raised, or answered with nonsense
 TIME_LIMIT = "time limit"
+TOO_LARGE_A_FORCE = "too large a force"  # at a start, where the settings have a limit
 
 
 MakeStepper: TypeAlias = Callable[[Atoms], tuple[str, Stepper]]
@@ -51,10 +52,24 @@ MakeStepper: TypeAlias = Callable[[Atoms], tuple[str, Stepper]]
 
 
 @dataclass(frozen=True, eq=False)
+class Answer:
+    """What the potential said of one structure."""
+
+    energy: float
+    forces: Array
+    stress: Array | None  # ASE's six components, eV/Å³; None: nobody asked
+
+    def results(self) -> dict[str, Any]:
+        plain = {"energy": self.energy, "free_energy": self.energy, "forces": self.forces}
+        return plain if self.stress is None else {**plain, "stress": self.stress}
+
+
+@dataclass(frozen=True, eq=False)
 class Visit:
     """One force call: where, what was said there, and whether the next step began there."""
 
     point: Point
+    answer: Answer
     accepted: bool
 
 
@@ -97,6 +112,8 @@ class BatchSettings:
     allow_unseen: bool = False
     time_limit_seconds: float | None = None  # of one structure's share of the time
     record: bool = False  # keep every evaluated point
+    stresses: bool = False  # ask for them also where the cell does not relax
+    largest_first_force: float | None = None  # eV/Å; a start above it is not relaxed
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.fmax) and self.fmax > 0):
@@ -191,15 +208,18 @@ class BatchRelaxer:
         """Whether `advance` has something to give though nothing runs: structures refused by `add`."""
         return bool(self._finished)
 
-    def add(self, atoms: Atoms, tag: Any = None, cell: bool | None = None) -> None:
-        """One more structure; `cell`: whether its cell relaxes, if not as the settings say.
+    def add(
+        self, atoms: Atoms, tag: Any = None, cell: bool | None = None, settings: BatchSettings | None = None
+    ) -> None:
+        """One more structure; `cell`: whether its cell relaxes, if not as the settings say; `settings`: of its own.
 
         What cannot be relaxed is not run, but comes back with the sentence why.
         """
         if not isinstance(atoms, Atoms):
             raise StructureError(f"structures are ase.Atoms, got {type(atoms).__name__}")
         try:
-            settings = self.settings if cell is None else replace(self.settings, cell=cell)
+            settings = settings or self.settings
+            settings = settings if cell is None else replace(settings, cell=cell)
             self._check(atoms, settings.cell)
             name, stepper = self._make_stepper(atoms)
         except RelaxionError as error:
@@ -277,7 +297,8 @@ class BatchRelaxer:
         pairs = None
         if isinstance(self.potential, PairwisePotential):
             pairs = KnownPairs.of(structures, self.potential.cutoff_for(structures))
-        evaluation = self.potential(structures, stresses=any(cells))
+        with_stress = any(_with_stress(one.settings, self.potential, one.atoms) for one in group)
+        evaluation = self.potential(structures, stresses=with_stress)
         _check_shapes(self.potential.name, structures, evaluation.energies, evaluation.forces, evaluation.stresses)
         energies, forces = evaluation.energies.tolist(), evaluation.forces.double().numpy()
         stresses = None if evaluation.stresses is None else evaluation.stresses.double().numpy()
@@ -285,28 +306,15 @@ class BatchRelaxer:
         for number, one in enumerate(group):
             end = start + len(one.atoms)
             stress = None if stresses is None else stresses[number].flat[[0, 4, 8, 5, 2, 1]]
-            one.told = _Answer(energies[number], forces[start:end].copy(), stress)
+            one.told = Answer(energies[number], forces[start:end].copy(), stress)
             start = end
         return pairs
-
-
-@dataclass(frozen=True, eq=False)
-class _Answer:
-    """What the potential said of one structure."""
-
-    energy: float
-    forces: Array
-    stress: Array | None
-
-    def results(self) -> dict[str, Any]:
-        plain = {"energy": self.energy, "free_energy": self.energy, "forces": self.forces}
-        return plain if self.stress is None else {**plain, "stress": self.stress}
 
 
 class _Told:
     """A calculator, as far as ASE's atoms and filters ask one, that says what it was told."""
 
-    answer: _Answer
+    answer: Answer
 
     def get_forces(self, _atoms: Atoms) -> Array:
         return self.answer.forces.copy()
@@ -337,27 +345,28 @@ class _Relaxation:
         self.start, self.tag, self.settings = atoms, tag, settings
         self.atoms = atoms.copy()
         self._told = _Told() if together else None
-        self._counter = None if together else CountingCalculator(potential, stress=settings.cell)
+        stress = _with_stress(settings, potential, atoms)
+        self._counter = None if together else CountingCalculator(potential, stress=stress)
         self.atoms.calc = self._told or self._counter
         self.target: Atoms | Filter = FrechetCellFilter(self.atoms) if settings.cell else self.atoms
         self.policy_used, self.stepper = policy_used, stepper
         self.calls, self.seconds, self._motionless = 0, 0.0, 0
         self.moved = True  # since the last force call; constraints may undo a step
         self._coordinates: Array | None = None  # as the target has them now, where they are known
-        self._base: tuple[Point, _Answer] | None = None  # where the next step begins, and what was said there
+        self._base: tuple[Point, Answer] | None = None  # where the next step begins, and what was said there
         self.result: Relaxed | None = None
         self._visited: list[Visit] = []
 
     @property
-    def told(self) -> _Answer:
+    def told(self) -> Answer:
         if self._told is not None:
             return self._told.answer
         assert self._counter is not None
         results = self._counter.results
-        return _Answer(results["free_energy"], results["forces"], results.get("stress"))
+        return Answer(results["free_energy"], results["forces"], results.get("stress"))
 
     @told.setter
-    def told(self, answer: _Answer) -> None:
+    def told(self, answer: Answer) -> None:
         assert self._told is not None
         self._told.answer = answer
 
@@ -372,18 +381,20 @@ class _Relaxation:
             return None
         self.calls += self.moved
         if self.settings.record and self.moved:
-            self._visited.append(Visit(point, accepted=True))
+            self._visited.append(Visit(point, self.told, accepted=True))
         if point.largest_force < self.settings.fmax and math.isfinite(point.energy):
             self._end(Outcome.CONVERGED, point, self.told)
         elif self.stepper.last is None and not point.finite:
             self._end(Outcome.NON_FINITE, point, None)
+        elif self.stepper.last is None and point.largest_force > (self.settings.largest_first_force or math.inf):
+            self.fail(TOO_LARGE_A_FORCE)
         return None if self.result is not None else point
 
     def move(self, point: Point, proposal: Proposal) -> None:
         """The next step, or the end where there is none."""
         base = self._judged(point, proposal)
         if self._visited and proposal.base is not point:
-            self._visited[-1] = Visit(point, accepted=False)
+            self._visited[-1] = replace(self._visited[-1], accepted=False)
         if self.calls >= self.settings.max_force_calls:
             self._settle(*base)
             return
@@ -395,12 +406,12 @@ class _Relaxation:
         if self._motionless >= STEPS_WITHOUT_MOTION:
             self._settle(*base, outcome=Outcome.STALLED)
 
-    def _judged(self, point: Point, proposal: Proposal) -> tuple[Point, _Answer]:
+    def _judged(self, point: Point, proposal: Proposal) -> tuple[Point, Answer]:
         if proposal.base is point or self._base is None:
             self._base = point, self.told
         return self._base
 
-    def _settle(self, base: Point, answer: _Answer, outcome: Outcome = Outcome.STEP_LIMIT) -> None:
+    def _settle(self, base: Point, answer: Answer, outcome: Outcome = Outcome.STEP_LIMIT) -> None:
         """Leave the atoms at the better point, as the relaxer does."""
         self.target.set_positions(base.coordinates)
         self._end(outcome, base, answer)
@@ -417,7 +428,7 @@ class _Relaxation:
             self.target.set_positions(self._base[0].coordinates)
         self._end(Outcome.RUNNING, *(self._base or (None, None)), error=sentence)
 
-    def _end(self, outcome: Outcome, point: Point | None, answer: _Answer | None, error: str | None = None) -> None:
+    def _end(self, outcome: Outcome, point: Point | None, answer: Answer | None, error: str | None = None) -> None:
         final = self.start.copy() if point is None else self.atoms
         final.calc = None
         if answer is not None:
@@ -436,6 +447,10 @@ class _Relaxation:
             tag=self.tag,
             visited=tuple(self._visited),
         )
+
+
+def _with_stress(settings: BatchSettings, potential: Potential, atoms: Atoms) -> bool:
+    return settings.cell or (settings.stresses and potential.has_stress and bool(atoms.pbc.any()))
 
 
 def _refused(atoms: Atoms, sentence: str, tag: Any) -> Relaxed:

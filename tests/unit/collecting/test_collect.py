@@ -6,8 +6,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,13 +18,12 @@ from ase.build import bulk
 from ase.filters import FrechetCellFilter
 
 from relaxion.collecting.collect import collect, jobs, summary
-from relaxion.collecting.relaxing import Pool, Relaxation, Skipped, evaluated
+from relaxion.collecting.relaxing import Pool, Skipped
 from relaxion.collecting.settings import CollectSettings
 from relaxion.collecting.starts import Start, make_start
 from relaxion.collecting.store import Trajectory, TrajectoryStore
 from relaxion.errors import PotentialError, RunError, SettingsError
-from relaxion.optimize.quasi_newton import QuasiNewtonSettings
-from relaxion.optimize.stepper import Stepper
+from relaxion.optimize.choice import new_stepper
 from relaxion.potentials import potential
 from relaxion.potentials.potential import Potential
 from relaxion.structures import Evaluation, Outcome, Structures
@@ -86,19 +87,25 @@ def test_the_shipped_recipe_is_read_and_makes_every_kind(monkeypatch: pytest.Mon
             assert torch.isfinite(start.structure().positions).all()
 
 
-def relaxed(start: Start, engine: str = "emt", **given: object) -> Trajectory | Skipped:
-    chain = Stepper(QuasiNewtonSettings())
-    relaxation, physics = Relaxation(start, engine, settings(**given), chain), potential(engine)
-    while True:
-        (answer,) = evaluated(physics, [relaxation.structure])
-        found = relaxation.take(answer)
-        if found is not None:
-            return found
+def pool(starts: Sequence[Start], engine: str | Potential = "emt", **given: object) -> Pool:
+    physics = potential(engine) if isinstance(engine, str) else engine
+    return Pool(physics, physics.name, settings(**given), iter(starts), new_stepper)
+
+
+def relaxed(*starts: Start, **given: Any) -> dict[str, Trajectory | Skipped]:
+    found, relaxing = {}, pool(starts, **given)
+    while not relaxing.done:
+        found |= {one.key: one for one in relaxing.advance()}
+    return found
+
+
+def relaxed_one(start: Start, **given: Any) -> Trajectory | Skipped:
+    return relaxed(start, **given)[start.key]
 
 
 def test_free_cells_end_where_ase_finds_no_force() -> None:
     start = next(s for s in (make_start(settings(), "alloy", n) for n in range(12)) if s.strain is not None)
-    found = relaxed(start)
+    found = relaxed_one(start)
     assert isinstance(found, Trajectory)
     assert found.outcome == Outcome.CONVERGED
     atoms = found.structures.to_ase()[-1]
@@ -113,15 +120,10 @@ def test_free_cells_end_where_ase_finds_no_force() -> None:
 
 def test_batches_relax_as_each_would_alone() -> None:
     starts = [make_start(settings(), "alloy", number) for number in range(6)]
-    pool = Pool(
-        potential("emt"), "emt", settings(batch_n_structures=4), iter(starts), lambda: Stepper(QuasiNewtonSettings())
-    )
-    together = {}
-    while not pool.done:
-        together |= {found.key: found for found in pool.advance()}
+    together = relaxed(*starts, batch_n_structures=4)
+    assert len(together) == 6
     for start in starts:
-        alone = relaxed(start)
-        found = together[start.key]
+        alone, found = relaxed_one(start), together[start.key]
         assert type(alone) is type(found)
         if isinstance(alone, Trajectory) and isinstance(found, Trajectory):
             assert torch.allclose(alone.positions, found.positions, atol=1e-6)
@@ -129,10 +131,10 @@ def test_batches_relax_as_each_would_alone() -> None:
 
 def test_exploding_starts_are_skipped_and_long_ones_kept() -> None:
     start = make_start(settings(), "alloy", 0)
-    skipped = relaxed(start, largest_force_ev_per_angstrom=1e-6)
+    skipped = relaxed_one(start, largest_force_ev_per_angstrom=1e-6)
     assert isinstance(skipped, Skipped)
     assert skipped.reason == "too large a force"
-    long = relaxed(start, max_force_calls=3)
+    long = relaxed_one(start, max_force_calls=3)
     assert isinstance(long, Trajectory)
     assert (long.outcome, len(long)) == (Outcome.STEP_LIMIT, 3)
 
@@ -143,7 +145,7 @@ def test_the_volume_follows_the_pressure() -> None:
     atoms = crystal * (2, 1, 1)
     sized = settings(sizing_force_calls=5, max_force_calls=2)
     start = Start("key", "alloy", 0, atoms, crystal, None, np.zeros((2, 3)))
-    found = relaxed(start, sizing_force_calls=5, max_force_calls=2)
+    found = relaxed_one(start, sizing_force_calls=5, max_force_calls=2)
     assert sized.kinds["alloy"].sizing_force_calls == 5
     assert isinstance(found, Trajectory)
     assert float(torch.linalg.det(found.cells[0])) / 2 == pytest.approx(11.57, rel=0.01)  # EMT's own volume
@@ -165,9 +167,18 @@ class Failing(Potential):
 
 
 def test_a_structure_that_fails_does_not_take_its_batch_along() -> None:
-    images = [Structures.from_ase(bulk("Cu", cubic=cubic)) for cubic in (False, True, False)]
-    answers = evaluated(Failing(), images)
-    assert [answer is None for answer in answers] == [False, True, False]
+    small, large = bulk("Cu"), bulk("Cu", cubic=True)
+    cases = {"a": (small * (2, 1, 1), None), "b": (large, None), "c": (small * (3, 1, 1), small)}
+    starts = [
+        Start(name, "alloy", 0, atoms, crystal, None, 0.1 * np.arange(3 * len(atoms)).reshape(-1, 3) % 0.25)
+        for name, (atoms, crystal) in cases.items()
+    ]
+    found = relaxed(*starts, engine=Failing())
+    assert [type(found[name]) for name in "abc"] == [Trajectory, Skipped, Trajectory]
+    sized = relaxed_one(replace(starts[0], crystal=large), engine=Failing(), sizing_force_calls=3)
+    for skipped in (found["b"], sized):
+        assert isinstance(skipped, Skipped)
+        assert skipped.reason == "no answer"
 
 
 def test_done_twice_is_done_once(tmp_path: Path) -> None:
