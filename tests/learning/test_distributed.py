@@ -22,7 +22,7 @@ from test_resume import CHILD, lines, records
 from relaxion.errors import CheckpointError, RelaxionWarning, RunError, SettingsError
 from relaxion.files import digest
 from relaxion.scaling.collectors import Collectors, team
-from relaxion.scaling.collectors.atom_trainer import DistributedRelaxTrainer
+from relaxion.scaling.collectors.trainer import DistributedRelaxTrainer
 from relaxion.scaling.ray_engine import RayEngine, remove_left_behind
 from relaxion.training.loop import make_trainer, train
 from relaxion.training.relax_settings import RelaxRunSettings
