@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from relaxion.training.run import train
-from relaxion.training.run_settings import RunSettings
+from relaxion.training.loop import train
+from relaxion.training.settings import RunSettings
 
 ATOMS = {
     "task": "relax", "agent": "td3", "structures": "alloys:Al-Cu-Ni:2-4", "n_pooled": 40, "steps": 96,

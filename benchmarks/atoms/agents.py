@@ -12,19 +12,18 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import time
 from pathlib import Path
 
 import torch
 
-from relaxion.bench.baselines import Calls, ase_calls
-from relaxion.potentials.registry import potential
-from relaxion.training import atom_assessment
-from relaxion.training.atom_assessment import AtomAssessor
-from relaxion.training.atom_task import atom_task
+from relaxion.bench.assessment import Calls
+from relaxion.files import write_json
+from relaxion.training.loop import train
 from relaxion.training.recipe import find, settings_from_recipe
-from relaxion.training.run import train
-from relaxion.training.run_settings import AtomRunSettings
+from relaxion.training.relax_settings import RelaxRunSettings
+from relaxion.training.relax_task import relax_task
 
 SETS = {"al-fe": "Al–Fe, 2–20 atoms", "emt-metals": "EMT metals, 2–16 atoms"}
 AGENTS = ("td3", "sac", "d4pg", "ddpg")
@@ -70,12 +69,12 @@ TAUGHT = {  # the agent turns the knobs only, and slowly: what else was tried ma
 }
 
 
-def settings_of(name: str, agent: str, policy: str, seed: int) -> AtomRunSettings:
+def settings_of(name: str, agent: str, policy: str, seed: int) -> RelaxRunSettings:
     kind = METRIC | TAUGHT[name] if policy == "metric" else {"backbone": policy}
     if agent == "lessons":
         agent, kind = "td3", METRIC | LESSONS[name]
     settings = settings_from_recipe(find(name), agent, {**SHORT[name], **kind, "seed": seed})
-    assert isinstance(settings, AtomRunSettings)
+    assert isinstance(settings, RelaxRunSettings)
     return settings
 
 
@@ -84,8 +83,6 @@ def trained(name: str, agent: str, policy: str, seed: int, runs: Path) -> None:
     out = runs / f"{name}-{agent}-{policy}-{seed}"
     if (out / "result.json").exists():
         return
-    kept = classical(name, runs)
-    atom_assessment.ase_calls = lambda kind, *_: kept[kind]  # the starts are the same in all runs: ASE goes once
     taught = None
     if policy == "metric" and agent != "lessons":
         trained(name, "lessons", policy, seed, runs)
@@ -99,19 +96,17 @@ def classical(name: str, runs: Path) -> dict[str, Calls]:
     """ASE's optimizers from the starts that every agent is assessed on."""
     file = runs / f"{name}-classical.json"
     if not file.exists():
-        settings = settings_of(name, "td3", "light", 0)
-        starts = AtomAssessor(atom_task(settings), settings.training.assessment_starts).starts.structures
-        world, engine = settings.environment, potential(settings.atoms.potential)
-        fmax, cap = world.force_tolerance_ev_per_angstrom, world.max_force_calls
-        found = {kind: ase_calls(kind, starts, engine, fmax, cap) for kind in CLASSICAL}
-        rows = {kind: {"force_calls": calls.force_calls, "failures": calls.failures} for kind, calls in found.items()}
-        file.write_text(json.dumps(rows))
+        assessor = relax_task(settings_of(name, "td3", "light", 0)).assessor()
+        write_json(file, {kind: assessor.measure(kind).as_plain() for kind in CLASSICAL})
     kept = json.loads(file.read_text())
-    return {kind: Calls(tuple(row["force_calls"]), row["failures"]) for kind, row in kept.items()}
+    return {kind: Calls(tuple(row["force_calls"]), tuple(row["energy_ev"])) for kind, row in kept.items()}
 
 
 def show(name: str, runs: Path, seed: int) -> None:
-    rows = [(kind, "–", calls.mean, calls.median, calls.failures) for kind, calls in classical(name, runs).items()]
+    rows = [
+        (kind, "–", calls.mean, statistics.median(calls.force_calls), calls.failures)
+        for kind, calls in classical(name, runs).items()
+    ]
     for policy, word in POLICIES.items():
         for agent in (*AGENTS, "lessons"):
             file = runs / f"{name}-{agent}-{policy}-{seed}" / "result.json"

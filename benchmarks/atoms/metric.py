@@ -3,7 +3,7 @@
     python benchmarks/atoms/metric.py --only al-fe [--side validation] [--policy metals] [--trust 0.3]
 
 `--policy` is the name of a policy or a bundle's file (`relaxion package RUN NAME --out FILE`), `--trust` the longest
-move in Å. With and without the damping by the last secant (`networks/metric/damping.py`).
+move in Å. With and without the damping by the last secant (`networks/metric/policies.py`).
 """
 
 from __future__ import annotations
@@ -15,25 +15,26 @@ import warnings
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import torch
 from agents import SETS, STARTS, settings_of
 
+from relaxion.bench.assessment import Assessed
 from relaxion.errors import RelaxionWarning
 from relaxion.networks.metric.policies import MetricPolicy
 from relaxion.optimize.choice import load
-from relaxion.structures import Outcome
-from relaxion.training.atom_assessment import AtomAssessed, AtomAssessor
-from relaxion.training.atom_task import atom_task
+from relaxion.training.relax_task import relax_task
 
 RESULTS = Path(__file__).parent / "results"
 
 
-def assessed(name: str, side: str, policy: MetricPolicy, trust: float) -> AtomAssessed:
+def assessed(name: str, side: str, policy: MetricPolicy, trust: float) -> Assessed:
     settings = settings_of(name, "td3", "light", 0)
     atoms = settings.atoms.model_copy(update={"assess_on": side})
     world = settings.environment.model_copy(update={"max_displacement_angstrom": trust})
+    task = relax_task(replace(settings, atoms=atoms, environment=world))
     with torch.no_grad():
-        return AtomAssessor(atom_task(replace(settings, atoms=atoms, environment=world)), STARTS)(policy)
+        return task.assessor()(task.following(policy))
 
 
 def main() -> None:
@@ -52,12 +53,11 @@ def main() -> None:
         policy.settings = policy.settings.model_copy(update={"damped": damped})
         begin = time.process_time()
         calls = assessed(options.only, options.side, policy, options.trust)
-        failures = int((calls.outcomes != Outcome.CONVERGED).sum())
-        numbers = calls.force_calls.double()
+        failures, numbers = calls.calls.failures, calls.force_calls
         found["damped" if damped else "plain"] = {"force_calls": calls.force_calls.tolist(), "failures": failures}
         print(
             f"{options.only}, {options.side}, {options.policy}, damped {damped}: mean {numbers.mean():.1f}, median "
-            f"{numbers.median():.0f}, failures {failures} of {STARTS} ({time.process_time() - begin:.0f} CPU-s)",
+            f"{np.median(numbers):.0f}, failures {failures} of {STARTS} ({time.process_time() - begin:.0f} CPU-s)",
             flush=True,
         )
     if options.side == "held_apart":

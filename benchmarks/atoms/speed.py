@@ -17,8 +17,8 @@ from pathlib import Path
 
 import torch
 
+from relaxion.training.loop import Interrupted, train
 from relaxion.training.recipe import find, settings_from_recipe
-from relaxion.training.run import Interrupted, train
 
 RECIPE = "emt-metals"
 STRETCH = 1_000

@@ -18,9 +18,9 @@ import torch
 from relaxion.agents.td3 import TD3
 from relaxion.potentials.corrector import correct
 from relaxion.structures import Move, State
-from relaxion.training import run as runs
-from relaxion.training.atom_trainer import AtomTrainer
-from relaxion.training.run_settings import AtomRunSettings
+from relaxion.training import loop as runs
+from relaxion.training.relax import RelaxTrainer
+from relaxion.training.relax_settings import RelaxRunSettings
 
 SETTINGS = {
     "task": "relax",
@@ -59,9 +59,9 @@ def trained(corrected: bool, seed: int, steps: int, folder: Path) -> dict[str, A
     out = folder / f"{'corrected' if corrected else 'plain'}-{seed}"
     summary = out / "summary.json"
     if not summary.exists():
-        settings = AtomRunSettings.read({**SETTINGS, "steps": steps, "seed": seed})
+        settings = RelaxRunSettings.read({**SETTINGS, "steps": steps, "seed": seed})
         trainer = runs.make_trainer(settings)
-        assert isinstance(trainer, AtomTrainer)
+        assert isinstance(trainer, RelaxTrainer)
         if corrected:
             trainer.agent.__class__ = CorrectedTargets
             trainer.agent.minimum_distance = settings.environment.minimum_distance_angstrom  # pyright: ignore

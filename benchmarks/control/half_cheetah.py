@@ -62,7 +62,7 @@ def run_sb3(agent: str, seed: int, out: Path, options: argparse.Namespace) -> No
     import torch
 
     from relaxion.experience.vector_environment import task
-    from relaxion.training.assessment import assess
+    from relaxion.training.control import assess
     from relaxion.training.recipe import find, settings_from_recipe
 
     torch.set_num_threads(1)

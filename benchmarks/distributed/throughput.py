@@ -24,16 +24,17 @@ import torch
 HERE = Path(__file__).parent
 os.chdir(HERE)  # where collectors look for slow_emt, too
 
-from relaxion.scaling.collectors import Collectors  # noqa: E402
-from relaxion.scaling.collectors.atom_trainer import DistributedAtomTrainer  # noqa: E402
-from relaxion.scaling.collectors.collector import policy_tensors  # noqa: E402
 from relaxion.scaling.collectors.engine import RayEngine  # noqa: E402
+
+from relaxion.scaling.collectors import Collectors  # noqa: E402
+from relaxion.scaling.collectors.atom_trainer import DistributedRelaxTrainer  # noqa: E402
+from relaxion.scaling.collectors.collector import policy_tensors  # noqa: E402
 from relaxion.scaling.collectors.messages import Request, arrays, packed, unpacked  # noqa: E402
-from relaxion.training.atom_collector import Collected  # noqa: E402
-from relaxion.training.atom_task import atom_task  # noqa: E402
-from relaxion.training.atom_trainer import AtomTrainer  # noqa: E402
 from relaxion.training.recipe import find, settings_from_recipe  # noqa: E402
-from relaxion.training.run_settings import AtomRunSettings  # noqa: E402
+from relaxion.training.relax import RelaxTrainer  # noqa: E402
+from relaxion.training.relax_collector import Collected  # noqa: E402
+from relaxion.training.relax_settings import RelaxRunSettings  # noqa: E402
+from relaxion.training.relax_task import relax_task  # noqa: E402
 
 NUMBERS = (1, 2, 3)
 POTENTIALS = {"EMT": "emt", "EMT and 0.25 s": "slow_emt:SlowEmt"}
@@ -59,13 +60,13 @@ class Costs:
         return self.answer_bytes / self.n_structures
 
 
-def settings_for(potential: str) -> AtomRunSettings:
+def settings_for(potential: str) -> RelaxRunSettings:
     settings = settings_from_recipe(find("emt-metals"), "td3", {**GIVEN, "potential": potential})
-    assert isinstance(settings, AtomRunSettings)
+    assert isinstance(settings, RelaxRunSettings)
     return settings
 
 
-def rate(trainer: AtomTrainer, seconds: float) -> float:
+def rate(trainer: RelaxTrainer, seconds: float) -> float:
     """Environment steps per second, after the warm-up."""
     while trainer.n_updates == 0:
         trainer.advance()
@@ -79,11 +80,11 @@ def rate(trainer: AtomTrainer, seconds: float) -> float:
 
 def rates(potential: str, seconds: float) -> dict[str, float]:
     settings = settings_for(potential)
-    found = {"local": rate(AtomTrainer(settings, atom_task(settings)), seconds)}
+    found = {"local": rate(RelaxTrainer(settings, relax_task(settings)), seconds)}
     engine = RayEngine(None, max(NUMBERS))
     try:
         for number in NUMBERS:
-            trainer = DistributedAtomTrainer(settings, atom_task(settings), Collectors(number))
+            trainer = DistributedRelaxTrainer(settings, relax_task(settings), Collectors(number))
             found[str(number)] = rate(trainer, seconds)
             trainer.close()
     finally:
@@ -102,7 +103,7 @@ def milliseconds(action: Any, times: int = 40) -> float:
 
 
 def costs() -> Costs:
-    trainer = AtomTrainer(settings := settings_for("emt"), atom_task(settings_for("emt")))
+    trainer = RelaxTrainer(settings := settings_for("emt"), relax_task(settings_for("emt")))
     while trainer.n_updates < 20:
         trainer.advance()
     collected: list[Collected] = []
@@ -129,7 +130,7 @@ def costs() -> Costs:
     )
 
 
-def _store(trainer: AtomTrainer, collected: Collected) -> None:
+def _store(trainer: RelaxTrainer, collected: Collected) -> None:
     trainer.replay.add(collected.transition)
     trainer.diagnosis.add(collected.transition, None)
 

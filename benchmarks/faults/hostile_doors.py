@@ -48,10 +48,10 @@ from relaxion.scaling.relax_many.folder import Folder
 from relaxion.scaling.relax_many.inputs import places
 from relaxion.scaling.relax_many.settings import ManySettings, calculator_details, policy_weights
 from relaxion.training import checkpoint
+from relaxion.training.loop import make_trainer, read_weights, train
 from relaxion.training.recipe import find, settings_from_recipe
-from relaxion.training.run import make_trainer, read_weights, train
 from relaxion.training.run_folder import AGENT, CHECKPOINT
-from relaxion.training.run_settings import RunSettings
+from relaxion.training.settings import RunSettings
 
 FAULTS = Path(__file__).parent
 ATOM_RUN = {

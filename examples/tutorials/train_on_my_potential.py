@@ -7,9 +7,9 @@ from pathlib import Path
 from ase.build import bulk
 
 from relaxion import Relaxer, potential
+from relaxion.training.loop import train
 from relaxion.training.packaging import bundle_from_run
 from relaxion.training.recipe import find, settings_from_recipe
-from relaxion.training.run import train
 
 sys.path.append(str(Path(__file__).parent))  # my_potential.py lies here; the working directory is searched anyway
 RUN, POLICY = Path("run"), Path("my-copper.safetensors")

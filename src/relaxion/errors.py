@@ -79,3 +79,7 @@ class RunError(RelaxionError):
 
 class RelaxionWarning(UserWarning):
     """Something goes on, but perhaps not as the user believes."""
+
+
+class AssessmentStopped(Exception):
+    """No error: somebody asked an assessment to stop before it was done."""

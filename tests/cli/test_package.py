@@ -16,9 +16,9 @@ from relaxion.bundles import PolicyBundle, find_policy, library
 from relaxion.bundles.networks import policy_of
 from relaxion.networks.atom_policies import AtomGaussianPolicy
 from relaxion.training import checkpoint
+from relaxion.training.loop import train
 from relaxion.training.recipe import find, overrides, settings_from_recipe
-from relaxion.training.run import train
-from relaxion.training.run_settings import RunSettings
+from relaxion.training.settings import RunSettings
 
 TINY = {
     "task": "relax", "structures": "alloys:Al-Cu:2-3", "n_pooled": 20, "held_apart": "seed", "n_structures": 4,

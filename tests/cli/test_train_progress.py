@@ -9,7 +9,7 @@ import pytest
 
 from relaxion.cli.train import NewestAlarm, alarms_as_sentences, progress
 from relaxion.training.diagnostics import DIAGNOSIS
-from relaxion.training.recipe import RunSettings
+from relaxion.training.settings import RunSettings
 
 WALL, CRITIC = "diagnosis/alarm_wall", "diagnosis/alarm_overestimation"
 

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from relaxion.training.loop import train
 from relaxion.training.recipe import settings_from_recipe
-from relaxion.training.run import train
 
 CHILD = "import sys; from relaxion.cli.app import main; sys.exit(main())"
 SET = {

@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from relaxion.agents import AGENT_SETTINGS, Agent, NoisyExplorer, SACSettings, vector_agent
-from relaxion.agents.agent import ActionDomain
-from relaxion.experience.batch import Batch
-from relaxion.networks.vector import VectorNetworkSettings
-from relaxion.networks.vector_actions import BoxActions
+from relaxion.experience.replay import Batch
+from relaxion.networks.roles import ActionDomain
+from relaxion.networks.vector import BoxActions, VectorNetworkSettings
 
 AGENTS = sorted(AGENT_SETTINGS)
 LOW, HIGH = [-1.5, -2.0], [2.0, 1.25]  # crooked on purpose; -s always lies inside

@@ -15,14 +15,14 @@ from relaxion.agents.shared import adam
 from relaxion.potentials import potential
 from relaxion.potentials.potential import Potential
 from relaxion.structures import Evaluation, Structures
-from relaxion.training.atom_task import AtomTask, atom_task
-from relaxion.training.atom_trainer import AtomTrainer
 from relaxion.training.diagnostics import Event
 from relaxion.training.diagnostics.measures import closest_pairs
-from relaxion.training.recipe import RunSettings
+from relaxion.training.loop import Interrupted, train
 from relaxion.training.records import without_times
-from relaxion.training.run import Interrupted, train
-from relaxion.training.run_settings import AtomRunSettings
+from relaxion.training.relax import RelaxTrainer
+from relaxion.training.relax_settings import RelaxRunSettings
+from relaxion.training.relax_task import RelaxTask, relax_task
+from relaxion.training.settings import RunSettings
 
 SMALL: dict[str, Any] = {
     "task": "relax",
@@ -49,21 +49,21 @@ PUSHING = {"minimum_distance_angstrom": 2.9}  # bonds are shorter: every move ru
 GATED = {"environment_information": ("log_largest_force",)}
 
 
-def settings(agent: str = "td3", **changes: Any) -> AtomRunSettings:
+def settings(agent: str = "td3", **changes: Any) -> RelaxRunSettings:
     read = RunSettings.read({**SMALL, **AGENTS[agent], "agent": agent, **changes})
-    assert isinstance(read, AtomRunSettings)
+    assert isinstance(read, RelaxRunSettings)
     return read
 
 
 def events_of(
-    chosen: AtomRunSettings,
+    chosen: RelaxRunSettings,
     steps: int = 480,
-    change: Callable[[AtomTrainer], None] | None = None,
+    change: Callable[[RelaxTrainer], None] | None = None,
     engine: Potential | None = None,
 ) -> list[Event]:
     """Alarms of a training, `change` done to it before it begins."""
-    task = atom_task(chosen)
-    trainer = AtomTrainer(chosen, task if engine is None else AtomTask(chosen, engine, task.pools))
+    task = relax_task(chosen)
+    trainer = RelaxTrainer(chosen, task if engine is None else RelaxTask(chosen, engine, task.pools))
     if change is not None:
         change(trainer)
     events, interval = [], chosen.training.log_interval_steps
@@ -71,7 +71,7 @@ def events_of(
         before = trainer.step
         trainer.advance()
         if trainer.step // interval > before // interval:
-            trainer.metrics()
+            trainer.scalars()
             events += trainer.take_events()
     return events
 
@@ -102,10 +102,10 @@ def test_a_wall() -> None:
     assert healthy() == []
 
 
-def plant(bias: float) -> Callable[[AtomTrainer], None]:
+def plant(bias: float) -> Callable[[RelaxTrainer], None]:
     """A critic, and its target, that believe every move to be worth so much more."""
 
-    def change(trainer: AtomTrainer) -> None:
+    def change(trainer: RelaxTrainer) -> None:
         agent: Any = trainer.agent
         names = ("critics", "target_critics") if hasattr(agent, "critics") else ("critic", "target_critic")
         for name in names:
@@ -128,7 +128,7 @@ def test_an_overestimating_critic(agent: str) -> None:
     assert healthy(agent) == []
 
 
-def only_the_gate_learns(trainer: AtomTrainer) -> None:
+def only_the_gate_learns(trainer: RelaxTrainer) -> None:
     agent: Any = trainer.agent
     agent.policy_optimizer = adam(agent.policy.gate.parameters(), 0.1)
 

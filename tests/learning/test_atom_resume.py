@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from test_resume import AGENTS, fork_and_kill, records, start_and_kill
 
-from relaxion.training.run import train
-from relaxion.training.run_settings import AtomRunSettings
+from relaxion.training.loop import train
+from relaxion.training.relax_settings import RelaxRunSettings
 
 SMALL = {
     "task": "relax",
@@ -42,10 +42,10 @@ SMALL = {
 }
 
 
-def settings_for(agent: str, **changes: object) -> AtomRunSettings:
+def settings_for(agent: str, **changes: object) -> RelaxRunSettings:
     noisy = {"exploration_noise_final": 0.05, "exploration_noise_steps": 100} if agent != "sac" else {}
     support = {"lowest_value": -4.0, "highest_value": 4.0, "n_bins": 11} if agent == "d4pg" else {}
-    return AtomRunSettings.read({**SMALL, **noisy, **support, "agent": agent, **changes})
+    return RelaxRunSettings.read({**SMALL, **noisy, **support, "agent": agent, **changes})
 
 
 def check_kills(agent: str, folder: Path, n_kills: int, steps: int = 160, forked: bool = False) -> None:

@@ -22,11 +22,12 @@ from test_resume import CHILD, lines, records
 from relaxion.errors import CheckpointError, RelaxionWarning, RunError, SettingsError
 from relaxion.files import digest
 from relaxion.scaling.collectors import Collectors, team
-from relaxion.scaling.collectors.atom_trainer import DistributedAtomTrainer
+from relaxion.scaling.collectors.atom_trainer import DistributedRelaxTrainer
 from relaxion.scaling.ray_engine import RayEngine, remove_left_behind
-from relaxion.training.atom_task import atom_task
-from relaxion.training.run import make_trainer, train
-from relaxion.training.run_settings import AtomRunSettings, RunSettings
+from relaxion.training.loop import make_trainer, train
+from relaxion.training.relax_settings import RelaxRunSettings
+from relaxion.training.relax_task import relax_task
+from relaxion.training.settings import RunSettings
 
 SHORT = {"steps": 64, "warmup_steps": 20, "assessment_interval_steps": 32}
 
@@ -44,8 +45,8 @@ def _ray() -> Iterator[RayEngine]:
     engine.stop()
 
 
-def trainer_of(settings: AtomRunSettings, number: int) -> DistributedAtomTrainer:
-    return DistributedAtomTrainer(settings, atom_task(settings), Collectors(number))
+def trainer_of(settings: RelaxRunSettings, number: int) -> DistributedRelaxTrainer:
+    return DistributedRelaxTrainer(settings, relax_task(settings), Collectors(number))
 
 
 def contents(out: Path) -> list[object]:

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from relaxion.training.recipe import RunSettings
+from relaxion.training.loop import train
 from relaxion.training.records import without_times
-from relaxion.training.run import train
+from relaxion.training.settings import RunSettings
 
 AGENTS = ("ddpg", "td3", "d4pg", "sac")
 SMALL = {

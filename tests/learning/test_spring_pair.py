@@ -12,7 +12,7 @@ from gymnasium.wrappers import TimeLimit
 from torch import Tensor
 
 from relaxion.experience.vector_environment import task
-from relaxion.training.assessment import assess
+from relaxion.training.control import assess
 from relaxion.training.facade import D4PG, DDPG, SAC, TD3, Learner
 
 STIFFNESS, REST = 2.0, 2.5  # eV/Å², Å

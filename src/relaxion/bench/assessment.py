@@ -17,7 +17,7 @@ from ase import Atoms
 from relaxion.bench.contest import Conditions, relax_one
 from relaxion.bench.films import RelaxationRecord, Relaxed, Shot, film_of, shot
 from relaxion.bench.optimizers import CORE, classical_contestants
-from relaxion.errors import FileError
+from relaxion.errors import AssessmentStopped, FileError
 from relaxion.files import json_of, write_json
 from relaxion.optimize import batch
 from relaxion.optimize.choice import new_stepper
@@ -34,10 +34,6 @@ BASELINES = "baselines.json"
 Stop: TypeAlias = Callable[[], bool]
 Relax: TypeAlias = Callable[[Potential, Structures, Stop | None], Sequence[Relaxed]]
 """One relaxation of each structure, in their order; what does not converge is charged the cap."""
-
-
-class AssessmentStopped(Exception):
-    """Somebody asked it to stop before it was done."""
 
 
 @dataclass(frozen=True, eq=False)

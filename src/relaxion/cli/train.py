@@ -19,9 +19,10 @@ from relaxion.cli.requests import TrainRequest, TuneRequest
 from relaxion.errors import FileError
 from relaxion.scaling.collectors.places import Collectors
 from relaxion.training.diagnostics import DIAGNOSIS, standing
-from relaxion.training.recipe import RunSettings, find, overrides, run_folder, settings_from_recipe
-from relaxion.training.run import Interrupted, OnProgress
-from relaxion.training.run import train as train_in_folder
+from relaxion.training.loop import Interrupted, OnProgress
+from relaxion.training.loop import train as train_in_folder
+from relaxion.training.recipe import find, overrides, run_folder, settings_from_recipe
+from relaxion.training.settings import RunSettings
 
 NEWEST = {
     "rollout/ep_rew_mean": "return",

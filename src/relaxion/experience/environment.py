@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 from pydantic import Field
@@ -11,7 +12,7 @@ from torch import Generator, Tensor
 from relaxion.errors import StructureError
 from relaxion.experience.transition import Source, Transition
 from relaxion.generators.starts import Starts
-from relaxion.potentials.corrector import correct
+from relaxion.potentials.corrector import Nearest, correct
 from relaxion.potentials.potential import Potential
 from relaxion.potentials.reward import Reward, largest_force
 from relaxion.settings import Settings
@@ -42,6 +43,10 @@ class EnvironmentSettings(Settings):
     minimum_distance_angstrom: float = Field(default=0.7, gt=0)
     """No step brings two atoms nearer. Just below the shortest bond there is (H2, 0.74 Å)."""
 
+    minimum_distance_share: float | None = Field(default=None, gt=0, lt=1)
+    """Where given, a share of the sum of covalent radii takes the place of that distance; 0.55 is what relaxing with a
+    policy keeps to."""
+
     blocked_back_off: float = Field(default=0.99, gt=0, le=1)
     """Blocked when at least this fraction of a move is undone."""
 
@@ -64,6 +69,12 @@ class EnvironmentSettings(Settings):
     start_tries: int = Field(default=20, ge=1)
     """How often an unusable start is drawn again before giving up with an error."""
 
+    @property
+    def nearest(self) -> Nearest:
+        """As the corrector takes it."""
+        share = self.minimum_distance_share
+        return Nearest(self.minimum_distance_angstrom) if share is None else Nearest(share_of_radii=share)
+
 
 class Environment:
     """`reset`, `step` and `renew` alone touch the potential, whose call counter is all that ever changes."""
@@ -83,12 +94,12 @@ class Environment:
     def reset(self, generator: Generator, n_structures: int | None = None) -> State:
         """New relaxations. Starts that are not finite, too wild or already relaxed are drawn again."""
         wanted = n_structures or self.settings.n_structures
-        state = self._evaluated(self.starts.sample(generator, wanted))
+        state = self.begin(self.starts.sample(generator, wanted))
         unusable = self._unusable(state)
         for _ in range(self.settings.start_tries):
             if len(unusable) == 0:
                 break
-            state = _replaced(state, unusable, self._evaluated(self.starts.sample(generator, len(unusable))))
+            state = _replaced(state, unusable, self.begin(self.starts.sample(generator, len(unusable))))
             unusable = self._unusable(state)
         if len(unusable):
             raise StructureError(self._why_unusable(state, unusable))
@@ -99,7 +110,7 @@ class Environment:
         settings = self.settings
         proposed = _symmetric(move.to(state.structures.dtype)).allowed(state.structures)  # networks think in float32
         bounded = proposed.bounded(state.structures, settings.max_displacement_angstrom, settings.max_strain)
-        correction = correct(state.structures, bounded, settings.minimum_distance_angstrom)
+        correction = correct(state.structures, bounded, settings.nearest)
         tried = state.structures.moved(correction.executed)
         answer = self.potential(tried)
         finite = answer.finite(tried)
@@ -127,7 +138,8 @@ class Environment:
             return transition.next_state
         return _replaced(transition.next_state, finished, self.reset(generator, len(finished)))
 
-    def _evaluated(self, structures: Structures) -> State:
+    def begin(self, structures: Structures) -> State:
+        """These structures evaluated, without a past and a graph."""
         evaluation = self.potential(structures)
         return State(
             structures=structures,
@@ -214,3 +226,37 @@ def _replaced(state: State, places: Tensor, fresh: State) -> State:
     which = torch.arange(state.n_structures)
     which[places] = state.n_structures + torch.arange(fresh.n_structures)
     return State.concatenate([state, fresh]).select(which)
+
+
+@dataclass(frozen=True, eq=False)
+class Relaxations:
+    """What a policy did from given starts, in their order."""
+
+    visited: list[tuple[Tensor, State]]  # numbers of the relaxations still running, and their states
+    ends: State
+    outcomes: Tensor  # (n_starts,) int64, `Outcome`
+    calls: Tensor  # (n_starts,) int64
+    returns: Tensor  # (n_starts,) float64, undiscounted
+    lengths: Tensor  # (n_starts,) int64, steps
+
+
+def rollout(environment: Environment, policy: Callable[[State], Move], state: State) -> Relaxations:
+    """Follow the policy alone, no guard, from the given states to the end of each relaxation."""
+    running, visited = torch.arange(state.n_structures), list[tuple[Tensor, State]]()
+    outcomes, calls, lengths = (torch.zeros_like(running) for _ in range(3))
+    returns = torch.zeros(state.n_structures, dtype=torch.float64)
+    finished: list[tuple[Tensor, State]] = []
+    while len(running):
+        visited.append((running, state))
+        with torch.no_grad():
+            transition = environment.step(state, policy(state))
+        done, after = transition.finished, transition.next_state
+        outcomes[running], calls[running] = transition.outcome, after.calls
+        returns[running] += transition.reward.double()
+        lengths[running] += 1
+        if bool(done.any()):
+            finished.append((running[done], after.select(done)))
+        running, state = running[~done], after.select(~done)
+    order = torch.argsort(torch.cat([numbers for numbers, _ in finished]))
+    ends = State.concatenate([ended for _, ended in finished]).select(order)
+    return Relaxations(visited, ends, outcomes, calls, returns, lengths)

@@ -10,19 +10,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from copy import deepcopy
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from pydantic import Field
 
-from relaxion.networks.metric.lessons import Lessons, relative_errors, way_to
-from relaxion.networks.metric.network import MetricNetwork, pulls_of
-from relaxion.networks.metric.stiffness import Unknowns
+from relaxion.networks.metric.lessons import Lessons
+from relaxion.networks.metric.network import MetricNetwork
+from relaxion.networks.metric.teacher import Teacher, TeachingSettings
 from relaxion.optimize.learned import states_at
 from relaxion.optimize.point import Point
 from relaxion.settings import Settings
-from relaxion.structures import Move, State
 
 logger = logging.getLogger(__name__)
 
@@ -55,15 +53,6 @@ class AdaptationSettings(Settings):
     """Larger structures are not learned from: an update would cost seconds."""
 
 
-@dataclass(frozen=True, eq=False)
-class Secant:
-    """One point, the way to the end of its relaxation, and what still pulled there."""
-
-    state: State
-    goal: Move
-    left_over: Unknowns
-
-
 class Adaptation:
     """`network` for the next relaxation, `learn` after it. Relaxers of similar structures share one object."""
 
@@ -71,9 +60,17 @@ class Adaptation:
         self.settings = settings or AdaptationSettings()
         self.network = deepcopy(network).requires_grad_(True)
         self.n_relaxations = 0
-        self._secants: list[Secant] = []
+        self._secants: list[Lessons] = []  # one each
         self._generator = torch.Generator().manual_seed(seed)
-        self._optimizer = torch.optim.Adam(self.network.parameters(), lr=self.settings.learning_rate)
+        rate = self.settings.learning_rate
+        self._teacher = Teacher(
+            self.network,
+            TeachingSettings(
+                lesson_learning_rate=rate,
+                lesson_learning_rate_final=rate,
+                lesson_largest_gradient_norm=self.settings.largest_gradient_norm,
+            ),
+        )
 
     @property
     def n_secants(self) -> int:
@@ -94,34 +91,27 @@ class Adaptation:
             self.network.load_state_dict(before)
         return len(new)
 
-    def _taken_from(self, points: Sequence[Point]) -> list[Secant]:
+    def _taken_from(self, points: Sequence[Point]) -> list[Lessons]:
         usable = [point for point in points if point.geometry is not None and point.finite]
         if len(usable) < 2 or usable[-1].geometry.n_atoms > self.settings.largest_n_atoms:  # pyright: ignore[reportOptionalMemberAccess]
             return []
         *visited, end = [states_at([point]) for point in usable]
-        left_over = pulls_of(end)
         secants = []
         for state in visited:
             if not np.array_equal(state.structures.atomic_numbers.numpy(), end.structures.atomic_numbers.numpy()):
                 continue  # somebody exchanged the atoms under way
-            goal = way_to(end.structures, state.structures)
-            length = float(goal.largest_displacements(state.structures).max())
-            if self.settings.shortest_angstrom < length < self.settings.farthest_angstrom:
-                secants.append(Secant(state, goal, left_over))
+            secant = Lessons.between(state, end, self.settings.farthest_angstrom)
+            if secant is not None and self._length(secant) > self.settings.shortest_angstrom:
+                secants.append(secant)
         return secants
+
+    @staticmethod
+    def _length(secant: Lessons) -> float:
+        return float(secant.goal.largest_displacements(secant.state.structures).max())
 
     def _update(self, n_new: int) -> None:
         half, number = self.settings.n_lessons // 2, len(self._secants)
         newest = torch.randint(number - n_new, number, (half,), generator=self._generator) if n_new else []
         anyone = torch.randint(number, (self.settings.n_lessons - half,), generator=self._generator)
         chosen = [self._secants[place] for place in [*map(int, newest), *map(int, anyone)]]
-        lessons = Lessons(State.concatenate([s.state for s in chosen]), Move.concatenate([s.goal for s in chosen]))
-        left_over = Unknowns(
-            torch.cat([s.left_over.atoms for s in chosen]), torch.cat([s.left_over.cells for s in chosen])
-        )
-        self._optimizer.zero_grad()
-        with torch.enable_grad():
-            relative_errors(self.network, lessons, left_over).mean().backward()
-        norm = torch.nn.utils.clip_grad_norm_(self.network.parameters(), self.settings.largest_gradient_norm)
-        if bool(torch.isfinite(norm)):
-            self._optimizer.step()
+        self._teacher.update(Lessons.concatenate(chosen))

@@ -12,11 +12,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from relaxion.errors import CheckpointError, RunError, SettingsError
 from relaxion.experience.vector_environment import MakeEnvironment, task
-from relaxion.training.assessment import Assessed, assess
-from relaxion.training.checkpoint import stored_settings
-from relaxion.training.run import read_weights, write_agent
-from relaxion.training.run_settings import RunSettings, VectorRunSettings
-from relaxion.training.trainer import NonFiniteError, Trainer
+from relaxion.training.checkpoint import NonFiniteError, stored_settings
+from relaxion.training.control import Assessed, Trainer, VectorRunSettings, assess
+from relaxion.training.loop import read_weights, write_agent
+from relaxion.training.settings import RunSettings
 
 
 class Learner:
@@ -79,7 +78,7 @@ class Learner:
 
     def metrics(self) -> dict[str, float]:
         """What training reported since the last call, under the names of metrics.jsonl."""
-        return self._trainer.metrics()
+        return self._trainer.scalars()
 
     def save(self, path: str | Path) -> None:
         """Networks, normaliser and settings; not the replay."""

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import tomllib
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from relaxion.errors import FileError, SettingsError
+from relaxion.errors import FileError, RelaxionWarning, SettingsError
 from relaxion.files import toml_of
 from relaxion.settings import nearest
-from relaxion.training.run_settings import DEFAULT_AGENT, RunSettings, agent_name
-
-__all__ = ["RunSettings", "find", "overrides", "read_toml", "run_folder", "settings_from_recipe"]
+from relaxion.training.old_settings import removed, renamed
+from relaxion.training.settings import DEFAULT_AGENT, RunSettings, agent_name
 
 SHIPPED = Path(__file__).parent.parent / "recipes"
 SETTINGS = "settings.toml"  # in the folder of a run
@@ -61,7 +61,14 @@ def settings_from_recipe(path: Path, agent: str | None, overrides: Mapping[str, 
         if asked not in (None, default):
             raise SettingsError(f"{path} holds settings for {default}, not for {asked}; take a recipe instead")
     chosen = asked or default
-    return RunSettings.read({**table, **_sections(sections, owner).get(chosen, {}), **given, "agent": chosen})
+    layers = [table, _sections(sections, owner).get(chosen, {}), given]
+    task = given.get("task", table.get("task"))
+    if ignored := removed(given, task):
+        warnings.warn(
+            f"{', '.join(ignored)}: of no meaning for the task {task}, left out", RelaxionWarning, stacklevel=2
+        )
+    values = {name: value for layer in layers for name, value in renamed(layer, task).items()}
+    return RunSettings.read({**values, "agent": chosen})
 
 
 def _asked_agent(option: str | None, override: Any) -> str | None:

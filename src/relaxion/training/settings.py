@@ -1,27 +1,64 @@
-"""Settings of a training run that are the same for all agents; those that only vectors need stand apart."""
+"""Settings of a run: one flat table in files, typed parts inside. Which parts there are is said by its task.
+
+A task is a module that is imported when a run asks for it (`TASKS`); all other words are ids of Gymnasium (`control`).
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from typing import Any, Self
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from pydantic import Field
 
-from relaxion.errors import SettingsError
-from relaxion.settings import Settings
+from relaxion.agents.make import AGENT_SETTINGS, AgentSettings
+from relaxion.errors import RunError, SettingsError
+from relaxion.experience.exploration import LinearSchedule, NoisyExplorer
+from relaxion.files import Stored
+from relaxion.settings import Settings, nearest
+from relaxion.training.old_settings import upgraded
+
+if TYPE_CHECKING:
+    from relaxion.training.loop import RunTrainer
+    from relaxion.training.packaging import Packed
+
+DEFAULT_AGENT = "td3"
+TASKS = {"relax": "relaxion.training.relax_settings", "metric": "relaxion.training.metric"}
+CONTROL = "relaxion.training.control"
 
 
-class TrainingSettings(Settings):
-    """What is learned, for how long, from how much, and what is written down."""
+class LoopSettings(Settings):
+    """What is learned, for how long, and what is written down: the same for every task."""
 
     task: str
-    """Any Gymnasium id with a bounded Box of actions, or "relax": atomic structures."""
+    """Any Gymnasium id with a bounded Box of actions; "relax": an agent on atomic structures; "metric": lessons."""
 
     steps: int = Field(default=10_000, ge=1)
-    """Environment steps in all. The only setting a resume may change: nothing is scheduled by it."""
+    """Environment steps in all, or updates of a metric. The only setting a resume may change."""
 
     seed: int = Field(default=0, ge=0)
     """Decides everything: weights, exploration, batches, starts."""
+
+    log_interval_steps: int = Field(default=1_000, ge=1)
+    """A line in metrics.jsonl every so many steps."""
+
+    assessment_interval_steps: int = Field(default=5_000, ge=0)
+    """Assess the policy without noise every so many steps; 0: only at the end."""
+
+    assessment_starts: int = Field(default=20, ge=1)
+    """Fixed starts, the same for every agent and seed; of the task metric, so many of each kind."""
+
+    checkpoint_interval_steps: int = Field(default=5_000, ge=1)
+    """Most steps that a kill can cost. A checkpoint holds the whole replay."""
+
+    tensorboard: bool = False
+    """Also write TensorBoard files (extra: relaxion[train])."""
+
+
+class TrainingSettings(LoopSettings):
+    """What every agent needs besides."""
 
     replay_capacity: int = Field(default=100_000, ge=1)
     """Transitions kept; the newest replaces the oldest."""
@@ -41,26 +78,18 @@ class TrainingSettings(Settings):
     exploration_noise_steps: int = Field(default=10_000, ge=1)
     """Environment steps until `exploration_noise_final` is reached."""
 
-    log_interval_steps: int = Field(default=1_000, ge=1)
-    """A line in metrics.jsonl every so many environment steps."""
-
-    assessment_interval_steps: int = Field(default=5_000, ge=0)
-    """Assess the policy without noise every so many steps; 0: only at the end."""
-
-    assessment_starts: int = Field(default=20, ge=1)
-    """Fixed starts, the same for every agent and seed."""
-
-    checkpoint_interval_steps: int = Field(default=5_000, ge=1)
-    """Most environment steps that a kill can cost. A checkpoint holds the whole replay."""
-
-    tensorboard: bool = False
-    """Also write TensorBoard files (extra: relaxion[train])."""
-
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> Self:
         settings = super().read(values)
         settings._check_together()
         return settings
+
+    def noise_schedule(self, agent: object) -> LinearSchedule | None:
+        """Of the exploration noise; None for an agent that explores by itself."""
+        if not isinstance(agent, NoisyExplorer):
+            return None
+        start, end = agent.exploration_scale, self.exploration_noise_final
+        return LinearSchedule(start, start if end is None else end, self.exploration_noise_steps)
 
     def _check_together(self) -> None:
         if self.replay_capacity < self.batch_size:
@@ -80,27 +109,99 @@ class TrainingSettings(Settings):
             )
 
 
-class VectorTrainingSettings(TrainingSettings):
-    """For Gymnasium tasks."""
+@dataclass(frozen=True)
+class RunSettings:
+    """Of the loop; each task adds its parts as fields, and says who trains and what becomes of it."""
 
-    n_environments: int = Field(default=1, ge=1)
-    """Environments side by side, all stepped in this process."""
+    agent_name: str  # a run of the task metric has none; the word stays in its records
+    training: LoopSettings
 
-    updates_per_step: int = Field(default=1, ge=1)
-    """Updates after each environment step."""
+    COUNTS_FORCE_CALLS: ClassVar[bool] = True  # assessments do: few are good. Else returns, and many
 
-    discount_factor: float = Field(default=0.99, ge=0, le=1)
-    """γ per step."""
+    @classmethod
+    def parts(cls, values: Mapping[str, Any]) -> dict[str, type[Settings]]:
+        """By field, those that these values ask for; `agent` depends on the agent."""
+        raise NotImplementedError
 
-    normalise_observations: bool = True
-    """By the running mean and variance (R3.1); part of the policy from then on."""
+    @classmethod
+    def read(cls, values: Mapping[str, Any]) -> Self:
+        """From a flat table with the keys `agent` and `task` and settings of all kinds that the task has."""
+        given = upgraded(values)
+        kind: Any = cls if cls is not RunSettings else _settings_of(given.get("task"))
+        return kind._read(given)
 
-    assessment_max_steps: int = Field(default=10_000, ge=1)
-    """An assessed episode without an end of its own is cut after so many steps."""
-
-    def _check_together(self) -> None:
-        super()._check_together()
-        if self.replay_capacity % self.n_environments:
+    @classmethod
+    def _read(cls, values: Mapping[str, Any]) -> Self:
+        rest = dict(values)
+        name = agent_name(rest.pop("agent", DEFAULT_AGENT))
+        kinds = cls.parts({**rest, "agent": name})
+        known = [key for kind in kinds.values() for key in kind.model_fields]
+        for key in rest:
+            if key not in known:
+                raise SettingsError(f"unknown setting '{key}' for {name}: {nearest(key, known)}")
+        if "task" not in rest:
             raise SettingsError(
-                f"replay_capacity {self.replay_capacity} must be a multiple of n_environments {self.n_environments}"
+                'no task: a recipe names a Gymnasium id, for example task = "Pendulum-v1", or task = "relax" for atoms'
             )
+        parts: dict[str, Any] = {
+            field: kind.read({key: rest[key] for key in rest if key in kind.model_fields})
+            for field, kind in kinds.items()
+        }
+        settings = cls(agent_name=name, **parts)
+        settings.check_together()
+        return settings
+
+    def check_together(self) -> None:
+        """Refuse what does not go together although each part is right."""
+
+    def flat(self) -> dict[str, Any]:
+        """One table of plain values; `read` takes it back."""
+        parts = [part for part in vars(self).values() if isinstance(part, Settings)]
+        return {"agent": self.agent_name} | {k: v for part in parts for k, v in part.model_dump(mode="json").items()}
+
+    def as_toml(self) -> str:
+        """A recipe that repeats this run. (JSON's numbers, strings and lists are TOML's as well; None is left out.)"""
+        return "".join(f"{key} = {json.dumps(value)}\n" for key, value in self.flat().items() if value is not None)
+
+    def trainer(self) -> RunTrainer:
+        """Who trains."""
+        raise NotImplementedError
+
+    def assessed_on_validation(self) -> Self:
+        """The same, for choosing settings: what is chosen must not have seen the structures of the results."""
+        return self
+
+    def packed(self, _stored: Stored, /) -> Packed:
+        """What a bundle is made of, from the weights of a run."""
+        raise RunError(
+            f"the run learned {self.training.task}, which relaxes no atoms; package a run on structures, whose task is "
+            "relax or metric"
+        )
+
+
+@dataclass(frozen=True)
+class AgentRunSettings(RunSettings):
+    """Of a task in which an agent acts."""
+
+    training: TrainingSettings
+    agent: AgentSettings
+
+    def check_together(self) -> None:
+        noisy = "exploration_noise" in type(self.agent).model_fields
+        if self.training.exploration_noise_final is not None and not noisy:
+            raise SettingsError(
+                f"exploration_noise_final has no meaning for {self.agent_name}, which explores by itself"
+            )
+
+
+def _settings_of(task: Any) -> type[RunSettings]:
+    return import_module(TASKS.get(str(task), CONTROL)).RUN_SETTINGS
+
+
+def agent_name(word: Any, owner: str = "") -> str:
+    """The agent meant by a word of the user."""
+    if not isinstance(word, str):
+        raise SettingsError(f"{owner}an agent is named by a word ({', '.join(AGENT_SETTINGS)}), got {word!r}")
+    if (name := word.lower()) not in AGENT_SETTINGS:
+        raise SettingsError(f"{owner}no agent named '{word}': {nearest(name, AGENT_SETTINGS)}")
+    return name

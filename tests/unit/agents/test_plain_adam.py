@@ -14,13 +14,12 @@ from torch import Tensor, nn
 
 from relaxion.agents import AGENT_SETTINGS, d4pg, ddpg, sac, td3, vector_agent
 from relaxion.agents.shared import parameters_of
-from relaxion.experience.batch import Batch
-from relaxion.networks.vector import VectorNetworkSettings
-from relaxion.networks.vector_actions import BoxActions
-from relaxion.training.atom_domain import make_agent
-from relaxion.training.atom_task import atom_task
-from relaxion.training.atom_trainer import AtomTrainer
-from relaxion.training.run_settings import AtomRunSettings
+from relaxion.experience.replay import Batch
+from relaxion.networks.vector import BoxActions, VectorNetworkSettings
+from relaxion.training.relax import RelaxTrainer
+from relaxion.training.relax_collector import make_agent
+from relaxion.training.relax_settings import RelaxRunSettings
+from relaxion.training.relax_task import relax_task
 
 N_UPDATES = 10
 AGENTS = sorted(AGENT_SETTINGS)
@@ -87,9 +86,9 @@ def test_ten_updates_on_structures(name: str, network: str) -> None:
     assert_equal(updated(agent(), batches), updated(agent(), batches, PlainLoop()), updated(agent(), []))
 
 
-def _trainer(name: str, network: str) -> AtomTrainer:
+def _trainer(name: str, network: str) -> RelaxTrainer:
     """Its replay holds a few steps of small alloys."""
-    settings = AtomRunSettings.read(
+    settings = RelaxRunSettings.read(
         {
             "task": "relax", "agent": name, "structures": "alloys:Al-Cu-Ni:2-4", "n_pooled": 40, "n_structures": 8,
             "channels": 8, "cutoff_angstrom": 3.5, "batch_size": 8, "warmup_steps": 24, "replay_capacity": 200,
@@ -97,7 +96,7 @@ def _trainer(name: str, network: str) -> AtomTrainer:
             **(SUPPORT if name == "d4pg" else {}), **NETWORKS[network],
         }
     )  # fmt: skip
-    trainer = AtomTrainer(settings, atom_task(settings))
+    trainer = RelaxTrainer(settings, relax_task(settings))
     for _ in range(4):
         trainer.advance()
     return trainer

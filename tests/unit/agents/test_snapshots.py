@@ -9,9 +9,8 @@ import torch
 
 from relaxion.agents import AGENT_SETTINGS, Agent, TD3Settings, vector_agent
 from relaxion.errors import RestartError
-from relaxion.experience.batch import Batch
-from relaxion.networks.vector import VectorNetworkSettings
-from relaxion.networks.vector_actions import BoxActions
+from relaxion.experience.replay import Batch
+from relaxion.networks.vector import BoxActions, VectorNetworkSettings
 
 
 def make_agent(name: str, seed: int = 0, widths: tuple[int, ...] = (8, 8)) -> Agent:

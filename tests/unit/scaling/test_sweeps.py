@@ -17,7 +17,7 @@ from relaxion.scaling.sweeps.sweep import Plan, Sweep
 from relaxion.scaling.sweeps.trial import Ended, read_ended, run_trial
 from relaxion.scaling.sweeps.workers import Job, Left, workers_place
 from relaxion.training.recipe import find, read_toml, settings_from_recipe
-from relaxion.training.run_settings import AtomRunSettings
+from relaxion.training.relax_settings import RelaxRunSettings
 
 SMALL = {
     "steps": 120, "widths": [8, 8], "batch_size": 8, "warmup_steps": 40, "assessment_starts": 1,
@@ -131,8 +131,8 @@ class TestPlan:
         recipe, space = find("emt-metals"), {"updates_per_round": Range(4, 16, whole=True)}
         own = Plan(recipe, None, {"n_pooled": 40}, space)
         trial, best = own.settings({"updates_per_round": 4}), own.plain_settings({"updates_per_round": 4})
-        assert isinstance(trial, AtomRunSettings)
-        assert isinstance(best, AtomRunSettings)
+        assert isinstance(trial, RelaxRunSettings)
+        assert isinstance(best, RelaxRunSettings)
         assert (trial.atoms.assess_on, best.atoms.assess_on) == ("validation", "held_apart")
         assert not own.maximise
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from relaxion.errors import RelaxionWarning, RunError
+from relaxion.errors import AssessmentStopped, RelaxionWarning, RunError
 from relaxion.experience.vector_environment import task
-from relaxion.training.assessment import AssessmentStopped, Assessor, assess
+from relaxion.training.control import Assessor, assess
 
 PENDULUM = task("Pendulum-v1")
 
@@ -34,7 +34,7 @@ def test_the_starts_never_change() -> None:
 def test_mean_worst_and_lengths() -> None:
     assessed = assess(hang, PENDULUM, 3)
     assert assessed.worst == float(assessed.returns.min())
-    assert assessed.metrics() == {
+    assert assessed.scalars() == {
         "eval/mean_reward": pytest.approx(float(assessed.returns.mean())),
         "eval/worst_reward": assessed.worst,
         "eval/mean_ep_length": 200.0,

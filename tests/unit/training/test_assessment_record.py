@@ -8,19 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from relaxion.bench.films import MOST_NUMBERS, RelaxationRecord, Relaxed, film_of, shot
 from relaxion.errors import RelaxionWarning
-from relaxion.training.assessment_record import (
-    MOST_NUMBERS,
-    MOST_SHOTS,
-    Footage,
-    RelaxationRecord,
-    Relaxed,
-    ReturnsRecord,
-    Shot,
-    leave_record,
-)
-from relaxion.training.run import train
-from relaxion.training.run_settings import AtomRunSettings
+from relaxion.training.loop import train
+from relaxion.training.records import ReturnsRecord, leave_record
+from relaxion.training.relax_settings import RelaxRunSettings
 
 SMALL = {
     "task": "relax", "agent": "td3", "structures": "alloys:Al-Cu-Ni:2-4", "n_pooled": 40, "steps": 64,
@@ -31,28 +23,9 @@ SMALL = {
 }  # fmt: skip
 
 
-def shot(call: int, n_atoms: int = 2, energy: float = 0.0) -> Shot:
-    return Shot(call, np.full((n_atoms, 3), 0.001 * call), np.eye(3), energy, 1.0 / call)
-
-
 def relaxed(calls: int, outcome: str = "converged", n_atoms: int = 2) -> Relaxed:
-    footage = Footage()
-    for call in range(1, calls + 1):
-        footage.add(shot(call, n_atoms))
-    return Relaxed("", np.full(n_atoms, 29), True, outcome, calls, 0.5, footage.shots)
-
-
-@pytest.mark.parametrize("calls", [1, 2, MOST_SHOTS, MOST_SHOTS + 1, 1000])
-def test_footage_keeps_first_and_newest_and_stays_small(calls: int) -> None:
-    footage = Footage()
-    for call in range(1, calls + 1):
-        footage.add(shot(call))
-        assert footage.shots[-1].call == call
-    kept = [one.call for one in footage.shots]
-    assert kept[0] == 1
-    assert kept == sorted(set(kept))
-    assert len(kept) <= MOST_SHOTS
-    assert len(kept) >= min(calls, MOST_SHOTS // 2)
+    shots = [shot(n, np.full((n_atoms, 3), 0.001 * n), np.eye(3), 0.0, 1.0 / n) for n in range(1, calls + 1)]
+    return Relaxed(np.full(n_atoms, 29), True, outcome, calls, 0.5, film_of(shots, n_atoms))
 
 
 def test_the_hardest_come_first_and_failures_before_slow_successes() -> None:
@@ -97,7 +70,7 @@ def test_an_assessment_without_record_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_a_run_says_of_each_start_what_the_means_say_of_all(tmp_path: Path) -> None:
-    train(AtomRunSettings.read(SMALL), tmp_path / "run")
+    train(RelaxRunSettings.read(SMALL), tmp_path / "run")
     result, record, baselines = (
         json.loads((tmp_path / "run" / f"{name}.json").read_text()) for name in ("result", "assessment", "baselines")
     )

@@ -25,8 +25,8 @@ from relaxion.training.curves import (
     read_run,
     write_curve,
 )
-from relaxion.training.recipe import RunSettings
-from relaxion.training.run import train
+from relaxion.training.loop import train
+from relaxion.training.settings import RunSettings
 
 PNG = b"\x89PNG\r\n\x1a\n"
 

@@ -31,8 +31,7 @@ from relaxion.structures import Move, Outcome, State, Structures
 from relaxion.training.diagnostics import DIAGNOSTICS, RULES, Alarms, Diagnosis, Facts, Seen, standing
 from relaxion.training.diagnostics.alarms import column
 from relaxion.training.diagnostics.measures import closest_pairs, critic_values, gate_factors, lowest_gate_factor
-from relaxion.training.diagnostics.relaxations import Relaxations
-from relaxion.training.diagnostics.tally import Averages, Mean, Tally
+from relaxion.training.diagnostics.tally import Averages, Mean, Relaxations, Tally
 
 PAGE = Path(__file__).parents[3] / "docs/diagnostics.md"
 FACTS = Facts(0.05, 0.7, 0.5, expert_fades_within_steps=1000, memory_steps=20)
@@ -246,7 +245,7 @@ class TestRules:
 
     def test_columns_and_headlines(self):
         alarms = judged(HEALTHY | {"crowded_share": 0.9, "assessed_calls_beside_bfgs": 2.5})
-        metrics = alarms.metrics()
+        metrics = alarms.scalars()
         assert metrics["diagnosis/alarm_crowding"] == 1.0
         assert metrics["diagnosis/advice_worse_than_bfgs"] == 1.0
         assert sum(metrics.values()) == 2.0
@@ -273,7 +272,7 @@ class TestDiagnosis:
     def test_numbers_by_hand(self):
         diagnosis, agent = Diagnosis(FACTS), make_agent()
         state, ring, kept = walked(diagnosis, agent, 7)
-        line = diagnosis.metrics(35, state, agent, ring, {"imitation_weight": 0.25})
+        line = diagnosis.scalars(35, state, agent, ring, {"imitation_weight": 0.25})
         executed = torch.cat([t.executed.largest_displacements(t.state.structures) for t in kept])
         assert line["diagnosis/executed_move_angstrom"] == pytest.approx(float(executed.mean()))
         assert line["diagnosis/expert_share"] == 0.4
@@ -292,7 +291,7 @@ class TestDiagnosis:
     def test_q_stands_beside_the_return_of_the_same_relaxations(self):
         diagnosis, agent = Diagnosis(FACTS), make_agent()
         state, ring, kept = walked(diagnosis, agent, 7)
-        line = diagnosis.metrics(35, state, agent, ring, {})
+        line = diagnosis.scalars(35, state, agent, ring, {})
         expected, obtained, begun = [], [], {}
         for transition in kept:
             values = critic_values(agent, transition.state, transition.proposed)
@@ -312,7 +311,7 @@ class TestDiagnosis:
         state, ring, _ = walked(diagnosis, agent, 7)
         diagnosis.assessed(12.0, 6.0)
         others = {"imitation_weight": 0.25, "train/entropy": 1.0, "train/ent_coef": 0.1}
-        line = diagnosis.metrics(35, state, agent, ring, others)
+        line = diagnosis.scalars(35, state, agent, ring, others)
         table = {f"diagnosis/{diagnostic.name}" for diagnostic in DIAGNOSTICS} | {column(rule) for rule in RULES}
         assert set(line) == table
         assert all(math.isfinite(value) for value in line.values())
@@ -321,7 +320,7 @@ class TestDiagnosis:
     def test_the_warm_up_is_not_judged(self):
         diagnosis = Diagnosis(FACTS)
         state, ring, kept = walked(diagnosis, None, 7)
-        line = diagnosis.metrics(35, state, None, ring, {})
+        line = diagnosis.scalars(35, state, None, ring, {})
         assert "diagnosis/q_at_start" not in line
         assert diagnosis.trained_steps == 0
         assert diagnosis.averages.now() == {}
@@ -332,7 +331,7 @@ class TestDiagnosis:
         straight, agent = Diagnosis(FACTS), make_agent()
         state, ring, _ = walked(straight, agent, 6)
         for _ in range(lines_before):
-            straight.metrics(30, state, agent, ring, {})
+            straight.scalars(30, state, agent, ring, {})
             state, ring, _ = walked(straight, agent, 3, seed=8)
         straight.assessed(9.0, 6.0)
         resumed = Diagnosis(FACTS)
@@ -340,7 +339,7 @@ class TestDiagnosis:
         lines = []
         for diagnosis in (straight, resumed):
             state, ring, _ = walked(diagnosis, agent, 5, seed=9)
-            lines.append(diagnosis.metrics(60, state, agent, ring, {}))
+            lines.append(diagnosis.scalars(60, state, agent, ring, {}))
         assert lines[0] == lines[1]
         first, second = straight.snapshot(), resumed.snapshot()
         assert first.keys() == second.keys()
@@ -360,7 +359,7 @@ class TestDiagnosis:
         place = ring.generator.get_state()
         diagnosis = Diagnosis(FACTS)
         diagnosis.add(kept[0], agent)
-        diagnosis.metrics(5, state, agent, ring, {})
+        diagnosis.scalars(5, state, agent, ring, {})
         assert all(torch.equal(tensor, before[name]) for name, tensor in agent.snapshot().items())
         assert torch.equal(place, ring.generator.get_state())
 

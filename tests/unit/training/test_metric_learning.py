@@ -9,18 +9,16 @@ from ase.build import bulk
 
 import relaxion
 from relaxion.errors import SettingsError
-from relaxion.experience.environment import Environment, EnvironmentSettings
+from relaxion.experience.environment import Environment, EnvironmentSettings, rollout
 from relaxion.generators.alloys import EAM_METALS
 from relaxion.generators.slabs import ADSORBATES
-from relaxion.generators.starts import KINDS, MetalStarts, PerturbedStarts
+from relaxion.generators.starts import KINDS, MetalStarts
 from relaxion.networks.metric.lessons import Lessons, relative_errors, way_to
 from relaxion.networks.metric.network import MetricSettings
 from relaxion.networks.metric.policies import MetricPolicy
 from relaxion.networks.move_actions import MoveActions
 from relaxion.structures import Move, Outcome, Structures
-from relaxion.training.metric_assessment import PlainLoop
-from relaxion.training.metric_data import finished_by_core, first_state, relax
-from relaxion.training.metric_imitation import ImitationSettings, MetricImitation, Source
+from relaxion.training.lessons import Imitation, LiveExamples, LiveLessonSettings, Source, finished_by_core, lessons_of
 
 SETTINGS = MetricSettings(channels=8, n_hidden=8, n_layers=1, cutoff_angstrom=4.0)
 TINY = MetalStarts(elements=("Cu", "Ni"), sizes=(2, 4), rattle_angstrom=(0.05, 0.15))
@@ -30,18 +28,24 @@ def policy_of(seed: int = 0) -> MetricPolicy:
     return MetricPolicy(MoveActions(0.3, 0.05), SETTINGS, torch.Generator().manual_seed(seed))
 
 
-def learner_of(n_updates: int = 6, updates_per_round: int = 3) -> MetricImitation:
-    chosen = ImitationSettings(
-        n_updates=n_updates,
-        n_lessons=16,
-        starts_per_round=8,
-        rounds_before=2,
-        updates_per_round=updates_per_round,
-        rounds_kept=3,
-        label_tolerance_ev_per_angstrom=2e-3,
+def world(**settings) -> Environment:
+    chosen = EnvironmentSettings(stall_length_angstrom=0, max_displacement_angstrom=0.3, **settings)
+    return Environment(relaxion.potential("emt"), TINY, chosen)
+
+
+def learner_of(n_updates: int = 6, updates_per_gathering: int = 3) -> Imitation:
+    chosen = LiveLessonSettings(
+        lesson_updates=n_updates,
+        lessons_per_update=16,
+        lesson_starts=8,
+        lesson_gatherings_before=2,
+        lesson_updates_per_gathering=updates_per_gathering,
+        lesson_gatherings_kept=3,
+        lesson_tolerance_ev_per_angstrom=2e-3,
     )
+    policy, generator = policy_of(), torch.Generator().manual_seed(1)
     source = Source(relaxion.potential("emt"), TINY)
-    return MetricImitation(policy_of(), [source], chosen, torch.Generator().manual_seed(1))
+    return Imitation(policy, LiveExamples(policy, [source], chosen, generator), chosen, generator)
 
 
 def test_the_way_leads_to_the_minimum_but_for_turns_and_shifts() -> None:
@@ -69,19 +73,25 @@ def test_the_way_leads_to_the_minimum_but_for_turns_and_shifts() -> None:
 
 
 def test_lessons_end_where_their_relaxations_ended() -> None:
-    emt = relaxion.potential("emt")
-    state = first_state(emt, TINY.sample(torch.Generator().manual_seed(3), 6))
-    chosen = EnvironmentSettings(
-        force_tolerance_ev_per_angstrom=1e-3, max_force_calls=60, max_displacement_angstrom=0.3, stall_length_angstrom=0
-    )
-    found = relax(Environment(emt, TINY, chosen), policy_of(), state)
+    environment = world(force_tolerance_ev_per_angstrom=1e-3, max_force_calls=60)
+    emt, before = environment.potential, environment.potential.calls
+    found = rollout(environment, policy_of(), environment.begin(TINY.sample(torch.Generator().manual_seed(3), 6)))
     assert bool((found.outcomes == Outcome.CONVERGED).all())
-    lessons = found.lessons(smallest_force=0.02, farthest=1.0)
+    assert int(found.calls.sum()) == emt.calls - before
+    assert torch.equal(found.lengths, found.calls - 1)
+    lessons = lessons_of(found, smallest_force=0.02, farthest=1.0)
     assert lessons is not None
     assert lessons.number > 12
     arrived = emt(lessons.state.structures.moved(lessons.goal))
     assert float(arrived.forces.norm(dim=1).max()) < 2e-3
     assert float(lessons.state.evaluation.forces.norm(dim=1).max()) > 0.5
+
+
+def test_a_rollout_that_takes_too_long_is_cut() -> None:
+    environment = world(force_tolerance_ev_per_angstrom=1e-6, max_force_calls=3)
+    found = rollout(environment, policy_of(), environment.begin(TINY.sample(torch.Generator().manual_seed(3), 4)))
+    assert found.outcomes.tolist() == [Outcome.STEP_LIMIT] * 4
+    assert found.calls.tolist() == [3] * 4
 
 
 def test_starts_are_of_every_kind_and_repeat() -> None:
@@ -125,14 +135,12 @@ def test_what_the_policy_cannot_finish_the_core_finishes_and_it_teaches() -> Non
     """Two force calls are too few for anybody: without the core there is no lesson at all."""
     emt = relaxion.potential("emt")
     starts = MetalStarts(sizes=(2, 4), free_share=0.5)
-    settings = ImitationSettings(max_force_calls=2)
-    learner = MetricImitation(policy_of(), [Source(emt, starts)], settings, torch.Generator().manual_seed(0))
-    environment = Environment(emt, starts, learner._environment_settings())
-    start = environment.reset(torch.Generator().manual_seed(1), 6)
-    found = relax(environment, policy_of(), start)
-    assert found.lessons(0.01, 1.0) is None
+    chosen = EnvironmentSettings(force_tolerance_ev_per_angstrom=2e-4, max_force_calls=2, stall_length_angstrom=0)
+    environment = Environment(emt, starts, chosen)
+    found = rollout(environment, policy_of(), environment.reset(torch.Generator().manual_seed(1), 6))
+    assert lessons_of(found, 0.01, 1.0) is None
     carried_on = finished_by_core(found, emt, 1e-3, 60)
-    lessons = carried_on.lessons(0.01, 1.0)
+    lessons = lessons_of(carried_on, 0.01, 1.0)
     assert lessons is not None
     arrived = emt(lessons.state.structures.moved(lessons.goal))
     assert float(arrived.forces.norm(dim=1).max()) < 5e-3
@@ -142,17 +150,17 @@ def test_what_the_policy_cannot_finish_the_core_finishes_and_it_teaches() -> Non
 
 def test_learning_lowers_the_error_on_other_structures() -> None:
     learner = learner_of(60, 20)
-    other = first_state(relaxion.potential("emt"), TINY.sample(torch.Generator().manual_seed(77), 24))
-    environment = Environment(relaxion.potential("emt"), TINY, learner._environment_settings())
-    unseen = relax(environment, policy_of(), other).lessons(0.01, 1.0)
+    environment = world(force_tolerance_ev_per_angstrom=2e-3, max_force_calls=40)
+    start = environment.begin(TINY.sample(torch.Generator().manual_seed(77), 24))
+    unseen = lessons_of(rollout(environment, policy_of(), start), 0.01, 1.0)
     assert unseen is not None
     before = float(relative_errors(learner.policy.network, unseen).detach().mean())
     while not learner.done:
-        metrics = learner.update()
+        scalars = learner.update()
     after = float(relative_errors(learner.policy.network, unseen).detach().mean())
     assert after < 0.75 * before
-    assert set(metrics) >= {"imitation/relative_error", "imitation/gradient_norm", "imitation/learning_rate"}
-    assert learner.force_calls > 100
+    assert set(scalars) >= {"imitation/relative_error", "imitation/gradient_norm", "imitation/learning_rate"}
+    assert learner.examples.force_calls > 100
 
 
 def test_stop_and_resume_is_the_straight_run() -> None:
@@ -171,20 +179,26 @@ def test_stop_and_resume_is_the_straight_run() -> None:
 
 
 def test_lessons_survive_as_tensors() -> None:
-    state = first_state(relaxion.potential("emt"), TINY.sample(torch.Generator().manual_seed(3), 3))
+    state = world().begin(TINY.sample(torch.Generator().manual_seed(3), 3))
     lessons = Lessons(state, Move.zero(state.structures))
     again = Lessons.of_tensors(lessons.tensors()).tensors()
     assert all(torch.equal(tensor, again[name]) for name, tensor in lessons.tensors().items())
 
 
-def test_the_plain_loop_counts_every_call() -> None:
-    emt = relaxion.potential("emt")
-    relaxed = Structures.from_ase([bulk("Cu", a=3.59)])
-    starts = Structures.concatenate([relaxed, TINY.sample(torch.Generator().manual_seed(3), 4)])
-    before = emt.calls
-    calls = PlainLoop(emt, max_force_calls=50).calls(policy_of(), starts)
-    assert int(calls[0]) == 1  # nothing to do
-    assert int(calls.sum()) == emt.calls - before
-    assert bool((calls[1:] > 1).all())
-    hopeless = PlainLoop(emt, 1e-6, max_force_calls=3).calls(policy_of(), PerturbedStarts(starts).pool)
-    assert int(hopeless[1:].min()) == 3
+def test_gradients_that_are_no_numbers_change_nothing() -> None:
+    learner = learner_of()
+    learner.update()
+    before = {name: tensor.clone() for name, tensor in learner.policy.state_dict().items()}
+    lessons, _ = learner.examples.draw(1)
+    broken = Lessons(lessons.state, Move(lessons.goal.displacements * torch.nan, lessons.goal.strains))
+    assert np.isnan(learner.teacher.update(broken)["imitation/gradient_norm"])
+    assert learner.n_updates == 2
+    assert all(torch.equal(tensor, before[name]) for name, tensor in learner.policy.state_dict().items())
+
+
+def test_the_rate_falls_along_half_a_cosine() -> None:
+    teacher = learner_of(8).teacher
+    rates = []
+    for teacher.n_updates in (0, 4, 8, 9):
+        rates.append(teacher.learning_rate)
+    assert rates == pytest.approx([3e-3, (3e-3 + 1e-5) / 2, 1e-5, 1e-5])

@@ -17,6 +17,8 @@ from relaxion.errors import CheckpointError, RunError, SettingsError
 from relaxion.experience.transition import Source
 from relaxion.files import Stored
 from relaxion.generators.sources import Together, source_at_hand, structure_source
+from relaxion.networks.metric.lessons import Lessons, relative_errors
+from relaxion.networks.metric.network import pulls_of
 from relaxion.networks.metric.policies import MetricGaussianPolicy, MetricPolicy
 from relaxion.networks.metric.stiffness import Unknowns
 from relaxion.networks.strains import strain_vectors
@@ -25,14 +27,15 @@ from relaxion.optimize.learned import LearnedMetrics
 from relaxion.potentials.registry import potential
 from relaxion.potentials.reward import largest_force
 from relaxion.structures import Move, Outcome
-from relaxion.training.atom_task import atom_task
-from relaxion.training.atom_trainer import AtomTrainer
-from relaxion.training.metric_anchor import ReplaySecants, Secants, last_of, secant_errors
+from relaxion.training.lessons import ReplayLessons, last_of
+from relaxion.training.loop import train
 from relaxion.training.packaging import bundle_from_run, training_command
 from relaxion.training.recipe import find, settings_from_recipe
-from relaxion.training.run import train
+from relaxion.training.relax import RelaxTrainer
+from relaxion.training.relax_settings import RelaxRunSettings
+from relaxion.training.relax_task import relax_task
 from relaxion.training.run_folder import RunFolder
-from relaxion.training.run_settings import AtomRunSettings, MetricRunSettings, RunSettings
+from relaxion.training.settings import RunSettings
 
 SMALL = {
     "task": "relax",
@@ -69,23 +72,23 @@ SMALL = {
 SUPPORT = {"lowest_value": -4.0, "highest_value": 4.0, "n_bins": 11}
 
 
-def settings(agent: str = "td3", **changes: Any) -> AtomRunSettings:
+def settings(agent: str = "td3", **changes: Any) -> RelaxRunSettings:
     support = SUPPORT if agent == "d4pg" else {}
-    return AtomRunSettings.read({**SMALL, **support, "agent": agent, **changes})
+    return RelaxRunSettings.read({**SMALL, **support, "agent": agent, **changes})
 
 
-def make(agent: str = "td3", **changes: Any) -> AtomTrainer:
+def make(agent: str = "td3", **changes: Any) -> RelaxTrainer:
     read = settings(agent, **changes)
-    return AtomTrainer(read, atom_task(read))
+    return RelaxTrainer(read, relax_task(read))
 
 
-def go(trainer: AtomTrainer, until: int) -> AtomTrainer:
+def go(trainer: RelaxTrainer, until: int) -> RelaxTrainer:
     while trainer.step < until:
         trainer.advance()
     return trainer
 
 
-def weights(trainer: AtomTrainer, part: str) -> dict[str, torch.Tensor]:
+def weights(trainer: RelaxTrainer, part: str) -> dict[str, torch.Tensor]:
     return {name: t for name, t in trainer.agent.snapshot().items() if name.startswith(f"{part}.")}
 
 
@@ -96,27 +99,27 @@ def same(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> bool:
 class TestSettings:
     def test_one_flat_table_there_and_back(self) -> None:
         read = settings("sac", environment_information=["density"], reinforced="gate")
-        assert isinstance(read, MetricRunSettings)
+        assert read.metric is not None
         assert RunSettings.read(read.flat()) == read
         assert 'policy = "metric"' in read.as_toml()
 
     def test_direct_is_the_default_and_not_written_down(self) -> None:
         """So runs from before can be resumed."""
-        plain = {key: value for key, value in SMALL.items() if key in settings().PARTS["networks"].model_fields}
-        read = AtomRunSettings.read({**plain, "task": "relax", "structures": "b2:AlFe", "policy": "direct"})
-        assert type(read) is AtomRunSettings
+        plain = {key: value for key, value in SMALL.items() if key in type(settings().networks).model_fields}
+        read = RelaxRunSettings.read({**plain, "task": "relax", "structures": "b2:AlFe", "policy": "direct"})
+        assert read.metric is None
         assert "policy" not in read.flat()
 
     @pytest.mark.parametrize("agent", AGENT_SETTINGS)
     def test_no_name_means_two_things(self, agent: str) -> None:
-        parts = [*MetricRunSettings.PARTS.values(), AGENT_SETTINGS[agent]]
+        parts = RelaxRunSettings.parts({"policy": "metric", "agent": agent}).values()
         names = [name for part in parts for name in part.model_fields]
         assert len(names) == len(set(names))
 
     def test_critics_and_policy_look_equally_far(self) -> None:
         read = settings(channels=6, n_coordinates=2, environment_information=["density"])
         assert (read.policy.channels, read.policy.cutoff_angstrom) == (6, 3.5)
-        assert isinstance(read, MetricRunSettings)
+        assert read.metric is not None
         assert (read.policy.n_coordinates, read.policy.environment_information) == (2, ("density",))
 
     @pytest.mark.parametrize(
@@ -149,8 +152,8 @@ class TestLessons:
         assert type(trainer.agent.policy) is kind
         fresh = weights(trainer, "policy")
         go(trainer, 6)
-        assert trainer.teacher is not None
-        assert trainer.teacher.done
+        assert trainer.lessons is not None
+        assert trainer.lessons.done
         assert (len(trainer.replay), trainer.n_updates, trainer.reinforced_steps) == (0, 0, 0)
         assert trainer.force_calls > 40  # counted, though no environment step of the agent was made
         assert not same(fresh, weights(trainer, "policy"))
@@ -160,7 +163,7 @@ class TestLessons:
         go(trainer, 46)
         assert trainer.reinforced_steps == 40
         assert trainer.n_updates == 18
-        assert trainer.metrics()["imitation/relative_error"] > 0
+        assert trainer.scalars()["imitation/relative_error"] > 0
 
     def test_no_random_warm_up(self) -> None:
         trainer = make(lesson_updates=0)
@@ -200,11 +203,12 @@ class TestAnchor:
         way = Move(step, torch.zeros_like(state.structures.cells))
         stiffness = policy.network(state).to(torch.float64).detached()
         drop = stiffness.apply(Unknowns(step, strain_vectors(way.strains)))
-        errors = secant_errors(policy.network, Secants(state, way, drop)).detach()
+        secants = Lessons(state, way, pulls_of(state) - drop)
+        errors = relative_errors(policy.network, secants, convex_only=True).detach()
         assert float(errors.max()) < 1e-3  # the network is float32
         twice = Unknowns(2 * drop.atoms, 2 * drop.cells)  # stiffer in truth: the step is twice as long as it should be
         torch.testing.assert_close(
-            secant_errors(policy.network, Secants(state, way, twice)).detach(),
+            relative_errors(policy.network, Lessons(state, way, pulls_of(state) - twice), convex_only=True).detach(),
             torch.ones(state.n_structures, dtype=torch.float64),
             rtol=1e-3,
             atol=1e-3,
@@ -219,15 +223,13 @@ class TestAnchor:
         assert 0 < int(ended.sum()) < len(places)
         assert bool((replay.outcomes[last] != Outcome.RUNNING)[ended].all())
         assert bool((last != places)[ended].any())
-        secants = ReplaySecants(replay, 50, 1.0, torch.Generator().manual_seed(1)).sample()
+        secants = ReplayLessons(replay, 50, 1.0, torch.Generator().manual_seed(1)).sample()
         assert secants is not None
-        ends = potential("emt")(secants.state.structures.to(torch.float64).moved(secants.way.to(torch.float64)))
+        ends = potential("emt")(secants.state.structures.to(torch.float64).moved(secants.goal.to(torch.float64)))
         largest = largest_force(secants.state.structures, ends)
         assert bool((largest < 0.06).any())  # the ends of finished ones, to the tolerance of 0.05
-        # the pulls have dropped by just as much as they differ between the two ends of each way
-        torch.testing.assert_close(
-            (secants.state.evaluation.forces - ends.forces).double(), secants.drop.atoms, rtol=1e-3, atol=1e-3
-        )
+        assert secants.left_over is not None  # what still pulls at the end of each way
+        torch.testing.assert_close(ends.forces.double(), secants.left_over.atoms, rtol=1e-3, atol=1e-3)
 
     def test_its_weight_falls_and_it_changes_what_is_learned(self) -> None:
         trainer, without = go(make(), 26), go(make(lesson_weight=0.0), 26)

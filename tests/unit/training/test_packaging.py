@@ -2,41 +2,44 @@
 
 from __future__ import annotations
 
-import torch
+from ase.symbols import Symbols
 
+from relaxion.bench.assessment import Assessed
+from relaxion.bench.films import Relaxed, film_of
 from relaxion.structures import Outcome
-from relaxion.training.atom_assessment import AtomAssessed
-from relaxion.training.packaging import failures_in_words, policy_result
+from relaxion.training.packaging import failures_in_words
 
 FORMULAS = ["AlCu", "Al2", "Cu3", "AlCu2", "Al3", "Cu2", "Al2Cu"]
 DONE, LIMIT, STALLED = Outcome.CONVERGED, Outcome.STEP_LIMIT, Outcome.STALLED
 
 
-def assessed(calls: list[int], outcomes: list[Outcome]) -> AtomAssessed:
-    numbers = torch.tensor(calls)
-    return AtomAssessed(numbers.double(), numbers, numbers, torch.tensor([int(o) for o in outcomes]), {})
+def assessed(calls: list[int], outcomes: list[Outcome], kinds: list[str] | None = None) -> Assessed:
+    relaxed = [
+        Relaxed(Symbols.fromsymbols(formula).numbers, True, end.name.lower(), n, None, film_of((), 2), kind)
+        for formula, n, end, kind in zip(FORMULAS, calls, outcomes, kinds or [""] * len(calls), strict=False)
+    ]
+    return Assessed(relaxed, {}, cap=30)
 
 
 def test_some_fail() -> None:
     found = assessed([4, 30, 9, 30], [DONE, LIMIT, DONE, STALLED])
-    assert failures_in_words(FORMULAS[:4], found, 30) == [
+    assert failures_in_words(found) == [
         "2 of 4 held-apart starts did not converge within 30 force calls (stalled 1, step limit 1): Al2, AlCu2.",
         "Of those that converged the slowest took 9 force calls: Cu3.",
     ]
 
 
 def test_none_fails_and_all_fail() -> None:
-    assert failures_in_words(FORMULAS[:2], assessed([4, 3], [DONE, DONE]), 30) == [
+    assert failures_in_words(assessed([4, 3], [DONE, DONE])) == [
         "None of the 2 held-apart starts failed.",
         "Of those that converged the slowest took 4 force calls: AlCu.",
     ]
-    assert failures_in_words(FORMULAS, assessed([30] * 7, [LIMIT] * 7), 30) == [
+    assert failures_in_words(assessed([30] * 7, [LIMIT] * 7)) == [
         "7 of 7 held-apart starts did not converge within 30 force calls (step limit 7): AlCu, Al2, Cu3, AlCu2, Al3 "
         "and others."
     ]
 
 
-def test_the_policys_row() -> None:
-    row = policy_result(assessed([4, 30, 9, 5], [DONE, LIMIT, DONE, DONE]))
-    assert (row.optimizer, row.mean_force_calls, row.largest_force_calls) == ("policy", 12.0, 30.0)
-    assert row.success_rate == 0.75
+def test_kinds_are_told_apart() -> None:
+    found = assessed([4, 30, 30, 9], [DONE, LIMIT, LIMIT, DONE], ["slab", "slab", "alloy", "slab"])
+    assert failures_in_words(found)[1:3] == ["1 of 3 starts of kind slab.", "1 of 1 starts of kind alloy."]

@@ -9,16 +9,8 @@ import pytest
 from relaxion.agents.make import AGENT_SETTINGS
 from relaxion.errors import FileError, SettingsError
 from relaxion.networks.vector import VectorNetworkSettings
-from relaxion.training.recipe import (
-    SHIPPED,
-    RunSettings,
-    find,
-    overrides,
-    read_toml,
-    run_folder,
-    settings_from_recipe,
-)
-from relaxion.training.settings import TrainingSettings
+from relaxion.training.recipe import SHIPPED, find, overrides, read_toml, run_folder, settings_from_recipe
+from relaxion.training.settings import RunSettings, TrainingSettings
 
 RECIPE = """
 task = "Pendulum-v1"

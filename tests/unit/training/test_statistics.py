@@ -5,26 +5,26 @@ from __future__ import annotations
 import pytest
 import torch
 
-from relaxion.training.statistics import Episode, Episodes, MetricMeans
+from relaxion.training.records import Episode, Episodes, ScalarMeans
 
 
 def test_episodes_of_two_environments() -> None:
     episodes = Episodes(2)
-    assert episodes.metrics() == {"time/episodes": 0}
+    assert episodes.scalars() == {"time/episodes": 0}
     episodes.add(torch.tensor([1.0, 10.0]), torch.tensor([False, True]))
     copy = Episodes(2)
     copy.restore(episodes.snapshot())
     for one in (episodes, copy):
         finished = one.add(torch.tensor([2.0, 20.0]), torch.tensor([True, False]))
         assert [episode.rewards for episode in finished] == [(1.0, 2.0)]
-        assert one.metrics() == {"time/episodes": 2, "rollout/ep_rew_mean": 6.5, "rollout/ep_len_mean": 1.5}
+        assert one.scalars() == {"time/episodes": 2, "rollout/ep_rew_mean": 6.5, "rollout/ep_len_mean": 1.5}
 
 
 def test_only_recent_episodes_count() -> None:
     episodes = Episodes(1)
     for number in range(150):
         episodes.add(torch.tensor([float(number)]), torch.tensor([True]))
-    assert episodes.metrics() == {"time/episodes": 150, "rollout/ep_rew_mean": 99.5, "rollout/ep_len_mean": 1.0}
+    assert episodes.scalars() == {"time/episodes": 150, "rollout/ep_rew_mean": 99.5, "rollout/ep_len_mean": 1.0}
 
 
 def test_discounted_returns() -> None:
@@ -32,7 +32,7 @@ def test_discounted_returns() -> None:
 
 
 def test_means_are_exact_across_a_stop() -> None:
-    straight, first, second = MetricMeans(), MetricMeans(), MetricMeans()
+    straight, first, second = ScalarMeans(), ScalarMeans(), ScalarMeans()
     values = torch.rand(20, generator=torch.Generator().manual_seed(0))
     for number, value in enumerate(values):
         metrics = {"train/critic_loss": value, "train/n_updates": torch.tensor(number)}
@@ -50,7 +50,7 @@ def test_means_are_exact_across_a_stop() -> None:
 
 
 def test_values_that_change_afterwards_are_not_followed() -> None:
-    means, value = MetricMeans(), torch.tensor(1.0, dtype=torch.float64)
+    means, value = ScalarMeans(), torch.tensor(1.0, dtype=torch.float64)
     means.add({"x": value})
     value += 5
     assert means.take() == {"x": 1.0}

@@ -16,8 +16,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from relaxion.agents.agent import NoisyExplorer
 from relaxion.errors import CheckpointError
+from relaxion.experience.exploration import NoisyExplorer
 from relaxion.experience.state_rows import state_from_tensors, state_tensors
 from relaxion.files import Stored, joined
 from relaxion.scaling.collectors.collector import Orders, policy_tensors
@@ -26,13 +26,12 @@ from relaxion.scaling.collectors.places import Collectors
 from relaxion.scaling.collectors.team import Team
 from relaxion.scaling.ray_engine import RayEngine
 from relaxion.structures import State
-from relaxion.training.atom_collector import GENERATORS, Collected
-from relaxion.training.atom_task import AtomTask
-from relaxion.training.atom_trainer import AtomTrainer
-from relaxion.training.diagnostics.relaxations import Relaxations
-from relaxion.training.run_settings import AtomRunSettings
-from relaxion.training.seeds import named_generator
-from relaxion.training.trainer import taken_back
+from relaxion.training.checkpoint import named_generator, taken_back
+from relaxion.training.diagnostics.tally import Relaxations
+from relaxion.training.relax import RelaxTrainer
+from relaxion.training.relax_collector import GENERATORS, Collected
+from relaxion.training.relax_settings import RelaxRunSettings
+from relaxion.training.relax_task import RelaxTask
 
 
 @dataclass
@@ -96,10 +95,10 @@ def _from_ragged(values: Mapping[str, Tensor]) -> list[list[float]]:
     return [row.tolist() for row in values["numbers"].split(values["lengths"].tolist())]
 
 
-class DistributedAtomTrainer(AtomTrainer):
-    """An `AtomTrainer` whose steps are taken elsewhere. Its checkpoint with one collector is the local trainer's."""
+class DistributedRelaxTrainer(RelaxTrainer):
+    """An `RelaxTrainer` whose steps are taken elsewhere. Its checkpoint with one collector is the local trainer's."""
 
-    def __init__(self, settings: AtomRunSettings, task: AtomTask, collectors: Collectors) -> None:
+    def __init__(self, settings: RelaxRunSettings, task: RelaxTask, collectors: Collectors) -> None:
         super().__init__(settings, task)
         self._collectors, self._number = collectors, collectors.number
         self._engine: RayEngine | None = None
@@ -147,7 +146,7 @@ class DistributedAtomTrainer(AtomTrainer):
     @property
     def _in_lessons(self) -> bool:
         """A metric learns by itself before the agent's first step."""
-        return self.teacher is not None and not self.teacher.done
+        return self.lessons is not None and not self.lessons.done
 
     def _send_off_all(self) -> None:
         """After the start and after a resume nobody is under way."""

@@ -25,11 +25,10 @@ from relaxion.scaling.collectors.messages import (
     unpacked_state,
 )
 from relaxion.structures import State, Structures
-from relaxion.training.atom_collector import GENERATORS, AtomCollector
-from relaxion.training.atom_domain import make_agent
-from relaxion.training.atom_task import AtomTask
-from relaxion.training.run_settings import AtomRunSettings
-from relaxion.training.seeds import named_generator
+from relaxion.training.checkpoint import named_generator
+from relaxion.training.relax_collector import GENERATORS, RelaxCollector, make_agent
+from relaxion.training.relax_settings import RelaxRunSettings
+from relaxion.training.relax_task import RelaxTask
 from relaxion.version import __version__
 
 
@@ -37,7 +36,7 @@ from relaxion.version import __version__
 class Orders:
     """The same for all collectors of a run, sent once."""
 
-    settings: AtomRunSettings
+    settings: RelaxRunSettings
     pool: Structures  # to train on; files are read by the learner alone
     n_threads: int  # sums depend on it
     folder: str  # where a potential looks for its tables
@@ -57,8 +56,8 @@ class RemoteCollector:
         settings = orders.settings
         self.agent = make_agent(settings, named_generator(settings.training.seed, "agent"))
         self.generators = {name: torch.Generator() for name in GENERATORS}
-        task = AtomTask(settings, potential(settings.atoms.potential), {"training": orders.pool})
-        self.collector = AtomCollector(settings, task, self.agent, self.generators)
+        task = RelaxTask(settings, potential(settings.atoms.potential), {"training": orders.pool})
+        self.collector = RelaxCollector(settings, task, self.agent, self.generators)
         self.state: State | None = None
 
     def collect(self, request: Request) -> Answer:

@@ -14,7 +14,7 @@ from torch import Tensor
 from relaxion.experience.state_rows import state_from_tensors, state_tensors
 from relaxion.experience.transition import Transition
 from relaxion.structures import Move, State
-from relaxion.training.atom_collector import Collected
+from relaxion.training.relax_collector import Collected
 
 Arrays = dict[str, NDArray[Any]]
 PER_STRUCTURE = ("reward", "discount", "source", "outcome", "back_off")

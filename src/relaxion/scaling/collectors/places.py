@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from relaxion.errors import SettingsError
-from relaxion.training.run_settings import AtomRunSettings, RunSettings
-from relaxion.training.run_trainer import RunTrainer
+from relaxion.training.loop import RunTrainer
+from relaxion.training.relax_settings import RelaxRunSettings
+from relaxion.training.settings import RunSettings
 
 MOST = 10_000  # more is a slip of the finger
 
@@ -32,15 +33,15 @@ class Collectors:
         return cls(int(number), address or None)
 
     def trainer(self, settings: RunSettings) -> RunTrainer:
-        """As `relaxion.training.run.train` takes one in `make`."""
-        if not isinstance(settings, AtomRunSettings):
+        """As `relaxion.training.loop.train` takes one in `make`."""
+        if not isinstance(settings, RelaxRunSettings):
             raise SettingsError(
                 f'collectors are for task = "relax", where a step costs force calls; a step of '
                 f"{settings.training.task} costs less than sending it: leave --collectors out"
             )
-        from relaxion.scaling.collectors.atom_trainer import DistributedAtomTrainer
-        from relaxion.training.atom_task import atom_task
-        from relaxion.training.run import enough_memory
+        from relaxion.scaling.collectors.atom_trainer import DistributedRelaxTrainer
+        from relaxion.training.loop import enough_memory
+        from relaxion.training.relax_task import relax_task
 
         with enough_memory():
-            return DistributedAtomTrainer(settings, atom_task(settings), self)
+            return DistributedRelaxTrainer(settings, relax_task(settings), self)

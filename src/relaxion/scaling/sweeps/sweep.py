@@ -28,7 +28,7 @@ from relaxion.scaling.sweeps.trial import Ended, read_ended
 from relaxion.scaling.sweeps.workers import Job, Left, Workers
 from relaxion.training.recipe import read_toml, settings_from_recipe
 from relaxion.training.run_folder import RunFolder
-from relaxion.training.run_settings import AtomRunSettings, RunSettings, VectorRunSettings
+from relaxion.training.settings import RunSettings
 
 NOT_VARIED = ("task", "seed", "steps", "assess_on", "assessment_starts")
 MOST_LOSSES = 3  # of one trial's worker: then it is the trial that kills
@@ -49,9 +49,7 @@ class Plan:
     def settings(self, values: Mapping[str, Any]) -> RunSettings:
         """Of a trial. Structures are assessed on the validation side: what is chosen must not have seen the other."""
         plain = self.plain_settings(values)
-        if isinstance(plain, AtomRunSettings) and "assess_on" not in {**self.given, **values}:
-            return self.plain_settings({**values, "assess_on": "validation"})
-        return plain
+        return plain if "assess_on" in {**self.given, **values} else plain.assessed_on_validation()
 
     def plain_settings(self, values: Mapping[str, Any]) -> RunSettings:
         """As the recipe says, with these values."""
@@ -65,7 +63,7 @@ class Plan:
     @cached_property
     def maximise(self) -> bool:
         """Returns are to be large, force calls to be few."""
-        return isinstance(self.settings(self.first), VectorRunSettings)
+        return not self.settings(self.first).COUNTS_FORCE_CALLS
 
     def check(self) -> None:
         """Every end of every dimension is a run that can be, with the others at their first."""

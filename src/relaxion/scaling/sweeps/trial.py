@@ -14,8 +14,8 @@ from typing import Any
 
 from relaxion.errors import CheckpointError, FileError, RelaxionError
 from relaxion.files import json_of, write_json
+from relaxion.training.loop import Interrupted, train
 from relaxion.training.recipe import settings_from_recipe
-from relaxion.training.run import Interrupted, train
 from relaxion.training.run_folder import LOCK, RunFolder
 
 FORCE_CALLS, RETURN = "final_force_calls_mean", "final_return_mean"

@@ -1,6 +1,5 @@
 """Diagnostics of training on structures, with a diagnosis in words (R9). Table: docs/diagnostics.md."""
 
-from relaxion.training.diagnostics.alarm_file import AlarmFile
 from relaxion.training.diagnostics.alarms import DIAGNOSIS, Alarms, Event, standing
 from relaxion.training.diagnostics.diagnosis import Diagnosis, Facts
 from relaxion.training.diagnostics.numbers import DIAGNOSTICS, Diagnostic
@@ -11,7 +10,6 @@ __all__ = [
     "DIAGNOSIS",
     "DIAGNOSTICS",
     "RULES",
-    "AlarmFile",
     "Alarms",
     "Diagnosis",
     "Diagnostic",

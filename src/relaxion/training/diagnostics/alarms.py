@@ -56,7 +56,7 @@ class Alarms:
         self._events.append(event)
         log.log(logging.INFO if event.is_advice else logging.WARNING, "step %d: %s", event.step, event.sentence)
 
-    def metrics(self) -> dict[str, float]:
+    def scalars(self) -> dict[str, float]:
         """1 for every alarm that stands, 0 for the others."""
         return {column(rule): float(rule.name in self.active) for rule in self.rules.values()}
 

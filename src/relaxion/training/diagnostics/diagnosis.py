@@ -16,9 +16,8 @@ from relaxion.structures import Outcome, State
 from relaxion.training.diagnostics import measures
 from relaxion.training.diagnostics.alarms import Alarms, Event
 from relaxion.training.diagnostics.numbers import CROWDED, ENDS, LARGE_FORCE, PREFIX, UNDONE, outcome_name
-from relaxion.training.diagnostics.relaxations import Finished, Relaxations
 from relaxion.training.diagnostics.severities import Seen
-from relaxion.training.diagnostics.tally import Averages, Mean, Tally
+from relaxion.training.diagnostics.tally import Averages, Finished, Mean, Relaxations, Tally
 
 # What is rarer than steps is remembered for fewer of its kind.
 RELAXATIONS_PER_STEP, DRIVEN_PER_STEP = 1 / 40, 1 / 10
@@ -48,7 +47,7 @@ class Facts:
 
 
 class Diagnosis:
-    """`add` every step, `metrics` at every line; everything that changes is in `snapshot` (R10)."""
+    """`add` every step, `scalars` at every line; everything that changes is in `snapshot` (R10)."""
 
     def __init__(self, facts: Facts) -> None:
         self.facts = facts
@@ -118,12 +117,12 @@ class Diagnosis:
         if support is not None:
             self.tally.mean("returns_outside_support", (returns < support[0]) | (returns > support[-1]))
 
-    def metrics(
+    def scalars(
         self, step: int, state: State, agent: Any | None, replay: StructureReplay, others: Mapping[str, float]
     ) -> dict[str, float]:
         """One line: what has built up since the last, what agent and replay show now, and the alarms.
 
-        `others` are numbers the trainer knows: `imitation_weight` as scheduled, and the agent's own metrics, of which
+        `others` are numbers the trainer knows: `imitation_weight` as scheduled, and the agent's own scalars, of which
         SAC's entropy is needed. No agent: warm-up, which is logged and not judged.
         """
         means, line = self.tally.take()
@@ -135,7 +134,7 @@ class Diagnosis:
         line |= {name: mean.value for name, mean in means.items()}
         if self.calls_beside_bfgs is not None:
             line["assessed_calls_beside_bfgs"] = self.calls_beside_bfgs
-        return _public(line) | self.alarms.metrics()
+        return _public(line) | self.alarms.scalars()
 
     def _judge(self, step: int, means: Mapping[str, Mean], agent: Any) -> None:
         for name, mean in means.items():

@@ -1,0 +1,328 @@
+"""The task `relax`: an agent learns to relax structures. One step of all of them side by side, replay, updates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from relaxion.agents.shared import Agent
+from relaxion.bench.assessment import Assessed
+from relaxion.errors import CheckpointError
+from relaxion.experience.environment import EnvironmentSettings
+from relaxion.experience.expert import imitation_distance
+from relaxion.experience.exploration import LinearSchedule, NoisyExplorer
+from relaxion.experience.replay import Batch
+from relaxion.experience.state_rows import state_from_tensors, state_tensors
+from relaxion.experience.structure_replay import StructureReplay
+from relaxion.experience.transition import Source as WhoMoved
+from relaxion.files import Stored, digest, joined
+from relaxion.networks.metric.network import MetricSettings
+from relaxion.networks.surroundings import with_graph
+from relaxion.potentials.corrector import correct
+from relaxion.structures import Move, State
+from relaxion.training.checkpoint import (
+    checked_finite,
+    named_generator,
+    start_agent_from,
+    stored_settings,
+    taken_back,
+)
+from relaxion.training.diagnostics import Diagnosis, Event, Facts
+from relaxion.training.lessons import Imitation, LiveExamples, ReplayLessons, Source
+from relaxion.training.records import Episodes, RelaxationResult, ReturnsWatch, ScalarMeans
+from relaxion.training.relax_collector import Collected, RelaxCollector, make_agent
+from relaxion.training.relax_settings import RelaxRunSettings
+from relaxion.training.relax_task import RelaxTask
+
+GATE = ("environment_information", "n_information_hidden", "largest_gate_factor")  # of no meaning for a metric alone
+NETWORK = "network."  # of a MetricPolicy's own names
+LENGTH_FLOOR = 1e-3  # Å: shorter demonstrations count as this long, so that none is worth more than others
+
+
+class PolicyPenalties:
+    """λ‖π(s) - executed‖² (R7.3) plus the fading imitation loss (R8.3), from geometry alone: no potential (R1.4)."""
+
+    def __init__(self, deviation_weight: float, settings: EnvironmentSettings) -> None:
+        self.deviation_weight, self.settings = deviation_weight, settings
+        self.imitation_weight = 0.0  # set by its schedule before every round of updates
+        self.anchor: Callable[[], Tensor] | None = None  # draws a policy back to its lessons, whatever the batch is
+        self.anchor_weight = 0.0  # likewise
+
+    def __call__(self, batch: Batch, actions: Move) -> Tensor:
+        """(batch,)"""
+        total = batch.rewards.new_zeros(len(batch.rewards))
+        if self.deviation_weight > 0:
+            total = total + self.deviation_weight * deviation(batch.observations, actions, self.settings)
+        if self.imitation_weight > 0:
+            total = total + self.imitation_weight * imitation(batch, actions)
+        if self.anchor is not None and self.anchor_weight > 0:
+            total = total + self.anchor_weight * self.anchor().to(total.dtype)
+        return total
+
+
+def deviation(state: State, proposed: Move, settings: EnvironmentSettings) -> Tensor:
+    """Mean squared distance between the proposed move and what bounds and corrector leave of it, (n_structures,).
+
+    The executed move stands still: its gradient would say how the wall moves, not where it is.
+    """
+    asked = proposed.to(state.structures.dtype)
+    with torch.no_grad():
+        bounded = asked.bounded(state.structures, settings.max_displacement_angstrom, settings.max_strain)
+        executed = correct(state.structures, bounded, settings.nearest).executed
+    return imitation_distance(state, asked, executed)
+
+
+def imitation(batch: Batch, actions: Move) -> Tensor:
+    """Squared distance to what the expert did, relative to the length of that; 0 where it was not the expert."""
+    if batch.sources is None:
+        return torch.zeros_like(batch.rewards)
+    state: State = batch.observations
+    demonstrated: Move = batch.actions
+    distance = imitation_distance(state, actions, demonstrated)
+    nothing = Move(torch.zeros_like(demonstrated.displacements), torch.zeros_like(demonstrated.strains))
+    length = imitation_distance(state, nothing, demonstrated) + LENGTH_FLOOR**2
+    return distance / length * (batch.sources == WhoMoved.EXPERT)
+
+
+class RelaxTrainer:
+    """One agent, its structures, its replay; where its policy follows a metric, also who teaches that.
+
+    `step` counts the updates of the lessons before, then environment steps.
+    """
+
+    def __init__(self, settings: RelaxRunSettings, task: RelaxTask) -> None:
+        training, atoms, world = settings.training, settings.atoms, settings.environment
+        self.settings, self.task = settings, task
+        self.step, self.n_updates, self.force_calls = 0, 0, 0
+        names = ("exploration", "replay", "starts", "expert")
+        self.generators = {name: named_generator(training.seed, name) for name in names}
+        self.penalties = PolicyPenalties(atoms.deviation_penalty_per_angstrom2, world)
+        self.agent = make_agent(settings, named_generator(training.seed, "agent"), self.penalties)
+        self.replay = StructureReplay(
+            training.replay_capacity, task.atom_capacity, generator=self.generators["replay"], n_steps=training.n_steps
+        )
+        self.collector = RelaxCollector(settings, task, self.agent, self.generators)
+        self.exploration, self.environment = self.collector.exploration, self.collector.environment
+        self.imitation_weight = LinearSchedule(atoms.imitation_weight, 0.0, atoms.expert_steps)
+        self.anchor_weight = LinearSchedule(0.0, 0.0, atoms.expert_steps)
+        self.lessons = self._make_lessons()
+        self.assessor = task.assessor()
+        self.episodes = Episodes(world.n_structures)
+        self.means = ScalarMeans()
+        self.diagnosis = Diagnosis(
+            Facts(
+                force_tolerance_ev_per_angstrom=world.force_tolerance_ev_per_angstrom,
+                minimum_distance_angstrom=world.minimum_distance_angstrom,
+                max_displacement_angstrom=world.max_displacement_angstrom,
+                expert_fades_within_steps=atoms.expert_steps,
+                memory_steps=atoms.alarm_memory_steps,
+            )
+        )
+        self.check_returns = ReturnsWatch()
+        self.state, self.force_calls = self.collector.begin()
+
+    def _make_lessons(self) -> Imitation | None:
+        """Of a policy that follows a metric; replay anchors it there while the agent learns."""
+        settings, lessons = self.settings, self.settings.lessons
+        if lessons is None:
+            return None
+        policy: Any = self.agent.policy
+        generator, anchor = (named_generator(settings.training.seed, name) for name in ("lessons", "anchor"))
+        self.generators["anchor"] = anchor
+        farthest = lessons.lesson_farthest_angstrom
+        secants = ReplayLessons(self.replay, lessons.lessons_per_update, farthest, anchor)
+        self.penalties.anchor = lambda: secants.error(policy.network)
+        steps = settings.atoms.expert_steps
+        self.anchor_weight = LinearSchedule(lessons.lesson_weight, lessons.lesson_weight_final, steps)
+        source = Source(self.environment.potential, self.environment.starts)
+        self._examples = LiveExamples(policy, [source], lessons, generator)
+        return Imitation(policy, self._examples, lessons, generator)
+
+    @property
+    def reinforced_steps(self) -> int:
+        """Environment steps of the agent; schedules go by them."""
+        return self.step - (0 if self.lessons is None else self.lessons.n_updates)
+
+    @property
+    def steps_per_round(self) -> int:
+        return self.settings.environment.n_structures
+
+    def prepare(self, folder: Path) -> None:
+        """BFGS and FIRE on the assessed starts."""
+        self.assessor.compare(folder)
+
+    def advance(self) -> None:
+        """One lesson while there are any; then collect → store → update."""
+        if self.lessons is not None and not self.lessons.done:
+            self._teach(self.lessons)
+            return
+        self._collect()
+        if not self.exploration.warming_up(len(self.replay)):
+            self.penalties.imitation_weight = self.imitation_weight(self.reinforced_steps)
+            self.penalties.anchor_weight = self.anchor_weight(self.reinforced_steps)
+            for _ in range(self.settings.atoms.updates_per_round):
+                self.means.add(self.agent.update(self._sampled()))
+                self.n_updates += 1
+
+    def _teach(self, lessons: Imitation) -> None:
+        before = self.task.potential.calls
+        self.means.add(lessons.update())
+        self.force_calls += self.task.potential.calls - before
+        self.step += 1
+        if lessons.done:
+            self._examples.forget()
+            follow(self.agent)
+
+    def _sampled(self) -> Batch:
+        """Every network of an update looks at the same neighbours: they are searched once per side."""
+        batch, cutoff = self.replay.sample(self.settings.training.batch_size), self.settings.networks.cutoff_angstrom
+        return replace(
+            batch,
+            observations=with_graph(batch.observations, cutoff),
+            next_observations=with_graph(batch.next_observations, cutoff),
+        )
+
+    def _collect(self) -> None:
+        learned_agent = self._learned_agent
+        collected = self._next_collected()
+        transition = collected.transition
+        self.force_calls += collected.force_calls
+        self.replay.add(transition)
+        self.step += self.steps_per_round
+        self.diagnosis.add(transition, learned_agent)
+        finished = self.episodes.add(transition.reward, transition.finished)
+        self.check_returns(self.agent, finished, self.settings.environment.discount_factor)
+        self.state = collected.state
+
+    def _next_collected(self) -> Collected:
+        return self.collector.collect(self.state, len(self.replay), self.reinforced_steps)
+
+    @property
+    def _learned_agent(self) -> Agent | None:
+        """None in the warm-up: what it says means nothing yet."""
+        return None if self.exploration.warming_up(len(self.replay)) else self.agent
+
+    def act(self, state: State) -> Move:
+        """The policy without exploration."""
+        return self.agent.act(with_graph(state, self.settings.networks.cutoff_angstrom))
+
+    def assess(self, stop: Callable[[], bool] | None = None) -> Assessed:
+        assessed = self.assessor(self.task.following(self.act), stop)
+        if "BFGS" in assessed.baselines:
+            self.diagnosis.assessed(float(assessed.force_calls.mean()), assessed.baselines["BFGS"])
+        return assessed
+
+    def scalars(self) -> dict[str, float]:
+        """What has built up since the last call; one line of the log."""
+        own: dict[str, float] = {"time/total_timesteps": self.step, "time/force_calls": self.force_calls}
+        own |= {"train/n_updates": self.n_updates, **self.episodes.scalars()}
+        if isinstance(self.agent, NoisyExplorer):
+            own["rollout/exploration_noise"] = self.agent.exploration_scale
+        own |= self.means.take()
+        scheduled = {"imitation_weight": self.imitation_weight(self.reinforced_steps)}
+        return own | self.diagnosis.scalars(self.step, self.state, self._learned_agent, self.replay, own | scheduled)
+
+    def take_events(self) -> list[Event]:
+        """Alarms that began or ended since the last call."""
+        return self.diagnosis.take_events()
+
+    def result(self, final: Assessed, wall_time_seconds: float) -> RelaxationResult:
+        atoms = self.settings.atoms
+        return RelaxationResult.of(
+            self.settings,
+            final,
+            steps=self.step,
+            episodes=self.episodes.finished,
+            wall_time_seconds=wall_time_seconds,
+            weights_sha256=digest(self.weights()),
+            training_force_calls=self.force_calls,
+            potential=atoms.potential,
+            structures=atoms.structures,
+        )
+
+    def weights(self) -> dict[str, Tensor]:
+        """What it takes to act, or to start a new run from. Networks for atoms normalise by themselves."""
+        return joined({"agent": self.agent.snapshot()})
+
+    def start_from(self, stored: Stored) -> None:
+        """Take over old networks; counters and Adam's memory stay at 0 (R10.2).
+
+        Of a run with another agent, or of the task metals, a metric policy takes the metric alone.
+        """
+        if self.lessons is not None and (metric := metric_in(stored, self.settings.flat())) is not None:
+            self.lessons.policy.network.load_state_dict(metric)
+            follow(self.agent)
+        else:
+            start_agent_from(self.agent, stored, self.settings.flat())
+
+    def snapshot(self) -> dict[str, Tensor]:
+        """Everything a resume needs, as tensors. A DivergedError when the agent is not worth keeping."""
+        parts = {name: part.snapshot() for name, part in self._saved_parts().items()}
+        checked_finite(parts["agent"], self.step)
+        parts["state"] = state_tensors(self.state)
+        if self.lessons is not None:
+            parts["teacher"] = self.lessons.snapshot()
+        parts["generators"] = {name: generator.get_state() for name, generator in self.generators.items()}
+        counters = {"step": self.step, "n_updates": self.n_updates, "force_calls": self.force_calls}
+        if self.lessons is not None:
+            counters["lessons"] = self.lessons.n_updates
+        parts["counters"] = {name: torch.tensor(number) for name, number in counters.items()}
+        return joined(parts)
+
+    def restore(self, stored: Stored) -> None:
+        """The opposite of `snapshot`."""
+        self._check_collectors(int(stored.part("collectors").get("counters.number", 1)))
+        with taken_back():
+            if self.lessons is not None:  # first: its memory of the policy may be older than the agent's
+                self.lessons.restore(stored.part("teacher"))
+            for name, part in self._saved_parts().items():
+                part.restore(stored.part(name))
+            for name, generator in self.generators.items():
+                generator.set_state(stored.part("generators")[name])
+            self.state = state_from_tensors(stored.part("state"))
+            counters = stored.part("counters")
+            self.step, self.n_updates = int(counters["step"]), int(counters["n_updates"])
+            self.force_calls = int(counters["force_calls"])
+
+    def _check_collectors(self, number: int) -> None:
+        if number > 1:
+            raise CheckpointError(f"this run has {number} collectors; go on with --collectors ray:{number}")
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def _saved_parts(self) -> dict[str, Any]:
+        """By their names in a checkpoint."""
+        parts = {name: getattr(self, name) for name in ("agent", "replay", "episodes", "diagnosis")}
+        return parts | {"metric_means": self.means}
+
+
+def follow(agent: Any) -> None:
+    """The target becomes what the policy is: it was copied before the lessons. (SAC has no target policy.)"""
+    if (target := getattr(agent, "target_policy", None)) is not None:
+        target.load_state_dict(agent.policy.state_dict())
+
+
+def metric_in(stored: Stored, settings: Mapping[str, Any]) -> dict[str, Tensor] | None:
+    """Weights of the metric in a run of another kind (agent, gate, task); None for one alike: it is taken over whole.
+
+    `settings` are the flat ones of the new run. A CheckpointError where the old metric is of another shape.
+    """
+    old = stored_settings(stored)
+    same = ("task", "agent", "policy", *GATE)
+    if all(name in old and old[name] == settings[name] for name in same):
+        return None
+    prefix = f"agent.policy.{NETWORK}" if old.get("task") == settings["task"] else f"metric.{NETWORK}"
+    found = {key.removeprefix(prefix): tensor for key, tensor in stored.tensors.items() if key.startswith(prefix)}
+    if not found:
+        raise CheckpointError("the old run has no metric to begin with; it must be one with policy = metric, or metals")
+    names = [name for name in MetricSettings.model_fields if name not in (*GATE, "damped")]
+    changes = [f"{n} (was {old[n]!r}, now {settings[n]!r})" for n in names if n in old and old[n] != settings[n]]
+    if changes:
+        raise CheckpointError(f"the old metric is another one, because these differ: {', '.join(changes)}")
+    return found

@@ -1,0 +1,111 @@
+"""One step of all structures side by side: what is tried, what comes of it, where the next step begins.
+
+Knows neither replay nor updates, so that it can run beside the learner or on another machine. Everything that changes
+is handed in: the state, the generators, the agent's weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Generator, Tensor
+
+from relaxion.agents.make import AnyAgent, atom_agent
+from relaxion.agents.shared import PolicyPenalty
+from relaxion.experience.expert import Expert, guided
+from relaxion.experience.exploration import Exploration, LinearSchedule
+from relaxion.experience.transition import Source, Transition
+from relaxion.networks.metric.network import MetricSettings
+from relaxion.networks.metric.policies import MetricActions
+from relaxion.networks.move_actions import ForceMoveActions, MoveActions
+from relaxion.networks.surroundings import with_graph
+from relaxion.structures import Move, State
+from relaxion.training.checkpoint import DivergedError
+from relaxion.training.relax_settings import RelaxRunSettings
+from relaxion.training.relax_task import RelaxTask
+
+GENERATORS = ("exploration", "starts", "expert")  # those that collecting draws from
+
+
+@dataclass(frozen=True, eq=False)
+class Collected:
+    """What one step brought."""
+
+    transition: Transition
+    state: State  # where the next step begins: new starts in place of what is finished
+    force_calls: int  # of the step and of the new starts
+
+
+class RelaxCollector:
+    """`collect` is a function of state, generators, weights, `n_stored` and `step`, and of nothing else."""
+
+    def __init__(
+        self, settings: RelaxRunSettings, task: RelaxTask, agent: Any, generators: Mapping[str, Generator]
+    ) -> None:
+        training, atoms = settings.training, settings.atoms
+        self.settings, self.potential, self.generators = settings, task.potential, generators
+        self.environment = task.environment()
+        self.exploration = Exploration(
+            agent,
+            action_domain(settings),
+            generators["exploration"],
+            warmup_steps=training.warmup_steps,
+            noise=training.noise_schedule(agent),
+            random_warmup=settings.metric is None,  # a metric goes downhill, learned or not
+        )
+        self.expert = Expert()
+        self.expert_share = LinearSchedule(atoms.expert_share, atoms.expert_share_final, atoms.expert_steps)
+
+    def begin(self) -> tuple[State, int]:
+        """New relaxations, and the force calls of their starts."""
+        before = self.potential.calls
+        return self.environment.reset(self.generators["starts"]), self.potential.calls - before
+
+    def collect(self, state: State, n_stored: int, step: int) -> Collected:
+        """`n_stored` transitions and `step` environment steps are what the learner has at the moment."""
+        before = self.potential.calls
+        transition = self.environment.step(state, *self.proposed(state, n_stored, step))
+        renewed = self.environment.renew(transition, self.generators["starts"])
+        return Collected(transition, renewed, self.potential.calls - before)
+
+    def proposed(self, state: State, n_stored: int, step: int) -> tuple[Move, Tensor]:
+        """What the policy, chance or the expert wants to do, and who of them it was."""
+        seen = with_graph(state, self.settings.networks.cutoff_angstrom)
+        own = self.exploration(seen, n_stored, step).to(state.structures.dtype)
+        if not (torch.isfinite(own.displacements).all() and torch.isfinite(own.strains).all()):
+            raise DivergedError("the policy's move", {"step": step, "displacements": own.displacements.tolist()})
+        who = Source.RANDOM if self.exploration.at_random(n_stored) else Source.POLICY
+        return guided(state, own, who, self.expert, self.expert_share(step), self.generators["expert"])
+
+
+class KnobForceActions(MetricActions, ForceMoveActions):
+    """Noise in units of the forces; the choice is that of three knobs."""
+
+
+def action_domain(settings: RelaxRunSettings) -> MoveActions:
+    """By the unit of exploration, and by what SAC's entropy counts."""
+    world, knobs = settings.environment, settings.metric is not None
+    bounds = (world.max_displacement_angstrom, world.max_strain)
+    if settings.atoms.exploration_unit == "forces":
+        kind = KnobForceActions if knobs else ForceMoveActions
+        return kind(*bounds, settings.networks.stiffness_ev_per_angstrom2)
+    return MetricActions(*bounds) if knobs else MoveActions(*bounds)
+
+
+def make_agent(settings: RelaxRunSettings, generator: Generator, penalty: PolicyPenalty | None = None) -> AnyAgent:
+    """The agent of a run, with fresh networks, whatever kind its policy is."""
+    policy = settings.policy
+    return atom_agent(
+        action_domain(settings),
+        generator,
+        settings.agent,
+        settings.networks,
+        penalty,
+        policy if isinstance(policy, MetricSettings) else None,
+        "all" if settings.metric is None else settings.metric.reinforced,
+        # a metric that was taught waits until the critics know something of it
+        0 if settings.lessons is None else settings.lessons.critic_updates_before,
+    )

@@ -1,0 +1,354 @@
+"""The server of the live page: loopback only, read-only, for this machine's own browser.
+
+Whoever asks must have typed our address (the Host header is checked, so that no foreign name can be pointed at us),
+and a race is only begun by our own page (Origin), in JSON, which no foreign form can send.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import socket
+import threading
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import Any, Self
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from relaxion.errors import RelaxionError, SettingsError
+from relaxion.web.film import LARGEST_BYTES as MOST_FILM_BYTES
+from relaxion.web.live_race import LARGEST_UPLOAD, Races, TooMany, read_request
+from relaxion.web.page import FOOT, Page, Part
+from relaxion.web.run import WatchedRun
+from relaxion.web.training import TRAINING_SCRIPTS, heading, training_page, training_parts
+
+LIVE_SCRIPTS = (*TRAINING_SCRIPTS, "race_tab.js", "live.js")
+LIVE_FOOT = ("This page is fed by relaxion watch on this machine; it changes nothing in the runs.", FOOT[1])
+
+
+class LivePage(Page):
+    """The training page, allowed to ask its own server and nobody else."""
+
+    @property
+    def needs_library(self) -> bool:
+        return True  # a film or a race may come later
+
+    def security_policy(self, scripts: Sequence[str]) -> str:
+        return f"{super().security_policy(scripts)}; connect-src 'self'; base-uri 'none'; form-action 'none'"
+
+
+class Board:
+    """Refreshed by one thread, read by many."""
+
+    def __init__(self, runs: Sequence[WatchedRun]) -> None:
+        self.runs = runs
+        self.epoch = secrets.token_hex(4)  # of this server: versions of another one mean nothing
+        self.version = 0
+        self._looking = threading.Lock()  # at the runs
+        self._lock = threading.Lock()  # of what is told
+        self._texts: dict[str, str] = {}  # by id, in their order
+        self._changed: dict[str, int] = {}  # by id: the version with which it came as it is
+        self._heading: dict[str, str] = {}
+        self._heading_changed = 0
+
+    def refresh(self, seconds: float = 2.0) -> bool:
+        """Look at the runs; whether anything is new."""
+        with self._looking:
+            news = [run.poll(seconds / len(self.runs)) for run in self.runs]
+            if not any(news) and self.version:
+                return False
+            texts = {part["id"]: _text(part) for part in training_parts(self.runs, MOST_FILM_BYTES)}
+            words = heading(self.runs)
+        with self._lock:
+            return self._take(texts, words)
+
+    def _take(self, texts: dict[str, str], words: dict[str, str]) -> bool:
+        changed = [name for name, text in texts.items() if self._texts.get(name) != text]
+        if not changed and list(texts) == list(self._texts) and words == self._heading:
+            return False
+        self.version += 1
+        self._changed = {name: self._changed.get(name, 0) for name in texts} | dict.fromkeys(changed, self.version)
+        if words != self._heading:
+            self._heading, self._heading_changed = words, self.version
+        self._texts = texts
+        return True
+
+    def news(self, since: int) -> str:
+        """What has come after that version, as JSON."""
+        with self._lock:
+            newer = [text for name, text in self._texts.items() if self._changed[name] > since]
+            words = json.dumps(self._heading, ensure_ascii=False) if self._heading_changed > since else "null"
+            order = json.dumps(list(self._texts))
+            return f'{{"version":{self.version},"heading":{words},"order":{order},"parts":[{",".join(newer)}]}}'
+
+    def page(self, more: dict[str, Any]) -> str:
+        """The whole page as it is now; `more` is what else the browser has to know."""
+        with self._lock:
+            parts: list[Part] = [json.loads(text) for text in self._texts.values()]
+            words, live = self._heading, {"epoch": self.epoch, "version": self.version, **more}
+        head = words["title"], words["eyebrow"], words["lead"]
+        return LivePage(*head, parts, foot=LIVE_FOOT, scripts=LIVE_SCRIPTS, more={"live": live}).html
+
+    def frozen(self) -> str:
+        """The page as a file that needs no server."""
+        with self._looking:
+            return training_page(self.runs).html
+
+
+def _text(part: Part) -> str:
+    return json.dumps(part, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
+HOST = "127.0.0.1"
+NAMES = ("127.0.0.1", "localhost")
+PORT, PORTS_TRIED = 8765, 20
+SECONDS_BETWEEN_LOOKS = 1.0
+SECONDS_OF_SILENCE = 15.0  # then a line without news, so that a dead connection is noticed
+MOST_LISTENERS = 64
+HEADERS = {
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-store",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "content-security-policy": "frame-ancestors 'none'",
+}
+
+
+class OwnPageOnly:
+    """Turns away foreign Host headers, foreign origins and everything that would change something."""
+
+    def __init__(self, app: ASGIApp, port: int) -> None:
+        self.app = app
+        self.hosts = {f"{name}:{port}" for name in NAMES} | (set(NAMES) if port == 80 else set())
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            if scope["type"] == "lifespan":
+                await self.app(scope, receive, send)
+            return
+        refusal = self._refusal(scope)
+        if refusal is not None:
+            await refusal(scope, receive, _with_headers(send))
+            return
+        await self.app(scope, receive, _with_headers(send))
+
+    def _refusal(self, scope: Scope) -> Response | None:
+        given = [(name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in scope["headers"]]
+        hosts = [value.lower() for name, value in given if name == "host"]
+        if len(hosts) != 1 or hosts[0] not in self.hosts:
+            return _sentence(
+                421, f"this server answers to {' and '.join(sorted(self.hosts))} only; open it by that name"
+            )
+        if scope["method"] in ("GET", "HEAD"):
+            return None
+        if scope["method"] != "POST" or scope["path"] != "/race":
+            return _sentence(405, "this page is read-only")
+        origins = [value.lower() for name, value in given if name == "origin"]
+        if origins != [f"http://{hosts[0]}"]:
+            return _sentence(403, "a race is begun by the page itself, not by another site")
+        kinds = [value.split(";")[0].strip().lower() for name, value in given if name == "content-type"]
+        return None if kinds == ["application/json"] else _sentence(415, "a race is asked for in JSON")
+
+
+def _with_headers(send: Send) -> Send:
+    async def send_with_headers(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            own = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
+            message = {**message, "headers": [*message.get("headers", []), *own]}
+        await send(message)
+
+    return send_with_headers
+
+
+def _sentence(status: int, words: str) -> PlainTextResponse:
+    return PlainTextResponse(words + "\n", status_code=status)
+
+
+class Live:
+    """The application: the board is looked after while it runs, listeners are told when it changes."""
+
+    def __init__(self, board: Board, races: Races) -> None:
+        self.board, self.races = board, races
+        self._waiting: set[asyncio.Event] = set()  # one for each listener that has everything there is
+        self._listeners = 0
+        self._over = False
+
+    def app(self, port: int) -> ASGIApp:
+        routes = [
+            Route("/", self.page),
+            Route("/page.html", self.frozen),
+            Route("/events", self.events),
+            Route("/race", self.begin_race, methods=["POST"]),
+            Route("/race/{number:int}", self.race),
+        ]
+        return OwnPageOnly(Starlette(routes=routes, lifespan=self._lifespan), port)
+
+    @asynccontextmanager
+    async def _lifespan(self, _app: Starlette) -> AsyncIterator[None]:
+        looking = asyncio.create_task(self._look())
+        try:
+            yield
+        finally:
+            await self.end()
+            looking.cancel()
+            with suppress(asyncio.CancelledError):
+                await looking
+
+    async def end(self) -> None:
+        """Let listeners go, and races with them."""
+        self._over = True
+        self._wake()
+        await self.races.close()
+
+    async def _look(self) -> None:
+        while True:
+            await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
+            if await asyncio.to_thread(self.board.refresh):
+                self._wake()
+
+    def _wake(self) -> None:
+        for event in self._waiting:
+            event.set()
+
+    async def page(self, _request: Request) -> Response:
+        more = {"race": self.races.choices()}
+        return HTMLResponse(await asyncio.to_thread(self.board.page, more))
+
+    async def frozen(self, _request: Request) -> Response:
+        """The page as a file: no server needed any more."""
+        html = await asyncio.to_thread(self.board.frozen)
+        return HTMLResponse(html, headers={"content-disposition": 'attachment; filename="relaxion-training.html"'})
+
+    async def events(self, request: Request) -> Response:
+        if self._listeners >= MOST_LISTENERS:
+            return _sentence(503, f"{MOST_LISTENERS} pages are listening already; close one of them")
+        known = request.headers.get("last-event-id") or request.query_params.get("known", "")
+        epoch, _, version = known.partition("-")
+        ours = epoch == self.board.epoch and version.isdigit() and len(version) < 16
+        stream = self._stream(int(version) if ours else 0)
+        return StreamingResponse(stream, media_type="text/event-stream")
+
+    async def _stream(self, since: int) -> AsyncIterator[str]:
+        self._listeners += 1
+        try:
+            yield "retry: 2000\n\n"
+            while not self._over:
+                if self.board.version > since:
+                    text = await asyncio.to_thread(self.board.news, since)
+                    since = int(json.loads(text)["version"])
+                    yield f"id: {self.board.epoch}-{since}\nevent: parts\ndata: {text}\n\n"
+                elif not await self._wait(since):
+                    yield ": nothing new\n\n"
+        finally:
+            self._listeners -= 1
+
+    async def _wait(self, since: int) -> bool:
+        """For news; False after a long silence.
+
+        Not an asyncio.Condition: a listener that goes away while it is woken leaves its lock behind, and then nobody
+        hears anything any more (Python 3.11).
+        """
+        news = asyncio.Event()
+        self._waiting.add(news)
+        try:
+            if self._over or self.board.version > since:
+                return True
+            return await asyncio.wait_for(news.wait(), SECONDS_OF_SILENCE)
+        except TimeoutError:
+            return False
+        finally:
+            self._waiting.discard(news)
+
+    async def begin_race(self, request: Request) -> Response:
+        try:
+            body = await _body(request, LARGEST_UPLOAD)
+            number = await self.races.begin(read_request(body, self.races.choices()))
+        except ClientDisconnect:
+            return Response(status_code=400)
+        except TooLarge as error:
+            return JSONResponse({"error": str(error)}, status_code=413)
+        except TooMany as error:
+            return JSONResponse({"error": str(error)}, status_code=429)
+        except RelaxionError as error:
+            return JSONResponse({"error": str(error)}, status_code=400)
+        return JSONResponse({"number": number}, status_code=202)
+
+    async def race(self, request: Request) -> Response:
+        found = self.races.state(int(request.path_params["number"]))
+        if found is None:
+            return JSONResponse({"error": "this race is over and forgotten; start it again"}, status_code=404)
+        return Response(found, media_type="application/json")
+
+
+class TooLarge(SettingsError):
+    """An upload beyond the limit."""
+
+
+async def _body(request: Request, most: int) -> bytes:
+    """The body, given up as soon as it is too large; what the header claims is not believed."""
+    pieces, size = [], 0
+    async for piece in request.stream():
+        size += len(piece)
+        if size > most:
+            limit = f"{most // 1000} kB"
+            raise TooLarge(f"the file is larger than {limit}; race a smaller structure, or use 'relaxion race'")
+        pieces.append(piece)
+    return b"".join(pieces)
+
+
+def free_socket(port: int) -> socket.socket:
+    """Bound to the loopback address at this port, or at the next one that is free; 0: at any."""
+    last: OSError | None = None
+    for candidate in [port] if port == 0 else range(port, min(port + PORTS_TRIED, 65536)):
+        found = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            found.bind((HOST, candidate))
+            found.listen(64)
+        except OSError as error:
+            found.close()
+            last = error
+            continue
+        return found
+    raise SettingsError(f"no port from {port} to {port + PORTS_TRIED - 1} is free ({last}); name another --port")
+
+
+def server(board: Board, bound: socket.socket) -> uvicorn.Server:
+    """Ready to run; what it serves is up to date once."""
+    board.refresh(seconds=5.0)
+    app = Live(board, Races()).app(bound.getsockname()[1])
+    config = uvicorn.Config(
+        app, log_level="warning", access_log=False, ws="none", lifespan="on", server_header=False, proxy_headers=False,
+        limit_concurrency=64, timeout_keep_alive=5, timeout_graceful_shutdown=2,
+    )  # fmt: skip
+    return uvicorn.Server(config)
+
+
+class InThread:
+    """The server beside other work: for notebooks and tests."""
+
+    def __init__(self, board: Board, port: int = 0) -> None:
+        self._socket = free_socket(port)
+        self._server = server(board, self._socket)
+        self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._socket]}, daemon=True)
+
+    @property
+    def port(self) -> int:
+        return self._socket.getsockname()[1]
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._server.should_exit = True
+        self._thread.join(timeout=15)
+        self._socket.close()

@@ -1,0 +1,140 @@
+"""A metric that learns from a store: what becomes a lesson, that it learns, that it goes on to the bit, its bundle."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from relaxion.bundles import PolicyBundle
+from relaxion.collecting.collect import collect
+from relaxion.collecting.settings import CollectSettings
+from relaxion.collecting.store import TrajectoryStore
+from relaxion.errors import FileError, RunError
+from relaxion.files import Stored, digest
+from relaxion.structures import Outcome
+from relaxion.training.lessons_from_store import (
+    StoreSettings,
+    grouped_lessons,
+    is_validation,
+    largest_forces,
+    mean_error,
+    split_store,
+    stored_calls,
+    stored_lessons,
+)
+from relaxion.training.loop import train
+from relaxion.training.metric import MetricTrainer
+from relaxion.training.packaging import bundle_from_run
+from relaxion.training.settings import RunSettings
+
+RECIPE = {
+    "seed": 5,
+    "kinds": {
+        "alloy": {"make": "metal", "engine": "emt", "number": 44, "largest_n_atoms": 8, "free_cell_share": 0.4},
+    },
+}
+SMALL = {"channels": 8, "n_hidden": 8, "n_layers": 1, "cutoff_angstrom": 4.0, "lessons_per_update": 16}
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("stores") / "alloys"
+    collect(CollectSettings.of(RECIPE, {}), path)
+    return path
+
+
+def settings(store: Path | str, **given: object) -> RunSettings:
+    table = {
+        "task": "metric",
+        "examples": "store",
+        "store": str(store),
+        "steps": 30,
+        "lesson_updates": 30,
+        "assessment_starts": 3,
+    }
+    return RunSettings.read(table | SMALL | given)
+
+
+def test_every_state_is_taught_the_way_to_the_end_of_its_own_relaxation(store: Path) -> None:
+    trajectory = next(t for t in TrajectoryStore.open(store) if t.outcome == Outcome.CONVERGED and not t.cell_free)
+    lessons = stored_lessons(trajectory, StoreSettings())
+    assert lessons is not None
+    ends = lessons.state.structures.moved(lessons.goal).positions.reshape(lessons.number, -1, 3)
+    apart = ends - trajectory.positions[-1]
+    drift = apart.mean(dim=1, keepdim=True)  # a shift of all atoms costs nothing
+    assert torch.allclose(apart - drift, torch.zeros_like(apart), atol=1e-12)
+    assert bool((largest_forces(trajectory)[: lessons.number] > 0.03).all())
+
+
+def test_relaxations_without_an_end_teach_nothing(store: Path) -> None:
+    whole = next(t for t in TrajectoryStore.open(store) if len(t) > 4)
+    names = ("cells", "positions", "energies", "forces", "stresses")
+    cut = replace(whole, outcome=int(Outcome.STEP_LIMIT), **{name: getattr(whole, name)[:2] for name in names})
+    assert stored_lessons(cut, StoreSettings()) is None
+    assert stored_calls(cut) == 200
+
+
+def test_the_two_sides_of_a_store_never_mix(store: Path) -> None:
+    training, validation = split_store(StoreSettings(store=str(store)))
+    assert training
+    assert validation
+    assert not {t.key for t in training} & {t.key for t in validation}
+    assert all(is_validation(t.key) for t in validation)
+
+
+def test_it_learns(store: Path) -> None:
+    trainer = MetricTrainer(settings(store, steps=120, lesson_updates=120))  # pyright: ignore[reportArgumentType]
+    unseen = grouped_lessons(trainer.plan.validation, StoreSettings())["crystals"].lessons
+    before = mean_error(trainer.policy.network, unseen)
+    for _ in range(120):
+        trainer.advance()
+    assert mean_error(trainer.policy.network, unseen) < 0.8 * before
+
+
+def test_it_goes_on_to_the_bit(store: Path) -> None:
+    straight = MetricTrainer(settings(store))  # pyright: ignore[reportArgumentType]
+    for _ in range(4):
+        straight.advance()
+    kept = Stored(straight.snapshot(), {})
+    resumed = MetricTrainer(settings(store))  # pyright: ignore[reportArgumentType]
+    resumed.restore(kept)
+    for trainer in (straight, resumed):
+        for _ in range(4):
+            trainer.advance()
+    assert digest(straight.weights()) == digest(resumed.weights())
+
+
+def test_a_run_becomes_a_bundle_with_the_elements_it_has_seen(store: Path, tmp_path: Path) -> None:
+    result = train(settings(store, steps=10, lesson_updates=10), tmp_path / "run")
+    assert result.steps == 10
+    bundle = bundle_from_run(tmp_path / "run", "mine")
+    file = tmp_path / "mine.safetensors"
+    bundle.write(file)
+    card = PolicyBundle.read(file).card
+    training, _ = split_store(StoreSettings(store=str(store)))
+    assert len(card.elements) == len({int(z) for t in training for z in t.numbers})
+    assert card.policy_result is not None
+    assert card.policy_result.success_rate == 1.0
+    assert "--from-weights" not in card.training_command
+    train(settings(store, steps=2, lesson_updates=2), tmp_path / "second", from_weights=tmp_path / "run")
+    assert f"--from-weights {tmp_path / 'run'}" in bundle_from_run(tmp_path / "second", "mine").card.training_command
+
+
+def test_no_store_is_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="relaxion collect"):
+        train(settings(""), tmp_path / "run")
+    with pytest.raises(FileError, match="holds no store"):
+        train(settings(tmp_path / "nothing"), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_store_of_another_version_is_refused(store: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    text = (store / "manifest.json").read_text()
+    (other / "manifest.json").write_text(text.replace('"format_version": 1', '"format_version": 7'))
+    with pytest.raises(FileError, match="format version 7"):
+        train(settings(other), tmp_path / "run")
