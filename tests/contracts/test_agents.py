@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from relaxion.agents import AGENT_SETTINGS, Agent, NoisyExplorer, SACSettings, vector_agent
-from relaxion.agents.agent import ActionDomain
-from relaxion.experience.batch import Batch
+from relaxion.experience.replay import Batch
+from relaxion.networks.roles import ActionDomain
 from relaxion.networks.vector import BoxActions, VectorNetworkSettings
 
 AGENTS = sorted(AGENT_SETTINGS)

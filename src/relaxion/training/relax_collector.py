@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from relaxion.agents.agent import PolicyPenalty
 from relaxion.agents.make import AnyAgent, atom_agent
+from relaxion.agents.shared import PolicyPenalty
 from relaxion.experience.expert import Expert, guided
 from relaxion.experience.exploration import Exploration, LinearSchedule
 from relaxion.experience.transition import Source, Transition

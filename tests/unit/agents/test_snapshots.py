@@ -9,7 +9,7 @@ import torch
 
 from relaxion.agents import AGENT_SETTINGS, Agent, TD3Settings, vector_agent
 from relaxion.errors import RestartError
-from relaxion.experience.batch import Batch
+from relaxion.experience.replay import Batch
 from relaxion.networks.vector import BoxActions, VectorNetworkSettings
 
 
