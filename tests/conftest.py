@@ -12,8 +12,7 @@ from ase.build import bulk
 
 from relaxion.bundles import ModelCard, Network, PolicyBundle
 from relaxion.networks.roles import Policy
-from relaxion.networks.vector import VectorPolicy
-from relaxion.networks.vector_actions import BoxActions
+from relaxion.networks.vector import BoxActions, VectorPolicy
 from relaxion.optimize.trust_rule import ACTIONS, OBSERVATION
 from relaxion.potentials.potential import Potential
 from relaxion.structures import Evaluation, Structures

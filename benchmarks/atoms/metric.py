@@ -3,7 +3,7 @@
     python benchmarks/atoms/metric.py --only al-fe [--side validation] [--policy metals] [--trust 0.3]
 
 `--policy` is the name of a policy or a bundle's file (`relaxion package RUN NAME --out FILE`), `--trust` the longest
-move in Å. With and without the damping by the last secant (`networks/metric/damping.py`).
+move in Å. With and without the damping by the last secant (`networks/metric/policies.py`).
 """
 
 from __future__ import annotations

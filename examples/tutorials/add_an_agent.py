@@ -4,8 +4,8 @@ import argparse
 
 import torch
 
-from relaxion.agents.agent import Agent
 from relaxion.agents.shared import (
+    Agent,
     adam,
     bellman_target,
     descend,
@@ -16,8 +16,7 @@ from relaxion.agents.shared import (
 )
 from relaxion.experience.replay import VectorReplay
 from relaxion.experience.vector_environment import VectorEnvironments, task
-from relaxion.networks.vector import VectorCritics
-from relaxion.networks.vector_actions import BoxActions
+from relaxion.networks.vector import BoxActions, VectorCritics
 from relaxion.training.control import assess
 
 N_TRIED, BATCH, WARMUP, DISCOUNT = 64, 64, 200, 0.97

@@ -1,8 +1,11 @@
-"""Pages in a real browser. Without Chromium these tests are skipped, but never in CI: there they fail."""
+"""Pages in Debian's Chromium, driven by Playwright. Without Chromium these tests are skipped, but never in CI: there
+they fail. No test depends on speed: whatever takes its time is waited for.
+"""
 
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -10,23 +13,35 @@ import numpy as np
 import pytest
 from ase.build import bulk
 from ase.io import write
-from chromium import Chromium, Sheet, find
 from examples_for_pages import HOSTILE
+from playwright.sync_api import Browser, expect, sync_playwright
+from sheets import PATIENCE_MS, Sheet
 from typer.testing import CliRunner
 
 from relaxion.cli.app import app
 
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+FLAGS = (
+    "--no-sandbox",  # as root there is no other way
+    "--use-gl=angle", "--use-angle=swiftshader", "--enable-unsafe-swiftshader",  # WebGL in software
+    "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update",
+    "--disable-sync", "--force-color-profile=srgb", "--hide-scrollbars",
+)  # fmt: skip
+expect.set_options(timeout=PATIENCE_MS)
+
 
 @pytest.fixture(scope="module")  # not longer: a turning structure keeps a core busy, also where nobody looks
-def chromium() -> Iterator[Chromium]:
-    program = find()
+def chromium() -> Iterator[Browser]:
+    program = os.environ.get("RELAXION_CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
     if program is None:
         words = "no Chromium here; 'make chromium' installs Debian's, or set RELAXION_CHROMIUM to one"
         if os.environ.get("CI"):
             pytest.fail(words)
         pytest.skip(words)
-    with Chromium(program) as browser:
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program, args=FLAGS, timeout=PATIENCE_MS)
         yield browser
+        browser.close()
 
 
 @pytest.fixture(scope="session")
@@ -65,25 +80,28 @@ def race_file(made: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def report(chromium: Chromium, report_file: Path) -> Iterator[Sheet]:
+def sheet(chromium: Browser) -> Iterator[Sheet]:
+    """An empty one for all tests of a module."""
+    made = Sheet(chromium)
+    yield made
+    made.page.close()
+
+
+@pytest.fixture(scope="module")
+def report(sheet: Sheet, report_file: Path) -> Sheet:
     """The report, opened once for all tests that only look or put things back."""
-    sheet = chromium.sheet()
-    sheet.open(report_file)
-    yield sheet
-    sheet.close()
+    return sheet.open(report_file)
 
 
 @pytest.fixture
-def opened(chromium: Chromium) -> Iterator[Callable[..., Sheet]]:
-    """Open a page in a sheet of its own: opened(path, width=390, dark=True)."""
-    sheets = []
+def opened(chromium: Browser) -> Iterator[Callable[..., Sheet]]:
+    """Open a page in a sheet of its own: opened(path, dark=True)."""
+    sheets: list[Sheet] = []
 
-    def open_one(path: Path, **options: object) -> Sheet:
-        sheet = chromium.sheet(**options)  # type: ignore[arg-type]
-        sheets.append(sheet)
-        sheet.open(path)
-        return sheet
+    def open_one(path: Path, **options: bool) -> Sheet:
+        sheets.append(Sheet(chromium, **options))
+        return sheets[-1].open(path)
 
     yield open_one
-    for sheet in sheets:
-        sheet.close()
+    for made in sheets:
+        made.page.close()

@@ -10,8 +10,8 @@ from ase.io import write
 from test_report import data_of, part
 
 from relaxion.bench.runs import Run
-from relaxion.web.race_page import Race, race_page, verdict
-from relaxion.web.report_page import LARGEST_BYTES
+from relaxion.web.page import LARGEST_BYTES
+from relaxion.web.race import Race, race_page, verdict
 
 
 def test_winner_by_force_calls_counted_inside_the_calculator(relaxion, alloy_file):

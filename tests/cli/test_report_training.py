@@ -12,9 +12,9 @@ import pytest
 
 import relaxion as package
 from relaxion.training.diagnostics import DIAGNOSTICS
-from relaxion.web.report_page import LARGEST_BYTES, as_data_block
-from relaxion.web.report_training import training_page, training_report
-from relaxion.web.watch_run import watched
+from relaxion.web.page import LARGEST_BYTES, as_data_block
+from relaxion.web.run import watched
+from relaxion.web.training import training_page, training_report
 from training_runs import ATOMS, PENDULUM, train_small
 
 HOSTILE = "</script><script>window.hacked = 1</script>"

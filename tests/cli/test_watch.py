@@ -25,13 +25,13 @@ from ase.build import bulk
 from ase.io import write
 
 from relaxion.errors import FileError, SettingsError, StructureError
-from relaxion.web import live_race, live_race_worker, live_server
-from relaxion.web.live_board import Board
+from relaxion.web import live as live_module
+from relaxion.web import live_race, live_race_worker
+from relaxion.web.live import Board, InThread
 from relaxion.web.live_race import LARGEST_UPLOAD, MOST_ATOMS, Races, read_request, shown_name
 from relaxion.web.live_race_worker import comment_of, format_of, read_structure
-from relaxion.web.live_server import InThread
-from relaxion.web.report_page import LARGEST_BYTES
-from relaxion.web.watch_run import watched
+from relaxion.web.page import LARGEST_BYTES
+from relaxion.web.run import watched
 from training_runs import ATOMS, PENDULUM, train_small
 
 COMMAND = [sys.executable, "-c", "from relaxion.cli.app import main; main()"]
@@ -61,7 +61,7 @@ def run(finished: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live_server, "SECONDS_BETWEEN_LOOKS", 0.05)
+    monkeypatch.setattr(live_module, "SECONDS_BETWEEN_LOOKS", 0.05)
 
 
 @contextmanager
@@ -349,7 +349,7 @@ def test_a_race_is_begun_by_the_page_itself_only(run: Path) -> None:
 
 
 def test_races_are_few_and_end_in_time(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live_server, "Races", lambda: Races(seconds=1.0, at_once=1))
+    monkeypatch.setattr(live_module, "Races", lambda: Races(seconds=1.0, at_once=1))
     text = structure_text(shaken(repeat=400), "large.xyz", tmp_path, format="extxyz")
     with served(run) as server:
         _, begun = begin(server, asked(text, fmax=0.001))
@@ -490,7 +490,7 @@ def test_bad_input_is_a_sentence(relaxion, finished: Path) -> None:
 
 
 def test_without_the_extra_it_says_what_to_install(relaxion, finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "relaxion.web.live_server")
+    monkeypatch.delitem(sys.modules, "relaxion.web.live")
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     answer = relaxion("watch", str(finished))
     assert answer.code == 1
@@ -536,9 +536,9 @@ class _StillBoard:
         return json.dumps({"version": self.version})
 
 
-async def _busy_page(seconds: float) -> tuple[live_server.Live, list[str]]:
+async def _busy_page(seconds: float) -> tuple[live_module.Live, list[str]]:
     """Listeners that go away at any moment while there are news; a Condition of asyncio did not survive this."""
-    live, chance, wrong = live_server.Live(_StillBoard(), Races()), random.Random(0), []  # type: ignore[arg-type]
+    live, chance, wrong = live_module.Live(_StillBoard(), Races()), random.Random(0), []  # type: ignore[arg-type]
 
     async def read() -> None:
         async for _ in live._stream(live.board.version):
@@ -570,7 +570,7 @@ async def _busy_page(seconds: float) -> tuple[live_server.Live, list[str]]:
 
 
 def test_readers_that_go_away_stop_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live_server, "SECONDS_OF_SILENCE", 0.002)
+    monkeypatch.setattr(live_module, "SECONDS_OF_SILENCE", 0.002)
     live, wrong = asyncio.run(_busy_page(1.0))
     assert not wrong
     assert live.board.version > 20

@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 
 from relaxion.errors import FileError, RunError
-from relaxion.web import watch_tail
-from relaxion.web.watch_history import MOST_POINTS, Curve, History
-from relaxion.web.watch_run import FINISHED, RUNNING, STOPPED, WAITING, WatchedRun, check_run, watched
-from relaxion.web.watch_tail import Tail
+from relaxion.web import tail as tail_module
+from relaxion.web.run import FINISHED, RUNNING, STOPPED, WAITING, WatchedRun, check_run, watched
+from relaxion.web.tail import MOST_POINTS, Curve, History, Tail
 
 CALLS = "eval/force_calls_mean"
 
@@ -121,7 +120,7 @@ def test_lines_of_anything_else_are_counted_and_left_out(folder: Path) -> None:
 
 
 def test_a_line_without_end_is_passed_by(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch_tail, "CHUNK", 1000)
+    monkeypatch.setattr(tail_module, "CHUNK", 1000)
     append(folder, "x" * 5000 + "\n" + line(9))
     run = WatchedRun(folder)
     run.poll()
@@ -256,13 +255,13 @@ def test_ten_million_lines_take_seconds(tmp_path: Path) -> None:
 
 
 def test_the_tail_never_reads_the_whole_file_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch_tail, "CHUNK", 200)
+    monkeypatch.setattr(tail_module, "CHUNK", 200)
     tail = Tail(folder / "metrics.jsonl")
     for step in range(6, 400):
         append(folder, line(step))
         while (piece := tail.read()) is not None:
             tail.keep(json.loads(piece.lines[-1])["time/total_timesteps"])
-    assert len(tail.places) <= watch_tail.MOST_PLACES
+    assert len(tail.places) <= tail_module.MOST_PLACES
     size = (folder / "metrics.jsonl").stat().st_size
     os.truncate(folder / "metrics.jsonl", size - 3 * len(line(399)))
     piece = tail.read()

@@ -59,7 +59,7 @@ def ask(policy: MetricPolicy, case: Case) -> Answer:
 
 
 def with_noise_of(case: Case, other: Case) -> Case:
-    """Noise of knobs does not turn with the frame."""
+    """Noise of factors does not turn with the frame."""
     return replace(case, cell_noise=other.cell_noise)
 
 

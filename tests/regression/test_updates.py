@@ -13,9 +13,8 @@ import pytest
 import torch
 
 from relaxion.agents import AGENT_SETTINGS, vector_agent
-from relaxion.experience.batch import Batch
-from relaxion.networks.vector import VectorNetworkSettings
-from relaxion.networks.vector_actions import BoxActions
+from relaxion.experience.replay import Batch
+from relaxion.networks.vector import BoxActions, VectorNetworkSettings
 
 STORED = Path(__file__).with_name("updates.json")
 

@@ -10,9 +10,9 @@ from relaxion.cli.progress import counted, say, tell
 from relaxion.cli.requests import CurveRequest, ReportRequest, WatchRequest
 from relaxion.errors import FileError, SettingsError
 from relaxion.training.curves import write_curve
-from relaxion.web.report_training import MOST_RUNS, training_page
+from relaxion.web.run import watched
+from relaxion.web.training import MOST_RUNS, training_page
 from relaxion.web.view import report as page_of
-from relaxion.web.watch_run import watched
 
 
 def report(request: ReportRequest, _: Interrupts) -> int:
@@ -49,8 +49,7 @@ def _save(runs: list[Path], save: Path, *, force: bool) -> int:
 
 def _serve(runs: list[Path], port: int) -> int:
     try:
-        from relaxion.web.live_board import Board
-        from relaxion.web.live_server import free_socket, server
+        from relaxion.web.live import Board, free_socket, server
     except ImportError as error:
         say(f"relaxion: a live page needs starlette and uvicorn ({error}); try: pip install 'relaxion[live]'")
         return ERROR

@@ -22,8 +22,8 @@ from relaxion.cli.sentences import compared_as_json
 from relaxion.errors import FileError, SettingsError
 from relaxion.potentials.registry import make_potential
 from relaxion.structures.dataset import read
-from relaxion.web.race_page import Race, race_page, verdict
-from relaxion.web.report_relaxation import OURS
+from relaxion.web.race import Race, race_page, verdict
+from relaxion.web.relaxation import OURS
 
 MOST_RACERS = 5  # beside ours: more films than that nobody follows, and the page has room for
 

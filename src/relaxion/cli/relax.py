@@ -34,7 +34,7 @@ from relaxion.potentials.potential import Potential
 from relaxion.potentials.registry import make_potential
 
 if TYPE_CHECKING:
-    from relaxion.web.report_relaxation import Relaxation
+    from relaxion.web.relaxation import Relaxation
 
 
 def relax(request: RelaxRequest, interrupts: Interrupts) -> int:
@@ -162,7 +162,7 @@ class _Session:
 
     def _with_page(self, report: Report, task: Task) -> Report:
         """Last, when everything is known and safe; pages are loaded only here."""
-        from relaxion.web.report_relaxation import relaxation_page
+        from relaxion.web.relaxation import relaxation_page
 
         run, folder = report.run, report.written_to
         if run is None or folder is None:
@@ -178,7 +178,7 @@ class _Session:
         return replace(report, interrupted=report.interrupted or self.interrupts.noticed)
 
     def _told(self, report: Report, run: Run, task: Task) -> Relaxation:
-        from relaxion.web.report_relaxation import Relaxation, policy_in_words
+        from relaxion.web.relaxation import Relaxation, policy_in_words
 
         return Relaxation(
             label=report.job.label,

@@ -9,8 +9,7 @@ import torch
 from torch import Generator, Tensor
 
 from relaxion.errors import SettingsError
-from relaxion.experience.batch import Batch
-from relaxion.experience.replay import draw_without_replacement
+from relaxion.experience.replay import Batch, draw_without_replacement
 from relaxion.experience.state_store import StateStore
 from relaxion.experience.transition import Transition
 from relaxion.structures import Outcome

@@ -6,11 +6,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
+from relaxion.networks.backbone import Features
 from relaxion.networks.environment_information import check_names, environment_information
-from relaxion.networks.features import Features
+from relaxion.networks.layers import StackedLinear, StackedMLP, tamed
 from relaxion.networks.observer import AtomNetworkSettings, Observer
 from relaxion.networks.roles import CategoricalCritic, Critics
-from relaxion.networks.stacked import StackedLinear, StackedMLP, tamed
 from relaxion.networks.surroundings import structure_mean
 from relaxion.structures import Move, State, Structures
 

@@ -1,26 +1,61 @@
-"""Policies for atoms: a state in, a move out. Shapes and the way through: docs/networks.md."""
+"""Policies for atoms: a state in, a move out. Shapes and the way through: docs/networks.md.
+
+Bounds act on lengths, so that equivariance survives (R6.5).
+"""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from relaxion.networks.atom_inputs import N_STATE_VECTORS
-from relaxion.networks.gate import Gate
+from relaxion.networks.environment_information import Gate
+from relaxion.networks.layers import StackedLinear, tamed
 from relaxion.networks.move_actions import MoveActions
 from relaxion.networks.move_heads import DisplacementHead, StrainHead, strain_scales
-from relaxion.networks.observer import AtomNetworkSettings, Observer
-from relaxion.networks.roles import Policy, StochasticPolicy
-from relaxion.networks.squashing import gaussian_log_density, log_volume_change, squashed
-from relaxion.networks.stacked import StackedLinear, tamed
+from relaxion.networks.observer import N_STATE_VECTORS, AtomNetworkSettings, Observer
+from relaxion.networks.roles import Policy, StochasticPolicy, log_tanh_slope
 from relaxion.networks.strains import strain_matrices
 from relaxion.networks.surroundings import structure_mean
 from relaxion.structures import Move, State
 from relaxion.structures.structures import per_structure_sum
 
 LOG_DEVIATION_RANGE = (-20.0, 2.0)  # before squashing and gate, as for vectors
+
+
+def squashed(vectors: Tensor) -> Tensor:
+    """û · tanh|u| over the last axis: direction kept, length below 1, smooth at zero."""
+    length = _lengths(vectors)[..., None]
+    return vectors * (torch.tanh(length) / length)
+
+
+def log_volume_change(vectors: Tensor) -> Tensor:
+    """log |det ∂squashed(u)/∂u| over the last axis of d components.
+
+    The length changes by tanh'(r), the d - 1 directions across it by tanh(r)/r. Exact for long vectors too, where
+    1 - tanh² has no digits left.
+    """
+    length = _lengths(vectors)
+    along = log_tanh_slope(length)
+    decay = torch.exp(-2 * length)
+    across = torch.log(-torch.expm1(-2 * length)) - torch.log1p(decay) - torch.log(length)
+    return along + (vectors.shape[-1] - 1) * across
+
+
+def gaussian_log_density(noise: Tensor, log_deviations: Tensor) -> Tensor:
+    """log density of mean + deviation · noise, the same deviation along every one of the last axis' components."""
+    components = noise.shape[-1]
+    spread = components * (log_deviations + 0.5 * math.log(2 * math.pi))
+    return -0.5 * noise.square().sum(dim=-1) - spread
+
+
+def _lengths(vectors: Tensor) -> Tensor:
+    # a vector of 1e-6 is the zero of both precisions: tanh(r)/r is 1 there to the last digit;
+    # in units of the largest component, because squares of 1e20 are infinite in float32
+    unit = vectors.detach().abs().amax(dim=-1, keepdim=True).clamp_min(1)
+    return torch.sqrt((vectors / unit).square().sum(dim=-1) + 1e-12) * unit[..., 0]
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,9 +93,7 @@ class AtomPolicy(Policy):
         self._make_more(generator)
         # last, so that it takes no draws from the others
         names = settings.environment_information
-        self.gate = (
-            Gate(names, settings.n_information_hidden, settings.largest_gate_factor, generator) if names else None
-        )
+        self.gate = Gate(names, settings.n_information_hidden, generator) if names else None
         # a buffer: a saved policy carries the bounds it was trained for
         self.register_buffer("bounds", torch.tensor([actions.max_displacement_angstrom, actions.max_strain]))
 
@@ -69,14 +102,18 @@ class AtomPolicy(Policy):
 
     def forward(self, observations: State) -> Move:
         proposal = self.propose(observations)
-        factors = None if self.gate is None else self.gate(observations)
+        factors = None if self.gate is None else self.gate_factors(observations)
         return self._bounded(observations, *_gated(observations, proposal.atoms, proposal.cells, factors))
 
     def gate_factors(self, observations: State) -> Tensor:
-        """The gate's factor of each structure, for the log; exactly 1 where there is no gate. (n_structures,)"""
+        """The gate's factor of each structure, exactly 1 where there is no gate. (n_structures,)
+
+        exp(log(largest) · tanh(gate)): between 1/largest and largest, never 0.
+        """
         if self.gate is None:
             return torch.ones(observations.n_structures, dtype=self.observer.dtype)
-        return self.gate(observations)
+        largest = math.log(self.settings.largest_gate_factor)
+        return torch.exp(largest * torch.tanh(self.gate(observations)[:, 0]))
 
     def propose(self, state: State) -> Proposal:
         """The move before gate and bounds."""
@@ -151,7 +188,7 @@ class AtomGaussianPolicy(AtomPolicy, StochasticPolicy):
         if cells is not None:
             cells = cells + cell_deviations.exp()[:, None] * cell_noise
         if self.gate is not None:  # it widens what it multiplies, along each component
-            factors = self.gate(observations)
+            factors = self.gate_factors(observations)
             atoms, cells = _gated(observations, atoms, cells, factors)
             atom_deviations = atom_deviations + factors.log().index_select(0, structures.structure_index)
             cell_deviations = cell_deviations + factors.log()

@@ -1,15 +1,15 @@
-"""The door to the backbones: one shape of constructor, one kind of answer, chosen by a word."""
+"""What a backbone is: one shape of constructor, what goes in, what comes out; chosen by a word."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from relaxion.networks.features import AtomInputs, Features
 from relaxion.networks.surroundings import Surroundings
 from relaxion.settings import Settings
 
@@ -34,6 +34,23 @@ class BackboneSettings(Settings):
 
     stiffness_ev_per_angstrom2: float = Field(default=5.0, gt=0)
     """Unit in which moves are compared with forces: F/k is the step a usual metal bond asks for."""
+
+
+@dataclass(frozen=True, eq=False)
+class AtomInputs:
+    """What is known of each atom before it looks around."""
+
+    scalars: Tensor  # (n_atoms, n_scalars), the same in every frame
+    vectors: Tensor  # (n_atoms, n_vectors, 3), turning with the structure
+    force_scales: Tensor  # (n_atoms,) eV/Å, size of the forces around each atom; never 0
+
+
+@dataclass(frozen=True, eq=False)
+class Features:
+    """What each atom knows after it has looked around, once for each of the networks that run side by side."""
+
+    scalars: Tensor  # (n_networks, n_atoms, channels), the same in every frame
+    vectors: Tensor  # (n_networks, n_atoms, channels, 3), turning with the structure
 
 
 class Backbone(nn.Module, ABC):

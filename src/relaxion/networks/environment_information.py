@@ -1,4 +1,4 @@
-"""Numbers per structure that a gate or a critic's tail may see, and the backbone never does (R6.2)."""
+"""Numbers per structure that a gate or a critic's tail may see, and the backbone never does (R6.2); the gate itself."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import math
 from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from relaxion.errors import SettingsError
+from relaxion.networks.layers import StackedMLP
 from relaxion.networks.species import covalent_radii
 from relaxion.networks.surroundings import structure_mean
 from relaxion.settings import nearest
@@ -126,3 +127,36 @@ def environment_information(state: State, names: Sequence[str], dtype: torch.dty
     """One column per name, each the same in every frame and for every repeat of the cell."""
     columns = [INFORMATION[name](state).to(dtype) for name in names]
     return torch.stack(columns, dim=1)  # (n_structures, n_names)
+
+
+class Gate(nn.Module):
+    """Environment information -> how boldly a whole structure moves, `n_answers` numbers each, not yet bounded (R6.4).
+
+    They begin near `first`: the plain network's moves.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        n_hidden: int,
+        generator: torch.Generator | None = None,
+        first: Sequence[float] = (0.0,),
+    ) -> None:
+        super().__init__()
+        if not names:
+            raise SettingsError(
+                "a gate was asked for with no environment information; name some, e.g. "
+                "environment_information = ['log_largest_force'], or leave the gate out"
+            )
+        check_names(names)
+        self.names = tuple(names)
+        self.network = StackedMLP(len(names), n_hidden, len(first), 1, generator)
+        assert self.network.answer.bias is not None
+        with torch.no_grad():
+            self.network.answer.weight.mul_(0.1)
+            self.network.answer.bias.copy_(torch.tensor(first))
+
+    def forward(self, state: State) -> Tensor:
+        """(n_structures, n_answers)."""
+        information = environment_information(state, self.names, self.network.answer.weight.dtype)
+        return self.network(information[None])[0]

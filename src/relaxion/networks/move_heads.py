@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from relaxion.errors import MissingStressError
-from relaxion.networks.stacked import StackedLinear, StackedMLP, mixed
+from relaxion.networks.layers import StackedLinear, StackedMLP, mixed
 from relaxion.networks.strains import strain_vectors, symmetric_outer
 from relaxion.networks.surroundings import structure_mean
 from relaxion.structures import State

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from relaxion.errors import SettingsError
-from relaxion.networks.features import lengths, softened
 from relaxion.networks.species import covalent_radii
 from relaxion.structures import Graph, Move, State, Structures
 from relaxion.structures.structures import per_structure_sum
@@ -138,3 +137,14 @@ def structure_mean(values: Tensor, structures: Structures) -> Tensor:
     counts = structures.counts.clamp_min(1).to(values.dtype)
     total = per_structure_sum(values, structures.structure_index, structures.n_structures)
     return total / counts.view(-1, *[1] * (values.ndim - 1))
+
+
+def lengths(vectors: Tensor, floor: float) -> Tensor:
+    """√(|v|² + floor²) over the last axis: smooth at zero, never zero."""
+    return torch.sqrt(vectors.square().sum(dim=-1) + floor * floor)
+
+
+def softened(vectors: Tensor) -> Tensor:
+    """v · log(1 + |v|) / |v| over the last axis: v where it is short, its logarithm's length where it is long."""
+    size = lengths(vectors, 1e-6)[..., None]
+    return vectors * (torch.log1p(size) / size)

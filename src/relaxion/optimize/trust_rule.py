@@ -15,8 +15,7 @@ import torch
 
 from relaxion.bundles import Network
 from relaxion.errors import PolicyError
-from relaxion.networks.vector import VectorGaussianPolicy, VectorPolicy
-from relaxion.networks.vector_actions import BoxActions
+from relaxion.networks.vector import BoxActions, VectorGaussianPolicy, VectorPolicy
 from relaxion.optimize.point import Array
 
 

@@ -19,8 +19,7 @@ from relaxion.experience.normaliser import Normaliser
 from relaxion.experience.replay import VectorReplay
 from relaxion.experience.vector_environment import Stepped, Task, VectorEnvironments, task
 from relaxion.files import Stored, digest, joined
-from relaxion.networks.vector import VectorNetworkSettings
-from relaxion.networks.vector_actions import BoxActions
+from relaxion.networks.vector import BoxActions, VectorNetworkSettings
 from relaxion.settings import Settings
 from relaxion.training.checkpoint import (
     DIVERGED,

@@ -307,7 +307,7 @@ class _Run:
         write_agent(self.folder.agent, self.trainer)
         result = self.trainer.result(self._assessed(), self.clock.seconds())
         write_json(self.folder.result, asdict(result))
-        from relaxion.training.curves import leave_curve  # nothing of it is needed before
+        from relaxion.training.curves import leave_curve  # learning alone needs no picture
 
         leave_curve(self.folder.path)
         return result

@@ -13,15 +13,14 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from relaxion.agents.agent import PolicyPenalty
 from relaxion.agents.make import AnyAgent, atom_agent
+from relaxion.agents.shared import PolicyPenalty
 from relaxion.experience.expert import Expert, guided
 from relaxion.experience.exploration import Exploration, LinearSchedule
 from relaxion.experience.transition import Source, Transition
-from relaxion.networks.force_actions import ForceMoveActions
 from relaxion.networks.metric.network import MetricSettings
 from relaxion.networks.metric.policies import MetricActions
-from relaxion.networks.move_actions import MoveActions
+from relaxion.networks.move_actions import ForceMoveActions, MoveActions
 from relaxion.networks.surroundings import with_graph
 from relaxion.structures import Move, State
 from relaxion.training.checkpoint import DivergedError

@@ -57,8 +57,8 @@ def _raced(request: dict[str, Any], answers: TextIO, seconds: float) -> dict[str
     from relaxion.bench.optimizers import PolicyChoice
     from relaxion.bench.runs import Task
     from relaxion.potentials.registry import make_potential
-    from relaxion.web.race_page import Race, race_page
-    from relaxion.web.report_relaxation import OURS
+    from relaxion.web.race import Race, race_page
+    from relaxion.web.relaxation import OURS
 
     calculator, fmax, free_cell = request["calculator"], request["fmax"], request["free_cell"]
     potential = make_potential(calculator)

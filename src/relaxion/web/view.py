@@ -1,23 +1,28 @@
-"""A relaxation as a page, from Python: `opt.view()`, or `relaxion.report(opt)`; Jupyter shows either."""
+"""Pages from Python: `opt.view()` and `relaxion.report(...)` of a relaxer, a result folder, a trajectory or a run."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 from ase import Atoms
+from ase.calculators.calculator import PropertyNotImplementedError
 from ase.filters import StrainFilter, UnitCellFilter
 
-from relaxion.bench.comparison import readings_of
-from relaxion.bench.result_folder import MANIFEST
-from relaxion.bench.runs import Run, finite
-from relaxion.errors import SettingsError
+from relaxion.bench.comparison import Compared, compared, readings_of
+from relaxion.bench.result_folder import MANIFEST, listed_files, read_manifest
+from relaxion.bench.runs import Reading, Run, finite, largest_force
+from relaxion.errors import FileError, SettingsError
 from relaxion.optimize.ase_interface import bare_atoms
+from relaxion.optimize.film import Film, Frame, frame_of
 from relaxion.optimize.relaxer import Relaxer
-from relaxion.web.report_folder import relaxation_on_disk
-from relaxion.web.report_page import Page
-from relaxion.web.report_relaxation import Relaxation, policy_in_words, relaxation_page
-from relaxion.web.report_training import training_report
-from relaxion.web.watch_run import looks_like_run
+from relaxion.structures.dataset import read
+from relaxion.web.page import Page
+from relaxion.web.relaxation import Relaxation, policy_in_words, relaxation_page
+from relaxion.web.run import looks_like_run
+from relaxion.web.training import training_report
 
 
 def report(thing: Relaxer | str | Path) -> Page:
@@ -25,9 +30,14 @@ def report(thing: Relaxer | str | Path) -> Page:
     if not isinstance(thing, str | Path):
         return page_of(thing)
     path = Path(thing)
+    if not path.exists():
+        raise FileError(f"{path} does not exist; give a folder written by 'relaxion relax', or a trajectory")
     if path.is_dir() and not (path / MANIFEST).exists() and looks_like_run(path):
         return training_report(path)
-    return relaxation_page(relaxation_on_disk(path))
+    return relaxation_page(_from_folder(path) if path.is_dir() else _from_trajectory(path))
+
+
+# ---- what a relaxer has done
 
 
 def page_of(optimizer: Relaxer) -> Page:
@@ -36,45 +46,146 @@ def page_of(optimizer: Relaxer) -> Page:
         raise SettingsError(f"a report is made of a relaxion.Relaxer, got {type(optimizer).__name__}")
     if not optimizer.history:
         raise SettingsError("nothing to show yet: call run() first")
-    return relaxation_page(
-        Relaxation(
-            label=type(optimizer).__name__,
-            start=_start(optimizer),
-            run=_run(optimizer),
-            tolerance=optimizer.fmax,
-            calculator=_calculator_name(bare_atoms(optimizer.atoms)),
-            policy=policy_in_words(optimizer.policy, optimizer.policy_used),
-            free_cell=isinstance(optimizer.atoms, UnitCellFilter | StrainFilter),
-        )
-    )
-
-
-def _run(optimizer: Relaxer) -> Run:
-    """As the command line tells a run; nobody has kept the time."""
-    outcome = optimizer.outcome.label.replace(" ", "_")
-    entries = optimizer.history
-    stands = entries[-1] if outcome == "converged" else next((e for e in reversed(entries) if e.accepted), entries[-1])
-    return Run(
-        outcome=outcome,
-        force_calls=optimizer.force_calls,
-        energy_ev=finite(stands.energy_ev),
-        fmax_ev_per_angstrom=finite(stands.fmax_ev_per_angstrom),
-        wall_time_seconds=0.0,
-        policy_used=optimizer.policy_used,
-        fallback_used=optimizer.fallback_used,
-        final=bare_atoms(optimizer.atoms).copy(),
-        readings=readings_of(optimizer),
-        frames=tuple(optimizer.film.frames),
-    )
-
-
-def _start(optimizer: Relaxer) -> Atoms:
-    first = optimizer.film.frames[0]
-    start = bare_atoms(optimizer.atoms).copy()
+    atoms = bare_atoms(optimizer.atoms)
+    name = "unknown" if atoms.calc is None else str(getattr(atoms.calc, "name", None) or type(atoms.calc).__name__)
+    start, first = atoms.copy(), optimizer.film.frames[0]
     start.set_cell(first.cell, apply_constraint=False)
     start.positions[:] = first.positions
-    return start
+    policy = policy_in_words(optimizer.policy, optimizer.policy_used)
+    free_cell = isinstance(optimizer.atoms, UnitCellFilter | StrainFilter)
+    run = _run_of(optimizer, atoms.copy())
+    return relaxation_page(
+        Relaxation(type(optimizer).__name__, start, run, optimizer.fmax, name, policy, free_cell)
+    )  # fmt: skip
 
 
-def _calculator_name(atoms: Atoms) -> str:
-    return "unknown" if atoms.calc is None else str(getattr(atoms.calc, "name", None) or type(atoms.calc).__name__)
+def _run_of(optimizer: Relaxer, final: Atoms) -> Run:
+    """As the command line tells a run; nobody has kept the time."""
+    outcome, entries = optimizer.outcome.label.replace(" ", "_"), optimizer.history
+    stands = entries[-1] if outcome == "converged" else next((e for e in reversed(entries) if e.accepted), entries[-1])
+    return Run(
+        outcome, optimizer.force_calls, finite(stands.energy_ev), finite(stands.fmax_ev_per_angstrom), 0.0,
+        optimizer.policy_used, optimizer.fallback_used, final=final, readings=readings_of(optimizer),
+        frames=tuple(optimizer.film.frames),
+    )  # fmt: skip
+
+
+# ---- what lies on disk
+
+
+def _from_folder(folder: Path) -> Relaxation:
+    manifest = read_manifest(folder)
+    if manifest is None:
+        raise FileError(_what_it_is_not(folder))
+    trajectories = [name for name in listed_files(manifest) if name.endswith(".traj")]
+    if not trajectories or not (folder / trajectories[0]).is_file():
+        raise FileError(f"{folder}: its trajectory is missing; relax the structure again, with --report")
+    images = read(folder / trajectories[0])
+    try:
+        return _told(folder, manifest, images)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        again = "relax the structure again, with --report"
+        raise FileError(f"{folder / MANIFEST} is damaged ({error!r}); {again}") from error
+
+
+def _what_it_is_not(folder: Path) -> str:
+    if (folder / MANIFEST).exists():
+        return f"{folder / MANIFEST} cannot be read; relax the structure again, with --report"
+    for file, what in (("settings.toml", "training runs"), (MANIFEST, "results")):
+        inner = sorted(found.parent for found in folder.glob(f"*/{file}"))
+        if inner:
+            return f"{folder} holds {len(inner)} {what}; name one of them, such as {inner[0]}"
+    return (
+        f"{folder} holds neither a result ({MANIFEST}: 'relaxion relax FILE --out {folder}' makes one) nor a training "
+        "run (settings.toml, metrics.jsonl)"
+    )
+
+
+def _told(folder: Path, manifest: dict[str, Any], images: Sequence[Atoms]) -> Relaxation:
+    result, request, calls = manifest["result"], manifest.get("request", {}), manifest.get("calls") or {}
+    readings = _readings(images, calls)
+    run = _run_on_disk(
+        result, str(result["outcome"]), result.get("policy"), int(result.get("fallback_used", 0)), readings=readings,
+        final=_bare(images[_place_that_stands(readings, result)]), frames=_frames(images, calls.get("base_call") or []),
+    )  # fmt: skip
+    return Relaxation(
+        label=str(result["file"]) + (f"[{result['index']}]" if "index" in result else ""),
+        start=_bare(images[0]),
+        run=run,
+        tolerance=_number(request.get("fmax_ev_per_angstrom")),
+        calculator=str(request.get("calculator", "not recorded")),
+        policy=policy_in_words(request.get("policy", "auto"), result.get("policy")),
+        free_cell=bool(request.get("free_cell", False)),
+        command=str(request["command"]) if "command" in request else None,
+        others=[_other(name, plain, run, len(images[0])) for name, plain in result.get("compare", {}).items()],
+        hints=[
+            f"Made from {folder} by 'relaxion report': what was proposed, and the curves of others, are not on disk."
+        ],
+    )
+
+
+def _run_on_disk(plain: dict[str, Any], outcome: str, policy: str | None, fallback: int, **more: Any) -> Run:
+    return Run(
+        outcome, int(plain["force_calls"]), _number(plain["energy_ev"]), _number(plain["fmax_ev_per_angstrom"]),
+        float(plain["wall_time_seconds"]), policy, fallback, error=plain.get("error"), **more,
+    )  # fmt: skip
+
+
+def _other(name: str, plain: dict[str, Any], ours: Run, n_atoms: int) -> Compared:
+    outcome = "converged" if plain["converged"] else "error" if "error" in plain else "step_limit"
+    return compared(str(name), _run_on_disk(plain, outcome, None, 0), ours, n_atoms)
+
+
+def _place_that_stands(readings: Sequence[Reading], result: dict[str, Any]) -> int:
+    """The frame with the energy of the result: after rejected steps it is not the last."""
+    energy = _number(result["energy_ev"])
+    gaps = [np.inf if energy is None or r.energy_ev is None else abs(r.energy_ev - energy) for r in readings]
+    return len(gaps) - 1 - int(np.argmin(gaps[::-1]))
+
+
+def _frames(images: Sequence[Atoms], bases: Sequence[int | None]) -> tuple[Frame, ...]:
+    film = Film()
+    for place, atoms in enumerate(images):
+        film.add(frame_of(atoms, place + 1, bases[place] if place < len(bases) else None))
+    return tuple(film.frames)
+
+
+def _readings(images: Sequence[Atoms], calls: dict[str, Any]) -> tuple[Reading, ...]:
+    """As the manifest has them, or as the frames say themselves."""
+    if not calls or len(calls["energy_ev"]) != len(images):
+        return tuple(_reading(place + 1, atoms) for place, atoms in enumerate(images))
+    columns = (calls[name] for name in ("energy_ev", "fmax_ev_per_angstrom", "accepted", "method"))
+    return tuple(
+        Reading(place + 1, _number(energy), _number(fmax), bool(accepted), str(method))
+        for place, (energy, fmax, accepted, method) in enumerate(zip(*columns, strict=True))
+    )
+
+
+def _reading(call: int, atoms: Atoms) -> Reading:
+    try:
+        return Reading(call, finite(atoms.get_potential_energy()), finite(largest_force(atoms)))
+    except (PropertyNotImplementedError, RuntimeError):  # RuntimeError: no calculator at all
+        return Reading(call, None, None)
+
+
+def _from_trajectory(file: Path) -> Relaxation:
+    """Somebody's trajectory: frames, and energies and forces where it has them. Each frame is taken for a call."""
+    images = read(file)
+    if any(not np.array_equal(atoms.numbers, images[0].numbers) for atoms in images):
+        raise FileError(f"{file} holds {len(images)} different structures, not the way of one; give a trajectory")
+    readings, frames = _readings(images, {}), _frames(images, [None, *range(1, len(images))])
+    energy, fmax = readings[-1].energy_ev, readings[-1].fmax_ev_per_angstrom
+    run = Run("not recorded", len(images), energy, fmax, 0.0, final=_bare(images[-1]), readings=readings, frames=frames)
+    moved = not np.allclose(images[0].cell, images[-1].cell)
+    hints = ["Made from a trajectory: each frame is taken for one force call, which line searches do not write down."]
+    return Relaxation(str(file), _bare(images[0]), run, None, "not recorded", "not recorded", moved, hints=hints)
+
+
+def _bare(atoms: Atoms) -> Atoms:
+    copy = atoms.copy()
+    copy.calc = None
+    return copy
+
+
+def _number(value: Any) -> float | None:
+    return None if value is None else finite(float(value))

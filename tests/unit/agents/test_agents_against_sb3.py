@@ -21,9 +21,8 @@ from relaxion.agents import DDPGSettings, SACSettings, TD3Settings, vector_agent
 from relaxion.agents.ddpg import DDPG
 from relaxion.agents.sac import SAC
 from relaxion.agents.td3 import TD3
-from relaxion.experience.batch import Batch
-from relaxion.networks.vector import Layers, VectorNetworkSettings
-from relaxion.networks.vector_actions import BoxActions
+from relaxion.experience.replay import Batch
+from relaxion.networks.vector import BoxActions, Layers, VectorNetworkSettings
 
 LOW, HIGH = np.array([-2.0, 0.5], np.float32), np.array([3.0, 0.75], np.float32)
 DISCOUNT, WIDTHS, BATCH = 0.97, (16, 8), 32

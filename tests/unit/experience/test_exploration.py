@@ -7,7 +7,7 @@ import torch
 from torch import Generator, Tensor
 
 from relaxion.experience.exploration import Exploration, LinearSchedule
-from relaxion.networks.vector_actions import BoxActions
+from relaxion.networks.vector import BoxActions
 
 LOW, HIGH = [-1.0, 10.0], [3.0, 10.5]
 

@@ -17,12 +17,11 @@ from torch import Tensor
 from relaxion.errors import MissingExtraError, SettingsError, StructureError
 from relaxion.networks.atom_critics import AtomCritics
 from relaxion.networks.atom_policies import AtomPolicy
-from relaxion.networks.backbone import BackboneSettings, make_backbone
-from relaxion.networks.features import AtomInputs
-from relaxion.networks.light_messages import LightMessages
+from relaxion.networks.backbone import AtomInputs, BackboneSettings, make_backbone
+from relaxion.networks.layers import Scratch
+from relaxion.networks.light import LightMessages
 from relaxion.networks.move_actions import MoveActions
 from relaxion.networks.observer import AtomNetworkSettings
-from relaxion.networks.scratch import Scratch
 from relaxion.networks.species import (
     COVALENT_RADII,
     ELECTRONEGATIVITIES,
@@ -33,8 +32,7 @@ from relaxion.networks.species import (
     valence,
 )
 from relaxion.networks.surroundings import Surroundings, smooth_step, with_graph
-from relaxion.networks.tensor_field import coupling, pair_couplings
-from relaxion.networks.tensor_messages import PATHS, TensorMessages
+from relaxion.networks.tensor_field import PATHS, TensorMessages, coupling, pair_couplings
 from relaxion.structures import Evaluation, Graph, Move, State, Structures
 
 

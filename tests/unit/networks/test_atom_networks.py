@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from relaxion.errors import MissingStressError, SettingsError
 from relaxion.networks.atom_critics import AtomCategoricalCritic, AtomCritics
 from relaxion.networks.atom_policies import AtomGaussianPolicy, AtomPolicy
-from relaxion.networks.environment_information import INFORMATION, environment_information
-from relaxion.networks.gate import Gate
+from relaxion.networks.environment_information import INFORMATION, Gate, environment_information
 from relaxion.networks.move_actions import MoveActions
 from relaxion.networks.observer import AtomNetworkSettings
 from relaxion.networks.strains import strain_vectors
@@ -253,7 +252,7 @@ def test_r6_4_one_positive_factor_per_structure_before_the_bound(kind, generator
 
 def test_a_gate_without_information_is_refused() -> None:
     with pytest.raises(SettingsError, match="no environment information"):
-        Gate((), 4, 10.0)
+        Gate((), 4)
 
 
 @pytest.mark.parametrize(

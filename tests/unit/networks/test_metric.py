@@ -271,12 +271,12 @@ def test_without_information_there_is_no_gate() -> None:
     names = [name for name, _ in gated.named_parameters() if not name.startswith("gate.")]
     assert names == [name for name, _ in plain.named_parameters()]
     assert torch.equal(plain(state).displacements, gated.move(state).displacements)
-    knobs = gated.knobs(state)
-    assert knobs is not None
+    factors = gated.factors(state)
+    assert factors is not None
     assert not torch.equal(gated(state).displacements, plain(state).displacements)
 
 
-def test_draws_have_the_density_of_their_knobs() -> None:
+def test_draws_have_the_density_of_their_factors() -> None:
     """log p = log N - Σ log tanh', by the derivative of tanh itself."""
     settings = MetricSettings.read({**SMALL, "environment_information": ("log_largest_force",)})
     policy = MetricGaussianPolicy(MetricActions(0.3, 0.05), settings, torch.Generator().manual_seed(0), 0.5).double()

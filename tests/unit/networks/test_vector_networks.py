@@ -11,16 +11,16 @@ import torch
 from torch import nn
 
 from relaxion.errors import SettingsError
+from relaxion.networks.roles import squashed_log_density
 from relaxion.networks.vector import (
+    BoxActions,
     Layers,
     VectorCategoricalCritic,
     VectorCritics,
     VectorGaussianPolicy,
     VectorNetworkSettings,
     VectorPolicy,
-    squashed_log_density,
 )
-from relaxion.networks.vector_actions import BoxActions
 
 BOUNDS = {
     "one": ([-1.0], [1.0]),

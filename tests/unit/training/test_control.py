@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from relaxion.errors import CheckpointError, RelaxionWarning
-from relaxion.experience.batch import Batch
+from relaxion.experience.replay import Batch
 from relaxion.experience.vector_environment import task
 from relaxion.files import Stored, digest
 from relaxion.training.control import Trainer

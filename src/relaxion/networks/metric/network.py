@@ -10,16 +10,15 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
-from relaxion.networks.atom_inputs import N_STATE_SCALARS, N_STATE_VECTORS, state_inputs
-from relaxion.networks.backbone import BackboneSettings, make_backbone
-from relaxion.networks.features import AtomInputs, softened
+from relaxion.networks.backbone import AtomInputs, BackboneSettings, make_backbone
+from relaxion.networks.layers import StackedLinear, StackedMLP, mixed, tamed
 from relaxion.networks.metric.solve import solve
 from relaxion.networks.metric.stiffness import Stiffness, Unknowns
 from relaxion.networks.move_heads import stresses_of
+from relaxion.networks.observer import N_STATE_SCALARS, N_STATE_VECTORS, state_inputs
 from relaxion.networks.species import covalent_radii
-from relaxion.networks.stacked import StackedLinear, StackedMLP, mixed, tamed
 from relaxion.networks.strains import strain_matrices, strain_vectors
-from relaxion.networks.surroundings import Surroundings, pair_inputs, stress_along, structure_mean
+from relaxion.networks.surroundings import Surroundings, pair_inputs, softened, stress_along, structure_mean
 from relaxion.settings import Settings
 from relaxion.structures import State
 
@@ -48,7 +47,7 @@ class MetricShape(Settings):
     """A first solve with the springs alone tells the network by how much each pair is going to change."""
 
     damped: bool = False
-    """The move is shortened where the last one met more stiffness than the metric says (`metric_damping.py`). Of the
+    """The move is shortened where the last one met more stiffness than the metric says (`policies.damping`). Of the
     bare policy only: the guard has secants of its own."""
 
     spring_stiffness_ev_per_angstrom2: float = Field(default=4.0, gt=0)
@@ -91,7 +90,7 @@ class MetricSettings(BackboneSettings, MetricShape):
     """Functions of the reduced distance."""
 
     environment_information: tuple[str, ...] = ()
-    """Names of numbers per structure that turn the knobs (`metric_gate.py`). None: no gate, no trace of it."""
+    """Names of numbers per structure that the gate sees. None: no gate, no trace of it."""
 
     n_information_hidden: int = Field(default=16, ge=1)
     """Hidden units of the gate."""

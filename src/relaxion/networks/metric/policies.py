@@ -3,36 +3,80 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
-from torch.nn.functional import softplus
 
-from relaxion.networks.metric.damping import damping
-from relaxion.networks.metric.gate import N_KNOBS, Knobs, MetricGate
+from relaxion.networks.environment_information import Gate
 from relaxion.networks.metric.network import Frame, MetricNetwork, MetricSettings
 from relaxion.networks.metric.solve import solve
 from relaxion.networks.metric.stiffness import Stiffness, Unknowns
 from relaxion.networks.move_actions import MoveActions
-from relaxion.networks.roles import Policy, StochasticPolicy
+from relaxion.networks.roles import Policy, StochasticPolicy, squashed_log_density
 from relaxion.networks.strains import strain_matrices
 from relaxion.structures import Move, State
 
+SMALLEST_FACTOR = 0.1
+SMALLEST_CURVATURE = 1e-9  # eV: of a last move that is none
 LOG_DEVIATION_RANGE = (-10.0, 2.0)  # before tanh
+
+N_FACTORS = 3  # of each structure
+FIRST_ANSWERS = (0.0, 0.0, 1.0)  # of the gate: factors of about 1, trust of three quarters
+
+
+@dataclass(frozen=True, eq=False)
+class MoveFactors:
+    """Three positive factors per structure: how boldly, how stiffly at least, and how far it moves."""
+
+    scales: Tensor  # (n_structures,) of the whole move, R6.4's factor
+    floors: Tensor  # (n_structures,) of the floor of the stiffness
+    trusts: Tensor  # (n_structures,) of the greatest lengths, at most 1
+
+    @classmethod
+    def of(cls, values: Tensor, largest: float) -> MoveFactors:
+        """From numbers between -1 and 1, (n_structures, 3)."""
+        logarithm = math.log(largest)
+        scales, floors = torch.exp(logarithm * values[:, :2]).unbind(dim=1)
+        return cls(scales, floors, torch.exp(logarithm * (values[:, 2] - 1) / 2))
+
+
+def damping(stiffness: Stiffness, frame: Frame) -> Tensor:
+    """The factor of each structure's move, differentiable, float64; 1 at a start and for free cells. (n_structures,)
+
+    Where the last move met more stiffness than the metric says, step less. A metric that is too soft along some mode
+    jumps over the minimum for ever, and far from minima the curvature of no single place holds for a whole step. So the
+    move is shortened by (s·Bs) / (s·y), s the last move and y the drop of the forces on it, wherever that is below 1.
+    One factor per structure: the direction stays, and with it the descent. The stress before the last move is not part
+    of a state, so a free cell has no whole secant.
+    """
+    structures = frame.state.structures
+    last, drop = _secant(frame.state, frame.pulls)
+    met = last.dot(drop, structures)
+    expected = last.dot(stiffness.to(torch.float64).apply(last), structures)
+    stiffer = (met > expected) & (met > SMALLEST_CURVATURE) & ~structures.cell_free
+    factors = expected / torch.where(stiffer, met, torch.ones_like(met))
+    return torch.where(stiffer, factors.clamp_min(SMALLEST_FACTOR), torch.ones_like(met))
+
+
+def _secant(state: State, pulls: Unknowns) -> tuple[Unknowns, Unknowns]:
+    """Last move and drop of the forces on it, atoms only."""
+    cells = torch.zeros_like(pulls.cells)
+    before = (state.last_forces * state.structures.movable[:, None]).double()
+    return Unknowns(state.last_move.displacements.double(), cells), Unknowns(before - pulls.atoms, cells)
 
 
 class MetricActions(MoveActions):
-    """Moves chosen by turning three knobs per structure: that many dimensions has the choice (SAC's entropy)."""
+    """Moves chosen by three factors per structure: that many dimensions has the choice (SAC's entropy)."""
 
     def dimensions(self, observations: State) -> Tensor:
-        return torch.full((observations.n_structures,), float(N_KNOBS))
+        return torch.full((observations.n_structures,), float(N_FACTORS))
 
 
 class MetricPolicy(Policy):
     """π(s) = scale · B(s)⁻¹F, shortened as a whole to trust · bounds: one factor per structure, so always downhill.
 
-    With `damped` it is also shortened where the last move met more stiffness than B has (`metric_damping.py`).
+    With `damped` it is also shortened where the last move met more stiffness than B has (`damping`).
 
     Without environment information there is no gate: scale and trust are exactly 1 and the floor is the network's.
     """
@@ -51,7 +95,7 @@ class MetricPolicy(Policy):
         self._make_more()
         # last, so that it takes no draws from the others
         names = settings.environment_information
-        self.gate = MetricGate(names, settings.n_information_hidden, generator) if names else None
+        self.gate = Gate(names, settings.n_information_hidden, generator, FIRST_ANSWERS) if names else None
         # a buffer: a saved policy carries the bounds it was trained for
         self.register_buffer("bounds", torch.tensor([actions.max_displacement_angstrom, actions.max_strain]))
 
@@ -59,44 +103,44 @@ class MetricPolicy(Policy):
         """Parameters of a subclass."""
 
     def forward(self, observations: State) -> Move:
-        return self.move(observations, self.knobs(observations))
+        return self.move(observations, self.factors(observations))
 
-    def knobs(self, state: State) -> Knobs | None:
-        """Where the gate puts the knobs; None where there is no gate."""
+    def factors(self, state: State) -> MoveFactors | None:
+        """What the gate says; None where there is no gate."""
         if self.gate is None:
             return None
-        return Knobs.of(torch.tanh(self.gate(state)), self.settings.largest_gate_factor)
+        return MoveFactors.of(torch.tanh(self.gate(state)), self.settings.largest_gate_factor)
 
     def gate_factors(self, observations: State) -> Tensor:
         """The factor of each structure's move, for the log; exactly 1 where there is no gate. (n_structures,)"""
-        knobs = self.knobs(observations)
-        return torch.ones(observations.n_structures, dtype=self.network.dtype) if knobs is None else knobs.scales
+        factors = self.factors(observations)
+        return torch.ones(observations.n_structures, dtype=self.network.dtype) if factors is None else factors.scales
 
-    def move(self, state: State, knobs: Knobs | None = None) -> Move:
-        """The move with the knobs as they are given."""
-        answer = self.newton(state, knobs)
+    def move(self, state: State, factors: MoveFactors | None = None) -> Move:
+        """The move with given factors."""
+        answer = self.newton(state, factors)
         move = Move(answer.atoms, strain_matrices(answer.cells)).allowed(state.structures)
-        if knobs is None:
+        if factors is None:
             return move.bounded(state.structures, float(self.bounds[0]), float(self.bounds[1]))
-        return _within(move.scaled(knobs.scales, state.structures), state, self.bounds, knobs.trusts)
+        return _within(move.scaled(factors.scales, state.structures), state, self.bounds, factors.trusts)
 
-    def newton(self, state: State, knobs: Knobs | None = None) -> Unknowns:
+    def newton(self, state: State, factors: MoveFactors | None = None) -> Unknowns:
         """B⁻¹F, damped where the settings say so, before scale and bounds."""
         frame = Frame.of(state, self.settings, self.network.dtype)
         stiffness = self.network.stiffness(frame)
-        if knobs is not None:
-            stiffness = _floored(stiffness, knobs)
+        if factors is not None:
+            stiffness = _floored(stiffness, factors)
         answer = solve(stiffness, frame.pulls)
         if self.settings.damped:
             answer = answer.scaled(damping(stiffness, frame), state.structures)
         return Unknowns(answer.atoms.to(self.network.dtype), answer.cells.to(self.network.dtype))
 
 
-def _floored(stiffness: Stiffness, knobs: Knobs) -> Stiffness:
+def _floored(stiffness: Stiffness, factors: MoveFactors) -> Stiffness:
     return replace(
         stiffness,
-        floors=stiffness.floors * knobs.floors,
-        cell_floors=stiffness.cell_floors * knobs.floors,
+        floors=stiffness.floors * factors.floors,
+        cell_floors=stiffness.cell_floors * factors.floors,
     )
 
 
@@ -111,12 +155,12 @@ def _within(move: Move, state: State, bounds: Tensor, trusts: Tensor) -> Move:
 
 
 class MetricGaussianPolicy(MetricPolicy, StochasticPolicy):
-    """Noise on the knobs: log scale, log floor and log trust of each structure; `forward` is its middle.
+    """Noise on the factors: log scale, log floor and log trust of each structure; `forward` is its middle.
 
-    The density is that of the knobs, each between -1 and 1, so the target entropy is -3 per structure
+    The density is that of the factors, each between -1 and 1, so the target entropy is -3 per structure
     (`MetricActions`).
-    Every draw goes downhill. Without a gate the middle of the knobs is learned as three numbers for all structures.
-    Penalty: `penalty_weight` · mean square of the knobs before tanh.
+    Every draw goes downhill. Without a gate the middle of the factors is learned as three numbers for all structures.
+    Penalty: `penalty_weight` · mean square of the factors before tanh.
     """
 
     def __init__(
@@ -131,25 +175,24 @@ class MetricGaussianPolicy(MetricPolicy, StochasticPolicy):
 
     def _make_more(self) -> None:
         self.middle = torch.nn.Parameter(torch.tensor([0.0, 0.0, 1.0]))
-        self.log_deviations = torch.nn.Parameter(torch.full((N_KNOBS,), -1.0))
+        self.log_deviations = torch.nn.Parameter(torch.full((N_FACTORS,), -1.0))
 
-    def knobs(self, state: State) -> Knobs:
-        return Knobs.of(torch.tanh(self._middles(state)), self.settings.largest_gate_factor)
+    def factors(self, state: State) -> MoveFactors:
+        return MoveFactors.of(torch.tanh(self._middles(state)), self.settings.largest_gate_factor)
 
     def _middles(self, state: State) -> Tensor:
         """Before tanh, (n_structures, 3)."""
         return self.middle.expand(state.n_structures, -1) if self.gate is None else self.gate(state)
 
     def sample(self, observations: State, generator: torch.Generator) -> tuple[Move, Tensor, Tensor]:
-        noise = torch.randn((observations.n_structures, N_KNOBS), generator=generator, dtype=self.network.dtype)
+        noise = torch.randn((observations.n_structures, N_FACTORS), generator=generator, dtype=self.network.dtype)
         return self.sample_with(observations, noise)
 
     def sample_with(self, observations: State, noise: Tensor) -> tuple[Move, Tensor, Tensor]:
         """The draw that belongs to standard normal noise, (n_structures, 3)."""
         middles, logarithms = self._middles(observations), self.log_deviations.clamp(*LOG_DEVIATION_RANGE)
         drawn = middles + logarithms.exp() * noise
-        gaussian = -0.5 * noise.square() - logarithms - 0.5 * math.log(2 * math.pi)
-        squashing = 2 * (math.log(2) - drawn - softplus(-2 * drawn))  # log of the derivative of tanh
-        move = self.move(observations, Knobs.of(torch.tanh(drawn), self.settings.largest_gate_factor))
+        log_densities = squashed_log_density(drawn, noise, logarithms)
+        move = self.move(observations, MoveFactors.of(torch.tanh(drawn), self.settings.largest_gate_factor))
         penalties = self.penalty_weight * middles.square().mean(dim=1)
-        return move, (gaussian - squashing).sum(dim=1), penalties
+        return move, log_densities, penalties

@@ -16,8 +16,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from relaxion.agents.agent import NoisyExplorer
 from relaxion.errors import CheckpointError
+from relaxion.experience.exploration import NoisyExplorer
 from relaxion.experience.state_rows import state_from_tensors, state_tensors
 from relaxion.files import Stored, joined
 from relaxion.scaling.collectors.collector import Orders, policy_tensors

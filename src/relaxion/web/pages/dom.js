@@ -34,5 +34,12 @@ Relaxion.number = (value, digits = 3) => {
   return text.replace("-", "−");
 };
 
+// On an axis with this distance between its marks, or by itself: 20 000 with a thin space.
+Relaxion.whole = (value, step = 1) => {
+  if (step === 1 && !Number.isInteger(value)) return Relaxion.number(value);
+  const digits = Math.min(8, Math.max(0, -Math.floor(Math.log10(step) + 1e-9)));
+  return value.toFixed(digits).replace(/\B(?=(\d{3})+(?!\d))(?<!\.\d*)/g, "\u202f").replace("-", "−");
+};
+
 Relaxion.colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 Relaxion.still = () => matchMedia("(prefers-reduced-motion: reduce)").matches;

@@ -197,14 +197,13 @@
   Relaxion.parts.film = (part, page) => {
     const films = part.films.map((plain) => new Film(plain));
     const clock = page.clock;
-    const root = make("div", { class: films.length > 1 ? "several" : "" });
+    const root = make("div", { class: films.length > 1 ? "stack several" : "stack" });
     const row = make("div", { class: "films" });
     const frames = films.map((film) => filmFrame(film, films.length > 1));
     row.append(...frames.map((frame) => frame.figure));
     const bar = playBar(clock);
     const tools = toolBar(films);
     root.append(row, bar.element, tools.element, ...(part.notes ?? []).map((note) => make("p", { class: "small" }, note)));
-    root.style.cssText = "display:flex;flex-direction:column;flex:1;min-width:0";
 
     page.whenShown(() => {
       const views = frames.map((frame) => openView(frame));

@@ -1,4 +1,4 @@
-// The plain parts: tiles, tables, facts, notes.
+// The plain parts: tiles, tables, the numbers of plots, facts, notes.
 "use strict";
 (() => {
   const { make, parts } = Relaxion;
@@ -20,6 +20,28 @@
   };
 
   parts.table = (part) => make("div", {}, Relaxion.table(part), part.note ? make("p", { class: "small" }, part.note) : null);
+
+  // the numbers of a plot for those who do not see the curve; built when asked for
+  Relaxion.numbers = (part) => {
+    const details = make("details", {}, make("summary", {}, `${part().title}: the numbers`));
+    const fill = () => {
+      details.querySelector(".scroll")?.remove();
+      if (details.open) details.append(Relaxion.table(part().table ?? tableOf(part())));
+    };
+    details.addEventListener("toggle", () => { if (details.open && !details.querySelector("table")) fill(); });
+    details.renew = () => { if (!details.contains(document.activeElement)) fill(); };
+    return details;
+  };
+
+  function tableOf(part) {
+    const columns = part.series.map((series) => new Map(series.x.map((x, k) => [x, series.y[k]])));
+    const every = [...new Set(part.series.flatMap((series) => series.x))].sort((a, b) => a - b);
+    return {
+      caption: `${part.title}, ${part.y_label}`,
+      columns: [{ label: part.x_label }, ...part.series.map((series) => ({ label: series.name }))],
+      rows: every.map((x) => ({ cells: [Relaxion.whole(x), ...columns.map((column) => Relaxion.number(column.get(x), 5))] })),
+    };
+  }
 
   parts.facts = (part) => make("dl", { class: "facts" }, ...part.facts.flatMap((fact) => [
     make("dt", {}, fact.label),

@@ -1,249 +1,135 @@
-// A plot in SVG: lines, stairs or dots, linear or logarithmic, lines to compare with, a cursor that follows the clock.
+// Lines, stairs and dots, drawn by uPlot: lines to compare with, a readout under the mouse, a mark that follows the clock.
 "use strict";
 (() => {
-  const { make, svg, number } = Relaxion;
-  const DASHES = ["", "7 4", "2 4", "10 3 2 3", "5 2", "1 3"];
-  const EDGE = { left: 68, right: 14, top: 10, bottom: 40 };
+  const { make, svg, colour, number, whole } = Relaxion;
+  const DASHES = [[], [7, 4], [2, 4], [10, 3, 2, 3], [5, 2], [1, 3]];
+  const CORNERS = [24, 4, 3]; // of dots: a shape per series, for those who see no colours
   const MOST_DOTS = 80; // of a line: more would hide it
 
   Relaxion.parts.plot = (part, page) => {
-    const drawing = make("div", { class: "plot" });
+    const drawing = make("div", { class: "plot", role: "img" });
     const legend = make("ul", { class: "legend" });
-    const plot = new Plot(part, drawing, page);
-    const label = (shown) => {
-      const entries = [...(shown.series.length > 1 ? shown.series.map(legendEntry) : []), ...(shown.limits ?? []).map(limitEntry)];
-      legend.replaceChildren(...entries);
+    const mark = make("div", { class: "mark" });
+    let shown = part, plot = null;
+    const follow = () => { if (plot?.status && page.clock) mark.style.left = `${plot.valToPos(Math.min(page.clock.position, plot.scales.x.max), "x")}px`; };
+    const draw = () => {
+      const lines = linesOf(shown), { clientWidth: width, clientHeight: height } = drawing, mouse = plot?.cursor;
+      const entries = lines.filter((line) => line.limit || (line.name && shown.series.length > 1)).reverse();
+      legend.replaceChildren(...entries.map(legendEntry));
       legend.hidden = entries.length === 0;
+      drawing.setAttribute("aria-label", `${shown.title}: ${shown.summary}`);
+      if (width < 40 || height < 40) return;
+      plot?.destroy();
+      plot = new uPlot({ width, height, ...optionsOf(shown, lines, follow) }, columnsOf(lines), drawing);
+      if (page.clock) plot.over.append(mark);
+      if (shown.series.every((series) => series.x.length === 0)) plot.over.append(make("p", { class: "absent" }, shown.empty ?? "nothing yet"));
+      if (mouse?.left >= 0) plot.setCursor({ left: mouse.left, top: mouse.top });
     };
-    label(part);
-    new ResizeObserver(() => plot.draw()).observe(drawing);
-    const table = numbers(() => plot.part);
-    const root = make("div", {}, legend, drawing, part.note ? make("p", { class: "small" }, part.note) : null, table);
-    root.style.cssText = "display:flex;flex-direction:column;flex:1;min-width:0";
-    root.update = (newer) => {
-      plot.part = newer;
-      label(newer);
-      plot.draw();
-      table.renew();
-    };
+    drawing.addEventListener("click", (event) => { // shows that force call
+      if (!plot || !page.clock) return;
+      page.clock.pause();
+      page.clock.go(Math.round(plot.posToVal(event.clientX - plot.over.getBoundingClientRect().left, "x")));
+    });
+    page.clock?.follow(follow);
+    page.whenThemed(draw);
+    new ResizeObserver(draw).observe(drawing);
+    const table = Relaxion.numbers(() => shown);
+    const root = make("div", { class: "stack" }, legend, drawing, part.note ? make("p", { class: "small" }, part.note) : null, table);
+    root.update = (newer) => { shown = newer; draw(); table.renew(); };
     return root;
   };
 
-  function legendEntry(series, i) {
-    const sample = svg("svg", { viewBox: "0 0 26 10", "aria-hidden": "true" });
-    if (series.mode === "dots") sample.append(mark(13, 5, series.style ?? i));
-    else sample.append(svg("line", { x1: 1, x2: 25, y1: 5, y2: 5, style: stroke(series.style ?? i) }));
-    return make("li", {}, sample, series.name);
+  const rangeOf = (part) => part.x_range ?? [1, Math.max(2, ...part.series.flatMap((series) => series.x))];
+
+  // all that is drawn, the first series last so that it lies on top; rejected points are hollow dots over their line
+  function linesOf(part) {
+    const usable = (y) => (Number.isFinite(y) && (!part.log || y > 0) ? y : null);
+    const series = part.series.map((one, i) => ({ style: i, ...one, y: one.y.map(usable) }))
+      .map((one) => ({ ...one, hue: `s${one.style % 6}`, dash: DASHES[one.style % 6], width: one.style === 0 ? 2.5 : 1.75 }));
+    const hollow = series.filter((one) => one.open?.includes(true)).map((one) => (
+      { ...one, name: "", mode: "hollow", x: one.x.filter((_, k) => one.open[k]), y: one.y.filter((_, k) => one.open[k]) }));
+    const across = (y, look) => ({ mode: "line", width: 1.5, x: rangeOf(part), y, ...look });
+    const limits = (part.limits ?? []).map(({ value, label, style }) => across([value, value], {
+      name: label, limit: true, hue: style === undefined ? "good" : "text", dash: style === undefined ? [5, 4] : DASHES[style % 6] }));
+    const diagonal = part.diagonal ? [across(part.y_range, { hue: "muted", dash: [3, 3], width: 1 })] : [];
+    return [...diagonal, ...limits.reverse(), ...series.reverse(), ...hollow];
   }
 
-  function limitEntry(limit) {
-    const sample = svg("svg", { viewBox: "0 0 26 10", "aria-hidden": "true" });
-    sample.append(svg("line", { ...limitLook(limit), x1: 1, x2: 25, y1: 5, y2: 5 }));
-    return make("li", {}, sample, limit.label);
+  // one column of x for all lines; of dots several may share an x, so that each has a row of its own
+  function columnsOf(lines) {
+    if (!lines.some((line) => line.mode === "dots")) return uPlot.join(lines.map((line) => [line.x, line.y]));
+    const dots = lines.flatMap((line, column) => line.x.map((x, k) => [x, column, line.y[k]])).sort((a, b) => a[0] - b[0]);
+    return [dots.map(([x]) => x), ...lines.map((_, column) => dots.map(([, own, y]) => (own === column ? y : undefined)))];
   }
 
-  const limitLook = (limit) => (limit.style === undefined ? { class: "limit" } : { class: "reference", style: `stroke-dasharray:${DASHES[limit.style % 6]}` });
-  const stroke = (i) => `stroke:var(--s${i % 6});stroke-width:${i === 0 ? 2.5 : 1.75};stroke-dasharray:${DASHES[i % 6] || "none"}`;
-
-  // one shape per series, for those who see no colours
-  function mark(x, y, i) {
-    const style = `fill:var(--s${i % 6});fill-opacity:0.55;stroke:var(--s${i % 6});stroke-width:1`;
-    const shapes = [
-      () => svg("circle", { cx: x, cy: y, r: 3.6, style }),
-      () => svg("rect", { x: x - 3, y: y - 3, width: 6, height: 6, style }),
-      () => svg("path", { d: `M${x} ${y - 4}L${x + 4} ${y + 3}L${x - 4} ${y + 3}Z`, style }),
-    ];
-    return shapes[i % 3]();
-  }
-
-  // the same numbers for those who do not see the curve; built when asked for
-  function numbers(part) {
-    const details = make("details", {}, make("summary", {}, `${part().title}: the numbers`));
-    const fill = () => {
-      details.querySelector(".scroll")?.remove();
-      if (details.open) details.append(Relaxion.table(part().table ?? tableOf(part())));
-    };
-    details.addEventListener("toggle", () => { if (details.open && !details.querySelector("table")) fill(); });
-    details.renew = () => { if (!details.contains(document.activeElement)) fill(); };
-    return details;
-  }
-
-  function tableOf(part) {
-    const places = part.series.map((series) => new Map(series.x.map((x, k) => [x, k])));
-    const calls = [...new Set(part.series.flatMap((series) => series.x))].sort((a, b) => a - b);
+  function optionsOf(part, lines, follow) {
+    const font = `12px ${getComputedStyle(document.body).fontFamily}`, stroke = () => colour("muted"), [first, last] = rangeOf(part);
+    const axis = (label, log, more) => ({
+      label, font, labelFont: font, labelSize: 18, labelGap: 0, stroke, border: { show: true, stroke, width: 1 },
+      values: (_, splits, index, space, step) => splits.map((value) => (log ? number(value) : whole(value, step))),
+      ...(log ? { splits: (plot, index, low, high) => decades(low, high, log), filter: (_, splits) => splits } : {}), ...more,
+    });
+    const below = { size: 26, space: last > 9999 ? 110 : 80, grid: { show: false }, ticks: { stroke, width: 1, size: 4 } };
+    const wholes = [...Array(13).keys()].flatMap((power) => [1, 2, 5].map((times) => times * 10 ** power));
+    const range = (_, low, high) => part.y_range ?? (low === null ? [0.1, 1] : part.log ? [low / 1.25, high * 1.25] : uPlot.rangeNum(low, high, 0.1, true));
     return {
-      caption: `${part.title}, ${part.y_label}`,
-      columns: [{ label: part.x_label }, ...part.series.map((series) => ({ label: series.name }))],
-      rows: calls.map((call) => ({
-        cells: [whole(call), ...part.series.map((series, i) => number(series.y[places[i].get(call)], 5))],
-      })),
+      legend: { show: false }, padding: [10, 14, 0, 0],
+      scales: { x: { time: false, distr: part.x_log ? 3 : 1, range: () => [first, last] }, y: { distr: part.log ? 3 : 1, range } },
+      axes: [axis(part.x_label, part.x_log, part.x_parts ? below : { ...below, incrs: wholes }),
+        axis(part.y_label, part.log, { size: 54, space: 26, ticks: { show: false }, grid: { stroke: () => colour("line"), width: 1 } })],
+      series: [{}, ...lines.map(seriesOf)],
+      cursor: {
+        show: !lines.some((line) => line.mode === "dots"), y: false, drag: { x: false, y: false, setScale: false },
+        dataIdx: (plot, column, row) => (plot.data[column][row] === undefined ? null : row),
+      },
+      hooks: { draw: [follow], setCursor: [(plot) => readout(plot, part, lines)] },
     };
   }
 
-  // 20 000 with a thin space; others as they are read
-  const whole = (value) => (Number.isInteger(value) ? String(value).replace(/\B(?=(\d{3})+(?!\d))/g, "\u202f") : number(value, 3));
-
-  class Plot {
-    constructor(part, drawing, page) {
-      this.part = part;
-      this.drawing = drawing;
-      this.page = page;
-      page.clock?.follow(() => this.point());
-      drawing.addEventListener("click", (event) => this.jump(event));
-    }
-
-    scale() {
-      const { part } = this;
-      const finite = (value) => value !== null && Number.isFinite(value);
-      const usable = (value) => finite(value) && (!part.log || value > 0);
-      const map = part.log ? Math.log10 : (value) => value;
-      const across = part.x_log ? Math.log10 : (value) => value;
-      const values = [...part.series.flatMap((series) => series.y), ...(part.limits ?? []).map((limit) => limit.value)].filter(usable);
-      const [low, high] = part.y_range ? part.y_range.map(map) : widened(values.map(map));
-      const steps = part.series.flatMap((series) => series.x).filter((x) => finite(x) && (!part.x_log || x > 0));
-      const first = part.x_range?.[0] ?? 1;
-      const last = part.x_range?.[1] ?? Math.max(first + 1, ...steps);
-      const width = this.drawing.clientWidth, height = this.drawing.clientHeight;
-      const x = (value) => EDGE.left + ((across(value) - across(first)) / (across(last) - across(first))) * (width - EDGE.left - EDGE.right);
-      const y = (value) => EDGE.top + (1 - (map(value) - low) / (high - low)) * (height - EDGE.top - EDGE.bottom);
-      return { low, high, first, last, width, height, x, y, usable };
-    }
-
-    draw() {
-      const scale = (this.seen = this.scale());
-      if (scale.width < 40 || scale.height < 40) return;
-      const { part } = this;
-      const name = `${part.title}: ${part.summary}`;
-      const picture = svg("svg", { role: "img", "aria-label": name, viewBox: `0 0 ${scale.width} ${scale.height}` });
-      this.axes(picture, scale);
-      if (part.diagonal) this.diagonal(picture, scale);
-      for (const limit of part.limits ?? []) this.limit(picture, scale, limit);
-      [...part.series.keys()].reverse().forEach((i) => this.series(picture, scale, part.series[i], part.series[i].style ?? i));
-      this.cursor = svg("line", { class: "cursor", y1: EDGE.top, y2: scale.height - EDGE.bottom });
-      if (this.page.clock) picture.append(this.cursor);
-      if (part.series.every((series) => series.x.length === 0)) {
-        picture.append(svg("text", { x: scale.width / 2, y: scale.height / 2 - 10, "text-anchor": "middle" }, part.empty ?? "nothing yet"));
-      }
-      this.drawing.replaceChildren(picture);
-      this.point();
-    }
-
-    axes(picture, scale) {
-      const bottom = scale.height - EDGE.bottom, right = scale.width - EDGE.right;
-      for (const { value, label } of this.part.log ? decades(scale.low, scale.high) : ticks(scale.low, scale.high, 5)) {
-        const y = scale.y(value);
-        picture.append(svg("line", { class: "grid", x1: EDGE.left, x2: right, y1: y, y2: y }));
-        picture.append(svg("text", { x: EDGE.left - 8, y: y + 4, "text-anchor": "end" }, label));
-      }
-      for (const { value, label } of this.below(scale)) {
-        picture.append(svg("line", { class: "frame", x1: scale.x(value), x2: scale.x(value), y1: bottom, y2: bottom + 4 }));
-        const last = scale.x(value) > right - 14; // its middle would leave the picture
-        picture.append(svg("text", { x: last ? scale.width : scale.x(value), y: bottom + 17, "text-anchor": last ? "end" : "middle" }, label));
-      }
-      picture.append(svg("line", { class: "frame", x1: EDGE.left, x2: right, y1: bottom, y2: bottom }));
-      picture.append(svg("text", { x: (EDGE.left + right) / 2, y: scale.height - 6, "text-anchor": "middle" }, this.part.x_label));
-      const middle = (EDGE.top + bottom) / 2;
-      picture.append(svg("text", { x: 13, y: middle, "text-anchor": "middle", transform: `rotate(-90 13 ${middle})` }, this.part.y_label));
-    }
-
-    below(scale) {
-      if (this.part.x_log) return decades(Math.log10(scale.first), Math.log10(scale.last), this.part.x_log);
-      const found = ticks(scale.first, scale.last, Math.max(2, Math.floor(scale.width / (scale.last > 9999 ? 110 : 80))));
-      if (this.part.x_parts) return found;
-      return found.filter(({ value }) => Number.isInteger(value) && value >= scale.first).map(({ value }) => ({ value, label: whole(value) }));
-    }
-
-    limit(picture, scale, limit) {
-      const y = scale.y(limit.value), right = scale.width - EDGE.right;
-      picture.append(svg("line", { ...limitLook(limit), x1: EDGE.left, x2: right, y1: y, y2: y }));
-    }
-
-    // where both axes say the same
-    diagonal(picture, scale) {
-      const back = (value) => (this.part.log ? 10 ** value : value);
-      const from = Math.max(scale.first, back(scale.low)), to = Math.min(scale.last, back(scale.high));
-      picture.append(svg("line", { class: "diagonal", x1: scale.x(from), y1: scale.y(from), x2: scale.x(to), y2: scale.y(to) }));
-    }
-
-    series(picture, scale, series, i) {
-      if (series.mode === "dots") {
-        series.x.forEach((x, k) => scale.usable(series.y[k]) && x !== null && picture.append(mark(scale.x(x), scale.y(series.y[k]), i)));
-        return;
-      }
-      let path = "", pen = "M", before = null;
-      series.x.forEach((x, k) => {
-        if (!scale.usable(series.y[k])) { pen = "M"; return; }
-        const height = scale.y(series.y[k]).toFixed(1);
-        if (series.mode === "stairs" && pen === "L") path += `L${scale.x(x).toFixed(1)} ${before}`;
-        path += `${pen}${scale.x(x).toFixed(1)} ${height}`;
-        before = height;
-        pen = "L";
-      });
-      picture.append(svg("path", { class: "series", d: path, style: stroke(i) }));
-      if (series.x.length > MOST_DOTS || series.mode === "stairs") return;
-      series.x.forEach((x, k) => {
-        if (!scale.usable(series.y[k])) return;
-        const open = series.open?.[k] === true;
-        const dot = svg("circle", { cx: scale.x(x), cy: scale.y(series.y[k]), r: i === 0 ? 3.5 : 2.2, style: `fill:var(--s${i % 6});stroke:var(--s${i % 6});stroke-width:1.5` });
-        if (open) dot.style.fill = "var(--card)";
-        picture.append(dot);
-      });
-    }
-
-    point() {
-      if (!this.cursor || !this.page.clock) return;
-      const x = this.seen.x(Math.min(this.page.clock.position, this.seen.last));
-      this.cursor.setAttribute("x1", x);
-      this.cursor.setAttribute("x2", x);
-    }
-
-    // a click in the plot shows that force call
-    jump(event) {
-      if (!this.seen || !this.page.clock) return;
-      const { width, last } = this.seen;
-      const x = event.clientX - this.drawing.getBoundingClientRect().left;
-      this.page.clock.pause();
-      this.page.clock.go(Math.round(1 + ((x - EDGE.left) / (width - EDGE.left - EDGE.right)) * (last - 1)));
-    }
+  // powers of ten, with 2 and 5 between them where there is little else; or those of a list
+  function decades(low, high, list) {
+    const times = Math.log10(high / low) < 2.5 ? [1, 2, 5] : [1];
+    const powers = [...Array(41).keys()].flatMap((power) => times.map((digit) => Number(`${digit}e${power - 20}`)));
+    return (Array.isArray(list) ? list : powers).filter((value) => value >= low * 0.999999 && value <= high * 1.000001);
   }
 
-  // the ends of the values, with some room
-  function widened(values) {
-    let low = Infinity, high = -Infinity;
-    for (const value of values) { low = Math.min(low, value); high = Math.max(high, value); }
-    if (values.length === 0) [low, high] = [0, 1];
-    const room = (high - low || 1) * 0.06;
-    return [low - room, high + room];
+  function seriesOf(line) {
+    const stroke = () => colour(line.hue), dots = line.mode === "dots", hollow = line.mode === "hollow";
+    const fill = () => (hollow ? colour("card") : stroke() + (dots ? "8c" : "")); // dots shine through each other
+    const points = { show: dots || hollow || (!line.mode && line.x.length <= MOST_DOTS), size: line.style === 0 ? 8 : 5.5, width: dots ? 1 : 1.5, stroke, fill };
+    const paths = dots || hollow ? () => null : line.mode === "stairs" ? uPlot.paths.stepped({ align: 1 }) : uPlot.paths.linear();
+    return { stroke, width: line.width, dash: line.dash, paths, points: dots ? { ...points, paths: shapes(CORNERS[line.style % 3]) } : points };
   }
 
-  // round numbers between two ends
-  function ticks(low, high, wanted) {
-    const rough = (high - low) / wanted;
-    const size = 10 ** Math.floor(Math.log10(rough));
-    const step = [1, 2, 5, 10].map((times) => times * size).find((candidate) => candidate >= rough);
-    const digits = Math.max(0, -Math.floor(Math.log10(step) + 1e-9));
-    const found = [];
-    for (let k = Math.ceil(low / step - 1e-9); k * step <= high + 1e-9 * step; k += 1) {
-      found.push({ value: k * step, label: (k * step).toFixed(Math.min(digits, 8)).replace("-", "−") });
-    }
-    return found;
-  }
-
-  // powers of ten, with 2 and 5 between them where there is little else; `marks`: these and no others
-  function decades(low, high, marks) {
-    if (Array.isArray(marks)) {
-      return marks.filter((value) => Math.log10(value) >= low - 1e-9 && Math.log10(value) <= high + 1e-9).map((value) => ({ value, label: number(value, 3) }));
-    }
-    const few = high - low < 2.5;
-    const every = Math.max(1, Math.ceil((high - low) / 7));
-    const found = [];
-    for (let power = Math.floor(low); power <= Math.ceil(high); power += 1) {
-      for (const times of few ? [1, 2, 5] : [1]) {
-        const place = power + Math.log10(times);
-        if (place < low || place > high || power % every !== 0) continue;
-        found.push({ value: times * 10 ** power, label: number(times * 10 ** power, 1) });
+  const shapes = (corners) => (plot, column) => {
+    const path = new Path2D(), radius = 4 * devicePixelRatio;
+    plot.data[column].forEach((value, row) => {
+      if (value === null || value === undefined) return;
+      const x = plot.valToPos(plot.data[0][row], "x", true), y = plot.valToPos(value, "y", true);
+      for (let corner = 0; corner < corners; corner += 1) {
+        const angle = (2 * Math.PI * (corner + (corners === 4 ? 0.5 : 0))) / corners;
+        path[corner ? "lineTo" : "moveTo"](x + radius * Math.sin(angle), y - radius * Math.cos(angle));
       }
-    }
-    return found;
+      path.closePath();
+    });
+    return { fill: path, stroke: path, flags: 3 };
+  };
+
+  function readout(plot, part, lines) {
+    const { idx, left } = plot.cursor, width = plot.over.clientWidth;
+    const box = plot.over.querySelector(".readout") ?? plot.over.appendChild(make("div", { class: "readout" }));
+    const values = lines.map((line, i) => (line.name && !line.limit && idx !== null ? plot.data[i + 1][idx] : undefined));
+    const words = lines.map((line, i) => `${line.name} ${number(values[i])}`).filter((_, i) => values[i] !== undefined).reverse();
+    box.hidden = words.length === 0;
+    box.style.cssText = left > width / 2 ? `right:${width - left + 10}px` : `left:${left + 10}px`;
+    if (!box.hidden) box.replaceChildren(...[`${part.x_label} ${whole(plot.data[0][idx])}`, ...words].map((line) => make("div", {}, line)));
+  }
+
+  function legendEntry(line) {
+    const sample = svg("svg", { viewBox: "0 0 26 10", "aria-hidden": "true" });
+    const look = `stroke:var(--${line.hue});stroke-width:${line.width};stroke-dasharray:${line.dash.join(" ") || "none"}`;
+    if (line.mode === "dots") sample.append(svg("text", { x: 8, y: 10, style: `fill:var(--${line.hue})` }, "●■▲"[line.style % 3]));
+    else sample.append(svg("line", { x1: 1, x2: 25, y1: 5, y2: 5, style: look }));
+    return make("li", {}, sample, line.name);
   }
 })();

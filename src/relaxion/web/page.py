@@ -11,7 +11,7 @@ import base64
 import hashlib
 import html
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
@@ -23,16 +23,40 @@ from relaxion.version import __version__
 
 LARGEST_BYTES = 1_000_000  # of the whole file
 FORMAT, FORMAT_VERSION = "relaxion-page", 1
-SCRIPTS = ("dom.js", "clock.js", "film.js", "plot.js", "parts.js", "main.js")
+SCRIPTS = ("vendor/uPlot.iife.min.js", "dom.js", "film.js", "plot.js", "parts.js", "main.js")
 FILMS = ("film", "gallery")  # kinds that need the library
 LIBRARY = "vendor/3Dmol-min.js"
 LICENCES = "vendor/LICENSES.txt"
 FOOT = (
     f"Made by Relaxion {__version__}. The page is complete in itself: it needs no network and sends nothing.",
-    "3D view: 3Dmol.js (N. Rego and D. Koes, Bioinformatics 31, 1322, 2015); its licences are in this page's source.",
+    "3D view: 3Dmol.js (N. Rego and D. Koes, Bioinformatics 31, 1322, 2015); plots: uPlot (L. Sorokin). Their licences "
+    "are in this page's source.",
 )
 
 Part = dict[str, Any]  # {"kind": ..., "title": ..., "span": columns of 12, ...}; kinds are those of pages/*.js
+COPIED = ("Command", "The same again", "BibTeX")  # facts somebody will want to paste
+
+
+def tile(label: str, value: str, unit: str = "", note: str = "", tone: str = "") -> dict[str, str]:
+    """A number that stands out; tones are good, warn and bad."""
+    return {"label": label, "value": value, "unit": unit, "note": note, "tone": tone}
+
+
+def facts(title: str, found: Iterable[tuple[str, Any]], span: int = 12, **more: Any) -> Part:
+    """Labels and values; those without a value are left out."""
+    shown = [{"label": label, "value": str(value)} for label, value in found if value]
+    shown = [{**fact, "code": True} if fact["label"] in COPIED else fact for fact in shown]
+    return {"kind": "facts", "title": title, "span": span, "facts": shown, **more}
+
+
+def notes(said: Sequence[str], **more: Any) -> list[Part]:
+    """None where there is nothing to say."""
+    return [{"kind": "notes", "title": "Worth knowing", "notes": list(said), **more}] if said else []
+
+
+def columns(headings: Sequence[str], text: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """Of a table; `text`: those that are no numbers."""
+    return [{"label": heading, "text": heading in text} for heading in headings]
 
 
 @dataclass(frozen=True)
@@ -75,12 +99,15 @@ class Page:
     @property
     def html(self) -> str:
         """The whole file."""
-        scripts = [*([_library()] if self.needs_library else []), *(_source(name) for name in self.scripts)]
+        library = (
+            [f"/*\n{_source(LICENCES).replace('*/', '* /')}\n*/\n{_source(LIBRARY)}"] if self.needs_library else []
+        )
+        scripts = [*library, *(_source(name) for name in self.scripts)]
         blanks = {
             "policy": self.security_policy(scripts),
             "generator": f"relaxion {__version__}",
             "title": html.escape(self.title),
-            "style": _source("page.css"),
+            "style": _source("vendor/uPlot.min.css") + _source("page.css"),
             "data": as_data_block(self.data),
             "scripts": "\n".join(f"<script>{script}</script>" for script in scripts),
         }
@@ -128,12 +155,6 @@ def _hash(script: str) -> str:
 @cache
 def _source(name: str) -> str:
     return files("relaxion.web").joinpath("pages", *name.split("/")).read_text(encoding="utf-8")
-
-
-@cache
-def _library() -> str:
-    """With its licences in front, as they ask for."""
-    return f"/*\n{_source(LICENCES).replace('*/', '* /')}\n*/\n{_source(LIBRARY)}"
 
 
 def own_bytes(scripts: Sequence[str] = SCRIPTS) -> int:

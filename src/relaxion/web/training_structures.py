@@ -13,11 +13,10 @@ from relaxion.bench.films import MILLI
 from relaxion.bench.runs import Reading
 from relaxion.bench.statistics import SAME_MINIMUM_EV_PER_ATOM, performance_profile
 from relaxion.optimize.film import Frame
-from relaxion.web.report_film import Reel, film_parts
-from relaxion.web.report_page import Part
-from relaxion.web.report_relaxation import OUTCOMES, signed
-from relaxion.web.report_training_words import count, short
-from relaxion.web.watch_run import WatchedRun
+from relaxion.web.film import Reel, film_parts
+from relaxion.web.page import Part, columns
+from relaxion.web.run import WatchedRun
+from relaxion.web.words import count, outcome_words, rounded, short, signed
 
 POLICY, CORE_NAME = "Policy", "classical core"
 RATIOS = (1, 1.5, 2, 3, 4, 6, 8, 12, 16)
@@ -57,7 +56,9 @@ def structure_parts(run: WatchedRun, film_bytes: int) -> tuple[list[Part], list[
         ]
     try:
         assessed = _assessed(run.assessment, run.baselines)
-        parts = [*_comparisons(assessed), *([_gallery(assessed, film_bytes)] if film_bytes and assessed.worst else [])]
+        beside = (_profile, _scatter, _parity) if assessed.others else ()
+        parts = [make(assessed) for make in beside]
+        parts += [_gallery(assessed, film_bytes)] if film_bytes and assessed.worst else []
     except (AttributeError, ArithmeticError, KeyError, TypeError, ValueError, IndexError) as error:
         return [], [f"assessment.json is damaged ({error!r}); nothing of it is shown."]
     if not assessed.others:
@@ -91,12 +92,6 @@ def _scores(
     ]
 
 
-def _comparisons(assessed: Assessed) -> list[Part]:
-    if not assessed.others:
-        return []
-    return [_profile(assessed), _scatter(assessed), _parity(assessed)]
-
-
 def _profile(assessed: Assessed) -> Part:
     """By Dolan and Moré."""
     profiles = performance_profile(assessed.scores)
@@ -104,11 +99,10 @@ def _profile(assessed: Assessed) -> Part:
     series, ends = [], []
     for place, (name, (ratios, shares)) in enumerate(profiles.items()):
         seen = ratios <= right
-        x, y = ratios[seen], shares[seen]
-        end = float(y[-1]) if len(y) else 0.0
-        first = float(y[x <= 1.0][-1]) if (x <= 1.0).any() else 0.0
-        stairs = {"x": [1.0, *_rounded(x), right], "y": [0.0, *_rounded(y), end], "mode": "stairs", "style": place}
-        series.append({"name": name, **stairs})
+        stairs = {1.0: 0.0} | dict(zip(rounded(ratios[seen]), rounded(shares[seen]), strict=True))
+        first, end = stairs[1.0], max(stairs.values())
+        x, y = [*stairs, right], [*stairs.values(), end]
+        series.append({"name": name, "x": x, "y": y, "mode": "stairs", "style": place})
         ends.append(f"{name} is first on {first:.0%} and solves {end:.0%} within {right:g}")
     return {
         "id": "profile", "kind": "plot", "title": "Performance profile", "span": 4, "series": series,
@@ -138,7 +132,7 @@ def _scatter(assessed: Assessed) -> Part:
         "x_label": "force calls of the classical optimizer", "y_label": "force calls of the policy", "log": True,
         "x_log": list(CALL_MARKS), "x_range": [lowest, highest], "y_range": [lowest, highest], "diagonal": True,
         "summary": f"the policy needs {', '.join(better)}.", "note": "Below the dashed line the policy is better.",
-        "table": {"caption": "Force calls, structure by structure", "columns": _columns(heads, 1), "rows": rows},
+        "table": {"caption": "Force calls, structure by structure", "columns": columns(heads), "rows": rows},
     }  # fmt: skip
 
 
@@ -167,11 +161,11 @@ def _parity(assessed: Assessed) -> Part:
     series = {"name": f"policy beside {name}", "mode": "dots", "style": 0}
     return {
         "id": "parity", "kind": "plot", "title": "Final energies", "span": 4,
-        "series": [{**series, "x": _rounded([t for _, _, t in shown]), "y": _rounded([o for _, o, _ in shown])}],
+        "series": [{**series, "x": rounded([t for _, _, t in shown]), "y": rounded([o for _, o, _ in shown])}],
         "x_label": f"{name} (eV per atom)", "y_label": "policy (eV per atom)", "x_parts": True, "diagonal": True,
         "x_range": [low - room, high + room], "y_range": [low - room, high + room], "empty": "nobody converged twice",
         "summary": f"final energies of policy and {name} where both converged: {words}.", "note": f"{words}.",
-        "table": {"caption": "Final energies", "columns": _columns(heads), "rows": rows},
+        "table": {"caption": "Final energies", "columns": columns(heads), "rows": rows},
     }  # fmt: skip
 
 
@@ -202,7 +196,7 @@ def _reel(number: int, film: Mapping[str, Any], assessed: Assessed) -> Reel:
         for call, energy, fmax in zip(film["call"], film["energy_ev"], film["fmax_ev_per_angstrom"], strict=True)
     ]
     outcome, last = assessed.outcomes[place], film["fmax_ev_per_angstrom"][-1]
-    end = OUTCOMES.get(outcome, outcome) + ("" if last is None else f", fmax {last:.2g} eV/Å")
+    end = outcome_words(outcome, last)
     name = f"{number + 1}. {assessed.labels[place]}"
     return Reel(name, numbers, bool(film["periodic"]), frames, readings, end, outcome == "converged")
 
@@ -210,9 +204,8 @@ def _reel(number: int, film: Mapping[str, Any], assessed: Assessed) -> Reel:
 def _beside(assessed: Assessed, place: int) -> str:
     """`60 calls, step limit reached · BFGS 22, FIRE 41`."""
     outcome = assessed.outcomes[place]
-    ours = f"{assessed.scores[POLICY][place].charged} calls" + (
-        "" if outcome == "converged" else f", {OUTCOMES.get(outcome, outcome)}"
-    )
+    failed = "" if outcome == "converged" else f", {outcome_words(outcome)}"
+    ours = f"{assessed.scores[POLICY][place].charged} calls{failed}"
     others = ", ".join(f"{name} {_calls(assessed.scores[name][place])}" for name in assessed.others)
     return f"{ours} · {others}" if others else ours
 
@@ -222,7 +215,7 @@ def _episode_parts(record: Mapping[str, Any]) -> list[Part]:
     returns = sorted(value for value in record["returns"] if isinstance(value, int | float))
     if not returns:
         return []
-    series = [{"name": "return", "x": list(range(1, len(returns) + 1)), "y": [float(f"{v:.5g}") for v in returns]}]
+    series = [{"name": "return", "x": list(range(1, len(returns) + 1)), "y": rounded(returns, 5)}]
     return [
         {
             "id": "episodes", "kind": "plot", "title": "Returns of the newest assessment", "series": series, "span": 12,
@@ -236,15 +229,7 @@ def _calls(score: Score) -> str:
     return str(score.spent) if score.converged else f"failed ({score.charged})"
 
 
-def _columns(headings: Sequence[str], text: int = 0) -> list[dict[str, Any]]:
-    return [{"label": heading, "text": 0 < place < text} for place, heading in enumerate(headings)]
-
-
 def _chosen(number: int) -> list[int]:
     if number <= MOST_DOTS:
         return list(range(number))
     return sorted({round(place) for place in np.linspace(0, number - 1, MOST_DOTS)})
-
-
-def _rounded(values: Any) -> list[float]:
-    return [float(f"{value:.6g}") for value in values]

@@ -6,10 +6,35 @@ Twin critics have separate parameters but the same atoms: pairs, gathers and sum
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu
+
+
+class Scratch:
+    """Buffers for the pieces of a long list of pairs, used again for piece after piece; lives as long as one call.
+
+    Touching fresh memory takes longer than the arithmetic done in it.
+    """
+
+    def __init__(self, like: Tensor, n_pairs: int, numbers_at_once: int) -> None:
+        self.like, self.n_pairs = like, n_pairs
+        self.size = 1 + numbers_at_once // like.shape[-1]  # pairs in a piece; a row of `like` is a channel vector
+        self.held: dict[str, Tensor] = {}
+
+    def pieces(self) -> Iterator[tuple[slice, int]]:
+        """Where each piece lies, and how many pairs it has."""
+        for first in range(0, self.n_pairs, self.size):
+            count = min(self.size, self.n_pairs - first)
+            yield slice(first, first + count), count
+
+    def __call__(self, name: str, count: int, *shape: int) -> Tensor:
+        """(count, …), whatever was in it last; two names never share memory."""
+        if name not in self.held:
+            self.held[name] = self.like.new_empty((self.size, *shape))
+        return self.held[name][:count]
 
 
 def uniform_parameter(shape: tuple[int, ...], n_in: int, generator: torch.Generator | None) -> nn.Parameter:
@@ -93,3 +118,38 @@ def mixed(layer: nn.Module, values: Tensor) -> Tensor:
     """The layer on the channels of (n_networks, n_atoms, rows, channels): the same for every row."""
     n_networks, n_atoms, rows, _ = values.shape
     return layer(values.reshape(n_networks, n_atoms * rows, -1)).view(n_networks, n_atoms, rows, -1)
+
+
+class InvariantUpdate(nn.Module):
+    """Scalars learn the lengths of the tensors and the products between them; the tensors are scaled by scalars.
+
+    Only the first `n_changed` tensors are: one that nobody reads afterwards would have dead parameters.
+    """
+
+    def __init__(
+        self, channels: int, n_tensors: int, n_changed: int, n_networks: int, generator: torch.Generator | None
+    ) -> None:
+        super().__init__()
+        self.channels, self.n_changed = channels, n_changed
+        self.pairs = nn.ModuleList(
+            [StackedLinear(channels, 2 * channels, n_networks, generator, bias=False) for _ in range(n_tensors)]
+        )
+        self.think = StackedMLP(
+            (1 + 2 * n_tensors) * channels, channels, (1 + n_tensors + n_changed) * channels, n_networks, generator
+        )
+
+    def forward(self, scalars: Tensor, tensors: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        """Scalars (n_networks, n_atoms, channels), tensors (n_networks, n_atoms, components, channels)."""
+        halves = [mixed(layer, t).chunk(2, dim=-1) for layer, t in zip(self.pairs, tensors, strict=True)]
+        sizes = [torch.sqrt(one.square().sum(dim=2) + 1e-6) for one, _ in halves]
+        # by the length of one: a product of two lengths would grow with the square of the forces
+        products = [(one * other).sum(dim=2) / size for (one, other), size in zip(halves, sizes, strict=True)]
+        thoughts = self.think(torch.cat([scalars, *sizes, *products], dim=2)).split(self.channels, dim=2)
+        weights, gates = thoughts[1 : 1 + len(halves)], thoughts[1 + len(halves) :]
+        scalars = scalars + thoughts[0]
+        for product, weight in zip(products, weights, strict=True):
+            scalars = scalars + weight * product
+        changed = [
+            t + g[:, :, None] * u for t, g, (_, u) in zip(tensors[: self.n_changed], gates, halves, strict=False)
+        ]
+        return scalars, changed

@@ -8,9 +8,9 @@ from typing import Any
 from relaxion.training.diagnostics import DIAGNOSTICS, RULES, Diagnostic, Rule
 from relaxion.training.diagnostics.alarms import column
 from relaxion.training.diagnostics.numbers import PREFIX
-from relaxion.web.report_page import Part
-from relaxion.web.report_training_words import count, short
-from relaxion.web.watch_run import WatchedRun
+from relaxion.web.page import Part
+from relaxion.web.run import WatchedRun
+from relaxion.web.words import count, short
 
 SPARK_POINTS = 50
 SHOWN_BY = {"share_non_finite": "outcome_non_finite"}  # numbers of rules that are not logged under their own name

@@ -16,8 +16,7 @@ from relaxion.training.curves import FINAL, FORCE_CALLS, STEPS
 from relaxion.training.records import ASSESSMENT_FORMAT as FORMAT
 from relaxion.training.records import ASSESSMENT_VERSION as FORMAT_VERSION
 from relaxion.training.run_folder import LOCK, RunFolder
-from relaxion.web.watch_history import History
-from relaxion.web.watch_tail import Tail
+from relaxion.web.tail import History, Tail
 
 MOST_ALARMS = 200  # the newest: a page with more nobody reads
 LARGEST_JSON = 64 << 20  # bytes of a small file; ours have a few MB at most

@@ -1,0 +1,98 @@
+"""The race as a page: everybody's film in step, calls counting up, the winner by force calls."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ase import Atoms
+
+from relaxion.bench.comparison import Compared, compared, in_words, minima_in_words, who_relaxed
+from relaxion.bench.runs import Run
+from relaxion.web.film import film_parts
+from relaxion.web.page import Page, Part, facts, notes, tile
+from relaxion.web.relaxation import OURS, citation, comparison_table, energy_plot, film_part, fmax_plot, reel
+from relaxion.web.words import calls, outcome_words, versions
+
+
+@dataclass(frozen=True)
+class Race:
+    """Who ran, from where, and how they fared; ours is the first."""
+
+    label: str
+    start: Atoms
+    runs: Mapping[str, Run]
+    tolerance: float  # eV/Å
+    calculator: str
+    free_cell: bool
+    command: str
+    hints: Sequence[str] = ()
+    comment: str = ""  # in the file
+
+    @property
+    def winners(self) -> list[str]:
+        """Converged with the fewest force calls; several if they tie, none if nobody converged."""
+        arrived = {name: run.force_calls for name, run in self.runs.items() if run.converged}
+        return [name for name, calls in arrived.items() if calls == min(arrived.values())]
+
+    @property
+    def others(self) -> list[Compared]:
+        ours = self.runs[OURS]
+        return [compared(name, run, ours, len(self.start)) for name, run in self.runs.items() if name != OURS]
+
+    @property
+    def formula(self) -> str:
+        return self.start.symbols.formula.format("metal")
+
+
+def verdict(race: Race) -> str:
+    """`Relaxion wins with 6 force calls`."""
+    if not race.winners:
+        return "nobody converged"
+    verb = "wins" if len(race.winners) == 1 else "tie"
+    return f"{' and '.join(race.winners)} {verb} with {calls(race.runs[race.winners[0]].force_calls)}"
+
+
+def race_page(race: Race) -> Page:
+    """The whole page."""
+    everybody, ours = list(race.runs.items()), race.runs[OURS]
+    films, thinned = film_parts([reel(name, race.start, run, winner=name in race.winners) for name, run in everybody])
+    parts: list[Part] = [
+        {"kind": "tiles", "title": "Result", "tiles": [_tile(name, run, race) for name, run in everybody]},
+        film_part(films, "Side by side"),
+        {**fmax_plot(everybody, race.tolerance), "span": 6},
+        {**energy_plot(everybody), "span": 6},
+        comparison_table(ours, race.others, "Everybody from the same start"),
+        _facts(race),
+        *notes([*thinned, *race.hints, *filter(None, [minima_in_words(ours, race.others)])]),
+        citation(),
+    ]
+    title = verdict(race)
+    return Page(
+        title=title[0].upper() + title[1:],
+        eyebrow=f"Relaxion race · {race.label} · {race.formula}",
+        lead=f"To fmax {race.tolerance:g} eV/Å: {OURS} {ours.force_calls}, {in_words(ours, race.others)}. "
+        "Calls are counted inside the calculator.",
+        parts=parts,
+        last_call=max((reading.call for run in race.runs.values() for reading in run.readings), default=1),
+    )
+
+
+def _tile(name: str, run: Run, race: Race) -> dict[str, str]:
+    won = name in race.winners
+    tone = "good" if won else "bad" if run.error else "" if run.converged else "warn"
+    return tile(name, str(run.force_calls), "force calls", "winner" if won else outcome_words(run.outcome), tone)
+
+
+def _facts(race: Race) -> Part:
+    cell = f", {'free' if race.free_cell else 'fixed'} cell" if race.start.pbc.any() else ""
+    found = [
+        ("Structure", f"{race.formula}, {len(race.start)} atoms{cell}"),
+        ("Comment in the file", race.comment),
+        ("Calculator", race.calculator),
+        ("Relaxed by", who_relaxed(race.runs[OURS])),
+        *((f"{name} failed", run.error) for name, run in race.runs.items()),
+        ("Command", race.command),
+        ("Versions", versions()),
+    ]
+    return facts("How it was made", found)
