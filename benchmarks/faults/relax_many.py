@@ -122,14 +122,14 @@ class Monkey:
                 return True
             except subprocess.TimeoutExpired:
                 pass
-            nurseries = children_of(process.pid)
-            workers = [worker for nursery in nurseries for worker in children_of(nursery)]
+            servers = [child for child in children_of(process.pid) if children_of(child)]  # those that fork workers
+            workers = [worker for server in servers for worker in children_of(server)]
             if killed >= self.workers_per_driver:
                 self._kill(process.pid, "driver")
                 process.wait()
                 return False
-            if nurseries and self.chance.random() < 0.1:
-                killed += self._kill(nurseries[0], "nursery")
+            if servers and self.chance.random() < 0.1:
+                killed += self._kill(servers[0], "server")
             elif workers:
                 killed += self._kill(self.chance.choice(workers), "worker")
 

@@ -21,8 +21,8 @@ import torch
 
 import relaxion
 from relaxion.agents.td3 import TD3
-from relaxion.experience.batch import Batch
 from relaxion.experience.environment import Environment, EnvironmentSettings
+from relaxion.experience.replay import Batch
 from relaxion.generators.alloys import fcc_alloys
 from relaxion.generators.perturbations import perturbation
 from relaxion.generators.starts import PerturbedStarts

@@ -27,8 +27,7 @@ from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.type_aliases import ReplayBufferSamples
 
 from relaxion.agents import AGENT_SETTINGS, vector_agent
-from relaxion.experience.batch import Batch
-from relaxion.experience.replay import VectorReplay
+from relaxion.experience.replay import Batch, VectorReplay
 from relaxion.networks.vector import BoxActions
 
 N_OBSERVATIONS, N_ACTIONS, BATCH, STORED, DISCOUNT = 17, 6, 256, 100_000, 0.99

@@ -4,8 +4,8 @@ import argparse
 
 import torch
 
-from relaxion.agents.agent import Agent
 from relaxion.agents.shared import (
+    Agent,
     adam,
     bellman_target,
     descend,

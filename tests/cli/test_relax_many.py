@@ -186,7 +186,7 @@ def test_nothing_is_lost_or_doubled_under_faults():
     compared = report["compared"]
     assert compared["places"] == 150
     assert (compared["lost"], compared["doubled"], compared["set_aside"], compared["different"]) == (0, 0, 0, 0)
-    assert sum(report["kills"].get(kind, 0) for kind in ("worker", "nursery", "driver")) > 0
+    assert sum(report["kills"].get(kind, 0) for kind in ("worker", "server", "driver")) > 0
     assert report["full_disk"]["sentence"]
     assert not report["full_disk"]["traceback"]
     assert report["hostile_one_by_one"]["as_expected"]

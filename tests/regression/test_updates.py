@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from relaxion.agents import AGENT_SETTINGS, vector_agent
-from relaxion.experience.batch import Batch
+from relaxion.experience.replay import Batch
 from relaxion.networks.vector import BoxActions, VectorNetworkSettings
 
 STORED = Path(__file__).with_name("updates.json")

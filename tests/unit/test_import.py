@@ -35,6 +35,20 @@ print([n for n in sys.modules if n.startswith(("relaxion.agents", "relaxion.expe
     assert run_fresh(code) == "[]"
 
 
+def test_learning_pendulum_loads_few_modules():
+    """A student can read all of it: no networks for atoms, no potentials, no relaxer."""
+    code = """
+import sys
+from relaxion.agents import TD3
+agent = TD3("Pendulum-v1", widths=(8, 8), warmup_steps=20, batch_size=8).learn(40)
+assert agent.metrics()["train/n_updates"] > 0
+print(" ".join(n for n in sys.modules if n.split(".")[0] == "relaxion"))
+"""
+    loaded = run_fresh(code).split()
+    assert "relaxion.agents.td3" in loaded
+    assert len(loaded) < 30, sorted(loaded)
+
+
 def test_import_changes_nothing_global():
     code = """
 import random, numpy, torch

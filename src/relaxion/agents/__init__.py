@@ -8,12 +8,14 @@ batches. `relaxion.agents.TD3` and so on, as listed here, are the same with a ta
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from relaxion.agents.agent import ActionDomain, Agent, NoisyExplorer, PolicyPenalty
 from relaxion.agents.d4pg import D4PGSettings
 from relaxion.agents.ddpg import DDPGSettings
 from relaxion.agents.make import AGENT_SETTINGS, AgentSettings, atom_agent, vector_agent
 from relaxion.agents.sac import SACSettings
+from relaxion.agents.shared import Agent, PolicyPenalty
 from relaxion.agents.td3 import TD3Settings
+from relaxion.experience.exploration import NoisyExplorer
+from relaxion.networks.roles import ActionDomain
 
 if TYPE_CHECKING:
     from relaxion.training.facade import D4PG, DDPG, SAC, TD3

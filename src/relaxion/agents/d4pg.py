@@ -10,9 +10,9 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn.functional import log_softmax, softmax
 
-from relaxion.agents.agent import ActionDomain, PolicyPenalty
 from relaxion.agents.shared import (
     Part,
+    PolicyPenalty,
     adam,
     best_actions,
     descend,
@@ -23,8 +23,8 @@ from relaxion.agents.shared import (
     take_snapshot,
     target_copy,
 )
-from relaxion.experience.batch import Batch
-from relaxion.networks.roles import CategoricalCritic, Policy
+from relaxion.experience.replay import Batch
+from relaxion.networks.roles import ActionDomain, CategoricalCritic, Policy
 from relaxion.settings import Settings
 
 

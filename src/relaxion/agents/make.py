@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from torch import Generator, nn
 
-from relaxion.agents.agent import PolicyPenalty
 from relaxion.agents.d4pg import D4PG, D4PGSettings
 from relaxion.agents.ddpg import DDPG, DDPGSettings
 from relaxion.agents.sac import SAC, SACSettings
+from relaxion.agents.shared import PolicyPenalty
 from relaxion.agents.td3 import TD3, TD3Settings
 from relaxion.errors import SettingsError
 from relaxion.networks.vector import (

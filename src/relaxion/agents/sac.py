@@ -10,9 +10,9 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from relaxion.agents.agent import ActionDomain, PolicyPenalty
 from relaxion.agents.shared import (
     Part,
+    PolicyPenalty,
     adam,
     bellman_target,
     best_actions,
@@ -22,8 +22,8 @@ from relaxion.agents.shared import (
     take_snapshot,
     target_copy,
 )
-from relaxion.experience.batch import Batch
-from relaxion.networks.roles import Critics, StochasticPolicy
+from relaxion.experience.replay import Batch
+from relaxion.networks.roles import ActionDomain, Critics, StochasticPolicy
 from relaxion.settings import Settings
 
 

@@ -1,23 +1,50 @@
-"""What agents share, as functions: targets, slow copies, exploration, one step down a loss, snapshots."""
+"""What every agent looks like, and what agents share: targets, exploration, a step down a loss, snapshots."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
-from typing import Any, TypeAlias, TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import torch
 from torch import Generator, Tensor, nn
 from torch.nn.utils import get_total_norm
 from torch.optim import Adam
 
-from relaxion.agents.agent import ActionDomain
 from relaxion.errors import RestartError, SettingsError
-from relaxion.networks.roles import Policy
+from relaxion.experience.replay import Batch
+from relaxion.networks.roles import ActionDomain, Policy
 
 Network = TypeVar("Network", bound=nn.Module)
 Part: TypeAlias = nn.Module | Adam | Tensor | Generator
 """Something of an agent that changes while it learns."""
+PolicyPenalty: TypeAlias = Callable[[Batch, Any], Tensor]
+"""An extra term of the policy's loss: batch and the policy's fresh actions -> (batch,) or (), differentiable."""
+
+
+@runtime_checkable
+class Agent(Protocol):
+    """Acts by day, learns by night. Updates touch a batch only, never an environment (R1.4)."""
+
+    def act(self, observations: Any) -> Any:
+        """What the agent believes best, inside the bounds. No exploration, no gradient."""
+        ...
+
+    def explore(self, observations: Any, generator: torch.Generator) -> Any:
+        """What to try while collecting, inside the bounds. No gradient."""
+        ...
+
+    def update(self, batch: Batch) -> Mapping[str, Tensor]:
+        """Learn from one batch; scalars for the log as tensors without gradient, so that nobody waits for `.item()`."""
+        ...
+
+    def snapshot(self) -> dict[str, Tensor]:
+        """Copies of all that changes while learning: networks, targets, Adam's memory, counter, own generator."""
+        ...
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """The opposite of `snapshot`; raises RestartError on missing, left-over or misshapen tensors."""
+        ...
 
 
 @torch.no_grad()

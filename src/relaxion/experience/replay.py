@@ -3,15 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Generator, Tensor
 
 from relaxion.errors import SettingsError
-from relaxion.experience.batch import Batch
 from relaxion.experience.normaliser import Normaliser
 
 COLUMNS = ("observations", "actions", "rewards", "next_observations", "terminated", "ended")
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Sampled transitions, observations already normalised.
+
+    Observations and actions are opaque here and in the agents: tensors for control tasks, states and moves for atoms.
+    `discounts` is γⁿ, and 0 only where the episode truly ended; a time limit bootstraps.
+    """
+
+    observations: Any
+    actions: Any
+    rewards: Tensor  # (batch,), n-step sums where n > 1
+    discounts: Tensor  # (batch,)
+    next_observations: Any
+    sources: Tensor | None = None  # (batch,) int64, `Source`: who proposed the actions; None where nobody asks
 
 
 class VectorReplay:

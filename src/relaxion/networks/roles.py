@@ -1,10 +1,10 @@
-"""What an agent may ask of a network. Observations and actions are opaque: vectors here, states and moves for atoms."""
+"""What an agent may ask of networks and actions. Observations are opaque: vectors here, states for atoms."""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -55,3 +55,33 @@ class CategoricalCritic(nn.Module, ABC):
     @abstractmethod
     def forward(self, observations: Any, actions: Any) -> Tensor:
         """Logits of the value bins, (batch, n_bins)."""
+
+
+class ActionDomain(Protocol):
+    """What an agent must be able to do with actions, be they vectors or moves of atoms."""
+
+    def bound(self, actions: Any) -> Any:
+        """The nearest actions inside the bounds."""
+        ...
+
+    def perturb(
+        self,
+        actions: Any,
+        scale: float | Tensor,
+        generator: torch.Generator,
+        clip: float | None = None,
+        observations: Any = None,
+    ) -> Any:
+        """Actions plus Gaussian noise, `scale` and `clip` in units of the action's half range; not yet bounded.
+
+        The observations the actions belong to are for domains whose unit depends on them.
+        """
+        ...
+
+    def random(self, observations: Any, generator: torch.Generator) -> Any:
+        """Uniform actions within the bounds, for warm-up."""
+        ...
+
+    def dimensions(self, observations: Any) -> Tensor:
+        """Number of components of each action, (batch,): SAC's target entropy is minus this."""
+        ...

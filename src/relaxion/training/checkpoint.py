@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from relaxion.agents.agent import Agent
+from relaxion.agents.shared import Agent
 from relaxion.errors import CheckpointError
 from relaxion.files import Format, Stored
 

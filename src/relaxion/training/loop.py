@@ -17,7 +17,6 @@ from relaxion.files import Stored, replace_file, write_json, write_text
 from relaxion.settings import shown
 from relaxion.training import checkpoint
 from relaxion.training.checkpoint import DIVERGED, DivergedError, NonFiniteError
-from relaxion.training.curves import leave_curve
 from relaxion.training.records import AlarmFile, Clock, Records, Result, leave_record
 from relaxion.training.run_folder import AGENT, CHECKPOINT, RunFolder
 from relaxion.training.settings import RunSettings
@@ -308,6 +307,8 @@ class _Run:
         write_agent(self.folder.agent, self.trainer)
         result = self.trainer.result(self._assessed(), self.clock.seconds())
         write_json(self.folder.result, asdict(result))
+        from relaxion.training.curves import leave_curve  # learning alone needs no picture
+
         leave_curve(self.folder.path)
         return result
 

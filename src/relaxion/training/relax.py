@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from relaxion.agents.agent import Agent, NoisyExplorer
+from relaxion.agents.shared import Agent
 from relaxion.bench.assessment import Assessed
 from relaxion.errors import CheckpointError
-from relaxion.experience.batch import Batch
 from relaxion.experience.environment import EnvironmentSettings
 from relaxion.experience.expert import imitation_distance
-from relaxion.experience.exploration import LinearSchedule
+from relaxion.experience.exploration import LinearSchedule, NoisyExplorer
+from relaxion.experience.replay import Batch
 from relaxion.experience.state_rows import state_from_tensors, state_tensors
 from relaxion.experience.structure_replay import StructureReplay
 from relaxion.experience.transition import Source as WhoMoved

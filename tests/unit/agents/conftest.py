@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from relaxion.agents.shared import parameters_of
-from relaxion.experience.batch import Batch
+from relaxion.experience.replay import Batch
 from relaxion.networks.roles import CategoricalCritic, Critics, Policy, StochasticPolicy
 
 

@@ -21,7 +21,7 @@ from relaxion.agents import DDPGSettings, SACSettings, TD3Settings, vector_agent
 from relaxion.agents.ddpg import DDPG
 from relaxion.agents.sac import SAC
 from relaxion.agents.td3 import TD3
-from relaxion.experience.batch import Batch
+from relaxion.experience.replay import Batch
 from relaxion.networks.vector import BoxActions, Layers, VectorNetworkSettings
 
 LOW, HIGH = np.array([-2.0, 0.5], np.float32), np.array([3.0, 0.75], np.float32)

@@ -12,7 +12,7 @@ import torch
 
 from relaxion.agents.d4pg import D4PG, D4PGSettings
 from relaxion.errors import SettingsError
-from relaxion.experience.batch import Batch
+from relaxion.experience.replay import Batch
 
 
 @pytest.fixture

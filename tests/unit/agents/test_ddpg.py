@@ -10,7 +10,7 @@ import torch
 
 import relaxion.agents.ddpg as module
 from relaxion.agents.ddpg import DDPG, DDPGSettings
-from relaxion.experience.batch import Batch
+from relaxion.experience.replay import Batch
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from relaxion.agents import AGENT_SETTINGS, d4pg, ddpg, sac, td3, vector_agent
 from relaxion.agents.shared import parameters_of
-from relaxion.experience.batch import Batch
+from relaxion.experience.replay import Batch
 from relaxion.networks.vector import BoxActions, VectorNetworkSettings
 from relaxion.training.relax import RelaxTrainer
 from relaxion.training.relax_collector import make_agent

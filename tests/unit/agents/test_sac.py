@@ -11,7 +11,7 @@ import torch
 
 import relaxion.agents.sac as module
 from relaxion.agents.sac import SAC, SACSettings
-from relaxion.experience.batch import Batch
+from relaxion.experience.replay import Batch
 
 STILL = 1e-12
 

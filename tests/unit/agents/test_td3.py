@@ -11,7 +11,7 @@ import torch
 import relaxion.agents.td3 as module
 from relaxion.agents.shared import parameters_of
 from relaxion.agents.td3 import TD3, TD3Settings
-from relaxion.experience.batch import Batch
+from relaxion.experience.replay import Batch
 
 STILL = 1e-12  # a learning rate that leaves the critics where they are
 

@@ -8,13 +8,13 @@ from ase import Atoms
 from ase.build import bulk
 
 import relaxion
-from relaxion.agents.agent import Agent
 from relaxion.agents.d4pg import D4PG, D4PGSettings
 from relaxion.agents.ddpg import DDPG
 from relaxion.agents.sac import SAC
+from relaxion.agents.shared import Agent
 from relaxion.agents.td3 import TD3
-from relaxion.experience.batch import Batch
 from relaxion.experience.environment import Environment, EnvironmentSettings
+from relaxion.experience.replay import Batch
 from relaxion.generators.perturbations import perturbation
 from relaxion.generators.starts import PerturbedStarts
 from relaxion.networks.atom_critics import AtomCategoricalCritic, AtomCritics

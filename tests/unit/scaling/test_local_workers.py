@@ -36,7 +36,11 @@ class DisturbedWorkers(LocalWorkers):
         if self.given in (1, 3, 4):
             self.kill(worker)
         if self.given == 3:
-            os.kill(self._forker.pid, signal.SIGKILL)
+            os.kill(_parent(self.pids()[0]), signal.SIGKILL)
+
+
+def _parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
 
 
 def test_killed_workers_lose_and_double_nothing(tmp_path, settings):

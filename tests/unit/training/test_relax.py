@@ -17,9 +17,9 @@ from ase.optimize import BFGS
 
 from relaxion.agents.make import AGENT_SETTINGS
 from relaxion.errors import FileError, InputError, MissingElementError, RelaxionWarning, SettingsError, StructureError
-from relaxion.experience.batch import Batch
 from relaxion.experience.environment import EnvironmentSettings
 from relaxion.experience.expert import Expert
+from relaxion.experience.replay import Batch
 from relaxion.experience.transition import Source
 from relaxion.files import digest
 from relaxion.potentials.registry import potential

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import signal
+import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
 from ase import Atoms
 from ase.io.jsonio import decode, encode
 
+from relaxion.errors import RelaxionError
 from relaxion.optimize.batch import BatchRelaxer, Relaxed
 from relaxion.potentials.registry import make_potential
 from relaxion.scaling.relax_many.frames import written
@@ -20,6 +26,7 @@ from relaxion.structures import Outcome
 
 SECONDS_BETWEEN_SIGNS = 0.5  # of life
 SET_ASIDE = (Outcome.RUNNING, Outcome.NON_FINITE)  # ends without anything that could be called a result
+PR_SET_PDEATHSIG = 1  # Linux
 ALIVE = '{"alive": true}'
 
 
@@ -91,3 +98,30 @@ def _last_frame(relaxed: Relaxed, facts: dict[str, Any]) -> str | None:
         return written(relaxed.atoms, facts)
     except (ValueError, TypeError, KeyError):  # of structures that are not fit to be written
         return None
+
+
+def serve(driver: Connection, settings: str) -> None:
+    """A process of its own: first None or why the calculator cannot be made, then records chunk by chunk, None last."""
+    _end_with(os.getppid())
+    os.setsid()  # Ctrl-C is for the driver, which ends the workers when it has saved what there is
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what calculators print is no result
+    with suppress(EOFError, OSError, KeyboardInterrupt):
+        try:
+            worker = Worker(WorkerSettings.model_validate_json(settings))
+        except RelaxionError as error:
+            driver.send_bytes(json.dumps(str(error)).encode())
+            return
+        driver.send_bytes(b"null")
+        while True:
+            for record in worker.records(json.loads(driver.recv_bytes())):
+                driver.send_bytes(record.encode())
+            driver.send_bytes(b"null")
+
+
+def _end_with(parent: int) -> None:
+    """Nobody is left behind when the driver is killed: the server that forked us ends with it."""
+    if sys.platform == "linux":
+        library: Any = ctypes.CDLL(None)
+        library.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it went before we could ask
+        os._exit(1)

@@ -5,25 +5,24 @@ from __future__ import annotations
 import json
 import os
 import re
-import selectors
-import signal
-import socket
-import subprocess
-import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from typing import Any, Generic, Self, TypeVar
 
 from relaxion.errors import RunError, SettingsError
 from relaxion.scaling.relax_many.settings import WorkerSettings
-from relaxion.scaling.relax_many.worker_process import FATAL, READY
+from relaxion.scaling.relax_many.worker import serve
 
 MOST_WORKERS = 4096
-SECONDS_TO_START = 120.0
-READ_AT_ONCE = 1 << 18
+SECONDS_TO_END = 5.0
+# one thread each; and no file of the working directory may pass for a module of Python's own
+FOR_WORKERS = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONSAFEPATH": "1"}
 
 
 @dataclass(frozen=True)
@@ -136,109 +135,79 @@ def make_workers(word: str, settings: WorkerSettings) -> Workers[Any]:
 class _Process(Standing):
     """One local worker."""
 
-    pid: int
-    link: socket.socket
-    unread: bytes = b""
+    process: BaseProcess
+    link: Connection
 
 
 class LocalWorkers(Workers[_Process]):
-    """Forked by a process that has everything loaded, so that a lost one is replaced in hundredths of a second."""
+    """Forked by a server that has everything loaded, so that a lost one is replaced in hundredths of a second."""
 
     def __init__(self, n_workers: int, settings: WorkerSettings) -> None:
-        self._forker: subprocess.Popen[bytes] | None = None
-        self._orders: socket.socket | None = None
+        self._context = get_context("forkserver")
+        self._context.set_forkserver_preload(["__main__", serve.__module__])
         super().__init__(n_workers, settings)
 
-    def give(self, worker: int, tasks: Sequence[str]) -> None:
-        process = self.known[worker]
-        process.busy, process.heard = True, time.monotonic()
-        with suppress(OSError):  # a worker that is gone is noticed by `hear`
-            process.link.settimeout(SECONDS_TO_START)
-            process.link.sendall((json.dumps(tasks) + "\n").encode())
-
-    def kill(self, worker: int) -> None:
-        with suppress(ProcessLookupError):
-            os.kill(self.known[worker].pid, signal.SIGKILL)
-
-    def pids(self) -> list[int]:
-        """Of the workers there are now."""
-        return [worker.pid for worker in self.known.values()]
-
-    def hear(self, timeout: float) -> list[News]:
-        with selectors.DefaultSelector() as selector:
-            for number, process in self.known.items():
-                selector.register(process.link, selectors.EVENT_READ, number)
-            news = [self._hear_from(key.data) for key, _ in selector.select(timeout)]
-        return [one for one in news if one.records or one.done or one.died]
-
-    def _hear_from(self, number: int) -> News:
-        process = self.known[number]
-        try:
-            content = process.link.recv(READ_AT_ONCE)
-        except OSError:
-            content = b""
-        if not content:
-            process.link.close()
-            return self.replaced(number)
-        process.heard = time.monotonic()
-        *lines, process.unread = (process.unread + content).split(b"\n")
-        records, done = [], False
-        for line in lines:
-            plain = json.loads(line)
-            if FATAL in plain or READY in plain:
-                self.began(process, plain.get(FATAL))
-            elif not plain:
-                process.busy, done = False, True
-            elif "key" in plain:
-                records.append(plain)
-        return News(number, tuple(records), done=done)
-
     def start(self) -> _Process:
-        ours, theirs = socket.socketpair()
         for _ in range(3):
-            try:
-                pid = self._forked(theirs)
-            except (OSError, ValueError):  # the forking process itself was killed
-                self._end_forker()
-                continue
-            theirs.close()
-            return _Process(pid, ours)
+            ours, theirs = self._context.Pipe()
+            process = self._context.Process(target=serve, args=(theirs, self.settings.model_dump_json()), daemon=True)
+            with suppress(OSError, EOFError), theirs, _environment(FOR_WORKERS):  # the server may have been killed
+                process.start()
+                return _Process(process, ours)
         raise RunError("workers cannot be started: their parent process ends at once")
 
-    def _forked(self, theirs: socket.socket) -> int:
-        orders = self._orders or self._start_forker()
-        socket.send_fds(orders, [self.settings.model_dump_json().encode()], [theirs.fileno()])
-        answer = b""
-        while not answer.endswith(b"\n"):
-            part = orders.recv(64)
-            if not part:
-                raise ConnectionResetError
-            answer += part
-        return int(answer)
+    def give(self, worker: int, tasks: Sequence[str]) -> None:
+        known = self.known[worker]
+        known.busy, known.heard = True, time.monotonic()
+        with suppress(OSError):  # a worker that is gone is noticed by `hear`
+            known.link.send_bytes(json.dumps(tasks).encode())
 
-    def _start_forker(self) -> socket.socket:
-        self._orders, theirs = socket.socketpair()
-        self._orders.settimeout(SECONDS_TO_START)
-        command = [sys.executable, "-P", "-m", "relaxion.scaling.relax_many.worker_process", str(theirs.fileno())]
-        environment = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", **os.environ}
-        # a session of its own: Ctrl-C is for the driver, which ends the workers when it has saved what there is
-        self._forker = subprocess.Popen(
-            command, pass_fds=[theirs.fileno()], env=environment, stdin=subprocess.DEVNULL, start_new_session=True
-        )
-        theirs.close()
-        return self._orders
+    def kill(self, worker: int) -> None:
+        self.known[worker].process.kill()
 
-    def _end_forker(self) -> None:
-        if self._orders is not None:
-            self._orders.close()
-        if self._forker is not None:
-            self._forker.kill()
-            self._forker.wait()
-        self._forker = self._orders = None
+    def pids(self) -> list[int | None]:
+        """Of the workers there are now."""
+        return [worker.process.pid for worker in self.known.values()]
+
+    def hear(self, timeout: float) -> list[News]:
+        links: dict[Any, int] = {worker.link: number for number, worker in self.known.items()}
+        return [news for link in wait(links, timeout) if (news := self._hear_from(links[link])) is not None]
+
+    def _hear_from(self, number: int) -> News | None:
+        known = self.known[number]
+        try:
+            plain = json.loads(known.link.recv_bytes())
+        except (EOFError, OSError):
+            self._end(known)
+            news = self.replaced(number)
+            return news if news.died else None
+        known.heard = time.monotonic()
+        if not known.ready:
+            self.began(known, plain)
+            return None
+        if plain is None:
+            known.busy = False
+            return News(number, done=True)
+        return News(number, (plain,)) if "key" in plain else None
+
+    def _end(self, known: _Process) -> None:
+        known.process.kill()
+        known.process.join(SECONDS_TO_END)
+        known.link.close()
 
     def close(self) -> None:
-        for number, process in self.known.items():
-            self.kill(number)
-            process.link.close()
+        for known in self.known.values():
+            self._end(known)
         self.known = {}
-        self._end_forker()
+
+
+@contextmanager
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
+    """Of what is started inside, where the user has said nothing else."""
+    added = {name: value for name, value in values.items() if name not in os.environ}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            del os.environ[name]
