@@ -56,7 +56,7 @@ class _Part:
 
     def __init__(self, state: State | None, generators: dict[str, Tensor], n_structures: int) -> None:
         self.state, self.generators = state, generators
-        self.lanes = torch.zeros(0, dtype=torch.int64)  # of the replay
+        self.under_way = torch.zeros(0, dtype=torch.int64)  # of the replay
         self.relaxations = Relaxations()  # of the diagnosis
         self.rewards: list[list[float]] = [[] for _ in range(n_structures)]  # of the episodes under way
         self.asked: _Asked | None = None
@@ -67,7 +67,7 @@ class _Part:
 
     def snapshot(self) -> dict[str, Tensor]:
         parts = {"generators": self.generators, "relaxations": self.relaxations.snapshot()}
-        parts |= {"replay": {"lanes": self.lanes}, "episodes": _ragged(self.rewards)}
+        parts |= {"replay": {"lanes": self.under_way}, "episodes": _ragged(self.rewards)}
         if self.state is not None:
             parts["state"] = state_tensors(self.state)
         if self.asked is not None:
@@ -80,7 +80,7 @@ class _Part:
         self.generators = {name: stored.part("generators")[name] for name in GENERATORS}
         self.relaxations.restore(stored.part("relaxations"))
         self.rewards = _from_ragged(stored.part("episodes"))
-        self.lanes = stored.part("replay")["lanes"]
+        self.under_way = stored.part("replay")["lanes"]
         self.asked = _Asked.restored(asked) if asked else None
 
 
@@ -162,7 +162,7 @@ class DistributedRelaxTrainer(RelaxTrainer):
     def _fresh_parts(self) -> list[_Part]:
         """The first collector has the local trainer's state and generators; the others begin by themselves."""
         parts = [_Part(self.state, self._own_generators(), self.steps_per_round)]
-        parts[0].lanes, parts[0].relaxations = self.replay.lanes, self.diagnosis.relaxations
+        parts[0].under_way, parts[0].relaxations = self.replay.under_way, self.diagnosis.relaxations
         parts[0].rewards = self.episodes.under_way
         for number in range(1, self.n_collectors):
             seed = self.settings.training.seed
@@ -190,10 +190,10 @@ class DistributedRelaxTrainer(RelaxTrainer):
     def _collect(self) -> None:
         """With what belongs to this collector's structures in its place."""
         part = self._parts[self._turn]
-        self.replay.lanes, self.diagnosis.relaxations = part.lanes, part.relaxations
+        self.replay.under_way, self.diagnosis.relaxations = part.under_way, part.relaxations
         self.episodes.under_way = part.rewards
         super()._collect()
-        part.lanes, part.state = self.replay.lanes, self.state
+        part.under_way, part.state = self.replay.under_way, self.state
 
     def _next_collected(self) -> Collected:
         part = self._parts[self._turn]
