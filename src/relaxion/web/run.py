@@ -167,6 +167,8 @@ class WatchedRun:
             self._read_settings()
         if result:
             self.result = self._json(files.result)
+            if self.result is None:  # what it said of the end no longer holds
+                self.history.cut(self._metrics.places[-1].step)
         if baselines:
             found = self._json(files.baselines) or {}
             self.baselines = {name: row for name, row in found.items() if isinstance(row, dict)}
