@@ -24,8 +24,7 @@ from relaxion.bench.optimizers import (
     our_contestants,
     policy_argument,
 )
-from relaxion.bench.profile import draw_profile
-from relaxion.bench.results import Circumstances, ContestResult
+from relaxion.bench.results import Circumstances, ContestResult, draw_profile
 from relaxion.bench.sets import FIRST_SEED, SETS
 from relaxion.cli.bench import measure
 from relaxion.cli.bench_output import as_markdown, as_plain

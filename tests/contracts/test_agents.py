@@ -44,11 +44,11 @@ def train(agent: Agent, n_updates: int, seed: int = 0) -> list[dict[str, Tensor]
     generator = torch.Generator().manual_seed(seed)
     observations = 2 * torch.rand(4000, 2, generator=generator) - 1
     actions = BoxActions(LOW, HIGH).random(observations, generator)
-    metrics = []
+    scalars = []
     for _ in range(n_updates):
         rows = torch.randperm(4000, generator=generator)[:128]
-        metrics.append(dict(agent.update(pull(observations[rows], actions[rows]))))
-    return metrics
+        scalars.append(dict(agent.update(pull(observations[rows], actions[rows]))))
+    return scalars
 
 
 @pytest.mark.parametrize("name", AGENTS)
@@ -67,6 +67,42 @@ def test_protocol(name: str) -> None:
     assert not torch.equal(best, tried)
     assert torch.equal(best, agent.act(observations))
     assert torch.equal(tried, agent.explore(observations, torch.Generator().manual_seed(1)))
+
+
+def rebuilt(made: Any, **options: Any) -> Any:
+    """The same agent with options of its constructor."""
+    noise = [made.generator] if hasattr(made, "generator") else []
+    critics = made.critics if hasattr(made, "critics") else made.critic
+    return type(made)(made.policy, critics, made.action_domain, *noise, made.settings, **options)
+
+
+def moved(agent: Any, n_updates: int) -> dict[str, bool]:
+    """Which of policy and critics the updates changed, by the names in a snapshot."""
+    before = agent.snapshot()
+    train(agent, n_updates)
+    after = agent.snapshot()
+    kept = [name for name in before if name.split(".")[0] in ("policy", "target_policy", "critic", "critics")]
+    return {name: not torch.equal(before[name], after[name]) for name in kept if "_range" not in name}
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_critics_learn_alone_before_the_policy_moves(name: str) -> None:
+    agent = rebuilt(make_agent(name), critic_updates_before=6)
+    changes = moved(agent, 6)
+    assert not any(moves for part, moves in changes.items() if "policy" in part)
+    assert any(moves for part, moves in changes.items() if part.startswith("critic"))
+    resumed = rebuilt(make_agent(name), critic_updates_before=6)
+    resumed.restore(agent.snapshot())
+    for later in (agent, resumed):  # the count is the agent's, and goes on after a restore
+        assert any(moves for part, moves in moved(later, 2).items() if part.startswith("policy"))
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_only_trained_parameters_of_the_policy_move(name: str) -> None:
+    made: Any = make_agent(name)
+    chosen = rebuilt(made, trained=[made.policy.layers.bias_2])
+    changes = moved(chosen, 4)
+    assert [part for part, moves in changes.items() if moves and part.startswith("policy")] == ["policy.layers.bias_2"]
 
 
 @pytest.mark.parametrize("name", AGENTS)
@@ -92,7 +128,7 @@ def test_no_update_touches_global_randomness_or_the_batch(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", AGENTS)
-def test_metrics_are_finite_scalars_without_gradient_under_the_names_of_sb3(name: str) -> None:
+def test_updates_answer_finite_scalars_without_gradient_under_the_names_of_sb3(name: str) -> None:
     metrics = {key: tensor for one in train(make_agent(name), 2) for key, tensor in one.items()}
     expected = {"train/actor_loss", "train/critic_loss", "train/n_updates", "train/q_mean"}
     expected |= {"train/critic_gradient_norm", "train/policy_gradient_norm", "train/target_mean"}

@@ -117,7 +117,7 @@ def _publish(request: BenchRequest, result: ContestResult) -> None:
     if request.json_file is not None and request.json_file != STDOUT:
         replace_file(request.json_file, (text + "\n").encode())
     if request.plot is not None:
-        from relaxion.bench.profile import draw_profile
+        from relaxion.bench.results import draw_profile
 
         draw_profile(result, part_of(request.plot))
         part_of(request.plot).replace(request.plot)

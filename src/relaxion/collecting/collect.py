@@ -1,4 +1,4 @@
-"""`relaxion collect`: relax many starts with dear potentials on several processes, and keep all that was evaluated.
+"""`relaxion collect`: relax many starts with expensive potentials on several processes, keep all that was evaluated.
 
 Which start is whose is decided by its key alone, and done is what stands in the store. So a collection that was killed
 goes on where it was, on as many processes as one likes, and does nothing twice.
@@ -47,6 +47,28 @@ class Job:
     kind: str
     number: int
     key: str
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is to be done, by whom and until when: the same for every worker."""
+
+    settings: CollectSettings
+    store: Path
+    policy: str | None
+    deadline: float | None  # by the clock of time.time()
+
+    def lacking(self) -> list[Job]:
+        done = TrajectoryStore.open(self.store).keys()
+        return [job for job in jobs(self.settings) if job.key not in done]
+
+    @property
+    def late(self) -> bool:
+        return self.deadline is not None and time.time() > self.deadline
+
+    def do(self, todo: Sequence[Job], tell: Callable[[Mapping[str, float]], None], over: Callable[[], bool]) -> None:
+        store = TrajectoryStore.open(self.store)
+        Collector(self.settings, store, todo, stepper_maker(self.policy), tell).run(lambda: over() or self.late)
 
 
 @dataclass
@@ -134,13 +156,21 @@ def collect(
     settings = _present(settings)
     stepper_maker(policy)  # complaints come before work, and from this process
     store = _store(settings, out)
+    work = Work(settings, out, policy, None if limit_minutes is None else time.time() + 60 * limit_minutes)
     with _alone(out):
         store.sweep()
-        todo, wanted = _lacking(settings, store), sum(own.number for own in settings.kinds.values())
+        todo, wanted = work.lacking(), sum(own.number for own in settings.kinds.values())
         progress = Progress(wanted, wanted - len(todo))
-        if todo:
-            tell, asked = on_progress or (lambda _: None), stop or (lambda: False)
-            _work(settings, store, workers, limit_minutes, policy, progress, tell, asked)
+
+        def tell(news: Mapping[str, float]) -> None:
+            progress.add(news)
+            if on_progress is not None:
+                on_progress(progress)
+
+        if todo and workers == 1:  # here: no second process to start and to look after
+            work.do(todo, tell, stop or (lambda: False))
+        elif todo:
+            _by_workers(work, workers, tell, stop or (lambda: False))
     return summary(store, settings)
 
 
@@ -152,15 +182,6 @@ def jobs(settings: CollectSettings) -> list[Job]:
             ((number + 0.5) / own.number, Job(kind, number, settings.key(kind, number))) for number in range(own.number)
         ]
     return [job for _, job in sorted(placed, key=lambda pair: (pair[0], pair[1].kind))]
-
-
-def _lacking(settings: CollectSettings, store: TrajectoryStore) -> list[Job]:
-    done = store.keys()
-    return [job for job in jobs(settings) if job.key not in done]
-
-
-def _late(deadline: float | None) -> bool:
-    return deadline is not None and time.time() > deadline
 
 
 def _present(settings: CollectSettings) -> CollectSettings:
@@ -205,41 +226,20 @@ def _alone(out: Path) -> Iterator[None]:
         yield
 
 
-def _work(
-    settings: CollectSettings,
-    store: TrajectoryStore,
-    workers: int,
-    limit_minutes: float | None,
-    policy: str | None,
-    progress: Progress,
-    on_progress: OnProgress,
-    asked_to_stop: Callable[[], bool],
+def _by_workers(
+    work: Work, number: int, tell: Callable[[Mapping[str, float]], None], asked_to_stop: Callable[[], bool]
 ) -> None:
-    deadline = None if limit_minutes is None else time.time() + 60 * limit_minutes
-    if workers == 1:  # here: no second process to start and to look after
-
-        def tell(news: Mapping[str, float]) -> None:
-            progress.add(news)
-            on_progress(progress)
-
-        Shift(settings, store, _lacking(settings, store), stepper_maker(policy), tell).run(
-            lambda: asked_to_stop() or _late(deadline)
-        )
-        return
     context = get_context("spawn")  # torch's threads do not survive a fork
     news: Queue[Mapping[str, float] | str] = context.Queue()
     stop = context.Event()
-    team = [
-        context.Process(
-            target=_worker,
-            args=(settings, store.path, n, workers, deadline, policy, stop, news, os.getpid()),
-            daemon=True,
-        )
-        for n in range(workers)
+    workers = [
+        context.Process(target=_worker, args=(work, own, number, stop, news, os.getpid()), daemon=True)
+        for own in range(number)
     ]
-    for process in team:
+    for process in workers:
         process.start()
-    while any(process.is_alive() for process in team) or not news.empty():
+    failure = None
+    while any(process.is_alive() for process in workers) or not news.empty():
         if asked_to_stop():
             stop.set()
         try:
@@ -248,57 +248,39 @@ def _work(
             continue
         if isinstance(message, str):
             stop.set()
-            _join(team)
-            raise RunError(message)
-        progress.add(message)
-        on_progress(progress)
-    _join(team)
-    if broken := [process.exitcode for process in team if process.exitcode]:
+            failure = failure or message
+        else:
+            tell(message)
+    for process in workers:
+        process.join()
+    if failure is not None:
+        raise RunError(failure)
+    if broken := [process.exitcode for process in workers if process.exitcode]:
         raise RunError(
             f"a worker ended with code {broken[0]} (out of memory?); what was written is safe, the same command goes on"
         )
 
 
-def _join(team: Sequence[Any]) -> None:
-    for process in team:
-        process.join()
-
-
 def _worker(
-    settings: CollectSettings,
-    path: Path,
-    own: int,
-    workers: int,
-    deadline: float | None,
-    policy: str | None,
-    stop: Event,
-    news: Queue[Mapping[str, float] | str],
-    parent: int,
+    work: Work, own: int, workers: int, stop: Event, news: Queue[Mapping[str, float] | str], parent: int
 ) -> None:
     """One process: its share of what the store lacks."""
     for number in (signal.SIGINT, signal.SIGTERM):  # they may reach all processes of a group; the parent decides
         signal.signal(number, signal.SIG_IGN)
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")  # of potentials; the parent has told its own
-    working = (path / WORKERS_LOCK).open("w")
-    fcntl.flock(working, fcntl.LOCK_SH)
-    if os.getppid() != parent:  # killed before we had the lock: somebody else may be at work already
-        return
-    store = TrajectoryStore.open(path)
-    todo = [job for job in _lacking(settings, store) if int(job.key[:8], 16) % workers == own]
-
-    def over() -> bool:
-        return stop.is_set() or os.getppid() != parent or _late(deadline)
-
-    try:
-        Shift(settings, store, todo, stepper_maker(policy), news.put).run(over)
-    except RelaxionError as error:
-        news.put(str(error))
-    finally:
-        working.close()
+    with (work.store / WORKERS_LOCK).open("w") as working:
+        fcntl.flock(working, fcntl.LOCK_SH)
+        if os.getppid() != parent:  # killed before we had the lock: somebody else may be at work already
+            return
+        todo = [job for job in work.lacking() if int(job.key[:8], 16) % workers == own]
+        try:
+            work.do(todo, news.put, lambda: stop.is_set() or os.getppid() != parent)
+        except RelaxionError as error:
+            news.put(str(error))
 
 
-class Shift:
+class Collector:
     """What one process does: pools of relaxations, one for each engine, whose results go into the store."""
 
     def __init__(

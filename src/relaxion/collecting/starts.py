@@ -78,18 +78,6 @@ def _too_near(atoms: Atoms) -> bool:
     return len(neighbor_list("i", atoms, radii)) > 0
 
 
-def _prototype(own: KindSettings, side: Side, random: np.random.Generator) -> Atoms:
-    return random_crystal(random, side=side, sizes=own.sizes)
-
-
-def _element(own: KindSettings, side: Side, random: np.random.Generator) -> Atoms:
-    return random_element(random, side=side, sizes=own.sizes, element=own.element)
-
-
-def _perovskite(own: KindSettings, side: Side, random: np.random.Generator) -> Atoms:  # noqa: ARG001 (all of one size)
-    return random_perovskite(random, side=side)
-
-
 def _packing(own: KindSettings, side: Side, random: np.random.Generator) -> Atoms:
     """The composition and the volume of a crystal, its atoms anywhere but too near."""
     for _ in range(TRIES):
@@ -111,16 +99,8 @@ def _packing(own: KindSettings, side: Side, random: np.random.Generator) -> Atom
     )
 
 
-def _surface(own: KindSettings, side: Side, random: np.random.Generator) -> Atoms:
-    return random_surface(random, side=side, sizes=own.sizes)
-
-
-def _molecule(own: KindSettings, side: Side, random: np.random.Generator) -> Atoms:
-    return random_molecule(random, side=side, sizes=own.sizes)
-
-
 def _metal(own: KindSettings, side: Side, random: np.random.Generator) -> Atoms:  # noqa: ARG001 (no EMT metal is held apart)
-    """An alloy of the metals that EMT knows: for trials without a dear potential."""
+    """An alloy of the metals that EMT knows: for trials without an expensive potential."""
     starts = MetalStarts(elements=EMT_METALS, sizes=own.sizes, rattle_angstrom=(0.0, 1e-9), free_share=0.0)
     generator = torch.Generator().manual_seed(int(random.integers(2**62)))
     return starts.sample(generator, 1).to_ase()[0]
@@ -151,12 +131,12 @@ def _read(name: str) -> tuple[Atoms, ...]:
 
 
 _MAKERS: dict[str, Callable[[KindSettings, Side, np.random.Generator], Atoms]] = {
-    "prototype": _prototype,
-    "element": _element,
-    "perovskite": _perovskite,
+    "prototype": lambda own, side, random: random_crystal(random, side=side, sizes=own.sizes),
+    "element": lambda own, side, random: random_element(random, side=side, sizes=own.sizes, element=own.element),
+    "perovskite": lambda _own, side, random: random_perovskite(random, side=side),
     "packing": _packing,
-    "surface": _surface,
-    "molecule": _molecule,
+    "surface": lambda own, side, random: random_surface(random, side=side, sizes=own.sizes),
+    "molecule": lambda own, side, random: random_molecule(random, side=side, sizes=own.sizes),
     "metal": _metal,
     "file": _file,
 }

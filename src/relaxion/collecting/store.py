@@ -1,4 +1,4 @@
-"""Finished relaxations on disk: every structure that was evaluated, for potentials whose calls are dear.
+"""Finished relaxations on disk: every structure that was evaluated, for expensive potentials.
 
 A store is a folder: `manifest.json` (format, what it was made by) and shards of trajectories that are only ever added,
 each written in one go. Several processes may add at the same time; whoever is killed leaves whole shards.

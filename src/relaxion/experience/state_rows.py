@@ -11,26 +11,10 @@ from torch import Tensor
 
 from relaxion.structures import Evaluation, Move, State, Structures
 
-ATOM_WIDTHS = [
-    3,
-    3,
-    3,
-    3,
-    1,
-    1,
-    3,
-]  # position, force, last displacement, last force, element, movable; proposed displacement
-STRUCTURE_WIDTHS = [
-    9,
-    9,
-    9,
-    3,
-    1,
-    1,
-    1,
-    1,
-    9,
-]  # cell, stress, last strain, periodic, energy, trust, calls, free; its strain
+# position, force, last displacement, last force, element, movable; proposed displacement
+ATOM_WIDTHS = [3, 3, 3, 3, 1, 1, 3]
+# cell, stress, last strain, periodic, energy, trust, calls, free; its strain
+STRUCTURE_WIDTHS = [9, 9, 9, 3, 1, 1, 1, 1, 9]
 ATOM_COLUMNS = sum(ATOM_WIDTHS[:-1])  # of the state; the columns of the proposed move follow
 STRUCTURE_COLUMNS = sum(STRUCTURE_WIDTHS[:-1])
 

@@ -47,7 +47,7 @@ class StructureReplay:
         self.outcomes = torch.zeros(transition_capacity, dtype=torch.int64)
         self.back_offs = torch.zeros(transition_capacity, dtype=torch.float64)
         self.oldest, self.newest = 0, 0  # numbers of transitions; they only grow
-        self.lanes = torch.zeros(0, dtype=torch.int64)  # the newest transition of each relaxation side by side
+        self.under_way = torch.zeros(0, dtype=torch.int64)  # the newest transition of each relaxation side by side
 
     def __len__(self) -> int:
         return self.newest - self.oldest
@@ -69,17 +69,17 @@ class StructureReplay:
         self.followers[places] = NOBODY
         self._link(followed[kept], numbers)
         self.newest += len(kept)
-        self.lanes = torch.full((transition.n_structures,), NOBODY)
-        self.lanes[kept] = numbers
+        self.under_way = torch.full((transition.n_structures,), NOBODY)
+        self.under_way[kept] = numbers
 
     def _state_numbers(self, transition: Transition) -> tuple[Tensor, Tensor]:
         """Numbers of the states a step began in, stored where they are new, and the transitions that led to them."""
         followed = torch.full((transition.n_structures,), NOBODY)
-        if len(self.lanes) == transition.n_structures:
-            alive = self.lanes >= self.oldest
-            candidates = self.next_states[self.lanes % self.capacity]
+        if len(self.under_way) == transition.n_structures:
+            alive = self.under_way >= self.oldest
+            candidates = self.next_states[self.under_way % self.capacity]
             alive &= self.store.holds(candidates, transition.state)
-            followed = torch.where(alive, self.lanes, NOBODY)
+            followed = torch.where(alive, self.under_way, NOBODY)
         new = (followed == NOBODY).nonzero().flatten()
         numbers = self.next_states[followed % self.capacity]
         if len(new):
@@ -141,7 +141,7 @@ class StructureReplay:
         counters = torch.tensor([self.oldest, self.newest])
         return (
             own
-            | {"counters": counters, "lanes": self.lanes}
+            | {"counters": counters, "lanes": self.under_way}
             | {f"store.{k}": v for k, v in self.store.snapshot().items()}
         )
 
@@ -153,7 +153,7 @@ class StructureReplay:
                 raise ValueError(f"replay of {len(tensors[name])} transitions, expected {len(own)}")
             own.copy_(tensors[name])
         self.oldest, self.newest = (int(number) for number in tensors["counters"])
-        self.lanes = tensors["lanes"].clone()
+        self.under_way = tensors["lanes"].clone()
         self.store.restore({k.removeprefix("store."): v for k, v in tensors.items() if k.startswith("store.")})
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Protocol
 
@@ -19,6 +18,7 @@ from torch import Generator
 from relaxion.errors import SettingsError
 from relaxion.generators.alloys import fcc_alloys, summed_volume
 from relaxion.generators.packings import pack
+from relaxion.potentials.extras import is_installed
 from relaxion.potentials.potential import Potential
 from relaxion.potentials.registry import EXTRAS
 from relaxion.settings import nearest
@@ -163,7 +163,7 @@ def potential_at_hand(word: str) -> bool:
     """Its file or its package is there."""
     if word.startswith("eam:"):
         return Path(word.removeprefix("eam:")).is_file()
-    return word not in EXTRAS or find_spec(EXTRAS[word].package) is not None
+    return word not in EXTRAS or is_installed(EXTRAS[word].package)
 
 
 def source_at_hand(word: str) -> bool:

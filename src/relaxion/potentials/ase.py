@@ -49,7 +49,7 @@ class AsePotential(Potential):
 
 
 class PotentialCalculator(Calculator):
-    """A Relaxion potential behind ASE's calculator door."""
+    """A Relaxion potential as an ASE calculator."""
 
     def __init__(self, potential: Potential) -> None:
         super().__init__()

@@ -10,7 +10,7 @@ from torch import Tensor
 from relaxion.errors import PotentialError
 from relaxion.potentials.chgnet_network import ANGLE_CUTOFF, CUTOFF, ChgnetGraph, ChgnetNetwork
 from relaxion.potentials.extras import package_folder
-from relaxion.potentials.pairwise import forces_of_pairs, portions, stresses_of_pairs
+from relaxion.potentials.pairwise import evaluated_in_portions
 from relaxion.potentials.potential import Potential
 from relaxion.structures import Evaluation, Structures
 from relaxion.structures.graph import Pairs
@@ -47,20 +47,11 @@ class Chgnet(Potential):
         crowded = are_crowded(structures, pairs)
         if bool(crowded.any()):
             return self._without(crowded, structures, stresses)
-        atom_energies = self._network.element_energies.index_select(0, structures.atomic_numbers - 1)
-        slopes = torch.empty_like(pairs.vectors)  # (n_pairs, 3) eV/Å, dE/dr
-        for atoms, bonds in portions(structures, pairs, PAIRS_AT_ONCE):
-            graph = ChgnetGraph.of(
-                structures.atomic_numbers[atoms], pairs.ends[:, bonds] - atoms.start, pairs.vectors[bonds]
-            )
-            energies, slopes[bonds] = self._network.energies_and_slopes(graph)
-            atom_energies[atoms] += energies
-        energies = per_structure_sum(atom_energies, structures.structure_index, structures.n_structures)
-        return Evaluation(
-            energies=energies.to(structures.dtype),
-            forces=forces_of_pairs(structures.n_atoms, pairs, slopes).to(structures.dtype),
-            stresses=stresses_of_pairs(structures, pairs, slopes).to(structures.dtype) if stresses else None,
-        )
+        return evaluated_in_portions(structures, pairs, self._energies_and_slopes, PAIRS_AT_ONCE, stresses)
+
+    def _energies_and_slopes(self, atomic_numbers: Tensor, ends: Tensor, vectors: Tensor) -> tuple[Tensor, Tensor]:
+        energies, slopes = self._network.energies_and_slopes(ChgnetGraph.of(atomic_numbers, ends, vectors))
+        return self._network.element_energies.index_select(0, atomic_numbers - 1) + energies, slopes
 
     def _without(self, crowded: Tensor, structures: Structures, stresses: bool) -> Evaluation:
         """NaN for the crowded ones, the others as ever."""

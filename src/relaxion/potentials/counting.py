@@ -117,7 +117,7 @@ class CountingCalculator(Calculator):
 
 
 def ase_calculator(potential: Potential) -> BaseCalculator:
-    """The user's own ASE calculator as it is, or a batched potential behind ASE's door."""
+    """The user's own ASE calculator as it is, or a batched potential as one."""
     if isinstance(potential, AsePotential):
         return potential.calculator
     return PotentialCalculator(potential)

@@ -7,9 +7,9 @@ The arithmetic is float64 always; the answer has the precision of the structures
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import TypeAlias, final
 
 import numpy as np
 import torch
@@ -20,6 +20,9 @@ from relaxion.potentials.potential import Potential
 from relaxion.structures import Evaluation, Structures
 from relaxion.structures.graph import Pairs
 from relaxion.structures.structures import per_structure_sum
+
+BondNetwork: TypeAlias = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+"""Atomic numbers, ends of the pairs, their vectors -> energies of the atoms eV, and dE/dr of the pairs eV/Å."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,12 +63,7 @@ class PairwisePotential(Potential):
         atom_energies, slopes = self._embed(terms, pairs, kinds)
         pulls = pairs.vectors * (slopes / distances)[:, None]  # (n_pairs, 3) eV/Å, dE/dr towards j
         atom_energies.index_add_(0, pairs.ends[0], terms.energies)
-        energies = per_structure_sum(atom_energies, structures.structure_index, structures.n_structures)
-        return Evaluation(
-            energies=energies.to(structures.dtype),
-            forces=forces_of_pairs(structures.n_atoms, pairs, pulls).to(structures.dtype),
-            stresses=stresses_of_pairs(structures, pairs, pulls).to(structures.dtype) if stresses else None,
-        )
+        return evaluation_of_pairs(structures, pairs, atom_energies, pulls, stresses)
 
     def _embed(self, terms: PairTerms, pairs: Pairs, kinds: Tensor) -> tuple[Tensor, Tensor]:
         """Embedding energies of the atoms, and dE/dr of every pair, embedding included."""
@@ -105,6 +103,31 @@ def smooth_step(distances: Tensor, start: float | Tensor, end: float | Tensor) -
     """1 - 10t³ + 15t⁴ - 6t⁵, from 1 at `start` to 0 at `end`, twice differentiable; and its derivative."""
     t = ((distances - start) / (end - start)).clamp(0, 1)
     return 1 - t * t * t * (10 + t * (6 * t - 15)), -30 * (t * (1 - t)) ** 2 / (end - start)
+
+
+def evaluation_of_pairs(
+    structures: Structures, pairs: Pairs, atom_energies: Tensor, pulls: Tensor, stresses: bool
+) -> Evaluation:
+    """From energies of the atoms (n_atoms,) eV and dE/dr of every pair (n_pairs, 3) eV/Å."""
+    energies = per_structure_sum(atom_energies, structures.structure_index, structures.n_structures)
+    return Evaluation(
+        energies=energies.to(structures.dtype),
+        forces=forces_of_pairs(structures.n_atoms, pairs, pulls).to(structures.dtype),
+        stresses=stresses_of_pairs(structures, pairs, pulls).to(structures.dtype) if stresses else None,
+    )
+
+
+def evaluated_in_portions(
+    structures: Structures, pairs: Pairs, network: BondNetwork, pairs_at_once: int, stresses: bool
+) -> Evaluation:
+    """The answer of a network that is asked about some whole structures at a time: more fall out of the cache."""
+    atom_energies = torch.empty(structures.n_atoms, dtype=torch.float64)
+    slopes = torch.empty_like(pairs.vectors)  # (n_pairs, 3) eV/Å, dE/dr
+    for atoms, bonds in portions(structures, pairs, pairs_at_once):
+        atom_energies[atoms], slopes[bonds] = network(
+            structures.atomic_numbers[atoms], pairs.ends[:, bonds] - atoms.start, pairs.vectors[bonds]
+        )
+    return evaluation_of_pairs(structures, pairs, atom_energies, slopes, stresses)
 
 
 def forces_of_pairs(n_atoms: int, pairs: Pairs, pulls: Tensor) -> Tensor:

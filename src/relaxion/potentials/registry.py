@@ -36,15 +36,16 @@ class Extra:
     """A potential that needs an optional package."""
 
     package: str
-    make: Callable[[], Potential]
+    factory: str  # module and class, imported when it is asked for
     how_to_install: str
     description: str
 
     def build(self, spec: str) -> Potential:
         if not is_installed(self.package):
             raise self._missing(spec)
+        module, _, name = self.factory.partition(":")
         try:
-            return self.make()
+            return getattr(import_module(f"relaxion.potentials.{module}"), name)()
         except ImportError as error:
             raise self._missing(spec) from error
 
@@ -54,52 +55,28 @@ class Extra:
         )
 
 
-def _chgnet() -> Potential:
-    from relaxion.potentials.chgnet import Chgnet
-
-    return Chgnet()
-
-
-def _sevennet() -> Potential:
-    from relaxion.potentials.sevennet import Sevennet
-
-    return Sevennet()
-
-
-def _gfn2() -> Potential:
-    from relaxion.potentials.gfn2 import Gfn2
-
-    return Gfn2()
-
-
-def _mace() -> Potential:
-    from relaxion.potentials.mace import Mace
-
-    return Mace()
-
-
 EXTRAS: dict[str, Extra] = {
     "chgnet": Extra(
         package="chgnet",
-        make=_chgnet,
+        factory="chgnet:Chgnet",
         how_to_install="pip install 'relaxion[chgnet]'",
         description="CHGNet 0.3.0, a machine-learned potential for 89 elements; batched",
     ),
     "sevennet": Extra(
         package="sevenn",
-        make=_sevennet,
+        factory="sevennet:Sevennet",
         how_to_install="pip install 'relaxion[sevenn]'",
         description="SevenNet-0, a machine-learned potential for 89 elements; batched",
     ),
     "gfn2": Extra(
         package="tblite",
-        make=_gfn2,
+        factory="gfn2:Gfn2",
         how_to_install="pip install 'relaxion[molecules]'",
         description="GFN2-xTB tight binding for molecules, and crystals of few atoms; H to Rn",
     ),
     "mace": Extra(
         package="mace",
-        make=_mace,
+        factory="mace:Mace",
         how_to_install="pip install mace-torch",
         description="MACE-MP, a machine-learned potential for 89 elements; downloads its weights at first use",
     ),

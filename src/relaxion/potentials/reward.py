@@ -39,7 +39,7 @@ class RewardSettings(Settings):
     """Which rewards, how much of each, and what back-off costs."""
 
     weights: dict[RewardName, float] = Field(default={"log_force_decrease": 1.0}, min_length=1)
-    """Weight of each reward in the sum. The decrease of log force is stable from any start (LESSONS)."""
+    """Weight of each reward in the sum. The decrease of log force is stable from any start."""
 
     back_off_penalty: float = Field(default=0.5, ge=0)
     """Taken off for a move wholly undone, in proportion for a part. Half a decade of force: felt, no more."""

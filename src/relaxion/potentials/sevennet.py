@@ -17,11 +17,10 @@ from torch import Tensor
 
 from relaxion.errors import PotentialError
 from relaxion.potentials.extras import package_folder
-from relaxion.potentials.pairwise import forces_of_pairs, portions, stresses_of_pairs
+from relaxion.potentials.pairwise import evaluated_in_portions
 from relaxion.potentials.potential import Potential
 from relaxion.structures import Evaluation, Structures
 from relaxion.structures.graph import Pairs
-from relaxion.structures.structures import per_structure_sum
 
 # in the wheel, so that nothing is downloaded; names as sevenn's
 MODELS = {
@@ -46,19 +45,8 @@ class Sevennet(Potential):
         return self._network.elements
 
     def evaluate(self, structures: Structures, stresses: bool) -> Evaluation:
-        pairs = Pairs.of(structures, self._network.cutoff)
-        atom_energies = torch.empty(structures.n_atoms, dtype=torch.float64)
-        slopes = torch.empty_like(pairs.vectors)  # (n_pairs, 3) eV/Å, dE/dr
-        for atoms, bonds in portions(structures, pairs, PAIRS_AT_ONCE):
-            atom_energies[atoms], slopes[bonds] = self._network.energies_and_slopes(
-                structures.atomic_numbers[atoms], pairs.ends[:, bonds] - atoms.start, pairs.vectors[bonds]
-            )
-        energies = per_structure_sum(atom_energies, structures.structure_index, structures.n_structures)
-        return Evaluation(
-            energies=energies.to(structures.dtype),
-            forces=forces_of_pairs(structures.n_atoms, pairs, slopes).to(structures.dtype),
-            stresses=stresses_of_pairs(structures, pairs, slopes).to(structures.dtype) if stresses else None,
-        )
+        pairs, network = Pairs.of(structures, self._network.cutoff), self._network.energies_and_slopes
+        return evaluated_in_portions(structures, pairs, network, PAIRS_AT_ONCE, stresses)
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,9 +1,8 @@
-"""From and to ASE and, where installed, pymatgen. Input is checked here, once."""
+"""From and to ASE. Input is checked here, once."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -11,11 +10,8 @@ from ase import Atoms
 from ase.constraints import FixAtoms
 from ase.data import chemical_symbols
 
-from relaxion.errors import MissingExtraError, StructureError
+from relaxion.errors import StructureError
 from relaxion.structures.structures import Structures
-
-if TYPE_CHECKING:
-    from pymatgen.core import Molecule, Structure
 
 LARGEST_EXTENT = 1e8  # Å, a centimetre
 SMALLEST_HEIGHT = 0.05  # Å between lattice planes; the smallest of real crystals have 1
@@ -117,27 +113,6 @@ def to_ase(structures: Structures) -> list[Atoms]:
         images.append(atoms)
         start = end
     return images
-
-
-def from_pymatgen(items: Sequence[Structure | Molecule]) -> Structures:
-    """Structures from pymatgen structures or molecules."""
-    adaptor = _pymatgen_adaptor()
-    return from_ase([Atoms(adaptor.get_atoms(item)) for item in items])
-
-
-def to_pymatgen(structures: Structures) -> list[Structure | Molecule]:
-    """pymatgen structures where there is a periodic cell, molecules where there is none."""
-    adaptor = _pymatgen_adaptor()
-    images: list[Any] = to_ase(structures)  # pymatgen's own type for Atoms hides the real class
-    return [adaptor.get_structure(a) if a.pbc.any() else adaptor.get_molecule(a) for a in images]
-
-
-def _pymatgen_adaptor():
-    try:
-        from pymatgen.io.ase import AseAtomsAdaptor
-    except ImportError as error:
-        raise MissingExtraError("pymatgen is not installed; try: pip install 'relaxion[pymatgen]'") from error
-    return AseAtomsAdaptor
 
 
 def forget_symmetry(atoms: Atoms) -> None:

@@ -61,17 +61,6 @@ def reasons(
     return frozenset(found)
 
 
-def is_held_apart(
-    *,
-    elements: Iterable[str] = (),
-    formula: str | None = None,
-    prototype: str | None = None,
-    molecule: str | None = None,
-) -> bool:
-    """Whether a structure of these belongs to assessment."""
-    return bool(reasons(elements=elements, formula=formula, prototype=prototype, molecule=molecule))
-
-
 def reasons_of(atoms: Atoms) -> frozenset[Reason]:
     """The same for a structure whose maker left label or name in its `info`; molecules go by name, not by formula."""
     symbols = set(atoms.get_chemical_symbols())

@@ -35,7 +35,7 @@ DEFAULTS = {  # of the old tasks, where they are not those of the new one
     METALS: {"lesson_updates": 4000},
     UNIVERSAL: {"secant_weight": 0.6, "n_secants": 1},
 }
-REMOVED = frozenset({  # of the agent that turned a gate's knobs, and of its replay
+REMOVED = frozenset({  # of the agent that trained a gate, and of its replay
     "replay_capacity", "batch_size", "warmup_steps", "n_steps", "exploration_noise_final", "exploration_noise_steps",
     "n_environments", "updates_per_step", "discount_factor", "normalise_observations", "assessment_max_steps", "widths",
     "gate_cluster_share", "gate_packing_share", "lowest_tolerance_ev_per_angstrom", "highest_tolerance_ev_per_angstrom",

@@ -81,18 +81,18 @@ class RelaxCollector:
         return guided(state, own, who, self.expert, self.expert_share(step), self.generators["expert"])
 
 
-class KnobForceActions(MetricActions, ForceMoveActions):
-    """Noise in units of the forces; the choice is that of three knobs."""
+class MetricForceActions(MetricActions, ForceMoveActions):
+    """Noise in units of the forces; the choice has the dimensions of a metric's gate."""
 
 
 def action_domain(settings: RelaxRunSettings) -> MoveActions:
     """By the unit of exploration, and by what SAC's entropy counts."""
-    world, knobs = settings.environment, settings.metric is not None
+    world, follows_metric = settings.environment, settings.metric is not None
     bounds = (world.max_displacement_angstrom, world.max_strain)
     if settings.atoms.exploration_unit == "forces":
-        kind = KnobForceActions if knobs else ForceMoveActions
+        kind = MetricForceActions if follows_metric else ForceMoveActions
         return kind(*bounds, settings.networks.stiffness_ev_per_angstrom2)
-    return MetricActions(*bounds) if knobs else MoveActions(*bounds)
+    return MetricActions(*bounds) if follows_metric else MoveActions(*bounds)
 
 
 def make_agent(settings: RelaxRunSettings, generator: Generator, penalty: PolicyPenalty | None = None) -> AnyAgent:

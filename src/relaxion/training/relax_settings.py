@@ -143,7 +143,7 @@ class MetricPolicySettings(MetricShape):
     """As in every metric policy; here the policy relaxes alone, and without it far starts fail (docs/metric.md)."""
 
     reinforced: Literal["all", "gate"] = "all"
-    """What reinforcement learning moves: the whole policy; or only what turns the knobs, the metric being left as its
+    """What reinforcement learning moves: the whole policy; or only its gate, the metric being left as its
     lessons made it (the critic's error may be larger than what is left to gain)."""
 
 

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 
-from relaxion.agents import AGENT_SETTINGS, Agent, TD3Settings, vector_agent
+from relaxion.agents import AGENT_SETTINGS, TD3Settings, vector_agent
 from relaxion.errors import RestartError
 from relaxion.experience.replay import Batch
 from relaxion.networks.vector import BoxActions, VectorNetworkSettings
 
 
-def make_agent(name: str, seed: int = 0, widths: tuple[int, ...] = (8, 8)) -> Agent:
+def make_agent(name: str, seed: int = 0, widths: tuple[int, ...] = (8, 8)) -> Any:
     box = BoxActions([-1.0, 0.0], [1.0, 5.0])
     generator = torch.Generator().manual_seed(seed)
     return vector_agent(3, box, generator, AGENT_SETTINGS[name](), VectorNetworkSettings(widths=widths))
@@ -79,6 +80,21 @@ def test_a_snapshot_names_all_that_changes(make_batch: Callable[[], Batch]) -> N
     after = agent.snapshot()
     constant = {key for key in before if torch.equal(before[key], after[key])}
     assert {key.split(".")[-1] for key in constant} == {"centre", "half_range"}
+
+
+def test_adams_memory_has_the_names_of_older_checkpoints(make_batch: Callable[[], Batch]) -> None:
+    """torch counts steps for each parameter; checkpoints have one count, running means and squares by number."""
+    agent, other = make_agent("td3"), make_agent("td3", seed=5)
+    agent.update(make_batch())
+    snapshot = agent.snapshot()
+    memory = {name.removeprefix("critic_optimizer."): t for name, t in snapshot.items() if "critic_optimizer" in name}
+    numbers = range(len(list(agent.critics.parameters())))
+    assert list(memory) == ["n_steps", *(f"{kind}.{n}" for n in numbers for kind in ("means", "squares"))]
+    assert memory["n_steps"] == 1
+    assert memory["n_steps"].shape == ()
+    assert memory["n_steps"].dtype == torch.float32
+    other.restore(snapshot)
+    assert {float(state["step"]) for state in other.critic_optimizer.state.values()} == {1.0}
 
 
 @pytest.mark.parametrize(

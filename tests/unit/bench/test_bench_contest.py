@@ -14,11 +14,10 @@ from ase.calculators.emt import EMT
 from ase.optimize import BFGS, BFGSLineSearch, GPMin
 
 import relaxion
-from relaxion.bench.contest import Conditions, contest, relax_one
+from relaxion.bench.contest import Conditions, contest, fell_apart, pieces, relax_one
 from relaxion.bench.optimizers import Contestant, classical_contestants, our_contestants
 from relaxion.bench.runs import largest_force
 from relaxion.bench.sets import SETS
-from relaxion.bench.wholeness import fell_apart, pieces
 
 
 @pytest.fixture

@@ -142,13 +142,13 @@ def test_foreign_and_damaged_stores_are_refused_with_a_sentence(tmp_path: Path) 
 
 def test_stored_forces_are_those_of_the_potential(tmp_path: Path) -> None:
     """A trajectory evaluated again gives the same numbers: nothing is turned, wrapped or rounded on its way."""
-    from relaxion.collecting.collect import Shift, jobs, stepper_maker
+    from relaxion.collecting.collect import Collector, jobs, stepper_maker
     from relaxion.collecting.settings import CollectSettings
 
     kind = {"make": "metal", "engine": "emt", "number": 6, "free_cell_share": 0.5}
     settings = CollectSettings.of({"kinds": {"alloy": kind}}, {})
     store = TrajectoryStore.create(tmp_path / "store", {})
-    Shift(settings, store, jobs(settings), stepper_maker(None), lambda _: None).run(lambda: False)
+    Collector(settings, store, jobs(settings), stepper_maker(None), lambda _: None).run(lambda: False)
     emt = potential("emt")
     found = list(store)
     assert {one.cell_free for one in found} == {True, False}

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import subprocess
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -150,3 +153,24 @@ def test_episodes_that_do_not_repeat_are_cut() -> None:
     )
     assert resumed.environments.snapshot()["lengths"].tolist() == [3, 3]
     assert resumed.episodes.snapshot()["lengths"].tolist() == [3, 3]
+
+
+CLOSURE = """
+import sys
+from relaxion.training.loop import make_trainer
+from relaxion.training.recipe import find, settings_from_recipe
+make_trainer(settings_from_recipe(find("pendulum"), "td3", {}))
+loaded = [name for name in sys.modules if name.split(".")[0] == "relaxion"]
+print([name for name in loaded if not hasattr(sys.modules[name], "__path__")])
+print(sorted({name.split(".")[1] for name in loaded if "." in name}), "ase" in sys.modules)
+"""
+
+
+def test_pendulum_needs_few_modules_and_no_atoms() -> None:
+    """A student who reads TD3 on Pendulum meets none of the rooms that know atoms."""
+    out = subprocess.run(
+        [sys.executable, "-c", CLOSURE], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    assert len(ast.literal_eval(out[0])) < 30
+    rooms = "['agents', 'errors', 'experience', 'files', 'networks', 'settings', 'training', 'version']"
+    assert out[1] == f"{rooms} False"

@@ -21,6 +21,8 @@ from relaxion.networks.strains import strain_matrices, strain_vectors
 from relaxion.structures import Structures
 from relaxion.structures.structures import per_structure_sum
 
+LEARNED = ("along", "across", "arms", "floors", "cell_floors")  # parts of a stiffness that a network says
+
 
 @dataclass(frozen=True, eq=False)
 class Unknowns:
@@ -135,29 +137,13 @@ class Stiffness:
 
     def to(self, dtype: torch.dtype) -> Stiffness:
         """The same in another precision."""
-        return replace(
-            self,
-            vectors=self.vectors.to(dtype),
-            along=self.along.to(dtype),
-            across=self.across.to(dtype),
-            arms=self.arms.to(dtype),
-            floors=self.floors.to(dtype),
-            cell_floors=self.cell_floors.to(dtype),
-        )
+        return replace(self, **{name: getattr(self, name).to(dtype) for name in ("vectors", *LEARNED)})
 
     def detached(self) -> Stiffness:
         """The same without gradients."""
-        return replace(
-            self,
-            along=self.along.detach(),
-            across=self.across.detach(),
-            arms=self.arms.detach(),
-            floors=self.floors.detach(),
-            cell_floors=self.cell_floors.detach(),
-        )
+        return replace(self, **{name: getattr(self, name).detach() for name in LEARNED})
 
     @property
     def differentiable(self) -> bool:
         """Whether anything here carries gradients."""
-        parts = (self.along, self.across, self.arms, self.floors, self.cell_floors)
-        return torch.is_grad_enabled() and any(part.requires_grad for part in parts)
+        return torch.is_grad_enabled() and any(getattr(self, name).requires_grad for name in LEARNED)
