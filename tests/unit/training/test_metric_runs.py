@@ -308,7 +308,7 @@ class TestRuns:
         atoms.calc = EMT()
         opt = Relaxer(atoms, policy=tmp_path / "taught.safetensors", logfile=None)
         opt.run(fmax=0.05)
-        guard = opt._chain.quasi_newton
+        guard = opt._stepper.method
         assert isinstance(guard, Guard)
         assert isinstance(guard.metrics, LearnedMetrics)
         assert guard.policy_steps > 0
