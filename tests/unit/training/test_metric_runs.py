@@ -310,7 +310,7 @@ class TestRuns:
         opt.run(fmax=0.05)
         guard = opt._stepper.method
         assert isinstance(guard, Guard)
-        assert isinstance(guard.metrics, LearnedMetrics)
+        assert isinstance(guard.source, LearnedMetrics)
         assert guard.policy_steps > 0
 
 
