@@ -27,9 +27,9 @@ os.chdir(HERE)  # where collectors look for slow_emt, too
 from relaxion.scaling.collectors.engine import RayEngine  # noqa: E402
 
 from relaxion.scaling.collectors import Collectors  # noqa: E402
-from relaxion.scaling.collectors.atom_trainer import DistributedRelaxTrainer  # noqa: E402
 from relaxion.scaling.collectors.collector import policy_tensors  # noqa: E402
 from relaxion.scaling.collectors.messages import Request, arrays, packed, unpacked  # noqa: E402
+from relaxion.scaling.collectors.trainer import DistributedRelaxTrainer  # noqa: E402
 from relaxion.training.recipe import find, settings_from_recipe  # noqa: E402
 from relaxion.training.relax import RelaxTrainer  # noqa: E402
 from relaxion.training.relax_collector import Collected  # noqa: E402

@@ -226,7 +226,7 @@ def _many_settings() -> ManySettings:
 
 
 def _make_many(path: Path) -> None:
-    sys.path.insert(0, str(FAULTS.parents[1] / "tests" / "unit" / "many"))
+    sys.path.insert(0, str(FAULTS.parents[1] / "tests" / "unit" / "scaling"))
     from inline_workers import InlineWorkers
 
     from relaxion.scaling.relax_many.driver import Driver

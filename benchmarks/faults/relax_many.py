@@ -42,7 +42,7 @@ from relaxion.generators.alloys import LATTICE_CONSTANTS
 from relaxion.scaling.relax_many.folder import failures, results
 
 METALS = ("Al", "Cu", "Ag", "Au", "Ni", "Pt")  # palladium kills, see the hostile calculators
-CALCULATORS = Path(__file__).parents[2] / "tests" / "unit" / "many"
+CALCULATORS = Path(__file__).parents[2] / "tests" / "unit" / "scaling"
 TROUBLE = {"H": "licence server", "O": "time limit", "Pd": "died 2 times", "C": "not finite", "N": "forces of shape"}
 BATCH_TROUBLE = {element: TROUBLE[element] for element in ("H", "O", "Pd")}
 COMMAND = [sys.executable, "-c", "from relaxion.cli.app import main; main()"]

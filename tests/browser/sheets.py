@@ -77,6 +77,7 @@ class Sheet:
         for _ in range(PATIENCE_MS // 100):
             if condition():
                 return
+            self.page.screenshot()  # a page that nobody looks at may draw no frames, and plots wait for theirs
             self.page.wait_for_timeout(100)
         raise AssertionError(f"it never came true {self.evaluate(otherwise)}")
 

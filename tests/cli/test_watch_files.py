@@ -159,6 +159,17 @@ def test_what_a_run_is_doing(folder: Path) -> None:
     assert run.status == RUNNING
 
 
+def test_a_run_removed_file_by_file_is_waited_for_again(folder: Path) -> None:
+    (folder / "result.json").write_text(json.dumps({"steps": 9, "final_force_calls_mean": 4.5}))
+    run = WatchedRun(folder)
+    run.poll()
+    for name, status in (("metrics.jsonl", FINISHED), ("result.json", WAITING)):
+        (folder / name).unlink()
+        run.poll()
+        assert run.status == status
+    assert steps(run) == []
+
+
 def test_a_run_that_has_just_begun(tmp_path: Path) -> None:
     (tmp_path / "settings.toml").write_text('agent = "sac"\n')
     run = WatchedRun(tmp_path)

@@ -22,9 +22,9 @@ from test_resume import CHILD, lines, records
 from relaxion.errors import CheckpointError, RelaxionWarning, RunError, SettingsError
 from relaxion.files import digest
 from relaxion.scaling.collectors import Collectors, team
-from relaxion.scaling.collectors.atom_trainer import DistributedRelaxTrainer
+from relaxion.scaling.collectors.trainer import DistributedRelaxTrainer
 from relaxion.scaling.ray_engine import RayEngine, remove_left_behind
-from relaxion.training.loop import make_trainer, train
+from relaxion.training.loop import train
 from relaxion.training.relax_settings import RelaxRunSettings
 from relaxion.training.relax_task import relax_task
 from relaxion.training.settings import RunSettings
@@ -170,7 +170,7 @@ def test_collectors_in_words() -> None:
 
 def test_vectors_are_refused_in_a_sentence() -> None:
     with pytest.raises(SettingsError, match="a step of Pendulum-v1 costs less than sending it"):
-        make_trainer(RunSettings.read({"task": "Pendulum-v1"}), Collectors(2))
+        Collectors(2).trainer(RunSettings.read({"task": "Pendulum-v1"}))
 
 
 def test_no_cluster_where_it_should_be(tmp_path: Path) -> None:

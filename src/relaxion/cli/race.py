@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from ase import Atoms
-from ase.optimize.optimize import Optimizer
 
 from relaxion.bench.checks import emt_note, occupancy_note
-from relaxion.bench.comparison import in_words, run_ase_optimizer, run_relaxer, who_relaxed
+from relaxion.bench.comparison import in_words, who_relaxed
 from relaxion.bench.optimizers import PolicyChoice, check_policy, chosen_optimizers, policy_argument
-from relaxion.bench.runs import Run, Task
+from relaxion.bench.runs import Task
 from relaxion.cli.ending import DONE, ERROR, INCOMPLETE, Interrupts
 from relaxion.cli.inputs import check_numbers, checked_start, command_line
 from relaxion.cli.progress import Progress, say, speaks_ascii_only, tell
@@ -22,7 +21,7 @@ from relaxion.cli.sentences import compared_as_json
 from relaxion.errors import FileError, SettingsError
 from relaxion.potentials.registry import make_potential
 from relaxion.structures.dataset import read
-from relaxion.web.race import Race, race_page, verdict
+from relaxion.web.race import Race, race_page, raced, verdict
 from relaxion.web.relaxation import OURS
 
 MOST_RACERS = 5  # beside ours: more films than that nobody follows, and the page has room for
@@ -41,24 +40,14 @@ def race(request: RaceRequest, _: Interrupts) -> int:
     choice = PolicyChoice.of(request.policy, start, allow_unseen=request.allow_unseen)
     hints = [*hints, *filter(None, [occupancy_note(start), emt_note(start, request.calc), choice.note])]
     task = Task(start, potential, request.fmax, request.steps, request.cell, record=True)
-    runs = _raced(task, choice, optimizers, str(request.file), Progress(quiet=request.quiet))
-    done = Race(str(request.file), start, runs, request.fmax, request.calc, request.cell, command_line(), hints)
+    progress, label = Progress(quiet=request.quiet), str(request.file)
+    with progress.line():
+        runs = raced(task, choice, optimizers, lambda name: progress.reporter(label, name))
+    done = Race(label, start, runs, request.fmax, request.calc, request.cell, command_line(), hints)
     _announce(done, race_page(done).save(request.out, force=request.force), request)
     if runs[OURS].error is not None:
         return ERROR
     return DONE if runs[OURS].converged else INCOMPLETE
-
-
-def _raced(
-    task: Task, choice: PolicyChoice, optimizers: dict[str, type[Optimizer]], label: str, progress: Progress
-) -> dict[str, Run]:
-    with progress.line():
-        runs = {OURS: run_relaxer(task, choice, None, None, progress.reporter(label, OURS))}
-        if runs[OURS].outcome == "interrupted":
-            raise KeyboardInterrupt
-        for name, kind in optimizers.items():
-            runs[name] = run_ase_optimizer(kind, task, progress.reporter(label, name))
-    return runs
 
 
 def check_page(path: Path, force: bool) -> None:

@@ -22,7 +22,7 @@ class StructureReplay:
     """The newest transitions replace the oldest, whichever of the two capacities is reached first (R1.3, R8.1).
 
     `add` takes what `Environment.step` answers. The next state of a running relaxation is the state of its next
-    transition, and is stored once. Transitions whose potential failed are left out: they join nothing (LESSONS).
+    transition, and is stored once. Transitions whose potential failed are left out: they join nothing.
     """
 
     def __init__(

@@ -9,6 +9,7 @@ import secrets
 import shutil
 import signal
 import socket
+import sys
 import tempfile
 import threading
 import warnings
@@ -51,9 +52,11 @@ def load_ray(here: bool) -> ModuleType:
 class RayEngine:
     """A connection to Ray. What was started here is stopped here; a Ray that was there before is left alone."""
 
-    def __init__(self, address: str | None, n_cpus: int | None) -> None:
-        self.ray = load_ray(here=address is None)
-        self._own = not self.ray.is_initialized()
+    def __init__(self, address: str | None, n_cpus: int | None, *, guarded: bool = True) -> None:
+        """`guarded`: a Ray of our own answers to us alone; too late where Ray has looked for a cluster before."""
+        running = sys.modules.get("ray")
+        self._own = running is None or not running.is_initialized()
+        self.ray = load_ray(here=address is None and guarded and self._own)
         self._folder: str | None = None
         if self._own:
             try:
@@ -98,6 +101,12 @@ class RayEngine:
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
+
+
+def cluster_is_known() -> bool:
+    """Whether Ray's "auto" has a cluster to try: RAY_ADDRESS names one, or `ray start` has left word of one."""
+    folder = Path(os.environ.get("RAY_TMPDIR", "/tmp"))
+    return "RAY_ADDRESS" in os.environ or (folder / "ray" / "ray_current_cluster").exists()
 
 
 def remove_left_behind(folders: Path) -> None:

@@ -25,7 +25,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from relaxion.errors import RelaxionError, SettingsError
 from relaxion.web.film import LARGEST_BYTES as MOST_FILM_BYTES
 from relaxion.web.live_race import LARGEST_UPLOAD, Races, TooMany, read_request
-from relaxion.web.page import FOOT, Page, Part
+from relaxion.web.page import FOOT, Page, Part, as_json
 from relaxion.web.run import WatchedRun
 from relaxion.web.training import TRAINING_SCRIPTS, heading, training_page, training_parts
 
@@ -64,7 +64,7 @@ class Board:
             news = [run.poll(seconds / len(self.runs)) for run in self.runs]
             if not any(news) and self.version:
                 return False
-            texts = {part["id"]: _text(part) for part in training_parts(self.runs, MOST_FILM_BYTES)}
+            texts = {part["id"]: as_json(part) for part in training_parts(self.runs, MOST_FILM_BYTES)}
             words = heading(self.runs)
         with self._lock:
             return self._take(texts, words)
@@ -100,10 +100,6 @@ class Board:
         """The page as a file that needs no server."""
         with self._looking:
             return training_page(self.runs).html
-
-
-def _text(part: Part) -> str:
-    return json.dumps(part, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
 HOST = "127.0.0.1"

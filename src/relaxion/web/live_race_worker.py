@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
+import shlex
 import sys
 import time
 from collections.abc import Callable
@@ -22,18 +24,12 @@ def main() -> None:
     """Answer one request."""
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     seconds = float(sys.argv[1])
-    _limit_time(int(seconds) + 30)
+    limit = int(seconds) + 30  # of the processor: the last resort, should whoever started us be gone
+    resource.setrlimit(resource.RLIMIT_CPU, (limit, limit))
     request = json.loads(sys.stdin.readline())
     with redirect_stdout(sys.stderr):  # some calculators greet when they load
         said = _answer(request, answers, seconds)
     _say(answers, said)
-
-
-def _limit_time(seconds: int) -> None:
-    """Of the processor: the last resort, should whoever started us be gone."""
-    import resource
-
-    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
 
 
 def _answer(request: dict[str, Any], answers: TextIO, seconds: float = 100.0) -> dict[str, Any]:
@@ -53,22 +49,17 @@ def _raced(request: dict[str, Any], answers: TextIO, seconds: float) -> dict[str
     from ase.optimize import BFGS, FIRE
 
     from relaxion.bench.checks import check_structure, emt_note, occupancy_note
-    from relaxion.bench.comparison import run_ase_optimizer, run_relaxer
     from relaxion.bench.optimizers import PolicyChoice
     from relaxion.bench.runs import Task
     from relaxion.potentials.registry import make_potential
-    from relaxion.web.race import Race, race_page
-    from relaxion.web.relaxation import OURS
+    from relaxion.web.race import Race, race_page, raced
 
     calculator, fmax, free_cell = request["calculator"], request["fmax"], request["free_cell"]
     potential = make_potential(calculator)
     check_structure(atoms, potential, free_cell=free_cell)
     choice = PolicyChoice.of(request["policy"], atoms)
     task = Task(atoms, potential, fmax, STEPS, free_cell, record=True)
-    runs = {OURS: run_relaxer(task, choice, None, None, _reporter(answers, OURS, seconds))}
-    for optimizer in (BFGS, FIRE):
-        name = optimizer.__name__
-        runs[name] = run_ase_optimizer(optimizer, task, _reporter(answers, name, seconds))
+    runs = raced(task, choice, {"BFGS": BFGS, "FIRE": FIRE}, lambda name: _reporter(answers, name, seconds))
     _say(answers, {"calls": {name: run.force_calls for name, run in runs.items()}})
     hints += filter(None, [occupancy_note(atoms), emt_note(atoms, calculator), choice.note])
     race = Race(
@@ -116,13 +107,9 @@ def format_of(name: str, text: str) -> str:
         return "vasp"
     if re.search(r"^\s*_cell_length_a\s", text, re.MULTILINE) or text.lstrip().startswith("data_"):
         return "cif"
-    return "extxyz" if re.match(r"\s*\d+\s*\n", text) and not _is_scale(text) else "vasp"
-
-
-def _is_scale(text: str) -> bool:
-    """The second line of a POSCAR is one number."""
-    lines = text.split("\n", 2)
-    return len(lines) > 1 and re.fullmatch(r"\s*-?\d+\.\d*\s*", lines[1]) is not None
+    second = text.split("\n", 2)[1:2]  # of a POSCAR: one number, which scales the cell
+    scale = bool(second) and re.fullmatch(r"\s*-?\d+\.\d*\s*", second[0]) is not None
+    return "extxyz" if re.match(r"\s*\d+\s*\n", text) and not scale else "vasp"
 
 
 def comment_of(text: str, kind: str) -> str:
@@ -154,17 +141,9 @@ def _say(answers: TextIO, what: dict[str, Any]) -> None:
 
 def _command(request: dict[str, Any]) -> str:
     """What would do the same on the command line."""
-    import shlex
-
     words = ["relaxion", "race", request["name"], "--with", "BFGS,FIRE", "--calc", request["calculator"]]
-    words += [
-        "--policy",
-        request["policy"],
-        "--fmax",
-        f"{request['fmax']:g}",
-        *(["--cell"] if request["free_cell"] else []),
-    ]
-    return shlex.join(words)
+    words += ["--policy", request["policy"], "--fmax", f"{request['fmax']:g}"]
+    return shlex.join([*words, *(["--cell"] if request["free_cell"] else [])])
 
 
 if __name__ == "__main__":

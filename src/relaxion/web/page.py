@@ -142,10 +142,14 @@ class Page:
         )
 
 
+def as_json(data: Any) -> str:
+    """Without spaces; NaN is refused: it is no JSON."""
+    return json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
 def as_data_block(data: Any) -> str:
-    """JSON that can stand inside a script element: no `<` is left in it. NaN is refused: it is no JSON."""
-    text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+    """JSON that can stand inside a script element: no `<` is left in it."""
+    return as_json(data).replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 
 
 def _hash(script: str) -> str:

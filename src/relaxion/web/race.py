@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ase import Atoms
+from ase.optimize.optimize import Optimizer
 
-from relaxion.bench.comparison import Compared, compared, in_words, minima_in_words, who_relaxed
-from relaxion.bench.runs import Run
+from relaxion.bench.comparison import (
+    Compared,
+    compared,
+    in_words,
+    minima_in_words,
+    run_ase_optimizer,
+    run_relaxer,
+    who_relaxed,
+)
+from relaxion.bench.optimizers import PolicyChoice
+from relaxion.bench.runs import OnCall, Run, Task
 from relaxion.web.film import film_parts
 from relaxion.web.page import Page, Part, facts, notes, tile
 from relaxion.web.relaxation import OURS, citation, comparison_table, energy_plot, film_part, fmax_plot, reel
@@ -43,6 +53,16 @@ class Race:
     @property
     def formula(self) -> str:
         return self.start.symbols.formula.format("metal")
+
+
+def raced(
+    task: Task, choice: PolicyChoice, others: Mapping[str, type[Optimizer]], reporter: Callable[[str], OnCall]
+) -> dict[str, Run]:
+    """Everybody from the same start, ours first; `reporter` makes what is told of each force call of one of them."""
+    runs = {OURS: run_relaxer(task, choice, None, None, reporter(OURS))}
+    if runs[OURS].outcome == "interrupted":
+        raise KeyboardInterrupt
+    return runs | {name: run_ase_optimizer(kind, task, reporter(name)) for name, kind in others.items()}
 
 
 def verdict(race: Race) -> str:

@@ -167,11 +167,13 @@ class WatchedRun:
             self._read_settings()
         if result:
             self.result = self._json(files.result)
+            if self.result is None:  # what it said of the end no longer holds
+                self.history.cut(self._metrics.places[-1].step)
         if baselines:
             found = self._json(files.baselines) or {}
             self.baselines = {name: row for name, row in found.items() if isinstance(row, dict)}
         if assessment:
-            self.assessment = self._checked(self._json(files.assessment))
+            self._read_assessment()
         if any(looked):
             self._kept.clear()
         return any(looked)
@@ -210,14 +212,13 @@ class WatchedRun:
             self.problems[file.name] = f"{file.name} is damaged and was not read"
         return found
 
-    def _checked(self, record: dict[str, Any] | None) -> dict[str, Any] | None:
-        if record is None:
-            return None
-        if record.get("format") != FORMAT or record.get("version") != FORMAT_VERSION:
-            name = self.files.assessment.name
-            self.problems[name] = f"{name} is of another format ({record.get('format')}, {record.get('version')})"
-            return None
-        return record
+    def _read_assessment(self) -> None:
+        file = self.files.assessment
+        record = self._json(file) or {}
+        kind = (record.get("format"), record.get("version"))
+        self.assessment = record if kind == (FORMAT, FORMAT_VERSION) else None
+        if record and self.assessment is None:
+            self.problems[file.name] = f"{file.name} is of another format ({kind[0]}, {kind[1]})"
 
     def _status(self) -> str:
         if self.result is not None:
@@ -240,18 +241,12 @@ class WatchedRun:
         return True
 
     def _tell_end(self) -> None:
-        final = self._final_line()
-        if self.history.step <= final.get(STEPS, -1):
-            self.history.add(final)
-
-    def _final_line(self) -> dict[str, float]:
         """The assessment at the end, which metrics.jsonl has only where an interval ended there too."""
         values = self.result or {}
         step = values.get("steps")
-        if not isinstance(step, int):
-            return {}
-        own = {metric: values[name] for metric, name in FINAL.items() if isinstance(values.get(name), int | float)}
-        return {STEPS: step, **own}
+        if isinstance(step, int) and self.history.step <= step:
+            own = {scalar: values[name] for scalar, name in FINAL.items() if isinstance(values.get(name), int | float)}
+            self.history.add({STEPS: step, **own})
 
 
 def watched(folders: Sequence[Path]) -> list[WatchedRun]:

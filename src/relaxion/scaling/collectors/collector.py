@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import Tensor
 
 from relaxion.agents.shared import restore_snapshot
 from relaxion.errors import RunError
@@ -64,7 +61,7 @@ class RemoteCollector:
         """One step of all structures."""
         if request.place is not None:
             self._put(request.place)
-        load_policy(self.agent, tensors(request.policy))
+        restore_snapshot({"policy": self.agent.policy}, tensors(request.policy))
         began, calls = self.state is None, 0
         if self.state is None:
             self.state, calls = self.collector.begin()
@@ -83,12 +80,3 @@ class RemoteCollector:
 
     def _generators(self) -> Arrays:
         return arrays({name: generator.get_state() for name, generator in self.generators.items()})
-
-
-def policy_tensors(agent: Any) -> dict[str, Tensor]:
-    """What a collector needs of an agent."""
-    return {f"policy.{name}": tensor for name, tensor in agent.policy.state_dict().items()}
-
-
-def load_policy(agent: Any, values: Mapping[str, Tensor]) -> None:
-    restore_snapshot({"policy": agent.policy}, values)

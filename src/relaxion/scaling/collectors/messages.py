@@ -13,6 +13,7 @@ from torch import Tensor
 
 from relaxion.experience.state_rows import state_from_tensors, state_tensors
 from relaxion.experience.transition import Transition
+from relaxion.files import Stored, joined
 from relaxion.structures import Move, State
 from relaxion.training.relax_collector import Collected
 
@@ -43,7 +44,15 @@ class Request:
     policy: Arrays
     n_stored: int
     step: int
-    place: Place | None
+    place: Place | None = None
+
+    def snapshot(self) -> dict[str, Tensor]:
+        return {"counters": torch.tensor([self.n_stored, self.step]), **joined({"weights": tensors(self.policy)})}
+
+    @classmethod
+    def restored(cls, values: Mapping[str, Tensor]) -> Request:
+        n_stored, step = (int(number) for number in values["counters"])
+        return cls(arrays(Stored(dict(values), {}).part("weights")), n_stored, step)
 
 
 @dataclass(frozen=True, eq=False)

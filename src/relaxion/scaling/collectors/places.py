@@ -39,7 +39,7 @@ class Collectors:
                 f'collectors are for task = "relax", where a step costs force calls; a step of '
                 f"{settings.training.task} costs less than sending it: leave --collectors out"
             )
-        from relaxion.scaling.collectors.atom_trainer import DistributedRelaxTrainer
+        from relaxion.scaling.collectors.trainer import DistributedRelaxTrainer
         from relaxion.training.loop import enough_memory
         from relaxion.training.relax_task import relax_task
 

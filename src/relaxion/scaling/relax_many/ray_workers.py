@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from relaxion.errors import RelaxionError, RunError
-from relaxion.scaling.ray_engine import RayEngine
+from relaxion.scaling.ray_engine import RayEngine, cluster_is_known
 from relaxion.scaling.relax_many.settings import WorkerSettings
 from relaxion.scaling.relax_many.workers import News, Standing, Workers
 
@@ -92,12 +92,11 @@ class RayWorkers(Workers[_Actor]):
 def _engine(address: str) -> RayEngine:
     cores = os.cpu_count() or 1
     try:
-        if address != AUTO:
-            return RayEngine(None if address == LOCAL else address, cores)
-        try:
-            return RayEngine(AUTO, None)
-        except RunError:  # none is there
-            return RayEngine(None, cores)
+        if address == AUTO and cluster_is_known():
+            with suppress(RunError):
+                return RayEngine(AUTO, None)
+            return RayEngine(None, cores, guarded=False)
+        return RayEngine(None if address in (AUTO, LOCAL) else address, cores)
     except RunError as error:
         raise RunError(f"--workers ray:{address}: Ray cannot be reached ({error}); try ray:auto or local:2") from error
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
-import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -20,13 +18,13 @@ from ase.io.jsonio import decode, encode
 from relaxion.errors import RelaxionError
 from relaxion.optimize.batch import BatchRelaxer, Relaxed
 from relaxion.potentials.registry import make_potential
+from relaxion.scaling.processes import end_with
 from relaxion.scaling.relax_many.frames import written
 from relaxion.scaling.relax_many.settings import WorkerSettings
 from relaxion.structures import Outcome
 
 SECONDS_BETWEEN_SIGNS = 0.5  # of life
 SET_ASIDE = (Outcome.RUNNING, Outcome.NON_FINITE)  # ends without anything that could be called a result
-PR_SET_PDEATHSIG = 1  # Linux
 ALIVE = '{"alive": true}'
 
 
@@ -102,7 +100,7 @@ def _last_frame(relaxed: Relaxed, facts: dict[str, Any]) -> str | None:
 
 def serve(driver: Connection, settings: str) -> None:
     """A process of its own: first None or why the calculator cannot be made, then records chunk by chunk, None last."""
-    _end_with(os.getppid())
+    end_with(os.getppid())
     os.setsid()  # Ctrl-C is for the driver, which ends the workers when it has saved what there is
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what calculators print is no result
     with suppress(EOFError, OSError, KeyboardInterrupt):
@@ -116,12 +114,3 @@ def serve(driver: Connection, settings: str) -> None:
             for record in worker.records(json.loads(driver.recv_bytes())):
                 driver.send_bytes(record.encode())
             driver.send_bytes(b"null")
-
-
-def _end_with(parent: int) -> None:
-    """Nobody is left behind when the driver is killed: the server that forked us ends with it."""
-    if sys.platform == "linux":
-        library: Any = ctypes.CDLL(None)
-        library.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it went before we could ask
-        os._exit(1)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import fcntl
-import os
 import sys
-import threading
 import time
 import warnings
 from dataclasses import asdict, dataclass
@@ -14,6 +12,7 @@ from typing import Any
 
 from relaxion.errors import CheckpointError, FileError, RelaxionError
 from relaxion.files import json_of, write_json
+from relaxion.scaling.processes import end_with
 from relaxion.training.loop import Interrupted, train
 from relaxion.training.recipe import settings_from_recipe
 from relaxion.training.run_folder import LOCK, RunFolder
@@ -78,7 +77,7 @@ def _wait_until_free(lock: Path) -> None:
 
 def main(recipe: str, out: str, ended: str, parent: str) -> int:
     """In a process of its own, which ends with the one that started it."""
-    _end_with(int(parent))
+    end_with(int(parent))
     warnings.simplefilter("ignore")
     try:
         run_trial(Path(recipe), Path(out), Path(ended))
@@ -88,15 +87,6 @@ def main(recipe: str, out: str, ended: str, parent: str) -> int:
         sys.stderr.write(f"relaxion: {error}\n")
         return 1
     return 0
-
-
-def _end_with(parent: int) -> None:
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(0.5)
-        os._exit(1)  # as if killed: the next driver goes on from the checkpoint
-
-    threading.Thread(target=watch, daemon=True).start()
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@
     const legend = make("ul", { class: "legend" });
     const mark = make("div", { class: "mark" });
     let shown = part, plot = null;
-    const follow = () => { if (plot?.status && page.clock) mark.style.left = `${plot.valToPos(Math.min(page.clock.position, plot.scales.x.max), "x")}px`; };
+    const follow = () => { if (plot?.scales.x.max && page.clock) mark.style.left = `${plot.valToPos(Math.min(page.clock.position, plot.scales.x.max), "x")}px`; };
     const draw = () => {
       const lines = linesOf(shown), { clientWidth: width, clientHeight: height } = drawing, mouse = plot?.cursor;
       const entries = lines.filter((line) => line.limit || (line.name && shown.series.length > 1)).reverse();

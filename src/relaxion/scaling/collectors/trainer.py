@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -20,7 +19,7 @@ from relaxion.errors import CheckpointError
 from relaxion.experience.exploration import NoisyExplorer
 from relaxion.experience.state_rows import state_from_tensors, state_tensors
 from relaxion.files import Stored, joined
-from relaxion.scaling.collectors.collector import Orders, policy_tensors
+from relaxion.scaling.collectors.collector import Orders
 from relaxion.scaling.collectors.messages import Place, Request, arrays, packed_state, tensors, unpacked
 from relaxion.scaling.collectors.places import Collectors
 from relaxion.scaling.collectors.team import Team
@@ -34,23 +33,6 @@ from relaxion.training.relax_settings import RelaxRunSettings
 from relaxion.training.relax_task import RelaxTask
 
 
-@dataclass
-class _Asked:
-    """What a collector was last sent off with."""
-
-    policy: dict[str, Tensor]
-    n_stored: int
-    step: int
-
-    def snapshot(self) -> dict[str, Tensor]:
-        return {"counters": torch.tensor([self.n_stored, self.step]), **joined({"weights": self.policy})}
-
-    @classmethod
-    def restored(cls, values: Mapping[str, Tensor]) -> _Asked:
-        n_stored, step = (int(number) for number in values["counters"])
-        return cls(Stored(dict(values), {}).part("weights"), n_stored, step)
-
-
 class _Part:
     """One collector's share of the run, as of the last of its steps that was stored."""
 
@@ -59,7 +41,7 @@ class _Part:
         self.under_way = torch.zeros(0, dtype=torch.int64)  # of the replay
         self.relaxations = Relaxations()  # of the diagnosis
         self.rewards: list[list[float]] = [[] for _ in range(n_structures)]  # of the episodes under way
-        self.asked: _Asked | None = None
+        self.asked: Request | None = None  # what it was last sent off with
 
     def place(self) -> Place:
         state = None if self.state is None else packed_state(self.state)
@@ -81,7 +63,7 @@ class _Part:
         self.relaxations.restore(stored.part("relaxations"))
         self.rewards = _from_ragged(stored.part("episodes"))
         self.under_way = stored.part("replay")["lanes"]
-        self.asked = _Asked.restored(asked) if asked else None
+        self.asked = Request.restored(asked) if asked else None
 
 
 def _ragged(rows: list[list[float]]) -> dict[str, Tensor]:
@@ -155,9 +137,7 @@ class DistributedRelaxTrainer(RelaxTrainer):
         if not self._parts:
             self._parts = self._fresh_parts()
         for number, part in enumerate(self._parts):
-            if part.asked is None:
-                part.asked = self._asked()
-            self._ask(number)
+            self._send_off(number, part.asked)
 
     def _fresh_parts(self) -> list[_Part]:
         """The first collector has the local trainer's state and generators; the others begin by themselves."""
@@ -173,19 +153,12 @@ class DistributedRelaxTrainer(RelaxTrainer):
     def _own_generators(self) -> dict[str, Tensor]:
         return {name: self.generators[name].get_state() for name in GENERATORS}
 
-    def _asked(self) -> _Asked:
-        policy = {name: tensor.detach().clone() for name, tensor in policy_tensors(self.agent).items()}
-        return _Asked(policy, len(self.replay), self.reinforced_steps)
-
-    def _send_off(self, number: int) -> None:
-        self._parts[number].asked = self._asked()
-        self._ask(number)
-
-    def _ask(self, number: int) -> None:
+    def _send_off(self, number: int, request: Request | None = None) -> None:
+        """With the newest weights, unless it was under way with older ones when the run was stopped."""
         part = self._parts[number]
-        assert part.asked is not None
-        request = Request(arrays(part.asked.policy), part.asked.n_stored, part.asked.step, place=None)
-        self.team.ask(number, request, part.place)
+        policy = {f"policy.{name}": tensor for name, tensor in self.agent.policy.state_dict().items()}
+        part.asked = request or Request(arrays(policy), len(self.replay), self.reinforced_steps)
+        self.team.ask(number, part.asked, part.place)
 
     def _collect(self) -> None:
         """With what belongs to this collector's structures in its place."""
