@@ -72,12 +72,12 @@ def trained(corrected: bool, seed: int, steps: int, folder: Path) -> dict[str, A
             trainer.advance()
             if trainer.step >= due:
                 due += settings.training.assessment_interval_steps
-                own = trainer.metrics()
+                own = trainer.scalars()
                 found = trainer.assess()
                 lines.append(
                     {
                         "step": trainer.step,
-                        **found.metrics(),
+                        **found.scalars(),
                         "back_off": own["diagnosis/back_off"],
                         "q": own["train/q_mean"],
                     }

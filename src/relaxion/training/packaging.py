@@ -55,7 +55,11 @@ def bundle_from_run(path: Path, name: str) -> PolicyBundle:
     folder = RunFolder(path)
     stored = read_weights(folder)
     settings = RunSettings.read(stored_settings(stored))
-    packed = settings.packed(stored)
+    if (packed := settings.packed(stored)) is None:
+        raise RunError(
+            f"{path} learned {settings.training.task}, which relaxes no atoms; package a run on structures, whose task "
+            "is relax or metric"
+        )
     card = ModelCard(
         **packed.card,
         **_progress(folder, stored, packed.steps_are_updates),

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from pydantic import Field
 
 from relaxion.agents.make import AGENT_SETTINGS, AgentSettings
-from relaxion.errors import RunError, SettingsError
+from relaxion.errors import SettingsError
 from relaxion.experience.exploration import LinearSchedule, NoisyExplorer
 from relaxion.files import Stored
 from relaxion.settings import Settings, nearest
@@ -171,12 +171,9 @@ class RunSettings:
         """The same, for choosing settings: what is chosen must not have seen the structures of the results."""
         return self
 
-    def packed(self, _stored: Stored, /) -> Packed:
-        """What a bundle is made of, from the weights of a run."""
-        raise RunError(
-            f"the run learned {self.training.task}, which relaxes no atoms; package a run on structures, whose task is "
-            "relax or metric"
-        )
+    def packed(self, _stored: Stored, /) -> Packed | None:
+        """What a bundle is made of, from the weights of a run; None where the run relaxes no atoms."""
+        return None
 
 
 @dataclass(frozen=True)

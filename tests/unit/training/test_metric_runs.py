@@ -308,9 +308,9 @@ class TestRuns:
         atoms.calc = EMT()
         opt = Relaxer(atoms, policy=tmp_path / "taught.safetensors", logfile=None)
         opt.run(fmax=0.05)
-        guard = opt._chain.quasi_newton
+        guard = opt._stepper.method
         assert isinstance(guard, Guard)
-        assert isinstance(guard.metrics, LearnedMetrics)
+        assert isinstance(guard.source, LearnedMetrics)
         assert guard.policy_steps > 0
 
 
