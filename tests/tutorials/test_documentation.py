@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib.util
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
@@ -14,7 +16,7 @@ sys.path.insert(0, str(ROOT / "tools"))
 import check_links  # noqa: E402  scripts beside the package, not part of it
 from documentation.api import described  # noqa: E402
 from documentation.command_line import reference  # noqa: E402
-from documentation.navigation import completed  # noqa: E402
+from documentation.navigation import completed, pages  # noqa: E402
 from documentation.outside import everything_linked, relinked  # noqa: E402
 from documentation.pieces import filled  # noqa: E402
 from documentation.prose import anchors, links  # noqa: E402
@@ -31,8 +33,8 @@ def repository(folder: Path, **files: str) -> Path:
 
 class TestPieces:
     def test_code_is_cut_out_by_name(self):
-        text = filled(ROOT, "before\n\n<!-- code: src/relaxion/agents/td3.py TD3.explore -->\n\nafter")
-        assert code_of(ROOT / "src/relaxion/agents/td3.py", "TD3.explore") in text
+        text = filled(ROOT, "before\n\n<!-- code: src/relaxion/agents/sac.py SAC.explore -->\n\nafter")
+        assert code_of(ROOT / "src/relaxion/agents/sac.py", "SAC.explore") in text
         assert "@torch.no_grad()\ndef explore(self" in text
         assert "def update" not in text
 
@@ -130,13 +132,33 @@ def test_navigation_takes_what_exists():
     ]  # fmt: skip
 
 
-def test_the_picture_of_the_readme_shows_the_results():
-    spec = importlib.util.spec_from_file_location("gain", ROOT / "docs" / "pictures" / "gain.py")
+def test_navigation_names_every_page_once():
+    nav = yaml.load((ROOT / "mkdocs.yml").read_text(), Loader=yaml.BaseLoader)["nav"]
+    named = pages(nav)
+    assert len(named) == len(set(named))
+    assert [page for page in named if not ((ROOT / "docs" / page).exists() or (ROOT / page).exists())] == []
+    written = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
+    assert written - set(named) == set()
+
+
+def script(name: str) -> Any:
+    """One of `docs/pictures`, imported."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / "pictures" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
-    gain = importlib.util.module_from_spec(spec)
-    sys.modules["gain"] = gain  # dataclasses look their module up
-    spec.loader.exec_module(gain)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_picture_of_the_design_is_the_scripts():
+    design = script("design")
+    assert design.PICTURE.read_text() == design.picture(), "run python docs/pictures/design.py"
+
+
+def test_the_picture_of_the_readme_shows_the_results():
+    gain = script("gain")
     assert gain.PICTURE.read_text() == gain.drawn(gain.rows()), "run python docs/pictures/gain.py"
     assert gain.PICTURE.stat().st_size < 60_000
     for row in gain.rows():
