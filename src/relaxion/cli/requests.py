@@ -2,29 +2,92 @@
 
 Below its first line a docstring lists examples and exit codes, and says "Units." where the help names the units. `app`
 makes a command of each class, in this order; the function of `command("module:function")` gets the finished request.
+Loads neither torch nor ASE.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import MISSING, dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Any, TypeVar
 
-from relaxion.cli.options import (
-    AS_IN_RELAX,
-    RELAXING,
-    agent_option,
-    argument,
-    calc_option,
-    command,
-    flag,
-    optimizers_option,
-    option,
-    policy_option,
-    quiet_flag,
-    rattle_option,
-    recipe_argument,
-    set_option,
-    unseen_flag,
-)
+from typer import Argument, Option
+
+from relaxion.cli import completion
+from relaxion.errors import PolicyError, SettingsError, UnknownPotentialError
+
+TYPER = "typer"  # in a field's metadata: its argument or option
+AS_IN_RELAX = "As in 'relax'."
+RELAXING = (SettingsError, UnknownPotentialError, PolicyError)  # wrong --calc and --policy are wrong usage
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command: its request, the function that answers it, and what is the same whatever was asked."""
+
+    request: type[Any]  # its fields are the options, its docstring is the help
+    module: str  # of this package; loaded when the command runs
+    function: str  # in it: (request, interrupts) -> exit code
+    interrupted: str = "interrupted"  # said where Ctrl-C or SIGTERM found nothing to save
+    usage: tuple[type[Exception], ...] = (SettingsError,)  # errors that end with exit code 2
+    one_thread: bool = False  # before NumPy and torch are loaded: on small structures more only make times worse
+
+    @property
+    def name(self) -> str:
+        return self.function.replace("_", "-")
+
+
+COMMANDS: list[Command] = []
+Request = TypeVar("Request", bound=type[Any])
+
+
+def command(where: str, **more: Any) -> Callable[[Request], Request]:
+    """Make a frozen dataclass of it and enter it into the table; `where` is `module:function`."""
+
+    def enter(request: Request) -> Request:
+        made = dataclass(frozen=True)(request)
+        COMMANDS.append(Command(made, *where.split(":"), **more))
+        return made
+
+    return enter
+
+
+def argument(metavar: str, words: str, *, default: Any = MISSING, **more: Any) -> Any:
+    """A field that is an argument; readable=False: our own sentence says what is wrong with a file."""
+    made = Argument(metavar=metavar, help=words, readable=False, **{"show_default": False, **more})
+    return field(default=default, metadata={TYPER: made})
+
+
+def option(metavar: str, words: str, *names: str, default: Any = MISSING, **more: Any) -> Any:
+    """A field that is an option with a value, called as the field is unless named."""
+    made = Option(*names, metavar=metavar, help=words, readable=False, **more)
+    return field(default=default, metadata={TYPER: made})
+
+
+def flag(name: str, words: str, *short: str) -> Any:
+    return field(default=False, metadata={TYPER: Option(name, *short, help=words)})
+
+
+# what several commands have; those with words left out say them of their own
+UNSEEN = "Let the policy speak about elements it was not trained on; the guard watches it all the same."
+unseen_flag = partial(flag, "--allow-unseen", UNSEEN)
+calc_option = partial(option, "SPEC", default="emt", autocompletion=completion.calculators)
+policy_option = partial(option, "NAME|FILE", default="auto", autocompletion=completion.policies)
+optimizers_option = partial(option, "NAMES", autocompletion=completion.optimizers)
+rattle_option = partial(option, "Å", "Move the atoms at random by so much along each axis first.", default=0.0)
+rattle_seed_option = partial(option, "N", "Of --rattle.", default=0, min=0)
+recipe_argument = partial(argument, "RECIPE", autocompletion=completion.recipes)
+agent_option = partial(option, "NAME", "ddpg, td3, d4pg or sac.", default=None, autocompletion=completion.agents)
+
+
+def quiet_flag(words: str = "No progress on stderr.") -> Any:
+    return flag("--quiet", words, "-q")
+
+
+def set_option(words: str = "Another value for a setting; may be repeated.") -> Any:
+    return option("KEY=VALUE", words, "--set", default=None)
 
 
 @command("relax:relax", usage=RELAXING)
@@ -62,7 +125,7 @@ class RelaxRequest:
     report: bool = flag("--report", "Also write DIR/NAME/report.html: film, curves, comparison, facts.")
     force: bool = flag("--force", "Replace earlier results.")
     rattle: float = rattle_option()
-    seed: int = option("N", "Of --rattle.", default=0, min=0)
+    seed: int = rattle_seed_option()
     quiet: bool = quiet_flag("No progress and no hints on stderr.")
 
 
@@ -91,8 +154,8 @@ class ManyRequest:
         show_default="those of an earlier run into DIR",
     )
     out: Path = option("DIR", "Results; the same command again goes on here.", default=Path("relaxed-many"))
-    calc: str = calc_option()
-    policy: str = policy_option()
+    calc: str = calc_option(AS_IN_RELAX)
+    policy: str = policy_option(AS_IN_RELAX)
     allow_unseen: bool = unseen_flag()
     fmax: float = option("eV/Å", AS_IN_RELAX, default=0.05)
     steps: int = option("N", "Most steps of a structure; each is one force call.", default=500)
@@ -106,7 +169,7 @@ class ManyRequest:
     )
     retry_failed: bool = flag("--retry-failed", "Try once more what earlier runs set aside.")
     as_json: bool = flag("--json", "The result as one JSON object on stdout.")
-    quiet: bool = quiet_flag("No progress on stderr.")
+    quiet: bool = quiet_flag()
 
 
 @command("relax_many:status")
@@ -161,7 +224,7 @@ class TrainRequest:
         default=None,
     )
     as_json: bool = flag("--json", "The result as one JSON object on stdout.")
-    quiet: bool = quiet_flag("No progress on stderr.")
+    quiet: bool = quiet_flag()
 
 
 @command("collect:collect", one_thread=True)
@@ -180,7 +243,7 @@ class CollectRequest:
     limit_minutes: float | None = option("M", "Stop after so long; the same command goes on.", default=None, min=0)
     policy: str | None = policy_option("Relax with this metric under guard, not with the classical core.", default=None)
     as_json: bool = flag("--json", "The summary as one JSON object on stdout.")
-    quiet: bool = quiet_flag("No progress on stderr.")
+    quiet: bool = quiet_flag()
 
 
 @command("tune:tune", one_thread=True)
@@ -206,7 +269,7 @@ class TuneRequest:
     workers: str = option("local:N|ray:N|ray:ADDRESS", "Trials at a time, and where.", default="local:1")
     sampler: str = option("NAME", "Of Optuna: tpe or random.", default="tpe")
     as_json: bool = flag("--json", "The result as one JSON object on stdout.")
-    quiet: bool = quiet_flag("No progress on stderr.")
+    quiet: bool = quiet_flag()
 
 
 @command(
@@ -271,15 +334,15 @@ class RaceRequest:
     file: Path = argument("FILE", "A structure file of any kind ASE reads.")
     optimizers: str = optimizers_option("ASE's optimizers beside ours, up to 5.", "--with", default="BFGS,FIRE")
     out: Path = option("FILE.html", "The page.", default=Path("race.html"))
-    calc: str = calc_option()
-    policy: str = policy_option()
+    calc: str = calc_option(AS_IN_RELAX)
+    policy: str = policy_option(AS_IN_RELAX)
     allow_unseen: bool = unseen_flag()
     cell: bool = flag("--cell", "Relax the cell too.")
     fmax: float = option("eV/Å", "The finish: no force is longer than this.", default=0.05)
     steps: int = option("N", "Most steps of each optimizer.", default=500)
     index: int | None = option("N", "Which structure of the file, from 0.", default=None, show_default="the first")
     rattle: float = rattle_option()
-    seed: int = option("N", "Of --rattle.", default=0, min=0)
+    seed: int = rattle_seed_option()
     as_json: bool = flag("--json", "One JSON object on stdout, nothing else.")
     force: bool = flag("--force", "Replace an earlier page.")
     quiet: bool = quiet_flag("No progress and no hints on stderr.")
