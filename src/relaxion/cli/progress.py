@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.live import Live
+from rich.table import Table
 from rich.text import Text
 
 from relaxion.errors import RelaxionWarning
@@ -113,6 +114,18 @@ def say(sentence: str) -> None:
 def tell(line: str) -> None:
     """One line on stdout, at once, so that a reader of a pipe sees each result as it comes."""
     _write(sys.stdout, line)
+
+
+def print_table(
+    columns: Iterable[tuple[str, bool]], rows: Iterable[Iterable[str | Text]], *, show_header: bool = True
+) -> None:
+    """Headings, with whether their column stays on one line; brackets as in 'relaxion[chgnet]' are no markup."""
+    table = Table(box=None, pad_edge=False, show_header=show_header)
+    for heading, on_one_line in columns:
+        table.add_column(heading, overflow="fold", no_wrap=on_one_line)
+    for row in rows:
+        table.add_row(*(cell if isinstance(cell, Text) else Text(cell) for cell in row))
+    Console(highlight=False).print(table)
 
 
 def speaks_ascii_only(stream: Any) -> bool:
