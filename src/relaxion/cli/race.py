@@ -36,7 +36,7 @@ def race(request: RaceRequest, _: Interrupts) -> int:
     check_page(request.out, request.force)
     potential = make_potential(request.calc)
     atoms, hints = _structure(request.file, request.index)
-    start = checked_start(atoms, potential, free_cell=request.cell, rattle=request.rattle, seed=request.seed)
+    start = checked_start(atoms, potential, request)
     choice = PolicyChoice.of(request.policy, start, allow_unseen=request.allow_unseen)
     hints = [*hints, *filter(None, [occupancy_note(start), emt_note(start, request.calc), choice.note])]
     task = Task(start, potential, request.fmax, request.steps, request.cell, record=True)
