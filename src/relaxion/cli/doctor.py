@@ -31,7 +31,7 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"
 STYLES = {OK: "green", NOTE: "cyan", WARN: "yellow", FAIL: "bold red"}
 COPPER_EV_PER_ATOM = -0.0057  # ASE's EMT at 3.61 Å
 OPENMP_LIBRARIES = ("libgomp", "libiomp5", "libomp")
-Found = Iterator[tuple[str, ...]]  # (state, sentence) or (state, sentence, advice)
+Found = Iterator[tuple[str, str] | tuple[str, str, str | None]]  # state, sentence, advice
 
 
 @dataclass(frozen=True)

@@ -47,8 +47,8 @@ def command(where: str, **more: Any) -> Callable[[Request], Request]:
     """Make a frozen dataclass of it and enter it into the table; `where` is `module:function`."""
 
     def enter(request: Request) -> Request:
-        made = dataclass(frozen=True)(request)
-        COMMANDS.append(Command(made, *where.split(":"), **more))
+        made, (module, function) = dataclass(frozen=True)(request), where.split(":")
+        COMMANDS.append(Command(made, module, function, **more))
         return made
 
     return enter
