@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 from rich.text import Text
 
@@ -31,7 +32,7 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"
 STYLES = {OK: "green", NOTE: "cyan", WARN: "yellow", FAIL: "bold red"}
 COPPER_EV_PER_ATOM = -0.0057  # ASE's EMT at 3.61 Å
 OPENMP_LIBRARIES = ("libgomp", "libiomp5", "libomp")
-Found = Iterator[tuple[str, str] | tuple[str, str, str | None]]  # state, sentence, advice
+Found = Iterator[tuple[Any, ...]]  # state, sentence and perhaps advice
 
 
 @dataclass(frozen=True)

@@ -106,6 +106,11 @@ def checked_start(atoms: Atoms, potential: Potential, request: RelaxRequest | Ra
     return start
 
 
+def refuse_folder(option: str, path: Path, name: str) -> None:
+    if path.is_dir():
+        raise FileError(f"{option} {path} is a folder; name a file, such as {option} {path / name}")
+
+
 def command_line() -> str:
     """As it was typed, with quotes where a shell needs them."""
     program, *rest = sys.argv

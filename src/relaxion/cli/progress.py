@@ -45,16 +45,16 @@ class Progress:
     def reporter(self, label: str, method: str) -> OnCall:
         """What an optimizer calls after each force call."""
 
+        of = f"{label} · {method}"
+
         def report(calls: int, energy: float, fmax: float) -> None:
-            self._say(f"{label} · {method}", f"call {calls}, energy {energy:.4f} eV, fmax {fmax:.3g} eV/Å")
+            words = f"{of}: call {calls}, energy {energy:.4f} eV, fmax {fmax:.3g} eV/Å"
+            if self._live is not None:
+                self._live.update(Text(words, no_wrap=True, overflow="ellipsis"))
+            elif not self._quiet and self._due(of):
+                say(words)
 
         return report
-
-    def _say(self, of: str, words: str) -> None:
-        if self._live is not None:
-            self._live.update(Text(f"{of}: {words}", no_wrap=True, overflow="ellipsis"))
-        elif not self._quiet and self._due(of):
-            say(f"{of}: {words}")
 
 
 class Now:
@@ -108,12 +108,12 @@ def warnings_as_sentences() -> Iterator[None]:
 
 def say(sentence: str) -> None:
     """One line on stderr, whatever line breaks a message of another package brings."""
-    _write(sys.stderr, one_line(sentence))
+    print(one_line(sentence), file=sys.stderr, flush=True)  # noqa: T201
 
 
 def tell(line: str) -> None:
     """One line on stdout, at once, so that a reader of a pipe sees each result as it comes."""
-    _write(sys.stdout, line)
+    print(line, flush=True)  # noqa: T201
 
 
 def print_table(
@@ -142,8 +142,3 @@ def one_line(text: str, longest: int = 600) -> str:
 def counted(number: int, what: str) -> str:
     """`1 run`, `2 runs`."""
     return f"{number} {what}{'' if number == 1 else 's'}"
-
-
-def _write(stream: Any, line: str) -> None:
-    stream.write(line + "\n")
-    stream.flush()
