@@ -7,7 +7,7 @@
 | `api: MODULE NAME…` | reference entries from docstrings |
 | `commands` | the reference of the command line |
 | `alarms`, `numbers` | the tables of the training diagnostics |
-| `results: NAME…`, `brief: NAME…` | rows of `benchmarks/relaxation/results/NAME.json` |
+| `results`, `brief` | force calls from `benchmarks/relaxation/results`, for the results page and the README |
 
 `python tools/fill_pages.py` writes them into the pages; a test compares the pages with the code.
 """
@@ -49,9 +49,9 @@ def _made(root: Path, kind: str, words: list[str]) -> str:
         case "api":
             return "\n\n".join(described(root, words[0], name) for name in words[1:])
         case "results":
-            return results.table(root, words)
+            return results.table(root)
         case "brief":
-            return results.brief(root, words)
+            return results.brief(root)
         case _:
             return {"commands": reference, "alarms": alarms, "numbers": numbers}[kind]()
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-TITLES = {
+TITLES = {  # the rows of the results page, in order
     "emt-bulk": "random alloys, 4–32 atoms",
     "emt-large": "random alloys, 24–64 atoms",
     "emt-bulk-cell": "random alloys, free cell",
@@ -25,20 +25,21 @@ TITLES = {
     "universal-emt-bulk": "alloys, policy `universal`",
     "universal-alfe": "Al–Fe, policy `universal`",
 }
+BRIEF = list(TITLES)[:9]  # those of the README and its picture
 CALCULATORS = {"emt": "EMT", "eam": "EAM", "chgnet": "CHGNet", "sevennet": "SevenNet", "gfn2": "GFN2"}
 
 
-def table(root: Path, names: list[str]) -> str:
+def table(root: Path) -> str:
     """All columns of the results page."""
     head = "| set | potential | n | Relaxion | core | best of ASE's | BFGS | ratio (95 %) | p95 | same minimum |"
-    rows = [_row(name, _read(root, name)) for name in names]
+    rows = [_row(name, _read(root, name)) for name in TITLES]
     return "\n".join([head, "|---|---|---|---|---|---|---|---|---|---|", *rows])
 
 
-def brief(root: Path, names: list[str]) -> str:
+def brief(root: Path) -> str:
     """The columns of the README."""
     head = "| structures | potential | number | Relaxion | best of ASE's | same minimum |"
-    return "\n".join([head, "|---|---|---|---|---|---|", *(_brief_row(name, _read(root, name)) for name in names)])
+    return "\n".join([head, "|---|---|---|---|---|---|", *(_brief_row(name, _read(root, name)) for name in BRIEF)])
 
 
 def _read(root: Path, name: str) -> dict[str, Any]:
@@ -59,7 +60,7 @@ def _brief_row(name: str, result: dict[str, Any]) -> str:
 
 
 def _start(name: str, result: dict[str, Any]) -> list[str]:
-    words = TITLES.get(name, f"`{name}`")
+    words = TITLES[name]
     calculator = CALCULATORS.get(result["calculator"], result["calculator"])
     return [words, calculator, str(result["structures"]), f"**{_mean(result, 'relaxion')}**"]
 
