@@ -16,7 +16,7 @@ from relaxion.potentials import potential
 from relaxion.potentials.potential import Potential
 from relaxion.structures import Evaluation, Structures
 from relaxion.training.diagnostics import Event
-from relaxion.training.diagnostics.measures import closest_pairs
+from relaxion.training.diagnostics.diagnosis import closest_pairs
 from relaxion.training.loop import Interrupted, train
 from relaxion.training.records import without_times
 from relaxion.training.relax import RelaxTrainer

@@ -12,9 +12,7 @@ from typing import Any
 
 from relaxion.errors import RunError
 from relaxion.training.curves import ASSESSED_RETURN, EXPLORED_RETURN, FORCE_CALLS, REFERENCES, SUCCESS
-from relaxion.training.diagnostics import DIAGNOSTICS, RULES, Diagnostic, Rule
-from relaxion.training.diagnostics.alarms import column
-from relaxion.training.diagnostics.numbers import PREFIX
+from relaxion.training.diagnostics import DIAGNOSTICS, PREFIX, RULES, Diagnostic, Rule
 from relaxion.web.film import LARGEST_BYTES as MOST_FILM_BYTES
 from relaxion.web.page import LARGEST_BYTES, SCRIPTS, Page, Part, columns, facts, notes, own_bytes, tile
 from relaxion.web.relaxation import citation
@@ -309,7 +307,7 @@ def _alarm(run: WatchedRun, rule: Rule) -> str | None:
     said = run.standing().get(rule.name)
     if said is not None:
         return said
-    return f"{rule.headline}: {rule.remedy}" if run.history.newest(column(rule)) == 1.0 else None
+    return f"{rule.headline}: {rule.remedy}" if run.history.newest(rule.column) == 1.0 else None
 
 
 def _agent_gauges(run: WatchedRun) -> list[Part]:
