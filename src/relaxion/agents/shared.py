@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
+from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import torch
 from torch import Generator, Tensor, nn
@@ -170,6 +170,18 @@ def restore_snapshot(parts: Mapping[str, Part], tensors: Mapping[str, Tensor]) -
         elif isinstance(part, Adam):  # torch counts for each parameter, snapshots once for all
             for memory in part.state.values():
                 memory["step"].copy_(present[f"{name}.n_steps"])
+
+
+class Snapshots:
+    """Of an agent that names the parts of it that change while it learns."""
+
+    PARTS: ClassVar[tuple[str, ...]]
+
+    def snapshot(self) -> dict[str, Tensor]:
+        return take_snapshot({name: getattr(self, name) for name in self.PARTS})
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        restore_snapshot({name: getattr(self, name) for name in self.PARTS}, tensors)
 
 
 def _named_tensors(parts: Mapping[str, Part]) -> dict[str, Tensor]:

@@ -17,7 +17,7 @@ from relaxion.experience.environment import EnvironmentSettings
 from relaxion.experience.expert import imitation_distance
 from relaxion.experience.exploration import LinearSchedule, NoisyExplorer
 from relaxion.experience.replay import Batch
-from relaxion.experience.state_rows import state_from_tensors, state_tensors
+from relaxion.experience.state_store import state_from_tensors, state_tensors
 from relaxion.experience.structure_replay import StructureReplay
 from relaxion.experience.transition import Source as WhoMoved
 from relaxion.files import Stored, digest, joined

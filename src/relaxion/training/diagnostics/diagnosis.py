@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-
 from torch.nn.functional import softmax
 
 from relaxion.errors import StructureError
@@ -207,8 +206,7 @@ def _replay_ages(replay: StructureReplay, steps: int) -> dict[str, Mean]:
     """Batches are drawn uniformly, so the mean age of what is drawn is that of all there is."""
     if len(replay) == 0:
         return {}
-    age = float(replay.ages(torch.arange(replay.oldest, replay.newest)).double().mean())
-    weight = float(max(steps, 1))
+    age, weight = (len(replay) - 1) / 2, float(max(steps, 1))
     return {
         "replay_age_transitions": Mean(age, weight),
         "replay_age": Mean(age / replay.capacity, weight),
