@@ -18,11 +18,11 @@ from relaxion.structures import Evaluation, Structures
 from relaxion.training.diagnostics import Event
 from relaxion.training.diagnostics.diagnosis import closest_pairs
 from relaxion.training.loop import Interrupted, train
-from relaxion.training.records import without_times
 from relaxion.training.relax import RelaxTrainer
 from relaxion.training.relax_settings import RelaxRunSettings
 from relaxion.training.relax_task import RelaxTask, relax_task
 from relaxion.training.settings import RunSettings
+from training_runs import without_times
 
 SMALL: dict[str, Any] = {
     "task": "relax",

@@ -28,11 +28,9 @@ class Agent(Protocol):
 
     def act(self, observations: Any) -> Any:
         """What the agent believes best, inside the bounds. No exploration, no gradient."""
-        ...
 
     def explore(self, observations: Any, generator: torch.Generator) -> Any:
         """What to try while collecting, inside the bounds. No gradient."""
-        ...
 
     def update(self, batch: Batch) -> Mapping[str, Tensor]:
         """Learn from one batch; scalars for the log as tensors without gradient, so that nobody waits for `.item()`."""
@@ -44,7 +42,6 @@ class Agent(Protocol):
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """The opposite of `snapshot`; raises RestartError on missing, left-over or misshapen tensors."""
-        ...
 
 
 @torch.no_grad()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from pydantic import Field
@@ -30,7 +31,7 @@ from relaxion.training.checkpoint import (
     start_agent_from,
     taken_back,
 )
-from relaxion.training.records import Episodes, Event, Result, ReturnsRecord, ReturnsWatch, ScalarMeans
+from relaxion.training.records import Episodes, Result, ReturnsWatch, ScalarMeans
 from relaxion.training.settings import AgentRunSettings, TrainingSettings
 
 STARTS_SEED = 20  # of all assessments, whatever the run's seed: every agent meets the same starts
@@ -103,8 +104,13 @@ class Assessed:
         return float(self.returns.min())
 
     @property
-    def record(self) -> ReturnsRecord:
-        return ReturnsRecord(self.returns.tolist(), self.lengths.tolist())
+    def record(self) -> Self:
+        return self
+
+    def as_plain(self) -> dict[str, Any]:
+        """Start by start, for assessment.json, which has no word for what is not finite."""
+        returns = [value if math.isfinite(value) else None for value in self.returns.tolist()]
+        return {"returns": returns, "lengths": self.lengths.tolist()}
 
     def scalars(self) -> dict[str, float]:
         """Under the names of Stable-Baselines3, and the worst of all."""
@@ -288,7 +294,7 @@ class Trainer:
             weights_sha256=self.weights_sha256(),
         )
 
-    def take_events(self) -> list[Event]:
+    def take_events(self) -> list[Any]:
         """Diagnoses are for structures."""
         return []
 

@@ -1,4 +1,4 @@
-"""Where the lessons of a metric come from: live relaxations or an agent's replay; for a store see `lesson_store.py`.
+"""Where the lessons of a metric come from: live relaxations or an agent's replay (a store: `metric_lessons.py`).
 
 A lesson is a state and the way to the end of its own relaxation; `networks/metric/teacher.py` learns from it. Live:
 the policy that learns makes the relaxations itself, so it learns from the states that it comes to (data aggregation).
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import torch
 from pydantic import Field
@@ -28,7 +27,7 @@ from relaxion.optimize.batch import BatchRelaxer, BatchSettings
 from relaxion.optimize.choice import new_stepper
 from relaxion.potentials.potential import Potential
 from relaxion.potentials.reward import largest_force
-from relaxion.structures import Outcome, Structures
+from relaxion.structures import Outcome, State, Structures
 
 
 class LiveLessonSettings(TeachingSettings):
@@ -65,18 +64,21 @@ class LiveLessonSettings(TeachingSettings):
     """Longest displacement in a step of a relaxation."""
 
 
-class Examples(Protocol):
+class Examples:
     """Lessons to draw from."""
 
-    force_calls: int  # spent on them
+    force_calls = 0  # spent on them
 
-    def draw(self, n_updates: int, /) -> tuple[Lessons, dict[str, float]]:
-        """For the next update, `n_updates` having been made; and what there is to tell of them."""
-        ...
+    def draw(self, _n_updates: int, /) -> tuple[Lessons, dict[str, float]]:
+        """For the next update, so many having been made; and what there is to tell of them."""
+        raise NotImplementedError
 
-    def tensors(self) -> dict[str, Tensor]: ...
+    def tensors(self) -> dict[str, Tensor]:
+        """What is nowhere else, for a checkpoint."""
+        return {}
 
-    def restore(self, stored: Stored) -> None: ...
+    def restore(self, stored: Stored) -> None:
+        """The opposite of `tensors`."""
 
 
 class Imitation:
@@ -128,14 +130,13 @@ class Source:
     share: float = 1.0
 
 
-class LiveExamples:
+class LiveExamples(Examples):
     """Fresh starts relaxed by the policy as it is; all states on the way of what finished become lessons."""
 
     def __init__(
         self, policy: MetricPolicy, sources: Sequence[Source], settings: LiveLessonSettings, generator: Generator
     ) -> None:
         self.policy, self.sources, self.settings, self.generator = policy, list(sources), settings, generator
-        self.force_calls = 0
         self.gatherings: list[Lessons] = []
         self._pool: Lessons | None = None
 
@@ -148,7 +149,7 @@ class LiveExamples:
             stall_length_angstrom=0.0,
         )
 
-    def draw(self, n_updates: int) -> tuple[Lessons, dict[str, float]]:
+    def draw(self, n_updates: int, /) -> tuple[Lessons, dict[str, float]]:
         """After a gathering where one is due."""
         told: dict[str, float] = {}
         if not self.gatherings:
@@ -217,13 +218,21 @@ def lessons_of(found: Relaxations, smallest_force: float, farthest: float) -> Le
     """From relaxations that converged: states with a force above (eV/Å) and no atom farther from its end (Å)."""
     parts = []
     for numbers, state in found.visited:
-        goal = way_to(found.ends.select(numbers).structures, state.structures)
-        good = found.outcomes[numbers] == Outcome.CONVERGED
-        good &= largest_force(state.structures, state.evaluation) > smallest_force
-        good &= goal.largest_displacements(state.structures) < farthest
-        if bool(good.any()):
-            parts.append(Lessons(state, goal).select(good))
-    return Lessons.concatenate(parts) if parts else None
+        converged = found.outcomes[numbers] == Outcome.CONVERGED
+        ends = found.ends.select(numbers).structures
+        parts.append(lessons_towards(ends, state, converged, smallest_force, farthest))
+    lessons = [part for part in parts if part is not None]
+    return Lessons.concatenate(lessons) if lessons else None
+
+
+def lessons_towards(
+    ends: Structures, state: State, finished: Tensor | bool, smallest_force: float, farthest: float
+) -> Lessons | None:
+    """Of the states whose relaxation is finished, those with such a force and not too far from their end."""
+    goal, forces = way_to(ends, state.structures), largest_force(state.structures, state.evaluation)
+    good = (forces > smallest_force) & torch.isfinite(forces) & finished
+    good &= goal.largest_displacements(state.structures) < farthest
+    return Lessons(state, goal).select(good) if bool(good.any()) else None
 
 
 def finished_by_core(found: Relaxations, potential: Potential, tolerance: float, max_force_calls: int) -> Relaxations:
