@@ -18,7 +18,6 @@ from relaxion.structures import Outcome
 from relaxion.training.loop import train
 from relaxion.training.metric import MetricTrainer
 from relaxion.training.metric_lessons import (
-    StorePlan,
     StoreSettings,
     grouped_lessons,
     is_validation,
@@ -88,7 +87,8 @@ def test_the_two_sides_of_a_store_never_mix(store: Path) -> None:
 
 def test_it_learns(store: Path) -> None:
     trainer = MetricTrainer(settings(store, steps=120, lesson_updates=120))  # pyright: ignore[reportArgumentType]
-    unseen = grouped_lessons(StorePlan(StoreSettings(store=str(store)), 3).validation, StoreSettings())["crystals"].lessons
+    _, validation = split_store(StoreSettings(store=str(store)))
+    unseen = grouped_lessons(validation, StoreSettings())["crystals"].lessons
     before = mean_error(trainer.policy.network, unseen)
     for _ in range(120):
         trainer.advance()

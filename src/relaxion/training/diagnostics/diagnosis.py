@@ -148,7 +148,6 @@ class Diagnosis:
         self.calls_beside_bfgs = calls / max(bfgs_calls, 1.0)
 
     def take_events(self) -> list[Event]:
-        """Alarms that began or ended since the last call."""
         return self.alarms.take_events()
 
     def _looked_at(self, state: State, agent: Any | None) -> dict[str, Mean]:
