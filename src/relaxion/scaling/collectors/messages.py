@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from relaxion.experience.state_rows import state_from_tensors, state_tensors
+from relaxion.experience.state_store import state_from_tensors, state_tensors
 from relaxion.experience.transition import Transition
 from relaxion.files import Stored, joined
 from relaxion.structures import Move, State

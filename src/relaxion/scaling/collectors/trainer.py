@@ -17,7 +17,7 @@ from torch import Tensor
 
 from relaxion.errors import CheckpointError
 from relaxion.experience.exploration import NoisyExplorer
-from relaxion.experience.state_rows import state_from_tensors, state_tensors
+from relaxion.experience.state_store import state_from_tensors, state_tensors
 from relaxion.files import Stored, joined
 from relaxion.scaling.collectors.collector import Orders
 from relaxion.scaling.collectors.messages import Place, Request, arrays, packed_state, tensors, unpacked
