@@ -8,7 +8,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from relaxion.networks.backbone import AtomInputs, BackboneSettings, Features, make_backbone
+from relaxion.networks.backbone import AtomInputs, BackboneSettings, Features, backbone_class
 from relaxion.networks.species import N_DESCRIPTORS, descriptors
 from relaxion.networks.surroundings import Surroundings, changes_along, lengths, pair_inputs, softened, stress_along
 from relaxion.structures import Move, State
@@ -115,7 +115,7 @@ class Observer(nn.Module):
         super().__init__()
         self.cutoff, self.n_radial = settings.cutoff_angstrom, settings.n_radial
         self.stiffness = settings.stiffness_ev_per_angstrom2  # eV/Å²
-        self.backbone = make_backbone(
+        self.backbone = backbone_class(settings)(
             settings,
             n_scalars=N_STATE_SCALARS + sees_moves * N_MOVE_SCALARS,
             n_vectors=N_STATE_VECTORS + sees_moves * N_MOVE_VECTORS,

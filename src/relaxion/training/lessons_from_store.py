@@ -20,10 +20,9 @@ from relaxion.bench.assessment import CAP, FMAX, Assessor, Calls, Starts
 from relaxion.collecting.store import Trajectory, TrajectoryStore
 from relaxion.errors import RunError
 from relaxion.files import Stored
-from relaxion.networks.metric.lessons import Lessons, relative_errors, way_to
 from relaxion.networks.metric.network import MetricNetwork
 from relaxion.networks.metric.policies import MetricPolicy
-from relaxion.networks.metric.teacher import TeachingSettings
+from relaxion.networks.metric.teacher import Lessons, TeachingSettings, relative_errors, way_to
 from relaxion.potentials import potential
 from relaxion.potentials.reward import largest_force
 from relaxion.structures import Move, Outcome, State

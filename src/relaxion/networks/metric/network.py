@@ -10,7 +10,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
-from relaxion.networks.backbone import AtomInputs, BackboneSettings, make_backbone
+from relaxion.networks.backbone import AtomInputs, BackboneSettings, backbone_class
 from relaxion.networks.layers import StackedLinear, StackedMLP, mixed, tamed
 from relaxion.networks.metric.solve import solve
 from relaxion.networks.metric.stiffness import Stiffness, Unknowns
@@ -180,7 +180,7 @@ class MetricNetwork(nn.Module):
         self.settings = settings = settings or MetricSettings()
         n_scalars, n_vectors = self._n_inputs()
         self.n_pair_extras = 1 + 2 * settings.looks_ahead  # stress along the pair; what is going to happen to it
-        self.backbone = make_backbone(settings, n_scalars, n_vectors, self.n_pair_extras, 1, generator)
+        self.backbone = backbone_class(settings)(settings, n_scalars, n_vectors, self.n_pair_extras, 1, generator)
         channels, hidden = settings.channels, settings.n_hidden
         self.dots = StackedLinear(channels + n_vectors, N_DOTS + settings.n_coordinates, 1, generator, bias=False)
         self.from_center = StackedLinear(channels, hidden, 1, generator)
