@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from relaxion.errors import SettingsError
-from relaxion.networks.layers import StackedMLP
+from relaxion.networks.layers import Generator, StackedMLP
 from relaxion.networks.species import covalent_radii
 from relaxion.networks.surroundings import structure_mean
 from relaxion.settings import nearest
@@ -136,11 +136,7 @@ class Gate(nn.Module):
     """
 
     def __init__(
-        self,
-        names: Sequence[str],
-        n_hidden: int,
-        generator: torch.Generator | None = None,
-        first: Sequence[float] = (0.0,),
+        self, names: Sequence[str], n_hidden: int, generator: Generator = None, first: Sequence[float] = (0.0,)
     ) -> None:
         super().__init__()
         if not names:

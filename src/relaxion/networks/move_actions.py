@@ -7,14 +7,14 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from relaxion.errors import SettingsError
-from relaxion.networks.move_heads import strain_scales
+from relaxion.errors import MissingStressError, SettingsError
 from relaxion.networks.strains import strain_matrices, strain_vectors
 from relaxion.networks.surroundings import structure_mean
 from relaxion.structures import Move, State
 from relaxion.structures.structures import per_structure_sum
 
 FORCE_FLOOR = 1e-4  # eV/Å, far below any tolerance
+BOND_LENGTH = 2.5  # Å, of a usual metal: turns forces and stresses into strains
 
 
 class MoveActions:
@@ -87,6 +87,23 @@ def uniform_in_ball(number: int, n_components: int, generator: torch.Generator, 
     directions = torch.randn((number, n_components), generator=generator, dtype=dtype)
     radii = torch.rand((number, 1), generator=generator, dtype=dtype) ** (1 / n_components)
     return directions / directions.norm(dim=1, keepdim=True).clamp_min(1e-30) * radii
+
+
+def stresses_of(state: State, dtype: torch.dtype) -> Tensor:
+    """The stresses, which a free cell needs, (n_structures, 3, 3) eV/Å³."""
+    stresses = state.evaluation.stresses
+    if stresses is None:
+        raise MissingStressError(
+            "a cell is free, but the state carries no stress; use a potential that gives one, or fix the cell"
+        )
+    return stresses.to(dtype)
+
+
+def strain_scales(state: State, force_scales: Tensor, stiffness: float) -> Tensor:
+    """Strain that stress and forces ask for against bonds of the given stiffness (eV/Å²), (n_structures,)."""
+    sizes = stresses_of(state, force_scales.dtype).flatten(1).norm(dim=1)
+    forces = structure_mean(force_scales, state.structures)
+    return (sizes * BOND_LENGTH + forces / BOND_LENGTH) / stiffness
 
 
 class ForceMoveActions(MoveActions):

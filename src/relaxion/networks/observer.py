@@ -9,6 +9,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from relaxion.networks.backbone import AtomInputs, BackboneSettings, Features, backbone_class
+from relaxion.networks.layers import Generator
 from relaxion.networks.species import N_DESCRIPTORS, descriptors
 from relaxion.networks.surroundings import Surroundings, changes_along, lengths, pair_inputs, softened, stress_along
 from relaxion.structures import Move, State
@@ -105,12 +106,7 @@ class Observer(nn.Module):
     """`n_networks` backbones side by side. With `sees_moves` they judge a move, without they see the state only."""
 
     def __init__(
-        self,
-        settings: BackboneSettings,
-        generator: torch.Generator | None,
-        *,
-        n_networks: int = 1,
-        sees_moves: bool = False,
+        self, settings: BackboneSettings, generator: Generator, *, n_networks: int = 1, sees_moves: bool = False
     ) -> None:
         super().__init__()
         self.cutoff, self.n_radial = settings.cutoff_angstrom, settings.n_radial

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.nn.functional import silu
 
 from relaxion.networks.backbone import AtomInputs, BackboneSettings, backbone_class
-from relaxion.networks.layers import StackedLinear, StackedMLP, mixed, tamed
+from relaxion.networks.layers import Generator, StackedLinear, StackedMLP, mixed, tamed
 from relaxion.networks.metric.solve import solve
 from relaxion.networks.metric.stiffness import Stiffness, Unknowns
-from relaxion.networks.move_heads import stresses_of
+from relaxion.networks.move_actions import stresses_of
 from relaxion.networks.observer import N_STATE_SCALARS, N_STATE_VECTORS, state_inputs
 from relaxion.networks.species import covalent_radii
 from relaxion.networks.strains import strain_matrices, strain_vectors
@@ -175,7 +175,7 @@ def pulls_of(state: State) -> Unknowns:
 class MetricNetwork(nn.Module):
     """State -> Stiffness, the same in every frame."""
 
-    def __init__(self, settings: MetricSettings | None = None, generator: torch.Generator | None = None) -> None:
+    def __init__(self, settings: MetricSettings | None = None, generator: Generator = None) -> None:
         super().__init__()
         self.settings = settings = settings or MetricSettings()
         n_scalars, n_vectors = self._n_inputs()

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from relaxion.networks.environment_information import Gate
+from relaxion.networks.layers import Generator
 from relaxion.networks.metric.network import Frame, MetricNetwork, MetricSettings
 from relaxion.networks.metric.solve import solve
 from relaxion.networks.metric.stiffness import Stiffness, Unknowns
@@ -84,10 +85,7 @@ class MetricPolicy(Policy):
     bounds: Tensor
 
     def __init__(
-        self,
-        actions: MoveActions,
-        settings: MetricSettings | None = None,
-        generator: torch.Generator | None = None,
+        self, actions: MoveActions, settings: MetricSettings | None = None, generator: Generator = None
     ) -> None:
         super().__init__()
         self.settings = settings = settings or MetricSettings()
@@ -138,9 +136,7 @@ class MetricPolicy(Policy):
 
 def _floored(stiffness: Stiffness, factors: MoveFactors) -> Stiffness:
     return replace(
-        stiffness,
-        floors=stiffness.floors * factors.floors,
-        cell_floors=stiffness.cell_floors * factors.floors,
+        stiffness, floors=stiffness.floors * factors.floors, cell_floors=stiffness.cell_floors * factors.floors
     )
 
 
@@ -167,7 +163,7 @@ class MetricGaussianPolicy(MetricPolicy, StochasticPolicy):
         self,
         actions: MoveActions,
         settings: MetricSettings | None = None,
-        generator: torch.Generator | None = None,
+        generator: Generator = None,
         penalty_weight: float = 0.0,
     ) -> None:
         super().__init__(actions, settings, generator)
