@@ -67,7 +67,7 @@ class _ValueNetworks(nn.Module):
 
     def forward(self, state: State, move: Move, n_networks: int) -> Tensor:
         """Answers of the first `n_networks`, (n_networks, n_structures, n_answers)."""
-        features = self.observer(state, move, n_networks).features
+        features, _ = self.observer(state, move, n_networks)
         pooled, answers = self.pooled(features, state.structures)
         return answers if self.fusion is None else self.fusion(state, pooled, answers)
 

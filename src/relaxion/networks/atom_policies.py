@@ -160,11 +160,10 @@ class AtomPolicy(Policy):
 
     def propose(self, state: State) -> Proposal:
         """The move before gate and bounds."""
-        observed = self.observer(state)
-        scalars = observed.features.scalars[0]
+        features, inputs = self.observer(state)
+        scalars, force_scales = features.scalars[0], inputs.force_scales
         # forces and history join the features again: steepest descent is one weight away
-        vectors = torch.cat([observed.features.vectors[0], observed.inputs.vectors], dim=1)
-        force_scales = observed.inputs.force_scales
+        vectors = torch.cat([features.vectors[0], inputs.vectors], dim=1)
         atom_units = self._units(force_scales / self.observer.stiffness, 0)
         atoms = atom_units[:, None] * self.displacement_head(scalars, vectors)
         if not bool(state.structures.cell_free.any()):

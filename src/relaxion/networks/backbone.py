@@ -53,6 +53,21 @@ class BackboneSettings(Settings):
     """Unit in which moves are compared with forces: F/k is the step a usual metal bond asks for."""
 
 
+class InformationSettings(Settings):
+    """How far environment information may speak: in the gate of a policy and the tail of critics."""
+
+    environment_information: tuple[str, ...] = ()
+    """Names of numbers per structure for gate and critics' tail (`environment_information.py`). None: the plain
+    network, with no trace of either."""
+
+    n_information_hidden: int = Field(default=16, ge=1)
+    """Hidden units of the gate, and width of the projected information in the critics' tail."""
+
+    largest_gate_factor: float = Field(default=10.0, gt=1)
+    """The gate's factor lies between this and its inverse. In a metric scale and floor have such a factor each, and the
+    trust radius is shortened by at most it."""
+
+
 @dataclass(frozen=True, eq=False)
 class AtomInputs:
     """What is known of each atom before it looks around."""

@@ -42,10 +42,6 @@ def _log_largest(state: State, forces: Tensor) -> Tensor:
     return torch.log10(largest + FORCE_FLOOR)
 
 
-def _log_largest_force(state: State) -> Tensor:
-    return _log_largest(state, state.evaluation.forces)
-
-
 def _mean_log_force(state: State) -> Tensor:
     structures = state.structures
     logs = torch.log10(_force_lengths(state, state.evaluation.forces) + FORCE_FLOOR) * structures.movable
@@ -91,10 +87,6 @@ def _log_stress(state: State) -> Tensor:
     return torch.log10(size * state.structures.cell_free + STRESS_FLOOR) + 2
 
 
-def _log_calls(state: State) -> Tensor:
-    return torch.log10(state.calls.to(state.trust_radii.dtype).clamp_min(1))
-
-
 def _log_trust_radius(state: State) -> Tensor:
     """0 at 0.1 Å."""
     return torch.log10(state.trust_radii.clamp_min(LENGTH_FLOOR)) + 1
@@ -102,14 +94,14 @@ def _log_trust_radius(state: State) -> Tensor:
 
 INFORMATION: dict[str, Callable[[State], Tensor]] = {
     "density": _density,
-    "log_largest_force": _log_largest_force,
+    "log_largest_force": lambda state: _log_largest(state, state.evaluation.forces),
     "mean_log_force": _mean_log_force,
     "log_force_ratio": _log_force_ratio,
     "log_last_move": _log_last_move,
     "alignment": _alignment,
     "log_curvature": _log_curvature,
     "log_stress": _log_stress,
-    "log_calls": _log_calls,
+    "log_calls": lambda state: torch.log10(state.calls.to(state.trust_radii.dtype).clamp_min(1)),
     "log_trust_radius": _log_trust_radius,
 }
 
