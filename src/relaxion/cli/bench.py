@@ -17,8 +17,8 @@ from rich.console import Console
 
 from relaxion.bench.contest import Conditions, OnScore, Score, contest
 from relaxion.bench.optimizers import Contestant, classical_contestants, our_contestants, policy_argument
-from relaxion.bench.results import Circumstances, ContestResult
 from relaxion.bench.sets import FIRST_SEED
+from relaxion.bench.statistics import Circumstances, ContestResult
 from relaxion.cli.bench_output import as_plain, as_table, sentences
 from relaxion.cli.bench_starts import Starts, find_starts
 from relaxion.cli.ending import DONE, INCOMPLETE, Interrupts
@@ -117,7 +117,7 @@ def _publish(request: BenchRequest, result: ContestResult) -> None:
     if request.json_file is not None and request.json_file != STDOUT:
         replace_file(request.json_file, (text + "\n").encode())
     if request.plot is not None:
-        from relaxion.bench.results import draw_profile
+        from relaxion.bench.statistics import draw_profile
 
         draw_profile(result, part_of(request.plot))
         part_of(request.plot).replace(request.plot)
