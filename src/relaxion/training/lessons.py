@@ -19,10 +19,9 @@ from relaxion.experience.replay import draw_without_replacement
 from relaxion.experience.structure_replay import StructureReplay
 from relaxion.files import Stored
 from relaxion.generators.starts import Starts
-from relaxion.networks.metric.lessons import Lessons, relative_errors, way_to
 from relaxion.networks.metric.network import MetricNetwork
 from relaxion.networks.metric.policies import MetricPolicy
-from relaxion.networks.metric.teacher import Teacher, TeachingSettings
+from relaxion.networks.metric.teacher import Lessons, Teacher, TeachingSettings, relative_errors, way_to
 from relaxion.optimize.batch import BatchRelaxer, BatchSettings, Relaxed
 from relaxion.optimize.choice import new_stepper
 from relaxion.optimize.learned import LearnedMetrics, states_at

@@ -22,10 +22,9 @@ from relaxion.errors import RunError
 from relaxion.generators.alloys import EAM_METALS, EMT_METALS
 from relaxion.generators.slabs import ADSORBATES
 from relaxion.generators.starts import KINDS, MetalStarts
-from relaxion.networks.metric.lessons import Lessons, relative_errors
 from relaxion.networks.metric.network import MetricNetwork
 from relaxion.networks.metric.policies import MetricPolicy
-from relaxion.networks.metric.teacher import TeachingSettings
+from relaxion.networks.metric.teacher import Lessons, TeachingSettings, relative_errors
 from relaxion.potentials import potential
 from relaxion.potentials.reward import largest_force
 from relaxion.structures import Move, Outcome, State, Structures

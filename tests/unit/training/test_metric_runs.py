@@ -17,10 +17,10 @@ from relaxion.errors import CheckpointError, RunError, SettingsError
 from relaxion.experience.transition import Source
 from relaxion.files import Stored
 from relaxion.generators.sources import Together, source_at_hand, structure_source
-from relaxion.networks.metric.lessons import Lessons, relative_errors
 from relaxion.networks.metric.network import pulls_of
 from relaxion.networks.metric.policies import MetricGaussianPolicy, MetricPolicy
 from relaxion.networks.metric.stiffness import Unknowns
+from relaxion.networks.metric.teacher import Lessons, relative_errors
 from relaxion.networks.strains import strain_vectors
 from relaxion.optimize.guard import Guard
 from relaxion.optimize.learned import LearnedMetrics
