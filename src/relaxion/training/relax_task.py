@@ -19,7 +19,7 @@ from relaxion.experience.environment import Environment, rollout
 from relaxion.experience.structure_replay import capacity_advice
 from relaxion.files import Stored
 from relaxion.generators.perturbations import perturbation
-from relaxion.generators.sources import HeldApart, structure_source
+from relaxion.generators.sources import held_apart_sides, structure_source
 from relaxion.generators.starts import PerturbedStarts
 from relaxion.potentials.potential import Potential
 from relaxion.potentials.registry import potential
@@ -131,8 +131,8 @@ def _check_room_for_warmup(task: RelaxTask) -> None:
 def _pools(atoms: AtomTaskSettings, engine: Potential) -> dict[str, Structures]:
     perturbation(atoms.perturbation)  # wrong words are refused before anything is built
     source = structure_source(atoms.structures)
-    made = [source.images(atoms.n_pooled, named_generator(seed, "structures"), engine) for seed in SIDE_SEEDS]
-    pools = HeldApart(atoms.held_apart).sides([_of_right_size(images, atoms) for images in made])
+    made = [source(atoms.n_pooled, named_generator(seed, "structures"), engine) for seed in SIDE_SEEDS]
+    pools = held_apart_sides(atoms.held_apart, [_of_right_size(images, atoms) for images in made])
     found: dict[str, Structures] = {}
     for side, images in zip(SIDES, pools, strict=True):
         if not images:
