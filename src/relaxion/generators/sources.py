@@ -59,7 +59,7 @@ def _together(parts: Sequence[Source], number: int, generator: Generator, potent
     return [atoms for images in found for atoms in images]
 
 
-def _file(place: str, *_: Any) -> list[Atoms]:
+def _file(place: str, *_others: Any) -> list[Atoms]:
     path, _, index = place.partition("@")
     found = dataset.read(path, index or ":")
     for atoms in found:
@@ -94,8 +94,8 @@ def _packings(
     """Random packings of random compositions at the mean of the elements' volumes."""
     images = []
     for size in _random_sizes(sizes, number, generator):
-        which = torch.randint(len(elements), (size,), generator=generator).tolist()
-        symbols = [elements[w] for w in which]
+        which = torch.randint(len(elements), (size,), generator=generator)
+        symbols = [elements[int(number)] for number in which]
         volume = summed_volume(symbols) / size
         found = pack(
             ["".join(symbols)], generator, volume_per_atom_angstrom3=volume, minimum_distance_angstrom=PACKED_APART
