@@ -64,8 +64,8 @@ class LiveLessonSettings(TeachingSettings):
     """Longest displacement in a step of a relaxation."""
 
     lesson_under_guard: bool = False
-    """The relaxations are made under the guard, as in use, with its trust region; each gathering has starts of every
-    source, and each update lessons of every source, by their shares. What the policy alone cannot finish teaches too."""
+    """The relaxations are made under the guard, as in use. Each gathering has starts of every source and each update
+    lessons of every source, by their shares. What the policy alone cannot finish teaches too."""
 
 
 class Examples:
@@ -198,9 +198,9 @@ class LiveExamples(Examples):
     def _nothing(self) -> str:
         settings = self.settings
         return (
-            f"nothing to learn from: none of the relaxations came to {settings.lesson_tolerance_ev_per_angstrom:g} eV/Å "
-            f"within {settings.lesson_force_calls} force calls and {settings.lesson_farthest_angstrom:g} Å of their start; "
-            "allow more of either, or perturb less"
+            "nothing to learn from: none of the relaxations came to "
+            f"{settings.lesson_tolerance_ev_per_angstrom:g} eV/Å within {settings.lesson_force_calls} force calls "
+            f"and {settings.lesson_farthest_angstrom:g} Å of their start; allow more of either, or perturb less"
         )
 
     def forget(self) -> None:
@@ -223,7 +223,7 @@ class LiveExamples(Examples):
 
 
 class GuardedExamples(LiveExamples):
-    """Fresh starts of every source relaxed under the guard with the policy as it is; every update has its share of each.
+    """Fresh starts of every source relaxed under the guard with the present policy; each update has lessons of each.
 
     So the policy learns from the states that users will bring it to, and one kind of start does not push out another.
     """

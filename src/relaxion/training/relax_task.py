@@ -18,7 +18,7 @@ from relaxion.experience.environment import Environment, rollout
 from relaxion.experience.structure_replay import capacity_advice
 from relaxion.files import Stored
 from relaxion.generators.perturbations import perturbation
-from relaxion.generators.sources import HeldApart, structure_source
+from relaxion.generators.sources import held_apart_sides, structure_source
 from relaxion.generators.starts import PerturbedStarts
 from relaxion.potentials.potential import Potential
 from relaxion.potentials.registry import potential
@@ -130,9 +130,9 @@ def _check_room_for_warmup(task: RelaxTask) -> None:
 def _pools(atoms: AtomTaskSettings, engine: Potential) -> dict[str, Structures]:
     perturbation(atoms.perturbation)  # wrong words are refused before anything is built
     source = structure_source(atoms.structures)
-    made = [source.images(atoms.n_pooled, named_generator(seed, "structures"), engine) for seed in SIDE_SEEDS]
+    made = [source(atoms.n_pooled, named_generator(seed, "structures"), engine) for seed in SIDE_SEEDS]
     sizes = range(atoms.fewest_atoms, atoms.most_atoms + 1)
-    pools = HeldApart(atoms.held_apart).sides([[i for i in images if len(i) in sizes] for images in made])
+    pools = held_apart_sides(atoms.held_apart, [[i for i in images if len(i) in sizes] for images in made])
     found: dict[str, Structures] = {}
     for side, images in zip(SIDES, pools, strict=True):
         if not images:
