@@ -6,8 +6,8 @@ import re
 from typing import Any
 
 import typer.main
-from documentation.api import wrapped
 
+from documentation.api import wrapped
 from relaxion.cli.app import app
 
 

@@ -126,7 +126,7 @@ class Summary:
 
     def lines(self) -> list[str]:
         """For people."""
-        share = "" if self.complete else "; not complete: the same command goes on"
+        share = "" if self.complete else "; not complete: the same command continues"
         skipped = ", ".join(f"{number} {reason}" for reason, number in sorted(self.skipped.items())) or "none"
         first = (
             f"{self.trajectories} relaxations, {self.structures} structures, {self.force_calls} force calls, "
@@ -257,7 +257,7 @@ def _by_workers(
         raise RunError(failure)
     if broken := [process.exitcode for process in workers if process.exitcode]:
         raise RunError(
-            f"a worker ended with code {broken[0]} (out of memory?); what was written is safe, the same command goes on"
+            f"a worker ended with code {broken[0]} (out of memory?); results so far are safe, the same command continues"
         )
 
 

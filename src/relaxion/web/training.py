@@ -82,7 +82,7 @@ def status(run: WatchedRun) -> str:
     steps = run.settings.get("steps")
     at = f"step {_step(run)}" + (f" of {count(steps)}" if isinstance(steps, int) else "")
     if run.status == STOPPED:
-        return f"stopped at {at}; the same command with --resume goes on"
+        return f"stopped at {at}; the same command with --resume continues"
     return f"{run.status} at {at}" if run.status in (FINISHED, RUNNING) else run.status
 
 
@@ -268,7 +268,7 @@ def _diagnosis_gauges(run: WatchedRun) -> list[Part]:
     gauges = [_gauge(run, one) for one in DIAGNOSTICS if run.newest(PREFIX + one.name) is not None]
     if not gauges:
         return []
-    note = "Newest value of each, with its way there. What every number means and what to do: docs/diagnostics.md."
+    note = "Newest value and history of each. Meanings and what to do: docs/diagnostics.md."
     return [{"id": "diagnosis", "kind": "gauges", "title": "Diagnosis", "gauges": gauges, "note": note}]
 
 
@@ -299,7 +299,7 @@ def _agent_gauges(run: WatchedRun) -> list[Part]:
     if not names:
         return []
     gauges = [_number(run, name, name.split("/", 1)[1].replace("_", " ")) for name in names]
-    note = f"What each is: docs/agents/{run.agent}.md." if run.agent in ("ddpg", "td3", "d4pg", "sac") else ""
+    note = "What each means: docs/agents.md." if run.agent in ("ddpg", "td3", "d4pg", "sac") else ""
     return [{"id": "agent", "kind": "gauges", "title": "The agent's own numbers", "gauges": gauges, "note": note}]
 
 
@@ -320,7 +320,7 @@ def _alarm_list(runs: Sequence[WatchedRun]) -> Part:
     found.sort(key=lambda one: one[:2], reverse=True)
     shown = [_event(event, runs[place].label if len(runs) > 1 else "") for _, place, event in found[:MOST_ALARMS_SHOWN]]
     diagnosed = any(run.history.names(PREFIX) for run in runs)
-    none = "None so far." if diagnosed else "This kind of run has no diagnosis; its own numbers are below."
+    none = "None so far." if diagnosed else "There are no diagnostics (yet); the records are below."
     return {"id": "alarms", "kind": "alarms", "title": "Alarms", "alarms": shown, "none": none}
 
 
