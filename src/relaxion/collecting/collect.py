@@ -257,7 +257,7 @@ def _by_workers(
         raise RunError(failure)
     if broken := [process.exitcode for process in workers if process.exitcode]:
         raise RunError(
-            f"a worker ended with code {broken[0]} (out of memory?); results so far are safe, the same command continues"
+            f"a worker ended with code {broken[0]} (out of memory?); results are kept, the same command continues"
         )
 
 
