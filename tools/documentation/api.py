@@ -12,6 +12,7 @@ from pathlib import Path
 from documentation.sources import Definition, definition, text_of
 
 WIDEST_SIGNATURE = 88
+CALLED_BY_ASE = ("initialize", "read", "todict", "log", "step")  # of an optimizer; nobody else calls them
 Field = tuple[str, str, str, str]  # name, type, default, meaning
 
 
@@ -115,7 +116,12 @@ def _methods(node: ast.ClassDef) -> str:
     rows = []
     for child in node.body:
         words = ast.get_docstring(child) if isinstance(child, ast.FunctionDef) else None
-        if not isinstance(child, ast.FunctionDef) or child.name.startswith("_") or not words:
+        if (
+            not isinstance(child, ast.FunctionDef)
+            or child.name.startswith("_")
+            or child.name in CALLED_BY_ASE
+            or not words
+        ):
             continue
         is_property = any(text_of(decorator).endswith("property") for decorator in child.decorator_list)
         call = child.name if is_property else f"{child.name}({_short_arguments(child.args)})"
