@@ -26,6 +26,7 @@ TITLES = {  # the rows of the results page, in order
     "universal-alfe": "Al–Fe, policy `universal`",
 }
 BRIEF = list(TITLES)[:9]  # those of the README and its picture
+OURS = ("relaxion", "core")
 CALCULATORS = {"emt": "EMT", "eam": "EAM", "chgnet": "CHGNet", "sevennet": "SevenNet", "gfn2": "GFN2"}
 
 
@@ -66,8 +67,9 @@ def _start(name: str, result: dict[str, Any]) -> list[str]:
 
 
 def _best(result: dict[str, Any]) -> str:
+    """With the number of ASE's optimizers that took part."""
     best = result["best_classical"]
-    return f"{_mean(result, best)} {best}"
+    return f"{_mean(result, best)} {best} (of {sum(name not in OURS for name in result['optimizers'])})"
 
 
 def _mean(result: dict[str, Any], name: str) -> str:
