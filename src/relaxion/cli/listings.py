@@ -26,7 +26,7 @@ def calculators(request: CalculatorsRequest, _: Interrupts) -> int:
         for entry in entries:
             tell(json.dumps(asdict(entry), ensure_ascii=False))
     else:
-        _print_table({"--calc": True, "what": False, "elements": False, "state": False}, map(_calculator, entries))
+        print_table({"--calc": True, "what": False, "elements": False, "state": False}, map(_calculator, entries))
     return DONE
 
 
@@ -47,7 +47,7 @@ def policies(request: PoliciesRequest, _: Interrupts) -> int:
             tell(json.dumps(_as_plain(one), ensure_ascii=False))
     elif known:
         headings = ("name", "kind", "elements", "atoms", "potential", "force calls", "size", "from")
-        _print_table({heading: heading in ("name", "size", "from") for heading in headings}, map(_policy, known))
+        print_table({heading: heading in ("name", "size", "from") for heading in headings}, map(_policy, known))
         for one in known:
             if one.error is not None:
                 say(f"relaxion: {one.error}")
@@ -56,7 +56,7 @@ def policies(request: PoliciesRequest, _: Interrupts) -> int:
     return DONE
 
 
-def _print_table(headings: dict[str, bool], rows: Iterable[Sequence[str]]) -> None:
+def print_table(headings: dict[str, bool], rows: Iterable[Sequence[str]]) -> None:
     """Headings, with whether their column stays on one line; brackets as in 'relaxion[chgnet]' are no markup."""
     table = Table(box=None, pad_edge=False)
     for heading, one_line in headings.items():

@@ -94,8 +94,8 @@ def rattle_option() -> Any:
     return option("Å", "Move the atoms at random by so much along each axis first.", default=0.0)
 
 
-def recipe_argument(words: str) -> Any:
-    return argument("RECIPE", words, autocompletion=completion.recipes)
+def recipe_argument(words: str, **more: Any) -> Any:
+    return argument("RECIPE", words, autocompletion=completion.recipes, **more)
 
 
 def agent_option() -> Any:

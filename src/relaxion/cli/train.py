@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from relaxion.cli.ending import DONE, Interrupts, as_usage
+from relaxion.cli.listings import print_table
 from relaxion.cli.progress import bar, say, tell, warnings_as_sentences
 from relaxion.cli.requests import TrainRequest, TuneRequest
 from relaxion.errors import FileError
@@ -21,7 +22,7 @@ from relaxion.scaling.collectors.places import Collectors
 from relaxion.training.diagnostics import DIAGNOSIS, standing
 from relaxion.training.loop import Interrupted, OnProgress
 from relaxion.training.loop import train as train_in_folder
-from relaxion.training.recipe import find, overrides, run_folder, settings_from_recipe
+from relaxion.training.recipe import find, overrides, run_folder, settings_from_recipe, shipped
 from relaxion.training.settings import RunSettings
 
 NEWEST = {
@@ -33,12 +34,19 @@ NEWEST = {
 
 
 def train(request: TrainRequest, interrupts: Interrupts) -> int:
+    if request.recipe is None:
+        print_table({"recipe": True, "what": False}, shipped().items())
+        return DONE
+    return _train(request, request.recipe, interrupts)
+
+
+def _train(request: TrainRequest, recipe: str, interrupts: Interrupts) -> int:
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)  # small networks gain nothing from more, and lose much when runs share the cores
     with as_usage(FileError):
-        settings = settings_from_recipe(find(request.recipe), request.agent, given_settings(request))
+        settings = settings_from_recipe(find(recipe), request.agent, given_settings(request))
     collectors = None if request.collectors is None else Collectors.read(request.collectors)
-    out = request.out or _default_out(request, settings)
+    out = request.out or _default_out(recipe, settings)
     try:
         with warnings_as_sentences(), alarms_as_sentences(), progress(settings, out, request.quiet) as on_progress:
             result = train_in_folder(
@@ -66,11 +74,11 @@ def given_settings(request: TrainRequest | TuneRequest) -> dict[str, Any]:
     return overrides(request.assignments or ()) | {name: it for name, it in options.items() if it is not None}
 
 
-def _default_out(request: TrainRequest, settings: RunSettings) -> Path:
-    earlier = run_folder(request.recipe)
+def _default_out(recipe: str, settings: RunSettings) -> Path:
+    earlier = run_folder(recipe)
     if earlier is not None:
         return earlier
-    return Path("runs") / f"{Path(request.recipe).stem}-{settings.agent_name}-{settings.training.seed}"
+    return Path("runs") / f"{Path(recipe).stem}-{settings.agent_name}-{settings.training.seed}"
 
 
 @contextmanager

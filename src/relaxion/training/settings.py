@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from relaxion.training.packaging import Packed
 
 DEFAULT_AGENT = "td3"
+VECTOR_CAPACITY = 100_000  # transitions in replay
 TASKS = {"relax": "relaxion.training.relax_settings", "metric": "relaxion.training.metric"}
 CONTROL = "relaxion.training.control"
 
@@ -60,8 +61,9 @@ class LoopSettings(Settings):
 class TrainingSettings(LoopSettings):
     """What every agent needs besides."""
 
-    replay_capacity: int = Field(default=100_000, ge=1)
-    """Transitions kept; the newest replaces the oldest."""
+    replay_capacity: int | None = Field(default=None, ge=1)
+    """Transitions kept; the newest replaces the oldest. None: 100 000 of vectors, and on atoms as many as suit the size of
+    the structures (R8.1), 5 000 for 4 atoms."""
 
     batch_size: int = Field(default=128, ge=1)
     """Transitions per update, drawn without replacement."""
@@ -78,11 +80,22 @@ class TrainingSettings(LoopSettings):
     exploration_noise_steps: int = Field(default=10_000, ge=1)
     """Environment steps until `exploration_noise_final` is reached."""
 
+    learning_rate_final_share: float = Field(default=1.0, gt=0, le=1)
+    """The learning rates of policy and critics go linearly to this share of theirs; 1: they stay."""
+
+    learning_rate_steps: int = Field(default=100_000, ge=1)
+    """Environment steps until `learning_rate_final_share` is reached."""
+
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> Self:
         settings = super().read(values)
         settings._check_together()
         return settings
+
+    @property
+    def learning_rate_schedule(self) -> LinearSchedule:
+        """Of the share of the learning rates."""
+        return LinearSchedule(1.0, self.learning_rate_final_share, self.learning_rate_steps)
 
     def noise_schedule(self, agent: object) -> LinearSchedule | None:
         """Of the exploration noise; None for an agent that explores by itself."""
@@ -91,8 +104,12 @@ class TrainingSettings(LoopSettings):
         start, end = agent.exploration_scale, self.exploration_noise_final
         return LinearSchedule(start, start if end is None else end, self.exploration_noise_steps)
 
+    def capacity(self, advised: int = VECTOR_CAPACITY) -> int:
+        """`replay_capacity`, or what is advised where none is given, with room for the warm-up."""
+        return max(advised, self.warmup_steps) if self.replay_capacity is None else self.replay_capacity
+
     def _check_together(self) -> None:
-        if self.replay_capacity < self.batch_size:
+        if self.capacity() < self.batch_size:
             raise SettingsError(
                 f"replay_capacity {self.replay_capacity} is below batch_size {self.batch_size}: "
                 "a batch needs that many different transitions"
@@ -102,7 +119,7 @@ class TrainingSettings(LoopSettings):
                 f"warmup_steps {self.warmup_steps} is below batch_size {self.batch_size}: "
                 "the first batch needs that many different transitions"
             )
-        if self.replay_capacity < self.warmup_steps:
+        if self.capacity() < self.warmup_steps:
             raise SettingsError(
                 f"replay_capacity {self.replay_capacity} is below warmup_steps {self.warmup_steps}: "
                 "the first update would never come"
