@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from relaxion.agents.shared import Agent, scale_learning_rates
+from relaxion.agents.shared import Agent, best_actions, scale_learning_rates
 from relaxion.bench.assessment import Assessed
 from relaxion.errors import CheckpointError
 from relaxion.experience.environment import EnvironmentSettings
@@ -22,6 +22,7 @@ from relaxion.experience.structure_replay import StructureReplay
 from relaxion.experience.transition import Source as WhoMoved
 from relaxion.files import Stored, digest, joined
 from relaxion.networks.metric.network import MetricSettings
+from relaxion.networks.roles import Policy
 from relaxion.networks.surroundings import with_graph
 from relaxion.potentials.corrector import correct
 from relaxion.structures import Move, State
@@ -212,15 +213,22 @@ class RelaxTrainer:
         return None if self.exploration.warming_up(len(self.replay)) else self.agent
 
     def act(self, state: State) -> Move:
-        """The policy without exploration."""
-        return self.agent.act(with_graph(state, self.settings.networks.cutoff_angstrom))
+        """The policy that is assessed, without exploration."""
+        seen = with_graph(state, self.settings.networks.cutoff_angstrom)
+        return best_actions(self.acting_policy, self.agent.action_domain, seen)
+
+    @property
+    def acting_policy(self) -> Policy:
+        """What is assessed, kept and packaged: the slow copy of what learns, where there is one."""
+        online = self.agent.policy
+        return getattr(self.agent, "target_policy", online) if self.settings.atoms.averaged_policy else online
 
     def assess(self, stop: Callable[[], bool] | None = None) -> Assessed:
         """From the starts of the results; and from validation starts, by which a policy is kept."""
         relax = self.task.following(self.act)
         assessed = self.assessor(relax, stop)
         validated = assessed if self.validation is None else self.validation(relax, stop)
-        self.kept.offer(self.step, validated, assessed, self.agent.policy.state_dict())
+        self.kept.offer(self.step, validated, assessed, self.acting_policy.state_dict())
         if "BFGS" in assessed.baselines:
             self.diagnosis.assessed(float(assessed.force_calls.mean()), assessed.baselines["BFGS"])
         validation = {"eval/validation_force_calls_mean": float(validated.force_calls.mean())}

@@ -98,6 +98,10 @@ class AtomTaskSettings(Settings):
     """Weight in the policy's loss of the relative squared distance to what the expert did, on its transitions; fades to
     0 within `expert_steps`."""
 
+    averaged_policy: bool = True
+    """Assess, keep and package the policy's slow copy (its target, an average over the newest 1 / target_update_rate policy
+    updates) instead of the one that swings around it. SAC has no such copy."""
+
     alarm_memory_steps: int = Field(default=2_000, ge=1)
     """Environment steps that alarms are judged by (docs/diagnostics.md)."""
 
