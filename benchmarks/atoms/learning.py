@@ -57,8 +57,8 @@ class Row:
         return settings
 
 
-FROM_SCRATCH = "--set expert_share=0 --set imitation_weight=0 --steps 40000 --set assessment_interval_steps=4000"
-LESSONS = "--set lesson_updates=1500 --steps 1500 --set assessment_interval_steps=150"
+FROM_SCRATCH = "--set expert_share=0 --set imitation_weight=0 --steps 30000 --set assessment_interval_steps=4000"
+LESSONS = "--set lesson_updates=1000 --steps 1000 --set assessment_interval_steps=100"
 LIGHT = "--set backbone=light"
 ROWS = {
     "emt-metric-td3": Row("TD3, metric policy", "emt-metric", "td3", "", (0, 1, 2), "emt"),
