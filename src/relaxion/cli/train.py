@@ -34,7 +34,7 @@ NEWEST = {
 
 def train(request: TrainRequest, interrupts: Interrupts) -> int:
     if request.recipe is None:
-        print_table({"recipe": True, "what": False}, shipped().items())
+        print_table([("recipe", True), ("what", False)], shipped().items())
         return DONE
     return _train(request, request.recipe, interrupts)
 
