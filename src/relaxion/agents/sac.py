@@ -43,8 +43,8 @@ class SACSettings(Settings):
     """α before the first update; it falls quickly by itself. 1 in the authors' code."""
 
     target_entropy_per_dimension: float = -1.0
-    """H_target of each dimension of an action, in the units the policy acts in: half ranges of vectors, F/k of moves that
-    follow the forces. -1 is a deviation of 0.09 of that unit."""
+    """H_target of each dimension of an action, in the units the policy acts in: half ranges of vectors, F/k of moves
+    that follow the forces. -1 is a deviation of 0.09 of that unit."""
 
     action_penalty: float = Field(default=0.0, ge=0)
     """Weight of the penalty that the policy returns with each draw (R3.5): the mean square of its proposal before tanh,

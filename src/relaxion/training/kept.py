@@ -1,4 +1,4 @@
-"""The policy that is kept: of all that were assessed, the one that needed the fewest force calls from validation starts.
+"""The policy that is kept: of all assessed ones the one that needed the fewest force calls from validation starts.
 
 Learning may lose a good policy again. Validation starts are neither trained on nor used for results, so the results of
 the policy that was chosen on them stay honest.

@@ -209,7 +209,8 @@ class RelaxationResult(Result):
     def _kept_in_words(self) -> str:
         if self.kept_step is None or self.kept_step == self.steps:
             return ""
-        return f"; kept is the policy of step {self.kept_step}, best on validation starts: {self.kept_force_calls_mean:.1f}"
+        calls = f"{self.kept_force_calls_mean:.1f} force calls"
+        return f"; kept is the policy of step {self.kept_step}, best on validation starts: {calls}"
 
 
 @dataclass(frozen=True)

@@ -99,8 +99,8 @@ class AtomTaskSettings(Settings):
     0 within `expert_steps`."""
 
     averaged_policy: bool = True
-    """Assess, keep and package the policy's slow copy (its target, an average over the newest 1 / target_update_rate policy
-    updates) instead of the one that swings around it. SAC has no such copy."""
+    """Assess, keep and package the policy's slow copy (its target, an average over the newest 1 / target_update_rate
+    policy updates) instead of the one that swings around it. SAC has no such copy."""
 
     alarm_memory_steps: int = Field(default=2_000, ge=1)
     """Environment steps that alarms are judged by (docs/diagnostics.md)."""
@@ -214,8 +214,7 @@ class RelaxRunSettings(AgentRunSettings):
         n_structures = self.environment.n_structures
         if (given := self.training.replay_capacity) is not None and given < n_structures:
             raise SettingsError(
-                f"replay_capacity {given} is below n_structures {n_structures}: "
-                "one step of all structures must fit"
+                f"replay_capacity {given} is below n_structures {n_structures}: one step of all structures must fit"
             )
         if self.metric is not None:
             self._check_metric(self.metric)

@@ -62,8 +62,8 @@ class TrainingSettings(LoopSettings):
     """What every agent needs besides."""
 
     replay_capacity: int | None = Field(default=None, ge=1)
-    """Transitions kept; the newest replaces the oldest. None: 100 000 of vectors, and on atoms as many as suit the size of
-    the structures (R8.1), 5 000 for 4 atoms."""
+    """Transitions kept; the newest replaces the oldest. None: 100 000 of vectors, and on atoms as many as suit the size
+    of the structures (R8.1), 5 000 for 4 atoms."""
 
     batch_size: int = Field(default=128, ge=1)
     """Transitions per update, drawn without replacement."""

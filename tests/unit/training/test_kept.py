@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from training_runs import ATOMS
 
 from relaxion.bench.assessment import Assessed
 from relaxion.bench.films import Relaxed
@@ -19,10 +18,11 @@ from relaxion.training.packaging import bundle_from_run
 from relaxion.training.relax import RelaxTrainer
 from relaxion.training.run_folder import AGENT, CHECKPOINT
 from relaxion.training.settings import RunSettings
+from training_runs import ATOMS
 
 LOSES = {  # springs are good before the first update; lost at once
-    "policy": "metric", "policy_learning_rate": 0.1, "steps": 48, "assessment_interval_steps": 16, "updates_per_round": 4,
-    "assessment_starts": 4,
+    "policy": "metric", "policy_learning_rate": 0.1, "steps": 48, "updates_per_round": 4, "averaged_policy": False,
+    "assessment_starts": 4, "assessment_interval_steps": 16,
 }  # fmt: skip
 
 
@@ -115,3 +115,14 @@ def test_validation_starts_are_others_than_those_of_the_results() -> None:
     chosen_on = RunSettings.read({**ATOMS, "assess_on": "validation"}).trainer()
     assert isinstance(chosen_on, RelaxTrainer)
     assert chosen_on.validation is None
+
+
+@pytest.mark.parametrize("agent", ["td3", "sac"])
+def test_the_slow_copy_is_what_is_assessed_where_there_is_one(agent: str) -> None:
+    trainer = RunSettings.read({**ATOMS, "agent": agent}).trainer()
+    online = RunSettings.read({**ATOMS, "agent": agent, "averaged_policy": False}).trainer()
+    assert isinstance(trainer, RelaxTrainer)
+    assert isinstance(online, RelaxTrainer)
+    expected: Any = trainer.agent.policy if agent == "sac" else trainer.agent.target_policy  # pyright: ignore
+    assert trainer.acting_policy is expected
+    assert online.acting_policy is online.agent.policy

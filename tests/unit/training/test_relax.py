@@ -404,7 +404,9 @@ def test_replay_suits_the_structures_unless_asked_for(recwarn: pytest.WarningsRe
     task = relax_task(RelaxRunSettings.read({**values, "agent": "td3"}))
     assert task.mean_atoms < 4
     assert task.replay_capacity == 5_000
-    large = relax_task(RelaxRunSettings.read({**values, "agent": "td3", "structures": "alloys:Al-Cu-Ni:8-8", "held_apart": "seed"}))
+    large = relax_task(
+        RelaxRunSettings.read({**values, "agent": "td3", "structures": "alloys:Al-Cu-Ni:8-8", "held_apart": "seed"})
+    )
     assert large.replay_capacity == 10_000
     assert relax_task(settings()).replay_capacity == 400
     assert not [warning for warning in recwarn if "replay" in str(warning.message)]
