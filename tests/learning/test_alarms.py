@@ -16,13 +16,13 @@ from relaxion.potentials import potential
 from relaxion.potentials.potential import Potential
 from relaxion.structures import Evaluation, Structures
 from relaxion.training.diagnostics import Event
-from relaxion.training.diagnostics.measures import closest_pairs
+from relaxion.training.diagnostics.diagnosis import closest_pairs
 from relaxion.training.loop import Interrupted, train
-from relaxion.training.records import without_times
 from relaxion.training.relax import RelaxTrainer
 from relaxion.training.relax_settings import RelaxRunSettings
 from relaxion.training.relax_task import RelaxTask, relax_task
 from relaxion.training.settings import RunSettings
+from training_runs import without_times
 
 SMALL: dict[str, Any] = {
     "task": "relax",
@@ -148,6 +148,30 @@ def test_a_policy_without_gate_that_stops_moving() -> None:
     words = "avoids penalties by not moving: under a large force the policy moves 0.00"
     assert sentence(events, "stillness").startswith(words)
     assert healthy() == []
+
+
+def test_an_entropy_that_cannot_be_reached() -> None:
+    """A deviation of e² F/k on every atom: the weight only rises, and the policy is paid for chance (R9.4)."""
+    rising = {"target_entropy_per_dimension": 5.0, "entropy_weight_learning_rate": 0.1, "updates_per_round": 4}
+    events = events_of(settings("sac", **rising))
+    assert sentence(events, "entropy_weight").startswith("SAC's entropy weight runs away: it is ")
+    assert "lower target_entropy_per_dimension" in sentence(events, "entropy_weight")
+    assert healthy("sac") == []
+
+
+def test_a_policy_that_gets_lost() -> None:
+    """Springs know the way before the first update; then the rate is far too large (R9.4)."""
+    losing = {"policy": "metric", "policy_learning_rate": 0.1, "updates_per_round": 4, "averaged_policy": False}
+    chosen = settings(**losing, max_force_calls=30)
+    trainer = RelaxTrainer(chosen, relax_task(chosen))
+    trainer.assess()
+    while trainer.step < 320:
+        trainer.advance()
+    trainer.assess()
+    trainer.scalars()
+    assert sentence(trainer.take_events(), "lost").startswith("a policy got lost: it needs ")
+    assert trainer.kept.best is not None
+    assert trainer.kept.best.step == 0
 
 
 class Fragile(Potential):

@@ -60,10 +60,6 @@ class Calls:
     def failures(self) -> int:
         return sum(energy is None for energy in self.energies_ev)
 
-    @property
-    def success_rate(self) -> float:
-        return 1 - self.failures / len(self.energies_ev)
-
     def as_plain(self) -> dict[str, Any]:
         """For baselines.json; start by start too, in the order of the assessment."""
         return {
@@ -106,18 +102,16 @@ class Assessed:
     def record(self) -> RelaxationRecord:
         return RelaxationRecord(self.fmax, self.cap, self.relaxed)
 
+    def beside(self, name: str) -> float | None:
+        """Mean force calls in units of those of a baseline; None where it was not measured."""
+        return float(self.force_calls.mean()) / max(self.baselines[name], 1.0) if name in self.baselines else None
+
     def by_kind(self) -> dict[str, list[Relaxed]]:
         """In the order in which the kinds come."""
         found: dict[str, list[Relaxed]] = {}
         for one in self.relaxed:
             found.setdefault(one.label, []).append(one)
         return found
-
-    def failures(self) -> list[str]:
-        """In words, kind by kind; none where none failed."""
-        lost = {kind: sum(not one.converged for one in ones) for kind, ones in self.by_kind().items()}
-        kinds = self.by_kind()
-        return [f"{number} of {len(kinds[kind])} starts of kind {kind}" for kind, number in lost.items() if number]
 
     def scalars(self) -> dict[str, float]:
         """For the log, under the names of Stable-Baselines3 where it has them."""
