@@ -57,7 +57,7 @@ class Row:
         return settings
 
 
-FROM_SCRATCH = "--set expert_share=0 --set imitation_weight=0 --steps 30000 --set assessment_interval_steps=4000"
+FROM_SCRATCH = "--set expert_share=0 --set imitation_weight=0 --steps 24000 --set assessment_interval_steps=4000"
 LESSONS = "--set lesson_updates=1000 --steps 1000 --set assessment_interval_steps=100"
 LIGHT = "--set backbone=light"
 ROWS = {
