@@ -152,7 +152,7 @@ def test_a_policy_without_gate_that_stops_moving() -> None:
 
 def test_an_entropy_that_cannot_be_reached() -> None:
     """No deviation has so large an entropy: the weight only rises, and the policy is paid for chance (R9.4)."""
-    rising = {"target_entropy_per_dimension": 50.0, "entropy_weight_learning_rate": 0.1}
+    rising = {"target_entropy_per_dimension": 50.0, "entropy_weight_learning_rate": 0.2}
     events = events_of(settings("sac", **rising))
     assert sentence(events, "entropy_weight").startswith("SAC's entropy weight runs away: it is ")
     assert "lower target_entropy_per_dimension" in sentence(events, "entropy_weight")
