@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from relaxion.training.packaging import Packed
 
 DEFAULT_AGENT = "td3"
+D4PG_STEPS = 5  # of reward before the bootstrap
 VECTOR_CAPACITY = 100_000  # transitions in replay
 TASKS = {"relax": "relaxion.training.relax_settings", "metric": "relaxion.training.metric"}
 CONTROL = "relaxion.training.control"
@@ -72,7 +73,7 @@ class TrainingSettings(LoopSettings):
     """Transitions collected by random actions before the first update (R1.2)."""
 
     n_steps: int = Field(default=1, ge=1)
-    """Steps of reward before the bootstrap; D4PG's paper takes 5."""
+    """Steps of reward before the bootstrap; 5 for D4PG unless given, as in its paper (R5.2)."""
 
     exploration_noise_final: float | None = Field(default=None, ge=0)
     """The agent's `exploration_noise` goes linearly to this, half ranges of the action; None: it stays."""
@@ -193,6 +194,11 @@ class AgentRunSettings(RunSettings):
 
     training: TrainingSettings
     agent: AgentSettings
+
+    @classmethod
+    def _read(cls, values: Mapping[str, Any]) -> Self:
+        by_agent = {"n_steps": D4PG_STEPS} if agent_name(values.get("agent", DEFAULT_AGENT)) == "d4pg" else {}
+        return super()._read(by_agent | dict(values))
 
     def check_together(self) -> None:
         noisy = "exploration_noise" in type(self.agent).model_fields
