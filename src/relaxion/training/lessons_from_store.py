@@ -17,9 +17,10 @@ from pydantic import Field
 from torch import Generator, Tensor
 
 from relaxion.bench.assessment import CAP, FMAX, Assessor, Calls, Starts
-from relaxion.collecting.store import Trajectory, TrajectoryStore
 from relaxion.errors import RunError
 from relaxion.files import Stored
+from relaxion.memory.store import TrajectoryStore
+from relaxion.memory.trajectory import Trajectory
 from relaxion.networks.metric.lessons import Lessons, relative_errors, way_to
 from relaxion.networks.metric.network import MetricNetwork
 from relaxion.networks.metric.policies import MetricPolicy
