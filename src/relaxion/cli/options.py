@@ -86,6 +86,10 @@ def policy_option(words: str = AS_IN_RELAX, default: str | None = "auto") -> Any
     return option("NAME|FILE", words, default=default, autocompletion=completion.policies)
 
 
+def memory_option() -> Any:
+    return option("DIR", "Keep every evaluated geometry there, to learn from; see 'learn'.", default=None)
+
+
 def optimizers_option(words: str, *names: str, default: str) -> Any:
     return option("NAMES", words, *names, default=default, autocompletion=completion.optimizers)
 

@@ -20,16 +20,16 @@ RESERVED = ("auto", "none", "classical")  # words of --policy
 
 
 def package(request: PackageRequest, _: Interrupts) -> int:
-    file = _target(request.name, request.out)
+    file = target_of(request.name, request.out)
     if not request.force:
-        _refuse_to_overwrite(file)
+        refuse_to_overwrite(file)
     bundle = bundle_from_run(request.run, request.name)
-    _write(bundle, file)
+    write_bundle(bundle, file)
     tell(_sentence(bundle, file, found_by_name=request.out is None))
     return DONE
 
 
-def _target(name: str, out: Path | None) -> Path:
+def target_of(name: str, out: Path | None) -> Path:
     """Where the bundle goes; names that would mean something else are refused."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", name):
         raise SettingsError(f"'{name}' is no name for a policy: letters, digits, - and _ only, as in my-metals")
@@ -48,13 +48,15 @@ def _card_file(file: Path) -> Path:
     return file.with_suffix(".md")
 
 
-def _refuse_to_overwrite(file: Path) -> None:
+def refuse_to_overwrite(file: Path) -> None:
+    """Neither a bundle nor its card."""
     for path in (file, _card_file(file)):
         if path.exists():
             raise FileError(f"{path} is there already; choose another name, or --force to replace it")
 
 
-def _write(bundle: PolicyBundle, file: Path) -> None:
+def write_bundle(bundle: PolicyBundle, file: Path) -> None:
+    """With its card beside it."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         bundle.write(file)

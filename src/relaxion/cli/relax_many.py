@@ -13,6 +13,7 @@ from relaxion.cli.progress import Now, say, tell
 from relaxion.cli.requests import ManyRequest, MergeRequest, StatusRequest
 from relaxion.errors import RelaxionError, SettingsError
 from relaxion.files import json_of
+from relaxion.optimize.remembering import memory_at
 from relaxion.potentials.ase import AsePotential
 from relaxion.potentials.registry import make_potential
 from relaxion.scaling.relax_many.driver import Driver, Tally
@@ -88,7 +89,14 @@ def _worker_settings(request: ManyRequest) -> tuple[WorkerSettings, int]:
         free_cell=request.cell,
         max_force_calls=request.steps + 1,
     )
-    worker = WorkerSettings(many=many, time_limit_seconds=limit, batch_size=request.batch_size, folder=str(Path.cwd()))
+    memory = memory_at(request.memory)
+    worker = WorkerSettings(
+        many=many,
+        time_limit_seconds=limit,
+        batch_size=request.batch_size,
+        memory=None if memory is None else str(memory.path),
+        folder=str(Path.cwd()),
+    )
     return worker, 1 if isinstance(made, AsePotential) else 2 * request.batch_size
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from relaxion.cli import completion
 from relaxion.cli.options import (
     AS_IN_RELAX,
     RELAXING,
@@ -16,6 +17,7 @@ from relaxion.cli.options import (
     calc_option,
     command,
     flag,
+    memory_option,
     optimizers_option,
     option,
     policy_option,
@@ -57,6 +59,7 @@ class RelaxRequest:
     steps: int = option("N", "Most steps; each is one force call.", default=500)
     cell: bool = flag("--cell", "Relax the cell too.")
     compare: str = optimizers_option("Also run these ASE optimizers from the same start: BFGS,FIRE,...", default="")
+    memory: Path | None = memory_option()
     out: Path = option("DIR", "Results go to DIR/NAME/.", default=Path("relaxed"))
     as_json: bool = flag("--json", "One JSON object per structure on stdout, nothing else.")
     report: bool = flag("--report", "Also write DIR/NAME/report.html: film, curves, comparison, facts.")
@@ -97,6 +100,7 @@ class ManyRequest:
     fmax: float = option("eV/Å", AS_IN_RELAX, default=0.05)
     steps: int = option("N", "Most steps of a structure; each is one force call.", default=500)
     cell: bool = flag("--cell", "Relax the cells too.")
+    memory: Path | None = memory_option()
     workers: str = option("KIND", "local:N, ray:auto, ray:ADDRESS; one processor each.", default="local:2")
     batch_size: int = option(
         "N", "Structures at once in a worker, where the calculator takes many.", default=128, min=1
@@ -133,6 +137,58 @@ class MergeRequest:
     folder: Path = argument("DIR", "The --out of 'relax-many'.")
     out: Path = argument("FILE.extxyz", "All results, one file.")
     force: bool = flag("--force", "Replace an earlier file.")
+
+
+@command("memory:memory")
+class MemoryRequest:
+    """Show what a memory of relaxations holds; export it; take in relaxations that you have already.
+
+    relaxion relax slab.cif --memory relaxations && relaxion memory relaxations
+    relaxion memory relaxations --add old.traj runs/*/vasprun.xml --calculator PBE
+    relaxion memory relaxations --export all.extxyz
+    Units.
+    Exit codes: 0 done, 1 error, 2 usage.
+    """
+
+    folder: Path = argument("DIR", "The --memory of 'relax' or 'relax-many', or a store of 'collect'.")
+    add: list[Path] | None = option("FILE", "Take in a file that ASE reads; may be repeated.", "--add", default=None)
+    more: list[Path] | None = argument("FILES", "More files for --add.", default=None)
+    calculator: str | None = option("NAME", "Who made the files of --add, if they do not say.", default=None)
+    export: Path | None = option("FILE.extxyz", "Every evaluated structure with energy and forces.", default=None)
+    as_json: bool = flag("--json", "Everything as one JSON object.")
+    force: bool = flag("--force", "Replace an earlier export.")
+
+    @property
+    def files(self) -> list[Path]:
+        """All that is to be taken in."""
+        return [*(self.add or ()), *(self.more or ())]
+
+
+@command("learn:learn", usage=RELAXING, one_thread=True)
+class LearnRequest:
+    """Let a policy learn from a memory of relaxations, without a force call; kept only if it proved better.
+
+    relaxion learn relaxations --from universal --out my-policy
+    relaxion learn relaxations --from metals --out my-slabs --calc emt
+    relaxion relax slab.cif --policy my-slabs
+    Exit codes: 0 a better policy is kept, 1 error, 2 usage, 3 nothing better was found, 130 interrupted, 143 terminated
+    (in both cases the same command goes on).
+    """
+
+    folder: Path = argument("DIR", "The --memory of 'relax' or 'relax-many', or a store of 'collect'.")
+    origin: str = option(
+        "NAME|FILE", "The policy to begin from.", "--from", default="universal", autocompletion=completion.policies
+    )
+    out: str = option("NAME|FILE", "The new policy; a NAME is found by --policy, and by auto.", default="learned")
+    calculator: str | None = option("NAME", "Learn from this calculator's relaxations only, or all.", default=None)
+    calc: str | None = option(
+        "SPEC", "Also relax starts held apart for real, with both policies.", default=None, show_default="no force call"
+    )
+    number: int = option("N", "So many of them, at most.", default=24, min=2)
+    assignments: list[str] | None = set_option()
+    as_json: bool = flag("--json", "The result as one JSON object on stdout.")
+    force: bool = flag("--force", "Replace an earlier policy of that name.")
+    quiet: bool = quiet_flag("No progress on stderr.")
 
 
 @command("train:train")

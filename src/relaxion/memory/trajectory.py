@@ -40,6 +40,11 @@ class Trajectory:
         return len(self.energies)
 
     @property
+    def settings(self) -> Mapping[str, Any]:
+        """Of the calculator; its name alone where no more was written down."""
+        return self.calculator or {"name": self.engine}
+
+    @property
     def n_atoms(self) -> int:
         return len(self.numbers)
 

@@ -76,6 +76,9 @@ class WorkerSettings(Settings):
     batch_size: int = Field(default=BATCH_SIZE, ge=1)
     """Structures at once, where the calculator takes many."""
 
+    memory: str | None = None
+    """Where every evaluated geometry is kept; it decides no result."""
+
     folder: str = "."
     """The working directory: calculators of the user's own are looked for here."""
 
