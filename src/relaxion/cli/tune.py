@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from functools import partial
-from typing import Any
 
 from relaxion.cli.ending import DONE, ERROR, Interrupts, as_usage
 from relaxion.cli.progress import say, tell
@@ -53,14 +52,11 @@ def _say_how_it_ended(request: TuneRequest, sweep: Sweep, trial: Trial) -> None:
         return
     ended, best = trial.ended, sweep.best()
     how = f"failed: {ended.reason}" if ended.value is None else f"{ended.objective} {ended.value:.6g}"
-    words = ", ".join(f"{key} {_short(value)}" for key, value in trial.parameters.items())
+    shown = {key: f"{value:.3g}" if isinstance(value, float) else value for key, value in trial.parameters.items()}
+    words = ", ".join(f"{key} {value}" for key, value in shown.items())
     crown = " (best so far)" if best is not None and best.number == trial.number else ""
     n_done = sum(1 for one in sweep.trials.values() if one.ended is not None)
     say(f"{n_done}/{request.trials} trial {trial.number}: {how}{crown}; {words}")
-
-
-def _short(value: Any) -> str:
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
 def _result(request: TuneRequest, sweep: Sweep) -> int:

@@ -148,7 +148,8 @@ class LocalWorkers(Workers[_Process]):
         super().__init__(n_workers, settings)
 
     def start(self) -> _Process:
-        for _ in range(3):
+        for attempt in range(6):
+            time.sleep(0.05 * attempt)  # a server that was killed takes a moment to be gone on a busy machine
             ours, theirs = self._context.Pipe()
             process = self._context.Process(target=serve, args=(theirs, self.settings.model_dump_json()), daemon=True)
             with suppress(OSError, EOFError), theirs, _environment(FOR_WORKERS):  # the server may have been killed
