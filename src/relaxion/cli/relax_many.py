@@ -21,6 +21,7 @@ from relaxion.potentials.registry import make_potential
 from relaxion.scaling.relax_many.driver import Driver, Tally
 from relaxion.scaling.relax_many.folder import PROGRESS, Folder, is_locked, read_manifest
 from relaxion.scaling.relax_many.inputs import check_files
+from relaxion.scaling.relax_many.learning import Learner
 from relaxion.scaling.relax_many.settings import ManySettings, WorkerSettings, calculator_details, policy_weights
 from relaxion.scaling.relax_many.summary import Counts, make_summary, read_counts
 from relaxion.scaling.relax_many.summary import merge as merge_into
@@ -44,7 +45,7 @@ def relax_many(request: ManyRequest, interrupts: Interrupts) -> int:
             driver = Driver(
                 folder=folder, workers=workers, settings=worker.many, files=files, chunk_size=chunk_size,
                 time_limit_seconds=worker.time_limit_seconds, stop=lambda: interrupts.noticed,
-                report=_lines(quiet=request.quiet),
+                report=_lines(quiet=request.quiet), learner=_learner(request, worker),
             )  # fmt: skip
             with interrupts.held():
                 tally = driver.run()
@@ -79,9 +80,10 @@ def _worker_settings(request: ManyRequest) -> tuple[WorkerSettings, int]:
     many = ManySettings(
         calculator=request.calc, calculator_details=calculator_details(request.calc, made), policy=request.policy,
         policy_weights=weights, allow_unseen=request.allow_unseen, fmax_ev_per_angstrom=request.fmax,
-        free_cell=request.cell, max_force_calls=request.steps + 1,
+        free_cell=request.cell, max_force_calls=request.steps + 1, learn_every=request.learn,
     )  # fmt: skip
-    memory = memory_at(request.memory)
+    learning = request.out / "memory" if request.learn else None
+    memory = memory_at(request.memory or learning)
     worker = WorkerSettings(
         many=many,
         time_limit_seconds=limit,
@@ -89,7 +91,14 @@ def _worker_settings(request: ManyRequest) -> tuple[WorkerSettings, int]:
         memory=None if memory is None else str(memory.path),
         folder=str(Path.cwd()),
     )
-    return worker, 1 if isinstance(made, AsePotential) else 2 * request.batch_size
+    return worker, 1 if isinstance(made, AsePotential) or request.learn else 2 * request.batch_size
+
+
+def _learner(request: ManyRequest, worker: WorkerSettings) -> Learner | None:
+    if not request.learn or worker.memory is None:
+        return None
+    words = {name: name if request.policy == "auto" else request.policy for name in worker.many.policy_weights}
+    return Learner(request.out, Path(worker.memory), request.learn, words)
 
 
 def _lines(*, quiet: bool) -> Callable[[Tally], None]:

@@ -143,6 +143,7 @@ class ManyRequest:
     relaxion relax-many structures.xyz --out relaxed --workers local:4
     relaxion relax-many *.cif --out relaxed --calc chgnet --time-limit 600
     relaxion relax-many structures.xyz --out relaxed --workers ray:auto
+    relaxion relax-many slabs.xyz --out relaxed --memory relaxations --learn 20
     relaxion status relaxed && relaxion merge relaxed all.extxyz
     Units.
     Exit codes: 0 all converged, 1 some were set aside or the run could not go on, 2 usage, 3 not all converged, 130
@@ -163,6 +164,7 @@ class ManyRequest:
     steps: int = option("N", "Most steps of a structure; each is one force call.", default=500)
     cell: bool = flag("--cell", "Relax the cells too.")
     memory: Path | None = memory_option()
+    learn: int = option("N", "Policies study after every N structures, and relax the later ones.", default=0, min=0)
     workers: str = option("KIND", "local:N, ray:auto, ray:ADDRESS; one processor each.", default="local:2")
     batch_size: int = option(
         "N", "Structures at once in a worker, where the calculator takes many.", default=128, min=1

@@ -74,6 +74,7 @@ class Entry:
     beginning: Beginning
     points: list[Told] = field(default_factory=list)
     outcome: int = 0  # structures.Outcome; 0: it never ended, or goes on
+    ended: bool = False  # somebody said how
 
 
 @dataclass(eq=False)
@@ -84,6 +85,7 @@ class Contents:
     calculators: dict[int, Mapping[str, Any]] = field(default_factory=dict)
     n_damaged_bytes: int = 0
     n_torn_bytes: int = 0  # at the end: a writer was killed there, or is about to go on
+    n_read: int = 0  # bytes, up to the end of the last whole record
 
 
 def record(kind: int, payload: bytes) -> bytes:
@@ -137,10 +139,13 @@ def end_record(number: int, outcome: int) -> bytes:
     return record(END_KIND, END.pack(number, outcome))
 
 
-def read_journal(path: Path) -> Contents:
-    """All whole records; an OSError where the file cannot be read at all."""
+def read_journal(path: Path, known: Contents | None = None) -> Contents:
+    """All whole records; an OSError where the file cannot be read at all. `known`: what was read before, to go on."""
     check_regular(path)
-    content, found = path.read_bytes(), Contents()
+    found = known or Contents()
+    with path.open("rb") as file:
+        file.seek(found.n_read)
+        content = file.read()
     end = 0  # of the last whole record
     for start, kind, payload in _records(content):
         found.n_damaged_bytes += start - end
@@ -149,7 +154,7 @@ def read_journal(path: Path) -> Contents:
             _take(found, kind, payload)
         except (KeyError, ValueError, TypeError, IndexError, struct.error, OverflowError):  # checked, and yet not ours
             found.n_damaged_bytes += HEAD.size + len(payload)
-    found.n_torn_bytes = len(content) - end
+    found.n_torn_bytes, found.n_read = len(content) - end, found.n_read + end
     return found
 
 
@@ -177,7 +182,7 @@ def _take(found: Contents, kind: int, payload: bytes) -> None:
         found.entries[number].points.append(told)
     elif kind == END_KIND:
         number, outcome = END.unpack(payload)
-        found.entries[number].outcome = outcome
+        found.entries[number].outcome, found.entries[number].ended = outcome, True
 
 
 def _beginning(payload: bytes, calculators: Mapping[int, Mapping[str, Any]]) -> Entry:

@@ -34,6 +34,7 @@ class Trajectory:
     stresses: Tensor  # (T, 3, 3) eV/Å³; zero where there is no volume, or nobody asked
     bases: Tensor | None = None  # (T,) int64, the point each step began at, -1 at a start; None: not written down
     calculator: Mapping[str, Any] = field(default_factory=dict)  # settings of the engine, as far as they are known
+    policy: str = ""  # who relaxed it, where that is known
     fmax: float = 0.0  # eV/Å, what it was to reach; 0: not written down
 
     def __len__(self) -> int:
@@ -89,6 +90,7 @@ def trajectory_of(entry: Entry) -> Trajectory:
         stresses=_stacked(stresses),
         bases=torch.tensor([point.base for point in points]),
         calculator=beginning.calculator,
+        policy=beginning.policy,
         fmax=beginning.fmax,
     )
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from ase import Atoms
 from ase.io.jsonio import encode
-from pydantic import Field
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from relaxion.bundles.library import shipped_names
 from relaxion.errors import SettingsError
@@ -53,6 +53,15 @@ class ManySettings(Settings):
 
     max_force_calls: int = Field(default=MAX_FORCE_CALLS, ge=1)
     """A structure that needs more ends at its step limit."""
+
+    learn_every: int = Field(default=0, ge=0)
+    """Policies study after so many structures; 0: they stay as they are."""
+
+    @model_serializer(mode="wrap")
+    def _without_news(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """`learn_every` is younger than folders that may still be continued: at its default it is not written down."""
+        values: dict[str, Any] = handler(self)
+        return values if self.learn_every else {name: it for name, it in values.items() if name != "learn_every"}
 
     @property
     def context(self) -> bytes:
