@@ -16,7 +16,7 @@ from relaxion.errors import FileError, SettingsError
 from relaxion.files import replace_file
 from relaxion.training.packaging import bundle_from_run
 
-RESERVED = ("auto", "none", "classical")  # words of --policy
+RESERVED = ("auto", "none", "classical", "remove")  # words of --policy and of 'policies'
 
 
 def package(request: PackageRequest, _: Interrupts) -> int:

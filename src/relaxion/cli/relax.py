@@ -87,7 +87,9 @@ class _Session:
 
     def _relax_into_folder(self, job: Job, task: Task) -> Report:
         final, request = self.request.out / job.folder, self.request
-        choice = PolicyChoice.of(request.policy, task.start, allow_unseen=request.allow_unseen)
+        choice = PolicyChoice.of(
+            request.policy, task.start, allow_unseen=request.allow_unseen, calculator=task.potential
+        )
         with staging(final) as folder:
             run = run_relaxer(
                 task, choice, folder / f"{job.name}.log", folder / f"{job.name}.traj",

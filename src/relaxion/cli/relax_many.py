@@ -73,14 +73,14 @@ def _worker_settings(request: ManyRequest) -> tuple[WorkerSettings, int]:
     if limit is not None and not (math.isfinite(limit) and limit > 0):
         raise SettingsError(f"--time-limit is a time in seconds above 0, got {limit}; try --time-limit 600")
     check_numbers(request.fmax, request.steps)
-    weights = policy_weights(request.policy)
+    policy_weights(request.policy)  # complaints about a word come first
     made = make_potential(request.calc)
     if request.cell and not made.has_stress:
         raise SettingsError(f"--cell: calculator {made.name} gives no stress; leave --cell away, or try --calc emt")
     many = ManySettings(
         calculator=request.calc, calculator_details=calculator_details(request.calc, made), policy=request.policy,
-        policy_weights=weights, allow_unseen=request.allow_unseen, fmax_ev_per_angstrom=request.fmax,
-        free_cell=request.cell, max_force_calls=request.steps + 1, learn_every=request.learn,
+        policy_weights=policy_weights(request.policy, made), allow_unseen=request.allow_unseen,
+        fmax_ev_per_angstrom=request.fmax, free_cell=request.cell, max_force_calls=request.steps + 1, learn_every=request.learn,
     )  # fmt: skip
     learning = request.out / "memory" if request.learn else None
     memory = memory_at(request.memory or learning)

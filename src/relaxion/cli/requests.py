@@ -475,14 +475,16 @@ class PackageRequest:
 
 @command("listings:policies")
 class PoliciesRequest:
-    """List the policies there are, shipped and your own, or show the model card of one.
+    """List the policies there are, shipped and your own, show the model card of one, or remove one of yours.
 
     relaxion policies
     relaxion policies NAME --json
+    relaxion policies remove NAME
     relaxion relax alloy.cif --policy NAME
     """
 
-    name: str | None = argument("NAME", "Show the model card of this one.", default=None)
+    name: str | None = argument("NAME", "Show the model card of this one; or the word remove.", default=None)
+    removed: str | None = argument("NAME", "After remove: one of your own.", default=None)
     as_json: bool = flag("--json", "One JSON object per policy.")
 
 

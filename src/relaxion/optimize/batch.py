@@ -200,7 +200,8 @@ class BatchRelaxer:
                 f"{self.potential.name} gives no stress, so cells cannot relax; leave cell=True away, or try 'emt'"
             )
         self._make_stepper = make_stepper or self._chosen
-        self._chooser = Chooser(None if make_stepper else settings.policy, allow_unseen=settings.allow_unseen)
+        policy = None if make_stepper else settings.policy
+        self._chooser = Chooser(policy, allow_unseen=settings.allow_unseen, calculator=self.potential)
         self.together = not isinstance(self.potential, AsePotential)
         self._running: list[_Relaxation] = []
         self._finished: list[Relaxed] = []

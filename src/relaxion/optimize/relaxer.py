@@ -90,16 +90,23 @@ class Relaxer(Optimizer):
         check_door(atoms)
         self.maxstep = _checked_maxstep(self.defaults["maxstep"] if maxstep is None else maxstep)
         self.policy = policy
-        numbers, periodic = list[int](), False
+        numbers, periodic, calculator = list[int](), False, None
         if isinstance(atoms, Atoms | Filter):
             bare = bare_atoms(atoms)
-            numbers, periodic = bare.numbers.tolist(), bool(bare.pbc.any())
+            numbers, periodic, calculator = bare.numbers.tolist(), bool(bare.pbc.any()), bare.calc
         if isinstance(memory, int):
             kwargs, memory = {**kwargs, "memory": memory}, None  # of LBFGS
         kept_in = memory_at(memory)
         method = QuasiNewtonSettings(largest_trust=self.maxstep)
         choice = chosen(
-            policy, numbers, method, periodic=periodic, fallback=fallback, allow_unseen=allow_unseen, adapt=adapt
+            policy,
+            numbers,
+            method,
+            periodic=periodic,
+            fallback=fallback,
+            allow_unseen=allow_unseen,
+            adapt=adapt,
+            calculator=calculator,
         )
         self._adaptation, self._visited = choice.adaptation, list[Point]()
         self.policy_used, self._stepper, self._weights_sha256 = choice.name, choice.stepper, choice.weights_sha256

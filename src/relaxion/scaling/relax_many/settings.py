@@ -17,7 +17,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 from relaxion.bundles.library import shipped_names
 from relaxion.errors import SettingsError
 from relaxion.optimize.batch import BATCH_SIZE, MAX_FORCE_CALLS, BatchSettings
-from relaxion.optimize.choice import load
+from relaxion.optimize.choice import learned_for, load
 from relaxion.potentials.ase import AsePotential
 from relaxion.potentials.potential import Potential
 from relaxion.potentials.registry import potential
@@ -119,10 +119,10 @@ def structure_key(atoms: Atoms, context: bytes) -> str:
     return "s" + hasher.digest()[:KEY_BYTES].hex()
 
 
-def policy_weights(policy: str) -> dict[str, str]:
+def policy_weights(policy: str, calculator: object = None) -> dict[str, str]:
     """Digests of all policies that the word may lead to; PolicyError where it leads to none."""
     names = shipped_names() if policy == "auto" else ([] if policy == "none" else [policy])
-    found = [load(name) for name in names]
+    found = [load(name) for name in names] + (learned_for(calculator) if policy == "auto" else [])
     return {loaded.bundle.name: loaded.weights_sha256 for loaded in found}
 
 

@@ -57,7 +57,7 @@ class Worker:
         batch, potential = settings.batch_settings(), make_potential(settings.many.calculator)
         self.learned = None
         if settings.many.learn_every:
-            chooser = Chooser(batch.policy, allow_unseen=batch.allow_unseen)
+            chooser = Chooser(batch.policy, allow_unseen=batch.allow_unseen, calculator=potential)
             self.learned = LearnedPolicies(chooser, allow_unseen=batch.allow_unseen)
         self.relaxer = BatchRelaxer(potential, batch, self.learned, settings.memory)
 
