@@ -24,8 +24,8 @@ from relaxion.bench.optimizers import (
     our_contestants,
     policy_argument,
 )
-from relaxion.bench.results import Circumstances, ContestResult, draw_profile
 from relaxion.bench.sets import FIRST_SEED, SETS
+from relaxion.bench.statistics import Circumstances, ContestResult, draw_profile
 from relaxion.cli.bench import find_starts, measure
 from relaxion.cli.bench_output import HEADINGS, as_plain, cells, sentences
 from relaxion.cli.requests import BenchRequest

@@ -21,8 +21,8 @@ from rich.console import Console
 from relaxion.bench.checks import check_structure
 from relaxion.bench.contest import Conditions, OnScore, Score, contest
 from relaxion.bench.optimizers import Contestant, classical_contestants, our_contestants, policy_argument
-from relaxion.bench.results import Circumstances, ContestResult, draw_profile
 from relaxion.bench.sets import FIRST_SEED, SETS, find_set
+from relaxion.bench.statistics import Circumstances, ContestResult, draw_profile
 from relaxion.cli.bench_output import as_plain, as_table, sentences
 from relaxion.cli.ending import DONE, INCOMPLETE, Interrupts
 from relaxion.cli.inputs import check_numbers, command_line

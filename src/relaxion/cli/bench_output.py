@@ -10,8 +10,7 @@ from rich import box
 from rich.table import Table
 
 from relaxion.bench.optimizers import CORE
-from relaxion.bench.results import ContestResult
-from relaxion.bench.statistics import Comparison, Interval, Summary, charged
+from relaxion.bench.statistics import Comparison, ContestResult, Interval, Summary, charged
 from relaxion.optimize.choice import CORE as CLASSICAL
 from relaxion.version import __version__
 

@@ -11,7 +11,7 @@ from relaxion.cli.progress import say, tell
 from relaxion.cli.requests import TuneRequest
 from relaxion.cli.train import given_settings
 from relaxion.errors import FileError, SettingsError
-from relaxion.scaling.sweeps.space import read_space
+from relaxion.scaling.sweeps.space import first_values, read_space
 from relaxion.scaling.sweeps.sweep import Plan, Sweep, Trial
 from relaxion.scaling.sweeps.workers import workers_place
 from relaxion.training.recipe import find, settings_from_recipe
@@ -41,7 +41,7 @@ def _plan(request: TuneRequest) -> Plan:
     if request.sampler not in SAMPLERS:
         raise SettingsError(f"no sampler '{request.sampler}': {' or '.join(SAMPLERS)}")
     given, recipe, varied = given_settings(request), find(request.recipe), request.varied or ()
-    probe = {key: dimension.ends[0] for key, dimension in read_space(varied, request.space, {}).items()}
+    probe = first_values(read_space(varied, request.space, {}))
     settings = settings_from_recipe(recipe, request.agent, given | probe)
     space = read_space(varied, request.space, settings.flat())
     return Plan(recipe, request.agent, given, space, settings.training.seed, request.sampler)

@@ -16,8 +16,8 @@ from scipy.linalg import polar
 from torch import Tensor
 
 from relaxion.memory.trajectory import Trajectory
-from relaxion.networks.metric.lessons import Lessons
 from relaxion.networks.metric.network import pulls_of
+from relaxion.networks.metric.teacher import Lessons
 from relaxion.settings import Settings
 from relaxion.structures import Evaluation, Move, Outcome, State
 from relaxion.structures.structures import per_structure_sum

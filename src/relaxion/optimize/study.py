@@ -19,9 +19,8 @@ from pydantic import Field
 from torch import Tensor
 
 from relaxion.files import Stored, joined
-from relaxion.networks.metric.lessons import Lessons, relative_errors
 from relaxion.networks.metric.network import MetricNetwork
-from relaxion.networks.metric.teacher import Teacher, TeachingSettings
+from relaxion.networks.metric.teacher import Lessons, Teacher, TeachingSettings, relative_errors
 from relaxion.optimize.examples import Examples, ExampleSettings
 
 logger = logging.getLogger(__name__)

@@ -12,9 +12,7 @@ from typing import Any
 
 from relaxion.errors import RunError
 from relaxion.training.curves import ASSESSED_RETURN, EXPLORED_RETURN, FORCE_CALLS, REFERENCES, SUCCESS
-from relaxion.training.diagnostics import DIAGNOSTICS, RULES, Diagnostic, Rule
-from relaxion.training.diagnostics.alarms import column
-from relaxion.training.diagnostics.numbers import PREFIX
+from relaxion.training.diagnostics import DIAGNOSTICS, PREFIX, RULES, Diagnostic, Rule
 from relaxion.web.film import LARGEST_BYTES as MOST_FILM_BYTES
 from relaxion.web.page import LARGEST_BYTES, SCRIPTS, Page, Part, columns, facts, notes, own_bytes, tile
 from relaxion.web.relaxation import citation
@@ -291,7 +289,7 @@ def _gauge(run: WatchedRun, diagnostic: Diagnostic) -> dict[str, Any]:
 
 def _alarm(run: WatchedRun, rule: Rule) -> str | None:
     """What is said while it stands: the sentence it began with, or its headline where that was not kept."""
-    without = f"{rule.headline}: {rule.remedy}" if run.newest(column(rule)) == 1.0 else None
+    without = f"{rule.headline}: {rule.remedy}" if run.newest(rule.column) == 1.0 else None
     return run.standing().get(rule.name, without)
 
 

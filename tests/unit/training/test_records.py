@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from relaxion.errors import CheckpointError
-from relaxion.training.records import Clock, Records, without_times
+from relaxion.training.records import Clock, Records
+from training_runs import without_times
 
 
 def steps(path: Path) -> list[int]:
