@@ -80,7 +80,8 @@ def _worker_settings(request: ManyRequest) -> tuple[WorkerSettings, int]:
     many = ManySettings(
         calculator=request.calc, calculator_details=calculator_details(request.calc, made), policy=request.policy,
         policy_weights=policy_weights(request.policy, made), allow_unseen=request.allow_unseen,
-        fmax_ev_per_angstrom=request.fmax, free_cell=request.cell, max_force_calls=request.steps + 1, learn_every=request.learn,
+        fmax_ev_per_angstrom=request.fmax, free_cell=request.cell, max_force_calls=request.steps + 1,
+        learn_every=request.learn,
     )  # fmt: skip
     learning = request.out / "memory" if request.learn else None
     memory = memory_at(request.memory or learning)

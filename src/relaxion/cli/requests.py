@@ -261,6 +261,7 @@ class TrainRequest:
     relaxion train runs/pendulum --resume
     relaxion train pendulum --steps 20000 --set batch_size=256
     relaxion train al-fe --collectors ray:8
+    relaxion train fine-tune --from universal --calc my_module:make --structures my.xyz
     Exit codes: 0 done, 1 error, 2 usage, 130 interrupted, 143 terminated by SIGTERM (in both cases --resume goes on).
     """
 
@@ -271,7 +272,13 @@ class TrainRequest:
     steps: int | None = optional("N", "Environment steps in all.", min=1)
     assignments: list[str] | None = set_option()
     resume: bool = flag("--resume", "Go on from the run's last checkpoint.")
-    from_weights: Path | None = optional("RUN|FILE", "A new run that begins with old weights.")
+    from_weights: Path | None = optional("RUN|FILE|POLICY", "A new run that begins with old weights.")
+    origin: str | None = optional(
+        "POLICY|RUN|FILE", "The same; of a policy its network and trust rule too.", "--from",
+        autocompletion=completion.policies,
+    )  # fmt: skip
+    calc: str | None = optional("SPEC", "Who answers, for recipes on your own structures (fine-tune).")
+    structures: str | None = optional("FILE", "Your own structures, for such recipes.")
     force: bool = flag("--force", "Replace an earlier run.")
     collectors: str | None = optional(
         "ray:N|ray:ADDRESS|ray:N@ADDRESS",
