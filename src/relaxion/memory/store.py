@@ -327,7 +327,7 @@ def _trajectories(stored: Stored) -> Iterator[Trajectory]:
     parts |= {name: stored.tensors[name].split(steps) for name in _PER_STRUCTURE}
     parts |= {name: stored.tensors[name].split(both) for name in _PER_STEP_AND_ATOM}
     for place, entry in enumerate(about):
-        own = {name: tensors[place].clone() for name, tensors in parts.items()}
+        own: dict[str, Any] = {name: tensors[place].clone() for name, tensors in parts.items()}
         shape = (entry["n_steps"], entry["n_atoms"], 3)
         yield Trajectory(
             key=entry["key"],

@@ -80,7 +80,7 @@ class Remembered:
             cell_free=cell_free,
             numbers=np.array(atoms.numbers, dtype=np.int64),
             pbc=np.array(atoms.pbc),
-            movable=free.any(axis=1),
+            movable=np.asarray(free.any(axis=1)),
             cell=np.array(atoms.cell),
             positions=np.array(atoms.positions),
             policy=self.policy,

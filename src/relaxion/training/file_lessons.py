@@ -24,6 +24,7 @@ from relaxion.structures import Structures
 from relaxion.training.lessons import Examples, LiveLessonSettings, Source, live_examples
 from relaxion.training.metric_lessons import STARTS_SEED, Plan
 
+MOST_MADE = 100  # structures, where they are not of a file
 VALIDATION_MODULUS = 5  # one structure in so many is assessed, and not trained on
 
 
@@ -102,14 +103,11 @@ class FilePlan(Plan):
         """Trained on, and assessed: by the structure's place. A single structure is on both, perturbed differently."""
         text = self.settings.structures
         named = text.partition(":")[0] in ("file", "b2", "alloys", "packings")
-        images = structure_source(text if named else f"file:{text}")(
-            100, torch.Generator().manual_seed(0), self.potential
-        )
-        apart = [_is_apart(place) for place in range(len(images))]
-        sides = [
-            [atoms for atoms, side in zip(images, apart, strict=True) if side == wanted] for wanted in (False, True)
-        ]
-        return (sides[0], sides[1]) if all(sides) else (images, images)
+        source = structure_source(text if named else f"file:{text}")
+        images = source(MOST_MADE, torch.Generator().manual_seed(0), self.potential)
+        taught = [atoms for place, atoms in enumerate(images) if not _is_apart(place)]
+        apart = [atoms for place, atoms in enumerate(images) if _is_apart(place)]
+        return (taught, apart) if taught and apart else (images, images)
 
     def _starts_of(self, images: list[Atoms]) -> PerturbedStarts:
         pool = Structures.from_ase(images, cell_free=[self.settings.free_cell and bool(a.pbc.all()) for a in images])

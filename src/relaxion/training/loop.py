@@ -12,10 +12,8 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from relaxion.bundles import find_policy
-from relaxion.bundles.bundle import KIND as POLICY_KIND
-from relaxion.errors import AssessmentStopped, CheckpointError, FileError, PolicyError, RunError, SettingsError
-from relaxion.files import Stored, joined, kind_of, replace_file, write_json, write_text
+from relaxion.errors import AssessmentStopped, CheckpointError, FileError, RunError, SettingsError
+from relaxion.files import Stored, kind_of, replace_file, write_json, write_text
 from relaxion.settings import shown
 from relaxion.training import checkpoint
 from relaxion.training.checkpoint import DIVERGED, DivergedError, NonFiniteError
@@ -137,23 +135,12 @@ def enough_memory() -> Iterator[None]:
 
 def read_weights(path: Path) -> Stored:
     """The weights of a run folder (its newest checkpoint), of a file, or of a policy by its name."""
-    if not path.exists() or kind_of(path) == POLICY_KIND:
+    if not path.exists() or kind_of(path) not in (None, CHECKPOINT, AGENT):
+        from relaxion.training.origins import weights_of_policy  # runs on vectors need no policies
+
         return weights_of_policy(path)
     file = RunFolder(path).checkpoint if path.is_dir() else path
     return checkpoint.read(file, CHECKPOINT, AGENT)
-
-
-def weights_of_policy(name_or_path: Path) -> Stored:
-    """Of a bundle, as a run that makes such would have left them. CheckpointError where there is no such metric."""
-    try:
-        bundle = find_policy(str(name_or_path))
-    except PolicyError as error:
-        raise CheckpointError(
-            f"{name_or_path} is neither a run, nor a file of weights, nor a policy: {error}"
-        ) from error
-    if bundle.policy.kind != "metric":
-        raise CheckpointError(f"the policy {bundle.name} is no metric; begin from the run that made it")
-    return Stored(joined({"metric": dict(bundle.policy.weights)}), {"settings": {}})
 
 
 def _begun(

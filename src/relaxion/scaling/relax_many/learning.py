@@ -35,8 +35,16 @@ LAG = 2  # rounds: the studies of a round are for the second one after it
 class Learner:
     """Beside the driver: told which structures ended, asked which weights a round gets; `advance` works a little."""
 
-    def __init__(self, folder: Path, memory: Path, every: int, policies: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        memory: Path,
+        every: int,
+        policies: Mapping[str, str],
+        settings: StudySettings | None = None,
+    ) -> None:
         """`policies`: what to load for each policy that may relax, by its name."""
+        self.settings = settings or StudySettings()
         self.folder, self.every, self.policies = folder / FOLDER, every, dict(policies)
         self._memory = Reader(memory)
         self._studies: dict[str, Study] = {}
@@ -133,7 +141,7 @@ class Learner:
         if name not in self._studies and name in self.policies:
             policy = load(self.policies[name]).policy
             if isinstance(policy, MetricPolicy):
-                self._studies[name] = Study(policy.network, StudySettings())
+                self._studies[name] = Study(policy.network, self.settings)
         return self._studies.get(name)
 
     def _file(self, number: int, name: str) -> Path:
