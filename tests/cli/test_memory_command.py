@@ -201,7 +201,7 @@ def test_a_damaged_shard_is_named_and_the_rest_is_used(relaxion):
     assert answer.objects[0]["relaxations"] == 3
 
 
-def test_an_interrupted_study_goes_on(monkeypatch):
+def test_an_interrupted_study_goes_on():
     from relaxion.optimize.choice import load
     from relaxion.training.night import Night, NightSettings, gathered
 

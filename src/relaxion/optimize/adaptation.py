@@ -25,8 +25,14 @@ from relaxion.structures import Outcome
 class AdaptationSettings(StudySettings):
     """How often, and from how much."""
 
-    relaxations_per_study: int = Field(default=10, ge=1)
-    """A study follows so many finished relaxations: about a third of a second for each of them with small cells."""
+    relaxations_per_study: int = Field(default=5, ge=1)
+    """A study follows so many finished relaxations."""
+
+    n_updates: int = Field(default=20, ge=1)
+    """Of one study: about a third of a second for each relaxation with small cells."""
+
+    least_apart: int = Field(default=2, ge=2)
+    """Rows may be short."""
 
 
 class Adaptation:

@@ -2,7 +2,8 @@
 
 One relaxation in a few is held apart, by its structure: nothing is learned from those, they judge. A student learns by
 the one teacher (`networks/metric/teacher.py`); it takes the place of the metric in use where it predicts the ways of
-the relaxations held apart better, in 97.5 of 100 resamplings of them.
+the relaxations held apart better, in most resamplings of them. Should that turn out wrong when more of them are there,
+the metric it all began with comes back.
 """
 
 from __future__ import annotations
@@ -57,10 +58,13 @@ class StudySettings(ExampleSettings):
     least_apart: int = Field(default=3, ge=2)
     """Fewer relaxations held apart prove nothing: the metric stays as it is."""
 
+    certainty: float = Field(default=0.85, gt=0.5, lt=1)
+    """Share of the resamplings in which a student must be better to take over, or worse to start again."""
+
     most_kept: int = Field(default=2000, ge=1)
     """Relaxations remembered for the examples; the newest replace the oldest."""
 
-    most_apart: int = Field(default=200, ge=1)
+    most_apart: int = Field(default=60, ge=1)
     """And of those held apart."""
 
 
@@ -74,14 +78,25 @@ class Verdict:
     ratio: float
     low: float
     high: float  # in 95 of 100 resamplings the ratio lies between these
+    share_better: float  # of the resamplings
+    certainty: float  # that was asked for
 
     @property
     def better(self) -> bool:
-        return self.high < 1
+        return self.share_better >= self.certainty
 
     @property
     def worse(self) -> bool:
-        return self.low > 1
+        return self.share_better <= 1 - self.certainty
+
+    @classmethod
+    def of(cls, after: np.ndarray, before: np.ndarray, certainty: float) -> Verdict:
+        """From the errors on each relaxation, paired."""
+        which = np.random.default_rng(SEED).integers(len(after), size=(RESAMPLES, len(after)))
+        ratios = after[which].mean(axis=1) / before[which].mean(axis=1)
+        low, high = (float(bound) for bound in np.percentile(ratios, [2.5, 97.5]))
+        ratio, share = float(after.mean() / before.mean()), float((ratios < 1).mean())
+        return cls(len(after), float(before.mean()), float(after.mean()), ratio, low, high, share, certainty)
 
 
 class Study:
@@ -91,6 +106,7 @@ class Study:
         self.settings = settings or StudySettings()
         self.network = deepcopy(network).requires_grad_(False)  # in use
         self.student = deepcopy(network).requires_grad_(True)
+        self.origin = deepcopy(network).requires_grad_(False)
         self.taught: list[Examples] = []
         self.apart: list[Examples] = []
         self.n_studies = self.n_adopted = self.n_new = 0
@@ -189,11 +205,19 @@ class Study:
         return Lessons.concatenate(parts)
 
     def _judged(self) -> Verdict | None:
-        self.verdict = verdict(self.student, self.network, self.apart, self.settings.least_apart)
-        if self.verdict is not None and self.verdict.better:
+        if len(self.apart) < self.settings.least_apart:
+            return None
+        used, certainty = errors_of(self.network, self.apart), self.settings.certainty
+        self.verdict = Verdict.of(errors_of(self.student, self.apart), used, certainty)
+        if self.verdict.better:
             self.network.load_state_dict(self.student.state_dict())
             self.n_adopted += 1
-        elif self.verdict is not None and self.verdict.worse:
+        elif self.n_adopted and Verdict.of(used, errors_of(self.origin, self.apart), certainty).worse:
+            logger.info("what was learned turned out worse than the beginning, which is used again")
+            self.network.load_state_dict(self.origin.state_dict())
+            self.student.load_state_dict(self.origin.state_dict())
+            self.n_adopted = 0
+        elif self.verdict.worse:
             self.student.load_state_dict(self.network.state_dict())
         return self.verdict
 
@@ -201,24 +225,6 @@ class Study:
 def is_apart(key: str, one_in: int) -> bool:
     """By the key alone: a relaxation stays on its side, whatever comes later."""
     return int(hashlib.sha256(f"apart {key}".encode()).hexdigest()[:12], 16) % one_in == 0
-
-
-def verdict(student: MetricNetwork, used: MetricNetwork, apart: Sequence[Examples], least: int = 2) -> Verdict | None:
-    """None where fewer than `least` relaxations can judge."""
-    if len(apart) < least:
-        return None
-    after, before = errors_of(student, apart), errors_of(used, apart)
-    which = np.random.default_rng(SEED).integers(len(apart), size=(RESAMPLES, len(apart)))
-    ratios = after[which].mean(axis=1) / before[which].mean(axis=1)
-    low, high = np.percentile(ratios, [2.5, 97.5])
-    return Verdict(
-        len(apart),
-        float(before.mean()),
-        float(after.mean()),
-        float(after.mean() / before.mean()),
-        float(low),
-        float(high),
-    )
 
 
 def errors_of(network: MetricNetwork, examples: Sequence[Examples]) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""`relax-many --learn`: rounds in the order of the input, weights for later rounds, and the same results after a stop."""
+"""`relax-many --learn`: rounds in the order of the input, weights for later ones, the same results after a stop."""
 
 from __future__ import annotations
 
