@@ -59,6 +59,10 @@ def test_relaxations_are_kept_shown_and_exported(relaxion):
     images = read("all.extxyz", ":")
     assert len(images) == told["force_calls"]
     assert np.isfinite(images[0].get_forces()).all()
+    assert relaxion("report", "many", "--out", "many.html", "--against", "many").code == 0
+    assert "Force calls, mean of 20 structures" in Path("many.html").read_text()
+    refused = relaxion("report", "relaxed/alloys-0", "--against", "many")
+    assert (refused.code, "--against compares folders of 'relax-many'" in refused.err) == (2, True)
     again = relaxion("memory", "memory", "--export", "all.extxyz")
     assert again.code == 1
     assert "--force" in again.err

@@ -410,14 +410,17 @@ class ReportRequest:
     relaxion relax alloy.cif --out relaxed && relaxion report relaxed/alloy
     relaxion report bfgs.traj --out bfgs.html
     relaxion report runs/alloys
+    relaxion report relaxed-many --against relaxed-without-learning
     Units.
     Exit codes: 0 written, 1 error, 2 usage.
     """
 
     path: Path = argument(
-        "FOLDER|TRAJ", "A result folder of 'relaxion relax', the folder of a training run, or a trajectory ASE reads."
+        "FOLDER|TRAJ",
+        "A result folder of 'relax', the --out of 'relax-many', a training run's folder, or a trajectory ASE reads.",
     )
     out: Path | None = optional("FILE.html", "The page.", show_default="FOLDER/report.html or NAME.html")
+    against: list[Path] | None = optional("DIR", "Of 'relax-many': other results for the same input; may be repeated.")
     force: bool = flag("--force", "Replace an earlier page.")
 
 
