@@ -19,7 +19,7 @@ PAGES = (
     "results/relaxing.html",
     "reference/command-line.html",
     "reference/python.html",
-    "tutorials/swap-bfgs.html",
+    "tutorials/relax-my-structure.html",
     "benchmarks/relaxation/index.html",
 )
 
