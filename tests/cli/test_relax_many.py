@@ -160,7 +160,6 @@ def test_interrupted_what_is_done_is_kept_and_nobody_is_left(relaxion, number):
     assert (before["running"], before["failed"]) == (False, 0)
     assert 0 < before["relaxed"] < 60
     Path("hold").unlink()
-    assert "waiting" in Path("out/summary.csv").read_text()
     (told,) = relaxion(*arguments, "--json").objects
     assert (told["relaxed"], told["converged"], told["waiting"]) == (60, 60, 0)
     assert told["this_run"]["relaxed"] == 120 - before["relaxed"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import re
 import sys
 from collections.abc import Callable
@@ -13,6 +12,7 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from relaxion.cli.early import use_one_thread
 from relaxion.cli.requests import COMMANDS, TYPER, Command, RelaxRequest
 from relaxion.version import __version__
 
@@ -70,7 +70,7 @@ def _callback(command: Command) -> Callable[..., None]:
 
     def run(**values: Any) -> None:
         if command.one_thread:
-            os.environ.setdefault("OMP_NUM_THREADS", "1")
+            use_one_thread()
         from relaxion.cli.ending import exit_code
 
         raise typer.Exit(exit_code(command, command.request(**values)))

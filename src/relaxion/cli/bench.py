@@ -24,14 +24,16 @@ from relaxion.bench.optimizers import Contestant, classical_contestants, our_con
 from relaxion.bench.sets import FIRST_SEED, SETS, find_set
 from relaxion.bench.statistics import Circumstances, ContestResult, draw_profile
 from relaxion.cli.bench_output import as_plain, as_table, sentences
+from relaxion.cli.early import check_numbers
 from relaxion.cli.ending import DONE, INCOMPLETE, Interrupts
-from relaxion.cli.inputs import check_numbers, command_line
+from relaxion.cli.inputs import command_line, sliced
 from relaxion.cli.progress import bar, one_line, say, tell
 from relaxion.cli.requests import BenchRequest
 from relaxion.errors import FileError, InputError, PotentialError, SettingsError
 from relaxion.files import part_of, replace_file
 from relaxion.generators.perturbations import Perturbation, perturbation
 from relaxion.optimize.choice import Chooser
+from relaxion.paths import without_slice
 from relaxion.potentials.potential import Potential
 from relaxion.potentials.registry import make_potential
 from relaxion.structures import Structures
@@ -97,9 +99,11 @@ def _from_set(request: BenchRequest) -> Starts:
 
 def _from_file(request: BenchRequest) -> Starts:
     what, number, spec, path = request.what, request.number, request.calc or FILE_CALCULATOR, Path(request.what)
+    path, words = without_slice(path)
     if not path.exists() and path.suffix == "" and path.name == what:
         find_set(what)  # raises: it looks like the name of a set
     images = read(path)
+    images = images if words is None else [images[place] for place in sliced(path, words, len(images))]
     if number is None:
         number = len(images) if request.perturb is None else max(PERTURBED_NUMBER, len(images))
     if number > len(images) and request.perturb is None:

@@ -11,8 +11,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from relaxion.cli.ending import DONE, Interrupts, as_usage
 from relaxion.cli.progress import bar, say, tell, warnings_as_sentences
 from relaxion.cli.requests import TrainRequest, TuneRequest
@@ -33,8 +31,6 @@ NEWEST = {
 
 
 def train(request: TrainRequest, interrupts: Interrupts) -> int:
-    if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(1)  # small networks gain nothing from more, and lose much when runs share the cores
     with as_usage(FileError):
         settings = settings_from_recipe(find(request.recipe), request.agent, given_settings(request))
     collectors = None if request.collectors is None else Collectors.read(request.collectors)

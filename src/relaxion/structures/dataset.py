@@ -16,6 +16,7 @@ from ase import Atoms
 from ase.io.formats import filetype, open_with_compression
 
 from relaxion.errors import FileError, InputError
+from relaxion.paths import check_file
 from relaxion.settings import nearest
 
 ADDRESS_SPACE_BYTES = 256 << 20  # that reading any file may take
@@ -132,19 +133,6 @@ def _size(path: Path) -> int:
     """Of a file, or of all in a folder."""
     files = path.rglob("*") if path.is_dir() else (path,)
     return sum(file.stat().st_size for file in files if file.is_file())
-
-
-def check_file(path: Path) -> None:
-    """Refuse, with a sentence, a file that is not there or empty, and what is no file: pipes, devices."""
-    try:
-        if not path.exists():
-            raise FileError(f"{path} does not exist; check the name (the working directory is {Path.cwd()})")
-        if not (path.is_file() or path.is_dir()):
-            raise FileError(f"{path} is neither a file nor a folder; write the structures to a file first")
-        if path.is_file() and path.stat().st_size == 0:
-            raise FileError(f"{path} is empty (0 bytes)")
-    except OSError as error:  # a folder that may not be entered, a name that is too long
-        raise FileError(f"{path} cannot be read: {error.strerror}") from error
 
 
 def composition(atoms: Atoms) -> str:

@@ -11,7 +11,8 @@ import ase.io
 from ase import Atoms
 
 from relaxion.errors import SettingsError
-from relaxion.structures.dataset import bounded_memory, check_file, opened_for_ase, reading_error
+from relaxion.paths import check_file
+from relaxion.structures.dataset import bounded_memory, opened_for_ase, reading_error
 
 
 @dataclass(frozen=True, eq=False)
