@@ -57,7 +57,7 @@ def bench(request: BenchRequest, interrupts: Interrupts) -> int:
         say(f"relaxion: seeds below {FIRST_SEED} are for training; a policy may have seen starts of their kind")
     result = measure(starts, [*ours, *others], _circumstances(request, starts), quiet=request.quiet)
     with interrupts.held():
-        _publish(request, result)
+        _publish(request, _of_what_was_done(request, starts, result))
     if result.circumstances.interrupted or interrupts.noticed:
         return interrupts.exit_code
     return INCOMPLETE if result.summaries[result.ours].failures else DONE
@@ -138,6 +138,15 @@ def _policies_used(request: BenchRequest, starts: Starts) -> dict[str, int]:
     if notes and not request.quiet:
         say(f"relaxion: {len(notes)} of {len(decisions)} structures: {notes[0]}")
     return dict(Counter(decision.name for decision in decisions))
+
+
+def _of_what_was_done(request: BenchRequest, starts: Starts, result: ContestResult) -> ContestResult:
+    """The same, where it was interrupted with the policies of those structures alone that are counted."""
+    if not result.circumstances.interrupted:
+        return result
+    done = replace(starts, images=starts.images[: result.n_structures])
+    used = _policies_used(replace(request, quiet=True), done)
+    return replace(result, circumstances=replace(result.circumstances, policies_used=used))
 
 
 def measure(

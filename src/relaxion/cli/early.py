@@ -9,9 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from relaxion.cli.requests import ManyRequest, RaceRequest, RelaxRequest, ReportRequest
+from relaxion.cli import completion
+from relaxion.cli.requests import ManyRequest, RaceRequest, RelaxRequest, ReportRequest, TrainRequest, TuneRequest
 from relaxion.errors import SettingsError
 from relaxion.paths import check_file, without_slice
+from relaxion.settings import nearest
 
 THREADS = "OMP_NUM_THREADS"
 
@@ -42,6 +44,8 @@ def check_early(request: Any) -> None:
             check_numbers(request.fmax, request.steps)
             for file in request.files or ():
                 check_file(file)
+        case TrainRequest() | TuneRequest() if request.recipe:
+            _check_recipe(request.recipe)
         case ReportRequest():
             check_file(request.path)
 
@@ -49,6 +53,12 @@ def check_early(request: Any) -> None:
 def _check_structures(files: Sequence[Path]) -> None:
     for file in files:
         check_file(without_slice(file)[0])
+
+
+def _check_recipe(word: str) -> None:
+    known = completion.recipes("")
+    if word not in known and not Path(word).exists():
+        raise SettingsError(f"no recipe '{word}', neither shipped nor a file: {nearest(word, known)}")
 
 
 def check_numbers(fmax: float, steps: int, *, fewest_steps: int = 0, rattle: float = 0.0) -> None:

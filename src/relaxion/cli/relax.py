@@ -18,6 +18,7 @@ from relaxion.bench.runs import Run, Task
 from relaxion.cli.default_calculator import AUTO, calculator_for_files, choice_in_words
 from relaxion.cli.early import check_numbers
 from relaxion.cli.ending import DONE, ERROR, INCOMPLETE, Interrupts
+from relaxion.cli.frames import write_together
 from relaxion.cli.inputs import Job, checked_start, command_line, read_jobs
 from relaxion.cli.progress import Progress, one_line, say, speaks_ascii_only, tell
 from relaxion.cli.requests import RelaxRequest
@@ -79,8 +80,10 @@ class _Session:
             if report.interrupted:
                 if number < len(jobs):
                     say(f"relaxion: interrupted; {len(jobs) - number} of {len(jobs)} structures were not started")
-                return self.interrupts.exit_code
-        return _exit_code(reports)
+                break
+        for sentence in write_together(reports, self.request.out, force=self.request.force):
+            say(f"relaxion: {sentence}")
+        return self.interrupts.exit_code if reports and reports[-1].interrupted else _exit_code(reports)
 
     def _relax_job(self, job: Job) -> Report:
         request = self.request

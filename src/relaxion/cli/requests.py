@@ -67,7 +67,7 @@ def option(metavar: str, words: str, *names: str, default: Any = MISSING, **more
 
 
 def flag(name: str, words: str, *short: str) -> Any:
-    return field(default=False, metadata={TYPER: Option(name, *short, help=words)})
+    return field(default=False, metadata={TYPER: Option(name, *short, help=words, metavar="")})
 
 
 # what several commands have; those with words left out say them of their own
@@ -260,8 +260,10 @@ class TuneRequest:
     recipe: str = recipe_argument("As in 'train'.")
     out: Path = option("DIR", "Of the sweep; there already: go on.", show_default=False)
     trials: int = option("N", "Trials in all, those of earlier commands included.", min=1)
-    varied: list[str] | None = optional("KEY=LO:HI[:log]", "Vary a setting, or KEY=A|B|C; may be repeated.", "--vary")
-    space: Path | None = optional("FILE", 'The same from a TOML file: key = "lo:hi:log", key = [a, b].')
+    varied: list[str] | None = optional(
+        "KEY=VALUES", "Vary a setting: KEY=LO:HI, KEY=LO:HI:log or KEY=A|B|C; may be repeated.", "--vary"
+    )
+    space: Path | None = optional("FILE", 'The same from a TOML file: key = "lo:hi:log", or key = a list of values.')
     agent: str | None = agent_option()
     seed: int | None = optional("N", "Of every trial, and of what is proposed.", min=0)
     steps: int | None = optional("N", "Environment steps of each trial.", min=1)

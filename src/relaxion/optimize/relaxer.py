@@ -313,10 +313,8 @@ def _distance(coordinates: Array, place: Array | None) -> float:
 def _not_asked(policy: str | Path | None, target: Any) -> None:
     """No policy, with a word about it where one was named."""
     if policy not in (None, "none", "auto"):
-        filtered = type(target).__name__
-        logger.warning(
-            "the policy %s is not used: %s leaves it no coordinates it knows; plain L-BFGS", policy, filtered
-        )
+        name = type(target).__name__
+        logger.warning("the policy %s knows no coordinates of %s, so plain L-BFGS makes every step", policy, name)
 
 
 def _check_fmax(fmax: float) -> None:
