@@ -15,6 +15,7 @@ from ase.io import read, write
 from relaxion.cli import default_calculator
 from relaxion.cli.default_calculator import calculator_for
 from relaxion.errors import PotentialError
+from relaxion.structures.dataset import reading_error
 
 PLAIN = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
 LOADED = """
@@ -50,7 +51,7 @@ def test_wrong_arguments_are_told_before_torch_is_loaded(words: list[str], code:
     assert answer.stderr.endswith("False\n")
 
 
-def test_every_command_takes_one_thread_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_command_takes_one_thread_unless_told_otherwise() -> None:
     code = "import torch; from relaxion.cli.early import use_one_thread as u; u(); print(torch.get_num_threads())"
     many = subprocess.run(
         [sys.executable, "-c", code.replace("import torch;", "import torch; torch.set_num_threads(2);")],
@@ -104,7 +105,7 @@ def test_a_calculator_that_fits(monkeypatch, atoms: Atoms, packages: tuple[str, 
 
 def test_where_nothing_fits_all_engines_are_named(monkeypatch, relaxion) -> None:
     installed(monkeypatch)
-    with pytest.raises(PotentialError, match="EMT has no parameters for Ti.*chgnet.*sevennet.*mace"):
+    with pytest.raises(PotentialError, match=r"EMT has no parameters for Ti.*chgnet.*sevennet.*mace"):
         calculator_for([RUTILE])
     write("rutile.cif", RUTILE)
     answer = relaxion("relax", "rutile.cif")
@@ -160,3 +161,25 @@ def test_race_and_bench_take_slices(relaxion, frames: Path) -> None:
     assert told.code == 0
     bench = relaxion("bench", f"{frames}@::2", "--with", "none", "--json", "-")
     assert '"structures": 2' in bench.out
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("a.xyz", "1\n\nXy 0 0 0\n", "'Xy' is no element"),
+        ("folder", None, "it is a folder, and no trajectory"),
+    ],
+)
+def test_what_readers_raise_becomes_a_sentence(relaxion, name: str, content: str | None, said: str) -> None:
+    if content is None:
+        Path(name).mkdir()
+    else:
+        Path(name).write_text(content)
+    answer = relaxion("relax", name)
+    assert answer.code == 1
+    assert said in answer.err
+    assert "Error" not in answer.err
+
+
+def test_an_assertion_without_words_becomes_a_sentence() -> None:
+    assert reading_error(AssertionError()) == "its content is not what its format asks for (AssertionError)"

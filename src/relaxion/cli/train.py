@@ -60,17 +60,33 @@ def given_settings(request: TrainRequest | TuneRequest) -> dict[str, Any]:
 
 @contextmanager
 def progress(settings: RunSettings, out: Path, quiet: bool) -> Iterator[OnProgress | None]:
-    """A bar with the newest numbers and the newest alarm."""
+    """A bar with the newest numbers and the newest alarm; plain lines where stderr is no terminal."""
     steps, alarm = settings.training.steps, NewestAlarm()
     with bar(str(out), steps, quiet=quiet) as advance:
 
         def report(step: int, newest: Mapping[str, float]) -> None:
-            numbers = [f"{word} {newest[name]:.1f}" for name, word in NEWEST.items() if name in newest]
-            words = ", ".join([*numbers, *alarm(newest)])
+            words = ", ".join([*_numbers(newest), *alarm(newest)])
             if advance is not None and (step % 20 == 0 or step >= steps):
                 advance(completed=step, words=words)
 
-        yield None if advance is None else report
+        yield None if quiet else report if advance is not None else _lines(settings, out)
+
+
+def _lines(settings: RunSettings, out: Path) -> OnProgress:
+    """Where nobody watches: a line for each interval of the log."""
+    training, said = settings.training, 0
+
+    def report(step: int, newest: Mapping[str, float]) -> None:
+        nonlocal said
+        if step // training.log_interval_steps > said // training.log_interval_steps:
+            said = step
+            say(", ".join([f"{out}: step {step} of {training.steps}", *_numbers(newest)]))
+
+    return report
+
+
+def _numbers(newest: Mapping[str, float]) -> list[str]:
+    return [f"{word} {newest[name]:.1f}" for name, word in NEWEST.items() if name in newest]
 
 
 class NewestAlarm:
