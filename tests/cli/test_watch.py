@@ -52,12 +52,12 @@ def vector_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run(finished: Path, tmp_path: Path) -> Path:
-    """A run with two assessments behind it and the rest still to come."""
+    """A run with three assessments behind it, that of its start included, and the rest still to come."""
     copy = Path(shutil.copytree(finished, tmp_path / "run"))
     (copy / "result.json").unlink()
     lines = (copy / "metrics.jsonl").read_text().splitlines(keepends=True)
-    (copy / "metrics.jsonl").write_text("".join(lines[:4]))
-    (copy / "rest").write_text("".join(lines[4:]))
+    (copy / "metrics.jsonl").write_text("".join(lines[:5]))
+    (copy / "rest").write_text("".join(lines[5:]))
     return copy
 
 
@@ -119,7 +119,7 @@ def test_news_come_as_the_run_writes_them(run: Path) -> None:
     with served(run) as server:
         listener = Listener(server)
         first = listener.next()
-        assert len(part(first, "curve")["series"][0]["x"]) == 2
+        assert len(part(first, "curve")["series"][0]["x"]) == 3
         with (run / "metrics.jsonl").open("a") as file:
             file.write((run / "rest").read_text()[:-30])
         second = listener.next()
@@ -128,7 +128,7 @@ def test_news_come_as_the_run_writes_them(run: Path) -> None:
         assert second["order"] == first["order"]
         with (run / "metrics.jsonl").open("a") as file:
             file.write((run / "rest").read_text()[-30:])
-        assert len(part(listener.next(), "curve")["series"][0]["x"]) == 3
+        assert len(part(listener.next(), "curve")["series"][0]["x"]) == 4
         event = {"step": 96, "alarm": "wall", "event": "begins", "sentence": f"blocked against a wall {HOSTILE}"}
         (run / "alarms.jsonl").write_text(json.dumps(event) + "\n")
         news = listener.next()
@@ -143,8 +143,8 @@ def test_a_resumed_run_goes_back(run: Path) -> None:
         listener = Listener(server)
         listener.next()
         lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
-        os.truncate(run / "metrics.jsonl", len("".join(lines[:2])))
-        assert len(part(listener.next(), "curve")["series"][0]["x"]) == 1
+        os.truncate(run / "metrics.jsonl", len("".join(lines[:3])))
+        assert len(part(listener.next(), "curve")["series"][0]["x"]) == 2
         listener.close()
 
 
@@ -499,7 +499,8 @@ def test_without_the_extra_it_says_what_to_install(relaxion, finished: Path, mon
     assert "pip install 'relaxion[live]'" in answer.err
 
 
-def test_a_taken_port_gives_way_to_the_next_and_ctrl_c_ends_it(finished: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
+def test_a_taken_port_gives_way_to_the_next_and_a_signal_ends_it(finished: Path, number: signal.Signals) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -514,8 +515,8 @@ def test_a_taken_port_gives_way_to_the_next_and_ctrl_c_ends_it(finished: Path) -
             address = process.stdout.readline()
             found = int(address.split(":")[-1].split("/")[0])
             assert port < found < port + 20
-            process.send_signal(signal.SIGINT)
-            assert process.wait(timeout=PATIENCE) == 130
+            process.send_signal(number)
+            assert process.wait(timeout=PATIENCE) == 128 + number
             assert f"port {port} is taken, so the page is at {found}" in process.stderr.read()
         finally:
             process.kill()

@@ -440,7 +440,7 @@ class WatchRequest:
     relaxion watch runs/alloys
     relaxion watch runs/alloys-td3-* --port 9000
     relaxion watch runs/alloys --save alloys.html
-    Exit codes: 0 done, 1 error, 2 usage, 130 interrupted.
+    Exit codes: 0 done, 1 error, 2 usage, 130 interrupted, 143 terminated by SIGTERM.
     """
 
     runs: list[Path] = argument("RUN", "Folders of runs, up to 12.")

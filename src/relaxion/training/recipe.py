@@ -75,7 +75,7 @@ def settings_from_recipe(path: Path, agent: str | None, overrides: Mapping[str, 
         )
     values = {name: value for layer in layers for name, value in renamed(layer, task).items()}
     if "steps" in given and not of_a_run:  # a run that goes on keeps its intervals
-        values = _with_shorter_intervals(values, table, given)
+        values = _with_shorter_intervals(values, table | layers[1], given)
     return RunSettings.read({**values, "agent": chosen})
 
 
@@ -83,10 +83,10 @@ INTERVALS = ("log_interval_steps", "assessment_interval_steps", "checkpoint_inte
 
 
 def _with_shorter_intervals(
-    values: dict[str, Any], table: Mapping[str, Any], given: Mapping[str, Any]
+    values: dict[str, Any], recipe: Mapping[str, Any], given: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Those of a recipe, scaled with its steps where fewer are asked for: a short run shows as much as a long one."""
-    steps, usual = given["steps"], table.get("steps")
+    steps, usual = given["steps"], recipe.get("steps")
     if not (isinstance(steps, int) and isinstance(usual, int)) or steps >= usual:
         return values
     own = {name: values[name] for name in INTERVALS if isinstance(values.get(name), int) and name not in given}
