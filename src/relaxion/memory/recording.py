@@ -82,7 +82,7 @@ class Memory:
                 self.working = False
                 logger.warning(
                     "the memory %s cannot be written (%s): nothing more is kept there by this process; what it has is "
-                    "safe and the relaxation continues",
+                    "safe and the relaxation goes on",
                     self.path, error.strerror,
                 )  # fmt: skip
 
