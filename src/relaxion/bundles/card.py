@@ -105,6 +105,9 @@ class ModelCard(Settings):
     environment_steps: int = Field(ge=0)
     """Steps of the environment (force calls) in training."""
 
+    policy_step: int | None = Field(default=None, ge=0)
+    """Of these, when the policy was best on validation starts: it is the one of that step. None: the last."""
+
     wall_time_seconds: float | None = Field(default=None, ge=0)
     """Of the training, pauses excluded; None: not written down."""
 
@@ -216,9 +219,10 @@ def _failures(card: ModelCard) -> list[str]:
 
 def _made(card: ModelCard) -> str:
     seconds = "" if card.wall_time_seconds is None else f", {card.wall_time_seconds:.0f} s"
+    chosen = "" if card.policy_step is None else f"; the policy of step {card.policy_step}, best on validation starts"
     run = "" if card.run_weights_sha256 is None else f"; agent of the run: sha256 {card.run_weights_sha256}"
     return (
-        f"{card.agent}, seed {card.seed}, {card.environment_steps} environment steps{seconds}. "
+        f"{card.agent}, seed {card.seed}, {card.environment_steps} environment steps{seconds}{chosen}. "
         f"Packaged by relaxion {card.relaxion_version} on {card.date}{run}."
     )
 

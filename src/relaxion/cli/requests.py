@@ -255,8 +255,9 @@ class LearnRequest:
 
 @command("train:train")
 class TrainRequest:
-    """Train an agent by a recipe; the run can be killed at any moment and resumed.
+    """Train an agent by a recipe; the run can be killed at any moment and resumed. Without a recipe: list all.
 
+    relaxion train
     relaxion train pendulum --agent sac --seed 0 --out runs/pendulum
     relaxion train runs/pendulum --resume
     relaxion train pendulum --steps 20000 --set batch_size=256
@@ -265,7 +266,7 @@ class TrainRequest:
     Exit codes: 0 done, 1 error, 2 usage, 130 interrupted, 143 terminated by SIGTERM (in both cases --resume goes on).
     """
 
-    recipe: str = recipe_argument("A shipped recipe, a TOML file or a run folder.")
+    recipe: str | None = recipe_argument("A shipped recipe, a TOML file or a run folder.", default=None)
     out: Path | None = optional("RUN", "The run's own folder.", show_default="runs/RECIPE-AGENT-SEED")
     agent: str | None = agent_option()
     seed: int | None = optional("N", "Decides everything that is drawn.", min=0)

@@ -16,7 +16,7 @@ import torch
 from relaxion.bundles import find_policy
 from relaxion.bundles.bundle import KIND as POLICY_KIND
 from relaxion.cli.ending import DONE, Interrupts, as_usage
-from relaxion.cli.progress import bar, say, tell, warnings_as_sentences
+from relaxion.cli.progress import bar, print_table, say, tell, warnings_as_sentences
 from relaxion.cli.requests import TrainRequest, TuneRequest
 from relaxion.errors import FileError, SettingsError
 from relaxion.files import kind_of
@@ -24,7 +24,7 @@ from relaxion.scaling.collectors.places import Collectors
 from relaxion.training.diagnostics import DIAGNOSIS, standing
 from relaxion.training.loop import Interrupted, OnProgress
 from relaxion.training.loop import train as train_in_folder
-from relaxion.training.recipe import find, overrides, run_folder, settings_from_recipe
+from relaxion.training.recipe import find, overrides, run_folder, settings_from_recipe, shipped
 from relaxion.training.settings import RunSettings
 
 NEWEST = {
@@ -36,14 +36,21 @@ NEWEST = {
 
 
 def train(request: TrainRequest, interrupts: Interrupts) -> int:
+    if request.recipe is None:
+        print_table([("recipe", True), ("what", False)], shipped().items())
+        return DONE
+    return _train(request, request.recipe, interrupts)
+
+
+def _train(request: TrainRequest, recipe: str, interrupts: Interrupts) -> int:
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)  # small networks gain nothing from more, and lose much when runs share the cores
     with as_usage(FileError):
         given = _of_origin(request.origin) | _world(request) | given_settings(request)
-        settings = settings_from_recipe(find(request.recipe), request.agent, given)
+        settings = settings_from_recipe(find(recipe), request.agent, given)
     collectors = None if request.collectors is None else Collectors.read(request.collectors)
-    default = Path("runs") / f"{Path(request.recipe).stem}-{settings.agent_name}-{settings.training.seed}"
-    out = request.out or run_folder(request.recipe) or default
+    default = Path("runs") / f"{Path(recipe).stem}-{settings.agent_name}-{settings.training.seed}"
+    out = request.out or run_folder(recipe) or default
     try:
         with warnings_as_sentences(), alarms_as_sentences(), progress(settings, out, request.quiet) as on_progress:
             result = train_in_folder(

@@ -298,8 +298,9 @@ class _Run:
 
     def _finish(self) -> Result:
         self.save()
+        final = self._assessed()  # not in the checkpoint: a run that goes on from it is one that never stopped here
         write_agent(self.folder.agent, self.trainer)
-        result = self.trainer.result(self._assessed(), self.clock.seconds())
+        result = self.trainer.result(final, self.clock.seconds())
         write_json(self.folder.result, asdict(result))
         from relaxion.training.curves import leave_curve  # learning alone needs no picture
 
