@@ -200,8 +200,8 @@ class Study:
         anyone = torch.randint(total, (number - n_newest,), generator=self.generator)
         parts = []
         for place in [*newest.tolist(), *anyone.tolist()]:
-            lessons = self.taught[place].lessons
-            parts.append(lessons.select(torch.randint(lessons.number, (1,), generator=self.generator)))
+            singles = self.taught[place].singles
+            parts.append(singles[int(torch.randint(len(singles), (1,), generator=self.generator))])
         return Lessons.concatenate(parts)
 
     def _judged(self) -> Verdict | None:
