@@ -10,8 +10,8 @@ curvature. So the springs can only help: where they are wrong, this is the plain
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -21,9 +21,14 @@ from relaxion.optimize.models import LocalModel
 from relaxion.optimize.point import Array, Point, Proposal, dot, longest
 from relaxion.optimize.screen import screened
 from relaxion.optimize.springs import SpringSettings
+from relaxion.optimize.valence.constants import ValenceSettings
+from relaxion.optimize.valence.memory import ValenceMemory
+from relaxion.optimize.valence.model import ValenceModel
+from relaxion.optimize.valence.path import along_internals
 
 Solve = Callable[[Array], Array]
 
+SOFTEST_SHARE = 0.2  # Powell's damping: a secant softer than this share of the stiffness is stiffened
 MOST_REJECTIONS = 6  # in a row, then another method takes over
 
 
@@ -51,6 +56,8 @@ class QuasiNewtonSettings:
     """Springs are taken while their error is below this many times that of the plain stiffness."""
     springs: SpringSettings = field(default_factory=SpringSettings)
     use_springs: bool = True
+    valence: ValenceSettings | None = field(default_factory=ValenceSettings)
+    """Of molecules; None: they are springs like all else."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +91,7 @@ class QuasiNewton:
         self.recent_energies: list[float] = []
         self.last: Proposal | None = None
         self.rejections = 0  # in a row
+        self.valence = ValenceMemory()
 
     def more(self) -> dict[str, Any]:
         """What a subclass remembers beside this, as plain numbers and arrays, for the restart file."""
@@ -121,6 +129,8 @@ class QuasiNewton:
             self.trust = length / 4
             return last.base
         self._learn(Secant(step, last.base.forces - point.forces))
+        if self.valence.topology is not None and point.geometry is not None:
+            self.valence.learn(last.base, point)
         change = energy_change(last.base, point, step)
         if point.energy > max(self.recent_energies) + noise(point.energy) and change > 0:
             self.rejections += 1
@@ -145,6 +155,9 @@ class QuasiNewton:
 
     def step_from(self, base: Point, model: LocalModel) -> Proposal:
         """The step that the secants known so far suggest, inside the trust radius and screened for close pairs."""
+        if model.valence is not None:
+            return self._along_valence(base, model, model.valence)
+        self.valence = ValenceMemory()
         method, solve = self._stiffness(model)
         memory = self.settings.springs_memory if method == "springs" else self.settings.plain_memory
         step = corrected(base.forces, self.secants[-memory:], solve)
@@ -152,6 +165,14 @@ class QuasiNewton:
             self.secants = []
             step = solve(base.forces)
         return self.limited(base, model, step, method, self.trust)
+
+    def _along_valence(self, base: Point, model: LocalModel, valence: ValenceModel) -> Proposal:
+        """The same where there are molecules: their own stiffness, secants in internal coordinates, curved steps."""
+        carried = [Secant(*secant) for secant in self.valence.secants(valence)]
+        step = corrected(base.forces, damped(carried, valence.apply), valence.solve)
+        self.valence.topology = valence.topology
+        proposal = self.limited(base, model, step, "valence", self.trust)
+        return screened(replace(proposal, step=along_internals(valence, proposal.step)), model.bonds)
 
     def limited(
         self, base: Point, model: LocalModel, step: Array, method: str, trust: float, reason: str = ""
@@ -195,6 +216,22 @@ def corrected(forces: Array, secants: list[Secant], solve: Solve) -> Array:
     for secant, weight in zip(secants, reversed(weights), strict=True):
         step = step + (weight - dot(secant.drop, step) / secant.curvature) * secant.step
     return step
+
+
+def damped(secants: Sequence[Secant], apply: Solve) -> list[Secant]:
+    """None softer than a share of the stiffness they correct (Powell 1978): the correction stays positive."""
+    result = []
+    for secant in secants:
+        applied = apply(secant.step)
+        own = dot(secant.step, applied)
+        if own <= 0:
+            continue
+        if secant.curvature >= SOFTEST_SHARE * own:
+            result.append(secant)
+            continue
+        weight = (1 - SOFTEST_SHARE) * own / (own - secant.curvature)
+        result.append(Secant(secant.step, weight * secant.drop + (1 - weight) * applied))
+    return result
 
 
 def weighted_error(secants: list[Secant], answers: list[Array], *, scaled: bool = True) -> float:
