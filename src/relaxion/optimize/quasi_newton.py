@@ -94,15 +94,18 @@ class QuasiNewton:
         self.valence = ValenceMemory()
 
     def more(self) -> dict[str, Any]:
-        """What a subclass remembers beside this, as plain numbers and arrays, for the restart file."""
-        return {}
+        """What it remembers beside secants, as plain numbers and arrays, for the restart file."""
+        return {"valence": self.valence.plain()} if self.valence.topology is not None else {}
 
     def take_more(self, plain: dict[str, Any]) -> None:
-        """The opposite of `more`."""
+        """The opposite of `more`; what was restored of the last step is there already."""
+        if "valence" in plain and self.last is not None:
+            self.valence = ValenceMemory.restored(plain["valence"], self.last.base)
 
     def arrays(self) -> list[Array]:
         """Everything remembered that has a row for each coordinate."""
-        return [array for secant in self.secants for array in (secant.step, secant.drop)]
+        own = [array for secant in self.secants for array in (secant.step, secant.drop)]
+        return [*own, *(array for point in self.valence.points() for array in (point.coordinates, point.forces))]
 
     @property
     def lost(self) -> str:
@@ -161,7 +164,7 @@ class QuasiNewton:
         method, solve = self._stiffness(model)
         memory = self.settings.springs_memory if method == "springs" else self.settings.plain_memory
         step = corrected(base.forces, self.secants[-memory:], solve)
-        if dot(step, base.forces) <= 1e-3 * np.linalg.norm(step) * np.linalg.norm(base.forces):
+        if not downhill(step, base.forces):
             self.secants = []
             step = solve(base.forces)
         return self.limited(base, model, step, method, self.trust)
@@ -170,9 +173,12 @@ class QuasiNewton:
         """The same where there are molecules: their own stiffness, secants in internal coordinates, curved steps."""
         carried = [Secant(*secant) for secant in self.valence.secants(valence)]
         step = corrected(base.forces, damped(carried, valence.apply), valence.solve)
-        self.valence.topology = valence.topology
+        if not downhill(step, base.forces):
+            self.valence.pairs = []
+            step = valence.solve(base.forces)
         proposal = self.limited(base, model, step, "valence", self.trust)
-        return screened(replace(proposal, step=along_internals(valence, proposal.step)), model.bonds)
+        curved = along_internals(valence, proposal.step, self.settings.largest_trust)
+        return screened(replace(proposal, step=curved), model.bonds)
 
     def limited(
         self, base: Point, model: LocalModel, step: Array, method: str, trust: float, reason: str = ""
@@ -216,6 +222,11 @@ def corrected(forces: Array, secants: list[Secant], solve: Solve) -> Array:
     for secant, weight in zip(secants, reversed(weights), strict=True):
         step = step + (weight - dot(secant.drop, step) / secant.curvature) * secant.step
     return step
+
+
+def downhill(step: Array, forces: Array) -> bool:
+    """Whether a step goes along the forces, and is one at all."""
+    return dot(step, forces) > 1e-3 * np.linalg.norm(step) * np.linalg.norm(forces)  # not a number is not larger
 
 
 def damped(secants: Sequence[Secant], apply: Solve) -> list[Secant]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -104,6 +103,12 @@ class ValenceModel(Place):
     def _factor(self) -> Factor:
         return Factor(self.matrix)
 
+    def prepare(self) -> None:
+        """Factorise now, so that failures come while there is another way."""
+        if not np.isfinite(self.matrix.data).all():
+            raise np.linalg.LinAlgError("the valence terms are not finite")
+        _ = self._factor, self._normal
+
     def apply(self, step: Array) -> Array:
         """B·u without what may not move."""
         return (self.matrix @ np.where(self._free, step.ravel(), 0.0)).reshape(step.shape) * self.geometry.free
@@ -186,4 +191,9 @@ def valence_at(
         topology = topology_of(geometry, bonds)
     if topology is None:
         return None
-    return ValenceModel(topology, geometry, springs, settings, near_pairs(geometry, topology))
+    try:
+        model = ValenceModel(topology, geometry, springs, settings, near_pairs(geometry, topology))
+        model.prepare()
+    except (np.linalg.LinAlgError, RuntimeError):  # SuperLU's singular matrix
+        return None
+    return model

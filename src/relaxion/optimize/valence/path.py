@@ -29,29 +29,38 @@ def moved(geometry: Geometry, step: Array) -> Geometry:
     return replace(geometry, positions=positions, cell=geometry.cell @ growth.T)
 
 
-def along_internals(place: Place, step: Array) -> Array:
+def along_internals(place: Place, step: Array, largest: float) -> Array:
     """The curved step whose internal coordinates change as the straight one says to first order.
 
     A few Gauss-Newton iterations on Σ w (q₀ + G·d - q(x))² + w_x |d - (x - x₀)|²; the straight step where that fails.
+    `largest`: no atom goes farther, Å.
     """
-    topology, geometry = place.topology, place.geometry
-    weights = scipy.sparse.diags_array(weights_of(topology))
-    wanted = place.slopes @ step.ravel()
-    here, found = place, step
+    found = step
     for _ in range(ITERATIONS):
-        there = moved(geometry, found)
-        here = Place(topology, there)
-        missing = wanted - difference(topology, here.values.q, place.values.q)
-        matrix = here.slopes.T @ (weights @ here.slopes)
-        right = here.slopes.T @ (weights @ missing) + CARTESIAN_WEIGHT * (step - found).ravel()
-        floor = CARTESIAN_WEIGHT * scipy.sparse.eye_array(matrix.shape[0])
-        correction = Factor(matrix + floor).solve(right).reshape(step.shape) * geometry.free
+        correction = _correction(place, step, found)
+        if correction is None:
+            return step
         found = found + correction
-        if not np.isfinite(found).all() or longest(found) > LONGEST * longest(step):
+        if not longest(found) < LONGEST * longest(step):  # not a number is not smaller
             return step
         if longest(correction) < GOOD:
             break
-    return found
+    return found * min(1.0, largest / max(longest(found), 1e-12))
+
+
+def _correction(place: Place, step: Array, found: Array) -> Array | None:
+    """One iteration; None where there is no answer."""
+    topology, geometry = place.topology, place.geometry
+    here = Place(topology, moved(geometry, found))
+    missing = place.slopes @ step.ravel() - difference(topology, here.values.q, place.values.q)
+    weighted = here.slopes.T @ scipy.sparse.diags_array(weights_of(topology))
+    matrix = weighted @ here.slopes
+    floor = CARTESIAN_WEIGHT * scipy.sparse.eye_array(matrix.shape[0])
+    right = weighted @ missing + CARTESIAN_WEIGHT * (step - found).ravel()
+    try:
+        return Factor(matrix + floor).solve(right).reshape(step.shape) * geometry.free
+    except (np.linalg.LinAlgError, RuntimeError):  # SuperLU's singular matrix
+        return None
 
 
 def weights_of(topology: Topology) -> Array:
