@@ -179,7 +179,7 @@ def test_damped_secants_keep_the_correction_positive() -> None:
     metric = Planted(np.eye(9) * 10)
     step = generator.normal(size=(3, 3))
     guard.secants = [Secant(step, 1e-3 * step)]
-    (damped,) = guard._damped(metric, 2)
+    (softened,) = damped(guard.secants, metric.apply)
     assert damped.curvature == pytest.approx(0.2 * dot(step, metric.apply(step)))
 
 
