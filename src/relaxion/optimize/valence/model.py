@@ -33,7 +33,7 @@ from relaxion.optimize.valence.topology import (
 )
 from relaxion.structures.graph import Pairs
 
-CARTESIAN = 0.03  # c, 1/Å: weight of x among internal coordinates; it speaks where none of them does
+CARTESIAN = 0.1  # c, 1/Å: weight of x among internal coordinates; it speaks where none of them does
 
 
 class Factor:
