@@ -16,6 +16,7 @@ LINKS = ("CH4", "CH4", "C2H6", "CH3OCH3", "CH3SCH3", "H3CNH2", "CH3CONH2", "C2H4
 ENDS = ("CH4", "H2O", "NH3", "CH3CN", "C2H2", "CH3Cl")
 ROOM = 1.5  # sums of covalent radii between atoms that are three or more bonds apart
 TRIES = 300
+TWO_RINGS = 0.4  # of the sugars
 TURNS = 40  # torsions tried at a joint
 
 Random = np.random.Generator
@@ -61,13 +62,13 @@ def _peptide(random: Random) -> Atoms | None:
 
 
 def _sugar(random: Random) -> Atoms | None:
-    """A six-membered ring with an oxygen, hydroxyl groups and a few methyl or hydroxymethyl groups around it; or two."""
+    """A six-membered ring with an oxygen, four hydroxyl groups and a hydroxymethyl group around it; or two of them."""
     whole = _pyranose(random)
-    if whole is not None and random.random() < 0.4:
-        second = _pyranose(random)
-        both = second and _joined(whole, np.arange(len(whole)), second, random, at=("O", "C"))
-        whole = both[0] if both else None
-    return whole
+    if whole is None or random.random() > TWO_RINGS:
+        return whole
+    second = _pyranose(random)
+    both = None if second is None else _joined(whole, np.arange(len(whole)), second, random, at=("O", "C"))
+    return None if both is None else both[0]
 
 
 def _pyranose(random: Random) -> Atoms | None:
@@ -110,7 +111,7 @@ def _part(name: str) -> Atoms:
 def _joined(
     first: Atoms, where: np.ndarray, second: Atoms, random: Random, at: Sequence[str] = ()
 ) -> tuple[Atoms, np.ndarray] | None:
-    """Both without a hydrogen atom, their heavy atoms bound instead, turned at random; and the numbers of the new atoms.
+    """Both without a hydrogen atom, heavy atoms bound instead, turned at random; and the numbers of the new atoms.
 
     `where`: atoms of the first that may be bound; `at`: elements of the two that are. None where there is no room.
     """

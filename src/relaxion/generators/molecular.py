@@ -81,7 +81,9 @@ def adsorbate(random: Random, index: int) -> Atoms:
     height = slab.positions[:, 2].max() + random.uniform(*HEIGHT) - guest.positions[:, 2].min()
     guest.positions += [*where[:2], height]
     lowest = np.flatnonzero(slab.get_tags() == 3)
-    both = Atoms([*slab.symbols, *guest.symbols], np.concatenate([slab.positions, guest.positions]), cell=slab.cell, pbc=True)
+    both = Atoms(
+        [*slab.symbols, *guest.symbols], np.concatenate([slab.positions, guest.positions]), cell=slab.cell, pbc=True
+    )
     both = displaced(both, random, 0.05, nearest=NEAREST)
     both.set_constraint(FixAtoms(lowest))
     return both

@@ -19,7 +19,6 @@ from relaxion.optimize.point import Array, Point, Proposal, dot, longest
 from relaxion.optimize.quasi_newton import (
     QuasiNewton,
     QuasiNewtonSettings,
-    Secant,
     Solve,
     corrected,
     damped,

@@ -236,7 +236,7 @@ def corrected(forces: Array, secants: list[Secant], solve: Solve) -> Array:
 
 def downhill(step: Array, forces: Array) -> bool:
     """Whether a step goes along the forces, and is one at all."""
-    return dot(step, forces) > 1e-3 * np.linalg.norm(step) * np.linalg.norm(forces)  # not a number is not larger
+    return bool(dot(step, forces) > 1e-3 * np.linalg.norm(step) * np.linalg.norm(forces))  # False if not a number
 
 
 def damped(secants: Sequence[Secant], apply: Solve) -> list[Secant]:

@@ -196,7 +196,9 @@ def test_a_curved_step_turns_a_methyl_group_without_stretching_it():
     curved = along_internals(stiffness, straight, 0.6)
     bonds = slice(0, stiffness.topology.n_bonds)
     lengths = stiffness.values.q[bonds]
-    apart = [np.abs(values_at(stiffness.topology, moved(place, s)).q[bonds] - lengths).max() for s in (straight, curved)]
+    apart = [
+        np.abs(values_at(stiffness.topology, moved(place, s)).q[bonds] - lengths).max() for s in (straight, curved)
+    ]
     assert apart[0] > 0.05
     assert apart[1] < 0.005
     assert longest(along_internals(stiffness, straight, 0.1)) == pytest.approx(0.1)

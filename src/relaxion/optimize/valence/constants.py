@@ -50,9 +50,7 @@ def constants_of(topology: Topology, geometry: Geometry, vectors: Array, setting
     """Of each coordinate in the order of `values_at`, eV/Å² or eV/rad²."""
     links = topology.links
     lengths = np.linalg.norm(vectors, axis=1)
-    g = np.clip(
-        shares(geometry, links.first, links.second, lengths), settings.smallest_share, settings.largest_share
-    )
+    g = np.clip(shares(geometry, links.first, links.second, lengths), settings.smallest_share, settings.largest_share)
     g[2 * topology.n_bonds :] = 1.0  # axes longer than a bond
     return np.concatenate(
         [

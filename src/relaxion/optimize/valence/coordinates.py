@@ -49,9 +49,7 @@ def changes_of(first: Indices, second: Indices, vectors: Array, geometry: Geomet
         data.append(np.repeat(vectors / geometry.cell_factor, 3, axis=0).ravel())
     place = np.concatenate(columns)
     weights = np.concatenate(data) * geometry.free.ravel()[place]
-    return scipy.sparse.csr_array(
-        (weights, (np.concatenate(rows), place)), shape=(3 * number, geometry.free.size)
-    )
+    return scipy.sparse.csr_array((weights, (np.concatenate(rows), place)), shape=(3 * number, geometry.free.size))
 
 
 def values_at(topology: Topology, geometry: Geometry) -> Values:

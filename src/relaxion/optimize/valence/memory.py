@@ -111,8 +111,8 @@ def _point(plain: dict[str, Any], like: Point) -> Point:
     if _same(plain, like):  # the last base is one object here and there, as it was
         return like
     assert like.geometry is not None
-    rows = (np.asarray(plain[name], dtype=np.float64).reshape(-1, 3) for name in ("coordinates", "forces"))
-    return Point(*rows, float(plain["energy"]), _geometry(plain, like.geometry))
+    coordinates, forces = (np.asarray(plain[k], dtype=np.float64).reshape(-1, 3) for k in ("coordinates", "forces"))
+    return Point(coordinates, forces, float(plain["energy"]), _geometry(plain, like.geometry))
 
 
 def _same(plain: dict[str, Any], point: Point) -> bool:

@@ -9,6 +9,7 @@ import numpy as np
 import scipy.sparse
 import scipy.sparse.linalg
 from ase.data import covalent_radii
+from numpy.typing import NDArray
 
 from relaxion.errors import StructureError
 from relaxion.optimize.point import Array, Geometry, structures_of
@@ -26,6 +27,7 @@ from relaxion.optimize.valence.constants import FARTHEST, ValenceSettings, const
 from relaxion.optimize.valence.coordinates import changes_of, values_at
 from relaxion.optimize.valence.topology import (
     NON_METALS,
+    Indices,
     Topology,
     bonds_in,
     still_fits,
@@ -161,7 +163,7 @@ def near_pairs(geometry: Geometry, topology: Topology) -> Bonds:
     return Bonds(first[chosen], second[chosen], vectors[chosen], natural[chosen])
 
 
-def _bonded(topology: Topology, first: Array, second: Array, shifts: Array) -> Array:
+def _bonded(topology: Topology, first: Indices, second: Indices, shifts: Indices) -> NDArray[np.bool_]:
     """Which pairs are bonds of the topology."""
     number = topology.n_bonds
     links = topology.links
@@ -169,9 +171,9 @@ def _bonded(topology: Topology, first: Array, second: Array, shifts: Array) -> A
     return np.isin(_codes(np.column_stack([first, second, shifts])), _codes(both))
 
 
-def _codes(rows: Array) -> Array:
+def _codes(rows: Indices) -> Indices:
     """One number for atom, atom and shifts."""
-    code = rows[:, 0].astype(np.int64) << 34 | rows[:, 1].astype(np.int64) << 15
+    code = rows[:, 0] << 34 | rows[:, 1] << 15
     return code + ((rows[:, 2] + 16) << 10) + ((rows[:, 3] + 16) << 5) + rows[:, 4] + 16
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import scipy.sparse
 
 from relaxion.optimize.point import Array, Geometry, longest
-from relaxion.optimize.valence.coordinates import difference, values_at
+from relaxion.optimize.valence.coordinates import difference
 from relaxion.optimize.valence.model import Factor, Place
 from relaxion.optimize.valence.topology import Topology
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from itertools import combinations, product
 
 import numpy as np
-from ase.data import atomic_numbers
 from numpy.typing import NDArray
 
 from relaxion.optimize.point import Array, Geometry
@@ -22,7 +21,7 @@ from relaxion.optimize.springs import Bonds
 Indices = NDArray[np.int64]
 
 NON_METALS = np.zeros(119, dtype=bool)
-NON_METALS[[atomic_numbers[s] for s in "H B C N O F Si P S Cl Ge As Se Br Te I At".split()]] = True
+NON_METALS[[1, *range(5, 10), *range(14, 18), *range(32, 36), 52, 53, 85]] = True  # no noble gas among them
 BONDED = 1.3  # sums of covalent radii: nearer non-metals become bonded
 BROKEN = 1.6  # and stay so up to here
 MOST_NEIGHBORS = 6  # of one atom in a molecule; hydrogen has at most two
@@ -144,7 +143,8 @@ def _walked(
     start: int, neighbors: dict[int, list[tuple[int, tuple[int, ...]]]]
 ) -> tuple[dict[int, tuple[int, ...]], set[tuple[int, ...]]]:
     """The cell in which each connected atom is found from the start, and the cells after which the piece repeats."""
-    cells, repeats, waiting = {start: (0, 0, 0)}, set[tuple[int, ...]](), deque([start])
+    cells = dict[int, tuple[int, ...]]({start: (0, 0, 0)})
+    repeats, waiting = set[tuple[int, ...]](), deque([start])
     while waiting:
         atom = waiting.popleft()
         for other, shift in neighbors[atom]:
