@@ -10,6 +10,11 @@ from ase.constraints import FixAtoms, FixBondLengths, FixCartesian, FixInternals
 from ase.filters import FrechetCellFilter
 
 from relaxion import Relaxer, relax_batch
+from relaxion.bench.sets import find_set
+from relaxion.optimize.ase_interface import read_point
+from relaxion.optimize.choice import new_stepper
+from relaxion.optimize.quasi_newton import QuasiNewtonSettings
+from relaxion.optimize.stepper import propose
 from relaxion.structures.state import Outcome
 
 
@@ -122,6 +127,22 @@ def test_bad_input_has_an_outcome(atoms, engine):
     optimizer = relaxed(atoms, steps=40)
     assert optimizer.outcome in (Outcome.CONVERGED, Outcome.STEP_LIMIT, Outcome.STALLED, Outcome.NON_FINITE)
     assert optimizer.force_calls <= 41
+
+
+@pytest.mark.parametrize("name", ["emt-bulk", "emt-bulk-cell", "emt-slabs", "emt-clusters", "alfe", "lj38"])
+def test_what_is_not_molecular_takes_the_same_steps_as_without_valence_terms(name):
+    """The first proposals of a set's starts, bit for bit."""
+    chosen = find_set(name)
+    for start in chosen.starts(2, 7000):
+        start.calc = chosen.make_potential().as_calculator()
+        target = FrechetCellFilter(start) if chosen.free_cell else start
+        with_terms, without = new_stepper(), new_stepper(QuasiNewtonSettings(valence=None))
+        for _ in range(4):
+            point = read_point(target)
+            (one,), (other,) = propose([with_terms], [point]), propose([without], [point])
+            assert np.array_equal(one.step, other.step)
+            assert one.method == other.method
+            target.set_positions(one.base.coordinates + one.step)
 
 
 def test_a_model_that_cannot_be_made_leaves_the_step_to_springs(monkeypatch):

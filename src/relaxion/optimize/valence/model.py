@@ -16,7 +16,6 @@ from relaxion.optimize.point import Array, Geometry, structures_of
 from relaxion.optimize.springs import (
     FACTOR,
     LARGEST_CUTOFF,
-    LARGEST_DENSE,
     REACH,
     SOLVE,
     Bonds,
@@ -35,6 +34,7 @@ from relaxion.optimize.valence.topology import (
 )
 from relaxion.structures.graph import Pairs
 
+LARGEST_DENSE = 250  # coordinates; above it a sparse factorisation is quicker, since molecules are mostly chains
 CARTESIAN = 0.1  # c, 1/Å: weight of x among internal coordinates; it speaks where none of them does
 
 
