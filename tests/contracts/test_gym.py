@@ -16,6 +16,7 @@ import relaxion.experience.gym
 from relaxion.errors import StructureError
 from relaxion.experience.environment import EnvironmentSettings
 from relaxion.generators.alloys import fcc_alloys
+from relaxion.generators.perturbations import perturbation
 from relaxion.generators.starts import PerturbedStarts
 
 NAMES = list(relaxion.experience.gym.ENVIRONMENTS)
@@ -131,7 +132,8 @@ def test_padding_is_zero_and_its_actions_do_nothing() -> None:
 
 
 def test_too_large_a_start_is_explained() -> None:
-    starts = PerturbedStarts(fcc_alloys(["Cu"], 1, torch.Generator().manual_seed(0), n_atoms=6))
+    pool = fcc_alloys(["Cu"], 1, torch.Generator().manual_seed(0), n_atoms=6)
+    starts = PerturbedStarts(pool, [perturbation("rattle:0.2")])
     environment = gymnasium.make("RelaxPadded-v0", starts=starts, max_atoms=4)
     with pytest.raises(StructureError, match="6 atoms, more than max_atoms=4"):
         environment.reset(seed=0)
@@ -159,3 +161,24 @@ def test_registration_does_not_warn() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         relaxion.experience.gym.register_environments()
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        "import gymnasium, relaxion",
+        "import relaxion, gymnasium",
+        "import relaxion; from gymnasium.envs.registration import make; import gymnasium",
+        "import relaxion, importlib.util; importlib.util.find_spec('gymnasium'); import gymnasium",
+        "import gymnasium",
+    ],
+)
+def test_it_is_made_in_whatever_order_packages_are_imported(order: str) -> None:
+    code = f"""
+import sys
+{order}
+print(type(gymnasium.make("relaxion:Relax-v0", n_atoms=2).unwrapped).__name__)
+print(type(gymnasium.__spec__.loader).__name__, [type(one).__name__ for one in sys.meta_path if "Waiting" in str(one)])
+"""
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert said == "RelaxGraph\nSourceFileLoader []\n"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from relaxion.errors import FileError, RelaxionWarning, SettingsError
-from relaxion.files import toml_of
+from relaxion.files import text_of, toml_of
 from relaxion.settings import nearest
 from relaxion.training.old_settings import removed, renamed
 from relaxion.training.settings import DEFAULT_AGENT, RunSettings, agent_name
@@ -47,6 +47,12 @@ def _shipped() -> dict[str, Path]:
     return {file.stem: file for file in SHIPPED.glob("*.toml")}
 
 
+def shipped() -> dict[str, str]:
+    """Recipes for `relaxion train` by name, and what each is about: its first line."""
+    files = {name: text_of(path) for name, path in sorted(_shipped().items()) if COLLECTED not in toml_of(path)}
+    return {name: text.splitlines()[0].removeprefix("# ") for name, text in files.items()}
+
+
 def settings_from_recipe(path: Path, agent: str | None, overrides: Mapping[str, Any]) -> RunSettings:
     """The recipe's common part, then the section of the agent, then the overrides (an `agent` there chooses it too)."""
     table, given = read_toml(path), dict(overrides)
@@ -55,9 +61,9 @@ def settings_from_recipe(path: Path, agent: str | None, overrides: Mapping[str, 
     if COLLECTED in table:
         raise SettingsError(f"{path} says what 'relaxion collect' collects; 'relaxion train' takes recipes with a task")
     default = agent_name(table.pop("default_agent", DEFAULT_AGENT), f"{owner}default_agent: ")
-    sections = table.pop("agent", {})
+    sections, of_a_run = table.pop("agent", {}), False
     if isinstance(sections, str):  # the settings of an earlier run belong to one agent
-        default, sections = agent_name(sections, owner), {}
+        default, sections, of_a_run = agent_name(sections, owner), {}, True
         if asked not in (None, default):
             raise SettingsError(f"{path} holds settings for {default}, not for {asked}; take a recipe instead")
     chosen = asked or default
@@ -68,7 +74,23 @@ def settings_from_recipe(path: Path, agent: str | None, overrides: Mapping[str, 
             f"{', '.join(ignored)}: of no meaning for the task {task}, left out", RelaxionWarning, stacklevel=2
         )
     values = {name: value for layer in layers for name, value in renamed(layer, task).items()}
+    if "steps" in given and not of_a_run:  # a run that goes on keeps its intervals
+        values = _with_shorter_intervals(values, table | layers[1], given)
     return RunSettings.read({**values, "agent": chosen})
+
+
+INTERVALS = ("log_interval_steps", "assessment_interval_steps", "checkpoint_interval_steps")
+
+
+def _with_shorter_intervals(
+    values: dict[str, Any], recipe: Mapping[str, Any], given: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Those of a recipe, scaled with its steps where fewer are asked for: a short run shows as much as a long one."""
+    steps, usual = given["steps"], recipe.get("steps")
+    if not (isinstance(steps, int) and isinstance(usual, int)) or steps >= usual:
+        return values
+    own = {name: values[name] for name in INTERVALS if isinstance(values.get(name), int) and name not in given}
+    return values | {name: max(min(interval, 1), interval * steps // usual) for name, interval in own.items()}
 
 
 def _asked_agent(option: str | None, override: Any) -> str | None:

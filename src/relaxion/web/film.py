@@ -27,6 +27,7 @@ METHODS = {
     "fire": "damped FIRE",
 }
 HOW = "Each frame is one force call. Drag to turn, Ctrl and wheel to zoom."
+FAINT = "Faint atoms are held fixed."
 MILLI = 1000  # units of the browser's lengths per Å
 
 
@@ -42,6 +43,7 @@ class Reel:
     end: str  # what is said from the last force call on
     converged: bool
     winner: bool = False
+    fixed: frozenset[int] = frozenset()  # atoms that are held
 
 
 def film_parts(reels: Sequence[Reel], largest_bytes: int = LARGEST_BYTES) -> tuple[list[dict[str, Any]], list[str]]:
@@ -114,6 +116,7 @@ def _film(reel: Reel, frames: Sequence[Frame], atoms: np.ndarray) -> dict[str, A
         "end": reel.end,
         "converged": reel.converged,
         "winner": reel.winner,
+        "fixed": [place for place, atom in enumerate(atoms.tolist()) if atom in reel.fixed],
     }
 
 
