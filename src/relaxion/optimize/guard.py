@@ -19,16 +19,15 @@ from relaxion.optimize.point import Array, Point, Proposal, dot, longest
 from relaxion.optimize.quasi_newton import (
     QuasiNewton,
     QuasiNewtonSettings,
-    Secant,
     Solve,
     corrected,
+    damped,
     energy_change,
     weighted_error,
 )
 from relaxion.optimize.trust_rule import StepControl, TrustRule, default_rule
 
 POLICY = "policy"  # the method of its proposals
-SOFTEST_SHARE = 0.2  # Powell's damping: a secant softer than this share of the metric's own curvature is stiffened
 
 
 @dataclass(frozen=True)
@@ -191,7 +190,7 @@ class Guard(QuasiNewton):
         if control.floor > 0:
             solve = lambda forces: metric.solve(forces, control.floor)  # noqa: E731
             step = solve(base.forces)
-        if control.secant_weight > 0 and (secants := self._damped(metric, control.n_secants)):
+        if control.secant_weight > 0 and (secants := damped(self.secants[-control.n_secants :], metric.apply)):
             step = step + control.secant_weight * (corrected(base.forces, secants, solve) - step)
         uphill = dot(step, base.forces) <= 1e-3 * np.linalg.norm(step) * np.linalg.norm(base.forces)
         if uphill or not np.isfinite(step).all():
@@ -225,19 +224,6 @@ class Guard(QuasiNewton):
         if abs(log_ratio) > np.log(self.guard.largest_ratio):
             return f"the policy's step is {np.exp(log_ratio):.2g} times as long as the springs'"
         return ""
-
-    def _damped(self, metric: Metric, number: int) -> list[Secant]:
-        """The newest secants, none softer than a share of the metric (Powell 1978): the correction stays positive."""
-        result = []
-        for secant in self.secants[-number:]:
-            applied = metric.apply(secant.step)
-            own = dot(secant.step, applied)
-            if secant.curvature >= SOFTEST_SHARE * own:
-                result.append(secant)
-                continue
-            weight = (1 - SOFTEST_SHARE) * own / (own - secant.curvature)
-            result.append(Secant(secant.step, weight * secant.drop + (1 - weight) * applied))
-        return result
 
     def _observation(self, base: Point, step: Array, springs_step: Array, error: float) -> Array:
         feedback = self.feedback

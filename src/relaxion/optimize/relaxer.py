@@ -51,7 +51,7 @@ class HistoryEntry:
     call: int
     energy_ev: float
     fmax_ev_per_angstrom: float
-    method: str  # that led here: "start", "policy", "springs", "plain" or "fire"
+    method: str  # that led here: "start", "policy", "valence", "springs", "plain" or "fire"
     step_length_angstrom: float  # longest executed displacement, from the base of the step
     trust_angstrom: float  # that the step had to keep to; at the start that of the core
     accepted: bool = True
