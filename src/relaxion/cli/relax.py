@@ -29,6 +29,7 @@ from relaxion.cli.sentences import (
     symmetry_hint,
 )
 from relaxion.errors import FileError
+from relaxion.optimize.remembering import memory_at
 from relaxion.potentials.counting import error_in_words
 from relaxion.potentials.potential import Potential
 from relaxion.potentials.registry import make_potential
@@ -40,6 +41,7 @@ def relax(request: RelaxRequest, interrupts: Interrupts) -> int:
     optimizers = chosen_optimizers(request.compare, "--compare")
     physics = make_potential(request.calc)
     check_out(request.out)
+    memory_at(request.memory)
     jobs = read_jobs(request.files)
     return _Session(request, physics, optimizers, interrupts, Progress(quiet=request.quiet)).relax_all(jobs)
 
@@ -85,11 +87,13 @@ class _Session:
 
     def _relax_into_folder(self, job: Job, task: Task) -> Report:
         final, request = self.request.out / job.folder, self.request
-        choice = PolicyChoice.of(request.policy, task.start, allow_unseen=request.allow_unseen)
+        choice = PolicyChoice.of(
+            request.policy, task.start, allow_unseen=request.allow_unseen, calculator=task.potential
+        )
         with staging(final) as folder:
             run = run_relaxer(
                 task, choice, folder / f"{job.name}.log", folder / f"{job.name}.traj",
-                self.progress.reporter(job.label, "Relaxion"),
+                self.progress.reporter(job.label, "Relaxion"), request.memory,
             )  # fmt: skip
             with self.interrupts.held():
                 hints = self._hints(job, run, task, choice.note)
