@@ -9,8 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from relaxion.cli.early import check_numbers
 from relaxion.cli.ending import DONE, ERROR, INCOMPLETE, Interrupts
-from relaxion.cli.inputs import check_numbers
 from relaxion.cli.progress import Now, say, tell
 from relaxion.cli.requests import ManyRequest, MergeRequest, StatusRequest
 from relaxion.errors import RelaxionError, SettingsError

@@ -32,7 +32,7 @@ class Command:
     function: str  # in it: (request, interrupts) -> exit code
     interrupted: str = "interrupted"  # said where Ctrl-C or SIGTERM found nothing to save
     usage: tuple[type[Exception], ...] = (SettingsError,)  # errors that end with exit code 2
-    one_thread: bool = False  # before NumPy and torch are loaded: on small structures more only make times worse
+    one_thread: bool = True  # unless OMP_NUM_THREADS says otherwise; doctor shows what scripts would get
 
     @property
     def name(self) -> str:
@@ -67,7 +67,7 @@ def option(metavar: str, words: str, *names: str, default: Any = MISSING, **more
 
 
 def flag(name: str, words: str, *short: str) -> Any:
-    return field(default=False, metadata={TYPER: Option(name, *short, help=words)})
+    return field(default=False, metadata={TYPER: Option(name, *short, help=words, metavar="")})
 
 
 # what several commands have; those with words left out say them of their own
@@ -75,6 +75,10 @@ optional = partial(option, default=None)
 UNSEEN = "Let the policy speak about elements it was not trained on; the guard watches it all the same."
 unseen_flag = partial(flag, "--allow-unseen", UNSEEN)
 calc_option = partial(option, "SPEC", default="emt", autocompletion=completion.calculators)
+FITTING: dict[str, Any] = {
+    "default": "auto",
+    "show_default": "emt for its metals, else the first installed of chgnet, sevennet, mace; for molecules gfn2",
+}
 policy_option = partial(option, "NAME|FILE", default="auto", autocompletion=completion.policies)
 optimizers_option = partial(option, "NAMES", autocompletion=completion.optimizers)
 rattle_option = partial(option, "Å", "Move the atoms at random by so much along each axis first.", default=0.0)
@@ -113,7 +117,9 @@ class RelaxRequest:
         "Structure files of any kind ASE reads. Of a file with several structures each is relaxed, frame by "
         "frame, into a folder of its own.",
     )
-    calc: str = calc_option("emt, eam, eam:FILE, lj, morse, module:factory; see 'calculators'.")
+    calc: str = calc_option(
+        "emt, eam, eam:FILE, lj, morse, chgnet, sevennet, gfn2, mace, module:factory; see 'calculators'.", **FITTING
+    )
     policy: str = policy_option(
         "auto takes a shipped policy that was trained on all elements, else the classical core; none insists on "
         "the core; NAME or FILE takes that policy; see 'policies'."
@@ -136,7 +142,7 @@ class RelaxRequest:
 AGAIN = "interrupted; run the same command again to go on"
 
 
-@command("relax_many:relax_many", usage=RELAXING, interrupted=AGAIN, one_thread=True)
+@command("relax_many:relax_many", usage=RELAXING, interrupted=AGAIN)
 class ManyRequest:
     """Relax thousands of structures by many workers; it can be killed at any moment and goes on when run again.
 
@@ -226,7 +232,7 @@ class MemoryRequest:
         return [*(self.add or ()), *(self.more or ())]
 
 
-@command("learn:learn", usage=RELAXING, one_thread=True)
+@command("learn:learn", usage=RELAXING)
 class LearnRequest:
     """Let a policy learn from a memory of relaxations, without a force call; kept only if it proved better.
 
@@ -289,7 +295,7 @@ class TrainRequest:
     quiet: bool = quiet_flag()
 
 
-@command("collect:collect", one_thread=True)
+@command("collect:collect")
 class CollectRequest:
     """Relax training structures with dear potentials and store all that was evaluated; killed, it goes on.
 
@@ -308,7 +314,7 @@ class CollectRequest:
     quiet: bool = quiet_flag()
 
 
-@command("tune:tune", one_thread=True)
+@command("tune:tune")
 class TuneRequest:
     """Search for good settings of a recipe: each trial is a run of its own; the same command again goes on.
 
@@ -320,8 +326,10 @@ class TuneRequest:
     recipe: str = recipe_argument("As in 'train'.")
     out: Path = option("DIR", "Of the sweep; there already: go on.", show_default=False)
     trials: int = option("N", "Trials in all, those of earlier commands included.", min=1)
-    varied: list[str] | None = optional("KEY=LO:HI[:log]", "Vary a setting, or KEY=A|B|C; may be repeated.", "--vary")
-    space: Path | None = optional("FILE", 'The same from a TOML file: key = "lo:hi:log", key = [a, b].')
+    varied: list[str] | None = optional(
+        "KEY=VALUES", "Vary a setting: KEY=LO:HI, KEY=LO:HI:log or KEY=A|B|C; may be repeated.", "--vary"
+    )
+    space: Path | None = optional("FILE", 'The same from a TOML file: key = "lo:hi:log", or key = a list of values.')
     agent: str | None = agent_option()
     seed: int | None = optional("N", "Of every trial, and of what is proposed.", min=0)
     steps: int | None = optional("N", "Environment steps of each trial.", min=1)
@@ -335,7 +343,7 @@ class TuneRequest:
 NONE_DONE = "interrupted before the first structure was done by all optimizers"
 
 
-@command("bench:bench", usage=RELAXING, interrupted=NONE_DONE, one_thread=True)
+@command("bench:bench", usage=RELAXING, interrupted=NONE_DONE)
 class BenchRequest:
     """Count the force calls of optimizers on the same starts, inside the calculator.
 
@@ -390,7 +398,7 @@ class RaceRequest:
     file: Path = argument("FILE", "A structure file of any kind ASE reads.")
     optimizers: str = optimizers_option("ASE's optimizers beside ours, up to 5.", "--with", default="BFGS,FIRE")
     out: Path = option("FILE.html", "The page.", default=Path("race.html"))
-    calc: str = calc_option(AS_IN_RELAX)
+    calc: str = calc_option(AS_IN_RELAX, **FITTING)
     policy: str = policy_option(AS_IN_RELAX)
     allow_unseen: bool = unseen_flag()
     cell: bool = flag("--cell", "Relax the cell too.")
@@ -432,7 +440,7 @@ class WatchRequest:
     relaxion watch runs/alloys
     relaxion watch runs/alloys-td3-* --port 9000
     relaxion watch runs/alloys --save alloys.html
-    Exit codes: 0 done, 1 error, 2 usage, 130 interrupted.
+    Exit codes: 0 done, 1 error, 2 usage, 130 interrupted, 143 terminated by SIGTERM.
     """
 
     runs: list[Path] = argument("RUN", "Folders of runs, up to 12.")
@@ -441,7 +449,7 @@ class WatchRequest:
     force: bool = flag("--force", "Replace an earlier file.")
 
 
-@command("doctor:doctor")
+@command("doctor:doctor", one_thread=False)
 class DoctorRequest:
     """Look at environment, versions, calculators, policies, threads and common mistakes; relax four atoms.
 

@@ -208,12 +208,20 @@ class Chooser:
         missing = ", ".join(uncovered(nearest.bundle, atomic_numbers))
         if not missing or self.allow_unseen:
             return Decision(nearest)
+        if self._automatic and (other := self._for_other_bodies(atomic_numbers, periodic)) is not None:
+            why = f"the policy {other.bundle.name} is for structures that are {BODIES[not periodic]}"
+            return Decision(None, f"{why}, so the classical core relaxes", loud=False)
         name = nearest.bundle.name
         if self._automatic:
             why = f"no shipped policy covers all elements ({name} lacks {missing}), so the classical core relaxes"
         else:
             why = f"the policy {name} was not trained on {missing}, so the classical core relaxes"
         return Decision(None, f"{why}; {INSIST}", loud=not self._automatic)
+
+    def _for_other_bodies(self, atomic_numbers: Collection[int], periodic: bool) -> Loaded | None:
+        """One that covers all elements, but of structures that do (or do not) repeat where these do not (or do)."""
+        others = (loaded for loaded in self._candidates if loaded.bundle.card.periodic is (not periodic))
+        return next((loaded for loaded in others if not uncovered(loaded.bundle, atomic_numbers)), None)
 
 
 def _shipped() -> tuple[list[Loaded], str]:

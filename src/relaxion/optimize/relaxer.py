@@ -18,7 +18,14 @@ from ase.optimize.optimize import DEFAULT_MAX_STEPS, Optimizer
 from relaxion.errors import RestartError, SettingsError
 from relaxion.memory.recording import Memory
 from relaxion.optimize.adaptation import Adaptation
-from relaxion.optimize.ase_interface import bare_atoms, check_door, read_coordinates, read_energy, read_point
+from relaxion.optimize.ase_interface import (
+    bare_atoms,
+    check_door,
+    has_geometry,
+    read_coordinates,
+    read_energy,
+    read_point,
+)
 from relaxion.optimize.choice import CORE, chosen
 from relaxion.optimize.film import Film, frame_of, proposal_in_space
 from relaxion.optimize.foreign import without_foreign
@@ -90,6 +97,7 @@ class Relaxer(Optimizer):
         check_door(atoms)
         self.maxstep = _checked_maxstep(self.defaults["maxstep"] if maxstep is None else maxstep)
         self.policy = policy
+        policy = policy if has_geometry(atoms) else _not_asked(policy, atoms)
         numbers, periodic, calculator = list[int](), False, None
         if isinstance(atoms, Atoms | Filter):
             bare = bare_atoms(atoms)
@@ -212,6 +220,7 @@ class Relaxer(Optimizer):
         return super().irun(fmax, steps)
 
     def _begin(self, fmax: float) -> None:
+        _check_fmax(fmax)
         self._stopped, self._motionless, self._stepper.method.tolerance = None, 0, fmax
         if self._remembered is not None:
             self._remembered.fmax = fmax
@@ -320,6 +329,19 @@ class Relaxer(Optimizer):
 
 def _distance(coordinates: Array, place: Array | None) -> float:
     return math.inf if place is None else longest(coordinates - place)
+
+
+def _not_asked(policy: str | Path | None, target: Any) -> None:
+    """No policy, with a word about it where one was named."""
+    if policy not in (None, "none", "auto"):
+        name = type(target).__name__
+        logger.warning("the policy %s knows no coordinates of %s, so plain L-BFGS makes every step", policy, name)
+
+
+def _check_fmax(fmax: float) -> None:
+    """0 is allowed, as in ASE: all steps are then made."""
+    if not (math.isfinite(fmax) and fmax >= 0):
+        raise SettingsError(f"fmax is a force in eV/Å above 0, got {fmax}; try fmax=0.05")
 
 
 def _checked_maxstep(maxstep: float) -> float:

@@ -230,7 +230,7 @@ def _keys_in(shard: Path) -> list[str]:
     return [entry["key"] for entry in values["about"]] + list(values["skipped"])
 
 
-def _wait_for(condition: Callable[[], bool], seconds: float = 120.0) -> None:
+def _wait_for(condition: Callable[[], bool], seconds: float = 600.0) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "waited in vain"
