@@ -128,6 +128,11 @@ class RelaxRequest:
     fmax: float = option("eV/Å", "Converged when no force (nor cell row) is longer than this.", default=0.05)
     steps: int = option("N", "Most steps; each is one force call.", default=500)
     cell: bool = flag("--cell", "Relax the cell too.")
+    pressure: float = option("GPa", "Of a free cell (--cell), from all sides.", default=0.0)
+    cell_mask: str = option(
+        "AXES", "Of a free cell, what may change: some of xx,yy,zz,yz,xz,xy.", default="", show_default="all six"
+    )
+    keep_symmetry: bool = flag("--keep-symmetry", "Keep the space group of the start (within 0.01 Å); needs spglib.")
     compare: str = optimizers_option("Also run these ASE optimizers from the same start: BFGS,FIRE,...", default="")
     memory: Path | None = memory_option()
     out: Path = option("DIR", "Results go to DIR/NAME/.", default=Path("relaxed"))
