@@ -22,7 +22,7 @@ from relaxion.cli.ending import DONE, ERROR, INCOMPLETE, Interrupts
 from relaxion.cli.frames import write_together
 from relaxion.cli.inputs import Job, checked_start, command_line, read_jobs
 from relaxion.cli.progress import Progress, one_line, say, speaks_ascii_only, tell
-from relaxion.cli.requests import RelaxRequest
+from relaxion.cli.requests import RelaxRequest, changed
 from relaxion.cli.sentences import (
     Report,
     as_json,
@@ -58,7 +58,7 @@ def with_calculator(request: RelaxRequest) -> RelaxRequest:
     calc = calculator_for_files(request.files)
     if (words := choice_in_words(calc)) and not request.quiet:
         say(f"relaxion: {words}")
-    return replace(request, calc=calc)
+    return changed(request, calc=calc)
 
 
 @dataclass(frozen=True)
