@@ -53,7 +53,7 @@ def one_sentence(text: str) -> None:
 def test_bad_file(relaxion, case):
     content, words = FILES[case]
     put(content)
-    answer = relaxion("relax", "bad.xyz")
+    answer = relaxion("relax", "bad.xyz", "--calc", "emt")
     assert answer.code == 1
     assert answer.out == ""
     one_sentence(answer.err)
@@ -67,7 +67,7 @@ def test_bad_file(relaxion, case):
 def test_bad_file_in_json(relaxion, case):
     content, words = FILES[case]
     put(content)
-    (report,) = relaxion("relax", "bad.xyz", "--json", "--quiet").objects
+    (report,) = relaxion("relax", "bad.xyz", "--calc", "emt", "--json", "--quiet").objects
     assert (report["file"], report["converged"], report["force_calls"]) == ("bad.xyz", False, 0)
     assert (report["outcome"], report["written_to"], report["energy_ev"]) == ("error", None, None)
     assert words[0] in report["error"]

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from relaxion.collecting.store import TrajectoryStore
+from relaxion.memory.store import TrajectoryStore
 
 RECIPE = """
 seed = 3
@@ -89,11 +89,11 @@ def test_sigterm_writes_what_is_finished(tmp_path: Path) -> None:
     words = ["collect", "recipe.toml", "--out", "store", "--set", "structures_per_shard=5", "-q"]
     code = "from relaxion.cli.app import main; main()"
     process = subprocess.Popen([sys.executable, "-c", code, *words], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
-    end = time.monotonic() + 120
+    end = time.monotonic() + 600
     while not list(tmp_path.glob("store/shard-*")) and time.monotonic() < end:
         time.sleep(0.05)
     process.send_signal(signal.SIGTERM)
-    out, _ = process.communicate(timeout=120)
+    out, _ = process.communicate(timeout=600)
     assert process.returncode == 143
     assert "not complete" in out
     assert len(TrajectoryStore.open(tmp_path / "store")) > 0

@@ -37,11 +37,23 @@ def restart_name(name: str) -> str:
     return f"{name}.restart.json"
 
 
-def run_relaxer(task: Task, choice: PolicyChoice, log: Path | None, trajectory: Path | None, on_call: OnCall) -> Run:
+def run_relaxer(
+    task: Task,
+    choice: PolicyChoice,
+    log: Path | None,
+    trajectory: Path | None,
+    on_call: OnCall,
+    memory: Path | None = None,
+) -> Run:
     """Our optimizer, held to the same count as the others."""
     stage = Stage(task, on_call)
     optimizer = Relaxer(
-        stage.target, logfile=log, trajectory=trajectory, policy=choice.policy, allow_unseen=choice.allow_unseen
+        stage.target,
+        logfile=log,
+        trajectory=trajectory,
+        policy=choice.policy,
+        allow_unseen=choice.allow_unseen,
+        memory=memory,
     )
     stage.watch(optimizer)
     outcome, error = _ended(optimizer, task)

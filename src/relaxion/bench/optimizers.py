@@ -149,9 +149,10 @@ class PolicyChoice:
     note: str  # why the core, where somebody may have expected a policy
 
     @classmethod
-    def of(cls, policy: str, atoms: Atoms, *, allow_unseen: bool = False) -> PolicyChoice:
+    def of(cls, policy: str, atoms: Atoms, *, allow_unseen: bool = False, calculator: object = None) -> PolicyChoice:
         asked, periodic = policy_argument(policy), bool(atoms.pbc.any())
-        decision = decide(asked, atoms.numbers.tolist(), periodic=periodic, allow_unseen=allow_unseen)
+        numbers, calculator = atoms.numbers.tolist(), calculator or atoms.calc
+        decision = decide(asked, numbers, periodic=periodic, allow_unseen=allow_unseen, calculator=calculator)
         return cls(None if decision.loaded is None else asked, allow_unseen, decision.note)
 
 

@@ -15,8 +15,11 @@ from relaxion.bench.comparison import Compared, compared, run_ase_optimizer, run
 from relaxion.bench.optimizers import PolicyChoice, check_policy, chosen_optimizers, policy_argument
 from relaxion.bench.result_folder import PAGE, check_free, check_out, publish, staging, update_manifest, write_structure
 from relaxion.bench.runs import Run, Task
+from relaxion.cli.default_calculator import AUTO, calculator_for_files, choice_in_words
+from relaxion.cli.early import check_numbers
 from relaxion.cli.ending import DONE, ERROR, INCOMPLETE, Interrupts
-from relaxion.cli.inputs import Job, check_numbers, checked_start, command_line, read_jobs
+from relaxion.cli.frames import write_together
+from relaxion.cli.inputs import Job, checked_start, command_line, read_jobs
 from relaxion.cli.progress import Progress, one_line, say, speaks_ascii_only, tell
 from relaxion.cli.requests import RelaxRequest
 from relaxion.cli.sentences import (
@@ -29,6 +32,7 @@ from relaxion.cli.sentences import (
     symmetry_hint,
 )
 from relaxion.errors import FileError
+from relaxion.optimize.remembering import memory_at
 from relaxion.potentials.counting import error_in_words
 from relaxion.potentials.potential import Potential
 from relaxion.potentials.registry import make_potential
@@ -38,10 +42,22 @@ def relax(request: RelaxRequest, interrupts: Interrupts) -> int:
     check_numbers(request.fmax, request.steps, rattle=request.rattle)
     check_policy(policy_argument(request.policy))
     optimizers = chosen_optimizers(request.compare, "--compare")
+    request = with_calculator(request)
     physics = make_potential(request.calc)
     check_out(request.out)
+    memory_at(request.memory)
     jobs = read_jobs(request.files)
     return _Session(request, physics, optimizers, interrupts, Progress(quiet=request.quiet)).relax_all(jobs)
+
+
+def with_calculator(request: RelaxRequest) -> RelaxRequest:
+    """The request with a calculator that fits its structures, where it names none."""
+    if request.calc != AUTO:
+        return request
+    calc = calculator_for_files(request.files)
+    if (words := choice_in_words(calc)) and not request.quiet:
+        say(f"relaxion: {words}")
+    return replace(request, calc=calc)
 
 
 @dataclass(frozen=True)
@@ -66,8 +82,10 @@ class _Session:
             if report.interrupted:
                 if number < len(jobs):
                     say(f"relaxion: interrupted; {len(jobs) - number} of {len(jobs)} structures were not started")
-                return self.interrupts.exit_code
-        return _exit_code(reports)
+                break
+        for sentence in write_together(reports, self.request.out, force=self.request.force):
+            say(f"relaxion: {sentence}")
+        return self.interrupts.exit_code if reports and reports[-1].interrupted else _exit_code(reports)
 
     def _relax_job(self, job: Job) -> Report:
         request = self.request
@@ -85,11 +103,13 @@ class _Session:
 
     def _relax_into_folder(self, job: Job, task: Task) -> Report:
         final, request = self.request.out / job.folder, self.request
-        choice = PolicyChoice.of(request.policy, task.start, allow_unseen=request.allow_unseen)
+        choice = PolicyChoice.of(
+            request.policy, task.start, allow_unseen=request.allow_unseen, calculator=task.potential
+        )
         with staging(final) as folder:
             run = run_relaxer(
                 task, choice, folder / f"{job.name}.log", folder / f"{job.name}.traj",
-                self.progress.reporter(job.label, "Relaxion"),
+                self.progress.reporter(job.label, "Relaxion"), request.memory,
             )  # fmt: skip
             with self.interrupts.held():
                 hints = self._hints(job, run, task, choice.note)

@@ -32,7 +32,7 @@ class Command:
     function: str  # in it: (request, interrupts) -> exit code
     interrupted: str = "interrupted"  # said where Ctrl-C or SIGTERM found nothing to save
     usage: tuple[type[Exception], ...] = (SettingsError,)  # errors that end with exit code 2
-    one_thread: bool = False  # before NumPy and torch are loaded: on small structures more only make times worse
+    one_thread: bool = True  # unless OMP_NUM_THREADS says otherwise; doctor shows what scripts would get
 
     @property
     def name(self) -> str:
@@ -67,7 +67,7 @@ def option(metavar: str, words: str, *names: str, default: Any = MISSING, **more
 
 
 def flag(name: str, words: str, *short: str) -> Any:
-    return field(default=False, metadata={TYPER: Option(name, *short, help=words)})
+    return field(default=False, metadata={TYPER: Option(name, *short, help=words, metavar="")})
 
 
 # what several commands have; those with words left out say them of their own
@@ -75,12 +75,18 @@ optional = partial(option, default=None)
 UNSEEN = "Let the policy speak about elements it was not trained on; the guard watches it all the same."
 unseen_flag = partial(flag, "--allow-unseen", UNSEEN)
 calc_option = partial(option, "SPEC", default="emt", autocompletion=completion.calculators)
+FITTING: dict[str, Any] = {
+    "default": "auto",
+    "show_default": "emt for its metals, else the first installed of chgnet, sevennet, mace; for molecules gfn2",
+}
 policy_option = partial(option, "NAME|FILE", default="auto", autocompletion=completion.policies)
 optimizers_option = partial(option, "NAMES", autocompletion=completion.optimizers)
 rattle_option = partial(option, "Å", "Move the atoms at random by so much along each axis first.", default=0.0)
 rattle_seed_option = partial(option, "N", "Of --rattle.", default=0, min=0)
 recipe_argument = partial(argument, "RECIPE", autocompletion=completion.recipes)
 agent_option = partial(option, "NAME", "ddpg, td3, d4pg or sac.", default=None, autocompletion=completion.agents)
+
+memory_option = partial(option, "DIR", "Keep every evaluated geometry there, to learn from; see 'learn'.", default=None)
 
 
 def quiet_flag(words: str = "No progress on stderr.") -> Any:
@@ -111,7 +117,9 @@ class RelaxRequest:
         "Structure files of any kind ASE reads. Of a file with several structures each is relaxed, frame by "
         "frame, into a folder of its own.",
     )
-    calc: str = calc_option("emt, eam, eam:FILE, lj, morse, module:factory; see 'calculators'.")
+    calc: str = calc_option(
+        "emt, eam, eam:FILE, lj, morse, chgnet, sevennet, gfn2, mace, module:factory; see 'calculators'.", **FITTING
+    )
     policy: str = policy_option(
         "auto takes a shipped policy that was trained on all elements, else the classical core; none insists on "
         "the core; NAME or FILE takes that policy; see 'policies'."
@@ -121,6 +129,7 @@ class RelaxRequest:
     steps: int = option("N", "Most steps; each is one force call.", default=500)
     cell: bool = flag("--cell", "Relax the cell too.")
     compare: str = optimizers_option("Also run these ASE optimizers from the same start: BFGS,FIRE,...", default="")
+    memory: Path | None = memory_option()
     out: Path = option("DIR", "Results go to DIR/NAME/.", default=Path("relaxed"))
     as_json: bool = flag("--json", "One JSON object per structure on stdout, nothing else.")
     report: bool = flag("--report", "Also write DIR/NAME/report.html: film, curves, comparison, facts.")
@@ -133,13 +142,14 @@ class RelaxRequest:
 AGAIN = "interrupted; run the same command again to go on"
 
 
-@command("relax_many:relax_many", usage=RELAXING, interrupted=AGAIN, one_thread=True)
+@command("relax_many:relax_many", usage=RELAXING, interrupted=AGAIN)
 class ManyRequest:
     """Relax thousands of structures by many workers; it can be killed at any moment and goes on when run again.
 
     relaxion relax-many structures.xyz --out relaxed --workers local:4
     relaxion relax-many *.cif --out relaxed --calc chgnet --time-limit 600
     relaxion relax-many structures.xyz --out relaxed --workers ray:auto
+    relaxion relax-many slabs.xyz --out relaxed --memory relaxations --learn 20
     relaxion status relaxed && relaxion merge relaxed all.extxyz
     Units.
     Exit codes: 0 all converged, 1 some were set aside or the run could not go on, 2 usage, 3 not all converged, 130
@@ -159,6 +169,8 @@ class ManyRequest:
     fmax: float = option("eV/Å", AS_IN_RELAX, default=0.05)
     steps: int = option("N", "Most steps of a structure; each is one force call.", default=500)
     cell: bool = flag("--cell", "Relax the cells too.")
+    memory: Path | None = memory_option()
+    learn: int = option("N", "Policies study after every N structures, and relax the later ones.", default=0, min=0)
     workers: str = option("KIND", "local:N, ray:auto, ray:ADDRESS; one processor each.", default="local:2")
     batch_size: int = option(
         "N", "Structures at once in a worker, where the calculator takes many.", default=128, min=1
@@ -195,6 +207,58 @@ class MergeRequest:
     force: bool = flag("--force", "Replace an earlier file.")
 
 
+@command("memory:memory")
+class MemoryRequest:
+    """Show what a memory of relaxations holds; export it; take in relaxations that you have already.
+
+    relaxion relax slab.cif --memory relaxations && relaxion memory relaxations
+    relaxion memory relaxations --add old.traj runs/*/vasprun.xml --calculator PBE
+    relaxion memory relaxations --export all.extxyz
+    Units.
+    Exit codes: 0 done, 1 error, 2 usage.
+    """
+
+    folder: Path = argument("DIR", "The --memory of 'relax' or 'relax-many', or a store of 'collect'.")
+    add: list[Path] | None = option("FILE", "Take in a file that ASE reads; may be repeated.", "--add", default=None)
+    more: list[Path] | None = argument("FILES", "More files for --add.", default=None)
+    calculator: str | None = option("NAME", "Who made the files of --add, if they do not say.", default=None)
+    export: Path | None = option("FILE.extxyz", "Every evaluated structure with energy and forces.", default=None)
+    as_json: bool = flag("--json", "Everything as one JSON object.")
+    force: bool = flag("--force", "Replace an earlier export.")
+
+    @property
+    def files(self) -> list[Path]:
+        """All that is to be taken in."""
+        return [*(self.add or ()), *(self.more or ())]
+
+
+@command("learn:learn", usage=RELAXING)
+class LearnRequest:
+    """Let a policy learn from a memory of relaxations, without a force call; kept only if it proved better.
+
+    relaxion learn relaxations --from universal --out my-policy
+    relaxion learn relaxations --from metals --out my-slabs --calc emt
+    relaxion relax slab.cif --policy my-slabs
+    Exit codes: 0 a better policy is kept, 1 error, 2 usage, 3 nothing better was found, 130 interrupted, 143 terminated
+    (in both cases the same command goes on).
+    """
+
+    folder: Path = argument("DIR", "The --memory of 'relax' or 'relax-many', or a store of 'collect'.")
+    origin: str = option(
+        "NAME|FILE", "The policy to begin from.", "--from", default="universal", autocompletion=completion.policies
+    )
+    out: str = option("NAME|FILE", "The new policy; a NAME is found by --policy, and by auto.", default="learned")
+    calculator: str | None = option("NAME", "Learn from this calculator's relaxations only, or all.", default=None)
+    calc: str | None = option(
+        "SPEC", "Also relax starts held apart for real, with both policies.", default=None, show_default="no force call"
+    )
+    number: int = option("N", "So many of them, at most.", default=24, min=2)
+    assignments: list[str] | None = set_option()
+    as_json: bool = flag("--json", "The result as one JSON object on stdout.")
+    force: bool = flag("--force", "Replace an earlier policy of that name.")
+    quiet: bool = quiet_flag("No progress on stderr.")
+
+
 @command("train:train")
 class TrainRequest:
     """Train an agent by a recipe; the run can be killed at any moment and resumed. Without a recipe: list all.
@@ -204,6 +268,7 @@ class TrainRequest:
     relaxion train runs/pendulum --resume
     relaxion train pendulum --steps 20000 --set batch_size=256
     relaxion train al-fe --collectors ray:8
+    relaxion train fine-tune --from universal --calc my_module:make --structures my.xyz
     Exit codes: 0 done, 1 error, 2 usage, 130 interrupted, 143 terminated by SIGTERM (in both cases --resume goes on).
     """
 
@@ -214,7 +279,13 @@ class TrainRequest:
     steps: int | None = optional("N", "Environment steps in all.", min=1)
     assignments: list[str] | None = set_option()
     resume: bool = flag("--resume", "Go on from the run's last checkpoint.")
-    from_weights: Path | None = optional("RUN|FILE", "A new run that begins with old weights.")
+    from_weights: Path | None = optional("RUN|FILE|POLICY", "A new run that begins with old weights.")
+    origin: str | None = optional(
+        "POLICY|RUN|FILE", "The same; of a policy its network and trust rule too.", "--from",
+        autocompletion=completion.policies,
+    )  # fmt: skip
+    calc: str | None = optional("SPEC", "Who answers, for recipes on your own structures (fine-tune).")
+    structures: str | None = optional("FILE", "Your own structures, for such recipes.")
     force: bool = flag("--force", "Replace an earlier run.")
     collectors: str | None = optional(
         "ray:N|ray:ADDRESS|ray:N@ADDRESS",
@@ -224,7 +295,7 @@ class TrainRequest:
     quiet: bool = quiet_flag()
 
 
-@command("collect:collect", one_thread=True)
+@command("collect:collect")
 class CollectRequest:
     """Relax training structures with dear potentials and store all that was evaluated; killed, it goes on.
 
@@ -243,7 +314,7 @@ class CollectRequest:
     quiet: bool = quiet_flag()
 
 
-@command("tune:tune", one_thread=True)
+@command("tune:tune")
 class TuneRequest:
     """Search for good settings of a recipe: each trial is a run of its own; the same command again goes on.
 
@@ -255,8 +326,10 @@ class TuneRequest:
     recipe: str = recipe_argument("As in 'train'.")
     out: Path = option("DIR", "Of the sweep; there already: go on.", show_default=False)
     trials: int = option("N", "Trials in all, those of earlier commands included.", min=1)
-    varied: list[str] | None = optional("KEY=LO:HI[:log]", "Vary a setting, or KEY=A|B|C; may be repeated.", "--vary")
-    space: Path | None = optional("FILE", 'The same from a TOML file: key = "lo:hi:log", key = [a, b].')
+    varied: list[str] | None = optional(
+        "KEY=VALUES", "Vary a setting: KEY=LO:HI, KEY=LO:HI:log or KEY=A|B|C; may be repeated.", "--vary"
+    )
+    space: Path | None = optional("FILE", 'The same from a TOML file: key = "lo:hi:log", or key = a list of values.')
     agent: str | None = agent_option()
     seed: int | None = optional("N", "Of every trial, and of what is proposed.", min=0)
     steps: int | None = optional("N", "Environment steps of each trial.", min=1)
@@ -270,7 +343,7 @@ class TuneRequest:
 NONE_DONE = "interrupted before the first structure was done by all optimizers"
 
 
-@command("bench:bench", usage=RELAXING, interrupted=NONE_DONE, one_thread=True)
+@command("bench:bench", usage=RELAXING, interrupted=NONE_DONE)
 class BenchRequest:
     """Count the force calls of optimizers on the same starts, inside the calculator.
 
@@ -325,7 +398,7 @@ class RaceRequest:
     file: Path = argument("FILE", "A structure file of any kind ASE reads.")
     optimizers: str = optimizers_option("ASE's optimizers beside ours, up to 5.", "--with", default="BFGS,FIRE")
     out: Path = option("FILE.html", "The page.", default=Path("race.html"))
-    calc: str = calc_option(AS_IN_RELAX)
+    calc: str = calc_option(AS_IN_RELAX, **FITTING)
     policy: str = policy_option(AS_IN_RELAX)
     allow_unseen: bool = unseen_flag()
     cell: bool = flag("--cell", "Relax the cell too.")
@@ -346,14 +419,17 @@ class ReportRequest:
     relaxion relax alloy.cif --out relaxed && relaxion report relaxed/alloy
     relaxion report bfgs.traj --out bfgs.html
     relaxion report runs/alloys
+    relaxion report relaxed-many --against relaxed-without-learning
     Units.
     Exit codes: 0 written, 1 error, 2 usage.
     """
 
     path: Path = argument(
-        "FOLDER|TRAJ", "A result folder of 'relaxion relax', the folder of a training run, or a trajectory ASE reads."
+        "FOLDER|TRAJ",
+        "A result folder of 'relax', the --out of 'relax-many', a training run's folder, or a trajectory ASE reads.",
     )
     out: Path | None = optional("FILE.html", "The page.", show_default="FOLDER/report.html or NAME.html")
+    against: list[Path] | None = optional("DIR", "Of 'relax-many': other results for the same input; may be repeated.")
     force: bool = flag("--force", "Replace an earlier page.")
 
 
@@ -364,7 +440,7 @@ class WatchRequest:
     relaxion watch runs/alloys
     relaxion watch runs/alloys-td3-* --port 9000
     relaxion watch runs/alloys --save alloys.html
-    Exit codes: 0 done, 1 error, 2 usage, 130 interrupted.
+    Exit codes: 0 done, 1 error, 2 usage, 130 interrupted, 143 terminated by SIGTERM.
     """
 
     runs: list[Path] = argument("RUN", "Folders of runs, up to 12.")
@@ -373,7 +449,7 @@ class WatchRequest:
     force: bool = flag("--force", "Replace an earlier file.")
 
 
-@command("doctor:doctor")
+@command("doctor:doctor", one_thread=False)
 class DoctorRequest:
     """Look at environment, versions, calculators, policies, threads and common mistakes; relax four atoms.
 
@@ -418,14 +494,16 @@ class PackageRequest:
 
 @command("listings:policies")
 class PoliciesRequest:
-    """List the policies there are, shipped and your own, or show the model card of one.
+    """List the policies there are, shipped and your own, show the model card of one, or remove one of yours.
 
     relaxion policies
     relaxion policies NAME --json
+    relaxion policies remove NAME
     relaxion relax alloy.cif --policy NAME
     """
 
-    name: str | None = argument("NAME", "Show the model card of this one.", default=None)
+    name: str | None = argument("NAME", "Show the model card of this one; or the word remove.", default=None)
+    removed: str | None = argument("NAME", "After remove: one of your own.", default=None)
     as_json: bool = flag("--json", "One JSON object per policy.")
 
 

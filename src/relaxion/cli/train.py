@@ -11,12 +11,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
-
+from relaxion.bundles import find_policy
+from relaxion.bundles.bundle import KIND as POLICY_KIND
 from relaxion.cli.ending import DONE, Interrupts, as_usage
 from relaxion.cli.progress import bar, print_table, say, tell, warnings_as_sentences
 from relaxion.cli.requests import TrainRequest, TuneRequest
-from relaxion.errors import FileError
+from relaxion.errors import FileError, SettingsError
+from relaxion.files import kind_of
 from relaxion.scaling.collectors.places import Collectors
 from relaxion.training.diagnostics import DIAGNOSIS, standing
 from relaxion.training.loop import Interrupted, OnProgress
@@ -40,17 +41,16 @@ def train(request: TrainRequest, interrupts: Interrupts) -> int:
 
 
 def _train(request: TrainRequest, recipe: str, interrupts: Interrupts) -> int:
-    if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(1)  # small networks gain nothing from more, and lose much when runs share the cores
     with as_usage(FileError):
-        settings = settings_from_recipe(find(recipe), request.agent, given_settings(request))
+        given = _of_origin(request.origin) | _world(request) | given_settings(request)
+        settings = settings_from_recipe(find(recipe), request.agent, given)
     collectors = None if request.collectors is None else Collectors.read(request.collectors)
     default = Path("runs") / f"{Path(recipe).stem}-{settings.agent_name}-{settings.training.seed}"
     out = request.out or run_folder(recipe) or default
     try:
         with warnings_as_sentences(), alarms_as_sentences(), progress(settings, out, request.quiet) as on_progress:
             result = train_in_folder(
-                settings, out, resume=request.resume, from_weights=request.from_weights, force=request.force,
+                settings, out, resume=request.resume, from_weights=_origin(request), force=request.force,
                 on_progress=on_progress, make=None if collectors is None else collectors.trainer,
             )  # fmt: skip
     except Interrupted as stop:
@@ -63,6 +63,30 @@ def _train(request: TrainRequest, recipe: str, interrupts: Interrupts) -> int:
     return DONE
 
 
+def _origin(request: TrainRequest) -> Path | None:
+    if request.origin is not None and request.from_weights is not None:
+        raise SettingsError("--from and --from-weights mean the same; leave one out")
+    return request.from_weights if request.origin is None else Path(request.origin)
+
+
+def _of_origin(origin: str | None) -> dict[str, Any]:
+    """Settings of the network and of the trust rule, where the beginning is a policy."""
+    if origin is None or (Path(origin).exists() and kind_of(Path(origin)) != POLICY_KIND):
+        return {}
+    bundle = find_policy(origin)
+    kept = bundle.card.training_settings
+    rule = {name: kept[name] for name in ("secant_weight", "n_secants") if kept.get(name) is not None}
+    return {**bundle.policy.settings.get("network", {}), **rule}
+
+
+def _world(request: TrainRequest) -> dict[str, Any]:
+    """The user's own: structures as they were named, from wherever the run is resumed."""
+    given = {"calculator": request.calc, "structures": request.structures}
+    if request.structures is not None and Path(request.structures).exists():
+        given["structures"] = str(Path(request.structures).absolute())
+    return {name: value for name, value in given.items() if value is not None}
+
+
 def given_settings(request: TrainRequest | TuneRequest) -> dict[str, Any]:
     """What --set, --seed and --steps say."""
     options = {"seed": request.seed, "steps": request.steps}
@@ -71,17 +95,33 @@ def given_settings(request: TrainRequest | TuneRequest) -> dict[str, Any]:
 
 @contextmanager
 def progress(settings: RunSettings, out: Path, quiet: bool) -> Iterator[OnProgress | None]:
-    """A bar with the newest numbers and the newest alarm."""
+    """A bar with the newest numbers and the newest alarm; plain lines where stderr is no terminal."""
     steps, alarm = settings.training.steps, NewestAlarm()
     with bar(str(out), steps, quiet=quiet) as advance:
 
         def report(step: int, newest: Mapping[str, float]) -> None:
-            numbers = [f"{word} {newest[name]:.1f}" for name, word in NEWEST.items() if name in newest]
-            words = ", ".join([*numbers, *alarm(newest)])
+            words = ", ".join([*_numbers(newest), *alarm(newest)])
             if advance is not None and (step % 20 == 0 or step >= steps):
                 advance(completed=step, words=words)
 
-        yield None if advance is None else report
+        yield None if quiet else report if advance is not None else _lines(settings, out)
+
+
+def _lines(settings: RunSettings, out: Path) -> OnProgress:
+    """Where nobody watches: a line for each interval of the log."""
+    training, said = settings.training, 0
+
+    def report(step: int, newest: Mapping[str, float]) -> None:
+        nonlocal said
+        if step // training.log_interval_steps > said // training.log_interval_steps:
+            said = step
+            say(", ".join([f"{out}: step {step} of {training.steps}", *_numbers(newest)]))
+
+    return report
+
+
+def _numbers(newest: Mapping[str, float]) -> list[str]:
+    return [f"{word} {newest[name]:.1f}" for name, word in NEWEST.items() if name in newest]
 
 
 class NewestAlarm:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from relaxion.errors import AssessmentStopped, CheckpointError, FileError, RunError, SettingsError
-from relaxion.files import Stored, replace_file, write_json, write_text
+from relaxion.files import Stored, kind_of, replace_file, write_json, write_text
 from relaxion.settings import shown
 from relaxion.training import checkpoint
 from relaxion.training.checkpoint import DIVERGED, DivergedError, NonFiniteError
@@ -134,7 +134,11 @@ def enough_memory() -> Iterator[None]:
 
 
 def read_weights(path: Path) -> Stored:
-    """The weights of a run folder (its newest checkpoint) or of a file."""
+    """The weights of a run folder (its newest checkpoint), of a file, or of a policy by its name."""
+    if not path.exists() or kind_of(path) not in (None, CHECKPOINT, AGENT):
+        from relaxion.training.origins import weights_of_policy  # runs on vectors need no policies
+
+        return weights_of_policy(path)
     file = RunFolder(path).checkpoint if path.is_dir() else path
     return checkpoint.read(file, CHECKPOINT, AGENT)
 
@@ -220,6 +224,7 @@ class _Run:
             write_text(self.folder.settings, self.trainer.settings.as_toml())
             with noticing_interrupts() as self._interrupted:
                 self.trainer.prepare(self.folder.path)
+                self._assess_start()
                 if self._logged_up_to < self.trainer.step:
                     self._log()
                 while self.trainer.step < self.training.steps:
@@ -269,10 +274,23 @@ class _Run:
             scalars |= self.trainer.scalars() | self.clock.scalars(self.trainer.step)
         scalars |= assessed
         if scalars:
-            self.records.write({"time/total_timesteps": self.trainer.step} | scalars)
+            self._record(scalars)
             self.alarms.write(self.trainer.take_events())
-            self._newest |= scalars
         self._logged_up_to = self.trainer.step
+
+    def _assess_start(self) -> None:
+        """What training begins with: the first point of the curve."""
+        if self.trainer.step == 0 and 0 < self.training.assessment_interval_steps <= self.training.steps:
+            self._record(self._assessed().scalars())
+
+    def _record(self, scalars: Mapping[str, float]) -> None:
+        self.records.write({"time/total_timesteps": self.trainer.step, **scalars})
+        self._newest |= scalars
+
+    def _record_end(self, scalars: Mapping[str, float]) -> None:
+        """The assessment at the end, unless an interval ended with the last round and has recorded it."""
+        if not self._due(self.trainer.step - self.trainer.steps_per_round, self.training.assessment_interval_steps):
+            self._record(scalars)
 
     def _assessed(self) -> Any:
         try:
@@ -296,6 +314,7 @@ class _Run:
         self.save()
         final = self._assessed()  # not in the checkpoint: a run that goes on from it is one that never stopped here
         write_agent(self.folder.agent, self.trainer)
+        self._record_end(final.scalars())
         result = self.trainer.result(final, self.clock.seconds())
         write_json(self.folder.result, asdict(result))
         from relaxion.training.curves import leave_curve  # learning alone needs no picture

@@ -21,6 +21,7 @@ NONMETALS = frozenset([1, 2, *range(5, 11), *range(14, 19), *range(32, 37), *ran
 MOST_STICK_ATOMS = 150
 METHODS = {"springs": "springs", "plain": "plain L-BFGS", "fire": "damped FIRE", "policy": "the policy"}
 HOW = "Each frame is one force call. Drag to turn, Ctrl and wheel to zoom."
+FAINT = "Faint atoms are held fixed."
 MILLI = 1000  # units of the browser's lengths per Å
 
 
@@ -36,6 +37,7 @@ class Reel:
     end: str  # what is said from the last force call on
     converged: bool
     winner: bool = False
+    fixed: frozenset[int] = frozenset()  # atoms that are held
 
 
 def film_parts(reels: Sequence[Reel], largest_bytes: int = LARGEST_BYTES) -> tuple[list[dict[str, Any]], list[str]]:
@@ -108,6 +110,7 @@ def _film(reel: Reel, frames: Sequence[Frame], atoms: np.ndarray) -> dict[str, A
         "end": reel.end,
         "converged": reel.converged,
         "winner": reel.winner,
+        "fixed": [place for place, atom in enumerate(atoms.tolist()) if atom in reel.fixed],
     }
 
 

@@ -26,6 +26,7 @@ LEAST_FILM_BYTES = 40_000
 SEEDS = "assessments start from seeds of their own, the same for all runs"
 X_LABEL = "environment steps"  # the true total, those before a resume included
 
+NOTHING_YET = "no assessment yet; the first one is made before training begins"
 SPARK_POINTS = 50
 SHOWN_BY = {"share_non_finite": "outcome_non_finite"}  # numbers of rules that are not logged under their own name
 UNITS = ("_ev_per_angstrom", "_angstrom", "_transitions")  # shown behind the value instead
@@ -221,7 +222,7 @@ def _curve(
     return {
         "id": name, "kind": "plot", "title": title, "span": span, "x_label": X_LABEL, "y_label": y_label,
         "series": series, "x_range": [0, max([1, *(one["x"][-1] for one in series if one["x"])])],
-        "empty": "no assessment yet", "summary": f"{what} against environment steps; {said or 'nothing yet'}.", **more,
+        "empty": NOTHING_YET, "summary": f"{what} against environment steps; {said or 'nothing yet'}.", **more,
     }  # fmt: skip
 
 
@@ -321,7 +322,15 @@ def _alarm_list(runs: Sequence[WatchedRun]) -> Part:
     shown = [_event(event, runs[place].label if len(runs) > 1 else "") for _, place, event in found[:MOST_ALARMS_SHOWN]]
     diagnosed = any(run.history.names(PREFIX) for run in runs)
     none = "None so far." if diagnosed else "This kind of run has no diagnosis; its own numbers are below."
+    none = _first_numbers(runs) if all(run.history.step < 0 for run in runs) else none
     return {"id": "alarms", "kind": "alarms", "title": "Alarms", "alarms": shown, "none": none}
+
+
+def _first_numbers(runs: Sequence[WatchedRun]) -> str:
+    """When something will be seen, as far as the settings say."""
+    found = [run.settings.get("log_interval_steps") for run in runs]
+    intervals = [interval for interval in found if isinstance(interval, int)]
+    return f"The first numbers come at step {count(min(intervals))}." if intervals else "The first numbers are to come."
 
 
 def _event(event: dict[str, Any], label: str) -> dict[str, Any]:

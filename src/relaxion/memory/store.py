@@ -1,7 +1,9 @@
-"""Finished relaxations on disk: every structure that was evaluated, for expensive potentials.
+"""Relaxations on disk: every structure that was evaluated.
 
-A store is a folder: `manifest.json` (format, what it was made by) and shards of trajectories that are only ever added,
-each written in one go. Several processes may add at the same time; whoever is killed leaves whole shards.
+A store is a folder: `manifest.json` (format, what it was made by), shards of finished trajectories, each written in one
+go (`relaxion collect`, files that were taken in), and journals, one per process that relaxes with a memory
+(`journal.py`). Files are only ever added. Several processes may add at the same time; whoever is killed leaves whole
+shards and at most one torn record.
 """
 
 from __future__ import annotations
@@ -9,8 +11,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -21,61 +22,21 @@ from torch import Tensor
 
 from relaxion.errors import FileError
 from relaxion.files import Format, Stored, check_regular, decoded, json_of, part_of, replace_file
+from relaxion.memory.journal import Contents, read_journal
+from relaxion.memory.trajectory import Trajectory, trajectory_of
 from relaxion.settings import shown
-from relaxion.structures import Evaluation, Structures
+from relaxion.structures import Outcome
 from relaxion.version import __version__
 
 FORMAT = Format(version=1, error=FileError, advice="remove this shard: the others stay usable")
 MANIFEST = "manifest.json"
 KIND = "trajectories"
 SHARD = "shard-"
+JOURNAL, JOURNAL_SUFFIX = "journal-", ".rxj"
 MOST_ROWS = 2**31  # steps, or atoms, of one relaxation
+MOST_TRIES, SECONDS_BETWEEN_TRIES = 20, 0.02  # to make a folder that others make too
+Note = Callable[[str], None]
 _numbers = count()
-
-
-@dataclass(frozen=True, eq=False)
-class Trajectory:
-    """One relaxation, every evaluated structure of it in order; the last is its end."""
-
-    key: str  # unique: hash of recipe, engine, kind, number
-    kind: str  # "prototype", "packing", "surface", "molecule", ...
-    engine: str  # "chgnet", "gfn2", "emt", ...
-    outcome: int  # structures.Outcome
-    cell_free: bool
-    numbers: Tensor  # (n_atoms,) int64
-    pbc: Tensor  # (3,) bool
-    movable: Tensor  # (n_atoms,) bool
-    cells: Tensor  # (T, 3, 3) Å
-    positions: Tensor  # (T, n_atoms, 3) Å
-    energies: Tensor  # (T,) eV
-    forces: Tensor  # (T, n_atoms, 3) eV/Å
-    stresses: Tensor  # (T, 3, 3) eV/Å³; zero where there is no volume
-
-    def __len__(self) -> int:
-        return len(self.energies)
-
-    @property
-    def n_atoms(self) -> int:
-        return len(self.numbers)
-
-    @property
-    def structures(self) -> Structures:
-        """All of its structures, as one object."""
-        steps, atoms = len(self), self.n_atoms
-        return Structures(
-            positions=self.positions.reshape(-1, 3),
-            cells=self.cells,
-            periodic=self.pbc.expand(steps, 3),
-            atomic_numbers=self.numbers.repeat(steps),
-            structure_index=torch.arange(steps).repeat_interleave(atoms),
-            movable=self.movable.repeat(steps),
-            cell_free=torch.full((steps,), self.cell_free),
-        )
-
-    @property
-    def evaluation(self) -> Evaluation:
-        """What the potential said of them."""
-        return Evaluation(self.energies, self.forces.reshape(-1, 3), self.stresses)
 
 
 class TrajectoryStore:
@@ -105,6 +66,18 @@ class TrajectoryStore:
         except OSError as error:
             raise FileError(f"the store {path} cannot be made: {error.strerror}; take another folder") from error
         return cls(path, manifest)
+
+    @classmethod
+    def open_or_create(cls, path: str | Path, description: Mapping[str, Any]) -> TrajectoryStore:
+        """The one that is there, or a new one; several processes may come at once."""
+        for _ in range(MOST_TRIES):
+            if (Path(path) / MANIFEST).exists():
+                break
+            try:
+                return cls.create(path, description)
+            except FileError:  # somebody else has just made it, or is about to; or it cannot be made
+                time.sleep(SECONDS_BETWEEN_TRIES)
+        return cls.open(path) if (Path(path) / MANIFEST).exists() else cls.create(path, description)
 
     @classmethod
     def open(cls, path: str | Path) -> TrajectoryStore:
@@ -144,18 +117,7 @@ class TrajectoryStore:
         trajectories, skipped = list(trajectories), dict(skipped or {})
         if not trajectories and not skipped:
             return
-        about = [
-            {
-                "key": t.key,
-                "kind": t.kind,
-                "engine": t.engine,
-                "outcome": int(t.outcome),
-                "cell_free": bool(t.cell_free),
-                "n_steps": len(t),
-                "n_atoms": t.n_atoms,
-            }
-            for t in trajectories
-        ]
+        about = [_described(trajectory) for trajectory in trajectories]
         # the clock first, so that shards sort by age; process and number keep writers apart
         name = f"{SHARD}{time.time_ns():020d}-{os.getpid()}-{next(_numbers)}.safetensors"
         values = {"about": about, "skipped": skipped, "cost": dict(cost or {})}
@@ -163,18 +125,16 @@ class TrajectoryStore:
 
     def keys(self) -> set[str]:
         """Of all trajectories, and of starts that were skipped: what need not be done again."""
-        found: set[str] = set()
-        for values in self._headers():
-            found |= {entry["key"] for entry in values["about"]} | set(values["skipped"])
-        return found
+        found = {entry["key"] for entry in self.about()}
+        return found.union(*(values["skipped"] for values in self._headers()))
 
     def skipped(self) -> dict[str, str]:
         """Starts that gave no trajectory: key and reason."""
         return {key: reason for values in self._headers() for key, reason in values["skipped"].items()}
 
     def about(self) -> list[dict[str, Any]]:
-        """Key, kind, engine, outcome, cell_free, n_steps, n_atoms of each trajectory; no tensor is read."""
-        return list({entry["key"]: entry for values in self._headers() for entry in values["about"]}.values())
+        """Key, kind, engine, outcome, cell_free, n_steps, n_atoms of each trajectory; no tensor is made."""
+        return [entry for _, entry in self._best().values()]
 
     def cost(self) -> dict[str, float]:
         """What all of it took: `force_calls` and `cpu_seconds`, as far as it was written down."""
@@ -188,13 +148,49 @@ class TrajectoryStore:
         return len(self.about())
 
     def __iter__(self) -> Iterator[Trajectory]:
-        """All trajectories, oldest shard first; a key that occurs twice comes once."""
-        seen: set[str] = set()
-        for path in self.shards():
-            for trajectory in self._trajectories(path):
-                if trajectory.key not in seen:
-                    seen.add(trajectory.key)
+        """All trajectories, oldest file first; a key that occurs twice comes once. FileError at a damaged shard."""
+        return self.trajectories()
+
+    def trajectories(self, note: Note | None = None) -> Iterator[Trajectory]:
+        """The same; with `note` what is damaged is left out, with a sentence each."""
+        best = {key: path for key, (path, _) in self._best(note).items()}
+        for path in [*self.shards(), *self.journals()]:
+            for trajectory in self._read(path, note):
+                if best.get(trajectory.key) == path:
+                    del best[trajectory.key]
                     yield trajectory
+
+    def _best(self, note: Note | None = None) -> dict[str, tuple[Path, dict[str, Any]]]:
+        """By key: the file with its fullest trajectory, and what is said of it there."""
+        best: dict[str, tuple[Path, dict[str, Any]]] = {}
+        for path in [*self.shards(), *self.journals()]:
+            for entry in self._about(path, note):
+                if entry["key"] not in best or _fullness(entry) > _fullness(best[entry["key"]][1]):
+                    best[entry["key"]] = path, entry
+        return best
+
+    def _about(self, path: Path, note: Note | None) -> list[dict[str, Any]]:
+        if path.suffix == JOURNAL_SUFFIX:
+            return [_described(trajectory) for trajectory in self._journal(path, note)]
+        try:
+            return self._header(path)["about"]
+        except FileError as error:
+            if note is None:
+                raise
+            note(f"{error}; it was left out")
+            return []
+
+    def _read(self, path: Path, note: Note | None) -> list[Trajectory]:
+        if path.suffix == JOURNAL_SUFFIX:
+            return self._journal(path, None)
+        try:
+            return self._trajectories(path)
+        except FileError as error:
+            if note is None:
+                raise
+            if not str(error).startswith(f"{path} is damaged or no s"):  # said already
+                note(f"{error}; it was left out")
+            return []
 
     def _trajectories(self, path: Path) -> list[Trajectory]:
         stored = FORMAT.read(path, KIND)
@@ -203,9 +199,25 @@ class TrajectoryStore:
         except (KeyError, ValueError, RuntimeError, IndexError) as error:  # torch says RuntimeError of sizes
             raise FileError(f"{path} does not hold what it says ({error}); {FORMAT.advice}") from error
 
+    def _journal(self, path: Path, note: Note | None) -> list[Trajectory]:
+        """The fullest of each key; a journal is read as far as it is whole."""
+        try:
+            contents = read_journal(path)
+        except OSError as error:
+            if note is not None:
+                note(f"{path} cannot be read ({error.strerror}); it was left out")
+            return []
+        if note is not None and contents.n_damaged_bytes:
+            note(f"{path}: {contents.n_damaged_bytes} damaged bytes were left out, all else was read")
+        return _fullest(contents)
+
     def shards(self) -> list[Path]:
         """Whole ones; what a writer is busy with has another name."""
         return sorted(self.path.glob(f"{SHARD}*.safetensors"))
+
+    def journals(self) -> list[Path]:
+        """Of processes that relax or have relaxed with this folder as their memory."""
+        return sorted(self.path.glob(f"{JOURNAL}*{JOURNAL_SUFFIX}"))
 
     def sweep(self, older_than_seconds: float = 600.0) -> None:
         """Remove what killed writers left unfinished."""
@@ -214,14 +226,44 @@ class TrajectoryStore:
                 path.unlink(missing_ok=True)
 
     def _headers(self) -> Iterator[dict[str, Any]]:
-        for path in self.shards():
-            try:
-                check_regular(path)
-                with safe_open(path, framework="pt") as file:
-                    text = (file.metadata() or {})["relaxion_values"]
-                yield _checked(decoded(text))
-            except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-                raise FileError(f"{path} is damaged or no shard ({error}); {FORMAT.advice}") from error
+        return (self._header(path) for path in self.shards())
+
+    def _header(self, path: Path) -> dict[str, Any]:
+        try:
+            check_regular(path)
+            with safe_open(path, framework="pt") as file:
+                text = (file.metadata() or {})["relaxion_values"]
+            return _checked(decoded(text))
+        except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+            raise FileError(f"{path} is damaged or no shard ({error}); {FORMAT.advice}") from error
+
+
+def _described(trajectory: Trajectory) -> dict[str, Any]:
+    return {
+        "key": trajectory.key,
+        "kind": trajectory.kind,
+        "engine": trajectory.engine,
+        "outcome": int(trajectory.outcome),
+        "cell_free": bool(trajectory.cell_free),
+        "n_steps": len(trajectory),
+        "n_atoms": trajectory.n_atoms,
+    }
+
+
+def _fullness(entry: Mapping[str, Any]) -> tuple[bool, int]:
+    """An interrupted relaxation that was made again is in the store twice: once in part, once whole."""
+    return entry["outcome"] == Outcome.CONVERGED, entry["n_steps"]
+
+
+def _fullest(contents: Contents) -> list[Trajectory]:
+    best: dict[str, Trajectory] = {}
+    for entry in contents.entries.values():
+        if entry.points:
+            found = trajectory_of(entry)
+            known = best.get(found.key)
+            if known is None or _fullness(_described(found)) > _fullness(_described(known)):
+                best[found.key] = found
+    return list(best.values())
 
 
 _KINDS: dict[str, type] = {
@@ -285,7 +327,7 @@ def _trajectories(stored: Stored) -> Iterator[Trajectory]:
     parts |= {name: stored.tensors[name].split(steps) for name in _PER_STRUCTURE}
     parts |= {name: stored.tensors[name].split(both) for name in _PER_STEP_AND_ATOM}
     for place, entry in enumerate(about):
-        own = {name: tensors[place].clone() for name, tensors in parts.items()}
+        own: dict[str, Any] = {name: tensors[place].clone() for name, tensors in parts.items()}
         shape = (entry["n_steps"], entry["n_atoms"], 3)
         yield Trajectory(
             key=entry["key"],

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from relaxion.collecting.store import MANIFEST, Trajectory, TrajectoryStore
 from relaxion.errors import FileError
+from relaxion.memory.store import MANIFEST, TrajectoryStore
+from relaxion.memory.trajectory import Trajectory
 from relaxion.potentials import potential
 
 
