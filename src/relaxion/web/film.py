@@ -19,7 +19,13 @@ LEAST_BYTES_PER_ATOM = 6  # of one frame: three zeros and their commas
 MOST_FRAMES = 400  # of one film: more than anybody looks at
 NONMETALS = frozenset([1, 2, *range(5, 11), *range(14, 19), *range(32, 37), *range(51, 55)])  # drawn with sticks
 MOST_STICK_ATOMS = 150
-METHODS = {"springs": "springs", "plain": "plain L-BFGS", "fire": "damped FIRE", "policy": "the policy"}
+METHODS = {
+    "policy": "the policy",
+    "valence": "valence terms",
+    "springs": "springs",
+    "plain": "plain L-BFGS",
+    "fire": "damped FIRE",
+}
 HOW = "Each frame is one force call. Drag to turn, Ctrl and wheel to zoom."
 FAINT = "Faint atoms are held fixed."
 MILLI = 1000  # units of the browser's lengths per Å
