@@ -178,7 +178,7 @@ def test_a_relaxation_cut_short_goes_on_where_it_was(relaxion, alloy_file, cell)
     answer = relaxion("relax", alloy_file, *options, "--calc", "calculators_for_test:breaks_in_the_middle")
     assert answer.code == 1
     one_sentence(answer.err)
-    assert "Relaxer(atoms, restart=...) goes on from alloy.restart.json there" in answer.err
+    assert "Relaxer(atoms, restart=...) continues from alloy.restart.json there" in answer.err
     assert "alloy.restart.json" in json.loads(Path("relaxed/alloy/relaxion.json").read_text())["files"]
     kept = read("relaxed/alloy/alloy.traj")  # the last accepted point, to all digits
     kept.calc = EMT()

@@ -53,7 +53,7 @@ def test_time_is_up(relaxion: Callable[..., Any]) -> None:
     Path("recipe.toml").write_text(RECIPE)
     answer = relaxion("collect", "recipe.toml", "--out", "store", "--limit-minutes", "0", "-q")
     assert answer.code == 3
-    assert "not complete: the same command goes on" in answer.out
+    assert "not complete: the same command continues" in answer.out
 
 
 def test_mistakes(relaxion: Callable[..., Any]) -> None:

@@ -42,7 +42,7 @@ def test_from_files_to_one_file(relaxion):
 
     status = relaxion("status", "out")
     assert status.code == 0
-    assert "10 relaxed (10 converged); 10 structures in the input; nobody works here" in status.out
+    assert "10 relaxed (10 converged); 10 structures in the input; no process is running" in status.out
     (plain,) = relaxion("status", "out", "--json").objects
     assert plain["running"] is False
     assert plain["settings"]["policy_weights"].keys() == {"metals", "universal"}

@@ -136,7 +136,7 @@ def test_interrupted_from_outside(relaxion: Callable[..., Any], number: signal.S
     child.send_signal(number)
     _, said = child.communicate(timeout=600)
     assert child.returncode == code, said
-    assert "--resume goes on" in said
+    assert "--resume continues" in said
     step = int(said.split("stopped at step ")[1].split(",")[0])
     resumed = relaxion(*words("--resume", "--json", steps=step + 5))
     assert resumed.code == 0, resumed.err

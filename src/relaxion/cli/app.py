@@ -21,13 +21,13 @@ from relaxion.version import __version__
 FIRST_STEPS = """
 [bold]First steps[/bold]
 
-relaxion doctor                        is everything here?
+relaxion doctor                        check the installation
 
 relaxion relax alloy.cif               relax it, 0.05 eV/Å
 
 relaxion race alloy.cif --with BFGS    watch it beside BFGS
 
-relaxion --install-completion          words after TAB in your shell"""
+relaxion --install-completion          completion with TAB in your shell"""
 UNITS = "[bold]Units[/bold]: lengths Å, energies eV, forces eV/Å, stresses eV/Å³, times s."
 
 

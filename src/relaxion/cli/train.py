@@ -54,10 +54,10 @@ def _train(request: TrainRequest, recipe: str, interrupts: Interrupts) -> int:
                 on_progress=on_progress, make=None if collectors is None else collectors.trainer,
             )  # fmt: skip
     except Interrupted as stop:
-        say(f"relaxion: {stop}; the same command with --resume goes on")
+        say(f"relaxion: {stop}; the same command with --resume continues")
         return interrupts.exit_code
     except KeyboardInterrupt:
-        say(f"relaxion: stopped at once; --resume goes on from the last checkpoint, if there is one in {out}")
+        say(f"relaxion: stopped at once; --resume continues from the last checkpoint, if there is one in {out}")
         return interrupts.exit_code
     tell(json.dumps(asdict(result)) if request.as_json else f"{result.sentence()} -> {out}{os.sep}")
     return DONE

@@ -87,13 +87,13 @@ class Relaxer(Optimizer):
         memory: str | Path | Memory | int | None = None,
         **kwargs: Any,
     ) -> None:
-        """`policy`: "auto" takes a shipped policy that covers the elements, a name or path takes that one, None insists
-        on the classical core. `maxstep`: longest displacement in one step, Å. `fallback`: whether damped FIRE may take
-        over when the core loses its way. `allow_unseen`: let the policy speak about elements it was not trained on.
-        `adapt`: the metric goes on learning from every relaxation of this process that asks for it (or of those that
-        share an `Adaptation`), at no force call: for many similar structures one after the other. `memory`: a folder
-        in which every evaluated geometry is kept, to learn from (`relaxion learn`). All else as in ASE; options that
-        only other optimizers have (alpha, dt, a number for memory, …) are named in a warning and left out."""
+        """`policy`: "auto" takes a shipped policy that covers the elements, a name or path takes that one, None the
+        classical optimizer. `maxstep`: longest displacement in one step, Å. `fallback`: whether damped FIRE may take
+        over after many rejected steps. `allow_unseen`: use the policy also for elements it was not trained on.
+        `adapt`: a copy of the network learns from the relaxations of this process (or of those that share an
+        `Adaptation`), at no force call: for many similar structures. `memory`: a folder in which every evaluated
+        geometry is kept, to learn from (`relaxion learn`). All else as in ASE; options that only other optimizers have
+        (alpha, dt, a number for memory, …) are named in a warning and ignored."""
         check_door(atoms)
         self.maxstep = _checked_maxstep(self.defaults["maxstep"] if maxstep is None else maxstep)
         self.policy = policy
@@ -147,8 +147,8 @@ class Relaxer(Optimizer):
 
     @property
     def fallback_used(self) -> int:
-        """Steps not made by whom they were asked of: by the core or FIRE in place of the policy, by FIRE in place of
-        the core where no policy was asked."""
+        """Steps made by another method than the one asked for: by the classical optimizer or FIRE instead of the
+        policy, by FIRE instead of the classical optimizer."""
         return self._stepper.fallback_used
 
     @property

@@ -97,7 +97,7 @@ def train(
     `make`: another maker of the trainer, for instance one whose structures are stepped by collectors on Ray.
     """
     if resume and (force or from_weights is not None):
-        raise RunError("a resume goes on where the run stopped: it takes neither --force nor --from-weights")
+        raise RunError("--resume continues a run; it cannot be combined with --force or --from-weights")
     folder = RunFolder(out)
     if resume and not folder.checkpoint.exists():
         raise CheckpointError(f"{out} holds no checkpoint to resume from; leave --resume out to begin")
@@ -242,7 +242,7 @@ class _Run:
             write_json(self.folder.offender, error.transition)
             raise RunError(
                 f"{error.what} at step {self.trainer.step} is not finite in 32 bits; the transition is in "
-                f"{self.folder.offender}, and once its cause is gone --resume goes on from the last checkpoint"
+                f"{self.folder.offender}, and once its cause is removed --resume continues from the last checkpoint"
             ) from error
         finally:
             self.records.close()

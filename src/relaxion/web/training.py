@@ -83,7 +83,7 @@ def status(run: WatchedRun) -> str:
     steps = run.settings.get("steps")
     at = f"step {_step(run)}" + (f" of {count(steps)}" if isinstance(steps, int) else "")
     if run.status == STOPPED:
-        return f"stopped at {at}; the same command with --resume goes on"
+        return f"stopped at {at}; the same command with --resume continues"
     return f"{run.status} at {at}" if run.status in (FINISHED, RUNNING) else run.status
 
 
@@ -269,7 +269,7 @@ def _diagnosis_gauges(run: WatchedRun) -> list[Part]:
     gauges = [_gauge(run, one) for one in DIAGNOSTICS if run.newest(PREFIX + one.name) is not None]
     if not gauges:
         return []
-    note = "Newest value of each, with its way there. What every number means and what to do: docs/diagnostics.md."
+    note = "Newest value and history of each. Meanings and what to do: docs/diagnostics.md."
     return [{"id": "diagnosis", "kind": "gauges", "title": "Diagnosis", "gauges": gauges, "note": note}]
 
 
@@ -300,7 +300,7 @@ def _agent_gauges(run: WatchedRun) -> list[Part]:
     if not names:
         return []
     gauges = [_number(run, name, name.split("/", 1)[1].replace("_", " ")) for name in names]
-    note = f"What each is: docs/agents/{run.agent}.md." if run.agent in ("ddpg", "td3", "d4pg", "sac") else ""
+    note = "What each means: docs/agents.md." if run.agent in ("ddpg", "td3", "d4pg", "sac") else ""
     return [{"id": "agent", "kind": "gauges", "title": "The agent's own numbers", "gauges": gauges, "note": note}]
 
 
@@ -321,7 +321,7 @@ def _alarm_list(runs: Sequence[WatchedRun]) -> Part:
     found.sort(key=lambda one: one[:2], reverse=True)
     shown = [_event(event, runs[place].label if len(runs) > 1 else "") for _, place, event in found[:MOST_ALARMS_SHOWN]]
     diagnosed = any(run.history.names(PREFIX) for run in runs)
-    none = "None so far." if diagnosed else "This kind of run has no diagnosis; its own numbers are below."
+    none = "None so far." if diagnosed else "There are no diagnostics for this kind of run; its records are below."
     none = _first_numbers(runs) if all(run.history.step < 0 for run in runs) else none
     return {"id": "alarms", "kind": "alarms", "title": "Alarms", "alarms": shown, "none": none}
 

@@ -250,5 +250,5 @@ def test_a_second_collection_into_the_same_store_waits_outside(tmp_path: Path) -
 def test_time_is_kept_and_the_summary_says_so(tmp_path: Path) -> None:
     found = collect(settings(number=4000), tmp_path / "store", limit_minutes=0.0)
     assert not found.complete
-    assert "not complete: the same command goes on" in found.lines()[0]
+    assert "not complete: the same command continues" in found.lines()[0]
     assert summary(TrajectoryStore.open(tmp_path / "store")).trajectories == found.trajectories

@@ -204,7 +204,7 @@ def test_the_control_acts() -> None:
     assert length(StepControl(log_trust=-3.0)) < plain
     assert length(StepControl(floor=2.0)) < plain
     left = with_control(StepControl(leave_to_core=True), base)
-    assert (left.method, left.reason) == ("springs", "the gate left it to the core")
+    assert (left.method, left.reason) == ("springs", "the trust rule chose the classical optimizer")
 
 
 def test_actions_are_departures_from_the_default() -> None:
