@@ -23,6 +23,15 @@ class AsePotential(Potential):
         self.name = type(calculator).__name__
         self.has_stress = "stress" in getattr(calculator, "implemented_properties", ["stress"])
 
+    def close(self) -> None:
+        """End the program behind the calculator, as its own `close` or `with` would (ASE's socket calculators)."""
+        leave = getattr(self.calculator, "__exit__", None)
+        close = getattr(self.calculator, "close", None)
+        if callable(close):
+            close()
+        elif callable(leave):
+            leave(None, None, None)
+
     def evaluate(self, structures: Structures, stresses: bool) -> Evaluation:
         energies, forces, tensors = [], [], []
         for atoms in structures.to_ase():
