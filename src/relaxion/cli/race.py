@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from ase import Atoms
+from ase.optimize.optimize import Optimizer
 
 from relaxion.bench.checks import emt_note, occupancy_note
 from relaxion.bench.comparison import in_words, who_relaxed
@@ -19,6 +21,7 @@ from relaxion.cli.progress import Progress, say, speaks_ascii_only, tell
 from relaxion.cli.requests import RaceRequest
 from relaxion.cli.sentences import compared_as_json
 from relaxion.errors import FileError, SettingsError
+from relaxion.potentials.potential import Potential
 from relaxion.potentials.registry import make_potential
 from relaxion.structures.dataset import read
 from relaxion.web.race import Race, race_page, raced, verdict
@@ -34,7 +37,11 @@ def race(request: RaceRequest, _: Interrupts) -> int:
     if not 1 <= len(optimizers) <= MOST_RACERS:
         raise SettingsError(f"--with names 1 to {MOST_RACERS} optimizers, got {len(optimizers)}; try --with BFGS,FIRE")
     check_page(request.out, request.force)
-    potential = make_potential(request.calc)
+    with closing(make_potential(request.calc)) as potential:
+        return _race(request, potential, optimizers)
+
+
+def _race(request: RaceRequest, potential: Potential, optimizers: dict[str, type[Optimizer]]) -> int:
     atoms, hints = _structure(request.file, request.index)
     start = checked_start(atoms, potential, free_cell=request.cell, rattle=request.rattle, seed=request.seed)
     choice = PolicyChoice.of(request.policy, start, allow_unseen=request.allow_unseen)

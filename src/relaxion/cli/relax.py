@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,10 +42,10 @@ def relax(request: RelaxRequest, interrupts: Interrupts) -> int:
     check_numbers(request.fmax, request.steps, rattle=request.rattle)
     check_policy(policy_argument(request.policy))
     optimizers = chosen_optimizers(request.compare, "--compare")
-    physics = make_potential(request.calc)
-    check_out(request.out)
-    jobs = read_jobs(request.files)
-    return _Session(request, physics, optimizers, interrupts).relax_all(jobs)
+    with closing(make_potential(request.calc)) as physics:
+        check_out(request.out)
+        jobs = read_jobs(request.files)
+        return _Session(request, physics, optimizers, interrupts).relax_all(jobs)
 
 
 class _Session:

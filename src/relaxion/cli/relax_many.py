@@ -76,6 +76,7 @@ def _worker_settings(request: ManyRequest) -> tuple[WorkerSettings, int]:
     check_numbers(request.fmax, request.steps)
     weights = policy_weights(request.policy)
     made = make_potential(request.calc)
+    made.close()  # workers make their own
     if request.cell and not made.has_stress:
         raise SettingsError(f"--cell: calculator {made.name} gives no stress; leave --cell away, or try --calc emt")
     many = ManySettings(

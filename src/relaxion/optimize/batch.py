@@ -311,7 +311,7 @@ class BatchRelaxer:
         return pairs
 
 
-class _Told:
+class Told:
     """A calculator, as far as ASE's atoms and filters ask one, that says what it was told."""
 
     answer: Answer
@@ -344,7 +344,7 @@ class _Relaxation:
     ) -> None:
         self.start, self.tag, self.settings = atoms, tag, settings
         self.atoms = atoms.copy()
-        self._told = _Told() if together else None
+        self._told = Told() if together else None
         stress = _with_stress(settings, potential, atoms)
         self._counter = None if together else CountingCalculator(potential, stress=stress)
         self.atoms.calc = self._told or self._counter

@@ -23,6 +23,7 @@ from relaxion.potentials.engines import ENGINES
 from relaxion.potentials.extras import Extra, is_installed
 from relaxion.potentials.pair import LennardJones, Morse
 from relaxion.potentials.potential import Potential
+from relaxion.potentials.torchsim import TorchSimPotential, is_torchsim_model
 from relaxion.settings import nearest
 from relaxion.structures.devices import DeviceLike, device_of
 
@@ -152,7 +153,7 @@ def _from_object(thing: object) -> Potential | None:
     asks = all(callable(getattr(thing, name, None)) for name in ("get_forces", "get_potential_energy"))
     if isinstance(thing, BaseCalculator) or (asks and not isinstance(thing, type | Atoms)):
         return AsePotential(thing)  # pyright: ignore[reportArgumentType]
-    return None
+    return TorchSimPotential(thing) if is_torchsim_model(thing) else None
 
 
 def _from_code(spec: str, module_name: str, factory_name: str) -> Potential:

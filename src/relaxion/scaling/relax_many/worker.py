@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -109,8 +109,9 @@ def serve(driver: Connection, settings: str) -> None:
         except RelaxionError as error:
             driver.send_bytes(json.dumps(str(error)).encode())
             return
-        driver.send_bytes(b"null")
-        while True:
-            for record in worker.records(json.loads(driver.recv_bytes())):
-                driver.send_bytes(record.encode())
+        with closing(worker.relaxer.potential):
             driver.send_bytes(b"null")
+            while True:
+                for record in worker.records(json.loads(driver.recv_bytes())):
+                    driver.send_bytes(record.encode())
+                driver.send_bytes(b"null")
