@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from relaxion.training.loop import train
@@ -24,3 +25,8 @@ def train_small(kind: dict[str, object], out: Path, **changes: object) -> Path:
     """The folder of a finished run."""
     train(RunSettings.read({**kind, **changes}), out)
     return out
+
+
+def without_times(line: str) -> dict[str, float | None]:
+    """A record without what differs between two equal runs."""
+    return {name: value for name, value in json.loads(line).items() if name not in ("time/time_elapsed", "time/fps")}

@@ -24,11 +24,11 @@ from relaxion.bench.optimizers import (
     our_contestants,
     policy_argument,
 )
-from relaxion.bench.results import Circumstances, ContestResult, draw_profile
 from relaxion.bench.sets import FIRST_SEED, SETS
-from relaxion.cli.bench import measure
-from relaxion.cli.bench_output import as_markdown, as_plain
-from relaxion.cli.bench_starts import find_starts
+from relaxion.bench.statistics import Circumstances, ContestResult, draw_profile
+from relaxion.cli.bench import find_starts, measure
+from relaxion.cli.bench_output import HEADINGS, as_plain, cells, sentences
+from relaxion.cli.requests import BenchRequest
 from relaxion.optimize.choice import new_stepper
 from relaxion.optimize.quasi_newton import QuasiNewtonSettings
 
@@ -49,7 +49,7 @@ PLAIN = Contestant("core without springs", WithoutSprings, classical=False)
 
 
 def run_set(name: str, options: argparse.Namespace) -> ContestResult:
-    starts = find_starts(name, None, None, options.number, FIRST_SEED, free_cell=False)
+    starts = find_starts(BenchRequest(name, number=options.number, seed=FIRST_SEED))
     others = classical_contestants(options.others, without_gpmin=starts.without_gpmin, free_cell=starts.free_cell)
     told = Circumstances(
         set_name=name,
@@ -65,6 +65,15 @@ def run_set(name: str, options: argparse.Namespace) -> ContestResult:
     )
     contestants = [*our_contestants(policy_argument(options.policy)), PLAIN, *others]
     return measure(starts, contestants, told, quiet=False)
+
+
+def as_markdown(result: ContestResult) -> str:
+    """A heading, the same table, the sentences."""
+    told = result.circumstances
+    lines = [f"### `{told.set_name}`: {told.title}", "", f"| optimizer | {' | '.join(HEADINGS)} |"]
+    lines.append("|---" * (len(HEADINGS) + 1) + "|")
+    lines += [f"| {name} | {' | '.join(cells(result, name))} |" for name in result.by_calls()]
+    return "\n".join([*lines, "", *sentences(result)])
 
 
 def keep(result: ContestResult, folder: Path) -> None:

@@ -9,8 +9,8 @@ import math
 import os
 import stat
 import tomllib
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, TypeAlias
@@ -168,21 +168,31 @@ def part_of(path: Path) -> Path:
     return path.with_name(f".{path.name}.part")
 
 
-def replace_file(path: Path, content: bytes) -> None:
-    """In one go: whoever reads or is killed meanwhile sees the old file or the new one. Leaves nothing on failure."""
+@contextmanager
+def replacing(path: Path, mode: str = "xb", **options: Any) -> Iterator[IO[Any]]:
+    """To be written to; takes the place of `path` in one go.
+
+    Whoever reads or is killed meanwhile sees the old file or the new one. Leaves nothing on failure.
+    """
     beside = part_of(path)
     try:
         beside.unlink(missing_ok=True)  # were it a link, we would write where it leads
-        with beside.open("xb") as file:
-            file.write(content)
+        with beside.open(mode, **options) as file:
+            yield file
             file.flush()
             os.fsync(file.fileno())
         beside.replace(path)
-    except OSError:
+    except BaseException:
         with suppress(OSError):
             beside.unlink()
         raise
-    force_to_disk(path.parent)
+    _force_to_disk(path.parent)
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """In one go, as `replacing`."""
+    with replacing(path) as file:
+        file.write(content)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -243,7 +253,7 @@ def _unshared(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return result
 
 
-def force_to_disk(path: Path) -> None:
+def _force_to_disk(path: Path) -> None:
     """Return when the file (or the names in a folder) would survive a power cut."""
     descriptor = os.open(path, os.O_RDONLY)
     try:

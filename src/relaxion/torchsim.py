@@ -42,9 +42,9 @@ def relaxer(
 ) -> TorchSimOptimizer:
     """What `torch_sim.optimize(..., optimizer=...)` takes.
 
-    `policy`, `allow_unseen`: as in `relaxion.Relaxer`. `fmax`: eV/Å; structures whose forces (and rows of the cell) are all
-    shorter rest: they are neither moved nor evaluated until TorchSim takes them out of the batch. Give the number that
-    its convergence function has.
+    `policy`, `allow_unseen`: as in `relaxion.Relaxer`. `fmax`: eV/Å; structures whose forces (and rows of the cell) are
+    all shorter rest: they are neither moved nor evaluated until TorchSim takes them out of the batch. Give the number
+    that its convergence function has.
     """
     return TorchSimOptimizer(Relaxing(policy, fmax, allow_unseen=allow_unseen))
 

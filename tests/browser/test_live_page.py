@@ -17,8 +17,9 @@ from pictures import COPPER, drawn, near
 from playwright.sync_api import expect
 from sheets import CONTRAST, Sheet
 
+from live_server import InThread
 from relaxion.web import live as live_module
-from relaxion.web.live import Board, InThread
+from relaxion.web.live import Board
 from relaxion.web.run import watched
 from training_runs import ATOMS, train_small
 

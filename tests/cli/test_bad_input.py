@@ -360,14 +360,14 @@ def test_damaged_files_do_not_stop_the_others(relaxion, alloy_file):
 def test_a_defect_met_by_one_structure_does_not_stop_the_others(relaxion, alloy, alloy_file, monkeypatch):
     """Whatever raises whatever in the middle of a run: what was reached is kept, the rest goes on."""
     write("first.xyz", alloy)
-    propose, calls = Stepper.propose, iter(range(100))
+    judge, calls = Stepper.judge, iter(range(100))
 
     def breaks(self, point):
         if next(calls) == 2:
             raise ZeroDivisionError("a defect\nof ours")
-        return propose(self, point)
+        return judge(self, point)
 
-    monkeypatch.setattr(Stepper, "propose", breaks)
+    monkeypatch.setattr(Stepper, "judge", breaks)
     answer = relaxion("relax", "first.xyz", alloy_file, "--json", "--quiet", "--policy", "none")
     assert answer.code == 1
     one_sentence(answer.err)

@@ -48,7 +48,7 @@ def test_table(relaxion):
 
 def test_ase_too_old_is_a_failure(relaxion, monkeypatch):
     monkeypatch.setattr(doctor_checks, "version", lambda package: "3.22.1" if package == "ase" else "9.9")
-    (finding,) = doctor_checks.ase()
+    (finding,) = examined(doctor_checks.ase)
     assert (finding.state, "3.22.1 is too old" in finding.sentence) == (FAIL, True)
     answer = relaxion("doctor")
     assert answer.code == 1
@@ -57,7 +57,7 @@ def test_ase_too_old_is_a_failure(relaxion, monkeypatch):
 
 def test_cuda_build_without_gpu(monkeypatch):
     monkeypatch.setattr(torch.version, "cuda", "12.4")
-    (finding,) = doctor_checks.torch()
+    (finding,) = examined(doctor_checks.torch)
     assert finding.state == WARN
     assert "no GPU here" in finding.sentence
     assert "whl/cpu" in (finding.advice or "")
@@ -65,7 +65,7 @@ def test_cuda_build_without_gpu(monkeypatch):
 
 def test_missing_package(monkeypatch):
     monkeypatch.setattr(doctor_checks, "PACKAGES", ("numpy", "no-such-package"))
-    (finding,) = doctor_checks.packages()
+    (finding,) = examined(doctor_checks.packages)
     assert (finding.state, finding.advice) == (FAIL, "pip install no-such-package")
 
 
@@ -80,20 +80,20 @@ def test_missing_package(monkeypatch):
     ],
 )
 def test_threads(count, available, environment, expected):
-    assert states(list(judged_threads(count, available, environment))) == expected
+    assert [state for state, *_ in judged_threads(count, available, environment)] == expected
 
 
 def test_a_file_that_hides_a_package(own_folder):
-    assert states(list(doctor_checks.hidden_packages())) == [OK]
+    assert states(examined(doctor_checks.working_directory)) == [OK]
     (own_folder / "torch.py").write_text("")
-    (finding,) = doctor_checks.hidden_packages()
+    (finding,) = examined(doctor_checks.working_directory)
     assert (finding.state, "torch.py" in finding.sentence) == (WARN, True)
 
 
 def test_a_policy_that_cannot_be_read(monkeypatch, tmp_path):
     monkeypatch.setenv("RELAXION_POLICIES", str(tmp_path))
     (tmp_path / "broken.safetensors").write_bytes(b"nonsense")
-    assert WARN in states(list(doctor_checks.policies()))
+    assert WARN in states(examined(doctor_checks.policies))
 
 
 def test_a_check_that_breaks_is_a_finding():

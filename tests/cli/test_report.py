@@ -142,7 +142,7 @@ def test_a_page_that_cannot_be_written_is_an_error_but_the_result_is_kept(relaxi
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("relaxion.web.page.Path.write_text", full, raising=True)
+    monkeypatch.setattr("relaxion.web.page.replace_file", full)
     monkeypatch.setattr("relaxion.bench.result_folder._write_manifest", lambda *_: None)
     answer = relaxion("relax", alloy_file, "--report")
     assert answer.code == 1

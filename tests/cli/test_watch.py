@@ -24,10 +24,11 @@ from ase import Atoms
 from ase.build import bulk
 from ase.io import write
 
+from live_server import InThread
 from relaxion.errors import FileError, SettingsError, StructureError
 from relaxion.web import live as live_module
 from relaxion.web import live_race, live_race_worker
-from relaxion.web.live import Board, InThread
+from relaxion.web.live import Board
 from relaxion.web.live_race import LARGEST_UPLOAD, MOST_ATOMS, Races, read_request, shown_name
 from relaxion.web.live_race_worker import comment_of, format_of, read_structure
 from relaxion.web.page import LARGEST_BYTES

@@ -15,7 +15,8 @@ from gymnasium.utils.env_checker import check_env
 import relaxion.experience.gym
 from relaxion.errors import StructureError
 from relaxion.experience.environment import EnvironmentSettings
-from relaxion.generators.starts import PackedStarts
+from relaxion.generators.alloys import fcc_alloys
+from relaxion.generators.starts import PerturbedStarts
 
 NAMES = list(relaxion.experience.gym.ENVIRONMENTS)
 
@@ -130,7 +131,7 @@ def test_padding_is_zero_and_its_actions_do_nothing() -> None:
 
 
 def test_too_large_a_start_is_explained() -> None:
-    starts = PackedStarts(["Cu6"], volume_per_atom_angstrom3=14.0, minimum_distance_angstrom=1.5)
+    starts = PerturbedStarts(fcc_alloys(["Cu"], 1, torch.Generator().manual_seed(0), n_atoms=6))
     environment = gymnasium.make("RelaxPadded-v0", starts=starts, max_atoms=4)
     with pytest.raises(StructureError, match="6 atoms, more than max_atoms=4"):
         environment.reset(seed=0)

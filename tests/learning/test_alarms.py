@@ -16,13 +16,13 @@ from relaxion.potentials import potential
 from relaxion.potentials.potential import Potential
 from relaxion.structures import Evaluation, Structures
 from relaxion.training.diagnostics import Event
-from relaxion.training.diagnostics.measures import closest_pairs
+from relaxion.training.diagnostics.diagnosis import closest_pairs
 from relaxion.training.loop import Interrupted, train
-from relaxion.training.records import without_times
 from relaxion.training.relax import RelaxTrainer
 from relaxion.training.relax_settings import RelaxRunSettings
 from relaxion.training.relax_task import RelaxTask, relax_task
 from relaxion.training.settings import RunSettings
+from training_runs import without_times
 
 SMALL: dict[str, Any] = {
     "task": "relax",

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from relaxion.training.loop import train
-from relaxion.training.records import without_times
 from relaxion.training.settings import RunSettings
+from training_runs import without_times
 
 AGENTS = ("ddpg", "td3", "d4pg", "sac")
 SMALL = {

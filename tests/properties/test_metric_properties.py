@@ -22,7 +22,7 @@ from test_equivariance import (
 )
 
 from relaxion.networks.environment_information import INFORMATION
-from relaxion.networks.metric.dense import dense
+from relaxion.networks.metric.matrices import dense
 from relaxion.networks.metric.network import MetricNetwork, MetricSettings, pulls_of
 from relaxion.networks.metric.policies import MetricGaussianPolicy, MetricPolicy
 from relaxion.networks.metric.solve import solve

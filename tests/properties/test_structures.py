@@ -116,7 +116,7 @@ def test_a_step_turns_with_the_structure(seed: int) -> None:
         movable=state.structures.movable,
         cell_free=state.structures.cell_free,
     )
-    turned = environment._evaluated(turned_structures)
+    turned = environment.begin(turned_structures)
     plain = environment.step(state, move)
     rotated = environment.step(turned, Move(move.displacements @ rotation, move.strains))
     torch.testing.assert_close(rotated.reward, plain.reward, rtol=0, atol=1e-6)

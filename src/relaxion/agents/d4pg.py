@@ -11,16 +11,14 @@ from torch import Tensor, nn
 from torch.nn.functional import log_softmax, softmax
 
 from relaxion.agents.shared import (
-    Part,
     PolicyPenalty,
+    Snapshots,
     adam,
     best_actions,
     descend,
     noisy_actions,
     project_onto_support,
-    restore_snapshot,
     soft_update,
-    take_snapshot,
     target_copy,
 )
 from relaxion.experience.replay import Batch
@@ -64,8 +62,13 @@ class D4PGSettings(Settings):
         return self
 
 
-class D4PG:
+class D4PG(Snapshots):
     """Deterministic policy that climbs the mean of a categorical critic; n-step returns come with the batch."""
+
+    PARTS = (
+        "policy", "target_policy", "critic", "target_critic", "policy_optimizer", "critic_optimizer",
+        "n_updates",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -151,16 +154,3 @@ class D4PG:
             f"{smallest:.6g} to {largest:.6g}, support {lowest:g} to {highest:g}. "
             "Widen lowest_value and highest_value, or scale the reward"
         )
-
-    def snapshot(self) -> dict[str, Tensor]:
-        return take_snapshot(self._parts())
-
-    def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        restore_snapshot(self._parts(), tensors)
-
-    def _parts(self) -> dict[str, Part]:
-        names = (
-            "policy", "target_policy", "critic", "target_critic", "policy_optimizer", "critic_optimizer",
-            "n_updates",
-        )  # fmt: skip
-        return {name: getattr(self, name) for name in names}

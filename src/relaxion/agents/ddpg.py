@@ -10,16 +10,14 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from relaxion.agents.shared import (
-    Part,
     PolicyPenalty,
+    Snapshots,
     adam,
     bellman_target,
     best_actions,
     descend,
     noisy_actions,
-    restore_snapshot,
     soft_update,
-    take_snapshot,
     target_copy,
 )
 from relaxion.experience.replay import Batch
@@ -44,8 +42,13 @@ class DDPGSettings(Settings):
     does as well as the paper's Ornstein-Uhlenbeck process (Fujimoto et al. 2018)."""
 
 
-class DDPG:
+class DDPG(Snapshots):
     """Deterministic policy that climbs one critic; both have slow copies for the targets."""
+
+    PARTS = (
+        "policy", "target_policy", "critic", "target_critic", "policy_optimizer", "critic_optimizer",
+        "n_updates",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -113,16 +116,3 @@ class DDPG:
         moves = int(self.n_updates) > self.critic_updates_before
         norm = descend(loss, self.policy_optimizer, moves=moves)
         return {"train/actor_loss": loss.detach(), "train/policy_gradient_norm": norm}
-
-    def snapshot(self) -> dict[str, Tensor]:
-        return take_snapshot(self._parts())
-
-    def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        restore_snapshot(self._parts(), tensors)
-
-    def _parts(self) -> dict[str, Part]:
-        names = (
-            "policy", "target_policy", "critic", "target_critic", "policy_optimizer", "critic_optimizer",
-            "n_updates",
-        )  # fmt: skip
-        return {name: getattr(self, name) for name in names}

@@ -11,15 +11,13 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from relaxion.agents.shared import (
-    Part,
     PolicyPenalty,
+    Snapshots,
     adam,
     bellman_target,
     best_actions,
     descend,
-    restore_snapshot,
     soft_update,
-    take_snapshot,
     target_copy,
 )
 from relaxion.experience.replay import Batch
@@ -46,8 +44,13 @@ class SACSettings(Settings):
     """τ: share of the online weights that flows into the target critics at each update."""
 
 
-class SAC:
+class SAC(Snapshots):
     """Stochastic policy that climbs the smallest critic while keeping its entropy near minus the dimensions."""
+
+    PARTS = (
+        "policy", "critics", "target_critics", "log_entropy_weight", "policy_optimizer", "critic_optimizer",
+        "entropy_optimizer", "n_updates", "generator",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -139,16 +142,3 @@ class SAC:
         loss = -self.log_entropy_weight * (log_densities + target_entropy).mean()
         descend(loss, self.entropy_optimizer)
         return {"train/ent_coef_loss": loss.detach()}
-
-    def snapshot(self) -> dict[str, Tensor]:
-        return take_snapshot(self._parts())
-
-    def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        restore_snapshot(self._parts(), tensors)
-
-    def _parts(self) -> dict[str, Part]:
-        names = (
-            "policy", "critics", "target_critics", "log_entropy_weight", "policy_optimizer", "critic_optimizer",
-            "entropy_optimizer", "n_updates", "generator",
-        )  # fmt: skip
-        return {name: getattr(self, name) for name in names}

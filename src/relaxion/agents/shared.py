@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
+from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import torch
 from torch import Generator, Tensor, nn
@@ -28,11 +28,9 @@ class Agent(Protocol):
 
     def act(self, observations: Any) -> Any:
         """What the agent believes best, inside the bounds. No exploration, no gradient."""
-        ...
 
     def explore(self, observations: Any, generator: torch.Generator) -> Any:
         """What to try while collecting, inside the bounds. No gradient."""
-        ...
 
     def update(self, batch: Batch) -> Mapping[str, Tensor]:
         """Learn from one batch; scalars for the log as tensors without gradient, so that nobody waits for `.item()`."""
@@ -44,7 +42,6 @@ class Agent(Protocol):
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """The opposite of `snapshot`; raises RestartError on missing, left-over or misshapen tensors."""
-        ...
 
 
 @torch.no_grad()
@@ -170,6 +167,18 @@ def restore_snapshot(parts: Mapping[str, Part], tensors: Mapping[str, Tensor]) -
         elif isinstance(part, Adam):  # torch counts for each parameter, snapshots once for all
             for memory in part.state.values():
                 memory["step"].copy_(present[f"{name}.n_steps"])
+
+
+class Snapshots:
+    """Of an agent that names the parts of it that change while it learns."""
+
+    PARTS: ClassVar[tuple[str, ...]]
+
+    def snapshot(self) -> dict[str, Tensor]:
+        return take_snapshot({name: getattr(self, name) for name in self.PARTS})
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        restore_snapshot({name: getattr(self, name) for name in self.PARTS}, tensors)
 
 
 def _named_tensors(parts: Mapping[str, Part]) -> dict[str, Tensor]:

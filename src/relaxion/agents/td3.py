@@ -10,16 +10,14 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from relaxion.agents.shared import (
-    Part,
     PolicyPenalty,
+    Snapshots,
     adam,
     bellman_target,
     best_actions,
     descend,
     noisy_actions,
-    restore_snapshot,
     soft_update,
-    take_snapshot,
     target_copy,
 )
 from relaxion.experience.replay import Batch
@@ -52,8 +50,13 @@ class TD3Settings(Settings):
     """σ while collecting, half ranges, until a schedule sets `exploration_scale`. Paper, section 6.1."""
 
 
-class TD3:
+class TD3(Snapshots):
     """Deterministic policy, the smaller of two critics, delayed policy updates, smoothed targets."""
+
+    PARTS = (
+        "policy", "target_policy", "critics", "target_critics", "policy_optimizer", "critic_optimizer",
+        "n_updates", "generator",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -129,16 +132,3 @@ class TD3:
         moves = int(self.n_updates) > self.critic_updates_before
         norm = descend(loss, self.policy_optimizer, moves=moves)
         return {"train/actor_loss": loss.detach(), "train/policy_gradient_norm": norm}
-
-    def snapshot(self) -> dict[str, Tensor]:
-        return take_snapshot(self._parts())
-
-    def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        restore_snapshot(self._parts(), tensors)
-
-    def _parts(self) -> dict[str, Part]:
-        names = (
-            "policy", "target_policy", "critics", "target_critics", "policy_optimizer", "critic_optimizer",
-            "n_updates", "generator",
-        )  # fmt: skip
-        return {name: getattr(self, name) for name in names}

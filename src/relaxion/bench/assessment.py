@@ -60,10 +60,6 @@ class Calls:
     def failures(self) -> int:
         return sum(energy is None for energy in self.energies_ev)
 
-    @property
-    def success_rate(self) -> float:
-        return 1 - self.failures / len(self.energies_ev)
-
     def as_plain(self) -> dict[str, Any]:
         """For baselines.json; start by start too, in the order of the assessment."""
         return {
@@ -112,12 +108,6 @@ class Assessed:
         for one in self.relaxed:
             found.setdefault(one.label, []).append(one)
         return found
-
-    def failures(self) -> list[str]:
-        """In words, kind by kind; none where none failed."""
-        lost = {kind: sum(not one.converged for one in ones) for kind, ones in self.by_kind().items()}
-        kinds = self.by_kind()
-        return [f"{number} of {len(kinds[kind])} starts of kind {kind}" for kind, number in lost.items() if number]
 
     def scalars(self) -> dict[str, float]:
         """For the log, under the names of Stable-Baselines3 where it has them."""

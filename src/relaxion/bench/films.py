@@ -10,6 +10,7 @@ import numpy as np
 from ase.symbols import Symbols
 from torch import Tensor
 
+from relaxion.bench.runs import finite
 from relaxion.optimize.film import Film, Frame
 from relaxion.potentials.reward import largest_force
 from relaxion.structures import Outcome, State, Structures
@@ -132,19 +133,15 @@ class RelaxationRecord:
                 "n_atoms": [len(one.numbers) for one in self.relaxed],
                 "outcome": [one.outcome for one in self.relaxed],
                 "force_calls": [one.force_calls for one in self.relaxed],
-                "energy_ev": [_finite(one.energy_ev) for one in self.relaxed],
+                "energy_ev": [finite(one.energy_ev) for one in self.relaxed],
             },
-            "worst": self._films(),
+            "worst": [{"place": place, **_film(self.relaxed[place], MOST_NUMBERS // WORST)} for place in self.worst()],
         }
 
     def worst(self) -> list[int]:
         """Places of those with most force calls; what did not converge stands before what took as long."""
         key = [(one.force_calls, not one.converged) for one in self.relaxed]
         return sorted(range(len(key)), key=lambda place: key[place], reverse=True)[:WORST]
-
-    def _films(self) -> list[dict[str, Any]]:
-        room = MOST_NUMBERS // WORST
-        return [{"place": place, **_film(self.relaxed[place], room)} for place in self.worst()]
 
 
 def _film(relaxed: Relaxed, room: int) -> dict[str, Any]:
@@ -158,14 +155,10 @@ def _film(relaxed: Relaxed, room: int) -> dict[str, Any]:
         "numbers": relaxed.numbers.tolist(),
         "periodic": relaxed.periodic,
         "call": [shot.call for shot in shots],
-        "energy_ev": [_finite(shot.energy_ev) for shot in shots],
-        "fmax_ev_per_angstrom": [_finite(shot.fmax_ev_per_angstrom) for shot in shots],
+        "energy_ev": [finite(shot.energy_ev) for shot in shots],
+        "fmax_ev_per_angstrom": [finite(shot.fmax_ev_per_angstrom) for shot in shots],
         "positions_milliangstrom": [
             np.rint(shot.positions * MILLI).astype(np.int64).ravel().tolist() for shot in shots
         ],
         "cells_angstrom": cells if any(cell != cells[0] for cell in cells) else cells[:1],
     }
-
-
-def _finite(value: float | None) -> float | None:
-    return float(value) if value is not None and np.isfinite(value) else None

@@ -134,9 +134,9 @@ class Stage:
         return final, fmax
 
 
-def finite(value: float) -> float | None:
+def finite(value: float | None) -> float | None:
     """None for NaN and infinity."""
-    return float(value) if np.isfinite(value) else None
+    return float(value) if value is not None and np.isfinite(value) else None
 
 
 def largest_force(target: Atoms | Filter) -> float:

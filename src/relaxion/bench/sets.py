@@ -39,6 +39,8 @@ OXIDES = {"Sr8Ti8O24": 11.9, "Y16O24": 14.9, "Ca9Ti6O21": 11.7, "Sr12Ti6O24": 13
 LENNARD_JONES = "lj, ε = 1 eV, σ = 1 Å, cutoff 15 Å"
 
 Random = np.random.Generator
+Sizes = tuple[int, int]  # fewest and most atoms
+Widths = tuple[float, float]  # Å, narrowest and widest
 Make = Callable[[Random, int], Atoms]  # the number is the place in the set
 
 
@@ -83,23 +85,15 @@ def _strained(atoms: Atoms, random: Random) -> Atoms:
 # Metals
 
 
-def _alloy(random: Random, sizes: tuple[int, int], rattle: tuple[float, float]) -> Atoms:
+def _alloy(random: Random, _index: int = 0, *, sizes: Sizes = (4, 32), rattle: Widths = (0.05, 0.3)) -> Atoms:
     """A random fcc alloy of 1–4 elements, every atom displaced by a Gaussian of random width (Å)."""
     edge = LATTICE_CONSTANTS["Cu"]
     atoms = random_alloy(random, EMT_METALS, sizes, edge_angstrom=edge, scale=by_lattice_constant)
     return displaced(atoms, random, random.uniform(*rattle))
 
 
-def _bulk(random: Random, _index: int) -> Atoms:
-    return _alloy(random, (4, 32), (0.05, 0.3))
-
-
-def _large(random: Random, _index: int) -> Atoms:
-    return _alloy(random, (24, 64), (0.05, 0.3))
-
-
 def _strained_alloy(random: Random, _index: int) -> Atoms:
-    return _strained(_alloy(random, (4, 32), (0.05, 0.15)), random)
+    return _strained(_alloy(random, rattle=(0.05, 0.15)), random)
 
 
 def _slab(random: Random, _index: int) -> Atoms:
@@ -115,7 +109,7 @@ def _cluster(random: Random, _index: int) -> Atoms:
 
 def _near_or_far(random: Random, index: int) -> Atoms:
     """Bulk displaced by 0.1–0.5 Å and loose clusters, in turn."""
-    return _cluster(random, index) if index % 2 else _alloy(random, (4, 32), (0.1, 0.5))
+    return _cluster(random, index) if index % 2 else _alloy(random, rattle=(0.1, 0.5))
 
 
 def _packing(random: Random, _index: int) -> Atoms:
@@ -197,8 +191,8 @@ _CARBON = "carbon allotropes with free cell, 4–8 atoms, CHGNet, rattle 0.1 Å,
 _ALLOYS_CELL = "EMT alloys with free cell, 4–32 atoms, rattle 0.05–0.15 Å, strain ±3 %"
 _PACKINGS_CELL = "random Al–Fe packings with free cell, 2–16 atoms"
 _KNOWN = (  # their order is part of the seeds: new sets go to the end
-    StartSet("emt-bulk", "random EMT alloys, 4–32 atoms, rattle 0.05–0.3 Å", _bulk, number=100),
-    _far("emt-large", "random EMT alloys, 24–64 atoms, rattle 0.05–0.3 Å", _large),
+    StartSet("emt-bulk", "random EMT alloys, 4–32 atoms, rattle 0.05–0.3 Å", _alloy, number=100),
+    _far("emt-large", "random EMT alloys, 24–64 atoms, rattle 0.05–0.3 Å", partial(_alloy, sizes=(24, 64))),
     _cell("emt-bulk-cell", _ALLOYS_CELL, _strained_alloy),
     StartSet("emt-slabs", "EMT slabs with an adsorbate", _slab),
     _far("emt-clusters", "random EMT clusters, 6–20 atoms", _cluster),

@@ -5,16 +5,6 @@ from relaxion.bundles.card import CardResult, ModelCard, as_markdown
 from relaxion.bundles.library import KnownPolicy, find_policy, known_policies, none_found, user_folder
 
 __all__ = [
-    "CardResult",
-    "KnownPolicy",
-    "ModelCard",
-    "Network",
-    "PolicyBundle",
-    "as_markdown",
-    "covers",
-    "find_policy",
-    "known_policies",
-    "none_found",
-    "uncovered",
-    "user_folder",
-]
+    "CardResult", "KnownPolicy", "ModelCard", "Network", "PolicyBundle", "as_markdown", "covers", "find_policy",
+    "known_policies", "none_found", "uncovered", "user_folder",
+]  # fmt: skip

@@ -13,8 +13,7 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from relaxion.cli import requests
-from relaxion.cli.options import COMMANDS, TYPER, Command
+from relaxion.cli.requests import COMMANDS, TYPER, Command, RelaxRequest
 from relaxion.version import __version__
 
 FIRST_STEPS = """
@@ -43,7 +42,7 @@ def help_of(request: type[Any]) -> tuple[str, str]:
 app = typer.Typer(
     name="relaxion",
     help="Relax atomic structures with few force calls.",
-    epilog=FIRST_STEPS + help_of(requests.RelaxRequest)[1],
+    epilog=FIRST_STEPS + help_of(RelaxRequest)[1],
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,

@@ -8,28 +8,38 @@ import os
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+import torch
+from ase import Atoms
 from rich.console import Console
 
+from relaxion.bench.checks import check_structure
 from relaxion.bench.contest import Conditions, OnScore, Score, contest
 from relaxion.bench.optimizers import Contestant, classical_contestants, our_contestants, policy_argument
-from relaxion.bench.results import Circumstances, ContestResult
-from relaxion.bench.sets import FIRST_SEED
+from relaxion.bench.sets import FIRST_SEED, SETS, find_set
+from relaxion.bench.statistics import Circumstances, ContestResult, draw_profile
 from relaxion.cli.bench_output import as_plain, as_table, sentences
-from relaxion.cli.bench_starts import Starts, find_starts
 from relaxion.cli.ending import DONE, INCOMPLETE, Interrupts
 from relaxion.cli.inputs import check_numbers, command_line
 from relaxion.cli.progress import bar, one_line, say, tell
 from relaxion.cli.requests import BenchRequest
-from relaxion.errors import FileError, SettingsError
+from relaxion.errors import FileError, InputError, PotentialError, SettingsError
 from relaxion.files import part_of, replace_file
+from relaxion.generators.perturbations import Perturbation, perturbation
 from relaxion.optimize.choice import Chooser
+from relaxion.potentials.potential import Potential
+from relaxion.potentials.registry import make_potential
+from relaxion.structures import Structures
+from relaxion.structures.dataset import read
 
 STDOUT = Path("-")
+PERTURBED_NUMBER = 50  # starts from a file that is perturbed, unless --number says otherwise
+FILE_CALCULATOR = "emt"
 
 
 def bench(request: BenchRequest, interrupts: Interrupts) -> int:
@@ -39,9 +49,7 @@ def bench(request: BenchRequest, interrupts: Interrupts) -> int:
     for file in (request.json_file, request.plot):
         _check_file(file, request.force)
     ours = our_contestants(policy_argument(request.policy), allow_unseen=request.allow_unseen)
-    starts = find_starts(
-        request.what, request.calc, request.perturb, request.number, request.seed, free_cell=request.cell
-    )
+    starts = find_starts(request)
     others = classical_contestants(request.optimizers, without_gpmin=starts.without_gpmin, free_cell=starts.free_cell)
     if request.seed < FIRST_SEED and not request.quiet:
         say(f"relaxion: seeds below {FIRST_SEED} are for training; a policy may have seen starts of their kind")
@@ -54,20 +62,69 @@ def bench(request: BenchRequest, interrupts: Interrupts) -> int:
     return INCOMPLETE if result.summaries[result.ours].failures else DONE
 
 
+@dataclass(frozen=True)
+class Starts:
+    """Structures to relax, and how."""
+
+    name: str
+    title: str
+    images: Sequence[Atoms]
+    potential: Potential
+    calculator: str
+    free_cell: bool
+    without_gpmin: bool = False
+
+
+def find_starts(request: BenchRequest) -> Starts:
+    """By the name of a set, or from a file; perturbed if asked for, all checked at once."""
+    disturb = None if request.perturb is None else perturbation(request.perturb)
+    starts = _from_set(request) if request.what in SETS else _from_file(request)
+    images = [_start(image, disturb, request.seed, index) for index, image in enumerate(starts.images)]
+    for index, image in enumerate(images):
+        try:
+            check_structure(image, starts.potential, free_cell=starts.free_cell)
+        except (InputError, PotentialError) as error:
+            raise FileError(f"{starts.name}, structure {index}: {error}") from error
+    return replace(starts, images=images)
+
+
+def _from_set(request: BenchRequest) -> Starts:
+    known, spec = find_set(request.what), request.calc
+    images = known.starts(request.number or known.number, request.seed)
+    potential = known.make_potential() if spec is None else make_potential(spec)
+    cell = request.cell or known.free_cell
+    return Starts(request.what, known.title, images, potential, spec or known.calculator, cell, known.without_gpmin)
+
+
+def _from_file(request: BenchRequest) -> Starts:
+    what, number, spec, path = request.what, request.number, request.calc or FILE_CALCULATOR, Path(request.what)
+    if not path.exists() and path.suffix == "" and path.name == what:
+        find_set(what)  # raises: it looks like the name of a set
+    images = read(path)
+    if number is None:
+        number = len(images) if request.perturb is None else max(PERTURBED_NUMBER, len(images))
+    if number > len(images) and request.perturb is None:
+        raise SettingsError(
+            f"--number {number}: {what} holds {len(images)} structures; ask for fewer, or make more of each "
+            "with --perturb rattle:0.1"
+        )
+    chosen = [images[index % len(images)] for index in range(number)]
+    return Starts(what, f"structures of {path.name}", chosen, make_potential(spec), spec, request.cell)
+
+
+def _start(image: Atoms, disturb: Perturbation | None, seed: int, index: int) -> Atoms:
+    """Each start has random numbers of its own, whatever the others are."""
+    if disturb is None:
+        return image
+    own = int(np.random.default_rng([seed, index]).integers(2**62))
+    return disturb(Structures.from_ase(image), torch.Generator().manual_seed(own)).to_ase()[0]
+
+
 def _circumstances(request: BenchRequest, starts: Starts) -> Circumstances:
     return Circumstances(
-        set_name=starts.name,
-        title=starts.title,
-        calculator=starts.calculator,
-        policy=request.policy,
-        fmax=request.fmax,
-        cap=request.steps,
-        free_cell=starts.free_cell,
-        seed=request.seed,
-        perturb=request.perturb,
-        command=command_line(),
-        policies_used=_policies_used(request, starts),
-    )
+        starts.name, starts.title, starts.calculator, request.policy, request.fmax, request.steps, starts.free_cell,
+        request.seed, request.perturb, command_line(), policies_used=_policies_used(request, starts),
+    )  # fmt: skip
 
 
 def _policies_used(request: BenchRequest, starts: Starts) -> dict[str, int]:
@@ -118,15 +175,12 @@ def _publish(request: BenchRequest, result: ContestResult) -> None:
     if request.json_file is not None and request.json_file != STDOUT:
         replace_file(request.json_file, (text + "\n").encode())
     if request.plot is not None:
-        from relaxion.bench.results import draw_profile
-
         draw_profile(result, part_of(request.plot))
         part_of(request.plot).replace(request.plot)
     if result.circumstances.interrupted:
         say(f"relaxion: interrupted; what follows is {result.n_structures} structures that all optimizers have done")
-    for name, errors in result.errors().items():
-        if not request.quiet:
-            say(f"relaxion: {name} failed {len(errors)} times with an error, the first: {one_line(errors[0], 200)}")
+    for name, errors in ({} if request.quiet else result.errors()).items():
+        say(f"relaxion: {name} failed {len(errors)} times with an error, the first: {one_line(errors[0], 200)}")
     if request.json_file == STDOUT:
         tell(text)
         return
@@ -149,27 +203,18 @@ def _check_file(file: Path | None, force: bool) -> None:
 
 @contextmanager
 def _progress(total: int, quiet: bool) -> Iterator[OnScore | None]:
-    """A bar in a terminal, a line per start elsewhere."""
-    line = _LinePerStart()
+    """A bar in a terminal, elsewhere a line per start, when the next one begins."""
+    place, words = 0, ""
     with bar("relaxations", total, quiet=quiet) as advance:
 
         def report(name: str, index: int, score: Score) -> None:
-            if advance is None:
-                line(name, index, score)
-            else:
+            nonlocal place, words
+            if advance is not None:
                 advance(advance=1, description=f"structure {index}, {name}")
+                return
+            if index != place:
+                say(f"structure {place}:{words}")
+                place, words = index, ""
+            words += f" {name} {score.spent if score.converged else 'failed'}"
 
         yield None if quiet else report
-
-
-class _LinePerStart:
-    """A log file wants to know that something happens: one line per start, when the next one begins."""
-
-    def __init__(self) -> None:
-        self._of, self._words = 0, ""
-
-    def __call__(self, name: str, index: int, score: Score) -> None:
-        if index != self._of:
-            say(f"structure {self._of}:{self._words}")
-            self._of, self._words = index, ""
-        self._words += f" {name} {score.spent if score.converged else 'failed'}"

@@ -1,20 +1,16 @@
-"""A contest as a table for people, as Markdown for pages, as JSON for programs, and in two sentences."""
+"""A contest as a table for people, as JSON for programs, and in two sentences."""
 
 from __future__ import annotations
 
 import platform
+from importlib.metadata import version
 from typing import Any
 
-import ase
-import numpy
-import scipy
-import torch
 from rich import box
 from rich.table import Table
 
 from relaxion.bench.optimizers import CORE
-from relaxion.bench.results import ContestResult
-from relaxion.bench.statistics import Comparison, Interval, Summary, charged
+from relaxion.bench.statistics import Comparison, ContestResult, Interval, Summary, charged
 from relaxion.optimize.choice import CORE as CLASSICAL
 from relaxion.version import __version__
 
@@ -40,7 +36,7 @@ def as_plain(result: ContestResult) -> dict[str, Any]:
         "ours": result.ours,
         "optimizers": {name: _optimizer(result, name) for name in result.by_calls()},
         "best_classical": result.best,
-        "ratio_to_best_classical": _value(to_best),
+        "ratio_to_best_classical": None if to_best is None else to_best.ratio.value,
         "ratio_to_best_classical_interval_95": None if to_best is None else _ends(to_best.ratio),
         "geometric_ratio_to_best_classical": None if to_best is None else to_best.geometric_ratio,
         "same_minimum_rate": None if to_best is None else to_best.same_minimum_rate,
@@ -61,7 +57,7 @@ def as_plain(result: ContestResult) -> dict[str, Any]:
 
 
 def _optimizer(result: ContestResult, name: str) -> dict[str, Any]:
-    summary = result.summaries[name]
+    summary, best = result.summaries[name], result.best
     return {
         "mean_force_calls": summary.mean.value,
         "median_force_calls": summary.median,
@@ -72,17 +68,8 @@ def _optimizer(result: ContestResult, name: str) -> dict[str, Any]:
         "worst_force_calls": summary.worst,
         "calculator_seconds": summary.calculator_seconds,
         "overhead_seconds_per_force_call": summary.overhead_seconds_per_call,
-        "same_minimum_rate": _same_minimum(result, name),
+        "same_minimum_rate": None if best is None else result.compared(name, best).same_minimum_rate,
     }
-
-
-def _same_minimum(result: ContestResult, name: str) -> float | None:
-    """As the best classical one's."""
-    return None if result.best is None else result.compared(name, result.best).same_minimum_rate
-
-
-def _value(comparison: Comparison | None) -> float | None:
-    return None if comparison is None else comparison.ratio.value
 
 
 def _ends(interval: Interval) -> list[float]:
@@ -91,14 +78,8 @@ def _ends(interval: Interval) -> list[float]:
 
 def versions() -> dict[str, str]:
     """Of whatever can change a number."""
-    return {
-        "relaxion": __version__,
-        "ase": ase.__version__,
-        "numpy": numpy.__version__,
-        "scipy": scipy.__version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-    }
+    packages = {name: version(name) for name in ("ase", "numpy", "scipy", "torch")}
+    return {"relaxion": __version__, **packages, "python": platform.python_version()}
 
 
 def as_table(result: ContestResult) -> Table:
@@ -111,20 +92,12 @@ def as_table(result: ContestResult) -> Table:
         table.add_column(heading, justify="right")
     for name in result.by_calls():
         style = "bold" if name == result.ours else ""
-        table.add_row(name, *_cells(result, name), style=style)
+        table.add_row(name, *cells(result, name), style=style)
     return table
 
 
-def as_markdown(result: ContestResult) -> str:
-    """For README files: a heading, the same table, the sentences."""
-    told = result.circumstances
-    lines = [f"### `{told.set_name}`: {told.title}", "", f"| optimizer | {' | '.join(HEADINGS)} |"]
-    lines.append("|---" * (len(HEADINGS) + 1) + "|")
-    lines += [f"| {name} | {' | '.join(_cells(result, name))} |" for name in result.by_calls()]
-    return "\n".join([*lines, "", *sentences(result)])
-
-
-def _cells(result: ContestResult, name: str) -> list[str]:
+def cells(result: ContestResult, name: str) -> list[str]:
+    """Of one optimizer, below `HEADINGS`."""
     summary: Summary = result.summaries[name]
     best = None if result.best is None else result.compared(name, result.best)
     rate = None if best is None else best.same_minimum_rate
@@ -179,11 +152,8 @@ def _break_even(result: ContestResult, best: Comparison) -> str:
         return f"{result.ours} saves no force calls over {best.other}, so no price of a force call makes it quicker."
     if price == 0:
         return f"Break-even: {result.ours} takes less time than {best.other} at any price of a force call."
-    return f"Break-even: {result.ours} takes less time than {best.other} where a force call costs above {_time(price)}."
-
-
-def _time(seconds: float) -> str:
-    return f"{1000 * seconds:.2g} ms" if seconds < 1 else f"{seconds:.2g} s"
+    cost = f"{1000 * price:.2g} ms" if price < 1 else f"{price:.2g} s"
+    return f"Break-even: {result.ours} takes less time than {best.other} where a force call costs above {cost}."
 
 
 def _per_cent(rate: float | None) -> str:

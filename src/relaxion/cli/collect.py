@@ -25,17 +25,11 @@ def collect(request: CollectRequest, interrupts: Interrupts) -> int:
         settings = CollectSettings.of(read_toml(find(request.recipe)), overrides(request.assignments or ()))
     with interrupts.held(), warnings_as_sentences(), _progress(request) as on_progress:
         found = collect_into(
-            settings,
-            request.out,
-            workers=request.workers,
-            limit_minutes=request.limit_minutes,
-            policy=request.policy,
-            on_progress=on_progress,
-            stop=lambda: interrupts.noticed,
-        )
-    lines = [json.dumps(found.as_dict())] if request.as_json else [f"{request.out}{os.sep}", *found.lines()]
-    for line in lines:
-        tell(line)
+            settings, request.out, workers=request.workers, limit_minutes=request.limit_minutes, policy=request.policy,
+            on_progress=on_progress, stop=lambda: interrupts.noticed,
+        )  # fmt: skip
+    lines = [f"{request.out}{os.sep}", *found.lines()]
+    tell(json.dumps(found.as_dict()) if request.as_json else "\n".join(lines))
     if interrupts.noticed:
         return interrupts.exit_code
     return DONE if found.complete else INCOMPLETE

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 CALCULATORS = (
@@ -11,35 +11,31 @@ CALCULATORS = (
 )  # fmt: skip
 OPTIMIZERS = ("BFGS", "BFGSLineSearch", "LBFGS", "FIRE", "FIRE2", "GPMin", "MDMin", "CG", "GoodOldQuasiNewton")
 AGENTS = ("ddpg", "td3", "d4pg", "sac")
-RECIPES = Path(__file__).parent.parent / "recipes"
-POLICIES = Path(__file__).parent.parent / "bundles" / "policies"
-SUFFIX = ".safetensors"
+PACKAGE = Path(__file__).parent.parent
 
 
-def calculators(incomplete: str) -> list[str]:
-    return _beginning(incomplete, CALCULATORS)
+def among(find: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
+    """What begins like the word that is being typed."""
+
+    def complete(incomplete: str) -> list[str]:
+        return [word for word in find() if word.lower().startswith(incomplete.lower())]
+
+    return complete
 
 
 def optimizers(incomplete: str) -> list[str]:
     """Of a list with commas, the last word; those named already are not offered again."""
     *named, last = incomplete.split(",")
     taken = {name.lower() for name in named}
-    offered = _beginning(last, (name for name in OPTIMIZERS if name.lower() not in taken))
+    offered = among(lambda: [name for name in OPTIMIZERS if name.lower() not in taken])(last)
     return [",".join([*named, name]) for name in offered]
 
 
-def agents(incomplete: str) -> list[str]:
-    return _beginning(incomplete, AGENTS)
+def _shipped(folder: str, suffix: str) -> list[str]:
+    return sorted(file.name.removesuffix(suffix) for file in (PACKAGE / folder).glob(f"*{suffix}"))
 
 
-def recipes(incomplete: str) -> list[str]:
-    return _beginning(incomplete, sorted(file.stem for file in RECIPES.glob("*.toml")))
-
-
-def policies(incomplete: str) -> list[str]:
-    shipped = sorted(file.name.removesuffix(SUFFIX) for file in POLICIES.glob(f"*{SUFFIX}"))
-    return _beginning(incomplete, ["auto", "none", *shipped])
-
-
-def _beginning(incomplete: str, words: Iterable[str]) -> list[str]:
-    return [word for word in words if word.lower().startswith(incomplete.lower())]
+calculators = among(lambda: CALCULATORS)
+agents = among(lambda: AGENTS)
+recipes = among(lambda: _shipped("recipes", ".toml"))
+policies = among(lambda: ["auto", "none", *_shipped("bundles/policies", ".safetensors")])

@@ -8,6 +8,7 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, count
 from pathlib import Path
 
 from ase import Atoms
@@ -15,6 +16,7 @@ from ase.io.formats import filetype
 
 from relaxion.bench.checks import check_structure, rattled
 from relaxion.bench.result_folder import stem
+from relaxion.cli.requests import RaceRequest, RelaxRequest
 from relaxion.errors import FileError, SettingsError
 from relaxion.potentials.potential import Potential
 from relaxion.structures.dataset import read
@@ -54,9 +56,8 @@ def read_jobs(files: Sequence[Path]) -> list[Job]:
     twice = [file for file, count in Counter(file.absolute() for file in files).items() if count > 1]
     if twice:
         raise SettingsError(f"{twice[0].name} is given twice; name each file once")
-    return _told_apart(
-        [job for file, folder in zip(files, _folders(files), strict=True) for job in _jobs(file, folder)]
-    )
+    jobs = [job for file, folder in zip(files, _folders(files), strict=True) for job in _jobs(file, folder)]
+    return _told_apart(jobs)
 
 
 def _jobs(file: Path, folder: str) -> list[Job]:
@@ -71,28 +72,20 @@ def _jobs(file: Path, folder: str) -> list[Job]:
 
 def _folders(files: Sequence[Path]) -> list[str]:
     """The stem where it is unique, else the whole name, else with the name of the folder before it."""
-    stems = Counter(stem(file) for file in files)
-    names = Counter(file.name for file in files)
-    return [
-        stem(file)
-        if stems[stem(file)] == 1
-        else (file.name if names[file.name] == 1 else f"{file.absolute().parent.name}-{file.name}")
-        for file in files
-    ]
+    tries = [(stem(file), file.name, f"{file.absolute().parent.name}-{file.name}") for file in files]
+    stems, names, _ = (Counter(names) for names in zip(*tries, strict=True))
+    return [short if stems[short] == 1 else name if names[name] == 1 else path for short, name, path in tries]
 
 
 def _told_apart(jobs: list[Job]) -> list[Job]:
     """The last resort: a number behind names that still meet."""
     taken: set[str] = set()
-    apart = []
-    for job in jobs:
-        folder, number = job.folder, 1
-        while folder in taken:
-            number += 1
-            folder = f"{job.folder}_{number}"
+    for place, job in enumerate(jobs):
+        names = chain([job.folder], (f"{job.folder}_{number}" for number in count(2)))
+        folder = next(name for name in names if name not in taken)
         taken.add(folder)
-        apart.append(replace(job, folder=folder))
-    return apart
+        jobs[place] = replace(job, folder=folder)
+    return jobs
 
 
 def check_numbers(fmax: float, steps: int, *, fewest_steps: int = 0, rattle: float = 0.0) -> None:
@@ -105,12 +98,17 @@ def check_numbers(fmax: float, steps: int, *, fewest_steps: int = 0, rattle: flo
         raise SettingsError(f"--rattle is a length in Å, 0 or more, got {rattle}; try --rattle 0.05")
 
 
-def checked_start(atoms: Atoms, potential: Potential, *, free_cell: bool, rattle: float, seed: int) -> Atoms:
+def checked_start(atoms: Atoms, potential: Potential, request: RelaxRequest | RaceRequest) -> Atoms:
     """Moved at random if asked for; what cannot be relaxed is refused before a force call is spent."""
-    check_structure(atoms, potential, free_cell=free_cell)
-    start = rattled(atoms, rattle, seed)
-    check_structure(start, potential, free_cell=free_cell)
+    check_structure(atoms, potential, free_cell=request.cell)
+    start = rattled(atoms, request.rattle, request.seed)
+    check_structure(start, potential, free_cell=request.cell)
     return start
+
+
+def refuse_folder(option: str, path: Path, name: str) -> None:
+    if path.is_dir():
+        raise FileError(f"{option} {path} is a folder; name a file, such as {option} {path / name}")
 
 
 def command_line() -> str:

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
-
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from relaxion.bundles import KnownPolicy, PolicyBundle, find_policy, known_policies, none_found
 from relaxion.bundles.card import percent
 from relaxion.cli.ending import DONE, Interrupts
-from relaxion.cli.progress import say, tell
+from relaxion.cli.progress import print_table, say, tell
 from relaxion.cli.requests import CalculatorsRequest, PoliciesRequest
 from relaxion.potentials.registry import PotentialEntry, known_potentials
 
@@ -26,7 +21,8 @@ def calculators(request: CalculatorsRequest, _: Interrupts) -> int:
         for entry in entries:
             tell(json.dumps(asdict(entry), ensure_ascii=False))
     else:
-        _print_table({"--calc": True, "what": False, "elements": False, "state": False}, map(_calculator, entries))
+        columns = [("--calc", True), ("what", False), ("elements", False), ("state", False)]
+        print_table(columns, map(_calculator, entries))
     return DONE
 
 
@@ -47,23 +43,13 @@ def policies(request: PoliciesRequest, _: Interrupts) -> int:
             tell(json.dumps(_as_plain(one), ensure_ascii=False))
     elif known:
         headings = ("name", "kind", "elements", "atoms", "potential", "force calls", "size", "from")
-        _print_table({heading: heading in ("name", "size", "from") for heading in headings}, map(_policy, known))
+        print_table([(heading, heading in ("name", "size", "from")) for heading in headings], map(_policy, known))
         for one in known:
             if one.error is not None:
                 say(f"relaxion: {one.error}")
     else:
         say(f"relaxion: no policies: {none_found()}")
     return DONE
-
-
-def _print_table(headings: dict[str, bool], rows: Iterable[Sequence[str]]) -> None:
-    """Headings, with whether their column stays on one line; brackets as in 'relaxion[chgnet]' are no markup."""
-    table = Table(box=None, pad_edge=False)
-    for heading, one_line in headings.items():
-        table.add_column(heading, overflow="fold", no_wrap=one_line)
-    for row in rows:
-        table.add_row(*map(Text, row))
-    Console(highlight=False).print(table)
 
 
 def _as_plain(known: KnownPolicy) -> dict[str, Any]:

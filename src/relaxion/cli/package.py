@@ -21,10 +21,17 @@ RESERVED = ("auto", "none", "classical")  # words of --policy
 
 def package(request: PackageRequest, _: Interrupts) -> int:
     file = _target(request.name, request.out)
-    if not request.force:
-        _refuse_to_overwrite(file)
+    card = file.with_suffix(".md")
+    for path in () if request.force else (file, card):
+        if path.exists():
+            raise FileError(f"{path} is there already; choose another name, or --force to replace it")
     bundle = bundle_from_run(request.run, request.name)
-    _write(bundle, file)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        bundle.write(file)
+        replace_file(card, bundle.card_text().encode())
+    except OSError as error:
+        raise FileError(f"{file} cannot be written: {error}") from error
     tell(_sentence(bundle, file, found_by_name=request.out is None))
     return DONE
 
@@ -42,25 +49,6 @@ def _target(name: str, out: Path | None) -> Path:
     if name in shipped_names():
         raise SettingsError(f"a policy named '{name}' ships with relaxion and would hide yours; choose another name")
     return user_folder() / f"{name}{SUFFIX}"
-
-
-def _card_file(file: Path) -> Path:
-    return file.with_suffix(".md")
-
-
-def _refuse_to_overwrite(file: Path) -> None:
-    for path in (file, _card_file(file)):
-        if path.exists():
-            raise FileError(f"{path} is there already; choose another name, or --force to replace it")
-
-
-def _write(bundle: PolicyBundle, file: Path) -> None:
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        bundle.write(file)
-        replace_file(_card_file(file), bundle.card_text().encode())
-    except OSError as error:
-        raise FileError(f"{file} cannot be written: {error}") from error
 
 
 def _sentence(bundle: PolicyBundle, file: Path, *, found_by_name: bool) -> str:

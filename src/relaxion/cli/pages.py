@@ -6,6 +6,7 @@ from pathlib import Path
 
 from relaxion.bench.result_folder import PAGE, stem
 from relaxion.cli.ending import DONE, ERROR, Interrupts
+from relaxion.cli.inputs import refuse_folder
 from relaxion.cli.progress import counted, say, tell
 from relaxion.cli.requests import CurveRequest, ReportRequest, WatchRequest
 from relaxion.errors import FileError, SettingsError
@@ -18,8 +19,7 @@ from relaxion.web.view import report as page_of
 def report(request: ReportRequest, _: Interrupts) -> int:
     path = request.path
     page = request.out or (path / PAGE if path.is_dir() else Path(f"{stem(path)}.html"))
-    if page.is_dir():
-        raise FileError(f"--out {page} is a folder; name a file, such as --out {page / PAGE}")
+    refuse_folder("--out", page, PAGE)
     tell(f"{path}: written to {page_of(path).save(page, force=request.force)}")
     return DONE
 
@@ -38,8 +38,7 @@ def watch(request: WatchRequest, _: Interrupts) -> int:
 
 
 def _save(runs: list[Path], save: Path, *, force: bool) -> int:
-    if save.is_dir():
-        raise FileError(f"--save {save} is a folder; name a file, such as --save {save / 'page.html'}")
+    refuse_folder("--save", save, "page.html")
     shown = watched(runs)
     for run in shown:
         run.poll(seconds=600.0)

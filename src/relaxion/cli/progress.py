@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.live import Live
+from rich.table import Table
 from rich.text import Text
 
 from relaxion.errors import RelaxionWarning
@@ -44,16 +45,16 @@ class Progress:
     def reporter(self, label: str, method: str) -> OnCall:
         """What an optimizer calls after each force call."""
 
+        of = f"{label} · {method}"
+
         def report(calls: int, energy: float, fmax: float) -> None:
-            self._say(f"{label} · {method}", f"call {calls}, energy {energy:.4f} eV, fmax {fmax:.3g} eV/Å")
+            words = f"{of}: call {calls}, energy {energy:.4f} eV, fmax {fmax:.3g} eV/Å"
+            if self._live is not None:
+                self._live.update(Text(words, no_wrap=True, overflow="ellipsis"))
+            elif not self._quiet and self._due(of):
+                say(words)
 
         return report
-
-    def _say(self, of: str, words: str) -> None:
-        if self._live is not None:
-            self._live.update(Text(f"{of}: {words}", no_wrap=True, overflow="ellipsis"))
-        elif not self._quiet and self._due(of):
-            say(f"{of}: {words}")
 
 
 class Now:
@@ -107,12 +108,24 @@ def warnings_as_sentences() -> Iterator[None]:
 
 def say(sentence: str) -> None:
     """One line on stderr, whatever line breaks a message of another package brings."""
-    _write(sys.stderr, one_line(sentence))
+    print(one_line(sentence), file=sys.stderr, flush=True)  # noqa: T201
 
 
 def tell(line: str) -> None:
     """One line on stdout, at once, so that a reader of a pipe sees each result as it comes."""
-    _write(sys.stdout, line)
+    print(line, flush=True)  # noqa: T201
+
+
+def print_table(
+    columns: Iterable[tuple[str, bool]], rows: Iterable[Iterable[str | Text]], *, show_header: bool = True
+) -> None:
+    """Headings, with whether their column stays on one line; brackets as in 'relaxion[chgnet]' are no markup."""
+    table = Table(box=None, pad_edge=False, show_header=show_header)
+    for heading, on_one_line in columns:
+        table.add_column(heading, overflow="fold", no_wrap=on_one_line)
+    for row in rows:
+        table.add_row(*(cell if isinstance(cell, Text) else Text(cell) for cell in row))
+    Console(highlight=False).print(table)
 
 
 def speaks_ascii_only(stream: Any) -> bool:
@@ -129,8 +142,3 @@ def one_line(text: str, longest: int = 600) -> str:
 def counted(number: int, what: str) -> str:
     """`1 run`, `2 runs`."""
     return f"{number} {what}{'' if number == 1 else 's'}"
-
-
-def _write(stream: Any, line: str) -> None:
-    stream.write(line + "\n")
-    stream.flush()

@@ -16,7 +16,7 @@ from relaxion.bench.comparison import in_words, who_relaxed
 from relaxion.bench.optimizers import PolicyChoice, check_policy, chosen_optimizers, policy_argument
 from relaxion.bench.runs import Task
 from relaxion.cli.ending import DONE, ERROR, INCOMPLETE, Interrupts
-from relaxion.cli.inputs import check_numbers, checked_start, command_line
+from relaxion.cli.inputs import check_numbers, checked_start, command_line, refuse_folder
 from relaxion.cli.progress import Progress, say, speaks_ascii_only, tell
 from relaxion.cli.requests import RaceRequest
 from relaxion.cli.sentences import compared_as_json
@@ -43,7 +43,7 @@ def race(request: RaceRequest, _: Interrupts) -> int:
 
 def _race(request: RaceRequest, potential: Potential, optimizers: dict[str, type[Optimizer]]) -> int:
     atoms, hints = _structure(request.file, request.index)
-    start = checked_start(atoms, potential, free_cell=request.cell, rattle=request.rattle, seed=request.seed)
+    start = checked_start(atoms, potential, request)
     choice = PolicyChoice.of(request.policy, start, allow_unseen=request.allow_unseen)
     hints = [*hints, *filter(None, [occupancy_note(start), emt_note(start, request.calc), choice.note])]
     task = Task(start, potential, request.fmax, request.steps, request.cell, record=True)
@@ -59,8 +59,7 @@ def _race(request: RaceRequest, potential: Potential, optimizers: dict[str, type
 
 def check_page(path: Path, force: bool) -> None:
     """Refuse a place where no page can be written, before any force call."""
-    if path.is_dir():
-        raise FileError(f"--out {path} is a folder; name a file, such as --out {path / 'race.html'}")
+    refuse_folder("--out", path, "race.html")
     if path.exists() and not force:
         raise FileError(f"{path} exists; try --force to replace it, or another --out")
     if not path.absolute().parent.is_dir():
@@ -93,12 +92,8 @@ def _announce(race: Race, page: Path, request: RaceRequest) -> None:
 
 def _as_plain(race: Race, page: Path) -> dict[str, Any]:
     """What --json prints."""
+    ours, runs = race.runs[OURS], {name: compared_as_json(run) for name, run in race.runs.items()}
     return {
-        "file": race.label,
-        "formula": race.formula,
-        "winners": race.winners,
-        "policy": race.runs[OURS].policy_used,
-        "fallback_used": race.runs[OURS].fallback_used,
-        "runs": {name: compared_as_json(run) for name, run in race.runs.items()},
-        "written_to": str(page),
-    }
+        "file": race.label, "formula": race.formula, "winners": race.winners, "policy": ours.policy_used,
+        "fallback_used": ours.fallback_used, "runs": runs, "written_to": str(page),
+    }  # fmt: skip

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ase import Atoms
 from ase.optimize.optimize import Optimizer
+from rich.console import Console
 
 from relaxion.bench.checks import emt_note, occupancy_note
 from relaxion.bench.comparison import Compared, compared, run_ase_optimizer, run_relaxer
@@ -34,9 +34,6 @@ from relaxion.potentials.counting import error_in_words
 from relaxion.potentials.potential import Potential
 from relaxion.potentials.registry import make_potential
 
-if TYPE_CHECKING:
-    from relaxion.web.relaxation import Relaxation
-
 
 def relax(request: RelaxRequest, interrupts: Interrupts) -> int:
     check_numbers(request.fmax, request.steps, rattle=request.rattle)
@@ -45,25 +42,20 @@ def relax(request: RelaxRequest, interrupts: Interrupts) -> int:
     with closing(make_potential(request.calc)) as physics:
         check_out(request.out)
         jobs = read_jobs(request.files)
-        return _Session(request, physics, optimizers, interrupts).relax_all(jobs)
+        progress = Progress(quiet=request.quiet)
+        return _Session(request, physics, optimizers, interrupts, progress).relax_all(jobs)
 
 
+@dataclass(frozen=True)
 class _Session:
     """One call of the command: the same physics and options for every structure."""
 
-    def __init__(
-        self,
-        request: RelaxRequest,
-        physics: Potential,
-        optimizers: dict[str, type[Optimizer]],
-        interrupts: Interrupts,
-    ) -> None:
-        self.request = request
-        self.physics = physics
-        self.optimizers = optimizers
-        self.interrupts = interrupts
-        self.progress = Progress(quiet=request.quiet)
-        self._said: set[tuple[Path, str]] = set()  # about the elements of a file; its other frames need no repetition
+    request: RelaxRequest
+    physics: Potential
+    optimizers: dict[str, type[Optimizer]]
+    interrupts: Interrupts
+    progress: Progress
+    said: set[tuple[Path, str]] = field(default_factory=set)  # of a file, so that its other frames need not repeat it
 
     def relax_all(self, jobs: list[Job]) -> int:
         """Each in turn; an error in one, of whatever kind, does not stop the others; Ctrl-C does."""
@@ -80,26 +72,18 @@ class _Session:
         return _exit_code(reports)
 
     def _relax_job(self, job: Job) -> Report:
+        request = self.request
         if job.atoms is None:
             return Report(job, error=one_line(job.error or ""))
-        try:
-            start = self._checked_start(job, job.atoms)
-            report = self._relax_into_folder(job, self._task(start))
+        try:  # everything that can be refused is refused before a force call is spent
+            check_free(request.out / job.folder, request.force)
+            start = checked_start(job.atoms, self.physics, request)
+            task = Task(start, self.physics, request.fmax, request.steps, request.cell, record=request.report)
+            report = self._relax_into_folder(job, task)
         except Exception as error:  # noqa: BLE001 - a defect met by one structure is no reason to drop the others
             return Report(job, error=one_line(error_in_words(error)))
-        report = self._compare(report, self._task(start)) if report.error is None else report
-        return self._with_page(report, self._task(start)) if self.request.report else report
-
-    def _checked_start(self, job: Job, atoms: Atoms) -> Atoms:
-        """Everything that can be refused is refused here, before a force call is spent."""
-        request = self.request
-        check_free(request.out / job.folder, request.force)
-        cell, rattle, seed = request.cell, request.rattle, request.seed
-        return checked_start(atoms, self.physics, free_cell=cell, rattle=rattle, seed=seed)
-
-    def _task(self, start: Atoms) -> Task:
-        request = self.request
-        return Task(start, self.physics, request.fmax, request.steps, request.cell, record=request.report)
+        report = self._compare(report, task) if report.error is None else report
+        return self._with_page(report, task) if request.report else report
 
     def _relax_into_folder(self, job: Job, task: Task) -> Report:
         final, request = self.request.out / job.folder, self.request
@@ -117,8 +101,8 @@ class _Session:
     def _hints(self, job: Job, run: Run, task: Task, policy_note: str) -> list[str]:
         hints = [occupancy_note(task.start), symmetry_hint(run, len(task.start), self.request.rattle)]
         for once in (emt_note(task.start, self.request.calc), policy_note):
-            if once and (job.file, once) not in self._said:
-                self._said.add((job.file, once))
+            if once and (job.file, once) not in self.said:
+                self.said.add((job.file, once))
                 hints.append(once)
         return [hint for hint in hints if hint]
 
@@ -142,9 +126,8 @@ class _Session:
     def _compare(self, report: Report, task: Task) -> Report:
         """After our result is safe on disk, so that nothing can be lost here."""
         others: list[Compared] = []
-        ours = report.run
-        assert ours is not None
-        if report.interrupted:
+        ours, of = report.run, len(self.optimizers)
+        if ours is None or report.interrupted:
             return report
         try:
             for name, kind in self.optimizers.items():
@@ -154,45 +137,33 @@ class _Session:
             if others and report.written_to is not None:
                 update_manifest(report.written_to, as_plain(report, compare=True), details(self.request, ours))
         except KeyboardInterrupt:
-            hint = f"comparison interrupted, {len(others)} of {len(self.optimizers)} optimizers done"
+            hint = f"comparison interrupted, {len(others)} of {of} optimizers done"
             return replace(report, others=others, interrupted=True, hints=[*report.hints, hint])
         except Exception as error:  # noqa: BLE001 - a comparison that fails is no reason to drop the result
-            hint = f"comparison failed after {len(others)} of {len(self.optimizers)}: {error_in_words(error)}"
+            hint = f"comparison failed after {len(others)} of {of}: {error_in_words(error)}"
             return replace(report, others=others, hints=[*report.hints, hint])
         return report
 
     def _with_page(self, report: Report, task: Task) -> Report:
         """Last, when everything is known and safe; pages are loaded only here."""
-        from relaxion.web.relaxation import relaxation_page
+        from relaxion.web.relaxation import Relaxation, policy_in_words, relaxation_page
 
-        run, folder = report.run, report.written_to
+        request, run, folder = self.request, report.run, report.written_to
         if run is None or folder is None:
             return report
+        policy = policy_in_words(request.policy, run.policy_used)
+        told = Relaxation(
+            report.job.label, task.start, run, task.fmax, request.calc, policy, task.free_cell, command_line(),
+            report.others, report.hints,
+        )  # fmt: skip
         try:
             with self.interrupts.held():
-                page = relaxation_page(self._told(report, run, task)).save(folder / PAGE)
-                report = replace(report, page=page)
+                report = replace(report, page=relaxation_page(told).save(folder / PAGE))
                 plain = as_plain(report, compare=bool(report.others))
-                update_manifest(folder, plain, details(self.request, run), added=[PAGE])
+                update_manifest(folder, plain, details(request, run), added=[PAGE])
         except Exception as error:  # noqa: BLE001 - a page that fails is no reason to drop the result
             return replace(report, error=one_line(f"the report could not be written: {error_in_words(error)}"))
         return replace(report, interrupted=report.interrupted or self.interrupts.noticed)
-
-    def _told(self, report: Report, run: Run, task: Task) -> Relaxation:
-        from relaxion.web.relaxation import Relaxation, policy_in_words
-
-        return Relaxation(
-            label=report.job.label,
-            start=task.start,
-            run=run,
-            tolerance=task.fmax,
-            calculator=self.request.calc,
-            policy=policy_in_words(self.request.policy, run.policy_used),
-            free_cell=task.free_cell,
-            command=command_line(),
-            others=report.others,
-            hints=report.hints,
-        )
 
     def _announce(self, report: Report) -> None:
         if self.request.as_json:
@@ -200,24 +171,17 @@ class _Session:
         elif report.error is None and report.run is not None:
             tell(result_sentence(report, report.run))
             if report.others and sys.stdout.isatty():
-                _print_table(report, report.run)
+                Console(highlight=False).print(comparison_table(report, report.run))
         if report.error is not None:
             say(error_sentence(report))
-        for hint in report.hints:
-            if not self.request.quiet:
-                say(f"{report.job.label}: {hint}")
+        for hint in () if self.request.quiet else report.hints:
+            say(f"{report.job.label}: {hint}")
 
 
 def _failed(report: Report, run: Run, error: str) -> Report:
     """An earlier error counts more than one that came of it."""
     error = report.error or one_line(error)
     return replace(report, run=replace(run, outcome="error", error=error), error=error)
-
-
-def _print_table(report: Report, run: Run) -> None:
-    from rich.console import Console
-
-    Console(highlight=False).print(comparison_table(report, run))
 
 
 def _exit_code(reports: list[Report]) -> int:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -39,15 +41,10 @@ def relax_many(request: ManyRequest, interrupts: Interrupts) -> int:
             say(f"relaxion: {number} structures that were set aside are tried again")
         with make_workers(request.workers, worker) as workers:
             driver = Driver(
-                folder=folder,
-                workers=workers,
-                settings=worker.many,
-                files=files,
-                chunk_size=chunk_size,
-                time_limit_seconds=worker.time_limit_seconds,
-                stop=lambda: interrupts.noticed,
-                report=_Lines(quiet=request.quiet),
-            )
+                folder=folder, workers=workers, settings=worker.many, files=files, chunk_size=chunk_size,
+                time_limit_seconds=worker.time_limit_seconds, stop=lambda: interrupts.noticed,
+                report=_lines(quiet=request.quiet),
+            )  # fmt: skip
             with interrupts.held():
                 tally = driver.run()
             interrupted = interrupts.noticed
@@ -80,39 +77,36 @@ def _worker_settings(request: ManyRequest) -> tuple[WorkerSettings, int]:
     if request.cell and not made.has_stress:
         raise SettingsError(f"--cell: calculator {made.name} gives no stress; leave --cell away, or try --calc emt")
     many = ManySettings(
-        calculator=request.calc,
-        calculator_details=calculator_details(request.calc, made),
-        policy=request.policy,
-        policy_weights=weights,
-        allow_unseen=request.allow_unseen,
-        fmax_ev_per_angstrom=request.fmax,
-        free_cell=request.cell,
-        max_force_calls=request.steps + 1,
-    )
+        calculator=request.calc, calculator_details=calculator_details(request.calc, made), policy=request.policy,
+        policy_weights=weights, allow_unseen=request.allow_unseen, fmax_ev_per_angstrom=request.fmax,
+        free_cell=request.cell, max_force_calls=request.steps + 1,
+    )  # fmt: skip
     worker = WorkerSettings(many=many, time_limit_seconds=limit, batch_size=request.batch_size, folder=str(Path.cwd()))
     return worker, 1 if isinstance(made, AsePotential) else 2 * request.batch_size
 
 
-class _Lines:
+def _lines(*, quiet: bool) -> Callable[[Tally], None]:
     """A line on stderr now and then."""
+    due = Now(SECONDS_BETWEEN_LINES, at_once=False)
 
-    def __init__(self, *, quiet: bool) -> None:
-        self._quiet, self._due = quiet, Now(SECONDS_BETWEEN_LINES, at_once=False)
+    def line(tally: Tally) -> None:
+        if not quiet and due():
+            rate = (tally.relaxed + tally.failed) / max(tally.seconds, 1e-9)
+            say(f"relaxion: {_in_words(tally)}, {rate:.1f} per s")
 
-    def __call__(self, tally: Tally) -> None:
-        if self._quiet or not self._due():
-            return
-        rate = (tally.relaxed + tally.failed) / max(tally.seconds, 1e-9)
-        say(f"relaxion: {_in_words(tally)}, {rate:.1f} per s")
+    return line
 
 
 def _in_words(tally: Tally) -> str:
-    words = [f"{tally.relaxed} relaxed"]
-    words += [f"{tally.already} there already"] * bool(tally.already)
-    words += [f"{tally.failed} set aside"] * bool(tally.failed)
-    words += [f"{tally.worker_deaths} workers died and were replaced"] * bool(tally.worker_deaths)
+    dead = "workers died and were replaced"
+    beside = _some({"there already": tally.already, "set aside": tally.failed, dead: tally.worker_deaths})
     more = "" if tally.input_read else " so far"
-    return f"{', '.join(words)}, of {tally.read} structures read{more}"
+    return f"{tally.relaxed} relaxed{beside}, of {tally.read} structures read{more}"
+
+
+def _some(counts: dict[str, int]) -> str:
+    """Those that are not 0."""
+    return "".join(f", {number} {what}" for what, number in counts.items() if number)
 
 
 def _announce(request: ManyRequest, tally: Tally, counts: Counts) -> None:
@@ -129,11 +123,9 @@ def _plain(counts: Counts) -> dict[str, Any]:
 
 
 def _counts_in_words(counts: Counts) -> str:
-    words = [f"{counts.relaxed} relaxed ({counts.converged} converged)"]
-    words += [f"{counts.failed} set aside"] * bool(counts.failed)
-    words += [f"{counts.waiting} waiting"] * bool(counts.waiting)
-    doubles = f", {counts.doubles} of them doubles" if counts.doubles else ""
-    return f"{', '.join(words)}; {counts.places} structures in the input{doubles}"
+    beside, doubles = _some({"set aside": counts.failed, "waiting": counts.waiting}), counts.doubles
+    structures = f"{counts.places} structures in the input{_some({'of them doubles': doubles})}"
+    return f"{counts.relaxed} relaxed ({counts.converged} converged){beside}; {structures}"
 
 
 def status(request: StatusRequest, _: Interrupts) -> int:
@@ -150,32 +142,27 @@ def status(request: StatusRequest, _: Interrupts) -> int:
         state += " and the work is not done: run the same relax-many again"
     tell(f"{path}: {_counts_in_words(counts)}; {state}")
     if process is not None and run.get("seconds"):
-        relaxed, failed = run.get("relaxed", 0), run.get("failed", 0)
-        rate = (relaxed + failed) / run["seconds"]
-        words = f"{relaxed} relaxed, {failed} set aside in {run['seconds']:.0f} s"
-        tell(f"this run: {words} ({rate:.1f} per s)")
+        relaxed, failed, seconds = run.get("relaxed", 0), run.get("failed", 0), run["seconds"]
+        rate = (relaxed + failed) / seconds
+        tell(f"this run: {relaxed} relaxed, {failed} set aside in {seconds:.0f} s ({rate:.1f} per s)")
     return DONE
 
 
 def _last_run(path: Path) -> dict[str, Any]:
-    try:
-        plain = json_of(path / PROGRESS)
-    except (OSError, ValueError):
-        return {}
-    if not isinstance(plain, dict):
-        return {}
-    numbers = all(isinstance(plain.get(name, 0), int | float) for name in ("relaxed", "failed", "seconds"))
-    return plain if numbers else {}
+    with suppress(OSError, ValueError):
+        plain, names = json_of(path / PROGRESS), ("relaxed", "failed", "seconds")
+        if isinstance(plain, dict) and all(isinstance(plain.get(name, 0), int | float) for name in names):
+            return plain
+    return {}
 
 
 def merge(request: MergeRequest, _: Interrupts) -> int:
     """One file of everything."""
-    path = request.folder
-    read_manifest(path)
-    merged = merge_into(path, request.out, force=request.force)
+    read_manifest(request.folder)
+    merged = merge_into(request.folder, request.out, force=request.force)
     tell(f"{request.out}: {merged.written} structures")
     if merged.failed:
-        say(f"relaxion: {merged.failed} structures have no result ({path}/failed)")
+        say(f"relaxion: {merged.failed} structures have no result ({request.folder}/failed)")
     if merged.waiting:
         say(f"relaxion: {merged.waiting} structures are not relaxed yet; run relax-many again, then merge with --force")
         return INCOMPLETE

@@ -2,29 +2,93 @@
 
 Below its first line a docstring lists examples and exit codes, and says "Units." where the help names the units. `app`
 makes a command of each class, in this order; the function of `command("module:function")` gets the finished request.
+Loads neither torch nor ASE.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import MISSING, dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Any, TypeVar
 
-from relaxion.cli.options import (
-    AS_IN_RELAX,
-    RELAXING,
-    agent_option,
-    argument,
-    calc_option,
-    command,
-    flag,
-    optimizers_option,
-    option,
-    policy_option,
-    quiet_flag,
-    rattle_option,
-    recipe_argument,
-    set_option,
-    unseen_flag,
-)
+from typer import Argument, Option
+
+from relaxion.cli import completion
+from relaxion.errors import PolicyError, SettingsError, UnknownPotentialError
+
+TYPER = "typer"  # in a field's metadata: its argument or option
+AS_IN_RELAX = "As in 'relax'."
+RELAXING = (SettingsError, UnknownPotentialError, PolicyError)  # wrong --calc and --policy are wrong usage
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command: its request, the function that answers it, and what is the same whatever was asked."""
+
+    request: type[Any]  # its fields are the options, its docstring is the help
+    module: str  # of this package; loaded when the command runs
+    function: str  # in it: (request, interrupts) -> exit code
+    interrupted: str = "interrupted"  # said where Ctrl-C or SIGTERM found nothing to save
+    usage: tuple[type[Exception], ...] = (SettingsError,)  # errors that end with exit code 2
+    one_thread: bool = False  # before NumPy and torch are loaded: on small structures more only make times worse
+
+    @property
+    def name(self) -> str:
+        return self.function.replace("_", "-")
+
+
+COMMANDS: list[Command] = []
+Request = TypeVar("Request", bound=type[Any])
+
+
+def command(where: str, **more: Any) -> Callable[[Request], Request]:
+    """Make a frozen dataclass of it and enter it into the table; `where` is `module:function`."""
+
+    def enter(request: Request) -> Request:
+        made, (module, function) = dataclass(frozen=True)(request), where.split(":")
+        COMMANDS.append(Command(made, module, function, **more))
+        return made
+
+    return enter
+
+
+def argument(metavar: str, words: str, *, default: Any = MISSING, **more: Any) -> Any:
+    """A field that is an argument; readable=False: our own sentence says what is wrong with a file."""
+    made = Argument(metavar=metavar, help=words, readable=False, **{"show_default": False, **more})
+    return field(default=default, metadata={TYPER: made})
+
+
+def option(metavar: str, words: str, *names: str, default: Any = MISSING, **more: Any) -> Any:
+    """A field that is an option with a value, called as the field is unless named."""
+    made = Option(*names, metavar=metavar, help=words, readable=False, **more)
+    return field(default=default, metadata={TYPER: made})
+
+
+def flag(name: str, words: str, *short: str) -> Any:
+    return field(default=False, metadata={TYPER: Option(name, *short, help=words)})
+
+
+# what several commands have; those with words left out say them of their own
+optional = partial(option, default=None)
+UNSEEN = "Let the policy speak about elements it was not trained on; the guard watches it all the same."
+unseen_flag = partial(flag, "--allow-unseen", UNSEEN)
+calc_option = partial(option, "SPEC", default="emt", autocompletion=completion.calculators)
+policy_option = partial(option, "NAME|FILE", default="auto", autocompletion=completion.policies)
+optimizers_option = partial(option, "NAMES", autocompletion=completion.optimizers)
+rattle_option = partial(option, "Å", "Move the atoms at random by so much along each axis first.", default=0.0)
+rattle_seed_option = partial(option, "N", "Of --rattle.", default=0, min=0)
+recipe_argument = partial(argument, "RECIPE", autocompletion=completion.recipes)
+agent_option = partial(option, "NAME", "ddpg, td3, d4pg or sac.", default=None, autocompletion=completion.agents)
+
+
+def quiet_flag(words: str = "No progress on stderr.") -> Any:
+    return flag("--quiet", words, "-q")
+
+
+def set_option(words: str = "Another value for a setting; may be repeated.") -> Any:
+    return option("KEY=VALUE", words, "--set", default=None)
 
 
 @command("relax:relax", usage=RELAXING)
@@ -62,16 +126,14 @@ class RelaxRequest:
     report: bool = flag("--report", "Also write DIR/NAME/report.html: film, curves, comparison, facts.")
     force: bool = flag("--force", "Replace earlier results.")
     rattle: float = rattle_option()
-    seed: int = option("N", "Of --rattle.", default=0, min=0)
+    seed: int = rattle_seed_option()
     quiet: bool = quiet_flag("No progress and no hints on stderr.")
 
 
-@command(
-    "relax_many:relax_many",
-    usage=RELAXING,
-    interrupted="interrupted; run the same command again to go on",
-    one_thread=True,
-)
+AGAIN = "interrupted; run the same command again to go on"
+
+
+@command("relax_many:relax_many", usage=RELAXING, interrupted=AGAIN, one_thread=True)
 class ManyRequest:
     """Relax thousands of structures by many workers; it can be killed at any moment and goes on when run again.
 
@@ -91,8 +153,8 @@ class ManyRequest:
         show_default="those of an earlier run into DIR",
     )
     out: Path = option("DIR", "Results; the same command again goes on here.", default=Path("relaxed-many"))
-    calc: str = calc_option()
-    policy: str = policy_option()
+    calc: str = calc_option(AS_IN_RELAX)
+    policy: str = policy_option(AS_IN_RELAX)
     allow_unseen: bool = unseen_flag()
     fmax: float = option("eV/Å", AS_IN_RELAX, default=0.05)
     steps: int = option("N", "Most steps of a structure; each is one force call.", default=500)
@@ -101,12 +163,10 @@ class ManyRequest:
     batch_size: int = option(
         "N", "Structures at once in a worker, where the calculator takes many.", default=128, min=1
     )
-    time_limit: float | None = option(
-        "SECONDS", "Of one structure; beyond it is set aside.", default=None, show_default="none"
-    )
+    time_limit: float | None = optional("SECONDS", "Of one structure; beyond it is set aside.", show_default="none")
     retry_failed: bool = flag("--retry-failed", "Try once more what earlier runs set aside.")
     as_json: bool = flag("--json", "The result as one JSON object on stdout.")
-    quiet: bool = quiet_flag("No progress on stderr.")
+    quiet: bool = quiet_flag()
 
 
 @command("relax_many:status")
@@ -147,21 +207,20 @@ class TrainRequest:
     """
 
     recipe: str = recipe_argument("A shipped recipe, a TOML file or a run folder.")
-    out: Path | None = option("RUN", "The run's own folder.", default=None, show_default="runs/RECIPE-AGENT-SEED")
+    out: Path | None = optional("RUN", "The run's own folder.", show_default="runs/RECIPE-AGENT-SEED")
     agent: str | None = agent_option()
-    seed: int | None = option("N", "Decides everything that is drawn.", default=None, min=0)
-    steps: int | None = option("N", "Environment steps in all.", default=None, min=1)
+    seed: int | None = optional("N", "Decides everything that is drawn.", min=0)
+    steps: int | None = optional("N", "Environment steps in all.", min=1)
     assignments: list[str] | None = set_option()
     resume: bool = flag("--resume", "Go on from the run's last checkpoint.")
-    from_weights: Path | None = option("RUN|FILE", "A new run that begins with old weights.", default=None)
+    from_weights: Path | None = optional("RUN|FILE", "A new run that begins with old weights.")
     force: bool = flag("--force", "Replace an earlier run.")
-    collectors: str | None = option(
+    collectors: str | None = optional(
         "ray:N|ray:ADDRESS|ray:N@ADDRESS",
         "Structures are stepped by so many Ray actors, here or on a cluster, while this process learns.",
-        default=None,
     )
     as_json: bool = flag("--json", "The result as one JSON object on stdout.")
-    quiet: bool = quiet_flag("No progress on stderr.")
+    quiet: bool = quiet_flag()
 
 
 @command("collect:collect", one_thread=True)
@@ -177,10 +236,10 @@ class CollectRequest:
     out: Path = option("STORE", "The store's own folder; an existing one is completed.")
     workers: int = option("N", "Processes, one core each.", default=1, min=1)
     assignments: list[str] | None = set_option("seed=7; molecule.number=100: one kind; number=10: all kinds.")
-    limit_minutes: float | None = option("M", "Stop after so long; the same command goes on.", default=None, min=0)
+    limit_minutes: float | None = optional("M", "Stop after so long; the same command goes on.", min=0)
     policy: str | None = policy_option("Relax with this metric under guard, not with the classical core.", default=None)
     as_json: bool = flag("--json", "The summary as one JSON object on stdout.")
-    quiet: bool = quiet_flag("No progress on stderr.")
+    quiet: bool = quiet_flag()
 
 
 @command("tune:tune", one_thread=True)
@@ -195,26 +254,22 @@ class TuneRequest:
     recipe: str = recipe_argument("As in 'train'.")
     out: Path = option("DIR", "Of the sweep; there already: go on.", show_default=False)
     trials: int = option("N", "Trials in all, those of earlier commands included.", min=1)
-    varied: list[str] | None = option(
-        "KEY=LO:HI[:log]", "Vary a setting, or KEY=A|B|C; may be repeated.", "--vary", default=None
-    )
-    space: Path | None = option("FILE", 'The same from a TOML file: key = "lo:hi:log", key = [a, b].', default=None)
+    varied: list[str] | None = optional("KEY=LO:HI[:log]", "Vary a setting, or KEY=A|B|C; may be repeated.", "--vary")
+    space: Path | None = optional("FILE", 'The same from a TOML file: key = "lo:hi:log", key = [a, b].')
     agent: str | None = agent_option()
-    seed: int | None = option("N", "Of every trial, and of what is proposed.", default=None, min=0)
-    steps: int | None = option("N", "Environment steps of each trial.", default=None, min=1)
+    seed: int | None = optional("N", "Of every trial, and of what is proposed.", min=0)
+    steps: int | None = optional("N", "Environment steps of each trial.", min=1)
     assignments: list[str] | None = set_option()
     workers: str = option("local:N|ray:N|ray:ADDRESS", "Trials at a time, and where.", default="local:1")
     sampler: str = option("NAME", "Of Optuna: tpe or random.", default="tpe")
     as_json: bool = flag("--json", "The result as one JSON object on stdout.")
-    quiet: bool = quiet_flag("No progress on stderr.")
+    quiet: bool = quiet_flag()
 
 
-@command(
-    "bench:bench",
-    usage=RELAXING,
-    interrupted="interrupted before the first structure was done by all optimizers",
-    one_thread=True,
-)
+NONE_DONE = "interrupted before the first structure was done by all optimizers"
+
+
+@command("bench:bench", usage=RELAXING, interrupted=NONE_DONE, one_thread=True)
 class BenchRequest:
     """Count the force calls of optimizers on the same starts, inside the calculator.
 
@@ -232,7 +287,7 @@ class BenchRequest:
         "emt-bulk, emt-large, emt-bulk-cell, emt-slabs, emt-clusters, alfe, alfe-cell, lj38, mixed, crystals, "
         "crystals-cell, new-elements, macs, perovskites-cell, carbon-cell, molecules, or a structure file.",
     )
-    calc: str | None = option("SPEC", AS_IN_RELAX, default=None, show_default="the set's own; emt for files")
+    calc: str | None = optional("SPEC", AS_IN_RELAX, show_default="the set's own; emt for files")
     optimizers: str = option(
         "NAMES",
         "ASE's optimizers beside ours: BFGS,FIRE,... or all or none. Our classical core always runs.",
@@ -242,16 +297,14 @@ class BenchRequest:
     )
     policy: str = policy_option("Of ours, as in 'relax'.")
     allow_unseen: bool = unseen_flag()
-    perturb: str | None = option(
-        "WORDS", "Of every start: rattle:0.1, strain:0.03+rattle:0.1, vacancy:1.", default=None
-    )
+    perturb: str | None = optional("WORDS", "Of every start: rattle:0.1, strain:0.03+rattle:0.1, vacancy:1.")
     cell: bool = flag("--cell", "Relax the cell too.")
     fmax: float = option("eV/Å", AS_IN_RELAX, default=0.05)
     steps: int = option("N", "Most force calls of a relaxation; a failure is charged so many.", default=500)
-    number: int | None = option("N", "Structures, the first of the set.", default=None, show_default="50 or 100")
+    number: int | None = optional("N", "Structures, the first of the set.", show_default="50 or 100")
     seed: int = option("N", "Of the starts; below 9000 is for training.", default=9000, min=0)
-    json_file: Path | None = option("FILE", "All numbers; - for stdout.", "--json", default=None)
-    plot: Path | None = option("FILE.png", "The performance profile.", default=None)
+    json_file: Path | None = optional("FILE", "All numbers; - for stdout.", "--json")
+    plot: Path | None = optional("FILE.png", "The performance profile.")
     force: bool = flag("--force", "Replace these files.")
     quiet: bool = quiet_flag("No progress and no hints on stderr.")
 
@@ -271,15 +324,15 @@ class RaceRequest:
     file: Path = argument("FILE", "A structure file of any kind ASE reads.")
     optimizers: str = optimizers_option("ASE's optimizers beside ours, up to 5.", "--with", default="BFGS,FIRE")
     out: Path = option("FILE.html", "The page.", default=Path("race.html"))
-    calc: str = calc_option()
-    policy: str = policy_option()
+    calc: str = calc_option(AS_IN_RELAX)
+    policy: str = policy_option(AS_IN_RELAX)
     allow_unseen: bool = unseen_flag()
     cell: bool = flag("--cell", "Relax the cell too.")
     fmax: float = option("eV/Å", "The finish: no force is longer than this.", default=0.05)
     steps: int = option("N", "Most steps of each optimizer.", default=500)
-    index: int | None = option("N", "Which structure of the file, from 0.", default=None, show_default="the first")
+    index: int | None = optional("N", "Which structure of the file, from 0.", show_default="the first")
     rattle: float = rattle_option()
-    seed: int = option("N", "Of --rattle.", default=0, min=0)
+    seed: int = rattle_seed_option()
     as_json: bool = flag("--json", "One JSON object on stdout, nothing else.")
     force: bool = flag("--force", "Replace an earlier page.")
     quiet: bool = quiet_flag("No progress and no hints on stderr.")
@@ -299,7 +352,7 @@ class ReportRequest:
     path: Path = argument(
         "FOLDER|TRAJ", "A result folder of 'relaxion relax', the folder of a training run, or a trajectory ASE reads."
     )
-    out: Path | None = option("FILE.html", "The page.", default=None, show_default="FOLDER/report.html or NAME.html")
+    out: Path | None = optional("FILE.html", "The page.", show_default="FOLDER/report.html or NAME.html")
     force: bool = flag("--force", "Replace an earlier page.")
 
 
@@ -315,7 +368,7 @@ class WatchRequest:
 
     runs: list[Path] = argument("RUN", "Folders of runs, up to 12.")
     port: int = option("N", "Of 127.0.0.1; the next free one if it is taken.", default=8765)
-    save: Path | None = option("FILE.html", "Freeze the page as it is now to a file instead.", default=None)
+    save: Path | None = optional("FILE.html", "Freeze the page as it is now to a file instead.")
     force: bool = flag("--force", "Replace an earlier file.")
 
 
@@ -354,10 +407,9 @@ class PackageRequest:
 
     run: Path = argument("RUN", "The folder of a run on structures.")
     name: str = argument("NAME", "What the policy will be called.")
-    out: Path | None = option(
+    out: Path | None = optional(
         "FILE",
         "The bundle; its model card goes beside it.",
-        default=None,
         show_default="NAME.safetensors in $RELAXION_POLICIES or ~/.local/share/relaxion/policies",
     )
     force: bool = flag("--force", "Replace an earlier bundle of that name.")

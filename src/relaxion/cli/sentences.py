@@ -14,6 +14,7 @@ from relaxion.bench.comparison import Compared, in_words, minima_in_words, resta
 from relaxion.bench.runs import Run
 from relaxion.bench.statistics import SAME_MINIMUM_EV_PER_ATOM
 from relaxion.cli.inputs import Job
+from relaxion.cli.progress import counted
 
 SYMMETRIC_FMAX = 1e-6  # eV/Å; forces this small at the start come from symmetry (or from an earlier relaxation)
 ADVICE = {
@@ -53,45 +54,36 @@ def as_json(report: Report, *, compare: bool, ascii_only: bool = False) -> str:
 
 def as_plain(report: Report, *, compare: bool) -> dict[str, Any]:
     """What --json prints; numbers that are not finite are null."""
-    run = report.run
-    plain: dict[str, Any] = {"file": str(report.job.file)}
-    if report.job.index is not None:
-        plain["index"] = report.job.index
+    run, job = report.run or Run("error", 0, None, None, 0.0), report.job
+    plain: dict[str, Any] = {"file": str(job.file)} | ({} if job.index is None else {"index": job.index})
     plain |= {
         "formula": report.formula,
         "converged": report.converged,
-        "outcome": "error" if run is None else run.outcome,
-        "force_calls": 0 if run is None else run.force_calls,
-        "energy_ev": None if run is None else run.energy_ev,
-        "fmax_ev_per_angstrom": None if run is None else run.fmax_ev_per_angstrom,
-        "policy": None if run is None else run.policy_used,
-        "fallback_used": 0 if run is None else run.fallback_used,
-        "wall_time_seconds": 0.0 if run is None else round(run.wall_time_seconds, 6),
-        "written_to": None if report.written_to is None else str(report.written_to),
-    }
-    if report.page is not None:
-        plain["report"] = str(report.page)
-    if report.error is not None:
-        plain["error"] = report.error
-    if compare:
-        plain["compare"] = {other.name: compared_as_json(other.run) for other in report.others}
-    return plain
-
-
-def compared_as_json(run: Run) -> dict[str, Any]:
-    plain: dict[str, Any] = {
-        "converged": run.converged,
+        "outcome": run.outcome,
         "force_calls": run.force_calls,
         "energy_ev": run.energy_ev,
         "fmax_ev_per_angstrom": run.fmax_ev_per_angstrom,
+        "policy": run.policy_used,
+        "fallback_used": run.fallback_used,
         "wall_time_seconds": round(run.wall_time_seconds, 6),
+        "written_to": None if report.written_to is None else str(report.written_to),
     }
+    plain |= {} if report.page is None else {"report": str(report.page)}
+    plain |= {} if report.error is None else {"error": report.error}
+    others = {other.name: compared_as_json(other.run) for other in report.others}
+    return {**plain, "compare": others} if compare else plain
+
+
+def compared_as_json(run: Run) -> dict[str, Any]:
+    names = ("converged", "force_calls", "energy_ev", "fmax_ev_per_angstrom")
+    plain = {name: getattr(run, name) for name in names} | {"wall_time_seconds": round(run.wall_time_seconds, 6)}
     return plain if run.error is None else {**plain, "error": run.error}
 
 
 def result_sentence(report: Report, run: Run) -> str:
     """What was reached, at what cost, where it is written."""
-    parts = [f"{report.formula} {_what_happened(report, run)}{_beside(report, run)}", who_relaxed(run)]
+    beside = f" ({in_words(run, report.others)})" if report.others else ""
+    parts = [f"{report.formula} {_what_happened(report, run)}{beside}", who_relaxed(run)]
     if run.fmax_ev_per_angstrom is not None:
         parts.append(f"fmax {run.fmax_ev_per_angstrom:.2g} eV/Å")
     if run.energy_ev is not None:
@@ -104,17 +96,13 @@ def result_sentence(report: Report, run: Run) -> str:
 
 
 def _what_happened(report: Report, run: Run) -> str:
-    calls = f"{run.force_calls} force call{'' if run.force_calls == 1 else 's'}"
+    calls = counted(run.force_calls, "force call")
     if run.outcome == "interrupted":
         kept = "nothing was reached" if report.written_to is None else "the structure so far is kept"
         return f"interrupted after {calls}, {kept}"
     if not run.converged:
         return f"not converged ({run.outcome.replace('_', ' ')}) after {calls}"
     return f"already relaxed ({calls})" if run.force_calls == 1 else f"relaxed in {calls}"
-
-
-def _beside(report: Report, run: Run) -> str:
-    return f" ({in_words(run, report.others)})" if report.others else ""
 
 
 def error_sentence(report: Report) -> str:

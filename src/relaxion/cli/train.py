@@ -38,18 +38,14 @@ def train(request: TrainRequest, interrupts: Interrupts) -> int:
     with as_usage(FileError):
         settings = settings_from_recipe(find(request.recipe), request.agent, given_settings(request))
     collectors = None if request.collectors is None else Collectors.read(request.collectors)
-    out = request.out or _default_out(request, settings)
+    default = Path("runs") / f"{Path(request.recipe).stem}-{settings.agent_name}-{settings.training.seed}"
+    out = request.out or run_folder(request.recipe) or default
     try:
         with warnings_as_sentences(), alarms_as_sentences(), progress(settings, out, request.quiet) as on_progress:
             result = train_in_folder(
-                settings,
-                out,
-                resume=request.resume,
-                from_weights=request.from_weights,
-                force=request.force,
-                on_progress=on_progress,
-                make=None if collectors is None else collectors.trainer,
-            )
+                settings, out, resume=request.resume, from_weights=request.from_weights, force=request.force,
+                on_progress=on_progress, make=None if collectors is None else collectors.trainer,
+            )  # fmt: skip
     except Interrupted as stop:
         say(f"relaxion: {stop}; the same command with --resume goes on")
         return interrupts.exit_code
@@ -64,13 +60,6 @@ def given_settings(request: TrainRequest | TuneRequest) -> dict[str, Any]:
     """What --set, --seed and --steps say."""
     options = {"seed": request.seed, "steps": request.steps}
     return overrides(request.assignments or ()) | {name: it for name, it in options.items() if it is not None}
-
-
-def _default_out(request: TrainRequest, settings: RunSettings) -> Path:
-    earlier = run_folder(request.recipe)
-    if earlier is not None:
-        return earlier
-    return Path("runs") / f"{Path(request.recipe).stem}-{settings.agent_name}-{settings.training.seed}"
 
 
 @contextmanager

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import math
 from functools import partial
-from typing import Any
 
 from relaxion.cli.ending import DONE, ERROR, Interrupts, as_usage
 from relaxion.cli.progress import say, tell
 from relaxion.cli.requests import TuneRequest
 from relaxion.cli.train import given_settings
 from relaxion.errors import FileError, SettingsError
-from relaxion.scaling.sweeps.space import read_space
+from relaxion.scaling.sweeps.space import first_values, read_space
 from relaxion.scaling.sweeps.sweep import Plan, Sweep, Trial
 from relaxion.scaling.sweeps.workers import workers_place
 from relaxion.training.recipe import find, settings_from_recipe
@@ -42,7 +41,7 @@ def _plan(request: TuneRequest) -> Plan:
     if request.sampler not in SAMPLERS:
         raise SettingsError(f"no sampler '{request.sampler}': {' or '.join(SAMPLERS)}")
     given, recipe, varied = given_settings(request), find(request.recipe), request.varied or ()
-    probe = {key: dimension.ends[0] for key, dimension in read_space(varied, request.space, {}).items()}
+    probe = first_values(read_space(varied, request.space, {}))
     settings = settings_from_recipe(recipe, request.agent, given | probe)
     space = read_space(varied, request.space, settings.flat())
     return Plan(recipe, request.agent, given, space, settings.training.seed, request.sampler)
@@ -53,14 +52,11 @@ def _say_how_it_ended(request: TuneRequest, sweep: Sweep, trial: Trial) -> None:
         return
     ended, best = trial.ended, sweep.best()
     how = f"failed: {ended.reason}" if ended.value is None else f"{ended.objective} {ended.value:.6g}"
-    words = ", ".join(f"{key} {_short(value)}" for key, value in trial.parameters.items())
+    shown = {key: f"{value:.3g}" if isinstance(value, float) else value for key, value in trial.parameters.items()}
+    words = ", ".join(f"{key} {value}" for key, value in shown.items())
     crown = " (best so far)" if best is not None and best.number == trial.number else ""
     n_done = sum(1 for one in sweep.trials.values() if one.ended is not None)
     say(f"{n_done}/{request.trials} trial {trial.number}: {how}{crown}; {words}")
-
-
-def _short(value: Any) -> str:
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
 def _result(request: TuneRequest, sweep: Sweep) -> int:

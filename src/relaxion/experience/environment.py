@@ -187,10 +187,8 @@ class Environment:
             # Where the potential failed the last finite state stands, so that no NaN ever enters a replay.
             # The call has been made and counts.
             lost = (~finite).nonzero().flatten()
-            stay = replace(
-                state, graph=None, last_move=Move.zero(state.structures), last_forces=state.evaluation.forces,
-                calls=state.calls + 1,
-            )  # fmt: skip
+            still = Move.zero(state.structures)
+            stay = replace(after, structures=state.structures, evaluation=state.evaluation, last_move=still)
             after = _replaced(after, lost, stay.select(lost))
         return self._with_graph(after)
 

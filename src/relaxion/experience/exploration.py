@@ -8,23 +8,13 @@ from typing import Any, Protocol, runtime_checkable
 from torch import Generator
 
 
-class Explorer(Protocol):
-    """The part of an agent that tries things."""
-
-    def explore(self, observations: Any, generator: Generator) -> Any: ...
-
-
 @runtime_checkable
-class NoisyExplorer(Explorer, Protocol):
+class NoisyExplorer(Protocol):
     """An agent whose noise can be set, in half ranges of the action."""
 
     exploration_scale: float
 
-
-class Domain(Protocol):
-    """The part of an action domain that knows its bounds."""
-
-    def random(self, observations: Any, generator: Generator) -> Any: ...
+    def explore(self, observations: Any, generator: Generator) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -50,8 +40,8 @@ class Exploration:
 
     def __init__(
         self,
-        agent: Explorer,
-        domain: Domain,
+        agent: Any,
+        domain: Any,
         generator: Generator,
         *,
         warmup_steps: int,

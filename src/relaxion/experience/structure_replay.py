@@ -12,6 +12,7 @@ from relaxion.errors import SettingsError
 from relaxion.experience.replay import Batch, draw_without_replacement
 from relaxion.experience.state_store import StateStore
 from relaxion.experience.transition import Transition
+from relaxion.files import Stored, joined
 from relaxion.structures import Outcome
 
 COLUMNS = ("states", "next_states", "rewards", "discounts", "followers", "sources", "outcomes", "back_offs")
@@ -67,7 +68,8 @@ class StructureReplay:
         self.sources[places], self.outcomes[places] = transition.source[kept], transition.outcome[kept]
         self.back_offs[places] = transition.back_off[kept].double()
         self.followers[places] = NOBODY
-        self._link(followed[kept], numbers)
+        known = followed[kept] != NOBODY
+        self.followers[followed[kept][known] % self.capacity] = numbers[known]
         self.newest += len(kept)
         self.under_way = torch.full((transition.n_structures,), NOBODY)
         self.under_way[kept] = numbers
@@ -85,10 +87,6 @@ class StructureReplay:
         if len(new):
             numbers[new] = self.store.add(transition.state.select(new))
         return numbers, followed
-
-    def _link(self, followed: Tensor, numbers: Tensor) -> None:
-        known = followed != NOBODY
-        self.followers[followed[known] % self.capacity] = numbers[known]
 
     def _make_room(self, transition: Transition) -> None:
         """Forget the oldest transitions, a relaxation step at a time, until both capacities suffice."""
@@ -131,19 +129,11 @@ class StructureReplay:
         next_state = self.store.read(self.next_states[last])
         return Batch(state, proposed, rewards.to(dtype), discounts.to(dtype), next_state, self.sources[places])
 
-    def ages(self, first: Tensor) -> Tensor:
-        """How many transitions ago each was added."""
-        return self.newest - 1 - first
-
     def snapshot(self) -> dict[str, Tensor]:
         """Everything a resume needs; the generator is its owner's to save."""
         own = {name: getattr(self, name) for name in COLUMNS}
-        counters = torch.tensor([self.oldest, self.newest])
-        return (
-            own
-            | {"counters": counters, "lanes": self.under_way}
-            | {f"store.{k}": v for k, v in self.store.snapshot().items()}
-        )
+        own |= {"counters": torch.tensor([self.oldest, self.newest]), "lanes": self.under_way}
+        return own | joined({"store": self.store.snapshot()})
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """The opposite of `snapshot`; a KeyError or ValueError when the tensors are those of another replay."""
@@ -154,7 +144,7 @@ class StructureReplay:
             own.copy_(tensors[name])
         self.oldest, self.newest = (int(number) for number in tensors["counters"])
         self.under_way = tensors["lanes"].clone()
-        self.store.restore({k.removeprefix("store."): v for k, v in tensors.items() if k.startswith("store.")})
+        self.store.restore(Stored(dict(tensors), {}).part("store"))
 
 
 def capacity_range(mean_atoms: float) -> tuple[int, int]:

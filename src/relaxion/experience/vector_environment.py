@@ -39,10 +39,6 @@ class Task:
     def action_size(self) -> int:
         return len(self.lowest_action)
 
-    def shaped_actions(self, actions: NDArray[np.float32]) -> NDArray[Any]:
-        """Flat actions (..., action_size) in the shape and kind of the space, and not a rounding outside it."""
-        return shaped(self.actions, actions)
-
 
 @dataclass(frozen=True)
 class Stepped:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 import torch
 from ase import Atoms
 from ase.geometry import get_distances
-from torch import Generator, Tensor
+from torch import Generator
 
 from relaxion.errors import SettingsError, StructureError
 from relaxion.settings import nearest
 from relaxion.structures.move import Move
-from relaxion.structures.structures import Structures, per_structure_sum
+from relaxion.structures.structures import PER_ATOM, Structures, per_structure_sum, rows_of
 
 Perturbation = Callable[[Structures, Generator], Structures]
 
@@ -79,17 +79,7 @@ def vacancy(structures: Structures, generator: Generator, *, count: int = 1) -> 
     starts = structures.counts.cumsum(0) - structures.counts
     ranks = torch.empty_like(order)
     ranks[order] = torch.arange(structures.n_atoms) - starts[index]
-    return _keep(structures, ranks >= count)
-
-
-def _keep(structures: Structures, atoms: Tensor) -> Structures:
-    return replace(
-        structures,
-        positions=structures.positions[atoms],
-        atomic_numbers=structures.atomic_numbers[atoms],
-        structure_index=structures.structure_index[atoms],
-        movable=structures.movable[atoms],
-    )
+    return replace(structures, **rows_of(structures, PER_ATOM, ranks >= count))
 
 
 def compose(*perturbations: Perturbation) -> Perturbation:
@@ -128,22 +118,6 @@ _NAMED: dict[str, tuple[type, Callable[[float], Perturbation]]] = {
     "strain": (float, lambda size: lambda s, generator: strain(s, generator, largest=size)),
     "vacancy": (int, lambda size: lambda s, generator: vacancy(s, generator, count=int(size))),
 }
-
-
-def mixed(perturbations: Sequence[Perturbation]) -> Perturbation:
-    """Each structure gets one of them, chosen at random."""
-
-    def one_of_them(structures: Structures, generator: Generator) -> Structures:
-        choice = torch.randint(len(perturbations), (structures.n_structures,), generator=generator)
-        parts, places = [], []
-        for number, perturb in enumerate(perturbations):
-            where = (choice == number).nonzero().flatten()
-            if len(where):
-                parts.append(perturb(structures.select(where), generator))
-                places.append(where)
-        return Structures.concatenate(parts).select(torch.argsort(torch.cat(places)))
-
-    return one_of_them
 
 
 # The same for single ASE structures, with NumPy's generators

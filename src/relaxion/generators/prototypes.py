@@ -205,7 +205,6 @@ def random_crystal(
             continue
         repeated = _repeated(atoms, sizes, random)
         if repeated is not None:
-            repeated.info = {LABEL: atoms.info[LABEL], CRYSTAL: atoms}
             return repeated
     raise StructureError(
         f"no crystal of {sizes[0]} to {sizes[1]} atoms was found for {side} in {TRIES} draws; allow more sizes"
@@ -271,13 +270,15 @@ def _same_order(chosen: Mapping[str, str]) -> bool:
     )
 
 
-def _repeated(atoms: Atoms, sizes: tuple[int, int], random: np.random.Generator) -> Atoms | None:
+def _repeated(crystal: Atoms, sizes: tuple[int, int], random: np.random.Generator) -> Atoms | None:
     """Small cells two or more times along random axes; None where no multiple fits."""
+    atoms = crystal
     while len(atoms) < sizes[0] or (2 * len(atoms) <= min(sizes[1], 12) and random.random() < 0.5):
         if 2 * len(atoms) > sizes[1]:
             return None
         axis = int(np.argmin(atoms.cell.lengths() * random.uniform(0.7, 1.3, 3)))
         atoms = atoms * [2 if k == axis else 1 for k in range(3)]
+    atoms.info = {LABEL: crystal.info[LABEL], CRYSTAL: crystal}
     return atoms
 
 
@@ -293,7 +294,6 @@ def random_element(
         found = dcdft[symbol]
         atoms = Atoms(found.numbers, found.positions, cell=found.cell, pbc=True, info={LABEL: f"dcdft/{symbol}"})
         if belongs(reasons_of(atoms), side) and (repeated := _repeated(atoms, sizes, random)) is not None:
-            repeated.info = {LABEL: atoms.info[LABEL], CRYSTAL: atoms}
             return repeated
     raise StructureError(f"no crystal of {element or 'one element'} for {side} in {TRIES} draws; allow more sizes")
 
@@ -322,16 +322,14 @@ _ANION_WEIGHTS = np.array([8, 2, 1.5, 1, 1, 1.5, 1, 0.5, 1.5, 1.5, 1, 1]) / 21.5
 
 def carbon_allotrope(number: int) -> Atoms:
     """Diamond, graphite, lonsdaleite, graphite of three layers, two cells of diamond, in turn."""
-    match number % 5:
-        case 0:
-            return bulk("C", "diamond", a=3.57, cubic=True)
-        case 1:
-            return _graphite(2)
-        case 2:
-            return _lonsdaleite()
-        case 3:
-            return _graphite(3)
-    return bulk("C", "diamond", a=3.57) * (2, 1, 1)
+    makers = (
+        lambda: bulk("C", "diamond", a=3.57, cubic=True),
+        lambda: _graphite(2),
+        _lonsdaleite,
+        lambda: _graphite(3),
+        lambda: bulk("C", "diamond", a=3.57) * (2, 1, 1),
+    )
+    return makers[number % len(makers)]()
 
 
 def _graphite(layers: int) -> Atoms:

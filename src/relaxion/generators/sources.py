@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -24,121 +24,88 @@ from relaxion.potentials.registry import EXTRAS
 from relaxion.settings import nearest
 from relaxion.structures import Structures, dataset
 
-
-class StructureSource(Protocol):
-    """Structures before any perturbation."""
-
-    def images(self, number: int, generator: Generator, potential: Potential) -> list[Atoms]:
-        """`number` of them where they are made at random; all there are elsewhere."""
-        ...
+PACKED_APART = 1.6  # Å; no two atoms of a packing are nearer
 
 
-@dataclass(frozen=True)
-class FileSource:
-    """Structures of a file, or a slice of them."""
-
-    path: str
-    index: str
-
-    def images(self, number: int, generator: Generator, potential: Potential) -> list[Atoms]:  # noqa: ARG002
-        found = dataset.read(self.path, self.index)
-        for atoms in found:
-            atoms.calc = None
-        return found
+Source: TypeAlias = Callable[[int, Generator, Potential], list[Atoms]]
+"""So many structures where they are made at random, all there are elsewhere; before any perturbation."""
 
 
-@dataclass(frozen=True)
-class CubicPair:
-    """The B2 (CsCl) cell of two elements at the volume the potential likes best."""
-
-    elements: tuple[str, str]
-
-    def images(self, number: int, generator: Generator, potential: Potential) -> list[Atoms]:  # noqa: ARG002
-        contact = 2 / 3**0.5 * sum(covalent_radii[atomic_numbers[element]] for element in self.elements)
-        best, low, high = contact, 0.8 * contact, 1.3 * contact
-        for _ in range(4):  # each time 50 times finer: 1e-7 Å in the end
-            edges = np.linspace(low, high, 101)
-            energies = potential(Structures.from_ase([self._cell(a) for a in edges])).energies
-            best = float(edges[int(energies.argmin())])
-            low, high = best - (edges[1] - edges[0]), best + (edges[1] - edges[0])
-        return [self._cell(best)]
-
-    def _cell(self, edge: float) -> Atoms:
-        return bulk("".join(self.elements), "cesiumchloride", a=edge)
-
-
-@dataclass(frozen=True)
-class Alloys:
-    """Random alloys on a close-packed lattice."""
-
-    elements: tuple[str, ...]
-    sizes: tuple[int, int]
-
-    def images(self, number: int, generator: Generator, potential: Potential) -> list[Atoms]:  # noqa: ARG002
-        sizes = _random_sizes(self.sizes, number, generator)
-        return [fcc_alloys(self.elements, 1, generator, n_atoms=size).to_ase()[0] for size in sizes]
-
-
-@dataclass(frozen=True)
-class Packings:
-    """Random packings of random compositions at the mean of the elements' volumes, no two atoms nearer than 1.6 Å."""
-
-    elements: tuple[str, ...]
-    sizes: tuple[int, int]
-    minimum_distance_angstrom: float = 1.6
-
-    def images(self, number: int, generator: Generator, potential: Potential) -> list[Atoms]:  # noqa: ARG002
-        return [self._one(size, generator) for size in _random_sizes(self.sizes, number, generator)]
-
-    def _one(self, size: int, generator: Generator) -> Atoms:
-        which = torch.randint(len(self.elements), (size,), generator=generator).tolist()
-        symbols = [self.elements[w] for w in which]
-        volume, distance = summed_volume(symbols) / size, self.minimum_distance_angstrom
-        found = pack(
-            ["".join(symbols)], generator, volume_per_atom_angstrom3=volume, minimum_distance_angstrom=distance
-        )
-        return found.to_ase()[0]
-
-
-@dataclass(frozen=True)
-class Together:
-    """Several sources in one pool, each giving its part of the number asked for: near and far starts, say."""
-
-    parts: tuple[StructureSource, ...]
-
-    def images(self, number: int, generator: Generator, potential: Potential) -> list[Atoms]:
-        share, rest = divmod(number, len(self.parts))
-        numbers = [share + (place < rest) for place in range(len(self.parts))]
-        found = [part.images(n, generator, potential) for part, n in zip(self.parts, numbers, strict=True)]
-        return [atoms for images in found for atoms in images]
-
-
-def _random_sizes(sizes: tuple[int, int], number: int, generator: Generator) -> list[int]:
-    return torch.randint(sizes[0], sizes[1] + 1, (number,), generator=generator).tolist()
-
-
-def structure_source(text: str) -> StructureSource:
+def structure_source(text: str) -> Source:
     """From `file:PATH@SLICE`, `b2:AlFe`, `alloys:Al-Cu:2-16` or `packings:Al-Fe:2-20`, or several joined by ` + `."""
     if len(words := text.split(" + ")) > 1:
-        return Together(tuple(structure_source(word) for word in words))
+        return partial(_together, [structure_source(word) for word in words])
     kind, _, rest = text.strip().partition(":")
     match kind:
         case "file":
-            path, _, index = rest.partition("@")
-            return FileSource(path, index or ":")
+            return partial(_file, rest)
         case "b2":
             elements = tuple(Formula(rest))
             if len(elements) != 2:
                 raise SettingsError(f"structures = '{text}': b2 needs two elements, for example b2:AlFe")
-            return CubicPair((elements[0], elements[1]))
+            return partial(_cubic_pair, elements)
         case "alloys":
-            return Alloys(*_elements_and_sizes(text, rest))
+            return partial(_alloys, *_elements_and_sizes(text, rest))
         case "packings":
-            return Packings(*_elements_and_sizes(text, rest))
-    raise SettingsError(f"structures = '{text}': unknown source '{kind}': {nearest(kind, _KINDS)}")
+            return partial(_packings, *_elements_and_sizes(text, rest))
+    known = ("file", "b2", "alloys", "packings")
+    raise SettingsError(f"structures = '{text}': unknown source '{kind}': {nearest(kind, known)}")
 
 
-_KINDS = ("file", "b2", "alloys", "packings")
+def _together(parts: Sequence[Source], number: int, generator: Generator, potential: Potential) -> list[Atoms]:
+    """Each part gives its share of the number asked for: near and far starts, say."""
+    share, rest = divmod(number, len(parts))
+    found = [part(share + (place < rest), generator, potential) for place, part in enumerate(parts)]
+    return [atoms for images in found for atoms in images]
+
+
+def _file(place: str, *_others: Any) -> list[Atoms]:
+    path, _, index = place.partition("@")
+    found = dataset.read(path, index or ":")
+    for atoms in found:
+        atoms.calc = None
+    return found
+
+
+def _cubic_pair(elements: Sequence[str], _number: int, _generator: Generator, potential: Potential) -> list[Atoms]:
+    """The B2 (CsCl) cell of two elements at the volume the potential likes best."""
+    cell = partial(bulk, "".join(elements), "cesiumchloride")
+    contact = 2 / 3**0.5 * sum(covalent_radii[atomic_numbers[element]] for element in elements)
+    best, low, high = contact, 0.8 * contact, 1.3 * contact
+    for _ in range(4):  # each time 50 times finer: 1e-7 Å in the end
+        edges = np.linspace(low, high, 101)
+        energies = potential(Structures.from_ase([cell(a=a) for a in edges])).energies
+        best = float(edges[int(energies.argmin())])
+        low, high = best - (edges[1] - edges[0]), best + (edges[1] - edges[0])
+    return [cell(a=best)]
+
+
+def _alloys(
+    elements: Sequence[str], sizes: tuple[int, int], number: int, generator: Generator, _: Potential
+) -> list[Atoms]:
+    """Random alloys on a close-packed lattice."""
+    drawn = _random_sizes(sizes, number, generator)
+    return [fcc_alloys(elements, 1, generator, n_atoms=size).to_ase()[0] for size in drawn]
+
+
+def _packings(
+    elements: Sequence[str], sizes: tuple[int, int], number: int, generator: Generator, _: Potential
+) -> list[Atoms]:
+    """Random packings of random compositions at the mean of the elements' volumes."""
+    images = []
+    for size in _random_sizes(sizes, number, generator):
+        which = torch.randint(len(elements), (size,), generator=generator)
+        symbols = [elements[int(number)] for number in which]
+        volume = summed_volume(symbols) / size
+        found = pack(
+            ["".join(symbols)], generator, volume_per_atom_angstrom3=volume, minimum_distance_angstrom=PACKED_APART
+        )
+        images += found.to_ase()
+    return images
+
+
+def _random_sizes(sizes: tuple[int, int], number: int, generator: Generator) -> list[int]:
+    return torch.randint(sizes[0], sizes[1] + 1, (number,), generator=generator).tolist()
 
 
 def _elements_and_sizes(text: str, rest: str) -> tuple[tuple[str, ...], tuple[int, int]]:
@@ -172,34 +139,32 @@ def source_at_hand(word: str) -> bool:
     return all(Path(part.removeprefix("file:").partition("@")[0]).is_file() for part in files)
 
 
-@dataclass(frozen=True)
-class HeldApart:
-    """Which structures stand on which side: (training, validation, held apart) share nothing the rule names."""
+def held_apart_sides(rule: str, pools: Sequence[Sequence[Atoms]]) -> tuple[list[Atoms], ...]:
+    """(training, validation, held apart), which share nothing that the rule names.
 
-    rule: str
+    One pool per side in (made with other seeds where random), the part that may stand there out.
+    """
+    name, _, value = rule.partition(":")
+    if name in ("seed", "starts") and not value:
+        return tuple(list(pool) for pool in pools)
+    if name == "elements" and value:
+        held = [element.strip() for element in value.split(",")]
+        parts = [dataset.Dataset.of(pool).hold_out(held) for pool in pools]
+        return tuple(list(part[number == 2].images) for number, part in enumerate(parts))
+    share = _share(rule, value)
+    fractions = (1 - 1.5 * share, 0.5 * share)  # validation takes half of what results take
+    splits = [dataset.Dataset.of(pool, name).split(*fractions) for pool in pools]
+    return tuple(list(split[number].images) for number, split in enumerate(splits))
 
-    def sides(self, pools: Sequence[Sequence[Atoms]]) -> tuple[list[Atoms], ...]:
-        """One pool per side in (made with other seeds where random), the part that may stand there out."""
-        name, _, value = self.rule.partition(":")
-        if name in ("seed", "starts") and not value:
-            return tuple(list(pool) for pool in pools)
-        if name == "elements" and value:
-            held = [element.strip() for element in value.split(",")]
-            parts = [dataset.Dataset.of(pool).hold_out(held) for pool in pools]
-            return tuple(list(part[number == 2].images) for number, part in enumerate(parts))
-        share = self._share(value)
-        fractions = (1 - 1.5 * share, 0.5 * share)  # validation takes half of what results take
-        splits = [dataset.Dataset.of(pool, name).split(*fractions) for pool in pools]
-        return tuple(list(split[number].images) for number, split in enumerate(splits))
 
-    def _share(self, value: str) -> float:
-        try:
-            share = float(value)
-        except ValueError:
-            share = -1.0
-        if not 0 < share < 0.6:
-            raise SettingsError(
-                f"held_apart = '{self.rule}': write seed, starts, elements:Pd,Pt or a key with a share between 0 and "
-                "0.6, for example composition:0.2"
-            )
-        return share
+def _share(rule: str, value: str) -> float:
+    try:
+        share = float(value)
+    except ValueError:
+        share = -1.0
+    if not 0 < share < 0.6:
+        raise SettingsError(
+            f"held_apart = '{rule}': write seed, starts, elements:Pd,Pt or a key with a share between 0 and "
+            "0.6, for example composition:0.2"
+        )
+    return share

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -15,7 +14,7 @@ from torch import Generator
 from relaxion.errors import SettingsError
 from relaxion.generators.alloys import BODY_CENTRED, EMT_METALS, mean_volume, random_alloy, random_symbols
 from relaxion.generators.clusters import strewn
-from relaxion.generators.packings import pack, packed
+from relaxion.generators.packings import packed
 from relaxion.generators.perturbations import Perturbation, compose, random_displacements, random_strain, strained
 from relaxion.generators.slabs import alloy_slab
 from relaxion.settings import nearest
@@ -40,52 +39,6 @@ class PerturbedStarts:
     def sample(self, generator: Generator, n_structures: int) -> Structures:
         which = torch.randint(self.pool.n_structures, (n_structures,), generator=generator)
         return compose(*self.perturbations)(self.pool.select(which), generator)
-
-
-@dataclass(frozen=True)
-class PackedStarts:
-    """Random packings of the formulas, drawn with equal chance."""
-
-    formulas: Sequence[str]
-    volume_per_atom_angstrom3: float
-    minimum_distance_angstrom: float = 1.0
-    cell_free: bool = False
-
-    def sample(self, generator: Generator, n_structures: int) -> Structures:
-        which = torch.randint(len(self.formulas), (n_structures,), generator=generator)
-        return pack(
-            [self.formulas[int(number)] for number in which],
-            generator,
-            volume_per_atom_angstrom3=self.volume_per_atom_angstrom3,
-            minimum_distance_angstrom=self.minimum_distance_angstrom,
-            cell_free=self.cell_free,
-        )
-
-
-@dataclass(frozen=True)
-class MixedStarts:
-    """Several kinds of starts, each with its share."""
-
-    parts: Sequence[Starts]
-    shares: Sequence[float]
-
-    def __post_init__(self) -> None:
-        if len(self.parts) != len(self.shares) or not self.parts or min(self.shares) <= 0:
-            raise SettingsError(
-                f"{len(self.parts)} kinds of starts need as many shares above 0, got {list(self.shares)}"
-            )
-
-    @cached_property
-    def _weights(self) -> torch.Tensor:
-        return torch.tensor(self.shares, dtype=torch.float64)
-
-    def sample(self, generator: Generator, n_structures: int) -> Structures:
-        kinds = torch.multinomial(self._weights, n_structures, replacement=True, generator=generator)
-        wanted = torch.bincount(kinds, minlength=len(self.parts)).tolist()
-        drawn = [part.sample(generator, n) for part, n in zip(self.parts, wanted, strict=True) if n]
-        # drawn kind by kind: the k-th place takes the next one of kind kinds[k]
-        places = torch.argsort(torch.argsort(kinds, stable=True))
-        return Structures.concatenate(drawn).select(places)
 
 
 @dataclass(frozen=True)

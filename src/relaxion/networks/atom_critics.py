@@ -8,7 +8,7 @@ from torch.nn.functional import silu
 
 from relaxion.networks.backbone import Features
 from relaxion.networks.environment_information import check_names, environment_information
-from relaxion.networks.layers import StackedLinear, StackedMLP, tamed
+from relaxion.networks.layers import Generator, StackedLinear, StackedMLP, tamed
 from relaxion.networks.observer import AtomNetworkSettings, Observer
 from relaxion.networks.roles import CategoricalCritic, Critics
 from relaxion.networks.surroundings import structure_mean
@@ -22,7 +22,7 @@ class PooledValue(nn.Module):
     worth the same.
     """
 
-    def __init__(self, channels: int, n_answers: int, n_networks: int, generator: torch.Generator | None) -> None:
+    def __init__(self, channels: int, n_answers: int, n_networks: int, generator: Generator) -> None:
         super().__init__()
         self.hidden = StackedLinear(2 * channels, channels, n_networks, generator)
         self.answer = StackedLinear(channels, n_answers, n_networks, generator)
@@ -38,13 +38,7 @@ class PooledValue(nn.Module):
 class LateFusion(nn.Module):
     """Pooled graph features and pooled answer beside projected environment information, through a tail (R6.3)."""
 
-    def __init__(
-        self,
-        settings: AtomNetworkSettings,
-        n_answers: int,
-        n_networks: int,
-        generator: torch.Generator | None,
-    ) -> None:
+    def __init__(self, settings: AtomNetworkSettings, n_answers: int, n_networks: int, generator: Generator) -> None:
         super().__init__()
         self.names = settings.environment_information
         check_names(self.names)
@@ -61,9 +55,7 @@ class LateFusion(nn.Module):
 class _ValueNetworks(nn.Module):
     """`n_networks` separate networks of state and move, run side by side; without information there is no tail."""
 
-    def __init__(
-        self, settings: AtomNetworkSettings, n_answers: int, n_networks: int, generator: torch.Generator | None
-    ) -> None:
+    def __init__(self, settings: AtomNetworkSettings, n_answers: int, n_networks: int, generator: Generator) -> None:
         super().__init__()
         self.n_networks = n_networks
         self.observer = Observer(settings, generator, n_networks=n_networks, sees_moves=True)
@@ -75,7 +67,7 @@ class _ValueNetworks(nn.Module):
 
     def forward(self, state: State, move: Move, n_networks: int) -> Tensor:
         """Answers of the first `n_networks`, (n_networks, n_structures, n_answers)."""
-        features = self.observer(state, move, n_networks).features
+        features, _ = self.observer(state, move, n_networks)
         pooled, answers = self.pooled(features, state.structures)
         return answers if self.fusion is None else self.fusion(state, pooled, answers)
 
@@ -84,10 +76,7 @@ class AtomCritics(Critics):
     """`n_critics` values of state and move: separate parameters, one pass over the pairs."""
 
     def __init__(
-        self,
-        settings: AtomNetworkSettings | None = None,
-        n_critics: int = 2,
-        generator: torch.Generator | None = None,
+        self, settings: AtomNetworkSettings | None = None, n_critics: int = 2, generator: Generator = None
     ) -> None:
         super().__init__()
         self.settings = settings or AtomNetworkSettings()
@@ -104,10 +93,7 @@ class AtomCategoricalCritic(CategoricalCritic):
     """Logits of `n_bins` value bins for state and move."""
 
     def __init__(
-        self,
-        settings: AtomNetworkSettings | None = None,
-        n_bins: int = 51,
-        generator: torch.Generator | None = None,
+        self, settings: AtomNetworkSettings | None = None, n_bins: int = 51, generator: Generator = None
     ) -> None:
         super().__init__()
         self.settings = settings or AtomNetworkSettings()

@@ -1,4 +1,4 @@
-"""Policies for atoms: a state in, a move out. Shapes and the way through: docs/networks.md.
+"""Policies for atoms: a state in, a move out; and their heads. Shapes and the way through: docs/networks.md.
 
 Bounds act on lengths, so that equivariance survives (R6.5).
 """
@@ -9,20 +9,21 @@ import math
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from relaxion.networks.environment_information import Gate
-from relaxion.networks.layers import StackedLinear, tamed
-from relaxion.networks.move_actions import MoveActions
-from relaxion.networks.move_heads import DisplacementHead, StrainHead, strain_scales
+from relaxion.networks.layers import Generator, StackedLinear, StackedMLP, mixed, tamed
+from relaxion.networks.move_actions import MoveActions, strain_scales, stresses_of
 from relaxion.networks.observer import N_STATE_VECTORS, AtomNetworkSettings, Observer
 from relaxion.networks.roles import Policy, StochasticPolicy, log_tanh_slope
-from relaxion.networks.strains import strain_matrices
+from relaxion.networks.strains import strain_matrices, strain_vectors, symmetric_outer
 from relaxion.networks.surroundings import structure_mean
 from relaxion.structures import Move, State
 from relaxion.structures.structures import per_structure_sum
 
 LOG_DEVIATION_RANGE = (-20.0, 2.0)  # before squashing and gate, as for vectors
+STRESS_FLOOR = 1e-4  # eV/Å³, below any tolerance: directions of smaller stresses fade away
+N_PRODUCTS = 4  # outer products per atom that make up its part of the strain
 
 
 def squashed(vectors: Tensor) -> Tensor:
@@ -58,6 +59,51 @@ def _lengths(vectors: Tensor) -> Tensor:
     return torch.sqrt((vectors / unit).square().sum(dim=-1) + 1e-12) * unit[..., 0]
 
 
+class DisplacementHead(nn.Module):
+    """u_i = Σ_c w_c(scalars_i) · v_ic."""
+
+    def __init__(self, channels: int, n_vectors: int, generator: Generator) -> None:
+        super().__init__()
+        self.weights = StackedMLP(channels, channels, n_vectors, 1, generator)
+
+    def forward(self, scalars: Tensor, vectors: Tensor) -> Tensor:
+        """scalars (n_atoms, channels), vectors (n_atoms, n_vectors, 3) -> (n_atoms, 3)."""
+        weights = self.weights(scalars[None])[0]
+        return (weights[:, :, None] * vectors).sum(dim=1) / vectors.shape[1] ** 0.5
+
+
+class StrainHead(nn.Module):
+    """Mean over the atoms of outer products of their vectors and of a pressure, and the stress by a learned factor.
+
+    Trace (l = 0) and deviator (l = 2) both come from the products; the backbone need not know l = 2.
+    """
+
+    def __init__(self, channels: int, n_vectors: int, generator: Generator) -> None:
+        super().__init__()
+        self.factors = StackedLinear(n_vectors, 2 * N_PRODUCTS, 1, generator, bias=False)
+        self.weights = StackedMLP(channels, channels, N_PRODUCTS + 3, 1, generator)
+
+    def forward(self, state: State, scalars: Tensor, vectors: Tensor) -> Tensor:
+        """(n_structures, 6); meaningless for fixed cells."""
+        weights, pressures, by_stress = self.weights(scalars[None])[0].split((N_PRODUCTS, 1, 2), dim=1)
+        one, other = mixed(self.factors, vectors.transpose(1, 2)[None])[0].transpose(1, 2).chunk(2, dim=1)
+        other = other / torch.sqrt(1 + other.square().sum(dim=2, keepdim=True))  # grows with the length, not its square
+        products = (weights[:, :, None, None] * symmetric_outer(one, other)).mean(dim=1)  # (n_atoms, 3, 3)
+        identity = torch.eye(3, dtype=scalars.dtype)
+        pooled = structure_mean(products + pressures[:, :, None] * identity, state.structures)
+        factors = structure_mean(by_stress, state.structures)[:, :, None, None]  # (n_structures, 2, 1, 1)
+        stress = stress_directions(state, scalars.dtype)
+        traces = stress.diagonal(dim1=1, dim2=2).mean(dim=1)[:, None, None]
+        return strain_vectors(pooled + factors[:, 0] * stress + factors[:, 1] * traces * identity)
+
+
+def stress_directions(state: State, dtype: torch.dtype) -> Tensor:
+    """Stresses of length one, fading to zero with the last of them, (n_structures, 3, 3)."""
+    stresses = stresses_of(state, dtype)
+    sizes = torch.sqrt(stresses.flatten(1).square().sum(dim=1) + STRESS_FLOOR**2)
+    return stresses / sizes[:, None, None]
+
+
 @dataclass(frozen=True, eq=False)
 class Proposal:
     """A move before its bounds, in units of the greatest lengths. No strain is proposed where no cell is free."""
@@ -79,10 +125,7 @@ class AtomPolicy(Policy):
     bounds: Tensor
 
     def __init__(
-        self,
-        actions: MoveActions,
-        settings: AtomNetworkSettings | None = None,
-        generator: torch.Generator | None = None,
+        self, actions: MoveActions, settings: AtomNetworkSettings | None = None, generator: Generator = None
     ) -> None:
         super().__init__()
         self.settings = settings = settings or AtomNetworkSettings()
@@ -97,7 +140,7 @@ class AtomPolicy(Policy):
         # a buffer: a saved policy carries the bounds it was trained for
         self.register_buffer("bounds", torch.tensor([actions.max_displacement_angstrom, actions.max_strain]))
 
-    def _make_more(self, generator: torch.Generator | None) -> None:
+    def _make_more(self, generator: Generator) -> None:
         """Heads of a subclass."""
 
     def forward(self, observations: State) -> Move:
@@ -117,11 +160,10 @@ class AtomPolicy(Policy):
 
     def propose(self, state: State) -> Proposal:
         """The move before gate and bounds."""
-        observed = self.observer(state)
-        scalars = observed.features.scalars[0]
+        features, inputs = self.observer(state)
+        scalars, force_scales = features.scalars[0], inputs.force_scales
         # forces and history join the features again: steepest descent is one weight away
-        vectors = torch.cat([observed.features.vectors[0], observed.inputs.vectors], dim=1)
-        force_scales = observed.inputs.force_scales
+        vectors = torch.cat([features.vectors[0], inputs.vectors], dim=1)
         atom_units = self._units(force_scales / self.observer.stiffness, 0)
         atoms = atom_units[:, None] * self.displacement_head(scalars, vectors)
         if not bool(state.structures.cell_free.any()):
@@ -164,13 +206,13 @@ class AtomGaussianPolicy(AtomPolicy, StochasticPolicy):
         self,
         actions: MoveActions,
         settings: AtomNetworkSettings | None = None,
-        generator: torch.Generator | None = None,
+        generator: Generator = None,
         penalty_weight: float = 0.0,
     ) -> None:
         super().__init__(actions, settings, generator)
         self.penalty_weight = penalty_weight
 
-    def _make_more(self, generator: torch.Generator | None) -> None:
+    def _make_more(self, generator: Generator) -> None:
         # log deviations of an atom, and its part of the cell's
         self.deviation_head = StackedLinear(self.settings.channels, 2, 1, generator)
 

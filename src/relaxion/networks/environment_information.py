@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from relaxion.errors import SettingsError
-from relaxion.networks.layers import StackedMLP
+from relaxion.networks.layers import Generator, StackedMLP
 from relaxion.networks.species import covalent_radii
 from relaxion.networks.surroundings import structure_mean
 from relaxion.settings import nearest
@@ -40,10 +40,6 @@ def _log_largest(state: State, forces: Tensor) -> Tensor:
     structures = state.structures
     largest = per_structure_max(_force_lengths(state, forces), structures.structure_index, structures.n_structures)
     return torch.log10(largest + FORCE_FLOOR)
-
-
-def _log_largest_force(state: State) -> Tensor:
-    return _log_largest(state, state.evaluation.forces)
 
 
 def _mean_log_force(state: State) -> Tensor:
@@ -91,10 +87,6 @@ def _log_stress(state: State) -> Tensor:
     return torch.log10(size * state.structures.cell_free + STRESS_FLOOR) + 2
 
 
-def _log_calls(state: State) -> Tensor:
-    return torch.log10(state.calls.to(state.trust_radii.dtype).clamp_min(1))
-
-
 def _log_trust_radius(state: State) -> Tensor:
     """0 at 0.1 Å."""
     return torch.log10(state.trust_radii.clamp_min(LENGTH_FLOOR)) + 1
@@ -102,14 +94,14 @@ def _log_trust_radius(state: State) -> Tensor:
 
 INFORMATION: dict[str, Callable[[State], Tensor]] = {
     "density": _density,
-    "log_largest_force": _log_largest_force,
+    "log_largest_force": lambda state: _log_largest(state, state.evaluation.forces),
     "mean_log_force": _mean_log_force,
     "log_force_ratio": _log_force_ratio,
     "log_last_move": _log_last_move,
     "alignment": _alignment,
     "log_curvature": _log_curvature,
     "log_stress": _log_stress,
-    "log_calls": _log_calls,
+    "log_calls": lambda state: torch.log10(state.calls.to(state.trust_radii.dtype).clamp_min(1)),
     "log_trust_radius": _log_trust_radius,
 }
 
@@ -136,11 +128,7 @@ class Gate(nn.Module):
     """
 
     def __init__(
-        self,
-        names: Sequence[str],
-        n_hidden: int,
-        generator: torch.Generator | None = None,
-        first: Sequence[float] = (0.0,),
+        self, names: Sequence[str], n_hidden: int, generator: Generator = None, first: Sequence[float] = (0.0,)
     ) -> None:
         super().__init__()
         if not names:

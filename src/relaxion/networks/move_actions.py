@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
-from relaxion.errors import SettingsError
-from relaxion.networks.move_heads import strain_scales
+from relaxion.errors import MissingStressError, SettingsError
 from relaxion.networks.strains import strain_matrices, strain_vectors
 from relaxion.networks.surroundings import structure_mean
-from relaxion.structures import Move, State
+from relaxion.structures import Move, State, Structures
 from relaxion.structures.structures import per_structure_sum
 
 FORCE_FLOOR = 1e-4  # eV/Å, far below any tolerance
+BOND_LENGTH = 2.5  # Å, of a usual metal: turns forces and stresses into strains
 
 
 class MoveActions:
@@ -64,10 +62,14 @@ class MoveActions:
     def random(self, observations: State, generator: torch.Generator) -> Move:
         """Uniform in the ball of each movable atom, and among the strains of each free cell."""
         structures = observations.structures
-        atoms = uniform_in_ball(structures.n_atoms, 3, generator, structures.dtype)
-        cells = uniform_in_ball(structures.n_structures, 6, generator, structures.dtype)
+        atoms, cells = self._in_balls(structures, generator)
         move = Move(self.max_displacement_angstrom * atoms, strain_matrices(self.max_strain * cells))
         return self.bound(move.allowed(structures))
+
+    @staticmethod
+    def _in_balls(structures: Structures, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        atoms = uniform_in_ball(structures.n_atoms, 3, generator, structures.dtype)
+        return atoms, uniform_in_ball(structures.n_structures, 6, generator, structures.dtype)
 
     def dimensions(self, observations: State) -> Tensor:
         """3 for every movable atom, 6 more where the cell is free, for each structure."""
@@ -87,6 +89,23 @@ def uniform_in_ball(number: int, n_components: int, generator: torch.Generator, 
     directions = torch.randn((number, n_components), generator=generator, dtype=dtype)
     radii = torch.rand((number, 1), generator=generator, dtype=dtype) ** (1 / n_components)
     return directions / directions.norm(dim=1, keepdim=True).clamp_min(1e-30) * radii
+
+
+def stresses_of(state: State, dtype: torch.dtype) -> Tensor:
+    """The stresses, which a free cell needs, (n_structures, 3, 3) eV/Å³."""
+    stresses = state.evaluation.stresses
+    if stresses is None:
+        raise MissingStressError(
+            "a cell is free, but the state carries no stress; use a potential that gives one, or fix the cell"
+        )
+    return stresses.to(dtype)
+
+
+def strain_scales(state: State, force_scales: Tensor, stiffness: float) -> Tensor:
+    """Strain that stress and forces ask for against bonds of the given stiffness (eV/Å²), (n_structures,)."""
+    sizes = stresses_of(state, force_scales.dtype).flatten(1).norm(dim=1)
+    forces = structure_mean(force_scales, state.structures)
+    return (sizes * BOND_LENGTH + forces / BOND_LENGTH) / stiffness
 
 
 class ForceMoveActions(MoveActions):
@@ -110,34 +129,26 @@ class ForceMoveActions(MoveActions):
         if observations is None:
             raise SettingsError("noise in units of the forces needs the states that the moves belong to")
 
-        def noise(number: int, n_components: int, dtype: torch.dtype) -> Tensor:
-            drawn = scale * torch.randn((number, n_components), generator=generator, dtype=dtype)
-            return drawn if clip is None else shortened(drawn, clip)
-
-        return self._added(actions, observations, noise)
+        atoms = self._noise(actions.displacements, 3, scale, generator, clip)
+        cells = self._noise(actions.strains, 6, scale, generator, clip)
+        return self._added(actions, observations, atoms, cells)
 
     def random(self, observations: State, generator: torch.Generator) -> Move:
         """Uniform in the ball of radius F/k around each movable atom, and among the strains of each free cell."""
-
-        def noise(number: int, n_components: int, dtype: torch.dtype) -> Tensor:
-            return uniform_in_ball(number, n_components, generator, dtype)
-
         structures = observations.structures
-        return self.bound(self._added(Move.zero(structures), observations, noise).allowed(structures))
+        move = self._added(Move.zero(structures), observations, *self._in_balls(structures, generator))
+        return self.bound(move.allowed(structures))
 
-    def _added(self, actions: Move, state: State, noise: Callable[[int, int, torch.dtype], Tensor]) -> Move:
-        dtype, structures = actions.displacements.dtype, state.structures
-        forces = self._forces(state).to(dtype)  # (n_structures,) eV/Å
+    def _added(self, actions: Move, state: State, atoms: Tensor, cells: Tensor) -> Move:
+        """With noise in its units. It is drawn for fixed cells too: draws depend on sizes alone."""
+        structures = state.structures
+        squares = state.evaluation.forces.square().sum(dim=1) * structures.movable
+        forces = torch.sqrt(structure_mean(squares, structures) + FORCE_FLOOR**2)  # (n_structures,) eV/Å
+        forces = forces.to(actions.displacements.dtype)
         lengths = (forces / self.stiffness).clamp_max(self.max_displacement_angstrom)
-        atoms = noise(structures.n_atoms, 3, dtype) * lengths[structures.structure_index, None]
-        cells = noise(structures.n_structures, 6, dtype)  # drawn for fixed cells too: draws depend on sizes alone
+        atoms = atoms * lengths[structures.structure_index, None]
         if not bool(structures.cell_free.any()):
             return Move(actions.displacements + atoms, actions.strains)
         of_atoms = forces[structures.structure_index]
         sizes = strain_scales(state, of_atoms, self.stiffness).clamp_max(self.max_strain)
         return Move(actions.displacements + atoms, actions.strains + strain_matrices(cells * sizes[:, None]))
-
-    @staticmethod
-    def _forces(state: State) -> Tensor:
-        squares = state.evaluation.forces.square().sum(dim=1) * state.structures.movable
-        return torch.sqrt(structure_mean(squares, state.structures) + FORCE_FLOOR**2)

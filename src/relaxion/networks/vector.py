@@ -121,17 +121,26 @@ class Layers(nn.Module):
         return list(zip(parameters, parameters, strict=True))  # pyright: ignore[reportReturnType]
 
 
-def _remember_bounds(module: nn.Module, actions: BoxActions) -> None:
-    """As buffers: a saved policy carries the bounds it was trained for."""
-    module.register_buffer("centre", actions.centre.clone())
-    module.register_buffer("half_range", actions.half_range.clone())
-
-
-class VectorPolicy(Policy):
-    """π(s) = centre + half range · tanh(layers(s))."""
+class _Boxed(nn.Module):
+    """Layers beside the bounds of their actions, as buffers: a saved policy carries those it was trained for."""
 
     centre: Tensor
     half_range: Tensor
+
+    def __init__(
+        self, sizes: Sequence[int], actions: BoxActions, generator: torch.Generator | None, n_networks: int = 1
+    ) -> None:
+        super().__init__()
+        self.layers = Layers(sizes, n_networks, generator)
+        self.register_buffer("centre", actions.centre.clone())
+        self.register_buffer("half_range", actions.half_range.clone())
+
+    def _joined(self, observations: Tensor, actions: Tensor) -> Tensor:
+        return torch.cat([observations, (actions - self.centre) / self.half_range], dim=-1)
+
+
+class VectorPolicy(_Boxed, Policy):
+    """π(s) = centre + half range · tanh(layers(s))."""
 
     def __init__(
         self,
@@ -140,25 +149,19 @@ class VectorPolicy(Policy):
         widths: Sequence[int] = (256, 256),
         generator: torch.Generator | None = None,
     ) -> None:
-        super().__init__()
-        self.layers = Layers((n_observations, *widths, actions.n_components), 1, generator)
-        _remember_bounds(self, actions)
+        super().__init__((n_observations, *widths, actions.n_components), actions, generator)
 
     def forward(self, observations: Tensor) -> Tensor:
-        return torch.addcmul(
-            self.centre, self.half_range, torch.tanh(self.layers(observations)[0])
-        )  # (batch, n_components)
+        inside = torch.tanh(self.layers(observations)[0])
+        return torch.addcmul(self.centre, self.half_range, inside)  # (batch, n_components)
 
 
-class VectorGaussianPolicy(StochasticPolicy):
+class VectorGaussianPolicy(_Boxed, StochasticPolicy):
     """a = centre + half range · tanh(u), u ~ N(mean(s), deviation(s)).
 
     The density is that of tanh(u), not of a: so the target entropy -dimensions asks for the same spread whatever the
     units of the action are. Penalty: `penalty_weight` · mean square of the Gaussian's mean, which keeps tanh awake.
     """
-
-    centre: Tensor
-    half_range: Tensor
 
     def __init__(
         self,
@@ -168,10 +171,8 @@ class VectorGaussianPolicy(StochasticPolicy):
         generator: torch.Generator | None = None,
         penalty_weight: float = 0.0,
     ) -> None:
-        super().__init__()
-        self.layers = Layers((n_observations, *widths, 2 * actions.n_components), 1, generator)
+        super().__init__((n_observations, *widths, 2 * actions.n_components), actions, generator)
         self.penalty_weight = penalty_weight
-        _remember_bounds(self, actions)
 
     def forward(self, observations: Tensor) -> Tensor:
         mean, _ = self.gaussian(observations)
@@ -191,11 +192,8 @@ class VectorGaussianPolicy(StochasticPolicy):
         return self.centre + self.half_range * torch.tanh(before_tanh), log_densities, penalties
 
 
-class VectorCritics(Critics):
+class VectorCritics(_Boxed, Critics):
     """`n_critics` values of observation and action."""
-
-    centre: Tensor
-    half_range: Tensor
 
     def __init__(
         self,
@@ -205,9 +203,7 @@ class VectorCritics(Critics):
         n_critics: int = 2,
         generator: torch.Generator | None = None,
     ) -> None:
-        super().__init__()
-        self.layers = Layers((n_observations + actions.n_components, *widths, 1), n_critics, generator)
-        _remember_bounds(self, actions)
+        super().__init__((n_observations + actions.n_components, *widths, 1), actions, generator, n_critics)
 
     def forward(self, observations: Tensor, actions: Tensor) -> Tensor:
         return self.layers(self._joined(observations, actions))[:, :, 0].T  # (batch, n_critics)
@@ -215,15 +211,9 @@ class VectorCritics(Critics):
     def first(self, observations: Tensor, actions: Tensor) -> Tensor:
         return self.layers.first(self._joined(observations, actions))[:, 0]  # (batch,)
 
-    def _joined(self, observations: Tensor, actions: Tensor) -> Tensor:
-        return torch.cat([observations, (actions - self.centre) / self.half_range], dim=-1)
 
-
-class VectorCategoricalCritic(CategoricalCritic):
+class VectorCategoricalCritic(_Boxed, CategoricalCritic):
     """Logits of `n_bins` value bins for observation and action."""
-
-    centre: Tensor
-    half_range: Tensor
 
     def __init__(
         self,
@@ -233,10 +223,7 @@ class VectorCategoricalCritic(CategoricalCritic):
         n_bins: int = 51,
         generator: torch.Generator | None = None,
     ) -> None:
-        super().__init__()
-        self.layers = Layers((n_observations + actions.n_components, *widths, n_bins), 1, generator)
-        _remember_bounds(self, actions)
+        super().__init__((n_observations + actions.n_components, *widths, n_bins), actions, generator)
 
     def forward(self, observations: Tensor, actions: Tensor) -> Tensor:
-        scaled = (actions - self.centre) / self.half_range
-        return self.layers(torch.cat([observations, scaled], dim=-1))[0]  # (batch, n_bins)
+        return self.layers(self._joined(observations, actions))[0]  # (batch, n_bins)

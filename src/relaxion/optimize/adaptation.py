@@ -15,9 +15,8 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from relaxion.networks.metric.lessons import Lessons
 from relaxion.networks.metric.network import MetricNetwork
-from relaxion.networks.metric.teacher import Teacher, TeachingSettings
+from relaxion.networks.metric.teacher import Lessons, Teacher, TeachingSettings
 from relaxion.optimize.learned import states_at
 from relaxion.optimize.point import Point
 from relaxion.settings import Settings

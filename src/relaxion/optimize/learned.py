@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from relaxion.errors import StructureError
-from relaxion.networks.metric.dense import dense
+from relaxion.networks.metric.matrices import dense
 from relaxion.networks.metric.network import MetricNetwork
 from relaxion.networks.metric.solve import LARGEST_DENSE, inverse_of
 from relaxion.networks.metric.stiffness import Stiffness, Unknowns

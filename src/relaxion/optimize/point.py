@@ -81,6 +81,12 @@ def dot(first: Array, second: Array) -> float:
     return float(np.vdot(first, second))
 
 
+def cosine(first: Array, second: Array) -> float:
+    """Of the angle between two vectors of all coordinates; 0 where one of them has no length."""
+    lengths = float(np.linalg.norm(first)) * float(np.linalg.norm(second))
+    return dot(first, second) / lengths if lengths > 0 else 0.0
+
+
 def structures_of(geometries: Sequence[Geometry]) -> Structures:
     """Many geometries as networks and neighbour searches see them."""
     counts = torch.tensor([geometry.n_atoms for geometry in geometries])

@@ -5,7 +5,8 @@ starts again from the best known base, nearer, and with the curvature just learn
 
 The stiffness that the newest secants correct is either that of springs between neighbours or a plain multiple of 1,
 whichever explains the newest secants better; no force call is spent on the choice. Both are scaled by measured
-curvature. So the springs can only help: where they are wrong, this is the plain curvature-scaled L-BFGS.
+curvature. Where the springs are wrong, or say no more than a multiple of 1 would (no neighbours within reach, lengths
+in other units), this is the plain curvature-scaled L-BFGS with its longer memory.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import numpy as np
 
 from relaxion.optimize.learned import MetricSource, Past
 from relaxion.optimize.models import LocalModel
-from relaxion.optimize.point import Array, Point, Proposal, dot, longest
+from relaxion.optimize.point import Array, Point, Proposal, cosine, dot, longest
 from relaxion.optimize.screen import screened
 from relaxion.optimize.springs import SpringSettings
 
@@ -50,6 +51,8 @@ class QuasiNewtonSettings:
     """Secants over which springs and plain stiffness are compared."""
     springs_bonus: float = 1.3
     """Springs are taken while their error is below this many times that of the plain stiffness."""
+    springs_cosine: float = 0.97
+    """Springs whose answers to all judged secants are this parallel to the plain ones say nothing of their own."""
     springs: SpringSettings = field(default_factory=SpringSettings)
     use_springs: bool = True
 
@@ -172,10 +175,17 @@ class QuasiNewton:
         if not judged:
             return "springs", springs.solve
         answers = [springs.solve(secant.drop) for secant in judged]
-        if weighted_error(judged, answers) > settings.springs_bonus * weighted_error(judged, [s.drop for s in judged]):
+        if not self._springs_help(judged, answers):
             return "plain", self._plain(judged)
         scale = float(np.clip(judged[-1].curvature / dot(judged[-1].drop, answers[-1]), 0.1, 10))
         return "springs", lambda forces: scale * springs.solve(forces)
+
+    def _springs_help(self, judged: list[Secant], answers: list[Array]) -> bool:
+        """Whether they say something that a multiple of 1 does not, and nothing too wrong."""
+        drops = [secant.drop for secant in judged]
+        if all(cosine(*pair) > self.settings.springs_cosine for pair in zip(answers, drops, strict=True)):
+            return False
+        return weighted_error(judged, answers) <= self.settings.springs_bonus * weighted_error(judged, drops)
 
     def _plain(self, judged: list[Secant]) -> Solve:
         if not judged:

@@ -21,7 +21,6 @@ from torch import Tensor
 
 from relaxion.potentials.eam_tables import EamTables, read_eam_tables
 from relaxion.potentials.pairwise import ElementPotential, PairTerms, pick
-from relaxion.structures import Structures
 
 
 class Splines:
@@ -60,7 +59,7 @@ class TabulatedEam(ElementPotential):
         self.name = name
         self._n_kinds = len(tables.elements)
         spacing, n_points = tables.distance_spacing, tables.densities.shape[2]
-        self._cutoff = min(tables.cutoff, spacing * n_points)
+        self.cutoff = min(tables.cutoff, spacing * n_points)
         flat = self._n_kinds**2
         distances = spacing * np.arange(1, n_points)
         pair_energies = tables.pair_products[:, :, 1:] / distances
@@ -72,9 +71,6 @@ class TabulatedEam(ElementPotential):
     def from_file(cls, path: str | Path) -> TabulatedEam:
         """From a `.eam.alloy`, `.eam.fs` or `.fs` file, plain or gzipped."""
         return cls(read_eam_tables(path), name=f"EAM ({Path(path).name})")
-
-    def cutoff_for(self, structures: Structures) -> float:  # noqa: ARG002  one cutoff for all
-        return self._cutoff
 
     def pair_terms(self, distances: Tensor, kinds: Tensor) -> PairTerms:
         sources = kinds.flip(0)  # the other end makes the density this end feels

@@ -14,7 +14,6 @@ from ase.units import Bohr
 from torch import Tensor
 
 from relaxion.potentials.pairwise import ElementPotential, PairTerms, pick
-from relaxion.structures import Structures
 
 SHELL_COUNTS = (12, 6, 24)  # atoms in the first three shells of an fcc crystal, at distances ∝ √1, √2, √3
 TAIL_AT_FOURTH_SHELL = 1e-4  # what is left there of the smoothing function (ASE's choice)
@@ -39,7 +38,7 @@ class Emt(ElementPotential):
         nearest = beta * largest_radius
         self._middle = nearest * (math.sqrt(3) + 2) / 2  # Å, between the third and fourth shell
         self._steepness = math.log(1 / TAIL_AT_FOURTH_SHELL - 1) / (2 * nearest - self._middle)  # 1/Å
-        self._cutoff = self._middle + SEARCH_MARGIN
+        self.cutoff = self._middle + SEARCH_MARGIN
 
     def _set_parameters(self, table: Tensor) -> None:
         e0, s0, v0, eta, kappa, lam, n0 = table.T  # each (n_kinds,), eV and Bohr
@@ -61,9 +60,6 @@ class Emt(ElementPotential):
         distances = beta * s0[:, None] * shells
         weights = torch.sigmoid(self._steepness * (self._middle - distances)) * counts / 12
         return (weights * torch.exp(-decay[:, None] * (distances - beta * s0[:, None]))).sum(dim=1)
-
-    def cutoff_for(self, structures: Structures) -> float:  # noqa: ARG002  one cutoff for all
-        return self._cutoff
 
     def pair_terms(self, distances: Tensor, kinds: Tensor) -> PairTerms:
         sources = kinds.flip(0)

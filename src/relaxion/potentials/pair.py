@@ -9,7 +9,6 @@ from torch import Tensor
 
 from relaxion.errors import SettingsError
 from relaxion.potentials.pairwise import PairTerms, PairwisePotential, smooth_step
-from relaxion.structures import Structures
 
 ONSET_SHARE = 0.66  # of the cutoff, where smoothing starts (ASE's default)
 
@@ -38,9 +37,6 @@ class LennardJones(PairwisePotential):
         self.cutoff = 3 * sigma if cutoff is None else cutoff
         self.onset = ONSET_SHARE * self.cutoff if onset is None else onset
         _check_lengths(self.name, sigma=sigma, onset=self.onset, cutoff=self.cutoff)
-
-    def cutoff_for(self, structures: Structures) -> float:  # noqa: ARG002  one cutoff for all
-        return self.cutoff
 
     def pair_terms(self, distances: Tensor, kinds: Tensor) -> PairTerms:  # noqa: ARG002  all kinds alike
         sixth = (self.sigma / distances) ** 6
@@ -82,9 +78,6 @@ class Morse(PairwisePotential):
         self.epsilon, self.rho0, self.r0 = epsilon, rho0, r0
         self.start, self.cutoff = switch_start * r0, switch_end * r0
         _check_lengths(self.name, r0=r0, switch_start=self.start, switch_end=self.cutoff)
-
-    def cutoff_for(self, structures: Structures) -> float:  # noqa: ARG002  one cutoff for all
-        return self.cutoff
 
     def pair_terms(self, distances: Tensor, kinds: Tensor) -> PairTerms:  # noqa: ARG002  all kinds alike
         decay = torch.exp(self.rho0 * (1 - distances / self.r0))

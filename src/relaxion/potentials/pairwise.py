@@ -38,9 +38,11 @@ class PairTerms:
 class PairwisePotential(Potential):
     """A subclass gives a cutoff and `pair_terms`, and `embedding` if its atoms feel a density."""
 
-    @abstractmethod
-    def cutoff_for(self, structures: Structures) -> float:
-        """How far neighbours matter, Å."""
+    cutoff: float  # Å
+
+    def cutoff_for(self, structures: Structures) -> float:  # noqa: ARG002  one for all
+        """How far neighbours matter, Å; overridden where it depends on the structures."""
+        return self.cutoff
 
     @abstractmethod
     def pair_terms(self, distances: Tensor, kinds: Tensor) -> PairTerms:

@@ -27,7 +27,7 @@ class TorchSimPotential(Potential):
         self.model, self.name = model, type(model).__name__
         self.has_stress = bool(model.compute_stress)
         if not model.compute_forces:
-            raise PotentialError(f"the model {self.name} gives energies without forces; make it with compute_forces=True")
+            raise PotentialError(f"the model {self.name} gives energies without forces; try compute_forces=True")
 
     def evaluate(self, structures: Structures, stresses: bool) -> Evaluation:
         answer = Evaluation(

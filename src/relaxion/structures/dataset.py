@@ -17,14 +17,11 @@ from ase.io.formats import filetype, open_with_compression
 
 from relaxion.errors import FileError, InputError
 from relaxion.settings import nearest
-from relaxion.structures.structures import Structures
 
 ADDRESS_SPACE_BYTES = 256 << 20  # that reading any file may take
 ADDRESS_SPACE_PER_BYTE = 200  # of the file, beside: an Atoms of a short frame has some 10 bytes for each in the file
 MOST_ENDS = 1000  # empty lines behind the end of a file before that is an error
 LONGEST_REASON = 300  # characters of what ASE says
-
-Key = str | Callable[[Atoms], str]
 
 
 def read(path: str | Path, index: str | int = ":") -> list[Atoms]:
@@ -170,24 +167,14 @@ class Dataset:
     images: tuple[Atoms, ...]
     keys: tuple[str, ...]
 
-    def __post_init__(self) -> None:
-        if len(self.images) != len(self.keys):
-            raise InputError(f"{len(self.keys)} keys for {len(self.images)} structures; give one for each")
-
     def __len__(self) -> int:
         return len(self.images)
 
     @classmethod
-    def of(cls, images: Iterable[Atoms], key: Key = "composition") -> Dataset:
-        """`key`: composition, system, an entry of `atoms.info` (a prototype, say), or a function."""
+    def of(cls, images: Iterable[Atoms], key: str = "composition") -> Dataset:
+        """`key`: composition, system, or an entry of `atoms.info` (a prototype, say)."""
         images = tuple(images)
         return cls(images, tuple(_key_of(atoms, key, number) for number, atoms in enumerate(images)))
-
-    @classmethod
-    def read(cls, paths: str | Path | Sequence[str | Path], key: Key = "composition") -> Dataset:
-        """All structures of one file or several."""
-        paths = [paths] if isinstance(paths, str | Path) else paths
-        return cls.of([atoms for path in paths for atoms in read(path)], key)
 
     def split(self, *fractions: float, seed: int = 0) -> tuple[Dataset, ...]:
         """Parts that share no key: `split(0.8)` gives two, `split(0.8, 0.1)` three; the last takes the rest.
@@ -207,18 +194,12 @@ class Dataset:
         held = [bool(elements & set(atoms.get_chemical_symbols())) for atoms in self.images]
         return self._where([not side for side in held]), self._where(held)
 
-    def structures(self, *, cell_free: bool = False) -> Structures:
-        """All of them in one batch."""
-        return Structures.from_ase(self.images, cell_free=cell_free)
-
     def _where(self, chosen: Sequence[bool]) -> Dataset:
         kept = [number for number, keep in enumerate(chosen) if keep]
         return Dataset(tuple(self.images[n] for n in kept), tuple(self.keys[n] for n in kept))
 
 
-def _key_of(atoms: Atoms, key: Key, number: int) -> str:
-    if callable(key):
-        return key(atoms)
+def _key_of(atoms: Atoms, key: str, number: int) -> str:
     if key in KEYS:
         return KEYS[key](atoms)
     if key not in atoms.info:

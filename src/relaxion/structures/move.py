@@ -9,7 +9,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from relaxion.structures.structures import Structures, atom_rows, per_structure_max
+from relaxion.structures.structures import Structures, atom_rows, concatenated, numbers_of, per_structure_max
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,14 +59,14 @@ class Move:
 
     def select(self, counts: Tensor, which: Tensor) -> Self:
         """The part that belongs to the chosen structures (`counts`: atoms of each structure)."""
-        which = which.nonzero().flatten() if which.dtype == torch.bool else which
+        which = numbers_of(which)
         rows, _ = atom_rows(counts, which)
         return replace(self, displacements=self.displacements[rows], strains=self.strains[which])
 
     @classmethod
     def concatenate(cls, parts: Sequence[Move]) -> Move:
         """One move from several, in order."""
-        return cls(torch.cat([part.displacements for part in parts]), torch.cat([part.strains for part in parts]))
+        return cls(**concatenated(parts, ("displacements", "strains")))
 
     def largest_displacements(self, structures: Structures) -> Tensor:
         """How far the atom that moves most moves, for each structure."""

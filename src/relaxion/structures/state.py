@@ -12,7 +12,7 @@ from torch import Tensor
 
 from relaxion.structures.graph import Graph
 from relaxion.structures.move import Move
-from relaxion.structures.structures import Structures, atom_rows, per_structure_max
+from relaxion.structures.structures import Structures, atom_rows, concatenated, numbers_of, per_structure_max, rows_of
 
 
 class Outcome(IntEnum):
@@ -49,7 +49,7 @@ class Evaluation:
 
     def select(self, counts: Tensor, which: Tensor) -> Self:
         """The part that belongs to the chosen structures (`counts`: atoms of each structure)."""
-        which = which.nonzero().flatten() if which.dtype == torch.bool else which
+        which = numbers_of(which)
         rows, _ = atom_rows(counts, which)
         stresses = None if self.stresses is None else self.stresses[which]
         return replace(self, energies=self.energies[which], forces=self.forces[rows], stresses=stresses)
@@ -57,16 +57,11 @@ class Evaluation:
     @classmethod
     def concatenate(cls, parts: Sequence[Evaluation]) -> Evaluation:
         """One evaluation from several. Stresses nobody asked for become zero if another part has them."""
-        stresses = [part.stresses for part in parts]
-        if any(stress is not None for stress in stresses):
+        given = []
+        if any(part.stresses is not None for part in parts):
             blanks = [part.energies.new_zeros((len(part.energies), 3, 3)) for part in parts]
-            stresses = [b if s is None else s for s, b in zip(stresses, blanks, strict=True)]
-        given = [stress for stress in stresses if stress is not None]
-        return cls(
-            energies=torch.cat([part.energies for part in parts]),
-            forces=torch.cat([part.forces for part in parts]),
-            stresses=torch.cat(given) if given else None,
-        )
+            given = [b if p.stresses is None else p.stresses for p, b in zip(parts, blanks, strict=True)]
+        return cls(**concatenated(parts, ("energies", "forces")), stresses=torch.cat(given) if given else None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,7 +82,7 @@ class State:
 
     def select(self, which: Tensor) -> Self:
         """The structures numbered or masked by `which`, in that order, with all that belongs to them."""
-        which = which.nonzero().flatten() if which.dtype == torch.bool else which
+        which = numbers_of(which)
         counts = self.structures.counts
         rows, _ = atom_rows(counts, which)
         return replace(
@@ -97,8 +92,7 @@ class State:
             graph=None if self.graph is None else select_graph(self.graph, counts, which),
             last_move=self.last_move.select(counts, which),
             last_forces=self.last_forces[rows],
-            trust_radii=self.trust_radii[which],
-            calls=self.calls[which],
+            **rows_of(self, ("trust_radii", "calls"), which),
         )
 
     @classmethod
@@ -111,9 +105,7 @@ class State:
             evaluation=Evaluation.concatenate([part.evaluation for part in parts]),
             graph=concatenate_graphs(graphs, structures) if len(graphs) == len(parts) else None,
             last_move=Move.concatenate([part.last_move for part in parts]),
-            last_forces=torch.cat([part.last_forces for part in parts]),
-            trust_radii=torch.cat([part.trust_radii for part in parts]),
-            calls=torch.cat([part.calls for part in parts]),
+            **concatenated(parts, ("last_forces", "trust_radii", "calls")),
         )
 
 

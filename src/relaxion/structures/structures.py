@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self
 
+import numpy as np
 import torch
+from ase import Atoms
+from ase.constraints import FixAtoms
 from torch import Tensor
 
 from relaxion.errors import StructureError
+from relaxion.structures.conversion import check_atoms, movable
 
 if TYPE_CHECKING:
-    from ase import Atoms
-
     from relaxion.structures.move import Move
+
+# fields of `Structures`, and the shape of what belongs to one atom or structure
+PER_ATOM = {"positions": (3,), "atomic_numbers": (), "structure_index": (), "movable": ()}
+PER_STRUCTURE = {"cells": (3, 3), "periodic": (3,), "cell_free": ()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,20 +40,11 @@ class Structures:
     cell_free: Tensor  # (n_structures,) bool, True: the cell relaxes too
 
     def __post_init__(self) -> None:
-        n_atoms, n_structures = self.positions.shape[0], self.cells.shape[0]
-        expected = {
-            "positions": (n_atoms, 3),
-            "cells": (n_structures, 3, 3),
-            "periodic": (n_structures, 3),
-            "atomic_numbers": (n_atoms,),
-            "structure_index": (n_atoms,),
-            "movable": (n_atoms,),
-            "cell_free": (n_structures,),
-        }
-        for name, shape in expected.items():
-            found = tuple(getattr(self, name).shape)
-            if found != shape:
-                raise StructureError(f"{name} has shape {found}, expected {shape}")
+        for number, shapes in ((self.n_atoms, PER_ATOM), (self.n_structures, PER_STRUCTURE)):
+            for name, shape in shapes.items():
+                found = tuple(getattr(self, name).shape)
+                if found != (number, *shape):
+                    raise StructureError(f"{name} has shape {found}, expected {(number, *shape)}")
 
     def __repr__(self) -> str:
         return f"Structures({self.n_structures} structures, {self.n_atoms} atoms, {self.dtype})"
@@ -80,15 +77,45 @@ class Structures:
     @classmethod
     def from_ase(cls, images: Atoms | Sequence[Atoms], *, cell_free: bool | Sequence[bool] = False) -> Structures:
         """Structures from one `ase.Atoms` or a list of them; `FixAtoms` becomes `movable`."""
-        from relaxion.structures.conversion import from_ase
-
-        return from_ase(images, cell_free=cell_free)
+        images = [images] if isinstance(images, Atoms) else list(images)
+        if not images:
+            raise StructureError("the list of structures is empty; give at least one")
+        free = [cell_free] * len(images) if isinstance(cell_free, bool) else list(cell_free)
+        if len(free) != len(images):
+            raise StructureError(f"cell_free has {len(free)} entries for {len(images)} structures")
+        for number, (atoms, is_free) in enumerate(zip(images, free, strict=True)):
+            check_atoms(atoms, f"structure {number}")
+            if is_free and not atoms.pbc.all():
+                raise StructureError(
+                    f"structure {number} cannot relax its cell: it is periodic along {int(atoms.pbc.sum())} of 3 axes"
+                )
+        counts = torch.tensor([len(atoms) for atoms in images])
+        return cls(
+            positions=torch.from_numpy(np.concatenate([atoms.positions for atoms in images]).astype(np.float64)),
+            cells=torch.from_numpy(np.stack([np.asarray(atoms.cell) for atoms in images]).astype(np.float64)),
+            periodic=torch.from_numpy(np.stack([atoms.pbc for atoms in images])),
+            atomic_numbers=torch.from_numpy(np.concatenate([atoms.numbers for atoms in images]).astype(np.int64)),
+            structure_index=torch.repeat_interleave(torch.arange(len(images)), counts),
+            movable=torch.from_numpy(np.concatenate([movable(atoms, n) for n, atoms in enumerate(images)])),
+            cell_free=torch.tensor(free),
+        )
 
     def to_ase(self) -> list[Atoms]:
-        """A list of `ase.Atoms`, one per structure; atoms that may not move carry `FixAtoms`."""
-        from relaxion.structures.conversion import to_ase
-
-        return to_ase(self)
+        """A list of `ase.Atoms`, float64, one per structure; atoms that may not move carry `FixAtoms`."""
+        images, start = [], 0
+        for number, end in enumerate(self.counts.cumsum(0).tolist()):
+            atoms = Atoms(
+                numbers=self.atomic_numbers[start:end].numpy(),
+                positions=self.positions[start:end].detach().to(torch.float64).numpy(),
+                cell=self.cells[number].detach().to(torch.float64).numpy(),
+                pbc=self.periodic[number].numpy(),
+            )
+            fixed = (~self.movable[start:end]).numpy()
+            if fixed.any():
+                atoms.set_constraint(FixAtoms(mask=fixed))
+            images.append(atoms)
+            start = end
+        return images
 
     def to(self, dtype: torch.dtype) -> Self:
         """The same structures with positions and cells in another precision."""
@@ -102,18 +129,10 @@ class Structures:
 
     def select(self, which: Tensor) -> Self:
         """The structures numbered or masked by `which`, in that order; repeats are allowed."""
-        which = which.nonzero().flatten() if which.dtype == torch.bool else which
+        which = numbers_of(which)
         rows, index = atom_rows(self.counts, which)
-        return replace(
-            self,
-            positions=self.positions[rows],
-            cells=self.cells[which],
-            periodic=self.periodic[which],
-            atomic_numbers=self.atomic_numbers[rows],
-            structure_index=index,
-            movable=self.movable[rows],
-            cell_free=self.cell_free[which],
-        )
+        chosen = {**rows_of(self, PER_ATOM, rows), **rows_of(self, PER_STRUCTURE, which)}
+        return replace(self, **{**chosen, "structure_index": index})
 
     @classmethod
     def concatenate(cls, parts: Sequence[Structures]) -> Structures:
@@ -122,15 +141,22 @@ class Structures:
             raise StructureError("nothing to concatenate: the list of structures is empty")
         starts = torch.tensor([0, *[part.n_structures for part in parts[:-1]]]).cumsum(0)
         index = [part.structure_index + start for part, start in zip(parts, starts, strict=True)]
-        return cls(
-            positions=torch.cat([part.positions for part in parts]),
-            cells=torch.cat([part.cells for part in parts]),
-            periodic=torch.cat([part.periodic for part in parts]),
-            atomic_numbers=torch.cat([part.atomic_numbers for part in parts]),
-            structure_index=torch.cat(index),
-            movable=torch.cat([part.movable for part in parts]),
-            cell_free=torch.cat([part.cell_free for part in parts]),
-        )
+        return cls(**{**concatenated(parts, (*PER_ATOM, *PER_STRUCTURE)), "structure_index": torch.cat(index)})
+
+
+def numbers_of(which: Tensor) -> Tensor:
+    """Of the structures that are numbered or masked."""
+    return which.nonzero().flatten() if which.dtype == torch.bool else which
+
+
+def rows_of(thing: object, names: Iterable[str], rows: Tensor) -> dict[str, Tensor]:
+    """These rows of fields that have one row per atom, or one per structure."""
+    return {name: getattr(thing, name)[rows] for name in names}
+
+
+def concatenated(parts: Sequence[object], names: Iterable[str]) -> dict[str, Tensor]:
+    """Fields of several, in order."""
+    return {name: torch.cat([getattr(part, name) for part in parts]) for name in names}
 
 
 def atom_rows(counts: Tensor, which: Tensor) -> tuple[Tensor, Tensor]:

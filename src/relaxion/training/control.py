@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from pydantic import Field
@@ -17,7 +18,7 @@ from relaxion.errors import AssessmentStopped, CheckpointError, RelaxionWarning,
 from relaxion.experience.exploration import Exploration, NoisyExplorer
 from relaxion.experience.normaliser import Normaliser
 from relaxion.experience.replay import VectorReplay
-from relaxion.experience.vector_environment import Stepped, Task, VectorEnvironments, task
+from relaxion.experience.vector_environment import Task, VectorEnvironments, task
 from relaxion.files import Stored, digest, joined
 from relaxion.networks.vector import BoxActions, VectorNetworkSettings
 from relaxion.settings import Settings
@@ -30,7 +31,7 @@ from relaxion.training.checkpoint import (
     start_agent_from,
     taken_back,
 )
-from relaxion.training.records import Episodes, Event, Result, ReturnsRecord, ReturnsWatch, ScalarMeans
+from relaxion.training.records import Episodes, Result, ReturnsWatch, ScalarMeans
 from relaxion.training.settings import AgentRunSettings, TrainingSettings
 
 STARTS_SEED = 20  # of all assessments, whatever the run's seed: every agent meets the same starts
@@ -103,8 +104,13 @@ class Assessed:
         return float(self.returns.min())
 
     @property
-    def record(self) -> ReturnsRecord:
-        return ReturnsRecord(self.returns.tolist(), self.lengths.tolist())
+    def record(self) -> Self:
+        return self
+
+    def as_plain(self) -> dict[str, Any]:
+        """Start by start, for assessment.json, which has no word for what is not finite."""
+        returns = [value if math.isfinite(value) else None for value in self.returns.tolist()]
+        return {"returns": returns, "lengths": self.lengths.tolist()}
 
     def scalars(self) -> dict[str, float]:
         """Under the names of Stable-Baselines3, and the worst of all."""
@@ -233,39 +239,27 @@ class Trainer:
 
     def _collect(self) -> None:
         observations = self.environments.observations  # (n_environments, observation_size), raw
-        self._check_finite("the environment's observation", observations, observations)
+        known = {"observations": observations}
+        self._check_finite("the environment's observation", observations, known)
         self.normaliser.update(observations)
-        actions = self.exploration(self.normaliser(observations), len(self.replay), self.step)
-        self._check_finite("the policy's action", actions, observations, actions, error=DivergedError)
+        known["actions"] = actions = self.exploration(self.normaliser(observations), len(self.replay), self.step)
+        self._check_finite("the policy's action", actions, known, DivergedError)
         stepped = self.environments.step(actions)
+        known |= vars(stepped)
         rewards = stepped.rewards.to(self.replay.rewards.dtype)  # as they are kept
-        self._check_finite("the environment's reward", rewards, observations, actions, stepped)
-        self._check_finite("the environment's observation", stepped.next_observations, observations, actions, stepped)
-        self.replay.add(
-            observations, actions, stepped.rewards, stepped.next_observations, stepped.terminated, stepped.truncated
-        )
+        self._check_finite("the environment's reward", rewards, known)
+        self._check_finite("the environment's observation", stepped.next_observations, known)
+        self.replay.add(**known)
         self.step += self.settings.training.n_environments
         finished = self.episodes.add(stepped.rewards, stepped.ended)
         self.check_returns(self.agent, finished, self.settings.training.discount_factor)
         self.environments.renew(stepped.ended)
 
     def _check_finite(
-        self,
-        what: str,
-        numbers: Tensor,
-        observations: Tensor,
-        actions: Tensor | None = None,
-        stepped: Stepped | None = None,
-        error: type[NonFiniteError] = NonFiniteError,
+        self, what: str, numbers: Tensor, known: Mapping[str, Tensor], error: type[NonFiniteError] = NonFiniteError
     ) -> None:
-        if torch.isfinite(numbers).all():
-            return
-        transition: dict[str, Any] = {"step": self.step, "observations": observations.tolist()}
-        if actions is not None:
-            transition["actions"] = actions.tolist()
-        if stepped is not None:
-            transition |= {name: value.tolist() for name, value in vars(stepped).items()}
-        raise error(what, transition)
+        if not torch.isfinite(numbers).all():
+            raise error(what, {"step": self.step} | {name: value.tolist() for name, value in known.items()})
 
     def act(self, observations: Tensor) -> Tensor:
         """The policy without exploration, on raw observations."""
@@ -285,10 +279,10 @@ class Trainer:
             final_return_worst=final.worst,
             episodes=self.episodes.finished,
             wall_time_seconds=wall_time_seconds,
-            weights_sha256=self.weights_sha256(),
+            weights_sha256=digest(self.weights()),
         )
 
-    def take_events(self) -> list[Event]:
+    def take_events(self) -> list[Any]:
         """Diagnoses are for structures."""
         return []
 
@@ -297,7 +291,6 @@ class Trainer:
         self.environments.close()
 
     def scalars(self) -> dict[str, float]:
-        """What has built up since the last call; one line of the log."""
         own: dict[str, float] = {"time/total_timesteps": self.step, "train/n_updates": self.n_updates}
         own |= self.episodes.scalars()
         if isinstance(self.agent, NoisyExplorer):
@@ -307,9 +300,6 @@ class Trainer:
     def weights(self) -> dict[str, Tensor]:
         """Agent and normaliser: what it takes to act, or to start a new run from."""
         return joined({"agent": self.agent.snapshot(), "normaliser": self.normaliser.snapshot()})
-
-    def weights_sha256(self) -> str:
-        return digest(self.weights())
 
     def start_from(self, stored: Stored) -> None:
         """Take over old networks and normaliser; counters and Adam's memory stay at 0 (R10.2)."""
@@ -322,7 +312,7 @@ class Trainer:
             self.normaliser.restore(normaliser)
 
     def snapshot(self) -> dict[str, Tensor]:
-        """Everything a resume needs, as tensors. A DivergedError when the agent is not worth keeping."""
+        """A DivergedError when the agent is not worth keeping."""
         parts = {name: part.snapshot() for name, part in self._parts().items()}
         checked_finite(parts["agent"], self.step)
         parts["generators"] = {name: generator.get_state() for name, generator in self.generators.items()}

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from relaxion.errors import CheckpointError, RunError, SettingsError
-from relaxion.experience.vector_environment import MakeEnvironment, task
+from relaxion.experience.vector_environment import MakeEnvironment, shaped, task
 from relaxion.training.checkpoint import NonFiniteError, stored_settings
 from relaxion.training.control import Assessed, Trainer, VectorRunSettings, assess
 from relaxion.training.loop import read_weights, write_agent
@@ -68,8 +68,8 @@ class Learner:
             shape = learned.observation_shape
             raise SettingsError(f"an observation has shape {shape}, several have one axis more, got {tuple(raw.shape)}")
         actions = self._trainer.act(raw.reshape(1 if one else len(raw), learned.observation_size)).numpy()
-        shaped = learned.shaped_actions(actions)
-        return shaped[0] if one else shaped
+        own = shaped(learned.actions, actions)
+        return own[0] if one else own
 
     def assess(self, n_starts: int = 20) -> Assessed:
         """Returns without noise from fixed starts, in environments of their own."""

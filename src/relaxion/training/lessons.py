@@ -1,4 +1,4 @@
-"""Where the lessons of a metric come from: live relaxations or an agent's replay; for a store see `lesson_store.py`.
+"""Where the lessons of a metric come from: live relaxations or an agent's replay (a store: `metric_lessons.py`).
 
 A lesson is a state and the way to the end of its own relaxation; `networks/metric/teacher.py` learns from it. Live:
 the policy that learns makes the relaxations itself, so it learns from the states that it comes to (data aggregation).
@@ -6,9 +6,8 @@ the policy that learns makes the relaxations itself, so it learns from the state
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import torch
 from pydantic import Field
@@ -20,15 +19,15 @@ from relaxion.experience.replay import draw_without_replacement
 from relaxion.experience.structure_replay import StructureReplay
 from relaxion.files import Stored
 from relaxion.generators.starts import Starts
-from relaxion.networks.metric.lessons import Lessons, relative_errors, way_to
 from relaxion.networks.metric.network import MetricNetwork
 from relaxion.networks.metric.policies import MetricPolicy
-from relaxion.networks.metric.teacher import Teacher, TeachingSettings
-from relaxion.optimize.batch import BatchRelaxer, BatchSettings
+from relaxion.networks.metric.teacher import Lessons, Teacher, TeachingSettings, relative_errors, way_to
+from relaxion.optimize.batch import BatchRelaxer, BatchSettings, Relaxed
 from relaxion.optimize.choice import new_stepper
+from relaxion.optimize.learned import LearnedMetrics, states_at
 from relaxion.potentials.potential import Potential
 from relaxion.potentials.reward import largest_force
-from relaxion.structures import Outcome, Structures
+from relaxion.structures import Outcome, State, Structures
 
 
 class LiveLessonSettings(TeachingSettings):
@@ -64,19 +63,26 @@ class LiveLessonSettings(TeachingSettings):
     lesson_trust_angstrom: float = Field(default=0.3, gt=0)
     """Longest displacement in a step of a relaxation."""
 
+    lesson_under_guard: bool = False
+    """The relaxations are made under the guard, as in use. Each gathering has starts of every source and each update
+    lessons of every source, by their shares. What the policy alone cannot finish teaches too."""
 
-class Examples(Protocol):
+
+class Examples:
     """Lessons to draw from."""
 
-    force_calls: int  # spent on them
+    force_calls = 0  # spent on them
 
-    def draw(self, n_updates: int, /) -> tuple[Lessons, dict[str, float]]:
-        """For the next update, `n_updates` having been made; and what there is to tell of them."""
-        ...
+    def draw(self, _n_updates: int, /) -> tuple[Lessons, dict[str, float]]:
+        """For the next update, so many having been made; and what there is to tell of them."""
+        raise NotImplementedError
 
-    def tensors(self) -> dict[str, Tensor]: ...
+    def tensors(self) -> dict[str, Tensor]:
+        """What is nowhere else, for a checkpoint."""
+        return {}
 
-    def restore(self, stored: Stored) -> None: ...
+    def restore(self, stored: Stored) -> None:
+        """The opposite of `tensors`."""
 
 
 class Imitation:
@@ -128,14 +134,13 @@ class Source:
     share: float = 1.0
 
 
-class LiveExamples:
+class LiveExamples(Examples):
     """Fresh starts relaxed by the policy as it is; all states on the way of what finished become lessons."""
 
     def __init__(
         self, policy: MetricPolicy, sources: Sequence[Source], settings: LiveLessonSettings, generator: Generator
     ) -> None:
         self.policy, self.sources, self.settings, self.generator = policy, list(sources), settings, generator
-        self.force_calls = 0
         self.gatherings: list[Lessons] = []
         self._pool: Lessons | None = None
 
@@ -148,7 +153,7 @@ class LiveExamples:
             stall_length_angstrom=0.0,
         )
 
-    def draw(self, n_updates: int) -> tuple[Lessons, dict[str, float]]:
+    def draw(self, n_updates: int, /) -> tuple[Lessons, dict[str, float]]:
         """After a gathering where one is due."""
         told: dict[str, float] = {}
         if not self.gatherings:
@@ -183,15 +188,19 @@ class LiveExamples:
     def _sample(self) -> Lessons:
         settings = self.settings
         if not self.gatherings:
-            raise RunError(
-                "nothing to learn from: none of the relaxations came to "
-                f"{settings.lesson_tolerance_ev_per_angstrom:g} eV/Å within {settings.lesson_force_calls} force calls "
-                f"and {settings.lesson_farthest_angstrom:g} Å of their start; allow more of either, or perturb less"
-            )
+            raise RunError(self._nothing())
         if self._pool is None:
             self._pool = Lessons.concatenate(self.gatherings)
         return self._pool.select(
             torch.randint(self._pool.number, (settings.lessons_per_update,), generator=self.generator)
+        )
+
+    def _nothing(self) -> str:
+        settings = self.settings
+        return (
+            "nothing to learn from: none of the relaxations came to "
+            f"{settings.lesson_tolerance_ev_per_angstrom:g} eV/Å within {settings.lesson_force_calls} force calls "
+            f"and {settings.lesson_farthest_angstrom:g} Å of their start; allow more of either, or perturb less"
         )
 
     def forget(self) -> None:
@@ -213,17 +222,129 @@ class LiveExamples:
         self._pool = None
 
 
+class GuardedExamples(LiveExamples):
+    """Fresh starts of every source relaxed under the guard with the present policy; each update has lessons of each.
+
+    So the policy learns from the states that users will bring it to, and one kind of start does not push out another.
+    """
+
+    def __init__(
+        self, policy: MetricPolicy, sources: Sequence[Source], settings: LiveLessonSettings, generator: Generator
+    ) -> None:
+        super().__init__(policy, sources, settings, generator)
+        self.kept: list[dict[int, Lessons]] = []  # by gathering and source
+        total = sum(source.share for source in self.sources)
+        self.shares = [source.share / total for source in self.sources]
+
+    def draw(self, n_updates: int, /) -> tuple[Lessons, dict[str, float]]:
+        told: dict[str, float] = {}
+        due = self.settings.lesson_gatherings_before if not self.kept else 1
+        if not self.kept or n_updates % self.settings.lesson_updates_per_gathering == 0:
+            for _ in range(due):
+                told = self.gather()
+        parts = [part for place in range(len(self.sources)) if (part := self._drawn(place)) is not None]
+        if not parts:
+            raise RunError(self._nothing())
+        return Lessons.concatenate(parts), told
+
+    def gather(self) -> dict[str, float]:
+        found: dict[int, Lessons] = {}
+        relaxed = list[Relaxed]()
+        for place, source in enumerate(self.sources):
+            starts = source.starts.sample(self.generator, self._number(self.settings.lesson_starts, place))
+            own = list(self._relaxed(source.potential, starts))
+            relaxed += own
+            if (lessons := self._lessons(own)) is not None:
+                found[place] = lessons
+        self.kept = [*self.kept, found][-self.settings.lesson_gatherings_kept :]
+        calls = sum(one.force_calls for one in relaxed)
+        self.force_calls += calls
+        return {
+            "imitation/finished_share": sum(one.converged for one in relaxed) / len(relaxed),
+            "imitation/calls_to_label": calls / len(relaxed),
+        }
+
+    def _number(self, total: int, place: int) -> int:
+        return max(1, round(total * self.shares[place]))
+
+    def _relaxed(self, potential: Potential, starts: Structures) -> Iterator[Relaxed]:
+        settings = BatchSettings(
+            fmax=self.settings.lesson_tolerance_ev_per_angstrom,
+            max_force_calls=self.settings.lesson_force_calls,
+            record=True,
+        )
+        metrics = LearnedMetrics(self.policy.network)
+        relaxer = BatchRelaxer(potential, settings, lambda _: ("guard", new_stepper(metrics=metrics)))
+        for atoms, cell in zip(starts.to_ase(), starts.cell_free.tolist(), strict=True):
+            relaxer.add(atoms, cell=cell)
+        while relaxer.n_running or relaxer.has_finished:
+            yield from relaxer.advance()
+
+    def _lessons(self, relaxed: Sequence[Relaxed]) -> Lessons | None:
+        """Of what converged, the bases of its steps with their ways to its end."""
+        settings, parts = self.settings, list[Lessons | None]()
+        for one in relaxed:
+            bases = [visit.point for visit in one.visited[:-1] if visit.accepted and visit.point.finite]
+            if one.converged and bases:
+                ends = states_at([one.visited[-1].point] * len(bases)).structures
+                smallest, farthest = settings.lesson_smallest_force_ev_per_angstrom, settings.lesson_farthest_angstrom
+                parts.append(lessons_towards(ends, states_at(bases), True, smallest, farthest))
+        lessons = [part for part in parts if part is not None]
+        return Lessons.concatenate(lessons) if lessons else None
+
+    def _drawn(self, place: int) -> Lessons | None:
+        pool = [found[place] for found in self.kept if place in found]
+        if not pool:
+            return None
+        lessons = Lessons.concatenate(pool)
+        number = self._number(self.settings.lessons_per_update, place)
+        return lessons.select(torch.randint(lessons.number, (number,), generator=self.generator))
+
+    def forget(self) -> None:
+        self.kept = []
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {
+            f"lessons.{number}.{place}.{name}": tensor.clone()
+            for number, found in enumerate(self.kept)
+            for place, lessons in found.items()
+            for name, tensor in lessons.tensors().items()
+        }
+
+    def restore(self, stored: Stored) -> None:
+        places = sorted({tuple(map(int, name.split(".")[:2])) for name in stored.part("lessons")})
+        self.kept = [{} for _ in range(1 + max((number for number, _ in places), default=-1))]
+        for number, place in places:
+            self.kept[number][place] = Lessons.of_tensors(stored.part(f"lessons.{number}.{place}"))
+
+
+def live_examples(
+    policy: MetricPolicy, sources: Sequence[Source], settings: LiveLessonSettings, generator: Generator
+) -> LiveExamples:
+    """As the settings want their relaxations made."""
+    kind = GuardedExamples if settings.lesson_under_guard else LiveExamples
+    return kind(policy, sources, settings, generator)
+
+
 def lessons_of(found: Relaxations, smallest_force: float, farthest: float) -> Lessons | None:
     """From relaxations that converged: states with a force above (eV/Å) and no atom farther from its end (Å)."""
     parts = []
     for numbers, state in found.visited:
-        goal = way_to(found.ends.select(numbers).structures, state.structures)
-        good = found.outcomes[numbers] == Outcome.CONVERGED
-        good &= largest_force(state.structures, state.evaluation) > smallest_force
-        good &= goal.largest_displacements(state.structures) < farthest
-        if bool(good.any()):
-            parts.append(Lessons(state, goal).select(good))
-    return Lessons.concatenate(parts) if parts else None
+        converged = found.outcomes[numbers] == Outcome.CONVERGED
+        ends = found.ends.select(numbers).structures
+        parts.append(lessons_towards(ends, state, converged, smallest_force, farthest))
+    lessons = [part for part in parts if part is not None]
+    return Lessons.concatenate(lessons) if lessons else None
+
+
+def lessons_towards(
+    ends: Structures, state: State, finished: Tensor | bool, smallest_force: float, farthest: float
+) -> Lessons | None:
+    """Of the states whose relaxation is finished, those with such a force and not too far from their end."""
+    goal, forces = way_to(ends, state.structures), largest_force(state.structures, state.evaluation)
+    good = (forces > smallest_force) & torch.isfinite(forces) & finished
+    good &= goal.largest_displacements(state.structures) < farthest
+    return Lessons(state, goal).select(good) if bool(good.any()) else None
 
 
 def finished_by_core(found: Relaxations, potential: Potential, tolerance: float, max_force_calls: int) -> Relaxations:

@@ -6,7 +6,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,7 +19,7 @@ from relaxion.training import checkpoint
 from relaxion.training.checkpoint import DIVERGED, DivergedError, NonFiniteError
 from relaxion.training.records import AlarmFile, Clock, Records, Result, leave_record
 from relaxion.training.run_folder import AGENT, CHECKPOINT, RunFolder
-from relaxion.training.settings import RunSettings
+from relaxion.training.settings import LoopSettings, RunSettings
 
 MAY_DIFFER_ON_RESUME = ("steps",)
 
@@ -44,23 +44,20 @@ class RunTrainer(Protocol):
 
     def prepare(self, folder: Path) -> None:
         """What is done once at the start and kept in the run folder."""
-        ...
 
     def advance(self) -> None:
         """Collect, store, update."""
-        ...
 
     def scalars(self) -> dict[str, float]:
         """What has built up since the last call; one line of the log."""
         ...
 
     def take_events(self) -> list[Any]:
-        """Alarms that began or ended since the last call (`records.Event`)."""
+        """Alarms that began or ended since the last call (`diagnostics.Event`)."""
         ...
 
     def assess(self, stop: Callable[[], bool]) -> Any:
         """An assessment without noise from fixed starts, with `scalars()` for the log; training never notices."""
-        ...
 
     def result(self, final: Any, wall_time_seconds: float) -> Result: ...
 
@@ -74,7 +71,6 @@ class RunTrainer(Protocol):
 
     def start_from(self, stored: Stored) -> None:
         """Take over old networks; counters and Adam's memory stay at 0 (R10.2)."""
-        ...
 
     def close(self) -> None: ...
 
@@ -144,11 +140,7 @@ def read_weights(path: Path) -> Stored:
 
 
 def _begun(
-    trainer: RunTrainer,
-    folder: RunFolder,
-    old_weights: Stored | None,
-    force: bool,
-    on_progress: OnProgress | None,
+    trainer: RunTrainer, folder: RunFolder, old_weights: Stored | None, force: bool, on_progress: OnProgress | None
 ) -> _Run:
     if old_weights is not None:
         trainer.start_from(old_weights)
@@ -202,25 +194,23 @@ def refuse_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
         raise RunError(f"a resume keeps its settings, but these differ: {changes}; --from-weights starts a new run")
 
 
+@dataclass
 class _Run:
     """The loop: train, log, assess, save."""
 
-    def __init__(
-        self,
-        trainer: RunTrainer,
-        folder: RunFolder,
-        records: Records,
-        alarms: AlarmFile,
-        clock: Clock,
-        on_progress: OnProgress | None,
-        logged_up_to: int = 0,
-    ) -> None:
-        self.trainer, self.folder, self.records, self.alarms, self.clock = trainer, folder, records, alarms, clock
-        self.training = trainer.settings.training
-        self.on_progress = on_progress
-        self._logged_up_to = logged_up_to  # a step; behind the trainer's only when an assessment was interrupted
-        self._interrupted = threading.Event()
-        self._newest: dict[str, float] = {}
+    trainer: RunTrainer
+    folder: RunFolder
+    records: Records
+    alarms: AlarmFile
+    clock: Clock
+    on_progress: OnProgress | None
+    _logged_up_to: int = 0  # a step; behind the trainer's only when an assessment was interrupted
+    _interrupted: threading.Event = field(default_factory=threading.Event)
+    _newest: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def training(self) -> LoopSettings:
+        return self.trainer.settings.training
 
     def go(self) -> Result:
         """To the end, unless interrupted or the numbers run away."""

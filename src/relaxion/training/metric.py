@@ -29,8 +29,7 @@ from relaxion.optimize.trust_rule import DEFAULT, GATE, StepControl, constant_ne
 from relaxion.settings import Settings
 from relaxion.training.checkpoint import checked_finite, named_generator, taken_back
 from relaxion.training.lessons import Imitation
-from relaxion.training.lessons_from_metals import MetalsPlan, MetalsSettings
-from relaxion.training.lessons_from_store import StorePlan, StoreSettings
+from relaxion.training.metric_lessons import MetalsPlan, MetalsSettings, Plan, StorePlan, StoreSettings
 from relaxion.training.packaging import Packed
 from relaxion.training.records import RelaxationResult, ScalarMeans
 from relaxion.training.settings import LoopSettings, RunSettings
@@ -72,8 +71,9 @@ class MetricRunSettings(RunSettings):
         return {"training": LoopSettings, "metric": MetricSettings, "bundle": MetricTaskSettings, "lessons": lessons}
 
     @property
-    def plan(self) -> MetalsPlan | StorePlan:
-        return self.lessons.plan(self.training.assessment_starts)
+    def plan(self) -> Plan:
+        starts, lessons = self.training.assessment_starts, self.lessons
+        return StorePlan(lessons, starts) if isinstance(lessons, StoreSettings) else MetalsPlan(lessons, starts)
 
     def trainer(self) -> MetricTrainer:
         return MetricTrainer(self)

@@ -129,7 +129,7 @@ def _with_results(bundle: PolicyBundle, packed: Packed, folder: RunFolder) -> Mo
     policy = CardResult(
         optimizer=POLICY,
         mean_force_calls=own.mean,
-        success_rate=own.success_rate,
+        success_rate=assessed.success_rate,
         largest_force_calls=float(max(own.force_calls)),
     )
     kept = _kept_baselines(folder) if packed.same_starts else {}

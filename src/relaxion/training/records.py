@@ -12,9 +12,9 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from relaxion.bench.assessment import Assessed
     from relaxion.training.settings import RunSettings
 
-TIME_KEYS = ("time/time_elapsed", "time/fps")  # seconds, steps per second: all that differs between equal runs
 ASSESSMENT_FORMAT, ASSESSMENT_VERSION = "relaxion-assessment", 1  # of assessment.json
 RECENT_EPISODES = 100  # as in Stable-Baselines3
 COUNTERS = ("train/n_updates",)  # not averaged: the trainer writes its own count
@@ -68,12 +67,6 @@ class Records:
             self._board.close()
 
 
-class Event(Protocol):
-    """An alarm that begins or ends."""
-
-    def as_record(self) -> dict[str, object]: ...
-
-
 class AlarmFile:
     """alarms.jsonl, made with the first alarm; a resume cuts it back likewise."""
 
@@ -81,8 +74,8 @@ class AlarmFile:
         self.path = path
         _cut(path, position)
 
-    def write(self, events: Iterable[Event]) -> None:
-        """Append, and force to disk: alarms are few."""
+    def write(self, events: Iterable[Any]) -> None:
+        """Append (`diagnostics.Event`), and force to disk: alarms are few."""
         lines = "".join(json.dumps(event.as_record(), ensure_ascii=False) + "\n" for event in events)
         if lines:
             with self.path.open("ab") as file:
@@ -130,11 +123,6 @@ def _board_maker(folder: Path, resumed_at: int | None) -> Callable[[], Any]:
         raise RunError("tensorboard = true needs the package tensorboard: pip install 'relaxion[train]'") from error
     # The record of the step that was saved stands; later ones are written again.
     return lambda: SummaryWriter(str(folder), purge_step=None if resumed_at is None else resumed_at + 1)
-
-
-def without_times(line: str) -> dict[str, float | None]:
-    """A record without what differs between two equal runs."""
-    return {name: value for name, value in json.loads(line).items() if name not in TIME_KEYS}
 
 
 @dataclass(frozen=True)
@@ -199,43 +187,26 @@ class RelaxationResult(Result):
         )
 
 
-@dataclass(frozen=True)
-class Episode:
-    """One finished episode."""
-
-    rewards: tuple[float, ...]
-
-    @property
-    def total(self) -> float:
-        return sum(self.rewards)
-
-    def discounted_returns(self, discount_factor: float) -> Tensor:
-        """The return from each of its steps to its end, (n_steps,)."""
-        value, returns = 0.0, []
-        for reward in reversed(self.rewards):
-            value = reward + discount_factor * value
-            returns.append(value)
-        return torch.tensor(returns[::-1], dtype=torch.float64)
-
-
-@runtime_checkable
-class ReturnsChecker(Protocol):
-    """An agent that can say when returns leave what its critic can express (D4PG)."""
-
-    def check_returns(self, returns: Tensor) -> str | None: ...
+def discounted_returns(rewards: Sequence[float], discount_factor: float) -> Tensor:
+    """Of an episode: the return from each of its steps to its end, (n_steps,)."""
+    value, returns = 0.0, []
+    for reward in reversed(rewards):
+        value = reward + discount_factor * value
+        returns.append(value)
+    return torch.tensor(returns[::-1], dtype=torch.float64)
 
 
 class ReturnsWatch:
-    """Warns once per run: the first time is when something can still be done."""
+    """Warns once per run when returns leave what the critic can express (D4PG): then something can still be done."""
 
     def __init__(self) -> None:
         self._warned = False
 
-    def __call__(self, agent: object, finished: Sequence[Episode], discount_factor: float) -> None:
-        if self._warned or not finished or not isinstance(agent, ReturnsChecker):
+    def __call__(self, agent: Any, finished: Sequence[Sequence[float]], discount_factor: float) -> None:
+        if self._warned or not finished or not hasattr(agent, "check_returns"):
             return
-        sentence = agent.check_returns(torch.cat([e.discounted_returns(discount_factor) for e in finished]))
-        if sentence is not None:
+        returns = torch.cat([discounted_returns(rewards, discount_factor) for rewards in finished])
+        if (sentence := agent.check_returns(returns)) is not None:
             self._warned = True
             warnings.warn(sentence, RelaxionWarning, stacklevel=3)
 
@@ -248,15 +219,15 @@ class Episodes:
         self.under_way: list[list[float]] = [[] for _ in range(n_environments)]
         self._recent: deque[tuple[float, int]] = deque(maxlen=RECENT_EPISODES)
 
-    def add(self, rewards: Tensor, ended: Tensor) -> list[Episode]:
-        """One step of every environment; the episodes that ended with it."""
+    def add(self, rewards: Tensor, ended: Tensor) -> list[list[float]]:
+        """One step of every environment; the rewards of the episodes that ended with it."""
         finished = []
         for number, (reward, over) in enumerate(zip(rewards.tolist(), ended.tolist(), strict=True)):
             self.under_way[number].append(reward)
             if over:
-                finished.append(Episode(tuple(self.under_way[number])))
+                finished.append(self.under_way[number])
                 self.under_way[number] = []
-        self._recent.extend((episode.total, len(episode.rewards)) for episode in finished)
+        self._recent.extend((sum(rewards), len(rewards)) for rewards in finished)
         self.finished += len(finished)
         return finished
 
@@ -266,11 +237,8 @@ class Episodes:
         if not self._recent:
             return counts
         returns, lengths = zip(*self._recent, strict=True)
-        means = {
-            "rollout/ep_rew_mean": sum(returns) / len(returns),
-            "rollout/ep_len_mean": sum(lengths) / len(lengths),
-        }
-        return counts | means
+        number = len(self._recent)
+        return counts | {"rollout/ep_rew_mean": sum(returns) / number, "rollout/ep_len_mean": sum(lengths) / number}
 
     def snapshot(self) -> dict[str, Tensor]:
         return {
@@ -323,46 +291,13 @@ class ScalarMeans:
         self._counts = {name: int(pair[1]) for name, pair in tensors.items()}
 
 
-@dataclass(frozen=True, eq=False)
-class ReturnsRecord:
-    """Episodes of an agent for vectors."""
-
-    returns: Sequence[float]  # undiscounted
-    lengths: Sequence[int] = field(default_factory=tuple)
-
-    def as_plain(self) -> dict[str, Any]:
-        return {
-            "returns": [value if math.isfinite(value) else None for value in self.returns],
-            "lengths": list(self.lengths),
-        }
-
-
-@runtime_checkable
-class Recorded(Protocol):
-    """An assessment that can be written down start by start."""
-
-    @property
-    def record(self) -> Any: ...
-
-
-def leave_record(path: Path, assessed: object, step: int) -> None:
-    """Replace what the assessment before has left; whatever is wrong with it, the run is good."""
-    record = assessed.record if isinstance(assessed, Recorded) else None
-    if record is None:
-        return
-    plain = {
-        "format": ASSESSMENT_FORMAT,
-        "version": ASSESSMENT_VERSION,
-        "step": step,
-        "command": _command(),
-    } | record.as_plain()
+def leave_record(path: Path, assessed: Any, step: int) -> None:
+    """Start by start, in place of what the assessment before has left; whatever is wrong with it, the run is good."""
+    program, *rest = sys.argv or [""]
+    command = shlex.join([Path(program).name, *rest])  # as it was typed; of a script or a test, its name
+    plain = {"format": ASSESSMENT_FORMAT, "version": ASSESSMENT_VERSION, "step": step, "command": command}
+    plain |= assessed.record.as_plain()
     try:
         write_text(path, json.dumps(plain, allow_nan=False, separators=(",", ":")) + "\n")
     except FileError as error:
         warnings.warn(f"the assessment was not written down: {error}", RelaxionWarning, stacklevel=2)
-
-
-def _command() -> str:
-    """As it was typed; of a script or a test, its name."""
-    program, *rest = sys.argv or [""]
-    return shlex.join([Path(program).name, *rest])

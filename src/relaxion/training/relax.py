@@ -17,7 +17,7 @@ from relaxion.experience.environment import EnvironmentSettings
 from relaxion.experience.expert import imitation_distance
 from relaxion.experience.exploration import LinearSchedule, NoisyExplorer
 from relaxion.experience.replay import Batch
-from relaxion.experience.state_rows import state_from_tensors, state_tensors
+from relaxion.experience.state_store import state_from_tensors, state_tensors
 from relaxion.experience.structure_replay import StructureReplay
 from relaxion.experience.transition import Source as WhoMoved
 from relaxion.files import Stored, digest, joined
@@ -218,7 +218,6 @@ class RelaxTrainer:
         return assessed
 
     def scalars(self) -> dict[str, float]:
-        """What has built up since the last call; one line of the log."""
         own: dict[str, float] = {"time/total_timesteps": self.step, "time/force_calls": self.force_calls}
         own |= {"train/n_updates": self.n_updates, **self.episodes.scalars()}
         if isinstance(self.agent, NoisyExplorer):
@@ -228,7 +227,6 @@ class RelaxTrainer:
         return own | self.diagnosis.scalars(self.step, self.state, self._learned_agent, self.replay, own | scheduled)
 
     def take_events(self) -> list[Event]:
-        """Alarms that began or ended since the last call."""
         return self.diagnosis.take_events()
 
     def result(self, final: Assessed, wall_time_seconds: float) -> RelaxationResult:
@@ -261,7 +259,7 @@ class RelaxTrainer:
             start_agent_from(self.agent, stored, self.settings.flat())
 
     def snapshot(self) -> dict[str, Tensor]:
-        """Everything a resume needs, as tensors. A DivergedError when the agent is not worth keeping."""
+        """A DivergedError when the agent is not worth keeping."""
         parts = {name: part.snapshot() for name, part in self._saved_parts().items()}
         checked_finite(parts["agent"], self.step)
         parts["state"] = state_tensors(self.state)
@@ -275,7 +273,6 @@ class RelaxTrainer:
         return joined(parts)
 
     def restore(self, stored: Stored) -> None:
-        """The opposite of `snapshot`."""
         self._check_collectors(int(stored.part("collectors").get("counters.number", 1)))
         with taken_back():
             if self.lessons is not None:  # first: its memory of the policy may be older than the agent's

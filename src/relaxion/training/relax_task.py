@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
-from ase import Atoms
 from ase.data import chemical_symbols
 
 from relaxion.bench.assessment import Assessor, Relax, Starts, Stop
@@ -19,7 +18,7 @@ from relaxion.experience.environment import Environment, rollout
 from relaxion.experience.structure_replay import capacity_advice
 from relaxion.files import Stored
 from relaxion.generators.perturbations import perturbation
-from relaxion.generators.sources import HeldApart, structure_source
+from relaxion.generators.sources import held_apart_sides, structure_source
 from relaxion.generators.starts import PerturbedStarts
 from relaxion.potentials.potential import Potential
 from relaxion.potentials.registry import potential
@@ -131,8 +130,9 @@ def _check_room_for_warmup(task: RelaxTask) -> None:
 def _pools(atoms: AtomTaskSettings, engine: Potential) -> dict[str, Structures]:
     perturbation(atoms.perturbation)  # wrong words are refused before anything is built
     source = structure_source(atoms.structures)
-    made = [source.images(atoms.n_pooled, named_generator(seed, "structures"), engine) for seed in SIDE_SEEDS]
-    pools = HeldApart(atoms.held_apart).sides([_of_right_size(images, atoms) for images in made])
+    made = [source(atoms.n_pooled, named_generator(seed, "structures"), engine) for seed in SIDE_SEEDS]
+    sizes = range(atoms.fewest_atoms, atoms.most_atoms + 1)
+    pools = held_apart_sides(atoms.held_apart, [[i for i in images if len(i) in sizes] for images in made])
     found: dict[str, Structures] = {}
     for side, images in zip(SIDES, pools, strict=True):
         if not images:
@@ -145,10 +145,6 @@ def _pools(atoms: AtomTaskSettings, engine: Potential) -> dict[str, Structures]:
         found[side] = Structures.from_ase(images, cell_free=atoms.cell_free)
         _check_elements(engine, found[side], atoms.structures)
     return found
-
-
-def _of_right_size(images: list[Atoms], atoms: AtomTaskSettings) -> list[Atoms]:
-    return [image for image in images if atoms.fewest_atoms <= len(image) <= atoms.most_atoms]
 
 
 def _check_elements(engine: Potential, structures: Structures, source: str) -> None:

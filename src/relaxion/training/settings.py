@@ -92,21 +92,14 @@ class TrainingSettings(LoopSettings):
         return LinearSchedule(start, start if end is None else end, self.exploration_noise_steps)
 
     def _check_together(self) -> None:
-        if self.replay_capacity < self.batch_size:
-            raise SettingsError(
-                f"replay_capacity {self.replay_capacity} is below batch_size {self.batch_size}: "
-                "a batch needs that many different transitions"
-            )
-        if self.warmup_steps < self.batch_size:
-            raise SettingsError(
-                f"warmup_steps {self.warmup_steps} is below batch_size {self.batch_size}: "
-                "the first batch needs that many different transitions"
-            )
-        if self.replay_capacity < self.warmup_steps:
-            raise SettingsError(
-                f"replay_capacity {self.replay_capacity} is below warmup_steps {self.warmup_steps}: "
-                "the first update would never come"
-            )
+        for small, large, reason in (
+            ("replay_capacity", "batch_size", "a batch needs that many different transitions"),
+            ("warmup_steps", "batch_size", "the first batch needs that many different transitions"),
+            ("replay_capacity", "warmup_steps", "the first update would never come"),
+        ):
+            own, least = getattr(self, small), getattr(self, large)
+            if own < least:
+                raise SettingsError(f"{small} {own} is below {large} {least}: {reason}")
 
 
 @dataclass(frozen=True)
@@ -127,8 +120,9 @@ class RunSettings:
     def read(cls, values: Mapping[str, Any]) -> Self:
         """From a flat table with the keys `agent` and `task` and settings of all kinds that the task has."""
         given = upgraded(values)
-        kind: Any = cls if cls is not RunSettings else _settings_of(given.get("task"))
-        return kind._read(given)
+        if cls is not RunSettings:
+            return cls._read(given)
+        return import_module(TASKS.get(str(given.get("task")), CONTROL)).RUN_SETTINGS._read(given)
 
     @classmethod
     def _read(cls, values: Mapping[str, Any]) -> Self:
@@ -189,10 +183,6 @@ class AgentRunSettings(RunSettings):
             raise SettingsError(
                 f"exploration_noise_final has no meaning for {self.agent_name}, which explores by itself"
             )
-
-
-def _settings_of(task: Any) -> type[RunSettings]:
-    return import_module(TASKS.get(str(task), CONTROL)).RUN_SETTINGS
 
 
 def agent_name(word: Any, owner: str = "") -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from ase.data import atomic_numbers, chemical_symbols, covalent_radii
+from ase.data import chemical_symbols, covalent_radii
 from ase.data.colors import jmol_colors
 
 from relaxion.bench.runs import Reading
@@ -20,6 +20,7 @@ MOST_FRAMES = 400  # of one film: more than anybody looks at
 NONMETALS = frozenset([1, 2, *range(5, 11), *range(14, 19), *range(32, 37), *range(51, 55)])  # drawn with sticks
 MOST_STICK_ATOMS = 150
 METHODS = {"springs": "springs", "plain": "plain L-BFGS", "fire": "damped FIRE", "policy": "the policy"}
+HOW = "Each frame is one force call. Drag to turn, Ctrl and wheel to zoom."
 MILLI = 1000  # units of the browser's lengths per Å
 
 
@@ -37,62 +38,47 @@ class Reel:
     winner: bool = False
 
 
-@dataclass(frozen=True)
-class Thinned:
-    """What had to be left out of a film."""
-
-    frames: int
-    all_frames: int
-    atoms: int
-    all_atoms: int
-
-    def in_words(self, name: str) -> str | None:
-        """None where nothing is missing."""
-        said = []
-        if self.atoms < self.all_atoms:
-            said.append(f"only the {self.atoms} of {self.all_atoms} atoms that move farthest are drawn")
-        if self.frames < self.all_frames:
-            said.append(f"only {self.frames} of {self.all_frames} force calls are shown")
-        return f"{name}: to keep the page small, {' and '.join(said)}; the curves have all." if said else None
-
-
 def film_parts(reels: Sequence[Reel], largest_bytes: int = LARGEST_BYTES) -> tuple[list[dict[str, Any]], list[str]]:
     """The films as plain data, and sentences about what was left out."""
     films, notes = [], []
     for reel in reels:
-        film, thinned = _fitted(reel, largest_bytes // len(reels))
+        film = _fitted(reel, largest_bytes // len(reels))
         films.append(film)
-        notes += filter(None, [thinned.in_words(reel.name)])
+        notes += _left_out(reel, len(film["species"]), len(film["calls"]))
     return films, notes
 
 
-def _fitted(reel: Reel, largest_bytes: int) -> tuple[dict[str, Any], Thinned]:
+def _left_out(reel: Reel, atoms: int, frames: int) -> list[str]:
+    said = []
+    if atoms < len(reel.numbers):
+        said.append(f"only the {atoms} of {len(reel.numbers)} atoms that move farthest are drawn")
+    if frames < len(reel.frames):
+        said.append(f"only {frames} of {len(reel.frames)} force calls are shown")
+    return [f"{reel.name}: to keep the page small, {' and '.join(said)}; the curves have all."] if said else []
+
+
+def _fitted(reel: Reel, largest_bytes: int) -> dict[str, Any]:
     """First fewer frames, then fewer atoms: the start and the end are always there."""
     atoms = np.arange(len(reel.numbers))
-    least = LEAST_BYTES_PER_ATOM * len(atoms)
-    wanted = min(len(reel.frames), MOST_FRAMES, max(2, largest_bytes // least))
+    wanted = min(len(reel.frames), MOST_FRAMES, max(2, largest_bytes // (LEAST_BYTES_PER_ATOM * len(atoms))))
     while True:
         frames = [reel.frames[i] for i in sorted({round(i) for i in np.linspace(0, len(reel.frames) - 1, wanted)})]
         film = _film(reel, frames if len(frames) == len(reel.frames) else _joined(frames), atoms)
         size = len(json.dumps(film, separators=(",", ":")))
         if size <= largest_bytes or (wanted <= 2 and len(atoms) <= 1):
-            return film, Thinned(len(frames), len(reel.frames), len(atoms), len(reel.numbers))
+            return film
         share = 0.95 * largest_bytes / size
         if wanted > 2:
             wanted = max(2, int(share * wanted))
         else:
-            atoms = _farthest(reel, max(1, int(share * len(atoms))))
+            travelled = np.linalg.norm(reel.frames[-1].positions - reel.frames[0].positions, axis=1)
+            atoms = np.sort(np.argsort(-travelled, kind="stable")[: max(1, int(share * len(atoms)))])
 
 
 def _joined(frames: Sequence[Frame]) -> list[Frame]:
     """Where frames between them are missing, a move is the way from one to the next."""
     before = [None, *(frame.call for frame in frames)]
     return [replace(frame, base_call=call, proposed=None) for frame, call in zip(frames, before, strict=False)]
-
-
-def _farthest(reel: Reel, count: int) -> np.ndarray:
-    travelled = np.linalg.norm(reel.frames[-1].positions - reel.frames[0].positions, axis=1)
-    return np.sort(np.argsort(-travelled, kind="stable")[:count])
 
 
 def _film(reel: Reel, frames: Sequence[Frame], atoms: np.ndarray) -> dict[str, Any]:
@@ -106,7 +92,7 @@ def _film(reel: Reel, frames: Sequence[Frame], atoms: np.ndarray) -> dict[str, A
         "name": reel.name,
         "description": _description(reel),
         "symbols": [chemical_symbols[kind] for kind in kinds],
-        "colours": [_hex(jmol_colors[kind]) for kind in kinds],
+        "colours": ["#" + bytes(np.rint(255 * jmol_colors[kind]).astype(np.uint8)).hex() for kind in kinds],
         "radii": [round(float(covalent_radii[kind]) * (0.42 if sticks else 0.55), 3) for kind in kinds],
         "bond_radii": [round(float(covalent_radii[kind]), 3) for kind in kinds],
         "sticks": sticks,
@@ -126,13 +112,9 @@ def _film(reel: Reel, frames: Sequence[Frame], atoms: np.ndarray) -> dict[str, A
 
 
 def _description(reel: Reel) -> str:
-    counts = {symbol: int((reel.numbers == atomic_numbers[symbol]).sum()) for symbol in _symbols(reel)}
-    what = ", ".join(f"{count} {symbol}" for symbol, count in counts.items())
+    kinds, counts = np.unique(reel.numbers, return_counts=True)
+    what = ", ".join(f"{count} {chemical_symbols[kind]}" for kind, count in zip(kinds, counts, strict=True))
     return f"{len(reel.numbers)} atoms ({what}){' in their cell' if reel.periodic else ''}"
-
-
-def _symbols(reel: Reel) -> list[str]:
-    return [chemical_symbols[number] for number in sorted(set(reel.numbers.tolist()))]
 
 
 def _reading(reading: Reading | None) -> str:
@@ -155,7 +137,3 @@ def _cells(frames: Sequence[Frame]) -> list[list[float]]:
 
 def _milli(lengths: np.ndarray) -> np.ndarray:
     return np.rint(np.asarray(lengths, dtype=np.float64) * MILLI).astype(np.int64).ravel()
-
-
-def _hex(colour: np.ndarray) -> str:
-    return "#" + "".join(f"{round(255 * float(value)):02x}" for value in colour)

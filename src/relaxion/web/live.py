@@ -13,10 +13,11 @@ import socket
 import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import Any, Self
+from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
@@ -25,11 +26,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from relaxion.errors import RelaxionError, SettingsError
 from relaxion.web.film import LARGEST_BYTES as MOST_FILM_BYTES
 from relaxion.web.live_race import LARGEST_UPLOAD, Races, TooMany, read_request
-from relaxion.web.page import FOOT, Page, Part, as_json
+from relaxion.web.page import FOOT, Page, as_json
 from relaxion.web.run import WatchedRun
 from relaxion.web.training import TRAINING_SCRIPTS, heading, training_page, training_parts
 
 LIVE_SCRIPTS = (*TRAINING_SCRIPTS, "race_tab.js", "live.js")
+HEADING = "heading"
 LIVE_FOOT = ("This page is fed by relaxion watch on this machine; it changes nothing in the runs.", FOOT[1])
 
 
@@ -53,10 +55,8 @@ class Board:
         self.version = 0
         self._looking = threading.Lock()  # at the runs
         self._lock = threading.Lock()  # of what is told
-        self._texts: dict[str, str] = {}  # by id, in their order
+        self._texts: dict[str, str] = {}  # by id, in their order, the heading first
         self._changed: dict[str, int] = {}  # by id: the version with which it came as it is
-        self._heading: dict[str, str] = {}
-        self._heading_changed = 0
 
     def refresh(self, seconds: float = 2.0) -> bool:
         """Look at the runs; whether anything is new."""
@@ -64,37 +64,30 @@ class Board:
             news = [run.poll(seconds / len(self.runs)) for run in self.runs]
             if not any(news) and self.version:
                 return False
-            texts = {part["id"]: as_json(part) for part in training_parts(self.runs, MOST_FILM_BYTES)}
-            words = heading(self.runs)
+            texts = {HEADING: json.dumps(heading(self.runs), ensure_ascii=False)}
+            texts |= {part["id"]: as_json(part) for part in training_parts(self.runs, MOST_FILM_BYTES)}
         with self._lock:
-            return self._take(texts, words)
-
-    def _take(self, texts: dict[str, str], words: dict[str, str]) -> bool:
-        changed = [name for name, text in texts.items() if self._texts.get(name) != text]
-        if not changed and list(texts) == list(self._texts) and words == self._heading:
-            return False
-        self.version += 1
-        self._changed = {name: self._changed.get(name, 0) for name in texts} | dict.fromkeys(changed, self.version)
-        if words != self._heading:
-            self._heading, self._heading_changed = words, self.version
-        self._texts = texts
-        return True
+            if list(texts.items()) == list(self._texts.items()):
+                return False
+            self.version += 1
+            changed = {name: self.version for name, text in texts.items() if self._texts.get(name) != text}
+            self._changed, self._texts = {name: changed.get(name) or self._changed[name] for name in texts}, texts
+            return True
 
     def news(self, since: int) -> str:
         """What has come after that version, as JSON."""
         with self._lock:
-            newer = [text for name, text in self._texts.items() if self._changed[name] > since]
-            words = json.dumps(self._heading, ensure_ascii=False) if self._heading_changed > since else "null"
-            order = json.dumps(list(self._texts))
-            return f'{{"version":{self.version},"heading":{words},"order":{order},"parts":[{",".join(newer)}]}}'
+            newer = {name: text for name, text in self._texts.items() if self._changed[name] > since}
+            words, order = newer.pop(HEADING, "null"), json.dumps(list(self._texts)[1:])
+            parts = ",".join(newer.values())
+            return f'{{"version":{self.version},"heading":{words},"order":{order},"parts":[{parts}]}}'
 
     def page(self, more: dict[str, Any]) -> str:
         """The whole page as it is now; `more` is what else the browser has to know."""
         with self._lock:
-            parts: list[Part] = [json.loads(text) for text in self._texts.values()]
-            words, live = self._heading, {"epoch": self.epoch, "version": self.version, **more}
-        head = words["title"], words["eyebrow"], words["lead"]
-        return LivePage(*head, parts, foot=LIVE_FOOT, scripts=LIVE_SCRIPTS, more={"live": live}).html
+            words, *parts = (json.loads(text) for text in self._texts.values())
+            live = {"epoch": self.epoch, "version": self.version, **more}
+        return LivePage(**words, parts=parts, foot=LIVE_FOOT, scripts=LIVE_SCRIPTS, more={"live": live}).html
 
     def frozen(self) -> str:
         """The page as a file that needs no server."""
@@ -126,39 +119,31 @@ class OwnPageOnly:
         self.hosts = {f"{name}:{port}" for name in NAMES} | (set(NAMES) if port == 80 else set())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            if scope["type"] == "lifespan":
-                await self.app(scope, receive, send)
-            return
-        refusal = self._refusal(scope)
-        if refusal is not None:
-            await refusal(scope, receive, _with_headers(send))
-            return
-        await self.app(scope, receive, _with_headers(send))
+        if scope["type"] == "lifespan":
+            await self.app(scope, receive, send)
+        elif scope["type"] == "http":
+            await (self._refusal(scope) or self.app)(scope, receive, _with_headers(send))
 
     def _refusal(self, scope: Scope) -> Response | None:
-        given = [(name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in scope["headers"]]
-        hosts = [value.lower() for name, value in given if name == "host"]
+        given = Headers(scope=scope)
+        hosts = [value.lower() for value in given.getlist("host")]
         if len(hosts) != 1 or hosts[0] not in self.hosts:
-            return _sentence(
-                421, f"this server answers to {' and '.join(sorted(self.hosts))} only; open it by that name"
-            )
+            names = " and ".join(sorted(self.hosts))
+            return _sentence(421, f"this server answers to {names} only; open it by that name")
         if scope["method"] in ("GET", "HEAD"):
             return None
         if scope["method"] != "POST" or scope["path"] != "/race":
             return _sentence(405, "this page is read-only")
-        origins = [value.lower() for name, value in given if name == "origin"]
-        if origins != [f"http://{hosts[0]}"]:
+        if [value.lower() for value in given.getlist("origin")] != [f"http://{hosts[0]}"]:
             return _sentence(403, "a race is begun by the page itself, not by another site")
-        kinds = [value.split(";")[0].strip().lower() for name, value in given if name == "content-type"]
+        kinds = [value.split(";")[0].strip().lower() for value in given.getlist("content-type")]
         return None if kinds == ["application/json"] else _sentence(415, "a race is asked for in JSON")
 
 
 def _with_headers(send: Send) -> Send:
     async def send_with_headers(message: Message) -> None:
         if message["type"] == "http.response.start":
-            own = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
-            message = {**message, "headers": [*message.get("headers", []), *own]}
+            MutableHeaders(scope=message).update(HEADERS)
         await send(message)
 
     return send_with_headers
@@ -215,8 +200,7 @@ class Live:
             event.set()
 
     async def page(self, _request: Request) -> Response:
-        more = {"race": self.races.choices()}
-        return HTMLResponse(await asyncio.to_thread(self.board.page, more))
+        return HTMLResponse(await asyncio.to_thread(self.board.page, {"race": self.races.choices()}))
 
     async def frozen(self, _request: Request) -> Response:
         """The page as a file: no server needed any more."""
@@ -229,8 +213,7 @@ class Live:
         known = request.headers.get("last-event-id") or request.query_params.get("known", "")
         epoch, _, version = known.partition("-")
         ours = epoch == self.board.epoch and version.isdigit() and len(version) < 16
-        stream = self._stream(int(version) if ours else 0)
-        return StreamingResponse(stream, media_type="text/event-stream")
+        return StreamingResponse(self._stream(int(version) if ours else 0), media_type="text/event-stream")
 
     async def _stream(self, since: int) -> AsyncIterator[str]:
         self._listeners += 1
@@ -269,12 +252,9 @@ class Live:
             number = await self.races.begin(read_request(body, self.races.choices()))
         except ClientDisconnect:
             return Response(status_code=400)
-        except TooLarge as error:
-            return JSONResponse({"error": str(error)}, status_code=413)
-        except TooMany as error:
-            return JSONResponse({"error": str(error)}, status_code=429)
         except RelaxionError as error:
-            return JSONResponse({"error": str(error)}, status_code=400)
+            status = {TooLarge: 413, TooMany: 429}.get(type(error), 400)
+            return JSONResponse({"error": str(error)}, status_code=status)
         return JSONResponse({"number": number}, status_code=202)
 
     async def race(self, request: Request) -> Response:
@@ -294,8 +274,8 @@ async def _body(request: Request, most: int) -> bytes:
     async for piece in request.stream():
         size += len(piece)
         if size > most:
-            limit = f"{most // 1000} kB"
-            raise TooLarge(f"the file is larger than {limit}; race a smaller structure, or use 'relaxion race'")
+            words = "race a smaller structure, or use 'relaxion race'"
+            raise TooLarge(f"the file is larger than {most // 1000} kB; {words}")
         pieces.append(piece)
     return b"".join(pieces)
 
@@ -304,16 +284,10 @@ def free_socket(port: int) -> socket.socket:
     """Bound to the loopback address at this port, or at the next one that is free; 0: at any."""
     last: OSError | None = None
     for candidate in [port] if port == 0 else range(port, min(port + PORTS_TRIED, 65536)):
-        found = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            found.bind((HOST, candidate))
-            found.listen(64)
+            return socket.create_server((HOST, candidate), backlog=64)
         except OSError as error:
-            found.close()
             last = error
-            continue
-        return found
     raise SettingsError(f"no port from {port} to {port + PORTS_TRIED - 1} is free ({last}); name another --port")
 
 
@@ -326,25 +300,3 @@ def server(board: Board, bound: socket.socket) -> uvicorn.Server:
         limit_concurrency=64, timeout_keep_alive=5, timeout_graceful_shutdown=2,
     )  # fmt: skip
     return uvicorn.Server(config)
-
-
-class InThread:
-    """The server beside other work: for notebooks and tests."""
-
-    def __init__(self, board: Board, port: int = 0) -> None:
-        self._socket = free_socket(port)
-        self._server = server(board, self._socket)
-        self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._socket]}, daemon=True)
-
-    @property
-    def port(self) -> int:
-        return self._socket.getsockname()[1]
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self._server.should_exit = True
-        self._thread.join(timeout=15)
-        self._socket.close()

@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -48,20 +48,15 @@ def read_request(body: bytes, choices: Mapping[str, Any]) -> RaceRequest:
     """Refuse, with a sentence, whatever the page's own form would not send."""
     try:
         plain = json.loads(body)
-        request = RaceRequest(
-            name=shown_name(str(plain["name"])),
-            text=str(plain["text"]),
-            calculator=str(plain["calculator"]),
-            policy=str(plain["policy"]),
-            free_cell=plain["free_cell"] is True,
-            fmax=float(plain["fmax"]),
-        )
+        words = {name: str(plain[name]) for name in ("name", "text", "calculator", "policy")}
+        request = RaceRequest(**words, free_cell=plain["free_cell"] is True, fmax=float(plain["fmax"]))
+        request = replace(request, name=shown_name(request.name))
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise SettingsError(f"a race needs name, text, calculator, policy, free_cell and fmax ({error!r})") from error
-    if request.calculator not in [one["name"] for one in choices["calculators"]]:
-        raise SettingsError("that calculator is not one of those offered; choose one from the list")
-    if request.policy not in choices["policies"]:
-        raise SettingsError("that policy is not one of those offered; choose one from the list")
+    offered = {"calculator": [one["name"] for one in choices["calculators"]], "policy": choices["policies"]}
+    for what, names in offered.items():
+        if words[what] not in names:
+            raise SettingsError(f"that {what} is not one of those offered; choose one from the list")
     if not (math.isfinite(request.fmax) and 0.001 <= request.fmax <= 1.0):
         raise SettingsError(f"fmax is a force from 0.001 to 1 eV/Å, got {request.fmax:g}; try 0.05")
     if not request.text.strip():
@@ -147,9 +142,8 @@ class Races:
             try:
                 race.outcome = await asyncio.wait_for(_followed(process, race, request), self.seconds)
             except TimeoutError:
-                limit = f"the race took longer than {self.seconds:.0f} s and was ended"
                 advice = "race a smaller structure or a quicker calculator, or use 'relaxion race'"
-                race.outcome = {"error": f"{limit}; {advice}"}
+                race.outcome = {"error": f"the race took longer than {self.seconds:.0f} s and was ended; {advice}"}
             finally:
                 race.outcome = race.outcome or {"error": "the race was ended"}
                 await _ended(process)

@@ -11,6 +11,7 @@ import base64
 import hashlib
 import html
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from relaxion.errors import FileError
+from relaxion.files import replace_file
 from relaxion.version import __version__
 
 LARGEST_BYTES = 1_000_000  # of the whole file
@@ -68,24 +70,15 @@ class Page:
     lead: str  # the sentence below it
     parts: Sequence[Part]
     last_call: int | None = None  # of the clock that films and plots follow; None: nothing moves
-    foot: Sequence[str] = field(default=FOOT)
-    scripts: Sequence[str] = field(default=SCRIPTS)  # in the order they run
+    foot: Sequence[str] = FOOT
+    scripts: Sequence[str] = SCRIPTS  # in the order they run
     more: Mapping[str, Any] = field(default_factory=dict)  # what scripts of other pages want to know
 
     @property
     def data(self) -> dict[str, Any]:
         """What the browser gets."""
-        return {
-            "format": FORMAT,
-            "version": FORMAT_VERSION,
-            "title": self.title,
-            "eyebrow": self.eyebrow,
-            "lead": self.lead,
-            "last_call": self.last_call,
-            "parts": list(self.parts),
-            "foot": list(self.foot),
-            **self.more,
-        }
+        own = {name: getattr(self, name) for name in ("title", "eyebrow", "lead", "last_call", "parts", "foot")}
+        return {"format": FORMAT, "version": FORMAT_VERSION, **own, **self.more}
 
     @property
     def needs_library(self) -> bool:
@@ -93,16 +86,15 @@ class Page:
 
     def security_policy(self, scripts: Sequence[str]) -> str:
         """No request to anywhere; these scripts and no others."""
-        hashes = " ".join(f"'sha256-{_hash(script)}'" for script in scripts)
+        digests = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
+        hashes = " ".join(f"'sha256-{digest}'" for digest in digests)
         return f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:"
 
     @property
     def html(self) -> str:
         """The whole file."""
-        library = (
-            [f"/*\n{_source(LICENCES).replace('*/', '* /')}\n*/\n{_source(LIBRARY)}"] if self.needs_library else []
-        )
-        scripts = [*library, *(_source(name) for name in self.scripts)]
+        library = f"/*\n{_source(LICENCES).replace('*/', '* /')}\n*/\n{_source(LIBRARY)}"
+        scripts = [*([library] if self.needs_library else []), *(_source(name) for name in self.scripts)]
         blanks = {
             "policy": self.security_policy(scripts),
             "generator": f"relaxion {__version__}",
@@ -111,21 +103,17 @@ class Page:
             "data": as_data_block(self.data),
             "scripts": "\n".join(f"<script>{script}</script>" for script in scripts),
         }
-        before, *pieces = _source("page.html").split("{{")
-        filled = [blanks[name] + rest for name, rest in (piece.split("}}", 1) for piece in pieces)]
-        return (before + "".join(filled)).encode("utf-8", "replace").decode()  # half characters out of damaged files
+        filled = re.sub(r"\{\{(\w+)}}", lambda blank: blanks[blank[1]], _source("page.html"))
+        return filled.encode("utf-8", "replace").decode()  # half characters out of damaged files
 
     def save(self, path: str | Path, *, force: bool = True) -> Path:
         """Write the file, whole or not at all."""
         path = Path(path)
         if path.exists() and not force:
             raise FileError(f"{path} exists; try --force to replace it, or another name")
-        unfinished = path.with_name(f".{path.name}.part")
         try:
-            unfinished.write_text(self.html, encoding="utf-8")
-            unfinished.replace(path)
+            replace_file(path, self.html.encode())
         except OSError as error:
-            unfinished.unlink(missing_ok=True)
             raise FileError(f"{path} cannot be written ({error.strerror or error}); name another file") from error
         return path
 
@@ -150,10 +138,6 @@ def as_json(data: Any) -> str:
 def as_data_block(data: Any) -> str:
     """JSON that can stand inside a script element: no `<` is left in it."""
     return as_json(data).replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
-
-
-def _hash(script: str) -> str:
-    return base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode("ascii")
 
 
 @cache

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from relaxion.bench.runs import Reading, Run
 from relaxion.bench.statistics import SAME_MINIMUM_EV_PER_ATOM
 from relaxion.optimize.choice import CORE
 from relaxion.optimize.film import Frame
-from relaxion.web.film import METHODS, Reel, film_parts
+from relaxion.web.film import HOW, METHODS, Reel, film_parts
 from relaxion.web.page import Page, Part, columns, facts, notes, tile
 from relaxion.web.words import (
     CITATION,
@@ -46,8 +46,8 @@ class Relaxation:
     policy: str
     free_cell: bool
     command: str | None = None
-    others: Sequence[Compared] = field(default_factory=tuple)
-    hints: Sequence[str] = field(default_factory=tuple)
+    others: Sequence[Compared] = ()
+    hints: Sequence[str] = ()
 
     @property
     def formula(self) -> str:
@@ -93,8 +93,7 @@ def reel(name: str, start: Atoms, run: Run, *, winner: bool = False) -> Reel:
 def film_part(films: list[dict[str, Any]], title: str) -> Part:
     """Beside two plots on a wide screen; several films take the whole width."""
     shape = {"span": 7, "rows_tall": 2} if len(films) == 1 else {"span": 12}
-    how = "Each frame is one force call. Drag to turn, Ctrl and wheel to zoom."
-    return {"kind": "film", "title": title, "films": films, "notes": [how], **shape}
+    return {"kind": "film", "title": title, "films": films, "notes": [HOW], **shape}
 
 
 def policy_in_words(asked: str | Path | None, used: str | None) -> str:

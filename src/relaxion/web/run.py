@@ -79,6 +79,9 @@ class WatchedRun:
     def seed(self) -> Any:
         return self.settings.get("seed", "?")
 
+    def newest(self, scalar: str) -> float | None:
+        return self.history.newest(scalar)
+
     @property
     def on_structures(self) -> bool:
         return bool(self.history.names(FORCE_CALLS)) or self.settings.get("task") in ("relax", "metals", "universal")
@@ -129,8 +132,7 @@ class WatchedRun:
         event = _as_dict(text)
         if event is None or not isinstance(event.get("step"), int) or not isinstance(event.get("sentence"), str):
             return
-        self.alarms = [old for old in self.alarms if old["step"] <= event["step"]]
-        self.alarms = [*self.alarms, event][-MOST_ALARMS:]
+        self.alarms = [*(old for old in self.alarms if old["step"] <= event["step"]), event][-MOST_ALARMS:]
 
     def _alarm_step(self) -> int:
         return self.alarms[-1]["step"] if self.alarms else -1
@@ -184,18 +186,17 @@ class WatchedRun:
             now = (stat.st_mtime_ns, stat.st_size)
         except OSError:
             now = None
-        before = self._seen.get(file)
-        self._seen[file] = now
+        before, self._seen[file] = self._seen.get(file), now
         return now != before
 
     def _read_settings(self) -> None:
+        file = self.files.settings
         try:
-            self.settings = toml_of(self.files.settings)
-            self.settings_text = text_of(self.files.settings)
-            self.problems.pop(self.files.settings.name, None)
+            self.settings, self.settings_text = toml_of(file), text_of(file)
+            self.problems.pop(file.name, None)
         except (OSError, ValueError) as error:
-            if self.files.settings.exists():
-                self.problems[self.files.settings.name] = f"{self.files.settings.name} cannot be read ({error})"
+            if file.exists():
+                self.problems[file.name] = f"{file.name} cannot be read ({error})"
 
     def _json(self, file: Path) -> dict[str, Any] | None:
         """None where it is missing or damaged; the problem is kept."""
@@ -254,8 +255,7 @@ def watched(folders: Sequence[Path]) -> list[WatchedRun]:
     for folder in folders:
         check_run(folder)
     names = [folder.absolute().name for folder in folders]
-    labels = [str(f) if names.count(name) > 1 else name for f, name in zip(folders, names, strict=True)]
-    return [WatchedRun(folder, label) for folder, label in zip(folders, labels, strict=True)]
+    return [WatchedRun(f, str(f) if names.count(name) > 1 else name) for f, name in zip(folders, names, strict=True)]
 
 
 def _as_dict(text: bytes) -> dict[str, Any] | None:

@@ -12,9 +12,7 @@ from typing import Any
 
 from relaxion.errors import RunError
 from relaxion.training.curves import ASSESSED_RETURN, EXPLORED_RETURN, FORCE_CALLS, REFERENCES, SUCCESS
-from relaxion.training.diagnostics import DIAGNOSTICS, RULES, Diagnostic, Rule
-from relaxion.training.diagnostics.alarms import column
-from relaxion.training.diagnostics.numbers import PREFIX
+from relaxion.training.diagnostics import DIAGNOSTICS, PREFIX, RULES, Diagnostic, Rule
 from relaxion.web.film import LARGEST_BYTES as MOST_FILM_BYTES
 from relaxion.web.page import LARGEST_BYTES, SCRIPTS, Page, Part, columns, facts, notes, own_bytes, tile
 from relaxion.web.relaxation import citation
@@ -25,6 +23,7 @@ from relaxion.web.words import count, duration, rounded, short, versions
 TRAINING_SCRIPTS = (*SCRIPTS[:-1], "training.js", SCRIPTS[-1])
 MOST_RUNS = 12  # on one page: more curves than that nobody tells apart
 LEAST_FILM_BYTES = 40_000
+SEEDS = "assessments start from seeds of their own, the same for all runs"
 X_LABEL = "environment steps"  # the true total, those before a resume included
 
 SPARK_POINTS = 50
@@ -49,27 +48,24 @@ def training_page(runs: Sequence[WatchedRun]) -> Page:
     rest = len(json.dumps(training_parts(runs, film_bytes=0), ensure_ascii=False).encode())
     room = min(MOST_FILM_BYTES, LARGEST_BYTES - own_bytes(TRAINING_SCRIPTS) - rest - 8_000)
     parts = training_parts(runs, film_bytes=max(LEAST_FILM_BYTES, room))
-    words = heading(runs)
-    return Page(words["title"], words["eyebrow"], words["lead"], parts, scripts=TRAINING_SCRIPTS)
+    return Page(**heading(runs), parts=parts, scripts=TRAINING_SCRIPTS)
 
 
-def heading(runs: Sequence[WatchedRun]) -> dict[str, str]:
+def heading(runs: Sequence[WatchedRun]) -> dict[str, Any]:
     """Title, the line above and the sentence below."""
-    eyebrow = "Relaxion training · " + ", ".join(run.label for run in runs)
-    if len(runs) == 1:
-        return {"title": _title(runs[0]), "eyebrow": eyebrow, "lead": _lead(runs[0])}
-    lead = "; ".join(f"{run.label}: {status(run)}" for run in runs)
-    return {"title": f"{len(runs)} training runs", "eyebrow": eyebrow, "lead": lead}
+    several = len(runs) > 1
+    title = f"{len(runs)} training runs" if several else _title(runs[0])
+    lead = "; ".join(f"{run.label}: {status(run)}" for run in runs) if several else _lead(runs[0])
+    return {"title": title, "eyebrow": f"Relaxion training · {', '.join(run.label for run in runs)}", "lead": lead}
 
 
 def _title(run: WatchedRun) -> str:
     who = f"{run.agent.upper()}, seed {run.seed}"
-    calls, returns = run.history.newest(FORCE_CALLS), _newest_return(run)
-    if calls is not None:
-        bfgs = run.history.newest(REFERENCES["BFGS"])
-        beside = "" if bfgs is None else f", BFGS needs {short(bfgs)}"
-        return f"{who}: {short(calls)} force calls per relaxation{beside}"
-    return f"{who}: {'no assessment yet' if returns is None else f'mean return {short(returns)}'}"
+    calls, bfgs, returns = run.newest(FORCE_CALLS), run.newest(REFERENCES["BFGS"]), _newest_return(run)
+    if calls is None:
+        return f"{who}: {'no assessment yet' if returns is None else f'mean return {short(returns)}'}"
+    beside = "" if bfgs is None else f", BFGS needs {short(bfgs)}"
+    return f"{who}: {short(calls)} force calls per relaxation{beside}"
 
 
 def _lead(run: WatchedRun) -> str:
@@ -84,10 +80,14 @@ def _lead(run: WatchedRun) -> str:
 def status(run: WatchedRun) -> str:
     """`running, step 12 000 of 20 000`."""
     steps = run.settings.get("steps")
-    at = f"step {count(max(run.history.step, 0))}" + (f" of {count(steps)}" if isinstance(steps, int) else "")
+    at = f"step {_step(run)}" + (f" of {count(steps)}" if isinstance(steps, int) else "")
     if run.status == STOPPED:
         return f"stopped at {at}; the same command with --resume goes on"
     return f"{run.status} at {at}" if run.status in (FINISHED, RUNNING) else run.status
+
+
+def _step(run: WatchedRun) -> str:
+    return count(max(run.history.step, 0))
 
 
 def training_parts(runs: Sequence[WatchedRun], film_bytes: int) -> list[Part]:
@@ -96,8 +96,8 @@ def training_parts(runs: Sequence[WatchedRun], film_bytes: int) -> list[Part]:
     parts: list[Part] = [_runs_table(runs) if several else _tiles(runs[0]), *_curves(runs), _alarm_list(runs)]
     if several:
         choices = [f"{run.label} ({run.agent.upper()}, seed {run.seed})" for run in runs]
-        chooser = {"kind": "chooser", "title": "One run closely", "label": "Show", "choices": choices}
-        parts.append({"id": "chooser", **chooser})
+        chooser = {"id": "chooser", "kind": "chooser", "title": "One run closely", "label": "Show"}
+        parts.append({**chooser, "choices": choices})
     for place, run in enumerate(runs):
         own = _parts_of(run, film_bytes // len(runs))
         parts += [{**part, "id": f"{part['id']}-{place}", **({"run": place} if several else {})} for part in own]
@@ -118,10 +118,10 @@ def _tiles(run: WatchedRun) -> Part:
     tiles = _structure_tiles(run) if run.on_structures else [_return_tile(run)]
     steps, standing = run.settings.get("steps"), run.standing()
     of = f"of {count(steps)}, {run.status}" if isinstance(steps, int) else run.status
-    tiles.append(tile("Environment steps", count(max(run.history.step, 0)), note=of))
-    spent = run.history.newest("time/force_calls")
+    tiles.append(tile("Environment steps", _step(run), note=of))
+    spent = run.newest("time/force_calls")
     tiles += [tile("Spent on training", count(spent), "force calls")] if spent else []
-    seconds = (run.result or {}).get("wall_time_seconds", run.history.newest("time/time_elapsed"))
+    seconds = (run.result or {}).get("wall_time_seconds", run.newest("time/time_elapsed"))
     tiles += [tile("Time", duration(seconds), note="resumes included")] if seconds else []
     if run.history.names("diagnosis/"):
         names = ", ".join(standing).replace("_", " ")
@@ -133,8 +133,8 @@ def _structure_tiles(run: WatchedRun) -> list[dict[str, str]]:
     steps, calls = run.history.points(FORCE_CALLS)
     if not calls:
         return [tile("Force calls per relaxation", "–", note="not assessed yet")]
-    classical = {name: run.history.newest(scalar) for name, scalar in REFERENCES.items()}
-    bfgs, success = classical["BFGS"], run.history.newest(SUCCESS)
+    classical = {name: run.newest(scalar) for name, scalar in REFERENCES.items()}
+    bfgs, success = classical["BFGS"], run.newest(SUCCESS)
     note = (f"{short(calls[0])} " if len(calls) > 1 else "") + f"at step {count(steps[0])}"
     tiles = [tile("Force calls per relaxation", short(calls[-1]), note=note)]
     if bfgs:
@@ -150,14 +150,13 @@ def _structure_tiles(run: WatchedRun) -> list[dict[str, str]]:
 def _return_tile(run: WatchedRun) -> dict[str, str]:
     returns, found = _newest_return(run), (run.assessment or {}).get("returns") or []
     known = [value for value in found if isinstance(value, int | float)]
-    worst = min(known) if known else run.history.newest("eval/worst_reward")
-    note = "" if worst is None else f"worst {short(worst)}"
-    return tile("Mean return", "–" if returns is None else short(returns), note=note)
+    worst = min(known) if known else run.newest("eval/worst_reward")
+    return tile("Mean return", short(returns), note="" if worst is None else f"worst {short(worst)}")
 
 
 def _newest_return(run: WatchedRun) -> float | None:
-    assessed = run.history.newest(ASSESSED_RETURN)
-    return run.history.newest(EXPLORED_RETURN) if assessed is None else assessed
+    assessed = run.newest(ASSESSED_RETURN)
+    return run.newest(EXPLORED_RETURN) if assessed is None else assessed
 
 
 def _runs_table(runs: Sequence[WatchedRun]) -> Part:
@@ -168,21 +167,14 @@ def _runs_table(runs: Sequence[WatchedRun]) -> Part:
 
 
 def _cells(run: WatchedRun) -> list[str]:
-    calls, success, returns = (run.history.newest(scalar) for scalar in (FORCE_CALLS, SUCCESS, ASSESSED_RETURN))
-    first = [run.label, run.agent.upper(), str(run.seed), run.status, count(max(run.history.step, 0))]
-    shown = ["–" if value is None else short(value) for value in (calls, returns)]
-    return [
-        *first,
-        shown[0],
-        "–" if success is None else f"{short(100 * success)} %",
-        shown[1],
-        str(len(run.standing())),
-    ]
+    calls, success, returns = (run.newest(scalar) for scalar in (FORCE_CALLS, SUCCESS, ASSESSED_RETURN))
+    converged = "–" if success is None else f"{short(100 * success)} %"
+    first = [run.label, run.agent.upper(), str(run.seed), run.status, _step(run)]
+    return [*first, short(calls), converged, short(returns), str(len(run.standing()))]
 
 
 def _curves(runs: Sequence[WatchedRun]) -> list[Part]:
-    structures = [run for run in runs if run.on_structures]
-    others = [run for run in runs if not run.on_structures]
+    structures, others = ([run for run in runs if run.on_structures is kind] for kind in (True, False))
     parts = [_force_call_curve(structures, runs), _success_curve(structures, runs)] if structures else []
     return parts + ([_return_curve(others, runs)] if others else [])
 
@@ -190,15 +182,13 @@ def _curves(runs: Sequence[WatchedRun]) -> list[Part]:
 def _force_call_curve(shown: Sequence[WatchedRun], runs: Sequence[WatchedRun]) -> Part:
     series, limits = [_series(run, FORCE_CALLS, runs) for run in shown], []
     for place, (name, scalar) in enumerate(REFERENCES.items()):
-        known = [value for run in shown if (value := run.history.newest(scalar)) is not None]
+        known = [value for run in shown if (value := run.newest(scalar)) is not None]
         limits += [{"value": value, "label": f"{name} {short(value)}", "style": place + 1} for value in known[:1]]
     values = [value for one in series for value in one["y"]] + [limit["value"] for limit in limits]
     wide = bool(values) and max(values) > 8 * max(min(values), 1)  # else the end of the curve would be pressed flat
-    more = {} if wide or not values else {"y_range": [0, 1.08 * max(values)]}
-    what = "mean force calls of assessments"
-    return _curve(
-        "curve", "Force calls per relaxation", 7, "mean force calls", series, what, limits=limits, log=wide, **more
-    )
+    more = {"limits": limits, "log": wide} | ({} if wide or not values else {"y_range": [0, 1.08 * max(values)]})
+    words = "mean force calls", series, "mean force calls of assessments"
+    return _curve("curve", "Force calls per relaxation", 7, *words, **more)
 
 
 def _success_curve(shown: Sequence[WatchedRun], runs: Sequence[WatchedRun]) -> Part:
@@ -208,7 +198,7 @@ def _success_curve(shown: Sequence[WatchedRun], runs: Sequence[WatchedRun]) -> P
 
 
 def _return_curve(shown: Sequence[WatchedRun], runs: Sequence[WatchedRun]) -> Part:
-    assessed = all(run.history.newest(ASSESSED_RETURN) is not None for run in shown)
+    assessed = all(run.newest(ASSESSED_RETURN) is not None for run in shown)
     scalar, y_label = (ASSESSED_RETURN, "mean return") if assessed else (EXPLORED_RETURN, "mean return, exploring")
     series = [_series(run, scalar, runs) for run in shown]
     if len(shown) == 1 and assessed:
@@ -252,10 +242,7 @@ def _facts(run: WatchedRun) -> Part:
         ("Structures", settings.get("structures")),
         ("Held apart", settings.get("held_apart")),
         ("Potential", settings.get("potential", result.get("potential"))),
-        (
-            "Seed",
-            f"{run.seed} for all random numbers; assessments start from seeds of their own, the same for all runs",
-        ),
+        ("Seed", f"{run.seed} for all random numbers; {SEEDS}"),
         ("Assessed at", f"step {count(record['step'])}" if isinstance(record.get("step"), int) else None),
         ("Weights", f"SHA-256 {result['weights_sha256']}" if "weights_sha256" in result else None),
         ("Versions", f"{versions()} (of this page)"),
@@ -276,15 +263,11 @@ def _problems(run: WatchedRun) -> list[str]:
     return found
 
 
-# ---- the diagnosis as gauges: each number with its healthy range, its way there and, where one stands, its alarm
-
-
 def _diagnosis_gauges(run: WatchedRun) -> list[Part]:
-    """None where this kind of run has no diagnosis."""
-    known = [one for one in DIAGNOSTICS if run.history.newest(PREFIX + one.name) is not None]
-    if not known:
+    """Each number with its healthy range, its way there and its alarm; none where a kind of run has no diagnosis."""
+    gauges = [_gauge(run, one) for one in DIAGNOSTICS if run.newest(PREFIX + one.name) is not None]
+    if not gauges:
         return []
-    gauges = [_gauge(run, one) for one in known]
     note = "Newest value of each, with its way there. What every number means and what to do: docs/diagnostics.md."
     return [{"id": "diagnosis", "kind": "gauges", "title": "Diagnosis", "gauges": gauges, "note": note}]
 
@@ -306,10 +289,8 @@ def _gauge(run: WatchedRun, diagnostic: Diagnostic) -> dict[str, Any]:
 
 def _alarm(run: WatchedRun, rule: Rule) -> str | None:
     """What is said while it stands: the sentence it began with, or its headline where that was not kept."""
-    said = run.standing().get(rule.name)
-    if said is not None:
-        return said
-    return f"{rule.headline}: {rule.remedy}" if run.history.newest(column(rule)) == 1.0 else None
+    without = f"{rule.headline}: {rule.remedy}" if run.newest(rule.column) == 1.0 else None
+    return run.standing().get(rule.name, without)
 
 
 def _agent_gauges(run: WatchedRun) -> list[Part]:
@@ -323,9 +304,8 @@ def _agent_gauges(run: WatchedRun) -> list[Part]:
 
 
 def _number(run: WatchedRun, name: str, label: str) -> dict[str, Any]:
-    value = run.history.newest(name)
     spark = rounded(run.history.points(name, SPARK_POINTS)[1], 4)
-    return {"name": name, "label": label, "value": "–" if value is None else short(value), "spark": spark}
+    return {"name": name, "label": label, "value": short(run.newest(name)), "spark": spark}
 
 
 def _label(name: str) -> str:
@@ -348,5 +328,5 @@ def _event(event: dict[str, Any], label: str) -> dict[str, Any]:
     advice, begins = "advice" in event, event.get("event") == "begins"
     badge = "ended" if not begins else "advice" if advice else "alarm"
     tone = "good" if not begins else "warn" if advice else "bad"
-    where = f"{label}, " if label else ""
-    return {"when": f"{where}step {count(event['step'])}", "badge": badge, "tone": tone, "sentence": event["sentence"]}
+    when = f"{label}, step {count(event['step'])}" if label else f"step {count(event['step'])}"
+    return {"when": when, "badge": badge, "tone": tone, "sentence": event["sentence"]}

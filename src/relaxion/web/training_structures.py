@@ -13,7 +13,7 @@ from relaxion.bench.films import MILLI
 from relaxion.bench.runs import Reading
 from relaxion.bench.statistics import SAME_MINIMUM_EV_PER_ATOM, performance_profile
 from relaxion.optimize.film import Frame
-from relaxion.web.film import Reel, film_parts
+from relaxion.web.film import HOW, Reel, film_parts
 from relaxion.web.page import Part, columns
 from relaxion.web.run import WatchedRun
 from relaxion.web.words import count, outcome_words, rounded, short, signed
@@ -22,7 +22,6 @@ POLICY, CORE_NAME = "Policy", "classical core"
 RATIOS = (1, 1.5, 2, 3, 4, 6, 8, 12, 16)
 CALL_MARKS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
 MOST_DOTS = 400  # of a scatter: so many structures, evenly chosen
-
 OLDER = "a run of an older version, or one not assessed yet"
 
 
@@ -68,16 +67,14 @@ def structure_parts(run: WatchedRun, film_bytes: int) -> tuple[list[Part], list[
 
 def _assessed(record: Mapping[str, Any], baselines: Mapping[str, Mapping[str, Any]]) -> Assessed:
     found, cap = record["structures"], int(record["cap"])
-    n_atoms = [int(n) for n in found["n_atoms"]]
-    outcomes = [str(outcome) for outcome in found["outcome"]]
-    calls, energies = found["force_calls"], found["energy_ev"]
-    ours = [o == "converged" for o in outcomes]
-    scores = {POLICY: _scores(calls, ours, energies, n_atoms, cap)}
+    n_atoms, outcomes = [int(n) for n in found["n_atoms"]], [str(outcome) for outcome in found["outcome"]]
+    converged = [outcome == "converged" for outcome in outcomes]
+    scores = {POLICY: _scores(found["force_calls"], converged, found["energy_ev"], n_atoms, cap)}
     for name, row in baselines.items():
         calls, energies = row.get("force_calls"), row.get("energy_ev")
         if isinstance(calls, list) and isinstance(energies, list) and len(calls) == len(energies) == len(n_atoms):
-            shown = CORE_NAME if name == "core" else name
-            scores[shown] = _scores(calls, [energy is not None for energy in energies], energies, n_atoms, cap)
+            converged = [energy is not None for energy in energies]
+            scores[CORE_NAME if name == "core" else name] = _scores(calls, converged, energies, n_atoms, cap)
     labels = [" ".join(filter(None, words)) for words in zip(found["formula"], found["label"], strict=True)]
     return Assessed(labels, n_atoms, outcomes, scores, record["worst"])
 
@@ -85,10 +82,9 @@ def _assessed(record: Mapping[str, Any], baselines: Mapping[str, Mapping[str, An
 def _scores(
     calls: Sequence[int], converged: Sequence[bool], energies: Sequence[float | None], n_atoms: Sequence[int], cap: int
 ) -> list[Score]:
-    columns = zip(calls, converged, energies, n_atoms, strict=True)
     return [
         Score(done, int(spent), int(spent) if done else cap, energy if done else None, n, 0.0, 0.0, 0.0)
-        for spent, done, energy, n in columns
+        for spent, done, energy, n in zip(calls, converged, energies, n_atoms, strict=True)
     ]
 
 
@@ -174,11 +170,8 @@ def _gallery(assessed: Assessed, film_bytes: int) -> Part:
     films, notes = film_parts(reels, film_bytes)
     for film, worst in zip(films, assessed.worst, strict=True):
         film["summary"] = _beside(assessed, int(worst["place"]))
-    how = "Each frame is one force call. Drag to turn, Ctrl and wheel to zoom."
-    return {
-        "id": "worst", "kind": "gallery", "title": f"The {len(films)} structures that took longest", "films": films,
-        "notes": [how, *notes],
-    }  # fmt: skip
+    title = f"The {len(films)} structures that took longest"
+    return {"id": "worst", "kind": "gallery", "title": title, "films": films, "notes": [HOW, *notes]}
 
 
 def _reel(number: int, film: Mapping[str, Any], assessed: Assessed) -> Reel:
@@ -195,9 +188,8 @@ def _reel(number: int, film: Mapping[str, Any], assessed: Assessed) -> Reel:
         Reading(int(call), energy, fmax)
         for call, energy, fmax in zip(film["call"], film["energy_ev"], film["fmax_ev_per_angstrom"], strict=True)
     ]
-    outcome, last = assessed.outcomes[place], film["fmax_ev_per_angstrom"][-1]
-    end = outcome_words(outcome, last)
-    name = f"{number + 1}. {assessed.labels[place]}"
+    outcome, name = assessed.outcomes[place], f"{number + 1}. {assessed.labels[place]}"
+    end = outcome_words(outcome, film["fmax_ev_per_angstrom"][-1])
     return Reel(name, numbers, bool(film["periodic"]), frames, readings, end, outcome == "converged")
 
 
@@ -230,6 +222,4 @@ def _calls(score: Score) -> str:
 
 
 def _chosen(number: int) -> list[int]:
-    if number <= MOST_DOTS:
-        return list(range(number))
-    return sorted({round(place) for place in np.linspace(0, number - 1, MOST_DOTS)})
+    return sorted({round(place) for place in np.linspace(0, number - 1, min(number, MOST_DOTS))})

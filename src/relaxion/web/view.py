@@ -24,6 +24,9 @@ from relaxion.web.relaxation import Relaxation, policy_in_words, relaxation_page
 from relaxion.web.run import looks_like_run
 from relaxion.web.training import training_report
 
+AGAIN = "relax the structure again, with --report"
+NOT_ON_DISK = "what was proposed, and the curves of others, are not on disk."
+
 
 def report(thing: Relaxer | str | Path) -> Page:
     """Of a relaxer, a result folder of `relaxion relax`, a trajectory or a training run; `.save(path)`, `.view()`."""
@@ -53,10 +56,8 @@ def page_of(optimizer: Relaxer) -> Page:
     start.positions[:] = first.positions
     policy = policy_in_words(optimizer.policy, optimizer.policy_used)
     free_cell = isinstance(optimizer.atoms, UnitCellFilter | StrainFilter)
-    run = _run_of(optimizer, atoms.copy())
-    return relaxation_page(
-        Relaxation(type(optimizer).__name__, start, run, optimizer.fmax, name, policy, free_cell)
-    )  # fmt: skip
+    run, label = _run_of(optimizer, atoms.copy()), type(optimizer).__name__
+    return relaxation_page(Relaxation(label, start, run, optimizer.fmax, name, policy, free_cell))
 
 
 def _run_of(optimizer: Relaxer, final: Atoms) -> Run:
@@ -79,18 +80,17 @@ def _from_folder(folder: Path) -> Relaxation:
         raise FileError(_what_it_is_not(folder))
     trajectories = [name for name in listed_files(manifest) if name.endswith(".traj")]
     if not trajectories or not (folder / trajectories[0]).is_file():
-        raise FileError(f"{folder}: its trajectory is missing; relax the structure again, with --report")
+        raise FileError(f"{folder}: its trajectory is missing; {AGAIN}")
     images = read(folder / trajectories[0])
     try:
         return _told(folder, manifest, images)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        again = "relax the structure again, with --report"
-        raise FileError(f"{folder / MANIFEST} is damaged ({error!r}); {again}") from error
+        raise FileError(f"{folder / MANIFEST} is damaged ({error!r}); {AGAIN}") from error
 
 
 def _what_it_is_not(folder: Path) -> str:
     if (folder / MANIFEST).exists():
-        return f"{folder / MANIFEST} cannot be read; relax the structure again, with --report"
+        return f"{folder / MANIFEST} cannot be read; {AGAIN}"
     for file, what in (("settings.toml", "training runs"), (MANIFEST, "results")):
         inner = sorted(found.parent for found in folder.glob(f"*/{file}"))
         if inner:
@@ -118,9 +118,7 @@ def _told(folder: Path, manifest: dict[str, Any], images: Sequence[Atoms]) -> Re
         free_cell=bool(request.get("free_cell", False)),
         command=str(request["command"]) if "command" in request else None,
         others=[_other(name, plain, run, len(images[0])) for name, plain in result.get("compare", {}).items()],
-        hints=[
-            f"Made from {folder} by 'relaxion report': what was proposed, and the curves of others, are not on disk."
-        ],
+        hints=[f"Made from {folder} by 'relaxion report': {NOT_ON_DISK}"],
     )
 
 

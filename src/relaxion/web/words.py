@@ -38,8 +38,10 @@ def outcome_words(outcome: str, fmax: float | None = None) -> str:
     return OUTCOMES.get(outcome, outcome) + ("" if fmax is None else f", fmax {fmax:.2g} eV/Å")
 
 
-def short(value: float) -> str:
+def short(value: float | None) -> str:
     """Three digits that count, and a minus as wide as a plus."""
+    if value is None:
+        return "–"
     size = abs(value)
     if size and (size >= 1e6 or size < 1e-3):
         text = f"{value:.2e}".replace("e-0", "e-").replace("e+0", "e").replace("e+", "e")

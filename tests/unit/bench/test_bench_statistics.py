@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from relaxion.bench.contest import Score
-from relaxion.bench.results import Circumstances, ContestResult
 from relaxion.bench.statistics import (
+    Circumstances,
     Comparison,
+    ContestResult,
     Interval,
     Summary,
     best_classical,
@@ -115,7 +116,7 @@ def test_the_best_classical_is_neither_ours_nor_the_core():
 
 
 def test_the_picture_is_a_png(tmp_path):
-    from relaxion.bench.results import draw_profile
+    from relaxion.bench.statistics import draw_profile
 
     draw_profile(result({"relaxion": [score(1)], "core": [score(2)], "BFGS": [score(None)]}), tmp_path / "p.png")
     assert (tmp_path / "p.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"

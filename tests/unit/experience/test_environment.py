@@ -18,7 +18,7 @@ from relaxion.experience.environment import Environment, EnvironmentSettings
 from relaxion.experience.transition import Source
 from relaxion.generators.alloys import fcc_alloys
 from relaxion.generators.perturbations import perturbation
-from relaxion.generators.starts import MixedStarts, PackedStarts, PerturbedStarts
+from relaxion.generators.starts import PerturbedStarts
 from relaxion.potentials.ase import AsePotential
 from relaxion.potentials.potential import Potential
 from relaxion.potentials.reward import Reward, RewardSettings, largest_force
@@ -354,18 +354,6 @@ def test_reward_is_a_choice(springs, make_generator) -> None:
     environment = Environment(springs, Fixed([single(1.0)]), EnvironmentSettings(n_structures=1), reward)
     state = environment.reset(make_generator(0))
     assert environment.step(state, pull(state, [-0.1, 0, 0])).reward.tolist() == [-1.0]
-
-
-def test_mixed_starts_hold_their_shares(make_generator) -> None:
-    light = Fixed([Atoms("H", cell=[4, 4, 4], pbc=True)])
-    heavy = PackedStarts(["Au2"], volume_per_atom_angstrom3=17.0, minimum_distance_angstrom=2.0)
-    drawn = MixedStarts([light, heavy], [3.0, 1.0]).sample(make_generator(0), 400)
-    is_heavy = drawn.counts == 2
-    kinds = torch.multinomial(
-        torch.tensor([3.0, 1.0], dtype=torch.float64), 400, replacement=True, generator=make_generator(0)
-    )
-    assert torch.equal(is_heavy, kinds == 1)  # every one where the draw put it
-    assert int(is_heavy.sum()) == pytest.approx(100, abs=25)
 
 
 def test_alloys_are_close_to_their_equilibrium_volume(generator: torch.Generator) -> None:

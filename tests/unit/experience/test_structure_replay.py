@@ -9,7 +9,8 @@ from relaxion.experience.replay import draw_without_replacement
 from relaxion.experience.structure_replay import NOBODY, StructureReplay, capacity_advice
 from relaxion.generators import perturbations as perturb
 from relaxion.generators.alloys import fcc_alloys
-from relaxion.generators.starts import PackedStarts, PerturbedStarts
+from relaxion.generators.packings import pack
+from relaxion.generators.starts import PerturbedStarts
 from relaxion.potentials import potential
 from relaxion.structures import Move, Outcome, State, Structures
 
@@ -200,9 +201,14 @@ def test_too_little_room_for_one_step_is_an_error():
 
 
 def test_free_cells_and_packings():
-    starts = PackedStarts(
-        ("Al2Fe2", "Al3Fe1"), volume_per_atom_angstrom3=14.0, minimum_distance_angstrom=1.8, cell_free=True
+    pool = pack(
+        ("Al2Fe2", "Al3Fe1"),
+        torch.Generator().manual_seed(0),
+        volume_per_atom_angstrom3=14.0,
+        minimum_distance_angstrom=1.8,
+        cell_free=True,
     )
+    starts = PerturbedStarts(pool)
     world = Environment(potential("eam"), starts, EnvironmentSettings(n_structures=4))
     replay = replay_of()
     generator = torch.Generator().manual_seed(0)

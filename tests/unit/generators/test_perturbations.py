@@ -11,7 +11,7 @@ from ase.geometry import get_distances
 
 from relaxion.errors import SettingsError, StructureError
 from relaxion.generators.packings import pack
-from relaxion.generators.perturbations import compose, mixed, perturbation, rattle, strain, vacancy
+from relaxion.generators.perturbations import compose, perturbation, rattle, strain, vacancy
 from relaxion.structures import Graph, Structures
 
 
@@ -116,17 +116,6 @@ def test_words(mixed_structures: Structures, make_generator) -> None:
 def test_wrong_words_are_refused(text: str) -> None:
     with pytest.raises(SettingsError):
         perturbation(text)
-
-
-def test_mixed_keeps_places(generator: torch.Generator) -> None:
-    images = [bulk("Cu", cubic=True), bulk("Au", cubic=True).repeat((2, 1, 1))] * 25
-    structures = Structures.from_ase(images)
-    out = mixed([perturbation("rattle:0.1"), perturbation("vacancy:1")])(structures, generator)
-    lost = structures.counts - out.counts
-    assert set(lost.tolist()) == {0, 1}
-    for number in range(50):
-        mine = out.atomic_numbers[out.structure_index == number]
-        assert (mine == images[number].numbers[0]).all()
 
 
 @pytest.mark.parametrize("text", ["rattle:0.1", "strain:0.1", "vacancy:1", "vacancy:1+strain:0.05+rattle:0.2"])

@@ -12,8 +12,8 @@ from ase.io import write
 
 from relaxion.errors import InputError, SettingsError
 from relaxion.generators.sources import (
-    HeldApart,
     first_at_hand,
+    held_apart_sides,
     potential_at_hand,
     source_at_hand,
     structure_source,
@@ -24,7 +24,7 @@ from relaxion.structures.dataset import composition
 
 
 def images(word: str, number: int = 40, seed: int = 0) -> list[Atoms]:
-    return structure_source(word).images(number, torch.Generator().manual_seed(seed), potential("eam"))
+    return structure_source(word)(number, torch.Generator().manual_seed(seed), potential("eam"))
 
 
 def test_the_cubic_pair_is_at_its_minimum() -> None:
@@ -82,7 +82,7 @@ def test_sources_that_cannot_be(word: str, message: str) -> None:
 
 def test_sides_share_no_composition() -> None:
     pools = [images("alloys:Al-Cu-Ni:2-6", 200, seed) for seed in (0, 20, 9000)]
-    sides = HeldApart("composition:0.3").sides(pools)
+    sides = held_apart_sides("composition:0.3", pools)
     keys = [{composition(atoms) for atoms in side} for side in sides]
     assert all(len(key) > 3 for key in keys)
     assert not keys[0] & keys[1]
@@ -93,7 +93,7 @@ def test_sides_share_no_composition() -> None:
 
 def test_whole_elements_are_held_apart() -> None:
     pools = [images("alloys:Al-Cu-Ni:2-6", 60, seed) for seed in (0, 20, 9000)]
-    training, _, held = HeldApart("elements:Ni").sides(pools)
+    training, _, held = held_apart_sides("elements:Ni", pools)
     assert all("Ni" not in atoms.symbols for atoms in training)
     assert held
     assert all("Ni" in atoms.symbols for atoms in held)
@@ -102,4 +102,4 @@ def test_whole_elements_are_held_apart() -> None:
 @pytest.mark.parametrize("rule", ["composition", "composition:0", "composition:half", "seed:1", "nothing:0.2"])
 def test_rules_that_cannot_be(rule: str) -> None:
     with pytest.raises(InputError):
-        HeldApart(rule).sides([[bulk("Al")]] * 3)
+        held_apart_sides(rule, [[bulk("Al")]] * 3)

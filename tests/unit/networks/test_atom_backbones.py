@@ -17,9 +17,8 @@ from torch import Tensor
 from relaxion.errors import MissingExtraError, SettingsError, StructureError
 from relaxion.networks.atom_critics import AtomCritics
 from relaxion.networks.atom_policies import AtomPolicy
-from relaxion.networks.backbone import AtomInputs, BackboneSettings, make_backbone
-from relaxion.networks.layers import Scratch
-from relaxion.networks.light import LightMessages
+from relaxion.networks.backbone import AtomInputs, BackboneSettings, LightMessages, backbone_class
+from relaxion.networks.layers import Scratch, SummedMessages
 from relaxion.networks.move_actions import MoveActions
 from relaxion.networks.observer import AtomNetworkSettings
 from relaxion.networks.species import (
@@ -140,10 +139,10 @@ def test_light_messages(generator: torch.Generator, monkeypatch: pytest.MonkeyPa
     scalars = filters[:, :1] * near[:, :1]
     vectors = filters[:, 1:2] * near[:, 1:2] * near[:, 3:] + filters[:, 2:] * near[:, 2:3] * directions[:, :, None]
     slow = torch.zeros(3, 4, 2, dtype=torch.float64).index_add(0, centers, torch.cat([scalars, vectors], dim=1))
-    quick = LightMessages.apply(spoken, inputs, weight, directions, centers, neighbors)
+    quick = SummedMessages.apply(LightMessages(), spoken, inputs, weight, centers, neighbors, directions)
     torch.testing.assert_close(quick, slow, rtol=0, atol=1e-12)
     assert torch.autograd.gradcheck(
-        lambda *differentiable: LightMessages.apply(*differentiable, directions, centers, neighbors),
+        lambda *differentiable: SummedMessages.apply(LightMessages(), *differentiable, centers, neighbors, directions),
         (spoken, inputs, weight),
     )
 
@@ -165,10 +164,10 @@ def test_tensor_messages(generator: torch.Generator, monkeypatch: pytest.MonkeyP
         messages[heard] = messages[heard] + filters[:, number, None] * coupled
     slow = torch.zeros(3, 9, 2, dtype=torch.float64).index_add(0, centers, torch.cat(messages, dim=1))
     couplings = pair_couplings(directions)
-    quick = TensorMessages.apply(spoken, inputs, weight, *couplings, centers, neighbors)
+    quick = SummedMessages.apply(TensorMessages(), spoken, inputs, weight, centers, neighbors, *couplings)
     torch.testing.assert_close(quick, slow, rtol=0, atol=1e-12)
     assert torch.autograd.gradcheck(
-        lambda *differentiable: TensorMessages.apply(*differentiable, *couplings, centers, neighbors),
+        lambda *differentiable: SummedMessages.apply(TensorMessages(), *differentiable, centers, neighbors, *couplings),
         (spoken, inputs, weight),
     )
 
@@ -185,7 +184,9 @@ def test_paths_are_all_that_parity_allows() -> None:
 @pytest.mark.parametrize("backbone", ["light", "tensor_field"])
 def test_one_door(backbone: str, generator: torch.Generator) -> None:
     settings = BackboneSettings.read({"backbone": backbone, "channels": 5, "n_layers": 2})
-    made = make_backbone(settings, n_scalars=4, n_vectors=2, n_pair_extras=0, n_networks=2, generator=generator)
+    made = backbone_class(settings)(
+        settings, n_scalars=4, n_vectors=2, n_pair_extras=0, n_networks=2, generator=generator
+    )
     state = state_of(Structures.from_ase([bulk("Cu", cubic=True), Atoms("H")]))
     surroundings = Surroundings.of(state, 4.5, 8, torch.float32)
     inputs = AtomInputs(

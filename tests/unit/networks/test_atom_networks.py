@@ -215,7 +215,7 @@ def test_r6_2_at_width_0_the_critics_answer_is_the_pooled_scalar(backbone: str) 
     assert all(torch.equal(value, shared[name]) for name, value in plain.state_dict().items())
     move = a_move(state)
     networks = fused.networks
-    _, pooled = networks.pooled(networks.observer(state, move, 2).features, state.structures)
+    _, pooled = networks.pooled(networks.observer(state, move, 2)[0], state.structures)
     assert torch.equal(plain(state, move), pooled[:, :, 0].T)
 
 
@@ -224,7 +224,7 @@ def test_r6_3_the_backbone_never_sees_environment_information(backbone: str, gen
     state = make_state()
     later = replace(state, calls=state.calls + 30, trust_radii=state.trust_radii / 4)
     critics, move = AtomCritics(settings_of(backbone, informed=True), 2, generator), a_move(state)
-    seen = [critics.networks.observer(s, move, 2).features for s in (state, later)]
+    seen = [critics.networks.observer(s, move, 2)[0] for s in (state, later)]
     assert torch.equal(seen[0].scalars, seen[1].scalars)
     assert torch.equal(seen[0].vectors, seen[1].vectors)
     assert float((critics(state, move) - critics(later, move)).detach().abs().min()) > 1e-6
@@ -366,7 +366,7 @@ def test_unusual_states_do_not_explode(backbone: str) -> None:
     for force in (1e4, 1e-6):
         state = make_state(force=force)
         with torch.no_grad():
-            sizes = [policy.observer(s).features.vectors.abs().max() for s in (usual, state)]
+            sizes = [policy.observer(s)[0].vectors.abs().max() for s in (usual, state)]
             values = [critics(s, a_move(s)).abs().max() for s in (usual, state)]
         assert float(sizes[1]) < 30 * float(sizes[0])
         assert float(values[1]) < 10 + 10 * float(values[0])

@@ -13,7 +13,7 @@ from ase.constraints import FixAtoms
 from torch import Tensor
 
 import relaxion
-from relaxion.networks.metric.dense import dense
+from relaxion.networks.metric.matrices import dense
 from relaxion.networks.metric.network import Frame, MetricNetwork, MetricSettings, pulls_of
 from relaxion.networks.metric.policies import MetricActions, MetricGaussianPolicy, MetricPolicy
 from relaxion.networks.metric.solve import Method, solve

@@ -5,6 +5,9 @@ from functools import partial
 import numpy as np
 import pytest
 
+from relaxion.generators.clusters import optbench_cluster
+from relaxion.optimize.batch import BatchRelaxer, BatchSettings
+from relaxion.optimize.choice import new_stepper
 from relaxion.optimize.fire import Fire
 from relaxion.optimize.models import LocalModel
 from relaxion.optimize.point import Geometry, Point, Proposal, longest
@@ -20,6 +23,7 @@ from relaxion.optimize.quasi_newton import (
 from relaxion.optimize.screen import screened
 from relaxion.optimize.springs import bonds_of
 from relaxion.optimize.stepper import Stepper, propose
+from relaxion.potentials.pair import LennardJones
 
 GENERATOR = np.random.default_rng(0)
 
@@ -193,3 +197,24 @@ def test_the_screen_stops_atoms_before_they_collide():
     assert left.expected_change == pytest.approx(-share * (2 - share))
     part = Proposal(point, -collide.step, -1.0, "plain")
     assert screened(part, bonds) is part
+
+
+@pytest.mark.parametrize("scale", [0.5, 1.0, 5.0])
+def test_springs_that_say_nothing_cost_nothing(scale):
+    """Lennard-Jones clusters, whose bonds the covalent radii of their element do not know, in any unit of length."""
+    generator = np.random.default_rng(5)
+    starts = [optbench_cluster(generator, 20) for _ in range(3)]
+    for atoms in starts:
+        atoms.positions *= scale
+    potential = LennardJones(epsilon=scale, sigma=scale, cutoff=15 * scale)
+
+    def calls(settings: QuasiNewtonSettings) -> float:
+        relaxer = BatchRelaxer(potential, BatchSettings(max_force_calls=600), lambda _: ("core", new_stepper(settings)))
+        for atoms in starts:
+            relaxer.add(atoms)
+        found = list[int]()
+        while relaxer.n_running:
+            found += [relaxed.force_calls for relaxed in relaxer.advance()]
+        return float(np.mean(found))
+
+    assert calls(QuasiNewtonSettings()) <= 1.25 * calls(QuasiNewtonSettings(use_springs=False))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from ase import Atoms
@@ -11,7 +12,7 @@ from ase.build import bulk
 
 from relaxion.scaling.relax_many.settings import WorkerSettings
 from relaxion.scaling.relax_many.worker import Worker
-from relaxion.scaling.relax_many.workers import News, Workers
+from relaxion.scaling.relax_many.workers import Standing, Workers
 
 
 def alloy(seed: int, *, extra: str = "") -> Atoms:
@@ -25,43 +26,40 @@ def alloy(seed: int, *, extra: str = "") -> Atoms:
     return atoms
 
 
-class InlineWorkers(Workers):
+class InlineWorkers(Workers[Standing]):
     """One worker in this process. `fate` is asked before each chunk: True kills the worker over it."""
 
-    n_workers = 1
+    lost = (EOFError,)
 
     def __init__(self, settings: WorkerSettings, fate: Callable[[Sequence[str]], bool] = lambda _: False) -> None:
         self.worker, self.fate = Worker(settings), fate
         self.tasks: Sequence[str] | None = None
         self.chunks: list[int] = []
+        super().__init__(1, settings)
 
-    def start(self):
-        raise AssertionError("there is one, and it stays")
+    def start(self) -> Standing:
+        return Standing(ready=True)
 
-    def idle(self) -> list[int]:
-        return [0] if self.tasks is None else []
-
-    def give(self, worker: int, tasks: Sequence[str]) -> None:
-        assert worker == 0
+    def send(self, known: Standing, tasks: Sequence[str]) -> None:
+        del known
         self.tasks = tasks
         self.chunks.append(len(tasks))
 
-    def hear(self, timeout: float) -> list[News]:
+    def with_news(self, timeout: float) -> list[int]:
         del timeout
-        if (tasks := self.tasks) is None:
-            return []
-        self.tasks = None
-        if self.fate([json.loads(task)["key"] for task in tasks]):
-            return [News(0, died=True)]
-        records = [json.loads(record) for record in self.worker.records(tasks)]
-        return [News(0, tuple(record for record in records if "key" in record), done=True)]
+        return [0] if self.known[0].busy else []
 
-    def silence(self, worker: int) -> float:
-        del worker
-        return 0.0
+    def answer(self, known: Standing) -> list[dict[str, Any]] | None:
+        del known
+        tasks, self.tasks = self.tasks, None
+        if tasks is None:
+            return None
+        if self.fate([json.loads(task)["key"] for task in tasks]):
+            raise EOFError
+        return [json.loads(record) for record in self.worker.records(tasks)]
 
     def kill(self, worker: int) -> None:
         raise AssertionError(f"nobody should kill worker {worker}")
 
-    def close(self) -> None:
+    def end(self, known: Standing) -> None:
         pass

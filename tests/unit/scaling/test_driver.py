@@ -146,7 +146,7 @@ def test_the_step_limit_is_a_result(tmp_path, drive, settings, structures):
     object.__setattr__(settings, "max_force_calls", 1)
     tally = drive([tmp_path / "in.extxyz"])
     assert (tally.relaxed, tally.not_converged) == (2, 2)
-    assert {found.frame.facts["outcome"] for found in results(tmp_path / "out")} == {"step_limit"}
+    assert {found.facts["outcome"] for found in results(tmp_path / "out")} == {"step_limit"}
 
 
 def test_progress_is_told(tmp_path, input_file, drive):

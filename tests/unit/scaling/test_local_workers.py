@@ -21,8 +21,7 @@ HERE = Path(__file__).parent
 def run(folder: Path, settings: ManySettings, file: Path, *, chunk_size: int, time_limit=None, make=LocalWorkers):
     worker = WorkerSettings(many=settings, time_limit_seconds=time_limit, batch_size=8, folder=str(HERE))
     with Folder(folder, settings, [file]) as opened, make(2, worker) as workers:
-        tally = Driver(opened, workers, settings, [file], chunk_size, time_limit).run()
-        return tally, workers
+        return Driver(opened, workers, settings, [file], chunk_size, time_limit).run()
 
 
 class DisturbedWorkers(LocalWorkers):
@@ -36,7 +35,7 @@ class DisturbedWorkers(LocalWorkers):
         if self.given in (1, 3, 4):
             self.kill(worker)
         if self.given == 3:
-            os.kill(_parent(self.pids()[0]), signal.SIGKILL)
+            os.kill(_parent(self.known[0].process.pid), signal.SIGKILL)
 
 
 def _parent(pid: int) -> int:
@@ -45,12 +44,12 @@ def _parent(pid: int) -> int:
 
 def test_killed_workers_lose_and_double_nothing(tmp_path, settings):
     write(tmp_path / "in.extxyz", [alloy(seed) for seed in range(60)])
-    calm, _ = run(tmp_path / "calm", settings, tmp_path / "in.extxyz", chunk_size=16)
-    tally, workers = run(tmp_path / "out", settings, tmp_path / "in.extxyz", chunk_size=16, make=DisturbedWorkers)
+    calm = run(tmp_path / "calm", settings, tmp_path / "in.extxyz", chunk_size=16)
+    tally = run(tmp_path / "out", settings, tmp_path / "in.extxyz", chunk_size=16, make=DisturbedWorkers)
     assert calm.relaxed == tally.relaxed == 60
-    assert workers.deaths >= 3
-    wanted = {found.frame.key: found.frame.facts for found in results(tmp_path / "calm")}
-    found = [found.frame for found in results(tmp_path / "out")]
+    assert tally.worker_deaths >= 3
+    wanted = {found.key: found.facts for found in results(tmp_path / "calm")}
+    found = list(results(tmp_path / "out"))
     assert len(found) == 60
     for frame in found:
         assert frame.facts["force_calls"] == wanted[frame.key]["force_calls"]
@@ -66,7 +65,7 @@ def test_hostile_calculators_are_survived(tmp_path, settings, calculator, chunk_
     structures = [alloy(seed) for seed in range(9)] + [alloy(20, extra=element) for element in trouble]
     write(tmp_path / "in.extxyz", structures)
     hostile = settings.model_copy(update={"calculator": f"hostile_calculators:{calculator}"})
-    tally, _ = run(tmp_path / "out", hostile, tmp_path / "in.extxyz", chunk_size=chunk_size, time_limit=1.0)
+    tally = run(tmp_path / "out", hostile, tmp_path / "in.extxyz", chunk_size=chunk_size, time_limit=1.0)
     assert (tally.relaxed, tally.failed) == (9, len(trouble))
     said = {
         read(tmp_path / "out" / "failed" / reason["key"] / "input.extxyz").symbols[0]: reason["reason"]
@@ -86,7 +85,7 @@ def test_a_calculator_that_cannot_be_made_ends_the_run_with_a_sentence(tmp_path,
 
 def test_workers_do_not_outlive_their_crew(settings):
     workers = LocalWorkers(1, WorkerSettings(many=settings, folder=str(HERE)))
-    (pid,) = workers.pids()
+    pid = workers.known[0].process.pid
     workers.close()
     until = time.monotonic() + 10
     while time.monotonic() < until and Path(f"/proc/{pid}/stat").exists():

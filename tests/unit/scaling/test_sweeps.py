@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
 from relaxion.errors import FileError, RunError, SettingsError
-from relaxion.scaling.sweeps.space import Choice, Range, read_space, values_of
-from relaxion.scaling.sweeps.suggest import Tried, propose
+from relaxion.scaling.sweeps.space import propose, read_space, values_of
 from relaxion.scaling.sweeps.sweep import Plan, Sweep
 from relaxion.scaling.sweeps.trial import Ended, read_ended, run_trial
-from relaxion.scaling.sweeps.workers import Job, Left, workers_place
+from relaxion.scaling.sweeps.workers import workers_place
 from relaxion.training.recipe import find, read_toml, settings_from_recipe
 from relaxion.training.relax_settings import RelaxRunSettings
 
@@ -39,24 +39,25 @@ class Bowl:
     number = 1
 
     def __init__(self, lose: dict[int, int] | None = None, stop_after: int | None = None) -> None:
-        self.lose, self.started, self._running = lose or {}, [], []
+        self.lose, self.started, self._running = lose or {}, list[int](), list[Path]()
         self.stopped, self.stop_after = threading.Event(), stop_after
 
-    def start(self, job: Job) -> None:
-        self.started.append(job.number)
-        self._running.append(job)
+    def start(self, trial: Path) -> None:
+        self.started.append(int(trial.name))
+        self._running.append(trial)
 
-    def left(self) -> list[Left]:
-        job = self._running.pop()
+    def left(self) -> dict[Path, str | None]:
+        trial = self._running.pop()
+        number = int(trial.name)
         if len(self.started) == self.stop_after:
             self.stopped.set()
-        if self.lose.get(job.number, 0) > 0:
-            self.lose[job.number] -= 1
-            return [Left(job, "its process was killed by signal 9")]
-        tried = read_toml(job.recipe)
+        if self.lose.get(number, 0) > 0:
+            self.lose[number] -= 1
+            return {trial: "its process was killed by signal 9"}
+        tried = read_toml(trial.with_suffix(".toml"))
         value = -((tried["batch_size"] - 20) ** 2) - (math.log10(tried["policy_learning_rate"]) + 3) ** 2
-        Ended(value, None, "final_return_mean", 1.0).write(job.ended)
-        return [Left(job, None)]
+        Ended(value, None, "final_return_mean", 1.0).write(trial)
+        return {trial: None}
 
     def stop(self) -> None:
         self._running = []
@@ -75,16 +76,18 @@ def swept(out: Path, n_trials: int, workers: Bowl | None = None, what: Plan | No
 class TestSpace:
     def test_words(self) -> None:
         space = read_space([*VARY, "agent=td3|sac", "widths=[8, 8]|[64]"], None, PRESENT)
-        assert space["policy_learning_rate"] == Range(1e-4, 1e-2, log=True)
-        assert space["batch_size"] == Range(8, 32, whole=True)
-        assert space["agent"] == Choice(('"td3"', '"sac"'))
+        assert space["policy_learning_rate"] == FloatDistribution(1e-4, 1e-2, log=True)
+        assert space["batch_size"] == IntDistribution(8, 32)
+        assert space["agent"] == CategoricalDistribution(('"td3"', '"sac"'))
         assert values_of(space, {"widths": "[64]", "batch_size": 9}) == {"widths": [64], "batch_size": 9}
 
     def test_a_file_says_the_same(self, tmp_path: Path) -> None:
         (tmp_path / "space.toml").write_text('batch_size = "8:32"\nwidths = [[8, 8], [64]]\ndiscount_factor = "0:1"\n')
         space = read_space(["batch_size=8:64"], tmp_path / "space.toml", PRESENT)
-        assert space["batch_size"] == Range(8, 64, whole=True)  # the command line wins
-        assert space["discount_factor"] == Range(0.0, 1.0)  # the setting is no whole number, whatever its bounds are
+        assert space["batch_size"] == IntDistribution(8, 64)  # the command line wins
+        assert space["discount_factor"] == FloatDistribution(
+            0.0, 1.0
+        )  # the setting is no whole number, whatever its bounds are
 
     @pytest.mark.parametrize(
         ("words", "complaint"),
@@ -128,7 +131,7 @@ class TestSpace:
 
 class TestPlan:
     def test_structures_are_chosen_on_the_validation_side(self) -> None:
-        recipe, space = find("emt-metals"), {"updates_per_round": Range(4, 16, whole=True)}
+        recipe, space = find("emt-metals"), {"updates_per_round": IntDistribution(4, 16)}
         own = Plan(recipe, None, {"n_pooled": 40}, space)
         trial, best = own.settings({"updates_per_round": 4}), own.plain_settings({"updates_per_round": 4})
         assert isinstance(trial, RelaxRunSettings)
@@ -140,15 +143,15 @@ class TestPlan:
 class TestProposals:
     def test_a_function_of_seed_and_past(self) -> None:
         space = plan().space
-        tried = [Tried(propose(space, [], 3, True, "tpe"), -5.0)]
+        tried = [(propose(space, [], 3, True, "tpe"), -5.0)]
         assert propose(space, tried, 3, True, "tpe") == propose(space, tried, 3, True, "tpe")
         assert propose(space, tried, 3, True, "tpe") != propose(space, tried, 4, True, "tpe")
-        assert propose(space, tried, 3, True, "tpe") != tried[0].parameters
+        assert propose(space, tried, 3, True, "tpe") != tried[0][0]
 
     def test_failures_and_unfinished_ones_are_told(self) -> None:
         space = plan().space
-        tried = [Tried(propose(space, [], 3, True, "random"), -math.inf)]
-        tried.append(Tried(propose(space, tried, 3, True, "random"), None))
+        tried: list[tuple[dict[str, Any], float | None]] = [(propose(space, [], 3, True, "random"), -math.inf)]
+        tried.append((propose(space, tried, 3, True, "random"), None))
         assert set(propose(space, tried, 3, True, "tpe")) == set(space)
 
     def test_it_learns(self, tmp_path: Path) -> None:
@@ -215,12 +218,12 @@ class TestTrial:
     def test_settings_that_diverge_are_a_result(self, tmp_path: Path) -> None:
         settings = plan().settings({"policy_learning_rate": 1e30, "critic_learning_rate": 1e30, "batch_size": 8})
         (tmp_path / "one.toml").write_text(settings.as_toml())
-        run_trial(tmp_path / "one.toml", tmp_path / "one", tmp_path / "one.json")
-        ended = read_ended(tmp_path / "one.json")
+        run_trial(tmp_path / "one")
+        ended = read_ended(tmp_path / "one")
         assert ended is not None
         assert ended.value is None
         assert "not finite" in str(ended.reason)
 
     def test_half_a_file_is_no_end(self, tmp_path: Path) -> None:
         (tmp_path / "one.json").write_text('{"value": 1')
-        assert read_ended(tmp_path / "one.json") is None
+        assert read_ended(tmp_path / "one") is None

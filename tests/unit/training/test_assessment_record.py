@@ -7,11 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from relaxion.bench.films import MOST_NUMBERS, RelaxationRecord, Relaxed, film_of, shot
 from relaxion.errors import RelaxionWarning
+from relaxion.training.control import Assessed
 from relaxion.training.loop import train
-from relaxion.training.records import ReturnsRecord, leave_record
+from relaxion.training.records import leave_record
 from relaxion.training.relax_settings import RelaxRunSettings
 
 SMALL = {
@@ -48,25 +50,16 @@ def test_large_structures_get_fewer_shots() -> None:
 
 
 def test_numbers_that_are_not_finite_are_left_out(tmp_path: Path) -> None:
-    class Assessed:
-        record = ReturnsRecord([1.0, float("nan")], [3, 4])
-
-    leave_record(tmp_path / "assessment.json", Assessed(), 7)
+    assessed = Assessed(torch.tensor([1.0, torch.nan]), torch.tensor([3, 4]))
+    leave_record(tmp_path / "assessment.json", assessed, 7)
     written = json.loads((tmp_path / "assessment.json").read_text())
     assert (written["step"], written["returns"], written["lengths"]) == (7, [1.0, None], [3, 4])
 
 
 def test_a_record_that_cannot_be_written_is_a_warning(tmp_path: Path) -> None:
-    class Assessed:
-        record = ReturnsRecord([1.0])
-
+    assessed = Assessed(torch.tensor([1.0]), torch.tensor([1]))
     with pytest.warns(RelaxionWarning, match="not written down"):
-        leave_record(tmp_path / "absent" / "assessment.json", Assessed(), 7)
-
-
-def test_an_assessment_without_record_leaves_nothing(tmp_path: Path) -> None:
-    leave_record(tmp_path / "assessment.json", object(), 7)
-    assert not (tmp_path / "assessment.json").exists()
+        leave_record(tmp_path / "absent" / "assessment.json", assessed, 7)
 
 
 def test_a_run_says_of_each_start_what_the_means_say_of_all(tmp_path: Path) -> None:

@@ -29,8 +29,7 @@ from relaxion.networks.observer import AtomNetworkSettings
 from relaxion.potentials import potential
 from relaxion.structures import Move, Outcome, State, Structures
 from relaxion.training.diagnostics import DIAGNOSTICS, RULES, Alarms, Diagnosis, Facts, Seen, standing
-from relaxion.training.diagnostics.alarms import column
-from relaxion.training.diagnostics.measures import closest_pairs, critic_values, gate_factors, lowest_gate_factor
+from relaxion.training.diagnostics.diagnosis import closest_pairs, critic_values, gate_factors, lowest_gate_factor
 from relaxion.training.diagnostics.tally import Averages, Mean, Relaxations, Tally
 
 PAGE = Path(__file__).parents[3] / "docs/diagnostics.md"
@@ -193,7 +192,7 @@ class TestRules:
         (event,) = alarms.take_events()
         assert (event.name, event.begins) == (name, True)
         assert event.sentence.startswith(words)
-        assert event.sentence.endswith(alarms.rules[name].remedy)
+        assert event.sentence.endswith(next(rule.remedy for rule in RULES if rule.name == name))
 
     def test_every_rule_has_a_trouble(self):
         assert {name for name, _, _ in TROUBLES} == {rule.name for rule in RULES}
@@ -312,7 +311,7 @@ class TestDiagnosis:
         diagnosis.assessed(12.0, 6.0)
         others = {"imitation_weight": 0.25, "train/entropy": 1.0, "train/ent_coef": 0.1}
         line = diagnosis.scalars(35, state, agent, ring, others)
-        table = {f"diagnosis/{diagnostic.name}" for diagnostic in DIAGNOSTICS} | {column(rule) for rule in RULES}
+        table = {f"diagnosis/{diagnostic.name}" for diagnostic in DIAGNOSTICS} | {rule.column for rule in RULES}
         assert set(line) == table
         assert all(math.isfinite(value) for value in line.values())
         assert line["diagnosis/assessed_calls_beside_bfgs"] == 2.0

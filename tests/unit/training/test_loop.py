@@ -21,9 +21,9 @@ from relaxion.files import write_json
 from relaxion.training import checkpoint
 from relaxion.training.control import Assessor, Trainer
 from relaxion.training.loop import Interrupted, train
-from relaxion.training.records import without_times
 from relaxion.training.run_folder import RunFolder
 from relaxion.training.settings import RunSettings
+from training_runs import without_times
 
 SMALL: dict[str, Any] = {
     "agent": "td3", "task": "Pendulum-v1", "steps": 120, "seed": 4, "widths": [8, 8], "batch_size": 8,

@@ -13,9 +13,9 @@ from relaxion.experience.environment import Environment, EnvironmentSettings, ro
 from relaxion.generators.alloys import EAM_METALS
 from relaxion.generators.slabs import ADSORBATES
 from relaxion.generators.starts import KINDS, MetalStarts
-from relaxion.networks.metric.lessons import Lessons, relative_errors, way_to
 from relaxion.networks.metric.network import MetricSettings
 from relaxion.networks.metric.policies import MetricPolicy
+from relaxion.networks.metric.teacher import Lessons, relative_errors, way_to
 from relaxion.networks.move_actions import MoveActions
 from relaxion.structures import Move, Outcome, Structures
 from relaxion.training.lessons import Imitation, LiveExamples, LiveLessonSettings, Source, finished_by_core, lessons_of

@@ -68,6 +68,35 @@ def test_cut_and_resumed_it_is_the_straight_run(finished):
     assert digest(trainer.weights()) == straight.weights_sha256
 
 
+GUARDED = {
+    "lesson_under_guard": True, "vacancy_share": 1.0, "emt_share": 0.5, "lesson_force_calls": 60, "lesson_starts": 8,
+    "lessons_per_update": 8, "lesson_smallest_force_ev_per_angstrom": 0.03,
+}  # fmt: skip
+
+
+def test_under_the_guard_every_update_has_lessons_of_every_kind():
+    examples = MetricTrainer(tiny(**GUARDED)).imitation.examples
+    lessons, told = examples.draw(0)
+    assert len(examples.sources) == 4  # alloys and vacancies, with EMT and with EAM
+    assert lessons.number == 8
+    assert told["imitation/finished_share"] > 0.5
+    assert examples.force_calls >= 8
+    assert set(examples.kept[0]) == {0, 1, 2, 3}
+
+
+def test_under_the_guard_cut_and_resumed_it_is_the_straight_run():
+    straight, trainer = MetricTrainer(tiny(**GUARDED)), MetricTrainer(tiny(**GUARDED))
+    for _ in range(4):
+        straight.advance()
+    while trainer.step < 4:
+        trainer.advance()
+        tensors = {name: tensor.clone() for name, tensor in trainer.snapshot().items()}
+        trainer = MetricTrainer(tiny(**GUARDED))
+        trainer.restore(Stored(tensors, {}))
+    assert digest(trainer.weights()) == digest(straight.weights())
+    assert trainer.force_calls == straight.force_calls
+
+
 def test_it_becomes_a_bundle_that_relaxes(finished, tmp_path):
     out, result = finished
     bundle = bundle_from_run(out, "few-metals")

@@ -16,11 +16,11 @@ from relaxion.agents.make import AGENT_SETTINGS
 from relaxion.errors import CheckpointError, RunError, SettingsError
 from relaxion.experience.transition import Source
 from relaxion.files import Stored
-from relaxion.generators.sources import Together, source_at_hand, structure_source
-from relaxion.networks.metric.lessons import Lessons, relative_errors
+from relaxion.generators.sources import source_at_hand, structure_source
 from relaxion.networks.metric.network import pulls_of
 from relaxion.networks.metric.policies import MetricGaussianPolicy, MetricPolicy
 from relaxion.networks.metric.stiffness import Unknowns
+from relaxion.networks.metric.teacher import Lessons, relative_errors
 from relaxion.networks.strains import strain_vectors
 from relaxion.optimize.guard import Guard
 from relaxion.optimize.learned import LearnedMetrics
@@ -316,8 +316,7 @@ class TestRuns:
 
 def test_sources_together() -> None:
     source = structure_source("alloys:Al-Cu:2-3 + packings:Al-Cu:4-5")
-    assert isinstance(source, Together)
-    images = source.images(7, torch.Generator().manual_seed(0), potential("emt"))
+    images = source(7, torch.Generator().manual_seed(0), potential("emt"))
     assert [len(atoms) <= 3 for atoms in images] == [True] * 4 + [False] * 3
     assert source_at_hand("alloys:Al-Cu:2-3 + packings:Al-Cu:4-5")
     assert not source_at_hand("alloys:Al-Cu:2-3 + file:/no/such/file.xyz")

@@ -15,7 +15,9 @@ from relaxion.collecting.store import TrajectoryStore
 from relaxion.errors import FileError, RunError
 from relaxion.files import Stored, digest
 from relaxion.structures import Outcome
-from relaxion.training.lessons_from_store import (
+from relaxion.training.loop import train
+from relaxion.training.metric import MetricTrainer
+from relaxion.training.metric_lessons import (
     StoreSettings,
     grouped_lessons,
     is_validation,
@@ -25,8 +27,6 @@ from relaxion.training.lessons_from_store import (
     stored_calls,
     stored_lessons,
 )
-from relaxion.training.loop import train
-from relaxion.training.metric import MetricTrainer
 from relaxion.training.packaging import bundle_from_run
 from relaxion.training.settings import RunSettings
 
@@ -87,7 +87,8 @@ def test_the_two_sides_of_a_store_never_mix(store: Path) -> None:
 
 def test_it_learns(store: Path) -> None:
     trainer = MetricTrainer(settings(store, steps=120, lesson_updates=120))  # pyright: ignore[reportArgumentType]
-    unseen = grouped_lessons(trainer.plan.validation, StoreSettings())["crystals"].lessons
+    _, validation = split_store(StoreSettings(store=str(store)))
+    unseen = grouped_lessons(validation, StoreSettings())["crystals"].lessons
     before = mean_error(trainer.policy.network, unseen)
     for _ in range(120):
         trainer.advance()

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from relaxion.errors import CheckpointError
-from relaxion.training.records import Clock, Records, without_times
+from relaxion.training.records import Clock, Records
+from training_runs import without_times
 
 
 def steps(path: Path) -> list[int]:
@@ -45,7 +46,7 @@ def test_what_is_not_finite_is_null(tmp_path: Path) -> None:
 
 def test_times_are_apart() -> None:
     clock = Clock(100.0, 50)
-    times = clock.metrics(60)
+    times = clock.scalars(60)
     assert times["time/time_elapsed"] >= 100
     assert times["time/fps"] > 0
     assert without_times(json.dumps({"time/total_timesteps": 60} | times)) == {"time/total_timesteps": 60}

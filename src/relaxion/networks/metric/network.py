@@ -10,11 +10,11 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
-from relaxion.networks.backbone import AtomInputs, BackboneSettings, make_backbone
-from relaxion.networks.layers import StackedLinear, StackedMLP, mixed, tamed
+from relaxion.networks.backbone import AtomInputs, BackboneSettings, InformationSettings, backbone_class
+from relaxion.networks.layers import Generator, StackedLinear, StackedMLP, mixed, tamed
 from relaxion.networks.metric.solve import solve
 from relaxion.networks.metric.stiffness import Stiffness, Unknowns
-from relaxion.networks.move_heads import stresses_of
+from relaxion.networks.move_actions import stresses_of
 from relaxion.networks.observer import N_STATE_SCALARS, N_STATE_VECTORS, state_inputs
 from relaxion.networks.species import covalent_radii
 from relaxion.networks.strains import strain_matrices, strain_vectors
@@ -77,7 +77,7 @@ class MetricShape(Settings):
         return values
 
 
-class MetricSettings(BackboneSettings, MetricShape):
+class MetricSettings(InformationSettings, BackboneSettings, MetricShape):
     """The metric network: backbone, shape and gate. Springs are those of the classical core, times exp(network)."""
 
     channels: int = Field(default=32, ge=1)
@@ -88,15 +88,6 @@ class MetricSettings(BackboneSettings, MetricShape):
 
     n_radial: int = Field(default=12, ge=2)
     """Functions of the reduced distance."""
-
-    environment_information: tuple[str, ...] = ()
-    """Names of numbers per structure that the gate sees. None: no gate, no trace of it."""
-
-    n_information_hidden: int = Field(default=16, ge=1)
-    """Hidden units of the gate."""
-
-    largest_gate_factor: float = Field(default=10.0, gt=1)
-    """Scale and floor are changed by at most this factor or its inverse, the trust radius shortened by at most it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,9 +120,12 @@ class Frame:
         cell_floors = settings.cell_floor_ev_per_angstrom3 * structures.volumes.to(floors.dtype).clamp_min(1)
         pairs = self.springs[::2]
         arms = self.springs.new_zeros((len(self.springs), 0, 3))
-        return self.stiffness(pairs, settings.spring_across * pairs, arms, floors, cell_floors)
+        return self.stiffness(
+            along=pairs, across=settings.spring_across * pairs, arms=arms, floors=floors, cell_floors=cell_floors
+        )
 
-    def stiffness(self, along: Tensor, across: Tensor, arms: Tensor, floors: Tensor, cell_floors: Tensor) -> Stiffness:
+    def stiffness(self, **learned: Tensor) -> Stiffness:
+        """B of these pairs with its `LEARNED` parts."""
         around = self.surroundings
         return Stiffness(
             structures=self.state.structures,
@@ -139,12 +133,8 @@ class Frame:
             neighbors=around.neighbors,
             link_structure=around.pair_structure,
             vectors=around.vectors,
-            along=along,
-            across=across,
-            arms=arms,
-            floors=floors,
-            cell_floors=cell_floors,
             free=Stiffness.all_free(self.state.structures),
+            **learned,
         )
 
     def stretches(self, move: Unknowns) -> Tensor:
@@ -175,12 +165,12 @@ def pulls_of(state: State) -> Unknowns:
 class MetricNetwork(nn.Module):
     """State -> Stiffness, the same in every frame."""
 
-    def __init__(self, settings: MetricSettings | None = None, generator: torch.Generator | None = None) -> None:
+    def __init__(self, settings: MetricSettings | None = None, generator: Generator = None) -> None:
         super().__init__()
         self.settings = settings = settings or MetricSettings()
         n_scalars, n_vectors = self._n_inputs()
         self.n_pair_extras = 1 + 2 * settings.looks_ahead  # stress along the pair; what is going to happen to it
-        self.backbone = make_backbone(settings, n_scalars, n_vectors, self.n_pair_extras, 1, generator)
+        self.backbone = backbone_class(settings)(settings, n_scalars, n_vectors, self.n_pair_extras, 1, generator)
         channels, hidden = settings.channels, settings.n_hidden
         self.dots = StackedLinear(channels + n_vectors, N_DOTS + settings.n_coordinates, 1, generator, bias=False)
         self.from_center = StackedLinear(channels, hidden, 1, generator)

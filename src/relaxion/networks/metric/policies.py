@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from relaxion.networks.environment_information import Gate
+from relaxion.networks.layers import Generator
 from relaxion.networks.metric.network import Frame, MetricNetwork, MetricSettings
 from relaxion.networks.metric.solve import solve
 from relaxion.networks.metric.stiffness import Stiffness, Unknowns
@@ -50,20 +51,15 @@ def damping(stiffness: Stiffness, frame: Frame) -> Tensor:
     One factor per structure: the direction stays, and with it the descent. The stress before the last move is not part
     of a state, so a free cell has no whole secant.
     """
-    structures = frame.state.structures
-    last, drop = _secant(frame.state, frame.pulls)
+    state, structures, cells = frame.state, frame.state.structures, torch.zeros_like(frame.pulls.cells)
+    last = Unknowns(state.last_move.displacements.double(), cells)
+    before = (state.last_forces * structures.movable[:, None]).double()
+    drop = Unknowns(before - frame.pulls.atoms, cells)
     met = last.dot(drop, structures)
     expected = last.dot(stiffness.to(torch.float64).apply(last), structures)
     stiffer = (met > expected) & (met > SMALLEST_CURVATURE) & ~structures.cell_free
     factors = expected / torch.where(stiffer, met, torch.ones_like(met))
     return torch.where(stiffer, factors.clamp_min(SMALLEST_FACTOR), torch.ones_like(met))
-
-
-def _secant(state: State, pulls: Unknowns) -> tuple[Unknowns, Unknowns]:
-    """Last move and drop of the forces on it, atoms only."""
-    cells = torch.zeros_like(pulls.cells)
-    before = (state.last_forces * state.structures.movable[:, None]).double()
-    return Unknowns(state.last_move.displacements.double(), cells), Unknowns(before - pulls.atoms, cells)
 
 
 class MetricActions(MoveActions):
@@ -84,10 +80,7 @@ class MetricPolicy(Policy):
     bounds: Tensor
 
     def __init__(
-        self,
-        actions: MoveActions,
-        settings: MetricSettings | None = None,
-        generator: torch.Generator | None = None,
+        self, actions: MoveActions, settings: MetricSettings | None = None, generator: Generator = None
     ) -> None:
         super().__init__()
         self.settings = settings = settings or MetricSettings()
@@ -129,19 +122,12 @@ class MetricPolicy(Policy):
         frame = Frame.of(state, self.settings, self.network.dtype)
         stiffness = self.network.stiffness(frame)
         if factors is not None:
-            stiffness = _floored(stiffness, factors)
+            floors, cell_floors = stiffness.floors * factors.floors, stiffness.cell_floors * factors.floors
+            stiffness = replace(stiffness, floors=floors, cell_floors=cell_floors)
         answer = solve(stiffness, frame.pulls)
         if self.settings.damped:
             answer = answer.scaled(damping(stiffness, frame), state.structures)
         return Unknowns(answer.atoms.to(self.network.dtype), answer.cells.to(self.network.dtype))
-
-
-def _floored(stiffness: Stiffness, factors: MoveFactors) -> Stiffness:
-    return replace(
-        stiffness,
-        floors=stiffness.floors * factors.floors,
-        cell_floors=stiffness.cell_floors * factors.floors,
-    )
 
 
 def _within(move: Move, state: State, bounds: Tensor, trusts: Tensor) -> Move:
@@ -167,14 +153,14 @@ class MetricGaussianPolicy(MetricPolicy, StochasticPolicy):
         self,
         actions: MoveActions,
         settings: MetricSettings | None = None,
-        generator: torch.Generator | None = None,
+        generator: Generator = None,
         penalty_weight: float = 0.0,
     ) -> None:
         super().__init__(actions, settings, generator)
         self.penalty_weight = penalty_weight
 
     def _make_more(self) -> None:
-        self.middle = torch.nn.Parameter(torch.tensor([0.0, 0.0, 1.0]))
+        self.middle = torch.nn.Parameter(torch.tensor(FIRST_ANSWERS))
         self.log_deviations = torch.nn.Parameter(torch.full((N_FACTORS,), -1.0))
 
     def factors(self, state: State) -> MoveFactors:

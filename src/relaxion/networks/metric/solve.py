@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from relaxion.networks.metric.dense import dense, strain_columns
-from relaxion.networks.metric.sparse import sparse_product
+from relaxion.networks.metric.matrices import dense, sparse_product
 from relaxion.networks.metric.stiffness import Stiffness, Unknowns
 
 LARGEST_DENSE = 128  # atoms; above it conjugate gradients are quicker
@@ -120,12 +119,8 @@ def _block_jacobi(stiffness: Stiffness) -> Inverse:
     atoms = _inverted(atoms, stiffness.free.atoms.to(dtype))
     cells = None
     if stiffness.has_free_cell:
-        columns = strain_columns(stiffness.vectors)
-        corner = stiffness.cell_floors[:, None, None] * torch.eye(6, dtype=dtype)
-        pairs = torch.bmm(torch.bmm(columns[::2], blocks), columns[::2].mT)
-        corner = corner.index_add(0, stiffness.link_structure[::2], pairs)
-        felt = torch.bmm(stiffness.arms, columns.mT)
-        felt = felt.new_zeros((structures.n_atoms, *felt.shape[1:])).index_add_(0, stiffness.centers, felt)
+        _, corner = stiffness.cell_springs(stiffness.cell_floors[:, None, None] * torch.eye(6, dtype=dtype))
+        felt = stiffness.cell_coordinates()
         corner = corner.index_add(0, structures.structure_index, torch.bmm(felt.mT, felt))
         cells = _inverted(corner, stiffness.free.cells.to(dtype))
 

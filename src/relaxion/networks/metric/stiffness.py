@@ -11,6 +11,7 @@ the numbers are, so that B⁻¹F always goes downhill.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -135,6 +136,19 @@ class Stiffness:
             cells = cells + strain_vectors((virials + virials.mT) / 2)
         return Unknowns(atoms, cells).masked(self.free)
 
+    def cell_springs(self, cells: Tensor) -> tuple[Tensor, Tensor]:
+        """Of unit strains through the springs: pulls at atoms (n_atoms, 6, 3) eV/Å; `cells` (…, 6, 6) eV and theirs."""
+        strains = strain_columns(self.vectors[::2])  # (n_pairs, 6, 3)
+        felt = torch.bmm(strains, self.blocks)  # (n_pairs, 6, 3) eV/Å
+        atoms = felt.new_zeros((self.structures.n_atoms, 6, 3))
+        atoms.index_add_(0, self.neighbors[::2], felt).index_add_(0, self.centers[::2], -felt)
+        return atoms, cells.index_add(0, self.link_structure[::2], torch.bmm(felt, strains.mT))
+
+    def cell_coordinates(self) -> Tensor:
+        """∂q_im/∂ε of the collective coordinates, (n_atoms, M, 6)."""
+        felt = torch.bmm(self.arms, strain_columns(self.vectors).mT)  # (n_links, M, 6)
+        return felt.new_zeros((self.structures.n_atoms, *felt.shape[1:])).index_add_(0, self.centers, felt)
+
     def to(self, dtype: torch.dtype) -> Stiffness:
         """The same in another precision."""
         return replace(self, **{name: getattr(self, name).to(dtype) for name in ("vectors", *LEARNED)})
@@ -147,3 +161,19 @@ class Stiffness:
     def differentiable(self) -> bool:
         """Whether anything here carries gradients."""
         return torch.is_grad_enabled() and any(getattr(self, name).requires_grad for name in LEARNED)
+
+
+def strain_columns(vectors: Tensor) -> Tensor:
+    """r·ε for each of the six unit strains, (n, 6, 3)."""
+    half = math.sqrt(0.5)
+    x, y, z = vectors.unbind(dim=1)
+    zero = torch.zeros_like(x)
+    columns = [
+        [x, zero, zero],
+        [zero, y, zero],
+        [zero, zero, z],
+        [zero, half * z, half * y],
+        [half * z, zero, half * x],
+        [half * y, half * x, zero],
+    ]
+    return torch.stack([torch.stack(column, dim=1) for column in columns], dim=1)

@@ -11,16 +11,7 @@ import torch
 from relaxion.agents.shared import restore_snapshot
 from relaxion.errors import RunError
 from relaxion.potentials.registry import potential
-from relaxion.scaling.collectors.messages import (
-    Answer,
-    Arrays,
-    Place,
-    Request,
-    arrays,
-    packed,
-    tensors,
-    unpacked_state,
-)
+from relaxion.scaling.collectors.messages import Answer, Request, arrays, packed, tensors, unpacked_state
 from relaxion.structures import State, Structures
 from relaxion.training.checkpoint import named_generator
 from relaxion.training.relax_collector import GENERATORS, RelaxCollector, make_agent
@@ -59,24 +50,15 @@ class RemoteCollector:
 
     def collect(self, request: Request) -> Answer:
         """One step of all structures."""
-        if request.place is not None:
-            self._put(request.place)
+        if (place := request.place) is not None:
+            self.state = None if place.state is None else unpacked_state(place.state)
+            for name, state in tensors(place.generators).items():
+                self.generators[name].set_state(state)
         restore_snapshot({"policy": self.agent.policy}, tensors(request.policy))
         began, calls = self.state is None, 0
         if self.state is None:
             self.state, calls = self.collector.begin()
         collected = self.collector.collect(self.state, request.n_stored, request.step)
         self.state = collected.state
-        return packed(collected, began, self._generators(), calls + collected.force_calls)
-
-    def process(self) -> int:
-        """Its number, for those who look at processes."""
-        return os.getpid()
-
-    def _put(self, place: Place) -> None:
-        self.state = None if place.state is None else unpacked_state(place.state)
-        for name, state in tensors(place.generators).items():
-            self.generators[name].set_state(state)
-
-    def _generators(self) -> Arrays:
-        return arrays({name: generator.get_state() for name, generator in self.generators.items()})
+        generators = arrays({name: generator.get_state() for name, generator in self.generators.items()})
+        return packed(collected, began, generators, calls + collected.force_calls)

@@ -11,29 +11,22 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from relaxion.experience.state_rows import state_from_tensors, state_tensors
+from relaxion.experience.state_store import state_from_tensors, state_tensors
 from relaxion.experience.transition import Transition
 from relaxion.files import Stored, joined
 from relaxion.structures import Move, State
 from relaxion.training.relax_collector import Collected
 
 Arrays = dict[str, NDArray[Any]]
+HAS_STRESSES = "has_stresses"  # beside the numbers of a state, where stresses nobody asked for are zero
 PER_STRUCTURE = ("reward", "discount", "source", "outcome", "back_off")
-
-
-@dataclass(frozen=True, eq=False)
-class PackedState:
-    """A state without its graph, which is found anew."""
-
-    arrays: Arrays
-    has_stresses: bool
 
 
 @dataclass(frozen=True, eq=False)
 class Place:
     """Where a collector stands: enough for another one to go on in its stead, to the bit."""
 
-    state: PackedState | None  # None: it has not begun yet
+    state: Arrays | None  # None: it has not begun yet
     generators: Arrays
 
 
@@ -59,23 +52,24 @@ class Request:
 class Answer:
     """What one step brought. The learner knows the state it began in, unless `first_state` says it."""
 
-    first_state: PackedState | None
+    first_state: Arrays | None
     proposed: Arrays
     executed: Arrays
     per_structure: Arrays
-    next_state: PackedState
-    fresh: PackedState | None  # new starts in place of what is finished, in order
+    next_state: Arrays
+    fresh: Arrays | None  # new starts in place of what is finished, in order
     generators: Arrays
     force_calls: int
 
 
-def packed_state(state: State) -> PackedState:
-    return PackedState(arrays(state_tensors(state)), state.evaluation.stresses is not None)
+def packed_state(state: State) -> Arrays:
+    """Without its graph, which is found anew."""
+    return {**arrays(state_tensors(state)), HAS_STRESSES: np.array(state.evaluation.stresses is not None)}
 
 
-def unpacked_state(packed: PackedState) -> State:
-    state = state_from_tensors(tensors(packed.arrays))
-    return state if packed.has_stresses else replace(state, evaluation=replace(state.evaluation, stresses=None))
+def unpacked_state(packed: Arrays) -> State:
+    state = state_from_tensors(tensors(packed))
+    return state if packed[HAS_STRESSES] else replace(state, evaluation=replace(state.evaluation, stresses=None))
 
 
 def packed(collected: Collected, began: bool, generators: Arrays, force_calls: int) -> Answer:
@@ -83,8 +77,8 @@ def packed(collected: Collected, began: bool, generators: Arrays, force_calls: i
     transition, finished = collected.transition, collected.transition.finished
     return Answer(
         first_state=packed_state(transition.state) if began else None,
-        proposed=_packed_move(transition.proposed),
-        executed=_packed_move(transition.executed),
+        proposed=arrays(vars(transition.proposed)),
+        executed=arrays(vars(transition.executed)),
         per_structure=arrays({name: getattr(transition, name) for name in PER_STRUCTURE}),
         next_state=packed_state(transition.next_state),
         fresh=packed_state(collected.state.select(finished)) if bool(finished.any()) else None,
@@ -100,8 +94,8 @@ def unpacked(answer: Answer, state: State | None) -> Collected:
     next_state = unpacked_state(answer.next_state)
     transition = Transition(
         state=began,
-        proposed=_move(answer.proposed),
-        executed=_move(answer.executed),
+        proposed=Move(**tensors(answer.proposed)),
+        executed=Move(**tensors(answer.executed)),
         next_state=next_state,
         **tensors(answer.per_structure),
     )
@@ -113,14 +107,6 @@ def _renewed(transition: Transition, fresh: State) -> State:
     which = torch.arange(transition.n_structures)
     which[transition.finished] = transition.n_structures + torch.arange(fresh.n_structures)
     return State.concatenate([transition.next_state, fresh]).select(which)
-
-
-def _packed_move(move: Move) -> Arrays:
-    return arrays({"displacements": move.displacements, "strains": move.strains})
-
-
-def _move(values: Arrays) -> Move:
-    return Move(**tensors(values))
 
 
 def arrays(values: Mapping[str, Tensor]) -> Arrays:

@@ -32,23 +32,22 @@ class Team:
         self._engine, self._ray = engine, engine.ray
         self._actor_class = self._ray.remote(num_cpus=1, max_restarts=0)(RemoteCollector)
         self._orders = self._ray.put(orders)
-        self._members: dict[int, _Member] = {}
-        self.n_lost = 0
+        self.members: dict[int, _Member] = {}
 
     def ask(self, number: int, request: Request, place: Callable[[], Place]) -> None:
         """Begin a step. `place` says where the collector stands, for one that must be put there first."""
-        known = self._members.get(number)
+        known = self.members.get(number)
         if known is None:
             self._hire(number, request, place)
         else:
             under_way = known.actor.collect.remote(request)
-            self._members[number] = _Member(known.actor, request, place, under_way)
+            self.members[number] = _Member(known.actor, request, place, under_way)
 
     def answer(self, number: int) -> Answer:
         """Wait for it, redoing what was lost."""
         exceptions = self._ray.exceptions
         for _ in range(MOST_LOSSES):
-            member = self._members[number]
+            member = self.members[number]
             try:
                 return self._waited_for(number, member)
             except exceptions.RayTaskError as error:
@@ -74,7 +73,6 @@ class Team:
         return self._ray.get(member.under_way)
 
     def _replace(self, number: int, member: _Member) -> None:
-        self.n_lost += 1
         self._let_go(member)  # one that is only out of reach must not come back
         warnings.warn(f"collector {number} was lost; a new one repeats its step", RelaxionWarning, stacklevel=4)
         self._hire(number, member.request, member.place)
@@ -82,11 +80,7 @@ class Team:
     def _hire(self, number: int, request: Request, place: Callable[[], Place]) -> None:
         actor = self._actor_class.remote(self._orders)
         under_way = actor.collect.remote(replace(request, place=place()))
-        self._members[number] = _Member(actor, request, place, under_way)
-
-    def processes(self) -> list[int]:
-        """Of the collectors, in order; waits until they are free."""
-        return self._ray.get([member.actor.process.remote() for _, member in sorted(self._members.items())])
+        self.members[number] = _Member(actor, request, place, under_way)
 
     def _let_go(self, member: _Member) -> None:
         with contextlib.suppress(self._ray.exceptions.RayError):
@@ -94,9 +88,9 @@ class Team:
 
     def close(self) -> None:
         """All collectors end, and Ray with them where it was started for them."""
-        for member in self._members.values():
+        for member in self.members.values():
             self._let_go(member)
-        self._members = {}
+        self.members = {}
         self._engine.stop()
 
 

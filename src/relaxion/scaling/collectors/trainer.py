@@ -17,7 +17,7 @@ from torch import Tensor
 
 from relaxion.errors import CheckpointError
 from relaxion.experience.exploration import NoisyExplorer
-from relaxion.experience.state_rows import state_from_tensors, state_tensors
+from relaxion.experience.state_store import state_from_tensors, state_tensors
 from relaxion.files import Stored, joined
 from relaxion.scaling.collectors.collector import Orders
 from relaxion.scaling.collectors.messages import Place, Request, arrays, packed_state, tensors, unpacked
@@ -141,7 +141,8 @@ class DistributedRelaxTrainer(RelaxTrainer):
 
     def _fresh_parts(self) -> list[_Part]:
         """The first collector has the local trainer's state and generators; the others begin by themselves."""
-        parts = [_Part(self.state, self._own_generators(), self.steps_per_round)]
+        own = {name: self.generators[name].get_state() for name in GENERATORS}
+        parts = [_Part(self.state, own, self.steps_per_round)]
         parts[0].under_way, parts[0].relaxations = self.replay.under_way, self.diagnosis.relaxations
         parts[0].rewards = self.episodes.under_way
         for number in range(1, self.n_collectors):
@@ -149,9 +150,6 @@ class DistributedRelaxTrainer(RelaxTrainer):
             states = {name: named_generator(seed, f"{name} {number}").get_state() for name in GENERATORS}
             parts.append(_Part(None, states, self.steps_per_round))
         return parts
-
-    def _own_generators(self) -> dict[str, Tensor]:
-        return {name: self.generators[name].get_state() for name in GENERATORS}
 
     def _send_off(self, number: int, request: Request | None = None) -> None:
         """With the newest weights, unless it was under way with older ones when the run was stopped."""

@@ -122,28 +122,26 @@ class Driver:
     def _tasks(self) -> Generator[Task]:
         """Every structure of the input that has no result yet and is not on its way."""
         for file in self.files:
-            with closing(self.folder.list_inputs(file)) as listing, closing(places(file)) as found:
+            with self.folder.list_inputs(file) as listed, closing(places(file)) as found:
                 for place in found:
                     self.tally.read += 1
                     key, task = self._looked_at(place)
-                    listing.add(_listed(place, key))
+                    listed(_listed(place, key))
                     if task is not None:
                         yield task
-                listing.finish()
         self.tally.input_read = True
 
     def _looked_at(self, place: Place) -> tuple[str, Task | None]:
-        if place.atoms is None:
-            key = place.key_of_error()
-            self._set_aside(key, place.label, str(place.error))
-            return key, None
+        key = line = ""
         try:
-            key = structure_key(place.atoms, self._context)
-            line = task_line(key, place.atoms)
+            if place.atoms is not None:
+                key = structure_key(place.atoms, self._context)
+                line = task_line(key, place.atoms)
         except Exception as error:  # noqa: BLE001 - constraints of other packages may lack what is needed to tell them
-            broken = Place(place.file, place.index, None, f"it cannot be written down: {error_in_words(error)}")
-            self._set_aside(broken.key_of_error(), place.label, str(broken.error))
-            return broken.key_of_error(), None
+            place = Place(place.file, place.index, None, f"it cannot be written down: {error_in_words(error)}")
+        if place.atoms is None:
+            self._set_aside(place.key_of_error(), place.label, str(place.error))
+            return place.key_of_error(), None
         if key in self._keys_out or self.folder.has(key):
             self.tally.already += 1
             return key, None
@@ -198,22 +196,21 @@ class Driver:
                 left.clear()
                 self._fail(task, f"time limit of {self.time_limit_seconds:g} s exceeded: one force call hangs")
             self.workers.kill(worker)
-            # until its death is heard of nobody waits for it any more
             self._wait_for_death(worker)
 
     def _wait_for_death(self, worker: int) -> None:
+        """Until it is heard of, nobody waits for this worker any more."""
         until = time.monotonic() + 10.0
         while worker in self._out and time.monotonic() < until:
             self._take_in(self.workers.hear(SECONDS_TO_LISTEN))
 
-    def _fail(self, task: Task, reason: str, record: Mapping[str, Any] | None = None) -> None:
+    def _fail(self, task: Task, reason: str, record: Mapping[str, Any] = NOTHING) -> None:
         """Set it aside, with what its worker knew and the structure as it came."""
         self._keys_out.discard(task.key)
-        known = dict(record or {})
         images = {"input.extxyz": _input_frame(task)}
-        if (last := known.pop("last", None)) is not None:
-            images["last.extxyz"] = last
-        facts = {name: value for name, value in known.items() if name not in ("error", "key")}
+        if record.get("last") is not None:
+            images["last.extxyz"] = record["last"]
+        facts = {name: value for name, value in record.items() if name not in ("error", "key", "last")}
         self._set_aside(task.key, task.label, reason, facts, images)
 
     def _set_aside(

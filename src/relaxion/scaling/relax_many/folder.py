@@ -22,7 +22,6 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Self
 
@@ -42,14 +41,6 @@ PROGRESS = "progress.json"
 LARGEST_SHARD = 64 << 20  # bytes; then the next one begins
 SECONDS_BETWEEN_SYNCS = 1.0
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-
-
-@dataclass(frozen=True)
-class Found:
-    """A result in a shard."""
-
-    shard: Path
-    frame: Frame
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
@@ -81,12 +72,10 @@ def shards(path: Path) -> list[Path]:
     )
 
 
-def results(path: Path) -> Iterator[Found]:
+def results(path: Path) -> Iterator[Frame]:
     """Every whole result there is, the first of each key; also while a run is going on."""
     for shard in shards(path):
-        for frame in scan(shard):
-            if isinstance(frame, Frame):
-                yield Found(shard, frame)
+        yield from (frame for frame in scan(shard) if isinstance(frame, Frame))
 
 
 def failures(path: Path) -> Iterator[dict[str, Any]]:
@@ -135,7 +124,7 @@ class Folder:
         """Begin it, or go on in it; SettingsError where it was begun with other settings."""
         self.path = path
         self.done: set[bytes] = set()  # keys with a result, and those set aside
-        self.n_relaxed = self.n_failed = self.torn_bytes = 0
+        self.torn_bytes = 0
         self._shard: int | None = None
         self._shard_number, self._size, self._synced = 0, 0, 0.0
         self._lock = self._locked()
@@ -204,7 +193,6 @@ class Folder:
                     end = frame
                 elif KEY.fullmatch(frame.key):  # what has none of our keys is none of our results
                     self._take(frame.key)
-                    self.n_relaxed += 1
             last = shard, end
         if last is not None:
             self._shard_number = int(last[0].stem)
@@ -216,7 +204,6 @@ class Folder:
                 shutil.rmtree(leftover, ignore_errors=True)
         for reason in failures(self.path):
             self._take(reason["key"])
-            self.n_failed += 1
 
     def _take(self, key: str) -> None:
         self.done.add(bytes.fromhex(key[1:]))
@@ -241,7 +228,6 @@ class Folder:
         self._size += len(content)
         for key in new:
             self._take(key)
-        self.n_relaxed += len(new)
 
     def _open_shard(self) -> int:
         if self._shard is not None and self._size < LARGEST_SHARD:
@@ -276,22 +262,41 @@ class Folder:
             (beside / "reason.json").write_text(json.dumps(reason, ensure_ascii=False, indent=1), encoding="utf-8")
             beside.rename(final)
         self._take(key)
-        self.n_failed += 1
 
     def forget_failures(self) -> int:
         """So that they are tried once more; how many there were."""
-        forgotten = 0
-        for reason in list(failures(self.path)):
-            shutil.rmtree(self.path / "failed" / reason["key"], ignore_errors=True)
-            self.done.discard(bytes.fromhex(reason["key"][1:]))
-            forgotten += 1
-        self.n_failed -= forgotten
-        return forgotten
+        forgotten = [reason["key"] for reason in failures(self.path)]
+        for key in forgotten:
+            shutil.rmtree(self.path / "failed" / key, ignore_errors=True)
+            self.done.discard(bytes.fromhex(key[1:]))
+        return len(forgotten)
 
-    def list_inputs(self, file: Path) -> _Listing:
-        """Where the structures of an input file are written down as they are read."""
-        number = self.files.index(str(file.absolute())) + 1
-        return _Listing(self, self.path / "inputs" / f"{number:05}.jsonl")
+    @contextmanager
+    def list_inputs(self, file: Path) -> Iterator[Callable[[dict[str, Any]], None]]:
+        """What writes down the structures of an input file as they are read.
+
+        Beside the old listing, which it replaces when the whole file has been read; a run that was stopped leaves the
+        old one in force, if there is one.
+        """
+        path = self.path / "inputs" / f"{self.files.index(str(file.absolute())) + 1:05}.jsonl"
+        with self.writing():
+            # line by line: what a kill leaves says what was handed out, and `status` sees it at once
+            part_of(path).unlink(missing_ok=True)  # were it a link, we would write where it leads
+            lines = part_of(path).open("x", encoding="utf-8", buffering=1)
+
+        def add(plain: dict[str, Any]) -> None:
+            with self.writing():
+                lines.write(json.dumps(plain, ensure_ascii=False) + "\n")
+
+        try:
+            yield add
+            with self.writing():
+                lines.flush()
+                os.fsync(lines.fileno())
+                part_of(path).replace(path)
+        finally:
+            with suppress(OSError):
+                lines.close()
 
     def tell(self, plain: dict[str, Any]) -> None:
         """How far we are; a run does not end because nobody can read this."""
@@ -320,31 +325,3 @@ class Folder:
     def close(self) -> None:
         self._close_shard()
         self._lock.close()
-
-
-class _Listing:
-    """Written beside the old one, which it replaces when the whole file has been read."""
-
-    def __init__(self, folder: Folder, path: Path) -> None:
-        self._folder, self._path = folder, path
-        with folder.writing():
-            # line by line: what a kill leaves says what was handed out, and `status` sees it at once
-            part_of(path).unlink(missing_ok=True)  # were it a link, we would write where it leads
-            self._file = part_of(path).open("x", encoding="utf-8", buffering=1)
-
-    def add(self, plain: dict[str, Any]) -> None:
-        with self._folder.writing():
-            self._file.write(json.dumps(plain, ensure_ascii=False) + "\n")
-
-    def close(self) -> None:
-        """As it is: a run that was stopped leaves the old listing in force, if there is one."""
-        with suppress(OSError):
-            self._file.close()
-
-    def finish(self) -> None:
-        """The file has been read to its end."""
-        with self._folder.writing():
-            self._file.flush()
-            os.fsync(self._file.fileno())
-            self._file.close()
-            part_of(self._path).replace(self._path)

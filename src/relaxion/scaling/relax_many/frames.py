@@ -30,6 +30,7 @@ MOST_ATOMS = 10_000_000
 class Frame:
     """Where a whole frame lies, and what its second line says."""
 
+    shard: Path
     offset: int
     length: int
     facts: dict[str, Any]
@@ -98,7 +99,7 @@ def scan(file: Path) -> Iterator[Frame | int]:
                 return
             length = sum(map(len, lines))
             if (facts := _checked(lines)) is not None:
-                yield Frame(offset, length, facts)
+                yield Frame(file, offset, length, facts)
             offset += length
 
 

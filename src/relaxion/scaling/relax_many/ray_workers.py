@@ -13,7 +13,7 @@ from typing import Any
 from relaxion.errors import RelaxionError, RunError
 from relaxion.scaling.ray_engine import RayEngine, cluster_is_known
 from relaxion.scaling.relax_many.settings import WorkerSettings
-from relaxion.scaling.relax_many.workers import News, Standing, Workers
+from relaxion.scaling.relax_many.workers import Standing, Workers
 
 AUTO = "auto"  # a cluster that is there (RAY_ADDRESS, `ray start`), else one of this machine's own
 LOCAL = "local"
@@ -34,6 +34,7 @@ class RayWorkers(Workers[_Actor]):
     def __init__(self, address: str, settings: WorkerSettings) -> None:
         self._engine = _engine(address)
         self._ray = self._engine.ray
+        self.lost = (self._ray.exceptions.RayError,)  # the actor, its node or its process is gone
         self._kind = self._ray.remote(num_cpus=1, max_restarts=0)(_Remote)
         super().__init__(max(1, self._engine.n_cpus), settings)
 
@@ -41,51 +42,34 @@ class RayWorkers(Workers[_Actor]):
         handle = self._kind.remote(self.settings.model_dump_json())
         return _Actor(handle, handle.begin.remote())
 
-    def give(self, worker: int, tasks: Sequence[str]) -> None:
-        actor = self.known[worker]
-        actor.awaited = actor.handle.work.options(num_returns="streaming").remote(list(tasks))
-        actor.busy, actor.heard = True, time.monotonic()
+    def send(self, known: _Actor, tasks: Sequence[str]) -> None:
+        known.awaited = known.handle.work.options(num_returns="streaming").remote(list(tasks))
 
-    def kill(self, worker: int) -> None:
-        self._ray.kill(self.known[worker].handle, no_restart=True)
-
-    def hear(self, timeout: float) -> list[News]:
+    def with_news(self, timeout: float) -> list[int]:
         waited = {actor.awaited: number for number, actor in self.known.items() if actor.busy or not actor.ready}
         if not waited:
             return []
         ready, _ = self._ray.wait(list(waited), num_returns=1, timeout=timeout)
         more, _ = self._ray.wait(list(waited), num_returns=len(waited), timeout=0) if ready else ([], [])
-        return [news for one in (more or ready) if (news := self._hear_from(waited[one])) is not None]
+        return [waited[one] for one in (more or ready)]
 
-    def _hear_from(self, number: int) -> News | None:
-        actor = self.known[number]
+    def answer(self, known: _Actor) -> Any:
+        if not known.busy:
+            return self._ray.get(known.awaited)
         try:
-            if actor.busy:
-                return self._records(number, actor)
-            self.began(actor, self._ray.get(actor.awaited))
-        except self._ray.exceptions.RayError:  # the actor, its node or its process is gone
-            self._end(actor)
-            return self.replaced(number)
-        return None
-
-    def _records(self, number: int, actor: _Actor) -> News:
-        actor.heard = time.monotonic()
-        try:
-            lines = self._ray.get(next(actor.awaited))
+            return [json.loads(line) for line in self._ray.get(next(known.awaited))]
         except StopIteration:
-            actor.busy = False
-            return News(number, done=True)
-        plain = [json.loads(line) for line in lines]
-        return News(number, tuple(record for record in plain if "key" in record))
+            return None
 
-    def _end(self, actor: _Actor) -> None:
+    def kill(self, worker: int) -> None:
+        self._ray.kill(self.known[worker].handle, no_restart=True)
+
+    def end(self, known: _Actor) -> None:
         with suppress(self._ray.exceptions.RayError, ValueError):
-            self._ray.kill(actor.handle, no_restart=True)
+            self._ray.kill(known.handle, no_restart=True)
 
     def close(self) -> None:
-        for actor in self.known.values():
-            self._end(actor)
-        self.known = {}
+        super().close()
         self._engine.stop()
 
 
@@ -116,10 +100,6 @@ class _Remote:
         except RelaxionError as error:
             return str(error)
         return None
-
-    def process(self) -> int:
-        """Where it runs, by number."""
-        return os.getpid()
 
     def work(self, tasks: list[str]) -> Iterator[list[str]]:
         """Records as they come, several in one answer: every answer is an object in Ray's store."""

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import csv
-import os
 import re
 import sqlite3
-from collections.abc import Iterator, Mapping
-from contextlib import closing, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 from relaxion.errors import FileError
-from relaxion.files import part_of
+from relaxion.files import part_of, replacing
 from relaxion.scaling.relax_many.folder import failures, listing, read_manifest, results
 from relaxion.scaling.relax_many.frames import sealed
 from relaxion.settings import shown
@@ -54,23 +53,20 @@ class Counts:
 
 def make_summary(path: Path) -> Counts:
     """Write both tables anew, each in one go; what they say in numbers."""
-    database, table = path / SQLITE, path / CSV
+    beside = part_of(path / SQLITE)
     try:
-        part_of(database).unlink(missing_ok=True)
-        with closing(_built(path, part_of(database))) as connection:
-            part_of(table).unlink(missing_ok=True)  # were it a link, we would write where it leads
-            with part_of(table).open("x", newline="", encoding="utf-8") as file:
+        beside.unlink(missing_ok=True)
+        with closing(_built(path, beside)) as connection:
+            with replacing(path / CSV, "x", newline="", encoding="utf-8") as file:
                 rows = connection.execute("SELECT * FROM summary")
                 writer = csv.writer(file)
                 writer.writerow(column[0] for column in rows.description)
                 writer.writerows(rows)
             counts = _counted(connection)
-        part_of(table).replace(table)
-        part_of(database).replace(database)
+        beside.replace(path / SQLITE)
     except (OSError, sqlite3.Error) as error:
         with suppress(OSError):
-            part_of(database).unlink(missing_ok=True)
-            part_of(table).unlink(missing_ok=True)
+            beside.unlink(missing_ok=True)
         raise FileError(
             f"the summary in {path} cannot be written ({error}); the results themselves are safe"
         ) from error
@@ -79,13 +75,13 @@ def make_summary(path: Path) -> Counts:
 
 def read_counts(path: Path) -> Counts:
     """The same numbers without writing anything, also while a run goes on."""
-    with closing(index_of(path)) as connection:
+    with closing(_index_of(path)) as connection:
         return _counted(connection)
 
 
-def _built(path: Path, database: Path | None) -> sqlite3.Connection:
-    """All that is known now. `database` None: in SQLite's own temporary file, gone when it is closed."""
-    connection = sqlite3.connect("" if database is None else database)
+def _built(path: Path, database: Path | str) -> sqlite3.Connection:
+    """All that is known now."""
+    connection = sqlite3.connect(database)
     connection.executescript("PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF;" + TABLES)
     connection.executemany(RESULT, _result_rows(path))
     connection.executemany("INSERT INTO inputs VALUES (NULL, ?, ?, ?, ?, ?)", _input_rows(path))
@@ -93,24 +89,23 @@ def _built(path: Path, database: Path | None) -> sqlite3.Connection:
     return connection
 
 
-def index_of(path: Path) -> sqlite3.Connection:
-    """A table of everything, for whoever reads results in the order of the input."""
+def _index_of(path: Path) -> sqlite3.Connection:
+    """Everything, to be read in the order of the input; in SQLite's own temporary file, gone when it is closed."""
     try:
-        return _built(path, None)
+        return _built(path, "")
     except (OSError, sqlite3.Error) as error:
         raise FileError(f"{path} cannot be read ({error})") from error
 
 
 def _result_rows(path: Path) -> Iterator[tuple[Any, ...]]:
-    for found in results(path):
-        frame = found.frame
-        yield (frame.key, *_values(frame.facts, *FACTS), found.shard.name, frame.offset, frame.length, None)
+    for frame in results(path):
+        yield (frame.key, *_values(frame.facts, FACTS), frame.shard.name, frame.offset, frame.length, None)
     for reason in failures(path):
         why = str(_storable(reason.get("reason")) or "not written down")
-        yield (reason["key"], *_values(reason, *FACTS), None, None, None, why)
+        yield (reason["key"], *_values(reason, FACTS), None, None, None, why)
 
 
-def _values(facts: Mapping[str, Any], *names: str) -> list[Any]:
+def _values(facts: Mapping[str, Any], names: Sequence[str]) -> list[Any]:
     return [_storable(facts.get(name)) for name in names]
 
 
@@ -126,7 +121,7 @@ def _storable(value: Any) -> Any:
 def _input_rows(path: Path) -> Iterator[tuple[Any, ...]]:
     for number, file in enumerate(read_manifest(path)["files"], start=1):
         for line in listing(path, number):
-            yield file, *_values(line, "index", "key", "formula", "n_atoms")
+            yield file, *_values(line, ("index", "key", "formula", "n_atoms"))
 
 
 def _counted(connection: sqlite3.Connection) -> Counts:
@@ -157,19 +152,11 @@ def merge(path: Path, out: Path, *, force: bool) -> Merged:
         raise FileError(f"{out} exists; try --force to replace it, or another name")
     if out.suffix not in (".extxyz", ".xyz"):
         raise FileError(f"{out}: results are merged as extended XYZ; take a name that ends with .extxyz")
-    beside = part_of(out)
     try:
-        beside.unlink(missing_ok=True)  # were it a link, we would write where it leads
-        with closing(index_of(path)) as index, beside.open("x", encoding="utf-8") as file:
-            merged = _write(path, index, file)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(out)
+        with closing(_index_of(path)) as index, replacing(out, "x", encoding="utf-8") as file:
+            return _write(path, index, file)
     except OSError as error:
-        with suppress(OSError):
-            beside.unlink(missing_ok=True)
         raise FileError(f"{out} cannot be written ({error.strerror})") from error
-    return merged
 
 
 def _write(path: Path, index: sqlite3.Connection, file: IO[str]) -> Merged:
@@ -177,20 +164,17 @@ def _write(path: Path, index: sqlite3.Connection, file: IO[str]) -> Merged:
     rows = index.execute(
         "SELECT file, structure, shard, offset, length, reason FROM inputs LEFT JOIN results USING (key) ORDER BY place"
     )
-    open_shards = {}
-    try:
+    open_shards: dict[str, IO[bytes]] = {}
+    with ExitStack() as opened:
         for source, structure, shard, offset, length, reason in rows:
             if shard is None:
                 failed, waiting = failed + (reason is not None), waiting + (reason is None)
                 continue
             if shard not in open_shards:
-                open_shards[shard] = (path / "shards" / shard).open("rb")
+                open_shards[shard] = opened.enter_context((path / "shards" / shard).open("rb"))
             open_shards[shard].seek(offset)
             file.write(_labelled(open_shards[shard].read(length).decode(), f"{source}#{structure}"))
             written += 1
-    finally:
-        for shard in open_shards.values():
-            shard.close()
     return Merged(written, failed, waiting)
 
 

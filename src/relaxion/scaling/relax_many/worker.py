@@ -99,7 +99,7 @@ def _last_frame(relaxed: Relaxed, facts: dict[str, Any]) -> str | None:
 
 
 def serve(driver: Connection, settings: str) -> None:
-    """A process of its own: first None or why the calculator cannot be made, then records chunk by chunk, None last."""
+    """A process of its own: None or why the calculator cannot be made; then lists of records, None after each chunk."""
     end_with(os.getppid())
     os.setsid()  # Ctrl-C is for the driver, which ends the workers when it has saved what there is
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what calculators print is no result
@@ -113,5 +113,5 @@ def serve(driver: Connection, settings: str) -> None:
             driver.send_bytes(b"null")
             while True:
                 for record in worker.records(json.loads(driver.recv_bytes())):
-                    driver.send_bytes(record.encode())
+                    driver.send_bytes(f"[{record}]".encode())
                 driver.send_bytes(b"null")

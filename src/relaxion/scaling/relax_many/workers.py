@@ -50,9 +50,10 @@ Known = TypeVar("Known", bound=Standing)
 class Workers(ABC, Generic[Known]):
     """Workers by number. A worker that died is replaced under the same number before it is idle again."""
 
+    lost: tuple[type[Exception], ...]  # what `answer` raises for a worker that is gone
+
     def __init__(self, n_workers: int, settings: WorkerSettings) -> None:
         self.n_workers, self.settings = n_workers, settings
-        self.deaths = 0
         self._deaths_in_a_row = 0  # of workers that were never ready
         self.known: dict[int, Known] = {number: self.start() for number in range(n_workers)}
 
@@ -61,40 +62,58 @@ class Workers(ABC, Generic[Known]):
         """A new worker."""
 
     @abstractmethod
-    def give(self, worker: int, tasks: Sequence[str]) -> None:
-        """A chunk for an idle worker."""
+    def send(self, known: Known, tasks: Sequence[str]) -> None:
+        """A chunk for an idle worker. One that is gone is noticed by `hear`."""
 
     @abstractmethod
-    def hear(self, timeout: float) -> list[News]:
-        """What has come in, waiting up to `timeout` seconds for the first. RunError where workers cannot work."""
+    def with_news(self, timeout: float) -> list[int]:
+        """Those that have something to say, after up to `timeout` seconds."""
+
+    @abstractmethod
+    def answer(self, known: Known) -> Any:
+        """First why the calculator cannot be made, or None; then lists of records, None at the end of a chunk."""
 
     @abstractmethod
     def kill(self, worker: int) -> None:
         """End a worker that hangs; it is reported as died."""
 
     @abstractmethod
-    def close(self) -> None:
-        """End all."""
+    def end(self, known: Known) -> None:
+        """It is gone afterwards, and nothing of it is left."""
 
     def idle(self) -> list[int]:
         """Workers that wait for a chunk."""
         return [number for number, worker in self.known.items() if worker.ready and not worker.busy]
 
-    def silence(self, worker: int) -> float:
-        """Seconds since a busy worker was last heard of; 0 for one that is idle."""
+    def give(self, worker: int, tasks: Sequence[str]) -> None:
+        """A chunk for an idle worker."""
         known = self.known[worker]
-        return time.monotonic() - known.heard if known.busy else 0.0
+        known.busy, known.heard = True, time.monotonic()
+        self.send(known, tasks)
 
-    def began(self, worker: Known, trouble: str | None) -> None:
-        """It is ready, or its calculator cannot be made."""
-        if trouble is not None:
-            raise RunError(trouble)
-        worker.ready, self._deaths_in_a_row = True, 0
+    def hear(self, timeout: float) -> list[News]:
+        """What has come in, waiting up to `timeout` seconds for the first. RunError where workers cannot work."""
+        return [self._hear_from(number) for number in self.with_news(timeout)]
 
-    def replaced(self, number: int) -> News:
+    def _hear_from(self, number: int) -> News:
+        known = self.known[number]
+        try:
+            answer = self.answer(known)
+        except self.lost:
+            self.end(known)
+            return self._replaced(number)
+        known.heard = time.monotonic()
+        if not known.ready:
+            if answer is not None:
+                raise RunError(answer)
+            known.ready, self._deaths_in_a_row = True, 0
+            return News(number)
+        known.busy = answer is not None
+        return News(number, tuple(record for record in answer or () if "key" in record), done=answer is None)
+
+    def _replaced(self, number: int) -> News:
         """That it died; a new one stands in its place."""
         lost = self.known[number]
-        self.deaths += 1
         self._deaths_in_a_row += not lost.ready
         if self._deaths_in_a_row > 3 * self.n_workers + 10:
             raise RunError(
@@ -103,6 +122,17 @@ class Workers(ABC, Generic[Known]):
             )
         self.known[number] = self.start()
         return News(number, died=lost.busy)
+
+    def silence(self, worker: int) -> float:
+        """Seconds since a busy worker was last heard of; 0 for one that is idle."""
+        known = self.known[worker]
+        return time.monotonic() - known.heard if known.busy else 0.0
+
+    def close(self) -> None:
+        """End all."""
+        for known in self.known.values():
+            self.end(known)
+        self.known = {}
 
     def __enter__(self) -> Self:
         return self
@@ -142,13 +172,16 @@ class _Process(Standing):
 class LocalWorkers(Workers[_Process]):
     """Forked by a server that has everything loaded, so that a lost one is replaced in hundredths of a second."""
 
+    lost = (EOFError, OSError)
+
     def __init__(self, n_workers: int, settings: WorkerSettings) -> None:
         self._context = get_context("forkserver")
         self._context.set_forkserver_preload(["__main__", serve.__module__])
         super().__init__(n_workers, settings)
 
     def start(self) -> _Process:
-        for _ in range(3):
+        for attempt in range(6):
+            time.sleep(0.05 * attempt)  # a server that was killed takes a moment to be gone on a busy machine
             ours, theirs = self._context.Pipe()
             process = self._context.Process(target=serve, args=(theirs, self.settings.model_dump_json()), daemon=True)
             with suppress(OSError, EOFError), theirs, _environment(FOR_WORKERS):  # the server may have been killed
@@ -156,49 +189,24 @@ class LocalWorkers(Workers[_Process]):
                 return _Process(process, ours)
         raise RunError("workers cannot be started: their parent process ends at once")
 
-    def give(self, worker: int, tasks: Sequence[str]) -> None:
-        known = self.known[worker]
-        known.busy, known.heard = True, time.monotonic()
-        with suppress(OSError):  # a worker that is gone is noticed by `hear`
+    def send(self, known: _Process, tasks: Sequence[str]) -> None:
+        with suppress(OSError):
             known.link.send_bytes(json.dumps(tasks).encode())
+
+    def with_news(self, timeout: float) -> list[int]:
+        links: dict[Any, int] = {known.link: number for number, known in self.known.items()}
+        return [links[link] for link in wait(links, timeout)]
+
+    def answer(self, known: _Process) -> Any:
+        return json.loads(known.link.recv_bytes())
 
     def kill(self, worker: int) -> None:
         self.known[worker].process.kill()
 
-    def pids(self) -> list[int | None]:
-        """Of the workers there are now."""
-        return [worker.process.pid for worker in self.known.values()]
-
-    def hear(self, timeout: float) -> list[News]:
-        links: dict[Any, int] = {worker.link: number for number, worker in self.known.items()}
-        return [news for link in wait(links, timeout) if (news := self._hear_from(links[link])) is not None]
-
-    def _hear_from(self, number: int) -> News | None:
-        known = self.known[number]
-        try:
-            plain = json.loads(known.link.recv_bytes())
-        except (EOFError, OSError):
-            self._end(known)
-            news = self.replaced(number)
-            return news if news.died else None
-        known.heard = time.monotonic()
-        if not known.ready:
-            self.began(known, plain)
-            return None
-        if plain is None:
-            known.busy = False
-            return News(number, done=True)
-        return News(number, (plain,)) if "key" in plain else None
-
-    def _end(self, known: _Process) -> None:
+    def end(self, known: _Process) -> None:
         known.process.kill()
         known.process.join(SECONDS_TO_END)
         known.link.close()
-
-    def close(self) -> None:
-        for known in self.known.values():
-            self._end(known)
-        self.known = {}
 
 
 @contextmanager

@@ -1,53 +1,42 @@
-"""What a sweep varies: ranges and choices of settings, from words or a TOML file."""
+"""What a sweep varies: ranges and choices of settings, from words or a TOML file; and what to try next, by Optuna.
+
+Optuna's study is built anew from what the trials' folders say, so that nothing of Optuna's is ever stored or read.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
 import tomllib
+import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from relaxion.errors import SettingsError
+from relaxion.errors import MissingExtraError, SettingsError
 from relaxion.training.recipe import read_toml
+
+if TYPE_CHECKING:
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+    Dimension: TypeAlias = FloatDistribution | IntDistribution | CategoricalDistribution
+
+Space: TypeAlias = "dict[str, Dimension]"
+"""Both bounds of a range are included; choices are JSON, because Optuna takes no lists."""
 
 EXAMPLE = "for example policy_learning_rate=1e-4:1e-2:log or batch_size=32|64|128"
 
 
-@dataclass(frozen=True)
-class Range:
-    """Numbers from low to high, both included; whole ones where the setting is whole."""
-
-    low: float
-    high: float
-    log: bool = False
-    whole: bool = False
-
-    def words(self) -> str:
-        return f"{self.low!r}:{self.high!r}{':log' if self.log else ''}"
-
-    @property
-    def ends(self) -> tuple[Any, ...]:
-        return self.low, self.high
-
-
-@dataclass(frozen=True)
-class Choice:
-    """One of some values, each as JSON: Optuna takes no lists."""
-
-    values: tuple[str, ...]
-
-    def words(self) -> str:
-        return "|".join(self.values)
-
-    @property
-    def ends(self) -> tuple[Any, ...]:
-        return tuple(json.loads(value) for value in self.values)
-
-
-Dimension: TypeAlias = Range | Choice
-Space: TypeAlias = dict[str, Dimension]
+def load_optuna() -> ModuleType:
+    """The package; one sentence where it is not installed."""
+    try:
+        import optuna
+    except ImportError as error:
+        raise MissingExtraError("a sweep needs an extra: pip install 'relaxion[tune]'") from error
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    return optuna
 
 
 def read_space(assignments: Sequence[str], file: Path | None, settings: Mapping[str, Any]) -> Space:
@@ -73,28 +62,33 @@ def _dimension(key: str, value: Any, present: Any) -> Dimension:
         raise SettingsError(f'{key} = {value!r}: a space has "lo:hi", "lo:hi:log" or a list of values')
     if "|" in value:
         return _choice(key, [_toml(word) for word in value.split("|")])
-    low, high, *rest = [*(part.strip() for part in value.split(":")), ""][:4] if ":" in value else ("", "", "")
+    return _range(key, value, present)
+
+
+def _range(key: str, value: str, present: Any) -> Dimension:
+    low, high, scale, *more = [*(part.strip() for part in value.split(":")), "", ""]
     try:
         bounds = _number(low), _number(high)
-    except (ValueError, TypeError) as error:
+    except (ValueError, OverflowError) as error:
         raise SettingsError(f"{key}={value}: expected lo:hi, lo:hi:log or a|b|c; {EXAMPLE}") from error
-    if value.count(":") > 2 or rest[0] not in ("", "log"):
+    if len(more) > 2 or scale not in ("", "log"):
         raise SettingsError(f"{key}={value}: after lo:hi only ':log' may follow")
-    log = rest[0] == "log"
+    log = scale == "log"
     if not bounds[0] < bounds[1] or (log and bounds[0] <= 0):
         raise SettingsError(f"{key}={value}: the first bound must be below the second{', and above 0' if log else ''}")
     integers = all(isinstance(bound, int) for bound in bounds)
     if isinstance(present, int) and not isinstance(present, bool) and not integers:
         raise SettingsError(f"{key}={value}: {key} is a whole number, so its bounds must be")
-    whole = integers and not isinstance(present, float)
-    return Range(bounds[0] if whole else float(bounds[0]), bounds[1] if whole else float(bounds[1]), log, whole)
+    kinds = load_optuna().distributions
+    kind = kinds.IntDistribution if integers and not isinstance(present, float) else kinds.FloatDistribution
+    return kind(*bounds, log=log)
 
 
-def _choice(key: str, values: Sequence[Any]) -> Choice:
+def _choice(key: str, values: Sequence[Any]) -> Dimension:
     words = tuple(json.dumps(value) for value in values)
     if len(set(words)) < 2 or len(set(words)) < len(words):
         raise SettingsError(f"{key}: a choice has two different values at least, got {', '.join(words)}")
-    return Choice(words)
+    return load_optuna().distributions.CategoricalDistribution(words)
 
 
 def _toml(word: str) -> Any:
@@ -106,11 +100,58 @@ def _toml(word: str) -> Any:
 
 def _number(word: str) -> int | float:
     value = _toml(word)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value or abs(value) == float("inf"):
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         raise ValueError(word)
     return value
 
 
+def words_of(dimension: Any) -> str:
+    """As `--vary` takes them; a resume compares them."""
+    if hasattr(dimension, "choices"):
+        return "|".join(dimension.choices)
+    return f"{dimension.low!r}:{dimension.high!r}{':log' if dimension.log else ''}"
+
+
+def ends_of(dimension: Any) -> list[Any]:
+    """Values of a setting that must be possible: both bounds, or every choice."""
+    if hasattr(dimension, "choices"):
+        return [json.loads(value) for value in dimension.choices]
+    return [dimension.low, dimension.high]
+
+
+def first_values(space: Space) -> dict[str, Any]:
+    """The first end of every dimension."""
+    return {key: ends_of(dimension)[0] for key, dimension in space.items()}
+
+
 def values_of(space: Space, parameters: Mapping[str, Any]) -> dict[str, Any]:
     """Settings from what Optuna proposed: choices are no longer JSON."""
-    return {key: json.loads(value) if isinstance(space[key], Choice) else value for key, value in parameters.items()}
+    chosen = {key for key, dimension in space.items() if hasattr(dimension, "choices")}
+    return {key: json.loads(value) if key in chosen else value for key, value in parameters.items()}
+
+
+def propose(
+    space: Space, tried: Sequence[tuple[Mapping[str, Any], float | None]], seed: int, maximise: bool, sampler: str
+) -> dict[str, Any]:
+    """Parameters of the next trial: a function of the seed and of what was tried so far, so a resume repeats it.
+
+    What was tried has a value; None while it runs, infinite where it failed.
+    """
+    optuna = load_optuna()
+    mixed = hashlib.sha256(f"{seed} {len(tried)}".encode()).digest()
+    number = int.from_bytes(mixed[:4], "little")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Optuna's options that may change one day
+        chosen = (
+            optuna.samplers.RandomSampler(seed=number)
+            if sampler == "random"
+            else optuna.samplers.TPESampler(seed=number, constant_liar=True)
+        )
+        study = optuna.create_study(sampler=chosen, direction="maximize" if maximise else "minimize")
+        states = optuna.trial.TrialState
+        for parameters, value in tried:
+            state = states.RUNNING if value is None else states.COMPLETE
+            study.add_trial(
+                optuna.trial.create_trial(state=state, params=dict(parameters), distributions=space, value=value)
+            )
+        return dict(study.ask(space).params)

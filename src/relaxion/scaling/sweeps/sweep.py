@@ -14,18 +14,18 @@ import csv
 import io
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from relaxion.errors import FileError, RunError, SettingsError
 from relaxion.files import json_of, write_json, write_text
-from relaxion.scaling.sweeps.space import Space, values_of
-from relaxion.scaling.sweeps.suggest import Tried, load_optuna, propose
+from relaxion.scaling.sweeps.space import Space, ends_of, first_values, load_optuna, propose, values_of, words_of
 from relaxion.scaling.sweeps.trial import Ended, read_ended
-from relaxion.scaling.sweeps.workers import Job, Left, Workers
+from relaxion.scaling.sweeps.workers import Workers
 from relaxion.training.recipe import read_toml, settings_from_recipe
 from relaxion.training.run_folder import RunFolder
 from relaxion.training.settings import RunSettings
@@ -57,8 +57,7 @@ class Plan:
 
     @cached_property
     def first(self) -> dict[str, Any]:
-        """The first end of every dimension."""
-        return {key: dimension.ends[0] for key, dimension in self.space.items()}
+        return first_values(self.space)
 
     @cached_property
     def maximise(self) -> bool:
@@ -72,7 +71,7 @@ class Plan:
         if twice := [key for key in self.space if key in self.given or (key == "agent" and self.agent is not None)]:
             raise SettingsError(f"{twice[0]} is both set and varied; leave one out")
         for key, dimension in self.space.items():
-            for end in dimension.ends:
+            for end in ends_of(dimension):
                 try:
                     self.settings(self.first | {key: end})
                 except SettingsError as error:
@@ -83,7 +82,7 @@ class Plan:
         fixed = self.settings(self.first).flat()
         return {
             "format": FOLDER_FORMAT,
-            "space": {key: dimension.words() for key, dimension in self.space.items()},
+            "space": {key: words_of(dimension) for key, dimension in self.space.items()},
             "settings": {key: value for key, value in fixed.items() if key not in self.space},
             "seed": self.seed,
             "sampler": self.sampler,
@@ -107,13 +106,13 @@ class Sweep:
         plan.check()
         self.plan, self.out, self.trials_folder = plan, out, out / "trials"
         self.trials: dict[int, Trial] = {}
-        self._losses: dict[int, int] = {}
+        self._losses: Counter[int] = Counter()
 
     def open(self) -> None:
         """Begin, or go on with what is there; another sweep's folder is refused by the names of what differs."""
         file, described = self.out / "sweep.json", json.loads(json.dumps(self.plan.described()))
         if file.exists():
-            _refuse_changes(self.out, _read_json(file), described)
+            _refuse_changes(self.out, _described(file), described)
         else:
             if any(path.name != ".lock" for path in self.out.iterdir()):
                 raise FileError(f"{self.out} is not empty and holds no sweep; try another --out")
@@ -121,8 +120,8 @@ class Sweep:
         self.trials_folder.mkdir(exist_ok=True)
         for recipe in sorted(self.trials_folder.glob("[0-9]*.toml")):
             number = int(recipe.stem)
-            parameters = read_toml(self._job(number).recipe.with_suffix(".parameters"))
-            self.trials[number] = Trial(number, parameters, read_ended(self._job(number).ended))
+            parameters = read_toml(recipe.with_suffix(".parameters"))
+            self.trials[number] = Trial(number, parameters, read_ended(self._folder(number)))
 
     def run(
         self, n_trials: int, workers: Workers, stopped: Callable[[], bool], on_ended: Callable[[Trial], None]
@@ -136,17 +135,18 @@ class Sweep:
                     number = waiting.pop(0) if waiting else self._new_trial(n_trials)
                     if number is None:
                         break
-                    workers.start(self._job(number))
+                    workers.start(self._folder(number))
                     running.add(number)
                 if not running:
                     break
-                for left in workers.left():
-                    running.discard(left.job.number)
-                    if self._noted(left):
+                for folder, lost in workers.left().items():
+                    number = int(folder.name)
+                    running.discard(number)
+                    if self._noted(folder, lost):
                         self.write_tables()
-                        on_ended(self.trials[left.job.number])
+                        on_ended(self.trials[number])
                     else:
-                        waiting.append(left.job.number)
+                        waiting.append(number)
         finally:
             workers.stop()
 
@@ -155,13 +155,12 @@ class Sweep:
         if number >= n_trials:
             return None
         plan = self.plan
-        tried = [Tried(trial.parameters, self._told(trial)) for _, trial in sorted(self.trials.items())]
-        parameters = propose(plan.space, tried, plan.seed, self.plan.maximise, plan.sampler)
-        job = self._job(number)
+        tried = [(trial.parameters, self._told(trial)) for _, trial in sorted(self.trials.items())]
+        parameters = propose(plan.space, tried, plan.seed, plan.maximise, plan.sampler)
         settings = plan.settings(values_of(plan.space, parameters))
         text = "".join(f"{key} = {json.dumps(value)}\n" for key, value in parameters.items())
-        write_text(job.recipe.with_suffix(".parameters"), text)
-        write_text(job.recipe, settings.as_toml())
+        write_text(self._folder(number).with_suffix(".parameters"), text)
+        write_text(self._folder(number).with_suffix(".toml"), settings.as_toml())
         self.trials[number] = Trial(number, parameters, None)
         return number
 
@@ -171,27 +170,25 @@ class Sweep:
         worst = -math.inf if self.plan.maximise else math.inf
         return worst if trial.ended.value is None else trial.ended.value
 
-    def _noted(self, left: Left) -> bool:
+    def _noted(self, folder: Path, lost: str | None) -> bool:
         """True when the trial is done, one way or the other."""
-        number, ended = left.job.number, read_ended(left.job.ended)
+        number, ended = int(folder.name), read_ended(folder)
         if ended is None:
-            self._losses[number] = self._losses.get(number, 0) + 1
+            self._losses[number] += 1
             if self._losses[number] < MOST_LOSSES:
                 return False
-            reason = f"{left.lost or 'it left no result'}, {MOST_LOSSES} times; see {left.job.out}.log"
+            reason = f"{lost or 'it left no result'}, {MOST_LOSSES} times; see {folder}.log"
             ended = Ended(None, reason, "", 0.0)
-            ended.write(left.job.ended)
-        self.trials[number] = Trial(number, self.trials[number].parameters, ended)
+            ended.write(folder)
+        self.trials[number] = replace(self.trials[number], ended=ended)
         return True
 
     def best(self) -> Trial | None:
         """Of those that ended well; the earlier of equals."""
-        told = [(self._told(trial), number) for number, trial in sorted(self.trials.items())]
-        done = [(value, number) for value, number in told if value is not None and math.isfinite(value)]
-        if not done:
-            return None
-        value = (max if self.plan.maximise else min)(value for value, _ in done)
-        return self.trials[next(number for own, number in done if own == value)]
+        told = [(self._told(trial), trial) for _, trial in sorted(self.trials.items())]
+        done = [(value, trial) for value, trial in told if value is not None and math.isfinite(value)]
+        best = max if self.plan.maximise else min
+        return best(done, key=lambda one: one[0])[1] if done else None
 
     def write_tables(self) -> None:
         """trials.csv and best.toml, each in one go."""
@@ -200,7 +197,8 @@ class Sweep:
         keys = list(self.plan.space)
         table.writerow(["trial", "state", "objective", "value", *keys, "wall_time_seconds", "folder", "reason"])
         for number, trial in sorted(self.trials.items()):
-            table.writerow([number, *_row(trial, keys, self.plan.space), f"trials/{number:04d}", _reason(trial)])
+            reason = trial.ended.reason if trial.ended is not None else None
+            table.writerow([number, *_row(trial, keys, self.plan.space), f"trials/{number:04d}", reason or ""])
         write_text(self.out / "trials.csv", text.getvalue())
         best = self.best()
         if best is not None and best.ended is not None:
@@ -208,9 +206,8 @@ class Sweep:
             said = f"# trial {best.number} of {self.out.name}: {best.ended.objective} {best.ended.value!r}\n"
             write_text(self.out / "best.toml", said + settings.as_toml())
 
-    def _job(self, number: int) -> Job:
-        stem = self.trials_folder / f"{number:04d}"
-        return Job(number, stem.with_suffix(".toml"), stem, stem.with_suffix(".json"))
+    def _folder(self, number: int) -> Path:
+        return self.trials_folder / f"{number:04d}"
 
     def owned(self) -> Any:
         """Nobody else sweeps here meanwhile."""
@@ -226,29 +223,24 @@ def _row(trial: Trial, keys: list[str], space: Space) -> list[Any]:
     return [state, ended.objective, "" if ended.value is None else repr(ended.value), *chosen, round(ended.seconds, 3)]
 
 
-def _reason(trial: Trial) -> str:
-    return "" if trial.ended is None else trial.ended.reason or ""
-
-
-def _read_json(path: Path) -> dict[str, Any]:
+def _described(path: Path) -> dict[str, Any]:
     try:
         values = json_of(path)
     except (OSError, ValueError) as error:
         raise FileError(f"{path} cannot be read: {error}") from error
-    if not isinstance(values, dict):
+    if not isinstance(values, dict) or not all(isinstance(values.get(part), dict) for part in ("space", "settings")):
         raise FileError(f"{path} is no description of a sweep")
     return values
 
 
 def _refuse_changes(out: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
-    changes = []
-    for part in ("space", "settings"):
-        before, after = old.get(part), new[part]
-        if not isinstance(before, dict):
-            raise FileError(f"{out / 'sweep.json'} is no description of a sweep")
-        names = [key for key in sorted({*before, *after}) if before.get(key) != after.get(key)]
-        changes += [f"{key} (was {before.get(key)!r}, now {after.get(key)!r})" for key in names]
-    names = [key for key in ("format", "seed", "sampler") if old.get(key) != new[key]]
-    changes += [f"{key} (was {old.get(key)!r}, now {new[key]!r})" for key in names]
+    pairs = [(old["space"], new["space"]), (old["settings"], new["settings"])]
+    pairs += [({key: old.get(key)}, {key: new[key]}) for key in ("format", "seed", "sampler")]
+    changes = [
+        f"{key} (was {before.get(key)!r}, now {after.get(key)!r})"
+        for before, after in pairs
+        for key in sorted({*before, *after})
+        if before.get(key) != after.get(key)
+    ]
     if changes:
         raise RunError(f"{out} holds another sweep, these differ: {', '.join(changes)}; try another --out")

@@ -1,4 +1,7 @@
-"""One trial: an ordinary run of a recipe in a folder of its own, begun or gone on with."""
+"""One trial: an ordinary run of a recipe in a folder of its own, begun or gone on with.
+
+A trial is known by its folder: beside `0007` lie its recipe `0007.toml` and `0007.json`, which says how it ended.
+"""
 
 from __future__ import annotations
 
@@ -31,33 +34,33 @@ class Ended:
     objective: str
     seconds: float
 
-    def write(self, path: Path) -> None:
-        write_json(path, asdict(self))
+    def write(self, trial: Path) -> None:
+        write_json(trial.with_suffix(".json"), asdict(self))
 
 
-def read_ended(path: Path) -> Ended | None:
+def read_ended(trial: Path) -> Ended | None:
     """None: not ended yet."""
     try:
-        values: dict[str, Any] = json_of(path)
+        values: dict[str, Any] = json_of(trial.with_suffix(".json"))
         return Ended(**values)
     except (FileNotFoundError, ValueError, TypeError):
         return None
 
 
-def run_trial(recipe: Path, out: Path, ended: Path) -> None:
+def run_trial(trial: Path) -> None:
     """Train by the recipe, and write down how it ended. What goes wrong with these settings is a result, too."""
-    settings = settings_from_recipe(recipe, None, {})
-    _wait_until_free(out / LOCK)
+    settings = settings_from_recipe(trial.with_suffix(".toml"), None, {})
+    _wait_until_free(trial / LOCK)
     began = time.monotonic()
     try:
-        result = asdict(train(settings, out, resume=RunFolder(out).checkpoint.exists()))
+        result = asdict(train(settings, trial, resume=RunFolder(trial).checkpoint.exists()))
     except (FileError, CheckpointError):
         raise  # a full disk says nothing about the settings
     except RelaxionError as error:
-        Ended(None, str(error), "", time.monotonic() - began).write(ended)
+        Ended(None, str(error), "", time.monotonic() - began).write(trial)
         return
     objective = FORCE_CALLS if FORCE_CALLS in result else RETURN
-    Ended(float(result[objective]), None, objective, float(result["wall_time_seconds"])).write(ended)
+    Ended(float(result[objective]), None, objective, float(result["wall_time_seconds"])).write(trial)
 
 
 def _wait_until_free(lock: Path) -> None:
@@ -75,12 +78,12 @@ def _wait_until_free(lock: Path) -> None:
         time.sleep(0.2)
 
 
-def main(recipe: str, out: str, ended: str, parent: str) -> int:
+def main(trial: str, parent: str) -> int:
     """In a process of its own, which ends with the one that started it."""
     end_with(int(parent))
     warnings.simplefilter("ignore")
     try:
-        run_trial(Path(recipe), Path(out), Path(ended))
+        run_trial(Path(trial))
     except Interrupted:
         return INTERRUPTED
     except RelaxionError as error:

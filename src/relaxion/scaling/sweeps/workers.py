@@ -7,10 +7,12 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
+
+import torch
 
 from relaxion.errors import SettingsError
 from relaxion.scaling.ray_engine import RayEngine
@@ -19,38 +21,17 @@ from relaxion.scaling.sweeps.trial import INTERRUPTED, run_trial
 POLL_SECONDS = 0.1
 
 
-@dataclass(frozen=True)
-class Job:
-    """The files of a trial."""
-
-    number: int
-    recipe: Path
-    out: Path
-    ended: Path
-
-    @property
-    def words(self) -> tuple[str, str, str]:
-        return str(self.recipe), str(self.out), str(self.ended)
-
-
-@dataclass(frozen=True)
-class Left:
-    """A job that is no longer running. `lost`: what happened to its worker; None: it wrote down how it ended."""
-
-    job: Job
-    lost: str | None
-
-
 class Workers(Protocol):
-    """Some jobs at a time."""
+    """Some trials at a time, each known by its folder."""
 
     @property
     def number(self) -> int: ...
 
-    def start(self, job: Job) -> None: ...
+    def start(self, trial: Path) -> None: ...
 
-    def left(self) -> list[Left]:
-        """Those that have ended since the last call; waits a moment where there are none."""
+    def left(self) -> dict[Path, str | None]:
+        """Those that have ended since the last call, and what happened to their worker; None: it wrote down how it
+        ended. Waits a moment where there are none."""
         ...
 
     def stop(self) -> None:
@@ -63,29 +44,28 @@ class LocalWorkers:
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self._running: list[tuple[Job, subprocess.Popen[bytes]]] = []
+        self._running: dict[Path, subprocess.Popen[bytes]] = {}
 
-    def start(self, job: Job) -> None:
-        command = [sys.executable, "-m", "relaxion.scaling.sweeps.trial", *job.words, str(os.getpid())]
+    def start(self, trial: Path) -> None:
+        command = [sys.executable, "-m", "relaxion.scaling.sweeps.trial", str(trial), str(os.getpid())]
         environment = {"OMP_NUM_THREADS": "1"} | os.environ  # more threads only get in each other's way
-        with (job.out.parent / f"{job.out.name}.log").open("ab") as log:
+        with trial.with_suffix(".log").open("ab") as log:
             # a session of its own: Ctrl-C reaches the driver, which tells the others
             child = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
-        self._running.append((job, child))
+        self._running[trial] = child
 
-    def left(self) -> list[Left]:
-        ended = [(job, child) for job, child in self._running if child.poll() is not None]
+    def left(self) -> dict[Path, str | None]:
+        ended = [trial for trial, child in self._running.items() if child.poll() is not None]
         if not ended:
             time.sleep(POLL_SECONDS)
-        self._running = [(job, child) for job, child in self._running if child.returncode is None]
-        return [Left(job, _lost(child.returncode)) for job, child in ended]
+        return {trial: _lost(self._running.pop(trial).returncode) for trial in ended}
 
     def stop(self) -> None:
-        for _, child in self._running:
+        for child in self._running.values():
             child.send_signal(signal.SIGTERM)
-        for _, child in self._running:
+        for child in self._running.values():
             child.wait()
-        self._running = []
+        self._running = {}
 
 
 def _lost(code: int) -> str | None:
@@ -105,14 +85,14 @@ class RayWorkers:
         self.number = number or self._engine.n_cpus
         # not retried by Ray: who asks again is to know of it
         self._run = self._ray.remote(num_cpus=1, max_retries=0)(_run_on_ray)
-        self._running: dict[Any, Job] = {}
+        self._running: dict[Any, Path] = {}
 
-    def start(self, job: Job) -> None:
-        self._running[self._run.remote(*job.words, str(Path.cwd()))] = job
+    def start(self, trial: Path) -> None:
+        self._running[self._run.remote(str(trial), str(Path.cwd()))] = trial
 
-    def left(self) -> list[Left]:
+    def left(self) -> dict[Path, str | None]:
         ready, _ = self._ray.wait(list(self._running), num_returns=1, timeout=POLL_SECONDS)
-        return [Left(self._running.pop(reference), self._why(reference)) for reference in ready]
+        return {self._running.pop(reference): self._why(reference) for reference in ready}
 
     def _why(self, reference: Any) -> str | None:
         try:
@@ -130,16 +110,12 @@ class RayWorkers:
         self._engine.stop()
 
 
-def _run_on_ray(recipe: str, out: str, ended: str, folder: str) -> None:
-    import warnings
-
-    import torch
-
+def _run_on_ray(trial: str, folder: str) -> None:
     torch.set_num_threads(1)
     if Path(folder).is_dir():
         os.chdir(folder)
     warnings.simplefilter("ignore")
-    run_trial(Path(recipe), Path(out), Path(ended))
+    run_trial(Path(trial))
 
 
 def workers_place(words: str) -> Callable[[], Workers]:

@@ -8,29 +8,28 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import softmax
 
+from relaxion.errors import StructureError
 from relaxion.experience.structure_replay import StructureReplay
 from relaxion.experience.transition import Source, Transition
+from relaxion.files import Stored, joined
+from relaxion.networks.roles import CategoricalCritic, Critics
 from relaxion.potentials.reward import largest_force
-from relaxion.structures import Outcome, State
-from relaxion.training.diagnostics import measures
-from relaxion.training.diagnostics.alarms import Alarms, Event
-from relaxion.training.diagnostics.numbers import CROWDED, ENDS, LARGE_FORCE, PREFIX, UNDONE, outcome_name
-from relaxion.training.diagnostics.severities import Seen
+from relaxion.structures import Move, Outcome, State, Structures
+from relaxion.structures.graph import Pairs
+from relaxion.training.diagnostics.rules import LIMITS, PREFIX, Alarms, Event, Seen
 from relaxion.training.diagnostics.tally import Averages, Finished, Mean, Relaxations, Tally
 
 # What is rarer than steps is remembered for fewer of its kind.
 RELAXATIONS_PER_STEP, DRIVEN_PER_STEP = 1 / 40, 1 / 10
 FEWEST_RELAXATIONS = 20.0  # to judge by, however short the memory
 OF_RELAXATIONS = (
-    "q_at_start",
-    "return_from_start",
-    "squared_return",
-    "bonus_discount",
-    "entropy_bonus",
-    "returns_outside_support",
+    "q_at_start", "return_from_start", "squared_return", "bonus_discount", "entropy_bonus", "returns_outside_support",
     "force_calls_per_relaxation",
-)
+)  # fmt: skip
+PAIR_SEARCH_ANGSTROM = 4.0  # beyond any bond; a structure without a nearer pair counts as this much
+PARTS = ("tally", "averages", "relaxations", "alarms")  # that change, by their names in a checkpoint
 INTERNAL = ("squared_return", "bonus_discount", "atoms_per_structure", "replay_forgets")
 
 
@@ -64,7 +63,7 @@ class Diagnosis:
         fresh = self.relaxations.fresh(transition.n_structures)
         if len(fresh):
             first = transition if len(fresh) == transition.n_structures else transition.select(fresh)
-            values = None if agent is None else measures.critic_values(agent, first.state, first.proposed)
+            values = None if agent is None else critic_values(agent, first.state, first.proposed)
             self.relaxations.begin(fresh, values)
         self._add_moves(transition)
         self._add_structures(transition)
@@ -81,13 +80,13 @@ class Diagnosis:
         self.tally.mean("back_off", transition.back_off)
         self.tally.mean("reward_size", transition.reward.abs())
         driven = self._driven(transition.state) & (transition.source == Source.POLICY)
-        self.tally.mean("blocked_share", transition.back_off[driven] >= UNDONE)
+        self.tally.mean("blocked_share", transition.back_off[driven] >= LIMITS["undone"])
 
     def _add_structures(self, transition: Transition) -> None:
         after, minimum = transition.next_state, self.facts.minimum_distance_angstrom
-        closest = measures.closest_pairs(after.structures)
+        closest = closest_pairs(after.structures)
         self.tally.lowest("closest_pair_angstrom", closest)
-        self.tally.mean("crowded_share", closest <= CROWDED * minimum)
+        self.tally.mean("crowded_share", closest <= (1 + LIMITS["crowded"]) * minimum)
         forces = largest_force(after.structures, after.evaluation).clamp_min(1e-12)
         self.tally.mean("log_force", torch.log10(forces))
         self.tally.mean("atoms_per_structure", after.structures.counts)
@@ -95,12 +94,12 @@ class Diagnosis:
     def _driven(self, state: State) -> Tensor:
         """Structures that have every reason to move."""
         force = largest_force(state.structures, state.evaluation)
-        return force > LARGE_FORCE * self.facts.force_tolerance_ev_per_angstrom
+        return force > LIMITS["large_force"] * self.facts.force_tolerance_ev_per_angstrom
 
     def _add_ends(self, transition: Transition, finished: Finished, agent: Any | None) -> None:
         ended = transition.finished
-        for outcome in ENDS:
-            self.tally.total(outcome_name(outcome), float((transition.outcome == outcome).sum()))
+        for outcome in set(Outcome) - {Outcome.RUNNING}:
+            self.tally.total(f"outcome_{outcome.name.lower()}", float((transition.outcome == outcome).sum()))
         if not ended.any():
             return
         self.tally.mean("force_calls_per_relaxation", transition.next_state.calls[ended])
@@ -149,7 +148,6 @@ class Diagnosis:
         self.calls_beside_bfgs = calls / max(bfgs_calls, 1.0)
 
     def take_events(self) -> list[Event]:
-        """Alarms that began or ended since the last call."""
         return self.alarms.take_events()
 
     def _looked_at(self, state: State, agent: Any | None) -> dict[str, Mean]:
@@ -157,7 +155,7 @@ class Diagnosis:
         if agent is None:
             return {}
         weight = float(max(self.steps, 1))  # stands for all steps since the last line
-        logs = measures.gate_factors(agent, state).log()
+        logs = gate_factors(agent, state).log()
         seen = {"gate_factor": Mean(float(logs.mean().exp()), weight)}
         driven = self._driven(state)
         if driven.any():
@@ -186,38 +184,28 @@ class Diagnosis:
         facts["trained_steps"] = float(self.trained_steps)
         facts["first_expert_share"] = self.first_expert_share
         facts["assessed_calls_beside_bfgs"] = self.calls_beside_bfgs
-        facts["lowest_gate_factor"] = measures.lowest_gate_factor(agent)
+        facts["lowest_gate_factor"] = lowest_gate_factor(agent)
         return {name: float(value) for name, value in facts.items() if value is not None}
 
     def snapshot(self) -> dict[str, Tensor]:
-        known = [
-            torch.nan if number is None else number for number in (self.first_expert_share, self.calls_beside_bfgs)
-        ]
-        own = {
-            "counters": torch.tensor([self.steps, self.trained_steps]),
-            "known": torch.tensor(known, dtype=torch.float64),
-        }
-        parts = {name: getattr(self, name).snapshot() for name in _PARTS}
-        return own | {f"{part}.{name}": tensor for part, tensors in parts.items() for name, tensor in tensors.items()}
+        known = [torch.nan if n is None else n for n in (self.first_expert_share, self.calls_beside_bfgs)]
+        counters = torch.tensor([self.steps, self.trained_steps])
+        own = {"counters": counters, "known": torch.tensor(known, dtype=torch.float64)}
+        return own | joined({name: getattr(self, name).snapshot() for name in PARTS})
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         self.steps, self.trained_steps = (int(number) for number in tensors["counters"])
         known = [None if number != number else number for number in tensors["known"].tolist()]
         self.first_expert_share, self.calls_beside_bfgs = known
-        for part in _PARTS:
-            own = {k.removeprefix(f"{part}."): t for k, t in tensors.items() if k.startswith(f"{part}.")}
-            getattr(self, part).restore(own)
-
-
-_PARTS = ("tally", "averages", "relaxations", "alarms")
+        for name in PARTS:
+            getattr(self, name).restore(Stored(dict(tensors), {}).part(name))
 
 
 def _replay_ages(replay: StructureReplay, steps: int) -> dict[str, Mean]:
     """Batches are drawn uniformly, so the mean age of what is drawn is that of all there is."""
     if len(replay) == 0:
         return {}
-    age = float(replay.ages(torch.arange(replay.oldest, replay.newest)).double().mean())
-    weight = float(max(steps, 1))
+    age, weight = (len(replay) - 1) / 2, float(max(steps, 1))
     return {
         "replay_age_transitions": Mean(age, weight),
         "replay_age": Mean(age / replay.capacity, weight),
@@ -231,3 +219,38 @@ def _public(line: dict[str, float]) -> dict[str, float]:
     if "log_force" in named:
         named["largest_force_ev_per_angstrom"] = 10 ** named.pop("log_force")
     return {f"{PREFIX}{name}": value for name, value in sorted(named.items())}
+
+
+def closest_pairs(structures: Structures) -> Tensor:
+    """Distance of the nearest two atoms, own images included, (n_structures,) Å; at most the search's reach."""
+    closest = torch.full((structures.n_structures,), PAIR_SEARCH_ANGSTROM, dtype=torch.float64)
+    try:
+        pairs = Pairs.of(structures, PAIR_SEARCH_ANGSTROM)
+    except StructureError:
+        return closest  # an atom has flown away: the potential's business, not a reason to end a run here
+    owners = structures.structure_index[pairs.ends[0]]
+    return closest.scatter_reduce(0, owners, pairs.vectors.norm(dim=1), "amin")
+
+
+@torch.no_grad()
+def critic_values(agent: Any, state: State, move: Move) -> Tensor | None:
+    """What the critic expects of these moves, (n_structures,): the smallest of several, the mean of a distribution."""
+    critic = getattr(agent, "critics", getattr(agent, "critic", None))
+    if isinstance(critic, CategoricalCritic):
+        return (softmax(critic(state, move), dim=1) @ agent.support).double()
+    if isinstance(critic, Critics):
+        return critic(state, move).amin(dim=1).double()
+    return None
+
+
+@torch.no_grad()
+def gate_factors(agent: Any, state: State) -> Tensor:
+    """The gate's factor of each structure, exactly 1 where there is no gate (R6.4), (n_structures,)."""
+    factors = getattr(getattr(agent, "policy", None), "gate_factors", None)
+    return torch.ones(state.n_structures, dtype=torch.float64) if factors is None else factors(state).double()
+
+
+def lowest_gate_factor(agent: Any) -> float | None:
+    """How far the gate can close; None where there is none."""
+    policy: Any = getattr(agent, "policy", None)
+    return None if getattr(policy, "gate", None) is None else 1 / float(policy.settings.largest_gate_factor)

@@ -1,14 +1,149 @@
-"""When something is wrong, said in words: what it is called, how it shows, what to do."""
+"""When something is wrong, said in words: told once when it begins and once when it ends. Tables: `tables.toml`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
-from relaxion.training.diagnostics import severities as s
-from relaxion.training.diagnostics.severities import Seen
+import torch
+from torch import Tensor
 
-ENDS_BELOW = 0.7  # severity; it begins at 1, so that it does not flicker
+from relaxion.experience.structure_replay import capacity_range
+from relaxion.files import toml_of
+
+TABLES = toml_of(Path(__file__).with_name("tables.toml"))
+LIMITS: dict[str, float] = TABLES["limits"]
+PREFIX = "diagnosis/"  # of names in metrics.jsonl
+DIAGNOSIS = "relaxion.diagnosis"  # the logger
+log = logging.getLogger(DIAGNOSIS)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a rule may look at: numbers and facts of the run by name."""
+
+    now: Mapping[str, float]  # averages over the newest numbers, one memory at least, and facts
+    before: Mapping[str, float]  # slow averages
+
+
+def wall(seen: Seen) -> float:
+    """Steps that come to nothing, or relaxations that end so."""
+    steps, ends = seen.now["blocked_share"], seen.now.get("share_blocked", 0.0)
+    ended = min(ends / LIMITS["blocked_ends"], steps / LIMITS["some_blocked_steps"])
+    return max(steps / LIMITS["blocked_steps"], ended)
+
+
+def worth(seen: Seen) -> float:
+    """What the critic should have said: the return, and for SAC the entropy it is paid for."""
+    return seen.now["return_from_start"] + seen.now.get("entropy_bonus", 0.0)
+
+
+def overestimation(seen: Seen) -> float:
+    """How far Q lies above what was obtained, in units of what chance and a young critic explain.
+
+    A critic near 0 that does not rise has not learned yet: above a negative return, but on its way down.
+    """
+    now, before = seen.now, seen.before
+    chance = math.sqrt(max(0.0, now["squared_return"] - now["return_from_start"] ** 2)) + now["reward_size"]
+    rises = now["q_at_start"] - before["q_at_start"] > 0.1 * chance
+    if now["q_at_start"] <= chance and not rises:
+        return 0.0
+    return (now["q_at_start"] - worth(seen)) / max(0.5 * abs(worth(seen)) + chance, 1e-12)
+
+
+def overestimation_words(seen: Seen) -> str:
+    now, before = seen.now, seen.before
+    rises = now["q_at_start"] > before["q_at_start"] and now["return_from_start"] <= before["return_from_start"]
+    words = f"it expects {now['q_at_start']:.3g} at the start of relaxations that bring {worth(seen):.3g}"
+    return words + (", and it rises while the return does not" if rises else "")
+
+
+def stillness(seen: Seen) -> float:
+    """A closed gate, or no move where forces are large; neither matters where relaxations converge."""
+    now = seen.now
+    if now.get("share_converged", 0.0) >= LIMITS["converging"]:
+        return 0.0
+    idle = LIMITS["idle"] * now["max_displacement_angstrom"] / max(now.get("policy_move_angstrom", math.inf), 1e-12)
+    if "lowest_gate_factor" not in now:
+        return idle
+    return max(idle, math.log(now["gate_factor"]) / (LIMITS["closed"] * math.log(now["lowest_gate_factor"])))
+
+
+def stillness_words(seen: Seen) -> str:
+    now = seen.now
+    parts = [f"the gate's factor is {now['gate_factor']:.2g}"] if "lowest_gate_factor" in now else []
+    if "policy_move_angstrom" in now:
+        parts.append(f"under a large force the policy moves {now['policy_move_angstrom']:.2g} Å")
+    return " and ".join(parts)
+
+
+def expert_stays(seen: Seen) -> float:
+    """Still there, and as often as at first, when half of its schedule is over."""
+    now = seen.now
+    waited = max(LIMITS["expert_memories"] * now["memory_steps"], now["expert_fades_within_steps"] / 2)
+    if now["trained_steps"] < waited or now["expert_share"] < (1 - LIMITS["expert_fall"]) * now["first_expert_share"]:
+        return 0.0
+    return now["expert_share"] / LIMITS["expert_share"]
+
+
+def _replay_limits(seen: Seen) -> tuple[float, float]:
+    """Mean ages in a full replay of a tenth and of ten times the capacity that suits the systems (R8.1)."""
+    low, high = capacity_range(seen.now["atoms_per_structure"])
+    return low / 10 / 2, high * 10 / 2
+
+
+def too_old(seen: Seen) -> float:
+    return seen.now["replay_age_transitions"] / _replay_limits(seen)[1]
+
+
+def too_young(seen: Seen) -> float:
+    forgets = seen.now["replay_forgets"] > 0.99  # else it is still filling
+    return _replay_limits(seen)[0] / max(seen.now["replay_age_transitions"], 0.5) if forgets else 0.0
+
+
+def replay_words(seen: Seen) -> str:
+    (youngest, oldest), age = _replay_limits(seen), seen.now["replay_age_transitions"]
+    atoms = seen.now["atoms_per_structure"]
+    return f"what is drawn is {age:.0f} transitions old, for {atoms:.0f} atoms {youngest:.0f} to {oldest:.0f} would do"
+
+
+def behind_bfgs(seen: Seen) -> float:
+    late = seen.now["trained_steps"] >= LIMITS["late_memories"] * seen.now["memory_steps"]
+    return seen.now["assessed_calls_beside_bfgs"] if late else 0.0
+
+
+# How bad each trouble is, from averages: 1 is where it begins.
+SEVERITIES: dict[str, Callable[[Seen], float]] = {
+    "wall": wall,
+    "overestimation": overestimation,
+    "stillness": stillness,
+    "non_finite": lambda seen: seen.now["share_non_finite"] / LIMITS["failing"],
+    "crowding": lambda seen: seen.now["crowded_share"] / LIMITS["leaning"],
+    "expert": expert_stays,
+    "replay_old": too_old,
+    "replay_young": too_young,
+    "support": lambda seen: seen.now["returns_outside_support"] / LIMITS["outside_support"],
+    "worse_than_bfgs": behind_bfgs,
+}
+WORDS: dict[str, Callable[[Seen], str]] = {  # where they are more than numbers put into a text
+    "overestimation": overestimation_words,
+    "stillness": stillness_words,
+    "replay_old": replay_words,
+    "replay_young": replay_words,
+}
+
+
+@dataclass(frozen=True)
+class Diagnostic:
+    """One number of the log."""
+
+    name: str
+    unit: str
+    meaning: str
+    healthy: str
 
 
 @dataclass(frozen=True)
@@ -16,119 +151,83 @@ class Rule:
     """One trouble."""
 
     name: str
-    headline: str  # the diagnosis, short enough for a progress bar
-    when: str  # for the documentation
+    headline: str
+    when: str
     remedy: str
-    needs: tuple[str, ...]  # numbers without which it cannot be judged
-    severity: Callable[[Seen], float]
-    words: Callable[[Seen], str]  # the numbers that show it
+    needs: tuple[str, ...]
+    words: str = ""  # the numbers that show it
     is_advice: bool = False  # worth saying, but nothing is broken
 
+    @property
+    def column(self) -> str:
+        """Its name in metrics.jsonl."""
+        return f"{PREFIX}{'advice' if self.is_advice else 'alarm'}_{self.name}"
+
     def sentence(self, seen: Seen) -> str:
-        return f"{self.headline}: {self.words(seen)}; {self.remedy}"
+        shown = WORDS[self.name](seen) if self.name in WORDS else self.words.format_map(seen.now)
+        return f"{self.headline}: {shown}; {self.remedy}"
 
 
-RULES: tuple[Rule, ...] = (
-    Rule(
-        name="wall",
-        headline="blocked against a wall",
-        when=f"at least {s.BLOCKED_STEPS:.0%} of the policy's steps under a large force come to nothing, or "
-        f"{s.SOME_BLOCKED_STEPS:.0%} of them and {s.BLOCKED_ENDS:.0%} of the relaxations end blocked",
-        remedy="look whether minimum_distance_angstrom is too large for these bonds or the starts are too dense, else "
-        "raise deviation_penalty_per_angstrom2 or back_off_penalty so that the policy learns to turn away",
-        needs=("blocked_share", "executed_move_angstrom", "proposed_move_angstrom"),
-        severity=s.wall,
-        words=s.wall_words,
-    ),
-    Rule(
-        name="overestimation",
-        headline="critic overestimates",
-        when="q_at_start lies above the return (with SAC's entropy bonus) by more than half of it plus its spread plus "
-        "one reward; while it is no more than the last two, only if it rises",
-        remedy="lower critic_learning_rate, target_update_rate or discount_factor, or take an agent with two critics "
-        "(td3, sac)",
-        needs=("q_at_start", "return_from_start", "squared_return", "reward_size"),
-        severity=s.overestimation,
-        words=s.overestimation_words,
-    ),
-    Rule(
-        name="stillness",
-        headline="avoids penalties by not moving",
-        when=f"fewer than {s.CONVERGING:.0%} of the relaxations converge, and the gate's factor has gone "
-        f"{s.CLOSED:.0%} of the way to its lower bound (on a log scale) or the policy moves less than {s.IDLE:.1%} of "
-        "max_displacement_angstrom under a large force",
-        remedy="lower deviation_penalty_per_angstrom2 or back_off_penalty, or begin with an expert_share",
-        needs=("gate_factor", "max_displacement_angstrom"),
-        severity=s.stillness,
-        words=s.stillness_words,
-    ),
-    Rule(
-        name="non_finite",
-        headline="the potential fails too often",
-        when=f"at least {s.FAILING:.0%} of the relaxations end with NaN or infinity",
-        remedy="raise minimum_distance_angstrom, lower max_displacement_angstrom, or look at the potential's range",
-        needs=("share_non_finite",),
-        severity=lambda seen: seen.now["share_non_finite"] / s.FAILING,
-        words=lambda seen: f"{seen.now['share_non_finite']:.0%} of the relaxations end with NaN or infinity",
-    ),
-    Rule(
-        name="crowding",
-        headline="atoms lean on the minimum distance",
-        when=f"at least {s.LEANING:.0%} of the steps end with a pair at minimum_distance_angstrom",
-        remedy="lower minimum_distance_angstrom if bonds are shorter than that, else start from looser structures: the "
-        "corrector decides here, not the policy",
-        needs=("crowded_share", "minimum_distance_angstrom"),
-        severity=lambda seen: seen.now["crowded_share"] / s.LEANING,
-        words=lambda seen: f"{seen.now['crowded_share']:.0%} of the steps end with a pair as near as is allowed",
-    ),
-    Rule(
-        name="expert",
-        headline="the expert does not step back",
-        when=f"when half of its schedule is over the expert's share is at least {s.EXPERT_SHARE:.0%} and has not "
-        f"fallen by {1 - s.NOT_FALLING:.0%}",
-        remedy="set expert_share_final to 0 and expert_steps shorter: the policy hardly sees what its own moves "
-        "lead to",
-        needs=("expert_share", "first_expert_share", "expert_fades_within_steps", "trained_steps"),
-        severity=s.expert_stays,
-        words=s.expert_words,
-    ),
-    Rule(
-        name="replay_old",
-        headline="replay is too old",
-        when="the mean age is that of a replay more than ten times larger than suits the systems (R8.1)",
-        remedy="lower replay_capacity: batches show what policies of long ago did",
-        needs=("replay_age_transitions", "atoms_per_structure"),
-        severity=s.too_old,
-        words=s.replay_words,
-    ),
-    Rule(
-        name="replay_young",
-        headline="replay is too young",
-        when="the replay forgets, and the mean age is that of one less than a tenth of what suits the systems (R8.1)",
-        remedy="raise replay_capacity or replay_atom_capacity, whichever is reached first: all it learns from is the "
-        "newest steps",
-        needs=("replay_age_transitions", "atoms_per_structure", "replay_forgets"),
-        severity=s.too_young,
-        words=s.replay_words,
-    ),
-    Rule(
-        name="support",
-        headline="returns leave the critic's support",
-        when=f"at least {s.OUTSIDE_SUPPORT:.0%} of the returns lie outside lowest_value … highest_value (D4PG)",
-        remedy="widen lowest_value and highest_value in a new run, or scale the reward",
-        needs=("returns_outside_support",),
-        severity=lambda seen: seen.now["returns_outside_support"] / s.OUTSIDE_SUPPORT,
-        words=lambda seen: f"{seen.now['returns_outside_support']:.0%} of the discounted returns cannot be expressed",
-    ),
-    Rule(
-        name="worse_than_bfgs",
-        headline="needs more force calls than BFGS",
-        when=f"after {s.LATE_MEMORIES} memories of training the newest assessment needs more force calls than BFGS "
-        "from the same starts",
-        remedy="train longer, with an expert_share, a wider max_displacement_angstrom or a larger network",
-        needs=("assessed_calls_beside_bfgs", "trained_steps"),
-        severity=s.behind_bfgs,
-        words=lambda seen: f"{seen.now['assessed_calls_beside_bfgs']:.2f} times as many from the same starts",
-        is_advice=True,
-    ),
-)
+DIAGNOSTICS = tuple(Diagnostic(**row | {"meaning": row["meaning"].format_map(LIMITS)}) for row in TABLES["numbers"])
+RULES = tuple(Rule(**row | {"when": row["when"].format_map(LIMITS)}) for row in TABLES["rules"])
+
+
+@dataclass(frozen=True)
+class Event:
+    """An alarm, or a piece of advice, that begins or ends: one line of alarms.jsonl."""
+
+    step: int
+    name: str
+    begins: bool
+    sentence: str
+    is_advice: bool
+
+    def as_record(self) -> dict[str, object]:
+        kind = "advice" if self.is_advice else "alarm"
+        event = "begins" if self.begins else "ends"
+        return {"step": self.step, kind: self.name, "event": event, "sentence": self.sentence}
+
+
+class Alarms:
+    """Each rule is judged at every line of the log for which its numbers are known."""
+
+    def __init__(self) -> None:
+        self.active: list[str] = []  # names, in the order in which they began
+        self._events: list[Event] = []
+
+    def judge(self, step: int, seen: Seen) -> None:
+        for rule in RULES:
+            if any(name not in seen.now for name in rule.needs):
+                continue
+            severity, is_active = SEVERITIES[rule.name](seen), rule.name in self.active
+            if not is_active and severity >= 1:
+                self.active.append(rule.name)
+                self._tell(Event(step, rule.name, True, rule.sentence(seen), rule.is_advice))
+            elif is_active and severity < LIMITS["ends_below"]:
+                self.active.remove(rule.name)
+                self._tell(Event(step, rule.name, False, f"no longer: {rule.headline}", rule.is_advice))
+
+    def _tell(self, event: Event) -> None:
+        self._events.append(event)
+        log.log(logging.INFO if event.is_advice else logging.WARNING, "step %d: %s", event.step, event.sentence)
+
+    def scalars(self) -> dict[str, float]:
+        """1 for every alarm that stands, 0 for the others."""
+        return {rule.column: float(rule.name in self.active) for rule in RULES}
+
+    def take_events(self) -> list[Event]:
+        """What has begun or ended since the last call."""
+        events, self._events = self._events, []
+        return events
+
+    def snapshot(self) -> dict[str, Tensor]:
+        names = [rule.name for rule in RULES]
+        return {"active": torch.tensor([names.index(name) for name in self.active], dtype=torch.int64)}
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        self.active = [RULES[number].name for number in tensors["active"].tolist()]
+
+
+def standing(newest: Mapping[str, float]) -> list[str]:
+    """Headlines of the alarms that stand in a line of metrics, for a progress bar."""
+    return [rule.headline for rule in RULES if not rule.is_advice and newest.get(rule.column, 0.0) == 1.0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,40 +26,32 @@ class Tally:
     """Means, totals and minima since the last line."""
 
     def __init__(self) -> None:
-        self._sums: dict[str, tuple[float, float]] = {}  # sum and count
-        self._totals: dict[str, float] = {}
-        self._lowest: dict[str, float] = {}
+        self._kept: dict[str, Any] = {}  # sum.NAME: sum and count; total.NAME and lowest.NAME: a number
 
     def mean(self, name: str, values: Tensor) -> None:
         """Numbers to be averaged; none is no number."""
-        total, count = self._sums.get(name, (0.0, 0.0))
-        self._sums[name] = (total + float(values.double().sum()), count + values.numel())
+        total, count = self._kept.get(f"sum.{name}", (0.0, 0.0))
+        self._kept[f"sum.{name}"] = (total + float(values.double().sum()), count + values.numel())
 
     def total(self, name: str, value: float) -> None:
-        self._totals[name] = self._totals.get(name, 0.0) + value
+        self._kept[f"total.{name}"] = self._kept.get(f"total.{name}", 0.0) + value
 
     def lowest(self, name: str, values: Tensor) -> None:
-        self._lowest[name] = min(self._lowest.get(name, math.inf), float(values.min()))
+        self._kept[f"lowest.{name}"] = min(self._kept.get(f"lowest.{name}", math.inf), float(values.min()))
 
     def take(self) -> tuple[dict[str, Mean], dict[str, float]]:
         """Means with their counts; totals and minima. Then everything begins anew."""
-        means = {name: Mean(total / count, count) for name, (total, count) in self._sums.items() if count}
-        others = self._totals | self._lowest
-        self._sums, self._totals, self._lowest = {}, {}, {}
-        return means, others
+        kept = {tuple(key.split(".", 1)): value for key, value in self._kept.items()}
+        self._kept = {}
+        sums = {name: value for (kind, name), value in kept.items() if kind == "sum"}
+        means = {name: Mean(total / count, count) for name, (total, count) in sums.items() if count}
+        return means, {name: value for (kind, name), value in kept.items() if kind != "sum"}
 
     def snapshot(self) -> dict[str, Tensor]:
-        kinds = {"sum": self._sums, "total": self._totals, "lowest": self._lowest}
-        return {f"{kind}.{name}": _exact(value) for kind, values in kinds.items() for name, value in values.items()}
+        return {name: _exact(value) for name, value in self._kept.items()}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        kinds: dict[str, dict[str, list[float]]] = {"sum": {}, "total": {}, "lowest": {}}
-        for key, tensor in tensors.items():
-            kind, name = key.split(".", 1)
-            kinds[kind][name] = tensor.reshape(-1).tolist()
-        self._sums = {name: (value[0], value[1]) for name, value in kinds["sum"].items()}
-        self._totals = {name: value[0] for name, value in kinds["total"].items()}
-        self._lowest = {name: value[0] for name, value in kinds["lowest"].items()}
+        self._kept = {name: tensor.tolist() for name, tensor in tensors.items()}
 
 
 class Averages:

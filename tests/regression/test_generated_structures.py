@@ -1,7 +1,7 @@
 """Generators make the structures that they made before they were written once: every set, kind and source, by hash.
 
-Recorded with the release before, coordinates rounded to 1e-6 Å; `python tests/regression/test_structures.py`
-prints what is made now, with --bits to the last bit.
+Coordinates are rounded to 1e-4 Å, because processors differ in the last bits.
+`python tests/regression/test_generated_structures.py` prints what is made now, with --bits to the last bit.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from relaxion.bench import sets
 from relaxion.collecting.settings import CollectSettings
 from relaxion.collecting.starts import make_start
 from relaxion.generators.alloys import EAM_METALS, EMT_METALS, fcc_alloys
-from relaxion.generators.perturbations import mixed, perturbation
+from relaxion.generators.perturbations import perturbation
 from relaxion.generators.slabs import ADSORBATES
 from relaxion.generators.sources import structure_source
-from relaxion.generators.starts import KINDS, MetalStarts, MixedStarts, PackedStarts, PerturbedStarts
+from relaxion.generators.starts import KINDS, MetalStarts, PerturbedStarts
 from relaxion.structures import Structures
 
 RECORDED = Path(__file__).with_name("structures.json")
@@ -44,7 +44,7 @@ def digest(images: Sequence[Atoms], *, bits: bool = False) -> str:
         own.update(atoms.numbers.astype(np.int64).tobytes())
         own.update(np.asarray(atoms.pbc, dtype=bool).tobytes())
         for values in (atoms.positions, atoms.cell.array):
-            own.update(((values if bits else np.round(values, 6)) + 0.0).tobytes())
+            own.update(((values if bits else np.round(values, 4)) + 0.0).tobytes())
         own.update(str(sorted(int(k) for fixed in atoms.constraints for k in fixed.index)).encode())
     return own.hexdigest()[:16]
 
@@ -77,20 +77,12 @@ def pool() -> Structures:
     return fcc_alloys(("Al", "Cu", "Pt"), 5, seeded(1), n_atoms=8, cell_free=True)
 
 
-def sampled(starts: Callable[[], MixedStarts | PackedStarts | PerturbedStarts | MetalStarts], bits: bool) -> str:
+def sampled(starts: Callable[[], PerturbedStarts | MetalStarts], bits: bool) -> str:
     return digest(starts().sample(seeded(2), 7).to_ase(), bits=bits)
 
 
-def packings() -> PackedStarts:
-    return PackedStarts(("Al2Fe2", "AlFe3"), 12.0)
-
-
-def either() -> PerturbedStarts:
-    return PerturbedStarts(pool(), [mixed([perturbation("rattle:0.1"), perturbation("strain:0.05")])])
-
-
 def source(text: str, bits: bool) -> str:
-    return digest(structure_source(text).images(6, seeded(5), potential("emt")), bits=bits)
+    return digest(structure_source(text)(6, seeded(5), potential("emt")), bits=bits)
 
 
 Make = Callable[..., str]
@@ -107,10 +99,7 @@ CASES |= {
     f"perturbed/{word}": partial(sampled, partial(lambda w: PerturbedStarts(pool(), [perturbation(w)]), word))
     for word in PERTURBATIONS
 }
-CASES["perturbed/mixed"] = partial(sampled, either)
 CASES["starts/fcc_alloys"] = lambda bits: digest(pool().to_ase(), bits=bits)
-CASES["starts/packed"] = partial(sampled, packings)
-CASES["starts/mixed"] = partial(sampled, lambda: MixedStarts([packings(), PerturbedStarts(pool())], [1.0, 2.0]))
 CASES |= {
     f"collecting/{side}/{make}": partial(collected, side, make)
     for make in MAKERS
