@@ -1,4 +1,4 @@
-"""Self-consistent calculations that relaxations need with Quantum ESPRESSO: ours, ASE's, and its own relax and vc-relax.
+"""Self-consistent calculations of relaxations with Quantum ESPRESSO: by us, by ASE, and by its own relax and vc-relax.
 
     make espresso                                # Debian's quantum-espresso and quantum-espresso-data
     python benchmarks/dft/run.py                 # all that is not in results/ yet; may be stopped at any time

@@ -3,8 +3,8 @@
     pip install 'relaxion[torchsim,sevenn,chgnet]'          # Python 3.12: TorchSim 0.6, which has an L-BFGS
     python benchmarks/torchsim/run.py [--number 16]         # what is not in results/ yet; may be stopped at any time
 
-Unseen crystals of the set `crystals` (and `crystals-cell`) of `relaxion bench`, SevenNet-0, to fmax 0.05 eV/Å. Everybody
-is looked at after every step (steps_between_swaps=1), so nobody pays for steps past the tolerance.
+Unseen crystals of the set `crystals` (and `crystals-cell`) of `relaxion bench`, SevenNet-0, to fmax 0.05 eV/Å.
+Everybody is looked at after every step (steps_between_swaps=1), so nobody pays for steps past the tolerance.
 """
 
 from __future__ import annotations
@@ -79,7 +79,9 @@ def measured(name: str, method: str, number: int) -> dict[str, Any]:
 
 
 def table(number: int) -> None:
-    print("| set | method | evaluations a structure | structures a minute | not converged | of the best of TorchSim's |")
+    print(
+        "| set | method | evaluations a structure | structures a minute | not converged | of the best of TorchSim's |"
+    )
     print("|---" * 6 + "|")
     for name in SETS:
         files = {method: RESULTS / f"{name}-{method}-{number}.json" for method in METHODS}
@@ -88,7 +90,9 @@ def table(number: int) -> None:
         for method, one in found.items():
             calls = one["evaluations"] / number
             ratio = f"{one['evaluations'] / min(theirs):.2f}" if theirs else ""
-            print(f"| {name} | {method} | {calls:.1f} | {one['structures_per_minute']} | {one['unconverged']} | {ratio} |")
+            print(
+                f"| {name} | {method} | {calls:.1f} | {one['structures_per_minute']} | {one['unconverged']} | {ratio} |"
+            )
 
 
 def main() -> None:

@@ -103,7 +103,7 @@ class RelaxRequest:
     relaxion relax alloy.cif --compare BFGS,FIRE --report
     Units.
     Exit codes: 0 all converged, 1 error, 2 usage, 3 not all converged, 130 interrupted, 143 terminated by SIGTERM (in
-    both cases what was reached is saved).
+    both cases what was reached is saved, and --resume goes on).
     """
 
     files: list[Path] = argument(
@@ -124,6 +124,7 @@ class RelaxRequest:
     out: Path = option("DIR", "Results go to DIR/NAME/.", default=Path("relaxed"))
     as_json: bool = flag("--json", "One JSON object per structure on stdout, nothing else.")
     report: bool = flag("--report", "Also write DIR/NAME/report.html: film, curves, comparison, facts.")
+    resume: bool = flag("--resume", "Go on with structures whose relaxation into DIR was cut short.")
     force: bool = flag("--force", "Replace earlier results.")
     rattle: float = rattle_option()
     seed: int = rattle_seed_option()

@@ -123,6 +123,11 @@ class Relaxer(Optimizer):
         return self._calls_before + len(self.history)
 
     @property
+    def calls_before(self) -> int:
+        """Those in the runs before the restart file was written."""
+        return self._calls_before
+
+    @property
     def fallback_used(self) -> int:
         """Steps not made by whom they were asked of: by the core or FIRE in place of the policy, by FIRE in place of
         the core where no policy was asked."""
@@ -165,6 +170,11 @@ class Relaxer(Optimizer):
             self._stepper.check_rows(len(saved.seen_at))
         except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
             raise RestartError(f"{path} is damaged ({shown(error)}); delete it to start afresh") from error
+
+    def go_on(self) -> None:
+        """After a restart: put the atoms where the run before would have looked next, so that no force call is lost."""
+        if self._left_at is not None:
+            self.atoms.set_positions(self._left_at)
 
     def save(self, path: str | Path) -> None:
         """Write a restart file, as every step does where `restart` is given; before the first step there is none."""
