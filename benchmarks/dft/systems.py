@@ -79,20 +79,20 @@ def rutile() -> Atoms:
 SYSTEMS: dict[str, System] = {
     "Si8": System(lambda: bulk("Si", a=5.40, cubic=True), 12, (2, 2, 2)),
     "Si2, cell": System(lambda: bulk("Si", a=5.40), 14, (3, 3, 3), rattle_angstrom=0.05, strain=0.03, cell=True),
-    "SiC8": System(lambda: bulk("SiC", "zincblende", a=4.33, cubic=True), 25, (2, 2, 2)),
-    "AlAs8": System(lambda: bulk("AlAs", "zincblende", a=5.60, cubic=True), 12, (2, 2, 2)),
-    "C8": System(lambda: bulk("C", "diamond", a=3.54, cubic=True), 25, (2, 2, 2), rattle_angstrom=0.07),
-    "MgO8": System(lambda: bulk("MgO", "rocksalt", a=4.18, cubic=True), 25, (1, 1, 1)),
-    "MgO2, cell": System(
-        lambda: bulk("MgO", "rocksalt", a=4.18), 30, (2, 2, 2), rattle_angstrom=0.05, strain=0.03, cell=True
-    ),
-    "TiO2 rutile": System(rutile, 25, (1, 1, 2), rattle_angstrom=0.07),
-    "Al7, a vacancy": System(vacancy, 12, (2, 2, 2), METAL),
     "Al4, cell": System(
         lambda: bulk("Al", a=3.98, cubic=True), 12, (3, 3, 3), METAL, rattle_angstrom=0.1, strain=0.03, cell=True
     ),
-    "Ni4": System(lambda: bulk("Ni", a=3.43, cubic=True), 24, (2, 2, 2), METAL),
+    "MgO2, cell": System(
+        lambda: bulk("MgO", "rocksalt", a=4.18), 30, (2, 2, 2), rattle_angstrom=0.05, strain=0.03, cell=True
+    ),
     "H on Al(100)": System(hydrogen_on_aluminium, 14, (4, 4, 1), METAL),
     "SiH4 in a box": System(lambda: boxed("SiH4", 6.5), 14, None),
     "H2O in a box": System(lambda: boxed("H2O", 5.5), 25, None, rattle_angstrom=0.05),
+    "Al7, a vacancy": System(vacancy, 12, (2, 2, 2), METAL),
+    "MgO8": System(lambda: bulk("MgO", "rocksalt", a=4.18, cubic=True), 25, (1, 1, 1)),
+    "SiC8": System(lambda: bulk("SiC", "zincblende", a=4.33, cubic=True), 25, (2, 2, 2)),
+    "AlAs8": System(lambda: bulk("AlAs", "zincblende", a=5.60, cubic=True), 12, (2, 2, 2)),
+    "TiO2 rutile": System(rutile, 25, (1, 1, 2), rattle_angstrom=0.07),
+    "C8": System(lambda: bulk("C", "diamond", a=3.54, cubic=True), 25, (2, 2, 2), rattle_angstrom=0.07),
+    "Ni4": System(lambda: bulk("Ni", a=3.43, cubic=True), 24, (2, 2, 2), METAL),
 }

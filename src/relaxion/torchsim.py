@@ -32,21 +32,26 @@ from relaxion.optimize.choice import Chooser, stepper_of
 from relaxion.optimize.point import Point, Proposal, longest
 from relaxion.optimize.quasi_newton import QuasiNewtonSettings
 from relaxion.optimize.stepper import propose
+from relaxion.structures.devices import DeviceLike
 
 FILTER_SETTINGS = ("hydrostatic_strain", "constant_volume", "scalar_pressure")
 VOIGT = [0, 4, 8, 5, 2, 1]  # xx yy zz yz xz xy in a flat 3 × 3 matrix
 
 
 def relaxer(
-    policy: str | Path | None = "auto", fmax: float | None = None, *, allow_unseen: bool = False
+    policy: str | Path | None = "auto",
+    fmax: float | None = None,
+    *,
+    allow_unseen: bool = False,
+    device: DeviceLike = None,
 ) -> TorchSimOptimizer:
     """What `torch_sim.optimize(..., optimizer=...)` takes.
 
-    `policy`, `allow_unseen`: as in `relaxion.Relaxer`. `fmax`: eV/Å; structures whose forces (and rows of the cell) are
-    all shorter rest: they are neither moved nor evaluated until TorchSim takes them out of the batch. Give the number
-    that its convergence function has.
+    `policy`, `allow_unseen`, `device`: as in `relaxion.Relaxer`. `fmax`: eV/Å; structures whose forces (and rows of the
+    cell) are all shorter rest: they are neither moved nor evaluated until TorchSim takes them out of the batch. Give
+    the number that its convergence function has.
     """
-    return TorchSimOptimizer(Relaxing(policy, fmax, allow_unseen=allow_unseen))
+    return TorchSimOptimizer(Relaxing(policy, fmax, allow_unseen=allow_unseen, device=device))
 
 
 class TorchSimOptimizer(tuple[Callable[..., Any], Callable[..., Any]]):
@@ -65,11 +70,13 @@ class TorchSimOptimizer(tuple[Callable[..., Any], Callable[..., Any]]):
 class Relaxing:
     """The relaxations that TorchSim runs. Its batches come and go; each structure carries the number of its own."""
 
-    def __init__(self, policy: str | Path | None, fmax: float | None, *, allow_unseen: bool) -> None:
+    def __init__(
+        self, policy: str | Path | None, fmax: float | None, *, allow_unseen: bool, device: DeviceLike
+    ) -> None:
         if fmax is not None and not fmax > 0:
             raise SettingsError(f"fmax is a force in eV/Å above 0, got {fmax}; try 0.05")
         self.fmax, self._allow_unseen = fmax, allow_unseen
-        self._chooser = Chooser(policy, allow_unseen=allow_unseen)
+        self._chooser = Chooser(policy, allow_unseen=allow_unseen, device=device)
         self._ways: list[Way] = []
 
     def begin(self, state: Any, model: Any, *, cell_filter: Any = None, **settings: Any) -> Any:

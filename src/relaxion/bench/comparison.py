@@ -55,6 +55,7 @@ def run_relaxer(
         trajectory=trajectory if restart is None else None,
         policy=choice.policy,
         allow_unseen=choice.allow_unseen,
+        device=choice.device,
     )
     if restart is not None and trajectory is not None:
         # ASE, where it appends, leaves out the first point as known; here it is new

@@ -40,7 +40,7 @@ def relax(request: RelaxRequest, interrupts: Interrupts) -> int:
     check_numbers(request.fmax, request.steps, rattle=request.rattle)
     check_policy(policy_argument(request.policy))
     optimizers = chosen_optimizers(request.compare, "--compare")
-    with closing(make_potential(request.calc)) as physics:
+    with closing(make_potential(request.calc, request.device)) as physics:
         check_out(request.out)
         jobs = _left(request, read_jobs(request.files))
         progress = Progress(quiet=request.quiet)
@@ -104,7 +104,8 @@ class _Session:
 
     def _relax_into_folder(self, job: Job, task: Task) -> Report:
         final, request = self.request.out / job.folder, self.request
-        choice = PolicyChoice.of(request.policy, task.start, allow_unseen=request.allow_unseen)
+        unseen, device = request.allow_unseen, request.device
+        choice = PolicyChoice.of(request.policy, task.start, allow_unseen=unseen, device=device)
         with staging(final) as folder:
             earlier, log, trajectory = _restart(request, job), folder / f"{job.name}.log", folder / f"{job.name}.traj"
             restart = None if earlier is None else Path(shutil.copy(earlier, folder))

@@ -72,7 +72,7 @@ def _worker_settings(request: ManyRequest) -> tuple[WorkerSettings, int]:
         raise SettingsError(f"--time-limit is a time in seconds above 0, got {limit}; try --time-limit 600")
     check_numbers(request.fmax, request.steps)
     weights = policy_weights(request.policy)
-    made = make_potential(request.calc)
+    made = make_potential(request.calc, request.device)
     made.close()  # workers make their own
     if request.cell and not made.has_stress:
         raise SettingsError(f"--cell: calculator {made.name} gives no stress; leave --cell away, or try --calc emt")
@@ -81,7 +81,8 @@ def _worker_settings(request: ManyRequest) -> tuple[WorkerSettings, int]:
         policy_weights=weights, allow_unseen=request.allow_unseen, fmax_ev_per_angstrom=request.fmax,
         free_cell=request.cell, max_force_calls=request.steps + 1,
     )  # fmt: skip
-    worker = WorkerSettings(many=many, time_limit_seconds=limit, batch_size=request.batch_size, folder=str(Path.cwd()))
+    here, at_once, device = str(Path.cwd()), request.batch_size, request.device
+    worker = WorkerSettings(many=many, time_limit_seconds=limit, batch_size=at_once, device=device, folder=here)
     return worker, 1 if isinstance(made, AsePotential) else 2 * request.batch_size
 
 

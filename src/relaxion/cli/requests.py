@@ -76,6 +76,8 @@ UNSEEN = "Let the policy speak about elements it was not trained on; the guard w
 unseen_flag = partial(flag, "--allow-unseen", UNSEEN)
 calc_option = partial(option, "SPEC", default="emt", autocompletion=completion.calculators)
 policy_option = partial(option, "NAME|FILE", default="auto", autocompletion=completion.policies)
+DEVICE = "Where networks compute, of policies and of calculators by name: cuda, cuda:1."
+device_option = partial(option, "NAME", DEVICE, default=None, show_default="cpu")
 optimizers_option = partial(option, "NAMES", autocompletion=completion.optimizers)
 rattle_option = partial(option, "Å", "Move the atoms at random by so much along each axis first.", default=0.0)
 rattle_seed_option = partial(option, "N", "Of --rattle.", default=0, min=0)
@@ -116,6 +118,7 @@ class RelaxRequest:
         "auto takes a shipped policy that was trained on all elements, else the classical core; none insists on "
         "the core; NAME or FILE takes that policy; see 'policies'."
     )
+    device: str | None = device_option()
     allow_unseen: bool = unseen_flag()
     fmax: float = option("eV/Å", "Converged when no force (nor cell row) is longer than this.", default=0.05)
     steps: int = option("N", "Most steps; each is one force call.", default=500)
@@ -156,6 +159,7 @@ class ManyRequest:
     out: Path = option("DIR", "Results; the same command again goes on here.", default=Path("relaxed-many"))
     calc: str = calc_option(AS_IN_RELAX)
     policy: str = policy_option(AS_IN_RELAX)
+    device: str | None = device_option()
     allow_unseen: bool = unseen_flag()
     fmax: float = option("eV/Å", AS_IN_RELAX, default=0.05)
     steps: int = option("N", "Most steps of a structure; each is one force call.", default=500)

@@ -36,6 +36,7 @@ from relaxion.potentials.potential import Potential
 from relaxion.potentials.registry import potential as potential_of
 from relaxion.structures import Structures
 from relaxion.structures.conversion import check_atoms, forget_symmetry
+from relaxion.structures.devices import DeviceLike
 from relaxion.structures.state import Outcome
 
 logger = logging.getLogger(__name__)
@@ -114,6 +115,7 @@ class BatchSettings:
     record: bool = False  # keep every evaluated point
     stresses: bool = False  # ask for them also where the cell does not relax
     largest_first_force: float | None = None  # eV/Å; a start above it is not relaxed
+    device: DeviceLike = None  # where networks compute: the policy's, and the potential's where it is given by name
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.fmax) and self.fmax > 0):
@@ -133,14 +135,16 @@ def relax_batch(
     max_force_calls: int = MAX_FORCE_CALLS,
     batch_size: int = BATCH_SIZE,
     allow_unseen: bool = False,
+    device: DeviceLike = None,
 ) -> list[Relaxed]:
     """Relax all structures, in the order given; the same results as `Relaxer` brings one by one, to rounding.
 
     `structures`: ASE atoms, with constraints if need be; they are not changed. `potential`: a name ("emt"), an ASE
     calculator (asked one structure after the other) or a potential. `policy`, `allow_unseen`: as in `Relaxer`. `fmax`:
-    eV/Å. `cell`: relax the cells too. An error of the potential ends the structure that met it, not the others.
+    eV/Å. `cell`: relax the cells too. `device`: where the networks of the policy and of a named potential compute.
+    An error of the potential ends the structure that met it, not the others.
     """
-    settings = BatchSettings(policy, fmax, cell, max_force_calls, allow_unseen)
+    settings = BatchSettings(policy, fmax, cell, max_force_calls, allow_unseen, device=device)
     return list(relax_stream(structures, potential, settings, batch_size))
 
 
@@ -187,13 +191,16 @@ class BatchRelaxer:
         make_stepper: MakeStepper | None = None,
     ) -> None:
         """`make_stepper`: who relaxes, in place of the policy that the settings name."""
-        self.potential, self.settings = potential_of(potential), settings
+        self.settings = settings
+        self.potential = potential_of(potential, settings.device if isinstance(potential, str) else None)
         if settings.cell and not self.potential.has_stress:
             raise MissingStressError(
                 f"{self.potential.name} gives no stress, so cells cannot relax; leave cell=True away, or try 'emt'"
             )
         self._make_stepper = make_stepper or self._chosen
-        self._chooser = Chooser(None if make_stepper else settings.policy, allow_unseen=settings.allow_unseen)
+        self._chooser = Chooser(
+            None if make_stepper else settings.policy, allow_unseen=settings.allow_unseen, device=settings.device
+        )
         self.together = not isinstance(self.potential, AsePotential)
         self._running: list[_Relaxation] = []
         self._finished: list[Relaxed] = []

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
 
+import torch
 from ase.data import atomic_numbers as numbers_of
 
 from relaxion.bundles import PolicyBundle, uncovered
@@ -23,9 +24,11 @@ from relaxion.optimize.learned import TRUST, DirectMetrics, LearnedMetrics, Metr
 from relaxion.optimize.quasi_newton import QuasiNewton, QuasiNewtonSettings
 from relaxion.optimize.stepper import Stepper
 from relaxion.optimize.trust_rule import GATE, TrustRule, rule_of
+from relaxion.structures.devices import DeviceLike, device_of
 
 logger = logging.getLogger(__name__)
 
+CPU = torch.device("cpu")
 CORE = "classical"  # what relaxes where no policy does
 WORDS = ("auto", "none")  # that `policy=` understands beside names and paths
 INSIST = "allow_unseen=True (--allow-unseen) insists"
@@ -108,9 +111,12 @@ def chosen(
     fallback: bool = True,
     allow_unseen: bool = False,
     adapt: bool | Adaptation = False,
+    device: DeviceLike = None,
 ) -> Chosen:
     """The stepper for `policy`: "auto", None (or "none") for the core, the name of a policy, or a bundle's path."""
-    decision = decide(policy, atomic_numbers, periodic=periodic, allow_unseen=allow_unseen)
+    if adapt is not False and device_of(device).type != "cpu":
+        raise SettingsError(f"adapt learns on the CPU; leave adapt or device={str(device)!r} away")
+    decision = Chooser(policy, allow_unseen=allow_unseen, device=device).decide(atomic_numbers, periodic=periodic)
     if decision.note:
         logger.log(logging.WARNING if decision.loud else logging.INFO, decision.note)
     return stepper_of(decision, settings, fallback=fallback, allow_unseen=allow_unseen, adapt=adapt)
@@ -165,16 +171,17 @@ def decide(
 class Chooser:
     """Decides for many structures; policies are looked up and read once, when it is made."""
 
-    def __init__(self, policy: str | Path | None, *, allow_unseen: bool = False) -> None:
-        """PolicyError or SettingsError where `policy` is nothing that could relax."""
+    def __init__(self, policy: str | Path | None, *, allow_unseen: bool = False, device: DeviceLike = None) -> None:
+        """PolicyError or SettingsError where `policy` is nothing that could relax, or the device is not there."""
+        where = device_of(device)
         self.allow_unseen, self._broken, self._candidates = allow_unseen, "", list[Loaded]()
         self._automatic = policy == "auto"
         if self._automatic:
-            self._candidates, self._broken = _shipped()
+            self._candidates, self._broken = _shipped(where)
         elif policy is not None and policy != "none":
             if not isinstance(policy, str | Path):
                 raise SettingsError(f"policy is a name, a path, 'auto' or None, got {policy!r}")
-            self._candidates = [load(policy)]
+            self._candidates = [load(policy, where)]
 
     def decide(self, atomic_numbers: Collection[int], *, periodic: bool) -> Decision:
         """Who shall relax these atoms: the one that was trained on all their elements, or, if insisted on, on most."""
@@ -198,27 +205,30 @@ class Chooser:
         return Decision(None, f"{why}; {INSIST}", loud=not self._automatic)
 
 
-def _shipped() -> tuple[list[Loaded], str]:
+def _shipped(device: torch.device) -> tuple[list[Loaded], str]:
     """Those that can be read, and a sentence about the others: nobody named them, so they are no reason to stop."""
     found, broken = [], []
     for name in shipped_names():
         try:
-            found.append(load(name))
+            found.append(load(name, device))
         except PolicyError as error:
             broken.append(str(error))
     return found, "; ".join([*broken, "the classical core relaxes"]) if broken else ""
 
 
-def load(name_or_path: str | Path) -> Loaded:
-    """The bundle with its networks; read again only when its file has changed."""
+def load(name_or_path: str | Path, device: torch.device = CPU) -> Loaded:
+    """The bundle with its networks; read again only when its file has changed. A metric's network is on the device."""
     file = find_file(name_or_path, WORDS)
     about = file.stat()
-    return _load(file, about.st_mtime_ns, about.st_size)
+    return _load(file, about.st_mtime_ns, about.st_size, device)
 
 
 @lru_cache(maxsize=8)
-def _load(file: Path, _changed: int, _size: int) -> Loaded:
+def _load(file: Path, _changed: int, _size: int, device: torch.device) -> Loaded:
     bundle = PolicyBundle.read(file)
     gate = bundle.networks.get(GATE)
     rule = None if gate is None else rule_of(gate, bundle.name)
-    return Loaded(bundle, policy_of(bundle), rule, bundle.weights_sha256)
+    policy = policy_of(bundle)
+    if isinstance(policy, MetricPolicy):
+        policy.network.to(device)
+    return Loaded(bundle, policy, rule, bundle.weights_sha256)

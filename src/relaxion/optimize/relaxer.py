@@ -26,6 +26,7 @@ from relaxion.optimize.quasi_newton import QuasiNewtonSettings
 from relaxion.optimize.restart import Saved, read_restart, write_restart
 from relaxion.optimize.stepper import propose
 from relaxion.settings import shown
+from relaxion.structures.devices import DeviceLike
 from relaxion.structures.state import Outcome
 
 logger = logging.getLogger(__name__)
@@ -75,14 +76,16 @@ class Relaxer(Optimizer):
         fallback: bool = True,
         allow_unseen: bool = False,
         adapt: bool | Adaptation = False,
+        device: DeviceLike = None,
         **kwargs: Any,
     ) -> None:
         """`policy`: "auto" takes a shipped policy that covers the elements, a name or path takes that one, None insists
         on the classical core. `maxstep`: longest displacement in one step, Å. `fallback`: whether damped FIRE may take
         over when the core loses its way. `allow_unseen`: let the policy speak about elements it was not trained on.
         `adapt`: the metric goes on learning from every relaxation of this process that asks for it (or of those that
-        share an `Adaptation`), at no force call: for many similar structures one after the other. All else as in
-        ASE; options that only other optimizers have (alpha, dt, memory, …) are named in a warning and left out."""
+        share an `Adaptation`), at no force call: for many similar structures one after the other. `device`: where the
+        network of a metric policy computes ("cuda"); the atoms' calculator is where it was made. All else as in ASE;
+        options that only other optimizers have (alpha, dt, memory, …) are named in a warning and left out."""
         check_door(atoms)
         self.maxstep = _checked_maxstep(self.defaults["maxstep"] if maxstep is None else maxstep)
         self.policy = policy
@@ -92,8 +95,9 @@ class Relaxer(Optimizer):
             numbers, periodic = bare.numbers.tolist(), bool(bare.pbc.any())
         method = QuasiNewtonSettings(largest_trust=self.maxstep)
         choice = chosen(
-            policy, numbers, method, periodic=periodic, fallback=fallback, allow_unseen=allow_unseen, adapt=adapt
-        )
+            policy, numbers, method, periodic=periodic, fallback=fallback, allow_unseen=allow_unseen, adapt=adapt,
+            device=device,
+        )  # fmt: skip
         self._adaptation, self._visited = choice.adaptation, list[Point]()
         self.policy_used, self._stepper, self._weights_sha256 = choice.name, choice.stepper, choice.weights_sha256
         self.history: list[HistoryEntry] = []

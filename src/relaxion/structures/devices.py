@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from dataclasses import fields, is_dataclass, replace
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 
@@ -23,6 +24,21 @@ def device_of(word: DeviceLike) -> torch.device:
     if device.type == "mps" and not torch.backends.mps.is_available():
         raise SettingsError("the device 'mps' is not there; try 'cpu'")
     return device
+
+
+Thing = TypeVar("Thing")
+
+
+def moved_to(device: torch.device, thing: Thing) -> Thing:
+    """A tensor, or a dataclass with all tensors in it, on that device; itself where it is there already."""
+    if isinstance(thing, torch.Tensor):
+        return thing.to(device)  # pyright: ignore[reportReturnType] - it is a Tensor too
+    if not is_dataclass(thing) or isinstance(thing, type):
+        return thing
+    parts: dict[str, Any] = {part.name: getattr(thing, part.name) for part in fields(thing)}
+    moved = {name: moved_to(device, value) for name, value in parts.items()}
+    changed = {name: value for name, value in moved.items() if value is not parts[name]}
+    return replace(thing, **changed) if changed else thing  # pyright: ignore[reportReturnType]
 
 
 def _seen() -> str:

@@ -76,6 +76,9 @@ class WorkerSettings(Settings):
     batch_size: int = Field(default=BATCH_SIZE, ge=1)
     """Structures at once, where the calculator takes many."""
 
+    device: str | None = None
+    """Where networks compute; None: on the CPU. It decides no result beyond rounding."""
+
     folder: str = "."
     """The working directory: calculators of the user's own are looked for here."""
 
@@ -88,6 +91,7 @@ class WorkerSettings(Settings):
             max_force_calls=many.max_force_calls,
             allow_unseen=many.allow_unseen,
             time_limit_seconds=self.time_limit_seconds,
+            device=self.device,
         )
 
 

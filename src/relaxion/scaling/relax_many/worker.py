@@ -52,7 +52,9 @@ class Worker:
         if settings.folder != os.getcwd():  # noqa: PTH109
             os.chdir(settings.folder)
         self.settings = settings
-        self.relaxer = BatchRelaxer(make_potential(settings.many.calculator), settings.batch_settings())
+        self.relaxer = BatchRelaxer(
+            make_potential(settings.many.calculator, settings.device), settings.batch_settings()
+        )
 
     def records(self, tasks: Sequence[str]) -> Iterator[str]:
         """What became of each structure, as it is done; now and then a sign of life."""
