@@ -157,7 +157,7 @@ def run_all(names: list[str], methods: list[str]) -> None:
 
 
 def table() -> None:
-    """Calls (processor seconds of pw.x), and how far each ended above the lowest, where that is more than 2 meV per atom."""
+    """Calls (processor seconds of pw.x), and how far above the lowest each ended, if by more than 2 meV per atom."""
     print("| system | atoms | " + " | ".join(METHODS) + " |\n" + "|---" * (2 + len(METHODS)) + "|")
     ratios: dict[str, list[float]] = {method: [] for method in METHODS}
     for name, system in SYSTEMS.items():
