@@ -8,6 +8,7 @@ from ase.constraints import FixAtoms
 from ase.io import write
 
 HERE = Path(__file__).parent
+ALFE_ANGSTROM = 2.9966  # edge of the cube
 
 
 def alloy(generator: np.random.Generator):
@@ -28,6 +29,14 @@ def surface(generator: np.random.Generator):
     return atoms
 
 
+def crystal(generator: np.random.Generator):
+    """Cubic AlFe, two atoms at the volume of the analytic EAM, each coordinate moved by up to 0.5 Å."""
+    atoms = bulk("AlFe", "cesiumchloride", a=ALFE_ANGSTROM)
+    atoms.positions += 0.5 * generator.random(atoms.positions.shape)
+    return atoms
+
+
 if __name__ == "__main__":
+    write(HERE / "alfe.cif", crystal(np.random.default_rng(3)))
     write(HERE / "alloy.cif", alloy(np.random.default_rng(1)))
     write(HERE / "surface.vasp", surface(np.random.default_rng(2)), format="vasp")

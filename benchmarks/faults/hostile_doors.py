@@ -192,7 +192,8 @@ def _make_restarts(root: Path) -> None:
 
 
 def _make_store(path: Path) -> None:
-    from relaxion.collecting.store import Trajectory, TrajectoryStore
+    from relaxion.memory.store import TrajectoryStore
+    from relaxion.memory.trajectory import Trajectory
 
     store = TrajectoryStore.create(path, {"recipe": "none"})
     generator = torch.Generator().manual_seed(0)

@@ -42,11 +42,11 @@ ROOMS = [
         ("agents", "DDPG, TD3, D4PG, SAC", LEARN),
         ("experience", "environment, replay", LEARN),
     ],
-    [("collecting", "store of evaluated structures", LEARN), ("bench", "sets, runs, assessment", USE)],
+    [("collecting", "training data", LEARN), ("bench", "sets, runs, assessment", USE)],
     [("optimize", "stepper, guard, Relaxer, relax_batch", USE)],
     [("bundles", "policies as files, cards", USE), ("networks", "policies, critics, metric", BOTH)],
     [("generators", "where starts come from", BOTH), ("potentials", "energy, forces, corrector", BOTH)],
-    [("structures", "Structures, Graph, State, Move", BOTH)],
+    [("memory", "relaxations on disk", BOTH), ("structures", "Structures, Graph, State, Move", BOTH)],
     [("files", "", BOTH), ("settings", "", BOTH), ("errors", "", BOTH)],
 ]
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from relaxion.collecting.store import TrajectoryStore
+from relaxion.memory.store import TrajectoryStore
 
 RECIPE = """
 seed = 3

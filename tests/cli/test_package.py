@@ -55,8 +55,9 @@ def copied(run: Path, *, without: tuple[str, ...] = ()) -> Path:
 
 
 def policy_weights(file: Path, kind: str) -> dict[str, torch.Tensor]:
-    agent = checkpoint.read(file, kind).part("agent")
-    return {name.removeprefix("policy."): tensor for name, tensor in agent.items() if name.startswith("policy.")}
+    """Of the policy that the run kept."""
+    kept = checkpoint.read(file, kind).part("kept")
+    return {name.removeprefix("policy."): tensor for name, tensor in kept.items() if name.startswith("policy.")}
 
 
 @pytest.mark.parametrize("agent", ["td3", "sac"])
@@ -78,14 +79,15 @@ def test_the_card_says_what_the_run_was(relaxion: Callable[..., Any], runs: Path
     relaxion("package", runs / "td3", "mine")
     card, result = find_policy("mine").card, json.loads((runs / "td3" / "result.json").read_text())
     own, bfgs, fire = card.results
-    assert own.mean_force_calls == result["final_force_calls_mean"]
-    assert own.success_rate == result["final_success_rate"]
+    assert own.mean_force_calls == result["kept_force_calls_mean"]
+    assert own.success_rate == result["kept_success_rate"]
+    assert card.policy_step == result["kept_step"]
     assert (bfgs.mean_force_calls, fire.mean_force_calls) == (result["force_calls_bfgs"], result["force_calls_fire"])
     assert (card.environment_steps, card.seed, card.agent) == (80, 3, "td3")
     assert (card.wall_time_seconds, card.run_weights_sha256) == (result["wall_time_seconds"], result["weights_sha256"])
     assert (card.elements, card.smallest_n_atoms, card.largest_n_atoms) == (("Al", "Cu"), 2, 3)
     assert (card.potential, card.cells, card.n_assessment_starts) == ("emt", "fixed", 4)
-    failed = round(4 * (1 - result["final_success_rate"]))
+    failed = round(4 * (1 - result["kept_success_rate"]))
     assert card.fails_on[0].startswith(f"{failed} of 4 held-apart starts did not" if failed else "None of the 4")
     assert Path("policies/mine.md").read_text() == find_policy("mine").card_text()
 

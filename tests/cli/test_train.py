@@ -96,6 +96,15 @@ def test_mistakes(relaxion: Callable[..., Any], arguments: tuple[str, ...], code
     assert not Path("runs").exists()
 
 
+def test_without_a_recipe_all_are_listed(relaxion: Callable[..., Any]) -> None:
+    answer = relaxion("train")
+    assert answer.code == 0, answer.err
+    assert "alfe-cubic" in answer.out
+    assert "half cheetah" in answer.out
+    assert "universal-data" not in answer.out  # for `collect`
+    assert not Path("runs").exists()
+
+
 def test_an_earlier_run_is_kept(relaxion: Callable[..., Any]) -> None:
     relaxion(*words())
     before = Path("run/result.json").read_text()

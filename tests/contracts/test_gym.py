@@ -16,6 +16,7 @@ import relaxion.experience.gym
 from relaxion.errors import StructureError
 from relaxion.experience.environment import EnvironmentSettings
 from relaxion.generators.alloys import fcc_alloys
+from relaxion.generators.perturbations import perturbation
 from relaxion.generators.starts import PerturbedStarts
 
 NAMES = list(relaxion.experience.gym.ENVIRONMENTS)
@@ -131,7 +132,8 @@ def test_padding_is_zero_and_its_actions_do_nothing() -> None:
 
 
 def test_too_large_a_start_is_explained() -> None:
-    starts = PerturbedStarts(fcc_alloys(["Cu"], 1, torch.Generator().manual_seed(0), n_atoms=6))
+    pool = fcc_alloys(["Cu"], 1, torch.Generator().manual_seed(0), n_atoms=6)
+    starts = PerturbedStarts(pool, [perturbation("rattle:0.2")])
     environment = gymnasium.make("RelaxPadded-v0", starts=starts, max_atoms=4)
     with pytest.raises(StructureError, match="6 atoms, more than max_atoms=4"):
         environment.reset(seed=0)

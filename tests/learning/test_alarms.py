@@ -150,6 +150,30 @@ def test_a_policy_without_gate_that_stops_moving() -> None:
     assert healthy() == []
 
 
+def test_an_entropy_that_cannot_be_reached() -> None:
+    """No deviation has so large an entropy: the weight only rises, and the policy is paid for chance (R9.4)."""
+    rising = {"target_entropy_per_dimension": 50.0, "entropy_weight_learning_rate": 0.2}
+    events = events_of(settings("sac", **rising))
+    assert sentence(events, "entropy_weight").startswith("SAC's entropy weight runs away: it is ")
+    assert "lower target_entropy_per_dimension" in sentence(events, "entropy_weight")
+    assert healthy("sac") == []
+
+
+def test_a_policy_that_gets_lost() -> None:
+    """Springs know the way before the first update; then the rate is far too large (R9.4)."""
+    losing = {"policy": "metric", "policy_learning_rate": 0.1, "updates_per_round": 4, "averaged_policy": False}
+    chosen = settings(**losing, max_force_calls=30)
+    trainer = RelaxTrainer(chosen, relax_task(chosen))
+    trainer.assess()
+    while trainer.step < 320:
+        trainer.advance()
+    trainer.assess()
+    trainer.scalars()
+    assert sentence(trainer.take_events(), "lost").startswith("a policy got lost: it needs ")
+    assert trainer.kept.best is not None
+    assert trainer.kept.best.step == 0
+
+
 class Fragile(Potential):
     """EMT that knows nothing of atoms nearer than it was fitted for, as learned potentials do."""
 

@@ -29,8 +29,8 @@ from relaxion.settings import Settings
 class D4PGSettings(Settings):
     """Defaults are the paper's unless said otherwise. Noise is measured in half ranges of the action.
 
-    How many steps of reward come before the bootstrap is a setting of the training, `n_steps`: 1 by default (the paper
-    takes 5, the recipe `pendulum` 3).
+    How many steps of reward come before the bootstrap is a setting of the training, `n_steps`: 5 by
+    default, as in the paper; the recipes take 3.
     """
 
     policy_learning_rate: float = Field(default=1e-4, gt=0)

@@ -52,7 +52,10 @@ def vector_agent(
     """
     networks = networks or VectorNetworkSettings()
     sizes = (n_observations, actions, networks.widths)
-    policy = (VectorGaussianPolicy if isinstance(settings, SACSettings) else VectorPolicy)(*sizes, generator)
+    if isinstance(settings, SACSettings):
+        policy = VectorGaussianPolicy(*sizes, generator, settings.action_penalty)
+    else:
+        policy = VectorPolicy(*sizes, generator)
     if isinstance(settings, D4PGSettings):
         critics = VectorCategoricalCritic(*sizes, settings.n_bins, generator)
     else:
@@ -76,7 +79,7 @@ def atom_agent(
     """
     from relaxion.networks.atom_critics import AtomCategoricalCritic, AtomCritics  # control tasks need none of it
 
-    policy = _atom_policy(actions, generator, networks, metric, stochastic=isinstance(settings, SACSettings))
+    policy = _atom_policy(actions, generator, networks, metric, settings)
     if isinstance(settings, D4PGSettings):
         critics = AtomCategoricalCritic(networks, settings.n_bins, generator)
     else:
@@ -102,15 +105,19 @@ def _atom_policy(
     generator: Generator,
     networks: AtomNetworkSettings | None,
     metric: MetricSettings | None,
-    *,
-    stochastic: bool,
+    settings: AgentSettings,
 ) -> nn.Module:
     from relaxion.networks.atom_policies import AtomGaussianPolicy, AtomPolicy
     from relaxion.networks.metric.policies import MetricGaussianPolicy, MetricPolicy
 
+    penalty = settings.action_penalty if isinstance(settings, SACSettings) else None
     if metric is not None:
-        return (MetricGaussianPolicy if stochastic else MetricPolicy)(actions, metric, generator)
-    return (AtomGaussianPolicy if stochastic else AtomPolicy)(actions, networks, generator)
+        if penalty is None:
+            return MetricPolicy(actions, metric, generator)
+        return MetricGaussianPolicy(actions, metric, generator, penalty)
+    if penalty is None:
+        return AtomPolicy(actions, networks, generator)
+    return AtomGaussianPolicy(actions, networks, generator, penalty)
 
 
 def _gate_parameters(policy: nn.Module, metric: MetricSettings | None) -> list[nn.Parameter]:

@@ -40,6 +40,14 @@ class SACSettings(Settings):
     initial_entropy_weight: float = Field(default=1.0, gt=0)
     """α before the first update; it falls quickly by itself. 1 in the authors' code."""
 
+    target_entropy_per_dimension: float = -1.0
+    """H_target of each dimension of an action, in the units the policy acts in: half ranges of vectors, F/k of moves
+    that follow the forces. -1 is a deviation of 0.09 of that unit."""
+
+    action_penalty: float = Field(default=0.0, ge=0)
+    """Weight of the penalty that the policy returns with each draw (R3.5): the mean square of its proposal before tanh,
+    which keeps it from the bounds. 0, as in the paper."""
+
     target_update_rate: float = Field(default=0.005, gt=0, le=1)
     """τ: share of the online weights that flows into the target critics at each update."""
 
@@ -137,8 +145,9 @@ class SAC(Snapshots):
         return log_densities, scalars
 
     def _update_entropy_weight(self, batch: Batch, log_densities: Tensor) -> dict[str, Tensor]:
-        """Loss mean (-log α · (log π + H_target)), H_target = -dimensions of each single action."""
-        target_entropy = -self.action_domain.dimensions(batch.observations)  # (batch,)
+        """Loss mean (-log α · (log π + H_target)), H_target = -dimensions of each single action by default."""
+        per_dimension, dimensions = self.settings.target_entropy_per_dimension, self.action_domain.dimensions
+        target_entropy = per_dimension * dimensions(batch.observations)  # (batch,)
         loss = -self.log_entropy_weight * (log_densities + target_entropy).mean()
         descend(loss, self.entropy_optimizer)
-        return {"train/ent_coef_loss": loss.detach()}
+        return {"train/ent_coef_loss": loss.detach(), "train/target_entropy": target_entropy.mean()}

@@ -107,6 +107,12 @@ def adam(parameters: Iterable[nn.Parameter], learning_rate: float) -> Adam:
     return optimizer
 
 
+def scale_learning_rates(optimizers: Iterable[Adam], share: float) -> None:
+    """A share of the rates that they were made with."""
+    for optimizer in optimizers:
+        optimizer.param_groups[0]["lr"] = share * optimizer.defaults["lr"]
+
+
 def parameters_of(optimizer: Adam) -> list[nn.Parameter]:
     """What it steps."""
     return optimizer.param_groups[0]["params"]

@@ -102,6 +102,10 @@ class Assessed:
     def record(self) -> RelaxationRecord:
         return RelaxationRecord(self.fmax, self.cap, self.relaxed)
 
+    def beside(self, name: str) -> float | None:
+        """Mean force calls in units of those of a baseline; None where it was not measured."""
+        return float(self.force_calls.mean()) / max(self.baselines[name], 1.0) if name in self.baselines else None
+
     def by_kind(self) -> dict[str, list[Relaxed]]:
         """In the order in which the kinds come."""
         found: dict[str, list[Relaxed]] = {}

@@ -150,9 +150,18 @@ class PolicyChoice:
     device: str | None = None  # where its network computes
 
     @classmethod
-    def of(cls, policy: str, atoms: Atoms, *, allow_unseen: bool = False, device: str | None = None) -> PolicyChoice:
+    def of(
+        cls,
+        policy: str,
+        atoms: Atoms,
+        *,
+        allow_unseen: bool = False,
+        calculator: object = None,
+        device: str | None = None,
+    ) -> PolicyChoice:
         asked, periodic = policy_argument(policy), bool(atoms.pbc.any())
-        decision = decide(asked, atoms.numbers.tolist(), periodic=periodic, allow_unseen=allow_unseen)
+        numbers, calculator = atoms.numbers.tolist(), calculator or atoms.calc
+        decision = decide(asked, numbers, periodic=periodic, allow_unseen=allow_unseen, calculator=calculator)
         return cls(None if decision.loaded is None else asked, allow_unseen, decision.note, device)
 
 

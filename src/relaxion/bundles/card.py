@@ -26,6 +26,40 @@ class CardResult(Settings):
     """Of the worst start."""
 
 
+class LearnedFrom(Settings):
+    """Of a policy that `relaxion learn` made: the memory it learned from, and how it proved better."""
+
+    origin: str
+    """The policy it began as."""
+
+    origin_sha256: str
+    """Of the weights of that."""
+
+    calculators: tuple[str, ...]
+    """Fingerprints of the calculators of the memory (`potentials/details.py`)."""
+
+    elements: tuple[str, ...]
+    """Symbols of the elements in the memory."""
+
+    relaxations: int = Field(ge=1)
+    """In the memory."""
+
+    relaxations_apart: int = Field(ge=0)
+    """Of them those that judged."""
+
+    error_ratio: float = Field(gt=0)
+    """Relative error of predicted ways on those, after over before."""
+
+    error_ratio_low: float = Field(ge=0)
+    """In 95 of 100 resamplings the ratio lies above this,"""
+
+    error_ratio_high: float = Field(gt=0)
+    """and below this."""
+
+    calls_ratio: float | None = Field(default=None, gt=0)
+    """Of force calls on starts held apart, where they were relaxed for real."""
+
+
 class ModelCard(Settings):
     """Values of a model card. Nothing here changes what the policy does, save that elements decide what it covers."""
 
@@ -71,6 +105,9 @@ class ModelCard(Settings):
     environment_steps: int = Field(ge=0)
     """Steps of the environment (force calls) in training."""
 
+    policy_step: int | None = Field(default=None, ge=0)
+    """Of these, when the policy was best on validation starts: it is the one of that step. None: the last."""
+
     wall_time_seconds: float | None = Field(default=None, ge=0)
     """Of the training, pauses excluded; None: not written down."""
 
@@ -94,6 +131,9 @@ class ModelCard(Settings):
 
     training_settings: dict[str, Any] = Field(default_factory=dict)
     """Every setting of the run."""
+
+    learned_from: LearnedFrom | None = None
+    """Of policies that learned from a memory."""
 
     @field_validator("elements")
     @classmethod
@@ -130,12 +170,22 @@ def as_markdown(name: str, about: dict[str, str], card: ModelCard) -> str:
     }
     lines = [f"# {name}", "", "| | |", "|---|---|"]
     lines += [f"| {what} | {_cell(value)} |" for what, value in rows.items()]
+    lines += [] if card.learned_from is None else ["", "## What it learned", "", _learned(card.learned_from)]
     lines += ["", "## Results", "", *_results(card)]
     lines += ["", "## What it fails on", "", *_failures(card)]
     lines += ["", "## How it was made", "", "```", card.training_command, "```", "", _made(card)]
     if card.training_settings:
         lines += ["", "## Settings of the training", "", "```toml", *_toml(card), "```"]
     return "\n".join(lines) + "\n"
+
+
+def _learned(source: LearnedFrom) -> str:
+    interval = f"{source.error_ratio:.2f} ({source.error_ratio_low:.2f}–{source.error_ratio_high:.2f})"
+    calls = "" if source.calls_ratio is None else f" Force calls there: {source.calls_ratio:.2f} of {source.origin}'s."
+    return (
+        f"From {source.relaxations} relaxations of {' '.join(source.elements)}, beginning as {source.origin}. On "
+        f"{source.relaxations_apart} relaxations held apart its error is {interval} of that.{calls}"
+    )
 
 
 def _range(card: ModelCard) -> str:
@@ -169,9 +219,10 @@ def _failures(card: ModelCard) -> list[str]:
 
 def _made(card: ModelCard) -> str:
     seconds = "" if card.wall_time_seconds is None else f", {card.wall_time_seconds:.0f} s"
+    chosen = "" if card.policy_step is None else f"; the policy of step {card.policy_step}, best on validation starts"
     run = "" if card.run_weights_sha256 is None else f"; agent of the run: sha256 {card.run_weights_sha256}"
     return (
-        f"{card.agent}, seed {card.seed}, {card.environment_steps} environment steps{seconds}. "
+        f"{card.agent}, seed {card.seed}, {card.environment_steps} environment steps{seconds}{chosen}. "
         f"Packaged by relaxion {card.relaxion_version} on {card.date}{run}."
     )
 

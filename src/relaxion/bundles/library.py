@@ -37,6 +37,11 @@ def shipped_names() -> list[str]:
     return sorted(_files(SHIPPED))
 
 
+def own_files() -> dict[str, Path]:
+    """Bundles of the user's own folder by name; those that a shipped one hides are not among them."""
+    return {name: file for name, file in sorted(_files(user_folder()).items()) if name not in _files(SHIPPED)}
+
+
 def known_policies() -> list[KnownPolicy]:
     """All bundles by name, the shipped first. One that cannot be read does not hide the others."""
     places = [(SHIPPED, True), (user_folder(), False)]

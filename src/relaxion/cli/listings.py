@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from relaxion.bundles import KnownPolicy, PolicyBundle, find_policy, known_policies, none_found
 from relaxion.bundles.card import percent
+from relaxion.bundles.library import own_files, shipped_names, user_folder
 from relaxion.cli.ending import DONE, Interrupts
 from relaxion.cli.progress import print_table, say, tell
 from relaxion.cli.requests import CalculatorsRequest, PoliciesRequest
+from relaxion.errors import SettingsError
 from relaxion.potentials.registry import PotentialEntry, known_potentials
+
+REMOVE = "remove"
 
 
 def calculators(request: CalculatorsRequest, _: Interrupts) -> int:
@@ -33,6 +38,11 @@ def _calculator(entry: PotentialEntry) -> list[str]:
 
 def policies(request: PoliciesRequest, _: Interrupts) -> int:
     """All of them, or the model card of one as Markdown or JSON."""
+    if request.name == REMOVE:
+        tell(f"{_removed(request.removed)} was removed")
+        return DONE
+    if request.removed is not None:
+        raise SettingsError(f"one policy at a time: 'relaxion policies {request.name}' shows its card")
     if request.name is not None:
         bundle = find_policy(request.name)
         tell(json.dumps(_values(bundle), ensure_ascii=False) if request.as_json else bundle.card_text().rstrip("\n"))
@@ -50,6 +60,20 @@ def policies(request: PoliciesRequest, _: Interrupts) -> int:
     else:
         say(f"relaxion: no policies: {none_found()}")
     return DONE
+
+
+def _removed(name: str | None) -> Path:
+    """The file of a policy of the user's own, gone now with its card."""
+    if name is None:
+        raise SettingsError("name the policy: relaxion policies remove NAME")
+    if name in shipped_names():
+        raise SettingsError(f"{name} ships with relaxion and cannot be removed; --policy none relaxes without it")
+    if name not in own_files():
+        raise SettingsError(f"there is no policy named '{name}' in {user_folder()}; 'relaxion policies' lists yours")
+    file = own_files()[name]
+    file.unlink()
+    file.with_suffix(".md").unlink(missing_ok=True)
+    return file
 
 
 def _as_plain(known: KnownPolicy) -> dict[str, Any]:
@@ -75,7 +99,10 @@ def _policy(known: KnownPolicy) -> list[str]:
 
 
 def _result(bundle: PolicyBundle) -> str:
-    own = bundle.card.policy_result
+    own, source = bundle.card.policy_result, bundle.card.learned_from
+    if own is None and source is not None:
+        calls = f", calls {source.calls_ratio:.2f}" if source.calls_ratio is not None else ""
+        return f"error {source.error_ratio:.2f}{calls} of {source.origin}"
     if own is None:
         return "never assessed"
     others = [f"{r.optimizer} {r.mean_force_calls:.1f}" for r in bundle.card.results if r is not own]

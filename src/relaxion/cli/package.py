@@ -16,27 +16,20 @@ from relaxion.errors import FileError, SettingsError
 from relaxion.files import replace_file
 from relaxion.training.packaging import bundle_from_run
 
-RESERVED = ("auto", "none", "classical")  # words of --policy
+RESERVED = ("auto", "none", "classical", "remove")  # words of --policy and of 'policies'
 
 
 def package(request: PackageRequest, _: Interrupts) -> int:
-    file = _target(request.name, request.out)
-    card = file.with_suffix(".md")
-    for path in () if request.force else (file, card):
-        if path.exists():
-            raise FileError(f"{path} is there already; choose another name, or --force to replace it")
+    file = target_of(request.name, request.out)
+    if not request.force:
+        refuse_to_overwrite(file)
     bundle = bundle_from_run(request.run, request.name)
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        bundle.write(file)
-        replace_file(card, bundle.card_text().encode())
-    except OSError as error:
-        raise FileError(f"{file} cannot be written: {error}") from error
+    write_bundle(bundle, file)
     tell(_sentence(bundle, file, found_by_name=request.out is None))
     return DONE
 
 
-def _target(name: str, out: Path | None) -> Path:
+def target_of(name: str, out: Path | None) -> Path:
     """Where the bundle goes; names that would mean something else are refused."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", name):
         raise SettingsError(f"'{name}' is no name for a policy: letters, digits, - and _ only, as in my-metals")
@@ -49,6 +42,27 @@ def _target(name: str, out: Path | None) -> Path:
     if name in shipped_names():
         raise SettingsError(f"a policy named '{name}' ships with relaxion and would hide yours; choose another name")
     return user_folder() / f"{name}{SUFFIX}"
+
+
+def _card_file(file: Path) -> Path:
+    return file.with_suffix(".md")
+
+
+def refuse_to_overwrite(file: Path) -> None:
+    """Neither a bundle nor its card."""
+    for path in (file, _card_file(file)):
+        if path.exists():
+            raise FileError(f"{path} is there already; choose another name, or --force to replace it")
+
+
+def write_bundle(bundle: PolicyBundle, file: Path) -> None:
+    """With its card beside it."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        bundle.write(file)
+        replace_file(_card_file(file), bundle.card_text().encode())
+    except OSError as error:
+        raise FileError(f"{file} cannot be written: {error}") from error
 
 
 def _sentence(bundle: PolicyBundle, file: Path, *, found_by_name: bool) -> str:

@@ -10,7 +10,9 @@ from relaxion.cli.inputs import refuse_folder
 from relaxion.cli.progress import counted, say, tell
 from relaxion.cli.requests import CurveRequest, ReportRequest, WatchRequest
 from relaxion.errors import FileError, SettingsError
+from relaxion.scaling.relax_many.folder import MANIFEST
 from relaxion.training.curves import write_curve
+from relaxion.web.many import many_page
 from relaxion.web.run import watched
 from relaxion.web.training import MOST_RUNS, training_page
 from relaxion.web.view import report as page_of
@@ -20,7 +22,10 @@ def report(request: ReportRequest, _: Interrupts) -> int:
     path = request.path
     page = request.out or (path / PAGE if path.is_dir() else Path(f"{stem(path)}.html"))
     refuse_folder("--out", page, PAGE)
-    tell(f"{path}: written to {page_of(path).save(page, force=request.force)}")
+    if request.against and not (path / MANIFEST).exists():
+        raise SettingsError(f"--against compares folders of 'relax-many', and {path} is none")
+    made = many_page(path, request.against or ()) if (path / MANIFEST).exists() else page_of(path)
+    tell(f"{path}: written to {made.save(page, force=request.force)}")
     return DONE
 
 

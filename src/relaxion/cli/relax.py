@@ -31,6 +31,7 @@ from relaxion.cli.sentences import (
     symmetry_hint,
 )
 from relaxion.errors import FileError
+from relaxion.optimize.remembering import memory_at
 from relaxion.potentials.counting import error_in_words
 from relaxion.potentials.potential import Potential
 from relaxion.potentials.registry import make_potential
@@ -42,6 +43,7 @@ def relax(request: RelaxRequest, interrupts: Interrupts) -> int:
     optimizers = chosen_optimizers(request.compare, "--compare")
     with closing(make_potential(request.calc, request.device)) as physics:
         check_out(request.out)
+        memory_at(request.memory)
         jobs = _left(request, read_jobs(request.files))
         progress = Progress(quiet=request.quiet)
         return _Session(request, physics, optimizers, interrupts, progress).relax_all(jobs)
@@ -104,8 +106,8 @@ class _Session:
 
     def _relax_into_folder(self, job: Job, task: Task) -> Report:
         final, request = self.request.out / job.folder, self.request
-        unseen, device = request.allow_unseen, request.device
-        choice = PolicyChoice.of(request.policy, task.start, allow_unseen=unseen, device=device)
+        unseen, device, physics = request.allow_unseen, request.device, task.potential
+        choice = PolicyChoice.of(request.policy, task.start, allow_unseen=unseen, calculator=physics, device=device)
         with staging(final) as folder:
             earlier, log, trajectory = _restart(request, job), folder / f"{job.name}.log", folder / f"{job.name}.traj"
             restart = None if earlier is None else Path(shutil.copy(earlier, folder))
@@ -113,7 +115,7 @@ class _Session:
                 if file.is_file():
                     shutil.copy(file, folder)
             reporter = self.progress.reporter(job.label, "Relaxion")
-            run = run_relaxer(task, choice, log, trajectory, reporter, restart)
+            run = run_relaxer(task, choice, log, trajectory, reporter, request.memory, restart)
             with self.interrupts.held():
                 hints = self._hints(job, run, task, choice.note)
                 report = self._save(Report(job, run, hints=hints), run, folder, final)

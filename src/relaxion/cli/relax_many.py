@@ -15,11 +15,13 @@ from relaxion.cli.progress import Now, say, tell
 from relaxion.cli.requests import ManyRequest, MergeRequest, StatusRequest
 from relaxion.errors import RelaxionError, SettingsError
 from relaxion.files import json_of
+from relaxion.optimize.remembering import memory_at
 from relaxion.potentials.ase import AsePotential
 from relaxion.potentials.registry import make_potential
 from relaxion.scaling.relax_many.driver import Driver, Tally
 from relaxion.scaling.relax_many.folder import PROGRESS, Folder, is_locked, read_manifest
 from relaxion.scaling.relax_many.inputs import check_files
+from relaxion.scaling.relax_many.learning import Learner
 from relaxion.scaling.relax_many.settings import ManySettings, WorkerSettings, calculator_details, policy_weights
 from relaxion.scaling.relax_many.summary import Counts, make_summary, read_counts
 from relaxion.scaling.relax_many.summary import merge as merge_into
@@ -43,7 +45,7 @@ def relax_many(request: ManyRequest, interrupts: Interrupts) -> int:
             driver = Driver(
                 folder=folder, workers=workers, settings=worker.many, files=files, chunk_size=chunk_size,
                 time_limit_seconds=worker.time_limit_seconds, stop=lambda: interrupts.noticed,
-                report=_lines(quiet=request.quiet),
+                report=_lines(quiet=request.quiet), learner=_learner(request, worker),
             )  # fmt: skip
             with interrupts.held():
                 tally = driver.run()
@@ -71,19 +73,35 @@ def _worker_settings(request: ManyRequest) -> tuple[WorkerSettings, int]:
     if limit is not None and not (math.isfinite(limit) and limit > 0):
         raise SettingsError(f"--time-limit is a time in seconds above 0, got {limit}; try --time-limit 600")
     check_numbers(request.fmax, request.steps)
-    weights = policy_weights(request.policy)
+    policy_weights(request.policy)  # complaints about a word come first
     made = make_potential(request.calc, request.device)
     made.close()  # workers make their own
     if request.cell and not made.has_stress:
         raise SettingsError(f"--cell: calculator {made.name} gives no stress; leave --cell away, or try --calc emt")
     many = ManySettings(
         calculator=request.calc, calculator_details=calculator_details(request.calc, made), policy=request.policy,
-        policy_weights=weights, allow_unseen=request.allow_unseen, fmax_ev_per_angstrom=request.fmax,
-        free_cell=request.cell, max_force_calls=request.steps + 1,
+        policy_weights=policy_weights(request.policy, made), allow_unseen=request.allow_unseen,
+        fmax_ev_per_angstrom=request.fmax, free_cell=request.cell, max_force_calls=request.steps + 1,
+        learn_every=request.learn,
     )  # fmt: skip
-    here, at_once, device = str(Path.cwd()), request.batch_size, request.device
-    worker = WorkerSettings(many=many, time_limit_seconds=limit, batch_size=at_once, device=device, folder=here)
-    return worker, 1 if isinstance(made, AsePotential) else 2 * request.batch_size
+    learning = request.out / "memory" if request.learn else None
+    memory = memory_at(request.memory or learning)
+    worker = WorkerSettings(
+        many=many,
+        time_limit_seconds=limit,
+        batch_size=request.batch_size,
+        device=request.device,
+        memory=None if memory is None else str(memory.path),
+        folder=str(Path.cwd()),
+    )
+    return worker, 1 if isinstance(made, AsePotential) or request.learn else 2 * request.batch_size
+
+
+def _learner(request: ManyRequest, worker: WorkerSettings) -> Learner | None:
+    if not request.learn or worker.memory is None:
+        return None
+    words = {name: name if request.policy == "auto" else request.policy for name in worker.many.policy_weights}
+    return Learner(request.out, Path(worker.memory), request.learn, words)
 
 
 def _lines(*, quiet: bool) -> Callable[[Tally], None]:

@@ -84,6 +84,8 @@ rattle_seed_option = partial(option, "N", "Of --rattle.", default=0, min=0)
 recipe_argument = partial(argument, "RECIPE", autocompletion=completion.recipes)
 agent_option = partial(option, "NAME", "ddpg, td3, d4pg or sac.", default=None, autocompletion=completion.agents)
 
+memory_option = partial(option, "DIR", "Keep every evaluated geometry there, to learn from; see 'learn'.", default=None)
+
 
 def quiet_flag(words: str = "No progress on stderr.") -> Any:
     return flag("--quiet", words, "-q")
@@ -124,6 +126,7 @@ class RelaxRequest:
     steps: int = option("N", "Most steps; each is one force call.", default=500)
     cell: bool = flag("--cell", "Relax the cell too.")
     compare: str = optimizers_option("Also run these ASE optimizers from the same start: BFGS,FIRE,...", default="")
+    memory: Path | None = memory_option()
     out: Path = option("DIR", "Results go to DIR/NAME/.", default=Path("relaxed"))
     as_json: bool = flag("--json", "One JSON object per structure on stdout, nothing else.")
     report: bool = flag("--report", "Also write DIR/NAME/report.html: film, curves, comparison, facts.")
@@ -144,6 +147,7 @@ class ManyRequest:
     relaxion relax-many structures.xyz --out relaxed --workers local:4
     relaxion relax-many *.cif --out relaxed --calc chgnet --time-limit 600
     relaxion relax-many structures.xyz --out relaxed --workers ray:auto
+    relaxion relax-many slabs.xyz --out relaxed --memory relaxations --learn 20
     relaxion status relaxed && relaxion merge relaxed all.extxyz
     Units.
     Exit codes: 0 all converged, 1 some were set aside or the run could not go on, 2 usage, 3 not all converged, 130
@@ -164,6 +168,8 @@ class ManyRequest:
     fmax: float = option("eV/Å", AS_IN_RELAX, default=0.05)
     steps: int = option("N", "Most steps of a structure; each is one force call.", default=500)
     cell: bool = flag("--cell", "Relax the cells too.")
+    memory: Path | None = memory_option()
+    learn: int = option("N", "Policies study after every N structures, and relax the later ones.", default=0, min=0)
     workers: str = option("KIND", "local:N, ray:auto, ray:ADDRESS; one processor each.", default="local:2")
     batch_size: int = option(
         "N", "Structures at once in a worker, where the calculator takes many.", default=128, min=1
@@ -200,25 +206,85 @@ class MergeRequest:
     force: bool = flag("--force", "Replace an earlier file.")
 
 
+@command("memory:memory")
+class MemoryRequest:
+    """Show what a memory of relaxations holds; export it; take in relaxations that you have already.
+
+    relaxion relax slab.cif --memory relaxations && relaxion memory relaxations
+    relaxion memory relaxations --add old.traj runs/*/vasprun.xml --calculator PBE
+    relaxion memory relaxations --export all.extxyz
+    Units.
+    Exit codes: 0 done, 1 error, 2 usage.
+    """
+
+    folder: Path = argument("DIR", "The --memory of 'relax' or 'relax-many', or a store of 'collect'.")
+    add: list[Path] | None = option("FILE", "Take in a file that ASE reads; may be repeated.", "--add", default=None)
+    more: list[Path] | None = argument("FILES", "More files for --add.", default=None)
+    calculator: str | None = option("NAME", "Who made the files of --add, if they do not say.", default=None)
+    export: Path | None = option("FILE.extxyz", "Every evaluated structure with energy and forces.", default=None)
+    as_json: bool = flag("--json", "Everything as one JSON object.")
+    force: bool = flag("--force", "Replace an earlier export.")
+
+    @property
+    def files(self) -> list[Path]:
+        """All that is to be taken in."""
+        return [*(self.add or ()), *(self.more or ())]
+
+
+@command("learn:learn", usage=RELAXING, one_thread=True)
+class LearnRequest:
+    """Let a policy learn from a memory of relaxations, without a force call; kept only if it proved better.
+
+    relaxion learn relaxations --from universal --out my-policy
+    relaxion learn relaxations --from metals --out my-slabs --calc emt
+    relaxion relax slab.cif --policy my-slabs
+    Exit codes: 0 a better policy is kept, 1 error, 2 usage, 3 nothing better was found, 130 interrupted, 143 terminated
+    (in both cases the same command goes on).
+    """
+
+    folder: Path = argument("DIR", "The --memory of 'relax' or 'relax-many', or a store of 'collect'.")
+    origin: str = option(
+        "NAME|FILE", "The policy to begin from.", "--from", default="universal", autocompletion=completion.policies
+    )
+    out: str = option("NAME|FILE", "The new policy; a NAME is found by --policy, and by auto.", default="learned")
+    calculator: str | None = option("NAME", "Learn from this calculator's relaxations only, or all.", default=None)
+    calc: str | None = option(
+        "SPEC", "Also relax starts held apart for real, with both policies.", default=None, show_default="no force call"
+    )
+    number: int = option("N", "So many of them, at most.", default=24, min=2)
+    assignments: list[str] | None = set_option()
+    as_json: bool = flag("--json", "The result as one JSON object on stdout.")
+    force: bool = flag("--force", "Replace an earlier policy of that name.")
+    quiet: bool = quiet_flag("No progress on stderr.")
+
+
 @command("train:train")
 class TrainRequest:
-    """Train an agent by a recipe; the run can be killed at any moment and resumed.
+    """Train an agent by a recipe; the run can be killed at any moment and resumed. Without a recipe: list all.
 
+    relaxion train
     relaxion train pendulum --agent sac --seed 0 --out runs/pendulum
     relaxion train runs/pendulum --resume
     relaxion train pendulum --steps 20000 --set batch_size=256
     relaxion train al-fe --collectors ray:8
+    relaxion train fine-tune --from universal --calc my_module:make --structures my.xyz
     Exit codes: 0 done, 1 error, 2 usage, 130 interrupted, 143 terminated by SIGTERM (in both cases --resume goes on).
     """
 
-    recipe: str = recipe_argument("A shipped recipe, a TOML file or a run folder.")
+    recipe: str | None = recipe_argument("A shipped recipe, a TOML file or a run folder.", default=None)
     out: Path | None = optional("RUN", "The run's own folder.", show_default="runs/RECIPE-AGENT-SEED")
     agent: str | None = agent_option()
     seed: int | None = optional("N", "Decides everything that is drawn.", min=0)
     steps: int | None = optional("N", "Environment steps in all.", min=1)
     assignments: list[str] | None = set_option()
     resume: bool = flag("--resume", "Go on from the run's last checkpoint.")
-    from_weights: Path | None = optional("RUN|FILE", "A new run that begins with old weights.")
+    from_weights: Path | None = optional("RUN|FILE|POLICY", "A new run that begins with old weights.")
+    origin: str | None = optional(
+        "POLICY|RUN|FILE", "The same; of a policy its network and trust rule too.", "--from",
+        autocompletion=completion.policies,
+    )  # fmt: skip
+    calc: str | None = optional("SPEC", "Who answers, for recipes on your own structures (fine-tune).")
+    structures: str | None = optional("FILE", "Your own structures, for such recipes.")
     force: bool = flag("--force", "Replace an earlier run.")
     collectors: str | None = optional(
         "ray:N|ray:ADDRESS|ray:N@ADDRESS",
@@ -350,14 +416,17 @@ class ReportRequest:
     relaxion relax alloy.cif --out relaxed && relaxion report relaxed/alloy
     relaxion report bfgs.traj --out bfgs.html
     relaxion report runs/alloys
+    relaxion report relaxed-many --against relaxed-without-learning
     Units.
     Exit codes: 0 written, 1 error, 2 usage.
     """
 
     path: Path = argument(
-        "FOLDER|TRAJ", "A result folder of 'relaxion relax', the folder of a training run, or a trajectory ASE reads."
+        "FOLDER|TRAJ",
+        "A result folder of 'relax', the --out of 'relax-many', a training run's folder, or a trajectory ASE reads.",
     )
     out: Path | None = optional("FILE.html", "The page.", show_default="FOLDER/report.html or NAME.html")
+    against: list[Path] | None = optional("DIR", "Of 'relax-many': other results for the same input; may be repeated.")
     force: bool = flag("--force", "Replace an earlier page.")
 
 
@@ -422,14 +491,16 @@ class PackageRequest:
 
 @command("listings:policies")
 class PoliciesRequest:
-    """List the policies there are, shipped and your own, or show the model card of one.
+    """List the policies there are, shipped and your own, show the model card of one, or remove one of yours.
 
     relaxion policies
     relaxion policies NAME --json
+    relaxion policies remove NAME
     relaxion relax alloy.cif --policy NAME
     """
 
-    name: str | None = argument("NAME", "Show the model card of this one.", default=None)
+    name: str | None = argument("NAME", "Show the model card of this one; or the word remove.", default=None)
+    removed: str | None = argument("NAME", "After remove: one of your own.", default=None)
     as_json: bool = flag("--json", "One JSON object per policy.")
 
 

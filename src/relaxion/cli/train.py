@@ -13,15 +13,18 @@ from typing import Any
 
 import torch
 
+from relaxion.bundles import find_policy
+from relaxion.bundles.bundle import KIND as POLICY_KIND
 from relaxion.cli.ending import DONE, Interrupts, as_usage
-from relaxion.cli.progress import bar, say, tell, warnings_as_sentences
+from relaxion.cli.progress import bar, print_table, say, tell, warnings_as_sentences
 from relaxion.cli.requests import TrainRequest, TuneRequest
-from relaxion.errors import FileError
+from relaxion.errors import FileError, SettingsError
+from relaxion.files import kind_of
 from relaxion.scaling.collectors.places import Collectors
 from relaxion.training.diagnostics import DIAGNOSIS, standing
 from relaxion.training.loop import Interrupted, OnProgress
 from relaxion.training.loop import train as train_in_folder
-from relaxion.training.recipe import find, overrides, run_folder, settings_from_recipe
+from relaxion.training.recipe import find, overrides, run_folder, settings_from_recipe, shipped
 from relaxion.training.settings import RunSettings
 
 NEWEST = {
@@ -33,17 +36,25 @@ NEWEST = {
 
 
 def train(request: TrainRequest, interrupts: Interrupts) -> int:
+    if request.recipe is None:
+        print_table([("recipe", True), ("what", False)], shipped().items())
+        return DONE
+    return _train(request, request.recipe, interrupts)
+
+
+def _train(request: TrainRequest, recipe: str, interrupts: Interrupts) -> int:
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)  # small networks gain nothing from more, and lose much when runs share the cores
     with as_usage(FileError):
-        settings = settings_from_recipe(find(request.recipe), request.agent, given_settings(request))
+        given = _of_origin(request.origin) | _world(request) | given_settings(request)
+        settings = settings_from_recipe(find(recipe), request.agent, given)
     collectors = None if request.collectors is None else Collectors.read(request.collectors)
-    default = Path("runs") / f"{Path(request.recipe).stem}-{settings.agent_name}-{settings.training.seed}"
-    out = request.out or run_folder(request.recipe) or default
+    default = Path("runs") / f"{Path(recipe).stem}-{settings.agent_name}-{settings.training.seed}"
+    out = request.out or run_folder(recipe) or default
     try:
         with warnings_as_sentences(), alarms_as_sentences(), progress(settings, out, request.quiet) as on_progress:
             result = train_in_folder(
-                settings, out, resume=request.resume, from_weights=request.from_weights, force=request.force,
+                settings, out, resume=request.resume, from_weights=_origin(request), force=request.force,
                 on_progress=on_progress, make=None if collectors is None else collectors.trainer,
             )  # fmt: skip
     except Interrupted as stop:
@@ -54,6 +65,30 @@ def train(request: TrainRequest, interrupts: Interrupts) -> int:
         return interrupts.exit_code
     tell(json.dumps(asdict(result)) if request.as_json else f"{result.sentence()} -> {out}{os.sep}")
     return DONE
+
+
+def _origin(request: TrainRequest) -> Path | None:
+    if request.origin is not None and request.from_weights is not None:
+        raise SettingsError("--from and --from-weights mean the same; leave one out")
+    return request.from_weights if request.origin is None else Path(request.origin)
+
+
+def _of_origin(origin: str | None) -> dict[str, Any]:
+    """Settings of the network and of the trust rule, where the beginning is a policy."""
+    if origin is None or (Path(origin).exists() and kind_of(Path(origin)) != POLICY_KIND):
+        return {}
+    bundle = find_policy(origin)
+    kept = bundle.card.training_settings
+    rule = {name: kept[name] for name in ("secant_weight", "n_secants") if kept.get(name) is not None}
+    return {**bundle.policy.settings.get("network", {}), **rule}
+
+
+def _world(request: TrainRequest) -> dict[str, Any]:
+    """The user's own: structures as they were named, from wherever the run is resumed."""
+    given = {"calculator": request.calc, "structures": request.structures}
+    if request.structures is not None and Path(request.structures).exists():
+        given["structures"] = str(Path(request.structures).absolute())
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def given_settings(request: TrainRequest | TuneRequest) -> dict[str, Any]:

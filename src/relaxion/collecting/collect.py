@@ -29,8 +29,9 @@ from relaxion.bundles.networks import policy_of
 from relaxion.collecting.relaxing import MakeStepper, Pool, Skipped
 from relaxion.collecting.settings import CollectSettings
 from relaxion.collecting.starts import file_structures, make_start
-from relaxion.collecting.store import Trajectory, TrajectoryStore
 from relaxion.errors import FileError, PolicyError, RelaxionError, RelaxionWarning, RunError
+from relaxion.memory.store import TrajectoryStore
+from relaxion.memory.trajectory import Trajectory
 from relaxion.networks.metric.policies import MetricPolicy
 from relaxion.optimize.choice import new_stepper
 from relaxion.optimize.learned import LearnedMetrics

@@ -15,7 +15,7 @@ from scipy.linalg import polar
 
 from relaxion.collecting.settings import CollectSettings
 from relaxion.collecting.starts import Start
-from relaxion.collecting.store import Trajectory
+from relaxion.memory.trajectory import Trajectory
 from relaxion.optimize.batch import TOO_LARGE_A_FORCE, BatchRelaxer, BatchSettings, Relaxed, Visit
 from relaxion.optimize.stepper import Stepper
 from relaxion.potentials.potential import Potential

@@ -198,8 +198,9 @@ def _gated(state: State, atoms: Tensor, cells: Tensor | None, factors: Tensor | 
 class AtomGaussianPolicy(AtomPolicy, StochasticPolicy):
     """A Gaussian around the proposal, alike in every direction, then gate and bounds; `forward` is its middle.
 
-    The density is that of the move in units of its greatest lengths, so that minus the dimensions is the same target
-    entropy in every unit. Penalty: `penalty_weight` · mean square of the proposal, which keeps tanh awake.
+    The density is that of the move in the units the policy acts in (`Proposal`): F/k where moves follow the forces, so
+    that the same spread around every state has the same entropy and large forces are no reward. Penalty:
+    `penalty_weight` · mean square of the proposal, which keeps tanh awake.
     """
 
     def __init__(
@@ -234,10 +235,11 @@ class AtomGaussianPolicy(AtomPolicy, StochasticPolicy):
             atoms, cells = _gated(observations, atoms, cells, factors)
             atom_deviations = atom_deviations + factors.log().index_select(0, structures.structure_index)
             cell_deviations = cell_deviations + factors.log()
-        of_atoms = _log_densities(atom_noise, atom_deviations, atoms) * structures.movable
+        of_atoms = _log_densities(atom_noise, atom_deviations, atoms, proposal.atom_units) * structures.movable
         log_densities = per_structure_sum(of_atoms, structures.structure_index, structures.n_structures)
-        if cells is not None:
-            log_densities = log_densities + _log_densities(cell_noise, cell_deviations, cells) * structures.cell_free
+        if cells is not None and proposal.cell_units is not None:
+            of_cells = _log_densities(cell_noise, cell_deviations, cells, proposal.cell_units)
+            log_densities = log_densities + of_cells * structures.cell_free
         return self._bounded(observations, atoms, cells), log_densities, self._penalties(observations, proposal)
 
     def log_deviations(self, state: State, proposal: Proposal) -> tuple[Tensor, Tensor]:
@@ -254,6 +256,7 @@ class AtomGaussianPolicy(AtomPolicy, StochasticPolicy):
         return self.penalty_weight * structure_mean(squares, state.structures)  # (n_structures,)
 
 
-def _log_densities(noise: Tensor, log_deviations: Tensor, before_squashing: Tensor) -> Tensor:
-    """Of the squashed draws: the Gaussian's, less what squashing does to volumes."""
-    return gaussian_log_density(noise, log_deviations) - log_volume_change(before_squashing)
+def _log_densities(noise: Tensor, log_deviations: Tensor, before_squashing: Tensor, units: Tensor) -> Tensor:
+    """Of the squashed draws in their units: the Gaussian's, less what squashing and units do to volumes."""
+    gaussian = gaussian_log_density(noise, log_deviations)
+    return gaussian - log_volume_change(before_squashing) + noise.shape[-1] * units.log()

@@ -1,55 +1,38 @@
 """Learning on the job: over many similar structures the metric goes on learning from what their relaxations showed.
 
-No force call is made for it. Every point of a relaxation, with its end, is a secant: B·(x_end - x) ≈ F - F_end. After
-each relaxation a copy of the policy's metric takes a few steps of Adam on the secants seen so far; the bundle never
-changes, and the guard watches the adapted metric as it watches any other.
+No force call is made for it, the bundle never changes, and the guard watches the adapted metric as it watches any
+other. The teacher and the check are those of `relaxion learn` (`study.py`): relaxations held apart decide whether what
+was learned is used, so that it does not harm.
 """
 
 from __future__ import annotations
 
-import logging
+import hashlib
 from collections.abc import Sequence
-from copy import deepcopy
 
 import numpy as np
 import torch
 from pydantic import Field
 
+from relaxion.memory.trajectory import Trajectory
 from relaxion.networks.metric.network import MetricNetwork
-from relaxion.networks.metric.teacher import Lessons, Teacher, TeachingSettings
-from relaxion.optimize.learned import states_at
+from relaxion.optimize.examples import Examples, examples_of
 from relaxion.optimize.point import Point
-from relaxion.settings import Settings
+from relaxion.optimize.study import Study, StudySettings
+from relaxion.structures import Outcome
 
-logger = logging.getLogger(__name__)
 
+class AdaptationSettings(StudySettings):
+    """How often, and from how much."""
 
-class AdaptationSettings(Settings):
-    """How fast, and from how much."""
+    relaxations_per_study: int = Field(default=5, ge=1)
+    """A study follows so many finished relaxations."""
 
-    n_updates: int = Field(default=12, ge=1)
-    """After each relaxation; a few tenths of a second for small cells."""
+    n_updates: int = Field(default=20, ge=1)
+    """Of one study: about a third of a second for each relaxation with small cells."""
 
-    n_lessons: int = Field(default=24, ge=1)
-    """Secants per update, half of them from the newest relaxation."""
-
-    n_kept: int = Field(default=400, ge=1)
-    """Secants remembered; the newest replace the oldest."""
-
-    learning_rate: float = Field(default=5e-4, gt=0)
-    """Of Adam: a sixth of the training's, for the weights are good already."""
-
-    largest_gradient_norm: float = Field(default=1.0, gt=0)
-    """Longer gradients are shortened."""
-
-    farthest_angstrom: float = Field(default=1.0, gt=0)
-    """Points with an atom farther from the end teach nothing."""
-
-    shortest_angstrom: float = Field(default=5e-3, gt=0)
-    """Nor do points at the end."""
-
-    largest_n_atoms: int = Field(default=400, ge=1)
-    """Larger structures are not learned from: an update would cost seconds."""
+    least_apart: int = Field(default=2, ge=2)
+    """Rows may be short."""
 
 
 class Adaptation:
@@ -57,60 +40,60 @@ class Adaptation:
 
     def __init__(self, network: MetricNetwork, settings: AdaptationSettings | None = None, seed: int = 0) -> None:
         self.settings = settings or AdaptationSettings()
-        self.network = deepcopy(network).requires_grad_(True)
+        self.study = Study(network, self.settings, seed)
         self.n_relaxations = 0
-        self._secants: list[Lessons] = []  # one each
-        self._generator = torch.Generator().manual_seed(seed)
-        rate = self.settings.learning_rate
-        self._teacher = Teacher(
-            self.network,
-            TeachingSettings(
-                lesson_learning_rate=rate,
-                lesson_learning_rate_final=rate,
-                lesson_largest_gradient_norm=self.settings.largest_gradient_norm,
-            ),
-        )
+
+    @property
+    def network(self) -> MetricNetwork:
+        """In use: the one it began with, until a better one was found."""
+        return self.study.network
 
     @property
     def n_secants(self) -> int:
-        return len(self._secants)
+        """Examples remembered, those held apart included."""
+        return sum(one.number for one in (*self.study.taught, *self.study.apart))
 
     def learn(self, points: Sequence[Point]) -> int:
-        """From the points of one relaxation, its end last; how many of them taught something."""
-        new = self._taken_from(points)
-        if not new:
+        """From the points of one finished relaxation, its end last; how many of them taught something."""
+        found = _examples(points, self.settings)
+        if found is None:
             return 0
-        self._secants = [*self._secants, *new][-self.settings.n_kept :]
+        self.study.add(found)
         self.n_relaxations += 1
-        before = {name: tensor.clone() for name, tensor in self.network.state_dict().items()}
-        for _ in range(self.settings.n_updates):
-            self._update(len(new))
-        if not all(bool(torch.isfinite(parameter).all()) for parameter in self.network.parameters()):
-            logger.warning("adaptation gave weights that are no numbers; what it learned last is forgotten")
-            self.network.load_state_dict(before)
-        return len(new)
+        if self.n_relaxations % self.settings.relaxations_per_study == 0:
+            self.study.learn()
+        return found.number
 
-    def _taken_from(self, points: Sequence[Point]) -> list[Lessons]:
-        usable = [point for point in points if point.geometry is not None and point.finite]
-        if len(usable) < 2 or usable[-1].geometry.n_atoms > self.settings.largest_n_atoms:  # pyright: ignore[reportOptionalMemberAccess]
-            return []
-        *visited, end = [states_at([point]) for point in usable]
-        secants = []
-        for state in visited:
-            if not np.array_equal(state.structures.atomic_numbers.numpy(), end.structures.atomic_numbers.numpy()):
-                continue  # somebody exchanged the atoms under way
-            secant = Lessons.between(state, end, self.settings.farthest_angstrom)
-            if secant is not None and self._length(secant) > self.settings.shortest_angstrom:
-                secants.append(secant)
-        return secants
 
-    @staticmethod
-    def _length(secant: Lessons) -> float:
-        return float(secant.goal.largest_displacements(secant.state.structures).max())
+def _examples(points: Sequence[Point], settings: AdaptationSettings) -> Examples | None:
+    usable = [point for point in points if point.geometry is not None and point.finite]
+    if not usable:
+        return None
+    numbers = usable[-1].geometry.numbers  # pyright: ignore[reportOptionalMemberAccess]
+    same = [point for point in usable if np.array_equal(point.geometry.numbers, numbers)]  # pyright: ignore[reportOptionalMemberAccess]
+    return examples_of(_trajectory(same), settings)
 
-    def _update(self, n_new: int) -> None:
-        half, number = self.settings.n_lessons // 2, len(self._secants)
-        newest = torch.randint(number - n_new, number, (half,), generator=self._generator) if n_new else []
-        anyone = torch.randint(number, (self.settings.n_lessons - half,), generator=self._generator)
-        chosen = [self._secants[place] for place in [*map(int, newest), *map(int, anyone)]]
-        self._teacher.update(Lessons.concatenate(chosen))
+
+def _trajectory(points: Sequence[Point]) -> Trajectory:
+    """The same as a memory would have it; stresses are those that the filter's forces on the cell amount to."""
+    geometries = [point.geometry for point in points if point.geometry is not None]
+    end, n_atoms = geometries[-1], geometries[-1].n_atoms
+    stresses = np.zeros((len(points), 3, 3))
+    for number, (point, geometry) in enumerate(zip(points, geometries, strict=True)):
+        if factor := geometry.cell_factor:
+            stresses[number] = -point.forces[n_atoms:] * factor / max(geometry.volume, 1e-12)
+    return Trajectory(
+        key=hashlib.sha256(geometries[0].positions.tobytes() + geometries[0].cell.tobytes()).hexdigest()[:24],
+        kind="adaptation",
+        engine="",
+        outcome=int(Outcome.CONVERGED),
+        cell_free=end.cell_factor > 0,
+        numbers=torch.from_numpy(end.numbers),
+        pbc=torch.from_numpy(end.periodic),
+        movable=torch.from_numpy(end.free[:n_atoms].any(axis=1)),
+        cells=torch.from_numpy(np.stack([geometry.cell for geometry in geometries])),
+        positions=torch.from_numpy(np.stack([geometry.positions for geometry in geometries])),
+        energies=torch.tensor([point.energy for point in points], dtype=torch.float64),
+        forces=torch.from_numpy(np.stack([point.forces[:n_atoms] for point in points])),
+        stresses=torch.from_numpy(stresses),
+    )

@@ -22,12 +22,14 @@ from ase.calculators.singlepoint import SinglePointCalculator
 from ase.filters import Filter, FrechetCellFilter
 
 from relaxion.errors import MissingStressError, PotentialError, RelaxionError, SettingsError, StructureError
+from relaxion.memory.recording import Memory
 from relaxion.optimize.ase_interface import read_coordinates, read_point
 from relaxion.optimize.choice import Chooser, stepper_of
 from relaxion.optimize.models import MOST_TOGETHER, KnownPairs
 from relaxion.optimize.point import Array, Point, Proposal, longest
 from relaxion.optimize.quasi_newton import QuasiNewtonSettings
 from relaxion.optimize.relaxer import SHORTEST_MOTION, STEPS_WITHOUT_MOTION
+from relaxion.optimize.remembering import Remembered, memory_at
 from relaxion.optimize.stepper import Stepper, propose
 from relaxion.potentials.ase import AsePotential
 from relaxion.potentials.counting import CountingCalculator, error_in_words
@@ -135,17 +137,18 @@ def relax_batch(
     max_force_calls: int = MAX_FORCE_CALLS,
     batch_size: int = BATCH_SIZE,
     allow_unseen: bool = False,
+    memory: str | Path | Memory | None = None,
     device: DeviceLike = None,
 ) -> list[Relaxed]:
     """Relax all structures, in the order given; the same results as `Relaxer` brings one by one, to rounding.
 
     `structures`: ASE atoms, with constraints if need be; they are not changed. `potential`: a name ("emt"), an ASE
     calculator (asked one structure after the other) or a potential. `policy`, `allow_unseen`: as in `Relaxer`. `fmax`:
-    eV/Å. `cell`: relax the cells too. `device`: where the networks of the policy and of a named potential compute.
-    An error of the potential ends the structure that met it, not the others.
+    eV/Å. `cell`: relax the cells too. `memory`: as in `Relaxer`. `device`: where the networks of the policy and of a
+    named potential compute. An error of the potential ends the structure that met it, not the others.
     """
     settings = BatchSettings(policy, fmax, cell, max_force_calls, allow_unseen, device=device)
-    return list(relax_stream(structures, potential, settings, batch_size))
+    return list(relax_stream(structures, potential, settings, batch_size, memory=memory))
 
 
 def relax_stream(
@@ -154,6 +157,7 @@ def relax_stream(
     settings: BatchSettings | None = None,
     batch_size: int = BATCH_SIZE,
     make_stepper: MakeStepper | None = None,
+    memory: str | Path | Memory | None = None,
 ) -> Iterator[Relaxed]:
     """The same as a generator, for input of any length: no more is read ahead than four batches.
 
@@ -161,7 +165,7 @@ def relax_stream(
     """
     if batch_size < 1:
         raise SettingsError(f"batch_size is 1 or more, got {batch_size}; try {BATCH_SIZE}")
-    relaxer = BatchRelaxer(potential, settings or BatchSettings(), make_stepper)
+    relaxer = BatchRelaxer(potential, settings or BatchSettings(), make_stepper, memory)
     source, waiting, first, read = iter(structures), {}, 0, 0
     more = True
     while True:
@@ -189,9 +193,11 @@ class BatchRelaxer:
         potential: str | BaseCalculator | Potential,
         settings: BatchSettings,
         make_stepper: MakeStepper | None = None,
+        memory: str | Path | Memory | None = None,
     ) -> None:
-        """`make_stepper`: who relaxes, in place of the policy that the settings name."""
-        self.settings = settings
+        """`make_stepper`: who relaxes, in place of the policy that the settings name. `memory`: a folder in which
+        every evaluated geometry is kept; tags that are words are the names of relaxations there."""
+        self.settings, self.memory = settings, memory_at(memory)
         self.potential = potential_of(potential, settings.device if isinstance(potential, str) else None)
         if settings.cell and not self.potential.has_stress:
             raise MissingStressError(
@@ -199,7 +205,10 @@ class BatchRelaxer:
             )
         self._make_stepper = make_stepper or self._chosen
         self._chooser = Chooser(
-            None if make_stepper else settings.policy, allow_unseen=settings.allow_unseen, device=settings.device
+            None if make_stepper else settings.policy,
+            allow_unseen=settings.allow_unseen,
+            calculator=self.potential,
+            device=settings.device,
         )
         self.together = not isinstance(self.potential, AsePotential)
         self._running: list[_Relaxation] = []
@@ -233,7 +242,10 @@ class BatchRelaxer:
             self._finished.append(_refused(atoms, str(error), tag))
             return
         stepper.method.tolerance = settings.fmax  # a trust rule may look at how far it is to the end
-        self._running.append(_Relaxation(atoms, tag, settings, self.potential, name, stepper, together=self.together))
+        relaxation = _Relaxation(atoms, tag, settings, self.potential, name, stepper, together=self.together)
+        if self.memory is not None:
+            relaxation.remember(self.memory, self.potential)
+        self._running.append(relaxation)
 
     def _check(self, atoms: Atoms, cell: bool) -> None:
         check_atoms(atoms)
@@ -363,6 +375,14 @@ class _Relaxation:
         self._base: tuple[Point, Answer] | None = None  # where the next step begins, and what was said there
         self.result: Relaxed | None = None
         self._visited: list[Visit] = []
+        self._remembered: Remembered | None = None
+        self._base_call: int | None = None  # the force call at which the next step begins
+
+    def remember(self, memory: Memory, potential: Potential) -> None:
+        """Keep all of it from now on."""
+        key = self.tag if isinstance(self.tag, str) else ""
+        self._remembered = Remembered(memory, self.target, self.policy_used, potential, key)
+        self._remembered.fmax = self.settings.fmax
 
     @property
     def told(self) -> Answer:
@@ -389,6 +409,9 @@ class _Relaxation:
         self.calls += self.moved
         if self.settings.record and self.moved:
             self._visited.append(Visit(point, self.told, accepted=True))
+        if self._remembered is not None and self.moved:
+            told = self.told
+            self._remembered.answered(self.calls, self._base_call, told.energy, told.forces, told.stress)
         if point.largest_force < self.settings.fmax and math.isfinite(point.energy):
             self._end(Outcome.CONVERGED, point, self.told)
         elif self.stepper.last is None and not point.finite:
@@ -415,7 +438,7 @@ class _Relaxation:
 
     def _judged(self, point: Point, proposal: Proposal) -> tuple[Point, Answer]:
         if proposal.base is point or self._base is None:
-            self._base = point, self.told
+            self._base, self._base_call = (point, self.told), self.calls
         return self._base
 
     def _settle(self, base: Point, answer: Answer, outcome: Outcome = Outcome.STEP_LIMIT) -> None:
@@ -436,6 +459,8 @@ class _Relaxation:
         self._end(Outcome.RUNNING, *(self._base or (None, None)), error=sentence)
 
     def _end(self, outcome: Outcome, point: Point | None, answer: Answer | None, error: str | None = None) -> None:
+        if self._remembered is not None:
+            self._remembered.end(outcome)
         final = self.start.copy() if point is None else self.atoms
         final.calc = None
         if answer is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -13,7 +14,7 @@ from ase.data import atomic_numbers as numbers_of
 
 from relaxion.bundles import PolicyBundle, uncovered
 from relaxion.bundles.card import BODIES
-from relaxion.bundles.library import find_file, shipped_names
+from relaxion.bundles.library import find_file, own_files, shipped_names
 from relaxion.bundles.networks import policy_of
 from relaxion.errors import PolicyError, SettingsError
 from relaxion.networks.metric.policies import MetricPolicy
@@ -24,6 +25,7 @@ from relaxion.optimize.learned import TRUST, DirectMetrics, LearnedMetrics, Metr
 from relaxion.optimize.quasi_newton import QuasiNewton, QuasiNewtonSettings
 from relaxion.optimize.stepper import Stepper
 from relaxion.optimize.trust_rule import GATE, TrustRule, rule_of
+from relaxion.potentials.details import details_of, fingerprint
 from relaxion.structures.devices import DeviceLike, device_of
 
 logger = logging.getLogger(__name__)
@@ -111,12 +113,14 @@ def chosen(
     fallback: bool = True,
     allow_unseen: bool = False,
     adapt: bool | Adaptation = False,
+    calculator: object = None,
     device: DeviceLike = None,
 ) -> Chosen:
     """The stepper for `policy`: "auto", None (or "none") for the core, the name of a policy, or a bundle's path."""
     if adapt is not False and device_of(device).type != "cpu":
         raise SettingsError(f"adapt learns on the CPU; leave adapt or device={str(device)!r} away")
-    decision = Chooser(policy, allow_unseen=allow_unseen, device=device).decide(atomic_numbers, periodic=periodic)
+    chooser = Chooser(policy, allow_unseen=allow_unseen, calculator=calculator, device=device)
+    decision = chooser.decide(atomic_numbers, periodic=periodic)
     if decision.note:
         logger.log(logging.WARNING if decision.loud else logging.INFO, decision.note)
     return stepper_of(decision, settings, fallback=fallback, allow_unseen=allow_unseen, adapt=adapt)
@@ -159,25 +163,42 @@ _ADAPTATIONS: dict[str, Adaptation] = {}  # of this process, by the weights they
 
 
 def decide(
-    policy: str | Path | None, atomic_numbers: Collection[int], *, periodic: bool, allow_unseen: bool = False
+    policy: str | Path | None,
+    atomic_numbers: Collection[int],
+    *,
+    periodic: bool,
+    allow_unseen: bool = False,
+    calculator: object = None,
 ) -> Decision:
     """Who shall relax these atoms; PolicyError or SettingsError where `policy` is nothing that could.
 
-    `periodic`: whether the structure repeats in any direction.
+    `periodic`: whether the structure repeats in any direction. `calculator`: who answers, where that is known.
     """
-    return Chooser(policy, allow_unseen=allow_unseen).decide(atomic_numbers, periodic=periodic)
+    chooser = Chooser(policy, allow_unseen=allow_unseen, calculator=calculator)
+    return chooser.decide(atomic_numbers, periodic=periodic)
 
 
 class Chooser:
     """Decides for many structures; policies are looked up and read once, when it is made."""
 
-    def __init__(self, policy: str | Path | None, *, allow_unseen: bool = False, device: DeviceLike = None) -> None:
-        """PolicyError or SettingsError where `policy` is nothing that could relax, or the device is not there."""
+    def __init__(
+        self,
+        policy: str | Path | None,
+        *,
+        allow_unseen: bool = False,
+        calculator: object = None,
+        device: DeviceLike = None,
+    ) -> None:
+        """PolicyError or SettingsError where `policy` is nothing that could relax, or the device is not there.
+
+        `calculator`: "auto" looks among policies that learned from relaxations with it first.
+        """
         where = device_of(device)
         self.allow_unseen, self._broken, self._candidates = allow_unseen, "", list[Loaded]()
-        self._automatic = policy == "auto"
+        self._automatic, self._learned = policy == "auto", list[Loaded]()
         if self._automatic:
             self._candidates, self._broken = _shipped(where)
+            self._learned = learned_for(calculator, where)
         elif policy is not None and policy != "none":
             if not isinstance(policy, str | Path):
                 raise SettingsError(f"policy is a name, a path, 'auto' or None, got {policy!r}")
@@ -185,6 +206,11 @@ class Chooser:
 
     def decide(self, atomic_numbers: Collection[int], *, periodic: bool) -> Decision:
         """Who shall relax these atoms: the one that was trained on all their elements, or, if insisted on, on most."""
+        for loaded in self._learned:
+            source, card = loaded.bundle.card.learned_from, loaded.bundle.card
+            known = {numbers_of[symbol] for symbol in source.elements} if source is not None else set()
+            if known.issuperset(atomic_numbers) and card.periodic in (None, periodic):
+                return Decision(loaded)
         if not self._candidates:
             return Decision(None, self._broken)
         for_such = [loaded for loaded in self._candidates if loaded.bundle.card.periodic in (None, periodic)]
@@ -216,6 +242,23 @@ def _shipped(device: torch.device) -> tuple[list[Loaded], str]:
     return found, "; ".join([*broken, "the classical core relaxes"]) if broken else ""
 
 
+def learned_for(calculator: object, device: torch.device = CPU) -> list[Loaded]:
+    """The user's own policies that learned from relaxations with this calculator, the one that gained most first.
+
+    What cannot be read is left out: nobody named it.
+    """
+    files = own_files() if calculator is not None else {}
+    if not files:
+        return []
+    mark, found = fingerprint(details_of(calculator)), []
+    for name, file in files.items():
+        with suppress(PolicyError, OSError):
+            source = load(file, device).bundle.card.learned_from
+            if source is not None and mark in source.calculators:
+                found.append((source.calls_ratio or source.error_ratio, name, load(file, device)))
+    return [loaded for *_, loaded in sorted(found, key=lambda one: one[:2])]
+
+
 def load(name_or_path: str | Path, device: torch.device = CPU) -> Loaded:
     """The bundle with its networks; read again only when its file has changed. A metric's network is on the device."""
     file = find_file(name_or_path, WORDS)
@@ -223,7 +266,7 @@ def load(name_or_path: str | Path, device: torch.device = CPU) -> Loaded:
     return _load(file, about.st_mtime_ns, about.st_size, device)
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=64)
 def _load(file: Path, _changed: int, _size: int, device: torch.device) -> Loaded:
     bundle = PolicyBundle.read(file)
     gate = bundle.networks.get(GATE)

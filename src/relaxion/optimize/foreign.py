@@ -35,7 +35,7 @@ def without_foreign(options: dict[str, Any]) -> dict[str, Any]:
     if foreign:
         logger.warning(
             "%s: of other optimizers, without meaning for Relaxer and left out; "
-            "its own are policy, maxstep, fallback, allow_unseen and adapt",
+            "its own are policy, maxstep, fallback, allow_unseen, adapt and memory (a folder)",
             ", ".join(foreign),
         )
     return {name: value for name, value in options.items() if name not in OPTIONS}

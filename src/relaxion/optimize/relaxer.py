@@ -16,6 +16,7 @@ from ase.filters import Filter
 from ase.optimize.optimize import DEFAULT_MAX_STEPS, Optimizer
 
 from relaxion.errors import RestartError, SettingsError
+from relaxion.memory.recording import Memory
 from relaxion.optimize.adaptation import Adaptation
 from relaxion.optimize.ase_interface import bare_atoms, check_door, read_coordinates, read_energy, read_point
 from relaxion.optimize.choice import CORE, chosen
@@ -23,6 +24,7 @@ from relaxion.optimize.film import Film, frame_of, proposal_in_space
 from relaxion.optimize.foreign import without_foreign
 from relaxion.optimize.point import Array, Point, Proposal, longest
 from relaxion.optimize.quasi_newton import QuasiNewtonSettings
+from relaxion.optimize.remembering import Remembered, memory_at
 from relaxion.optimize.restart import Saved, read_restart, write_restart
 from relaxion.optimize.stepper import propose
 from relaxion.settings import shown
@@ -76,6 +78,7 @@ class Relaxer(Optimizer):
         fallback: bool = True,
         allow_unseen: bool = False,
         adapt: bool | Adaptation = False,
+        memory: str | Path | Memory | int | None = None,
         device: DeviceLike = None,
         **kwargs: Any,
     ) -> None:
@@ -83,23 +86,35 @@ class Relaxer(Optimizer):
         on the classical core. `maxstep`: longest displacement in one step, Å. `fallback`: whether damped FIRE may take
         over when the core loses its way. `allow_unseen`: let the policy speak about elements it was not trained on.
         `adapt`: the metric goes on learning from every relaxation of this process that asks for it (or of those that
-        share an `Adaptation`), at no force call: for many similar structures one after the other. `device`: where the
-        network of a metric policy computes ("cuda"); the atoms' calculator is where it was made. All else as in ASE;
-        options that only other optimizers have (alpha, dt, memory, …) are named in a warning and left out."""
+        share an `Adaptation`), at no force call: for many similar structures one after the other. `memory`: a folder
+        in which every evaluated geometry is kept, to learn from (`relaxion learn`). `device`: where the network of a
+        metric policy computes ("cuda"); the atoms' calculator is where it was made. All else as in ASE; options that
+        only other optimizers have (alpha, dt, a number for memory, …) are named in a warning and left out."""
         check_door(atoms)
         self.maxstep = _checked_maxstep(self.defaults["maxstep"] if maxstep is None else maxstep)
         self.policy = policy
-        numbers, periodic = list[int](), False
+        numbers, periodic, calculator = list[int](), False, None
         if isinstance(atoms, Atoms | Filter):
             bare = bare_atoms(atoms)
-            numbers, periodic = bare.numbers.tolist(), bool(bare.pbc.any())
+            numbers, periodic, calculator = bare.numbers.tolist(), bool(bare.pbc.any()), bare.calc
+        if isinstance(memory, int):
+            kwargs, memory = {**kwargs, "memory": memory}, None  # of LBFGS
+        kept_in = memory_at(memory)
         method = QuasiNewtonSettings(largest_trust=self.maxstep)
         choice = chosen(
-            policy, numbers, method, periodic=periodic, fallback=fallback, allow_unseen=allow_unseen, adapt=adapt,
+            policy,
+            numbers,
+            method,
+            periodic=periodic,
+            fallback=fallback,
+            allow_unseen=allow_unseen,
+            adapt=adapt,
+            calculator=calculator,
             device=device,
-        )  # fmt: skip
+        )
         self._adaptation, self._visited = choice.adaptation, list[Point]()
         self.policy_used, self._stepper, self._weights_sha256 = choice.name, choice.stepper, choice.weights_sha256
+        self._remembered = None if kept_in is None else Remembered(kept_in, atoms, choice.name)  # pyright: ignore[reportArgumentType]
         self.history: list[HistoryEntry] = []
         self.film = Film()
         self._base_call: int | None = None  # the force call at whose point the next step begins
@@ -198,6 +213,8 @@ class Relaxer(Optimizer):
         converged = bool(super().run(fmax, steps))
         if self.outcome is Outcome.STEP_LIMIT:
             self._settle()
+        if self._remembered is not None:
+            self._remembered.end(self.outcome)
         if converged and self._adaptation is not None:
             self._adaptation.learn([*self._visited, read_point(self.atoms, self._coordinates())])
             self._visited.clear()
@@ -210,6 +227,8 @@ class Relaxer(Optimizer):
 
     def _begin(self, fmax: float) -> None:
         self._stopped, self._motionless, self._stepper.method.tolerance = None, 0, fmax
+        if self._remembered is not None:
+            self._remembered.fmax = fmax
         if self.nsteps > 0 and self._counted != self._geometry():
             self.log(self.atoms.get_forces().ravel())  # ASE logs, and we count, the first point of the first run only
 
@@ -246,6 +265,8 @@ class Relaxer(Optimizer):
         proposed = None if last is None else proposal_in_space(self.atoms, last)
         base_call = None if last is None else self._base_call
         self.film.add(frame_of(bare_atoms(self.atoms), self.force_calls, base_call, proposed))
+        if self._remembered is not None:
+            self._remembered.point(self.force_calls, base_call)
 
     def step(self, *_: Any) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Judge the present point, move on to the next. (Older ASE passes forces; they are read afresh.)"""

@@ -51,7 +51,7 @@ class CountingCalculator(Calculator):
         self.potential_name = potential.name
         self.implemented_properties = ["energy", "free_energy", "forces", *(["stress"] if stress else [])]
         self.inner: Any = ase_calculator(potential)
-        self._potential = potential
+        self.potential = potential
         self._calls_before = potential.calls
         self._asked = 0
         self.answers = 0  # fewer than calls where it failed or was interrupted
@@ -62,7 +62,7 @@ class CountingCalculator(Calculator):
     @property
     def calls(self) -> int:
         """Force calls: questions asked here, or structures the potential itself has counted, if those are more."""
-        return max(self._asked, self._potential.calls - self._calls_before)
+        return max(self._asked, self.potential.calls - self._calls_before)
 
     def __deepcopy__(self, _memo: dict[int, Any]) -> Self:
         return self

@@ -56,7 +56,7 @@ class TabulatedEam(ElementPotential):
 
     def __init__(self, tables: EamTables, name: str = "EAM") -> None:
         super().__init__(tables.elements)
-        self.name = name
+        self.name, self.tables_sha256 = name, tables.sha256
         self._n_kinds = len(tables.elements)
         spacing, n_points = tables.distance_spacing, tables.densities.shape[2]
         self.cutoff = min(tables.cutoff, spacing * n_points)

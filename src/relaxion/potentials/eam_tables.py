@@ -10,6 +10,7 @@ follows the tables is ignored if it begins with a word; numbers there mean that 
 from __future__ import annotations
 
 import gzip
+import hashlib
 import io
 import zlib
 from dataclasses import dataclass
@@ -40,6 +41,15 @@ class EamTables:
     embedding: np.ndarray  # (n_elements, n_rho) eV
     densities: np.ndarray  # (n_elements, n_elements, n_r), [source, site]
     pair_products: np.ndarray  # (n_elements, n_elements, n_r) r·φ, eV·Å, symmetric
+
+    @property
+    def sha256(self) -> str:
+        """Of all numbers."""
+        scales = (self.density_spacing, self.distance_spacing, self.cutoff)
+        hasher = hashlib.sha256(f"{self.elements} {scales}".encode())
+        for table in (self.embedding, self.densities, self.pair_products):
+            hasher.update(np.ascontiguousarray(table))
+        return hasher.hexdigest()
 
 
 def read_eam_tables(path: str | Path) -> EamTables:

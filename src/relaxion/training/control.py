@@ -14,6 +14,7 @@ from pydantic import Field
 from torch import Tensor
 
 from relaxion.agents.make import AGENT_SETTINGS, vector_agent
+from relaxion.agents.shared import scale_learning_rates
 from relaxion.errors import AssessmentStopped, CheckpointError, RelaxionWarning, RunError, SettingsError
 from relaxion.experience.exploration import Exploration, NoisyExplorer
 from relaxion.experience.normaliser import Normaliser
@@ -58,9 +59,9 @@ class VectorTrainingSettings(TrainingSettings):
 
     def _check_together(self) -> None:
         super()._check_together()
-        if self.replay_capacity % self.n_environments:
+        if self.capacity() % self.n_environments:
             raise SettingsError(
-                f"replay_capacity {self.replay_capacity} must be a multiple of n_environments {self.n_environments}"
+                f"replay_capacity {self.capacity()} must be a multiple of n_environments {self.n_environments}"
             )
 
 
@@ -200,7 +201,7 @@ class Trainer:
         )
         self.normaliser = Normaliser(task.observation_size, enabled=training.normalise_observations)
         self.replay = VectorReplay(
-            training.replay_capacity,
+            training.capacity(),
             task.observation_size,
             task.action_size,
             generator=self.generators["replay"],
@@ -232,7 +233,9 @@ class Trainer:
         """Collect → store → update."""
         self._collect()
         if not self.exploration.warming_up(len(self.replay)):
-            training = self.settings.training
+            training, agent = self.settings.training, self.agent
+            share = training.learning_rate_schedule(self.step)
+            scale_learning_rates((agent.policy_optimizer, agent.critic_optimizer), share)
             for _ in range(training.updates_per_step * training.n_environments):
                 self.means.add(self.agent.update(self.replay.sample(training.batch_size, self.normaliser)))
                 self.n_updates += 1

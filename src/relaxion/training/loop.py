@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from relaxion.errors import AssessmentStopped, CheckpointError, FileError, RunError, SettingsError
-from relaxion.files import Stored, replace_file, write_json, write_text
+from relaxion.files import Stored, kind_of, replace_file, write_json, write_text
 from relaxion.settings import shown
 from relaxion.training import checkpoint
 from relaxion.training.checkpoint import DIVERGED, DivergedError, NonFiniteError
@@ -134,7 +134,11 @@ def enough_memory() -> Iterator[None]:
 
 
 def read_weights(path: Path) -> Stored:
-    """The weights of a run folder (its newest checkpoint) or of a file."""
+    """The weights of a run folder (its newest checkpoint), of a file, or of a policy by its name."""
+    if not path.exists() or kind_of(path) not in (None, CHECKPOINT, AGENT):
+        from relaxion.training.origins import weights_of_policy  # runs on vectors need no policies
+
+        return weights_of_policy(path)
     file = RunFolder(path).checkpoint if path.is_dir() else path
     return checkpoint.read(file, CHECKPOINT, AGENT)
 
@@ -294,8 +298,9 @@ class _Run:
 
     def _finish(self) -> Result:
         self.save()
+        final = self._assessed()  # not in the checkpoint: a run that goes on from it is one that never stopped here
         write_agent(self.folder.agent, self.trainer)
-        result = self.trainer.result(self._assessed(), self.clock.seconds())
+        result = self.trainer.result(final, self.clock.seconds())
         write_json(self.folder.result, asdict(result))
         from relaxion.training.curves import leave_curve  # learning alone needs no picture
 

@@ -28,6 +28,7 @@ from relaxion.optimize.stepper import Stepper
 from relaxion.optimize.trust_rule import DEFAULT, GATE, StepControl, constant_network, rule_of
 from relaxion.settings import Settings
 from relaxion.training.checkpoint import checked_finite, named_generator, taken_back
+from relaxion.training.file_lessons import FileLessonSettings, FilePlan
 from relaxion.training.lessons import Imitation
 from relaxion.training.metric_lessons import MetalsPlan, MetalsSettings, Plan, StorePlan, StoreSettings
 from relaxion.training.packaging import Packed
@@ -40,8 +41,9 @@ LONGEST_MOVE, LARGEST_STRAIN = 1.0, 0.1  # Å; of the bare policy. The guard's t
 class MetricTaskSettings(Settings):
     """Where the lessons come from, and the trust rule of the bundle."""
 
-    examples: Literal["live", "store"] = "live"
-    """Live relaxations of metals by the policy itself, or a store that `relaxion collect` filled."""
+    examples: Literal["live", "store", "files"] = "live"
+    """Live relaxations of metals by the policy itself, a store that `relaxion collect` filled, or live relaxations of
+    the user's own structures."""
 
     secant_weight: float | None = Field(default=None, ge=0, le=1)
     """Of the bundle's own trust rule: how far steps are corrected by the newest secants. A metric for everything is
@@ -63,16 +65,19 @@ class MetricRunSettings(RunSettings):
 
     metric: MetricSettings
     bundle: MetricTaskSettings
-    lessons: MetalsSettings | StoreSettings
+    lessons: MetalsSettings | StoreSettings | FileLessonSettings
 
     @classmethod
     def parts(cls, values: Mapping[str, Any]) -> dict[str, type[Settings]]:
-        lessons = StoreSettings if values.get("examples") == "store" else MetalsSettings
+        kinds = {"store": StoreSettings, "files": FileLessonSettings}
+        lessons = kinds.get(values.get("examples", ""), MetalsSettings)
         return {"training": LoopSettings, "metric": MetricSettings, "bundle": MetricTaskSettings, "lessons": lessons}
 
     @property
     def plan(self) -> Plan:
         starts, lessons = self.training.assessment_starts, self.lessons
+        if isinstance(lessons, FileLessonSettings):
+            return FilePlan(lessons, starts)
         return StorePlan(lessons, starts) if isinstance(lessons, StoreSettings) else MetalsPlan(lessons, starts)
 
     def trainer(self) -> MetricTrainer:

@@ -17,11 +17,12 @@ from pydantic import Field, model_validator
 from torch import Generator, Tensor
 
 from relaxion.bench.assessment import CAP, FMAX, Assessor, Calls, Starts
-from relaxion.collecting.store import Trajectory, TrajectoryStore
 from relaxion.errors import RunError
 from relaxion.generators.alloys import EAM_METALS, EMT_METALS
 from relaxion.generators.slabs import ADSORBATES
 from relaxion.generators.starts import KINDS, MetalStarts
+from relaxion.memory.store import TrajectoryStore
+from relaxion.memory.trajectory import Trajectory
 from relaxion.networks.metric.network import MetricNetwork
 from relaxion.networks.metric.policies import MetricPolicy
 from relaxion.networks.metric.teacher import Lessons, TeachingSettings, relative_errors

@@ -149,7 +149,10 @@ class Result:
 
 @dataclass(frozen=True)
 class RelaxationResult(Result):
-    """On atoms, force calls per relaxation besides; failures are charged the cap."""
+    """On atoms, force calls per relaxation besides; failures are charged the cap.
+
+    `final_*` are of the last policy; `kept_*` of the one that was best on validation starts, which is packaged.
+    """
 
     final_force_calls_mean: float
     final_force_calls_median: float
@@ -159,6 +162,11 @@ class RelaxationResult(Result):
     training_force_calls: int
     potential: str
     structures: str
+    kept_step: int | None = None
+    kept_validation_force_calls_mean: float | None = None
+    kept_force_calls_mean: float | None = None
+    kept_force_calls_median: float | None = None
+    kept_success_rate: float | None = None
 
     @classmethod
     def of(cls, settings: RunSettings, final: Assessed, **own: Any) -> RelaxationResult:
@@ -183,8 +191,14 @@ class RelaxationResult(Result):
             f"{self.agent} on {self.structures} with {self.potential}, seed {self.seed}: "
             f"{self.final_force_calls_mean:.1f} force calls, {self.final_success_rate:.0%} converged "
             f"(BFGS {self.force_calls_bfgs:.1f}, FIRE {self.force_calls_fire:.1f}) "
-            f"after {self.steps} steps in {self.wall_time_seconds:.0f} s"
+            f"after {self.steps} steps in {self.wall_time_seconds:.0f} s{self._kept_in_words()}"
         )
+
+    def _kept_in_words(self) -> str:
+        if self.kept_step is None or self.kept_step == self.steps:
+            return ""
+        calls = f"{self.kept_force_calls_mean:.1f} force calls"
+        return f"; kept is the policy of step {self.kept_step}, best on validation starts: {calls}"
 
 
 def discounted_returns(rewards: Sequence[float], discount_factor: float) -> Tensor:

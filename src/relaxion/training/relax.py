@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from relaxion.agents.shared import Agent
+from relaxion.agents.shared import Agent, best_actions, scale_learning_rates
 from relaxion.bench.assessment import Assessed
 from relaxion.errors import CheckpointError
 from relaxion.experience.environment import EnvironmentSettings
@@ -22,6 +22,7 @@ from relaxion.experience.structure_replay import StructureReplay
 from relaxion.experience.transition import Source as WhoMoved
 from relaxion.files import Stored, digest, joined
 from relaxion.networks.metric.network import MetricSettings
+from relaxion.networks.roles import Policy
 from relaxion.networks.surroundings import with_graph
 from relaxion.potentials.corrector import correct
 from relaxion.structures import Move, State
@@ -33,6 +34,7 @@ from relaxion.training.checkpoint import (
     taken_back,
 )
 from relaxion.training.diagnostics import Diagnosis, Event, Facts
+from relaxion.training.kept import PART, KeptPolicy
 from relaxion.training.lessons import Imitation, LiveExamples, ReplayLessons, Source
 from relaxion.training.records import Episodes, RelaxationResult, ReturnsWatch, ScalarMeans
 from relaxion.training.relax_collector import Collected, RelaxCollector, make_agent
@@ -104,14 +106,15 @@ class RelaxTrainer:
         self.penalties = PolicyPenalties(atoms.deviation_penalty_per_angstrom2, world)
         self.agent = make_agent(settings, named_generator(training.seed, "agent"), self.penalties)
         self.replay = StructureReplay(
-            training.replay_capacity, task.atom_capacity, generator=self.generators["replay"], n_steps=training.n_steps
+            task.replay_capacity, task.atom_capacity, generator=self.generators["replay"], n_steps=training.n_steps
         )
         self.collector = RelaxCollector(settings, task, self.agent, self.generators)
         self.exploration, self.environment = self.collector.exploration, self.collector.environment
         self.imitation_weight = LinearSchedule(atoms.imitation_weight, 0.0, atoms.expert_steps)
         self.anchor_weight = LinearSchedule(0.0, 0.0, atoms.expert_steps)
         self.lessons = self._make_lessons()
-        self.assessor = task.assessor()
+        self.assessor, self.validation = task.assessor(), task.validation_assessor()
+        self.kept = KeptPolicy()
         self.episodes = Episodes(world.n_structures)
         self.means = ScalarMeans()
         self.diagnosis = Diagnosis(
@@ -165,6 +168,8 @@ class RelaxTrainer:
         if not self.exploration.warming_up(len(self.replay)):
             self.penalties.imitation_weight = self.imitation_weight(self.reinforced_steps)
             self.penalties.anchor_weight = self.anchor_weight(self.reinforced_steps)
+            share = self.settings.training.learning_rate_schedule(self.reinforced_steps)
+            scale_learning_rates((self.agent.policy_optimizer, self.agent.critic_optimizer), share)
             for _ in range(self.settings.atoms.updates_per_round):
                 self.means.add(self.agent.update(self._sampled()))
                 self.n_updates += 1
@@ -208,14 +213,25 @@ class RelaxTrainer:
         return None if self.exploration.warming_up(len(self.replay)) else self.agent
 
     def act(self, state: State) -> Move:
-        """The policy without exploration."""
-        return self.agent.act(with_graph(state, self.settings.networks.cutoff_angstrom))
+        """The policy that is assessed, without exploration."""
+        seen = with_graph(state, self.settings.networks.cutoff_angstrom)
+        return best_actions(self.acting_policy, self.agent.action_domain, seen)
+
+    @property
+    def acting_policy(self) -> Policy:
+        """What is assessed, kept and packaged: the slow copy of what learns, where there is one."""
+        online = self.agent.policy
+        return getattr(self.agent, "target_policy", online) if self.settings.atoms.averaged_policy else online
 
     def assess(self, stop: Callable[[], bool] | None = None) -> Assessed:
-        assessed = self.assessor(self.task.following(self.act), stop)
-        if "BFGS" in assessed.baselines:
-            self.diagnosis.assessed(float(assessed.force_calls.mean()), assessed.baselines["BFGS"])
-        return assessed
+        """From the starts of the results; and from validation starts, by which a policy is kept."""
+        relax = self.task.following(self.act)
+        assessed = self.assessor(relax, stop)
+        validated = assessed if self.validation is None else self.validation(relax, stop)
+        self.kept.offer(self.step, validated, assessed, self.acting_policy.state_dict())
+        self.diagnosis.assessed(assessed.beside("BFGS"), self.kept.beside_best(validated))
+        validation = {"eval/validation_force_calls_mean": float(validated.force_calls.mean())}
+        return replace(assessed, extra=validation | self.kept.scalars())
 
     def scalars(self) -> dict[str, float]:
         own: dict[str, float] = {"time/total_timesteps": self.step, "time/force_calls": self.force_calls}
@@ -237,15 +253,16 @@ class RelaxTrainer:
             steps=self.step,
             episodes=self.episodes.finished,
             wall_time_seconds=wall_time_seconds,
-            weights_sha256=digest(self.weights()),
+            weights_sha256=digest(joined({"agent": self.agent.snapshot()})),
             training_force_calls=self.force_calls,
             potential=atoms.potential,
             structures=atoms.structures,
+            **({} if self.kept.best is None else self.kept.best.result()),
         )
 
     def weights(self) -> dict[str, Tensor]:
-        """What it takes to act, or to start a new run from. Networks for atoms normalise by themselves."""
-        return joined({"agent": self.agent.snapshot()})
+        """What it takes to act, or to start a new run from; and the kept policy, which is what is packaged."""
+        return joined({"agent": self.agent.snapshot(), PART: self.kept.snapshot()})
 
     def start_from(self, stored: Stored) -> None:
         """Take over old networks; counters and Adam's memory stay at 0 (R10.2).
@@ -296,7 +313,7 @@ class RelaxTrainer:
     def _saved_parts(self) -> dict[str, Any]:
         """By their names in a checkpoint."""
         parts = {name: getattr(self, name) for name in ("agent", "replay", "episodes", "diagnosis")}
-        return parts | {"metric_means": self.means}
+        return parts | {"metric_means": self.means, PART: self.kept}
 
 
 def follow(agent: Any) -> None:

@@ -98,6 +98,10 @@ class AtomTaskSettings(Settings):
     """Weight in the policy's loss of the relative squared distance to what the expert did, on its transitions; fades to
     0 within `expert_steps`."""
 
+    averaged_policy: bool = True
+    """Assess, keep and package the policy's slow copy (its target, an average over the newest 1 / target_update_rate
+    policy updates) instead of the one that swings around it. SAC has no such copy."""
+
     alarm_memory_steps: int = Field(default=2_000, ge=1)
     """Environment steps that alarms are judged by (docs/diagnostics.md)."""
 
@@ -201,17 +205,16 @@ class RelaxRunSettings(AgentRunSettings):
 
     def check_together(self) -> None:
         super().check_together()
-        given, plain = self.networks, AtomNetworkSettings()
-        if not given.environment_information and given.largest_gate_factor != plain.largest_gate_factor:
+        networks, plain = self.networks, AtomNetworkSettings()
+        if not networks.environment_information and networks.largest_gate_factor != plain.largest_gate_factor:
             raise SettingsError(
-                f"a gate was asked for (largest_gate_factor = {given.largest_gate_factor:g}) with no "
+                f"a gate was asked for (largest_gate_factor = {networks.largest_gate_factor:g}) with no "
                 "environment_information; name some, for example ['log_largest_force'], or leave the gate out"
             )
         n_structures = self.environment.n_structures
-        if self.training.replay_capacity < n_structures:
+        if (given := self.training.replay_capacity) is not None and given < n_structures:
             raise SettingsError(
-                f"replay_capacity {self.training.replay_capacity} is below n_structures {n_structures}: "
-                "one step of all structures must fit"
+                f"replay_capacity {given} is below n_structures {n_structures}: one step of all structures must fit"
             )
         if self.metric is not None:
             self._check_metric(self.metric)

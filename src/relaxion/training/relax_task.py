@@ -4,7 +4,7 @@ there and what becomes of it."""
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -15,7 +15,7 @@ from relaxion.bench.films import Filming, Relaxed
 from relaxion.bundles.networks import network_of, policy_of
 from relaxion.errors import AssessmentStopped, MissingElementError, RelaxionWarning, RunError, SettingsError
 from relaxion.experience.environment import Environment, rollout
-from relaxion.experience.structure_replay import capacity_advice
+from relaxion.experience.structure_replay import capacity_advice, capacity_range
 from relaxion.files import Stored
 from relaxion.generators.perturbations import perturbation
 from relaxion.generators.sources import held_apart_sides, structure_source
@@ -25,6 +25,7 @@ from relaxion.potentials.registry import potential
 from relaxion.potentials.reward import Reward, RewardSettings
 from relaxion.structures import Move, Outcome, State, Structures
 from relaxion.training.checkpoint import DIVERGED, named_generator
+from relaxion.training.kept import PART, policy_weights
 from relaxion.training.packaging import Packed
 from relaxion.training.relax_settings import AtomTaskSettings, RelaxRunSettings, reward_weights
 
@@ -55,15 +56,21 @@ class RelaxTask:
 
     def assessor(self) -> Assessor:
         """Fixed starts held apart, the same for every agent and seed."""
-        settings = self.settings
-        side, world = settings.atoms.assess_on, settings.environment
+        return self._assessor(self.settings.atoms.assess_on, COMPARED)
+
+    def validation_assessor(self) -> Assessor | None:
+        """As many starts to choose a policy by; None where the assessor takes them already."""
+        return None if self.settings.atoms.assess_on == "validation" else self._assessor("validation", ())
+
+    def _assessor(self, side: str, compared: Sequence[str]) -> Assessor:
+        settings, world = self.settings, self.settings.environment
 
         def starts() -> list[Starts]:
             generator = named_generator(SIDE_SEEDS[SIDES.index(side)], "assessment")
             state = self.environment(side).reset(generator, settings.training.assessment_starts)
             return [Starts("", self.potential, state.structures)]
 
-        return Assessor(starts, world.force_tolerance_ev_per_angstrom, world.max_force_calls, COMPARED)
+        return Assessor(starts, world.force_tolerance_ev_per_angstrom, world.max_force_calls, compared)
 
     def following(self, policy: Callable[[State], Move]) -> Relax:
         """Relaxations that follow the policy alone, all at once on the batched potential."""
@@ -92,9 +99,15 @@ class RelaxTask:
         return self.pools["training"].n_atoms / self.pools["training"].n_structures
 
     @property
+    def replay_capacity(self) -> int:
+        """Transitions in replay: as many as asked for, or the most that suit these structures (R8.1)."""
+        advised = max(capacity_range(self.mean_atoms)[1], self.settings.environment.n_structures)
+        return self.settings.training.capacity(advised)
+
+    @property
     def atom_capacity(self) -> int:
         """Rows for the states of `replay_capacity` transitions, and for the largest step that may come on top."""
-        atoms, capacity = self.settings.atoms, self.settings.training.replay_capacity
+        atoms, capacity = self.settings.atoms, self.replay_capacity
         if atoms.replay_atom_capacity is not None:
             return atoms.replay_atom_capacity
         largest = int(self.pools["training"].counts.max())
@@ -110,7 +123,7 @@ def relax_task(settings: RelaxRunSettings) -> RelaxTask:
     engine = potential(settings.atoms.potential)
     task = RelaxTask(settings, engine, _pools(settings.atoms, engine))
     _check_room_for_warmup(task)
-    if (advice := capacity_advice(settings.training.replay_capacity, task.mean_atoms)) is not None:
+    if (advice := capacity_advice(task.replay_capacity, task.mean_atoms)) is not None:
         warnings.warn(advice, RelaxionWarning, stacklevel=2)
     return task
 
@@ -166,7 +179,8 @@ def packed(settings: RelaxRunSettings, stored: Stored) -> Packed:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RelaxionWarning)  # advice for training comes too late
         task = relax_task(replace(settings, atoms=atoms))
-    weights = {key.removeprefix("policy."): t for key, t in stored.part("agent").items() if key.startswith("policy.")}
+    kept = stored.part(PART)
+    weights = policy_weights(kept or stored.part("agent"))
     trained = task.pools["training"]
     return Packed(
         networks={"policy": network_of(settings.policy, weights, stochastic=settings.agent_name == "sac")},
@@ -179,6 +193,7 @@ def packed(settings: RelaxRunSettings, stored: Stored) -> Packed:
             "cells": "free" if atoms.cell_free else "fixed",
             "force_tolerance_ev_per_angstrom": settings.environment.force_tolerance_ev_per_angstrom,
             "agent": _teachers(settings),
+            "policy_step": int(kept["numbers"][0]) if kept else None,
         },
         assessor=task.assessor(),
         relax=lambda bundle: task.following(policy_of(bundle)),

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from relaxion.training.packaging import Packed
 
 DEFAULT_AGENT = "td3"
+D4PG_STEPS = 5  # of reward before the bootstrap
+VECTOR_CAPACITY = 100_000  # transitions in replay
 TASKS = {"relax": "relaxion.training.relax_settings", "metric": "relaxion.training.metric"}
 CONTROL = "relaxion.training.control"
 
@@ -60,8 +62,9 @@ class LoopSettings(Settings):
 class TrainingSettings(LoopSettings):
     """What every agent needs besides."""
 
-    replay_capacity: int = Field(default=100_000, ge=1)
-    """Transitions kept; the newest replaces the oldest."""
+    replay_capacity: int | None = Field(default=None, ge=1)
+    """Transitions kept; the newest replaces the oldest. None: 100 000 of vectors, and on atoms as many as suit the size
+    of the structures (R8.1), 5 000 for 4 atoms."""
 
     batch_size: int = Field(default=128, ge=1)
     """Transitions per update, drawn without replacement."""
@@ -70,7 +73,7 @@ class TrainingSettings(LoopSettings):
     """Transitions collected by random actions before the first update (R1.2)."""
 
     n_steps: int = Field(default=1, ge=1)
-    """Steps of reward before the bootstrap; D4PG's paper takes 5."""
+    """Steps of reward before the bootstrap; 5 for D4PG unless given, as in its paper (R5.2)."""
 
     exploration_noise_final: float | None = Field(default=None, ge=0)
     """The agent's `exploration_noise` goes linearly to this, half ranges of the action; None: it stays."""
@@ -78,11 +81,22 @@ class TrainingSettings(LoopSettings):
     exploration_noise_steps: int = Field(default=10_000, ge=1)
     """Environment steps until `exploration_noise_final` is reached."""
 
+    learning_rate_final_share: float = Field(default=1.0, gt=0, le=1)
+    """The learning rates of policy and critics go linearly to this share of theirs; 1: they stay."""
+
+    learning_rate_steps: int = Field(default=100_000, ge=1)
+    """Environment steps until `learning_rate_final_share` is reached."""
+
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> Self:
         settings = super().read(values)
         settings._check_together()
         return settings
+
+    @property
+    def learning_rate_schedule(self) -> LinearSchedule:
+        """Of the share of the learning rates."""
+        return LinearSchedule(1.0, self.learning_rate_final_share, self.learning_rate_steps)
 
     def noise_schedule(self, agent: object) -> LinearSchedule | None:
         """Of the exploration noise; None for an agent that explores by itself."""
@@ -91,6 +105,10 @@ class TrainingSettings(LoopSettings):
         start, end = agent.exploration_scale, self.exploration_noise_final
         return LinearSchedule(start, start if end is None else end, self.exploration_noise_steps)
 
+    def capacity(self, advised: int = VECTOR_CAPACITY) -> int:
+        """`replay_capacity`, or what is advised where none is given, with room for the warm-up."""
+        return max(advised, self.warmup_steps) if self.replay_capacity is None else self.replay_capacity
+
     def _check_together(self) -> None:
         for small, large, reason in (
             ("replay_capacity", "batch_size", "a batch needs that many different transitions"),
@@ -98,7 +116,7 @@ class TrainingSettings(LoopSettings):
             ("replay_capacity", "warmup_steps", "the first update would never come"),
         ):
             own, least = getattr(self, small), getattr(self, large)
-            if own < least:
+            if own is not None and own < least:
                 raise SettingsError(f"{small} {own} is below {large} {least}: {reason}")
 
 
@@ -176,6 +194,11 @@ class AgentRunSettings(RunSettings):
 
     training: TrainingSettings
     agent: AgentSettings
+
+    @classmethod
+    def _read(cls, values: Mapping[str, Any]) -> Self:
+        by_agent = {"n_steps": D4PG_STEPS} if agent_name(values.get("agent", DEFAULT_AGENT)) == "d4pg" else {}
+        return super()._read(by_agent | dict(values))
 
     def check_together(self) -> None:
         noisy = "exploration_noise" in type(self.agent).model_fields

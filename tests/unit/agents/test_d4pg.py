@@ -13,6 +13,7 @@ import torch
 from relaxion.agents.d4pg import D4PG, D4PGSettings
 from relaxion.errors import SettingsError
 from relaxion.experience.replay import Batch
+from relaxion.training.settings import RunSettings
 
 
 @pytest.fixture
@@ -96,3 +97,10 @@ def test_a_critic_with_other_bins_is_refused_at_once(linear: dict[str, Any], bin
     agent = D4PG(linear["policy"](0.0), linear["bins"]([0.0] * 3, [0.0] * 3), linear["pulls"]())
     with pytest.raises(SettingsError, match="3 bins, the support 51"):
         agent.update(bin_batch)
+
+
+@pytest.mark.parametrize(("agent", "given", "expected"), [("d4pg", {}, 5), ("d4pg", {"n_steps": 2}, 2), ("td3", {}, 1)])
+def test_r5_2_several_steps_are_the_default(agent: str, given: dict[str, int], expected: int) -> None:
+    settings = RunSettings.read({"task": "Pendulum-v1", "agent": agent, **given})
+    assert settings.flat()["n_steps"] == expected
+    assert RunSettings.read(settings.flat()) == settings

@@ -59,7 +59,8 @@ def updated(agent: Any, batches: list[Batch], descend: PlainLoop | None = None) 
                 patch.setattr(module, "descend", descend)
         for batch in batches:
             agent.update(batch)
-    networks = {name: part for name, part in agent._parts().items() if isinstance(part, nn.Module)}
+    parts = {name: getattr(agent, name) for name in agent.PARTS}
+    networks = {name: part for name, part in parts.items() if isinstance(part, nn.Module)}
     return {f"{name}.{key}": t.clone() for name, part in networks.items() for key, t in part.state_dict().items()}
 
 

@@ -10,8 +10,13 @@ import pytest
 import torch
 
 import relaxion.agents.sac as module
+from relaxion.agents.make import atom_agent, vector_agent
 from relaxion.agents.sac import SAC, SACSettings
 from relaxion.experience.replay import Batch
+from relaxion.networks.metric.network import MetricSettings
+from relaxion.networks.metric.policies import MetricActions
+from relaxion.networks.move_actions import MoveActions
+from relaxion.networks.vector import BoxActions, VectorNetworkSettings
 
 STILL = 1e-12
 
@@ -83,6 +88,23 @@ def test_r3_6_target_entropy_is_minus_the_dimensions_of_each_action(
     agent = make_sac(dimensions=torch.tensor([1.0, 4.0]))
     loss = agent.update(hand_batch)["train/ent_coef_loss"]
     assert float(loss) == pytest.approx(-math.log(0.5) * ((-0.4 - 1) + (-0.8 - 4)) / 2)
+
+
+def test_r3_6_target_entropy_per_dimension_is_a_setting(make_sac: Callable[..., SAC], hand_batch: Batch) -> None:
+    agent = make_sac(dimensions=torch.tensor([1.0, 4.0]), target_entropy_per_dimension=-0.5)
+    metrics = agent.update(hand_batch)
+    assert float(metrics["train/target_entropy"]) == pytest.approx(-1.25)
+    assert float(metrics["train/ent_coef_loss"]) == pytest.approx(-math.log(0.5) * ((-0.4 - 0.5) + (-0.8 - 2)) / 2)
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.7])
+def test_r3_5_the_action_penalty_is_a_setting(weight: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    settings = SACSettings(action_penalty=weight)
+    vectors = vector_agent(3, BoxActions([-1.0], [1.0]), generator, settings, VectorNetworkSettings(widths=(8,)))
+    atoms = atom_agent(MoveActions(), generator, settings)
+    metric = atom_agent(MetricActions(), generator, settings, metric=MetricSettings())
+    assert [agent.policy.penalty_weight for agent in (vectors, atoms, metric)] == [weight] * 3
 
 
 def test_r3_6_entropy_below_the_target_raises_the_weight(make_sac: Callable[..., SAC], hand_batch: Batch) -> None:

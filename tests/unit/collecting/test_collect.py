@@ -21,8 +21,9 @@ from relaxion.collecting.collect import collect, jobs, summary
 from relaxion.collecting.relaxing import Pool, Skipped
 from relaxion.collecting.settings import CollectSettings
 from relaxion.collecting.starts import Start, make_start
-from relaxion.collecting.store import Trajectory, TrajectoryStore
 from relaxion.errors import PotentialError, RunError, SettingsError
+from relaxion.memory.store import TrajectoryStore
+from relaxion.memory.trajectory import Trajectory
 from relaxion.optimize.choice import new_stepper
 from relaxion.potentials import potential
 from relaxion.potentials.potential import Potential
@@ -223,7 +224,7 @@ def test_killed_with_its_workers_left_behind_and_continued(tmp_path: Path) -> No
 
 
 def _keys_in(shard: Path) -> list[str]:
-    from relaxion.collecting.store import FORMAT, KIND
+    from relaxion.memory.store import FORMAT, KIND
 
     values = FORMAT.read(shard, KIND).values
     return [entry["key"] for entry in values["about"]] + list(values["skipped"])

@@ -302,21 +302,36 @@ def test_information_by_hand() -> None:
 @both_backbones
 @pytest.mark.parametrize("informed", [False, True])
 def test_density_is_that_of_the_move_by_its_jacobian(backbone: str, informed: bool) -> None:
-    """log p(move) = log N(noise) - log |det ∂(move in units of its bounds)/∂noise|, atoms and cell together."""
+    """log p(move) = log N(noise) - log |det ∂(move in the policy's units)/∂noise|, atoms and cell together."""
     state = make_state().select(torch.tensor([0]))
     policy = AtomGaussianPolicy(BOUNDS, settings_of(backbone, informed), torch.Generator().manual_seed(2)).double()
     n_atoms = state.structures.n_atoms
     flat = torch.randn(3 * n_atoms + 6, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
 
+    proposal = policy.propose(state)
+    assert proposal.cell_units is not None
+    lengths, size = 0.4 * proposal.atom_units[:, None], 0.08 * proposal.cell_units
+
     def draw(noise: Tensor) -> Tensor:
         move, _, _ = policy.sample_with(state, noise[: 3 * n_atoms].view(-1, 3), noise[3 * n_atoms :][None])
-        return torch.cat([(move.displacements / 0.4).flatten(), strain_vectors(move.strains / 0.08)[0]])
+        return torch.cat([(move.displacements / lengths).flatten(), strain_vectors(move.strains)[0] / size])
 
     jacobian = torch.autograd.functional.jacobian(draw, flat)
     gaussian = -0.5 * flat.square().sum() - len(flat) / 2 * math.log(2 * math.pi)
     exact = gaussian - torch.linalg.slogdet(jacobian).logabsdet
     _, density, _ = policy.sample_with(state, flat[: 3 * n_atoms].view(-1, 3), flat[3 * n_atoms :][None])
     assert float(density[0].detach()) == pytest.approx(float(exact), abs=1e-5)
+
+
+def test_entropy_is_the_same_near_the_minimum_as_far_from_it() -> None:
+    """In units of F/k: else SAC would be paid for large forces, and its entropy could not reach the target."""
+    noise = torch.randn((11, 3), dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    cells = torch.zeros((4, 6), dtype=torch.float64)
+    policy = AtomGaussianPolicy(BOUNDS, settings_of(), torch.Generator().manual_seed(2)).double()
+    for parameter in policy.deviation_head.parameters():
+        torch.nn.init.constant_(parameter, 0.0)  # deviations of exactly F/k
+    near, far = (policy.sample_with(make_state(force=force), noise, cells)[1][3] for force in (1e-3, 0.1))
+    assert float((near - far).detach()) == pytest.approx(0, abs=0.05)
 
 
 def test_densities_count_only_what_may_move(generator: torch.Generator) -> None:

@@ -140,6 +140,9 @@ class TestAverages:
 
 
 HEALTHY: dict[str, float] = {
+    "assessed_calls_beside_best": 1.05,
+    "entropy_weight": 0.01,
+    "entropy_gap": 0.1,
     "blocked_share": 0.02, "share_blocked": 0.05, "share_converged": 0.6, "share_non_finite": 0.0,
     "proposed_move_angstrom": 0.2, "executed_move_angstrom": 0.19, "policy_move_angstrom": 0.1,
     "q_at_start": 1.2, "return_from_start": 1.0, "squared_return": 1.2, "reward_size": 0.2, "gate_factor": 0.7,
@@ -173,6 +176,12 @@ TROUBLES: list[tuple[str, dict[str, float], str]] = [
     ("replay_young", {"replay_age_transitions": 60}, "replay is too young"),
     ("support", {"returns_outside_support": 0.1}, "returns leave the critic's support: 10%"),
     ("worse_than_bfgs", {"assessed_calls_beside_bfgs": 2.5}, "needs more force calls than BFGS: 2.50 times as many"),
+    ("lost", {"assessed_calls_beside_best": 1.3}, "a policy got lost: it needs 1.30 times the force calls of the kept"),
+    (
+        "entropy_weight",
+        {"entropy_weight": 0.2, "entropy_gap": 3.0},
+        "SAC's entropy weight runs away: it is 0.2, and the entropy is short of its target by 300%",
+    ),
 ]
 
 
@@ -220,6 +229,10 @@ class TestRules:
 
     def test_what_is_unknown_is_not_judged(self):
         assert judged({}).active == []
+
+    def test_a_weight_that_rises_to_its_place_does_not_run_away(self):
+        assert judged(HEALTHY | {"entropy_weight": 0.2, "entropy_gap": 0.2}).active == []
+        assert judged(HEALTHY | {"entropy_weight": 0.012, "entropy_gap": 3.0}).active == []
 
     def test_a_replay_that_fills_is_not_too_young(self):
         assert judged(HEALTHY | {"replay_age_transitions": 60, "replay_forgets": 0.0}).active == []
@@ -308,8 +321,8 @@ class TestDiagnosis:
     def test_names_are_those_of_the_table(self):
         diagnosis, agent = Diagnosis(FACTS), make_agent(AGENTS[3])
         state, ring, _ = walked(diagnosis, agent, 7)
-        diagnosis.assessed(12.0, 6.0)
-        others = {"imitation_weight": 0.25, "train/entropy": 1.0, "train/ent_coef": 0.1}
+        diagnosis.assessed(2.0, 1.5)
+        others = {"imitation_weight": 0.25, "train/entropy": 1.0, "train/ent_coef": 0.1, "train/target_entropy": -6.0}
         line = diagnosis.scalars(35, state, agent, ring, others)
         table = {f"diagnosis/{diagnostic.name}" for diagnostic in DIAGNOSTICS} | {rule.column for rule in RULES}
         assert set(line) == table

@@ -11,9 +11,9 @@ import torch
 from relaxion.bundles import PolicyBundle
 from relaxion.collecting.collect import collect
 from relaxion.collecting.settings import CollectSettings
-from relaxion.collecting.store import TrajectoryStore
 from relaxion.errors import FileError, RunError
 from relaxion.files import Stored, digest
+from relaxion.memory.store import TrajectoryStore
 from relaxion.structures import Outcome
 from relaxion.training.loop import train
 from relaxion.training.metric import MetricTrainer

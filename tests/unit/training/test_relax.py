@@ -374,3 +374,39 @@ class TestAssessment:
         old, new = (make_trainer(settings(seed=s)) for s in (0, 1))
         assert isinstance(old, RelaxTrainer)
         assert digest(old.weights()) != digest(new.weights())
+
+
+class TestLearningRates:
+    def test_they_fall_with_the_environment_steps(self) -> None:
+        """To a share of each agent's own rates; the entropy weight keeps its own."""
+        trainer = make("sac", learning_rate_final_share=0.1, learning_rate_steps=40, policy_learning_rate=1e-3)
+        agent: Any = trainer.agent
+        while trainer.n_updates == 0:
+            trainer.advance()
+        share = 1 - 0.9 * trainer.step / 40
+        assert agent.policy_optimizer.param_groups[0]["lr"] == pytest.approx(1e-3 * share)
+        assert agent.critic_optimizer.param_groups[0]["lr"] == pytest.approx(3e-4 * share)
+        assert agent.entropy_optimizer.param_groups[0]["lr"] == 3e-4
+        while trainer.step < 48:
+            trainer.advance()
+        assert agent.policy_optimizer.param_groups[0]["lr"] == pytest.approx(1e-4)
+
+    def test_they_stay_by_default(self) -> None:
+        trainer = make()
+        while trainer.step < 48:
+            trainer.advance()
+        assert trainer.agent.policy_optimizer.param_groups[0]["lr"] == 1e-3
+
+
+def test_replay_suits_the_structures_unless_asked_for(recwarn: pytest.WarningsRecorder) -> None:
+    """R8.1: 5 000 transitions for about 4 atoms."""
+    values = {name: value for name, value in SMALL.items() if name != "replay_capacity"}
+    task = relax_task(RelaxRunSettings.read({**values, "agent": "td3"}))
+    assert task.mean_atoms < 4
+    assert task.replay_capacity == 5_000
+    large = relax_task(
+        RelaxRunSettings.read({**values, "agent": "td3", "structures": "alloys:Al-Cu-Ni:8-8", "held_apart": "seed"})
+    )
+    assert large.replay_capacity == 10_000
+    assert relax_task(settings()).replay_capacity == 400
+    assert not [warning for warning in recwarn if "replay" in str(warning.message)]

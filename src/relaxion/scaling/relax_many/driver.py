@@ -21,6 +21,7 @@ from relaxion.potentials.counting import error_in_words
 from relaxion.scaling.relax_many.folder import Folder
 from relaxion.scaling.relax_many.frames import written
 from relaxion.scaling.relax_many.inputs import Place, places
+from relaxion.scaling.relax_many.learning import Learner
 from relaxion.scaling.relax_many.settings import ManySettings, structure_key
 from relaxion.scaling.relax_many.worker import atoms_of, task_line
 from relaxion.scaling.relax_many.workers import News, Workers
@@ -40,6 +41,7 @@ class Task:
     key: str
     line: str
     label: str
+    round: int | None = None  # where policies learn during the run
     deaths: int = 0  # of workers that had it
     deaths_alone: int = 0
 
@@ -73,6 +75,7 @@ class Driver:
     time_limit_seconds: float | None = None
     stop: Callable[[], bool] = lambda: False
     report: Callable[[Tally], None] = lambda _: None
+    learner: Learner | None = None
     tally: Tally = field(default_factory=Tally)
 
     def __post_init__(self) -> None:
@@ -80,6 +83,8 @@ class Driver:
         self._keys_out: set[str] = set()
         self._again: deque[Task] = deque()  # whose workers died
         self._fresh = self._tasks()
+        self._next: Task | None = None  # read, but its round is not open yet
+        self._seen: set[str] = set()  # keys of the input, where rounds are counted
         self._began = self._reported = time.monotonic()
         self._context = self.settings.context
 
@@ -88,9 +93,12 @@ class Driver:
         with closing(self._fresh):
             while not self.stop():
                 self._hand_out()
-                if not self._out and self.tally.input_read and not self._again:
+                studies = self.learner is not None and self.learner.busy
+                if not self._out and self.tally.input_read and not self._again and not self._next and not studies:
                     break
-                self._take_in(self.workers.hear(SECONDS_TO_LISTEN))
+                if self.learner is not None:
+                    self.learner.advance()
+                self._take_in(self.workers.hear(0.0 if studies else SECONDS_TO_LISTEN))
                 self._end_the_silent()
                 self._tell()
         self._tell(now=True)
@@ -115,9 +123,22 @@ class Driver:
                 self._again.remove(other)
             return [task, *company][: self.chunk_size]
         tasks = []
-        while len(tasks) < self.chunk_size and (task := next(self._fresh, None)) is not None:
+        while len(tasks) < self.chunk_size and (task := self._next_task()) is not None:
             tasks.append(task)
         return tasks
+
+    def _next_task(self) -> Task | None:
+        """The next of the input; None where there is none, or its round has to wait for a study."""
+        task = self._next or next(self._fresh, None)
+        self._next = None
+        if task is None or self.learner is None or task.round is None:
+            return task
+        if not self.learner.is_open(task.round):
+            self._next = task
+            return None
+        if weights := self.learner.weights(task.round):
+            task.line = json.dumps({**json.loads(task.line), "weights": weights})
+        return task
 
     def _tasks(self) -> Generator[Task]:
         """Every structure of the input that has no result yet and is not on its way."""
@@ -142,11 +163,19 @@ class Driver:
         if place.atoms is None:
             self._set_aside(place.key_of_error(), place.label, str(place.error))
             return place.key_of_error(), None
+        number = self._round(key)
         if key in self._keys_out or self.folder.has(key):
             self.tally.already += 1
             return key, None
         self._keys_out.add(key)
-        return key, Task(key, line, place.label)
+        return key, Task(key, line, place.label, number)
+
+    def _round(self, key: str) -> int | None:
+        """Of a structure that comes for the first time in this input."""
+        if self.learner is None or key in self._seen:
+            return None
+        self._seen.add(key)
+        return self.learner.enter(key, ended=self.folder.has(key))
 
     def _take_in(self, news: Sequence[News]) -> None:
         frames: list[tuple[str, str]] = []
@@ -166,12 +195,18 @@ class Driver:
         if task is None:
             return []
         self._keys_out.discard(task.key)
+        self._ended(task)
         if "frame" in record:
             self.tally.relaxed += 1
             self.tally.not_converged += record["outcome"] != "converged"
             return [(task.key, record["frame"])]
         self._fail(task, record["error"], record)
         return []
+
+    def _ended(self, task: Task) -> None:
+        if self.learner is not None and task.round is not None:
+            self.learner.ended(task.round)
+            task.round = None
 
     def _died(self, worker: int) -> None:
         self.tally.worker_deaths += 1
@@ -207,6 +242,7 @@ class Driver:
     def _fail(self, task: Task, reason: str, record: Mapping[str, Any] = NOTHING) -> None:
         """Set it aside, with what its worker knew and the structure as it came."""
         self._keys_out.discard(task.key)
+        self._ended(task)
         images = {"input.extxyz": _input_frame(task)}
         if record.get("last") is not None:
             images["last.extxyz"] = record["last"]

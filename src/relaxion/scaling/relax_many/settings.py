@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 from ase import Atoms
 from ase.io.jsonio import encode
-from pydantic import Field
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from relaxion.bundles.library import shipped_names
 from relaxion.errors import SettingsError
 from relaxion.optimize.batch import BATCH_SIZE, MAX_FORCE_CALLS, BatchSettings
-from relaxion.optimize.choice import load
+from relaxion.optimize.choice import learned_for, load
 from relaxion.potentials.ase import AsePotential
 from relaxion.potentials.potential import Potential
 from relaxion.potentials.registry import potential
@@ -54,6 +54,15 @@ class ManySettings(Settings):
     max_force_calls: int = Field(default=MAX_FORCE_CALLS, ge=1)
     """A structure that needs more ends at its step limit."""
 
+    learn_every: int = Field(default=0, ge=0)
+    """Policies study after so many structures; 0: they stay as they are."""
+
+    @model_serializer(mode="wrap")
+    def _without_news(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """`learn_every` is younger than folders that may still be continued: at its default it is not written down."""
+        values: dict[str, Any] = handler(self)
+        return values if self.learn_every else {name: it for name, it in values.items() if name != "learn_every"}
+
     @property
     def context(self) -> bytes:
         """Digest of all this, part of every key."""
@@ -78,6 +87,9 @@ class WorkerSettings(Settings):
 
     device: str | None = None
     """Where networks compute; None: on the CPU. It decides no result beyond rounding."""
+
+    memory: str | None = None
+    """Where every evaluated geometry is kept; it decides no result."""
 
     folder: str = "."
     """The working directory: calculators of the user's own are looked for here."""
@@ -111,10 +123,10 @@ def structure_key(atoms: Atoms, context: bytes) -> str:
     return "s" + hasher.digest()[:KEY_BYTES].hex()
 
 
-def policy_weights(policy: str) -> dict[str, str]:
+def policy_weights(policy: str, calculator: object = None) -> dict[str, str]:
     """Digests of all policies that the word may lead to; PolicyError where it leads to none."""
     names = shipped_names() if policy == "auto" else ([] if policy == "none" else [policy])
-    found = [load(name) for name in names]
+    found = [load(name) for name in names] + (learned_for(calculator) if policy == "auto" else [])
     return {loaded.bundle.name: loaded.weights_sha256 for loaded in found}
 
 

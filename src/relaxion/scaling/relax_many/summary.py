@@ -79,6 +79,13 @@ def read_counts(path: Path) -> Counts:
         return _counted(connection)
 
 
+def read_force_calls(path: Path) -> list[int]:
+    """Of everything that was relaxed, in the order of the input."""
+    question = "SELECT force_calls FROM inputs JOIN results USING (key) WHERE shard IS NOT NULL ORDER BY place"
+    with closing(_index_of(path)) as connection:
+        return [calls for (calls,) in connection.execute(question) if isinstance(calls, int)]
+
+
 def _built(path: Path, database: Path | str) -> sqlite3.Connection:
     """All that is known now."""
     connection = sqlite3.connect(database)

@@ -17,9 +17,11 @@ from ase.io.jsonio import decode, encode
 
 from relaxion.errors import RelaxionError
 from relaxion.optimize.batch import BatchRelaxer, Relaxed
+from relaxion.optimize.choice import Chooser
 from relaxion.potentials.registry import make_potential
 from relaxion.scaling.processes import end_with
 from relaxion.scaling.relax_many.frames import written
+from relaxion.scaling.relax_many.learned_policies import LearnedPolicies
 from relaxion.scaling.relax_many.settings import WorkerSettings
 from relaxion.structures import Outcome
 
@@ -52,18 +54,26 @@ class Worker:
         if settings.folder != os.getcwd():  # noqa: PTH109
             os.chdir(settings.folder)
         self.settings = settings
-        self.relaxer = BatchRelaxer(
-            make_potential(settings.many.calculator, settings.device), settings.batch_settings()
-        )
+        batch, potential = settings.batch_settings(), make_potential(settings.many.calculator, settings.device)
+        self.learned = None
+        if settings.many.learn_every:
+            unseen, device = batch.allow_unseen, settings.device
+            chooser = Chooser(batch.policy, allow_unseen=unseen, calculator=potential, device=device)
+            self.learned = LearnedPolicies(chooser, allow_unseen=batch.allow_unseen)
+        self.relaxer = BatchRelaxer(potential, batch, self.learned, settings.memory)
 
     def records(self, tasks: Sequence[str]) -> Iterator[str]:
         """What became of each structure, as it is done; now and then a sign of life."""
         waiting, told = list(reversed(tasks)), time.monotonic()
-        at_once = self.settings.batch_size if self.relaxer.together else 1
+        # one by one where policies learn: company changes the last digits, and from there on everything
+        at_once = self.settings.batch_size if self.relaxer.together and self.learned is None else 1
         while waiting or self.relaxer.n_running or self.relaxer.has_finished:
             while waiting and self.relaxer.n_running < at_once:
                 line = waiting.pop()
-                self.relaxer.add(atoms_of(line), json.loads(line)["key"])
+                plain = json.loads(line)
+                if self.learned is not None:
+                    self.learned.weights = plain.get("weights", {})
+                self.relaxer.add(atoms_of(line), plain["key"])
             for relaxed in self.relaxer.advance():
                 told = time.monotonic()
                 yield _record(relaxed)

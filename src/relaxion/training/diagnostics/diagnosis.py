@@ -56,6 +56,7 @@ class Diagnosis:
         self.trained_steps = 0  # since the warm-up
         self.first_expert_share: float | None = None
         self.calls_beside_bfgs: float | None = None  # of the newest assessment
+        self.calls_beside_best: float | None = None  # likewise, from validation starts
 
     def add(self, transition: Transition, agent: Any | None) -> None:
         """One step of all structures. No agent: warm-up, whose critic knows nothing yet."""
@@ -125,14 +126,13 @@ class Diagnosis:
         SAC's entropy is needed. No agent: warm-up, which is logged and not judged.
         """
         means, line = self.tally.take()
-        means |= self._looked_at(state, agent) | self._entropy_bonus(means, others) | _replay_ages(replay, self.steps)
+        means |= self._looked_at(state, agent) | self._entropy(means, others) | _replay_ages(replay, self.steps)
         line |= {name: others[name] for name in ("imitation_weight",) if name in others}
         if agent is not None:
             self._judge(step, means, agent)
         self.steps = 0
         line |= {name: mean.value for name, mean in means.items()}
-        if self.calls_beside_bfgs is not None:
-            line["assessed_calls_beside_bfgs"] = self.calls_beside_bfgs
+        line |= self._assessments()
         return _public(line) | self.alarms.scalars()
 
     def _judge(self, step: int, means: Mapping[str, Mean], agent: Any) -> None:
@@ -143,9 +143,13 @@ class Diagnosis:
             self.first_expert_share = now.get("expert_share")
         self.alarms.judge(step, Seen(now | self._known(agent), self.averages.before()))
 
-    def assessed(self, calls: float, bfgs_calls: float) -> None:
-        """An assessment beside BFGS from the same starts, in mean force calls."""
-        self.calls_beside_bfgs = calls / max(bfgs_calls, 1.0)
+    def assessed(self, beside_bfgs: float | None, beside_best: float | None) -> None:
+        """Mean force calls of an assessment, beside BFGS and beside the best assessment of the run."""
+        self.calls_beside_bfgs, self.calls_beside_best = beside_bfgs, beside_best
+
+    def _assessments(self) -> dict[str, float]:
+        known = {"bfgs": self.calls_beside_bfgs, "best": self.calls_beside_best}
+        return {f"assessed_calls_beside_{name}": ratio for name, ratio in known.items() if ratio is not None}
 
     def take_events(self) -> list[Event]:
         return self.alarms.take_events()
@@ -164,13 +168,18 @@ class Diagnosis:
             seen["policy_move_angstrom"] = Mean(float(lengths.double().mean()), weight)
         return seen
 
-    @staticmethod
-    def _entropy_bonus(means: Mapping[str, Mean], others: Mapping[str, float]) -> dict[str, Mean]:
-        if "train/entropy" not in others or "bonus_discount" not in means:
+    def _entropy(self, means: Mapping[str, Mean], others: Mapping[str, float]) -> dict[str, Mean]:
+        """Of SAC: its weight, how far it is below its target, and what it adds to a return."""
+        if "train/entropy" not in others:
             return {}
-        discounts = means["bonus_discount"]
-        bonus = others["train/ent_coef"] * others["train/entropy"] * discounts.value
-        return {"entropy_bonus": Mean(bonus, discounts.count)}
+        weight, entropy, target = (others[f"train/{name}"] for name in ("ent_coef", "entropy", "target_entropy"))
+        steps = float(max(self.steps, 1))
+        gap = (target - entropy) / max(abs(target), 1.0)
+        found = {"entropy_weight": Mean(weight, steps), "entropy_gap": Mean(gap, steps)}
+        if "bonus_discount" in means:
+            discounts = means["bonus_discount"]
+            found["entropy_bonus"] = Mean(weight * entropy * discounts.value, discounts.count)
+        return found
 
     def _memory(self, name: str) -> float:
         """How many numbers of this name an average is of."""
@@ -183,12 +192,13 @@ class Diagnosis:
         facts: dict[str, float | None] = dict(vars(self.facts))
         facts["trained_steps"] = float(self.trained_steps)
         facts["first_expert_share"] = self.first_expert_share
-        facts["assessed_calls_beside_bfgs"] = self.calls_beside_bfgs
         facts["lowest_gate_factor"] = lowest_gate_factor(agent)
+        facts |= self._assessments()
         return {name: float(value) for name, value in facts.items() if value is not None}
 
     def snapshot(self) -> dict[str, Tensor]:
-        known = [torch.nan if n is None else n for n in (self.first_expert_share, self.calls_beside_bfgs)]
+        numbers = (self.first_expert_share, self.calls_beside_bfgs, self.calls_beside_best)
+        known = [torch.nan if number is None else number for number in numbers]
         counters = torch.tensor([self.steps, self.trained_steps])
         own = {"counters": counters, "known": torch.tensor(known, dtype=torch.float64)}
         return own | joined({name: getattr(self, name).snapshot() for name in PARTS})
@@ -196,7 +206,7 @@ class Diagnosis:
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         self.steps, self.trained_steps = (int(number) for number in tensors["counters"])
         known = [None if number != number else number for number in tensors["known"].tolist()]
-        self.first_expert_share, self.calls_beside_bfgs = known
+        self.first_expert_share, self.calls_beside_bfgs, self.calls_beside_best, *_ = [*known, None]  # older: two
         for name in PARTS:
             getattr(self, name).restore(Stored(dict(tensors), {}).part(name))
 

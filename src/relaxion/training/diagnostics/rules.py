@@ -115,6 +115,12 @@ def behind_bfgs(seen: Seen) -> float:
     return seen.now["assessed_calls_beside_bfgs"] if late else 0.0
 
 
+def runs_away(seen: Seen) -> float:
+    """A weight that rises while the entropy stays far below its target."""
+    rise = seen.now["entropy_weight"] / max(seen.before["entropy_weight"], 1e-12)
+    return min(rise / LIMITS["entropy_weight_rise"], seen.now["entropy_gap"] / LIMITS["entropy_gap"])
+
+
 # How bad each trouble is, from averages: 1 is where it begins.
 SEVERITIES: dict[str, Callable[[Seen], float]] = {
     "wall": wall,
@@ -127,6 +133,8 @@ SEVERITIES: dict[str, Callable[[Seen], float]] = {
     "replay_young": too_young,
     "support": lambda seen: seen.now["returns_outside_support"] / LIMITS["outside_support"],
     "worse_than_bfgs": behind_bfgs,
+    "lost": lambda seen: (seen.now["assessed_calls_beside_best"] - 1) / (LIMITS["lost"] - 1),
+    "entropy_weight": runs_away,
 }
 WORDS: dict[str, Callable[[Seen], str]] = {  # where they are more than numbers put into a text
     "overestimation": overestimation_words,

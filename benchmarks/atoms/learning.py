@@ -1,0 +1,199 @@
+"""Learning curves of agents on atoms, seed by seed: docs/agents/results.md and its pictures.
+
+    python benchmarks/atoms/learning.py --runs FOLDER [--only emt-metric]     # trains what is missing, resumable
+    python benchmarks/atoms/learning.py --runs FOLDER --table                 # trains nothing; collects, draws, prints
+
+Each row is a command of `ROWS` with a seed. What a run found is kept as one small JSON file in `results/learning`:
+force calls at every assessment, of the starts held apart and of the validation starts, the kept policy, processor time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from relaxion.bench.assessment import CORE
+from relaxion.files import json_of, write_json
+from relaxion.training.loop import train
+from relaxion.training.recipe import find, overrides, settings_from_recipe
+from relaxion.training.relax_settings import RelaxRunSettings
+from relaxion.training.relax_task import relax_task
+
+HERE = Path(__file__).parent
+KEPT, PICTURES = HERE / "results" / "learning", HERE.parents[1] / "docs" / "pictures"
+CLASSICAL = ("BFGS", "BFGSLineSearch", CORE)
+CPU = "cpu_seconds.json"  # in a run's folder
+
+
+@dataclass(frozen=True)
+class Row:
+    """One command, several seeds."""
+
+    label: str
+    recipe: str
+    agent: str
+    changes: str
+    seeds: tuple[int, ...]
+    group: str  # rows of one picture
+
+    @property
+    def command(self) -> str:
+        return f"relaxion train {self.recipe} --agent {self.agent} {self.changes}".strip()
+
+    def settings(self, seed: int) -> RelaxRunSettings:
+        words = shlex.split(self.changes)
+        given = overrides([value for flag, value in zip(words[::2], words[1::2], strict=True) if flag == "--set"])
+        given |= {flag[2:]: int(value) for flag, value in zip(words[::2], words[1::2], strict=True) if flag != "--set"}
+        settings = settings_from_recipe(find(self.recipe), self.agent, {**given, "seed": seed})
+        assert isinstance(settings, RelaxRunSettings)
+        return settings
+
+
+FROM_SCRATCH = "--set expert_share=0 --set imitation_weight=0 --steps 24000 --set assessment_interval_steps=4000"
+LESSONS = "--set lesson_updates=1000 --steps 1000 --set assessment_interval_steps=100"
+LIGHT = "--set backbone=light"
+ROWS = {
+    "emt-metric-td3": Row("TD3, metric policy", "emt-metric", "td3", "", (0, 1, 2), "emt"),
+    "emt-metals-td3": Row("TD3, direct policy", "emt-metals", "td3", FROM_SCRATCH, (0, 1), "emt"),
+    "emt-metric-lessons": Row("lessons, metric policy", "emt-metric", "td3", LESSONS, (0,), "lessons"),
+    "alfe-light-td3": Row("TD3, light", "alfe-cubic", "td3", LIGHT, (0, 1, 2), "alfe"),
+    "alfe-light-sac": Row("SAC, light", "alfe-cubic", "sac", LIGHT, (0, 1, 2), "alfe"),
+    "alfe-light-ddpg": Row("DDPG, light", "alfe-cubic", "ddpg", LIGHT, (0,), "alfe"),
+    "alfe-light-d4pg": Row("D4PG, light", "alfe-cubic", "d4pg", LIGHT, (0,), "alfe"),
+    "alfe-quick-td3": Row("TD3, e3nn", "alfe-quick", "td3", "", (0, 1), "quick"),
+}
+TITLES = {
+    "emt": "EMT metals, 2–16 atoms, from scratch",
+    "alfe": "Cubic AlFe, light network",
+    "quick": "Cubic AlFe, e3nn: alfe-quick",
+}
+
+
+def trained(name: str, seed: int, runs: Path) -> None:
+    """Go through this run, or what is left of it."""
+    out = runs / f"{name}-{seed}"
+    if (out / "result.json").exists():
+        return
+    before = json_of(out / CPU)["seconds"] if (out / CPU).exists() else 0.0
+    begin = time.process_time()
+    try:
+        train(ROWS[name].settings(seed), out, resume=(out / "checkpoint.safetensors").exists())
+    finally:
+        write_json(out / CPU, {"seconds": before + time.process_time() - begin})
+
+
+def collected(name: str, seed: int, runs: Path) -> None:
+    """What a finished run found, as a small file."""
+    out = runs / f"{name}-{seed}"
+    if not (out / "result.json").exists():
+        return
+    result, lines = json_of(out / "result.json"), (out / "metrics.jsonl").read_text().splitlines()
+    assessed = [line for line in map(json.loads, lines) if "eval/force_calls_mean" in line]
+    keys = ("force_calls_mean", "validation_force_calls_mean", "force_calls_p95", "success_rate")
+    curve = [[line["time/total_timesteps"], *(round(line[f"eval/{key}"], 4) for key in keys)] for line in assessed]
+    own = {key: value for key, value in result.items() if key.startswith(("kept_", "final_", "force_calls_"))}
+    facts = {
+        "command": f"{ROWS[name].command} --seed {seed}",
+        "steps": result["steps"],
+        "training_force_calls": result["training_force_calls"],
+        "cpu_seconds": round(json_of(out / CPU)["seconds"]),
+        "columns": ["step", *keys],
+        "curve": curve,
+    }
+    write_json(KEPT / f"{name}-{seed}.json", facts | own)
+
+
+def classical(recipe: str) -> dict[str, float]:
+    """Mean force calls of ASE's optimizers and of our core from the starts of the results."""
+    file = KEPT / f"{recipe}-classical.json"
+    if not file.exists():
+        settings = settings_from_recipe(find(recipe), "td3", {})
+        assert isinstance(settings, RelaxRunSettings)
+        assessor = relax_task(settings).assessor()
+        write_json(file, {kind: assessor.measure(kind).as_plain() for kind in CLASSICAL})
+    return {kind: row["mean_force_calls"] for kind, row in json_of(file).items()}
+
+
+def found(name: str) -> list[dict[str, Any]]:
+    files = [KEPT / f"{name}-{seed}.json" for seed in ROWS[name].seeds]
+    return [json_of(file) for file in files if file.exists()]
+
+
+def show(group: str) -> None:
+    """The table of a group, in Markdown."""
+    rows = {name: found(name) for name, row in ROWS.items() if row.group == group}
+    print("\n| | seeds | steps | kept policy, each seed | worst later beside best | failures | CPU minutes |")
+    print("|---|---|---|---|---|---|---|")
+    for name, runs in rows.items():
+        if not runs:
+            print(f"| {ROWS[name].label} | | | not measured yet | | | |")
+            continue
+        kept = ", ".join(f"{run['kept_force_calls_mean']:.2f}" for run in runs)
+        later = ", ".join(f"{worst_later(run):.2f}" for run in runs)
+        failed = ", ".join(f"{1 - run['kept_success_rate']:.0%}" for run in runs)
+        minutes = ", ".join(f"{run['cpu_seconds'] / 60:.1f}" for run in runs)
+        print(f"| {ROWS[name].label} | {len(runs)} | {runs[0]['steps']} | {kept} | {later} | {failed} | {minutes} |")
+
+
+def worst_later(run: dict[str, Any]) -> float:
+    """The worst assessment after the best one, on validation starts, beside it."""
+    calls = [row[2] for row in run["curve"]]
+    best = int(np.argmin(calls))
+    return max(calls[best:]) / calls[best]
+
+
+def draw(group: str) -> None:
+    """Mean and range over the seeds against environment steps."""
+    from matplotlib.figure import Figure
+
+    names = [name for name, row in ROWS.items() if row.group == group and found(name)]
+    if not names:
+        return
+    figure = Figure(figsize=(7, 4.2), layout="constrained")
+    axes = figure.subplots()
+    for number, name in enumerate(names):
+        curves = [np.array(run["curve"]) for run in found(name)]
+        length = min(map(len, curves))
+        calls = np.stack([curve[:length, 1] for curve in curves])
+        steps, colour = curves[0][:length, 0], f"C{number}"
+        label = f"{ROWS[name].label}, {len(curves)} seed{'s' if len(curves) > 1 else ''}"
+        axes.plot(steps, calls.mean(axis=0), "o-", color=colour, markersize=3, label=label)
+        axes.fill_between(steps, calls.min(axis=0), calls.max(axis=0), color=colour, alpha=0.2, linewidth=0)
+    for (kind, calls), style in zip(classical(ROWS[names[0]].recipe).items(), ("--", ":", "-."), strict=True):
+        axes.axhline(calls, color="0.3", linestyle=style, linewidth=1, label=f"{kind} {calls:.1f}")
+    axes.set(xlabel="environment steps", ylabel="force calls per relaxation", yscale="log", title=TITLES[group])
+    axes.set_yticks(ticks := [2, 3, 4, 6, 10, 20, 40, 60], [str(tick) for tick in ticks])
+    axes.minorticks_off()
+    axes.legend(fontsize=8)
+    figure.savefig(PICTURES / f"learning-{group}.svg", metadata={"Date": None})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--runs", type=Path, required=True, help="folder of the runs")
+    parser.add_argument("--only", choices=list(ROWS), help="one row")
+    parser.add_argument("--table", action="store_true", help="train nothing")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    KEPT.mkdir(parents=True, exist_ok=True)
+    for name in [options.only] if options.only else ROWS:
+        for seed in ROWS[name].seeds:
+            if not options.table:
+                trained(name, seed, options.runs)
+            collected(name, seed, options.runs)
+    for group in TITLES:
+        show(group)
+        draw(group)
+    show("lessons")
+
+
+if __name__ == "__main__":
+    main()

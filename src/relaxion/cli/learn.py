@@ -1,0 +1,91 @@
+"""`relaxion learn`: a memory, a policy to begin from; progress on stderr, what came of it on stdout."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from relaxion.bundles.bundle import SUFFIX
+from relaxion.cli.ending import DONE, INCOMPLETE, Interrupts
+from relaxion.cli.inputs import command_line
+from relaxion.cli.package import refuse_to_overwrite, target_of, write_bundle
+from relaxion.cli.progress import Now, bar, say, tell
+from relaxion.cli.requests import LearnRequest
+from relaxion.optimize.choice import load
+from relaxion.potentials.registry import make_potential
+from relaxion.training.night import Learned, Night, NightSettings, OnUpdate, alone, bundle_of, gathered
+from relaxion.training.recipe import overrides
+
+SECONDS_BETWEEN_PLAIN_LINES = 10.0
+
+
+def learn(request: LearnRequest, interrupts: Interrupts) -> int:
+    """The first signal is only noticed: the study is saved, and the same command goes on."""
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)
+    name, out = _named(request)
+    settings = NightSettings.read(overrides(request.assignments or ()))
+    origin, potential = load(request.origin), None if request.calc is None else make_potential(request.calc)
+    trajectories = gathered(request.folder, request.calculator, lambda sentence: say(f"relaxion: {sentence}"))
+    began = time.monotonic()
+    with alone(request.folder), interrupts.held():
+        night = Night(request.folder, origin, trajectories, settings)
+        with _progress(request) as on_update:
+            whole = night.run(on_update, lambda: interrupts.noticed)
+        if not whole:
+            say(f"relaxion: stopped after {night.study.n_updates} updates, saved; the same command goes on")
+            return interrupts.exit_code
+        measured = None if potential is None else night.measure(potential, request.number, lambda: interrupts.noticed)
+        learned = night.judged(time.monotonic() - began, measured)
+        if learned.kept:
+            write_bundle(bundle_of(name, night, learned, command_line()), out)
+    plain = learned.plain() | {"policy": str(out) if learned.kept else None}
+    tell(json.dumps(plain) if request.as_json else _in_words(request.origin, learned, out))
+    return DONE if learned.kept else INCOMPLETE
+
+
+def _named(request: LearnRequest) -> tuple[str, Path]:
+    """A name, or a file."""
+    path = Path(request.out) if request.out.endswith(SUFFIX) or os.sep in request.out else None
+    name = request.out if path is None else path.name.removesuffix(SUFFIX)
+    file = target_of(name, path)
+    if not request.force:
+        refuse_to_overwrite(file)
+    return name, file
+
+
+def _in_words(origin: str, learned: Learned, out: Path) -> str:
+    verdict = learned.verdict
+    judged = (
+        f"on {verdict.n_apart} relaxations held apart its error is {verdict.ratio:.2f} ({verdict.low:.2f}–"
+        f"{verdict.high:.2f}) of that of {origin}"
+    )
+    if learned.measured is not None:
+        judged += f", its force calls, relaxed for real, {learned.measured:.2f} of those of {origin}"
+    elif learned.calls_before is not None:
+        judged += f"; expected force calls: about {learned.expected_calls_ratio:.2f} of those of {origin}"
+    work = f"{learned.n_updates} updates from {learned.n_taught} relaxations in {learned.seconds:.0f} s"
+    if learned.kept:
+        return f"{out}: {work}; {judged}"
+    return f"nothing kept: {work}, but {judged}, which does not prove it better; relax more, then learn again"
+
+
+@contextmanager
+def _progress(request: LearnRequest) -> Iterator[OnUpdate | None]:
+    due = Now(SECONDS_BETWEEN_PLAIN_LINES, at_once=False)
+    with bar(str(request.folder), None, quiet=request.quiet) as advance:
+
+        def report(made: int, total: int, told: Mapping[str, float]) -> None:
+            words = f"error {told['imitation/relative_error']:.2f}"
+            if advance is not None:
+                advance(total=total, completed=made, words=words)
+            elif due():
+                say(f"relaxion: {made} of {total} updates, {words}")
+
+        yield None if request.quiet else report

@@ -1,0 +1,179 @@
+"""`relax-many --learn N`: the policies study after every N structures, and later structures get what they learned.
+
+Structures belong to rounds of N, in the order of the input. When all of a round have ended, each policy that relaxed
+some of them studies them; round r + 2 relaxes with what was learned up to round r, so that nobody waits for a study.
+A result depends on the rounds before it alone, not on who was faster: killed and resumed, on other workers, a run gives
+the same results as one that was never stopped.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from relaxion.errors import CheckpointError, FileError
+from relaxion.files import Format, Stored
+from relaxion.memory.journal import Contents, read_journal
+from relaxion.memory.store import JOURNAL, JOURNAL_SUFFIX
+from relaxion.memory.trajectory import Trajectory, trajectory_of
+from relaxion.networks.metric.policies import MetricPolicy
+from relaxion.optimize.choice import load
+from relaxion.optimize.examples import examples_of
+from relaxion.optimize.study import Study, StudySettings
+
+logger = logging.getLogger(__name__)
+
+FOLDER = "learned"
+FORMAT = Format(version=1, error=CheckpointError, advice="remove it, and the run studies again")
+KIND = "study of a round"
+LAG = 2  # rounds: the studies of a round are for the second one after it
+
+
+class Learner:
+    """Beside the driver: told which structures ended, asked which weights a round gets; `advance` works a little."""
+
+    def __init__(
+        self,
+        folder: Path,
+        memory: Path,
+        every: int,
+        policies: Mapping[str, str],
+        settings: StudySettings | None = None,
+    ) -> None:
+        """`policies`: what to load for each policy that may relax, by its name."""
+        self.settings = settings or StudySettings()
+        self.folder, self.every, self.policies = folder / FOLDER, every, dict(policies)
+        self._memory = Reader(memory)
+        self._studies: dict[str, Study] = {}
+        self._keys: list[list[str]] = []  # of each round, in the order of the input
+        self._left: list[int] = []  # of each round, structures that have not ended
+        self._under_way: list[str] | None = None  # policies that study the present round
+        self.round = 0  # that is studied next
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise FileError(f"{self.folder} cannot be made ({error.strerror})") from error
+
+    def enter(self, key: str, *, ended: bool) -> int:
+        """A structure of the input, in its order; the round it belongs to."""
+        if not self._keys or len(self._keys[-1]) == self.every:
+            self._keys.append([])
+            self._left.append(0)
+        self._keys[-1].append(key)
+        self._left[-1] += not ended
+        return len(self._keys) - 1
+
+    def ended(self, number: int) -> None:
+        """One structure of this round has a result, or was set aside."""
+        self._left[number] -= 1
+
+    def is_open(self, number: int) -> bool:
+        """Whether the structures of a round may be handed out."""
+        return self.round > number - LAG
+
+    def weights(self, number: int) -> dict[str, str]:
+        """Files by policy, for the structures of a round."""
+        found = {name: self._newest(number - LAG, name) for name in self.policies}
+        return {name: str(file) for name, file in found.items() if file is not None}
+
+    def _newest(self, last: int, name: str) -> Path | None:
+        """Of the studies of a policy up to this round; it studies only rounds in which it relaxed something."""
+        files = (self._file(number, name) for number in range(last, -1, -1))
+        return next((file for file in files if file.exists()), None)
+
+    @property
+    def busy(self) -> bool:
+        """Whether there is something to study now."""
+        full = self.round < len(self._keys) and len(self._keys[self.round]) == self.every
+        return full and self._left[self.round] == 0
+
+    def advance(self) -> None:
+        """One update, or the beginning or the end of a study."""
+        if not self.busy:
+            return
+        if self._under_way is None:
+            self._under_way = self._begun()
+        elif self._under_way:
+            self._go_on(self._under_way[0])
+        else:
+            self.round, self._under_way = self.round + 1, None
+
+    def _begun(self) -> list[str]:
+        """Policies that have something new to study; those that did so before a kill have not."""
+        names = set[str]()
+        for key in self._keys[self.round]:
+            trajectory = self._memory.take(key)
+            study = None if trajectory is None else self._study(trajectory.policy)
+            if trajectory is not None and study is not None:
+                found = examples_of(trajectory, study.settings)
+                if found is not None:
+                    study.add(found)
+                names.add(trajectory.policy)
+        return [name for name in sorted(names) if not self._restored(name)]
+
+    def _go_on(self, name: str) -> None:
+        study = self._studies[name]
+        if study.taught and not study.done:
+            study.update()
+            return
+        verdict = study.judge() if study.taught else None
+        values: dict[str, Any] = {"policy": name, "round": self.round, "n_adopted": study.n_adopted}
+        values |= {"n_relaxations": study.n_relaxations, "verdict": None if verdict is None else asdict(verdict)}
+        FORMAT.write(self._file(self.round, name), KIND, study.snapshot(), values)
+        assert self._under_way is not None
+        self._under_way.remove(name)
+
+    def _restored(self, name: str) -> bool:
+        file = self._file(self.round, name)
+        if not file.exists():
+            return False
+        try:
+            self._studies[name].restore(FORMAT.read(file, KIND))
+        except (CheckpointError, KeyError, RuntimeError, ValueError) as error:
+            logger.warning("%s cannot be used (%s): that round is studied again", file, error)
+            return False
+        return True
+
+    def _study(self, name: str) -> Study | None:
+        if name not in self._studies and name in self.policies:
+            policy = load(self.policies[name]).policy
+            if isinstance(policy, MetricPolicy):
+                self._studies[name] = Study(policy.network, self.settings)
+        return self._studies.get(name)
+
+    def _file(self, number: int, name: str) -> Path:
+        return self.folder / f"{number:05}-{name}.safetensors"
+
+
+class Reader:
+    """Relaxations of a memory by key, as they come in: every journal is read once, from where it was left."""
+
+    def __init__(self, memory: Path) -> None:
+        self._path = memory
+        self._journals: dict[Path, Contents] = {}
+        self._found: dict[str, Trajectory] = {}
+
+    def take(self, key: str) -> Trajectory | None:
+        """The relaxation of this key that came to an end; None: there is none."""
+        if key not in self._found:
+            self._read()
+        return self._found.pop(key, None)
+
+    def _read(self) -> None:
+        for path in sorted(self._path.glob(f"{JOURNAL}*{JOURNAL_SUFFIX}")):
+            try:
+                known = self._journals[path] = read_journal(path, self._journals.get(path))
+            except OSError as error:
+                logger.warning("%s cannot be read (%s); it was left out", path, error.strerror)
+                continue
+            for number in [number for number, entry in known.entries.items() if entry.points and entry.ended]:
+                found = trajectory_of(known.entries.pop(number))
+                self._found.setdefault(found.key, found)
+
+
+def read_study(file: Path) -> Stored:
+    """What a study left: weights by `network.`, and in its values what it proved."""
+    return FORMAT.read(file, KIND)

@@ -1,0 +1,301 @@
+"""`relaxion learn`: a policy goes on learning from a memory of relaxations, without a force call.
+
+What is learned is kept only if it predicts the ways of relaxations held apart better than the policy it began with.
+Interrupted, it goes on where it was; a memory that has grown meanwhile begins a new study.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from copy import deepcopy
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from ase.data import atomic_numbers as numbers_of
+from ase.symbols import Symbols
+from pydantic import Field
+
+from relaxion.bench.assessment import CAP, FMAX, Relax, under_guard
+from relaxion.bench.statistics import Interval, resampled
+from relaxion.bundles import PolicyBundle
+from relaxion.bundles.card import LearnedFrom
+from relaxion.bundles.networks import network_of
+from relaxion.errors import CheckpointError, PolicyError, RunError
+from relaxion.files import open_lock
+from relaxion.memory.store import Note, TrajectoryStore
+from relaxion.memory.trajectory import Trajectory
+from relaxion.networks.metric.policies import MetricPolicy
+from relaxion.optimize.choice import Loaded, new_stepper
+from relaxion.optimize.examples import Examples, examples_of, formula_of
+from relaxion.optimize.learned import LearnedMetrics
+from relaxion.optimize.study import Study, StudySettings, Verdict, is_apart
+from relaxion.potentials.details import fingerprint
+from relaxion.potentials.potential import Potential
+from relaxion.structures import Structures
+from relaxion.training import checkpoint
+from relaxion.version import __version__
+
+LOCK, STUDY = ".learning", ".study.safetensors"
+STUDY_KIND = "study"
+SECONDS_BETWEEN_SAVES = 20.0
+FEWEST_FORMULAS = 10  # from so many on whole compositions are held apart, else single relaxations
+CALLS_EXPONENT = 0.5  # measured: calls fall about with the square root of the error (benchmarks/memory/README.md)
+
+Stop = Callable[[], bool]
+OnUpdate = Callable[[int, int, Mapping[str, float]], None]  # made, of how many, what the last one showed
+
+
+class NightSettings(StudySettings):
+    """A study at leisure."""
+
+    n_updates: int = Field(default=0, ge=0)  # pyright: ignore[reportIncompatibleVariableOverride]
+    """0: four for each relaxation, between 200 and 1500."""
+
+    n_lessons: int = Field(default=32, ge=1)
+    """Examples per update."""
+
+    newest_share: float = Field(default=0.0, ge=0, le=1)
+    """Nothing is newer than the rest here."""
+
+    seed: int = Field(default=0, ge=0)
+    """Of what is drawn."""
+
+    certainty: float = Field(default=0.975, gt=0.5, lt=1)
+    """What is kept for good must be better in all of the 95 % interval."""
+
+    most_kept: int = Field(default=100_000, ge=1)
+    """Relaxations learned from."""
+
+    most_apart: int = Field(default=1000, ge=1)
+    """Relaxations that judge."""
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What came of it."""
+
+    verdict: Verdict
+    kept: bool
+    n_taught: int
+    n_examples: int
+    n_updates: int
+    seconds: float
+    expected_calls_ratio: float
+    calls_before: float | None  # of the finished relaxations held apart, as they were made
+    measured: Interval | None  # ratio of calls on starts held apart, where a calculator was given
+    network: MetricPolicy
+
+    def plain(self) -> dict[str, Any]:
+        """For JSON."""
+        own = {name: value for name, value in vars(self).items() if name not in ("network", "verdict", "measured")}
+        measured = None if self.measured is None else asdict(self.measured)
+        return own | {"verdict": asdict(self.verdict), "measured": measured}
+
+
+def gathered(memory: Path, calculator: str | None, note: Note) -> list[Trajectory]:
+    """All relaxations of one calculator. RunError where there are none, or of several and none was chosen."""
+    found = list(TrajectoryStore.open(memory).trajectories(note))
+    if not found:
+        raise RunError(f"the memory {memory} is empty; relax with --memory {memory} first, or take files in with --add")
+    names = sorted({trajectory.engine for trajectory in found})
+    if calculator is not None and calculator != "all":
+        chosen = [trajectory for trajectory in found if trajectory.engine == calculator]
+        if not chosen:
+            raise RunError(f"the memory {memory} knows no calculator '{calculator}'; it has {', '.join(names)}")
+        return chosen
+    kinds = {fingerprint(trajectory.settings): trajectory.settings for trajectory in found}
+    if calculator is None and len(kinds) > 1:
+        words = "; ".join(_in_words(settings) for settings in kinds.values())
+        raise RunError(
+            f"the memory {memory} mixes {len(kinds)} calculators or settings ({words}), whose stiffness may differ: "
+            f"choose one with --calculator {names[0]}, or --calculator all"
+        )
+    return found
+
+
+def _in_words(settings: Mapping[str, Any]) -> str:
+    parameters = settings.get("parameters") or {}
+    more = ", ".join(f"{name}={value}" for name, value in parameters.items())[:120]
+    return f"{settings.get('name', 'unknown')}{f' ({more})' if more else ''}"
+
+
+def grouped(trajectories: Sequence[Trajectory], settings: NightSettings) -> list[Examples]:
+    """What they teach. Their keys, which decide who is held apart, are their compositions where there are many."""
+    found = [one for t in trajectories if (one := examples_of(t, settings)) is not None]
+    if len({one.formula for one in found}) < FEWEST_FORMULAS:
+        return found
+    sides = {is_apart(one.formula, settings.apart_in) for one in found}
+    return [replace(one, key=one.formula) for one in found] if len(sides) == 2 else found
+
+
+class Night:
+    """One study of one memory, from one policy."""
+
+    def __init__(self, memory: Path, origin: Loaded, trajectories: Sequence[Trajectory], settings: NightSettings):
+        """RunError where the memory teaches too little."""
+        if not isinstance(origin.policy, MetricPolicy):
+            raise PolicyError(f"the policy {origin.bundle.name} is no metric, so it cannot go on learning this way")
+        self.memory, self.origin, self.trajectories = memory, origin, list(trajectories)
+        examples = grouped(self.trajectories, settings)
+        updates = settings.n_updates or int(np.clip(4 * len(examples), 200, 1500))
+        self.settings = settings.model_copy(update={"n_updates": updates})
+        self.study = Study(origin.policy.network, self.settings, settings.seed)
+        for one in examples:
+            self.study.add(one)
+        taught, apart = len(self.study.taught), len(self.study.apart)
+        if not taught or apart < self.settings.least_apart:
+            raise RunError(
+                f"the memory {memory} has {taught} relaxations to learn from and {apart} to judge by, of "
+                f"{len(self.trajectories)} in all; at least 1 and {self.settings.least_apart} are needed: relax more"
+            )
+
+    @property
+    def identity(self) -> str:
+        """Of everything that decides the result."""
+        keys = [one.key + str(one.number) for one in (*self.study.taught, *self.study.apart)]
+        words = [self.settings.model_dump_json(), self.origin.weights_sha256, *keys]
+        return hashlib.sha256("\n".join(words).encode()).hexdigest()
+
+    def run(self, on_update: OnUpdate | None = None, stop: Stop = lambda: False) -> bool:
+        """All updates; False where it was stopped, and saved."""
+        self._take_up()
+        saved = time.monotonic()
+        while not self.study.done:
+            if stop():
+                self._save()
+                return False
+            told = self.study.update()
+            if on_update is not None:
+                on_update(self.study.n_updates, self.settings.n_updates, told)
+            if time.monotonic() - saved > SECONDS_BETWEEN_SAVES:
+                self._save()
+                saved = time.monotonic()
+        return True
+
+    def judged(self, seconds: float, measured: Interval | None = None) -> Learned:
+        """The end of it."""
+        taught, apart = self.study.taught, self.study.apart
+        verdict = self.study.judge()
+        if verdict is None:
+            raise RunError("the study gave weights that are no numbers; nothing was kept")
+        student = deepcopy(self._policy)
+        student.network.load_state_dict(self.study.network.state_dict())
+        with suppress(OSError):
+            (self.memory / STUDY).unlink(missing_ok=True)
+        calls = [one.n_calls for one in apart if one.finished]
+        return Learned(
+            verdict=verdict,
+            kept=verdict.better and (measured is None or measured.value <= 1),
+            n_taught=len(taught),
+            n_examples=sum(one.number for one in taught),
+            n_updates=self.settings.n_updates,
+            seconds=seconds,
+            expected_calls_ratio=verdict.ratio**CALLS_EXPONENT,
+            calls_before=float(np.mean(calls)) if calls else None,
+            measured=measured,
+            network=student,
+        )
+
+    @property
+    def _policy(self) -> MetricPolicy:
+        assert isinstance(self.origin.policy, MetricPolicy)
+        return self.origin.policy
+
+    def _take_up(self) -> None:
+        """What an interrupted run of the same study has left."""
+        with suppress(CheckpointError, KeyError, RuntimeError, ValueError):
+            stored = checkpoint.read(self.memory / STUDY, STUDY_KIND)
+            if stored.values.get("identity") == self.identity:
+                self.study.restore(stored)
+
+    def _save(self) -> None:
+        checkpoint.write(self.memory / STUDY, STUDY_KIND, self.study.snapshot(), {"identity": self.identity})
+
+    def measure(self, potential: Potential, number: int, stop: Stop = lambda: False) -> Interval:
+        """The ratio of real calls, student over origin, from starts held apart. Called before `judged`."""
+        apart = {one.key for one in self.study.apart}
+        starts = [t for t in self.trajectories if _side_key(t, apart)][:number]
+        if not starts:
+            raise RunError("no start held apart is left to relax")
+        calls = [self._calls(starts, potential, network, stop) for network in (self.study.student, self.study.network)]
+        return resampled(*calls)
+
+    def _calls(self, starts: Sequence[Trajectory], potential: Potential, network: Any, stop: Stop) -> np.ndarray:
+        rule = self.origin.rule
+        relax: Relax = under_guard(lambda: new_stepper(metrics=LearnedMetrics(network), rule=rule), FMAX, CAP)
+        structures = Structures.concatenate([t.structures.select(torch.tensor([0])) for t in starts])
+        return np.array([one.force_calls for one in relax(potential, structures, stop)], dtype=np.float64)
+
+
+def _side_key(trajectory: Trajectory, apart: set[str]) -> bool:
+    return trajectory.key in apart or formula_of(trajectory) in apart
+
+
+def bundle_of(name: str, night: Night, learned: Learned, command: str) -> PolicyBundle:
+    """What is kept: the origin with other weights, and a card that says what of."""
+    trajectories, origin = night.trajectories, night.origin.bundle
+    numbers = sorted({int(number) for t in trajectories for number in t.numbers.unique()})
+    symbols, sizes = list(Symbols(numbers)), [t.n_atoms for t in trajectories]
+    prints = sorted({fingerprint(t.settings) for t in trajectories})
+    source = LearnedFrom(
+        origin=origin.name,
+        origin_sha256=night.origin.weights_sha256,
+        calculators=tuple(prints),
+        elements=tuple(symbols),
+        relaxations=len(trajectories),
+        relaxations_apart=learned.verdict.n_apart,
+        error_ratio=learned.verdict.ratio,
+        error_ratio_low=learned.verdict.low,
+        error_ratio_high=learned.verdict.high,
+        calls_ratio=None if learned.measured is None else learned.measured.value,
+    )
+    card = origin.card.model_copy(
+        update={
+            "elements": tuple(sorted({*origin.card.elements, *symbols}, key=numbers_of.__getitem__)),
+            "smallest_n_atoms": min([origin.card.smallest_n_atoms, *sizes]),
+            "largest_n_atoms": max([origin.card.largest_n_atoms, *sizes]),
+            "potential": ", ".join(sorted({t.engine for t in trajectories})),
+            "starts": (f"{len(trajectories)} relaxations of a memory, after {origin.name}",),
+            "agent": "imitation",
+            "training_command": command,
+            "seed": night.settings.seed,
+            "environment_steps": sum(map(len, trajectories)),
+            "wall_time_seconds": learned.seconds,
+            "n_assessment_starts": None,
+            "results": (),
+            "fails_on": ("Judged by relaxations of its memory that were held apart; other structures: never.",),
+            "relaxion_version": __version__,
+            "date": datetime.now(UTC).date().isoformat(),
+            "run_weights_sha256": None,
+            "training_settings": night.settings.model_dump(mode="json"),
+            "learned_from": source,
+        }
+    )
+    own = network_of(learned.network.settings, learned.network.state_dict(), stochastic=False)
+    networks = {**origin.networks, "policy": own}
+    return PolicyBundle(name, networks, card)
+
+
+@contextmanager
+def alone(memory: Path) -> Iterator[None]:
+    """Two learners on one memory would write over each other's study."""
+    try:
+        lock = open_lock(memory / LOCK)
+    except OSError as error:
+        raise RunError(
+            f"the memory {memory} cannot be locked ({error.strerror}); may this folder be written?"
+        ) from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise RunError(f"another 'relaxion learn' is busy with {memory}; wait for it") from error
+        yield

@@ -1,0 +1,224 @@
+"""`relaxion memory` and `relaxion learn` as a user meets them, and what they say to bad input."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from ase.build import bulk
+from ase.calculators.emt import EMT
+from ase.calculators.lj import LennardJones
+from ase.io import read, write
+from ase.io.trajectory import Trajectory as AseTrajectory
+from ase.optimize import BFGS
+
+from relaxion import Relaxer, relax_batch
+from relaxion.bundles import PolicyBundle
+from relaxion.bundles.bundle import KIND
+from relaxion.bundles.library import SHIPPED
+from relaxion.errors import PolicyError
+from relaxion.files import Format
+from relaxion.optimize.choice import decide
+
+
+@pytest.fixture(autouse=True)
+def own_policies(monkeypatch):
+    monkeypatch.setenv("RELAXION_POLICIES", str(Path("policies").absolute()))
+
+
+def alloy(seed: int):
+    random = np.random.default_rng([8900, seed])
+    atoms = bulk("Cu", a=3.8, cubic=True)
+    atoms.symbols[random.random(4) < 0.4] = "Au"
+    atoms.positions += random.normal(0, 0.15, (4, 3))
+    return atoms
+
+
+def remembered(number: int = 16, folder: str = "memory") -> None:
+    relax_batch([alloy(seed) for seed in range(number)], "emt", memory=folder, fmax=0.02)
+
+
+QUICK = ["--set", "n_updates=3", "--set", "n_lessons=4", "-q"]
+
+
+def test_relaxations_are_kept_shown_and_exported(relaxion):
+    write("alloys.extxyz", [alloy(seed) for seed in range(2)])
+    assert relaxion("relax", "alloys.extxyz", "--memory", "memory", "-q").code == 0
+    assert (
+        relaxion("relax-many", "alloys.extxyz", "--out", "many", "--workers", "local:1", "--memory", "memory").code == 0
+    )
+    (told,) = relaxion("memory", "memory", "--json").objects
+    assert (told["relaxations"], told["converged"]) == (4, 4)
+    assert [one["name"] for one in told["calculators"]] == ["EMT"]
+    assert told["elements"] == ["Cu", "Au"]
+    assert 24 < told["bytes_per_atom_and_point"] < 120
+    assert relaxion("memory", "memory", "--export", "all.extxyz").code == 0
+    images = read("all.extxyz", ":")
+    assert len(images) == told["force_calls"]
+    assert np.isfinite(images[0].get_forces()).all()
+    assert relaxion("report", "many", "--out", "many.html", "--against", "many").code == 0
+    assert "Force calls, mean of 20 structures" in Path("many.html").read_text()
+    refused = relaxion("report", "relaxed/alloys-0", "--against", "many")
+    assert (refused.code, "--against compares folders of 'relax-many'" in refused.err) == (2, True)
+    again = relaxion("memory", "memory", "--export", "all.extxyz")
+    assert again.code == 1
+    assert "--force" in again.err
+
+
+def test_files_of_others_are_taken_in_once(relaxion):
+    for seed in range(2):
+        atoms = alloy(seed)
+        atoms.calc = EMT()
+        with AseTrajectory(f"{seed}.traj", "w", atoms) as file:
+            optimizer = BFGS(atoms, logfile=None)
+            optimizer.attach(file)
+            optimizer.run(fmax=0.05)
+    first = relaxion("memory", "memory", "--add", "0.traj", "1.traj", "--calculator", "PBE", "--json")
+    assert first.code == 0
+    assert (first.objects[0]["relaxations"], first.objects[0]["converged"]) == (2, 2)
+    assert first.objects[0]["calculators"][0]["name"] == "PBE"
+    second = relaxion("memory", "memory", "--add", "0.traj", "--calculator", "PBE")
+    assert "1 were there already" in second.err
+    write("bare.xyz", alloy(0))
+    bare = relaxion("memory", "memory", "--add", "bare.xyz")
+    assert bare.code == 1
+    assert "there is nothing to keep" in bare.err
+
+
+def test_a_policy_learns_and_is_chosen_where_it_fits(relaxion):
+    remembered()
+    answer = relaxion("learn", "memory", "--from", "metals", "--out", "mine", "--json", *QUICK)
+    (told,) = answer.objects
+    assert told["n_taught"] + told["verdict"]["n_apart"] == 16
+    assert answer.code == (0 if told["kept"] else 3)
+    assert told["kept"] == (told["verdict"]["high"] < 1) == Path("policies/mine.safetensors").exists()
+
+
+def learned(error_ratio: float = 0.5) -> None:
+    """A policy as `learn` would have left it."""
+    from relaxion.bundles.card import LearnedFrom
+    from relaxion.potentials import potential
+    from relaxion.potentials.details import details_of, fingerprint
+
+    metals = PolicyBundle.read(SHIPPED / "metals.safetensors")
+    source = LearnedFrom(
+        origin="metals",
+        origin_sha256=metals.weights_sha256,
+        calculators=(fingerprint(details_of(potential("emt"))),),
+        elements=("Cu", "Au"),
+        relaxations=20,
+        relaxations_apart=5,
+        error_ratio=error_ratio,
+        error_ratio_low=0.4,
+        error_ratio_high=0.8,
+    )
+    card = metals.card.model_copy(update={"learned_from": source, "results": ()})
+    Path("policies").mkdir(exist_ok=True)
+    PolicyBundle("mine", metals.networks, card).write(Path("policies/mine.safetensors"))
+
+
+def test_auto_takes_it_for_its_calculator_and_elements_only(relaxion):
+    learned()
+    atoms = alloy(0)
+    atoms.calc = EMT()
+    assert Relaxer(atoms, logfile=None).policy_used == "metals"  # ASE's EMT is another calculator
+    (relaxed,) = relax_batch([atoms], "emt")
+    assert relaxed.policy_used == "mine"
+    atoms.symbols[0] = "Ni"
+    assert relax_batch([atoms], "emt")[0].policy_used == "metals"
+    assert decide("auto", [29], periodic=True).name == "metals"
+    assert "error 0.50" in relaxion("policies").out.replace("\n", "")
+    assert "From 20 relaxations" in relaxion("policies", "mine").out
+
+
+def test_own_policies_can_be_removed_and_shipped_ones_not(relaxion):
+    learned()
+    assert relaxion("policies", "remove", "mine").code == 0
+    assert not Path("policies/mine.safetensors").exists()
+    for name, words in (("metals", "cannot be removed"), ("mine", "no policy named 'mine'")):
+        answer = relaxion("policies", "remove", name)
+        assert answer.code == 2
+        assert words in answer.err
+
+
+def test_a_damaged_own_policy_does_not_disturb_auto():
+    Path("policies").mkdir()
+    Path("policies/broken.safetensors").write_bytes(b"nothing")
+    assert relax_batch([alloy(0)], "emt")[0].policy_used == "metals"
+
+
+def test_empty_mixed_and_foreign_memories_get_a_sentence(relaxion):
+    relax_batch([], "emt", memory="empty")
+    assert "empty" in relaxion("memory", "empty").out
+    answer = relaxion("learn", "empty", "--from", "metals", "--out", "mine")
+    assert (answer.code, "is empty; relax with --memory" in answer.err) == (1, True)
+    remembered(2, "mixed")
+    atoms = alloy(0)
+    atoms.calc = LennardJones(sigma=2.3, epsilon=0.4)
+    Relaxer(atoms, memory="mixed", logfile=None, policy=None).run(fmax=0.05, steps=3)
+    answer = relaxion("learn", "mixed", "--from", "metals", "--out", "mine")
+    assert answer.code == 1
+    assert "mixes 2 calculators" in answer.err
+    assert "--calculator EMT" in answer.err
+    answer = relaxion("learn", "mixed", "--from", "metals", "--out", "mine", "--calculator", "VASP")
+    assert "knows no calculator 'VASP'; it has EMT, LennardJones" in answer.err
+    answer = relaxion("learn", "mixed", "--from", "metals", "--out", "mine", "--calculator", "EMT")
+    assert "relaxations to learn from" in answer.err
+    Path("thesis").mkdir()
+    Path("thesis/chapter.tex").touch()
+    for command in (["memory", "thesis"], ["learn", "thesis", "--out", "mine"]):
+        answer = relaxion(*command)
+        assert answer.code == 1
+        assert "holds no store" in answer.err
+    write("one.extxyz", alloy(0))
+    answer = relaxion("relax", "one.extxyz", "--memory", "thesis")
+    assert answer.code == 1
+    assert "take another folder" in answer.err
+
+
+def test_two_learners_at_once_and_wrong_beginnings(relaxion):
+    remembered()
+    with Path("memory/.learning").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        answer = relaxion("learn", "memory", "--from", "metals", "--out", "mine", *QUICK)
+    assert answer.code == 1
+    assert "another 'relaxion learn' is busy" in answer.err
+    Format(version=99, error=PolicyError).write(Path("new.safetensors"), KIND, {}, {})
+    answer = relaxion("learn", "memory", "--from", "new.safetensors", "--out", "mine")
+    assert answer.code == 2
+    assert "has format version 99" in answer.err
+    answer = relaxion("learn", "memory", "--from", "metalls", "--out", "mine")
+    assert (answer.code, "metals" in answer.err) == (2, True)
+    answer = relaxion("learn", "memory", "--from", "metals", "--out", "metals")
+    assert (answer.code, "ships with relaxion" in answer.err) == (2, True)
+
+
+def test_a_damaged_shard_is_named_and_the_rest_is_used(relaxion):
+    remembered(3)
+    Path("memory/shard-0.safetensors").write_bytes(b"half a shard")
+    answer = relaxion("memory", "memory", "--json")
+    assert answer.code == 0
+    assert "is damaged or no shard" in answer.err
+    assert answer.objects[0]["relaxations"] == 3
+
+
+def test_an_interrupted_study_goes_on():
+    from relaxion.optimize.choice import load
+    from relaxion.training.night import Night, NightSettings, gathered
+
+    remembered()
+    settings = NightSettings(n_updates=4, n_lessons=4)
+
+    def night() -> Night:
+        return Night(Path("memory"), load("metals"), gathered(Path("memory"), None, print), settings)
+
+    straight, first, second = night(), night(), night()
+    assert straight.run()
+    asked = iter([False, False, True])
+    assert not first.run(stop=lambda: next(asked))
+    assert second.run()
+    assert second.judged(1.0).verdict == straight.judged(1.0).verdict
+    assert json.loads(json.dumps(second.judged(1.0).plain()))["n_updates"] == 4
