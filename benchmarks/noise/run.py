@@ -14,6 +14,7 @@ from relaxion.bench.comparison import run_ase_optimizer, run_relaxer
 from relaxion.bench.optimizers import PolicyChoice
 from relaxion.bench.runs import Task
 from relaxion.bench.sets import find_set
+from relaxion.optimize import quasi_newton
 from relaxion.potentials import Emt
 from relaxion.potentials.noisy import Noise, Noisy
 
@@ -50,18 +51,20 @@ def measured(name: str, noise: Noise, method: str, number: int) -> tuple[float, 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--number", type=int, default=8)
+    parser.add_argument("--sets", nargs="+", default=["emt-bulk-cell", "emt-slabs", "emt-clusters"])
+    parser.add_argument("--noises", nargs="+", default=list(NOISES), choices=list(NOISES), metavar="WORDS")
+    parser.add_argument("--methods", nargs="+", default=["auto", "none", "BFGS"])
+    parser.add_argument(
+        "--certain", type=float, default=quasi_newton.CERTAIN_CHANGE, help="eV; 0: believe all energies"
+    )
     arguments = parser.parse_args()
-    print("| set | noise | Relaxion | rejected | core | rejected | BFGS | not converged, in this order |")
-    print("|---" * 8 + "|")
-    for name in ("emt-bulk-cell", "emt-slabs", "emt-clusters"):
-        for words, noise in NOISES.items():
-            if noise.jump and name != "emt-bulk-cell":
-                continue
-            found = [measured(name, noise, method, arguments.number) for method in ("auto", "none", "BFGS")]
-            (ours, first, _), (core, second, _), (bfgs, _, _) = found
-            failed = ", ".join(str(one[2]) for one in found)
-            columns = (name, words, f"{ours:.1f}", first, f"{core:.1f}", second, f"{bfgs:.1f}", failed)
-            print("| " + " | ".join(map(str, columns)) + " |", flush=True)
+    quasi_newton.CERTAIN_CHANGE = arguments.certain
+    print("| set | noise | method | mean force calls | rejected points | not converged |\n" + "|---" * 6 + "|")
+    for name in arguments.sets:
+        for words in arguments.noises:
+            for method in arguments.methods:
+                calls, rejected, failed = measured(name, NOISES[words], method, arguments.number)
+                print(f"| {name} | {words} | {method} | {calls:.1f} | {rejected} | {failed} |", flush=True)
 
 
 if __name__ == "__main__":
