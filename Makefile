@@ -28,10 +28,14 @@ help:
 relax: $(VENV)/.core
 	$(BIN)/relaxion relax examples/alloy.cif --policy auto --compare BFGS,FIRE --out relaxed --force
 
+# both halves always run; a failure in either is the exit code
 test: $(VENV)/.dev $(VENV)/ase-$(OLDEST_ASE)
-	$(BIN)/python -m pytest -n 2
+	@newest=0; oldest=0; \
+	$(BIN)/python -m pytest -n 2 || newest=$$?; \
 	PYTHONPATH=$(VENV)/ase-$(OLDEST_ASE) RELAXION_EXPECTED_ASE=3.26 $(BIN)/python -m pytest -n 2 \
-		tests/contracts/test_relaxer.py tests/contracts/test_potentials.py
+		tests/contracts/test_relaxer.py tests/contracts/test_potentials.py || oldest=$$?; \
+	echo "exit codes: newest ASE $$newest, ASE $(OLDEST_ASE) $$oldest"; \
+	[ $$newest -ne 0 ] && exit $$newest; exit $$oldest
 
 test-slow: $(VENV)/.dev
 	$(BIN)/python -m pytest -n 2 -m "slow or not slow"

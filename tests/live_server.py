@@ -26,5 +26,5 @@ class InThread:
 
     def __exit__(self, *_: Any) -> None:
         self._server.should_exit = True
-        self._thread.join(timeout=15)
+        self._thread.join(timeout=600)
         self._socket.close()

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,6 +32,12 @@ from relaxion.generators.molecules import random_molecule
 from relaxion.generators.perturbations import displaced
 from relaxion.generators.prototypes import random_perovskite
 from relaxion.generators.slabs import ADSORBATES, alloy_slab
+from relaxion.memory.store import TrajectoryStore
+from relaxion.networks.metric.policies import MetricPolicy
+from relaxion.optimize.choice import load
+from relaxion.optimize.examples import examples_of
+from relaxion.optimize.study import StudySettings, errors_of, is_apart
+from relaxion.scaling.relax_many.learning import read_study
 
 RESULTS = Path(__file__).with_name("results")
 SEED = 9700
@@ -96,6 +103,22 @@ def relaxed(file: Path, out: Path, calculator: str, options: Sequence[str]) -> l
     return [int(row["force_calls"]) if row["outcome"] == "converged" else CAP for row in rows]
 
 
+def error_ratio(learning: Path) -> float | None:
+    """Error of predicted ways on all relaxations held apart, after the last study over before the first."""
+    studies = sorted((learning / "learned").glob("*.safetensors"))
+    if not studies:
+        return None
+    stored = read_study(studies[-1])
+    name = str(stored.values["policy"])
+    policy = load(name).policy
+    assert isinstance(policy, MetricPolicy)
+    network, settings = deepcopy(policy.network), StudySettings()
+    network.load_state_dict(stored.part("network"))
+    every = (examples_of(t, settings) for t in TrajectoryStore.open(learning / "memory") if t.policy == name)
+    apart = [one for one in every if one is not None and is_apart(one.key, settings.apart_in)]
+    return float(errors_of(network, apart).mean() / errors_of(policy.network, apart).mean())
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("family", nargs="?", choices=FAMILIES)
@@ -128,6 +151,7 @@ def main() -> None:
         "ratio_by_thirds": [[ratio.value, ratio.low, ratio.high] for ratio in ratios],
         "mean_calls_shipped": shipped.mean(),
         "mean_calls_last_third": [learning[parts[-1]].mean(), shipped[parts[-1]].mean()],
+        "error_ratio": error_ratio(work / "learning"),
         "failures": [int((learning >= CAP).sum()), int((shipped >= CAP).sum())],
         "seconds": [middle - began, time.monotonic() - middle],
         "calls": {"shipped": shipped.tolist(), "learning": learning.tolist()},

@@ -1,10 +1,12 @@
-"""Force calls of Sella and geomeTRIC, which relax molecules in internal coordinates, beside ours from the same starts.
+"""Force calls on molecules: ours beside geomeTRIC, Sella (internal) and pyberny, and beside ASE's optimizers.
 
-    pip install sella geometric jax
-    python benchmarks/relaxation/internal_coordinates.py --number 40
+    pip install 'relaxion[molecules,internal]'
+    python benchmarks/relaxation/internal_coordinates.py molecules --number 30 --fmax 1e-4
+    python benchmarks/relaxation/internal_coordinates.py dimers --methods relaxion,BFGS,BFGSLineSearch
 
-Starts are those of `relaxion bench molecules` (seed 9000, GFN2-xTB). Calls are counted inside the calculator. geomeTRIC
-ends where the largest force is below the tolerance; its other criteria are switched off.
+Starts are those of `relaxion bench SET` (seed 9000). All are counted by the same calculator. One run to the tightest
+tolerance gives the calls to every looser one: the first at which the largest force was below it. What fails is charged
+the cap. geomeTRIC and pyberny end where the largest force is below the tolerance; their other criteria are off.
 """
 
 from __future__ import annotations
@@ -12,54 +14,45 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
+import json
 import logging
 import tempfile
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from ase import Atoms
-from ase.calculators.calculator import Calculator, all_changes
-from ase.optimize import BFGS
+from ase.filters import FrechetCellFilter
 from ase.units import Bohr, Hartree
 
 from relaxion import Relaxer
-from relaxion.bench.sets import FIRST_SEED, SETS
+from relaxion.bench.optimizers import known_optimizers
+from relaxion.bench.sets import FIRST_SEED, StartSet, find_set
+from relaxion.potentials.counting import Answered, CountingCalculator
 
-FMAX, CAP = 0.05, 500  # eV/Å, force calls
+CAP = 400  # force calls
+TOLERANCES = (0.05, 0.01, 1e-3, 1e-4)  # eV/Å
+RESAMPLES = 4000
 
-
-class Counting(Calculator):
-    """Passes questions on, and counts them."""
-
-    implemented_properties = ("energy", "forces")
-
-    def __init__(self, asked: Calculator) -> None:
-        super().__init__()
-        self.asked, self.calls = asked, 0
-
-    def calculate(self, atoms=None, properties=("energy",), system_changes=all_changes) -> None:
-        super().calculate(atoms, properties, system_changes)
-        self.calls += 1
-        assert atoms is not None
-        forces = self.asked.get_property("forces", atoms)
-        self.results = {"energy": self.asked.get_property("energy", atoms), "forces": forces}
+Relax = Callable[[Any, float], None]  # atoms or filter, fmax
 
 
-def relaxed_by_ours(atoms: Atoms) -> None:
-    Relaxer(atoms, logfile=None).run(fmax=FMAX, steps=CAP)
+def relaxed_by_ours(target: Any, fmax: float) -> None:
+    Relaxer(target, logfile=None).run(fmax=fmax, steps=CAP)
 
 
-def relaxed_by_bfgs(atoms: Atoms) -> None:
-    BFGS(atoms, logfile=None).run(fmax=FMAX, steps=CAP)
+def relaxed_by_core(target: Any, fmax: float) -> None:
+    Relaxer(target, logfile=None, policy=None).run(fmax=fmax, steps=CAP)
 
 
-def relaxed_by_sella(atoms: Atoms) -> None:
+def relaxed_by_sella(atoms: Any, fmax: float) -> None:
     from sella import Sella
 
-    Sella(atoms, order=0, internal=True, logfile=None).run(fmax=FMAX, steps=CAP)
+    Sella(atoms, order=0, internal=True, logfile=None).run(fmax=fmax, steps=CAP)
 
 
-def relaxed_by_geometric(atoms: Atoms) -> None:
+def relaxed_by_geometric(atoms: Any, fmax: float) -> None:
     from geometric.ase_engine import EngineASE
     from geometric.internal import DelocalizedInternalCoordinates
     from geometric.molecule import Molecule
@@ -71,53 +64,126 @@ def relaxed_by_geometric(atoms: Atoms) -> None:
     engine = EngineASE(molecule, atoms.calc)
     coordinates = DelocalizedInternalCoordinates(molecule, build=True, connect=False, addcart=False)
     loose = {f"convergence_{name}": 1e9 for name in ("energy", "grms", "drms", "dmax")}
-    options = OptParams(convergence_gmax=FMAX * Bohr / Hartree, maxiter=CAP, **loose)
+    options = OptParams(convergence_gmax=fmax * Bohr / Hartree, maxiter=CAP, **loose)
     with tempfile.TemporaryDirectory() as folder:
-        result = Optimizer(molecule.xyzs[0].flatten() / Bohr, molecule, coordinates, engine, folder, options)
-        result.optimizeGeometry()
-    atoms.positions = result.progress.xyzs[-1]
+        Optimizer(molecule.xyzs[0].flatten() / Bohr, molecule, coordinates, engine, folder, options).optimizeGeometry()
 
 
-METHODS: dict[str, Callable[[Atoms], None]] = {
-    "relaxion": relaxed_by_ours,
-    "Sella": relaxed_by_sella,
+def relaxed_by_pyberny(atoms: Any, fmax: float) -> None:
+    from berny import Berny, geomlib
+
+    geometry = geomlib.Geometry(atoms.get_chemical_symbols(), atoms.positions)
+    largest = fmax * Bohr / Hartree / 2  # of a component; below it no force is above fmax
+    optimizer = Berny(geometry, maxsteps=CAP, gradientmax=largest, gradientrms=1e9, stepmax=1e9, steprms=1e9)
+    for geometry in optimizer:
+        atoms.positions = geometry.coords
+        forces = atoms.get_forces()
+        if np.linalg.norm(forces, axis=1).max() < fmax:
+            return
+        optimizer.send((atoms.get_potential_energy() / Hartree, -forces / Hartree * Bohr))
+
+
+INTERNAL: dict[str, Relax] = {
     "geomeTRIC": relaxed_by_geometric,
-    "BFGS": relaxed_by_bfgs,
+    "Sella": relaxed_by_sella,
+    "pyberny": relaxed_by_pyberny,
 }
+OURS: dict[str, Relax] = {"relaxion": relaxed_by_ours, "core": relaxed_by_core}
 
 
-def calls(method: Callable[[Atoms], None], start: Atoms, engine: Calculator) -> int:
-    """Those until the method is content; the cap where it fails or its end is none."""
-    atoms = start.copy()
-    atoms.calc = counting = Counting(engine)
+def method_of(name: str) -> Relax:
+    """Ours, one in internal coordinates, or any of ASE's."""
+    if name in OURS or name in INTERNAL:
+        return (OURS | INTERNAL)[name]
+    kind: Any = known_optimizers()[name]
+
+    def relax(target: Any, fmax: float) -> None:
+        kind(target, logfile=None).run(fmax=fmax, steps=CAP)
+
+    return relax
+
+
+def forces_on_the_way(relax: Relax, start: Atoms, chosen: StartSet, fmax: float) -> tuple[list[float], float]:
+    """The largest force at every call, that on a free cell included, and the last energy."""
+    atoms, found, energies = start.copy(), list[float](), [np.inf]
+    atoms.calc = counter = CountingCalculator(chosen.make_potential(), stress=chosen.free_cell, limit=CAP)
+    target: Any = FrechetCellFilter(atoms) if chosen.free_cell else atoms
+
+    def note(point: Answered) -> None:
+        energies.append(point.answer["energy"])
+        found.append(_largest_force(atoms, point, chosen.free_cell))
+
+    counter.on_answer = note
     try:
-        with contextlib.redirect_stdout(io.StringIO()):
-            method(atoms)
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            relax(target, fmax)
     except Exception as error:  # noqa: BLE001  # whatever another package raises is its failure, and is counted so
-        print(f"  {method.__name__} on {start.get_chemical_formula()}: {type(error).__name__} {error}")
-        return CAP
-    needed = counting.calls
-    largest = np.linalg.norm(atoms.get_forces(), axis=1).max()
-    return needed if largest < 1.02 * FMAX else CAP
+        print(f"  {start.get_chemical_formula()}: {type(error).__name__} {str(error)[:100]}", flush=True)
+    return found, energies[-1]
+
+
+def _largest_force(atoms: Atoms, point: Answered, free_cell: bool) -> float:
+    forces = point.answer["forces"].copy()
+    for constraint in atoms.constraints:
+        constraint.adjust_forces(atoms, forces)
+    largest = float(np.linalg.norm(forces, axis=1).max())
+    if not free_cell:
+        return largest
+    pull = point.atoms.get_volume() * point.answer["stress"][[[0, 5, 4], [5, 1, 3], [4, 3, 2]]] / len(atoms)
+    return max(largest, float(np.linalg.norm(pull, axis=1).max()))
+
+
+def calls_to(forces: list[float], tolerance: float) -> int:
+    """Until the largest force is below; the cap where it never is."""
+    return next((number for number, force in enumerate(forces, start=1) if force < tolerance), CAP)
+
+
+def ratio(ours: np.ndarray, others: np.ndarray) -> str:
+    """Of means, with a paired 95 % interval."""
+    which = np.random.default_rng(0).integers(0, len(ours), (RESAMPLES, len(ours)))
+    low, high = np.percentile(ours[which].mean(axis=1) / others[which].mean(axis=1), [2.5, 97.5])
+    return f"{ours.mean() / others.mean():.2f} ({low:.2f}–{high:.2f})"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--number", type=int, default=40)
+    parser.add_argument("set", nargs="?", default="molecules")
+    parser.add_argument("--number", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=FIRST_SEED)
+    parser.add_argument("--fmax", type=float, default=0.01)
+    parser.add_argument("--methods", default="relaxion,geomeTRIC,pyberny,Sella")
+    parser.add_argument("--json", type=Path, help="kept after each method; methods that are there are not run again")
     given = parser.parse_args()
-    logging.getLogger("geometric").setLevel(logging.ERROR)
     logging.disable(logging.INFO)
-    chosen = SETS["molecules"]
-    engine = chosen.make_potential().as_calculator()
-    starts = chosen.starts(given.number, FIRST_SEED)
-    found = {name: np.array([calls(method, start, engine) for start in starts]) for name, method in METHODS.items()}
-    for name, each in found.items():
-        ratio = found["relaxion"].mean() / each.mean()
-        print(
-            f"{name:10s} mean {each.mean():5.1f} median {np.median(each):4.0f} worst {each.max():3d} "
-            f"failures {(each >= CAP).sum()}  ours over it {ratio:.2f}",
-            flush=True,
-        )
+    chosen = find_set(given.set)
+    starts = chosen.starts(given.number, given.seed)
+    kept = json.loads(given.json.read_text()) if given.json and given.json.exists() else {}
+    for name in given.methods.split(","):
+        if name in kept:
+            continue
+        runs = [forces_on_the_way(method_of(name), start, chosen, given.fmax) for start in starts]
+        kept[name] = {
+            "calls": {f"{t:g}": [calls_to(f, t) for f, _ in runs] for t in TOLERANCES if t >= given.fmax},
+            "energies": [energy for _, energy in runs],
+        }
+        if given.json:
+            given.json.write_text(json.dumps(kept))
+    report(kept)
+
+
+def report(kept: dict[str, Any]) -> None:
+    """Mean calls by tolerance, and ours over each."""
+    ours = next(name for name in kept if name in OURS)
+    sizes = len(kept[ours]["energies"])
+    for name, found in kept.items():
+        lower = int((np.array(kept[ours]["energies"]) < np.array(found["energies"]) - 1e-2).sum())
+        higher = int((np.array(kept[ours]["energies"]) > np.array(found["energies"]) + 1e-2).sum())
+        parts = []
+        for tolerance, calls in found["calls"].items():
+            other, own = np.array(calls), kept[ours]["calls"].get(tolerance)
+            against = "" if own is None or name == ours else f" ours {ratio(np.array(own), other)}"
+            parts.append(f"{tolerance}: {other.mean():.1f} ({(other >= CAP).sum()} failed){against}")
+        print(f"{name:12s} n {sizes} {'; '.join(parts)}; ours lower {lower}, higher {higher}", flush=True)
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ ROOMS = [
     [("bundles", "policies as files, cards", USE), ("networks", "policies, critics, metric", BOTH)],
     [("generators", "where starts come from", BOTH), ("potentials", "energy, forces, corrector", BOTH)],
     [("memory", "relaxations on disk", BOTH), ("structures", "Structures, Graph, State, Move", BOTH)],
-    [("files", "", BOTH), ("settings", "", BOTH), ("errors", "", BOTH)],
+    [(name, "", BOTH) for name in ("files", "settings", "paths", "address_space", "errors")],
 ]
 
 
@@ -140,7 +140,7 @@ def picture() -> str:
         'role="img" aria-label="Rooms of the package in layers, and the loop of one relaxation">',
         f"<style>{STYLE}</style>{TIP}",
         f'<rect class="ground" x="0.5" y="0.5" width="{WIDTH - 1}" height="{HEIGHT - 1}" rx="8"/>',
-        words(EDGE, 30, "Rooms: imports go downwards only", "title"),
+        words(EDGE, 30, "Packages: imports go downwards only", "title"),
         words(EDGE, 48, "in a row the left one may use the right one; orange relaxes, blue learns"),
         *rooms(62),
         words(EDGE, 570, "The loop: from a state to a step", "title"),

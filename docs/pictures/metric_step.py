@@ -1,4 +1,4 @@
-"""Pictures for docs/metric.md: a step along the force and a step by the metric; the stiffness of a shaken crystal.
+"""Pictures for docs/how-it-works.md: a step along the force and a step by the metric; stiffness of a shaken crystal.
 
 python docs/pictures/metric_step.py        # -> docs/pictures/metric-step.png, docs/pictures/metric-crystal.png
 """

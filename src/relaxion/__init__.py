@@ -1,14 +1,15 @@
 """Relaxion: learned relaxation of atomic structures.
 
-Importing it is quick and changes nothing global: the names below are loaded when first used.
+Importing it is quick and changes nothing global: the names below are loaded when first used. Gymnasium learns of our
+environments when it is imported itself (`registration`).
 """
 
 from __future__ import annotations
 
-import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from relaxion.registration import register_with_gymnasium
 from relaxion.version import __version__
 
 if TYPE_CHECKING:
@@ -48,6 +49,4 @@ def __dir__() -> list[str]:
     return __all__
 
 
-if "gymnasium" in sys.modules:
-    # gymnasium.make("relaxion:Relax-v0") imports this module and expects the environments to be registered then.
-    import_module("relaxion.experience.gym")
+register_with_gymnasium()

@@ -10,7 +10,7 @@ import numpy as np
 from pictures import pixels
 from playwright.sync_api import Browser, ConsoleMessage, Locator, Request, expect
 
-PATIENCE_MS = 90_000  # software rendering on a busy machine takes its time
+PATIENCE_MS = 600_000  # only what never comes fails: software rendering on a busy machine takes its time
 CONTRAST = (Path(__file__).parent / "contrast.js").read_text()
 # everything a keyboard can reach and that has no name
 NAMELESS = """[...document.querySelectorAll('button, input, select, summary, [tabindex="0"]')].filter((e) => {

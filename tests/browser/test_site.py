@@ -15,11 +15,11 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = (
     "index.html",
     "td3-day-and-night.html",
-    "metric.html",
-    "results.html",
+    "how-it-works.html",
+    "results/relaxing.html",
     "reference/command-line.html",
-    "reference/relaxing.html",
-    "tutorials/swap-bfgs.html",
+    "reference/python.html",
+    "tutorials/relax-my-structure.html",
     "benchmarks/relaxation/index.html",
 )
 

@@ -66,6 +66,27 @@ class Slow(EMT):
         super().calculate(atoms, properties, system_changes)
 
 
+class Stuck(EMT):
+    """Answers three times, then hangs: a signal always finds it at work."""
+
+    done = 0
+
+    def calculate(self, atoms=None, properties=("energy",), system_changes=all_changes):
+        self.done += 1
+        if self.done > 3:
+            time.sleep(3600)
+        super().calculate(atoms, properties, system_changes)
+
+
+class Held(EMT):
+    """Waits after the first results for as long as there is a file named hold."""
+
+    def calculate(self, atoms=None, properties=("energy",), system_changes=all_changes):
+        while Path("hold").exists() and Path("out/shards/00001.extxyz").exists():
+            time.sleep(0.05)
+        super().calculate(atoms, properties, system_changes)
+
+
 class NoStress(EMT):
     implemented_properties = ["energy", "forces"]
 

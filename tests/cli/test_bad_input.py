@@ -53,7 +53,7 @@ def one_sentence(text: str) -> None:
 def test_bad_file(relaxion, case):
     content, words = FILES[case]
     put(content)
-    answer = relaxion("relax", "bad.xyz")
+    answer = relaxion("relax", "bad.xyz", "--calc", "emt")
     assert answer.code == 1
     assert answer.out == ""
     one_sentence(answer.err)
@@ -67,7 +67,7 @@ def test_bad_file(relaxion, case):
 def test_bad_file_in_json(relaxion, case):
     content, words = FILES[case]
     put(content)
-    (report,) = relaxion("relax", "bad.xyz", "--json", "--quiet").objects
+    (report,) = relaxion("relax", "bad.xyz", "--calc", "emt", "--json", "--quiet").objects
     assert (report["file"], report["converged"], report["force_calls"]) == ("bad.xyz", False, 0)
     assert (report["outcome"], report["written_to"], report["energy_ev"]) == ("error", None, None)
     assert words[0] in report["error"]
@@ -178,7 +178,7 @@ def test_a_relaxation_cut_short_goes_on_where_it_was(relaxion, alloy_file, cell)
     answer = relaxion("relax", alloy_file, *options, "--calc", "calculators_for_test:breaks_in_the_middle")
     assert answer.code == 1
     one_sentence(answer.err)
-    assert "Relaxer(atoms, restart=...) goes on from alloy.restart.json there" in answer.err
+    assert "Relaxer(atoms, restart=...) continues from alloy.restart.json there" in answer.err
     assert "alloy.restart.json" in json.loads(Path("relaxed/alloy/relaxion.json").read_text())["files"]
     kept = read("relaxed/alloy/alloy.traj")  # the last accepted point, to all digits
     kept.calc = EMT()

@@ -8,7 +8,6 @@ import pty
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -20,7 +19,7 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "NO_COLOR": "1", "COLUMNS":
 
 def call(*arguments: object) -> subprocess.CompletedProcess[str]:
     command = [*COMMAND, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=ENVIRONMENT, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=600, env=ENVIRONMENT, check=False)
 
 
 @pytest.mark.parametrize("option", ["--version", "--help", "relax --help"])
@@ -66,14 +65,13 @@ def test_exit_codes(alloy_file):
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_ctrl_c_and_sigterm(alloy_file, number, code):
-    command = [*COMMAND, "relax", str(alloy_file), "--calc", "calculators_for_test:Slow", "--fmax", "1e-6"]
+    command = [*COMMAND, "relax", str(alloy_file), "--calc", "calculators_for_test:Stuck", "--fmax", "1e-6"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(command, text=True, env=ENVIRONMENT, **pipes) as process:
         assert process.stderr is not None
         assert "call 1" in process.stderr.readline(), "it says that it has begun"
-        time.sleep(0.5)
         process.send_signal(number)
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=600)
     assert process.returncode == code
     assert "Traceback" not in err
     assert "the structure so far is kept" in out
@@ -91,7 +89,7 @@ def test_ignored_signals_stay_ignored(alloy_file):
         assert process.stderr is not None
         assert "call 1" in process.stderr.readline()
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=60)
+        process.communicate(timeout=600)
     assert process.returncode == 0
 
 
@@ -99,7 +97,7 @@ def test_a_terminal_without_unicode(alloy_file):
     """The sentence loses a letter, not the result; JSON loses nothing."""
     Path("l\u00e9ger.xyz").write_bytes(alloy_file.read_bytes())
     environment = {**ENVIRONMENT, "PYTHONIOENCODING": "ascii"}
-    options = {"capture_output": True, "timeout": 60, "env": environment, "check": False}
+    options = {"capture_output": True, "timeout": 600, "env": environment, "check": False}
     plain = subprocess.run([*COMMAND, "relax", str(alloy_file), "--compare", "BFGS"], **options)
     assert plain.returncode == 0, plain.stderr
     assert b"eV/?" in plain.stdout

@@ -222,3 +222,16 @@ def test_an_interrupted_study_goes_on():
     assert second.run()
     assert second.judged(1.0).verdict == straight.judged(1.0).verdict
     assert json.loads(json.dumps(second.judged(1.0).plain()))["n_updates"] == 4
+
+
+def test_elements_that_the_policy_never_saw_are_learned_from_too(relaxion):
+    images = []
+    for seed in range(20):
+        atoms = bulk("Ar", "fcc", a=5.2, cubic=True)
+        atoms.positions += np.random.default_rng(seed).normal(0, 0.2, (4, 3))
+        images.append(atoms)
+    relax_batch(images, LennardJones(sigma=3.4, epsilon=0.3), policy=None, memory="argon", max_force_calls=60)
+    answer = relaxion("learn", "argon", "--from", "metals", "--out", "argon", "--json", *QUICK)
+    assert answer.code in (0, 3), answer.err
+    assert answer.objects[0]["n_taught"] > 0
+    assert np.isfinite(answer.objects[0]["verdict"]["ratio"])

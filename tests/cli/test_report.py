@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from ase import Atoms
-from ase.build import bulk, molecule
+from ase.build import bulk, fcc111, molecule
 from ase.calculators.emt import EMT
+from ase.constraints import FixAtoms
 from ase.filters import FrechetCellFilter
 from ase.io import read, write
 from ase.optimize import BFGS
@@ -92,7 +93,7 @@ def test_facts(relaxion, alloy_file):
     relaxion("relax", alloy_file, "--report", "--cell")
     told = facts(data_of("relaxed/alloy/report.html"))
     assert told["Outcome"].startswith("converged, fmax 0.0")
-    assert told["Space group before"] == "P1 (1)"
+    assert told["Space group before"].startswith("P1 (1) within 0.01 Å")
     assert told["Closest pair after"].endswith(")")
     assert told["Calculator"] == "emt"
     assert f"relaxion {__version__}" in told["Versions"]
@@ -284,6 +285,22 @@ def test_large_structures_are_thinned_out_and_it_is_said(n_atoms):
     assert ("atoms that move farthest are drawn" in note) is (n_atoms > 1000)
 
 
+def test_fixed_atoms_are_marked(relaxion):
+    slab = fcc111("Cu", (1, 1, 3), vacuum=6.0)
+    slab.set_constraint(FixAtoms([0, 1]))
+    write("slab.traj", slab)
+    relaxion("relax", "slab.traj", "--report")
+    film = part(data_of("relaxed/slab/report.html"), "film", "The way down")
+    assert film["films"][0]["fixed"] == [0, 1]
+    assert "Faint atoms are held fixed." in film["notes"]
+    assert "fixed" in film["films"][0]
+
+
+def test_the_energy_has_a_logarithmic_axis(relaxion, alloy_file):
+    relaxion("relax", alloy_file, "--report")
+    assert part(data_of("relaxed/alloy/report.html"), "plot", "Energy above the end of Relaxion")["log"] is True
+
+
 def test_molecules_get_sticks_and_no_cell():
     frame = Frame(1, np.asarray(molecule("CH3CH2OH").positions, np.float32), np.zeros((3, 3)))
     reel = Reel("Relaxion", molecule("CH3CH2OH").numbers, False, [frame], [], "done", True)
@@ -292,7 +309,10 @@ def test_molecules_get_sticks_and_no_cell():
 
 
 def test_space_group_and_closest_pair():
-    assert space_group(bulk("Cu", cubic=True)) == "Fm-3m (225)"
+    assert space_group(bulk("Cu", cubic=True)) == "Fm-3m (225) within 0.01 Å"
+    nearly = bulk("Cu", cubic=True)
+    nearly.rattle(0.012, seed=1)
+    assert space_group(nearly) == "P1 (1) within 0.01 Å; Pmmn (59) within 0.05 Å; Fm-3m (225) within 0.1 Å"
     assert space_group(Atoms("Cu2", positions=[[0, 0, 0], [2, 0, 0]])) == "none: periodic along 0 of 3 axes"
     assert closest_pair(bulk("Cu", a=3.6)) == "Cu–Cu 2.546 Å (atom 0 and its image)"
     assert closest_pair(Atoms("HAu", positions=[[0, 0, 0], [0, 0, 1.6]])) == "H–Au 1.600 Å (atoms 0 and 1)"

@@ -146,7 +146,7 @@ def test_a_vector_run_shows_returns(vector_run: Path) -> None:
     assert "curve" not in found
     assert found["returns"]["series"][0]["y"][-1] == pytest.approx(result["final_return_mean"], rel=1e-3)
     assert min(found["episodes-0"]["series"][0]["y"]) == pytest.approx(result["final_return_worst"], rel=1e-3)
-    assert "no diagnosis" in found["alarms"]["none"]
+    assert "no diagnostics" in found["alarms"]["none"]
 
 
 def test_an_older_run_says_what_is_missing(copied: Path) -> None:

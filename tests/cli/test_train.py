@@ -130,13 +130,13 @@ def test_returns_outside_the_support_are_told(relaxion: Callable[..., Any]) -> N
 def test_interrupted_from_outside(relaxion: Callable[..., Any], number: signal.Signals, code: int) -> None:
     command = [sys.executable, "-c", "from relaxion.cli.app import main; main()", *words(steps=100_000)]
     child = subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 600
     while not _has_lines(Path("run/metrics.jsonl"), 3) and time.monotonic() < deadline:
         time.sleep(0.02)
     child.send_signal(number)
-    _, said = child.communicate(timeout=30)
+    _, said = child.communicate(timeout=600)
     assert child.returncode == code, said
-    assert "--resume goes on" in said
+    assert "--resume continues" in said
     step = int(said.split("stopped at step ")[1].split(",")[0])
     resumed = relaxion(*words("--resume", "--json", steps=step + 5))
     assert resumed.code == 0, resumed.err

@@ -48,3 +48,14 @@ def test_each_alarm_is_a_line_on_stderr(capsys: pytest.CaptureFixture[str]):
     assert capsys.readouterr().err == "relaxion: alarm: step 80: blocked against a wall: …\n"
     assert log.handlers == []
     assert log.propagate
+
+
+def test_where_nobody_watches_there_is_a_line_for_each_interval(capsys: pytest.CaptureFixture[str]):
+    settings = RunSettings.read({"task": "relax", "structures": "b2:AlCu", "steps": 100, "log_interval_steps": 50})
+    with progress(settings, Path("out"), quiet=False) as report:
+        assert report is not None
+        for step in (30, 60, 90, 120):
+            report(step, {"eval/force_calls_mean": 7.2})
+    assert capsys.readouterr().err == "out: step 60 of 100, force calls 7.2\nout: step 120 of 100, force calls 7.2\n"
+    with progress(settings, Path("out"), quiet=True) as report:
+        assert report is None

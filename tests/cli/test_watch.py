@@ -37,6 +37,7 @@ from training_runs import ATOMS, PENDULUM, train_small
 
 COMMAND = [sys.executable, "-c", "from relaxion.cli.app import main; main()"]
 HOSTILE = "<script>window.hacked = 1</script>"
+PATIENCE = 600.0  # seconds: only what never comes fails, whatever else the machine does
 
 
 @pytest.fixture(scope="module")
@@ -51,12 +52,12 @@ def vector_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run(finished: Path, tmp_path: Path) -> Path:
-    """A run with two assessments behind it and the rest still to come."""
+    """A run with three assessments behind it, that of its start included, and the rest still to come."""
     copy = Path(shutil.copytree(finished, tmp_path / "run"))
     (copy / "result.json").unlink()
     lines = (copy / "metrics.jsonl").read_text().splitlines(keepends=True)
-    (copy / "metrics.jsonl").write_text("".join(lines[:4]))
-    (copy / "rest").write_text("".join(lines[4:]))
+    (copy / "metrics.jsonl").write_text("".join(lines[:5]))
+    (copy / "rest").write_text("".join(lines[5:]))
     return copy
 
 
@@ -68,7 +69,7 @@ def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
 @contextmanager
 def served(*folders: Path) -> Iterator[InThread]:
     with InThread(Board(watched(folders))) as server:
-        limit = time.monotonic() + 20
+        limit = time.monotonic() + PATIENCE
         while time.monotonic() < limit:
             try:
                 ask(server, "/")
@@ -81,7 +82,7 @@ def served(*folders: Path) -> Iterator[InThread]:
 def ask(
     server: InThread, path: str, method: str = "GET", body: bytes | None = None, **headers: str
 ) -> tuple[int, dict[str, str], bytes]:
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE)
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     try:
         connection.request(method, path, body=body, headers=named)
@@ -95,7 +96,7 @@ class Listener:
     """Reads server-sent events as a browser does."""
 
     def __init__(self, server: InThread, path: str = "/events") -> None:
-        self.connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+        self.connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE)
         self.connection.request("GET", path)
         self.answer = self.connection.getresponse()
         assert self.answer.getheader("content-type", "").startswith("text/event-stream")
@@ -118,7 +119,7 @@ def test_news_come_as_the_run_writes_them(run: Path) -> None:
     with served(run) as server:
         listener = Listener(server)
         first = listener.next()
-        assert len(part(first, "curve")["series"][0]["x"]) == 2
+        assert len(part(first, "curve")["series"][0]["x"]) == 3
         with (run / "metrics.jsonl").open("a") as file:
             file.write((run / "rest").read_text()[:-30])
         second = listener.next()
@@ -127,7 +128,7 @@ def test_news_come_as_the_run_writes_them(run: Path) -> None:
         assert second["order"] == first["order"]
         with (run / "metrics.jsonl").open("a") as file:
             file.write((run / "rest").read_text()[-30:])
-        assert len(part(listener.next(), "curve")["series"][0]["x"]) == 3
+        assert len(part(listener.next(), "curve")["series"][0]["x"]) == 4
         event = {"step": 96, "alarm": "wall", "event": "begins", "sentence": f"blocked against a wall {HOSTILE}"}
         (run / "alarms.jsonl").write_text(json.dumps(event) + "\n")
         news = listener.next()
@@ -142,8 +143,8 @@ def test_a_resumed_run_goes_back(run: Path) -> None:
         listener = Listener(server)
         listener.next()
         lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
-        os.truncate(run / "metrics.jsonl", len("".join(lines[:2])))
-        assert len(part(listener.next(), "curve")["series"][0]["x"]) == 1
+        os.truncate(run / "metrics.jsonl", len("".join(lines[:3])))
+        assert len(part(listener.next(), "curve")["series"][0]["x"]) == 2
         listener.close()
 
 
@@ -247,7 +248,7 @@ def begin(server: InThread, body: bytes, **headers: str) -> tuple[int, dict[str,
     return status, json.loads(answer) if answer[:1] == b"{" else {"error": answer.decode()}
 
 
-def ended(server: InThread, number: int, seconds: float = 100.0) -> dict[str, Any]:
+def ended(server: InThread, number: int, seconds: float = PATIENCE) -> dict[str, Any]:
     limit = time.monotonic() + seconds
     while time.monotonic() < limit:
         state = json.loads(ask(server, f"/race/{number}")[2])
@@ -384,7 +385,7 @@ def test_a_server_that_ends_takes_its_races_with_it(run: Path, tmp_path: Path) -
     text = structure_text(shaken(repeat=400), "large.xyz", tmp_path, format="extxyz")
     with served(run) as server:
         begin(server, asked(text, fmax=0.001))
-        limit = time.monotonic() + 20
+        limit = time.monotonic() + PATIENCE
         while not (workers := _workers()) and time.monotonic() < limit:
             time.sleep(0.05)
         assert workers
@@ -498,7 +499,8 @@ def test_without_the_extra_it_says_what_to_install(relaxion, finished: Path, mon
     assert "pip install 'relaxion[live]'" in answer.err
 
 
-def test_a_taken_port_gives_way_to_the_next_and_ctrl_c_ends_it(finished: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
+def test_a_taken_port_gives_way_to_the_next_and_a_signal_ends_it(finished: Path, number: signal.Signals) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -513,8 +515,8 @@ def test_a_taken_port_gives_way_to_the_next_and_ctrl_c_ends_it(finished: Path) -
             address = process.stdout.readline()
             found = int(address.split(":")[-1].split("/")[0])
             assert port < found < port + 20
-            process.send_signal(signal.SIGINT)
-            assert process.wait(timeout=60) in (0, 130)
+            process.send_signal(number)
+            assert process.wait(timeout=PATIENCE) == 128 + number
             assert f"port {port} is taken, so the page is at {found}" in process.stderr.read()
         finally:
             process.kill()
@@ -537,7 +539,7 @@ class _StillBoard:
         return json.dumps({"version": self.version})
 
 
-async def _busy_page(seconds: float) -> tuple[live_module.Live, list[str]]:
+async def _busy_page(news: int) -> tuple[live_module.Live, list[str]]:
     """Listeners that go away at any moment while there are news; a Condition of asyncio did not survive this."""
     live, chance, wrong = live_module.Live(_StillBoard(), Races()), random.Random(0), []  # type: ignore[arg-type]
 
@@ -564,15 +566,15 @@ async def _busy_page(seconds: float) -> tuple[live_module.Live, list[str]]:
             live._wake()
 
     tasks = [asyncio.create_task(work()) for work in [come_and_go] * 30 + [change]]
-    await asyncio.sleep(seconds)
-    await asyncio.wait_for(live.end(), timeout=10.0)
-    await asyncio.wait_for(asyncio.gather(*tasks), timeout=10.0)
+    while live.board.version < news:
+        await asyncio.sleep(0.01)
+    await asyncio.wait_for(live.end(), timeout=PATIENCE)
+    await asyncio.wait_for(asyncio.gather(*tasks), timeout=PATIENCE)
     return live, wrong
 
 
 def test_readers_that_go_away_stop_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live_module, "SECONDS_OF_SILENCE", 0.002)
-    live, wrong = asyncio.run(_busy_page(1.0))
+    live, wrong = asyncio.run(_busy_page(200))
     assert not wrong
-    assert live.board.version > 20
     assert live._listeners == len(live._waiting) == 0

@@ -161,3 +161,24 @@ def test_registration_does_not_warn() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         relaxion.experience.gym.register_environments()
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        "import gymnasium, relaxion",
+        "import relaxion, gymnasium",
+        "import relaxion; from gymnasium.envs.registration import make; import gymnasium",
+        "import relaxion, importlib.util; importlib.util.find_spec('gymnasium'); import gymnasium",
+        "import gymnasium",
+    ],
+)
+def test_it_is_made_in_whatever_order_packages_are_imported(order: str) -> None:
+    code = f"""
+import sys
+{order}
+print(type(gymnasium.make("relaxion:Relax-v0", n_atoms=2).unwrapped).__name__)
+print(type(gymnasium.__spec__.loader).__name__, [type(one).__name__ for one in sys.meta_path if "Waiting" in str(one)])
+"""
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert said == "RelaxGraph\nSourceFileLoader []\n"

@@ -86,10 +86,10 @@ def test_several_collectors_repeat_to_the_bit_also_through_a_resume(tmp_path: Pa
     assert resumed.weights_sha256 == straight.weights_sha256
 
     with pytest.raises(
-        CheckpointError, match="this run has 3 collectors, 2 were asked for; go on with --collectors ray:3"
+        CheckpointError, match="this run has 3 collectors, 2 were asked for; continue with --collectors ray:3"
     ):
         train(settings, tmp_path / "stopped", resume=True, make=Collectors(2).trainer)
-    with pytest.raises(CheckpointError, match="this run has 3 collectors; go on with --collectors ray:3"):
+    with pytest.raises(CheckpointError, match="this run has 3 collectors; continue with --collectors ray:3"):
         train(settings, tmp_path / "stopped", resume=True)
 
 
@@ -203,7 +203,7 @@ def test_nothing_stays_behind(tmp_path: Path) -> None:
         wait_for(lambda before=before: lines(out) > before)
         assert len(processes_with(folder)) >= 2  # at least Ray's two servers
         child.send_signal(number)
-        said = child.communicate(timeout=60)[1]
+        said = child.communicate(timeout=600)[1]
         assert child.returncode == code, said
         wait_for(lambda folder=folder: not processes_with(folder))
         assert Path(folder).exists() == (number == signal.SIGKILL)

@@ -1,8 +1,9 @@
-"""The tools that build the pages: pieces by name, links, navigation, the picture of the README."""
+"""Pages show the code as it is; links, navigation, the pictures."""
 
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
 
 import check_links  # noqa: E402  scripts beside the package, not part of it
-from documentation.api import described  # noqa: E402
+import fill_pages  # noqa: E402
+from documentation.api import described, wrapped  # noqa: E402
 from documentation.command_line import reference  # noqa: E402
 from documentation.navigation import completed, pages  # noqa: E402
 from documentation.outside import everything_linked, relinked  # noqa: E402
@@ -37,32 +39,44 @@ class TestPieces:
         assert code_of(ROOT / "src/relaxion/agents/sac.py", "SAC.explore") in text
         assert "@torch.no_grad()\ndef explore(self" in text
         assert "def update" not in text
+        assert text.endswith("```\n\n<!-- end -->\n\nafter")
+
+    def test_an_old_piece_is_replaced_and_a_page_filled_twice_is_the_same(self):
+        first, second = ("<!-- code: tools/documentation/sources.py text_of -->", "<!-- brief -->")
+        once = filled(ROOT, f"{first}\n\nof yesterday\n\n<!-- end -->\n\nwords\n{second}")
+        assert "of yesterday" not in once
+        assert once.count("<!-- end -->") == 2
+        assert "\n\nwords\n" in once
+        assert filled(ROOT, once) == once
 
     def test_a_name_that_is_gone_is_an_error(self):
         with pytest.raises(NoSuchName, match=r"has no 'TD3\.gone'; there are: .*explore"):
             filled(ROOT, "<!-- code: src/relaxion/agents/td3.py TD3.gone -->")
 
-    def test_every_page_can_be_filled(self):
-        pages = [path for path in (ROOT / "docs").rglob("*.md") if "<!-- " in path.read_text()]
-        assert len(pages) > 10
-        for path in pages:
-            assert "<!-- code" not in filled(ROOT, path.read_text())
+    @pytest.mark.parametrize("page", fill_pages.pages(), ids=lambda page: page.name)
+    def test_a_page_shows_the_code_as_it_is(self, page: Path):
+        assert filled(ROOT, page.read_text()) == page.read_text(), "run python tools/fill_pages.py"
 
     def test_settings_show_default_and_meaning(self):
         text = described(ROOT, "relaxion.agents.td3", "TD3Settings")
-        assert "| `policy_delay` | `int` | `2` | Critic updates per policy update" in text
+        assert "- `policy_delay` (`int`, default `2`): Critic updates per policy update" in text
 
     def test_signatures_and_methods(self):
         text = described(ROOT, "relaxion.optimize", "Relaxer")
         assert "policy: str | Path | None = 'auto'" in text
-        assert "| `force_calls` | Structures evaluated" in text
+        assert "- **`force_calls`**: Structures evaluated" in text
         assert "_propose" not in text
 
     def test_every_command_has_its_options(self):
         text = reference()
         assert "## relax\n" in text
-        assert "| `--fmax eV/Å` | `0.05` |" in text
+        assert re.search(r"- `--fmax eV/Å`: .*\n?.*Default: `0.05`\.", text)
         assert "relaxion relax POSCAR --cell --fmax 0.01" in text
+
+    def test_lists_are_wrapped_and_no_line_begins_another_item(self):
+        lines = wrapped("a " * 59 + "- b", "- ", "  ").splitlines()
+        assert max(map(len, lines)) <= 120
+        assert lines[1] == "  \\- b"
 
 
 class TestLinks:
@@ -127,7 +141,8 @@ class TestLinks:
 
 def test_navigation_takes_what_exists():
     nav = [{"Start": "index.md"}, {"Later": [{"Live": "live.md"}]}, {"More to read": ["a.md", "gone.md"]}]
-    assert completed(nav, ["a.md", "index.md", "new.md", "source/x.py.md"]) == [
+    written = ["a.md", "index.md", "new.md"]
+    assert completed(nav, written, [*written, "benchmarks/README.md", "source/x.py.md"]) == [
         {"Start": "index.md"}, {"More to read": ["a.md"]}, {"More": ["new.md"]},
     ]  # fmt: skip
 
@@ -139,6 +154,7 @@ def test_navigation_names_every_page_once():
     assert [page for page in named if not ((ROOT / "docs" / page).exists() or (ROOT / page).exists())] == []
     written = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
     assert written - set(named) == set()
+    assert len(written) <= 24
 
 
 def script(name: str) -> Any:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import ast
 import inspect
 import re
+import textwrap
 from importlib import import_module
 from pathlib import Path
 
 from documentation.sources import Definition, definition, text_of
 
 WIDEST_SIGNATURE = 88
+CALLED_BY_ASE = ("initialize", "read", "todict", "log", "step")  # of an optimizer; nobody else calls them
 Field = tuple[str, str, str, str]  # name, type, default, meaning
 
 
@@ -20,11 +22,10 @@ def described(root: Path, module_name: str, name: str) -> str:
     path = Path(inspect.getsourcefile(inspect.unwrap(thing)) or "")
     node = definition(path, thing.__qualname__)
     source = path.resolve().relative_to(root).as_posix()
-    parts = [f"### {name} {{ #{module_name.replace('.', '-')}-{name.lower()} }}", _signature(node, name)]
-    parts += [_prose(ast.get_docstring(node) or "")]
+    parts = [f"### {name}", _signature(node, name), _prose(ast.get_docstring(node) or "")]
     if isinstance(node, ast.ClassDef):
-        parts += [_init_words(node), _field_table(_fields(node, path)), _methods(node)]
-    parts.append(f"From `{module_name}`; source: [{source}]({'../' * _depth}{source}).")
+        parts += [_init_words(node), _field_list(_fields(node, path)), _methods(node)]
+    parts.append(f"From `{module_name}` ([source]({'../' * _depth}{source})).")
     return "\n\n".join(part for part in parts if part)
 
 
@@ -101,14 +102,13 @@ def _default(value: ast.expr | None) -> str:
     return "" if value is None else text_of(value)
 
 
-def _field_table(fields: list[Field]) -> str:
-    if not fields:
-        return ""
-    rows = ["| name | type | default | meaning |", "|---|---|---|---|"]
-    for name, kind, default, words in fields:
-        shown = f"`{' '.join(default.split())}`" if default else ""
-        rows.append(f"| `{name}` | `{kind}` | {shown} | {_cell(_escaped(words))} |")
-    return "\n".join(rows)
+def _field_list(fields: list[Field]) -> str:
+    return "\n".join(_entry(_field_head(name, kind, default), words) for name, kind, default, words in fields)
+
+
+def _field_head(name: str, kind: str, default: str) -> str:
+    shown = f", default `{' '.join(default.split())}`" if default else ""
+    return f"`{name}` (`{kind}`{shown})"
 
 
 def _methods(node: ast.ClassDef) -> str:
@@ -116,13 +116,23 @@ def _methods(node: ast.ClassDef) -> str:
     rows = []
     for child in node.body:
         words = ast.get_docstring(child) if isinstance(child, ast.FunctionDef) else None
-        if not isinstance(child, ast.FunctionDef) or child.name.startswith("_") or not words:
+        if (
+            not isinstance(child, ast.FunctionDef)
+            or child.name.startswith("_")
+            or child.name in CALLED_BY_ASE
+            or not words
+        ):
             continue
         is_property = any(text_of(decorator).endswith("property") for decorator in child.decorator_list)
         call = child.name if is_property else f"{child.name}({_short_arguments(child.args)})"
-        first = " ".join(words.split("\n\n")[0].split())
-        rows.append(f"| `{call}` | {_cell(_escaped(first))} |")
-    return "\n".join(["| method or property | |", "|---|---|", *rows]) if rows else ""
+        rows.append(_entry(f"**`{call}`**", words.split("\n\n")[0]))
+    return "\n".join(rows)
+
+
+def _entry(head: str, words: str) -> str:
+    """One item of a list."""
+    text = " ".join(_escaped(words).split())
+    return wrapped(f"{head}: {text}" if text else head, first="- ", others="  ")
 
 
 def _short_arguments(arguments: ast.arguments) -> str:
@@ -147,9 +157,14 @@ def _prose(docstring: str) -> str:
 
 
 def _escaped(text: str) -> str:
+    text = re.sub(r" ?\(R\d[\d., R]*\)| of R\d+\.\d+", "", text)  # ids of requirements are for those who read the code
     pieces = re.split(r"(`[^`]*`)", text)
     return "".join(piece if piece.startswith("`") else re.sub(r"([*<_|\[\]])", r"\\\1", piece) for piece in pieces)
 
 
-def _cell(text: str) -> str:
-    return re.sub(r"(?<!\\)\|", r"\\|", " ".join(text.split()))
+def wrapped(text: str, first: str = "", others: str = "") -> str:
+    """Lines of at most 120 characters, none of which begins like another item of a list."""
+    lines = textwrap.wrap(
+        text, 120, initial_indent=first, subsequent_indent=others, break_long_words=False, break_on_hyphens=False
+    )
+    return "\n".join([lines[0], *(re.sub(r"^( *)([-+*]) ", r"\1\\\2 ", line) for line in lines[1:])])

@@ -7,6 +7,7 @@ from typing import Any
 
 import typer.main
 
+from documentation.api import wrapped
 from relaxion.cli.app import app
 
 
@@ -19,7 +20,7 @@ def reference() -> str:
 def _command(name: str, command: Any) -> str:
     arguments = [one for one in command.params if one.param_type_name == "argument"]
     usage = " ".join(["relaxion", name, *map(_argument_word, arguments), "[OPTIONS]"])
-    parts = [f"## {name}", _plain(command.help or ""), f"```\n{usage}\n```", _table(command.params)]
+    parts = [f"## {name}", wrapped(_plain(command.help or "")), f"```\n{usage}\n```", _list(command.params)]
     return "\n\n".join(part for part in [*parts, _below(command.epilog or "")] if part)
 
 
@@ -28,13 +29,9 @@ def _argument_word(argument: Any) -> str:
     return word if argument.required else f"[{word}]"
 
 
-def _table(parameters: list[Any]) -> str:
-    rows = [
-        f"| {_names(one)} | {_default(one)} | {_plain(one.help or '')} |"
-        for one in parameters
-        if not getattr(one, "hidden", False) and one.name != "help"
-    ]
-    return "\n".join(["| argument or option | default | |", "|---|---|---|", *rows]) if rows else ""
+def _list(parameters: list[Any]) -> str:
+    shown = [one for one in parameters if not getattr(one, "hidden", False) and one.name != "help"]
+    return "\n".join(wrapped(f"{_names(one)}: {_plain(one.help or '')}{_default(one)}", "- ", "  ") for one in shown)
 
 
 def _names(parameter: Any) -> str:
@@ -54,7 +51,7 @@ def _default(parameter: Any) -> str:
     value = parameter.default
     if value in (None, False, "", ()) or callable(value) or parameter.required:
         return ""
-    return _code(str(value))
+    return f" Default: {_code(str(value))}."
 
 
 def _below(epilog: str) -> str:
@@ -63,18 +60,14 @@ def _below(epilog: str) -> str:
     commands = [line for line in lines if line.startswith("relaxion ")]
     words = _plain(" ".join(line for line in lines if line and not line.startswith(("relaxion ", "[bold]Examples"))))
     words = re.sub(r" (?=\*\*Exit)", "\n\n", re.sub(r"\[bold\](.*?)\[/bold\]", r"**\1**", words))
+    words = "\n\n".join(wrapped(block) for block in words.split("\n\n") if block)
     return "\n\n".join(part for part in ("```\n" + "\n".join(commands) + "\n```" if commands else "", words) if part)
 
 
 def _plain(text: str) -> str:
     """One line, with nothing in it that Markdown would take for its own."""
-    return _cell(re.sub(r"([*<_])", r"\\\1", " ".join(text.split())))
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
+    return re.sub(r"([*<_])", r"\\\1", " ".join(text.split()))
 
 
 def _code(text: str) -> str:
-    """In a table of this Markdown a bar inside backticks needs no escape, and shows one."""
     return f"`{text}`"

@@ -8,10 +8,10 @@ Entry = Any  # "page.md", {"Title": "page.md"} or {"Section": [entries]}, as mkd
 UNNAMED = "More"
 
 
-def completed(nav: list[Entry], existing: list[str]) -> list[Entry]:
-    """Without pages that are not there, with those that are in no section."""
+def completed(nav: list[Entry], written: list[str], existing: list[str]) -> list[Entry]:
+    """Without pages that are not there, with those written in docs/ that are in no section."""
     kept = [entry for entry in (_existing(entry, set(existing)) for entry in nav) if entry is not None]
-    left = sorted(page for page in existing if page not in set(pages(nav)) and not page.startswith("source/"))
+    left = sorted(page for page in written if page not in set(pages(nav)))
     return [*kept, {UNNAMED: left}] if left else kept
 
 

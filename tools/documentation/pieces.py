@@ -1,13 +1,15 @@
-"""What a page asks for in a comment, `<!-- code: FILE NAME -->`, put in its place when the site is built.
+"""What a page takes from the code: everything between `<!-- code: FILE NAME -->` and the next `<!-- end -->`.
 
-| comment | becomes |
+| comment | what stands below it |
 |---|---|
 | `code: FILE [NAME…]` | the file, or these classes and functions of it |
-| `output: FILE` | what a tutorial printed, as a block of text |
+| `output: FILE` | what a tutorial printed |
 | `api: MODULE NAME…` | reference entries from docstrings |
 | `commands` | the reference of the command line |
+| `alarms`, `numbers` | the tables of the training diagnostics |
+| `results`, `brief` | force calls from `benchmarks/relaxation/results`, for the results page and the README |
 
-On GitHub the comments are invisible and the link that stands beside them leads to the same code.
+`python tools/fill_pages.py` writes them into the pages; a test compares the pages with the code.
 """
 
 from __future__ import annotations
@@ -15,37 +17,46 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from documentation import results
 from documentation.api import described
 from documentation.command_line import reference
+from documentation.diagnostics import alarms, numbers
 from documentation.sources import code_of
 
-ASKED = re.compile(r"^<!-- (?P<kind>code|output|api|commands)(?:: (?P<words>.+?))? -->$", re.MULTILINE)
+END = "<!-- end -->"
+KINDS = "code|output|api|commands|alarms|numbers|results|brief"
+ASKED = re.compile(
+    rf"^(?P<start><!-- (?P<kind>{KINDS})(?:: (?P<words>[^>]+?))? -->)(?:\n(?:(?!<!-- ).*\n)*?{END})?$", re.MULTILINE
+)
 
 
 def filled(root: Path, text: str) -> str:
-    """The page with every piece in place."""
+    """The page with every piece as the code has it now."""
 
     def piece(match: re.Match[str]) -> str:
-        words = (match["words"] or "").split()
-        match match["kind"]:
-            case "code":
-                return _code(root, *words)
-            case "output":
-                return f"```text\n{_read(root, words[0]).rstrip()}\n```"
-            case "api":
-                return "\n\n".join(described(root, words[0], name) for name in words[1:])
-            case _:
-                return reference()
+        made = _made(root, match["kind"], (match["words"] or "").split())
+        return f"{match['start']}\n\n{made}\n\n{END}"
 
     return ASKED.sub(piece, text)
 
 
+def _made(root: Path, kind: str, words: list[str]) -> str:
+    match kind:
+        case "code":
+            return _code(root, *words)
+        case "output":
+            return f"```text\n{(root / words[0]).read_text().rstrip()}\n```"
+        case "api":
+            return "\n\n".join(described(root, words[0], name) for name in words[1:])
+        case "results":
+            return results.table(root)
+        case "brief":
+            return results.brief(root)
+        case _:
+            return {"commands": reference, "alarms": alarms, "numbers": numbers}[kind]()
+
+
 def _code(root: Path, file: str, *names: str) -> str:
     path = root / file
-    body = "\n\n\n".join(code_of(path, name) for name in names) if names else _read(root, file).rstrip()
-    title = file if not names else f"{file}: {', '.join(names)}"
-    return f'```{{ .python title="{title}" }}\n{body}\n```'
-
-
-def _read(root: Path, file: str) -> str:
-    return (root / file).read_text()
+    body = "\n\n\n".join(code_of(path, name) for name in names) if names else path.read_text().rstrip()
+    return f"```python\n{body}\n```"

@@ -84,8 +84,8 @@ def emt_note(atoms: Atoms, calculator: str) -> str | None:
     if calculator != "emt" or not light:
         return None
     return (
-        f"EMT is made for metals; its parameters for {', '.join(light)} are there just for fun (ASE's words), so do "
-        "not believe the result; 'relaxion calculators' lists others for --calc"
+        f"EMT is made for metals; its parameters for {', '.join(light)} are not meant for real use (says ASE), so do "
+        "not trust the result; 'relaxion calculators' lists others for --calc"
     )
 
 

@@ -17,7 +17,7 @@ from ase import Atoms
 from ase.io.formats import filetype, ioformats
 
 from relaxion.errors import FileError
-from relaxion.files import json_of
+from relaxion.files import json_of, part_of
 from relaxion.potentials.counting import error_in_words
 from relaxion.version import __version__
 
@@ -152,18 +152,27 @@ def write_structure(atoms: Atoms, extxyz: Path, source: Path, native_stem: str) 
     return None if failure is None else f"{failure}, so only extxyz was written"
 
 
+def write_frames(images: Sequence[Atoms], file: Path) -> None:
+    """Several structures as one extxyz, in one go. FileError where that cannot be done."""
+    beside = part_of(file)
+    failure = _write_as(images, beside, "extxyz")
+    if failure is not None:
+        raise FileError(failure)
+    beside.replace(file)
+
+
 def _native_path(folder: Path, name: str, suffix: str) -> Path:
     """As the input is called, but never the name of the trajectory, the log, the extxyz file or the manifest."""
     path = folder / f"{name}{suffix}"
     return folder / f"{name}-relaxed{suffix}" if path.exists() or path.name == MANIFEST else path
 
 
-def _write_as(atoms: Atoms, path: Path, kind: str) -> str | None:
+def _write_as(atoms: Atoms | Sequence[Atoms], path: Path, kind: str) -> str | None:
     """None, or why it could not be written; then nothing half-written stays."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # writers warn of what a format cannot hold; extxyz holds it
-            ase.io.write(path, atoms, format=kind)
+            ase.io.write(path, atoms, format=kind)  # pyright: ignore[reportArgumentType] - ASE's hint forgets sequences
     except Exception as error:  # noqa: BLE001 - ASE's writers have no common error, nor do the packages behind them
         _remove(path)
         return f"{path.name} could not be written as {kind} ({error_in_words(error)})"

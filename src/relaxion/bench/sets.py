@@ -17,6 +17,8 @@ from ase.filters import FrechetCellFilter
 from relaxion.errors import SettingsError
 from relaxion.generators.alloys import EMT_METALS, LATTICE_CONSTANTS, by_lattice_constant, random_alloy
 from relaxion.generators.clusters import optbench_cluster, strewn
+from relaxion.generators.flexible import flexible_molecule
+from relaxion.generators.molecular import adsorbate, dimer, molecular_crystal
 from relaxion.generators.molecules import random_molecule
 from relaxion.generators.packings import packed
 from relaxion.generators.perturbations import NEAREST_ANGSTROM, displaced, random_strain, strained
@@ -184,6 +186,10 @@ def _molecule(random: Random, _index: int) -> Atoms:
     return displaced(random_molecule(random, side="assessment", sizes=(3, 24)), random, 0.05, nearest=0.6)
 
 
+def _molecular_crystal(random: Random, index: int) -> Atoms:
+    return _strained(molecular_crystal(random, index), random)
+
+
 def _carbon(random: Random, index: int) -> Atoms:
     return _strained(displaced(carbon_allotrope(index), random, 0.1), random)
 
@@ -197,6 +203,10 @@ _CARBON = "carbon allotropes with free cell, 4–8 atoms, CHGNet, rattle 0.1 Å,
 _PROTOTYPES = "unrelaxed prototypes with free cell, 2–16 atoms, CHGNet (the protocol of Matbench Discovery)"
 _ALLOYS_CELL = "EMT alloys with free cell, 4–32 atoms, rattle 0.05–0.15 Å, strain ±3 %"
 _PACKINGS_CELL = "random Al–Fe packings with free cell, 2–16 atoms"
+_FLEXIBLE = "chains, peptides and sugars with random torsions, 20–60 atoms, GFN2-xTB"
+_DIMERS = "dimers of S22, one molecule moved, GFN2-xTB, rattle 0.05 Å"
+_ADSORBATES = "small molecules on metal slabs, 15–25 atoms, CHGNet, rattle 0.05 Å"
+_MOLECULAR = "molecular crystals with free cell, 12–16 atoms, CHGNet, rattle 0.05 Å, strain ±3 %"
 _KNOWN = (  # their order is part of the seeds: new sets go to the end
     StartSet("emt-bulk", "random EMT alloys, 4–32 atoms, rattle 0.05–0.3 Å", _alloy, number=100),
     _far("emt-large", "random EMT alloys, 24–64 atoms, rattle 0.05–0.3 Å", partial(_alloy, sizes=(24, 64))),
@@ -214,6 +224,10 @@ _KNOWN = (  # their order is part of the seeds: new sets go to the end
     _cell("perovskites-cell", _PEROVSKITES, _perovskite, "chgnet", 30),
     _cell("carbon-cell", _CARBON, _carbon, "chgnet", 25),
     StartSet("molecules", "unseen organic molecules, 3–24 atoms, GFN2-xTB, rattle 0.05 Å", _molecule, "gfn2", 40),
+    _far("flexible", _FLEXIBLE, flexible_molecule, "gfn2", 15),
+    StartSet("dimers", _DIMERS, dimer, "gfn2", 22),
+    _far("adsorbates", _ADSORBATES, adsorbate, "chgnet", 12),
+    _cell("molecular-crystals", _MOLECULAR, _molecular_crystal, "chgnet", 8),
     _cell("mp-relax", _PROTOTYPES, _prototype, "chgnet", 40),
 )
 SETS: dict[str, StartSet] = {known.name: known for known in _KNOWN}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import re
 import sys
 from collections.abc import Callable
@@ -12,20 +11,23 @@ from inspect import Parameter, Signature, cleandoc
 from typing import Annotated, Any, get_type_hints
 
 import typer
+from typer.core import TyperCommand
 
+from relaxion.cli import completion
+from relaxion.cli.early import use_one_thread
 from relaxion.cli.requests import COMMANDS, TYPER, Command, RelaxRequest
 from relaxion.version import __version__
 
 FIRST_STEPS = """
 [bold]First steps[/bold]
 
-relaxion doctor                        is everything here?
+relaxion doctor                        check the installation
 
 relaxion relax alloy.cif               relax it, 0.05 eV/Å
 
 relaxion race alloy.cif --with BFGS    watch it beside BFGS
 
-relaxion --install-completion          words after TAB in your shell"""
+relaxion --install-completion          completion with TAB in your shell"""
 UNITS = "[bold]Units[/bold]: lengths Å, energies eV, forces eV/Å, stresses eV/Å³, times s."
 
 
@@ -34,9 +36,25 @@ def help_of(request: type[Any]) -> tuple[str, str]:
     first, _, below = cleandoc(request.__doc__ or "").partition("\n\n")
     examples = re.findall(r"^relaxion .*", below, re.MULTILINE)
     parts = ["[bold]Examples[/bold]", *examples, *([UNITS] if "Units." in below else [])]
+    parts += [f"[bold]Recipes[/bold]: {', '.join(completion.trainable())}"] if _trains(request) else []
     codes = re.search(r"Exit codes(: .*)", below, re.DOTALL)
     parts += [f"[bold]Exit codes[/bold]{codes[1]}"] if codes else []
     return first, "\n\n".join(["", *parts, ""])
+
+
+def _trains(request: type[Any]) -> bool:
+    """Whether it takes recipes with a task, as `train` and `tune` do."""
+    return {"recipe", "agent"} <= set(get_type_hints(request))
+
+
+class Plain(TyperCommand):
+    """A command whose --help shows no <bool>."""
+
+    def get_help_option(self, ctx: Any) -> Any:
+        found = super().get_help_option(ctx)
+        if found is not None:
+            found.metavar = ""
+        return found
 
 
 app = typer.Typer(
@@ -70,7 +88,7 @@ def _callback(command: Command) -> Callable[..., None]:
 
     def run(**values: Any) -> None:
         if command.one_thread:
-            os.environ.setdefault("OMP_NUM_THREADS", "1")
+            use_one_thread()
         from relaxion.cli.ending import exit_code
 
         raise typer.Exit(exit_code(command, command.request(**values)))
@@ -92,7 +110,7 @@ def _callback(command: Command) -> Callable[..., None]:
 
 for _command in COMMANDS:
     _words, _epilog = help_of(_command.request)
-    app.command(_command.name, help=_words, epilog=_epilog)(_callback(_command))
+    app.command(_command.name, cls=Plain, help=_words, epilog=_epilog)(_callback(_command))
 
 
 def main() -> None:

@@ -24,14 +24,16 @@ from relaxion.bench.optimizers import Contestant, classical_contestants, our_con
 from relaxion.bench.sets import FIRST_SEED, SETS, find_set
 from relaxion.bench.statistics import Circumstances, ContestResult, draw_profile
 from relaxion.cli.bench_output import as_plain, as_table, sentences
+from relaxion.cli.early import check_numbers
 from relaxion.cli.ending import DONE, INCOMPLETE, Interrupts
-from relaxion.cli.inputs import check_numbers, command_line
+from relaxion.cli.inputs import command_line, sliced
 from relaxion.cli.progress import bar, one_line, say, tell
 from relaxion.cli.requests import BenchRequest
 from relaxion.errors import FileError, InputError, PotentialError, SettingsError
 from relaxion.files import part_of, replace_file
 from relaxion.generators.perturbations import Perturbation, perturbation
 from relaxion.optimize.choice import Chooser
+from relaxion.paths import without_slice
 from relaxion.potentials.potential import Potential
 from relaxion.potentials.registry import make_potential
 from relaxion.structures import Structures
@@ -56,7 +58,7 @@ def bench(request: BenchRequest, interrupts: Interrupts) -> int:
     with closing(starts.potential):
         result = measure(starts, [*ours, *others], _circumstances(request, starts), quiet=request.quiet)
     with interrupts.held():
-        _publish(request, result)
+        _publish(request, _of_what_was_done(request, starts, result))
     if result.circumstances.interrupted or interrupts.noticed:
         return interrupts.exit_code
     return INCOMPLETE if result.summaries[result.ours].failures else DONE
@@ -98,9 +100,11 @@ def _from_set(request: BenchRequest) -> Starts:
 
 def _from_file(request: BenchRequest) -> Starts:
     what, number, spec, path = request.what, request.number, request.calc or FILE_CALCULATOR, Path(request.what)
+    path, words = without_slice(path)
     if not path.exists() and path.suffix == "" and path.name == what:
         find_set(what)  # raises: it looks like the name of a set
     images = read(path)
+    images = images if words is None else [images[place] for place in sliced(path, words, len(images))]
     if number is None:
         number = len(images) if request.perturb is None else max(PERTURBED_NUMBER, len(images))
     if number > len(images) and request.perturb is None:
@@ -135,6 +139,15 @@ def _policies_used(request: BenchRequest, starts: Starts) -> dict[str, int]:
     if notes and not request.quiet:
         say(f"relaxion: {len(notes)} of {len(decisions)} structures: {notes[0]}")
     return dict(Counter(decision.name for decision in decisions))
+
+
+def _of_what_was_done(request: BenchRequest, starts: Starts, result: ContestResult) -> ContestResult:
+    """The same, where it was interrupted with the policies of those structures alone that are counted."""
+    if not result.circumstances.interrupted:
+        return result
+    done = replace(starts, images=starts.images[: result.n_structures])
+    used = _policies_used(replace(request, quiet=True), done)
+    return replace(result, circumstances=replace(result.circumstances, policies_used=used))
 
 
 def measure(

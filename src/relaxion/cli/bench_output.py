@@ -150,9 +150,9 @@ def _to_best(result: ContestResult, best: Comparison) -> str:
 def _break_even(result: ContestResult, best: Comparison) -> str:
     price = best.break_even_seconds
     if price is None:
-        return f"{result.ours} saves no force calls over {best.other}, so no price of a force call makes it quicker."
+        return f"{result.ours} saves no force calls over {best.other}, so it is not faster at any cost of a force call."
     if price == 0:
-        return f"Break-even: {result.ours} takes less time than {best.other} at any price of a force call."
+        return f"Break-even: {result.ours} takes less time than {best.other} at any cost of a force call."
     cost = f"{1000 * price:.2g} ms" if price < 1 else f"{price:.2g} s"
     return f"Break-even: {result.ours} takes less time than {best.other} where a force call costs above {cost}."
 

@@ -35,6 +35,12 @@ def _shipped(folder: str, suffix: str) -> list[str]:
     return sorted(file.name.removesuffix(suffix) for file in (PACKAGE / folder).glob(f"*{suffix}"))
 
 
+def trainable() -> list[str]:
+    """Recipes that `train` takes; those of `collect` name kinds of structures in place of a task."""
+    files = {name: PACKAGE / "recipes" / f"{name}.toml" for name in _shipped("recipes", ".toml")}
+    return [name for name, file in files.items() if "\ntask" in file.read_text(encoding="utf-8")]
+
+
 calculators = among(lambda: CALCULATORS)
 agents = among(lambda: AGENTS)
 recipes = among(lambda: _shipped("recipes", ".toml"))

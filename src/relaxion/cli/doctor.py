@@ -63,7 +63,7 @@ def examined(check: Callable[[], Found]) -> list[Finding]:
     try:
         return [Finding(name, *found) for found in check()]
     except Exception as error:  # noqa: BLE001 - what is being looked for is what is broken
-        return [Finding(name, FAIL, f"it broke: {type(error).__name__}: {error}", "reinstall: pip install -U relaxion")]
+        return [Finding(name, FAIL, f"failed: {type(error).__name__}: {error}", "reinstall: pip install -U relaxion")]
 
 
 def _row(finding: Finding) -> tuple[Text, str, str]:
@@ -161,7 +161,7 @@ def threads() -> Found:
     yield from judged_threads(library.get_num_threads(), cores(), os.environ)
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
     if load > cores() + 0.5:
-        yield NOTE, f"{load:.1f} processes want {cores()} cores: timings will say little"
+        yield NOTE, f"{load:.1f} processes share {cores()} cores: timings are unreliable"
 
 
 def judged_threads(count: int, available: int, environment: Mapping[str, str]) -> Found:

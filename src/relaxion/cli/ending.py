@@ -11,6 +11,8 @@ from importlib import import_module
 from types import FrameType
 from typing import Any, Self
 
+from relaxion.address_space import bounds
+from relaxion.cli.early import check_early
 from relaxion.cli.progress import say
 from relaxion.cli.requests import Command
 from relaxion.errors import RelaxionError, SettingsError
@@ -20,8 +22,9 @@ DONE, ERROR, USAGE, INCOMPLETE = 0, 1, 2, 3  # 3: not all converged, or not all 
 
 def exit_code(command: Command, request: Any) -> int:
     """Load the command, run it, and say in one sentence what went wrong."""
-    with Interrupts() as interrupts:
+    with bounds(), Interrupts() as interrupts:
         try:
+            check_early(request)
             function = getattr(import_module(f"relaxion.cli.{command.module}"), command.function)
             return function(request, interrupts)
         except command.usage as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 import sys
 from collections import Counter
@@ -18,6 +17,7 @@ from relaxion.bench.checks import check_structure, rattled
 from relaxion.bench.result_folder import stem
 from relaxion.cli.requests import RaceRequest, RelaxRequest
 from relaxion.errors import FileError, SettingsError
+from relaxion.paths import chosen_numbers, without_slice
 from relaxion.potentials.potential import Potential
 from relaxion.structures.dataset import read
 
@@ -61,18 +61,29 @@ def read_jobs(files: Sequence[Path]) -> list[Job]:
 
 
 def _jobs(file: Path, folder: str) -> list[Job]:
+    file, words = without_slice(file)
     try:
         images = read(file)
+        numbers = range(len(images)) if words is None else sliced(file, words, len(images))
     except FileError as error:
         return [Job(file, None, folder, None, str(error))]
     if len(images) == 1:
         return [Job(file, None, folder, images[0])]
-    return [Job(file, index, f"{folder}-{index}", atoms) for index, atoms in enumerate(images)]
+    return [Job(file, index, f"{folder}-{index}", images[index]) for index in numbers]
+
+
+def sliced(file: Path, words: str, number: int) -> list[int]:
+    """Numbers of the structures that `file@words` means; FileError where there are none."""
+    if found := chosen_numbers(words, number):
+        return found
+    counted = "1 structure" if number == 1 else f"{number} structures, numbered 0 to {number - 1}"
+    raise FileError(f"{file}@{words} means no structure: {file} holds {counted}")
 
 
 def _folders(files: Sequence[Path]) -> list[str]:
     """The stem where it is unique, else the whole name, else with the name of the folder before it."""
-    tries = [(stem(file), file.name, f"{file.absolute().parent.name}-{file.name}") for file in files]
+    bare = [without_slice(file)[0] for file in files]
+    tries = [(stem(file), file.name, f"{file.absolute().parent.name}-{file.name}") for file in bare]
     stems, names, _ = (Counter(names) for names in zip(*tries, strict=True))
     return [short if stems[short] == 1 else name if names[name] == 1 else path for short, name, path in tries]
 
@@ -86,16 +97,6 @@ def _told_apart(jobs: list[Job]) -> list[Job]:
         taken.add(folder)
         jobs[place] = replace(job, folder=folder)
     return jobs
-
-
-def check_numbers(fmax: float, steps: int, *, fewest_steps: int = 0, rattle: float = 0.0) -> None:
-    """Refuse options that make no sense, before anything is read."""
-    if not (math.isfinite(fmax) and fmax > 0):
-        raise SettingsError(f"--fmax is a force in eV/Å above 0, got {fmax}; try --fmax 0.05")
-    if steps < fewest_steps:
-        raise SettingsError(f"--steps is {fewest_steps} or more, got {steps}; try --steps 500")
-    if not (math.isfinite(rattle) and rattle >= 0):
-        raise SettingsError(f"--rattle is a length in Å, 0 or more, got {rattle}; try --rattle 0.05")
 
 
 def checked_start(atoms: Atoms, potential: Potential, request: RelaxRequest | RaceRequest) -> Atoms:

@@ -39,7 +39,7 @@ def learn(request: LearnRequest, interrupts: Interrupts) -> int:
         with _progress(request) as on_update:
             whole = night.run(on_update, lambda: interrupts.noticed)
         if not whole:
-            say(f"relaxion: stopped after {night.study.n_updates} updates, saved; the same command goes on")
+            say(f"relaxion: stopped after {night.study.n_updates} updates, saved; the same command continues")
             return interrupts.exit_code
         measured = None if potential is None else night.measure(potential, request.number, lambda: interrupts.noticed)
         learned = night.judged(time.monotonic() - began, measured)

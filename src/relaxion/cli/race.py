@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,15 @@ from relaxion.bench.checks import emt_note, occupancy_note
 from relaxion.bench.comparison import in_words, who_relaxed
 from relaxion.bench.optimizers import PolicyChoice, check_policy, chosen_optimizers, policy_argument
 from relaxion.bench.runs import Task
+from relaxion.cli.default_calculator import AUTO, calculator_for, choice_in_words
+from relaxion.cli.early import check_numbers
 from relaxion.cli.ending import DONE, ERROR, INCOMPLETE, Interrupts
-from relaxion.cli.inputs import check_numbers, checked_start, command_line, refuse_folder
+from relaxion.cli.inputs import checked_start, command_line, refuse_folder, sliced
 from relaxion.cli.progress import Progress, say, speaks_ascii_only, tell
 from relaxion.cli.requests import RaceRequest
 from relaxion.cli.sentences import compared_as_json
 from relaxion.errors import FileError, SettingsError
+from relaxion.paths import without_slice
 from relaxion.potentials.potential import Potential
 from relaxion.potentials.registry import make_potential
 from relaxion.structures.dataset import read
@@ -37,13 +41,18 @@ def race(request: RaceRequest, _: Interrupts) -> int:
     if not 1 <= len(optimizers) <= MOST_RACERS:
         raise SettingsError(f"--with names 1 to {MOST_RACERS} optimizers, got {len(optimizers)}; try --with BFGS,FIRE")
     check_page(request.out, request.force)
-    with closing(make_potential(request.calc)) as potential:
-        return _race(request, potential, optimizers)
-
-
-def _race(request: RaceRequest, potential: Potential, optimizers: dict[str, type[Optimizer]]) -> int:
     atoms, hints = _structure(request.file, request.index)
-    start = checked_start(atoms, potential, request)
+    if request.calc == AUTO:
+        request = replace(request, calc=calculator_for([atoms]))
+        hints += filter(None, [choice_in_words(request.calc)])
+    with closing(make_potential(request.calc)) as potential:
+        start = checked_start(atoms, potential, request)
+        return _race(request, potential, optimizers, start, hints)
+
+
+def _race(
+    request: RaceRequest, potential: Potential, optimizers: dict[str, type[Optimizer]], start: Atoms, hints: list[str]
+) -> int:
     choice = PolicyChoice.of(request.policy, start, allow_unseen=request.allow_unseen)
     hints = [*hints, *filter(None, [occupancy_note(start), emt_note(start, request.calc), choice.note])]
     task = Task(start, potential, request.fmax, request.steps, request.cell, record=True)
@@ -67,7 +76,9 @@ def check_page(path: Path, force: bool) -> None:
 
 
 def _structure(file: Path, index: int | None) -> tuple[Atoms, list[str]]:
+    file, words = without_slice(file)
     images = read(file)
+    images = images if words is None else [images[number] for number in sliced(file, words, len(images))]
     if index is None:
         hint = f"{file} holds {len(images)} structures; the first one races, --index chooses another"
         return images[0], [hint] if len(images) > 1 else []

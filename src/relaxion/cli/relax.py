@@ -17,8 +17,11 @@ from relaxion.bench.comparison import Compared, compared, restart_name, run_ase_
 from relaxion.bench.optimizers import PolicyChoice, check_policy, chosen_optimizers, policy_argument
 from relaxion.bench.result_folder import PAGE, check_free, check_out, publish, staging, update_manifest, write_structure
 from relaxion.bench.runs import Run, Task
+from relaxion.cli.default_calculator import AUTO, calculator_for_files, choice_in_words
+from relaxion.cli.early import check_numbers
 from relaxion.cli.ending import DONE, ERROR, INCOMPLETE, Interrupts
-from relaxion.cli.inputs import Job, check_numbers, checked_start, command_line, read_jobs
+from relaxion.cli.frames import write_together
+from relaxion.cli.inputs import Job, checked_start, command_line, read_jobs
 from relaxion.cli.progress import Progress, one_line, say, speaks_ascii_only, tell
 from relaxion.cli.requests import RelaxRequest
 from relaxion.cli.sentences import (
@@ -41,6 +44,7 @@ def relax(request: RelaxRequest, interrupts: Interrupts) -> int:
     check_numbers(request.fmax, request.steps, rattle=request.rattle)
     check_policy(policy_argument(request.policy))
     optimizers = chosen_optimizers(request.compare, "--compare")
+    request = with_calculator(request)
     with closing(make_potential(request.calc, request.device)) as physics:
         check_out(request.out)
         memory_at(request.memory)
@@ -65,6 +69,16 @@ def _restart(request: RelaxRequest, job: Job) -> Path | None:
     return file if request.resume and file.is_file() else None
 
 
+def with_calculator(request: RelaxRequest) -> RelaxRequest:
+    """The request with a calculator that fits its structures, where it names none."""
+    if request.calc != AUTO:
+        return request
+    calc = calculator_for_files(request.files)
+    if (words := choice_in_words(calc)) and not request.quiet:
+        say(f"relaxion: {words}")
+    return replace(request, calc=calc)
+
+
 @dataclass(frozen=True)
 class _Session:
     """One call of the command: the same physics and options for every structure."""
@@ -87,8 +101,10 @@ class _Session:
             if report.interrupted:
                 if number < len(jobs):
                     say(f"relaxion: interrupted; {len(jobs) - number} of {len(jobs)} structures were not started")
-                return self.interrupts.exit_code
-        return _exit_code(reports)
+                break
+        for sentence in write_together(reports, self.request.out, force=self.request.force):
+            say(f"relaxion: {sentence}")
+        return self.interrupts.exit_code if reports and reports[-1].interrupted else _exit_code(reports)
 
     def _relax_job(self, job: Job) -> Report:
         request = self.request

@@ -9,8 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from relaxion.cli.early import check_numbers
 from relaxion.cli.ending import DONE, ERROR, INCOMPLETE, Interrupts
-from relaxion.cli.inputs import check_numbers
 from relaxion.cli.progress import Now, say, tell
 from relaxion.cli.requests import ManyRequest, MergeRequest, StatusRequest
 from relaxion.errors import RelaxionError, SettingsError
@@ -53,7 +53,7 @@ def relax_many(request: ManyRequest, interrupts: Interrupts) -> int:
         counts = make_summary(request.out)
     _announce(request, tally, counts)
     if interrupted:
-        say("relaxion: interrupted; every result so far is safe, run the same command again to go on")
+        say("relaxion: interrupted; every result so far is safe, run the same command again to continue")
         return interrupts.exit_code
     if counts.failed:
         return ERROR
@@ -156,7 +156,7 @@ def status(request: StatusRequest, _: Interrupts) -> int:
         plain = {"running": process is not None, "process": process, **_plain(counts), "last_run": run}
         tell(json.dumps({**plain, "settings": manifest["settings"]}))
         return DONE
-    state = "nobody works here" if process is None else f"process {process} works here"
+    state = "no process is running" if process is None else f"process {process} is running"
     if process is None and (counts.waiting or not run.get("input_read", True)):
         state += " and the work is not done: run the same relax-many again"
     tell(f"{path}: {_counts_in_words(counts)}; {state}")

@@ -32,7 +32,7 @@ class Command:
     function: str  # in it: (request, interrupts) -> exit code
     interrupted: str = "interrupted"  # said where Ctrl-C or SIGTERM found nothing to save
     usage: tuple[type[Exception], ...] = (SettingsError,)  # errors that end with exit code 2
-    one_thread: bool = False  # before NumPy and torch are loaded: on small structures more only make times worse
+    one_thread: bool = True  # unless OMP_NUM_THREADS says otherwise; doctor shows what scripts would get
 
     @property
     def name(self) -> str:
@@ -67,20 +67,26 @@ def option(metavar: str, words: str, *names: str, default: Any = MISSING, **more
 
 
 def flag(name: str, words: str, *short: str) -> Any:
-    return field(default=False, metadata={TYPER: Option(name, *short, help=words)})
+    return field(default=False, metadata={TYPER: Option(name, *short, help=words, metavar="")})
 
 
 # what several commands have; those with words left out say them of their own
 optional = partial(option, default=None)
-UNSEEN = "Let the policy speak about elements it was not trained on; the guard watches it all the same."
+UNSEEN = "Use the policy also for elements it was not trained on; every step is still checked."
 unseen_flag = partial(flag, "--allow-unseen", UNSEEN)
 calc_option = partial(option, "SPEC", default="emt", autocompletion=completion.calculators)
+FITTING: dict[str, Any] = {
+    "default": "auto",
+    "show_default": "emt for its metals, else the first installed of chgnet, sevennet, mace; for molecules gfn2",
+}
 policy_option = partial(option, "NAME|FILE", default="auto", autocompletion=completion.policies)
 DEVICE = "Where networks compute, of policies and of calculators by name: cuda, cuda:1."
 device_option = partial(option, "NAME", DEVICE, default=None, show_default="cpu")
 optimizers_option = partial(option, "NAMES", autocompletion=completion.optimizers)
-rattle_option = partial(option, "Å", "Move the atoms at random by so much along each axis first.", default=0.0)
-rattle_seed_option = partial(option, "N", "Of --rattle.", default=0, min=0)
+rattle_option = partial(
+    option, "Å", "First displace the atoms at random with this standard deviation along each axis.", default=0.0
+)
+rattle_seed_option = partial(option, "N", "Seed of --rattle.", default=0, min=0)
 recipe_argument = partial(argument, "RECIPE", autocompletion=completion.recipes)
 agent_option = partial(option, "NAME", "ddpg, td3, d4pg or sac.", default=None, autocompletion=completion.agents)
 
@@ -91,13 +97,13 @@ def quiet_flag(words: str = "No progress on stderr.") -> Any:
     return flag("--quiet", words, "-q")
 
 
-def set_option(words: str = "Another value for a setting; may be repeated.") -> Any:
+def set_option(words: str = "Change a setting; may be repeated.") -> Any:
     return option("KEY=VALUE", words, "--set", default=None)
 
 
 @command("relax:relax", usage=RELAXING)
 class RelaxRequest:
-    """Relax structures; write each as it came and as extxyz, with log and trajectory.
+    """Relax structures. Writes each in its own format and as extxyz, with log and trajectory.
 
     relaxion relax alloy.cif
     relaxion relax POSCAR --cell --fmax 0.01
@@ -112,18 +118,21 @@ class RelaxRequest:
 
     files: list[Path] = argument(
         "FILE",
-        "Structure files of any kind ASE reads. Of a file with several structures each is relaxed, frame by "
-        "frame, into a folder of its own.",
+        "Structure files in any format ASE reads. Each structure of a file is relaxed into a folder of its own.",
     )
-    calc: str = calc_option("emt, eam, eam:FILE, lj, morse, module:factory; see 'calculators'.")
+    calc: str = calc_option(
+        "emt, eam, eam:FILE, lj, morse, chgnet, sevennet, gfn2, mace, module:factory; see 'calculators'.", **FITTING
+    )
     policy: str = policy_option(
-        "auto takes a shipped policy that was trained on all elements, else the classical core; none insists on "
-        "the core; NAME or FILE takes that policy; see 'policies'."
+        "auto: a shipped policy that covers all elements, else the classical optimizer; none: the classical "
+        "optimizer; NAME or FILE: that policy. See 'policies'."
     )
     device: str | None = device_option()
     allow_unseen: bool = unseen_flag()
-    fmax: float = option("eV/Å", "Converged when no force (nor cell row) is longer than this.", default=0.05)
-    steps: int = option("N", "Most steps; each is one force call.", default=500)
+    fmax: float = option(
+        "eV/Å", "Converged when the largest force (with a free cell also the stress term) is below this.", default=0.05
+    )
+    steps: int = option("N", "Maximum number of steps; each is one force call.", default=500)
     cell: bool = flag("--cell", "Relax the cell too.")
     compare: str = optimizers_option("Also run these ASE optimizers from the same start: BFGS,FIRE,...", default="")
     memory: Path | None = memory_option()
@@ -137,12 +146,12 @@ class RelaxRequest:
     quiet: bool = quiet_flag("No progress and no hints on stderr.")
 
 
-AGAIN = "interrupted; run the same command again to go on"
+AGAIN = "interrupted; run the same command again to continue"
 
 
-@command("relax_many:relax_many", usage=RELAXING, interrupted=AGAIN, one_thread=True)
+@command("relax_many:relax_many", usage=RELAXING, interrupted=AGAIN)
 class ManyRequest:
-    """Relax thousands of structures by many workers; it can be killed at any moment and goes on when run again.
+    """Relax thousands of structures with many workers. Run the same command again to continue an interrupted run.
 
     relaxion relax-many structures.xyz --out relaxed --workers local:4
     relaxion relax-many *.cif --out relaxed --calc chgnet --time-limit 600
@@ -151,22 +160,22 @@ class ManyRequest:
     relaxion status relaxed && relaxion merge relaxed all.extxyz
     Units.
     Exit codes: 0 all converged, 1 some were set aside or the run could not go on, 2 usage, 3 not all converged, 130
-    interrupted, 143 terminated. In any case the same command goes on.
+    interrupted, 143 terminated. The same command continues in every case.
     """
 
     files: list[Path] | None = argument(
         "FILE",
-        "Structure files of any kind ASE reads; every structure in them is relaxed.",
+        "Structure files in any format ASE reads; every structure in them is relaxed.",
         default=None,
         show_default="those of an earlier run into DIR",
     )
-    out: Path = option("DIR", "Results; the same command again goes on here.", default=Path("relaxed-many"))
+    out: Path = option("DIR", "Results; run the same command again to continue.", default=Path("relaxed-many"))
     calc: str = calc_option(AS_IN_RELAX)
     policy: str = policy_option(AS_IN_RELAX)
     device: str | None = device_option()
     allow_unseen: bool = unseen_flag()
     fmax: float = option("eV/Å", AS_IN_RELAX, default=0.05)
-    steps: int = option("N", "Most steps of a structure; each is one force call.", default=500)
+    steps: int = option("N", "Maximum number of steps per structure; each is one force call.", default=500)
     cell: bool = flag("--cell", "Relax the cells too.")
     memory: Path | None = memory_option()
     learn: int = option("N", "Policies study after every N structures, and relax the later ones.", default=0, min=0)
@@ -174,19 +183,21 @@ class ManyRequest:
     batch_size: int = option(
         "N", "Structures at once in a worker, where the calculator takes many.", default=128, min=1
     )
-    time_limit: float | None = optional("SECONDS", "Of one structure; beyond it is set aside.", show_default="none")
-    retry_failed: bool = flag("--retry-failed", "Try once more what earlier runs set aside.")
+    time_limit: float | None = optional(
+        "SECONDS", "Time limit per structure; a structure that exceeds it is set aside.", show_default="none"
+    )
+    retry_failed: bool = flag("--retry-failed", "Try structures again that earlier runs set aside.")
     as_json: bool = flag("--json", "The result as one JSON object on stdout.")
     quiet: bool = quiet_flag()
 
 
 @command("relax_many:status")
 class StatusRequest:
-    """Say how far 'relax-many' is; works while it runs.
+    """Show the progress of 'relax-many', also while it runs.
 
     relaxion status relaxed
     relaxion status relaxed --json
-    Exit codes: 0 told, 1 error.
+    Exit codes: 0 done, 1 error.
     """
 
     folder: Path = argument("DIR", "The --out of 'relax-many'.")
@@ -231,7 +242,7 @@ class MemoryRequest:
         return [*(self.add or ()), *(self.more or ())]
 
 
-@command("learn:learn", usage=RELAXING, one_thread=True)
+@command("learn:learn", usage=RELAXING)
 class LearnRequest:
     """Let a policy learn from a memory of relaxations, without a force call; kept only if it proved better.
 
@@ -239,7 +250,7 @@ class LearnRequest:
     relaxion learn relaxations --from metals --out my-slabs --calc emt
     relaxion relax slab.cif --policy my-slabs
     Exit codes: 0 a better policy is kept, 1 error, 2 usage, 3 nothing better was found, 130 interrupted, 143 terminated
-    (in both cases the same command goes on).
+    (in both cases the same command continues).
     """
 
     folder: Path = argument("DIR", "The --memory of 'relax' or 'relax-many', or a store of 'collect'.")
@@ -260,7 +271,7 @@ class LearnRequest:
 
 @command("train:train")
 class TrainRequest:
-    """Train an agent by a recipe; the run can be killed at any moment and resumed. Without a recipe: list all.
+    """Train an agent or a network by a recipe. An interrupted run can be resumed. Without a recipe: list all.
 
     relaxion train
     relaxion train pendulum --agent sac --seed 0 --out runs/pendulum
@@ -268,70 +279,72 @@ class TrainRequest:
     relaxion train pendulum --steps 20000 --set batch_size=256
     relaxion train al-fe --collectors ray:8
     relaxion train fine-tune --from universal --calc my_module:make --structures my.xyz
-    Exit codes: 0 done, 1 error, 2 usage, 130 interrupted, 143 terminated by SIGTERM (in both cases --resume goes on).
+    Exit codes: 0 done, 1 error, 2 usage, 130 interrupted, 143 terminated by SIGTERM (in both cases --resume continues).
     """
 
     recipe: str | None = recipe_argument("A shipped recipe, a TOML file or a run folder.", default=None)
     out: Path | None = optional("RUN", "The run's own folder.", show_default="runs/RECIPE-AGENT-SEED")
     agent: str | None = agent_option()
-    seed: int | None = optional("N", "Decides everything that is drawn.", min=0)
-    steps: int | None = optional("N", "Environment steps in all.", min=1)
+    seed: int | None = optional("N", "Seed of all random numbers.", min=0)
+    steps: int | None = optional("N", "Total environment steps.", min=1)
     assignments: list[str] | None = set_option()
-    resume: bool = flag("--resume", "Go on from the run's last checkpoint.")
-    from_weights: Path | None = optional("RUN|FILE|POLICY", "A new run that begins with old weights.")
+    resume: bool = flag("--resume", "Continue from the last checkpoint.")
+    from_weights: Path | None = optional("RUN|FILE|POLICY", "Begin a new run with the weights of an old one.")
     origin: str | None = optional(
         "POLICY|RUN|FILE", "The same; of a policy its network and trust rule too.", "--from",
         autocompletion=completion.policies,
     )  # fmt: skip
-    calc: str | None = optional("SPEC", "Who answers, for recipes on your own structures (fine-tune).")
+    calc: str | None = optional("SPEC", "Calculator, for recipes on your own structures (fine-tune).")
     structures: str | None = optional("FILE", "Your own structures, for such recipes.")
     force: bool = flag("--force", "Replace an earlier run.")
     collectors: str | None = optional(
         "ray:N|ray:ADDRESS|ray:N@ADDRESS",
-        "Structures are stepped by so many Ray actors, here or on a cluster, while this process learns.",
+        "Relax structures in this many Ray actors, here or on a cluster, while this process learns.",
     )
     as_json: bool = flag("--json", "The result as one JSON object on stdout.")
     quiet: bool = quiet_flag()
 
 
-@command("collect:collect", one_thread=True)
+@command("collect:collect")
 class CollectRequest:
-    """Relax training structures with dear potentials and store all that was evaluated; killed, it goes on.
+    """Relax training structures with expensive potentials and store every evaluation. Run again to continue.
 
     relaxion collect universal-data --out stores/universal --workers 2
     relaxion collect universal-data --out stores/trial --set number=10 --limit-minutes 5
-    Exit codes: 0 complete, 1 error, 2 usage, 3 time was up, 130, 143 stopped (the same command goes on).
+    Exit codes: 0 complete, 1 error, 2 usage, 3 time limit reached, 130, 143 stopped (the same command continues).
     """
 
     recipe: str = argument("RECIPE", "A shipped recipe (universal-data) or a TOML file.")
-    out: Path = option("STORE", "The store's own folder; an existing one is completed.")
+    out: Path = option("STORE", "Folder of the store; an existing one is completed.")
     workers: int = option("N", "Processes, one core each.", default=1, min=1)
     assignments: list[str] | None = set_option("seed=7; molecule.number=100: one kind; number=10: all kinds.")
-    limit_minutes: float | None = optional("M", "Stop after so long; the same command goes on.", min=0)
-    policy: str | None = policy_option("Relax with this metric under guard, not with the classical core.", default=None)
+    limit_minutes: float | None = optional("M", "Stop after this time; the same command continues.", min=0)
+    policy: str | None = policy_option("Relax with this policy instead of the classical optimizer.", default=None)
     as_json: bool = flag("--json", "The summary as one JSON object on stdout.")
     quiet: bool = quiet_flag()
 
 
-@command("tune:tune", one_thread=True)
+@command("tune:tune")
 class TuneRequest:
-    """Search for good settings of a recipe: each trial is a run of its own; the same command again goes on.
+    """Search for good settings of a recipe. Each trial is a run; run the same command again to continue.
 
     relaxion tune pendulum --out sweeps/pendulum --trials 20 --steps 5000 --vary policy_learning_rate=1e-4:1e-2:log
     relaxion tune emt-metals --out sweeps/emt --trials 50 --workers local:2 --vary 'updates_per_round=4|8|16'
-    Exit codes: 0 done, 1 error, 2 usage, 130 interrupted, 143 terminated by SIGTERM (in both cases --resume goes on).
+    Exit codes: 0 done, 1 error, 2 usage, 130 interrupted, 143 terminated by SIGTERM (the same command continues).
     """
 
     recipe: str = recipe_argument("As in 'train'.")
-    out: Path = option("DIR", "Of the sweep; there already: go on.", show_default=False)
-    trials: int = option("N", "Trials in all, those of earlier commands included.", min=1)
-    varied: list[str] | None = optional("KEY=LO:HI[:log]", "Vary a setting, or KEY=A|B|C; may be repeated.", "--vary")
-    space: Path | None = optional("FILE", 'The same from a TOML file: key = "lo:hi:log", key = [a, b].')
+    out: Path = option("DIR", "Folder of the sweep; an existing sweep is continued.", show_default=False)
+    trials: int = option("N", "Total trials, including those of earlier commands.", min=1)
+    varied: list[str] | None = optional(
+        "KEY=VALUES", "Vary a setting: KEY=LO:HI, KEY=LO:HI:log or KEY=A|B|C; may be repeated.", "--vary"
+    )
+    space: Path | None = optional("FILE", 'The same from a TOML file: key = "lo:hi:log", or key = a list of values.')
     agent: str | None = agent_option()
-    seed: int | None = optional("N", "Of every trial, and of what is proposed.", min=0)
+    seed: int | None = optional("N", "Seed of every trial and of the proposals.", min=0)
     steps: int | None = optional("N", "Environment steps of each trial.", min=1)
     assignments: list[str] | None = set_option()
-    workers: str = option("local:N|ray:N|ray:ADDRESS", "Trials at a time, and where.", default="local:1")
+    workers: str = option("local:N|ray:N|ray:ADDRESS", "How many trials at a time, and where.", default="local:1")
     sampler: str = option("NAME", "Of Optuna: tpe or random.", default="tpe")
     as_json: bool = flag("--json", "The result as one JSON object on stdout.")
     quiet: bool = quiet_flag()
@@ -340,7 +353,7 @@ class TuneRequest:
 NONE_DONE = "interrupted before the first structure was done by all optimizers"
 
 
-@command("bench:bench", usage=RELAXING, interrupted=NONE_DONE, one_thread=True)
+@command("bench:bench", usage=RELAXING, interrupted=NONE_DONE)
 class BenchRequest:
     """Count the force calls of optimizers on the same starts, inside the calculator.
 
@@ -361,19 +374,19 @@ class BenchRequest:
     calc: str | None = optional("SPEC", AS_IN_RELAX, show_default="the set's own; emt for files")
     optimizers: str = option(
         "NAMES",
-        "ASE's optimizers beside ours: BFGS,FIRE,... or all or none. Our classical core always runs.",
+        "ASE's optimizers to compare with: BFGS,FIRE,... or all or none. Relaxion's classical optimizer always runs.",
         "--with",
         default="",
         show_default="those whose best is quoted",
     )
-    policy: str = policy_option("Of ours, as in 'relax'.")
+    policy: str = policy_option("As in 'relax'.")
     allow_unseen: bool = unseen_flag()
-    perturb: str | None = optional("WORDS", "Of every start: rattle:0.1, strain:0.03+rattle:0.1, vacancy:1.")
+    perturb: str | None = optional("WORDS", "Perturb every start: rattle:0.1, strain:0.03+rattle:0.1, vacancy:1.")
     cell: bool = flag("--cell", "Relax the cell too.")
     fmax: float = option("eV/Å", AS_IN_RELAX, default=0.05)
-    steps: int = option("N", "Most force calls of a relaxation; a failure is charged so many.", default=500)
-    number: int | None = optional("N", "Structures, the first of the set.", show_default="50 or 100")
-    seed: int = option("N", "Of the starts; below 9000 is for training.", default=9000, min=0)
+    steps: int = option("N", "Maximum force calls per relaxation; a failure counts this many.", default=500)
+    number: int | None = optional("N", "Number of structures, the first ones of the set.", show_default="50 or 100")
+    seed: int = option("N", "Seed of the starts; seeds below 9000 are for training.", default=9000, min=0)
     json_file: Path | None = optional("FILE", "All numbers; - for stdout.", "--json")
     plot: Path | None = optional("FILE.png", "The performance profile.")
     force: bool = flag("--force", "Replace these files.")
@@ -382,25 +395,25 @@ class BenchRequest:
 
 @command("race:race", usage=RELAXING, interrupted="interrupted; no page was written")
 class RaceRequest:
-    """Relax one structure by several optimizers and show them side by side, in step, in one page.
+    """Relax one structure with several optimizers and show the films side by side in one page.
 
     relaxion race alloy.cif --with BFGS,FIRE
     relaxion race alloy.cif --policy none
     relaxion race POSCAR --cell --with BFGSLineSearch --fmax 0.01 --out race.html
     relaxion race structures.xyz --index 3 --calc eam --rattle 0.1 --json
     Units.
-    Exit codes: 0 ours converged, 1 error, 2 usage, 3 ours did not converge, 130 interrupted, 143 terminated.
+    Exit codes: 0 Relaxion converged, 1 error, 2 usage, 3 Relaxion did not converge, 130 interrupted, 143 terminated.
     """
 
-    file: Path = argument("FILE", "A structure file of any kind ASE reads.")
-    optimizers: str = optimizers_option("ASE's optimizers beside ours, up to 5.", "--with", default="BFGS,FIRE")
+    file: Path = argument("FILE", "A structure file in any format ASE reads.")
+    optimizers: str = optimizers_option("ASE's optimizers to compare with, up to 5.", "--with", default="BFGS,FIRE")
     out: Path = option("FILE.html", "The page.", default=Path("race.html"))
-    calc: str = calc_option(AS_IN_RELAX)
+    calc: str = calc_option(AS_IN_RELAX, **FITTING)
     policy: str = policy_option(AS_IN_RELAX)
     allow_unseen: bool = unseen_flag()
     cell: bool = flag("--cell", "Relax the cell too.")
-    fmax: float = option("eV/Å", "The finish: no force is longer than this.", default=0.05)
-    steps: int = option("N", "Most steps of each optimizer.", default=500)
+    fmax: float = option("eV/Å", "Converged when the largest force is below this.", default=0.05)
+    steps: int = option("N", "Maximum number of steps per optimizer.", default=500)
     index: int | None = optional("N", "Which structure of the file, from 0.", show_default="the first")
     rattle: float = rattle_option()
     seed: int = rattle_seed_option()
@@ -411,7 +424,7 @@ class RaceRequest:
 
 @command("pages:report")
 class ReportRequest:
-    """Make a page of an earlier relaxation, or of a training run: films, curves, comparison, diagnosis, facts.
+    """Make a page from an earlier relaxation or a training run: films, curves, comparison, diagnostics, facts.
 
     relaxion relax alloy.cif --out relaxed && relaxion report relaxed/alloy
     relaxion report bfgs.traj --out bfgs.html
@@ -432,23 +445,23 @@ class ReportRequest:
 
 @command("pages:watch", interrupted="")
 class WatchRequest:
-    """Follow training runs in the browser: curves, diagnosis, alarms, films; drop a structure to race it.
+    """Follow training runs in the browser: curves, diagnostics, alarms, films; drop a structure to race it.
 
     relaxion watch runs/alloys
     relaxion watch runs/alloys-td3-* --port 9000
     relaxion watch runs/alloys --save alloys.html
-    Exit codes: 0 done, 1 error, 2 usage, 130 interrupted.
+    Exit codes: 0 done, 1 error, 2 usage, 130 interrupted, 143 terminated by SIGTERM.
     """
 
     runs: list[Path] = argument("RUN", "Folders of runs, up to 12.")
-    port: int = option("N", "Of 127.0.0.1; the next free one if it is taken.", default=8765)
-    save: Path | None = optional("FILE.html", "Freeze the page as it is now to a file instead.")
+    port: int = option("N", "Port on 127.0.0.1; the next free one if it is taken.", default=8765)
+    save: Path | None = optional("FILE.html", "Save the page as it is now to a file instead of serving it.")
     force: bool = flag("--force", "Replace an earlier file.")
 
 
-@command("doctor:doctor")
+@command("doctor:doctor", one_thread=False)
 class DoctorRequest:
-    """Look at environment, versions, calculators, policies, threads and common mistakes; relax four atoms.
+    """Check environment, versions, calculators, policies, threads and common mistakes; relax four atoms.
 
     relaxion doctor
     relaxion doctor --json > doctor.json
@@ -472,7 +485,7 @@ class CalculatorsRequest:
 
 @command("package:package")
 class PackageRequest:
-    """Make a policy of a run, with a model card; held-apart structures are relaxed once more for it.
+    """Make a policy file from a run, with a model card; its results are measured again on structures held apart.
 
     relaxion package runs/alloys alloys-1
     relaxion policies alloys-1
@@ -491,7 +504,7 @@ class PackageRequest:
 
 @command("listings:policies")
 class PoliciesRequest:
-    """List the policies there are, shipped and your own, show the model card of one, or remove one of yours.
+    """List all policies, shipped and your own, show the model card of one, or remove one of yours.
 
     relaxion policies
     relaxion policies NAME --json

@@ -20,8 +20,8 @@ SYMMETRIC_FMAX = 1e-6  # eV/Å; forces this small at the start come from symmetr
 ADVICE = {
     "step_limit": "try --steps with a larger number",
     "non_finite": "the calculator answered with NaN or infinity; check the structure and the calculator",
-    "stalled": "constraints or numerical noise leave no way; check them, or try a larger --fmax",
-    "blocked": "atoms are in each other's way; try --rattle 0.05",
+    "stalled": "constraints or numerical noise prevent further progress; check them, or try a larger --fmax",
+    "blocked": "atoms block each other; try --rattle 0.05",
 }
 
 
@@ -110,7 +110,7 @@ def error_sentence(report: Report) -> str:
     kept = "" if report.written_to is None else f"; the structure so far is kept in {report.written_to}{os.sep}"
     restart = restart_name(report.job.name)
     if report.written_to is not None and (report.written_to / restart).exists():
-        kept += f", and Relaxer(atoms, restart=...) goes on from {restart} there"
+        kept += f", and Relaxer(atoms, restart=...) continues from {restart} there"
     error = report.error or ""
     # reading errors begin with the name of the file already
     start = "" if error.startswith(str(report.job.file)) else f"{report.job.label}: "

@@ -11,8 +11,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from relaxion.bundles import find_policy
 from relaxion.bundles.bundle import KIND as POLICY_KIND
 from relaxion.cli.ending import DONE, Interrupts, as_usage
@@ -43,8 +41,6 @@ def train(request: TrainRequest, interrupts: Interrupts) -> int:
 
 
 def _train(request: TrainRequest, recipe: str, interrupts: Interrupts) -> int:
-    if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(1)  # small networks gain nothing from more, and lose much when runs share the cores
     with as_usage(FileError):
         given = _of_origin(request.origin) | _world(request) | given_settings(request)
         settings = settings_from_recipe(find(recipe), request.agent, given)
@@ -58,10 +54,10 @@ def _train(request: TrainRequest, recipe: str, interrupts: Interrupts) -> int:
                 on_progress=on_progress, make=None if collectors is None else collectors.trainer,
             )  # fmt: skip
     except Interrupted as stop:
-        say(f"relaxion: {stop}; the same command with --resume goes on")
+        say(f"relaxion: {stop}; the same command with --resume continues")
         return interrupts.exit_code
     except KeyboardInterrupt:
-        say(f"relaxion: stopped at once; --resume goes on from the last checkpoint, if there is one in {out}")
+        say(f"relaxion: stopped at once; --resume continues from the last checkpoint, if there is one in {out}")
         return interrupts.exit_code
     tell(json.dumps(asdict(result)) if request.as_json else f"{result.sentence()} -> {out}{os.sep}")
     return DONE
@@ -99,17 +95,33 @@ def given_settings(request: TrainRequest | TuneRequest) -> dict[str, Any]:
 
 @contextmanager
 def progress(settings: RunSettings, out: Path, quiet: bool) -> Iterator[OnProgress | None]:
-    """A bar with the newest numbers and the newest alarm."""
+    """A bar with the newest numbers and the newest alarm; plain lines where stderr is no terminal."""
     steps, alarm = settings.training.steps, NewestAlarm()
     with bar(str(out), steps, quiet=quiet) as advance:
 
         def report(step: int, newest: Mapping[str, float]) -> None:
-            numbers = [f"{word} {newest[name]:.1f}" for name, word in NEWEST.items() if name in newest]
-            words = ", ".join([*numbers, *alarm(newest)])
+            words = ", ".join([*_numbers(newest), *alarm(newest)])
             if advance is not None and (step % 20 == 0 or step >= steps):
                 advance(completed=step, words=words)
 
-        yield None if advance is None else report
+        yield None if quiet else report if advance is not None else _lines(settings, out)
+
+
+def _lines(settings: RunSettings, out: Path) -> OnProgress:
+    """Where nobody watches: a line for each interval of the log."""
+    training, said = settings.training, 0
+
+    def report(step: int, newest: Mapping[str, float]) -> None:
+        nonlocal said
+        if step // training.log_interval_steps > said // training.log_interval_steps:
+            said = step
+            say(", ".join([f"{out}: step {step} of {training.steps}", *_numbers(newest)]))
+
+    return report
+
+
+def _numbers(newest: Mapping[str, float]) -> list[str]:
+    return [f"{word} {newest[name]:.1f}" for name, word in NEWEST.items() if name in newest]
 
 
 class NewestAlarm:

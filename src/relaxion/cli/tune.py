@@ -29,10 +29,10 @@ def tune(request: TuneRequest, interrupts: Interrupts) -> int:
             sweep.run(request.trials, place(), lambda: interrupts.noticed, on_ended)
             sweep.write_tables()
     except KeyboardInterrupt:
-        say(f"relaxion: stopped at once; the same command goes on in {request.out}")
+        say(f"relaxion: stopped at once; run the same command again to continue in {request.out}")
         return interrupts.exit_code
     if interrupts.noticed:
-        say(f"relaxion: stopped, what the trials have is saved; the same command goes on in {request.out}")
+        say(f"relaxion: stopped, the trials are saved; run the same command again to continue in {request.out}")
         return interrupts.exit_code
     return _result(request, sweep)
 

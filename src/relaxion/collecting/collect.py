@@ -127,7 +127,7 @@ class Summary:
 
     def lines(self) -> list[str]:
         """For people."""
-        share = "" if self.complete else "; not complete: the same command goes on"
+        share = "" if self.complete else "; not complete: the same command continues"
         skipped = ", ".join(f"{number} {reason}" for reason, number in sorted(self.skipped.items())) or "none"
         first = (
             f"{self.trajectories} relaxations, {self.structures} structures, {self.force_calls} force calls, "
@@ -258,7 +258,7 @@ def _by_workers(
         raise RunError(failure)
     if broken := [process.exitcode for process in workers if process.exitcode]:
         raise RunError(
-            f"a worker ended with code {broken[0]} (out of memory?); what was written is safe, the same command goes on"
+            f"a worker ended with code {broken[0]} (out of memory?); results are kept, the same command continues"
         )
 
 

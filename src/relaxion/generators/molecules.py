@@ -61,10 +61,10 @@ def _member(random: np.random.Generator) -> Atoms:
 def _fragments() -> tuple[Atoms, ...]:
     """Members of G2 that have a hydrogen atom to give, and electrons in pairs: joints of radicals would be odd ones."""
     small = [a for name, a in g2_molecules().items() if 3 <= len(a) <= LARGEST_PART and not name.startswith(CARBENES)]
-    return tuple(atoms for atoms in small if _joints(atoms) and sum(atoms.numbers) % 2 == 0)
+    return tuple(atoms for atoms in small if hydrogens_of(atoms) and sum(atoms.numbers) % 2 == 0)
 
 
-def _joints(atoms: Atoms) -> list[tuple[int, int]]:
+def hydrogens_of(atoms: Atoms) -> list[tuple[int, int]]:
     """Hydrogen atoms with the heavy atom that each is bound to."""
     symbols, distances = atoms.get_chemical_symbols(), atoms.get_all_distances()
     found = []
@@ -95,7 +95,7 @@ def _joined(random: np.random.Generator, n_parts: int) -> Atoms | None:
 
 def _bound(first: Atoms, second: Atoms, random: np.random.Generator) -> Atoms | None:
     """Both without a hydrogen atom, their heavy atoms bound instead, turned about the new bond to the most room."""
-    joints, others = _joints(first), _joints(second)
+    joints, others = hydrogens_of(first), hydrogens_of(second)
     if not joints or not others:
         return None
     hydrogen, heavy = joints[int(random.integers(len(joints)))]
@@ -130,7 +130,7 @@ def _capped(atoms: Atoms, random: np.random.Generator) -> list[str]:
     """Put halogens in the place of some hydrogen, in a third of the molecules; and their symbols."""
     if random.random() > 1 / 3:
         return []
-    joints = _joints(atoms)
+    joints = hydrogens_of(atoms)
     places = random.permutation(len(joints))[: int(random.integers(1, 3))]
     caps = []
     for hydrogen, heavy in (joints[int(place)] for place in places):

@@ -1,4 +1,4 @@
-"""Policies for atoms: a state in, a move out; and their heads. Shapes and the way through: docs/networks.md.
+"""Policies for atoms: a state in, a move out; and their heads. Shapes and the way through: docs/agents.md.
 
 Bounds act on lengths, so that equivariance survives (R6.5).
 """

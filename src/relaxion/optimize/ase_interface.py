@@ -20,7 +20,8 @@ def check_door(target: Atoms | Filter) -> None:
     """Refuse what cannot be relaxed as one structure."""
     if hasattr(target, "nimages") or hasattr(target, "neb_method"):
         raise StructureError(
-            "a band of images (NEB) is not one structure to relax; use ase.mep.NEBTools or an ASE optimizer for it"
+            "a band of images (NEB) is not one structure to relax: its forces are no gradient of an energy; relax its "
+            "two ends with Relaxer, and the band with ase.optimize.FIRE or ase.mep.neb.NEBOptimizer"
         )
     if isinstance(target, Atoms | Filter):
         check_atoms(bare_atoms(target))
@@ -54,18 +55,26 @@ def read_energy(target: Atoms | Filter) -> float:
         return float(target.get_potential_energy(force_consistent=False))
 
 
+def has_geometry(target: Atoms | Filter) -> bool:
+    """Whether springs and policies understand its coordinates; else every step is one of plain L-BFGS.
+
+    With hydrostatic strain or a constant volume they would change the shape of the cell, which the user forbids.
+    """
+    if isinstance(target, UnitCellFilter) and type(target) in (UnitCellFilter, FrechetCellFilter):
+        return not (target.hydrostatic_strain or target.constant_volume)
+    return isinstance(target, Atoms)
+
+
 def read_geometry(target: Atoms | Filter) -> Geometry | None:
     """The geometry for the springs, or None where a step along forces only is what the filter asks for."""
-    if isinstance(target, UnitCellFilter) and type(target) in (UnitCellFilter, FrechetCellFilter):
-        return _geometry_of_cell_filter(target)
-    if isinstance(target, Filter) or not isinstance(target, Atoms):
+    if not has_geometry(target):
         return None
-    return _geometry(target, _free_coordinates(target), 0.0)
+    if isinstance(target, UnitCellFilter):
+        return _geometry_of_cell_filter(target)
+    return _geometry(bare_atoms(target), _free_coordinates(bare_atoms(target)), 0.0)
 
 
-def _geometry_of_cell_filter(target: UnitCellFilter) -> Geometry | None:
-    if target.hydrostatic_strain or target.constant_volume:
-        return None  # springs would change the shape of the cell, which the user forbids
+def _geometry_of_cell_filter(target: UnitCellFilter) -> Geometry:
     atoms = target.atoms
     factor = target.exp_cell_factor if isinstance(target, FrechetCellFilter) else target.cell_factor
     allowed = np.asarray(target.mask, dtype=bool)

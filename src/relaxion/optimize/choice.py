@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 CPU = torch.device("cpu")
 CORE = "classical"  # what relaxes where no policy does
 WORDS = ("auto", "none")  # that `policy=` understands beside names and paths
-INSIST = "allow_unseen=True (--allow-unseen) insists"
+INSIST = "allow_unseen=True (--allow-unseen) uses the policy all the same"
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,7 +151,7 @@ def _adaptation(loaded: Loaded, adapt: bool | Adaptation) -> Adaptation | None:
     if adapt is False:
         return None
     if not isinstance(loaded.policy, MetricPolicy):
-        raise SettingsError(f"adapt goes on training a metric, and the policy {loaded.bundle.name} has none")
+        raise SettingsError(f"adapt=True needs a policy that predicts stiffness; {loaded.bundle.name} does not")
     if isinstance(adapt, Adaptation):
         return adapt
     if loaded.weights_sha256 not in _ADAPTATIONS:
@@ -216,19 +216,27 @@ class Chooser:
         for_such = [loaded for loaded in self._candidates if loaded.bundle.card.periodic in (None, periodic)]
         if not for_such and not self.allow_unseen:
             name = self._candidates[0].bundle.name
-            why = f"the policy {name} is for structures that are {BODIES[not periodic]}, so the classical core relaxes"
+            why = f"policy {name} is for structures that are {BODIES[not periodic]}, so the classical optimizer is used"
             return Decision(None, f"{why}; {INSIST}", loud=not self._automatic)
         candidates = for_such or self._candidates
         nearest = min(candidates, key=lambda loaded: len(uncovered(loaded.bundle, atomic_numbers)))
         missing = ", ".join(uncovered(nearest.bundle, atomic_numbers))
         if not missing or self.allow_unseen:
             return Decision(nearest)
+        if self._automatic and (other := self._for_other_bodies(atomic_numbers, periodic)) is not None:
+            why = f"the policy {other.bundle.name} is for structures that are {BODIES[not periodic]}"
+            return Decision(None, f"{why}, so the classical core relaxes", loud=False)
         name = nearest.bundle.name
         if self._automatic:
-            why = f"no shipped policy covers all elements ({name} lacks {missing}), so the classical core relaxes"
+            why = f"no shipped policy covers all elements ({name} lacks {missing}), so the classical optimizer is used"
         else:
-            why = f"the policy {name} was not trained on {missing}, so the classical core relaxes"
+            why = f"the policy {name} was not trained on {missing}, so the classical optimizer is used"
         return Decision(None, f"{why}; {INSIST}", loud=not self._automatic)
+
+    def _for_other_bodies(self, atomic_numbers: Collection[int], periodic: bool) -> Loaded | None:
+        """One that covers all elements, but of structures that do (or do not) repeat where these do not (or do)."""
+        others = (loaded for loaded in self._candidates if loaded.bundle.card.periodic is (not periodic))
+        return next((loaded for loaded in others if not uncovered(loaded.bundle, atomic_numbers)), None)
 
 
 def _shipped(device: torch.device) -> tuple[list[Loaded], str]:
@@ -239,7 +247,7 @@ def _shipped(device: torch.device) -> tuple[list[Loaded], str]:
             found.append(load(name, device))
         except PolicyError as error:
             broken.append(str(error))
-    return found, "; ".join([*broken, "the classical core relaxes"]) if broken else ""
+    return found, "; ".join([*broken, "the classical optimizer is used"]) if broken else ""
 
 
 def learned_for(calculator: object, device: torch.device = CPU) -> list[Loaded]:

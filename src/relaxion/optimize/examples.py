@@ -7,6 +7,7 @@ tolerance was. One that did not converge teaches from each base to the next.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -55,6 +56,11 @@ class Examples:
     @property
     def number(self) -> int:
         return self.lessons.number
+
+    @cached_property
+    def singles(self) -> list[Lessons]:
+        """One by one, as they are drawn."""
+        return [self.lessons.select(torch.tensor([place])) for place in range(self.number)]
 
 
 def examples_of(trajectory: Trajectory, settings: ExampleSettings) -> Examples | None:

@@ -19,16 +19,15 @@ from relaxion.optimize.point import Array, Point, Proposal, dot, longest
 from relaxion.optimize.quasi_newton import (
     QuasiNewton,
     QuasiNewtonSettings,
-    Secant,
     Solve,
     corrected,
+    damped,
     energy_change,
     weighted_error,
 )
 from relaxion.optimize.trust_rule import StepControl, TrustRule, default_rule
 
 POLICY = "policy"  # the method of its proposals
-SOFTEST_SHARE = 0.2  # Powell's damping: a secant softer than this share of the metric's own curvature is stiffened
 
 
 @dataclass(frozen=True)
@@ -168,18 +167,18 @@ class Guard(QuasiNewton):
     def step_from(self, base: Point, model: LocalModel) -> Proposal:
         """The metric's step where it can be believed, else the core's."""
         if model.metric is None or model.springs is None:
-            return self._by_core(base, model, "the metric has no say here")
+            return self._by_core(base, model, "the policy does not apply here")
         metric, step = model.metric, model.metric.solve(base.forces)
         judged = self.secants[-self.settings.judged_secants :]
         error = weighted_error(judged, [metric.solve(secant.drop) for secant in judged], scaled=False)
         springs_step = model.springs.solve(base.forces)
         control = self.rule(self._observation(base, step, springs_step, error))
         if not np.isfinite(step).all():
-            return self._by_core(base, model, "the metric's step is not finite")
+            return self._by_core(base, model, "the policy's step is not finite")
         if reason := self._mistrust(base, step, springs_step):
             return self._by_core(base, model, reason)
         if control.leave_to_core:
-            return self._by_core(base, model, "the gate left it to the core")
+            return self._by_core(base, model, "the trust rule chose the classical optimizer")
         return self._by_policy(base, model, metric, step, control, error)
 
     def _by_policy(
@@ -191,7 +190,7 @@ class Guard(QuasiNewton):
         if control.floor > 0:
             solve = lambda forces: metric.solve(forces, control.floor)  # noqa: E731
             step = solve(base.forces)
-        if control.secant_weight > 0 and (secants := self._damped(metric, control.n_secants)):
+        if control.secant_weight > 0 and (secants := damped(self.secants[-control.n_secants :], metric.apply)):
             step = step + control.secant_weight * (corrected(base.forces, secants, solve) - step)
         uphill = dot(step, base.forces) <= 1e-3 * np.linalg.norm(step) * np.linalg.norm(base.forces)
         if uphill or not np.isfinite(step).all():
@@ -216,28 +215,15 @@ class Guard(QuasiNewton):
         """Why the metric is not believed here; empty where it is."""
         if self.core_steps_left > 0:
             self.core_steps_left -= 1
-            return f"it disappointed {self.disappointments} times"
+            return f"bad steps of the policy so far: {self.disappointments}"
         if dot(step, base.forces) <= 0:
-            return "its step does not go downhill"
+            return "the policy's step does not go downhill"
         cosine, log_ratio = _compared(step, springs_step)
         if cosine < self.guard.smallest_cosine:
-            return f"its step points elsewhere than the springs' (cosine {cosine:.2f})"
+            return f"the policy's step points elsewhere than the springs' (cosine {cosine:.2f})"
         if abs(log_ratio) > np.log(self.guard.largest_ratio):
-            return f"its step is {np.exp(log_ratio):.2g} times as long as the springs'"
+            return f"the policy's step is {np.exp(log_ratio):.2g} times as long as the springs'"
         return ""
-
-    def _damped(self, metric: Metric, number: int) -> list[Secant]:
-        """The newest secants, none softer than a share of the metric (Powell 1978): the correction stays positive."""
-        result = []
-        for secant in self.secants[-number:]:
-            applied = metric.apply(secant.step)
-            own = dot(secant.step, applied)
-            if secant.curvature >= SOFTEST_SHARE * own:
-                result.append(secant)
-                continue
-            weight = (1 - SOFTEST_SHARE) * own / (own - secant.curvature)
-            result.append(Secant(secant.step, weight * secant.drop + (1 - weight) * applied))
-        return result
 
     def _observation(self, base: Point, step: Array, springs_step: Array, error: float) -> Array:
         feedback = self.feedback

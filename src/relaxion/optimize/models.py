@@ -10,6 +10,9 @@ import torch
 from relaxion.optimize.learned import Asked, Metric, MetricSource, Past, asked_of
 from relaxion.optimize.point import Geometry, Point, structures_of
 from relaxion.optimize.springs import Bonds, SpringMetric, SpringSettings, bonds_of, springs_at
+from relaxion.optimize.valence.constants import ValenceSettings
+from relaxion.optimize.valence.model import ValenceModel, valence_at
+from relaxion.optimize.valence.topology import Topology
 from relaxion.structures import Structures
 from relaxion.structures.graph import Pairs
 
@@ -24,6 +27,7 @@ class LocalModel:
     bonds: Bonds | None = None  # None: not a plain structure, as the next
     springs: SpringMetric | None = None
     metric: Metric | None = None  # None: no policy, or it has no say here
+    valence: ValenceModel | None = None  # None: nothing is a molecule, or a policy was asked
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +39,8 @@ class Base:
     source: MetricSource | None = None
     past: Past = field(default_factory=Past)
     place: int | None = None  # among the structures just evaluated, where it is one of them
+    valence: ValenceSettings | None = None  # None: molecules are not looked for
+    topology: Topology | None = None  # of the molecules, as known so far
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,7 +107,14 @@ def _models(bases: Sequence[Base], known: KnownPairs | None) -> list[LocalModel]
         those = structures if len(numbers) == len(bases) else _structures(chosen, known)
         for number, metric in zip(numbers, asked_of(source, asked, those), strict=True):
             metrics[number] = metric
-    return [LocalModel(*each) for each in zip(bonds, springs, metrics, strict=True)]
+    molecules = [_valence(*each) for each in zip(bases, bonds, strict=True)]
+    return [LocalModel(*each) for each in zip(bonds, springs, metrics, molecules, strict=True)]
+
+
+def _valence(base: Base, bonds: Bonds) -> ValenceModel | None:
+    if base.valence is None or base.source is not None or not base.point.finite:
+        return None
+    return valence_at(_geometry(base), bonds, base.topology, base.springs, base.valence)
 
 
 def _structures(bases: Sequence[Base], known: KnownPairs | None) -> Structures:

@@ -64,7 +64,7 @@ class Proposal:
     base: Point
     step: Array  # (n_rows, 3) Å
     expected_change: float  # eV, below 0
-    method: str  # "policy", "springs", "plain" or "fire"
+    method: str  # "policy", "valence", "springs", "plain" or "fire"
     reason: str = ""  # why this method, where the guard chose it, or FIRE came to help
     wanted: Array | None = None  # the step before trust radius and screen; None: as it is
     trust: float = 0.0  # Å, the trust radius it had to keep to

@@ -11,8 +11,8 @@ in other units), this is the plain curvature-scaled L-BFGS with its longer memor
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -22,9 +22,14 @@ from relaxion.optimize.models import LocalModel
 from relaxion.optimize.point import Array, Point, Proposal, cosine, dot, longest
 from relaxion.optimize.screen import screened
 from relaxion.optimize.springs import SpringSettings
+from relaxion.optimize.valence.constants import ValenceSettings
+from relaxion.optimize.valence.memory import ValenceMemory
+from relaxion.optimize.valence.model import ValenceModel
+from relaxion.optimize.valence.path import along_internals
 
 Solve = Callable[[Array], Array]
 
+SOFTEST_SHARE = 0.2  # Powell's damping: a secant softer than this share of the stiffness is stiffened
 MOST_REJECTIONS = 6  # in a row, then another method takes over
 CERTAIN_CHANGE = 0.05  # eV; smaller differences of energies are not believed against the forces
 
@@ -55,6 +60,8 @@ class QuasiNewtonSettings:
     """Springs whose answers to all judged secants are this parallel to the plain ones say nothing of their own."""
     springs: SpringSettings = field(default_factory=SpringSettings)
     use_springs: bool = True
+    valence: ValenceSettings | None = field(default_factory=ValenceSettings)
+    """Of molecules; None: they are springs like all else."""
 
 
 @dataclass(frozen=True)
@@ -88,17 +95,21 @@ class QuasiNewton:
         self.recent_energies: list[float] = []
         self.last: Proposal | None = None
         self.rejections = 0  # in a row
+        self.valence = ValenceMemory()
 
     def more(self) -> dict[str, Any]:
-        """What a subclass remembers beside this, as plain numbers and arrays, for the restart file."""
-        return {}
+        """What it remembers beside secants, as plain numbers and arrays, for the restart file."""
+        return {"valence": self.valence.plain()} if self.valence.topology is not None else {}
 
     def take_more(self, plain: dict[str, Any]) -> None:
-        """The opposite of `more`."""
+        """The opposite of `more`; what was restored of the last step is there already."""
+        if "valence" in plain and self.last is not None:
+            self.valence = ValenceMemory.restored(plain["valence"], self.last.base)
 
     def arrays(self) -> list[Array]:
         """Everything remembered that has a row for each coordinate."""
-        return [array for secant in self.secants for array in (secant.step, secant.drop)]
+        own = [array for secant in self.secants for array in (secant.step, secant.drop)]
+        return [*own, *(array for point in self.valence.points() for array in (point.coordinates, point.forces))]
 
     @property
     def lost(self) -> str:
@@ -125,6 +136,8 @@ class QuasiNewton:
             self.trust = length / 4
             return last.base
         self._learn(Secant(step, last.base.forces - point.forces))
+        if self.valence.topology is not None and point.geometry is not None:
+            self.valence.learn(last.base, point)
         change = energy_change(last.base, point, step)
         if point.energy > max(self.recent_energies) + noise(point.energy) and change > 0:
             self.rejections += 1
@@ -149,13 +162,27 @@ class QuasiNewton:
 
     def step_from(self, base: Point, model: LocalModel) -> Proposal:
         """The step that the secants known so far suggest, inside the trust radius and screened for close pairs."""
+        if model.valence is not None:
+            return self._along_valence(base, model, model.valence)
+        self.valence = ValenceMemory()
         method, solve = self._stiffness(model)
         memory = self.settings.springs_memory if method == "springs" else self.settings.plain_memory
         step = corrected(base.forces, self.secants[-memory:], solve)
-        if dot(step, base.forces) <= 1e-3 * np.linalg.norm(step) * np.linalg.norm(base.forces):
+        if not downhill(step, base.forces):
             self.secants = []
             step = solve(base.forces)
         return self.limited(base, model, step, method, self.trust)
+
+    def _along_valence(self, base: Point, model: LocalModel, valence: ValenceModel) -> Proposal:
+        """The same where there are molecules: their own stiffness, secants in internal coordinates, curved steps."""
+        carried = [Secant(*secant) for secant in self.valence.secants(valence)]
+        step = corrected(base.forces, damped(carried, valence.apply), valence.solve)
+        if not downhill(step, base.forces):
+            self.valence.pairs = []
+            step = valence.solve(base.forces)
+        proposal = self.limited(base, model, step, "valence", self.trust)
+        curved = along_internals(valence, proposal.step, self.settings.largest_trust)
+        return screened(replace(proposal, step=curved), model.bonds)
 
     def limited(
         self, base: Point, model: LocalModel, step: Array, method: str, trust: float, reason: str = ""
@@ -206,6 +233,27 @@ def corrected(forces: Array, secants: list[Secant], solve: Solve) -> Array:
     for secant, weight in zip(secants, reversed(weights), strict=True):
         step = step + (weight - dot(secant.drop, step) / secant.curvature) * secant.step
     return step
+
+
+def downhill(step: Array, forces: Array) -> bool:
+    """Whether a step goes along the forces, and is one at all."""
+    return bool(dot(step, forces) > 1e-3 * np.linalg.norm(step) * np.linalg.norm(forces))  # False if not a number
+
+
+def damped(secants: Sequence[Secant], apply: Solve) -> list[Secant]:
+    """None softer than a share of the stiffness they correct (Powell 1978): the correction stays positive."""
+    result = []
+    for secant in secants:
+        applied = apply(secant.step)
+        own = dot(secant.step, applied)
+        if own <= 0:
+            continue
+        if secant.curvature >= SOFTEST_SHARE * own:
+            result.append(secant)
+            continue
+        weight = (1 - SOFTEST_SHARE) * own / (own - secant.curvature)
+        result.append(Secant(secant.step, weight * secant.drop + (1 - weight) * applied))
+    return result
 
 
 def weighted_error(secants: list[Secant], answers: list[Array], *, scaled: bool = True) -> float:

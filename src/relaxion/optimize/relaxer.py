@@ -18,7 +18,14 @@ from ase.optimize.optimize import DEFAULT_MAX_STEPS, Optimizer
 from relaxion.errors import RestartError, SettingsError
 from relaxion.memory.recording import Memory
 from relaxion.optimize.adaptation import Adaptation
-from relaxion.optimize.ase_interface import bare_atoms, check_door, read_coordinates, read_energy, read_point
+from relaxion.optimize.ase_interface import (
+    bare_atoms,
+    check_door,
+    has_geometry,
+    read_coordinates,
+    read_energy,
+    read_point,
+)
 from relaxion.optimize.choice import CORE, chosen
 from relaxion.optimize.film import Film, frame_of, proposal_in_space
 from relaxion.optimize.foreign import without_foreign
@@ -45,7 +52,7 @@ class HistoryEntry:
     call: int
     energy_ev: float
     fmax_ev_per_angstrom: float
-    method: str  # that led here: "start", "policy", "springs", "plain" or "fire"
+    method: str  # that led here: "start", "policy", "valence", "springs", "plain" or "fire"
     step_length_angstrom: float  # longest executed displacement, from the base of the step
     trust_angstrom: float  # that the step had to keep to; at the start that of the core
     accepted: bool = True
@@ -82,17 +89,18 @@ class Relaxer(Optimizer):
         device: DeviceLike = None,
         **kwargs: Any,
     ) -> None:
-        """`policy`: "auto" takes a shipped policy that covers the elements, a name or path takes that one, None insists
-        on the classical core. `maxstep`: longest displacement in one step, Å. `fallback`: whether damped FIRE may take
-        over when the core loses its way. `allow_unseen`: let the policy speak about elements it was not trained on.
-        `adapt`: the metric goes on learning from every relaxation of this process that asks for it (or of those that
-        share an `Adaptation`), at no force call: for many similar structures one after the other. `memory`: a folder
-        in which every evaluated geometry is kept, to learn from (`relaxion learn`). `device`: where the network of a
-        metric policy computes ("cuda"); the atoms' calculator is where it was made. All else as in ASE; options that
-        only other optimizers have (alpha, dt, a number for memory, …) are named in a warning and left out."""
+        """`policy`: "auto" takes a shipped policy that covers the elements, a name or path takes that one, None the
+        classical optimizer. `maxstep`: longest displacement in one step, Å. `fallback`: whether damped FIRE may take
+        over after many rejected steps. `allow_unseen`: use the policy also for elements it was not trained on.
+        `adapt`: a copy of the network learns from the relaxations of this process (or of those that share an
+        `Adaptation`), at no force call: for many similar structures. `memory`: a folder in which every evaluated
+        geometry is kept, to learn from (`relaxion learn`). `device`: where the network of a metric policy computes
+        ("cuda"). All else as in ASE; options that only other optimizers have (alpha, dt, a number for memory, …) are
+        named in a warning and ignored."""
         check_door(atoms)
         self.maxstep = _checked_maxstep(self.defaults["maxstep"] if maxstep is None else maxstep)
         self.policy = policy
+        policy = policy if has_geometry(atoms) else _not_asked(policy, atoms)
         numbers, periodic, calculator = list[int](), False, None
         if isinstance(atoms, Atoms | Filter):
             bare = bare_atoms(atoms)
@@ -148,8 +156,8 @@ class Relaxer(Optimizer):
 
     @property
     def fallback_used(self) -> int:
-        """Steps not made by whom they were asked of: by the core or FIRE in place of the policy, by FIRE in place of
-        the core where no policy was asked."""
+        """Steps made by another method than the one asked for: by the classical optimizer or FIRE instead of the
+        policy, by FIRE instead of the classical optimizer."""
         return self._stepper.fallback_used
 
     @property
@@ -226,6 +234,7 @@ class Relaxer(Optimizer):
         return super().irun(fmax, steps)
 
     def _begin(self, fmax: float) -> None:
+        _check_fmax(fmax)
         self._stopped, self._motionless, self._stepper.method.tolerance = None, 0, fmax
         if self._remembered is not None:
             self._remembered.fmax = fmax
@@ -334,6 +343,19 @@ class Relaxer(Optimizer):
 
 def _distance(coordinates: Array, place: Array | None) -> float:
     return math.inf if place is None else longest(coordinates - place)
+
+
+def _not_asked(policy: str | Path | None, target: Any) -> None:
+    """No policy, with a word about it where one was named."""
+    if policy not in (None, "none", "auto"):
+        name = type(target).__name__
+        logger.warning("the policy %s knows no coordinates of %s, so plain L-BFGS makes every step", policy, name)
+
+
+def _check_fmax(fmax: float) -> None:
+    """0 is allowed, as in ASE: all steps are then made."""
+    if not (math.isfinite(fmax) and fmax >= 0):
+        raise SettingsError(f"fmax is a force in eV/Å above 0, got {fmax}; try fmax=0.05")
 
 
 def _checked_maxstep(maxstep: float) -> float:

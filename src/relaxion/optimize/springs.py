@@ -109,7 +109,7 @@ def springs_at(
     bonds = bonds_of(geometries) if bonds is None else bonds
     ends = np.cumsum([len(each.first) for each in bonds])[:-1]
     whole = Bonds(*(np.concatenate([getattr(each, name) for each in bonds]) for name in Bonds.__annotations__))
-    blocks = np.split(_blocks(whole, settings), ends)
+    blocks = np.split(blocks_of(whole, settings), ends)
     small = [number for number, geometry in enumerate(geometries) if geometry.free.sum() <= LARGEST_DENSE]
     counts = [geometries[number].n_atoms for number in small]
     dense = dict(zip(small, _between_atoms([bonds[n] for n in small], [blocks[n] for n in small], counts), strict=True))
@@ -119,7 +119,7 @@ def springs_at(
     ]
 
 
-def _blocks(bonds: Bonds, settings: SpringSettings) -> Array:
+def blocks_of(bonds: Bonds, settings: SpringSettings) -> Array:
     """k∥ r̂r̂ᵀ + k⊥ (1 - r̂r̂ᵀ) of each bond, (n_bonds, 3, 3) eV/Å²."""
     lengths = np.linalg.norm(bonds.vectors, axis=1)
     exponent = -settings.decay * (lengths / bonds.natural_lengths - 1)

@@ -87,7 +87,9 @@ class Stepper:
 
     def asks(self, base: Point, place: int | None) -> Base:
         """What it wants to know of a base; `place`: among the structures just evaluated, if it is one of them."""
-        return Base(base, self.method.settings.springs, self.method.source, self.method.past, place)
+        method = self.method
+        valence, topology = method.settings.valence, method.valence.topology
+        return Base(base, method.settings.springs, method.source, method.past, place, valence, topology)
 
     def step(self, base: Point, by_fire: bool) -> Proposal:
         """The next proposal, from where `judge` said."""

@@ -48,7 +48,7 @@ class EamTables:
         scales = (self.density_spacing, self.distance_spacing, self.cutoff)
         hasher = hashlib.sha256(f"{self.elements} {scales}".encode())
         for table in (self.embedding, self.densities, self.pair_products):
-            hasher.update(np.ascontiguousarray(table))
+            hasher.update(np.ascontiguousarray(table).tobytes())
         return hasher.hexdigest()
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import resource
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,11 +13,11 @@ import ase.io
 from ase import Atoms
 from ase.io.formats import filetype, open_with_compression
 
+from relaxion.address_space import bounded_memory
 from relaxion.errors import FileError, InputError
+from relaxion.paths import check_file
 from relaxion.settings import nearest
 
-ADDRESS_SPACE_BYTES = 256 << 20  # that reading any file may take
-ADDRESS_SPACE_PER_BYTE = 200  # of the file, beside: an Atoms of a short frame has some 10 bytes for each in the file
 MOST_ENDS = 1000  # empty lines behind the end of a file before that is an error
 LONGEST_REASON = 300  # characters of what ASE says
 
@@ -86,65 +84,14 @@ def reading_error(error: Exception) -> str:
     """What a reader of ASE's said, on one line that can be read."""
     if isinstance(error, MemoryError):
         return "it asks for more memory than a file of its size has any right to"
-    words = " ".join(f"{type(error).__name__}: {error}".split())
+    if isinstance(error, KeyError) and error.args and isinstance(error.args[0], str):
+        return f"'{error.args[0][:80]}' is no element or keyword that its format knows"
+    if "BundleTrajectory" in str(error):
+        return "it is a folder, and no trajectory of ASE's"
+    said = " ".join(str(error).split())
+    kind = type(error).__name__
+    words = f"{kind}: {said}" if said else f"its content is not what its format asks for ({kind})"
     return words if len(words) <= LONGEST_REASON else f"{words[: LONGEST_REASON - 1]}…"
-
-
-class _Bounded:
-    """How many ask for the bound at this moment, and what was before."""
-
-    lock = threading.Lock()
-    depth = 0
-    before: tuple[int, int] = (0, 0)
-
-
-@contextmanager
-def bounded_memory(path: Path) -> Iterator[None]:
-    """Whatever a file declares (a billion atoms, a grid, a gigabyte in a kilobyte of gzip), reading it takes no more
-    address space than files of its size need: beyond, there is a MemoryError. Where the system knows no such limit,
-    there is none. The limit is the process's, so that threads share it for as long as one of them reads."""
-    with _Bounded.lock:
-        if _Bounded.depth == 0:
-            _Bounded.before = resource.getrlimit(resource.RLIMIT_AS)
-            _set_limit(_size(path))
-        _Bounded.depth += 1
-    try:
-        yield
-    finally:
-        with _Bounded.lock:
-            _Bounded.depth -= 1
-            if _Bounded.depth == 0:
-                resource.setrlimit(resource.RLIMIT_AS, _Bounded.before)
-
-
-def _set_limit(size: int) -> None:
-    try:
-        now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    except OSError:  # not Linux
-        return
-    soft, hard = _Bounded.before
-    wanted = now + ADDRESS_SPACE_BYTES + ADDRESS_SPACE_PER_BYTE * size
-    known = [limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY]
-    resource.setrlimit(resource.RLIMIT_AS, (min([wanted, *known]), hard))
-
-
-def _size(path: Path) -> int:
-    """Of a file, or of all in a folder."""
-    files = path.rglob("*") if path.is_dir() else (path,)
-    return sum(file.stat().st_size for file in files if file.is_file())
-
-
-def check_file(path: Path) -> None:
-    """Refuse, with a sentence, a file that is not there or empty, and what is no file: pipes, devices."""
-    try:
-        if not path.exists():
-            raise FileError(f"{path} does not exist; check the name (the working directory is {Path.cwd()})")
-        if not (path.is_file() or path.is_dir()):
-            raise FileError(f"{path} is neither a file nor a folder; write the structures to a file first")
-        if path.is_file() and path.stat().st_size == 0:
-            raise FileError(f"{path} is empty (0 bytes)")
-    except OSError as error:  # a folder that may not be entered, a name that is too long
-        raise FileError(f"{path} cannot be read: {error.strerror}") from error
 
 
 def composition(atoms: Atoms) -> str:

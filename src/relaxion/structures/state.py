@@ -29,6 +29,12 @@ class Outcome(IntEnum):
     def label(self) -> str:
         return self.name.lower().replace("_", " ")
 
+    def __str__(self) -> str:
+        return self.label
+
+    def __format__(self, style: str) -> str:
+        return format(self.label, style)
+
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:

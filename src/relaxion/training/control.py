@@ -334,8 +334,8 @@ class Trainer:
         if False in repeated:
             self._cut_episodes()
             warnings.warn(
-                f"{self.task.name} did not repeat its episode from the same seed and actions: the run goes on with new "
-                "episodes, not bit for bit as it would have without the stop",
+                f"{self.task.name} did not repeat its episode from the same seed and actions: the run continues with "
+                "new episodes, not bit for bit as it would have without the stop",
                 RelaxionWarning,
                 stacklevel=2,
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -49,12 +50,18 @@ class Learner:
         """Environment steps so far."""
         return self._trainer.step
 
-    def learn(self, steps: int) -> Self:
-        """Go on for so many environment steps."""
+    def learn(self, steps: int, callback: Callable[[Self], bool | None] | None = None) -> Self:
+        """Go on for so many environment steps.
+
+        `callback` is called with this object after every step of the environments; it may look at `steps`, `metrics()`
+        and `assess()`, or save. Where it returns False, learning stops, as in Stable-Baselines3.
+        """
         end = self._trainer.step + steps
         try:
             while self._trainer.step < end:
                 self._trainer.advance()
+                if callback is not None and callback(self) is False:
+                    break
         except NonFiniteError as error:
             raise RunError(f"{error.what} at step {self.steps} is not finite: {error.transition}") from error
         return self

@@ -97,7 +97,7 @@ def train(
     `make`: another maker of the trainer, for instance one whose structures are stepped by collectors on Ray.
     """
     if resume and (force or from_weights is not None):
-        raise RunError("a resume goes on where the run stopped: it takes neither --force nor --from-weights")
+        raise RunError("--resume continues a run; it cannot be combined with --force or --from-weights")
     folder = RunFolder(out)
     if resume and not folder.checkpoint.exists():
         raise CheckpointError(f"{out} holds no checkpoint to resume from; leave --resume out to begin")
@@ -224,6 +224,7 @@ class _Run:
             write_text(self.folder.settings, self.trainer.settings.as_toml())
             with noticing_interrupts() as self._interrupted:
                 self.trainer.prepare(self.folder.path)
+                self._assess_start()
                 if self._logged_up_to < self.trainer.step:
                     self._log()
                 while self.trainer.step < self.training.steps:
@@ -241,7 +242,7 @@ class _Run:
             write_json(self.folder.offender, error.transition)
             raise RunError(
                 f"{error.what} at step {self.trainer.step} is not finite in 32 bits; the transition is in "
-                f"{self.folder.offender}, and once its cause is gone --resume goes on from the last checkpoint"
+                f"{self.folder.offender}, and once its cause is removed --resume continues from the last checkpoint"
             ) from error
         finally:
             self.records.close()
@@ -273,10 +274,23 @@ class _Run:
             scalars |= self.trainer.scalars() | self.clock.scalars(self.trainer.step)
         scalars |= assessed
         if scalars:
-            self.records.write({"time/total_timesteps": self.trainer.step} | scalars)
+            self._record(scalars)
             self.alarms.write(self.trainer.take_events())
-            self._newest |= scalars
         self._logged_up_to = self.trainer.step
+
+    def _assess_start(self) -> None:
+        """What training begins with: the first point of the curve."""
+        if self.trainer.step == 0 and 0 < self.training.assessment_interval_steps <= self.training.steps:
+            self._record(self._assessed().scalars())
+
+    def _record(self, scalars: Mapping[str, float]) -> None:
+        self.records.write({"time/total_timesteps": self.trainer.step, **scalars})
+        self._newest |= scalars
+
+    def _record_end(self, scalars: Mapping[str, float]) -> None:
+        """The assessment at the end, unless an interval ended with the last round and has recorded it."""
+        if not self._due(self.trainer.step - self.trainer.steps_per_round, self.training.assessment_interval_steps):
+            self._record(scalars)
 
     def _assessed(self) -> Any:
         try:
@@ -300,6 +314,7 @@ class _Run:
         self.save()
         final = self._assessed()  # not in the checkpoint: a run that goes on from it is one that never stopped here
         write_agent(self.folder.agent, self.trainer)
+        self._record_end(final.scalars())
         result = self.trainer.result(final, self.clock.seconds())
         write_json(self.folder.result, asdict(result))
         from relaxion.training.curves import leave_curve  # learning alone needs no picture

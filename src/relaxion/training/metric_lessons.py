@@ -328,7 +328,7 @@ class StorePlan(Plan):
     """Relaxations of a store; those that are not trained on are assessed."""
 
     structures = "universal"
-    fails_on = ("Potentials other than those named were not trained on; docs/universal.md shows how it carries over.",)
+    fails_on = ("Potentials other than those named were not trained on; see docs/results/relaxing.md for others.",)
 
     def __init__(self, settings: StoreSettings, starts: int) -> None:
         if not settings.store:
@@ -381,7 +381,9 @@ class StorePlan(Plan):
         periodic = found.pop() if len(found) == 1 else None  # what all of them are; None where they differ
         return {
             "elements": tuple(symbols),
-            "unseen": tuple(sorted(HELD_APART - set(symbols))) if periodic else (),  # measured in docs/universal.md
+            "unseen": tuple(sorted(HELD_APART - set(symbols)))
+            if periodic
+            else (),  # measured in docs/results/relaxing.md
             "smallest_n_atoms": min(sizes),
             "largest_n_atoms": max(sizes),
             "potential": self.engines,

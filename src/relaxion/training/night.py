@@ -68,9 +68,6 @@ class NightSettings(StudySettings):
     seed: int = Field(default=0, ge=0)
     """Of what is drawn."""
 
-    certainty: float = Field(default=0.975, gt=0.5, lt=1)
-    """What is kept for good must be better in all of the 95 % interval."""
-
     most_kept: int = Field(default=100_000, ge=1)
     """Relaxations learned from."""
 

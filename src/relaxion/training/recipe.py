@@ -61,9 +61,9 @@ def settings_from_recipe(path: Path, agent: str | None, overrides: Mapping[str, 
     if COLLECTED in table:
         raise SettingsError(f"{path} says what 'relaxion collect' collects; 'relaxion train' takes recipes with a task")
     default = agent_name(table.pop("default_agent", DEFAULT_AGENT), f"{owner}default_agent: ")
-    sections = table.pop("agent", {})
+    sections, of_a_run = table.pop("agent", {}), False
     if isinstance(sections, str):  # the settings of an earlier run belong to one agent
-        default, sections = agent_name(sections, owner), {}
+        default, sections, of_a_run = agent_name(sections, owner), {}, True
         if asked not in (None, default):
             raise SettingsError(f"{path} holds settings for {default}, not for {asked}; take a recipe instead")
     chosen = asked or default
@@ -74,7 +74,23 @@ def settings_from_recipe(path: Path, agent: str | None, overrides: Mapping[str, 
             f"{', '.join(ignored)}: of no meaning for the task {task}, left out", RelaxionWarning, stacklevel=2
         )
     values = {name: value for layer in layers for name, value in renamed(layer, task).items()}
+    if "steps" in given and not of_a_run:  # a run that goes on keeps its intervals
+        values = _with_shorter_intervals(values, table | layers[1], given)
     return RunSettings.read({**values, "agent": chosen})
+
+
+INTERVALS = ("log_interval_steps", "assessment_interval_steps", "checkpoint_interval_steps")
+
+
+def _with_shorter_intervals(
+    values: dict[str, Any], recipe: Mapping[str, Any], given: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Those of a recipe, scaled with its steps where fewer are asked for: a short run shows as much as a long one."""
+    steps, usual = given["steps"], recipe.get("steps")
+    if not (isinstance(steps, int) and isinstance(usual, int)) or steps >= usual:
+        return values
+    own = {name: values[name] for name in INTERVALS if isinstance(values.get(name), int) and name not in given}
+    return values | {name: max(min(interval, 1), interval * steps // usual) for name, interval in own.items()}
 
 
 def _asked_agent(option: str | None, override: Any) -> str | None:

@@ -141,10 +141,10 @@ class MetricPolicySettings(MetricShape):
     """The policy follows a metric. Backbone, reach and gate are those of the critics (`AtomNetworkSettings`)."""
 
     policy: Literal["metric"] = "metric"
-    """Which kind of policy: the step is what the stiffness makes of the forces (docs/metric.md)."""
+    """Which kind of policy: the step is what the stiffness makes of the forces (docs/how-it-works.md)."""
 
     damped: bool = True
-    """As in every metric policy; here the policy relaxes alone, and without it far starts fail (docs/metric.md)."""
+    """The policy relaxes alone here, and without damping far starts fail (docs/how-it-works.md)."""
 
     reinforced: Literal["all", "gate"] = "all"
     """What reinforcement learning moves: the whole policy; or only its gate, the metric being left as its

@@ -75,7 +75,7 @@ class RunFolder:
         """Refuse a folder that holds anything, save what a run leaves that was killed before its first checkpoint."""
         if self.path.is_dir() and not all(self._counts_for_nothing(file) for file in self.path.iterdir()):
             if self.is_run:
-                advice = "--resume to go on" if self.checkpoint.exists() else "another --out"
+                advice = "--resume to continue" if self.checkpoint.exists() else "another --out"
                 advice += ", or --force to replace what a run left there"
             else:
                 advice = "another --out: no run made it, so that --force removes nothing there"

@@ -41,7 +41,7 @@ class LoopSettings(Settings):
     """Environment steps in all, or updates of a metric. The only setting a resume may change."""
 
     seed: int = Field(default=0, ge=0)
-    """Decides everything: weights, exploration, batches, starts."""
+    """Seed of all random numbers: weights, exploration, batches, starts."""
 
     log_interval_steps: int = Field(default=1_000, ge=1)
     """A line in metrics.jsonl every so many steps."""

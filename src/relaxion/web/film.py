@@ -19,8 +19,15 @@ LEAST_BYTES_PER_ATOM = 6  # of one frame: three zeros and their commas
 MOST_FRAMES = 400  # of one film: more than anybody looks at
 NONMETALS = frozenset([1, 2, *range(5, 11), *range(14, 19), *range(32, 37), *range(51, 55)])  # drawn with sticks
 MOST_STICK_ATOMS = 150
-METHODS = {"springs": "springs", "plain": "plain L-BFGS", "fire": "damped FIRE", "policy": "the policy"}
+METHODS = {
+    "policy": "the policy",
+    "valence": "valence terms",
+    "springs": "springs",
+    "plain": "plain L-BFGS",
+    "fire": "damped FIRE",
+}
 HOW = "Each frame is one force call. Drag to turn, Ctrl and wheel to zoom."
+FAINT = "Faint atoms are held fixed."
 MILLI = 1000  # units of the browser's lengths per Å
 
 
@@ -36,6 +43,7 @@ class Reel:
     end: str  # what is said from the last force call on
     converged: bool
     winner: bool = False
+    fixed: frozenset[int] = frozenset()  # atoms that are held
 
 
 def film_parts(reels: Sequence[Reel], largest_bytes: int = LARGEST_BYTES) -> tuple[list[dict[str, Any]], list[str]]:
@@ -108,6 +116,7 @@ def _film(reel: Reel, frames: Sequence[Frame], atoms: np.ndarray) -> dict[str, A
         "end": reel.end,
         "converged": reel.converged,
         "winner": reel.winner,
+        "fixed": [place for place, atom in enumerate(atoms.tolist()) if atom in reel.fixed],
     }
 
 

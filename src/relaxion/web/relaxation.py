@@ -10,13 +10,14 @@ from typing import Any
 
 import numpy as np
 from ase import Atoms
+from ase.constraints import FixAtoms
 
 from relaxion.bench.comparison import Compared, in_words, minima_in_words
 from relaxion.bench.runs import Reading, Run
 from relaxion.bench.statistics import SAME_MINIMUM_EV_PER_ATOM
 from relaxion.optimize.choice import CORE
 from relaxion.optimize.film import Frame
-from relaxion.web.film import HOW, METHODS, Reel, film_parts
+from relaxion.web.film import FAINT, HOW, METHODS, Reel, film_parts
 from relaxion.web.page import Page, Part, columns, facts, notes, tile
 from relaxion.web.words import (
     CITATION,
@@ -87,13 +88,21 @@ def reel(name: str, start: Atoms, run: Run, *, winner: bool = False) -> Reel:
     """A film of a run; of one that failed at once, a still of the start."""
     frames = run.frames or (Frame(1, np.asarray(start.positions, dtype=np.float32), np.asarray(start.cell)),)
     end = outcome_words(run.outcome, run.fmax_ev_per_angstrom)
-    return Reel(name, start.numbers, bool(start.pbc.any()), frames, run.readings, end, run.converged, winner)
+    periodic, held = bool(start.pbc.any()), fixed_atoms(start)
+    return Reel(name, start.numbers, periodic, frames, run.readings, end, run.converged, winner, held)
+
+
+def fixed_atoms(atoms: Atoms) -> frozenset[int]:
+    """Those that cannot move at all."""
+    held = [np.ravel(one.get_indices()) for one in atoms.constraints if isinstance(one, FixAtoms)]
+    return frozenset(int(index) for some in held for index in some)
 
 
 def film_part(films: list[dict[str, Any]], title: str) -> Part:
     """Beside two plots on a wide screen; several films take the whole width."""
     shape = {"span": 7, "rows_tall": 2} if len(films) == 1 else {"span": 12}
-    return {"kind": "film", "title": title, "films": films, "notes": [HOW], **shape}
+    said = [HOW, *([FAINT] if any(film["fixed"] for film in films) else [])]
+    return {"kind": "film", "title": title, "films": films, "notes": said, **shape}
 
 
 def policy_in_words(asked: str | Path | None, used: str | None) -> str:
@@ -145,11 +154,12 @@ def fmax_plot(runs: Sequence[tuple[str, Run]], tolerance: float | None) -> Part:
 
 
 def energy_plot(runs: Sequence[tuple[str, Run]]) -> Part:
-    """Above the end of the first run, so that small differences can be seen."""
+    """Above the end of the first run, on a logarithmic axis, so that small differences can be seen."""
     ours, first = runs[0]
     series = [_series(name, run.readings, "energy_ev", first.energy_ev or 0.0) for name, run in runs if run.readings]
     title = "Energy" if first.energy_ev is None else f"Energy above the end of {ours}"
-    return _plot(title, "energy (eV)", series, log=False)
+    above = [value for one in series for value in one["y"] if value is not None and value > 0]
+    return _plot(title, "energy (eV)", series, log=first.energy_ev is not None and len(above) > 1)
 
 
 def _plot(title: str, y_label: str, series: list[dict[str, Any]], **more: Any) -> Part:

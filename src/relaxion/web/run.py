@@ -84,7 +84,12 @@ class WatchedRun:
 
     @property
     def on_structures(self) -> bool:
-        return bool(self.history.names(FORCE_CALLS)) or self.settings.get("task") in ("relax", "metals", "universal")
+        return bool(self.history.names(FORCE_CALLS)) or self.settings.get("task") in (
+            "relax",
+            "metric",
+            "metals",
+            "universal",
+        )
 
     @property
     def thinned(self) -> bool:

@@ -26,6 +26,7 @@ LEAST_FILM_BYTES = 40_000
 SEEDS = "assessments start from seeds of their own, the same for all runs"
 X_LABEL = "environment steps"  # the true total, those before a resume included
 
+NOTHING_YET = "no assessment yet; the first one is made before training begins"
 SPARK_POINTS = 50
 SHOWN_BY = {"share_non_finite": "outcome_non_finite"}  # numbers of rules that are not logged under their own name
 UNITS = ("_ev_per_angstrom", "_angstrom", "_transitions")  # shown behind the value instead
@@ -82,7 +83,7 @@ def status(run: WatchedRun) -> str:
     steps = run.settings.get("steps")
     at = f"step {_step(run)}" + (f" of {count(steps)}" if isinstance(steps, int) else "")
     if run.status == STOPPED:
-        return f"stopped at {at}; the same command with --resume goes on"
+        return f"stopped at {at}; the same command with --resume continues"
     return f"{run.status} at {at}" if run.status in (FINISHED, RUNNING) else run.status
 
 
@@ -221,7 +222,7 @@ def _curve(
     return {
         "id": name, "kind": "plot", "title": title, "span": span, "x_label": X_LABEL, "y_label": y_label,
         "series": series, "x_range": [0, max([1, *(one["x"][-1] for one in series if one["x"])])],
-        "empty": "no assessment yet", "summary": f"{what} against environment steps; {said or 'nothing yet'}.", **more,
+        "empty": NOTHING_YET, "summary": f"{what} against environment steps; {said or 'nothing yet'}.", **more,
     }  # fmt: skip
 
 
@@ -268,7 +269,7 @@ def _diagnosis_gauges(run: WatchedRun) -> list[Part]:
     gauges = [_gauge(run, one) for one in DIAGNOSTICS if run.newest(PREFIX + one.name) is not None]
     if not gauges:
         return []
-    note = "Newest value of each, with its way there. What every number means and what to do: docs/diagnostics.md."
+    note = "Newest value and history of each. Meanings and what to do: docs/diagnostics.md."
     return [{"id": "diagnosis", "kind": "gauges", "title": "Diagnosis", "gauges": gauges, "note": note}]
 
 
@@ -299,7 +300,7 @@ def _agent_gauges(run: WatchedRun) -> list[Part]:
     if not names:
         return []
     gauges = [_number(run, name, name.split("/", 1)[1].replace("_", " ")) for name in names]
-    note = f"What each is: docs/agents/{run.agent}.md." if run.agent in ("ddpg", "td3", "d4pg", "sac") else ""
+    note = "What each means: docs/agents.md." if run.agent in ("ddpg", "td3", "d4pg", "sac") else ""
     return [{"id": "agent", "kind": "gauges", "title": "The agent's own numbers", "gauges": gauges, "note": note}]
 
 
@@ -320,8 +321,16 @@ def _alarm_list(runs: Sequence[WatchedRun]) -> Part:
     found.sort(key=lambda one: one[:2], reverse=True)
     shown = [_event(event, runs[place].label if len(runs) > 1 else "") for _, place, event in found[:MOST_ALARMS_SHOWN]]
     diagnosed = any(run.history.names(PREFIX) for run in runs)
-    none = "None so far." if diagnosed else "This kind of run has no diagnosis; its own numbers are below."
+    none = "None so far." if diagnosed else "There are no diagnostics for this kind of run; its records are below."
+    none = _first_numbers(runs) if all(run.history.step < 0 for run in runs) else none
     return {"id": "alarms", "kind": "alarms", "title": "Alarms", "alarms": shown, "none": none}
+
+
+def _first_numbers(runs: Sequence[WatchedRun]) -> str:
+    """When something will be seen, as far as the settings say."""
+    found = [run.settings.get("log_interval_steps") for run in runs]
+    intervals = [interval for interval in found if isinstance(interval, int)]
+    return f"The first numbers come at step {count(min(intervals))}." if intervals else "The first numbers are to come."
 
 
 def _event(event: dict[str, Any], label: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from ase.neighborlist import neighbor_list
 
 from relaxion.version import __version__
 
-SYMMETRY_TOLERANCE_ANGSTROM = 0.01
+SYMMETRY_TOLERANCES_ANGSTROM = (0.01, 0.05, 0.1)
 MOST_ATOMS_FOR_SYMMETRY = 2000  # spglib would take too long
 PACKAGES = ("ase", "torch", "numpy", "scipy", "vesin", "spglib")
 CITATION = f"""@software{{relaxion,
@@ -79,19 +79,29 @@ def duration(seconds: Any) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
-def space_group(atoms: Atoms, tolerance: float = SYMMETRY_TOLERANCE_ANGSTROM) -> str:
-    """`Pm-3m (221)`, or why there is none to tell."""
+def space_group(atoms: Atoms) -> str:
+    """`P1 (1) within 0.01 Å; Pm-3m (221) within 0.05 Å`, or why there is none to tell.
+
+    Relaxed structures have the symmetry of their minimum only as far as they have converged.
+    """
     if not atoms.pbc.all():
         return f"none: periodic along {int(atoms.pbc.sum())} of 3 axes"
     if len(atoms) > MOST_ATOMS_FOR_SYMMETRY:
         return f"not determined: more than {MOST_ATOMS_FOR_SYMMETRY} atoms"
     if find_spec("spglib") is None:
         return "not determined: pip install spglib"
+    found: dict[str, float] = {}  # with the smallest tolerance of each
+    for tolerance in SYMMETRY_TOLERANCES_ANGSTROM:
+        found.setdefault(_space_group_within(atoms, tolerance), tolerance)
+    return "; ".join(f"{group} within {tolerance:g} Å" for group, tolerance in found.items())
+
+
+def _space_group_within(atoms: Atoms, tolerance_angstrom: float) -> str:
     import spglib
 
     cell: Any = (np.asarray(atoms.cell), atoms.get_scaled_positions(), atoms.numbers)
-    found = spglib.get_symmetry_dataset(cell, symprec=tolerance)
-    return "not determined: spglib found none" if found is None else f"{found.international} ({found.number})"
+    found = spglib.get_symmetry_dataset(cell, symprec=tolerance_angstrom)
+    return "none found" if found is None else f"{found.international} ({found.number})"
 
 
 def closest_pair(atoms: Atoms) -> str:

@@ -171,7 +171,7 @@ def test_errors_of_an_optimizer_are_its_own_failure(start):
 def test_time_is_split_into_calculator_and_overhead(start):
     class Slow(EMT):
         def calculate(self, *args, **kwargs):
-            time.sleep(0.05)
+            time.sleep(0.2)
             super().calculate(*args, **kwargs)
 
     class Pondering(BFGS):
@@ -183,9 +183,9 @@ def test_time_is_split_into_calculator_and_overhead(start):
 
     score = relax_one(contestant(Pondering), start, Conditions(relaxion.potential(Slow())))
     steps = score.spent - 1
-    assert score.calculator_seconds >= 0.05 * score.spent
+    assert score.calculator_seconds >= 0.2 * score.spent
     assert score.seconds >= score.calculator_seconds + 0.03 * steps
-    assert 0.03 * steps <= score.overhead_seconds < 0.05 * score.spent, "sleeping in the calculator is no overhead"
+    assert 0.03 * steps <= score.overhead_seconds < 0.2 * score.spent, "sleeping in the calculator is no overhead"
 
 
 def test_who_is_measured():

@@ -19,7 +19,7 @@ from relaxion.optimize.guard import Guard, GuardSettings
 from relaxion.optimize.learned import Asked, Metric
 from relaxion.optimize.models import Base, LocalModel, models_at
 from relaxion.optimize.point import Geometry, Point, Proposal, dot
-from relaxion.optimize.quasi_newton import QuasiNewton, QuasiNewtonSettings, Secant, weighted_error
+from relaxion.optimize.quasi_newton import QuasiNewton, QuasiNewtonSettings, Secant, damped, weighted_error
 from relaxion.optimize.stepper import Stepper, propose
 from relaxion.optimize.trust_rule import (
     ACTIONS,
@@ -179,8 +179,8 @@ def test_damped_secants_keep_the_correction_positive() -> None:
     metric = Planted(np.eye(9) * 10)
     step = generator.normal(size=(3, 3))
     guard.secants = [Secant(step, 1e-3 * step)]
-    (damped,) = guard._damped(metric, 2)
-    assert damped.curvature == pytest.approx(0.2 * dot(step, metric.apply(step)))
+    (softened,) = damped(guard.secants, metric.apply)
+    assert softened.curvature == pytest.approx(0.2 * dot(step, metric.apply(step)))
 
 
 def model_of(guard: Guard, base: Point) -> LocalModel:
@@ -204,7 +204,7 @@ def test_the_control_acts() -> None:
     assert length(StepControl(log_trust=-3.0)) < plain
     assert length(StepControl(floor=2.0)) < plain
     left = with_control(StepControl(leave_to_core=True), base)
-    assert (left.method, left.reason) == ("springs", "the gate left it to the core")
+    assert (left.method, left.reason) == ("springs", "the trust rule chose the classical optimizer")
 
 
 def test_actions_are_departures_from_the_default() -> None:

@@ -144,3 +144,17 @@ def test_mixed_with_secants_of_unfinished_ones():
     assert unfinished is not None
     both = type(finished.lessons).concatenate([finished.lessons, unfinished.lessons])
     assert bool(torch.isfinite(relative_errors(network(), both)).all())
+
+
+def test_what_turned_out_worse_than_the_beginning_is_taken_back():
+    study = filled(StudySettings(n_updates=30, n_lessons=8, learning_rate=3e-3))
+    for _ in range(30):
+        study.update()
+    study.origin.load_state_dict(study.student.state_dict())  # it began well
+    study.network.load_state_dict(network(0).state_dict())
+    study.student.load_state_dict(network(0).state_dict())
+    study.n_adopted = 1
+    study.judge()
+    assert study.n_adopted == 0
+    for begun, used in zip(study.origin.parameters(), study.network.parameters(), strict=True):
+        assert torch.equal(begun, used)

@@ -44,7 +44,7 @@ def test_actors_relax_and_killed_ones_are_replaced(tmp_path, settings, ray_of_tw
         thread = threading.Thread(target=disturb, args=(workers,), daemon=True)
         thread.start()
         tally = Driver(folder, workers, settings, [tmp_path / "in.extxyz"], 8).run()
-        thread.join(timeout=30)
+        thread.join(timeout=600)
     assert tally.relaxed == 60
     assert len(killed) == 2
     assert len({found.key for found in results(tmp_path / "out")}) == 60

@@ -114,3 +114,15 @@ def test_returns_outside_d4pg_support_are_told_once() -> None:
     with pytest.warns(RelaxionWarning, match="outside the support of D4PG's critic") as told:
         make_learner(D4PG, steps=410, batch_size=2, warmup_steps=90, lowest_value=-5.0, highest_value=0.0)
     assert len(told) == 1
+
+
+def test_a_callback_sees_every_step_and_can_stop() -> None:
+    seen: list[int] = []
+
+    def watch(agent: TD3) -> bool:
+        seen.append(agent.steps)
+        return agent.steps < 7
+
+    agent = TD3("Pendulum-v1", widths=(8, 8), warmup_steps=20, batch_size=8).learn(40, callback=watch)
+    assert seen == [1, 2, 3, 4, 5, 6, 7]
+    assert agent.steps == 7

@@ -78,12 +78,12 @@ def test_what_a_run_leaves(tmp_path: Path) -> None:
         "learning_curve.png", "assessment.json",
     }  # fmt: skip
     lines = records(tmp_path / "run")
-    assert [line["time/total_timesteps"] for line in lines] == [25, 50, 75, 100]
-    assert {"train/critic_loss", "train/actor_loss", "train/n_updates", "time/episodes"} <= lines[1].keys()
-    assert [line for line in lines if "eval/mean_reward" in line] == [lines[1], lines[3]]
-    assert lines[0].keys() >= {"time/total_timesteps"}
-    assert lines[0]["train/n_updates"] == 0  # still warming up
-    assert lines[1]["train/n_updates"] == 21  # the first with the 30th transition
+    assert [line["time/total_timesteps"] for line in lines] == [0, 25, 50, 75, 100, 120]
+    assert {"train/critic_loss", "train/actor_loss", "train/n_updates", "time/episodes"} <= lines[2].keys()
+    assert [line for line in lines if "eval/mean_reward" in line] == [lines[0], lines[2], lines[4], lines[5]]
+    assert lines[5]["eval/mean_reward"] == written["final_return_mean"]
+    assert lines[1]["train/n_updates"] == 0  # still warming up
+    assert lines[2]["train/n_updates"] == 21  # the first with the 30th transition
 
 
 @pytest.mark.parametrize("agent", ["ddpg", "td3", "d4pg", "sac"])

@@ -168,3 +168,21 @@ def test_only_the_folder_of_a_run_is_one(recipe: Path, tmp_path: Path, monkeypat
     for path in ("./pendulum", "pendulum/", str(tmp_path / "pendulum")):
         assert run_folder(path) == Path(path)
         assert find(path) == Path(path) / "settings.toml"
+
+
+def test_intervals_shrink_with_the_run() -> None:
+    usual = settings_from_recipe(find("pendulum"), "td3", {}).training
+    short = settings_from_recipe(find("pendulum"), "td3", {"steps": usual.steps // 10}).training
+    assert short.assessment_interval_steps == usual.assessment_interval_steps // 10
+    assert short.log_interval_steps == usual.log_interval_steps // 10
+    own = settings_from_recipe(find("pendulum"), "td3", {"steps": 100, "log_interval_steps": 500}).training
+    assert own.log_interval_steps == 500
+    longer = settings_from_recipe(find("pendulum"), "td3", {"steps": 2 * usual.steps}).training
+    assert longer.assessment_interval_steps == usual.assessment_interval_steps
+
+
+def test_a_run_that_goes_on_keeps_its_intervals(tmp_path: Path) -> None:
+    usual = settings_from_recipe(find("pendulum"), "td3", {})
+    (tmp_path / "settings.toml").write_text(usual.as_toml())
+    again = settings_from_recipe(tmp_path / "settings.toml", None, {"steps": 1000})
+    assert again.training.log_interval_steps == usual.training.log_interval_steps

@@ -58,7 +58,7 @@ class Team:
                 self._replace(number, member)
         raise RunError(
             f"collector {number} was lost {MOST_LOSSES} times over the same step, so something in that step kills it "
-            "(the potential? memory?); without --collectors it can be seen, --resume goes on from the last checkpoint"
+            "(the potential? memory?); without --collectors it can be seen, --resume continues from the last checkpoint"
         )
 
     def _waited_for(self, number: int, member: _Member) -> Answer:

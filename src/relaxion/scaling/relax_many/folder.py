@@ -318,7 +318,7 @@ class Folder:
             if error.errno in FULL:
                 raise FileError(
                     f"no room left in {self.path} ({error.strerror}); every result so far is safe: make room and run "
-                    "the same command again, it goes on where it was"
+                    "the same command again, it continues"
                 ) from error
             raise FileError(f"{self.path} cannot be written ({error.strerror}); every result so far is safe") from error
 

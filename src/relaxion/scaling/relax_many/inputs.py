@@ -10,8 +10,10 @@ from pathlib import Path
 import ase.io
 from ase import Atoms
 
+from relaxion.address_space import bounded_memory
 from relaxion.errors import SettingsError
-from relaxion.structures.dataset import bounded_memory, check_file, opened_for_ase, reading_error
+from relaxion.paths import check_file
+from relaxion.structures.dataset import opened_for_ase, reading_error
 
 
 @dataclass(frozen=True, eq=False)

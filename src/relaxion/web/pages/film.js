@@ -109,6 +109,9 @@
         const sphere = { radius: this.film.radii[kind], color: this.film.colours[kind] };
         const style = this.film.sticks ? { sphere, stick: { radius: 0.12, color: "#9aa5b1" } } : { sphere };
         this.model.setStyle({ elem: symbol }, style);
+        if (this.film.fixed?.length) {
+          this.model.setStyle({ elem: symbol, index: this.film.fixed }, { ...style, sphere: { ...sphere, opacity: 0.4 } });
+        }
       });
     }
 

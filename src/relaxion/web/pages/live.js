@@ -67,6 +67,7 @@
 
   // in the server's order; what stands right is not moved, so that nobody loses his place
   function arrange(order) {
+    [...training.children].filter((element) => !order.includes(element.dataset.part)).forEach((element) => element.remove());
     let next = training.firstElementChild;
     for (const id of order) {
       const element = find(id);
@@ -74,7 +75,6 @@
       if (element === next) next = next.nextElementSibling;
       else training.insertBefore(element, next);
     }
-    [...training.children].filter((element) => !order.includes(element.dataset.part)).forEach((element) => element.remove());
   }
 
   function settle() {

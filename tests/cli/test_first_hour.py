@@ -1,0 +1,185 @@
+"""What a new user meets first: quick refusals, one thread, a calculator that fits, slices, help."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from ase import Atoms
+from ase.build import bulk, molecule
+from ase.io import read, write
+
+from relaxion.cli import default_calculator
+from relaxion.cli.default_calculator import calculator_for
+from relaxion.errors import PotentialError
+from relaxion.structures.dataset import reading_error
+
+PLAIN = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+LOADED = """
+import atexit, sys
+atexit.register(lambda: print("torch" in sys.modules, file=sys.stderr))
+from relaxion.cli.app import main
+main()
+"""
+
+
+def call(*words: str, code: str | None = None) -> subprocess.CompletedProcess[str]:
+    how = ["-m", "relaxion"] if code is None else ["-c", code]
+    return subprocess.run(
+        [sys.executable, *how, *words], capture_output=True, text=True, check=False, env=PLAIN | {"COLUMNS": "120"}
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["relax", "nope.cif"], 1, "nope.cif does not exist"),
+        (["relax", "nope.cif", "--fmax", "-1"], 2, "--fmax is a force in eV/Å above 0, got -1.0"),
+        (["race", "nope.cif@0:2"], 1, "nope.cif does not exist"),
+        (["relax-many", "nope.cif"], 1, "nope.cif does not exist"),
+        (["report", "nope"], 1, "nope does not exist"),
+        (["train", "pendulun"], 2, "did you mean 'pendulum'?"),
+    ],
+)
+def test_wrong_arguments_are_told_before_torch_is_loaded(words: list[str], code: int, said: str) -> None:
+    answer = call(*words, code=LOADED)
+    assert answer.returncode == code
+    assert said in answer.stderr
+    assert answer.stderr.endswith("False\n")
+
+
+def test_every_command_takes_one_thread_unless_told_otherwise() -> None:
+    code = "import torch; from relaxion.cli.early import use_one_thread as u; u(); print(torch.get_num_threads())"
+    many = subprocess.run(
+        [sys.executable, "-c", code.replace("import torch;", "import torch; torch.set_num_threads(2);")],
+        capture_output=True, text=True, check=True, env=PLAIN,
+    )  # fmt: skip
+    assert many.stdout.strip() == "1", "also where torch was loaded before"
+    own = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=PLAIN | {"OMP_NUM_THREADS": "2"}
+    )
+    assert own.stdout.strip() == "2"
+
+
+def test_python_m_relaxion() -> None:
+    assert call("--version").stdout.startswith("relaxion ")
+
+
+def test_help_shows_no_types_of_flags_and_loses_no_brackets(relaxion) -> None:
+    assert "<bool>" not in relaxion("relax", "--help").out
+    tune = relaxion("tune", "--help").out
+    assert "a list of values" in " ".join(tune.replace("│", " ").split())
+    assert "--resume" not in tune.split("Exit codes")[0]
+    train = " ".join(relaxion("train", "--help").out.split())
+    assert "Recipes: al-fe, alfe-cubic" in train
+    assert "universal-data" not in train
+
+
+def installed(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
+    monkeypatch.setattr(default_calculator, "is_installed", lambda package: package in packages)
+
+
+RUTILE = Atoms("TiO2", positions=[[0, 0, 0], [1.4, 1.4, 0], [2.9, 2.9, 0]], cell=[4.6, 4.6, 3], pbc=True)
+
+
+@pytest.mark.parametrize(
+    ("atoms", "packages", "name"),
+    [
+        (bulk("Cu"), ("chgnet",), "emt"),
+        (RUTILE, ("sevenn", "chgnet"), "chgnet"),
+        (RUTILE, ("sevenn", "mace"), "sevennet"),
+        (RUTILE, ("mace",), "mace"),
+        (molecule("H2O"), ("chgnet", "tblite"), "gfn2"),
+        (molecule("H2O"), ("chgnet",), "emt"),
+        (bulk("Fe"), (), "eam"),
+        (bulk("MgO", "rocksalt", a=4.2), ("chgnet",), "chgnet"),
+    ],
+)
+def test_a_calculator_that_fits(monkeypatch, atoms: Atoms, packages: tuple[str, ...], name: str) -> None:
+    installed(monkeypatch, *packages)
+    assert calculator_for([atoms]) == name
+
+
+def test_where_nothing_fits_all_engines_are_named(monkeypatch, relaxion) -> None:
+    installed(monkeypatch)
+    with pytest.raises(PotentialError, match=r"EMT has no parameters for Ti.*chgnet.*sevennet.*mace"):
+        calculator_for([RUTILE])
+    write("rutile.cif", RUTILE)
+    answer = relaxion("relax", "rutile.cif")
+    assert (answer.code, answer.err.count("\n")) == (1, 1)
+
+
+def test_the_choice_is_said_aloud(monkeypatch, relaxion) -> None:
+    installed(monkeypatch)
+    write("iron.cif", bulk("Fe", cubic=True))
+    answer = relaxion("relax", "iron.cif")
+    assert answer.code == 0
+    assert "--calc is not given, so eam is used" in answer.err
+    assert "--calc" not in relaxion("relax", "iron.cif", "--force", "-q").err
+
+
+@pytest.fixture
+def frames(alloy: Atoms) -> Path:
+    images = []
+    for seed in range(4):
+        image = alloy.copy()
+        image.rattle(0.02, seed=seed)
+        images.append(image)
+    write("frames.xyz", images)
+    return Path("frames.xyz")
+
+
+def test_several_frames_also_come_as_one_file(relaxion, frames: Path) -> None:
+    answer = relaxion("relax", f"{frames}@1:3", "--json")
+    assert [one["index"] for one in answer.objects] == [1, 2]
+    together = read("relaxed/frames.extxyz", ":")
+    assert [len(image) for image in together] == [8, 8]
+    assert together[1].get_potential_energy() == pytest.approx(answer.objects[1]["energy_ev"])
+    assert sorted(path.name for path in Path("relaxed").iterdir()) == ["frames-1", "frames-2", "frames.extxyz"]
+    again = relaxion("relax", f"{frames}@-1", "--json")
+    assert [one["index"] for one in again.objects] == [3]
+    assert "frames.extxyz exists and was left as it is; --force" in again.err
+
+
+def test_a_slice_that_means_nothing(relaxion, frames: Path) -> None:
+    answer = relaxion("relax", f"{frames}@9")
+    assert answer.code == 1
+    assert "frames.xyz@9 means no structure: frames.xyz holds 4 structures, numbered 0 to 3" in answer.err
+
+
+def test_a_file_that_has_such_a_name_is_that_file(relaxion, alloy: Atoms) -> None:
+    write("alloy@0.xyz", alloy)
+    Path("alloy@1").write_bytes(Path("alloy@0.xyz").read_bytes())
+    assert relaxion("relax", "alloy@0.xyz", "--json").objects[0]["file"] == "alloy@0.xyz"
+
+
+def test_race_and_bench_take_slices(relaxion, frames: Path) -> None:
+    told = relaxion("race", f"{frames}@2", "--with", "BFGS", "--json")
+    assert told.code == 0
+    bench = relaxion("bench", f"{frames}@::2", "--with", "none", "--json", "-")
+    assert '"structures": 2' in bench.out
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("a.xyz", "1\n\nXy 0 0 0\n", "'Xy' is no element"),
+        ("folder", None, "it is a folder, and no trajectory"),
+    ],
+)
+def test_what_readers_raise_becomes_a_sentence(relaxion, name: str, content: str | None, said: str) -> None:
+    if content is None:
+        Path(name).mkdir()
+    else:
+        Path(name).write_text(content)
+    answer = relaxion("relax", name)
+    assert answer.code == 1
+    assert said in answer.err
+    assert "Error" not in answer.err
+
+
+def test_an_assertion_without_words_becomes_a_sentence() -> None:
+    assert reading_error(AssertionError()) == "its content is not what its format asks for (AssertionError)"

@@ -1,0 +1,155 @@
+"""Molecules through `Relaxer` and `relax_batch`: restart, batches, constraints, free cells, and bad input."""
+
+import numpy as np
+import pytest
+from ase import Atoms
+from ase.build import fcc111, molecule
+from ase.calculators.emt import EMT
+from ase.calculators.morse import MorsePotential
+from ase.constraints import FixAtoms, FixBondLengths, FixCartesian, FixInternals
+from ase.filters import FrechetCellFilter
+
+from relaxion import Relaxer, relax_batch
+from relaxion.bench.sets import find_set
+from relaxion.optimize.ase_interface import read_point
+from relaxion.optimize.choice import new_stepper
+from relaxion.optimize.quasi_newton import QuasiNewtonSettings
+from relaxion.optimize.stepper import propose
+from relaxion.structures.state import Outcome
+
+
+def relaxed(atoms: Atoms, steps: int = 100, **options) -> Relaxer:
+    atoms.calc = atoms.calc or EMT()
+    optimizer = Relaxer(atoms, logfile=None, policy=None, **options)
+    optimizer.run(fmax=0.02, steps=steps)
+    return optimizer
+
+
+def ethanol(seed: int = 0) -> Atoms:
+    atoms = molecule("CH3CH2OH")
+    atoms.rattle(0.05, seed=seed)
+    return atoms
+
+
+def test_the_history_says_who_made_the_steps():
+    optimizer = relaxed(ethanol())
+    assert optimizer.outcome is Outcome.CONVERGED
+    assert {entry.method for entry in optimizer.history} == {"start", "valence"}
+
+
+@pytest.mark.parametrize("stop", [1, 4])
+def test_a_restart_equals_never_stopping(tmp_path, stop):
+    straight, stopped = ethanol(), ethanol()
+    whole = relaxed(straight)
+    relaxed(stopped, steps=stop, restart=tmp_path / "relax.json")
+    again = relaxed(stopped, restart=tmp_path / "relax.json")
+    assert again.force_calls == whole.force_calls
+    assert np.array_equal(stopped.positions, straight.positions)
+
+
+def test_a_batch_equals_one_by_one():
+    starts = [ethanol(seed) for seed in range(3)] + [molecule("CO2"), molecule("C2H6")]
+    for start in starts:
+        start.rattle(0.04, seed=7)
+    together = relax_batch(starts, "emt", policy=None, fmax=0.02)
+    for start, found in zip(starts, together, strict=True):
+        alone = relax_batch([start], "emt", policy=None, fmax=0.02)[0]
+        assert found.force_calls == alone.force_calls
+        assert np.allclose(found.atoms.positions, alone.atoms.positions, atol=1e-8)
+
+
+@pytest.mark.parametrize(
+    "constraint",
+    [
+        FixAtoms([0, 3]),
+        FixCartesian(1, (True, False, True)),
+        FixBondLengths([[0, 1], [1, 2]]),
+        FixInternals(bonds=[[1.6, [0, 1]]], epsilon=1e-9),
+    ],
+    ids=["atoms", "Cartesian", "bond lengths", "internals"],
+)
+def test_constraints_hold(constraint):
+    atoms = ethanol()
+    before = atoms.positions.copy()
+    atoms.set_constraint(constraint)
+    assert relaxed(atoms).outcome in (Outcome.CONVERGED, Outcome.STALLED)
+    if isinstance(constraint, FixAtoms):
+        assert np.array_equal(atoms.positions[[0, 3]], before[[0, 3]])
+    elif isinstance(constraint, FixCartesian):
+        assert np.array_equal(atoms.positions[1, [0, 2]], before[1, [0, 2]])
+    elif isinstance(constraint, FixBondLengths):
+        assert atoms.get_distance(0, 1) == pytest.approx(np.linalg.norm(before[0] - before[1]), abs=1e-5)
+    else:
+        assert atoms.get_distance(0, 1) == pytest.approx(1.6, abs=1e-5)
+
+
+def test_a_molecular_crystal_relaxes_with_its_cell():
+    atoms = molecule("H2O", cell=[4.2, 4.0, 3.9], pbc=True) * (1, 1, 2)
+    atoms.rattle(0.03, seed=0)
+    atoms.calc = EMT()
+    optimizer = Relaxer(FrechetCellFilter(atoms), logfile=None, policy=None)
+    optimizer.run(fmax=0.02, steps=200)
+    assert optimizer.outcome is Outcome.CONVERGED
+    assert optimizer.history[1].method == "valence"
+
+
+def test_a_molecule_on_a_metal():
+    slab = fcc111("Cu", (2, 2, 2), vacuum=6, periodic=True)
+    guest = molecule("CO")
+    guest.positions += slab.positions[-1] + [0, 0, 2.0] - guest.positions[1]
+    both = slab + guest
+    both.set_constraint(FixAtoms(list(range(4))))
+    optimizer = relaxed(both)
+    assert optimizer.outcome is Outcome.CONVERGED
+    assert optimizer.history[1].method == "valence"
+
+
+@pytest.mark.parametrize(
+    "atoms",
+    [
+        Atoms("C"),
+        Atoms("CO", [[0, 0, 0], [0, 0, 0.5]]),
+        Atoms("C5", [[0, 0, 1.3 * k] for k in range(5)]),
+        Atoms("OCO", [[0, 0, -3.0], [0, 0, 0], [0, 0, 3.0]]),
+        molecule("C6H6"),
+        Atoms("C6", np.random.default_rng(0).uniform(0, 1.5, (6, 3))),
+        Atoms("OHO", [[0, 0, 0], [0, 0, 1.2], [0, 0, 2.4]]),
+        Atoms("C2", [[0, 0, 0], [0, 0, 0]]),
+        Atoms("N2O2", [[0, 0, 0], [0, 0, 1.1], [0, 1.65, 0], [0, 1.65, 1.2]]),
+    ],
+    ids=["atom", "half a bond", "line", "apart", "plane", "crowded", "bridge", "same place", "joining"],
+)
+@pytest.mark.parametrize("engine", [EMT, lambda: MorsePotential(epsilon=2.0, r0=1.3)], ids=["emt", "morse"])
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # ASE's calculators divide by the distance
+def test_bad_input_has_an_outcome(atoms, engine):
+    atoms = atoms.copy()
+    atoms.calc = engine()
+    optimizer = relaxed(atoms, steps=40)
+    assert optimizer.outcome in (Outcome.CONVERGED, Outcome.STEP_LIMIT, Outcome.STALLED, Outcome.NON_FINITE)
+    assert optimizer.force_calls <= 41
+
+
+@pytest.mark.parametrize("name", ["emt-bulk", "emt-bulk-cell", "emt-slabs", "emt-clusters", "alfe", "lj38"])
+def test_what_is_not_molecular_takes_the_same_steps_as_without_valence_terms(name):
+    """The first proposals of a set's starts, bit for bit."""
+    chosen = find_set(name)
+    for start in chosen.starts(2, 7000):
+        start.calc = chosen.make_potential().as_calculator()
+        target = FrechetCellFilter(start) if chosen.free_cell else start
+        with_terms, without = new_stepper(), new_stepper(QuasiNewtonSettings(valence=None))
+        for _ in range(4):
+            point = read_point(target)
+            (one,), (other,) = propose([with_terms], [point]), propose([without], [point])
+            assert np.array_equal(one.step, other.step)
+            assert one.method == other.method
+            target.set_positions(one.base.coordinates + one.step)
+
+
+def test_a_model_that_cannot_be_made_leaves_the_step_to_springs(monkeypatch):
+    def fails(*_: object) -> None:
+        raise np.linalg.LinAlgError("not positive definite")
+
+    monkeypatch.setattr("relaxion.optimize.valence.model.ValenceModel.prepare", fails)
+    optimizer = relaxed(ethanol())
+    assert optimizer.outcome is Outcome.CONVERGED
+    assert {entry.method for entry in optimizer.history} <= {"start", "springs", "plain", "fire"}

@@ -1,0 +1,77 @@
+"""Tables of measured force calls, from the files that `relaxion bench --json` wrote."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+TITLES = {  # the rows of the results page, in order
+    "emt-bulk": "random alloys, 4–32 atoms",
+    "emt-large": "random alloys, 24–64 atoms",
+    "emt-bulk-cell": "random alloys, free cell",
+    "emt-slabs": "slabs with an adsorbate",
+    "emt-clusters": "random clusters",
+    "alfe": "random Al–Fe packings",
+    "mixed": "rattled bulk and clusters",
+    "universal-mp": "Materials Project crystals",
+    "universal-mp-cell": "the same, free cell",
+    "universal-mp-sevennet": "the same, fixed cell",
+    "universal-crystals": "prototypes, other elements",
+    "universal-new-elements": "elements never trained on",
+    "universal-perovskites-cell": "perovskites, free cell",
+    "universal-carbon-cell": "carbon, free cell",
+    "universal-macs": "random oxides, 40 atoms",
+    "universal-emt-bulk": "alloys, policy `universal`",
+    "universal-alfe": "Al–Fe, policy `universal`",
+}
+BRIEF = list(TITLES)[:9]  # those of the README and its picture
+OURS = ("relaxion", "core")
+CALCULATORS = {"emt": "EMT", "eam": "EAM", "chgnet": "CHGNet", "sevennet": "SevenNet", "gfn2": "GFN2"}
+
+
+def table(root: Path) -> str:
+    """All columns of the results page."""
+    head = "| set | potential | n | Relaxion | core | best of ASE's | BFGS | ratio (95 %) | p95 | same minimum |"
+    rows = [_row(name, _read(root, name)) for name in TITLES]
+    return "\n".join([head, "|---|---|---|---|---|---|---|---|---|---|", *rows])
+
+
+def brief(root: Path) -> str:
+    """The columns of the README."""
+    head = "| structures | potential | number | Relaxion | best of ASE's | same minimum |"
+    return "\n".join([head, "|---|---|---|---|---|---|", *(_brief_row(name, _read(root, name)) for name in BRIEF)])
+
+
+def _read(root: Path, name: str) -> dict[str, Any]:
+    return json.loads((root / "benchmarks/relaxation/results" / f"{name}.json").read_text())
+
+
+def _row(name: str, result: dict[str, Any]) -> str:
+    low, high = result["ratio_to_best_classical_interval_95"]
+    cells = [*_start(name, result), _mean(result, "core"), _best(result), _mean(result, "BFGS")]
+    cells += [f"**{result['ratio_to_best_classical']:.2f}** ({low:.2f}–{high:.2f})"]
+    cells += [f"{result['p95_of_paired_ratios_to_core']:.2f}", f"{result['same_minimum_rate']:.0%}"]
+    return f"| {' | '.join(cells)} |"
+
+
+def _brief_row(name: str, result: dict[str, Any]) -> str:
+    cells = [*_start(name, result), _best(result), f"{result['same_minimum_rate']:.0%}"]
+    return f"| {' | '.join(cells)} |"
+
+
+def _start(name: str, result: dict[str, Any]) -> list[str]:
+    words = TITLES[name]
+    calculator = CALCULATORS.get(result["calculator"], result["calculator"])
+    return [words, calculator, str(result["structures"]), f"**{_mean(result, 'relaxion')}**"]
+
+
+def _best(result: dict[str, Any]) -> str:
+    """With the number of ASE's optimizers that took part."""
+    best = result["best_classical"]
+    return f"{_mean(result, best)} {best} (of {sum(name not in OURS for name in result['optimizers'])})"
+
+
+def _mean(result: dict[str, Any], name: str) -> str:
+    found = result["optimizers"].get(name)
+    return "–" if found is None else f"{found['mean_force_calls']:.1f}"
