@@ -9,7 +9,7 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -55,7 +55,8 @@ def bench(request: BenchRequest, interrupts: Interrupts) -> int:
     others = classical_contestants(request.optimizers, without_gpmin=starts.without_gpmin, free_cell=starts.free_cell)
     if request.seed < FIRST_SEED and not request.quiet:
         say(f"relaxion: seeds below {FIRST_SEED} are for training; a policy may have seen starts of their kind")
-    result = measure(starts, [*ours, *others], _circumstances(request, starts), quiet=request.quiet)
+    with closing(starts.potential):
+        result = measure(starts, [*ours, *others], _circumstances(request, starts), quiet=request.quiet)
     with interrupts.held():
         _publish(request, _of_what_was_done(request, starts, result))
     if result.circumstances.interrupted or interrupts.noticed:
