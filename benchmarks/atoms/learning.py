@@ -1,4 +1,4 @@
-"""Learning curves of agents on atoms, seed by seed: docs/agents/results.md and its pictures.
+"""Learning curves of agents on atoms, seed by seed: docs/results/learning.md and its pictures.
 
     python benchmarks/atoms/learning.py --runs FOLDER [--only emt-metric]     # trains what is missing, resumable
     python benchmarks/atoms/learning.py --runs FOLDER --table                 # trains nothing; collects, draws, prints
