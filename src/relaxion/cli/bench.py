@@ -28,7 +28,7 @@ from relaxion.cli.early import check_numbers
 from relaxion.cli.ending import DONE, INCOMPLETE, Interrupts
 from relaxion.cli.inputs import command_line, sliced
 from relaxion.cli.progress import bar, one_line, say, tell
-from relaxion.cli.requests import BenchRequest
+from relaxion.cli.requests import BenchRequest, changed
 from relaxion.errors import FileError, InputError, PotentialError, SettingsError
 from relaxion.files import part_of, replace_file
 from relaxion.generators.perturbations import Perturbation, perturbation
@@ -145,7 +145,7 @@ def _of_what_was_done(request: BenchRequest, starts: Starts, result: ContestResu
     if not result.circumstances.interrupted:
         return result
     done = replace(starts, images=starts.images[: result.n_structures])
-    used = _policies_used(replace(request, quiet=True), done)
+    used = _policies_used(changed(request, quiet=True), done)
     return replace(result, circumstances=replace(result.circumstances, policies_used=used))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from relaxion.cli.early import check_numbers
 from relaxion.cli.ending import DONE, ERROR, INCOMPLETE, Interrupts
 from relaxion.cli.inputs import checked_start, command_line, refuse_folder, sliced
 from relaxion.cli.progress import Progress, say, speaks_ascii_only, tell
-from relaxion.cli.requests import RaceRequest
+from relaxion.cli.requests import RaceRequest, changed
 from relaxion.cli.sentences import compared_as_json
 from relaxion.errors import FileError, SettingsError
 from relaxion.paths import without_slice
@@ -40,7 +39,7 @@ def race(request: RaceRequest, _: Interrupts) -> int:
     check_page(request.out, request.force)
     atoms, hints = _structure(request.file, request.index)
     if request.calc == AUTO:
-        request = replace(request, calc=calculator_for([atoms]))
+        request = changed(request, calc=calculator_for([atoms]))
         hints += filter(None, [choice_in_words(request.calc)])
     potential = make_potential(request.calc)
     start = checked_start(atoms, potential, request)

@@ -15,13 +15,14 @@ from relaxion.bench.comparison import Compared, compared, run_ase_optimizer, run
 from relaxion.bench.optimizers import PolicyChoice, check_policy, chosen_optimizers, policy_argument
 from relaxion.bench.result_folder import PAGE, check_free, check_out, publish, staging, update_manifest, write_structure
 from relaxion.bench.runs import Run, Task
+from relaxion.cli.conditions import cell_mask, symmetric
 from relaxion.cli.default_calculator import AUTO, calculator_for_files, choice_in_words
 from relaxion.cli.early import check_numbers
 from relaxion.cli.ending import DONE, ERROR, INCOMPLETE, Interrupts
 from relaxion.cli.frames import write_together
 from relaxion.cli.inputs import Job, checked_start, command_line, read_jobs
 from relaxion.cli.progress import Progress, one_line, say, speaks_ascii_only, tell
-from relaxion.cli.requests import RelaxRequest
+from relaxion.cli.requests import RelaxRequest, changed
 from relaxion.cli.sentences import (
     Report,
     as_json,
@@ -57,7 +58,7 @@ def with_calculator(request: RelaxRequest) -> RelaxRequest:
     calc = calculator_for_files(request.files)
     if (words := choice_in_words(calc)) and not request.quiet:
         say(f"relaxion: {words}")
-    return replace(request, calc=calc)
+    return changed(request, calc=calc)
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,11 @@ class _Session:
         try:  # everything that can be refused is refused before a force call is spent
             check_free(request.out / job.folder, request.force)
             start = checked_start(job.atoms, self.physics, request)
-            task = Task(start, self.physics, request.fmax, request.steps, request.cell, record=request.report)
+            start = symmetric(start) if request.keep_symmetry else start
+            task = Task(
+                start, self.physics, request.fmax, request.steps, request.cell, record=request.report,
+                pressure_gpa=request.pressure, cell_mask=cell_mask(request.cell_mask),
+            )  # fmt: skip
             report = self._relax_into_folder(job, task)
         except Exception as error:  # noqa: BLE001 - a defect met by one structure is no reason to drop the others
             return Report(job, error=one_line(error_in_words(error)))
@@ -217,6 +222,8 @@ def details(request: RelaxRequest, run: Run) -> dict[str, Any]:
         "fmax_ev_per_angstrom": request.fmax,
         "free_cell": request.cell,
     }
+    given = {"pressure_gpa": request.pressure, "cell_mask": request.cell_mask, "keep_symmetry": request.keep_symmetry}
+    plain |= {name: value for name, value in given.items() if value}
     columns = ("energy_ev", "fmax_ev_per_angstrom", "accepted", "method", "reason")
     calls = {name: [getattr(reading, name) for reading in run.readings] for name in columns}
     return {"request": plain, "calls": {**calls, "base_call": [frame.base_call for frame in run.frames]}}

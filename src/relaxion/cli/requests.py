@@ -8,7 +8,7 @@ Loads neither torch nor ASE.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import MISSING, dataclass, field
+from dataclasses import MISSING, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -41,6 +41,13 @@ class Command:
 
 COMMANDS: list[Command] = []
 Request = TypeVar("Request", bound=type[Any])
+Asked = TypeVar("Asked")
+
+
+def changed(request: Asked, **values: Any) -> Asked:
+    """The same request with other values; pyright does not see that `command` makes dataclasses."""
+    made: Any = request
+    return replace(made, **values)
 
 
 def command(where: str, **more: Any) -> Callable[[Request], Request]:
@@ -131,6 +138,11 @@ class RelaxRequest:
     )
     steps: int = option("N", "Maximum number of steps; each is one force call.", default=500)
     cell: bool = flag("--cell", "Relax the cell too.")
+    pressure: float = option("GPa", "Of a free cell (--cell), from all sides.", default=0.0)
+    cell_mask: str = option(
+        "AXES", "Of a free cell, what may change: some of xx,yy,zz,yz,xz,xy.", default="", show_default="all six"
+    )
+    keep_symmetry: bool = flag("--keep-symmetry", "Keep the space group of the start (within 0.01 Å); needs spglib.")
     compare: str = optimizers_option("Also run these ASE optimizers from the same start: BFGS,FIRE,...", default="")
     memory: Path | None = memory_option()
     out: Path = option("DIR", "Results go to DIR/NAME/.", default=Path("relaxed"))
