@@ -130,7 +130,7 @@ def test_bad_input_has_an_outcome(atoms, engine):
 
 
 @pytest.mark.parametrize("name", ["emt-bulk", "emt-bulk-cell", "emt-slabs", "emt-clusters", "alfe", "lj38"])
-def test_what_is_not_molecular_takes_the_same_steps_as_without_valence_terms(name):
+def test_what_is_not_molecular_steps_as_before(name):
     """The first proposals of a set's starts, bit for bit."""
     chosen = find_set(name)
     for start in chosen.starts(2, 7000):
