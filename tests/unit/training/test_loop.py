@@ -169,7 +169,7 @@ def test_old_weights_begin_a_new_run(tmp_path: Path) -> None:
         assert new.weights_sha256 != old.weights_sha256  # the normaliser has seen more
     plain = train(warm_up_only, tmp_path / "plain")
     assert new.final_return_mean != plain.final_return_mean
-    with pytest.raises(RunError, match="neither --force nor --from-weights"):
+    with pytest.raises(RunError, match="cannot be combined with --force or --from-weights"):
         train(make_settings(), tmp_path / "old", resume=True, from_weights=tmp_path / "old")
 
 
