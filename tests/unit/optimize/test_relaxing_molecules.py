@@ -18,7 +18,7 @@ from relaxion.optimize.stepper import propose
 from relaxion.structures.state import Outcome
 
 
-def relaxed(atoms: Atoms, steps: int = 100, **options) -> Relaxer:
+def relaxed(atoms: Atoms, steps: int = 300, **options) -> Relaxer:
     atoms.calc = atoms.calc or EMT()
     optimizer = Relaxer(atoms, logfile=None, policy=None, **options)
     optimizer.run(fmax=0.02, steps=steps)
