@@ -10,7 +10,7 @@ OLDEST_ASE := 3.26.0
 # One thread per process: with several processes on a few cores more threads only get in each other's way.
 export OMP_NUM_THREADS := 1
 
-.PHONY: help relax test test-slow hosts chromium lint types contracts docs format bench clean
+.PHONY: help relax test test-slow hosts chromium espresso lint types contracts docs format bench clean
 .DEFAULT_GOAL := help
 
 help:
@@ -18,6 +18,7 @@ help:
 	@echo "make test       set up, then run all tests (newest and oldest supported ASE)"
 	@echo "make hosts      run the examples of six host packages in environments of their own (docs/hosts.md)"
 	@echo "make chromium   install Debian's Chromium for the tests of the pages; without it they are skipped"
+	@echo "make espresso   install Debian's Quantum ESPRESSO for benchmarks/dft and a test; without it that is skipped"
 	@echo "make lint types contracts    ruff, pyright, import-linter"
 	@echo "make docs       the documentation site into build/site, every link checked"
 	@echo "make bench      the speed and force-call tables of benchmarks/"
@@ -42,6 +43,13 @@ test-slow: $(VENV)/.dev
 # two environments in build/hosts, more than 1 GB each; every step is bounded in time
 hosts:
 	$(PYTHON) tools/hosts.py
+
+# only for benchmarks/dft and one test; pw.x and its pseudopotentials
+espresso:
+	@command -v pw.x >/dev/null || { \
+		run() { if [ "$$(id -u)" = 0 ]; then "$$@"; else sudo "$$@"; fi; }; \
+		run apt-get -qq update && run env DEBIAN_FRONTEND=noninteractive \
+			apt-get -qq install -y --no-install-recommends quantum-espresso quantum-espresso-data; }
 
 # only for tests/browser; Relaxion itself needs no browser
 chromium:

@@ -1,4 +1,4 @@
-"""Learning curves of agents on atoms, seed by seed: docs/agents/results.md and its pictures.
+"""Learning curves of agents on atoms, seed by seed: docs/results/learning.md and its pictures.
 
     python benchmarks/atoms/learning.py --runs FOLDER [--only emt-metric]     # trains what is missing, resumable
     python benchmarks/atoms/learning.py --runs FOLDER --table                 # trains nothing; collects, draws, prints
@@ -68,7 +68,7 @@ ROWS = {
     "alfe-light-sac": Row("SAC, light", "alfe-cubic", "sac", LIGHT, (0, 1, 2), "alfe"),
     "alfe-light-ddpg": Row("DDPG, light", "alfe-cubic", "ddpg", LIGHT, (0,), "alfe"),
     "alfe-light-d4pg": Row("D4PG, light", "alfe-cubic", "d4pg", LIGHT, (0,), "alfe"),
-    "alfe-quick-td3": Row("TD3, e3nn", "alfe-quick", "td3", "", (0, 1), "quick"),
+    "alfe-quick-td3": Row("TD3, e3nn", "alfe-quick", "td3", "", (0,), "quick"),
 }
 TITLES = {
     "emt": "EMT metals, 2–16 atoms, from scratch",

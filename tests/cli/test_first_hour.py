@@ -11,11 +11,13 @@ import pytest
 from ase import Atoms
 from ase.build import bulk, molecule
 from ase.io import read, write
+from ase.units import GPa
 
 from relaxion.cli import default_calculator
 from relaxion.cli.default_calculator import calculator_for
 from relaxion.errors import PotentialError
 from relaxion.structures.dataset import reading_error
+from relaxion.web.words import space_group
 
 PLAIN = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
 LOADED = """
@@ -183,3 +185,36 @@ def test_what_readers_raise_becomes_a_sentence(relaxion, name: str, content: str
 
 def test_an_assertion_without_words_becomes_a_sentence() -> None:
     assert reading_error(AssertionError()) == "its content is not what its format asks for (AssertionError)"
+
+
+def test_pressure_shrinks_the_cell_and_masks_hold_it(relaxion) -> None:
+    write("cu.cif", bulk("Cu", cubic=True))
+    assert relaxion("relax", "cu.cif", "--cell", "--out", "free", "-q").code == 0
+    assert relaxion("relax", "cu.cif", "--cell", "--pressure", "20", "--fmax", "0.005", "--out", "pressed").code == 0
+    free, pressed = read("free/cu/cu.extxyz"), read("pressed/cu/cu.extxyz")
+    assert pressed.get_volume() < 0.95 * free.get_volume()
+    assert pressed.get_stress()[:3] == pytest.approx([-20 * GPa] * 3, rel=0.02)
+    one = relaxion("relax", "cu.cif", "--cell", "--pressure", "20", "--cell-mask", "zz", "--out", "masked")
+    assert one.code == 0
+    lengths = read("masked/cu/cu.extxyz").cell.lengths()
+    assert lengths[:2] == pytest.approx([3.61, 3.61])
+    assert lengths[2] < 3.5
+
+
+def test_cell_options_that_make_no_sense(relaxion) -> None:
+    write("cu.cif", bulk("Cu", cubic=True))
+    assert "add --cell" in relaxion("relax", "cu.cif", "--pressure", "5").err
+    answer = relaxion("relax", "cu.cif", "--cell", "--cell-mask", "x")
+    assert (answer.code, "xx,yy,zz,yz,xz,xy" in answer.err) == (2, True)
+
+
+def test_symmetry_is_kept(relaxion) -> None:
+    atoms = bulk("NiAl", "cesiumchloride", a=3.2) * (2, 1, 1)
+    write("nial.cif", atoms)
+    assert relaxion("relax", "nial.cif", "--cell", "--keep-symmetry", "--rattle", "0").code == 0
+    relaxed = read("relaxed/nial/nial.extxyz")
+    assert "221" in space_group(relaxed).split(";")[0]
+    assert relaxed.constraints == []
+    write("water.xyz", molecule("H2O"))
+    answer = relaxion("relax", "water.xyz", "--calc", "emt", "--keep-symmetry")
+    assert "--keep-symmetry is for structures that are periodic" in answer.err

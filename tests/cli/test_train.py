@@ -119,7 +119,7 @@ def test_an_earlier_run_is_kept(relaxion: Callable[..., Any]) -> None:
 
 
 def test_returns_outside_the_support_are_told(relaxion: Callable[..., Any]) -> None:
-    answer = relaxion(*words("--set", "lowest_value=-1", "--set", "warmup_steps=210", agent="d4pg", steps=205))
+    answer = relaxion(*words("--set", "lowest_value=-1", "--set", "warmup_steps=210", "-q", agent="d4pg", steps=205))
     assert answer.code == 0
     assert answer.err.startswith("relaxion: warning: ")
     assert "outside the support" in answer.err

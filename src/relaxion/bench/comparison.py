@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ase.io import Trajectory
 from ase.optimize.optimize import Optimizer
 
 from relaxion.bench.optimizers import PolicyChoice
@@ -44,24 +45,30 @@ def run_relaxer(
     trajectory: Path | None,
     on_call: OnCall,
     memory: Path | None = None,
+    restart: Path | None = None,
 ) -> Run:
-    """Our optimizer, held to the same count as the others."""
+    """Our optimizer, held to the same count as the others; `restart`: go on from this file of an earlier run."""
     stage = Stage(task, on_call)
     optimizer = Relaxer(
         stage.target,
+        restart=restart,
         logfile=log,
-        trajectory=trajectory,
+        trajectory=trajectory if restart is None else None,
         policy=choice.policy,
         allow_unseen=choice.allow_unseen,
         memory=memory,
+        device=choice.device,
     )
+    if restart is not None and trajectory is not None:
+        # ASE, where it appends, leaves out the first point as known; here it is new
+        optimizer.attach(optimizer.closelater(Trajectory(trajectory, "a", stage.atoms)))
+    optimizer.go_on()
     stage.watch(optimizer)
     outcome, error = _ended(optimizer, task)
-    if outcome in ("error", "interrupted") and trajectory is not None:
-        with suppress(OSError):  # a full disk may be what ended it: what else there is must not be lost
-            optimizer.save(trajectory.with_name(restart_name(trajectory.stem)))
+    _keep_restart(optimizer, restart, trajectory, cut_short=outcome in ("error", "interrupted"))
     stands = outcome == "converged" or _last_stands(optimizer, stage)
     run = stage.finish(outcome, error=error, last_stands=stands)
+    run = replace(run, force_calls=run.force_calls + optimizer.calls_before)
     if outcome not in ("interrupted", "error"):
         check_count(optimizer.force_calls, run.force_calls)
     return replace(
@@ -71,6 +78,15 @@ def run_relaxer(
         readings=readings_of(optimizer),
         frames=tuple(optimizer.film.frames),
     )
+
+
+def _keep_restart(optimizer: Relaxer, restart: Path | None, trajectory: Path | None, *, cut_short: bool) -> None:
+    """Where there is something to go on with. A full disk may be what ended the run: the rest must not be lost."""
+    with suppress(OSError):
+        if cut_short and trajectory is not None:
+            optimizer.save(trajectory.with_name(restart_name(trajectory.stem)))
+        elif restart is not None:
+            restart.unlink()
 
 
 def readings_of(optimizer: Relaxer) -> tuple[Reading, ...]:
@@ -102,7 +118,7 @@ def _ended(optimizer: Relaxer, task: Task) -> tuple[str, str | None]:
 
 def _last_stands(optimizer: Relaxer, stage: Stage) -> bool:
     """Whether the last point is what was reached, and not one that was tried and rejected, or never judged."""
-    judged = bool(optimizer.history) and optimizer.force_calls == stage.counter.answers
+    judged = bool(optimizer.history) and optimizer.force_calls - optimizer.calls_before == stage.counter.answers
     finite = stage.counter.last is not None and stage.counter.last.finite
     return judged and finite and optimizer.history[-1].accepted
 

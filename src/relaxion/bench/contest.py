@@ -44,6 +44,7 @@ class Score:
     calculator_seconds: float  # inside the calculator
     overhead_seconds: float  # what the optimizer took for itself; processor time, so that other work does not count
     error: str | None = None
+    final: Atoms | None = None  # where it converged
 
 
 OnScore = Callable[[str, int, Score], None]  # contestant, place of the start, score
@@ -84,7 +85,13 @@ def relax_one(contestant: Contestant, start: Atoms, conditions: Conditions) -> S
         calculator_seconds=waited,
         overhead_seconds=max(busy_seconds - computed, 0.0),
         error=error,
+        final=None if energy is None else bare(stage.atoms),
     )
+
+
+def bare(atoms: Atoms) -> Atoms:
+    """Where the atoms are, and nothing else."""
+    return Atoms(atoms.numbers, positions=atoms.positions, cell=atoms.cell, pbc=atoms.pbc)
 
 
 def _run(contestant: Contestant, stage: Stage, cap: int) -> str | None:

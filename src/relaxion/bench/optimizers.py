@@ -147,13 +147,22 @@ class PolicyChoice:
     policy: str | None  # the relaxer's `policy=`; None where its elements leave only the core
     allow_unseen: bool
     note: str  # why the core, where somebody may have expected a policy
+    device: str | None = None  # where its network computes
 
     @classmethod
-    def of(cls, policy: str, atoms: Atoms, *, allow_unseen: bool = False, calculator: object = None) -> PolicyChoice:
+    def of(
+        cls,
+        policy: str,
+        atoms: Atoms,
+        *,
+        allow_unseen: bool = False,
+        calculator: object = None,
+        device: str | None = None,
+    ) -> PolicyChoice:
         asked, periodic = policy_argument(policy), bool(atoms.pbc.any())
         numbers, calculator = atoms.numbers.tolist(), calculator or atoms.calc
         decision = decide(asked, numbers, periodic=periodic, allow_unseen=allow_unseen, calculator=calculator)
-        return cls(None if decision.loaded is None else asked, allow_unseen, decision.note)
+        return cls(None if decision.loaded is None else asked, allow_unseen, decision.note, device)
 
 
 def policy_argument(text: str) -> str | None:

@@ -11,6 +11,7 @@ import numpy as np
 from ase import Atoms
 from ase.calculators.singlepoint import SinglePointCalculator
 from ase.filters import Filter, FrechetCellFilter
+from ase.units import GPa
 
 from relaxion.optimize.film import Film, Frame, frame_of
 from relaxion.potentials.counting import Answered, CountingCalculator
@@ -31,6 +32,8 @@ class Task:
     free_cell: bool
     call_limit: int | None = None  # the calculator answers so many force calls; None: no end
     record: bool = False  # keep what a page shows: every reading, and the frames of a film
+    pressure_gpa: float = 0.0  # of a free cell
+    cell_mask: tuple[bool, ...] | None = None  # which of xx, yy, zz, yz, xz, xy of a free cell may change; None: all
 
 
 @dataclass(frozen=True)
@@ -84,7 +87,11 @@ class Stage:
         self._began = time.perf_counter()
 
     def _target(self, atoms: Atoms) -> Atoms | Filter:
-        return FrechetCellFilter(atoms) if self.task.free_cell else atoms
+        task = self.task
+        if not task.free_cell:
+            return atoms
+        mask: Any = task.cell_mask
+        return FrechetCellFilter(atoms, mask=mask, scalar_pressure=task.pressure_gpa * GPa)
 
     def watch(self, optimizer: Any) -> None:
         """Follow the optimizer, at no cost in force calls."""

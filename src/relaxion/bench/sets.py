@@ -156,6 +156,12 @@ def _known_crystal(random: Random, index: int) -> Atoms:
     return _crystal(random, "prototype" if index % 2 else "composition")
 
 
+def _prototype(random: Random, index: int) -> Atoms:
+    """As generated: elements on the sites of a prototype, the volume guessed, nothing relaxed or displaced."""
+    why: Reason = "prototype" if index % 2 else "composition"
+    return random_crystal(random, side="assessment", why=why, sizes=(2, 16))
+
+
 def _strained_crystal(random: Random, index: int) -> Atoms:
     return _strained(_known_crystal(random, index), random)
 
@@ -194,6 +200,7 @@ _CRYSTALS_CELL = "unseen crystals with free cell, 2–16 atoms, CHGNet, rattle 0
 _NEW_ELEMENTS = "crystals with an element never trained on, 2–16 atoms, CHGNet, rattle 0.12 Å"
 _PEROVSKITES = "unseen cubic perovskites with free cell, 5 atoms, CHGNet, rattle 0.1 Å, strain ±3 %"
 _CARBON = "carbon allotropes with free cell, 4–8 atoms, CHGNet, rattle 0.1 Å, strain ±3 %"
+_PROTOTYPES = "unrelaxed prototypes with free cell, 2–16 atoms, CHGNet (the protocol of Matbench Discovery)"
 _ALLOYS_CELL = "EMT alloys with free cell, 4–32 atoms, rattle 0.05–0.15 Å, strain ±3 %"
 _PACKINGS_CELL = "random Al–Fe packings with free cell, 2–16 atoms"
 _FLEXIBLE = "chains, peptides and sugars with random torsions, 20–60 atoms, GFN2-xTB"
@@ -221,5 +228,6 @@ _KNOWN = (  # their order is part of the seeds: new sets go to the end
     StartSet("dimers", _DIMERS, dimer, "gfn2", 22),
     _far("adsorbates", _ADSORBATES, adsorbate, "chgnet", 12),
     _cell("molecular-crystals", _MOLECULAR, _molecular_crystal, "chgnet", 8),
+    _cell("mp-relax", _PROTOTYPES, _prototype, "chgnet", 40),
 )
 SETS: dict[str, StartSet] = {known.name: known for known in _KNOWN}

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from ase import Atoms
 
 from relaxion.bench.contest import Score
 from relaxion.bench.optimizers import CORE, OURS
@@ -127,6 +128,24 @@ def energy_gaps(ours: Sequence[Score], other: Sequence[Score]) -> Array:
             if a.energy_ev is not None and b.energy_ev is not None
         ]
     )
+
+
+def median_distance(ours: Sequence[Score], other: Sequence[Score]) -> float | None:
+    """Median over the crystals where both converged of the root mean square distance between their atoms, Å.
+
+    Both lie in the mean of their cells and on top of each other, as crystals are compared; None where there are none.
+    """
+    pairs = zip((score.final for score in ours), (score.final for score in other), strict=True)
+    found = [_distance(a, b) for a, b in pairs if a is not None and b is not None and a.pbc.all()]
+    return float(np.median(found)) if found else None
+
+
+def _distance(first: Atoms, second: Atoms) -> float:
+    moved = first.get_scaled_positions(wrap=False) - second.get_scaled_positions(wrap=False)
+    moved -= moved[0]  # one atom on top of the other, so that none of the rest is taken for its image
+    moved -= np.round(moved)
+    moved = (moved - moved.mean(axis=0)) @ ((first.cell.array + second.cell.array) / 2)
+    return float(np.sqrt((moved**2).sum(axis=1).mean()))
 
 
 def break_even_seconds(ours: Sequence[Score], other: Sequence[Score]) -> float | None:

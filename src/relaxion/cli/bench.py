@@ -9,7 +9,7 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -28,7 +28,7 @@ from relaxion.cli.early import check_numbers
 from relaxion.cli.ending import DONE, INCOMPLETE, Interrupts
 from relaxion.cli.inputs import command_line, sliced
 from relaxion.cli.progress import bar, one_line, say, tell
-from relaxion.cli.requests import BenchRequest
+from relaxion.cli.requests import BenchRequest, changed
 from relaxion.errors import FileError, InputError, PotentialError, SettingsError
 from relaxion.files import part_of, replace_file
 from relaxion.generators.perturbations import Perturbation, perturbation
@@ -55,7 +55,8 @@ def bench(request: BenchRequest, interrupts: Interrupts) -> int:
     others = classical_contestants(request.optimizers, without_gpmin=starts.without_gpmin, free_cell=starts.free_cell)
     if request.seed < FIRST_SEED and not request.quiet:
         say(f"relaxion: seeds below {FIRST_SEED} are for training; a policy may have seen starts of their kind")
-    result = measure(starts, [*ours, *others], _circumstances(request, starts), quiet=request.quiet)
+    with closing(starts.potential):
+        result = measure(starts, [*ours, *others], _circumstances(request, starts), quiet=request.quiet)
     with interrupts.held():
         _publish(request, _of_what_was_done(request, starts, result))
     if result.circumstances.interrupted or interrupts.noticed:
@@ -145,7 +146,7 @@ def _of_what_was_done(request: BenchRequest, starts: Starts, result: ContestResu
     if not result.circumstances.interrupted:
         return result
     done = replace(starts, images=starts.images[: result.n_structures])
-    used = _policies_used(replace(request, quiet=True), done)
+    used = _policies_used(changed(request, quiet=True), done)
     return replace(result, circumstances=replace(result.circumstances, policies_used=used))
 
 

@@ -10,7 +10,7 @@ from rich import box
 from rich.table import Table
 
 from relaxion.bench.optimizers import CORE
-from relaxion.bench.statistics import Comparison, ContestResult, Interval, Summary, charged
+from relaxion.bench.statistics import Comparison, ContestResult, Interval, Summary, charged, median_distance
 from relaxion.optimize.choice import CORE as CLASSICAL
 from relaxion.version import __version__
 
@@ -69,6 +69,7 @@ def _optimizer(result: ContestResult, name: str) -> dict[str, Any]:
         "calculator_seconds": summary.calculator_seconds,
         "overhead_seconds_per_force_call": summary.overhead_seconds_per_call,
         "same_minimum_rate": None if best is None else result.compared(name, best).same_minimum_rate,
+        "median_distance_from_ours_angstrom": median_distance(result.scores[result.ours], result.scores[name]),
     }
 
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-CALCULATORS = ("emt", "eam", "eam:", "lj", "morse", "chgnet", "sevennet", "gfn2", "mace")
+CALCULATORS = (
+    "emt", "eam", "eam:", "lj", "morse", "chgnet", "sevennet", "gfn2", "mace", "mace:", "orb", "mattersim", "uma",
+    "fairchem", "nequip:", "matgl", "lammps:", "gpaw",
+)  # fmt: skip
 OPTIMIZERS = ("BFGS", "BFGSLineSearch", "LBFGS", "FIRE", "FIRE2", "GPMin", "MDMin", "CG", "GoodOldQuasiNewton")
 AGENTS = ("ddpg", "td3", "d4pg", "sac")
 PACKAGE = Path(__file__).parent.parent

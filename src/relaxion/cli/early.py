@@ -15,6 +15,7 @@ from relaxion.errors import SettingsError
 from relaxion.paths import check_file, without_slice
 from relaxion.settings import nearest
 
+AXES = ("xx", "yy", "zz", "yz", "xz", "xy")  # of the strain, in ASE's order
 THREADS = "OMP_NUM_THREADS"
 
 
@@ -35,6 +36,7 @@ def check_early(request: Any) -> None:
     match request:
         case RelaxRequest():
             check_numbers(request.fmax, request.steps, rattle=request.rattle)
+            check_cell_options(request)
             if len(request.files) == 1 and not request.as_json:  # of several the others are relaxed all the same
                 _check_structures(request.files)
         case RaceRequest():
@@ -53,6 +55,17 @@ def check_early(request: Any) -> None:
 def _check_structures(files: Sequence[Path]) -> None:
     for file in files:
         check_file(without_slice(file)[0])
+
+
+def check_cell_options(request: RelaxRequest) -> None:
+    """Refuse what has no meaning without a free cell, and what cannot be read."""
+    if not math.isfinite(request.pressure):
+        raise SettingsError(f"--pressure is a number in GPa, got {request.pressure}; try --pressure 10")
+    if not request.cell and (request.pressure or request.cell_mask):
+        raise SettingsError("--pressure and --cell-mask are for a free cell; add --cell")
+    unknown = [word for word in request.cell_mask.split(",") if request.cell_mask and word.strip() not in AXES]
+    if unknown:
+        raise SettingsError(f"--cell-mask names some of {','.join(AXES)}, got '{request.cell_mask}'")
 
 
 def _check_recipe(word: str) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import replace
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from ase import Atoms
+from ase.optimize.optimize import Optimizer
 
 from relaxion.bench.checks import emt_note, occupancy_note
 from relaxion.bench.comparison import in_words, who_relaxed
@@ -19,10 +20,11 @@ from relaxion.cli.early import check_numbers
 from relaxion.cli.ending import DONE, ERROR, INCOMPLETE, Interrupts
 from relaxion.cli.inputs import checked_start, command_line, refuse_folder, sliced
 from relaxion.cli.progress import Progress, say, speaks_ascii_only, tell
-from relaxion.cli.requests import RaceRequest
+from relaxion.cli.requests import RaceRequest, changed
 from relaxion.cli.sentences import compared_as_json
 from relaxion.errors import FileError, SettingsError
 from relaxion.paths import without_slice
+from relaxion.potentials.potential import Potential
 from relaxion.potentials.registry import make_potential
 from relaxion.structures.dataset import read
 from relaxion.web.race import Race, race_page, raced, verdict
@@ -40,10 +42,16 @@ def race(request: RaceRequest, _: Interrupts) -> int:
     check_page(request.out, request.force)
     atoms, hints = _structure(request.file, request.index)
     if request.calc == AUTO:
-        request = replace(request, calc=calculator_for([atoms]))
+        request = changed(request, calc=calculator_for([atoms]))
         hints += filter(None, [choice_in_words(request.calc)])
-    potential = make_potential(request.calc)
-    start = checked_start(atoms, potential, request)
+    with closing(make_potential(request.calc)) as potential:
+        start = checked_start(atoms, potential, request)
+        return _race(request, potential, optimizers, start, hints)
+
+
+def _race(
+    request: RaceRequest, potential: Potential, optimizers: dict[str, type[Optimizer]], start: Atoms, hints: list[str]
+) -> int:
     choice = PolicyChoice.of(request.policy, start, allow_unseen=request.allow_unseen)
     hints = [*hints, *filter(None, [occupancy_note(start), emt_note(start, request.calc), choice.note])]
     task = Task(start, potential, request.fmax, request.steps, request.cell, record=True)

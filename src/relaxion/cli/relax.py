@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -11,17 +13,18 @@ from ase.optimize.optimize import Optimizer
 from rich.console import Console
 
 from relaxion.bench.checks import emt_note, occupancy_note
-from relaxion.bench.comparison import Compared, compared, run_ase_optimizer, run_relaxer
+from relaxion.bench.comparison import Compared, compared, restart_name, run_ase_optimizer, run_relaxer
 from relaxion.bench.optimizers import PolicyChoice, check_policy, chosen_optimizers, policy_argument
 from relaxion.bench.result_folder import PAGE, check_free, check_out, publish, staging, update_manifest, write_structure
 from relaxion.bench.runs import Run, Task
+from relaxion.cli.conditions import cell_mask, symmetric
 from relaxion.cli.default_calculator import AUTO, calculator_for_files, choice_in_words
 from relaxion.cli.early import check_numbers
 from relaxion.cli.ending import DONE, ERROR, INCOMPLETE, Interrupts
 from relaxion.cli.frames import write_together
 from relaxion.cli.inputs import Job, checked_start, command_line, read_jobs
 from relaxion.cli.progress import Progress, one_line, say, speaks_ascii_only, tell
-from relaxion.cli.requests import RelaxRequest
+from relaxion.cli.requests import RelaxRequest, changed
 from relaxion.cli.sentences import (
     Report,
     as_json,
@@ -43,11 +46,28 @@ def relax(request: RelaxRequest, interrupts: Interrupts) -> int:
     check_policy(policy_argument(request.policy))
     optimizers = chosen_optimizers(request.compare, "--compare")
     request = with_calculator(request)
-    physics = make_potential(request.calc)
-    check_out(request.out)
-    memory_at(request.memory)
-    jobs = read_jobs(request.files)
-    return _Session(request, physics, optimizers, interrupts, Progress(quiet=request.quiet)).relax_all(jobs)
+    with closing(make_potential(request.calc, request.device)) as physics:
+        check_out(request.out)
+        memory_at(request.memory)
+        jobs = _left(request, read_jobs(request.files))
+        progress = Progress(quiet=request.quiet)
+        return _Session(request, physics, optimizers, interrupts, progress).relax_all(jobs)
+
+
+def _left(request: RelaxRequest, jobs: list[Job]) -> list[Job]:
+    """With --resume, all but those whose results are there already."""
+    if not request.resume:
+        return jobs
+    left = [job for job in jobs if not (request.out / job.folder).is_dir() or _restart(request, job) is not None]
+    if len(left) < len(jobs) and not request.quiet:
+        say(f"relaxion: {len(jobs) - len(left)} of {len(jobs)} structures are done already")
+    return left
+
+
+def _restart(request: RelaxRequest, job: Job) -> Path | None:
+    """What an earlier relaxation of this structure left behind when it was cut short, where it is to be resumed."""
+    file = request.out / job.folder / restart_name(job.name)
+    return file if request.resume and file.is_file() else None
 
 
 def with_calculator(request: RelaxRequest) -> RelaxRequest:
@@ -57,7 +77,7 @@ def with_calculator(request: RelaxRequest) -> RelaxRequest:
     calc = calculator_for_files(request.files)
     if (words := choice_in_words(calc)) and not request.quiet:
         say(f"relaxion: {words}")
-    return replace(request, calc=calc)
+    return changed(request, calc=calc)
 
 
 @dataclass(frozen=True)
@@ -92,9 +112,13 @@ class _Session:
         if job.atoms is None:
             return Report(job, error=one_line(job.error or ""))
         try:  # everything that can be refused is refused before a force call is spent
-            check_free(request.out / job.folder, request.force)
+            check_free(request.out / job.folder, request.force or _restart(request, job) is not None)
             start = checked_start(job.atoms, self.physics, request)
-            task = Task(start, self.physics, request.fmax, request.steps, request.cell, record=request.report)
+            start = symmetric(start) if request.keep_symmetry else start
+            task = Task(
+                start, self.physics, request.fmax, request.steps, request.cell, record=request.report,
+                pressure_gpa=request.pressure, cell_mask=cell_mask(request.cell_mask),
+            )  # fmt: skip
             report = self._relax_into_folder(job, task)
         except Exception as error:  # noqa: BLE001 - a defect met by one structure is no reason to drop the others
             return Report(job, error=one_line(error_in_words(error)))
@@ -103,14 +127,16 @@ class _Session:
 
     def _relax_into_folder(self, job: Job, task: Task) -> Report:
         final, request = self.request.out / job.folder, self.request
-        choice = PolicyChoice.of(
-            request.policy, task.start, allow_unseen=request.allow_unseen, calculator=task.potential
-        )
+        unseen, device, physics = request.allow_unseen, request.device, task.potential
+        choice = PolicyChoice.of(request.policy, task.start, allow_unseen=unseen, calculator=physics, device=device)
         with staging(final) as folder:
-            run = run_relaxer(
-                task, choice, folder / f"{job.name}.log", folder / f"{job.name}.traj",
-                self.progress.reporter(job.label, "Relaxion"), request.memory,
-            )  # fmt: skip
+            earlier, log, trajectory = _restart(request, job), folder / f"{job.name}.log", folder / f"{job.name}.traj"
+            restart = None if earlier is None else Path(shutil.copy(earlier, folder))
+            for file in (final / log.name, final / trajectory.name) if earlier else ():
+                if file.is_file():
+                    shutil.copy(file, folder)
+            reporter = self.progress.reporter(job.label, "Relaxion")
+            run = run_relaxer(task, choice, log, trajectory, reporter, request.memory, restart)
             with self.interrupts.held():
                 hints = self._hints(job, run, task, choice.note)
                 report = self._save(Report(job, run, hints=hints), run, folder, final)
@@ -217,6 +243,8 @@ def details(request: RelaxRequest, run: Run) -> dict[str, Any]:
         "fmax_ev_per_angstrom": request.fmax,
         "free_cell": request.cell,
     }
+    given = {"pressure_gpa": request.pressure, "cell_mask": request.cell_mask, "keep_symmetry": request.keep_symmetry}
+    plain |= {name: value for name, value in given.items() if value}
     columns = ("energy_ev", "fmax_ev_per_angstrom", "accepted", "method", "reason")
     calls = {name: [getattr(reading, name) for reading in run.readings] for name in columns}
     return {"request": plain, "calls": {**calls, "base_call": [frame.base_call for frame in run.frames]}}

@@ -74,7 +74,8 @@ def _worker_settings(request: ManyRequest) -> tuple[WorkerSettings, int]:
         raise SettingsError(f"--time-limit is a time in seconds above 0, got {limit}; try --time-limit 600")
     check_numbers(request.fmax, request.steps)
     policy_weights(request.policy)  # complaints about a word come first
-    made = make_potential(request.calc)
+    made = make_potential(request.calc, request.device)
+    made.close()  # workers make their own
     if request.cell and not made.has_stress:
         raise SettingsError(f"--cell: calculator {made.name} gives no stress; leave --cell away, or try --calc emt")
     many = ManySettings(
@@ -89,6 +90,7 @@ def _worker_settings(request: ManyRequest) -> tuple[WorkerSettings, int]:
         many=many,
         time_limit_seconds=limit,
         batch_size=request.batch_size,
+        device=request.device,
         memory=None if memory is None else str(memory.path),
         folder=str(Path.cwd()),
     )

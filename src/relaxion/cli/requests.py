@@ -8,7 +8,7 @@ Loads neither torch nor ASE.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import MISSING, dataclass, field
+from dataclasses import MISSING, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -41,6 +41,13 @@ class Command:
 
 COMMANDS: list[Command] = []
 Request = TypeVar("Request", bound=type[Any])
+Asked = TypeVar("Asked")
+
+
+def changed(request: Asked, **values: Any) -> Asked:
+    """The same request with other values; pyright does not see that `command` makes dataclasses."""
+    made: Any = request
+    return replace(made, **values)
 
 
 def command(where: str, **more: Any) -> Callable[[Request], Request]:
@@ -80,6 +87,8 @@ FITTING: dict[str, Any] = {
     "show_default": "emt for its metals, else the first installed of chgnet, sevennet, mace; for molecules gfn2",
 }
 policy_option = partial(option, "NAME|FILE", default="auto", autocompletion=completion.policies)
+DEVICE = "Where networks compute, of policies and of calculators by name: cuda, cuda:1."
+device_option = partial(option, "NAME", DEVICE, default=None, show_default="cpu")
 optimizers_option = partial(option, "NAMES", autocompletion=completion.optimizers)
 rattle_option = partial(
     option, "Å", "First displace the atoms at random with this standard deviation along each axis.", default=0.0
@@ -111,7 +120,7 @@ class RelaxRequest:
     relaxion relax alloy.cif --compare BFGS,FIRE --report
     Units.
     Exit codes: 0 all converged, 1 error, 2 usage, 3 not all converged, 130 interrupted, 143 terminated by SIGTERM (in
-    both cases what was reached is saved).
+    both cases what was reached is saved, and --resume goes on).
     """
 
     files: list[Path] = argument(
@@ -125,17 +134,24 @@ class RelaxRequest:
         "auto: a shipped policy that covers all elements, else the classical optimizer; none: the classical "
         "optimizer; NAME or FILE: that policy. See 'policies'."
     )
+    device: str | None = device_option()
     allow_unseen: bool = unseen_flag()
     fmax: float = option(
         "eV/Å", "Converged when the largest force (with a free cell also the stress term) is below this.", default=0.05
     )
     steps: int = option("N", "Maximum number of steps; each is one force call.", default=500)
     cell: bool = flag("--cell", "Relax the cell too.")
+    pressure: float = option("GPa", "Of a free cell (--cell), from all sides.", default=0.0)
+    cell_mask: str = option(
+        "AXES", "Of a free cell, what may change: some of xx,yy,zz,yz,xz,xy.", default="", show_default="all six"
+    )
+    keep_symmetry: bool = flag("--keep-symmetry", "Keep the space group of the start (within 0.01 Å); needs spglib.")
     compare: str = optimizers_option("Also run these ASE optimizers from the same start: BFGS,FIRE,...", default="")
     memory: Path | None = memory_option()
     out: Path = option("DIR", "Results go to DIR/NAME/.", default=Path("relaxed"))
     as_json: bool = flag("--json", "One JSON object per structure on stdout, nothing else.")
     report: bool = flag("--report", "Also write DIR/NAME/report.html: film, curves, comparison, facts.")
+    resume: bool = flag("--resume", "Go on with structures whose relaxation into DIR was cut short.")
     force: bool = flag("--force", "Replace earlier results.")
     rattle: float = rattle_option()
     seed: int = rattle_seed_option()
@@ -168,6 +184,7 @@ class ManyRequest:
     out: Path = option("DIR", "Results; run the same command again to continue.", default=Path("relaxed-many"))
     calc: str = calc_option(AS_IN_RELAX)
     policy: str = policy_option(AS_IN_RELAX)
+    device: str | None = device_option()
     allow_unseen: bool = unseen_flag()
     fmax: float = option("eV/Å", AS_IN_RELAX, default=0.05)
     steps: int = option("N", "Maximum number of steps per structure; each is one force call.", default=500)
@@ -364,7 +381,7 @@ class BenchRequest:
     what: str = argument(
         "SET",
         "emt-bulk, emt-large, emt-bulk-cell, emt-slabs, emt-clusters, alfe, alfe-cell, lj38, mixed, crystals, "
-        "crystals-cell, new-elements, macs, perovskites-cell, carbon-cell, molecules, or a structure file.",
+        "crystals-cell, new-elements, macs, perovskites-cell, carbon-cell, molecules, mp-relax, or a structure file.",
     )
     calc: str | None = optional("SPEC", AS_IN_RELAX, show_default="the set's own; emt for files")
     optimizers: str = option(

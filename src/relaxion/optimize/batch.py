@@ -38,6 +38,7 @@ from relaxion.potentials.potential import Potential
 from relaxion.potentials.registry import potential as potential_of
 from relaxion.structures import Structures
 from relaxion.structures.conversion import check_atoms, forget_symmetry
+from relaxion.structures.devices import DeviceLike
 from relaxion.structures.state import Outcome
 
 logger = logging.getLogger(__name__)
@@ -116,6 +117,7 @@ class BatchSettings:
     record: bool = False  # keep every evaluated point
     stresses: bool = False  # ask for them also where the cell does not relax
     largest_first_force: float | None = None  # eV/Å; a start above it is not relaxed
+    device: DeviceLike = None  # where networks compute: the policy's, and the potential's where it is given by name
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.fmax) and self.fmax > 0):
@@ -136,15 +138,16 @@ def relax_batch(
     batch_size: int = BATCH_SIZE,
     allow_unseen: bool = False,
     memory: str | Path | Memory | None = None,
+    device: DeviceLike = None,
 ) -> list[Relaxed]:
     """Relax all structures, in the order given; the same results as `Relaxer` brings one by one, to rounding.
 
     `structures`: ASE atoms, with constraints if need be; they are not changed. `potential`: a name ("emt"), an ASE
     calculator (asked one structure after the other) or a potential. `policy`, `allow_unseen`: as in `Relaxer`. `fmax`:
-    eV/Å. `cell`: relax the cells too. `memory`: as in `Relaxer`.
-    An error of the potential ends the structure that met it, not the others.
+    eV/Å. `cell`: relax the cells too. `memory`: as in `Relaxer`. `device`: where the networks of the policy and of a
+    named potential compute. An error of the potential ends the structure that met it, not the others.
     """
-    settings = BatchSettings(policy, fmax, cell, max_force_calls, allow_unseen)
+    settings = BatchSettings(policy, fmax, cell, max_force_calls, allow_unseen, device=device)
     return list(relax_stream(structures, potential, settings, batch_size, memory=memory))
 
 
@@ -194,14 +197,19 @@ class BatchRelaxer:
     ) -> None:
         """`make_stepper`: who relaxes, in place of the policy that the settings name. `memory`: a folder in which
         every evaluated geometry is kept; tags that are words are the names of relaxations there."""
-        self.potential, self.settings, self.memory = potential_of(potential), settings, memory_at(memory)
+        self.settings, self.memory = settings, memory_at(memory)
+        self.potential = potential_of(potential, settings.device if isinstance(potential, str) else None)
         if settings.cell and not self.potential.has_stress:
             raise MissingStressError(
                 f"{self.potential.name} gives no stress, so cells cannot relax; leave cell=True away, or try 'emt'"
             )
         self._make_stepper = make_stepper or self._chosen
-        policy = None if make_stepper else settings.policy
-        self._chooser = Chooser(policy, allow_unseen=settings.allow_unseen, calculator=self.potential)
+        self._chooser = Chooser(
+            None if make_stepper else settings.policy,
+            allow_unseen=settings.allow_unseen,
+            calculator=self.potential,
+            device=settings.device,
+        )
         self.together = not isinstance(self.potential, AsePotential)
         self._running: list[_Relaxation] = []
         self._finished: list[Relaxed] = []
@@ -322,7 +330,7 @@ class BatchRelaxer:
         return pairs
 
 
-class _Told:
+class Told:
     """A calculator, as far as ASE's atoms and filters ask one, that says what it was told."""
 
     answer: Answer
@@ -355,7 +363,7 @@ class _Relaxation:
     ) -> None:
         self.start, self.tag, self.settings = atoms, tag, settings
         self.atoms = atoms.copy()
-        self._told = _Told() if together else None
+        self._told = Told() if together else None
         stress = _with_stress(settings, potential, atoms)
         self._counter = None if together else CountingCalculator(potential, stress=stress)
         self.atoms.calc = self._told or self._counter

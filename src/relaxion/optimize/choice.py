@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
 
+import torch
 from ase.data import atomic_numbers as numbers_of
 
 from relaxion.bundles import PolicyBundle, uncovered
@@ -25,9 +26,11 @@ from relaxion.optimize.quasi_newton import QuasiNewton, QuasiNewtonSettings
 from relaxion.optimize.stepper import Stepper
 from relaxion.optimize.trust_rule import GATE, TrustRule, rule_of
 from relaxion.potentials.details import details_of, fingerprint
+from relaxion.structures.devices import DeviceLike, device_of
 
 logger = logging.getLogger(__name__)
 
+CPU = torch.device("cpu")
 CORE = "classical"  # what relaxes where no policy does
 WORDS = ("auto", "none")  # that `policy=` understands beside names and paths
 INSIST = "allow_unseen=True (--allow-unseen) uses the policy all the same"
@@ -111,9 +114,13 @@ def chosen(
     allow_unseen: bool = False,
     adapt: bool | Adaptation = False,
     calculator: object = None,
+    device: DeviceLike = None,
 ) -> Chosen:
     """The stepper for `policy`: "auto", None (or "none") for the core, the name of a policy, or a bundle's path."""
-    decision = decide(policy, atomic_numbers, periodic=periodic, allow_unseen=allow_unseen, calculator=calculator)
+    if adapt is not False and device_of(device).type != "cpu":
+        raise SettingsError(f"adapt learns on the CPU; leave adapt or device={str(device)!r} away")
+    chooser = Chooser(policy, allow_unseen=allow_unseen, calculator=calculator, device=device)
+    decision = chooser.decide(atomic_numbers, periodic=periodic)
     if decision.note:
         logger.log(logging.WARNING if decision.loud else logging.INFO, decision.note)
     return stepper_of(decision, settings, fallback=fallback, allow_unseen=allow_unseen, adapt=adapt)
@@ -174,20 +181,28 @@ def decide(
 class Chooser:
     """Decides for many structures; policies are looked up and read once, when it is made."""
 
-    def __init__(self, policy: str | Path | None, *, allow_unseen: bool = False, calculator: object = None) -> None:
-        """PolicyError or SettingsError where `policy` is nothing that could relax.
+    def __init__(
+        self,
+        policy: str | Path | None,
+        *,
+        allow_unseen: bool = False,
+        calculator: object = None,
+        device: DeviceLike = None,
+    ) -> None:
+        """PolicyError or SettingsError where `policy` is nothing that could relax, or the device is not there.
 
         `calculator`: "auto" looks among policies that learned from relaxations with it first.
         """
+        where = device_of(device)
         self.allow_unseen, self._broken, self._candidates = allow_unseen, "", list[Loaded]()
         self._automatic, self._learned = policy == "auto", list[Loaded]()
         if self._automatic:
-            self._candidates, self._broken = _shipped()
-            self._learned = learned_for(calculator)
+            self._candidates, self._broken = _shipped(where)
+            self._learned = learned_for(calculator, where)
         elif policy is not None and policy != "none":
             if not isinstance(policy, str | Path):
                 raise SettingsError(f"policy is a name, a path, 'auto' or None, got {policy!r}")
-            self._candidates = [load(policy)]
+            self._candidates = [load(policy, where)]
 
     def decide(self, atomic_numbers: Collection[int], *, periodic: bool) -> Decision:
         """Who shall relax these atoms: the one that was trained on all their elements, or, if insisted on, on most."""
@@ -224,18 +239,18 @@ class Chooser:
         return next((loaded for loaded in others if not uncovered(loaded.bundle, atomic_numbers)), None)
 
 
-def _shipped() -> tuple[list[Loaded], str]:
+def _shipped(device: torch.device) -> tuple[list[Loaded], str]:
     """Those that can be read, and a sentence about the others: nobody named them, so they are no reason to stop."""
     found, broken = [], []
     for name in shipped_names():
         try:
-            found.append(load(name))
+            found.append(load(name, device))
         except PolicyError as error:
             broken.append(str(error))
     return found, "; ".join([*broken, "the classical optimizer is used"]) if broken else ""
 
 
-def learned_for(calculator: object) -> list[Loaded]:
+def learned_for(calculator: object, device: torch.device = CPU) -> list[Loaded]:
     """The user's own policies that learned from relaxations with this calculator, the one that gained most first.
 
     What cannot be read is left out: nobody named it.
@@ -246,22 +261,25 @@ def learned_for(calculator: object) -> list[Loaded]:
     mark, found = fingerprint(details_of(calculator)), []
     for name, file in files.items():
         with suppress(PolicyError, OSError):
-            source = load(file).bundle.card.learned_from
+            source = load(file, device).bundle.card.learned_from
             if source is not None and mark in source.calculators:
-                found.append((source.calls_ratio or source.error_ratio, name, load(file)))
+                found.append((source.calls_ratio or source.error_ratio, name, load(file, device)))
     return [loaded for *_, loaded in sorted(found, key=lambda one: one[:2])]
 
 
-def load(name_or_path: str | Path) -> Loaded:
-    """The bundle with its networks; read again only when its file has changed."""
+def load(name_or_path: str | Path, device: torch.device = CPU) -> Loaded:
+    """The bundle with its networks; read again only when its file has changed. A metric's network is on the device."""
     file = find_file(name_or_path, WORDS)
     about = file.stat()
-    return _load(file, about.st_mtime_ns, about.st_size)
+    return _load(file, about.st_mtime_ns, about.st_size, device)
 
 
 @lru_cache(maxsize=64)
-def _load(file: Path, _changed: int, _size: int) -> Loaded:
+def _load(file: Path, _changed: int, _size: int, device: torch.device) -> Loaded:
     bundle = PolicyBundle.read(file)
     gate = bundle.networks.get(GATE)
     rule = None if gate is None else rule_of(gate, bundle.name)
-    return Loaded(bundle, policy_of(bundle), rule, bundle.weights_sha256)
+    policy = policy_of(bundle)
+    if isinstance(policy, MetricPolicy):
+        policy.network.to(device)
+    return Loaded(bundle, policy, rule, bundle.weights_sha256)

@@ -31,6 +31,7 @@ Solve = Callable[[Array], Array]
 
 SOFTEST_SHARE = 0.2  # Powell's damping: a secant softer than this share of the stiffness is stiffened
 MOST_REJECTIONS = 6  # in a row, then another method takes over
+CERTAIN_CHANGE = 0.05  # eV; smaller differences of energies are not believed against the forces
 
 
 @dataclass(frozen=True)
@@ -275,9 +276,13 @@ def noise(energy: float) -> float:
 
 
 def energy_change(before: Point, after: Point, step: Array) -> float:
-    """Energy difference, or the trapezoid of the forces where the difference drowns in rounding."""
+    """Energy difference, or the trapezoid of the forces where the difference may be no more than noise.
+
+    Energies of self-consistent codes err by meV, and jump where plane waves come and go with the cell; the forces along
+    a step do not, and for steps that change the energy by so little the trapezoid is as good.
+    """
     change = after.energy - before.energy
-    if abs(change) > noise(after.energy):
+    if abs(change) > max(CERTAIN_CHANGE, noise(after.energy)):
         return change
     return -0.5 * dot(before.forces + after.forces, step)
 

@@ -35,6 +35,7 @@ from relaxion.optimize.remembering import Remembered, memory_at
 from relaxion.optimize.restart import Saved, read_restart, write_restart
 from relaxion.optimize.stepper import propose
 from relaxion.settings import shown
+from relaxion.structures.devices import DeviceLike
 from relaxion.structures.state import Outcome
 
 logger = logging.getLogger(__name__)
@@ -85,6 +86,7 @@ class Relaxer(Optimizer):
         allow_unseen: bool = False,
         adapt: bool | Adaptation = False,
         memory: str | Path | Memory | int | None = None,
+        device: DeviceLike = None,
         **kwargs: Any,
     ) -> None:
         """`policy`: "auto" takes a shipped policy that covers the elements, a name or path takes that one, None the
@@ -92,8 +94,9 @@ class Relaxer(Optimizer):
         over after many rejected steps. `allow_unseen`: use the policy also for elements it was not trained on.
         `adapt`: a copy of the network learns from the relaxations of this process (or of those that share an
         `Adaptation`), at no force call: for many similar structures. `memory`: a folder in which every evaluated
-        geometry is kept, to learn from (`relaxion learn`). All else as in ASE; options that only other optimizers have
-        (alpha, dt, a number for memory, …) are named in a warning and ignored."""
+        geometry is kept, to learn from (`relaxion learn`). `device`: where the network of a metric policy computes
+        ("cuda"). All else as in ASE; options that only other optimizers have (alpha, dt, a number for memory, …) are
+        named in a warning and ignored."""
         check_door(atoms)
         self.maxstep = _checked_maxstep(self.defaults["maxstep"] if maxstep is None else maxstep)
         self.policy = policy
@@ -115,6 +118,7 @@ class Relaxer(Optimizer):
             allow_unseen=allow_unseen,
             adapt=adapt,
             calculator=calculator,
+            device=device,
         )
         self._adaptation, self._visited = choice.adaptation, list[Point]()
         self.policy_used, self._stepper, self._weights_sha256 = choice.name, choice.stepper, choice.weights_sha256
@@ -144,6 +148,11 @@ class Relaxer(Optimizer):
     def force_calls(self) -> int:
         """Structures evaluated, rejected ones and those before a restart included."""
         return self._calls_before + len(self.history)
+
+    @property
+    def calls_before(self) -> int:
+        """Those in the runs before the restart file was written."""
+        return self._calls_before
 
     @property
     def fallback_used(self) -> int:
@@ -188,6 +197,11 @@ class Relaxer(Optimizer):
             self._stepper.check_rows(len(saved.seen_at))
         except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
             raise RestartError(f"{path} is damaged ({shown(error)}); delete it to start afresh") from error
+
+    def go_on(self) -> None:
+        """After a restart: put the atoms where the run before would have looked next, so that no force call is lost."""
+        if self._left_at is not None:
+            self.atoms.set_positions(self._left_at)
 
     def save(self, path: str | Path) -> None:
         """Write a restart file, as every step does where `restart` is given; before the first step there is none."""

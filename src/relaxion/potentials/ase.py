@@ -8,6 +8,7 @@ from ase import Atoms
 from ase.calculators.calculator import BaseCalculator, Calculator, all_changes
 
 from relaxion.errors import PotentialError
+from relaxion.potentials.closing import close_calculator
 from relaxion.potentials.potential import Potential
 from relaxion.structures import Evaluation, Structures
 
@@ -21,7 +22,14 @@ class AsePotential(Potential):
         super().__init__()
         self.calculator = calculator
         self.name = type(calculator).__name__
-        self.has_stress = "stress" in getattr(calculator, "implemented_properties", ["stress"])
+        known = getattr(calculator, "implemented_properties", ["forces", "stress"])
+        self.has_stress = "stress" in known
+        if "forces" not in known:
+            raise PotentialError(f"the calculator {self.name} gives energies without forces; take one that has both")
+
+    def close(self) -> None:
+        """End what is alive behind the calculator, such as the program of one of ASE's socket calculators."""
+        close_calculator(self.calculator)
 
     def evaluate(self, structures: Structures, stresses: bool) -> Evaluation:
         energies, forces, tensors = [], [], []

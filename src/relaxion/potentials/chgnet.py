@@ -10,9 +10,10 @@ from torch import Tensor
 from relaxion.errors import PotentialError
 from relaxion.potentials.chgnet_network import ANGLE_CUTOFF, CUTOFF, ChgnetGraph, ChgnetNetwork
 from relaxion.potentials.extras import package_folder
-from relaxion.potentials.pairwise import evaluated_in_portions
+from relaxion.potentials.pairwise import evaluated_in_portions, on_device
 from relaxion.potentials.potential import Potential
 from relaxion.structures import Evaluation, Structures
+from relaxion.structures.devices import DeviceLike, device_of
 from relaxion.structures.graph import Pairs
 from relaxion.structures.structures import per_structure_sum
 
@@ -33,10 +34,11 @@ class Chgnet(Potential):
 
     name = "CHGNet"
 
-    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(self, dtype: torch.dtype = torch.float32, device: DeviceLike = None) -> None:
         """`dtype`: precision inside. float64 is half as fast, and its forces are derivatives to the last digit."""
         super().__init__()
-        self._network = load_network(dtype)
+        self.device = device_of(device)
+        self._network = load_network(dtype, self.device)
 
     @property
     def elements(self) -> frozenset[int]:
@@ -47,7 +49,8 @@ class Chgnet(Potential):
         crowded = are_crowded(structures, pairs)
         if bool(crowded.any()):
             return self._without(crowded, structures, stresses)
-        return evaluated_in_portions(structures, pairs, self._energies_and_slopes, PAIRS_AT_ONCE, stresses)
+        network = on_device(self._energies_and_slopes, self.device)
+        return evaluated_in_portions(structures, pairs, network, PAIRS_AT_ONCE, stresses)
 
     def _energies_and_slopes(self, atomic_numbers: Tensor, ends: Tensor, vectors: Tensor) -> tuple[Tensor, Tensor]:
         energies, slopes = self._network.energies_and_slopes(ChgnetGraph.of(atomic_numbers, ends, vectors))
@@ -80,14 +83,14 @@ def are_crowded(structures: Structures, pairs: Pairs) -> Tensor:
 
 
 @cache
-def load_network(dtype: torch.dtype) -> ChgnetNetwork:
-    """Once per process. The package itself is not imported: only its file of weights is read, as plain tensors."""
+def load_network(dtype: torch.dtype, device: torch.device) -> ChgnetNetwork:
+    """Once per process and device. Of the package only the file of weights is read, as plain tensors."""
     folder = package_folder("chgnet") / "pretrained" / VERSION
     files = sorted(folder.glob("*.pth.tar"))
     if len(files) != 1:
         raise PotentialError(f"{folder} has {len(files)} files of weights, expected one; try: {REPAIR}")
     try:
-        weights = torch.load(files[0], map_location="cpu", weights_only=True)["model"]["state_dict"]
+        weights = torch.load(files[0], map_location=device, weights_only=True)["model"]["state_dict"]
         return ChgnetNetwork(weights, dtype)
     except (KeyError, RuntimeError, ValueError) as error:
         raise PotentialError(

@@ -68,7 +68,7 @@ def angles_between(centers: Tensor) -> Tensor:
     first = torch.repeat_interleave(partners)
     # the partners of a row begin where the rows of its center do
     begin = (degrees.cumsum(0) - degrees).index_select(0, in_order) - (partners.cumsum(0) - partners)
-    second = torch.arange(len(first)) + begin.index_select(0, first)
+    second = torch.arange(len(first), device=first.device) + begin.index_select(0, first)
     different = torch.nonzero(first != second).flatten()
     pairs = torch.cat([first.index_select(0, different), second.index_select(0, different)])
     return order.index_select(0, pairs).view(2, len(different))

@@ -125,4 +125,6 @@ def ase_calculator(potential: Potential) -> BaseCalculator:
 
 def error_in_words(error: Exception) -> str:
     """Our own errors are sentences already; those of others are named."""
-    return str(error) if isinstance(error, RelaxionError) else f"{type(error).__name__}: {error}"
+    if isinstance(error, RelaxionError):
+        return str(error)
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

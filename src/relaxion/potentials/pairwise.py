@@ -132,6 +132,16 @@ def evaluated_in_portions(
     return evaluation_of_pairs(structures, pairs, atom_energies, slopes, stresses)
 
 
+def on_device(network: BondNetwork, device: torch.device) -> BondNetwork:
+    """The network as if it were on the CPU, where structures are: questions go to its device, answers return."""
+
+    def moved(*questions: Tensor) -> tuple[Tensor, Tensor]:
+        energies, slopes = network(*(question.to(device) for question in questions))
+        return energies.cpu(), slopes.cpu()
+
+    return moved
+
+
 def forces_of_pairs(n_atoms: int, pairs: Pairs, pulls: Tensor) -> Tensor:
     """From dE/dr of every pair, (n_pairs, 3) eV/Å."""
     # two sums and one difference: index_add_ with alpha=-1 takes four times as long

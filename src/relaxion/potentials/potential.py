@@ -62,6 +62,9 @@ class Potential(ABC):
                 f"{self.name} has no parameters for {names}; it knows {elements_in_words(self.elements)}"
             )
 
+    def close(self) -> None:  # noqa: B027 - most have nothing to do
+        """Let go of what is held between calls: another program, a socket, a library. Most hold nothing."""
+
     def as_calculator(self) -> PotentialCalculator:
         """For ASE: `atoms.calc = relaxion.potential("emt").as_calculator()`."""
         from relaxion.potentials.ase import PotentialCalculator  # which is written in terms of this class

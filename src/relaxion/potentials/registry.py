@@ -9,19 +9,23 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 
+import torch
 from ase import Atoms
 from ase.calculators.calculator import BaseCalculator
 from ase.data import chemical_symbols
 
-from relaxion.errors import MissingExtraError, PotentialError, RelaxionError, UnknownPotentialError
+from relaxion.errors import PotentialError, RelaxionError, SettingsError, UnknownPotentialError
 from relaxion.potentials.ase import AsePotential, PotentialCalculator
 from relaxion.potentials.eam import TabulatedEam
 from relaxion.potentials.eam_zhou import ZhouEam
 from relaxion.potentials.emt import Emt
-from relaxion.potentials.extras import is_installed
+from relaxion.potentials.engines import ENGINES
+from relaxion.potentials.extras import Extra, is_installed
 from relaxion.potentials.pair import LennardJones, Morse
 from relaxion.potentials.potential import Potential
+from relaxion.potentials.torchsim import TorchSimPotential, is_torchsim_model
 from relaxion.settings import nearest
+from relaxion.structures.devices import DeviceLike, device_of
 
 BUILT_IN: dict[str, tuple[Callable[[], Potential], str]] = {
     "emt": (Emt, "effective medium theory, equal to ASE's EMT; batched"),
@@ -29,30 +33,6 @@ BUILT_IN: dict[str, tuple[Callable[[], Potential], str]] = {
     "lj": (LennardJones, "Lennard-Jones, equal to ASE's; σ 1 Å, ε 1 eV; batched"),
     "morse": (Morse, "Morse, equal to ASE's; r0 1 Å, ε 1 eV; batched"),
 }
-
-
-@dataclass(frozen=True)
-class Extra:
-    """A potential that needs an optional package."""
-
-    package: str
-    factory: str  # module and class, imported when it is asked for
-    how_to_install: str
-    description: str
-
-    def build(self, spec: str) -> Potential:
-        if not is_installed(self.package):
-            raise self._missing(spec)
-        module, _, name = self.factory.partition(":")
-        try:
-            return getattr(import_module(f"relaxion.potentials.{module}"), name)()
-        except ImportError as error:
-            raise self._missing(spec) from error
-
-    def _missing(self, spec: str) -> MissingExtraError:
-        return MissingExtraError(
-            f"'{spec}' needs the package {self.package}, which cannot be imported; try: {self.how_to_install}"
-        )
 
 
 EXTRAS: dict[str, Extra] = {
@@ -67,19 +47,16 @@ EXTRAS: dict[str, Extra] = {
         factory="sevennet:Sevennet",
         how_to_install="pip install 'relaxion[sevenn]'",
         description="SevenNet-0, a machine-learned potential for 89 elements; batched",
+        model="7net-0|7net-l3i5",
     ),
     "gfn2": Extra(
         package="tblite",
         factory="gfn2:Gfn2",
         how_to_install="pip install 'relaxion[molecules]'",
         description="GFN2-xTB tight binding for molecules, and crystals of few atoms; H to Rn",
+        devices=False,
     ),
-    "mace": Extra(
-        package="mace",
-        factory="mace:Mace",
-        how_to_install="pip install mace-torch",
-        description="MACE-MP, a machine-learned potential for 89 elements; downloads its weights at first use",
-    ),
+    **ENGINES,
 }
 
 
@@ -94,18 +71,21 @@ class PotentialEntry:
     how_to_install: str | None  # None: nothing to install
 
 
-def potential(spec: str | BaseCalculator | Potential) -> Potential:
+def potential(spec: str | BaseCalculator | Potential, device: DeviceLike = None) -> Potential:
     """The potential meant by `spec`.
 
-    "emt", "eam", "lj", "morse"; "eam:FILE" (setfl or Finnis–Sinclair table, also gzipped); "chgnet",
-    "sevennet", "gfn2", "mace" where installed; "module:factory" (called without arguments); an ASE calculator; or a
-    potential, which is returned as it is.
+    "emt", "eam", "lj", "morse"; "eam:FILE" (setfl or Finnis–Sinclair table, also gzipped); "chgnet", "sevennet", "gfn2"
+    and the engines of other packages ("mace", "mace:FILE", "lammps:FILE", ...: `relaxion calculators`) where installed;
+    "module:factory" (called without arguments); an ASE calculator; a TorchSim model; or a potential, which is returned
+    as it is. `device`: where a network computes ("cuda"; None: the CPU); what is no network stays on the CPU.
 
     A module is also looked for in the working directory. If it is found there, the directory stays at the end of
     `sys.path`, so that what the calculator imports later is found too.
     """
     if isinstance(spec, str):
-        return _from_word(spec)
+        return _from_word(spec, device_of(device))
+    if device is not None:
+        raise SettingsError(f"a {type(spec).__name__} is where it was made; leave device={str(device)!r} away")
     found = _from_object(spec)
     if found is None:
         raise UnknownPotentialError(
@@ -115,14 +95,14 @@ def potential(spec: str | BaseCalculator | Potential) -> Potential:
     return found
 
 
-def make_potential(spec: str) -> Potential:
+def make_potential(spec: str, device: DeviceLike = None) -> Potential:
     """What --calc asks for, with whatever its factory raises turned into a sentence.
 
     Some packages greet on stdout when they load; that belongs to results alone, so greetings go to stderr.
     """
     try:
         with redirect_stdout(sys.stderr):
-            return potential(spec)
+            return potential(spec, device)
     except RelaxionError:
         raise
     except Exception as error:  # the user's own factory or another package may raise anything
@@ -150,12 +130,12 @@ def _symbols(numbers: frozenset[int] | None) -> tuple[str, ...] | None:
     return None if numbers is None else tuple(chemical_symbols[number] for number in sorted(numbers))
 
 
-def _from_word(spec: str) -> Potential:
+def _from_word(spec: str, device: torch.device) -> Potential:
+    head, colon, tail = spec.partition(":")
+    if head in EXTRAS and (tail or not colon):
+        return EXTRAS[head].build(spec, tail, device)
     if spec in BUILT_IN:
         return BUILT_IN[spec][0]()
-    if spec in EXTRAS:
-        return EXTRAS[spec].build(spec)
-    head, colon, tail = spec.partition(":")
     if head == "eam" and tail:
         return TabulatedEam.from_file(tail)
     if colon and head and tail and head != "eam":
@@ -173,7 +153,7 @@ def _from_object(thing: object) -> Potential | None:
     asks = all(callable(getattr(thing, name, None)) for name in ("get_forces", "get_potential_energy"))
     if isinstance(thing, BaseCalculator) or (asks and not isinstance(thing, type | Atoms)):
         return AsePotential(thing)  # pyright: ignore[reportArgumentType]
-    return None
+    return TorchSimPotential(thing) if is_torchsim_model(thing) else None
 
 
 def _from_code(spec: str, module_name: str, factory_name: str) -> Potential:

@@ -17,9 +17,10 @@ from torch import Tensor
 
 from relaxion.errors import PotentialError
 from relaxion.potentials.extras import package_folder
-from relaxion.potentials.pairwise import evaluated_in_portions
+from relaxion.potentials.pairwise import evaluated_in_portions, on_device
 from relaxion.potentials.potential import Potential
 from relaxion.structures import Evaluation, Structures
+from relaxion.structures.devices import DeviceLike, device_of
 from relaxion.structures.graph import Pairs
 
 # in the wheel, so that nothing is downloaded; names as sevenn's
@@ -35,17 +36,19 @@ class Sevennet(Potential):
 
     name = "SevenNet"
 
-    def __init__(self, model: str = "7net-0") -> None:
+    def __init__(self, model: str = "7net-0", device: DeviceLike = None) -> None:
         """`model`: "7net-0", or "7net-l3i5", which is more accurate and several times slower."""
         super().__init__()
-        self._network = load_network(model)
+        self.device = device_of(device)
+        self._network = load_network(model, self.device)
 
     @property
     def elements(self) -> frozenset[int]:
         return self._network.elements
 
     def evaluate(self, structures: Structures, stresses: bool) -> Evaluation:
-        pairs, network = Pairs.of(structures, self._network.cutoff), self._network.energies_and_slopes
+        pairs = Pairs.of(structures, self._network.cutoff)
+        network = on_device(self._network.energies_and_slopes, self.device)
         return evaluated_in_portions(structures, pairs, network, PAIRS_AT_ONCE, stresses)
 
 
@@ -76,19 +79,19 @@ class SevennetNetwork:
 
 
 @cache
-def load_network(model: str) -> SevennetNetwork:
-    """Once per process and model."""
+def load_network(model: str, device: torch.device) -> SevennetNetwork:
+    """Once per process, model and device."""
     if model not in MODELS:
         raise PotentialError(f"unknown SevenNet model '{model}'; in the wheel are {', '.join(MODELS)}")
     file = package_folder("sevenn") / "pretrained_potentials" / MODELS[model]
     with warnings.catch_warnings(), redirect_stdout(StringIO()):
         warnings.simplefilter("ignore")  # torch.jit of e3nn is deprecated; an accelerator for GPUs is missing
-        network = _build(file)
+        network = _build(file).to(device)
     modules = [
         module for name, module in network.named_children() if name not in ("reduce_total_enegy", "force_output")
     ]
     return SevennetNetwork(
-        tuple(modules), network.z_to_onehot_tensor, frozenset(network.type_map), float(network.cutoff)
+        tuple(modules), network.z_to_onehot_tensor.to(device), frozenset(network.type_map), float(network.cutoff)
     )
 
 

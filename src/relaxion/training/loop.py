@@ -21,7 +21,8 @@ from relaxion.training.records import AlarmFile, Clock, Records, Result, leave_r
 from relaxion.training.run_folder import AGENT, CHECKPOINT, RunFolder
 from relaxion.training.settings import LoopSettings, RunSettings
 
-MAY_DIFFER_ON_RESUME = ("steps",)
+# none of them changes what is learned; intervals come of the steps that are asked for
+MAY_DIFFER_ON_RESUME = ("steps", "log_interval_steps", "assessment_interval_steps", "checkpoint_interval_steps")
 
 OnProgress = Callable[[int, Mapping[str, float]], None]  # step, the newest value of everything logged
 

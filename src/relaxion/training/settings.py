@@ -38,7 +38,7 @@ class LoopSettings(Settings):
     """Any Gymnasium id with a bounded Box of actions; "relax": an agent on atomic structures; "metric": lessons."""
 
     steps: int = Field(default=10_000, ge=1)
-    """Environment steps in all, or updates of a metric. The only setting a resume may change."""
+    """Environment steps in all, or updates of a metric. A resume may change it, and the intervals below."""
 
     seed: int = Field(default=0, ge=0)
     """Seed of all random numbers: weights, exploration, batches, starts."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+from ase.build import bulk, molecule
 
 from relaxion.bench.contest import Score
 from relaxion.bench.statistics import (
@@ -14,6 +17,7 @@ from relaxion.bench.statistics import (
     Summary,
     best_classical,
     break_even_seconds,
+    median_distance,
     performance_profile,
     resampled,
 )
@@ -120,3 +124,22 @@ def test_the_picture_is_a_png(tmp_path):
 
     draw_profile(result({"relaxion": [score(1)], "core": [score(2)], "BFGS": [score(None)]}), tmp_path / "p.png")
     assert (tmp_path / "p.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+
+
+def test_distance_between_crystals_knows_no_shifts_and_no_images():
+    first = bulk("NaCl", "rocksalt", a=5.6, cubic=True)
+    second = first.copy()
+    second.set_cell(second.cell * 1.02, scale_atoms=True)
+    second.translate([0.3, 0.2, 0.1])
+    second.wrap()
+    assert median_distance([ended(first)], [ended(second)]) == pytest.approx(0.0, abs=1e-9)
+    second = first.copy()
+    second.positions[3, 0] += 0.8
+    expected = 0.8 * np.sqrt((1 / 8) * (1 - 1 / 8))
+    assert median_distance([ended(first)], [ended(second)]) == pytest.approx(expected)
+    assert median_distance([ended(None)], [ended(first)]) is None
+    assert median_distance([ended(molecule("CO"))], [ended(molecule("CO"))]) is None
+
+
+def ended(final):
+    return replace(score(3), final=final)

@@ -1,10 +1,9 @@
-"""CHGNet, SevenNet, GFN2 and MACE: equal to their packages' own calculators, quiet, and nothing global is touched."""
+"""CHGNet, SevenNet and GFN2: equal to their packages' own calculators, quiet, and nothing global is touched."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-import types
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,10 +14,9 @@ import pytest
 import torch
 from ase import Atoms
 from ase.build import bulk, fcc111, molecule
-from ase.calculators.emt import EMT
 
-from relaxion.errors import MissingElementError, MissingExtraError, PotentialError, StructureError
-from relaxion.potentials import Potential, potential
+from relaxion.errors import MissingElementError, PotentialError, StructureError
+from relaxion.potentials import potential
 from relaxion.potentials.chgnet import Chgnet
 from relaxion.potentials.chgnet import load_network as load_chgnet
 from relaxion.potentials.chgnet_network import angles_between
@@ -238,43 +236,6 @@ def test_a_wheel_with_other_weights_is_one_sentence(tmp_path, monkeypatch: pytes
 def test_sevennet_models_in_the_wheel() -> None:
     with pytest.raises(PotentialError, match="unknown SevenNet model '7net-omni'; in the wheel are 7net-0, 7net-l3i5"):
         Sevennet("7net-omni")
-
-
-class TakesTheDefault(EMT):
-    """As MACE does: sets the default dtype when made, and needs it when asked."""
-
-    def __init__(self, **arguments: Any) -> None:
-        assert arguments == {"default_dtype": "float64", "device": "cpu"}
-        super().__init__()
-        torch.set_default_dtype(torch.float64)
-        self.z_table = types.SimpleNamespace(zs=[13, 29])
-
-    def calculate(self, *arguments: Any) -> None:
-        assert torch.get_default_dtype() == torch.float64
-        super().calculate(*arguments)
-
-
-def test_mace_where_the_user_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    package, calculators = types.ModuleType("mace"), types.ModuleType("mace.calculators")
-    calculators.mace_mp = TakesTheDefault  # type: ignore[attr-defined]
-    package.__path__ = ["somewhere"]
-    package.__spec__ = types.SimpleNamespace(submodule_search_locations=["somewhere"])  # type: ignore[assignment]
-    monkeypatch.setitem(sys.modules, "mace", package)
-    monkeypatch.setitem(sys.modules, "mace.calculators", calculators)
-    engine: Potential = potential("mace")
-    assert torch.get_default_dtype() == torch.float32
-    copper = bulk("Cu")
-    evaluation = engine(Structures.from_ase(copper))
-    assert torch.get_default_dtype() == torch.float32
-    copper.calc = EMT()
-    assert float(evaluation.energies) == pytest.approx(copper.get_potential_energy())
-    with pytest.raises(MissingElementError, match="MACE has no parameters for Na; it knows Al, Cu"):
-        engine(Structures.from_ase(bulk("Na")))
-
-
-def test_mace_where_the_user_has_it_not() -> None:
-    with pytest.raises(MissingExtraError, match=r"'mace' needs the package mace, .* try: pip install mace-torch"):
-        potential("mace")
 
 
 def test_crowded_atoms_are_answered_with_nan_and_cost_no_memory() -> None:

@@ -158,7 +158,7 @@ def test_a_resumed_run_has_the_curve_of_a_straight_one(tmp_path: Path) -> None:
     train(settings(70), tmp_path / "resumed", resume=True)
     train(settings(70), tmp_path / "straight")
     drawn = [figure([read_run(tmp_path / name)]).axes[0].get_lines()[0] for name in ("resumed", "straight")]
-    assert drawn[0].get_xdata() == pytest.approx([15, 30, 45, 60, 70])
+    assert drawn[0].get_xdata() == pytest.approx([0, 15, 30, 45, 60, 70])
     for resumed, straight in zip(drawn[0].get_data(), drawn[1].get_data(), strict=True):
         assert np.array_equal(resumed, straight)
 

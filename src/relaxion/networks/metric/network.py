@@ -21,6 +21,7 @@ from relaxion.networks.strains import strain_matrices, strain_vectors
 from relaxion.networks.surroundings import Surroundings, pair_inputs, softened, stress_along, structure_mean
 from relaxion.settings import Settings
 from relaxion.structures import State
+from relaxion.structures.devices import moved_to
 
 LARGEST_ANSWER = 4.0  # springs and floors lie within e^±4 of the prior, arms within ±4: B stays far from singular
 SWITCH_WIDTH = 1.0  # Å before the cutoff, over which springs fade
@@ -207,6 +208,12 @@ class MetricNetwork(nn.Module):
                 extras.append(frame.stretches(solve(frame.prior(self.settings), frame.pulls)))
         pairs = pair_inputs(frame.surroundings, torch.cat(extras, dim=1))
         inputs = self._inputs(frame)
+        here, device = frame.springs.device, self.to_springs.weight.device
+        learned = self._learned(moved_to(device, frame), moved_to(device, inputs), moved_to(device, pairs))
+        return frame.stiffness(**{name: moved_to(here, tensor) for name, tensor in learned.items()})
+
+    def _learned(self, frame: Frame, inputs: AtomInputs, pairs: Tensor) -> dict[str, Tensor]:
+        """What only the network knows, where the network is."""
         features = self.backbone(inputs, frame.surroundings, pairs, 1)
         vectors = torch.cat([features.vectors[0], inputs.vectors], dim=1)
         return self._answer(frame, features.scalars[0], vectors, pairs)
@@ -224,7 +231,7 @@ class MetricNetwork(nn.Module):
             vectors.append(torch.zeros_like(inputs.vectors[:, :1]))
         return AtomInputs(torch.cat(scalars, dim=1), torch.cat(vectors, dim=1), inputs.force_scales)
 
-    def _answer(self, frame: Frame, scalars: Tensor, vectors: Tensor, pairs: Tensor) -> Stiffness:
+    def _answer(self, frame: Frame, scalars: Tensor, vectors: Tensor, pairs: Tensor) -> dict[str, Tensor]:
         settings, around = self.settings, frame.surroundings
         scalars = tamed(scalars)
         looked_at = mixed(self.dots, vectors.transpose(1, 2)[None])[0].transpose(1, 2)  # (n_atoms, N_DOTS + M, 3)
@@ -235,13 +242,13 @@ class MetricNetwork(nn.Module):
         floors = structure_mean(self.to_floors(scalars[None])[0], frame.state.structures)  # (n_structures, 2)
         floors = torch.exp(bounded(floors))
         volumes = frame.state.structures.volumes.to(floors.dtype).clamp_min(1)
-        return frame.stiffness(
-            along=springs[:, 0],
-            across=settings.spring_across * springs[:, 1],
-            arms=self._arms(links, frame, looked_at[:, N_DOTS:].index_select(0, around.centers)),
-            floors=settings.floor_ev_per_angstrom2 * floors[:, 0],
-            cell_floors=settings.cell_floor_ev_per_angstrom3 * volumes * floors[:, 1],
-        )
+        return {
+            "along": springs[:, 0],
+            "across": settings.spring_across * springs[:, 1],
+            "arms": self._arms(links, frame, looked_at[:, N_DOTS:].index_select(0, around.centers)),
+            "floors": settings.floor_ev_per_angstrom2 * floors[:, 0],
+            "cell_floors": settings.cell_floor_ev_per_angstrom3 * volumes * floors[:, 1],
+        }
 
     def _links(self, frame: Frame, scalars: Tensor, looked_at: Tensor, pairs: Tensor) -> Tensor:
         """What is known of each link i→j."""

@@ -85,6 +85,9 @@ class WorkerSettings(Settings):
     batch_size: int = Field(default=BATCH_SIZE, ge=1)
     """Structures at once, where the calculator takes many."""
 
+    device: str | None = None
+    """Where networks compute; None: on the CPU. It decides no result beyond rounding."""
+
     memory: str | None = None
     """Where every evaluated geometry is kept; it decides no result."""
 
@@ -100,6 +103,7 @@ class WorkerSettings(Settings):
             max_force_calls=many.max_force_calls,
             allow_unseen=many.allow_unseen,
             time_limit_seconds=self.time_limit_seconds,
+            device=self.device,
         )
 
 

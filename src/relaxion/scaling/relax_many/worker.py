@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -54,10 +54,11 @@ class Worker:
         if settings.folder != os.getcwd():  # noqa: PTH109
             os.chdir(settings.folder)
         self.settings = settings
-        batch, potential = settings.batch_settings(), make_potential(settings.many.calculator)
+        batch, potential = settings.batch_settings(), make_potential(settings.many.calculator, settings.device)
         self.learned = None
         if settings.many.learn_every:
-            chooser = Chooser(batch.policy, allow_unseen=batch.allow_unseen, calculator=potential)
+            unseen, device = batch.allow_unseen, settings.device
+            chooser = Chooser(batch.policy, allow_unseen=unseen, calculator=potential, device=device)
             self.learned = LearnedPolicies(chooser, allow_unseen=batch.allow_unseen)
         self.relaxer = BatchRelaxer(potential, batch, self.learned, settings.memory)
 
@@ -120,8 +121,9 @@ def serve(driver: Connection, settings: str) -> None:
         except RelaxionError as error:
             driver.send_bytes(json.dumps(str(error)).encode())
             return
-        driver.send_bytes(b"null")
-        while True:
-            for record in worker.records(json.loads(driver.recv_bytes())):
-                driver.send_bytes(f"[{record}]".encode())
+        with closing(worker.relaxer.potential):
             driver.send_bytes(b"null")
+            while True:
+                for record in worker.records(json.loads(driver.recv_bytes())):
+                    driver.send_bytes(f"[{record}]".encode())
+                driver.send_bytes(b"null")

@@ -1,0 +1,64 @@
+"""Quantum ESPRESSO, kept alive between force calls by ASE's socket calculator (the i-PI protocol).
+
+    cd examples/engines
+    relaxion relax ../silicon.extxyz --calc espresso:silicon --fmax 0.03
+
+pw.x is started at the first force call and goes on from its last wave functions at each next one. Relaxion closes it at
+the end, on errors and on Ctrl-C. One calculator serves one structure: the protocol sends positions and cells only.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+from ase import Atoms
+from ase.calculators.socketio import SocketIOCalculator
+from ase.io import write
+
+PSEUDOPOTENTIALS = Path("/usr/share/espresso/pseudo")  # where Debian's quantum-espresso-data puts them
+LONGEST_CALL_SECONDS = 3600.0  # pw.x that has not answered by then hangs
+
+
+def silicon() -> SocketIOCalculator:
+    """LDA for silicon, light enough to try."""
+    settings = {"ecutwfc": 14.0, "occupations": "fixed"}
+    return espresso(settings, {"Si": "Si.pz-vbc.UPF"}, kpts=(2, 2, 2))
+
+
+def espresso(
+    settings: dict[str, Any],
+    pseudopotentials: dict[str, str],
+    kpts: tuple[int, int, int] | None,
+    folder: Path | None = None,
+    command: tuple[str, ...] = ("pw.x",),
+    timeout: float = LONGEST_CALL_SECONDS,
+) -> SocketIOCalculator:
+    """`settings`: of pw.x, flat. `kpts`: None for Γ alone. `folder`: for its files; a temporary one unless given."""
+    where = folder or Path(mkdtemp(prefix="espresso-"))
+    where.mkdir(parents=True, exist_ok=True)
+    always = {
+        "calculation": "scf",
+        "pseudo_dir": str(PSEUDOPOTENTIALS),
+        "outdir": str(where / "out"),
+        "tprnfor": True,
+        "tstress": True,
+        "nosym": True,
+        "conv_thr": 1e-8,
+    }
+
+    def launch(atoms: Atoms, properties: Any = None, port: Any = None, unixsocket: Any = None) -> subprocess.Popen:
+        del properties, port
+        data = {**always, **settings}
+        write(
+            where / "pw.in", atoms, format="espresso-in", input_data=data, pseudopotentials=pseudopotentials, kpts=kpts
+        )
+        with (where / "pw.out").open("w") as out:
+            arguments = [*command, "-in", "pw.in", "--ipi", f"{unixsocket}:UNIX"]
+            return subprocess.Popen(arguments, cwd=where, stdout=out, stderr=subprocess.STDOUT)
+
+    name = f"relaxion-{os.getpid()}-{where.name}"
+    return SocketIOCalculator(unixsocket=name, timeout=timeout, launch_client=launch)

