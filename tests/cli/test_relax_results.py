@@ -332,10 +332,10 @@ def test_elements_emt_knows_for_fun_are_mentioned_once_per_file(relaxion, alloy)
     water = molecule("H2O")
     water.rattle(0.05, seed=1)
     write("water.xyz", [water, water])
-    answer = relaxion("relax", "water.xyz", "--json")
+    answer = relaxion("relax", "water.xyz", "--json", "--calc", "emt")
     assert answer.err.count("H, O are there just for fun") == 1
     assert "fun" not in answer.out
-    assert "fun" not in relaxion("relax", "water.xyz", "--quiet", "--force").err
+    assert "fun" not in relaxion("relax", "water.xyz", "--calc", "emt", "--quiet", "--force").err
     write("alloy.cif", alloy)
     assert "fun" not in relaxion("relax", "alloy.cif").err
     assert "fun" not in relaxion("relax", "water.xyz", "--calc", "ase.calculators.emt:EMT", "--force").err

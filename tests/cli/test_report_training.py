@@ -154,7 +154,7 @@ def test_an_older_run_says_what_is_missing(copied: Path) -> None:
     found = parts(copied)
     assert "assessment.json is missing" in found["notes-0"]["notes"][0]
     assert not {"profile-0", "scatter-0", "parity-0", "worst-0"} & set(found)
-    assert len(found["curve"]["series"][0]["x"]) == 3
+    assert len(found["curve"]["series"][0]["x"]) == 4  # the start and the end are assessed too
 
 
 def test_baselines_of_an_older_version_leave_the_films(copied: Path) -> None:
@@ -182,7 +182,7 @@ def test_a_truncated_metrics_file_is_a_note(copied: Path) -> None:
     (copied / ".lock").unlink()  # it names this process, which lives
     found = parts(copied)
     assert any("half a line" in note for note in found["notes-0"]["notes"])
-    assert len(found["curve"]["series"][0]["x"]) == 2
+    assert len(found["curve"]["series"][0]["x"]) == 3
 
 
 def test_several_runs_share_their_curves(atom_run: Path, vector_run: Path, copied: Path) -> None:
