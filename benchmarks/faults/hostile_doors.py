@@ -38,10 +38,11 @@ from hostile_corpus import (
 )
 
 from relaxion import Relaxer
+from relaxion.address_space import bounds
 from relaxion.agents import TD3
 from relaxion.bundles import bundle as bundles
-from relaxion.collecting import store as evaluated
 from relaxion.errors import RelaxionError
+from relaxion.memory import store as evaluated
 from relaxion.optimize.choice import load
 from relaxion.potentials.registry import potential
 from relaxion.scaling.relax_many.folder import Folder
@@ -408,7 +409,8 @@ def relax_file(path: Path) -> Any:
 
 
 def many_file(path: Path) -> Any:
-    found = list(places(path))
+    with bounds():  # as the command line asks for
+        found = list(places(path))
     errors = [place.error for place in found if place.error is not None]
     settings = ManySettings()
     for place in found:

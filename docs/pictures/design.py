@@ -43,6 +43,7 @@ ROOMS = [
         ("experience", "environment, replay", LEARN),
     ],
     [("collecting", "training data", LEARN), ("bench", "sets, runs, assessment", USE)],
+    [("torchsim", "Relaxion inside TorchSim", USE)],
     [("optimize", "stepper, guard, Relaxer, relax_batch", USE)],
     [("bundles", "policies as files, cards", USE), ("networks", "policies, critics, metric", BOTH)],
     [("generators", "where starts come from", BOTH), ("potentials", "energy, forces, corrector", BOTH)],

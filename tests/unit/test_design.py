@@ -54,7 +54,9 @@ def test_rooms_are_the_layers_of_the_import_contract():
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     layers = [layer.removeprefix("relaxion.") for layer in reversed(contracts[0]["layers"])]
     rooms = PAGE.split("src/relaxion/\n")[1].split("```")[0]
-    assert re.findall(r"^  (\w+)(?:/|\.py)", rooms, flags=re.MULTILINE) == [room for room in layers if room not in LOWEST]
+    assert re.findall(r"^  (\w+)(?:/|\.py)", rooms, flags=re.MULTILINE) == [
+        room for room in layers if room not in LOWEST
+    ]
     assert tuple(layers[: len(LOWEST)]) == LOWEST
     drawn = (ROOT / "docs" / "pictures" / "design.svg").read_text()
     assert [layer for layer in layers if f">{layer}<" not in drawn] == []

@@ -363,7 +363,7 @@ class TestAssessment:
         assert kept["BFGS"]["mean_force_calls"] == written["force_calls_bfgs"]
         lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
         assessed = [line for line in lines if "eval/force_calls_mean" in line]
-        assert [line["time/total_timesteps"] for line in assessed] == [32, 64]
+        assert [line["time/total_timesteps"] for line in assessed] == [0, 32, 64]
         assert all(line["eval/force_calls_bfgs"] == written["force_calls_bfgs"] for line in assessed)
         assert assessed[0]["eval/force_calls_fire"] > assessed[0]["eval/force_calls_bfgs"]
 
