@@ -17,12 +17,11 @@ from relaxion.bench.comparison import Compared, compared, restart_name, run_ase_
 from relaxion.bench.optimizers import PolicyChoice, check_policy, chosen_optimizers, policy_argument
 from relaxion.bench.result_folder import PAGE, check_free, check_out, publish, staging, update_manifest, write_structure
 from relaxion.bench.runs import Run, Task
-from relaxion.cli.conditions import cell_mask, symmetric
 from relaxion.cli.default_calculator import AUTO, calculator_for_files, choice_in_words
 from relaxion.cli.early import check_numbers
 from relaxion.cli.ending import DONE, ERROR, INCOMPLETE, Interrupts
 from relaxion.cli.frames import write_together
-from relaxion.cli.inputs import Job, checked_start, command_line, read_jobs
+from relaxion.cli.inputs import Job, cell_mask, checked_start, command_line, read_jobs, symmetric
 from relaxion.cli.progress import Progress, one_line, say, speaks_ascii_only, tell
 from relaxion.cli.requests import RelaxRequest, changed
 from relaxion.cli.sentences import (
