@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -19,6 +20,8 @@ from relaxion.structures import Evaluation, Structures
 from relaxion.structures.structures import per_structure_sum
 
 torch.set_num_threads(1)
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of a shell: children would ignore it too
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class Springs(Potential):
