@@ -55,7 +55,7 @@ from relaxion.optimize.models import LocalModel
 from relaxion.optimize.point import Array, Point, Proposal, cosine, dot, longest
 from relaxion.optimize.quasi_newton import QuasiNewtonSettings
 from relaxion.optimize.stepper import Stepper
-from relaxion.optimize.trust_rule import OBSERVATION, StepControl, default_rule
+from relaxion.optimize.trust_rule import StepControl
 from relaxion.potentials import potential
 from relaxion.structures import Structures
 from relaxion.training.lessons import GuardedExamples, Imitation
@@ -73,7 +73,7 @@ SETTINGS = np.array([*np.eye(4), *-np.eye(4)[:3]])  # what `search` tries: each 
 TINY = 0.02 * np.array([[1, 0, 0, 0], [-1, 0, 0, 0], [0.5, 0, 0, 0], [-0.5, 0, 0, 0]])  # stiffness by at most 0.4 %
 SETS = {"emt-bulk": "near", "emt-bulk-cell": "free cell", "emt-slabs": "far", "emt-clusters": "far", "alfe": "far"}
 VALIDATION_SEED, ASSESSMENT_SEED, N_VALIDATION, N_ASSESSMENT = 8200, 9500, 40, 200
-BUDGETS = {"reinforce": 540.0, "evolve": 300.0, "lessons": 540.0}  # processor seconds; `search` takes about 330
+BUDGETS = {"reinforce": 300.0, "evolve": 240.0, "lessons": 420.0}  # processor seconds, beside those of `search`
 N_SECANTS, N_FEEDBACKS, N_POOLED = 3, 2, 32
 
 Choose = Callable[[Array], Array]
@@ -83,12 +83,20 @@ Choose = Callable[[Array], Array]
 # What a residual sees
 
 
+INVARIANTS = (
+    *("log10_largest_force", "log10_force_over_tolerance", "energy_ratio", "log_curvature_ratio", "alignment"),
+    *("log10_force_ratio", "back_off", "rejected", "log_points", "metric_error", "log_step_over_trust", "log_trust"),
+    *("springs_cosine", "log_springs_ratio", "by_policy", "core_steps_left", "disappointments"),
+)
+"""What the guard itself knows of a point; learned trust rules of early releases saw these."""
+
+
 def _names() -> dict[str, list[str]]:
     secant = ("log_curvature_ratio", "log_curvature", "cosine_with_step")
     step = ("rayleigh", "force_cosine", "soft_cosine", "soft_log_ratio", "log_peak", "log_n_atoms", "cell_share")
     told = ("energy_ratio", "log_curvature_ratio", "alignment", "log_force_ratio", "back_off")
     return {
-        "invariants": list(OBSERVATION),
+        "invariants": list(INVARIANTS),
         "spectrum": [f"secant{n}_{name}" for n in range(N_SECANTS) for name in secant] + list(step),
         "history": [f"before{n}_{name}" for n in range(N_FEEDBACKS) for name in told] + ["steps_cosine", "n_secants"],
         "pooled": [f"feature{n}" for n in range(N_POOLED)],
@@ -137,7 +145,7 @@ class ResidualGuard(Guard):
     def __init__(self, source: SeenMetrics, choose: Choose | None) -> None:
         self.choose, self.calls = choose, 0
         self.decisions: list[tuple[int, Array, Array]] = []  # force calls so far, observation, action
-        super().__init__(QuasiNewtonSettings(), source, self._remember)
+        super().__init__(QuasiNewtonSettings(), source)
 
     def reset(self) -> None:
         super().reset()
@@ -148,15 +156,11 @@ class ResidualGuard(Guard):
         self.before = [*self.before, self.feedback][-N_FEEDBACKS - 1 :]
         return base
 
-    def _remember(self, observation: Array) -> StepControl:
-        self._invariants = observation
-        return default_rule(observation)
-
     def _by_policy(
         self, base: Point, model: LocalModel, metric: Metric, step: Array, control: StepControl, error: float
     ) -> Proposal:
         softened = metric.solve(base.forces, SOFT_FLOOR)
-        seen = self._seen(base, metric, step, softened)
+        seen = self._seen(base, model, step, softened, error)
         action = np.zeros(len(KNOBS)) if self.choose is None else np.clip(self.choose(seen), -1.0, 1.0)
         self.decisions.append((self.calls, seen, action))
         if action.any():
@@ -170,11 +174,29 @@ class ResidualGuard(Guard):
             )
         return super()._by_policy(base, model, metric, step, control, error)
 
-    def _seen(self, base: Point, metric: Metric, step: Array, softened: Array) -> Array:
+    def _seen(self, base: Point, model: LocalModel, step: Array, softened: Array, error: float) -> Array:
+        metric = model.metric
         assert isinstance(metric, SeenMetric)
-        parts = [self._invariants, self._spectrum(base, metric, step), _step_numbers(base, step, softened)]
-        values = np.concatenate([*parts, self._history(), metric.features])
+        spectrum = [*self._spectrum(base, metric, step), *_step_numbers(base, step, softened)]
+        values = np.concatenate(
+            [self._invariants(base, model, step, error), spectrum, self._history(), metric.features]
+        )
         return np.nan_to_num(values, nan=0.0, posinf=6.0, neginf=-6.0)
+
+    def _invariants(self, base: Point, model: LocalModel, step: Array, error: float) -> list[float]:
+        told, springs = self.feedback, model.springs
+        assert springs is not None
+        springs_step, force = springs.solve(base.forces), float(np.log10(max(base.largest_force, 1e-6)))
+        ratio = _logarithm(float(np.linalg.norm(step) / max(np.linalg.norm(springs_step), 1e-12)))
+        return [
+            *(force, float(np.clip(force - np.log10(FMAX), -1, 4)), told.energy_ratio, told.log_curvature_ratio),
+            *(told.alignment, float(np.clip(told.log_force_ratio, -3, 3)), told.back_off, float(told.rejected)),
+            *(float(np.log(told.points)), min(error, 3.0)),
+            float(np.clip(np.log((longest(step) + 1e-6) / self.trust), -6, 6)),
+            float(np.log(self.trust / self.settings.first_trust)),
+            *(cosine(step, springs_step), float(np.clip(ratio, -3, 3)), float(told.by_policy)),
+            *(float(np.log1p(self.core_steps_left)), min(self.disappointments, 4) / 2),
+        ]
 
     def _spectrum(self, base: Point, metric: Metric, step: Array) -> list[float]:
         """Of the newest secants: curvature met over the metric's, the metric's own, cosine with the step (in B)."""
@@ -434,8 +456,10 @@ class Held:
 KINDS = ("near", "free cell", "far")
 
 
-def search_block(engine: str, starts: Sequence[Job], random: np.random.Generator, tiny: bool) -> list[dict[str, Any]]:
-    """Every start by the policy alone, then with each setting from one of its decisions on."""
+def search_block(
+    engine: str, starts: Sequence[Job], random: np.random.Generator, tiny: bool
+) -> tuple[list[dict[str, Any]], list[Done]]:
+    """Every start by the policy alone, then with each setting from one of its decisions on; and all relaxations."""
     numbered = [replace(job, tag=n) for n, job in enumerate(starts)]
     rows = {d.job.tag: d for d in relaxing(engine, numbered) if d.decisions}
     settings = np.concatenate([SETTINGS, TINY]) if tiny else SETTINGS
@@ -446,7 +470,8 @@ def search_block(engine: str, starts: Sequence[Job], random: np.random.Generator
             replace(done.job, choose=Held(setting, firsts[n]), tag=(n, place)) for place, setting in enumerate(settings)
         ]
     tried = {done.job.tag: done for done in relaxing(engine, jobs)}
-    return [_searched(rows[n], firsts[n], [tried[n, place] for place in range(len(settings))]) for n in rows]
+    found = [_searched(rows[n], firsts[n], [tried[n, place] for place in range(len(settings))]) for n in rows]
+    return found, [*rows.values(), *tried.values()]
 
 
 def _searched(base: Done, first: int, tried: Sequence[Done]) -> dict[str, Any]:
@@ -462,11 +487,10 @@ def _searched(base: Done, first: int, tried: Sequence[Done]) -> dict[str, Any]:
         "kind": KINDS.index(base.job.kind),
         "way": [seen for _, seen, _ in (tried[cheapest] if better else base).decisions[first:]],
         "setting": SETTINGS[cheapest] if better else np.zeros(len(KNOBS)),
-        "calls": base.force_calls + sum(done.force_calls for done in tried),
     }
 
 
-def search(runs: Path, number: int = 1200, block: int = 200) -> None:
+def search(runs: Path, number: int = 800, block: int = 200) -> None:
     """Relax and keep, block by block (resumable), then learn from the cheapest."""
     seconds, calls, rows = 0.0, 0, 0
     for place in range(number // block):
@@ -480,18 +504,27 @@ def search(runs: Path, number: int = 1200, block: int = 200) -> None:
 
 
 def _search_and_keep(file: Path, place: int, block: int) -> None:
-    began, random, rows = time.process_time(), np.random.default_rng(place), list[dict[str, Any]]()
+    began, random = time.process_time(), np.random.default_rng(place)
+    rows, dones = list[dict[str, Any]](), list[Done]()
     for engine, generator in generators(100 + place).items():
         starts = list(itertools.islice(training_starts(engine, generator), block // 2))
-        rows += search_block(engine, starts, random, tiny=place % 4 == 0)
+        more_rows, more_dones = search_block(engine, starts, random, tiny=place % 4 == 0)
+        rows, dones = rows + more_rows, dones + more_dones
     ways = [np.stack(row["way"]) for row in rows]
     settings = [np.tile(row["setting"], (len(way), 1)) for row, way in zip(rows, ways, strict=True)]
     table = {key: np.array([row[key] for row in rows]) for key in ("observation", "base", "tried", "tiny", "kind")}
-    table |= {"way": np.concatenate(ways), "settings": np.concatenate(settings)}
+    table |= {"way": np.concatenate(ways), "settings": np.concatenate(settings)} | kept_decisions(dones)
     save_file({key: torch.from_numpy(values) for key, values in table.items()}, file)
-    told = {"cpu_seconds": time.process_time() - began, "force_calls": sum(row["calls"] for row in rows)}
+    told = {"cpu_seconds": time.process_time() - began, "force_calls": sum(done.force_calls for done in dones)}
     write_json(file.with_suffix(".json"), told | {"states": len(rows)})
     print("search", place, told, flush=True)
+
+
+def kept_decisions(dones: Sequence[Done]) -> dict[str, Array]:
+    """All decisions of all relaxations, one after the other, for an agent to learn from."""
+    every = [(spent, done.charged, *both) for done in dones for spent, *both in done.decisions]
+    spent, ends, seen, actions = (np.array(column) for column in zip(*every, strict=True))
+    return {"spent": spent, "ends": ends, "seen": seen.astype(np.float32), "actions": actions.astype(np.float32)}
 
 
 def searched(runs: Path) -> dict[str, Tensor]:
@@ -537,7 +570,8 @@ def learn_from_cheapest(runs: Path, seconds: float, calls: int, rows: int) -> No
     for margin in (0.0, 0.05, 0.1):
         gains.margin = margin
         keeper.look(gains, gains.choose, learner="gains", margin=margin)
-    keeper.end(cpu_seconds=round(seconds + keeper.seconds, 1), force_calls=calls, states=rows)
+    spent = round(seconds + keeper.seconds, 1)
+    keeper.end(cpu_seconds=spent, search_seconds=round(seconds, 1), force_calls=calls, states=rows)
 
 
 # Which observations predict the better change?
@@ -625,6 +659,16 @@ class NormedCritics(Critics):
         return self(observations, actions).mean(dim=1)
 
 
+def decisions_of_search(runs: Path) -> Iterator[Done]:
+    """The relaxations of `search`, as far as an agent learns from them: a new one begins where calls do not rise."""
+    data, job = {key: values.numpy() for key, values in searched(runs).items()}, Job(Atoms(), False, "")
+    spent, ends = data["spent"], data["ends"]
+    edges = np.flatnonzero((np.diff(spent) <= 0) | (np.diff(ends) != 0)) + 1
+    for rows in np.split(np.arange(len(spent)), edges):
+        own = [(int(spent[row]), data["seen"][row], data["actions"][row]) for row in rows]
+        yield Done(job, int(ends[rows[0]]), True, own)
+
+
 def _normed(sizes: Sequence[int]) -> Iterator[nn.Module]:
     for n_in, n_out in itertools.pairwise(sizes):
         yield from (nn.Linear(n_in, n_out), nn.LayerNorm(n_out), nn.ReLU())
@@ -685,8 +729,8 @@ class Explorer:
         return self.residual.choose(observation) + noise
 
 
-def reinforce(runs: Path, seed: int = 0, looks: int = 6) -> None:
-    """Off-policy with the batched relaxations as environment."""
+def reinforce(runs: Path, seed: int = 0, looks: int = 4) -> None:
+    """Off-policy with the batched relaxations as environment; those of `search` are the first that it sees."""
     settings, generator = Reinforcement(), torch.Generator().manual_seed(seed)
     random, name = np.random.default_rng(seed), f"reinforce-{seed}" if seed else "reinforce"
     torch.manual_seed(seed)  # the critics' first weights
@@ -695,7 +739,10 @@ def reinforce(runs: Path, seed: int = 0, looks: int = 6) -> None:
     before = settings.critic_updates_before
     agent = TD3(residual.policy, NormedCritics(), BOX, generator, rates, critic_updates_before=before)
     streams = [relaxing(e, _explored(e, g, residual, settings, random)) for e, g in generators(200 + seed).items()]
-    calls, due, scalars = 0, 0.0, dict[str, Tensor]()
+    for done in decisions_of_search(runs):
+        memory.add(done)
+    before_own = json.loads((KEPT / "search.json").read_text())
+    calls, due, scalars = before_own["force_calls"], 0.0, dict[str, Tensor]()
     for done in itertools.chain.from_iterable(zip(*streams, strict=True)):
         memory.add(done)
         calls, due = calls + done.force_calls, due + len(done.decisions) / settings.transitions_per_update
@@ -713,7 +760,8 @@ def reinforce(runs: Path, seed: int = 0, looks: int = 6) -> None:
             keeper.look(residual, residual.choose, force_calls=calls, **told, mean_size=[round(s, 3) for s in sizes])
         if len(keeper.curve) == looks:
             break
-    keeper.end(cpu_seconds=round(keeper.seconds, 1), force_calls=calls, transitions=memory.number, seed=seed)
+    spent = round(keeper.seconds + before_own["search_seconds"], 1)  # the search belongs to it
+    keeper.end(cpu_seconds=spent, force_calls=calls, transitions=memory.number, seed=seed)
 
 
 def _explored(
@@ -734,7 +782,7 @@ EVOLVED = (
 )
 
 
-def evolve(runs: Path, looks: int = 5) -> None:
+def evolve(runs: Path, looks: int = 3) -> None:
     """A constant and five weights for each knob; Adam on antithetic differences of the mean log force calls."""
     generator, keeper = torch.Generator().manual_seed(0), Keeper(runs, "evolve")
     residual, places = Residual((), generator), [NAMES.index(name) for name in EVOLVED]
@@ -795,7 +843,7 @@ def _cost(
 # The control
 
 
-def lessons(runs: Path, updates: int = 650, looks: int = 6) -> None:
+def lessons(runs: Path, updates: int = 500, looks: int = 4) -> None:
     """Lessons as `relaxion train metals` gives them, from the shipped policy on, at a rate that falls from 5e-4."""
     generator, keeper = torch.Generator().manual_seed(400), Keeper(runs, "lessons")
     policy = copy.deepcopy(load("metals").policy).requires_grad_(True)

@@ -150,9 +150,7 @@ class MetricTrainer:
 
     def stepper(self) -> Stepper:
         """What a relaxer would use."""
-        control = self.settings.bundle.control()
-        rule = None if control is None else lambda _: control
-        return new_stepper(metrics=LearnedMetrics(self.policy.network), rule=rule)
+        return new_stepper(metrics=LearnedMetrics(self.policy.network), rule=self.settings.bundle.control())
 
     def assess(self, stop: Callable[[], bool] | None = None) -> Assessed:
         errors = self.plan.errors(self.policy.network)
