@@ -222,7 +222,8 @@ def test_the_rule_of_the_bundle_decides(tmp_path: Path, make_bundle: Callable, m
 def test_a_learned_gate_of_an_early_release_is_refused(
     tmp_path: Path, make_bundle: Callable, make_metric_policy: Callable
 ) -> None:
-    learned = Network("gate", {"observation": ["log10_largest_force"], "knobs": ["scale"], "widths": [8]}, {}, {})
+    settings = {"observation": ["log10_largest_force"], "knobs": ["scale"], "widths": [8]}
+    learned = Network("gate", settings, {"weight": torch.zeros(1)}, {})
     with pytest.raises(PolicyError, match="has a learned gate, which early releases could train"):
         load(make_bundle(tmp_path / "gated.safetensors", make_metric_policy(), gate=learned))
 
