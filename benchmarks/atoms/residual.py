@@ -847,7 +847,7 @@ def _cost(
 # The control
 
 
-def lessons(runs: Path, updates: int = 320, looks: int = 3) -> None:
+def lessons(runs: Path, updates: int = 650, looks: int = 3) -> None:
     """Lessons as `relaxion train metals` gives them, from the shipped policy on, at a rate that falls from 5e-4."""
     generator, keeper = torch.Generator().manual_seed(400), Keeper(runs, "lessons")
     policy = copy.deepcopy(load("metals").policy).requires_grad_(True)
