@@ -866,47 +866,49 @@ def lessons(runs: Path, updates: int = 500, looks: int = 3) -> None:
 
 
 def contestants(runs: Path) -> dict[str, tuple[Choose | None, MetricNetwork | None]]:
-    """As validation left them."""
-    generator = torch.Generator()
-    found: dict[str, tuple[Choose | None, MetricNetwork | None]] = {"metals": (None, None)}
-    for name, residual in (("reinforce", Residual((64, 64), generator)), ("evolve", Residual((), generator))):
-        residual.load_state_dict(load_file(runs / f"{name}.safetensors"))
-        found[name] = residual.choose, None
-    kept = json.loads((KEPT / "search.json").read_text())["kept"]
-    learner = Residual((64,), generator) if kept["learner"] == "imitation" else Gains(generator, kept["margin"])
-    learner.load_state_dict(load_file(runs / "search.safetensors"))
-    network = copy.deepcopy(base_network())
-    network.load_state_dict(load_file(runs / "lessons.safetensors"))
-    return found | {"search": (learner.choose, None), "lessons": (None, network)}
+    """As validation left them; those that have learned."""
+    generator, found = torch.Generator(), dict[str, tuple[Choose | None, MetricNetwork | None]]()
+    done = [name for name in (*LEARNERS, "lessons") if (KEPT / f"{name}.json").exists()]
+    for name in done:
+        weights = load_file(runs / f"{name}.safetensors")
+        if name == "lessons":
+            network = copy.deepcopy(base_network())
+            network.load_state_dict(weights)
+            found[name] = None, network
+            continue
+        kept = json.loads((KEPT / f"{name}.json").read_text())["kept"]
+        gains = kept.get("learner") == "gains"
+        learner = Gains(generator, kept["margin"]) if gains else Residual(LEARNERS[name], generator)
+        learner.load_state_dict(weights)
+        found[name] = learner.choose, None
+    return {"metals": (None, None)} | found
+
+
+LEARNERS = {"search": (64,), "reinforce": (64, 64), "evolve": ()}  # and the widths of their networks
 
 
 def assess(runs: Path) -> None:
-    """Once, on starts that nobody looked at."""
-    calls = {
-        name: measured(ASSESSMENT_SEED, N_ASSESSMENT, choose, network)
-        for name, (choose, network) in contestants(runs).items()
-    }
-    write_json(KEPT / "assess.json", {"seed": ASSESSMENT_SEED, "number": N_ASSESSMENT, "force_calls": calls})
+    """Each of them once, on starts that nobody looked at."""
+    file = KEPT / "assess.json"
+    told = json.loads(file.read_text()) if file.exists() else {"seed": ASSESSMENT_SEED, "number": N_ASSESSMENT}
+    calls = told.setdefault("force_calls", {})
+    for name, (choose, network) in contestants(runs).items():
+        if name not in calls:
+            calls[name] = measured(ASSESSMENT_SEED, N_ASSESSMENT, choose, network)
+            write_json(file, told)
 
 
 def table() -> None:
-    """Means, paired ratios to the policy and to the control, worst cases."""
+    """Means, paired ratios to the policy and to the control, worst cases; as in the docs."""
     calls = json.loads((KEPT / "assess.json").read_text())["force_calls"]
-    for name in SETS:
-        print(f"\n{name}: policy {np.mean(calls['metals'][name]):.2f}")
-        for learner in calls:
-            own, base, control = (np.array(calls[who][name], dtype=float) for who in (learner, "metals", "lessons"))
-            p95, worst = np.percentile(own, 95), own.max()
-            failures = int((own >= CAP).sum())
-            print(
-                f"{learner:10s} {own.mean():6.2f}  to policy {resampled(own, base):.3f}  to lessons "
-                f"{resampled(own, control):.3f}  p95 {p95:.0f}  worst {worst:.0f}  failures {failures}"
-            )
-    for learner, found in calls.items():
-        far = [np.concatenate([found[n] for n in SETS if SETS[n] == "far"]).astype(float)]
-        for other in ("metals", "lessons"):
-            others = np.concatenate([calls[other][n] for n in SETS if SETS[n] == "far"]).astype(float)
-            print(f"far, {learner} to {other}: {resampled(far[0], others):.3f}")
+    groups = {name: (name,) for name in SETS} | {"all far": tuple(name for name in SETS if SETS[name] == "far")}
+    print("| starts | who | mean | to `metals` | to lessons | p95 | worst | failures |\n" + "|---" * 8 + "|")
+    for group, names in groups.items():
+        own = {who: np.concatenate([found[name] for name in names]).astype(float) for who, found in calls.items()}
+        for who, found in own.items():
+            shown = [f"{resampled(found, own[o]):.3f}" if o in own and o != who else "–" for o in ("metals", "lessons")]
+            worst = f"{np.percentile(found, 95):.0f} | {found.max():.0f} | {int((found >= CAP).sum())}"
+            print(f"| {group} | {who} | {found.mean():.2f} | {' | '.join(shown)} | {worst} |")
 
 
 PARTS: dict[str, Callable[[Path], None]] = {
@@ -932,7 +934,7 @@ def main() -> None:
     given.runs.mkdir(parents=True, exist_ok=True)
     KEPT.mkdir(parents=True, exist_ok=True)
     for name in given.only:
-        if not (KEPT / f"{name}.json").exists():
+        if name == "assess" or not (KEPT / f"{name}.json").exists():
             PARTS[name](given.runs)
 
 
