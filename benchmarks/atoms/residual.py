@@ -690,6 +690,8 @@ class Reinforcement:
     noise: float = 0.2  # half ranges; as much again for a whole relaxation
     batch: int = 256
     unit: float = 10.0  # force calls per unit of value
+    policy_rate: float = 3e-5
+    anchor: float = 0.02  # units of value for a knob at its end: holds the residual near zero
 
 
 class Memory:
@@ -739,9 +741,21 @@ def reinforce(runs: Path, seed: int = 0, looks: int = 3) -> None:
     random, name = np.random.default_rng(seed), f"reinforce-{seed}" if seed else "reinforce"
     torch.manual_seed(seed)  # the critics' first weights
     residual, memory, keeper = Residual((64, 64), generator), Memory(settings), Keeper(runs, name)
-    rates = TD3Settings(policy_learning_rate=1e-4, critic_learning_rate=3e-4, target_noise=0.1, target_noise_clip=0.2)
     before = settings.critic_updates_before
-    agent = TD3(residual.policy, NormedCritics(), BOX, generator, rates, critic_updates_before=before)
+    agent = TD3(
+        residual.policy,
+        NormedCritics(),
+        BOX,
+        generator,
+        TD3Settings(
+            policy_learning_rate=settings.policy_rate,
+            critic_learning_rate=3e-4,
+            target_noise=0.1,
+            target_noise_clip=0.2,
+        ),
+        policy_penalty=lambda _batch, actions: settings.anchor * actions.square().sum(dim=1),
+        critic_updates_before=before,
+    )
     streams = [relaxing(e, _explored(e, g, residual, settings, random)) for e, g in generators(200 + seed).items()]
     for done in decisions_of_search(runs):
         memory.add(done)
