@@ -113,6 +113,7 @@ class SeenMetric:
 
     metric: Metric
     features: Array  # (N_POOLED,)
+    knows_curvature: bool = True
 
     def apply(self, step: Array) -> Array:
         return self.metric.apply(step)
