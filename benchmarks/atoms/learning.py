@@ -23,7 +23,8 @@ import torch
 from relaxion.bench.assessment import CORE
 from relaxion.files import json_of, write_json
 from relaxion.training.loop import train
-from relaxion.training.recipe import find, overrides, settings_from_recipe
+from relaxion.settings import assigned
+from relaxion.training.recipe import find, settings_from_recipe
 from relaxion.training.relax_settings import RelaxRunSettings
 from relaxion.training.relax_task import relax_task
 
@@ -50,7 +51,7 @@ class Row:
 
     def settings(self, seed: int) -> RelaxRunSettings:
         words = shlex.split(self.changes)
-        given = overrides([value for flag, value in zip(words[::2], words[1::2], strict=True) if flag == "--set"])
+        given = assigned([value for flag, value in zip(words[::2], words[1::2], strict=True) if flag == "--set"])
         given |= {flag[2:]: int(value) for flag, value in zip(words[::2], words[1::2], strict=True) if flag != "--set"}
         settings = settings_from_recipe(find(self.recipe), self.agent, {**given, "seed": seed})
         assert isinstance(settings, RelaxRunSettings)

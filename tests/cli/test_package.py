@@ -17,7 +17,8 @@ from relaxion.bundles.networks import policy_of
 from relaxion.networks.atom_policies import AtomGaussianPolicy
 from relaxion.training import checkpoint
 from relaxion.training.loop import train
-from relaxion.training.recipe import find, overrides, settings_from_recipe
+from relaxion.settings import assigned
+from relaxion.training.recipe import find, settings_from_recipe
 from relaxion.training.settings import RunSettings
 
 TINY = {
@@ -98,7 +99,7 @@ def test_the_command_of_the_card_has_the_settings_of_the_run(relaxion: Callable[
     words = shlex.split(card.training_command)
     assert words[:2] == ["relaxion", "train"]
     options = dict(zip(words[3::2], words[4::2], strict=True))
-    given = overrides([value for name, value in zip(words[3::2], words[4::2], strict=True) if name == "--set"])
+    given = assigned([value for name, value in zip(words[3::2], words[4::2], strict=True) if name == "--set"])
     given |= {"seed": int(options["--seed"]), "steps": int(options["--steps"])}
     assert settings_from_recipe(find(words[2]), options["--agent"], given).flat() == card.training_settings
 

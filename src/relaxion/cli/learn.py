@@ -20,7 +20,7 @@ from relaxion.cli.requests import LearnRequest
 from relaxion.optimize.choice import load
 from relaxion.potentials.registry import make_potential
 from relaxion.training.night import Learned, Night, NightSettings, OnUpdate, alone, bundle_of, gathered
-from relaxion.training.recipe import overrides
+from relaxion.settings import assigned
 
 SECONDS_BETWEEN_PLAIN_LINES = 10.0
 
@@ -30,7 +30,7 @@ def learn(request: LearnRequest, interrupts: Interrupts) -> int:
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)
     name, out = _named(request)
-    settings = NightSettings.read(overrides(request.assignments or ()))
+    settings = NightSettings.read(assigned(request.assignments or ()))
     origin, potential = load(request.origin), None if request.calc is None else make_potential(request.calc)
     trajectories = gathered(request.folder, request.calculator, lambda sentence: say(f"relaxion: {sentence}"))
     began = time.monotonic()

@@ -11,8 +11,9 @@ from typing import Any
 
 from relaxion.cli.early import check_numbers
 from relaxion.cli.ending import DONE, ERROR, INCOMPLETE, Interrupts
+from relaxion.cli.inputs import calculator_word
 from relaxion.cli.progress import Now, say, tell
-from relaxion.cli.requests import ManyRequest, MergeRequest, StatusRequest
+from relaxion.cli.requests import ManyRequest, MergeRequest, StatusRequest, changed
 from relaxion.errors import RelaxionError, SettingsError
 from relaxion.files import json_of
 from relaxion.optimize.remembering import memory_at
@@ -33,6 +34,7 @@ SECONDS_BETWEEN_LINES = 5.0
 def relax_many(request: ManyRequest, interrupts: Interrupts) -> int:
     """Do it, or go on with it."""
     files = request.files or _known_files(request.out)
+    request = changed(request, calc=calculator_word(request.calc, request.calc_options))
     parse_workers(request.workers)
     worker, chunk_size = _worker_settings(request)
     check_files(files)

@@ -7,16 +7,18 @@ Loads neither torch nor ASE.
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from typer import Argument, Option
+from typer import Argument, BadParameter, Context, Option
 
 from relaxion.cli import completion
 from relaxion.errors import PolicyError, SettingsError, UnknownPotentialError
+from relaxion.settings import assignment, nearest
 
 TYPER = "typer"  # in a field's metadata: its argument or option
 AS_IN_RELAX = "As in 'relax'."
@@ -77,11 +79,46 @@ def flag(name: str, words: str, *short: str) -> Any:
     return field(default=False, metadata={TYPER: Option(name, *short, help=words, metavar="")})
 
 
+def from_file(context: Context, file: Path | None) -> Path | None:
+    """Settings of a TOML file become the defaults of a command, so that its options, where given, still win."""
+    if file is None:
+        return None
+    try:
+        table = tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise BadParameter(f"{file} cannot be read: {error}") from error
+    known = {name: param for param in context.command.params for name in _names(param)}
+    for name in table:
+        if name not in known:
+            raise BadParameter(f"{file}: unknown setting '{name}': {nearest(name, known)}")
+    options = table.get("calc_options")
+    if isinstance(options, dict):
+        table["calc_options"] = [assignment(name, value) for name, value in options.items()]
+    context.default_map = {known[name].name or name: value for name, value in table.items()}
+    return file
+
+
+def _names(param: Any) -> list[str]:
+    """As on the command line, with - or _, and as the field is called: calc_options, cell_mask, cell-mask."""
+    if param.name in ("settings", "help"):
+        return []
+    long = [word.removeprefix("--") for word in param.opts if word.startswith("--")]
+    return [param.name, *long, *(word.replace("-", "_") for word in long)]
+
+
 # what several commands have; those with words left out say them of their own
 optional = partial(option, default=None)
 UNSEEN = "Use the policy also for elements it was not trained on; every step is still checked."
 unseen_flag = partial(flag, "--allow-unseen", UNSEEN)
 calc_option = partial(option, "SPEC", default="emt", autocompletion=completion.calculators)
+calc_options_option = partial(
+    option, "KEY=VALUE", "An option of the calculator, such as dispersion=true; may be repeated.", "--calc-option",
+    default=None,
+)  # fmt: skip
+settings_option = partial(
+    option, "FILE.toml", "Read options from a file (fmax = 0.01, cell = true); those on the command line win.",
+    default=None, is_eager=True, callback=from_file,
+)  # fmt: skip
 FITTING: dict[str, Any] = {
     "default": "auto",
     "show_default": "emt for its metals, else the first installed of chgnet, sevennet, mace; for molecules gfn2",
@@ -116,7 +153,8 @@ class RelaxRequest:
     relaxion relax POSCAR --cell --fmax 0.01
     relaxion relax *.xyz --calc eam --compare BFGS,FIRE --json
     relaxion relax slab.cif --calc my_module:make_calculator --out results
-    relaxion relax steel.cif --calc eam --policy metals --allow-unseen
+    relaxion relax slab.cif --calc mace:medium-mpa-0 --calc-option dispersion=true
+    relaxion relax POSCAR --settings relax.toml
     relaxion relax alloy.cif --compare BFGS,FIRE --report
     Units.
     Exit codes: 0 all converged, 1 error, 2 usage, 3 not all converged, 130 interrupted, 143 terminated by SIGTERM (in
@@ -125,11 +163,13 @@ class RelaxRequest:
 
     files: list[Path] = argument(
         "FILE",
-        "Structure files in any format ASE reads. Each structure of a file is relaxed into a folder of its own.",
+        "Structure files in any format ASE reads; FILE@0:2 means some of its structures. Each is relaxed into a "
+        "folder of its own.",
     )
     calc: str = calc_option(
         "emt, eam, eam:FILE, lj, morse, chgnet, sevennet, gfn2, mace, module:factory; see 'calculators'.", **FITTING
     )
+    calc_options: list[str] | None = calc_options_option()
     policy: str = policy_option(
         "auto: a shipped policy that covers all elements, else the classical optimizer; none: the classical "
         "optimizer; NAME or FILE: that policy. See 'policies'."
@@ -155,6 +195,7 @@ class RelaxRequest:
     force: bool = flag("--force", "Replace earlier results.")
     rattle: float = rattle_option()
     seed: int = rattle_seed_option()
+    settings: Path | None = settings_option()
     quiet: bool = quiet_flag("No progress and no hints on stderr.")
 
 
@@ -177,12 +218,13 @@ class ManyRequest:
 
     files: list[Path] | None = argument(
         "FILE",
-        "Structure files in any format ASE reads; every structure in them is relaxed.",
+        "Structure files in any format ASE reads; every structure in them is relaxed, or those of FILE@0:100.",
         default=None,
         show_default="those of an earlier run into DIR",
     )
     out: Path = option("DIR", "Results; run the same command again to continue.", default=Path("relaxed-many"))
     calc: str = calc_option(AS_IN_RELAX)
+    calc_options: list[str] | None = calc_options_option()
     policy: str = policy_option(AS_IN_RELAX)
     device: str | None = device_option()
     allow_unseen: bool = unseen_flag()
@@ -199,6 +241,7 @@ class ManyRequest:
         "SECONDS", "Time limit per structure; a structure that exceeds it is set aside.", show_default="none"
     )
     retry_failed: bool = flag("--retry-failed", "Try structures again that earlier runs set aside.")
+    settings: Path | None = settings_option()
     as_json: bool = flag("--json", "The result as one JSON object on stdout.")
     quiet: bool = quiet_flag()
 

@@ -23,11 +23,11 @@ from relaxion.bundles import CardResult, ModelCard, Network, PolicyBundle
 from relaxion.bundles.card import POLICY
 from relaxion.errors import RelaxionError, RunError
 from relaxion.files import Stored, json_of, text_of
-from relaxion.settings import shown
+from relaxion.settings import assignment, shown
 from relaxion.structures import Outcome
 from relaxion.training import checkpoint
 from relaxion.training.checkpoint import stored_settings
-from relaxion.training.recipe import SHIPPED, overrides, settings_from_recipe
+from relaxion.training.recipe import SHIPPED, settings_from_recipe
 from relaxion.training.run_folder import AGENT, CHECKPOINT, RunFolder
 from relaxion.training.settings import RunSettings
 from relaxion.version import __version__
@@ -222,11 +222,5 @@ def _command(recipe: Path, settings: RunSettings) -> str | None:
     words += ["--seed", str(wanted["seed"]), "--steps", str(wanted["steps"])]
     for name, value in changes.items():
         if name not in OWN_OPTIONS:
-            words += ["--set", _assignment(name, value)]
+            words += ["--set", assignment(name, value)]
     return shlex.join(words)
-
-
-def _assignment(name: str, value: Any) -> str:
-    """As `--set` reads it back; words need no quotes unless they look like something else."""
-    plain = f"{name}={value}"
-    return plain if overrides([plain])[name] == value else f"{name}={json.dumps(value)}"

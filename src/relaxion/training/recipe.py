@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import tomllib
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -123,17 +122,3 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise FileError(f"{path} cannot be read: {error}") from error
     except ValueError as error:
         raise SettingsError(f"{path} is no valid TOML: {str(error)[:200]}") from error
-
-
-def overrides(assignments: Sequence[str]) -> dict[str, Any]:
-    """`key=value` words; values are TOML (3e-4, true, [64, 64]), anything else is taken as text."""
-    result: dict[str, Any] = {}
-    for word in assignments:
-        key, equals, value = word.partition("=")
-        if not equals or not key.strip():
-            raise SettingsError(f"--set takes key=value, got '{word}'; for example --set batch_size=256")
-        try:
-            result[key.strip()] = tomllib.loads(f"value = {value}")["value"]
-        except (ValueError, RecursionError):
-            result[key.strip()] = value.strip()
-    return result
