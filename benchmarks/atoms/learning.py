@@ -4,7 +4,7 @@
     python benchmarks/atoms/learning.py --runs FOLDER --table                 # trains nothing; collects, draws, prints
 
 Each row is a command of `ROWS` with a seed. What a run found is kept as one small JSON file in `results/learning`:
-force calls at every assessment, of the starts held apart and of the validation starts, the kept policy, processor time.
+force calls at every assessment, of the starts held out and of the validation starts, the kept policy, processor time.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ import torch
 
 from relaxion.bench.assessment import CORE
 from relaxion.files import json_of, write_json
-from relaxion.training.loop import train
 from relaxion.settings import assigned
+from relaxion.training.loop import train
 from relaxion.training.recipe import find, settings_from_recipe
 from relaxion.training.relax_settings import RelaxRunSettings
 from relaxion.training.relax_task import relax_task

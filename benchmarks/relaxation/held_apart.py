@@ -3,7 +3,7 @@
     python benchmarks/relaxation/held_apart.py ../shared/data/mp_20.extxyz.gz /tmp/mp.extxyz --most-atoms 16 --number 40
     relaxion bench /tmp/mp.extxyz --calc chgnet --perturb rattle:0.12
 
-Elements that were held apart as a whole are left out unless --elements asks for them and nothing else.
+Elements that were held out as a whole are left out unless --elements asks for them and nothing else.
 """
 
 from __future__ import annotations

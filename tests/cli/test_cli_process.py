@@ -74,7 +74,7 @@ def test_ctrl_c_and_sigterm(alloy_file, number, code):
         out, err = process.communicate(timeout=600)
     assert process.returncode == code
     assert "Traceback" not in err
-    assert "the structure so far is kept" in out
+    assert "the structure reached so far is saved" in out
     assert len(read("relaxed/alloy/alloy.extxyz")) == 8
     assert [entry.name for entry in Path("relaxed").iterdir()] == ["alloy"]
 

@@ -168,7 +168,7 @@ def test_race_and_bench_take_slices(relaxion, frames: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("a.xyz", "1\n\nXy 0 0 0\n", "'Xy' is no element"),
+        ("a.xyz", "1\n\nXy 0 0 0\n", "'Xy' is not an element"),
         ("folder", None, "it is a folder, and no trajectory"),
     ],
 )
@@ -184,7 +184,7 @@ def test_what_readers_raise_becomes_a_sentence(relaxion, name: str, content: str
 
 
 def test_an_assertion_without_words_becomes_a_sentence() -> None:
-    assert reading_error(AssertionError()) == "its content is not what its format asks for (AssertionError)"
+    assert reading_error(AssertionError()) == "its content does not match its format (AssertionError)"
 
 
 def test_pressure_shrinks_the_cell_and_masks_hold_it(relaxion) -> None:

@@ -15,9 +15,9 @@ import torch
 from relaxion.bundles import PolicyBundle, find_policy, library
 from relaxion.bundles.networks import policy_of
 from relaxion.networks.atom_policies import AtomGaussianPolicy
+from relaxion.settings import assigned
 from relaxion.training import checkpoint
 from relaxion.training.loop import train
-from relaxion.settings import assigned
 from relaxion.training.recipe import find, settings_from_recipe
 from relaxion.training.settings import RunSettings
 
@@ -89,7 +89,7 @@ def test_the_card_says_what_the_run_was(relaxion: Callable[..., Any], runs: Path
     assert (card.elements, card.smallest_n_atoms, card.largest_n_atoms) == (("Al", "Cu"), 2, 3)
     assert (card.potential, card.cells, card.n_assessment_starts) == ("emt", "fixed", 4)
     failed = round(4 * (1 - result["kept_success_rate"]))
-    assert card.fails_on[0].startswith(f"{failed} of 4 held-apart starts did not" if failed else "None of the 4")
+    assert card.fails_on[0].startswith(f"{failed} of 4 held-out starts did not" if failed else "None of the 4")
     assert Path("policies/mine.md").read_text() == find_policy("mine").card_text()
 
 
@@ -158,7 +158,7 @@ def test_a_file_of_its_own(relaxion: Callable[..., Any], runs: Path) -> None:
     ("words", "code", "sentence"),
     [
         (("vector", "mine"), 1, "vector learned Pendulum-v1, which relaxes no atoms; package a run on structures"),
-        (("nothing", "mine"), 1, "nothing is no folder of a run; 'relaxion train RECIPE --out RUN' makes one"),
+        (("nothing", "mine"), 1, "nothing is not the folder of a run; 'relaxion train RECIPE --out RUN' makes one"),
         (("td3", "my metals"), 2, "'my metals' is no name for a policy"),
         (("td3", "../mine"), 2, "'../mine' is no name for a policy"),
         (("td3", "auto"), 2, "'auto' has a meaning of its own"),
@@ -201,7 +201,7 @@ def test_the_list(relaxion: Callable[..., Any], runs: Path) -> None:
     assert "direct" in rows["mine"]
     assert "Al Cu" in rows["mine"]
     assert "unreadable" in rows["broken"]
-    assert "broken.safetensors is damaged or no safetensors file" in answer.err
+    assert "broken.safetensors is damaged or not a safetensors file" in answer.err
     broken, mine = relaxion("policies", "--json").objects
     assert (broken["name"], "damaged" in broken["error"]) == ("broken", True)
     assert (mine["name"], mine["kind"], mine["elements"], mine["shipped"]) == ("mine", "direct", ["Al", "Cu"], False)

@@ -210,7 +210,7 @@ def test_an_expert_that_stays() -> None:
 def test_a_replay_whose_atoms_are_used_up() -> None:
     """Thousands of transitions are allowed, but there is room for the atoms of a few rounds only."""
     events = events_of(settings(replay_atom_capacity=240, warmup_steps=32), steps=320)
-    assert sentence(events, "replay_young").startswith("replay is too young: what is drawn is ")
+    assert sentence(events, "replay_young").startswith("replay is too young: sampled transitions are ")
     assert "replay_atom_capacity" in sentence(events, "replay_young")
     assert healthy() == []
 
@@ -219,7 +219,7 @@ def test_a_replay_of_long_ago() -> None:
     long = {"n_structures": 512, "replay_capacity": 80_000, "updates_per_round": 0, "log_interval_steps": 1024}
     with pytest.warns(match="is large for systems"):
         events = events_of(settings(**long, structures="b2:AlCu", warmup_steps=53_000), steps=55_000)
-    assert sentence(events, "replay_old").startswith("replay is too old: what is drawn is 2")
+    assert sentence(events, "replay_old").startswith("replay is too old: sampled transitions are 2")
     assert "lower replay_capacity" in sentence(events, "replay_old")
     assert healthy() == []
 

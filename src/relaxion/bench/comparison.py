@@ -194,4 +194,4 @@ def who_relaxed(run: Run) -> str:
     steps = f"{run.fallback_used} step{'' if run.fallback_used == 1 else 's'}"
     if run.policy_used in (None, CORE):
         return "classical core" + (f" ({steps} by FIRE)" if run.fallback_used else "")
-    return f"policy {run.policy_used}" + (f" ({steps} by the core)" if run.fallback_used else "")
+    return f"policy {run.policy_used}" + (f" ({steps} by the classical optimizer)" if run.fallback_used else "")

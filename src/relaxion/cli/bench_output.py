@@ -124,8 +124,8 @@ def sentences(result: ContestResult) -> list[str]:
     if result.ours != CORE:
         core = result.to_core
         said.append(
-            f"{result.ours} needs {core.ratio:.2f} of the force calls of its classical core; 95th percentile of paired "
-            f"ratios {core.p95_of_paired_ratios:.2f}, same minimum in {_per_cent(core.same_minimum_rate)}."
+            f"{result.ours} needs {core.ratio:.2f} of the force calls of its classical optimizer; 95th percentile of "
+            f"paired ratios {core.p95_of_paired_ratios:.2f}, same minimum in {_per_cent(core.same_minimum_rate)}."
         )
     return said
 

@@ -124,7 +124,7 @@ FITTING: dict[str, Any] = {
     "show_default": "emt for its metals, else the first installed of chgnet, sevennet, mace; for molecules gfn2",
 }
 policy_option = partial(option, "NAME|FILE", default="auto", autocompletion=completion.policies)
-DEVICE = "Where networks compute, of policies and of calculators by name: cuda, cuda:1."
+DEVICE = "Device of the networks of policies and named calculators: cuda, cuda:1."
 device_option = partial(option, "NAME", DEVICE, default=None, show_default="cpu")
 optimizers_option = partial(option, "NAMES", autocompletion=completion.optimizers)
 rattle_option = partial(
@@ -158,7 +158,7 @@ class RelaxRequest:
     relaxion relax alloy.cif --compare BFGS,FIRE --report
     Units.
     Exit codes: 0 all converged, 1 error, 2 usage, 3 not all converged, 130 interrupted, 143 terminated by SIGTERM (in
-    both cases what was reached is saved, and --resume goes on).
+    both cases what was reached is saved, and --resume continues).
     """
 
     files: list[Path] = argument(
@@ -181,9 +181,12 @@ class RelaxRequest:
     )
     steps: int = option("N", "Maximum number of steps; each is one force call.", default=500)
     cell: bool = flag("--cell", "Relax the cell too.")
-    pressure: float = option("GPa", "Of a free cell (--cell), from all sides.", default=0.0)
+    pressure: float = option("GPa", "External pressure, for --cell.", default=0.0)
     cell_mask: str = option(
-        "AXES", "Of a free cell, what may change: some of xx,yy,zz,yz,xz,xy.", default="", show_default="all six"
+        "AXES",
+        "Strain components that may change, for --cell: some of xx,yy,zz,yz,xz,xy.",
+        default="",
+        show_default="all six",
     )
     keep_symmetry: bool = flag("--keep-symmetry", "Keep the space group of the start (within 0.01 Å); needs spglib.")
     compare: str = optimizers_option("Also run these ASE optimizers from the same start: BFGS,FIRE,...", default="")
@@ -191,7 +194,7 @@ class RelaxRequest:
     out: Path = option("DIR", "Results go to DIR/NAME/.", default=Path("relaxed"))
     as_json: bool = flag("--json", "One JSON object per structure on stdout, nothing else.")
     report: bool = flag("--report", "Also write DIR/NAME/report.html: film, curves, comparison, facts.")
-    resume: bool = flag("--resume", "Go on with structures whose relaxation into DIR was cut short.")
+    resume: bool = flag("--resume", "Continue structures whose relaxation into DIR was interrupted.")
     force: bool = flag("--force", "Replace earlier results.")
     rattle: float = rattle_option()
     seed: int = rattle_seed_option()
@@ -212,7 +215,7 @@ class ManyRequest:
     relaxion relax-many slabs.xyz --out relaxed --memory relaxations --learn 20
     relaxion status relaxed && relaxion merge relaxed all.extxyz
     Units.
-    Exit codes: 0 all converged, 1 some were set aside or the run could not go on, 2 usage, 3 not all converged, 130
+    Exit codes: 0 all converged, 1 some were set aside or the run could not continue, 2 usage, 3 not all converged, 130
     interrupted, 143 terminated. The same command continues in every case.
     """
 
@@ -232,10 +235,12 @@ class ManyRequest:
     steps: int = option("N", "Maximum number of steps per structure; each is one force call.", default=500)
     cell: bool = flag("--cell", "Relax the cells too.")
     memory: Path | None = memory_option()
-    learn: int = option("N", "Policies study after every N structures, and relax the later ones.", default=0, min=0)
+    learn: int = option(
+        "N", "After every N structures the policies learn from them; later structures use the result.", default=0, min=0
+    )
     workers: str = option("KIND", "local:N, ray:auto, ray:ADDRESS; one processor each.", default="local:2")
     batch_size: int = option(
-        "N", "Structures at once in a worker, where the calculator takes many.", default=128, min=1
+        "N", "Structures evaluated together by a worker, if the calculator supports it.", default=128, min=1
     )
     time_limit: float | None = optional(
         "SECONDS", "Time limit per structure; a structure that exceeds it is set aside.", show_default="none"
@@ -284,9 +289,11 @@ class MemoryRequest:
     """
 
     folder: Path = argument("DIR", "The --memory of 'relax' or 'relax-many', or a store of 'collect'.")
-    add: list[Path] | None = option("FILE", "Take in a file that ASE reads; may be repeated.", "--add", default=None)
+    add: list[Path] | None = option("FILE", "Add a file that ASE reads; may be repeated.", "--add", default=None)
     more: list[Path] | None = argument("FILES", "More files for --add.", default=None)
-    calculator: str | None = option("NAME", "Who made the files of --add, if they do not say.", default=None)
+    calculator: str | None = option(
+        "NAME", "The calculator that made the files of --add, if they do not name one.", default=None
+    )
     export: Path | None = option("FILE.extxyz", "Every evaluated structure with energy and forces.", default=None)
     as_json: bool = flag("--json", "Everything as one JSON object.")
     force: bool = flag("--force", "Replace an earlier export.")
@@ -310,14 +317,17 @@ class LearnRequest:
 
     folder: Path = argument("DIR", "The --memory of 'relax' or 'relax-many', or a store of 'collect'.")
     origin: str = option(
-        "NAME|FILE", "The policy to begin from.", "--from", default="universal", autocompletion=completion.policies
+        "NAME|FILE", "The policy to start from.", "--from", default="universal", autocompletion=completion.policies
     )
     out: str = option("NAME|FILE", "The new policy; a NAME is found by --policy, and by auto.", default="learned")
     calculator: str | None = option("NAME", "Learn from this calculator's relaxations only, or all.", default=None)
     calc: str | None = option(
-        "SPEC", "Also relax starts held apart for real, with both policies.", default=None, show_default="no force call"
+        "SPEC",
+        "Also relax held-out starts with both policies, to count force calls.",
+        default=None,
+        show_default="no force call",
     )
-    number: int = option("N", "So many of them, at most.", default=24, min=2)
+    number: int = option("N", "At most this many starts.", default=24, min=2)
     assignments: list[str] | None = set_option()
     as_json: bool = flag("--json", "The result as one JSON object on stdout.")
     force: bool = flag("--force", "Replace an earlier policy of that name.")
@@ -344,9 +354,9 @@ class TrainRequest:
     steps: int | None = optional("N", "Total environment steps.", min=1)
     assignments: list[str] | None = set_option()
     resume: bool = flag("--resume", "Continue from the last checkpoint.")
-    from_weights: Path | None = optional("RUN|FILE|POLICY", "Begin a new run with the weights of an old one.")
+    from_weights: Path | None = optional("RUN|FILE|POLICY", "Start a new run with the weights of an old one.")
     origin: str | None = optional(
-        "POLICY|RUN|FILE", "The same; of a policy its network and trust rule too.", "--from",
+        "POLICY|RUN|FILE", "The same; from a policy, its network and trust rule too.", "--from",
         autocompletion=completion.policies,
     )  # fmt: skip
     calc: str | None = optional("SPEC", "Calculator, for recipes on your own structures (fine-tune).")
@@ -373,7 +383,7 @@ class CollectRequest:
     out: Path = option("STORE", "Folder of the store; an existing one is completed.")
     workers: int = option("N", "Processes, one core each.", default=1, min=1)
     assignments: list[str] | None = set_option("seed=7; molecule.number=100: one kind; number=10: all kinds.")
-    limit_minutes: float | None = optional("M", "Stop after this time; the same command continues.", min=0)
+    limit_minutes: float | None = optional("M", "Stop after this time; run the same command again to continue.", min=0)
     policy: str | None = policy_option("Relax with this policy instead of the classical optimizer.", default=None)
     as_json: bool = flag("--json", "The summary as one JSON object on stdout.")
     quiet: bool = quiet_flag()
@@ -432,7 +442,7 @@ class BenchRequest:
         "ASE's optimizers to compare with: BFGS,FIRE,... or all or none. Relaxion's classical optimizer always runs.",
         "--with",
         default="",
-        show_default="those whose best is quoted",
+        show_default="those of the published tables",
     )
     policy: str = policy_option("As in 'relax'.")
     allow_unseen: bool = unseen_flag()
@@ -540,7 +550,7 @@ class CalculatorsRequest:
 
 @command("package:package")
 class PackageRequest:
-    """Make a policy file from a run, with a model card; its results are measured again on structures held apart.
+    """Make a policy file from a run, with a model card; its results are measured again on structures held out.
 
     relaxion package runs/alloys alloys-1
     relaxion policies alloys-1
@@ -548,7 +558,7 @@ class PackageRequest:
     """
 
     run: Path = argument("RUN", "The folder of a run on structures.")
-    name: str = argument("NAME", "What the policy will be called.")
+    name: str = argument("NAME", "Name of the new policy.")
     out: Path | None = optional(
         "FILE",
         "The bundle; its model card goes beside it.",
@@ -580,6 +590,6 @@ class CurveRequest:
     relaxion curve runs/a runs/b --out ab.png
     """
 
-    runs: list[Path] = argument("RUN", "Run folders; those that differ in the seed only share a curve.")
+    runs: list[Path] = argument("RUN", "Run folders; those that differ only in the seed share a curve.")
     out: Path = option("FILE.png", "The picture.", default=Path("learning_curve.png"))
     force: bool = flag("--force", "Replace an earlier picture.")

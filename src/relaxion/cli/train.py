@@ -19,10 +19,10 @@ from relaxion.cli.requests import TrainRequest, TuneRequest
 from relaxion.errors import FileError, SettingsError
 from relaxion.files import kind_of
 from relaxion.scaling.collectors.places import Collectors
+from relaxion.settings import assigned
 from relaxion.training.diagnostics import DIAGNOSIS, standing
 from relaxion.training.loop import Interrupted, OnProgress
 from relaxion.training.loop import train as train_in_folder
-from relaxion.settings import assigned
 from relaxion.training.recipe import find, run_folder, settings_from_recipe, shipped
 from relaxion.training.settings import RunSettings
 

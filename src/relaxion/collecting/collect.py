@@ -207,7 +207,7 @@ def _store(settings: CollectSettings, out: Path) -> TrajectoryStore:
     if store.description.get("side") != settings.side:
         raise RunError(
             f"the store {out} holds structures for {store.description.get('side')}, not for {settings.side}; "
-            "take another folder"
+            "choose another folder"
         )
     return store
 
@@ -339,7 +339,9 @@ def stepper_maker(policy: str | None) -> MakeStepper:
     bundle = PolicyBundle.read(find_file(policy, ()))
     network = policy_of(bundle)
     if not isinstance(network, MetricPolicy):
-        raise PolicyError(f"the policy {bundle.name} is no metric; collect with one, or with the classical core")
+        raise PolicyError(
+            f"the policy {bundle.name} does not predict stiffness; collect with one that does, or without --policy"
+        )
     return lambda: new_stepper(metrics=LearnedMetrics(network.network))
 
 

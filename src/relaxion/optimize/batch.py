@@ -201,7 +201,7 @@ class BatchRelaxer:
         self.potential = potential_of(potential, settings.device if isinstance(potential, str) else None)
         if settings.cell and not self.potential.has_stress:
             raise MissingStressError(
-                f"{self.potential.name} gives no stress, so cells cannot relax; leave cell=True away, or try 'emt'"
+                f"{self.potential.name} gives no stress, so cells cannot relax; leave out cell=True, or try 'emt'"
             )
         self._make_stepper = make_stepper or self._chosen
         self._chooser = Chooser(

@@ -118,7 +118,7 @@ def chosen(
 ) -> Chosen:
     """The stepper for `policy`: "auto", None (or "none") for the core, the name of a policy, or a bundle's path."""
     if adapt is not False and device_of(device).type != "cpu":
-        raise SettingsError(f"adapt learns on the CPU; leave adapt or device={str(device)!r} away")
+        raise SettingsError(f"adapt learns on the CPU; leave out adapt or device={str(device)!r}")
     chooser = Chooser(policy, allow_unseen=allow_unseen, calculator=calculator, device=device)
     decision = chooser.decide(atomic_numbers, periodic=periodic)
     if decision.note:

@@ -110,9 +110,9 @@ def rule_of(network: Network, name: str) -> TrustRule:
         control = _constant(network, name)
         return lambda _: control
     if list(network.settings.get("observation", ())) != list(OBSERVATION):
-        raise PolicyError(f"the gate of {name} sees other numbers than this relaxion's guard has; update relaxion")
+        raise PolicyError(f"the gate of {name} expects other inputs than this relaxion's guard has; update relaxion")
     if list(network.settings.get("knobs", ())) != list(ACTIONS):
-        raise PolicyError(f"the gate of {name} turns other knobs than this relaxion's guard has; update relaxion")
+        raise PolicyError(f"the gate of {name} sets other parameters than this relaxion's guard has; update relaxion")
     box = BoxActions(-torch.ones(len(ACTIONS)), torch.ones(len(ACTIONS)))
     kind = VectorGaussianPolicy if network.settings.get("stochastic") else VectorPolicy
     try:
@@ -137,7 +137,7 @@ def _constant(network: Network, name: str) -> StepControl:
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise PolicyError(f"the steady gate of {name} cannot be rebuilt: {type(error).__name__} {error}") from error
     if not (0 <= control.secant_weight <= 1 and control.n_secants >= 1 and control.floor >= 0):
-        raise PolicyError(f"the steady gate of {name} turns its knobs out of their ranges: {control}")
+        raise PolicyError(f"the steady gate of {name} sets parameters out of their ranges: {control}")
     return control
 
 

@@ -31,8 +31,8 @@ class Chgnet(Potential):
     """Equal to `chgnet.model.CHGNetCalculator`, without magnetic moments.
 
     Structures without cell, which CHGNet's own calculator refuses, are answered too; CHGNet was not made for them.
-    Atoms crowded beyond all sense are answered with NaN: their angles would fill the memory, and the network knows
-    nothing of them; optimizers here take such an answer as a step too far.
+    Atoms far too dense are answered with NaN: their angles would fill the memory, and the network was not trained on
+    them; optimizers here take such an answer as a step too far.
     """
 
     name = "CHGNet"

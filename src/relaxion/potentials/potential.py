@@ -39,7 +39,7 @@ class Potential(ABC):
         needed = bool(structures.cell_free.any()) if stresses is None else stresses
         if needed and not self.has_stress:
             raise MissingStressError(
-                f"{self.name} gives no stress, so the cell cannot relax; fix the cell or take another calculator"
+                f"{self.name} gives no stress, so the cell cannot relax; fix the cell or use another calculator"
             )
         self.check_elements(structures)
         self.calls += structures.n_structures

@@ -89,7 +89,7 @@ def potential(spec: str | BaseCalculator | Potential, device: DeviceLike = None)
     if isinstance(spec, str):
         return _from_word(spec, device_of(device))
     if device is not None:
-        raise SettingsError(f"a {type(spec).__name__} is where it was made; leave device={str(device)!r} away")
+        raise SettingsError(f"a {type(spec).__name__} is where it was made; leave out device={str(device)!r}")
     found = _from_object(spec)
     if found is None:
         raise UnknownPotentialError(
@@ -128,7 +128,7 @@ def make_potential(spec: str, device: DeviceLike = None) -> Potential:
     except RelaxionError:
         raise
     except Exception as error:  # the user's own factory or another package may raise anything
-        raise PotentialError(f"--calc {spec}: it could not be made: {type(error).__name__}: {error}") from error
+        raise PotentialError(f"--calc {spec}: it could not be created: {type(error).__name__}: {error}") from error
 
 
 def known_potentials() -> list[PotentialEntry]:

@@ -1,12 +1,11 @@
 """From a run on structures to a bundle: the policy's weights and a model card.
 
-Results on the card are not copied from the run: the held-apart starts are relaxed once more by the policy as it comes
+Results on the card are not copied from the run: the held-out starts are relaxed once more by the policy as it comes
 out of the bundle, so a card is true of the file it stands beside.
 """
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -76,7 +75,7 @@ def bundle_from_run(path: Path, name: str) -> PolicyBundle:
 def read_weights(folder: RunFolder) -> Stored:
     """A run without a result goes on, or was stopped: its checkpoint is newer than what an earlier end has left."""
     if not (folder.settings.exists() or folder.is_run):
-        raise RunError(f"{folder.path} is no folder of a run; 'relaxion train RECIPE --out RUN' makes one")
+        raise RunError(f"{folder.path} is not the folder of a run; 'relaxion train RECIPE --out RUN' makes one")
     if folder.result.exists() and folder.agent.exists():
         return checkpoint.read(folder.agent, AGENT)
     if not folder.checkpoint.exists():
@@ -169,14 +168,14 @@ def failures_in_words(assessed: Assessed) -> list[str]:
     """Which starts did not converge, of which kind where there are several; and which of the rest took longest."""
     failed = [one for one in assessed.relaxed if not one.converged]
     converged = [one for one in assessed.relaxed if one.converged]
-    sentences = [f"None of the {len(assessed.relaxed)} held-apart starts failed."]
+    sentences = [f"None of the {len(assessed.relaxed)} held-out starts failed."]
     if failed:
         reasons = Counter(Outcome[one.outcome.upper()].label for one in failed)
         words = ", ".join(f"{label} {count}" for label, count in sorted(reasons.items()))
         named = ", ".join(_formula(one.numbers) for one in failed[:N_NAMED])
         more = " and others" if len(failed) > N_NAMED else ""
         sentences = [
-            f"{len(failed)} of {len(assessed.relaxed)} held-apart starts did not converge within {assessed.cap} force "
+            f"{len(failed)} of {len(assessed.relaxed)} held-out starts did not converge within {assessed.cap} force "
             f"calls ({words}): {named}{more}."
         ]
         kinds = Counter(one.label for one in failed if one.label)

@@ -64,14 +64,12 @@ def settings_from_recipe(path: Path, agent: str | None, overrides: Mapping[str, 
     if isinstance(sections, str):  # the settings of an earlier run belong to one agent
         default, sections, of_a_run = agent_name(sections, owner), {}, True
         if asked not in (None, default):
-            raise SettingsError(f"{path} holds settings for {default}, not for {asked}; take a recipe instead")
+            raise SettingsError(f"{path} holds settings for {default}, not for {asked}; use a recipe instead")
     chosen = asked or default
     layers = [table, _sections(sections, owner).get(chosen, {}), given]
     task = given.get("task", table.get("task"))
     if ignored := removed(given, task):
-        warnings.warn(
-            f"{', '.join(ignored)}: of no meaning for the task {task}, left out", RelaxionWarning, stacklevel=2
-        )
+        warnings.warn(f"{', '.join(ignored)}: not used by the task {task}, left out", RelaxionWarning, stacklevel=2)
     values = {name: value for layer in layers for name, value in renamed(layer, task).items()}
     if "steps" in given and not of_a_run:  # a run that goes on keeps its intervals
         values = _with_shorter_intervals(values, table | layers[1], given)
@@ -121,4 +119,4 @@ def read_toml(path: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         raise FileError(f"{path} cannot be read: {error}") from error
     except ValueError as error:
-        raise SettingsError(f"{path} is no valid TOML: {str(error)[:200]}") from error
+        raise SettingsError(f"{path} is not valid TOML: {str(error)[:200]}") from error

@@ -222,7 +222,7 @@ def test_a_constant_rule_says_the_same_always() -> None:
     assert rule_of(described, "mine")(np.zeros(len(OBSERVATION))) == rule
     for name, value in (("secant_weight", 2.0), ("n_secants", 0.0), ("floor", -1.0)):
         weights = {**described.weights, name: torch.tensor(value)}
-        with pytest.raises(PolicyError, match="mine turns its knobs out of their ranges"):
+        with pytest.raises(PolicyError, match="mine sets parameters out of their ranges"):
             rule_of(replace(described, weights=weights), "mine")
     for weights in ({"secant_weight": torch.ones(1)}, {**described.weights, "floor": torch.ones(3)}):
         with pytest.raises(PolicyError, match="mine cannot be rebuilt"):

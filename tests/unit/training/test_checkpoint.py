@@ -114,7 +114,7 @@ def test_foreign(path: Path) -> None:
 
 def test_pickle_is_never_read(path: Path) -> None:
     torch.save({"x": torch.zeros(1)}, path)
-    with pytest.raises(CheckpointError, match="damaged or no safetensors file"):
+    with pytest.raises(CheckpointError, match="damaged or not a safetensors file"):
         checkpoint.read(path, KIND)
 
 

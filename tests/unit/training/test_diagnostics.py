@@ -172,7 +172,11 @@ TROUBLES: list[tuple[str, dict[str, float], str]] = [
         {"expert_share": 0.5},
         "the expert does not step back: it still proposes 50% of the steps, 50% at first",
     ),
-    ("replay_old", {"replay_age_transitions": 60_000}, "replay is too old: what is drawn is 60000 transitions old"),
+    (
+        "replay_old",
+        {"replay_age_transitions": 60_000},
+        "replay is too old: sampled ones are 60000 transitions old",
+    ),
     ("replay_young", {"replay_age_transitions": 60}, "replay is too young"),
     ("support", {"returns_outside_support": 0.1}, "returns leave the critic's support: 10%"),
     ("worse_than_bfgs", {"assessed_calls_beside_bfgs": 2.5}, "needs more force calls than BFGS: 2.50 times as many"),

@@ -145,7 +145,7 @@ class TestOldNames:
         assert (flat["lesson_updates"], flat["lessons_per_update"], flat["lesson_learning_rate"]) == (9, 3, 1e-3)
 
     def test_the_command_line_still_overrules_the_recipe(self):
-        with pytest.warns(RelaxionWarning, match="widths: of no meaning for the task metric"):
+        with pytest.warns(RelaxionWarning, match="widths: not used by the task metric"):
             read = settings_from_recipe(find("metals"), None, {"n_updates": 7, "widths": [8]})
         assert read.flat()["lesson_updates"] == 7
 

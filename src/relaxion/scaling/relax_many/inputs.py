@@ -61,7 +61,7 @@ def places(file: Path) -> Generator[Place]:
             found = True
             yield place
     if not found:
-        yield Place(file, 0, None, f"{file}@{words} means no structure: the file has fewer")
+        yield Place(file, 0, None, f"{file}@{words} means no structure: it has fewer structures")
 
 
 def _all_places(file: Path) -> Generator[Place]:
