@@ -10,13 +10,14 @@ OLDEST_ASE := 3.26.0
 # One thread per process: with several processes on a few cores more threads only get in each other's way.
 export OMP_NUM_THREADS := 1
 
-.PHONY: help relax test test-slow hosts chromium espresso lint types contracts docs format bench clean
+.PHONY: help relax test test-slow hosts package chromium espresso lint types contracts docs format bench clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make relax      set up, then relax examples/alloy.cif and show the saving against BFGS"
 	@echo "make test       set up, then run all tests (newest and oldest supported ASE)"
 	@echo "make hosts      run the examples of six host packages in environments of their own (docs/hosts.md)"
+	@echo "make package    wheel and sdist into build/dist, checked, and tried in an empty environment"
 	@echo "make chromium   install Debian's Chromium for the tests of the pages; without it they are skipped"
 	@echo "make espresso   install Debian's Quantum ESPRESSO for benchmarks/dft and a test; without it that is skipped"
 	@echo "make lint types contracts    ruff, pyright, import-linter"
@@ -43,6 +44,10 @@ test-slow: $(VENV)/.dev
 # two environments in build/hosts, more than 1 GB each; every step is bounded in time
 hosts:
 	$(PYTHON) tools/hosts.py
+
+# a minute or two: the environment is really empty
+package: $(VENV)/.dev
+	$(BIN)/python tools/check_package.py
 
 # only for benchmarks/dft and one test; pw.x and its pseudopotentials
 espresso:

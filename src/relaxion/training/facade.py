@@ -20,7 +20,7 @@ from relaxion.training.settings import RunSettings
 
 
 class Learner:
-    """An algorithm with its task. Runs that must survive a kill belong to `relaxion train`.
+    """An algorithm with its task. For long runs that can be resumed use `relaxion train`.
 
     >>> agent = TD3("Pendulum-v1", seed=0, widths=(64, 64))
     >>> agent.learn(10_000)

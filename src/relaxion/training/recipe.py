@@ -10,7 +10,7 @@ from typing import Any
 from relaxion.errors import FileError, RelaxionWarning, SettingsError
 from relaxion.files import text_of, toml_of
 from relaxion.settings import nearest
-from relaxion.training.old_settings import removed, renamed
+from relaxion.training.old_settings import deprecation, removed, renamed
 from relaxion.training.settings import DEFAULT_AGENT, RunSettings, agent_name
 
 SHIPPED = Path(__file__).parent.parent / "recipes"
@@ -70,6 +70,8 @@ def settings_from_recipe(path: Path, agent: str | None, overrides: Mapping[str, 
     task = given.get("task", table.get("task"))
     if ignored := removed(given, task):
         warnings.warn(f"{', '.join(ignored)}: not used by the task {task}, left out", RelaxionWarning, stacklevel=2)
+    if not of_a_run and (sentence := deprecation({**layers[0], **layers[1], **given}, task)):
+        warnings.warn(f"{owner}{sentence}", RelaxionWarning, stacklevel=2)
     values = {name: value for layer in layers for name, value in renamed(layer, task).items()}
     if "steps" in given and not of_a_run:  # a run that goes on keeps its intervals
         values = _with_shorter_intervals(values, table | layers[1], given)

@@ -231,7 +231,7 @@ def test_a_constant_rule_says_the_same_always() -> None:
 
 def test_a_rule_sees_how_far_it_is_to_the_end_and_whom_the_guard_believes() -> None:
     guard = Guard(QuasiNewtonSettings(), Source(exact))
-    guard.tolerance, guard.core_steps_left, guard.disappointments = 0.01, 3, 2
+    guard.tolerance, guard.core_steps_left, guard.bad_steps = 0.01, 3, 2
     point, observed = read_point(rattled(2)), []
     guard.rule = lambda observation: observed.append(observation) or DEFAULT
     guard.step_from(point, model_of(guard, point))
@@ -321,6 +321,6 @@ def test_a_metric_that_cannot_be_made_leaves_it_to_the_core() -> None:
 
 def test_mistrust_outlives_the_help_of_fire() -> None:
     guard = Guard(QuasiNewtonSettings(), Source(exact))
-    guard.disappointments, guard.core_steps, guard.policy_steps = 3, 5, 2
+    guard.bad_steps, guard.core_steps, guard.policy_steps = 3, 5, 2
     guard.reset()
-    assert (guard.disappointments, guard.core_steps, guard.policy_steps) == (3, 5, 2)
+    assert (guard.bad_steps, guard.core_steps, guard.policy_steps) == (3, 5, 2)
