@@ -150,7 +150,7 @@ def test_interrupted_what_is_done_is_kept_and_nobody_is_left(relaxion, number):
     _, said = process.communicate(timeout=600)
     assert process.returncode == 128 + number
     assert "Traceback" not in said
-    assert "all results so far are saved, run the same command again to continue" in said
+    assert "all results so far are saved; run the same command again to continue" in said
     assert workers
     until = time.monotonic() + 600
     while any(map(_alive, workers)) and time.monotonic() < until:

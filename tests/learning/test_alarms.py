@@ -98,7 +98,7 @@ def test_a_wall() -> None:
     events = events_of(settings(**PUSHING), steps=320)
     assert sentence(events, "wall").startswith("blocked against a wall: moves of 0.")
     assert "look whether minimum_distance_angstrom is too large" in sentence(events, "wall")
-    assert sentence(events, "crowding").startswith("atoms lean on the minimum distance: 100% of the steps")
+    assert sentence(events, "crowding").startswith("atoms stay at the minimum distance: 100% of the steps")
     assert healthy() == []
 
 
@@ -169,7 +169,7 @@ def test_a_policy_that_gets_lost() -> None:
         trainer.advance()
     trainer.assess()
     trainer.scalars()
-    assert sentence(trainer.take_events(), "lost").startswith("a policy got lost: it needs ")
+    assert sentence(trainer.take_events(), "lost").startswith("the policy got worse: it needs ")
     assert trainer.kept.best is not None
     assert trainer.kept.best.step == 0
 
@@ -201,7 +201,7 @@ def test_a_potential_that_fails() -> None:
 def test_an_expert_that_stays() -> None:
     staying = {"expert_share": 0.5, "expert_steps": 800, "alarm_memory_steps": 80, "updates_per_round": 1}
     events = events_of(settings(**staying, expert_share_final=0.5), steps=720)
-    assert sentence(events, "expert").startswith("the expert does not step back: it still proposes ")
+    assert sentence(events, "expert").startswith("the expert's share does not fall: it still proposes ")
     assert "set expert_share_final to 0" in sentence(events, "expert")
     fading = events_of(settings(**staying, expert_share_final=0.0), steps=720)
     assert [event for event in fading if event.name == "expert"] == []
