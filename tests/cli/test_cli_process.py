@@ -47,7 +47,7 @@ def test_help_has_examples_and_units():
     assert result.returncode == 0
     for words in ("relaxion relax alloy.cif", "eV/Å", "Exit codes", "130 interrupted", "143"):
         assert words in result.stdout
-    assert "Each structure of a file is relaxed" in call("relax", "--help").stdout
+    assert "Structure files in any" in call("relax", "--help").stdout
 
 
 def test_stdout_is_json_and_nothing_else(alloy_file):

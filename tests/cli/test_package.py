@@ -140,7 +140,7 @@ def test_nothing_is_overwritten_unasked(relaxion: Callable[..., Any], runs: Path
     before = Path("policies/mine.safetensors").read_bytes()
     answer = relaxion("package", runs / "sac", "mine")
     assert answer.code == 1
-    assert "mine.safetensors is there already; choose another name, or --force" in answer.err
+    assert "mine.safetensors exists; choose another name, or --force" in answer.err
     assert Path("policies/mine.safetensors").read_bytes() == before
     assert relaxion("package", runs / "sac", "mine", "--force").code == 0
     assert find_policy("mine").card.agent == "sac"
@@ -159,9 +159,9 @@ def test_a_file_of_its_own(relaxion: Callable[..., Any], runs: Path) -> None:
     [
         (("vector", "mine"), 1, "vector learned Pendulum-v1, which relaxes no atoms; package a run on structures"),
         (("nothing", "mine"), 1, "nothing is not the folder of a run; 'relaxion train RECIPE --out RUN' makes one"),
-        (("td3", "my metals"), 2, "'my metals' is no name for a policy"),
-        (("td3", "../mine"), 2, "'../mine' is no name for a policy"),
-        (("td3", "auto"), 2, "'auto' has a meaning of its own"),
+        (("td3", "my metals"), 2, "'my metals' is not a valid name for a policy"),
+        (("td3", "../mine"), 2, "'../mine' is not a valid name for a policy"),
+        (("td3", "auto"), 2, "'auto' has a special meaning"),
         (("td3", "shipped"), 2, "a policy named 'shipped' ships with relaxion"),
         (("td3", "mine", "--out", "mine.bin"), 2, "--out takes the file of a bundle, NAME.safetensors, got mine.bin"),
     ],
@@ -226,7 +226,7 @@ def test_curves(relaxion: Callable[..., Any], runs: Path) -> None:
     assert before.startswith(b"\x89PNG")
     again = relaxion("curve", runs / "td3", "--out", "both.png")
     assert again.code == 1
-    assert "is there already" in again.err
+    assert "both.png exists" in again.err
     assert Path("both.png").read_bytes() == before
     assert relaxion("curve", runs / "td3", "--out", "both.png", "--force").code == 0
     assert relaxion("curve", runs / "td3", "--out", "both.pdf").code == 2

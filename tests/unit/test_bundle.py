@@ -203,7 +203,7 @@ def test_an_older_format_is_upgraded(path: Path, monkeypatch: pytest.MonkeyPatch
 def test_truncated(path: Path, keep: int) -> None:
     make_bundle().write(path)
     path.write_bytes(path.read_bytes()[:keep])
-    with pytest.raises(PolicyError, match=r"is damaged or not a safetensors file .*; get it again"):
+    with pytest.raises(PolicyError, match=r"is damaged or not a safetensors file .*; download it again"):
         PolicyBundle.read(path)
 
 

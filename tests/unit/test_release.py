@@ -68,5 +68,7 @@ def test_pythons_that_are_named() -> None:
 
 @pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
 def test_install_lines_name_extras_that_exist(page: str) -> None:
-    named = {extra for group in re.findall(r"pip install '[^']*\[([\w,]+)\]'", text(page)) for extra in group.split(",")}
+    named = {
+        extra for group in re.findall(r"pip install '[^']*\[([\w,]+)\]'", text(page)) for extra in group.split(",")
+    }
     assert named <= set(PROJECT["optional-dependencies"])

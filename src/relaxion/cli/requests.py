@@ -93,6 +93,9 @@ def from_file(context: Context, file: Path | None) -> Path | None:
             raise BadParameter(f"{file}: unknown setting '{name}': {nearest(name, known)}")
     options = table.get("calc_options")
     if isinstance(options, dict):
+        if nested := [name for name, value in options.items() if isinstance(value, dict)]:
+            plain = "a number, true, false, text or a list of them"
+            raise BadParameter(f"{file}: option '{nested[0]}' of a calculator is {plain}")
         table["calc_options"] = [assignment(name, value) for name, value in options.items()]
     context.default_map = {known[name].name or name: value for name, value in table.items()}
     return file

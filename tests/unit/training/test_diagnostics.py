@@ -180,7 +180,11 @@ TROUBLES: list[tuple[str, dict[str, float], str]] = [
     ("replay_young", {"replay_age_transitions": 60}, "replay is too young"),
     ("support", {"returns_outside_support": 0.1}, "returns leave the critic's support: 10%"),
     ("worse_than_bfgs", {"assessed_calls_beside_bfgs": 2.5}, "needs more force calls than BFGS: 2.50 times as many"),
-    ("lost", {"assessed_calls_beside_best": 1.3}, "the policy got worse: it needs 1.30 times the force calls of the kept"),
+    (
+        "lost",
+        {"assessed_calls_beside_best": 1.3},
+        "the policy got worse: it needs 1.30 times the force calls of the kept",
+    ),
     (
         "entropy_weight",
         {"entropy_weight": 0.2, "entropy_gap": 3.0},

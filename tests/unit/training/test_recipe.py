@@ -104,7 +104,7 @@ def test_recipes_that_cannot_be(tmp_path: Path) -> None:
         find("pendulun")
     broken = tmp_path / "broken.toml"
     broken.write_text("task = ")
-    with pytest.raises(SettingsError, match="no valid TOML"):
+    with pytest.raises(SettingsError, match="not valid TOML"):
         settings_from_recipe(broken, None, {})
     broken.write_text("[agent.sacc]\nx = 1")
     with pytest.raises(SettingsError, match="did you mean 'sac'"):
