@@ -135,7 +135,7 @@ def _who_relaxed(result: ContestResult) -> list[str]:
     used = result.circumstances.policies_used
     if not set(used) - {CLASSICAL}:
         return []
-    words = [f"{'the classical core' if name == CLASSICAL else name} {number}" for name, number in used.items()]
+    words = [f"{'the classical optimizer' if name == CLASSICAL else name} {number}" for name, number in used.items()]
     return [f"Structures that {result.ours} relaxed by policy: {', '.join(words)}."]
 
 

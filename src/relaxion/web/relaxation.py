@@ -109,7 +109,7 @@ def policy_in_words(asked: str | Path | None, used: str | None) -> str:
     """What was asked for, and who relaxed."""
     asked = "none" if asked is None else str(asked)
     if used is None or used == CORE:
-        return f"{asked}: the classical core"
+        return f"{asked}: the classical optimizer"
     return used if used == asked else f"{asked}: {used}"
 
 
