@@ -298,7 +298,8 @@ def test_fixed_atoms_are_marked(relaxion):
 
 def test_the_energy_has_a_logarithmic_axis(relaxion, alloy_file):
     relaxion("relax", alloy_file, "--report")
-    assert part(data_of("relaxed/alloy/report.html"), "plot", "Energy above the final energy of Relaxion")["log"] is True
+    data = data_of("relaxed/alloy/report.html")
+    assert part(data, "plot", "Energy above the final energy of Relaxion")["log"] is True
 
 
 def test_molecules_get_sticks_and_no_cell():

@@ -53,7 +53,7 @@ class Feedback:
 
 @dataclass(frozen=True)
 class GuardSettings:
-    """When to believe the metric. Tuned on structures apart from every benchmark (docs/decisions.md)."""
+    """When to use the policy's step. Tuned on structures outside every benchmark (docs/decisions.md)."""
 
     least_kept: float = 0.25
     """A step is bad if it is rejected or lowers the energy by less than this share of the predicted change."""

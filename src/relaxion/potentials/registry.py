@@ -81,7 +81,7 @@ def potential(spec: str | BaseCalculator | Potential, device: DeviceLike = None)
     and the engines of other packages ("mace", "mace:FILE", "lammps:FILE", ...: `relaxion calculators`) where installed;
     "module:factory" (which is called); an ASE calculator; a TorchSim model; or a potential, which is returned as it is.
     "lj?sigma=2.5&epsilon=0.1": with keyword arguments of what is called (`with_options`). `device`: where a network
-    computes ("cuda"; None: the CPU); what is no network stays on the CPU.
+    computes ("cuda"; None: the CPU); everything else stays on the CPU.
 
     A module is also looked for in the working directory. If it is found there, the directory stays at the end of
     `sys.path`, so that what the calculator imports later is found too.
@@ -152,8 +152,15 @@ def _symbols(numbers: frozenset[int] | None) -> tuple[str, ...] | None:
     return None if numbers is None else tuple(chemical_symbols[number] for number in sorted(numbers))
 
 
-def _from_word(spec: str, device: torch.device) -> Potential:
-    spec, options = without_options(spec)
+def _from_word(word: str, device: torch.device) -> Potential:
+    spec, options = without_options(word)
+    made = _with_options_given(spec, options, device)
+    if options:
+        made.options = options
+    return made
+
+
+def _with_options_given(spec: str, options: Mapping[str, Any], device: torch.device) -> Potential:
     head, colon, tail = spec.partition(":")
     if head in EXTRAS and (tail or not colon):
         return EXTRAS[head].build(spec, tail, device, options)

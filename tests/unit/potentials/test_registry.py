@@ -12,6 +12,7 @@ from ase.calculators.emt import EMT
 import relaxion
 from relaxion.errors import FileError, MissingExtraError, SettingsError, UnknownPotentialError
 from relaxion.potentials import AsePotential, Emt, LennardJones, Morse, Potential, PotentialCalculator, ZhouEam
+from relaxion.potentials.details import details_of, fingerprint
 from relaxion.potentials.registry import EXTRAS, known_potentials, potential, with_options, without_options
 from relaxion.structures import Structures
 
@@ -219,6 +220,7 @@ def test_options_reach_what_is_called(tmp_path: Path, monkeypatch: pytest.Monkey
     made = potential("lj?sigma=2.5&smooth=true")
     assert isinstance(made, LennardJones)
     assert (made.sigma, made.smooth) == (2.5, True)
+    assert fingerprint(details_of(made)) != fingerprint(details_of(potential("lj?sigma=2.4")))
     monkeypatch.chdir(tmp_path)
     Path("mine_with_options.py").write_text("from relaxion.potentials import Morse as make\n")
     assert potential("mine_with_options:make?r0=2.5").r0 == 2.5
