@@ -104,9 +104,9 @@ def with_options(spec: str, options: Mapping[str, Any]) -> str:
     for name, value in options.items():
         if not name.isidentifier() or assigned([assignment(name, value)]) != {name: value}:
             raise SettingsError(f"option '{name}' of a calculator is a number, true, false, text or a list of them")
-    words = [assignment(name, value) for name, value in options.items()]
-    hidden = {"%": "%25", "&": "%26", "?": "%3F"}
-    return "?".join([spec, *(["&".join(word.translate(str.maketrans(hidden)) for word in words)] if words else [])])
+    hidden = str.maketrans({"%": "%25", "&": "%26", "?": "%3F"})
+    words = "&".join(assignment(name, value).translate(hidden) for name, value in options.items())
+    return f"{spec}?{words}" if words else spec
 
 
 def without_options(spec: str) -> tuple[str, dict[str, Any]]:
