@@ -1,5 +1,6 @@
 # Everything sets itself up in .venv; nothing but Python 3.11+, make and the package registries is needed.
 # Another interpreter: make test PYTHON=python3.12
+# The CPU build of torch, gigabytes smaller: make test TORCH_INDEX=https://download.pytorch.org/whl/cpu
 
 PYTHON ?= python3
 VENV := .venv
@@ -10,13 +11,14 @@ OLDEST_ASE := 3.26.0
 # One thread per process: with several processes on a few cores more threads only get in each other's way.
 export OMP_NUM_THREADS := 1
 
-.PHONY: help relax test test-slow hosts chromium espresso lint types contracts docs format bench clean
+.PHONY: help relax test test-slow hosts package chromium espresso lint types contracts docs format bench clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make relax      set up, then relax examples/alloy.cif and show the saving against BFGS"
 	@echo "make test       set up, then run all tests (newest and oldest supported ASE)"
 	@echo "make hosts      run the examples of six host packages in environments of their own (docs/hosts.md)"
+	@echo "make package    wheel and sdist into build/dist, checked, and tried in an empty environment"
 	@echo "make chromium   install Debian's Chromium for the tests of the pages; without it they are skipped"
 	@echo "make espresso   install Debian's Quantum ESPRESSO for benchmarks/dft and a test; without it that is skipped"
 	@echo "make lint types contracts    ruff, pyright, import-linter"
@@ -43,6 +45,10 @@ test-slow: $(VENV)/.dev
 # two environments in build/hosts, more than 1 GB each; every step is bounded in time
 hosts:
 	$(PYTHON) tools/hosts.py
+
+# a minute or two: the environment is really empty
+package: $(VENV)/.dev
+	$(BIN)/python tools/check_package.py
 
 # only for benchmarks/dft and one test; pw.x and its pseudopotentials
 espresso:
@@ -85,7 +91,7 @@ $(VENV)/.torch: constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "Relaxion needs Python 3.11 or newer; try: make PYTHON=python3.12"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) $$(grep '^torch==' constraints.txt)
+	$(PIP) $$(grep '^torch==' constraints.txt) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
 	@touch $@
 
 $(VENV)/.core: $(VENV)/.torch pyproject.toml

@@ -1,4 +1,4 @@
-"""Agents × policies on structures held apart, beside ASE's optimizers from the same starts.
+"""Agents × policies on structures held out, beside ASE's optimizers from the same starts.
 
     python benchmarks/atoms/agents.py --runs FOLDER [--only al-fe] [--policy light] [--agent td3] [--seed 0] [--table]
 

@@ -4,7 +4,7 @@
     python benchmarks/atoms/learning.py --runs FOLDER --table                 # trains nothing; collects, draws, prints
 
 Each row is a command of `ROWS` with a seed. What a run found is kept as one small JSON file in `results/learning`:
-force calls at every assessment, of the starts held apart and of the validation starts, the kept policy, processor time.
+force calls at every assessment, of the starts held out and of the validation starts, the kept policy, processor time.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ import torch
 
 from relaxion.bench.assessment import CORE
 from relaxion.files import json_of, write_json
+from relaxion.settings import assigned
 from relaxion.training.loop import train
-from relaxion.training.recipe import find, overrides, settings_from_recipe
+from relaxion.training.recipe import find, settings_from_recipe
 from relaxion.training.relax_settings import RelaxRunSettings
 from relaxion.training.relax_task import relax_task
 
@@ -50,7 +51,7 @@ class Row:
 
     def settings(self, seed: int) -> RelaxRunSettings:
         words = shlex.split(self.changes)
-        given = overrides([value for flag, value in zip(words[::2], words[1::2], strict=True) if flag == "--set"])
+        given = assigned([value for flag, value in zip(words[::2], words[1::2], strict=True) if flag == "--set"])
         given |= {flag[2:]: int(value) for flag, value in zip(words[::2], words[1::2], strict=True) if flag != "--set"}
         settings = settings_from_recipe(find(self.recipe), self.agent, {**given, "seed": seed})
         assert isinstance(settings, RelaxRunSettings)

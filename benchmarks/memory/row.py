@@ -104,7 +104,7 @@ def relaxed(file: Path, out: Path, calculator: str, options: Sequence[str]) -> l
 
 
 def error_ratio(learning: Path) -> float | None:
-    """Error of predicted ways on all relaxations held apart, after the last study over before the first."""
+    """Error of predicted ways on all relaxations held out, after the last study over before the first."""
     studies = sorted((learning / "learned").glob("*.safetensors"))
     if not studies:
         return None

@@ -1,6 +1,6 @@
 """What `Relaxer(adapt=True)` gives: many relaxations of one compound with elements the policy never saw, in a row.
 
-    python benchmarks/relaxation/held_apart.py ../shared/data/mp_20.extxyz.gz new.extxyz --elements --number 8
+    python benchmarks/relaxation/held_apart.py MP_20_FILE new.extxyz --elements --number 8
     python benchmarks/relaxation/adapt.py new.extxyz
 
 Of every structure of the file so many copies are rattled, relaxed one after the other with one adaptation per

@@ -1,9 +1,9 @@
 """The structures of a file that the universal policy never saw, by the rule of `structures/splits.py`.
 
-    python benchmarks/relaxation/held_apart.py ../shared/data/mp_20.extxyz.gz /tmp/mp.extxyz --most-atoms 16 --number 40
+    python benchmarks/relaxation/held_apart.py MP_20_FILE /tmp/mp.extxyz --most-atoms 16 --number 40
     relaxion bench /tmp/mp.extxyz --calc chgnet --perturb rattle:0.12
 
-Elements that were held apart as a whole are left out unless --elements asks for them and nothing else.
+Elements that were held out as a whole are left out unless --elements asks for them and nothing else.
 """
 
 from __future__ import annotations

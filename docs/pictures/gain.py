@@ -83,7 +83,7 @@ def drawn(data: list[Row]) -> str:
 def _legend() -> list[str]:
     entries = (
         ("policy", "Relaxion", 20),
-        ("core", "its classical core, no learning", 116),
+        ("core", "its classical optimizer alone", 116),
         ("ase", "best of ASE's optimizers", 358),
     )
     parts = []

@@ -53,7 +53,7 @@ class Format:
     version: int
     error: type[RelaxionError]
     upgrades: Mapping[int, Upgrade] = field(default_factory=dict)  # by the version that is left behind
-    advice: str = "take an older copy"  # when a file is damaged
+    advice: str = "use an older copy"  # when a file is damaged
 
     def write(self, path: Path, kind: str, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
         """Write beside, force to disk, move into place: whoever is killed meanwhile leaves the old file whole."""
@@ -70,7 +70,7 @@ class Format:
             # Tensors that share memory are refused by safetensors; a copy of the few that do costs nothing.
             replace_file(path, save(_unshared(own), metadata=header))
         except (SafetensorError, OSError) as error:
-            raise self.error(f"{path} cannot be written ({error}); is its folder there, the disk not full?") from error
+            raise self.error(f"{path} cannot be written ({error}); does its folder exist, is the disk full?") from error
 
     def read(self, path: Path, *kinds: str) -> Stored:
         """Read a file of one of these kinds, or say in one sentence why it is not one."""
@@ -83,7 +83,7 @@ class Format:
         except FileNotFoundError as error:
             raise self.error(f"{path} does not exist") from error
         except (SafetensorError, OSError, ValueError, TypeError, KeyError) as error:  # safetensors has all of them
-            raise self.error(f"{path} is damaged or no safetensors file ({error}); {self.advice}") from error
+            raise self.error(f"{path} is damaged or not a safetensors file ({error}); {self.advice}") from error
         kind, text = header["relaxion_kind"], header.get("relaxion_values", "")
         if _digest_of_all(tensors, kind, text) != header.get("relaxion_digest"):
             raise self.error(f"{path} is damaged: its numbers do not match their digest; {self.advice}")
@@ -200,7 +200,7 @@ def write_text(path: Path, text: str) -> None:
     try:
         replace_file(path, text.encode())
     except OSError as error:
-        raise FileError(f"{path} cannot be written ({error}); is its folder there, the disk not full?") from error
+        raise FileError(f"{path} cannot be written ({error}); does its folder exist, is the disk full?") from error
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:

@@ -34,13 +34,13 @@ def without_slice(path: Path) -> tuple[Path, str | None]:
     return path.with_name(name), words
 
 
-def chosen_numbers(words: str, number: int) -> list[int]:
+def chosen_numbers(words: str, number: int) -> range:
     """Which of `number` structures a slice means, counted from 0; none where there are too few."""
     if ":" not in words:
         place = int(words)
-        return [place % number] if -number <= place < number else []
+        return range(place % number, place % number + 1) if -number <= place < number else range(0)
     bounds = [int(word) if word else None for word in words.split(":")]
-    return list(range(number))[slice(*bounds)]
+    return range(number)[slice(*bounds)]
 
 
 def _exists(path: Path) -> bool:

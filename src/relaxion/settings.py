@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+import json
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -33,6 +35,26 @@ def nearest(word: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(word, choices, n=1, cutoff=0.5)
     more = f" and {len(choices) - MOST_KNOWN} more" if len(choices) > MOST_KNOWN else ""
     return f"did you mean '{close[0]}'?" if close else f"known: {', '.join(choices[:MOST_KNOWN])}{more}"
+
+
+def assigned(words: Sequence[str], option: str = "--set", example: str = "batch_size=256") -> dict[str, Any]:
+    """`key=value` words; values are TOML (3e-4, true, [64, 64]), anything else is taken as text."""
+    result: dict[str, Any] = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not equals or not key.strip():
+            raise SettingsError(f"{option} takes key=value, got '{word}'; for example {option} {example}")
+        try:
+            result[key.strip()] = tomllib.loads(f"value = {value}")["value"]
+        except (ValueError, RecursionError):
+            result[key.strip()] = value.strip()
+    return result
+
+
+def assignment(name: str, value: Any) -> str:
+    """As `assigned` reads it back; words need no quotes unless they look like something else."""
+    plain = f"{name}={value}"
+    return plain if assigned([plain])[name] == value else f"{name}={json.dumps(value)}"
 
 
 class Settings(BaseModel):

@@ -83,7 +83,7 @@ class Relaxing:
         """First evaluation, and a new relaxation for every structure."""
         unknown = [name for name in settings if name not in FILTER_SETTINGS]
         if unknown:
-            raise SettingsError(f"{unknown[0]} is no setting of the cell here; known: {', '.join(FILTER_SETTINGS)}")
+            raise SettingsError(f"{unknown[0]} is not a setting of the cell here; known: {', '.join(FILTER_SETTINGS)}")
         first = len(self._ways)
         self._ways += [self._way(atoms, cell_filter is not None, settings) for atoms in atoms_of(state)]
         here = self._ways[first:]

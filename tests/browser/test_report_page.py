@@ -181,9 +181,9 @@ def test_a_screen_reader_finds_its_way(report: Sheet):
     page = report.page
     expect(page.get_by_role("slider", name="Force call", exact=True)).to_have_count(1)
     expect(page.get_by_role("button", name="One force call on")).to_have_count(1)
-    expect(page.get_by_role("table", name="This run beside others")).to_have_count(1)
+    expect(page.get_by_role("table", name="Comparison with other optimizers")).to_have_count(1)
     expect(page.get_by_role("img", name=re.compile("^Largest force: "))).to_have_count(1)
-    for name in ("Result", "The way down", "Structure", "How it was made"):
+    for name in ("Result", "Relaxation", "Structure", "How it was made"):
         expect(page.get_by_role("region", name=name, exact=True)).to_have_count(1)
 
 

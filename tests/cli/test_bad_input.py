@@ -162,7 +162,7 @@ def test_calculator_breaks_in_the_middle(relaxion, alloy_file):
     assert (answer.code, answer.out) == (1, "")
     one_sentence(answer.err)
     assert "failed at force call 3: OSError: license server is away" in answer.err
-    assert "the structure so far is kept in relaxed/alloy/" in answer.err
+    assert "the structure reached so far is saved in relaxed/alloy/" in answer.err
     frames = read("relaxed/alloy/alloy.traj", ":")
     assert len(frames) == 2
     kept = read("relaxed/alloy/alloy.extxyz")
@@ -212,7 +212,7 @@ def test_ctrl_c_keeps_what_was_reached(relaxion, alloy_file, alloy):
     options = ["--calc", "calculators_for_test:interrupted", "--compare", "BFGS"]
     answer = relaxion("relax", alloy_file, "next.xyz", *options)
     assert answer.code == 130
-    assert "interrupted after 3 force calls, the structure so far is kept" in answer.out
+    assert "interrupted after 3 force calls, the structure reached so far is saved" in answer.out
     assert "written to relaxed/alloy/" in answer.out
     assert "1 of 2 structures were not started" in answer.err
     assert "BFGS" not in answer.out + answer.err, "who interrupts does not want a comparison either"
@@ -225,7 +225,7 @@ def test_ctrl_c_keeps_what_was_reached(relaxion, alloy_file, alloy):
 def test_ctrl_c_before_the_first_answer_keeps_nothing_and_says_so(relaxion, alloy_file):
     answer = relaxion("relax", alloy_file, "--calc", "calculators_for_test:interrupted_at_once")
     assert answer.code == 130
-    assert "interrupted after 1 force call, nothing was reached" in answer.out
+    assert "interrupted after 1 force call, nothing was saved" in answer.out
     assert "kept" not in answer.out + answer.err
     assert not list(Path("relaxed").iterdir())
 
@@ -371,7 +371,7 @@ def test_a_defect_met_by_one_structure_does_not_stop_the_others(relaxion, alloy,
     answer = relaxion("relax", "first.xyz", alloy_file, "--json", "--quiet", "--policy", "none")
     assert answer.code == 1
     one_sentence(answer.err)
-    sentence = "first.xyz: ZeroDivisionError: a defect of ours; the structure so far is kept in relaxed/first/"
+    sentence = "first.xyz: ZeroDivisionError: a defect of ours; the structure reached so far is saved in relaxed/first/"
     assert answer.err.startswith(sentence)
     first, second = answer.objects
     assert (first["outcome"], first["force_calls"], first["converged"]) == ("error", 3, False)

@@ -177,7 +177,9 @@ def test_a_program_that_fails_is_one_sentence(relaxion, start, monkeypatch, fact
 def test_energies_without_forces(relaxion, start):
     answer = relaxion("relax", start, "--calc", "engines_for_test:EnergiesOnly")
     assert answer.code == 1
-    assert answer.err == "relaxion: the calculator EnergiesOnly gives energies without forces; take one that has both\n"
+    assert (
+        answer.err == "relaxion: the calculator EnergiesOnly gives energies without forces; use one that gives both\n"
+    )
 
 
 @pytest.mark.skipif(shutil.which("pw.x") is None, reason="needs Quantum ESPRESSO: make espresso")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -168,8 +169,8 @@ def test_race_and_bench_take_slices(relaxion, frames: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("a.xyz", "1\n\nXy 0 0 0\n", "'Xy' is no element"),
-        ("folder", None, "it is a folder, and no trajectory"),
+        ("a.xyz", "1\n\nXy 0 0 0\n", "'Xy' is not an element"),
+        ("folder", None, "it is a folder, not an ASE trajectory"),
     ],
 )
 def test_what_readers_raise_becomes_a_sentence(relaxion, name: str, content: str | None, said: str) -> None:
@@ -184,7 +185,7 @@ def test_what_readers_raise_becomes_a_sentence(relaxion, name: str, content: str
 
 
 def test_an_assertion_without_words_becomes_a_sentence() -> None:
-    assert reading_error(AssertionError()) == "its content is not what its format asks for (AssertionError)"
+    assert reading_error(AssertionError()) == "its content does not match its format (AssertionError)"
 
 
 def test_pressure_shrinks_the_cell_and_masks_hold_it(relaxion) -> None:
@@ -218,3 +219,41 @@ def test_symmetry_is_kept(relaxion) -> None:
     write("water.xyz", molecule("H2O"))
     answer = relaxion("relax", "water.xyz", "--calc", "emt", "--keep-symmetry")
     assert "--keep-symmetry is for structures that are periodic" in answer.err
+
+
+SETTINGS = """
+files = ["alloy.cif"]
+calc = "lj"
+fmax = 0.02
+cell-mask = ""
+
+[calc_options]
+sigma = 2.4
+epsilon = 0.3
+"""
+
+
+def test_options_come_from_a_file_and_the_command_line_wins(relaxion, alloy_file: Path) -> None:
+    Path("relax.toml").write_text(SETTINGS.replace("alloy.cif", alloy_file.name))
+    assert relaxion("relax", "--settings", "relax.toml", "--fmax", "0.04").code == 0
+    asked = json.loads(Path("relaxed", alloy_file.stem, "relaxion.json").read_text())["request"]
+    assert asked["calculator"] == "lj?sigma=2.4&epsilon=0.3"
+    assert asked["fmax_ev_per_angstrom"] == 0.04
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("fmx = 1", "unknown setting 'fmx': did you mean 'fmax'?"),
+        ("fmax = 'x'", "--fmax"),
+        ("fmax = ", "cannot be read"),
+        ("settings = 'other.toml'", "unknown setting 'settings'"),
+        ("calc = 'lj'\n[calc_options]\nsigm = 1", "does not take these options"),
+        ("calc = 'lj'\n[calc_options.sigma]\na = 1", "option 'sigma' of a calculator is a number"),
+    ],
+)
+def test_settings_files_that_make_no_sense(relaxion, alloy_file: Path, content: str, said: str) -> None:
+    Path("relax.toml").write_text(content)
+    answer = relaxion("relax", alloy_file, "--settings", "relax.toml")
+    assert answer.code == 2
+    assert said in " ".join(answer.err.replace("│", "").split())

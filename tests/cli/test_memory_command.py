@@ -176,7 +176,7 @@ def test_empty_mixed_and_foreign_memories_get_a_sentence(relaxion):
     write("one.extxyz", alloy(0))
     answer = relaxion("relax", "one.extxyz", "--memory", "thesis")
     assert answer.code == 1
-    assert "take another folder" in answer.err
+    assert "choose another folder" in answer.err
 
 
 def test_two_learners_at_once_and_wrong_beginnings(relaxion):
@@ -201,7 +201,7 @@ def test_a_damaged_shard_is_named_and_the_rest_is_used(relaxion):
     Path("memory/shard-0.safetensors").write_bytes(b"half a shard")
     answer = relaxion("memory", "memory", "--json")
     assert answer.code == 0
-    assert "is damaged or no shard" in answer.err
+    assert "is damaged or not a shard" in answer.err
     assert answer.objects[0]["relaxations"] == 3
 
 

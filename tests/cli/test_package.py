@@ -15,9 +15,10 @@ import torch
 from relaxion.bundles import PolicyBundle, find_policy, library
 from relaxion.bundles.networks import policy_of
 from relaxion.networks.atom_policies import AtomGaussianPolicy
+from relaxion.settings import assigned
 from relaxion.training import checkpoint
 from relaxion.training.loop import train
-from relaxion.training.recipe import find, overrides, settings_from_recipe
+from relaxion.training.recipe import find, settings_from_recipe
 from relaxion.training.settings import RunSettings
 
 TINY = {
@@ -88,7 +89,7 @@ def test_the_card_says_what_the_run_was(relaxion: Callable[..., Any], runs: Path
     assert (card.elements, card.smallest_n_atoms, card.largest_n_atoms) == (("Al", "Cu"), 2, 3)
     assert (card.potential, card.cells, card.n_assessment_starts) == ("emt", "fixed", 4)
     failed = round(4 * (1 - result["kept_success_rate"]))
-    assert card.fails_on[0].startswith(f"{failed} of 4 held-apart starts did not" if failed else "None of the 4")
+    assert card.fails_on[0].startswith(f"{failed} of 4 held-out starts did not" if failed else "None of the 4")
     assert Path("policies/mine.md").read_text() == find_policy("mine").card_text()
 
 
@@ -98,7 +99,7 @@ def test_the_command_of_the_card_has_the_settings_of_the_run(relaxion: Callable[
     words = shlex.split(card.training_command)
     assert words[:2] == ["relaxion", "train"]
     options = dict(zip(words[3::2], words[4::2], strict=True))
-    given = overrides([value for name, value in zip(words[3::2], words[4::2], strict=True) if name == "--set"])
+    given = assigned([value for name, value in zip(words[3::2], words[4::2], strict=True) if name == "--set"])
     given |= {"seed": int(options["--seed"]), "steps": int(options["--steps"])}
     assert settings_from_recipe(find(words[2]), options["--agent"], given).flat() == card.training_settings
 
@@ -139,7 +140,7 @@ def test_nothing_is_overwritten_unasked(relaxion: Callable[..., Any], runs: Path
     before = Path("policies/mine.safetensors").read_bytes()
     answer = relaxion("package", runs / "sac", "mine")
     assert answer.code == 1
-    assert "mine.safetensors is there already; choose another name, or --force" in answer.err
+    assert "mine.safetensors exists; choose another name, or --force" in answer.err
     assert Path("policies/mine.safetensors").read_bytes() == before
     assert relaxion("package", runs / "sac", "mine", "--force").code == 0
     assert find_policy("mine").card.agent == "sac"
@@ -157,10 +158,10 @@ def test_a_file_of_its_own(relaxion: Callable[..., Any], runs: Path) -> None:
     ("words", "code", "sentence"),
     [
         (("vector", "mine"), 1, "vector learned Pendulum-v1, which relaxes no atoms; package a run on structures"),
-        (("nothing", "mine"), 1, "nothing is no folder of a run; 'relaxion train RECIPE --out RUN' makes one"),
-        (("td3", "my metals"), 2, "'my metals' is no name for a policy"),
-        (("td3", "../mine"), 2, "'../mine' is no name for a policy"),
-        (("td3", "auto"), 2, "'auto' has a meaning of its own"),
+        (("nothing", "mine"), 1, "nothing is not the folder of a run; 'relaxion train RECIPE --out RUN' makes one"),
+        (("td3", "my metals"), 2, "'my metals' is not a valid name for a policy"),
+        (("td3", "../mine"), 2, "'../mine' is not a valid name for a policy"),
+        (("td3", "auto"), 2, "'auto' has a special meaning"),
         (("td3", "shipped"), 2, "a policy named 'shipped' ships with relaxion"),
         (("td3", "mine", "--out", "mine.bin"), 2, "--out takes the file of a bundle, NAME.safetensors, got mine.bin"),
     ],
@@ -200,7 +201,7 @@ def test_the_list(relaxion: Callable[..., Any], runs: Path) -> None:
     assert "direct" in rows["mine"]
     assert "Al Cu" in rows["mine"]
     assert "unreadable" in rows["broken"]
-    assert "broken.safetensors is damaged or no safetensors file" in answer.err
+    assert "broken.safetensors is damaged or not a safetensors file" in answer.err
     broken, mine = relaxion("policies", "--json").objects
     assert (broken["name"], "damaged" in broken["error"]) == ("broken", True)
     assert (mine["name"], mine["kind"], mine["elements"], mine["shipped"]) == ("mine", "direct", ["Al", "Cu"], False)
@@ -225,7 +226,7 @@ def test_curves(relaxion: Callable[..., Any], runs: Path) -> None:
     assert before.startswith(b"\x89PNG")
     again = relaxion("curve", runs / "td3", "--out", "both.png")
     assert again.code == 1
-    assert "is there already" in again.err
+    assert "both.png exists" in again.err
     assert Path("both.png").read_bytes() == before
     assert relaxion("curve", runs / "td3", "--out", "both.png", "--force").code == 0
     assert relaxion("curve", runs / "td3", "--out", "both.pdf").code == 2

@@ -110,7 +110,7 @@ def test_race(relaxion: Relaxion, alloy_file: Path, water_file: Path, noble: Pat
     assert told["policy"] == "noble"
     assert "policy noble" in Path("race.html").read_text()
     answer = relaxion("race", water_file, "--with", "BFGS", "--force")
-    assert "by classical core" in answer.out
+    assert "by classical optimizer" in answer.out
     assert len(lines_about_the_core(answer)) == 1
 
 

@@ -15,6 +15,8 @@ import pytest
 from ase.build import bulk
 from ase.io import read, write
 
+from relaxion.scaling.relax_many.inputs import places
+
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-c", "from relaxion.cli.app import main; main()"]
 HELD = "calculators_for_test:Held"
@@ -33,8 +35,23 @@ def alloys(number: int) -> Path:
     return Path("many.extxyz")
 
 
+@pytest.mark.parametrize(
+    ("words", "numbers"),
+    [("0:2", [0, 1]), ("4", [4]), ("-1", [4]), ("-2:", [3, 4]), ("::2", [0, 2, 4]), ("::-2", [0, 2, 4]), ("9", None)],
+)
+def test_slices_of_files(tmp_path, monkeypatch, words, numbers):
+    monkeypatch.chdir(tmp_path)
+    found = list(places(Path(f"{alloys(5)}@{words}")))
+    if numbers is None:
+        assert [place.error for place in found] == ["many.extxyz@9 means no structure: it has fewer structures"]
+    else:
+        assert [(place.file, place.index) for place in found] == [(Path("many.extxyz"), n) for n in numbers]
+        assert all(place.atoms is not None for place in found)
+
+
 def test_from_files_to_one_file(relaxion):
-    answer = relaxion("relax-many", alloys(10), "--out", "out", "--workers", "local:1", "--json", "-q")
+    alloys(12)
+    answer = relaxion("relax-many", "many.extxyz@:10", "--out", "out", "--workers", "local:1", "--json", "-q")
     assert answer.code == 0
     (told,) = answer.objects
     assert (told["relaxed"], told["converged"], told["waiting"], told["doubles"]) == (10, 10, 0, 0)
@@ -114,7 +131,7 @@ def test_a_driver_killed_while_it_writes_is_followed_by_one_that_goes_on(relaxio
     (told,) = answer.objects
     assert (told["relaxed"], told["converged"], told["waiting"]) == (60, 60, 0)
     assert told["this_run"]["relaxed"] < 60
-    assert "never whole: cut off" in answer.err
+    assert "incomplete frame; removed" in answer.err
     assert relaxion("merge", "out", "all.extxyz").code == 0
     keys = [atoms.info["relaxion_key"] for atoms in read("all.extxyz", ":")]
     assert len(set(keys)) == len(keys) == 60
@@ -150,7 +167,7 @@ def test_interrupted_what_is_done_is_kept_and_nobody_is_left(relaxion, number):
     _, said = process.communicate(timeout=600)
     assert process.returncode == 128 + number
     assert "Traceback" not in said
-    assert "every result so far is safe, run the same command again to continue" in said
+    assert "all results so far are saved; run the same command again to continue" in said
     assert workers
     until = time.monotonic() + 600
     while any(map(_alive, workers)) and time.monotonic() < until:

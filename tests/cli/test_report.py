@@ -84,7 +84,7 @@ def test_curves_are_those_of_the_runs(relaxion, alloy_file, alloy):
     optimizer.attach(lambda: fmax.append(np.linalg.norm(alloy.get_forces(), axis=1).max()))
     optimizer.run(fmax=0.05)
     assert bfgs["y"] == pytest.approx(fmax, rel=1e-3)
-    energies = part(data, "plot", "Energy above the end of Relaxion")["series"][0]["y"]
+    energies = part(data, "plot", "Energy above the final energy of Relaxion")["series"][0]["y"]
     assert energies[-1] == pytest.approx(0, abs=1e-9)
     assert energies[0] == pytest.approx(images[0].get_potential_energy() - images[-1].get_potential_energy(), rel=1e-4)
 
@@ -290,7 +290,7 @@ def test_fixed_atoms_are_marked(relaxion):
     slab.set_constraint(FixAtoms([0, 1]))
     write("slab.traj", slab)
     relaxion("relax", "slab.traj", "--report")
-    film = part(data_of("relaxed/slab/report.html"), "film", "The way down")
+    film = part(data_of("relaxed/slab/report.html"), "film", "Relaxation")
     assert film["films"][0]["fixed"] == [0, 1]
     assert "Faint atoms are held fixed." in film["notes"]
     assert "fixed" in film["films"][0]
@@ -298,7 +298,8 @@ def test_fixed_atoms_are_marked(relaxion):
 
 def test_the_energy_has_a_logarithmic_axis(relaxion, alloy_file):
     relaxion("relax", alloy_file, "--report")
-    assert part(data_of("relaxed/alloy/report.html"), "plot", "Energy above the end of Relaxion")["log"] is True
+    data = data_of("relaxed/alloy/report.html")
+    assert part(data, "plot", "Energy above the final energy of Relaxion")["log"] is True
 
 
 def test_molecules_get_sticks_and_no_cell():

@@ -84,7 +84,7 @@ def test_from_weights(relaxion: Callable[..., Any]) -> None:
         (("train", "pendulum", "--set", "task=CartPole-v1"), 2, "need a Box of real actions"),
         (("train", "pendulum", "--set", "task=Nothing-v1"), 2, "no Gymnasium task 'Nothing-v1'"),
         (("train", "pendulum", "--resume"), 1, "no checkpoint to resume from"),
-        (("train", "pendulum", "--from-weights", "nothing"), 1, "nothing is no run, no file of weights and no policy"),
+        (("train", "pendulum", "--from-weights", "nothing"), 1, "nothing is neither a run, nor"),
     ],
 )
 def test_mistakes(relaxion: Callable[..., Any], arguments: tuple[str, ...], code: int, sentence: str) -> None:

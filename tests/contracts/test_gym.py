@@ -163,21 +163,25 @@ def test_registration_does_not_warn() -> None:
         relaxion.experience.gym.register_environments()
 
 
+MAKE = """print(type(gymnasium.make("relaxion:Relax-v0", n_atoms=2).unwrapped).__name__)"""
+FIND = """print(gymnasium.spec("Relax-v0").entry_point.rpartition(":")[2])"""  # what `make` does first; loads no torch
+
+
 @pytest.mark.parametrize(
-    "order",
+    ("order", "then"),
     [
-        "import gymnasium, relaxion",
-        "import relaxion, gymnasium",
-        "import relaxion; from gymnasium.envs.registration import make; import gymnasium",
-        "import relaxion, importlib.util; importlib.util.find_spec('gymnasium'); import gymnasium",
-        "import gymnasium",
+        ("import gymnasium", MAKE),
+        ("import relaxion, gymnasium", MAKE),
+        ("import gymnasium, relaxion", FIND),
+        ("import relaxion; from gymnasium.envs.registration import make; import gymnasium", FIND),
+        ("import relaxion, importlib.util; importlib.util.find_spec('gymnasium'); import gymnasium", FIND),
     ],
 )
-def test_it_is_made_in_whatever_order_packages_are_imported(order: str) -> None:
+def test_it_is_made_in_whatever_order_packages_are_imported(order: str, then: str) -> None:
     code = f"""
 import sys
 {order}
-print(type(gymnasium.make("relaxion:Relax-v0", n_atoms=2).unwrapped).__name__)
+{then}
 print(type(gymnasium.__spec__.loader).__name__, [type(one).__name__ for one in sys.meta_path if "Waiting" in str(one)])
 """
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout

@@ -39,7 +39,7 @@ def test_options_of_other_optimizers_are_named_and_left_out(caplog):
     opt = Relaxer(atoms, logfile=None, alpha=70.0, dt=0.1, maxstep=0.2)
     assert opt.maxstep == 0.2
     assert opt.run(fmax=FMAX)
-    assert "alpha, dt: of other optimizers" in caplog.text
+    assert "alpha, dt: options of other optimizers" in caplog.text
     with pytest.raises(TypeError, match="max_step"):
         Relaxer(atoms, logfile=None, max_step=0.2)
 

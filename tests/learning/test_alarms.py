@@ -98,7 +98,7 @@ def test_a_wall() -> None:
     events = events_of(settings(**PUSHING), steps=320)
     assert sentence(events, "wall").startswith("blocked against a wall: moves of 0.")
     assert "look whether minimum_distance_angstrom is too large" in sentence(events, "wall")
-    assert sentence(events, "crowding").startswith("atoms lean on the minimum distance: 100% of the steps")
+    assert sentence(events, "crowding").startswith("atoms stay at the minimum distance: 100% of the steps")
     assert healthy() == []
 
 
@@ -169,7 +169,7 @@ def test_a_policy_that_gets_lost() -> None:
         trainer.advance()
     trainer.assess()
     trainer.scalars()
-    assert sentence(trainer.take_events(), "lost").startswith("a policy got lost: it needs ")
+    assert sentence(trainer.take_events(), "lost").startswith("the policy got worse: it needs ")
     assert trainer.kept.best is not None
     assert trainer.kept.best.step == 0
 
@@ -201,7 +201,7 @@ def test_a_potential_that_fails() -> None:
 def test_an_expert_that_stays() -> None:
     staying = {"expert_share": 0.5, "expert_steps": 800, "alarm_memory_steps": 80, "updates_per_round": 1}
     events = events_of(settings(**staying, expert_share_final=0.5), steps=720)
-    assert sentence(events, "expert").startswith("the expert does not step back: it still proposes ")
+    assert sentence(events, "expert").startswith("the expert's share does not fall: it still proposes ")
     assert "set expert_share_final to 0" in sentence(events, "expert")
     fading = events_of(settings(**staying, expert_share_final=0.0), steps=720)
     assert [event for event in fading if event.name == "expert"] == []
@@ -210,7 +210,7 @@ def test_an_expert_that_stays() -> None:
 def test_a_replay_whose_atoms_are_used_up() -> None:
     """Thousands of transitions are allowed, but there is room for the atoms of a few rounds only."""
     events = events_of(settings(replay_atom_capacity=240, warmup_steps=32), steps=320)
-    assert sentence(events, "replay_young").startswith("replay is too young: what is drawn is ")
+    assert sentence(events, "replay_young").startswith("replay is too young: sampled transitions are ")
     assert "replay_atom_capacity" in sentence(events, "replay_young")
     assert healthy() == []
 
@@ -219,7 +219,7 @@ def test_a_replay_of_long_ago() -> None:
     long = {"n_structures": 512, "replay_capacity": 80_000, "updates_per_round": 0, "log_interval_steps": 1024}
     with pytest.warns(match="is large for systems"):
         events = events_of(settings(**long, structures="b2:AlCu", warmup_steps=53_000), steps=55_000)
-    assert sentence(events, "replay_old").startswith("replay is too old: what is drawn is 2")
+    assert sentence(events, "replay_old").startswith("replay is too old: sampled transitions are 2")
     assert "lower replay_capacity" in sentence(events, "replay_old")
     assert healthy() == []
 

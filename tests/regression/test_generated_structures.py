@@ -104,7 +104,7 @@ CASES |= {
     f"collecting/{side}/{make}": partial(collected, side, make)
     for make in MAKERS
     for side in ("training", "assessment")
-    if (make, side) != ("metal", "assessment")  # no metal of EMT is held apart
+    if (make, side) != ("metal", "assessment")  # no metal of EMT is held out
 }
 
 

@@ -139,6 +139,14 @@ class TestLinks:
         assert wrong == []
 
 
+def test_the_band_of_the_page_relaxes(capsys):
+    """The code of the section on nudged elastic bands."""
+    section = (ROOT / "docs" / "hosts.md").read_text().split("## Nudged elastic bands")[1]
+    exec(section.split("```python\n")[1].split("```")[0], {})
+    barrier = float(capsys.readouterr().out.split()[1])
+    assert 0.36 < barrier < 0.40
+
+
 def test_navigation_takes_what_exists():
     nav = [{"Start": "index.md"}, {"Later": [{"Live": "live.md"}]}, {"More to read": ["a.md", "gone.md"]}]
     written = ["a.md", "index.md", "new.md"]

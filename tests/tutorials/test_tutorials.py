@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import json
 import re
+import runpy
 import sys
 from pathlib import Path
 
@@ -11,7 +15,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
 
-from tutorial_outputs import TUTORIALS, names, printed  # noqa: E402  a script beside the package, not part of it
+from tutorial_outputs import TUTORIALS, names  # noqa: E402  a script beside the package, not part of it
 
 SMALL = {  # so much less than on the page that learning has only begun
     "train_on_my_potential": ("--steps", "72", "--starts", "2"),
@@ -26,10 +30,46 @@ def without_numbers(text: str) -> list[str]:
     return list(dict.fromkeys(re.sub(r"by (policy|springs|plain|fire)", "by method", line) for line in lines))
 
 
+def numbers(text: str) -> list[float]:
+    return [float(word) for word in re.findall(r"[-+]?\d+\.?\d*(?:e[-+]?\d+)?", text)]
+
+
+def printed(name: str, *options: str) -> str:
+    """What a tutorial prints; in this process, which has loaded torch and ASE already."""
+    out, before, argv = io.StringIO(), list(sys.path), sys.argv
+    sys.argv = [f"{name}.py", *options]
+    try:
+        with contextlib.redirect_stdout(out):
+            runpy.run_path(str(TUTORIALS / f"{name}.py"), run_name="__main__")
+    finally:
+        sys.path[:], sys.argv = before, argv
+    return out.getvalue()
+
+
 @pytest.mark.parametrize("name", names())
-def test_runs_and_says_what_its_page_shows(name: str, tmp_path: Path):
+def test_runs_and_says_what_its_page_shows(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Words; and numbers to 2 % or 0.005, force calls exactly, where all of the page is run."""
     shown = (TUTORIALS / "outputs" / f"{name}.txt").read_text()
-    assert without_numbers(printed(name, tmp_path, *SMALL.get(name, ()))) == without_numbers(shown)
+    monkeypatch.chdir(tmp_path)
+    now = printed(name, *SMALL.get(name, ()))
+    assert without_numbers(now) == without_numbers(shown)
+    if name not in SMALL:
+        assert numbers(now) == pytest.approx(numbers(shown), rel=0.02, abs=0.005)
+
+
+def test_the_notebook_runs_and_shows_what_it_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    cells = json.loads((ROOT / "examples" / "relaxion.ipynb").read_text())["cells"]
+    codes, names_of_cells = [cell for cell in cells if cell["cell_type"] == "code"], {}
+    for cell in codes:
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out):
+            exec("".join(cell["source"]), names_of_cells)
+        shown = "".join(line for output in cell["outputs"] for line in output["text"])
+        assert without_numbers(out.getvalue()) == without_numbers(shown)
+        assert numbers(out.getvalue()) == pytest.approx(numbers(shown), rel=0.02)
+    assert len(codes) == 4
+    assert names_of_cells["opt"].view()._repr_html_().startswith("<iframe")
 
 
 def test_the_page_of_the_swap_shows_a_gain():

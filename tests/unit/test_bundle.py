@@ -203,7 +203,7 @@ def test_an_older_format_is_upgraded(path: Path, monkeypatch: pytest.MonkeyPatch
 def test_truncated(path: Path, keep: int) -> None:
     make_bundle().write(path)
     path.write_bytes(path.read_bytes()[:keep])
-    with pytest.raises(PolicyError, match=r"is damaged or no safetensors file .*; get it again"):
+    with pytest.raises(PolicyError, match=r"is damaged or not a safetensors file .*; download it again"):
         PolicyBundle.read(path)
 
 
@@ -227,7 +227,7 @@ def test_foreign(path: Path) -> None:
     with pytest.raises(PolicyError, match="holds a relaxion agent, not a relaxion policy"):
         PolicyBundle.read(path)
     torch.save({"x": torch.zeros(1)}, path)  # a pickle
-    with pytest.raises(PolicyError, match="damaged or no safetensors file"):
+    with pytest.raises(PolicyError, match="damaged or not a safetensors file"):
         PolicyBundle.read(path)
     with pytest.raises(PolicyError, match="does not exist"):
         PolicyBundle.read(path.with_name("nothing"))
@@ -235,7 +235,7 @@ def test_foreign(path: Path) -> None:
 
 def test_half_a_bundle(path: Path) -> None:
     bundle_module.FORMAT.write(path, bundle_module.KIND, {"policy.x": torch.zeros(1)}, {"name": "metals"})
-    with pytest.raises(PolicyError, match=r"metals.safetensors is no whole policy: .*networks.*; card"):
+    with pytest.raises(PolicyError, match=r"metals.safetensors is not a complete policy: .*networks.*; card"):
         PolicyBundle.read(path)
     with pytest.raises(PolicyError, match="the bundle metals has no policy, only gate"):
         make_bundle(networks={"gate": Network("gate", {}, {"x": torch.zeros(1)}, {})})
@@ -304,7 +304,7 @@ def test_what_is_covered() -> None:
 
 def test_a_card_names_real_elements() -> None:
     values = CARD.model_dump() | {"elements": ("Al", "Xx")}
-    with pytest.raises(ValueError, match="'Xx' is no element"):
+    with pytest.raises(ValueError, match="'Xx' is not an element"):
         ModelCard.read(values)
 
 

@@ -30,11 +30,11 @@ def check_structure(atoms: Atoms, potential: Potential, *, free_cell: bool) -> N
     if not atoms.pbc.all():
         raise StructureError(
             f"--cell: the structure is periodic along {int(atoms.pbc.sum())} of 3 axes, so it has no cell to relax; "
-            "leave --cell away"
+            "leave out --cell"
         )
     if not potential.has_stress:
         raise MissingStressError(
-            f"--cell: calculator {potential.name} gives no stress; leave --cell away, or try --calc emt"
+            f"--cell: calculator {potential.name} gives no stress; leave out --cell, or try --calc emt"
         )
 
 

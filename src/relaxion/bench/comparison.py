@@ -193,5 +193,5 @@ def who_relaxed(run: Run) -> str:
     """`policy metals`, and how often somebody else had to step in."""
     steps = f"{run.fallback_used} step{'' if run.fallback_used == 1 else 's'}"
     if run.policy_used in (None, CORE):
-        return "classical core" + (f" ({steps} by FIRE)" if run.fallback_used else "")
-    return f"policy {run.policy_used}" + (f" ({steps} by the core)" if run.fallback_used else "")
+        return "classical optimizer" + (f" ({steps} by FIRE)" if run.fallback_used else "")
+    return f"policy {run.policy_used}" + (f" ({steps} by the classical optimizer)" if run.fallback_used else "")

@@ -84,7 +84,7 @@ def _spelled(advice: str, spelling: dict[str, str]) -> str:
 
 
 def classical_contestants(text: str, *, without_gpmin: bool, free_cell: bool) -> list[Contestant]:
-    """From `BFGS,FIRE`, `all`, `none`, or nothing for those whose best is quoted."""
+    """From `BFGS,FIRE`, `all`, `none`, or nothing for those of the published tables."""
     if text.strip().lower() == "none":
         return []
     everybody = text.strip().lower() == "all"

@@ -1,7 +1,7 @@
 """Named sets of starts. A start depends on set, seed and place only, so fewer structures are the first of the many.
 
 Seeds from 9000 on belong to measuring: nothing is trained or tuned on them. What comes from the whole periodic table is
-held apart by the rule of `structures/splits.py`.
+held out by the rule of `structures/splits.py`.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ def _perovskite(random: Random, _index: int) -> Atoms:
 
 
 def _molecule(random: Random, _index: int) -> Atoms:
-    """One that was held apart, or is joined from such, displaced."""
+    """One that was held out, or is joined from such, displaced."""
     return displaced(random_molecule(random, side="assessment", sizes=(3, 24)), random, 0.05, nearest=0.6)
 
 

@@ -23,7 +23,7 @@ KIND = "relaxion policy"
 SUFFIX = ".safetensors"
 MOST_ADSORBED = 0.25  # share of the atoms that may be adsorbates
 UPGRADES: dict[int, Upgrade] = {}  # format version left behind -> how to understand it; one old file each in the tests
-FORMAT = Format(version=1, error=PolicyError, upgrades=UPGRADES, advice="get it again, or package its run again")
+FORMAT = Format(version=1, error=PolicyError, upgrades=UPGRADES, advice="download it again, or package its run again")
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,7 +110,7 @@ class PolicyBundle:
             }
             return cls(values.name, networks, values.card)
         except (SettingsError, PolicyError) as error:
-            raise PolicyError(f"{path} is no whole policy: {error}") from error
+            raise PolicyError(f"{path} is not a complete policy: {error}") from error
 
     def card_text(self) -> str:
         """The model card as Markdown."""

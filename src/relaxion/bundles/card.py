@@ -57,7 +57,7 @@ class LearnedFrom(Settings):
     """and below this."""
 
     calls_ratio: float | None = Field(default=None, gt=0)
-    """Of force calls on starts held apart, where they were relaxed for real."""
+    """Of force calls on starts held out, where they were relaxed for real."""
 
 
 class ModelCard(Settings):
@@ -142,7 +142,7 @@ class ModelCard(Settings):
 
         for symbol in elements:
             if symbol not in atomic_numbers:
-                raise ValueError(f"'{symbol}' is no element")
+                raise ValueError(f"'{symbol}' is not an element")
         return tuple(sorted(set(elements), key=atomic_numbers.__getitem__))
 
     @property
@@ -184,7 +184,7 @@ def _learned(source: LearnedFrom) -> str:
     calls = "" if source.calls_ratio is None else f" Force calls there: {source.calls_ratio:.2f} of {source.origin}'s."
     return (
         f"From {source.relaxations} relaxations of {' '.join(source.elements)}, beginning as {source.origin}. On "
-        f"{source.relaxations_apart} relaxations held apart its error is {interval} of that.{calls}"
+        f"{source.relaxations_apart} relaxations held out its error is {interval} of that.{calls}"
     )
 
 
@@ -198,7 +198,7 @@ def _results(card: ModelCard) -> list[str]:
         return ["Never assessed."]
     number = "" if card.n_assessment_starts is None else f"{card.n_assessment_starts} "
     return [
-        f"Force calls to {card.force_tolerance_ev_per_angstrom:g} eV/Å from the same {number}held-apart starts; "
+        f"Force calls to {card.force_tolerance_ev_per_angstrom:g} eV/Å from the same {number}held-out starts; "
         "failures count with their limit.",
         "",
         "| optimizer | mean force calls | worst | converged |",
@@ -213,7 +213,7 @@ def _row(result: CardResult) -> str:
 
 
 def _failures(card: ModelCard) -> list[str]:
-    known = [f"- {sentence}" for sentence in card.fails_on] or ["- Nothing is known: it was never assessed."]
+    known = [f"- {sentence}" for sentence in card.fails_on] or ["- Not known: it was never assessed."]
     return [*known, "- Elements, sizes, cells and starts other than those above were never tried."]
 
 

@@ -87,7 +87,7 @@ def network_of(settings: BackboneSettings, weights: Mapping[str, Tensor], *, sto
 def _fresh(family: Family, network: Network) -> Any:
     kind = family.stochastic if network.settings["stochastic"] else family.deterministic
     if not isinstance(network.settings, Mapping) or network.weights["bounds"].ndim != 1:
-        raise ValueError("its bounds are no row of numbers")
+        raise ValueError("its bounds are not a row of numbers")
     bounds = MoveActions(*network.weights["bounds"].tolist())
     # a generator of its own: the draws are overwritten, and nothing global may change
     return kind(bounds, family.settings.read(network.settings["network"]), torch.Generator())

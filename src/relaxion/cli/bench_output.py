@@ -124,8 +124,8 @@ def sentences(result: ContestResult) -> list[str]:
     if result.ours != CORE:
         core = result.to_core
         said.append(
-            f"{result.ours} needs {core.ratio:.2f} of the force calls of its classical core; 95th percentile of paired "
-            f"ratios {core.p95_of_paired_ratios:.2f}, same minimum in {_per_cent(core.same_minimum_rate)}."
+            f"{result.ours} needs {core.ratio:.2f} of the force calls of its classical optimizer; 95th percentile of "
+            f"paired ratios {core.p95_of_paired_ratios:.2f}, same minimum in {_per_cent(core.same_minimum_rate)}."
         )
     return said
 
@@ -135,7 +135,7 @@ def _who_relaxed(result: ContestResult) -> list[str]:
     used = result.circumstances.policies_used
     if not set(used) - {CLASSICAL}:
         return []
-    words = [f"{'the classical core' if name == CLASSICAL else name} {number}" for name, number in used.items()]
+    words = [f"{'the classical optimizer' if name == CLASSICAL else name} {number}" for name, number in used.items()]
     return [f"Structures that {result.ours} relaxed by policy: {', '.join(words)}."]
 
 

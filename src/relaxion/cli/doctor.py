@@ -146,7 +146,7 @@ def policies() -> Found:
 
     known = known_policies()
     if not known:
-        yield NOTE, f"{none_found()}; the classical core relaxes"
+        yield NOTE, f"{none_found()}; the classical optimizer is used"
     readable = [policy.name for policy in known if policy.bundle is not None]
     if readable:
         yield OK, f"found: {', '.join(readable)}"
@@ -170,12 +170,12 @@ def judged_threads(count: int, available: int, environment: Mapping[str, str]) -
     said = ", ".join(f"{name}={value}" for name, value in given.items()) or "no thread variable is set"
     for name, value in given.items():
         if not value.split(",")[0].strip().isdigit():
-            yield WARN, f"{name}={value} is no number and is ignored", f"export {name}=1"
+            yield WARN, f"{name}={value} is not a number and is ignored", f"export {name}=1"
     if count > available:
         sentence = f"torch takes {count} threads, but this process may use {available} cores ({said})"
         yield WARN, sentence, f"export OMP_NUM_THREADS={available}"
     elif available > 1 and "OMP_NUM_THREADS" not in given:
-        sentence = f"torch takes {count} of {available} cores; several processes at once would get in each other's way"
+        sentence = f"torch takes {count} of {available} cores; several processes at once would slow each other down"
         yield NOTE, sentence, "export OMP_NUM_THREADS=1 for small structures or many processes"
     else:
         yield OK, f"{count} torch threads on {available} cores ({said})"

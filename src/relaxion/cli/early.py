@@ -44,8 +44,7 @@ def check_early(request: Any) -> None:
             _check_structures([request.file])
         case ManyRequest():
             check_numbers(request.fmax, request.steps)
-            for file in request.files or ():
-                check_file(file)
+            _check_structures(request.files or ())
         case TrainRequest() | TuneRequest() if request.recipe:
             _check_recipe(request.recipe)
         case ReportRequest():

@@ -21,6 +21,8 @@ from relaxion.cli.requests import RaceRequest, RelaxRequest
 from relaxion.errors import FileError, MissingExtraError, SettingsError, StructureError
 from relaxion.paths import chosen_numbers, without_slice
 from relaxion.potentials.potential import Potential
+from relaxion.potentials.registry import with_options
+from relaxion.settings import assigned
 from relaxion.structures.dataset import read
 
 SYMMETRY_TOLERANCE_ANGSTROM = 0.01  # of --keep-symmetry
@@ -76,7 +78,7 @@ def _jobs(file: Path, folder: str) -> list[Job]:
     return [Job(file, index, f"{folder}-{index}", images[index]) for index in numbers]
 
 
-def sliced(file: Path, words: str, number: int) -> list[int]:
+def sliced(file: Path, words: str, number: int) -> Sequence[int]:
     """Numbers of the structures that `file@words` means; FileError where there are none."""
     if found := chosen_numbers(words, number):
         return found
@@ -111,6 +113,11 @@ def checked_start(atoms: Atoms, potential: Potential, request: RelaxRequest | Ra
     return start
 
 
+def calculator_word(calc: str, options: Sequence[str] | None) -> str:
+    """What --calc and all --calc-option mean together, as `potential` reads it."""
+    return with_options(calc, assigned(options or (), "--calc-option", "dispersion=true"))
+
+
 def refuse_folder(option: str, path: Path, name: str) -> None:
     if path.is_dir():
         raise FileError(f"{option} {path} is a folder; name a file, such as {option} {path / name}")
@@ -119,7 +126,8 @@ def refuse_folder(option: str, path: Path, name: str) -> None:
 def command_line() -> str:
     """As it was typed, with quotes where a shell needs them."""
     program, *rest = sys.argv
-    return shlex.join([Path(program).name, *rest])
+    name = Path(program).name
+    return shlex.join(["relaxion" if name == "__main__.py" else name, *rest])
 
 
 def cell_mask(words: str) -> tuple[bool, ...] | None:

@@ -19,8 +19,8 @@ from relaxion.cli.progress import Now, bar, say, tell
 from relaxion.cli.requests import LearnRequest
 from relaxion.optimize.choice import load
 from relaxion.potentials.registry import make_potential
+from relaxion.settings import assigned
 from relaxion.training.night import Learned, Night, NightSettings, OnUpdate, alone, bundle_of, gathered
-from relaxion.training.recipe import overrides
 
 SECONDS_BETWEEN_PLAIN_LINES = 10.0
 
@@ -30,7 +30,7 @@ def learn(request: LearnRequest, interrupts: Interrupts) -> int:
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)
     name, out = _named(request)
-    settings = NightSettings.read(overrides(request.assignments or ()))
+    settings = NightSettings.read(assigned(request.assignments or ()))
     origin, potential = load(request.origin), None if request.calc is None else make_potential(request.calc)
     trajectories = gathered(request.folder, request.calculator, lambda sentence: say(f"relaxion: {sentence}"))
     began = time.monotonic()
@@ -63,17 +63,19 @@ def _named(request: LearnRequest) -> tuple[str, Path]:
 def _in_words(origin: str, learned: Learned, out: Path) -> str:
     verdict = learned.verdict
     judged = (
-        f"on {verdict.n_apart} relaxations held apart its error is {verdict.ratio:.2f} ({verdict.low:.2f}–"
+        f"on {verdict.n_apart} relaxations held out its error is {verdict.ratio:.2f} ({verdict.low:.2f}–"
         f"{verdict.high:.2f}) of that of {origin}"
     )
     if learned.measured is not None:
-        judged += f", its force calls, relaxed for real, {learned.measured:.2f} of those of {origin}"
+        judged += f", its measured force calls are {learned.measured:.2f} of those of {origin}"
     elif learned.calls_before is not None:
         judged += f"; expected force calls: about {learned.expected_calls_ratio:.2f} of those of {origin}"
     work = f"{learned.n_updates} updates from {learned.n_taught} relaxations in {learned.seconds:.0f} s"
     if learned.kept:
         return f"{out}: {work}; {judged}"
-    return f"nothing kept: {work}, but {judged}, which does not prove it better; relax more, then learn again"
+    return (
+        f"nothing kept: {work}, but {judged}, which does not prove it better; relax more structures, then learn again"
+    )
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from relaxion.memory.taking import take_in
 def memory(request: MemoryRequest, _: Interrupts) -> int:
     """Take in, export, tell; in this order."""
     if request.calculator is not None and not request.files:
-        raise SettingsError("--calculator names who made the files of --add; there are none")
+        raise SettingsError("--calculator names the calculator that made the files of --add; there are none")
     if request.files:
         store = TrajectoryStore.open_or_create(request.folder, {"made_by": MEMORY})
         taken = take_in(store, request.files, request.calculator)

@@ -32,15 +32,19 @@ def package(request: PackageRequest, _: Interrupts) -> int:
 def target_of(name: str, out: Path | None) -> Path:
     """Where the bundle goes; names that would mean something else are refused."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", name):
-        raise SettingsError(f"'{name}' is no name for a policy: letters, digits, - and _ only, as in my-metals")
+        raise SettingsError(
+            f"'{name}' is not a valid name for a policy: letters, digits, - and _ only, as in my-metals"
+        )
     if name in RESERVED:
-        raise SettingsError(f"'{name}' has a meaning of its own for --policy; choose another name")
+        raise SettingsError(f"'{name}' has a special meaning for --policy; choose another name")
     if out is not None:
         if out.suffix != SUFFIX:
             raise SettingsError(f"--out takes the file of a bundle, NAME{SUFFIX}, got {out}")
         return out
     if name in shipped_names():
-        raise SettingsError(f"a policy named '{name}' ships with relaxion and would hide yours; choose another name")
+        raise SettingsError(
+            f"a policy named '{name}' ships with relaxion so yours would not be found; choose another name"
+        )
     return user_folder() / f"{name}{SUFFIX}"
 
 
@@ -52,7 +56,7 @@ def refuse_to_overwrite(file: Path) -> None:
     """Neither a bundle nor its card."""
     for path in (file, _card_file(file)):
         if path.exists():
-            raise FileError(f"{path} is there already; choose another name, or --force to replace it")
+            raise FileError(f"{path} exists; choose another name, or --force to replace it")
 
 
 def write_bundle(bundle: PolicyBundle, file: Path) -> None:

@@ -23,7 +23,7 @@ def report(request: ReportRequest, _: Interrupts) -> int:
     page = request.out or (path / PAGE if path.is_dir() else Path(f"{stem(path)}.html"))
     refuse_folder("--out", page, PAGE)
     if request.against and not (path / MANIFEST).exists():
-        raise SettingsError(f"--against compares folders of 'relax-many', and {path} is none")
+        raise SettingsError(f"--against compares folders of 'relax-many', and {path} is not one")
     made = many_page(path, request.against or ()) if (path / MANIFEST).exists() else page_of(path)
     tell(f"{path}: written to {made.save(page, force=request.force)}")
     return DONE
@@ -73,7 +73,7 @@ def curve(request: CurveRequest, _: Interrupts) -> int:
     if out.suffix.lower() != ".png":
         raise SettingsError(f"--out takes a PNG file, got {out}")
     if out.exists() and not request.force:
-        raise FileError(f"{out} is there already; try another --out, or --force to replace it")
+        raise FileError(f"{out} exists; try another --out, or --force to replace it")
     try:
         write_curve(request.runs, out)
     except ImportError as error:

@@ -21,7 +21,7 @@ from relaxion.cli.default_calculator import AUTO, calculator_for_files, choice_i
 from relaxion.cli.early import check_numbers
 from relaxion.cli.ending import DONE, ERROR, INCOMPLETE, Interrupts
 from relaxion.cli.frames import write_together
-from relaxion.cli.inputs import Job, cell_mask, checked_start, command_line, read_jobs, symmetric
+from relaxion.cli.inputs import Job, calculator_word, cell_mask, checked_start, command_line, read_jobs, symmetric
 from relaxion.cli.progress import Progress, one_line, say, speaks_ascii_only, tell
 from relaxion.cli.requests import RelaxRequest, changed
 from relaxion.cli.sentences import (
@@ -70,13 +70,13 @@ def _restart(request: RelaxRequest, job: Job) -> Path | None:
 
 
 def with_calculator(request: RelaxRequest) -> RelaxRequest:
-    """The request with a calculator that fits its structures, where it names none."""
-    if request.calc != AUTO:
-        return request
-    calc = calculator_for_files(request.files)
-    if (words := choice_in_words(calc)) and not request.quiet:
-        say(f"relaxion: {words}")
-    return changed(request, calc=calc)
+    """The request with a calculator that fits its structures, where it names none, and with its options."""
+    calc = request.calc
+    if calc == AUTO:
+        calc = calculator_for_files(request.files)
+        if (words := choice_in_words(calc)) and not request.quiet:
+            say(f"relaxion: {words}")
+    return changed(request, calc=calculator_word(calc, request.calc_options))
 
 
 @dataclass(frozen=True)

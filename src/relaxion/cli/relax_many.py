@@ -11,8 +11,9 @@ from typing import Any
 
 from relaxion.cli.early import check_numbers
 from relaxion.cli.ending import DONE, ERROR, INCOMPLETE, Interrupts
+from relaxion.cli.inputs import calculator_word
 from relaxion.cli.progress import Now, say, tell
-from relaxion.cli.requests import ManyRequest, MergeRequest, StatusRequest
+from relaxion.cli.requests import ManyRequest, MergeRequest, StatusRequest, changed
 from relaxion.errors import RelaxionError, SettingsError
 from relaxion.files import json_of
 from relaxion.optimize.remembering import memory_at
@@ -33,14 +34,15 @@ SECONDS_BETWEEN_LINES = 5.0
 def relax_many(request: ManyRequest, interrupts: Interrupts) -> int:
     """Do it, or go on with it."""
     files = request.files or _known_files(request.out)
+    request = changed(request, calc=calculator_word(request.calc, request.calc_options))
     parse_workers(request.workers)
     worker, chunk_size = _worker_settings(request)
     check_files(files)
     with Folder(request.out, worker.many, files) as folder:
         if folder.torn_bytes:
-            say(f"relaxion: the last shard ended in {folder.torn_bytes} bytes of a frame that was never whole: cut off")
+            say(f"relaxion: the last shard ended in {folder.torn_bytes} bytes of an incomplete frame; removed")
         if request.retry_failed and (number := folder.forget_failures()):
-            say(f"relaxion: {number} structures that were set aside are tried again")
+            say(f"relaxion: {number} structures that had been set aside will be tried again")
         with make_workers(request.workers, worker) as workers:
             driver = Driver(
                 folder=folder, workers=workers, settings=worker.many, files=files, chunk_size=chunk_size,
@@ -53,7 +55,7 @@ def relax_many(request: ManyRequest, interrupts: Interrupts) -> int:
         counts = make_summary(request.out)
     _announce(request, tally, counts)
     if interrupted:
-        say("relaxion: interrupted; every result so far is safe, run the same command again to continue")
+        say("relaxion: interrupted; all results so far are saved; run the same command again to continue")
         return interrupts.exit_code
     if counts.failed:
         return ERROR
@@ -77,7 +79,7 @@ def _worker_settings(request: ManyRequest) -> tuple[WorkerSettings, int]:
     made = make_potential(request.calc, request.device)
     made.close()  # workers make their own
     if request.cell and not made.has_stress:
-        raise SettingsError(f"--cell: calculator {made.name} gives no stress; leave --cell away, or try --calc emt")
+        raise SettingsError(f"--cell: calculator {made.name} gives no stress; leave out --cell, or try --calc emt")
     many = ManySettings(
         calculator=request.calc, calculator_details=calculator_details(request.calc, made), policy=request.policy,
         policy_weights=policy_weights(request.policy, made), allow_unseen=request.allow_unseen,
@@ -158,7 +160,7 @@ def status(request: StatusRequest, _: Interrupts) -> int:
         return DONE
     state = "no process is running" if process is None else f"process {process} is running"
     if process is None and (counts.waiting or not run.get("input_read", True)):
-        state += " and the work is not done: run the same relax-many again"
+        state += "; the work is not finished: run the same relax-many again"
     tell(f"{path}: {_counts_in_words(counts)}; {state}")
     if process is not None and run.get("seconds"):
         relaxed, failed, seconds = run.get("relaxed", 0), run.get("failed", 0), run["seconds"]

@@ -7,16 +7,18 @@ Loads neither torch nor ASE.
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from typer import Argument, Option
+from typer import Argument, BadParameter, Context, Option
 
 from relaxion.cli import completion
 from relaxion.errors import PolicyError, SettingsError, UnknownPotentialError
+from relaxion.settings import assignment, nearest
 
 TYPER = "typer"  # in a field's metadata: its argument or option
 AS_IN_RELAX = "As in 'relax'."
@@ -77,17 +79,55 @@ def flag(name: str, words: str, *short: str) -> Any:
     return field(default=False, metadata={TYPER: Option(name, *short, help=words, metavar="")})
 
 
+def from_file(context: Context, file: Path | None) -> Path | None:
+    """Settings of a TOML file become the defaults of a command, so that its options, where given, still win."""
+    if file is None:
+        return None
+    try:
+        table = tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise BadParameter(f"{file} cannot be read: {error}") from error
+    known = {name: param for param in context.command.params for name in _names(param)}
+    for name in table:
+        if name not in known:
+            raise BadParameter(f"{file}: unknown setting '{name}': {nearest(name, known)}")
+    options = table.get("calc_options")
+    if isinstance(options, dict):
+        if nested := [name for name, value in options.items() if isinstance(value, dict)]:
+            plain = "a number, true, false, text or a list of them"
+            raise BadParameter(f"{file}: option '{nested[0]}' of a calculator is {plain}")
+        table["calc_options"] = [assignment(name, value) for name, value in options.items()]
+    context.default_map = {known[name].name or name: value for name, value in table.items()}
+    return file
+
+
+def _names(param: Any) -> list[str]:
+    """As on the command line, with - or _, and as the field is called: calc_options, cell_mask, cell-mask."""
+    if param.name in ("settings", "help"):
+        return []
+    long = [word.removeprefix("--") for word in param.opts if word.startswith("--")]
+    return [param.name, *long, *(word.replace("-", "_") for word in long)]
+
+
 # what several commands have; those with words left out say them of their own
 optional = partial(option, default=None)
 UNSEEN = "Use the policy also for elements it was not trained on; every step is still checked."
 unseen_flag = partial(flag, "--allow-unseen", UNSEEN)
 calc_option = partial(option, "SPEC", default="emt", autocompletion=completion.calculators)
+calc_options_option = partial(
+    option, "KEY=VALUE", "An option of the calculator, such as dispersion=true; may be repeated.", "--calc-option",
+    default=None,
+)  # fmt: skip
+settings_option = partial(
+    option, "FILE.toml", "Read options from a file (fmax = 0.01, cell = true); those on the command line win.",
+    default=None, is_eager=True, callback=from_file,
+)  # fmt: skip
 FITTING: dict[str, Any] = {
     "default": "auto",
     "show_default": "emt for its metals, else the first installed of chgnet, sevennet, mace; for molecules gfn2",
 }
 policy_option = partial(option, "NAME|FILE", default="auto", autocompletion=completion.policies)
-DEVICE = "Where networks compute, of policies and of calculators by name: cuda, cuda:1."
+DEVICE = "Device of the networks of policies and named calculators: cuda, cuda:1."
 device_option = partial(option, "NAME", DEVICE, default=None, show_default="cpu")
 optimizers_option = partial(option, "NAMES", autocompletion=completion.optimizers)
 rattle_option = partial(
@@ -116,20 +156,23 @@ class RelaxRequest:
     relaxion relax POSCAR --cell --fmax 0.01
     relaxion relax *.xyz --calc eam --compare BFGS,FIRE --json
     relaxion relax slab.cif --calc my_module:make_calculator --out results
-    relaxion relax steel.cif --calc eam --policy metals --allow-unseen
+    relaxion relax slab.cif --calc mace:medium-mpa-0 --calc-option dispersion=true
+    relaxion relax POSCAR --settings relax.toml
     relaxion relax alloy.cif --compare BFGS,FIRE --report
     Units.
     Exit codes: 0 all converged, 1 error, 2 usage, 3 not all converged, 130 interrupted, 143 terminated by SIGTERM (in
-    both cases what was reached is saved, and --resume goes on).
+    both cases what was reached is saved, and --resume continues).
     """
 
     files: list[Path] = argument(
         "FILE",
-        "Structure files in any format ASE reads. Each structure of a file is relaxed into a folder of its own.",
+        "Structure files in any format ASE reads; FILE@0:2 means some of its structures. Each is relaxed into a "
+        "folder of its own.",
     )
     calc: str = calc_option(
         "emt, eam, eam:FILE, lj, morse, chgnet, sevennet, gfn2, mace, module:factory; see 'calculators'.", **FITTING
     )
+    calc_options: list[str] | None = calc_options_option()
     policy: str = policy_option(
         "auto: a shipped policy that covers all elements, else the classical optimizer; none: the classical "
         "optimizer; NAME or FILE: that policy. See 'policies'."
@@ -141,9 +184,12 @@ class RelaxRequest:
     )
     steps: int = option("N", "Maximum number of steps; each is one force call.", default=500)
     cell: bool = flag("--cell", "Relax the cell too.")
-    pressure: float = option("GPa", "Of a free cell (--cell), from all sides.", default=0.0)
+    pressure: float = option("GPa", "External pressure, for --cell.", default=0.0)
     cell_mask: str = option(
-        "AXES", "Of a free cell, what may change: some of xx,yy,zz,yz,xz,xy.", default="", show_default="all six"
+        "AXES",
+        "Strain components that may change, for --cell: some of xx,yy,zz,yz,xz,xy.",
+        default="",
+        show_default="all six",
     )
     keep_symmetry: bool = flag("--keep-symmetry", "Keep the space group of the start (within 0.01 Å); needs spglib.")
     compare: str = optimizers_option("Also run these ASE optimizers from the same start: BFGS,FIRE,...", default="")
@@ -151,10 +197,11 @@ class RelaxRequest:
     out: Path = option("DIR", "Results go to DIR/NAME/.", default=Path("relaxed"))
     as_json: bool = flag("--json", "One JSON object per structure on stdout, nothing else.")
     report: bool = flag("--report", "Also write DIR/NAME/report.html: film, curves, comparison, facts.")
-    resume: bool = flag("--resume", "Go on with structures whose relaxation into DIR was cut short.")
+    resume: bool = flag("--resume", "Continue structures whose relaxation into DIR was interrupted.")
     force: bool = flag("--force", "Replace earlier results.")
     rattle: float = rattle_option()
     seed: int = rattle_seed_option()
+    settings: Path | None = settings_option()
     quiet: bool = quiet_flag("No progress and no hints on stderr.")
 
 
@@ -171,18 +218,19 @@ class ManyRequest:
     relaxion relax-many slabs.xyz --out relaxed --memory relaxations --learn 20
     relaxion status relaxed && relaxion merge relaxed all.extxyz
     Units.
-    Exit codes: 0 all converged, 1 some were set aside or the run could not go on, 2 usage, 3 not all converged, 130
+    Exit codes: 0 all converged, 1 some were set aside or the run could not continue, 2 usage, 3 not all converged, 130
     interrupted, 143 terminated. The same command continues in every case.
     """
 
     files: list[Path] | None = argument(
         "FILE",
-        "Structure files in any format ASE reads; every structure in them is relaxed.",
+        "Structure files in any format ASE reads; every structure in them is relaxed, or those of FILE@0:100.",
         default=None,
         show_default="those of an earlier run into DIR",
     )
     out: Path = option("DIR", "Results; run the same command again to continue.", default=Path("relaxed-many"))
     calc: str = calc_option(AS_IN_RELAX)
+    calc_options: list[str] | None = calc_options_option()
     policy: str = policy_option(AS_IN_RELAX)
     device: str | None = device_option()
     allow_unseen: bool = unseen_flag()
@@ -190,15 +238,18 @@ class ManyRequest:
     steps: int = option("N", "Maximum number of steps per structure; each is one force call.", default=500)
     cell: bool = flag("--cell", "Relax the cells too.")
     memory: Path | None = memory_option()
-    learn: int = option("N", "Policies study after every N structures, and relax the later ones.", default=0, min=0)
+    learn: int = option(
+        "N", "After every N structures the policies learn from them; later structures use the result.", default=0, min=0
+    )
     workers: str = option("KIND", "local:N, ray:auto, ray:ADDRESS; one processor each.", default="local:2")
     batch_size: int = option(
-        "N", "Structures at once in a worker, where the calculator takes many.", default=128, min=1
+        "N", "Structures evaluated together by a worker, if the calculator supports it.", default=128, min=1
     )
     time_limit: float | None = optional(
         "SECONDS", "Time limit per structure; a structure that exceeds it is set aside.", show_default="none"
     )
     retry_failed: bool = flag("--retry-failed", "Try structures again that earlier runs set aside.")
+    settings: Path | None = settings_option()
     as_json: bool = flag("--json", "The result as one JSON object on stdout.")
     quiet: bool = quiet_flag()
 
@@ -241,9 +292,11 @@ class MemoryRequest:
     """
 
     folder: Path = argument("DIR", "The --memory of 'relax' or 'relax-many', or a store of 'collect'.")
-    add: list[Path] | None = option("FILE", "Take in a file that ASE reads; may be repeated.", "--add", default=None)
+    add: list[Path] | None = option("FILE", "Add a file that ASE reads; may be repeated.", "--add", default=None)
     more: list[Path] | None = argument("FILES", "More files for --add.", default=None)
-    calculator: str | None = option("NAME", "Who made the files of --add, if they do not say.", default=None)
+    calculator: str | None = option(
+        "NAME", "The calculator that made the files of --add, if they do not name one.", default=None
+    )
     export: Path | None = option("FILE.extxyz", "Every evaluated structure with energy and forces.", default=None)
     as_json: bool = flag("--json", "Everything as one JSON object.")
     force: bool = flag("--force", "Replace an earlier export.")
@@ -267,14 +320,17 @@ class LearnRequest:
 
     folder: Path = argument("DIR", "The --memory of 'relax' or 'relax-many', or a store of 'collect'.")
     origin: str = option(
-        "NAME|FILE", "The policy to begin from.", "--from", default="universal", autocompletion=completion.policies
+        "NAME|FILE", "The policy to start from.", "--from", default="universal", autocompletion=completion.policies
     )
     out: str = option("NAME|FILE", "The new policy; a NAME is found by --policy, and by auto.", default="learned")
     calculator: str | None = option("NAME", "Learn from this calculator's relaxations only, or all.", default=None)
     calc: str | None = option(
-        "SPEC", "Also relax starts held apart for real, with both policies.", default=None, show_default="no force call"
+        "SPEC",
+        "Also relax held-out starts with both policies, to count force calls.",
+        default=None,
+        show_default="no force call",
     )
-    number: int = option("N", "So many of them, at most.", default=24, min=2)
+    number: int = option("N", "At most this many starts.", default=24, min=2)
     assignments: list[str] | None = set_option()
     as_json: bool = flag("--json", "The result as one JSON object on stdout.")
     force: bool = flag("--force", "Replace an earlier policy of that name.")
@@ -301,9 +357,9 @@ class TrainRequest:
     steps: int | None = optional("N", "Total environment steps.", min=1)
     assignments: list[str] | None = set_option()
     resume: bool = flag("--resume", "Continue from the last checkpoint.")
-    from_weights: Path | None = optional("RUN|FILE|POLICY", "Begin a new run with the weights of an old one.")
+    from_weights: Path | None = optional("RUN|FILE|POLICY", "Start a new run with the weights of an old one.")
     origin: str | None = optional(
-        "POLICY|RUN|FILE", "The same; of a policy its network and trust rule too.", "--from",
+        "POLICY|RUN|FILE", "The same; from a policy, its network and trust rule too.", "--from",
         autocompletion=completion.policies,
     )  # fmt: skip
     calc: str | None = optional("SPEC", "Calculator, for recipes on your own structures (fine-tune).")
@@ -330,7 +386,7 @@ class CollectRequest:
     out: Path = option("STORE", "Folder of the store; an existing one is completed.")
     workers: int = option("N", "Processes, one core each.", default=1, min=1)
     assignments: list[str] | None = set_option("seed=7; molecule.number=100: one kind; number=10: all kinds.")
-    limit_minutes: float | None = optional("M", "Stop after this time; the same command continues.", min=0)
+    limit_minutes: float | None = optional("M", "Stop after this time; run the same command again to continue.", min=0)
     policy: str | None = policy_option("Relax with this policy instead of the classical optimizer.", default=None)
     as_json: bool = flag("--json", "The summary as one JSON object on stdout.")
     quiet: bool = quiet_flag()
@@ -389,7 +445,7 @@ class BenchRequest:
         "ASE's optimizers to compare with: BFGS,FIRE,... or all or none. Relaxion's classical optimizer always runs.",
         "--with",
         default="",
-        show_default="those whose best is quoted",
+        show_default="those of the published tables",
     )
     policy: str = policy_option("As in 'relax'.")
     allow_unseen: bool = unseen_flag()
@@ -497,7 +553,7 @@ class CalculatorsRequest:
 
 @command("package:package")
 class PackageRequest:
-    """Make a policy file from a run, with a model card; its results are measured again on structures held apart.
+    """Make a policy file from a run, with a model card; its results are measured again on structures held out.
 
     relaxion package runs/alloys alloys-1
     relaxion policies alloys-1
@@ -505,7 +561,7 @@ class PackageRequest:
     """
 
     run: Path = argument("RUN", "The folder of a run on structures.")
-    name: str = argument("NAME", "What the policy will be called.")
+    name: str = argument("NAME", "Name of the new policy.")
     out: Path | None = optional(
         "FILE",
         "The bundle; its model card goes beside it.",
@@ -537,6 +593,6 @@ class CurveRequest:
     relaxion curve runs/a runs/b --out ab.png
     """
 
-    runs: list[Path] = argument("RUN", "Run folders; those that differ in the seed only share a curve.")
+    runs: list[Path] = argument("RUN", "Run folders; those that differ only in the seed share a curve.")
     out: Path = option("FILE.png", "The picture.", default=Path("learning_curve.png"))
     force: bool = flag("--force", "Replace an earlier picture.")

@@ -98,7 +98,7 @@ def result_sentence(report: Report, run: Run) -> str:
 def _what_happened(report: Report, run: Run) -> str:
     calls = counted(run.force_calls, "force call")
     if run.outcome == "interrupted":
-        kept = "nothing was reached" if report.written_to is None else "the structure so far is kept"
+        kept = "nothing was saved" if report.written_to is None else "the structure reached so far is saved"
         return f"interrupted after {calls}, {kept}"
     if not run.converged:
         return f"not converged ({run.outcome.replace('_', ' ')}) after {calls}"
@@ -107,7 +107,9 @@ def _what_happened(report: Report, run: Run) -> str:
 
 def error_sentence(report: Report) -> str:
     """What went wrong, and what was saved of it."""
-    kept = "" if report.written_to is None else f"; the structure so far is kept in {report.written_to}{os.sep}"
+    kept = (
+        "" if report.written_to is None else f"; the structure reached so far is saved in {report.written_to}{os.sep}"
+    )
     restart = restart_name(report.job.name)
     if report.written_to is not None and (report.written_to / restart).exists():
         kept += f", and Relaxer(atoms, restart=...) continues from {restart} there"

@@ -19,10 +19,11 @@ from relaxion.cli.requests import TrainRequest, TuneRequest
 from relaxion.errors import FileError, SettingsError
 from relaxion.files import kind_of
 from relaxion.scaling.collectors.places import Collectors
+from relaxion.settings import assigned
 from relaxion.training.diagnostics import DIAGNOSIS, standing
 from relaxion.training.loop import Interrupted, OnProgress
 from relaxion.training.loop import train as train_in_folder
-from relaxion.training.recipe import find, overrides, run_folder, settings_from_recipe, shipped
+from relaxion.training.recipe import find, run_folder, settings_from_recipe, shipped
 from relaxion.training.settings import RunSettings
 
 NEWEST = {
@@ -90,7 +91,7 @@ def _world(request: TrainRequest) -> dict[str, Any]:
 def given_settings(request: TrainRequest | TuneRequest) -> dict[str, Any]:
     """What --set, --seed and --steps say."""
     options = {"seed": request.seed, "steps": request.steps}
-    return overrides(request.assignments or ()) | {name: it for name, it in options.items() if it is not None}
+    return assigned(request.assignments or ()) | {name: it for name, it in options.items() if it is not None}
 
 
 @contextmanager

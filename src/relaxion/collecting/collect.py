@@ -190,12 +190,13 @@ def _present(settings: CollectSettings) -> CollectSettings:
     kinds = {}
     for name, own in settings.kinds.items():
         if own.make == "file" and own.number and not file_structures(own, settings.side):
-            files = ", ".join(own.files)
-            warnings.warn(f"no structure for '{name}' in {files}: this kind is left out", RelaxionWarning, stacklevel=2)
+            files = ", ".join(Path(file).name for file in own.files)
+            said = f"kind '{name}' is left out: its data set {files} is not here, or has no such structure"
+            warnings.warn(said, RelaxionWarning, stacklevel=2)
             continue
         kinds[name] = own
     if not kinds:
-        raise FileError("none of the recipe's files is there; nothing to collect")
+        raise FileError("none of the recipe's data sets is here; nothing to collect")
     return settings.model_copy(update={"kinds": kinds})
 
 
@@ -207,7 +208,7 @@ def _store(settings: CollectSettings, out: Path) -> TrajectoryStore:
     if store.description.get("side") != settings.side:
         raise RunError(
             f"the store {out} holds structures for {store.description.get('side')}, not for {settings.side}; "
-            "take another folder"
+            "choose another folder"
         )
     return store
 
@@ -339,7 +340,9 @@ def stepper_maker(policy: str | None) -> MakeStepper:
     bundle = PolicyBundle.read(find_file(policy, ()))
     network = policy_of(bundle)
     if not isinstance(network, MetricPolicy):
-        raise PolicyError(f"the policy {bundle.name} is no metric; collect with one, or with the classical core")
+        raise PolicyError(
+            f"the policy {bundle.name} does not predict stiffness; collect with one that does, or without --policy"
+        )
     return lambda: new_stepper(metrics=LearnedMetrics(network.network))
 
 

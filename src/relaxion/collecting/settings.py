@@ -105,7 +105,7 @@ class CollectSettings(Settings):
     """Start, kind and number decide about a start; seeds from 9000 on are for benchmarks."""
 
     side: Side = "training"
-    """Which side of what is held apart (docs/policies.md)."""
+    """Which side of what is held out (docs/policies.md)."""
 
     batch_n_structures: int = Field(default=24, ge=1)
     """Relaxations that a worker has under way at once; a finished one makes room for the next."""

@@ -99,7 +99,7 @@ def _packing(own: KindSettings, side: Side, random: np.random.Generator) -> Atom
     )
 
 
-def _metal(own: KindSettings, side: Side, random: np.random.Generator) -> Atoms:  # noqa: ARG001 (no EMT metal is held apart)
+def _metal(own: KindSettings, side: Side, random: np.random.Generator) -> Atoms:  # noqa: ARG001 (no EMT metal is held out)
     """An alloy of the metals that EMT knows: for trials without an expensive potential."""
     starts = MetalStarts(elements=EMT_METALS, sizes=own.sizes, rattle_angstrom=(0.0, 1e-9), free_share=0.0)
     generator = torch.Generator().manual_seed(int(random.integers(2**62)))

@@ -102,7 +102,7 @@ def atomic_volume(number: int) -> float:
             return a**3 / 2
         case "hcp":
             return 3**0.5 / 4 * a**3 * reference["c/a"]
-    raise SettingsError(f"{chemical_symbols[number]} is no simple metal (fcc, bcc, hcp): no alloy lattice known")
+    raise SettingsError(f"{chemical_symbols[number]} is not a simple metal (fcc, bcc, hcp)")
 
 
 def _compact_box(count: int) -> tuple[int, int, int]:

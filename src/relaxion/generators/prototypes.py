@@ -191,7 +191,7 @@ def random_crystal(
 
     The volume is a guess, mostly within 15 %; `info["crystal"]` has the cell before it was repeated.
 
-    `why`: of the assessment's, those held apart for this reason and no other. `fixed`: only elemental prototypes, with
+    `why`: of the assessment's, those held out for this reason and no other. `fixed`: only elemental prototypes, with
     this element.
     """
     usable = [p for p in prototypes() if len(p.atoms) <= sizes[1] and (fixed is None or len(p.species) == 1)]

@@ -42,7 +42,7 @@ def random_surface(
 ) -> Atoms:
     """A slab of a crystal that `random_crystal` draws; vacuum along the third axis, periodic there in half of them.
 
-    Adsorbates are not looked up among what is held apart: H, C, N, O and so on are trained in any case.
+    Adsorbates are not looked up among what is held out: H, C, N, O and so on are trained in any case.
     """
     for _ in range(TRIES):
         simple = why is None and random.random() < METAL_SHARE

@@ -113,7 +113,7 @@ def _elements_and_sizes(text: str, rest: str) -> tuple[tuple[str, ...], tuple[in
     elements = tuple(words.split("-"))
     for element in elements:
         if element not in atomic_numbers or element == "X":
-            raise SettingsError(f"structures = '{text}': '{element}' is no element")
+            raise SettingsError(f"structures = '{text}': '{element}' is not an element")
     low, _, high = numbers.partition("-")
     if not (low.isdigit() and (high or low).isdigit() and 1 <= int(low) <= int(high or low)):
         raise SettingsError(f"structures = '{text}': write the numbers of atoms as 2-16, got '{numbers}'")
@@ -140,7 +140,7 @@ def source_at_hand(word: str) -> bool:
 
 
 def held_apart_sides(rule: str, pools: Sequence[Sequence[Atoms]]) -> tuple[list[Atoms], ...]:
-    """(training, validation, held apart), which share nothing that the rule names.
+    """(training, validation, held out), which share nothing that the rule names.
 
     One pool per side in (made with other seeds where random), the part that may stand there out.
     """

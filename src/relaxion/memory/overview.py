@@ -122,7 +122,7 @@ def formula_of(trajectory: Trajectory) -> str:
 def export(store: TrajectoryStore, out: Path, *, force: bool, note: Note | None = None) -> int:
     """Every evaluated structure as one frame, in one go; how many there are."""
     if out.suffix not in (".extxyz", ".xyz"):
-        raise FileError(f"{out}: a memory is exported as extended XYZ; take a name that ends with .extxyz")
+        raise FileError(f"{out}: a memory is exported as extended XYZ; choose a name that ends with .extxyz")
     if out.exists() and not force:
         raise FileError(f"{out} exists; try --force to replace it, or another name")
     beside, written = part_of(out), 0

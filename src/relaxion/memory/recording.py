@@ -81,8 +81,8 @@ class Memory:
             except OSError as error:
                 self.working = False
                 logger.warning(
-                    "the memory %s cannot be written (%s): nothing more is kept there by this process; what it has is "
-                    "safe and the relaxation goes on",
+                    "the memory %s cannot be written (%s): this process stops writing to it; what it holds "
+                    "is kept and the relaxation continues",
                     self.path, error.strerror,
                 )  # fmt: skip
 

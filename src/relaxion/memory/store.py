@@ -50,7 +50,7 @@ class TrajectoryStore:
         """A new, empty store; `description` (plain values) says what fills it."""
         path = Path(path)
         if (path / MANIFEST).exists():
-            raise FileError(f"{path} holds a store already; open it, or take another folder")
+            raise FileError(f"{path} holds a store already; open it, or choose another folder")
         manifest = {
             "relaxion_kind": "trajectory store",
             "format_version": FORMAT.version,
@@ -61,10 +61,10 @@ class TrajectoryStore:
         try:
             path.mkdir(parents=True, exist_ok=True)
             if any(path.iterdir()):
-                raise FileError(f"{path} is not empty and holds no store; take another folder")
+                raise FileError(f"{path} is not empty and holds no store; choose another folder")
             replace_file(path / MANIFEST, (json.dumps(manifest, indent=1) + "\n").encode())
         except OSError as error:
-            raise FileError(f"the store {path} cannot be made: {error.strerror}; take another folder") from error
+            raise FileError(f"the store {path} cannot be made: {error.strerror}; choose another folder") from error
         return cls(path, manifest)
 
     @classmethod
@@ -235,7 +235,7 @@ class TrajectoryStore:
                 text = (file.metadata() or {})["relaxion_values"]
             return _checked(decoded(text))
         except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-            raise FileError(f"{path} is damaged or no shard ({error}); {FORMAT.advice}") from error
+            raise FileError(f"{path} is damaged or not a shard ({error}); {FORMAT.advice}") from error
 
 
 def _described(trajectory: Trajectory) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Learning on the job: over many similar structures the metric goes on learning from what their relaxations showed.
 
 No force call is made for it, the bundle never changes, and the guard watches the adapted metric as it watches any
-other. The teacher and the check are those of `relaxion learn` (`study.py`): relaxations held apart decide whether what
+other. The teacher and the check are those of `relaxion learn` (`study.py`): relaxations held out decide whether what
 was learned is used, so that it does not harm.
 """
 
@@ -50,7 +50,7 @@ class Adaptation:
 
     @property
     def n_secants(self) -> int:
-        """Examples remembered, those held apart included."""
+        """Examples remembered, those held out included."""
         return sum(one.number for one in (*self.study.taught, *self.study.apart))
 
     def learn(self, points: Sequence[Point]) -> int:

@@ -20,7 +20,7 @@ def check_door(target: Atoms | Filter) -> None:
     """Refuse what cannot be relaxed as one structure."""
     if hasattr(target, "nimages") or hasattr(target, "neb_method"):
         raise StructureError(
-            "a band of images (NEB) is not one structure to relax: its forces are no gradient of an energy; relax its "
+            "Relaxer cannot relax a band of images (NEB), whose forces are not the gradient of an energy; relax the "
             "two ends with Relaxer, and the band with ase.optimize.FIRE or ase.mep.neb.NEBOptimizer"
         )
     if isinstance(target, Atoms | Filter):

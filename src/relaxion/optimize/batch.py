@@ -145,7 +145,7 @@ def relax_batch(
     `structures`: ASE atoms, with constraints if need be; they are not changed. `potential`: a name ("emt"), an ASE
     calculator (asked one structure after the other) or a potential. `policy`, `allow_unseen`: as in `Relaxer`. `fmax`:
     eV/Å. `cell`: relax the cells too. `memory`: as in `Relaxer`. `device`: where the networks of the policy and of a
-    named potential compute. An error of the potential ends the structure that met it, not the others.
+    named potential compute. An error of the potential ends only that structure, not the others.
     """
     settings = BatchSettings(policy, fmax, cell, max_force_calls, allow_unseen, device=device)
     return list(relax_stream(structures, potential, settings, batch_size, memory=memory))
@@ -201,7 +201,7 @@ class BatchRelaxer:
         self.potential = potential_of(potential, settings.device if isinstance(potential, str) else None)
         if settings.cell and not self.potential.has_stress:
             raise MissingStressError(
-                f"{self.potential.name} gives no stress, so cells cannot relax; leave cell=True away, or try 'emt'"
+                f"{self.potential.name} gives no stress, so cells cannot relax; leave out cell=True, or try 'emt'"
             )
         self._make_stepper = make_stepper or self._chosen
         self._chooser = Chooser(

@@ -118,7 +118,7 @@ def chosen(
 ) -> Chosen:
     """The stepper for `policy`: "auto", None (or "none") for the core, the name of a policy, or a bundle's path."""
     if adapt is not False and device_of(device).type != "cpu":
-        raise SettingsError(f"adapt learns on the CPU; leave adapt or device={str(device)!r} away")
+        raise SettingsError(f"adapt learns on the CPU; leave out adapt or device={str(device)!r}")
     chooser = Chooser(policy, allow_unseen=allow_unseen, calculator=calculator, device=device)
     decision = chooser.decide(atomic_numbers, periodic=periodic)
     if decision.note:
@@ -217,7 +217,7 @@ class Chooser:
         if not for_such and not self.allow_unseen:
             name = self._candidates[0].bundle.name
             why = f"policy {name} is for structures that are {BODIES[not periodic]}, so the classical optimizer is used"
-            return Decision(None, f"{why}; {INSIST}", loud=not self._automatic)
+            return Decision(None, why, loud=not self._automatic)
         candidates = for_such or self._candidates
         nearest = min(candidates, key=lambda loaded: len(uncovered(loaded.bundle, atomic_numbers)))
         missing = ", ".join(uncovered(nearest.bundle, atomic_numbers))
@@ -225,10 +225,12 @@ class Chooser:
             return Decision(nearest)
         if self._automatic and (other := self._for_other_bodies(atomic_numbers, periodic)) is not None:
             why = f"the policy {other.bundle.name} is for structures that are {BODIES[not periodic]}"
-            return Decision(None, f"{why}, so the classical core relaxes", loud=False)
+            return Decision(None, f"{why}, so the classical optimizer is used", loud=False)
         name = nearest.bundle.name
         if self._automatic:
             why = f"no shipped policy covers all elements ({name} lacks {missing}), so the classical optimizer is used"
+            if not periodic:  # molecules: policies of other elements double the force calls
+                return Decision(None, why, loud=False)
         else:
             why = f"the policy {name} was not trained on {missing}, so the classical optimizer is used"
         return Decision(None, f"{why}; {INSIST}", loud=not self._automatic)

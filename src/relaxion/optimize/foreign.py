@@ -34,7 +34,7 @@ def without_foreign(options: dict[str, Any]) -> dict[str, Any]:
     foreign = sorted(OPTIONS & options.keys())
     if foreign:
         logger.warning(
-            "%s: of other optimizers, without meaning for Relaxer and left out; "
+            "%s: options of other optimizers, which Relaxer ignores; "
             "its own are policy, maxstep, fallback, allow_unseen, adapt and memory (a folder)",
             ", ".join(foreign),
         )

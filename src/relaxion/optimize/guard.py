@@ -1,9 +1,9 @@
-"""The guard: steps of a learned metric, as far as they can be believed, and the classical core where they cannot.
+"""The guard: steps of a learned metric while they are good, steps of the classical core where they are not.
 
-No force call is spent on checking. Before a call the step is held against that of the springs (angle, length) and
-screened for close pairs; after it the energy and the forces that were met are held against those expected. A step that
-disappoints leaves the next ones to the core: one, then three, then seven, until the metric has done well again. Points
-are accepted or rejected as in the core, with FIRE behind both: limit points are stationary whatever the network says.
+Checking costs no force call. Before a call the step is compared with that of the springs (angle, length) and screened
+for close pairs; after it the energy and the forces found are compared with those predicted. After a bad step the core
+takes the next ones: one, then three, then seven, until the metric has done well again. Points are accepted or rejected
+as in the core, with FIRE behind both: limit points are stationary whatever the network says.
 """
 
 from __future__ import annotations
@@ -53,26 +53,26 @@ class Feedback:
 
 @dataclass(frozen=True)
 class GuardSettings:
-    """When to believe the metric. Tuned on structures apart from every benchmark (docs/decisions.md)."""
+    """When to use the policy's step. Tuned on structures outside every benchmark (docs/decisions.md)."""
 
     least_kept: float = 0.25
-    """A step that keeps less than this share of the energy it promised, or is rejected, disappoints."""
+    """A step is bad if it is rejected or lowers the energy by less than this share of the predicted change."""
     full_step: float = 0.1
-    """So does one that was taken in full (trust radius and screen took away less than this share) though the largest
-    force rose, or hardly fell because the curvature met was quite another than the metric's."""
+    """It is also bad if it was taken in full (trust radius and screen took away less than this share) and the largest
+    force rose, or hardly fell because the curvature differs much from the metric's."""
     hardly: float = 0.3
-    """Decades."""
+    """Decades by which the largest force must fall; less is hardly."""
     another: float = 2.0
-    """Curvature met over the metric's, or the other way round."""
+    """Ratio of the curvature met and the metric's, either way, that counts as different."""
     most_core_steps: int = 15
-    """Steps left to the core after the latest of many disappointments in a row."""
+    """Largest number of steps that the classical optimizer takes after several bad steps in a row."""
     smallest_cosine: float = 0.0
-    """Between its step and the springs' step; a larger angle is not believed."""
+    """Smallest cosine between the policy's step and the springs' step; below it the classical optimizer steps."""
     largest_ratio: float = 30.0
-    """Of the two steps' lengths, either way, likewise."""
+    """Largest ratio of the two steps' lengths, either way, likewise."""
     another_scale: float = 1.5
-    """The metric is scaled by the curvature met in the last two steps, both taken in full, where that was so many times
-    its own, or the other way round, and both times to the same side: it may come from a softer potential."""
+    """The metric is scaled by the curvature met in the last two steps, both taken in full, where both times it was at
+    least this many times larger, or smaller, than its own: the metric may come from a softer potential."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class Guard(QuasiNewton):
         self.guard = guard or GuardSettings()
         self.policy_steps = 0  # made by the metric
         self.core_steps = 0  # left to the classical core because of mistrust
-        self.disappointments = 0  # in a row; not forgotten when FIRE has helped out
+        self.bad_steps = 0  # in a row; not forgotten when FIRE has helped out
         super().__init__(settings)
 
     def reset(self) -> None:
@@ -122,14 +122,14 @@ class Guard(QuasiNewton):
         return own | {"scale": self._scale, "curvatures": self.curvatures}
 
     def _counts(self) -> list[int]:
-        return [self.policy_steps, self.core_steps, self.disappointments, self.core_steps_left]
+        return [self.policy_steps, self.core_steps, self.bad_steps, self.core_steps_left]
 
     def take_more(self, plain: dict[str, Any]) -> None:
         if not plain:  # written by the core alone
             return
         self.feedback = Feedback(**{str(name): _kept_kind(name, value) for name, value in plain["lesson"].items()})
         counts = (int(number) for number in plain["steps"])
-        self.policy_steps, self.core_steps, self.disappointments, self.core_steps_left = counts
+        self.policy_steps, self.core_steps, self.bad_steps, self.core_steps_left = counts
         self._applied = _array(plain["applied"])
         self._scale = float(plain.get("scale", 1.0))  # files of before have neither
         self.curvatures = [float(number) for number in plain.get("curvatures", [])]
@@ -162,13 +162,13 @@ class Guard(QuasiNewton):
 
     def _judge_policy(self) -> None:
         """How the metric's last step went decides whether it makes the next."""
-        if self._disappointed():
-            self.disappointments += 1
-            self.core_steps_left = min(2**self.disappointments - 1, self.guard.most_core_steps)
+        if self._was_bad():
+            self.bad_steps += 1
+            self.core_steps_left = min(2**self.bad_steps - 1, self.guard.most_core_steps)
         else:
-            self.disappointments = max(0, self.disappointments - 1)
+            self.bad_steps = max(0, self.bad_steps - 1)
 
-    def _disappointed(self) -> bool:
+    def _was_bad(self) -> bool:
         feedback, guard = self.feedback, self.guard
         wrong = abs(feedback.log_curvature_ratio) > np.log(guard.another)
         useless = feedback.log_force_ratio > (-guard.hardly if wrong else 0.0)
@@ -255,7 +255,7 @@ class Guard(QuasiNewton):
         """Why the metric is not believed here; empty where it is."""
         if self.core_steps_left > 0:
             self.core_steps_left -= 1
-            return f"bad steps of the policy so far: {self.disappointments}"
+            return f"bad steps of the policy so far: {self.bad_steps}"
         if dot(step, base.forces) <= 0:
             return "the policy's step does not go downhill"
         cosine, log_ratio = _compared(step, springs_step)

@@ -134,7 +134,7 @@ class Relaxer(Optimizer):
         self._motionless = 0
         self._stopped: Outcome | None = None
         if restart is not None and Path(restart).exists() and not Path(restart).is_file():
-            raise RestartError(f"{restart} is no file; name another restart file")
+            raise RestartError(f"{restart} is not a file; name another restart file")
         super().__init__(
             atoms,  # pyright: ignore[reportArgumentType]  # ASE's hint forgets filters
             restart=restart,
@@ -332,7 +332,7 @@ class Relaxer(Optimizer):
         """Constraints may undo every move; then going on would only burn calls."""
         self._motionless = self._motionless + 1 if length < SHORTEST_MOTION else 0
         if self._motionless >= STEPS_WITHOUT_MOTION:
-            self._stop(Outcome.STALLED, f"{self._motionless} moves in a row led nowhere: constraints undo them")
+            self._stop(Outcome.STALLED, f"{self._motionless} moves in a row had no effect: constraints undo them")
 
     def _stop(self, outcome: Outcome, reason: str) -> None:
         """End ASE's loop after this step."""

@@ -58,7 +58,7 @@ def read_restart(path: Path, target: Atoms | Filter) -> Saved:
         raise RestartError(f"{path} is damaged ({shown(str(error))}); delete it to start afresh") from error
     sensible = all((np.abs(numbers) < LARGEST_EXTENT).all() for numbers in (seen_at, left_at, reference))  # NaN is not
     if not sensible or not 0 <= calls < MOST_CALLS:
-        raise RestartError(f"{path} is damaged: it holds numbers that cannot be; delete it to start afresh")
+        raise RestartError(f"{path} is damaged: it holds impossible numbers; delete it to start afresh")
     expected = np.asarray(target.get_positions()).reshape(-1, 3).shape
     if seen_at.shape != expected or left_at.shape != expected:
         raise RestartError(f"{path} is damaged: coordinates are not of shape {expected}; delete it to start afresh")

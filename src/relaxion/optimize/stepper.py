@@ -140,7 +140,7 @@ class Stepper:
                 _check_geometry(point.geometry, number)
         numbers = [newton.trust, fire.time_step, fire.mixing, *newton.recent_energies, *(p.energy for p in points)]
         if not (np.abs(numbers) < LARGEST).all() or newton.trust <= 0 or fire.time_step <= 0:
-            raise ValueError("a trust radius, time step or energy that cannot be")
+            raise ValueError("an impossible trust radius, time step or energy")
 
     def restore(self, plain: dict[str, Any]) -> None:
         """The opposite of `snapshot`. Raises KeyError, TypeError or ValueError when the content is foreign."""
@@ -168,7 +168,7 @@ def _check_geometry(geometry: Geometry, n_rows: int) -> None:
     if not fits or geometry.numbers.shape != (geometry.n_atoms,):
         raise ValueError("a geometry whose parts do not belong together")
     if not ((np.abs(geometry.positions) < LARGEST).all() and (np.abs(geometry.cell) < LARGEST).all()):
-        raise ValueError("a geometry that cannot be")
+        raise ValueError("an impossible geometry")
 
 
 def _rows(values: Any) -> Array:

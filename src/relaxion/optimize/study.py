@@ -1,8 +1,8 @@
 """A metric goes on learning from relaxations, and is replaced only by one that proved better.
 
-One relaxation in a few is held apart, by its structure: nothing is learned from those, they judge. A student learns by
+One relaxation in a few is held out, by its structure: nothing is learned from those, they judge. A student learns by
 the one teacher (`networks/metric/teacher.py`); it takes the place of the metric in use where it predicts the ways of
-the relaxations held apart better, in 97.5 of 100 resamplings. Should that turn out wrong when more of them are there,
+the relaxations held out better, in 97.5 of 100 resamplings. Should that turn out wrong when more of them are there,
 the metric it all began with comes back.
 """
 
@@ -53,10 +53,10 @@ class StudySettings(ExampleSettings):
     """Longer gradients are shortened."""
 
     apart_in: int = Field(default=4, ge=2)
-    """One relaxation in so many is held apart."""
+    """One relaxation in so many is held out."""
 
     least_apart: int = Field(default=3, ge=2)
-    """Fewer relaxations held apart prove nothing: the metric stays as it is."""
+    """Fewer relaxations held out prove nothing: the metric stays as it is."""
 
     certainty: float = Field(default=0.975, gt=0.5, lt=1)
     """Share of the resamplings in which a student must be better to take over, or worse to start again."""
@@ -65,7 +65,7 @@ class StudySettings(ExampleSettings):
     """Relaxations remembered for the examples; the newest replace the oldest."""
 
     most_apart: int = Field(default=60, ge=1)
-    """And of those held apart."""
+    """And of those held out."""
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ class Study:
         """The end of a study: the student takes over where it proved better, and starts again where it proved worse."""
         self.n_studies, self.n_new, self._teacher = self.n_studies + 1, 0, None
         if not all(bool(torch.isfinite(parameter).all()) for parameter in self.student.parameters()):
-            logger.warning("a study gave weights that are no numbers; what it learned is forgotten")
+            logger.warning("learning gave weights that are not finite; they were discarded")
             self.student.load_state_dict(self.network.state_dict())
             return None
         return self._judged()
@@ -213,7 +213,7 @@ class Study:
             self.network.load_state_dict(self.student.state_dict())
             self.n_adopted += 1
         elif self.n_adopted and Verdict.of(used, errors_of(self.origin, self.apart), certainty).worse:
-            logger.info("what was learned turned out worse than the beginning, which is used again")
+            logger.info("what was learned turned out worse than the policy it started from, which is used again")
             self.network.load_state_dict(self.origin.state_dict())
             self.student.load_state_dict(self.origin.state_dict())
             self.n_adopted = 0

@@ -62,7 +62,7 @@ def rule_of(network: Network, name: str) -> StepControl:
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise PolicyError(f"the steady gate of {name} cannot be rebuilt: {type(error).__name__} {error}") from error
     if not (0 <= control.secant_weight <= 1 and control.n_secants >= 1 and control.floor >= 0):
-        raise PolicyError(f"the steady gate of {name} turns its knobs out of their ranges: {control}")
+        raise PolicyError(f"the steady gate of {name} sets parameters out of their ranges: {control}")
     return control
 
 

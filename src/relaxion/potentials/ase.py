@@ -25,7 +25,7 @@ class AsePotential(Potential):
         known = getattr(calculator, "implemented_properties", ["forces", "stress"])
         self.has_stress = "stress" in known
         if "forces" not in known:
-            raise PotentialError(f"the calculator {self.name} gives energies without forces; take one that has both")
+            raise PotentialError(f"the calculator {self.name} gives energies without forces; use one that gives both")
 
     def close(self) -> None:
         """End what is alive behind the calculator, such as the program of one of ASE's socket calculators."""

@@ -7,7 +7,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from relaxion.errors import PotentialError
+from relaxion.errors import PotentialError, SettingsError
 from relaxion.potentials.chgnet_network import ANGLE_CUTOFF, CUTOFF, ChgnetGraph, ChgnetNetwork
 from relaxion.potentials.extras import package_folder
 from relaxion.potentials.pairwise import evaluated_in_portions, on_device
@@ -20,6 +20,9 @@ from relaxion.structures.structures import per_structure_sum
 REPAIR = "pip install 'chgnet>=0.4,<0.5'"
 VERSION = "0.3.0"  # what `chgnet.model.CHGNet.load()` loads
 NEVER_SEEN = frozenset(range(84, 89))  # Po, At, Rn, Fr, Ra: 94 embeddings, but only 89 elements in the training set
+PRECISIONS: dict[torch.dtype | str, torch.dtype] = {
+    torch.float32: torch.float32, torch.float64: torch.float64, "float32": torch.float32, "float64": torch.float64,
+}  # fmt: skip
 MOST_SHORT_BONDS = 64  # of an atom, on average: five times as dense as anything real, and angles are their square
 PAIRS_AT_ONCE = 2000  # bounds the memory of one call; in time 500 to 8000 are alike (measured)
 
@@ -28,17 +31,19 @@ class Chgnet(Potential):
     """Equal to `chgnet.model.CHGNetCalculator`, without magnetic moments.
 
     Structures without cell, which CHGNet's own calculator refuses, are answered too; CHGNet was not made for them.
-    Atoms crowded beyond all sense are answered with NaN: their angles would fill the memory, and the network knows
-    nothing of them; optimizers here take such an answer as a step too far.
+    Atoms far too dense are answered with NaN: their angles would fill the memory, and the network was not trained on
+    them; optimizers here take such an answer as a step too far.
     """
 
     name = "CHGNet"
 
-    def __init__(self, dtype: torch.dtype = torch.float32, device: DeviceLike = None) -> None:
+    def __init__(self, dtype: torch.dtype | str = torch.float32, device: DeviceLike = None) -> None:
         """`dtype`: precision inside. float64 is half as fast, and its forces are derivatives to the last digit."""
         super().__init__()
+        if dtype not in PRECISIONS:
+            raise SettingsError(f"dtype of CHGNet is float32 or float64, got {dtype}")
         self.device = device_of(device)
-        self._network = load_network(dtype, self.device)
+        self._network = load_network(PRECISIONS[dtype], self.device)
 
     @property
     def elements(self) -> frozenset[int]:

@@ -24,9 +24,9 @@ def details_of(thing: object) -> dict[str, Any]:
     if isinstance(thing, PotentialCalculator):
         return details_of(thing.potential)
     if isinstance(thing, AsePotential):
-        return details_of(thing.calculator)
+        return details_of(thing.calculator) | _options(thing)
     if isinstance(thing, Potential):
-        return {"name": thing.name, **_table(thing)}
+        return {"name": thing.name, **_table(thing), **_options(thing)}
     if thing is None:
         return {"name": "unknown"}
     module = type(thing).__module__
@@ -38,6 +38,10 @@ def fingerprint(details: Mapping[str, Any]) -> str:
     """Of name and settings; the version of a package may change."""
     known = {name: value for name, value in details.items() if name != "version"}
     return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _options(potential: Potential) -> dict[str, Any]:
+    return {"options": dict(potential.options)} if potential.options else {}
 
 
 def _table(potential: Potential) -> dict[str, str]:

@@ -146,7 +146,7 @@ class _Reader:
         self.at += count
         values = np.array([_decimal(word) for word in words], dtype=np.float64)
         if not (np.abs(values) < LARGEST_VALUE).all():  # nor is NaN
-            raise ValueError("a table holds values that are not finite, or beyond all sense")
+            raise ValueError("a table holds values that are not finite, or far too large")
         return values
 
     def _word(self, what: str) -> str:

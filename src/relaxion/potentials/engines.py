@@ -111,20 +111,22 @@ class Engine(AsePotential):
         return self._elements
 
 
-def mace(device: torch.device, model: str = "") -> Engine:
+def mace(device: torch.device, model: str = "", **options: Any) -> Engine:
     from mace.calculators import MACECalculator, mace_mp  # pyright: ignore[reportMissingImports]
+
+    asked = {"default_dtype": "float64", **options}
 
     def make() -> Any:
         if file := existing(model, (".model", ".pt", ".pth")):
-            return MACECalculator(model_paths=file, device=str(device), default_dtype="float64")
-        return mace_mp(model=model or None, device=str(device), default_dtype="float64")
+            return MACECalculator(model_paths=file, device=str(device), **asked)
+        return mace_mp(model=model or None, device=str(device), **asked)
 
     made = OwnDefaultDtype(make)
     table = getattr(made.inner, "z_table", None)
     return Engine("MACE", made, None if table is None else table.zs)
 
 
-def orb(device: torch.device, model: str = "orb-v3-conservative-inf-omat") -> Engine:
+def orb(device: torch.device, model: str = "orb-v3-conservative-inf-omat", **options: Any) -> Engine:
     from orb_models.forcefield.pretrained import ORB_PRETRAINED_MODELS  # pyright: ignore[reportMissingImports]
 
     try:  # 0.6 and later
@@ -135,50 +137,55 @@ def orb(device: torch.device, model: str = "orb-v3-conservative-inf-omat") -> En
     def make() -> Any:
         loaded = ORB_PRETRAINED_MODELS[model](device=device, precision="float32-highest", compile=False)
         parts = loaded if isinstance(loaded, tuple) else (loaded,)  # since 0.6 a model and its adapter
-        return ORBCalculator(*parts, device=device)
+        return ORBCalculator(*parts, device=device, **options)
 
     return Engine("Orb", OwnDefaultDtype(make))
 
 
-def mattersim(device: torch.device, model: str = "mattersim-v1.0.0-1m") -> Engine:
+def mattersim(device: torch.device, model: str = "mattersim-v1.0.0-1m", **options: Any) -> Engine:
     from mattersim.forcefield import MatterSimCalculator  # pyright: ignore[reportMissingImports]
 
     path = existing(model, (".pth",)) or model
-    return Engine("MatterSim", OwnDefaultDtype(lambda: MatterSimCalculator(load_path=path, device=str(device))))
+
+    def make() -> Any:
+        return MatterSimCalculator(load_path=path, device=str(device), **options)
+
+    return Engine("MatterSim", OwnDefaultDtype(make))
 
 
-def fairchem(device: torch.device, model: str = "uma-s-1p1") -> Engine:
+def fairchem(device: torch.device, model: str = "uma-s-1p1", **options: Any) -> Engine:
     from fairchem.core import FAIRChemCalculator  # pyright: ignore[reportMissingImports]
 
     name, _, task = model.partition("@")
     path = existing(name, (".pt",)) or name
 
     def make() -> Any:
-        return FAIRChemCalculator.from_model_checkpoint(path, task_name=task or "omat", device=device.type)
+        asked = {"task_name": task or "omat", "device": device.type, **options}
+        return FAIRChemCalculator.from_model_checkpoint(path, **asked)
 
     return Engine("FAIRChem", OwnDefaultDtype(make))
 
 
-def nequip(device: torch.device, model: str) -> Engine:
+def nequip(device: torch.device, model: str, **options: Any) -> Engine:
     try:  # 0.17 and later
         from nequip.integrations.ase import NequIPCalculator  # pyright: ignore[reportMissingImports]
     except ImportError:
         from nequip.ase import NequIPCalculator  # pyright: ignore[reportMissingImports]
 
     file = existing(model, ("",))
-    made = OwnDefaultDtype(lambda: NequIPCalculator.from_compiled_model(file, device=device))
+    made = OwnDefaultDtype(lambda: NequIPCalculator.from_compiled_model(file, device=device, **options))
     names = [name for part in made.inner.transforms for name in getattr(part, "model_type_names", [])]
     known = [atomic_numbers[name] for name in names if name in atomic_numbers]
     return Engine("NequIP", made, known if names and len(known) == len(names) else None)
 
 
-def matgl(device: torch.device, model: str = "TensorNet-PES-MatPES-r2SCAN-2025.2") -> Engine:
+def matgl(device: torch.device, model: str = "TensorNet-PES-MatPES-r2SCAN-2025.2", **options: Any) -> Engine:
     from matgl import load_model  # pyright: ignore[reportMissingImports]
     from matgl.ext.ase import PESCalculator  # pyright: ignore[reportMissingImports]
 
     def make() -> Any:
         network = load_model(model).to(device)
-        return PESCalculator(network, stress_unit="eV/A3", use_voigt=True)
+        return PESCalculator(network, **{"stress_unit": "eV/A3", "use_voigt": True, **options})
 
     made = OwnDefaultDtype(make)
     symbols = getattr(getattr(made.inner.potential, "model", None), "element_types", None)
@@ -229,7 +236,7 @@ def beside(file: Path, line: str) -> str:
     return " ".join(found)
 
 
-def gpaw(model: str = "") -> Engine:
+def gpaw(model: str = "", **options: Any) -> Engine:
     from gpaw import GPAW  # pyright: ignore[reportMissingImports]
 
     keywords = GPAW_DEFAULTS
@@ -237,7 +244,7 @@ def gpaw(model: str = "") -> Engine:
         keywords = json_of(Path(existing(model, ("",))))
         if not isinstance(keywords, dict):
             raise FileError(f"{model} holds a {type(keywords).__name__}; write GPAW's keywords as one JSON object")
-    return Engine("GPAW", GPAW(**keywords))
+    return Engine("GPAW", GPAW(**{**keywords, **options}))
 
 
 def existing(model: str, suffixes: tuple[str, ...]) -> str:

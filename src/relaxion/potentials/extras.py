@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from relaxion.errors import MissingExtraError, UnknownPotentialError
+from relaxion.errors import MissingExtraError, SettingsError, UnknownPotentialError
 
 if TYPE_CHECKING:
     import torch
@@ -28,15 +29,17 @@ class Extra:
     needs_model: bool = False
     devices: bool = True  # whether the factory takes a device; without, it computes on the CPU
 
-    def build(self, spec: str, model: str, device: torch.device) -> Potential:
+    def build(self, spec: str, model: str, device: torch.device, options: Mapping[str, Any]) -> Potential:
         if not is_installed(self.package):
             raise self._missing(spec)
         self._check(spec, model)
+        if taken := {"model", "device"} & set(options):
+            raise SettingsError(f"'{spec}': {taken.pop()} is not an option here; write NAME:MODEL, and --device")
         module, _, name = self.factory.partition(":")
         arguments: dict[str, Any] = {"model": model} if model else {}
         arguments |= {"device": device} if self.devices else {}
         try:
-            return getattr(import_module(f"relaxion.potentials.{module}"), name)(**arguments)
+            return getattr(import_module(f"relaxion.potentials.{module}"), name)(**arguments, **options)
         except ImportError as error:
             raise self._missing(spec) from error
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from ase.calculators.calculator import CalculationFailed
@@ -18,15 +19,17 @@ ACCURACY = 0.1
 
 class Gfn2(AsePotential):
     """C. Bannwarth, S. Ehlert, S. Grimme, J. Chem. Theory Comput. 15, 1652 (2019). Neutral, and without unpaired
-    electrons where their number is even; for ions hand in `tblite.ase.TBLite` with a charge of your own.
+    electrons where their number is even, unless the options say otherwise (`charge`, `multiplicity`).
 
     Structures are periodic along all three axes or along none.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, **options: Any) -> None:
+        """`options`: of `tblite.ase.TBLite`, such as charge, multiplicity, accuracy, electronic_temperature."""
         from tblite.ase import TBLite
 
-        super().__init__(TBLite(method="GFN2-xTB", verbosity=0, accuracy=ACCURACY))
+        asked = {"method": "GFN2-xTB", "verbosity": 0, "accuracy": ACCURACY, **options}
+        super().__init__(TBLite(**asked))
         self.name = "GFN2-xTB"
 
     @property

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, final
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, final
 
 import torch
 from ase.data import chemical_symbols
@@ -28,6 +29,7 @@ class Potential(ABC):
 
     name: str
     has_stress: bool = True
+    options: Mapping[str, Any] = MappingProxyType({})  # keyword arguments that came with its name
     stress_costs_nothing: bool = True  # False: computed only when a cell is free or the caller asks
 
     def __init__(self) -> None:
@@ -39,7 +41,7 @@ class Potential(ABC):
         needed = bool(structures.cell_free.any()) if stresses is None else stresses
         if needed and not self.has_stress:
             raise MissingStressError(
-                f"{self.name} gives no stress, so the cell cannot relax; fix the cell or take another calculator"
+                f"{self.name} gives no stress, so the cell cannot relax; fix the cell or use another calculator"
             )
         self.check_elements(structures)
         self.calls += structures.n_structures

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from importlib import import_module
+from inspect import signature
 from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
 
 import torch
 from ase import Atoms
@@ -24,10 +27,10 @@ from relaxion.potentials.extras import Extra, is_installed
 from relaxion.potentials.pair import LennardJones, Morse
 from relaxion.potentials.potential import Potential
 from relaxion.potentials.torchsim import TorchSimPotential, is_torchsim_model
-from relaxion.settings import nearest
+from relaxion.settings import assigned, assignment, nearest
 from relaxion.structures.devices import DeviceLike, device_of
 
-BUILT_IN: dict[str, tuple[Callable[[], Potential], str]] = {
+BUILT_IN: dict[str, tuple[Callable[..., Potential], str]] = {
     "emt": (Emt, "effective medium theory, equal to ASE's EMT; batched"),
     "eam": (ZhouEam, "analytic embedded atom method for 16 metals and their alloys (Zhou 2004); batched"),
     "lj": (LennardJones, "Lennard-Jones, equal to ASE's; σ 1 Å, ε 1 eV; batched"),
@@ -76,8 +79,9 @@ def potential(spec: str | BaseCalculator | Potential, device: DeviceLike = None)
 
     "emt", "eam", "lj", "morse"; "eam:FILE" (setfl or Finnis–Sinclair table, also gzipped); "chgnet", "sevennet", "gfn2"
     and the engines of other packages ("mace", "mace:FILE", "lammps:FILE", ...: `relaxion calculators`) where installed;
-    "module:factory" (called without arguments); an ASE calculator; a TorchSim model; or a potential, which is returned
-    as it is. `device`: where a network computes ("cuda"; None: the CPU); what is no network stays on the CPU.
+    "module:factory" (which is called); an ASE calculator; a TorchSim model; or a potential, which is returned as it is.
+    "lj?sigma=2.5&epsilon=0.1": with keyword arguments of what is called (`with_options`). `device`: where a network
+    computes ("cuda"; None: the CPU); everything else stays on the CPU.
 
     A module is also looked for in the working directory. If it is found there, the directory stays at the end of
     `sys.path`, so that what the calculator imports later is found too.
@@ -85,7 +89,7 @@ def potential(spec: str | BaseCalculator | Potential, device: DeviceLike = None)
     if isinstance(spec, str):
         return _from_word(spec, device_of(device))
     if device is not None:
-        raise SettingsError(f"a {type(spec).__name__} is where it was made; leave device={str(device)!r} away")
+        raise SettingsError(f"a {type(spec).__name__} is where it was made; leave out device={str(device)!r}")
     found = _from_object(spec)
     if found is None:
         raise UnknownPotentialError(
@@ -93,6 +97,24 @@ def potential(spec: str | BaseCalculator | Potential, device: DeviceLike = None)
             "give a name such as 'emt', an ASE calculator or a Relaxion potential"
         )
     return found
+
+
+def with_options(spec: str, options: Mapping[str, Any]) -> str:
+    """The word for --calc that also says keyword arguments: numbers, true, false, text, and lists of them."""
+    for name, value in options.items():
+        if not name.isidentifier() or assigned([assignment(name, value)]) != {name: value}:
+            raise SettingsError(f"option '{name}' of a calculator is a number, true, false, text or a list of them")
+    hidden = str.maketrans({"%": "%25", "&": "%26", "?": "%3F"})
+    words = "&".join(assignment(name, value).translate(hidden) for name, value in options.items())
+    return f"{spec}?{words}" if words else spec
+
+
+def without_options(spec: str) -> tuple[str, dict[str, Any]]:
+    """The opposite of `with_options`."""
+    name, mark, words = spec.rpartition("?")
+    if not mark or "=" not in words:
+        return spec, {}
+    return name, assigned([unquote(word) for word in words.split("&")], "a calculator", "lj?sigma=2.5")
 
 
 def make_potential(spec: str, device: DeviceLike = None) -> Potential:
@@ -106,7 +128,7 @@ def make_potential(spec: str, device: DeviceLike = None) -> Potential:
     except RelaxionError:
         raise
     except Exception as error:  # the user's own factory or another package may raise anything
-        raise PotentialError(f"--calc {spec}: it could not be made: {type(error).__name__}: {error}") from error
+        raise PotentialError(f"--calc {spec}: it could not be created: {type(error).__name__}: {error}") from error
 
 
 def known_potentials() -> list[PotentialEntry]:
@@ -130,18 +152,35 @@ def _symbols(numbers: frozenset[int] | None) -> tuple[str, ...] | None:
     return None if numbers is None else tuple(chemical_symbols[number] for number in sorted(numbers))
 
 
-def _from_word(spec: str, device: torch.device) -> Potential:
+def _from_word(word: str, device: torch.device) -> Potential:
+    spec, options = without_options(word)
+    made = _with_options_given(spec, options, device)
+    if options:
+        made.options = options
+    return made
+
+
+def _with_options_given(spec: str, options: Mapping[str, Any], device: torch.device) -> Potential:
     head, colon, tail = spec.partition(":")
     if head in EXTRAS and (tail or not colon):
-        return EXTRAS[head].build(spec, tail, device)
+        return EXTRAS[head].build(spec, tail, device, options)
     if spec in BUILT_IN:
-        return BUILT_IN[spec][0]()
-    if head == "eam" and tail:
+        return _called(spec, BUILT_IN[spec][0], options)
+    if head == "eam" and tail and not options:
         return TabulatedEam.from_file(tail)
     if colon and head and tail and head != "eam":
-        return _from_code(spec, head, tail)
+        return _from_code(spec, head, tail, options)
     known = [*BUILT_IN, *EXTRAS, "eam:FILE", "module:factory"]
     raise UnknownPotentialError(f"unknown potential '{spec}': {nearest(spec.lower(), known)}")
+
+
+def _called(spec: str, factory: Callable[..., Any], options: Mapping[str, Any]) -> Any:
+    """With a sentence where it does not take these options."""
+    try:
+        signature(factory).bind(**options)
+    except TypeError as error:
+        raise SettingsError(f"'{spec}' does not take these options: {error}") from error
+    return factory(**options)
 
 
 def _from_object(thing: object) -> Potential | None:
@@ -156,13 +195,13 @@ def _from_object(thing: object) -> Potential | None:
     return TorchSimPotential(thing) if is_torchsim_model(thing) else None
 
 
-def _from_code(spec: str, module_name: str, factory_name: str) -> Potential:
+def _from_code(spec: str, module_name: str, factory_name: str, options: Mapping[str, Any]) -> Potential:
     with _working_directory_importable() as here:
         factory = getattr(_import(spec, module_name), factory_name, None)
         if not callable(factory):
             what = "has no" if factory is None else "cannot call its"
             raise UnknownPotentialError(f"potential '{spec}': module {module_name} {what} '{factory_name}'")
-        made = factory()
+        made = _called(spec, factory, options) if options else factory()
     if here not in sys.path and _lies_in(here, module_name):
         # A calculator may import its neighbours as late as in its first force call. Last in line: nothing here shall
         # hide an installed package from the rest of the process.

@@ -33,7 +33,7 @@ def read(path: str | Path, index: str | int = ":") -> list[Atoms]:
     except Exception as error:  # ASE's readers have no common error: damaged files bring any kind
         reason = reading_error(error)
         raise FileError(
-            f"{path} cannot be read: {reason}; is it whole, and of a kind ASE reads? ('ase info --formats' lists them)"
+            f"{path} cannot be read: {reason}; is it complete, and in a format of 'ase info --formats'?"
         ) from error
     if not any(len(atoms) for atoms in images):
         raise FileError(f"{path} holds no structure with atoms at index '{index}'")
@@ -65,7 +65,7 @@ class _Ending:
         line = self._file.readline()
         self._ended = 0 if line else self._ended + 1
         if self._ended > MOST_ENDS:
-            raise EOFError("it ends before its last structure does")
+            raise EOFError("it ends in the middle of a structure")
         return line
 
     def __iter__(self) -> Self:
@@ -83,14 +83,14 @@ class _Ending:
 def reading_error(error: Exception) -> str:
     """What a reader of ASE's said, on one line that can be read."""
     if isinstance(error, MemoryError):
-        return "it asks for more memory than a file of its size has any right to"
+        return "it needs far more memory than a file of its size should"
     if isinstance(error, KeyError) and error.args and isinstance(error.args[0], str):
-        return f"'{error.args[0][:80]}' is no element or keyword that its format knows"
+        return f"'{error.args[0][:80]}' is not an element or keyword of its format"
     if "BundleTrajectory" in str(error):
-        return "it is a folder, and no trajectory of ASE's"
+        return "it is a folder, not an ASE trajectory"
     said = " ".join(str(error).split())
     kind = type(error).__name__
-    words = f"{kind}: {said}" if said else f"its content is not what its format asks for ({kind})"
+    words = f"{kind}: {said}" if said else f"its content does not match its format ({kind})"
     return words if len(words) <= LONGEST_REASON else f"{words[: LONGEST_REASON - 1]}…"
 
 

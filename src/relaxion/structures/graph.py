@@ -248,5 +248,5 @@ def _refuse_scattered(structures: Structures, cutoff: float) -> None:
             first = int(bad.nonzero()[0])
             raise StructureError(
                 f"structure {first} extends over {float(extents[first]):.3g} Å without periodicity; "
-                f"neighbours are searched up to {LARGEST_EXTENT * cutoff:.0f} Å: some atom has flown away"
+                f"neighbours are searched up to {LARGEST_EXTENT * cutoff:.0f} Å: an atom has left the structure"
             )

@@ -1,6 +1,6 @@
 """What the universal policy never sees in training, so that it can be assessed on it: one rule, written down here.
 
-Held apart are
+Held out are
 
 - six whole elements, one from each corner of the periodic table;
 - one prototype in seven, by the hash of its label (files of structures: label and place in the file);
@@ -48,7 +48,7 @@ def reasons(
     prototype: str | None = None,
     molecule: str | None = None,
 ) -> frozenset[Reason]:
-    """Why a structure of these is held apart; empty: it may be trained on. `formula` is reduced here."""
+    """Why a structure of these is held out; empty: it may be trained on. `formula` is reduced here."""
     found: set[Reason] = set()
     if ELEMENTS & set(elements):
         found.add("element")

@@ -49,7 +49,7 @@ def stored_settings(stored: Stored) -> dict[str, Any]:
     """The flat settings that lie with the weights; none in very old files."""
     settings = stored.values.get("settings", {})
     if not isinstance(settings, dict):
-        raise CheckpointError("the settings beside the old weights are no table; take another file")
+        raise CheckpointError("the settings beside the old weights are not a table; choose another file")
     return settings
 
 

@@ -190,7 +190,7 @@ def write_curve(folders: Sequence[Path], out: Path) -> None:
     try:
         replace_file(out, picture.getvalue())
     except OSError as error:
-        raise FileError(f"{out} cannot be written ({error}); is its folder there, the disk not full?") from error
+        raise FileError(f"{out} cannot be written ({error}); does its folder exist, is the disk full?") from error
 
 
 def leave_curve(folder: Path) -> None:

@@ -20,7 +20,7 @@ from relaxion.training.settings import RunSettings
 
 
 class Learner:
-    """An algorithm with its task. Runs that must survive a kill belong to `relaxion train`.
+    """An algorithm with its task. For long runs that can be resumed use `relaxion train`.
 
     >>> agent = TD3("Pendulum-v1", seed=0, widths=(64, 64))
     >>> agent.learn(10_000)
@@ -99,7 +99,7 @@ class Learner:
         if (name := settings.pop("agent", None)) != cls.name:
             raise CheckpointError(f"{path} holds an agent of kind {str(name)[:40]}, not {cls.name}")
         if not isinstance(settings.get("task"), str):
-            raise CheckpointError(f"{path} does not say which task its agent learned; take another file")
+            raise CheckpointError(f"{path} does not say which task its agent learned; choose another file")
         learner = cls(environment or settings["task"], **{k: v for k, v in settings.items() if k != "task"})
         learner._trainer.start_from(stored)
         return learner

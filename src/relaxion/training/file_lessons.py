@@ -92,7 +92,7 @@ class FilePlan(Plan):
         self.settings, self.per_kind = settings, starts
         self.engines = settings.calculator
         if settings.free_cell and not self.potential.has_stress:
-            raise MissingStressError(f"{self.potential.name} gives no stress; leave free_cell away")
+            raise MissingStressError(f"{self.potential.name} gives no stress; leave out free_cell")
 
     @cached_property
     def potential(self) -> Potential:

@@ -96,7 +96,7 @@ class KindExamples(GuardedExamples):
 
 
 class KindPlan(Plan):
-    """Structures of all kinds at hand; elements and prototypes that are held apart never occur."""
+    """Structures of all kinds at hand; elements and prototypes that are held out never occur."""
 
     structures = "universal"
     fails_on = ("Potentials other than those named were not trained on; see docs/results/relaxing.md for others.",)

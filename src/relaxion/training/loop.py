@@ -164,7 +164,7 @@ def _resumed(trainer: RunTrainer, folder: RunFolder, on_progress: OnProgress | N
     trainer.restore(stored)
     if trainer.step - trainer.steps_per_round >= settings.training.steps:  # the last round may overshoot
         raise RunError(
-            f"{folder.path} has gone {trainer.step} steps already, more than --steps {settings.training.steps}"
+            f"{folder.path} has already done {trainer.step} steps already, more than --steps {settings.training.steps}"
         )
     clock, logged_up_to = Clock(stored.values["wall_time_seconds"], trainer.step), stored.values["logged_up_to"]
     records = _records(settings, folder, stored.values["metrics_position"], trainer.step)
@@ -183,7 +183,7 @@ def _check_values(path: Path, values: Mapping[str, Any]) -> None:
     good = isinstance(values.get("settings"), dict) and isinstance(seconds, int | float) and seconds >= 0
     good &= all(type(values.get(name, 0 if name == "alarms_position" else None)) is int for name in counts)
     if not good or min(values.get(name, 0) for name in counts) < 0:
-        raise CheckpointError(f"{path} is damaged: it does not say how far its run was; take an older copy")
+        raise CheckpointError(f"{path} is damaged: it does not say how far its run was; use an older copy")
 
 
 def _records(settings: RunSettings, folder: RunFolder, position: int = 0, resumed_at: int | None = None) -> Records:
@@ -243,7 +243,7 @@ class _Run:
             write_json(self.folder.offender, error.transition)
             raise RunError(
                 f"{error.what} at step {self.trainer.step} is not finite in 32 bits; the transition is in "
-                f"{self.folder.offender}, and once its cause is removed --resume continues from the last checkpoint"
+                f"{self.folder.offender}, and once its cause is fixed --resume continues from the last checkpoint"
             ) from error
         finally:
             self.records.close()

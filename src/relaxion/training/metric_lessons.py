@@ -156,8 +156,8 @@ class MetalsPlan(Plan):
 
     engines, structures = "emt and eam", "metals"
     fails_on = (
-        "The starts of the results are validation starts: never trained on, but the guard's rule was chosen on such.",
-        "Other bonding than metals' was never seen; H, C, N and O only as single atoms on slabs of EMT's metals.",
+        "The results are on validation starts: never trained on, but the guard's rule was chosen on such starts.",
+        "Bonding other than metallic was never seen; H, C, N and O only as single atoms on slabs of EMT's metals.",
     )
 
     def __init__(self, settings: MetalsSettings, starts: int) -> None:

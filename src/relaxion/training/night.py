@@ -1,6 +1,6 @@
 """`relaxion learn`: a policy goes on learning from a memory of relaxations, without a force call.
 
-What is learned is kept only if it predicts the ways of relaxations held apart better than the policy it began with.
+What is learned is kept only if it predicts the ways of relaxations held out better than the policy it began with.
 Interrupted, it goes on where it was; a memory that has grown meanwhile begins a new study.
 """
 
@@ -46,7 +46,7 @@ from relaxion.version import __version__
 LOCK, STUDY = ".learning", ".study.safetensors"
 STUDY_KIND = "study"
 SECONDS_BETWEEN_SAVES = 20.0
-FEWEST_FORMULAS = 10  # from so many on whole compositions are held apart, else single relaxations
+FEWEST_FORMULAS = 10  # from so many on whole compositions are held out, else single relaxations
 CALLS_EXPONENT = 0.5  # measured: calls fall about with the square root of the error (benchmarks/memory/README.md)
 
 Stop = Callable[[], bool]
@@ -86,8 +86,8 @@ class Learned:
     n_updates: int
     seconds: float
     expected_calls_ratio: float
-    calls_before: float | None  # of the finished relaxations held apart, as they were made
-    measured: Interval | None  # ratio of calls on starts held apart, where a calculator was given
+    calls_before: float | None  # of the finished relaxations held out, as they were made
+    measured: Interval | None  # ratio of calls on starts held out, where a calculator was given
     network: MetricPolicy
 
     def plain(self) -> dict[str, Any]:
@@ -125,7 +125,7 @@ def _in_words(settings: Mapping[str, Any]) -> str:
 
 
 def grouped(trajectories: Sequence[Trajectory], settings: NightSettings) -> list[Examples]:
-    """What they teach. Their keys, which decide who is held apart, are their compositions where there are many."""
+    """What they teach. Their keys, which decide who is held out, are their compositions where there are many."""
     found = [one for t in trajectories if (one := examples_of(t, settings)) is not None]
     if len({one.formula for one in found}) < FEWEST_FORMULAS:
         return found
@@ -139,7 +139,9 @@ class Night:
     def __init__(self, memory: Path, origin: Loaded, trajectories: Sequence[Trajectory], settings: NightSettings):
         """RunError where the memory teaches too little."""
         if not isinstance(origin.policy, MetricPolicy):
-            raise PolicyError(f"the policy {origin.bundle.name} is no metric, so it cannot go on learning this way")
+            raise PolicyError(
+                f"the policy {origin.bundle.name} does not predict stiffness, so it cannot learn this way"
+            )
         self.memory, self.origin, self.trajectories = memory, origin, list(trajectories)
         examples = grouped(self.trajectories, settings)
         updates = settings.n_updates or int(np.clip(4 * len(examples), 200, 1500))
@@ -182,7 +184,7 @@ class Night:
         taught, apart = self.study.taught, self.study.apart
         verdict = self.study.judge()
         if verdict is None:
-            raise RunError("the study gave weights that are no numbers; nothing was kept")
+            raise RunError("learning gave weights that are not finite; nothing was kept")
         student = deepcopy(self._policy)
         student.network.load_state_dict(self.study.network.state_dict())
         with suppress(OSError):
@@ -217,11 +219,11 @@ class Night:
         checkpoint.write(self.memory / STUDY, STUDY_KIND, self.study.snapshot(), {"identity": self.identity})
 
     def measure(self, potential: Potential, number: int, stop: Stop = lambda: False) -> Interval:
-        """The ratio of real calls, student over origin, from starts held apart. Called before `judged`."""
+        """The ratio of real calls, student over origin, from starts held out. Called before `judged`."""
         apart = {one.key for one in self.study.apart}
         starts = [t for t in self.trajectories if _side_key(t, apart)][:number]
         if not starts:
-            raise RunError("no start held apart is left to relax")
+            raise RunError("no start held out is left to relax")
         calls = [self._calls(starts, potential, network, stop) for network in (self.study.student, self.study.network)]
         return resampled(*calls)
 
@@ -268,7 +270,7 @@ def bundle_of(name: str, night: Night, learned: Learned, command: str) -> Policy
             "wall_time_seconds": learned.seconds,
             "n_assessment_starts": None,
             "results": (),
-            "fails_on": ("Judged by relaxations of its memory that were held apart; other structures: never.",),
+            "fails_on": ("Judged by relaxations of its memory that were held out; never on other structures.",),
             "relaxion_version": __version__,
             "date": datetime.now(UTC).date().isoformat(),
             "run_weights_sha256": None,

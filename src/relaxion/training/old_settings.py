@@ -33,6 +33,16 @@ def removed(values: Mapping[str, Any], task: Any) -> list[str]:
     return sorted(REMOVED.intersection(values)) if task in (METRIC, *EXAMPLES) else []
 
 
+def deprecation(values: Mapping[str, Any], task: Any) -> str:
+    """A sentence about names that are read for one more release; empty where there are none."""
+    old = [f"{name} (now {RENAMED[name]})" for name in sorted(RENAMED.keys() & values.keys())]
+    if task in EXAMPLES:
+        old.insert(0, f"task = {task} (now task = {METRIC} with examples = {EXAMPLES[task]})")
+    if task not in (METRIC, *EXAMPLES) or not old:
+        return ""
+    return f"deprecated, read by this release but not by the next: {', '.join(old)}"
+
+
 def upgraded(values: Mapping[str, Any]) -> dict[str, Any]:
     """A whole flat table as it would be written today."""
     task = values.get("task")

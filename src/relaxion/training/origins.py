@@ -14,7 +14,9 @@ def weights_of_policy(name_or_path: Path) -> Stored:
     try:
         bundle = find_policy(str(name_or_path))
     except PolicyError as error:
-        raise CheckpointError(f"{name_or_path} is no run, no file of weights and no policy: {error}") from error
+        raise CheckpointError(
+            f"{name_or_path} is neither a run, nor a file of weights, nor a policy: {error}"
+        ) from error
     if bundle.policy.kind != "metric":
-        raise CheckpointError(f"the policy {bundle.name} is no metric; begin from the run that made it")
+        raise CheckpointError(f"the policy {bundle.name} does not predict stiffness; start from the run that made it")
     return Stored(joined({"metric": dict(bundle.policy.weights)}), {"settings": {}})

@@ -1,12 +1,11 @@
 """From a run on structures to a bundle: the policy's weights and a model card.
 
-Results on the card are not copied from the run: the held-apart starts are relaxed once more by the policy as it comes
+Results on the card are not copied from the run: the held-out starts are relaxed once more by the policy as it comes
 out of the bundle, so a card is true of the file it stands beside.
 """
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -23,11 +22,11 @@ from relaxion.bundles import CardResult, ModelCard, Network, PolicyBundle
 from relaxion.bundles.card import POLICY
 from relaxion.errors import RelaxionError, RunError
 from relaxion.files import Stored, json_of, text_of
-from relaxion.settings import shown
+from relaxion.settings import assignment, shown
 from relaxion.structures import Outcome
 from relaxion.training import checkpoint
 from relaxion.training.checkpoint import stored_settings
-from relaxion.training.recipe import SHIPPED, overrides, settings_from_recipe
+from relaxion.training.recipe import SHIPPED, settings_from_recipe
 from relaxion.training.run_folder import AGENT, CHECKPOINT, RunFolder
 from relaxion.training.settings import RunSettings
 from relaxion.version import __version__
@@ -76,7 +75,7 @@ def bundle_from_run(path: Path, name: str) -> PolicyBundle:
 def read_weights(folder: RunFolder) -> Stored:
     """A run without a result goes on, or was stopped: its checkpoint is newer than what an earlier end has left."""
     if not (folder.settings.exists() or folder.is_run):
-        raise RunError(f"{folder.path} is no folder of a run; 'relaxion train RECIPE --out RUN' makes one")
+        raise RunError(f"{folder.path} is not the folder of a run; 'relaxion train RECIPE --out RUN' makes one")
     if folder.result.exists() and folder.agent.exists():
         return checkpoint.read(folder.agent, AGENT)
     if not folder.checkpoint.exists():
@@ -169,14 +168,14 @@ def failures_in_words(assessed: Assessed) -> list[str]:
     """Which starts did not converge, of which kind where there are several; and which of the rest took longest."""
     failed = [one for one in assessed.relaxed if not one.converged]
     converged = [one for one in assessed.relaxed if one.converged]
-    sentences = [f"None of the {len(assessed.relaxed)} held-apart starts failed."]
+    sentences = [f"None of the {len(assessed.relaxed)} held-out starts failed."]
     if failed:
         reasons = Counter(Outcome[one.outcome.upper()].label for one in failed)
         words = ", ".join(f"{label} {count}" for label, count in sorted(reasons.items()))
         named = ", ".join(_formula(one.numbers) for one in failed[:N_NAMED])
         more = " and others" if len(failed) > N_NAMED else ""
         sentences = [
-            f"{len(failed)} of {len(assessed.relaxed)} held-apart starts did not converge within {assessed.cap} force "
+            f"{len(failed)} of {len(assessed.relaxed)} held-out starts did not converge within {assessed.cap} force "
             f"calls ({words}): {named}{more}."
         ]
         kinds = Counter(one.label for one in failed if one.label)
@@ -222,11 +221,5 @@ def _command(recipe: Path, settings: RunSettings) -> str | None:
     words += ["--seed", str(wanted["seed"]), "--steps", str(wanted["steps"])]
     for name, value in changes.items():
         if name not in OWN_OPTIONS:
-            words += ["--set", _assignment(name, value)]
+            words += ["--set", assignment(name, value)]
     return shlex.join(words)
-
-
-def _assignment(name: str, value: Any) -> str:
-    """As `--set` reads it back; words need no quotes unless they look like something else."""
-    plain = f"{name}={value}"
-    return plain if overrides([plain])[name] == value else f"{name}={json.dumps(value)}"

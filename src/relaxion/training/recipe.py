@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import tomllib
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from relaxion.errors import FileError, RelaxionWarning, SettingsError
 from relaxion.files import text_of, toml_of
 from relaxion.settings import nearest
-from relaxion.training.old_settings import removed, renamed
+from relaxion.training.old_settings import deprecation, removed, renamed
 from relaxion.training.settings import DEFAULT_AGENT, RunSettings, agent_name
 
 SHIPPED = Path(__file__).parent.parent / "recipes"
@@ -65,14 +64,14 @@ def settings_from_recipe(path: Path, agent: str | None, overrides: Mapping[str, 
     if isinstance(sections, str):  # the settings of an earlier run belong to one agent
         default, sections, of_a_run = agent_name(sections, owner), {}, True
         if asked not in (None, default):
-            raise SettingsError(f"{path} holds settings for {default}, not for {asked}; take a recipe instead")
+            raise SettingsError(f"{path} holds settings for {default}, not for {asked}; use a recipe instead")
     chosen = asked or default
     layers = [table, _sections(sections, owner).get(chosen, {}), given]
     task = given.get("task", table.get("task"))
     if ignored := removed(given, task):
-        warnings.warn(
-            f"{', '.join(ignored)}: of no meaning for the task {task}, left out", RelaxionWarning, stacklevel=2
-        )
+        warnings.warn(f"{', '.join(ignored)}: not used by the task {task}, left out", RelaxionWarning, stacklevel=2)
+    if not of_a_run and (sentence := deprecation({**layers[0], **layers[1], **given}, task)):
+        warnings.warn(f"{owner}{sentence}", RelaxionWarning, stacklevel=2)
     values = {name: value for layer in layers for name, value in renamed(layer, task).items()}
     if "steps" in given and not of_a_run:  # a run that goes on keeps its intervals
         values = _with_shorter_intervals(values, table | layers[1], given)
@@ -122,18 +121,4 @@ def read_toml(path: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         raise FileError(f"{path} cannot be read: {error}") from error
     except ValueError as error:
-        raise SettingsError(f"{path} is no valid TOML: {str(error)[:200]}") from error
-
-
-def overrides(assignments: Sequence[str]) -> dict[str, Any]:
-    """`key=value` words; values are TOML (3e-4, true, [64, 64]), anything else is taken as text."""
-    result: dict[str, Any] = {}
-    for word in assignments:
-        key, equals, value = word.partition("=")
-        if not equals or not key.strip():
-            raise SettingsError(f"--set takes key=value, got '{word}'; for example --set batch_size=256")
-        try:
-            result[key.strip()] = tomllib.loads(f"value = {value}")["value"]
-        except (ValueError, RecursionError):
-            result[key.strip()] = value.strip()
-    return result
+        raise SettingsError(f"{path} is not valid TOML: {str(error)[:200]}") from error

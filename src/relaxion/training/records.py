@@ -108,7 +108,7 @@ class Clock:
 def _cut(path: Path, position: int) -> None:
     """Whatever was written after the checkpoint goes."""
     if path.exists() and not path.is_file():
-        raise CheckpointError(f"{path} is no file; it was there before the run, or somebody put it there: remove it")
+        raise CheckpointError(f"{path} is not a file; remove it")
     length = path.stat().st_size if path.exists() else 0
     if length < position:
         raise CheckpointError(f"{path} has {length} bytes, its checkpoint was written after {position}: it was cut")
@@ -314,4 +314,4 @@ def leave_record(path: Path, assessed: Any, step: int) -> None:
     try:
         write_text(path, json.dumps(plain, allow_nan=False, separators=(",", ":")) + "\n")
     except FileError as error:
-        warnings.warn(f"the assessment was not written down: {error}", RelaxionWarning, stacklevel=2)
+        warnings.warn(f"the assessment was not stored: {error}", RelaxionWarning, stacklevel=2)

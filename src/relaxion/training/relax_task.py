@@ -1,4 +1,4 @@
-"""The world of the task `relax`: potential, structures to train on and held apart, rewards; how its policy is assessed
+"""The world of the task `relax`: potential, structures to train on and held out, rewards; how its policy is assessed
 there and what becomes of it."""
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class RelaxTask:
         return Environment(engine or self.potential, starts, self.settings.environment, Reward(reward))
 
     def assessor(self) -> Assessor:
-        """Fixed starts held apart, the same for every agent and seed."""
+        """Fixed starts held out, the same for every agent and seed."""
         return self._assessor(self.settings.atoms.assess_on, COMPARED)
 
     def validation_assessor(self) -> Assessor | None:
@@ -174,7 +174,7 @@ def _checked_finite(move: Move, step: int) -> Move:
 
 
 def packed(settings: RelaxRunSettings, stored: Stored) -> Packed:
-    """With results on what was held apart for them, also where the run itself looked at other structures."""
+    """With results on what was held out for them, also where the run itself looked at other structures."""
     atoms = settings.atoms.model_copy(update={"assess_on": "held_apart"})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RelaxionWarning)  # advice for training comes too late
@@ -189,7 +189,7 @@ def packed(settings: RelaxRunSettings, stored: Stored) -> Packed:
             "smallest_n_atoms": int(trained.counts.min()),
             "largest_n_atoms": int(trained.counts.max()),
             "potential": atoms.potential,
-            "starts": (atoms.structures, f"perturbed by {atoms.perturbation}", f"held apart by {atoms.held_apart}"),
+            "starts": (atoms.structures, f"perturbed by {atoms.perturbation}", f"held out by {atoms.held_apart}"),
             "cells": "free" if atoms.cell_free else "fixed",
             "force_tolerance_ev_per_angstrom": settings.environment.force_tolerance_ev_per_angstrom,
             "agent": _teachers(settings),

@@ -26,7 +26,7 @@ METHODS = {
     "plain": "plain L-BFGS",
     "fire": "damped FIRE",
 }
-HOW = "Each frame is one force call. Drag to turn, Ctrl and wheel to zoom."
+HOW = "Each frame is one force call. Drag to rotate, Ctrl and wheel to zoom."
 FAINT = "Faint atoms are held fixed."
 MILLI = 1000  # units of the browser's lengths per Å
 

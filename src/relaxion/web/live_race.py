@@ -172,7 +172,7 @@ async def _followed(process: asyncio.subprocess.Process, race: Race, request: Ra
         if "calls" not in said:
             return said
         race.calls |= said["calls"]
-    return {"error": "the race ended without a word: its process died, perhaps for want of memory"}
+    return {"error": "the race ended without a result: its process died, perhaps out of memory"}
 
 
 async def _ended(process: asyncio.subprocess.Process) -> None:

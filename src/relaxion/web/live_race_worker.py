@@ -38,7 +38,7 @@ def _answer(request: dict[str, Any], answers: TextIO, seconds: float = 100.0) ->
     try:
         return {"page": _raced(request, answers, SHARE * seconds)}
     except RelaxionError as error:
-        return {"error": str(error).replace("--cell: ", "").replace("leave --cell away", "leave the cell fixed")}
+        return {"error": str(error).replace("--cell: ", "").replace("leave out --cell", "leave the cell fixed")}
     except Exception as error:  # noqa: BLE001 - a structure that breaks something is told, not raised at nobody
         return {"error": f"the race failed: {type(error).__name__}: {error}"}
 

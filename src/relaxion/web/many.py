@@ -46,7 +46,7 @@ def studies_of(folder: Path) -> list[dict[str, Any]]:
 
 def _lead(calls: np.ndarray, every: int, studies: Sequence[dict[str, Any]]) -> str:
     if not every:
-        return f"{calls.mean():.1f} force calls on average; policies stayed as they were."
+        return f"{calls.mean():.1f} force calls on average; the policies did not change."
     adopted = max((int(study["n_adopted"]) for study in studies), default=0)
     return (
         f"{calls.mean():.1f} force calls on average; {len(studies)} studies, of which {adopted} gave a better policy."
@@ -100,7 +100,7 @@ def _notes(studies: Sequence[dict[str, Any]]) -> list[Part]:
     return notes(
         [
             f"The last study: error {last['ratio']:.2f} ({last['low']:.2f}–{last['high']:.2f}) of that of the policy "
-            f"in use, on {last['n_apart']} relaxations held apart."
+            f"in use, on {last['n_apart']} relaxations held out."
         ]
     )
 

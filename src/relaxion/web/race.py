@@ -58,7 +58,7 @@ class Race:
 def raced(
     task: Task, choice: PolicyChoice, others: Mapping[str, type[Optimizer]], reporter: Callable[[str], OnCall]
 ) -> dict[str, Run]:
-    """Everybody from the same start, ours first; `reporter` makes what is told of each force call of one of them."""
+    """All from the same start, ours first; `reporter` makes what is told of each force call of one of them."""
     runs = {OURS: run_relaxer(task, choice, None, None, reporter(OURS))}
     if runs[OURS].outcome == "interrupted":
         raise KeyboardInterrupt
@@ -82,7 +82,7 @@ def race_page(race: Race) -> Page:
         film_part(films, "Side by side"),
         {**fmax_plot(everybody, race.tolerance), "span": 6},
         {**energy_plot(everybody), "span": 6},
-        comparison_table(ours, race.others, "Everybody from the same start"),
+        comparison_table(ours, race.others, "All from the same start"),
         _facts(race),
         *notes([*thinned, *race.hints, *filter(None, [minima_in_words(ours, race.others)])]),
         citation(),

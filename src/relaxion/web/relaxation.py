@@ -61,12 +61,12 @@ def relaxation_page(told: Relaxation) -> Page:
     runs = [(OURS, told.run), *((other.name, other.run) for other in told.others)]
     parts: list[Part] = [
         {"kind": "tiles", "title": "Result", "tiles": _tiles(told)},
-        film_part(films, "The way down"),
+        film_part(films, "Relaxation"),
         fmax_plot(runs, told.tolerance),
         energy_plot(runs),
     ]
     if told.others:
-        parts.append(comparison_table(told.run, told.others, "This run beside others, from the same start"))
+        parts.append(comparison_table(told.run, told.others, "Comparison with other optimizers, from the same start"))
     parts += [_structure_facts(told), _run_facts(told)]
     parts += notes([*thinned, *told.hints, *filter(None, [minima_in_words(told.run, told.others)])])
     words = calls(told.run.force_calls)
@@ -109,7 +109,7 @@ def policy_in_words(asked: str | Path | None, used: str | None) -> str:
     """What was asked for, and who relaxed."""
     asked = "none" if asked is None else str(asked)
     if used is None or used == CORE:
-        return f"{asked}: the classical core"
+        return f"{asked}: the classical optimizer"
     return used if used == asked else f"{asked}: {used}"
 
 
@@ -157,7 +157,7 @@ def energy_plot(runs: Sequence[tuple[str, Run]]) -> Part:
     """Above the end of the first run, on a logarithmic axis, so that small differences can be seen."""
     ours, first = runs[0]
     series = [_series(name, run.readings, "energy_ev", first.energy_ev or 0.0) for name, run in runs if run.readings]
-    title = "Energy" if first.energy_ev is None else f"Energy above the end of {ours}"
+    title = "Energy" if first.energy_ev is None else f"Energy above the final energy of {ours}"
     above = [value for one in series for value in one["y"] if value is not None and value > 0]
     return _plot(title, "energy (eV)", series, log=first.energy_ev is not None and len(above) > 1)
 

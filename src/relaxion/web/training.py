@@ -241,7 +241,7 @@ def _facts(run: WatchedRun) -> Part:
         ("Agent", run.agent.upper()),
         ("Task", settings.get("task", "not recorded")),
         ("Structures", settings.get("structures")),
-        ("Held apart", settings.get("held_apart")),
+        ("Held out", settings.get("held_apart")),
         ("Potential", settings.get("potential", result.get("potential"))),
         ("Seed", f"{run.seed} for all random numbers; {SEEDS}"),
         ("Assessed at", f"step {count(record['step'])}" if isinstance(record.get("step"), int) else None),
@@ -258,9 +258,9 @@ def _problems(run: WatchedRun) -> list[str]:
     if run.unreadable:
         found.append(f"{run.unreadable} line{'' if run.unreadable == 1 else 's'} of {name} could not be read.")
     if run.cut_line:
-        found.append(f"{name} ends with half a line, which is left out: the run was cut while it wrote.")
+        found.append(f"{name} ends with an incomplete line, which is left out: the run was interrupted while writing.")
     if run.thinned:
-        found.append(f"{name} is long: curves show some of its lines, assessments first.")
+        found.append(f"{name} is long: curves show a selection of its lines, all assessments included.")
     return found
 
 
@@ -330,7 +330,7 @@ def _first_numbers(runs: Sequence[WatchedRun]) -> str:
     """When something will be seen, as far as the settings say."""
     found = [run.settings.get("log_interval_steps") for run in runs]
     intervals = [interval for interval in found if isinstance(interval, int)]
-    return f"The first numbers come at step {count(min(intervals))}." if intervals else "The first numbers are to come."
+    return f"The first numbers come at step {count(min(intervals))}." if intervals else "No numbers yet."
 
 
 def _event(event: dict[str, Any], label: str) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from relaxion.web.page import Part, columns
 from relaxion.web.run import WatchedRun
 from relaxion.web.words import count, outcome_words, rounded, short, signed
 
-POLICY, CORE_NAME = "Policy", "classical core"
+POLICY, CORE_NAME = "Policy", "classical optimizer"
 RATIOS = (1, 1.5, 2, 3, 4, 6, 8, 12, 16)
 CALL_MARKS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
 MOST_DOTS = 400  # of a scatter: so many structures, evenly chosen

@@ -25,7 +25,7 @@ from relaxion.web.run import looks_like_run
 from relaxion.web.training import training_report
 
 AGAIN = "relax the structure again, with --report"
-NOT_ON_DISK = "what was proposed, and the curves of others, are not on disk."
+NOT_ON_DISK = "proposed moves and the curves of other optimizers are not stored."
 
 
 def report(thing: Relaxer | str | Path) -> Page:
@@ -170,12 +170,14 @@ def _from_trajectory(file: Path) -> Relaxation:
     """Somebody's trajectory: frames, and energies and forces where it has them. Each frame is taken for a call."""
     images = read(file)
     if any(not np.array_equal(atoms.numbers, images[0].numbers) for atoms in images):
-        raise FileError(f"{file} holds {len(images)} different structures, not the way of one; give a trajectory")
+        raise FileError(f"{file} holds {len(images)} different structures, not one relaxation; give a trajectory")
     readings, frames = _readings(images, {}), _frames(images, [None, *range(1, len(images))])
     energy, fmax = readings[-1].energy_ev, readings[-1].fmax_ev_per_angstrom
     run = Run("not recorded", len(images), energy, fmax, 0.0, final=_bare(images[-1]), readings=readings, frames=frames)
     moved = not np.allclose(images[0].cell, images[-1].cell)
-    hints = ["Made from a trajectory: each frame is taken for one force call, which line searches do not write down."]
+    hints = [
+        "Made from a trajectory: each frame is taken for one force call, but line searches do not write all of theirs."
+    ]
     return Relaxation(str(file), _bare(images[0]), run, None, "not recorded", "not recorded", moved, hints=hints)
 
 

@@ -135,7 +135,7 @@ def cell_words(atoms: Atoms) -> str:
 
 
 def versions() -> str:
-    """`relaxion 0.1.0, ase 3.29.0, …, Python 3.11.2 on Linux`."""
+    """`relaxion 0.2.0, ase 3.29.0, …, Python 3.11.2 on Linux`."""
     found = [f"relaxion {__version__}"]
     for package in PACKAGES:
         try:

@@ -69,7 +69,7 @@ def test_the_first_alternative_at_hand_is_taken(tmp_path: Path) -> None:
     ("word", "message"),
     [
         ("pakings:Al:2-3", "did you mean 'packings'"),
-        ("alloys:Al-Xx:2-3", "'Xx' is no element"),
+        ("alloys:Al-Xx:2-3", "'Xx' is not an element"),
         ("alloys:Al:5-3", "write the numbers of atoms as 2-16, got '5-3'"),
         ("alloys:Al", "got ''"),
         ("b2:Al2Fe", "needs two elements"),

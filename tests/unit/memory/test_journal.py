@@ -170,7 +170,7 @@ def test_a_full_disk_is_a_sentence_and_relaxing_goes_on(tmp_path, monkeypatch, c
     with caplog.at_level(logging.WARNING):
         assert relaxer.run(fmax=0.05)
     assert caplog.text.count("No space left on device") == 1
-    assert "the relaxation goes on" in caplog.text
+    assert "the relaxation continues" in caplog.text
     monkeypatch.undo()
     (found,) = TrajectoryStore.open(tmp_path / "memory")
     assert len(found) == 2  # what was there before is whole

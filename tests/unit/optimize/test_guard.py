@@ -202,7 +202,7 @@ def test_a_constant_rule_says_the_same_always() -> None:
     assert rule_of(described, "mine") == rule
     for name, value in (("secant_weight", 2.0), ("n_secants", 0.0), ("floor", -1.0)):
         weights = {**described.weights, name: torch.tensor(value)}
-        with pytest.raises(PolicyError, match="mine turns its knobs out of their ranges"):
+        with pytest.raises(PolicyError, match="mine sets parameters out of their ranges"):
             rule_of(replace(described, weights=weights), "mine")
     for weights in ({"secant_weight": torch.ones(1)}, {**described.weights, "floor": torch.ones(3)}):
         with pytest.raises(PolicyError, match="mine cannot be rebuilt"):
@@ -285,6 +285,6 @@ def test_a_metric_that_cannot_be_made_leaves_it_to_the_core() -> None:
 
 def test_mistrust_outlives_the_help_of_fire() -> None:
     guard = Guard(QuasiNewtonSettings(), Source(exact))
-    guard.disappointments, guard.core_steps, guard.policy_steps = 3, 5, 2
+    guard.bad_steps, guard.core_steps, guard.policy_steps = 3, 5, 2
     guard.reset()
-    assert (guard.disappointments, guard.core_steps, guard.policy_steps) == (3, 5, 2)
+    assert (guard.bad_steps, guard.core_steps, guard.policy_steps) == (3, 5, 2)

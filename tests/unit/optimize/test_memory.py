@@ -100,7 +100,7 @@ def test_a_number_is_the_memory_of_another_optimizer(caplog):
     atoms.calc = EMT()
     with caplog.at_level(logging.WARNING):
         Relaxer(atoms, memory=100, logfile=None)
-    assert "memory: of other optimizers" in caplog.text
+    assert "memory: options of other optimizers" in caplog.text
 
 
 def test_it_takes_less_than_two_milliseconds_per_call(tmp_path):

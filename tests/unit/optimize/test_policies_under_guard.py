@@ -83,6 +83,7 @@ def test_auto_keeps_crystals_and_molecules_apart(
     left = decide("a-crystals", [29], periodic=False)
     assert left.name == CORE
     assert "a-crystals is for structures that are periodic in some direction" in left.note
+    assert "unseen" not in left.note  # following that advice doubles the force calls of molecules
     assert decide("a-crystals", [29], periodic=False, allow_unseen=True).name == "a-crystals"
     assert Relaxer(Atoms("Cu2", [[0, 0, 0], [2.5, 0, 0]], calculator=EMT()), logfile=None).policy_used == "b-molecules"
 

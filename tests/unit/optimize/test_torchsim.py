@@ -160,7 +160,7 @@ def test_wrong_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     begin, step = torchsim.relaxer(policy=None)
     assert callable(begin)
     assert callable(step)
-    with pytest.raises(SettingsError, match="cell_lr is no setting of the cell here; known: hydrostatic_strain"):
+    with pytest.raises(SettingsError, match="cell_lr is not a setting of the cell here; known: hydrostatic_strain"):
         begin(None, None, cell_lr=1.0)
     monkeypatch.setitem(__import__("sys").modules, "torch_sim", None)
     torchsim.state_kind.cache_clear()

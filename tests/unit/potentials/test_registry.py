@@ -10,9 +10,10 @@ from ase import Atoms
 from ase.calculators.emt import EMT
 
 import relaxion
-from relaxion.errors import FileError, MissingExtraError, UnknownPotentialError
+from relaxion.errors import FileError, MissingExtraError, SettingsError, UnknownPotentialError
 from relaxion.potentials import AsePotential, Emt, LennardJones, Morse, Potential, PotentialCalculator, ZhouEam
-from relaxion.potentials.registry import EXTRAS, known_potentials, potential
+from relaxion.potentials.details import details_of, fingerprint
+from relaxion.potentials.registry import EXTRAS, known_potentials, potential, with_options, without_options
 from relaxion.structures import Structures
 
 
@@ -197,3 +198,47 @@ def test_availability_follows_the_package(monkeypatch: pytest.MonkeyPatch) -> No
     available = {entry.spec: entry.available for entry in known_potentials()}
     assert available["gfn2"]
     assert not available["chgnet"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"a": 1},
+        {"a": 1e-3, "b": True},
+        {"text": "true"},
+        {"x": "a&b=c?d%e f"},
+        {"many": [1, 2]},
+        {"words": ["a", "b"]},
+    ],
+)
+def test_options_are_part_of_the_word(options: dict) -> None:
+    assert without_options(with_options("my:make", options)) == ("my:make", options)
+
+
+def test_options_reach_what_is_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = potential("lj?sigma=2.5&smooth=true")
+    assert isinstance(made, LennardJones)
+    assert (made.sigma, made.smooth) == (2.5, True)
+    assert fingerprint(details_of(made)) != fingerprint(details_of(potential("lj?sigma=2.4")))
+    monkeypatch.chdir(tmp_path)
+    Path("mine_with_options.py").write_text("from relaxion.potentials import Morse as make\n")
+    assert potential("mine_with_options:make?r0=2.5").r0 == 2.5
+    with pytest.raises(SettingsError, match="does not take these options: got an unexpected keyword argument 'a'"):
+        potential("emt?a=1")
+
+
+def test_engines_take_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = {}
+
+    class TBLite(EMT):
+        def __init__(self, **options: object) -> None:
+            seen.update(options)
+            super().__init__()
+
+    pytest.importorskip("tblite.ase")
+    monkeypatch.setattr("tblite.ase.TBLite", TBLite)
+    potential("gfn2?charge=1")
+    assert (seen["charge"], seen["method"]) == (1, "GFN2-xTB")
+    with pytest.raises(SettingsError, match="model is not an option here"):
+        potential("sevennet?model=x")

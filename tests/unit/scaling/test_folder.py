@@ -96,9 +96,9 @@ def test_a_full_disk_loses_nothing(tmp_path, settings):
         size = (tmp_path / "shards" / "00001.extxyz").stat().st_size
         resource.setrlimit(resource.RLIMIT_FSIZE, (size + 100, hard))
         try:
-            with pytest.raises(FileError, match=r"no room left.*make room and run the same command again"):
+            with pytest.raises(FileError, match=r"no space left.*free some space and run the same command again"):
                 folder.append([frame(2), frame(3)])
-            with pytest.raises(FileError, match="no room left"):
+            with pytest.raises(FileError, match="no space left"):
                 folder.set_aside(frame(4)[0], {"reason": "x" * 5000}, {})
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -114,7 +114,7 @@ def test_a_full_disk_loses_nothing(tmp_path, settings):
 def test_one_driver_at_a_time(tmp_path, settings):
     with opened(tmp_path, settings):
         assert is_locked(tmp_path) == os.getpid()
-        with pytest.raises(FileError, match="another relax-many works"):
+        with pytest.raises(FileError, match="another relax-many uses"):
             opened(tmp_path, settings)
     assert is_locked(tmp_path) is None
 

@@ -110,9 +110,9 @@ class TestSpace:
     @pytest.mark.parametrize(
         ("what", "complaint"),
         [
-            ({"vary": ["batch_sise=8:32"]}, r"batch_sise = 8 of the space cannot be: unknown setting.*'batch_size'"),
-            ({"vary": ["discount_factor=0.5:2"]}, "discount_factor = 2.0 of the space cannot be"),
-            ({"vary": ["batch_size=8:64"]}, "batch_size = 64 of the space cannot be: warmup_steps 40 is below"),
+            ({"vary": ["batch_sise=8:32"]}, r"batch_sise = 8 of the space is not valid: unknown setting.*'batch_size'"),
+            ({"vary": ["discount_factor=0.5:2"]}, "discount_factor = 2.0 of the space is not valid"),
+            ({"vary": ["batch_size=8:64"]}, "batch_size = 64 of the space is not valid: warmup_steps 40 is below"),
             ({"vary": ["seed=1:5"]}, "seed cannot be varied"),
             ({"vary": ["batch_size=8:16"], "batch_size": 8}, "batch_size is both set and varied"),
         ],

@@ -11,7 +11,8 @@ import pytest
 import relaxion
 from relaxion.bundles import PolicyBundle
 from relaxion.errors import RelaxionWarning
-from relaxion.training.recipe import find, overrides, settings_from_recipe
+from relaxion.settings import assigned
+from relaxion.training.recipe import find, settings_from_recipe
 from relaxion.training.settings import RunSettings
 
 SHIPPED = sorted((Path(relaxion.__file__).parent / "bundles" / "policies").glob("*.safetensors"))
@@ -22,7 +23,7 @@ def settings_of(command: str) -> RunSettings:
     program, train, recipe, *words = shlex.split(command)
     assert (program, train) == ("relaxion", "train")
     options = list(zip(words[::2], words[1::2], strict=True))
-    given = overrides([value for name, value in options if name == "--set"])
+    given = assigned([value for name, value in options if name == "--set"])
     given |= {n[2:]: int(value) for n, value in options if n in ("--seed", "--steps")}
     return settings_from_recipe(find(recipe), dict(options).get("--agent"), given)
 

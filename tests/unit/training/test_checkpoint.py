@@ -92,7 +92,7 @@ def test_plain_values_are_part_of_the_digest(path: Path) -> None:
 
 
 def test_a_missing_folder_and_a_full_disk(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(CheckpointError, match=r"cannot be written .*is its folder there"):
+    with pytest.raises(CheckpointError, match=r"cannot be written .*does its folder exist"):
         write(path / "missing" / "file.safetensors")
     write(path)
 
@@ -114,7 +114,7 @@ def test_foreign(path: Path) -> None:
 
 def test_pickle_is_never_read(path: Path) -> None:
     torch.save({"x": torch.zeros(1)}, path)
-    with pytest.raises(CheckpointError, match="damaged or no safetensors file"):
+    with pytest.raises(CheckpointError, match="damaged or not a safetensors file"):
         checkpoint.read(path, KIND)
 
 

@@ -166,17 +166,25 @@ TROUBLES: list[tuple[str, dict[str, float], str]] = [
     ("stillness", {"gate_factor": 0.12}, "avoids penalties by not moving: the gate's factor is 0.12"),
     ("stillness", {"policy_move_angstrom": 1e-4}, "avoids penalties by not moving"),
     ("non_finite", {"share_non_finite": 0.2}, "the potential fails too often: 20% of the relaxations"),
-    ("crowding", {"crowded_share": 0.6}, "atoms lean on the minimum distance: 60% of the steps"),
+    ("crowding", {"crowded_share": 0.6}, "atoms stay at the minimum distance: 60% of the steps"),
     (
         "expert",
         {"expert_share": 0.5},
-        "the expert does not step back: it still proposes 50% of the steps, 50% at first",
+        "the expert's share does not fall: it still proposes 50% of the steps, 50% at first",
     ),
-    ("replay_old", {"replay_age_transitions": 60_000}, "replay is too old: what is drawn is 60000 transitions old"),
+    (
+        "replay_old",
+        {"replay_age_transitions": 60_000},
+        "replay is too old: sampled ones are 60000 transitions old",
+    ),
     ("replay_young", {"replay_age_transitions": 60}, "replay is too young"),
     ("support", {"returns_outside_support": 0.1}, "returns leave the critic's support: 10%"),
     ("worse_than_bfgs", {"assessed_calls_beside_bfgs": 2.5}, "needs more force calls than BFGS: 2.50 times as many"),
-    ("lost", {"assessed_calls_beside_best": 1.3}, "a policy got lost: it needs 1.30 times the force calls of the kept"),
+    (
+        "lost",
+        {"assessed_calls_beside_best": 1.3},
+        "the policy got worse: it needs 1.30 times the force calls of the kept",
+    ),
     (
         "entropy_weight",
         {"entropy_weight": 0.2, "entropy_gap": 3.0},
@@ -262,7 +270,7 @@ class TestRules:
         assert metrics["diagnosis/advice_worse_than_bfgs"] == 1.0
         assert sum(metrics.values()) == 2.0
         assert len(metrics) == len(RULES)
-        assert standing(metrics) == ["atoms lean on the minimum distance"]
+        assert standing(metrics) == ["atoms stay at the minimum distance"]
 
 
 def walked(diagnosis: Diagnosis, agent, steps: int, seed=5):

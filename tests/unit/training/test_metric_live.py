@@ -129,7 +129,8 @@ class TestOldNames:
 
     def test_they_say_the_same(self):
         assert RunSettings.read(OLD | {"task": "metals"}) == tiny()
-        read, asked = settings_from_recipe(find("metals"), None, OLD).flat(), tiny().flat()
+        with pytest.warns(RelaxionWarning, match=r"not by the next: .*n_lessons \(now lessons_per_update\), n_updates"):
+            read, asked = settings_from_recipe(find("metals"), None, OLD).flat(), tiny().flat()
         assert {name: read[name] for name in TINY} == {name: asked[name] for name in TINY}
 
     def test_a_universal_recipe_says_the_same(self):
@@ -144,7 +145,10 @@ class TestOldNames:
         assert (flat["lesson_updates"], flat["lessons_per_update"], flat["lesson_learning_rate"]) == (9, 3, 1e-3)
 
     def test_the_command_line_still_overrules_the_recipe(self):
-        with pytest.warns(RelaxionWarning, match="widths: of no meaning for the task metric"):
+        with (
+            pytest.warns(RelaxionWarning, match="widths: not used by the task metric"),
+            pytest.warns(RelaxionWarning, match=r"deprecated, .*: n_updates \(now lesson_updates\)"),
+        ):
             read = settings_from_recipe(find("metals"), None, {"n_updates": 7, "widths": [8]})
         assert read.flat()["lesson_updates"] == 7
 

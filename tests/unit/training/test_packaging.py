@@ -24,18 +24,18 @@ def assessed(calls: list[int], outcomes: list[Outcome], kinds: list[str] | None 
 def test_some_fail() -> None:
     found = assessed([4, 30, 9, 30], [DONE, LIMIT, DONE, STALLED])
     assert failures_in_words(found) == [
-        "2 of 4 held-apart starts did not converge within 30 force calls (stalled 1, step limit 1): Al2, AlCu2.",
+        "2 of 4 held-out starts did not converge within 30 force calls (stalled 1, step limit 1): Al2, AlCu2.",
         "Of those that converged the slowest took 9 force calls: Cu3.",
     ]
 
 
 def test_none_fails_and_all_fail() -> None:
     assert failures_in_words(assessed([4, 3], [DONE, DONE])) == [
-        "None of the 2 held-apart starts failed.",
+        "None of the 2 held-out starts failed.",
         "Of those that converged the slowest took 4 force calls: AlCu.",
     ]
     assert failures_in_words(assessed([30] * 7, [LIMIT] * 7)) == [
-        "7 of 7 held-apart starts did not converge within 30 force calls (step limit 7): AlCu, Al2, Cu3, AlCu2, Al3 "
+        "7 of 7 held-out starts did not converge within 30 force calls (step limit 7): AlCu, Al2, Cu3, AlCu2, Al3 "
         "and others."
     ]
 

@@ -9,7 +9,8 @@ import pytest
 from relaxion.agents.make import AGENT_SETTINGS
 from relaxion.errors import FileError, SettingsError
 from relaxion.networks.vector import VectorNetworkSettings
-from relaxion.training.recipe import SHIPPED, find, overrides, read_toml, run_folder, settings_from_recipe
+from relaxion.settings import assigned
+from relaxion.training.recipe import SHIPPED, find, read_toml, run_folder, settings_from_recipe
 from relaxion.training.settings import RunSettings, TrainingSettings
 
 RECIPE = """
@@ -74,9 +75,9 @@ def test_no_name_means_two_things() -> None:
 
 def test_words_of_the_command_line() -> None:
     words = ["a=3", "b=1e-3", "c=[64, 64]", "d=true", "e=Pendulum-v1", 'f="x=y"']
-    assert overrides(words) == {"a": 3, "b": 1e-3, "c": [64, 64], "d": True, "e": "Pendulum-v1", "f": "x=y"}
+    assert assigned(words) == {"a": 3, "b": 1e-3, "c": [64, 64], "d": True, "e": "Pendulum-v1", "f": "x=y"}
     with pytest.raises(SettingsError, match="takes key=value, got 'oops'"):
-        overrides(["oops"])
+        assigned(["oops"])
 
 
 @pytest.mark.parametrize(
@@ -103,7 +104,7 @@ def test_recipes_that_cannot_be(tmp_path: Path) -> None:
         find("pendulun")
     broken = tmp_path / "broken.toml"
     broken.write_text("task = ")
-    with pytest.raises(SettingsError, match="no valid TOML"):
+    with pytest.raises(SettingsError, match="not valid TOML"):
         settings_from_recipe(broken, None, {})
     broken.write_text("[agent.sacc]\nx = 1")
     with pytest.raises(SettingsError, match="did you mean 'sac'"):
@@ -114,7 +115,7 @@ def test_recipes_that_cannot_be(tmp_path: Path) -> None:
 
 
 def test_an_agent_among_the_overrides_is_the_one_asked_for(recipe: Path) -> None:
-    td3 = settings_from_recipe(recipe, None, overrides(["agent=TD3"]))
+    td3 = settings_from_recipe(recipe, None, assigned(["agent=TD3"]))
     assert td3 == settings_from_recipe(recipe, "td3", {})
     assert td3 == settings_from_recipe(recipe, "td3", {"agent": "td3"})
     with pytest.raises(SettingsError, match="two agents asked for, --agent sac and --set agent=td3"):

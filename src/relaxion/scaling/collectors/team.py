@@ -57,16 +57,16 @@ class Team:
                     raise RunError(f"collector {number} cannot begin: {_last_line(error)}") from error
                 self._replace(number, member)
         raise RunError(
-            f"collector {number} was lost {MOST_LOSSES} times over the same step, so something in that step kills it "
-            "(the potential? memory?); without --collectors it can be seen, --resume continues from the last checkpoint"
+            f"collector {number} was lost {MOST_LOSSES} times over the same step, so something in that step ends it "
+            "(the potential? memory?); run without --collectors to see it; --resume continues from the last checkpoint"
         )
 
     def _waited_for(self, number: int, member: _Member) -> Answer:
         ready, _ = self._ray.wait([member.under_way], timeout=PATIENCE_SECONDS)
         if not ready:
             warnings.warn(
-                f"collector {number} has not answered for {PATIENCE_SECONDS} s: a slow potential, or no free core for "
-                "it ('ray status' says)",
+                f"collector {number} has not answered for {PATIENCE_SECONDS} s: a slow potential, or no free core "
+                "('ray status' shows it)",
                 RelaxionWarning,
                 stacklevel=4,
             )

@@ -159,7 +159,7 @@ class Driver:
                 key = structure_key(place.atoms, self._context)
                 line = task_line(key, place.atoms)
         except Exception as error:  # noqa: BLE001 - constraints of other packages may lack what is needed to tell them
-            place = Place(place.file, place.index, None, f"it cannot be written down: {error_in_words(error)}")
+            place = Place(place.file, place.index, None, f"it cannot be stored: {error_in_words(error)}")
         if place.atoms is None:
             self._set_aside(place.key_of_error(), place.label, str(place.error))
             return place.key_of_error(), None

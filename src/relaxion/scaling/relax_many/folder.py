@@ -50,13 +50,13 @@ def read_manifest(path: Path) -> dict[str, Any]:
     except FileNotFoundError as error:
         raise FileError(f"{path} holds no results of 'relaxion relax-many' (no {MANIFEST}); name its --out") from error
     except (OSError, ValueError) as error:
-        raise FileError(f"{path / MANIFEST} cannot be read ({error}); take another --out") from error
+        raise FileError(f"{path / MANIFEST} cannot be read ({error}); choose another --out") from error
     if not isinstance(plain, dict) or plain.get("format") != FORMAT or not _is_list_of_words(plain.get("files")):
-        raise FileError(f"{path / MANIFEST} is not a manifest of 'relaxion relax-many'; take another --out")
+        raise FileError(f"{path / MANIFEST} is not a manifest of 'relaxion relax-many'; choose another --out")
     if plain.get("version") != VERSION:
         raise FileError(f"{path} has format version {shown(plain.get('version'))}, this relaxion reads {VERSION}")
     if not isinstance(plain.get("settings"), dict):
-        raise FileError(f"{path / MANIFEST} has no settings; take another --out")
+        raise FileError(f"{path / MANIFEST} has no settings; choose another --out")
     return plain
 
 
@@ -152,7 +152,7 @@ class Folder:
         except OSError as error:
             lock.close()
             raise FileError(
-                f"another relax-many works in {self.path} (process {is_locked(self.path)}); wait, or take another --out"
+                f"another relax-many uses {self.path} (process {is_locked(self.path)}); wait, or change --out"
             ) from error
         lock.truncate(0)
         with suppress(OSError):  # of a full disk: the lock holds all the same
@@ -167,7 +167,7 @@ class Folder:
             for name in ("shards", "inputs", "failed"):
                 (self.path / name).mkdir(exist_ok=True)
                 if (self.path / name).is_symlink():
-                    raise FileError(f"{self.path / name} is a link to somewhere else; take another --out")
+                    raise FileError(f"{self.path / name} is a link to somewhere else; choose another --out")
         plain = {
             "format": FORMAT,
             "version": VERSION,
@@ -317,10 +317,12 @@ class Folder:
                 undo()
             if error.errno in FULL:
                 raise FileError(
-                    f"no room left in {self.path} ({error.strerror}); every result so far is safe: make room and run "
-                    "the same command again, it continues"
+                    f"no space left in {self.path} ({error.strerror}); all results so far are saved: free some "
+                    "space and run the same command again to continue"
                 ) from error
-            raise FileError(f"{self.path} cannot be written ({error.strerror}); every result so far is safe") from error
+            raise FileError(
+                f"{self.path} cannot be written ({error.strerror}); all results so far are saved"
+            ) from error
 
     def close(self) -> None:
         self._close_shard()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from ase import Atoms
 
 from relaxion.address_space import bounded_memory
 from relaxion.errors import SettingsError
-from relaxion.paths import check_file
+from relaxion.paths import check_file, chosen_numbers, without_slice
 from relaxion.structures.dataset import opened_for_ase, reading_error
 
 
@@ -38,14 +39,33 @@ def check_files(files: Sequence[Path]) -> None:
     """Refuse what is not there before anything is begun."""
     seen: set[Path] = set()
     for file in files:
-        check_file(file)
+        check_file(without_slice(file)[0])
         if file.absolute() in seen:
             raise SettingsError(f"{file} is given twice; name each file once")
         seen.add(file.absolute())
 
 
 def places(file: Path) -> Generator[Place]:
-    """Every structure of a file, in order; where it cannot be read on, a last place says why."""
+    """Every structure of a file, or those that `file@0:2` means, in order; one that cannot be read says why."""
+    file, words = without_slice(file)
+    if words is None:
+        yield from _all_places(file)
+        return
+    counted = sum(1 for _ in _all_places(file)) if "-" in words else sys.maxsize  # from the end: how many there are
+    chosen, found = chosen_numbers(words, counted), False
+    last = max(chosen[0], chosen[-1]) if chosen else -1
+    for place in _all_places(file):
+        if place.index > last and place.error is None:
+            break
+        if place.index in chosen or place.error is not None:
+            found = True
+            yield place
+    if not found:
+        yield Place(file, 0, None, f"{file}@{words} means no structure: it has fewer structures")
+
+
+def _all_places(file: Path) -> Generator[Place]:
+    """Where a file cannot be read on, a last place says why."""
     index = 0
     try:
         check_file(file)

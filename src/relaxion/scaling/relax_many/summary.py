@@ -68,7 +68,7 @@ def make_summary(path: Path) -> Counts:
         with suppress(OSError):
             beside.unlink(missing_ok=True)
         raise FileError(
-            f"the summary in {path} cannot be written ({error}); the results themselves are safe"
+            f"the summary in {path} cannot be written ({error}); the results themselves are saved"
         ) from error
     return counts
 
@@ -158,7 +158,7 @@ def merge(path: Path, out: Path, *, force: bool) -> Merged:
     if out.exists() and not force:
         raise FileError(f"{out} exists; try --force to replace it, or another name")
     if out.suffix not in (".extxyz", ".xyz"):
-        raise FileError(f"{out}: results are merged as extended XYZ; take a name that ends with .extxyz")
+        raise FileError(f"{out}: results are merged as extended XYZ; choose a name that ends with .extxyz")
     try:
         with closing(_index_of(path)) as index, replacing(out, "x", encoding="utf-8") as file:
             return _write(path, index, file)

@@ -187,7 +187,7 @@ class LocalWorkers(Workers[_Process]):
             with suppress(OSError, EOFError), theirs, _environment(FOR_WORKERS):  # the server may have been killed
                 process.start()
                 return _Process(process, ours)
-        raise RunError("workers cannot be started: their parent process ends at once")
+        raise RunError("workers cannot be started: their parent process ends immediately")
 
     def send(self, known: _Process, tasks: Sequence[str]) -> None:
         with suppress(OSError):

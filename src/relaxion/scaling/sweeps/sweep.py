@@ -75,7 +75,7 @@ class Plan:
                 try:
                     self.settings(self.first | {key: end})
                 except SettingsError as error:
-                    raise SettingsError(f"{key} = {end!r} of the space cannot be: {error}") from error
+                    raise SettingsError(f"{key} = {end!r} of the space is not valid: {error}") from error
 
     def described(self) -> dict[str, Any]:
         """For sweep.json; a resume compares it."""
@@ -229,7 +229,7 @@ def _described(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise FileError(f"{path} cannot be read: {error}") from error
     if not isinstance(values, dict) or not all(isinstance(values.get(part), dict) for part in ("space", "settings")):
-        raise FileError(f"{path} is no description of a sweep")
+        raise FileError(f"{path} does not describe a sweep")
     return values
 
 

@@ -72,7 +72,7 @@ def _lost(code: int) -> str | None:
     if code == 0:
         return None
     if code == INTERRUPTED:
-        return "its process was told to stop"
+        return "its process was asked to stop"
     return f"its process was killed by signal {-code}" if code < 0 else f"its process ended with code {code}"
 
 

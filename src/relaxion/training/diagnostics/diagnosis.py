@@ -212,7 +212,7 @@ class Diagnosis:
 
 
 def _replay_ages(replay: StructureReplay, steps: int) -> dict[str, Mean]:
-    """Batches are drawn uniformly, so the mean age of what is drawn is that of all there is."""
+    """Batches are drawn uniformly, so the mean age of sampled transitions are that of all there is."""
     if len(replay) == 0:
         return {}
     age, weight = (len(replay) - 1) / 2, float(max(steps, 1))

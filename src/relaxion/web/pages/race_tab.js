@@ -24,7 +24,7 @@ Direct
       make("label", { for: file.id }, "Drop a POSCAR, CIF or XYZ here, or choose one"), file, given);
     const select = (options) => make("select", {}, ...options.map(([value, words]) => make("option", { value }, words)));
     const calculator = select(offered.calculators.map((one) => [one.name, `${one.name}: ${one.description}`]));
-    const policy = select(offered.policies.map((name) => [name, { auto: "auto: a policy that knows the elements", none: "none: the classical core" }[name] ?? name]));
+    const policy = select(offered.policies.map((name) => [name, { auto: "auto: a policy that knows the elements", none: "none: the classical optimizer" }[name] ?? name]));
     const fmax = make("input", { type: "number", min: 0.001, max: 1, step: "any", value: 0.05 });
     const cell = make("input", { type: "checkbox" });
     const start = make("button", { type: "submit", class: "main", disabled: true }, "Race");
