@@ -64,7 +64,7 @@ LIGHT = "--set backbone=light"
 ROWS = {
     "emt-metric-td3": Row("TD3, stiffness policy", "emt-metric", "td3", "", (0, 1, 2), "emt"),
     "emt-metals-td3": Row("TD3, direct policy", "emt-metals", "td3", FROM_SCRATCH, (0, 1), "emt"),
-    "emt-metric-lessons": Row("lessons, stiffness policy", "emt-metric", "td3", LESSONS, (0,), "lessons"),
+    "emt-metric-lessons": Row("lessons, stiffness policy", "emt-metric", "td3", LESSONS, (0, 1, 2), "lessons"),
     "alfe-light-td3": Row("TD3, light", "alfe-cubic", "td3", LIGHT, (0, 1, 2), "alfe"),
     "alfe-light-sac": Row("SAC, light", "alfe-cubic", "sac", LIGHT, (0, 1, 2), "alfe"),
     "alfe-light-ddpg": Row("DDPG, light", "alfe-cubic", "ddpg", LIGHT, (0,), "alfe"),
