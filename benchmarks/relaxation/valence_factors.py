@@ -1,12 +1,12 @@
-"""How much would factors on the force constants of molecules give at most? Fitted by type to Hessians, then tried.
+"""Factors on the force constants of molecules, fitted by type to Hessians, and what they give on validation starts.
 
     python benchmarks/relaxation/valence_factors.py --hessians FOLDER --factors FILE.json
 
-Force constants of the classical core depend on periods and lengths only. Here each type (elements, neighbours, rings)
-gets a factor of its own, fitted to finite-difference Hessians of GFN2-xTB at minima of training molecules: what a
-network on valence terms could learn of them without seeing more than such types. The fit makes B as near as possible to
-the Hessian in the sense of normal distributions, tr(B⁻¹H) + ln det B, with a prior of `PRIOR` on each log-factor.
-Molecules are of the training side and of seeds below 7000; the trial is on seed 7000.
+Lindh's force constants depend on periods and lengths only. Each type of coordinate (elements, neighbours, rings) gets a
+factor of its own, fitted to finite-difference Hessians of GFN2-xTB at minima of training molecules. The fit makes B as
+near to the Hessian as possible in the sense of normal distributions, tr(B⁻¹H) + ln det B, with a prior of width `PRIOR`
+on each log-factor. `src/relaxion/optimize/valence/factors.json` was made so. Training molecules are of the training
+side and of seed 500; the trial is on seed 7000.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from relaxion.potentials.ase import PotentialCalculator
 from relaxion.potentials.counting import CountingCalculator
 
 SEED = 500  # of the training molecules
-SMALL, FLEXIBLE = 100, 40  # how many of them
+SMALL, FLEXIBLE = 50, 18  # how many of them
 PRIOR = 0.7  # standard deviation of a log-factor, before anything is seen
 WIDEST = 2.0  # that of a factor on all bonds, bends, …
 SOFTEST = 0.1  # eV/Å²; softer modes of the Hessian count as this, the floor of the model
@@ -87,7 +87,8 @@ def store_hessians(folder: Path) -> None:
         if path.exists():
             continue
         atoms.calc = PotentialCalculator(potential)
-        Relaxer(atoms, logfile=None, policy=None).run(fmax=RELAXED, steps=100)
+        with mock.patch.object(factors, "LOGARITHMS", {}):
+            Relaxer(atoms, logfile=None, policy=None).run(fmax=RELAXED, steps=100)
         np.savez(path, numbers=atoms.numbers, positions=atoms.positions, hessian=hessian_of(atoms))
 
 
