@@ -11,8 +11,8 @@ from ase.filters import FrechetCellFilter
 
 from relaxion import Relaxer, relax_batch
 from relaxion.bench.sets import find_set
-from relaxion.optimize.ase_interface import read_point
-from relaxion.optimize.choice import new_stepper
+from relaxion.optimize.ase_interface import has_molecules, read_point
+from relaxion.optimize.choice import CORE, Chooser, new_stepper
 from relaxion.optimize.quasi_newton import QuasiNewtonSettings
 from relaxion.optimize.stepper import propose
 from relaxion.structures.state import Outcome
@@ -102,6 +102,18 @@ def test_a_molecule_on_a_metal():
     optimizer = relaxed(both)
     assert optimizer.outcome is Outcome.CONVERGED
     assert optimizer.history[1].method == "valence"
+
+
+def test_auto_leaves_molecules_on_metals_to_the_core_and_single_atoms_to_the_policy():
+    slab = fcc111("Cu", (2, 2, 2), vacuum=6, periodic=True)
+    x, y, z = slab.positions[-1]
+    molecular, atomic = slab + Atoms("CO", [(x, y, z + 1.8), (x, y, z + 2.95)]), slab + Atoms("O", [(x, y, z + 1.8)])
+    assert has_molecules(molecular)
+    assert not has_molecules(atomic)
+    chooser = Chooser("auto")
+    assert [chooser.decide_for(atoms).name for atoms in (molecular, atomic, slab)] == [CORE, "metals", "metals"]
+    assert Relaxer(molecular, logfile=None).policy_used == CORE
+    assert Chooser("metals").decide_for(molecular).name == "metals"  # who names it gets it
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,8 @@ from relaxion.optimize.valence.topology import Topology
 
 Labels = tuple[str, ...]
 
-LOGARITHMS: dict[str, float] = json.loads((files(__package__) / "factors.json").read_text(encoding="utf-8"))
+TABLE = files("relaxion.optimize.valence") / "factors.json"
+LOGARITHMS: dict[str, float] = json.loads(TABLE.read_text(encoding="utf-8"))
 NEAR = np.array(["near HH", "near HX", "near XX"])  # by how many of a pair are not hydrogen
 
 _known = WeakKeyDictionary[Topology, Array]()  # labels take longer than all the rest of a model
