@@ -104,7 +104,7 @@ def test_a_molecule_on_a_metal():
     assert optimizer.history[1].method == "valence"
 
 
-def test_auto_leaves_molecules_on_metals_to_the_core_and_single_atoms_to_the_policy():
+def test_auto_leaves_molecules_on_metals_to_the_core():
     slab = fcc111("Cu", (2, 2, 2), vacuum=6, periodic=True)
     x, y, z = slab.positions[-1]
     molecular, atomic = slab + Atoms("CO", [(x, y, z + 1.8), (x, y, z + 2.95)]), slab + Atoms("O", [(x, y, z + 1.8)])
