@@ -152,22 +152,22 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=FIRST_SEED)
     parser.add_argument("--fmax", type=float, default=0.01)
     parser.add_argument("--methods", default="relaxion,geomeTRIC,pyberny,Sella")
-    parser.add_argument("--json", type=Path, help="kept after each method; methods that are there are not run again")
+    parser.add_argument("--json", type=Path, help="kept after each start; what is there is not run again")
     given = parser.parse_args()
     logging.disable(logging.INFO)
     chosen = find_set(given.set)
     starts = chosen.starts(given.number, given.seed)
     kept = json.loads(given.json.read_text()) if given.json and given.json.exists() else {}
+    tolerances = [tolerance for tolerance in TOLERANCES if tolerance >= given.fmax]
     for name in given.methods.split(","):
-        if name in kept:
-            continue
-        runs = [forces_on_the_way(method_of(name), start, chosen, given.fmax) for start in starts]
-        kept[name] = {
-            "calls": {f"{t:g}": [calls_to(f, t) for f, _ in runs] for t in TOLERANCES if t >= given.fmax},
-            "energies": [energy for _, energy in runs],
-        }
-        if given.json:
-            given.json.write_text(json.dumps(kept))
+        found = kept.setdefault(name, {"calls": {f"{tolerance:g}": [] for tolerance in tolerances}, "energies": []})
+        for start in starts[len(found["energies"]) :]:
+            forces, energy = forces_on_the_way(method_of(name), start, chosen, given.fmax)
+            for tolerance in tolerances:
+                found["calls"][f"{tolerance:g}"].append(calls_to(forces, tolerance))
+            found["energies"].append(energy)
+            if given.json:
+                given.json.write_text(json.dumps(kept))
     report(kept)
 
 

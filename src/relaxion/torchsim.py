@@ -93,7 +93,7 @@ class Relaxing:
         return _new_state(state, {**answers, "cell_forces": _cell_forces(here, state), "relaxation": numbers})
 
     def _way(self, atoms: Atoms, free_cell: bool, settings: dict[str, Any]) -> Way:
-        decision = self._chooser.decide(atoms.numbers.tolist(), periodic=bool(atoms.pbc.any()))
+        decision = self._chooser.decide_for(atoms)
         stepper = stepper_of(decision, QuasiNewtonSettings(), allow_unseen=self._allow_unseen).stepper
         return Way(atoms, stepper, FrechetCellFilter(atoms, **settings) if free_cell else atoms)
 

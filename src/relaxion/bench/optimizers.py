@@ -16,7 +16,7 @@ from ase.optimize.cellawarebfgs import CellAwareBFGS
 from ase.optimize.optimize import DEFAULT_MAX_STEPS, Optimizer
 
 from relaxion.errors import SettingsError
-from relaxion.optimize.ase_interface import bare_atoms
+from relaxion.optimize.ase_interface import bare_atoms, has_molecules
 from relaxion.optimize.choice import Chooser, decide
 from relaxion.optimize.relaxer import Relaxer
 from relaxion.settings import nearest
@@ -161,7 +161,14 @@ class PolicyChoice:
     ) -> PolicyChoice:
         asked, periodic = policy_argument(policy), bool(atoms.pbc.any())
         numbers, calculator = atoms.numbers.tolist(), calculator or atoms.calc
-        decision = decide(asked, numbers, periodic=periodic, allow_unseen=allow_unseen, calculator=calculator)
+        decision = decide(
+            asked,
+            numbers,
+            periodic=periodic,
+            molecules=has_molecules(atoms),
+            allow_unseen=allow_unseen,
+            calculator=calculator,
+        )
         return cls(None if decision.loaded is None else asked, allow_unseen, decision.note, device)
 
 

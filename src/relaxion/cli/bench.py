@@ -134,7 +134,7 @@ def _circumstances(request: BenchRequest, starts: Starts) -> Circumstances:
 def _policies_used(request: BenchRequest, starts: Starts) -> dict[str, int]:
     """How many of the structures each policy relaxes; one line where elements leave some of them to the core."""
     chooser = Chooser(policy_argument(request.policy), allow_unseen=request.allow_unseen)
-    decisions = [chooser.decide(a.numbers.tolist(), periodic=bool(a.pbc.any())) for a in starts.images]
+    decisions = [chooser.decide_for(atoms) for atoms in starts.images]
     notes = [decision.note for decision in decisions if decision.note]
     if notes and not request.quiet:
         say(f"relaxion: {len(notes)} of {len(decisions)} structures: {notes[0]}")

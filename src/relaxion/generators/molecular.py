@@ -46,7 +46,19 @@ CRYSTALS: dict[str, tuple[int, list[float], dict[str, list[tuple[float, float, f
     ),
     # R. K. McMullan, Å. Kvick, P. Popelier, Acta Cryst. B 48, 726 (1992)
     "acetylene": (205, [6.105, 6.105, 6.105, 90, 90, 90], {"C": [(0.056, 0.056, 0.056)], "H": [(0.156, 0.156, 0.156)]}),
+    # ice VIII: W. F. Kuhs, J. L. Finney, C. Vettier, D. V. Bliss, J. Chem. Phys. 81, 3612 (1984)
+    "ice": (141, [4.656, 4.656, 6.775, 90, 90, 90], {"O": [(0, 0.25, 0.1071)], "H": [(0, 0.4157, 0.1935)]}),
+    # G. E. Bacon, N. A. Curry, S. A. Wilson, Proc. R. Soc. A 279, 98 (1964), at 218 K
+    "benzene": (
+        61,
+        [7.44, 9.55, 6.92, 90, 90, 90],
+        {
+            "C": [(-0.0569, 0.1387, -0.0054), (-0.1335, 0.0460, 0.1264), (-0.0774, -0.0925, 0.1295)],
+            "H": [(-0.0976, 0.2447, -0.0177), (-0.2409, 0.0794, 0.2218), (-0.1371, -0.1631, 0.2312)],
+        },
+    ),
 }
+SECOND_ORIGIN = (141,)  # space groups whose origin is at a centre of inversion here
 
 
 def dimer(random: Random, index: int) -> Atoms:
@@ -94,6 +106,6 @@ def molecular_crystal(random: Random, index: int) -> Atoms:
     group, cell, places = CRYSTALS[list(CRYSTALS)[index % len(CRYSTALS)]]
     symbols = [symbol for symbol, rows in places.items() for _ in rows]
     basis = [row for rows in places.values() for row in rows]
-    built = crystal(symbols, basis, spacegroup=group, cellpar=cell)
+    built = crystal(symbols, basis, spacegroup=group, cellpar=cell, setting=1 + (group in SECOND_ORIGIN))
     atoms = Atoms(built.get_chemical_symbols(), built.positions, cell=built.cell, pbc=True)
     return displaced(atoms, random, 0.05, nearest=NEAREST)

@@ -13,6 +13,8 @@ from ase.filters import Filter, FrechetCellFilter, UnitCellFilter
 
 from relaxion.errors import StructureError
 from relaxion.optimize.point import Array, Geometry, Point
+from relaxion.optimize.springs import bonds_of
+from relaxion.optimize.valence.topology import NON_METALS, bonds_in, topology_of
 from relaxion.structures.conversion import check_atoms
 
 
@@ -72,6 +74,14 @@ def read_geometry(target: Atoms | Filter) -> Geometry | None:
     if isinstance(target, UnitCellFilter):
         return _geometry_of_cell_filter(target)
     return _geometry(bare_atoms(target), _free_coordinates(bare_atoms(target)), 0.0)
+
+
+def has_molecules(atoms: Atoms) -> bool:
+    """Whether some of the atoms are bonded by valence, as the classical core sees it."""
+    if NON_METALS[atoms.numbers].sum() < 2:
+        return False
+    geometry = _geometry(atoms, np.ones((len(atoms), 3), dtype=bool), 0.0)
+    return topology_of(geometry, bonds_in(geometry, bonds_of([geometry])[0], None)) is not None
 
 
 def _geometry_of_cell_filter(target: UnitCellFilter) -> Geometry:

@@ -258,7 +258,7 @@ class BatchRelaxer:
 
     def _chosen(self, atoms: Atoms) -> tuple[str, Stepper]:
         settings = self.settings
-        decision = self._chooser.decide(atoms.numbers.tolist(), periodic=bool(atoms.pbc.any()))
+        decision = self._chooser.decide_for(atoms)
         if decision.note and decision.note not in self._said:
             logger.log(logging.WARNING if decision.loud else logging.INFO, decision.note)
             self._said.add(decision.note)

@@ -10,6 +10,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 
 import torch
+from ase import Atoms
 from ase.data import atomic_numbers as numbers_of
 
 from relaxion.bundles import PolicyBundle, uncovered
@@ -20,6 +21,7 @@ from relaxion.errors import PolicyError, SettingsError
 from relaxion.networks.metric.policies import MetricPolicy
 from relaxion.networks.roles import Policy
 from relaxion.optimize.adaptation import Adaptation
+from relaxion.optimize.ase_interface import has_molecules
 from relaxion.optimize.guard import Guard
 from relaxion.optimize.learned import TRUST, DirectMetrics, LearnedMetrics, MetricSource
 from relaxion.optimize.quasi_newton import QuasiNewton, QuasiNewtonSettings
@@ -110,6 +112,7 @@ def chosen(
     settings: QuasiNewtonSettings,
     *,
     periodic: bool,
+    molecules: bool = False,
     fallback: bool = True,
     allow_unseen: bool = False,
     adapt: bool | Adaptation = False,
@@ -120,7 +123,7 @@ def chosen(
     if adapt is not False and device_of(device).type != "cpu":
         raise SettingsError(f"adapt learns on the CPU; leave out adapt or device={str(device)!r}")
     chooser = Chooser(policy, allow_unseen=allow_unseen, calculator=calculator, device=device)
-    decision = chooser.decide(atomic_numbers, periodic=periodic)
+    decision = chooser.decide(atomic_numbers, periodic=periodic, molecules=molecules)
     if decision.note:
         logger.log(logging.WARNING if decision.loud else logging.INFO, decision.note)
     return stepper_of(decision, settings, fallback=fallback, allow_unseen=allow_unseen, adapt=adapt)
@@ -167,15 +170,17 @@ def decide(
     atomic_numbers: Collection[int],
     *,
     periodic: bool,
+    molecules: bool = False,
     allow_unseen: bool = False,
     calculator: object = None,
 ) -> Decision:
     """Who shall relax these atoms; PolicyError or SettingsError where `policy` is nothing that could.
 
-    `periodic`: whether the structure repeats in any direction. `calculator`: who answers, where that is known.
+    `periodic`: whether the structure repeats in any direction. `molecules`: whether there are such in it.
+    `calculator`: who answers, where that is known.
     """
     chooser = Chooser(policy, allow_unseen=allow_unseen, calculator=calculator)
-    return chooser.decide(atomic_numbers, periodic=periodic)
+    return chooser.decide(atomic_numbers, periodic=periodic, molecules=molecules)
 
 
 class Chooser:
@@ -204,7 +209,12 @@ class Chooser:
                 raise SettingsError(f"policy is a name, a path, 'auto' or None, got {policy!r}")
             self._candidates = [load(policy, where)]
 
-    def decide(self, atomic_numbers: Collection[int], *, periodic: bool) -> Decision:
+    def decide_for(self, atoms: Atoms) -> Decision:
+        """Who shall relax these atoms."""
+        periodic = bool(atoms.pbc.any())
+        return self.decide(atoms.numbers.tolist(), periodic=periodic, molecules=has_molecules(atoms))
+
+    def decide(self, atomic_numbers: Collection[int], *, periodic: bool, molecules: bool = False) -> Decision:
         """Who shall relax these atoms: the one that was trained on all their elements, or, if insisted on, on most."""
         for loaded in self._learned:
             source, card = loaded.bundle.card.learned_from, loaded.bundle.card
@@ -220,6 +230,9 @@ class Chooser:
             return Decision(None, why, loud=not self._automatic)
         candidates = for_such or self._candidates
         nearest = min(candidates, key=lambda loaded: len(uncovered(loaded.bundle, atomic_numbers)))
+        if self._automatic and molecules and nearest.bundle.card.adsorbates:
+            why = f"the policy {nearest.bundle.name} knows atoms on surfaces, but no molecules"
+            return Decision(None, f"{why}, so the classical optimizer is used", loud=False)
         missing = ", ".join(uncovered(nearest.bundle, atomic_numbers))
         if not missing or self.allow_unseen:
             return Decision(nearest)

@@ -31,6 +31,8 @@ Solve = Callable[[Array], Array]
 
 SOFTEST_SHARE = 0.2  # Powell's damping: a secant softer than this share of the stiffness is stiffened
 MOST_REJECTIONS = 6  # in a row, then another method takes over
+FLOORS = 6  # tried until a step of molecules fits the trust radius
+NEARLY = 0.85  # of the trust radius is near enough
 CERTAIN_CHANGE = 0.05  # eV; smaller differences of energies are not believed against the forces
 
 
@@ -175,11 +177,14 @@ class QuasiNewton:
     def _along_valence(self, base: Point, model: LocalModel, valence: ValenceModel) -> Proposal:
         """The same where there are molecules: their own stiffness, secants in internal coordinates, curved steps."""
         carried = [Secant(*secant) for secant in self.valence.secants(valence)]
-        step = corrected(base.forces, damped(carried, valence.apply), valence.solve)
-        if not downhill(step, base.forces):
-            self.valence.pairs = []
-            step = valence.solve(base.forces)
-        proposal = self.limited(base, model, step, "valence", self.trust)
+        secants = damped(carried, valence.apply)
+        if not downhill(corrected(base.forces, secants, valence.solve), base.forces):
+            self.valence.pairs, secants = [], []
+        step, floor = within(self.trust, base.forces, secants, valence)
+        expected = -(dot(base.forces, step) + floor * dot(step, step)) / 2
+        proposal = screened(
+            Proposal(base, step, min(expected, -1e-16), "valence", wanted=step, trust=self.trust), model.bonds
+        )
         curved = along_internals(valence, proposal.step, self.settings.largest_trust)
         return screened(replace(proposal, step=curved), model.bonds)
 
@@ -232,6 +237,37 @@ def corrected(forces: Array, secants: list[Secant], solve: Solve) -> Array:
     for secant, weight in zip(secants, reversed(weights), strict=True):
         step = step + (weight - dot(secant.drop, step) / secant.curvature) * secant.step
     return step
+
+
+def within(trust: float, forces: Array, secants: list[Secant], model: ValenceModel) -> tuple[Array, float]:
+    """The step of (B + λ·1) inside the trust radius with as little λ as that takes, and λ (eV/Å²).
+
+    Stiff coordinates relax in full, soft ones as far as they may; a shortened step would leave all of them unrelaxed.
+    1/length is nearly linear in λ, so that a few points of it are enough.
+    """
+    low, floor = 0.0, 0.0
+    length_low = length = longest(step := _shifted(forces, secants, model, floor))
+    high = length_high = 0.0
+    for _ in range(FLOORS):
+        if length <= trust and (floor == 0 or length > NEARLY * trust):
+            break
+        if length > trust:
+            low, length_low = floor, length
+        else:
+            high, length_high = floor, length
+        if high == 0:
+            floor = low + dot(forces, step) / dot(step, step) * (length / trust - 1)
+        else:
+            share = (1 / trust - 1 / length_low) / (1 / length_high - 1 / length_low)
+            floor = low + float(np.clip(share, 0.1, 0.9)) * (high - low)
+        length = longest(step := _shifted(forces, secants, model, floor))
+    return step * min(1.0, trust / max(length, 1e-12)), floor
+
+
+def _shifted(forces: Array, secants: list[Secant], model: ValenceModel, floor: float) -> Array:
+    """The quasi-Newton step where everything, secants included, is stiffer by a floor."""
+    stiffer = [Secant(secant.step, secant.drop + floor * secant.step) for secant in secants]
+    return corrected(forces, stiffer, lambda right: model.solve(right, floor))
 
 
 def downhill(step: Array, forces: Array) -> bool:

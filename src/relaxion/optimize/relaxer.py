@@ -22,6 +22,7 @@ from relaxion.optimize.ase_interface import (
     bare_atoms,
     check_door,
     has_geometry,
+    has_molecules,
     read_coordinates,
     read_energy,
     read_point,
@@ -101,10 +102,11 @@ class Relaxer(Optimizer):
         self.maxstep = _checked_maxstep(self.defaults["maxstep"] if maxstep is None else maxstep)
         self.policy = policy
         policy = policy if has_geometry(atoms) else _not_asked(policy, atoms)
-        numbers, periodic, calculator = list[int](), False, None
+        numbers, periodic, molecules, calculator = list[int](), False, False, None
         if isinstance(atoms, Atoms | Filter):
             bare = bare_atoms(atoms)
             numbers, periodic, calculator = bare.numbers.tolist(), bool(bare.pbc.any()), bare.calc
+            molecules = has_molecules(bare)
         if isinstance(memory, int):
             kwargs, memory = {**kwargs, "memory": memory}, None  # of LBFGS
         kept_in = memory_at(memory)
@@ -114,6 +116,7 @@ class Relaxer(Optimizer):
             numbers,
             method,
             periodic=periodic,
+            molecules=molecules,
             fallback=fallback,
             allow_unseen=allow_unseen,
             adapt=adapt,

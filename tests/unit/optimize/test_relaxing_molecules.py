@@ -11,8 +11,8 @@ from ase.filters import FrechetCellFilter
 
 from relaxion import Relaxer, relax_batch
 from relaxion.bench.sets import find_set
-from relaxion.optimize.ase_interface import read_point
-from relaxion.optimize.choice import new_stepper
+from relaxion.optimize.ase_interface import has_molecules, read_point
+from relaxion.optimize.choice import CORE, Chooser, new_stepper
 from relaxion.optimize.quasi_newton import QuasiNewtonSettings
 from relaxion.optimize.stepper import propose
 from relaxion.structures.state import Outcome
@@ -21,7 +21,7 @@ from relaxion.structures.state import Outcome
 def relaxed(atoms: Atoms, steps: int = 300, **options) -> Relaxer:
     atoms.calc = atoms.calc or EMT()
     optimizer = Relaxer(atoms, logfile=None, policy=None, **options)
-    optimizer.run(fmax=0.02, steps=steps)
+    optimizer.run(fmax=0.05, steps=steps)
     return optimizer
 
 
@@ -48,12 +48,12 @@ def test_a_restart_equals_never_stopping(tmp_path, stop):
 
 
 def test_a_batch_equals_one_by_one():
-    starts = [ethanol(seed) for seed in range(3)] + [molecule("CO2"), molecule("C2H6")]
+    starts = [ethanol(), molecule("CO2"), molecule("H2O2")]
     for start in starts:
         start.rattle(0.04, seed=7)
-    together = relax_batch(starts, "emt", policy=None, fmax=0.02)
+    together = relax_batch(starts, "emt", policy=None, fmax=0.05)
     for start, found in zip(starts, together, strict=True):
-        alone = relax_batch([start], "emt", policy=None, fmax=0.02)[0]
+        alone = relax_batch([start], "emt", policy=None, fmax=0.05)[0]
         assert found.force_calls == alone.force_calls
         assert np.allclose(found.atoms.positions, alone.atoms.positions, atol=1e-8)
 
@@ -84,11 +84,11 @@ def test_constraints_hold(constraint):
 
 
 def test_a_molecular_crystal_relaxes_with_its_cell():
-    atoms = molecule("H2O", cell=[4.2, 4.0, 3.9], pbc=True) * (1, 1, 2)
+    atoms = molecule("H2O", cell=[4.2, 4.0, 3.9], pbc=True)
     atoms.rattle(0.03, seed=0)
     atoms.calc = EMT()
     optimizer = Relaxer(FrechetCellFilter(atoms), logfile=None, policy=None)
-    optimizer.run(fmax=0.02, steps=200)
+    optimizer.run(fmax=0.05, steps=200)
     assert optimizer.outcome is Outcome.CONVERGED
     assert optimizer.history[1].method == "valence"
 
@@ -102,6 +102,18 @@ def test_a_molecule_on_a_metal():
     optimizer = relaxed(both)
     assert optimizer.outcome is Outcome.CONVERGED
     assert optimizer.history[1].method == "valence"
+
+
+def test_auto_leaves_molecules_on_metals_to_the_core():
+    slab = fcc111("Cu", (2, 2, 2), vacuum=6, periodic=True)
+    x, y, z = slab.positions[-1]
+    molecular, atomic = slab + Atoms("CO", [(x, y, z + 1.8), (x, y, z + 2.95)]), slab + Atoms("O", [(x, y, z + 1.8)])
+    assert has_molecules(molecular)
+    assert not has_molecules(atomic)
+    chooser = Chooser("auto")
+    assert [chooser.decide_for(atoms).name for atoms in (molecular, atomic, slab)] == [CORE, "metals", "metals"]
+    assert Relaxer(molecular, logfile=None).policy_used == CORE
+    assert Chooser("metals").decide_for(molecular).name == "metals"  # who names it gets it
 
 
 @pytest.mark.parametrize(
@@ -124,9 +136,20 @@ def test_a_molecule_on_a_metal():
 def test_bad_input_has_an_outcome(atoms, engine):
     atoms = atoms.copy()
     atoms.calc = engine()
-    optimizer = relaxed(atoms, steps=40)
+    optimizer = relaxed(atoms, steps=20)
     assert optimizer.outcome in (Outcome.CONVERGED, Outcome.STEP_LIMIT, Outcome.STALLED, Outcome.NON_FINITE)
-    assert optimizer.force_calls <= 41
+    assert optimizer.force_calls <= 21
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_a_molecule_that_falls_apart_on_the_way_relaxes():
+    """Bonds of 1.3 Å between atoms that want to be 2.6 Å apart: all of them break."""
+    atoms = Atoms("NON", [[0, 0, 0], [1.3, 0.1, 0], [2.6, 0, 0.1]])
+    atoms.calc = MorsePotential(epsilon=1.0, r0=2.6, rho0=4.0)
+    optimizer = relaxed(atoms)
+    assert optimizer.outcome is Outcome.CONVERGED
+    assert {"start", "valence"} < {entry.method for entry in optimizer.history}  # and others after it
+    assert atoms.get_all_distances()[np.triu_indices(3, 1)].min() > 2.3
 
 
 @pytest.mark.parametrize("name", ["emt-bulk", "emt-bulk-cell", "emt-slabs", "emt-clusters", "alfe", "lj38"])

@@ -24,6 +24,7 @@ from relaxion.optimize.springs import (
 )
 from relaxion.optimize.valence.constants import FARTHEST, ValenceSettings, constants_of, shares
 from relaxion.optimize.valence.coordinates import changes_of, values_at
+from relaxion.optimize.valence.factors import factors_of, near_factors
 from relaxion.optimize.valence.topology import (
     NON_METALS,
     Indices,
@@ -95,11 +96,11 @@ class ValenceModel(Place):
         """`near`: all pairs that may repel or attract each other."""
         super().__init__(topology, geometry)
         self._free = geometry.free.ravel()
-        self.constants = constants_of(topology, geometry, self.values.vectors, valence)
+        self.constants = constants_of(topology, geometry, self.values.vectors, valence) * factors_of(topology)
         floors = _floors(topology, geometry, springs, valence)
         terms = self.slopes.T @ (scipy.sparse.diags_array(self.constants) @ self.slopes)
-        between = _between(topology, geometry, springs, valence, near)
-        self.matrix: Any = terms + between + scipy.sparse.diags_array(floors)
+        pairs = between(topology, geometry, springs, valence, near)
+        self.matrix: Any = terms + pairs + scipy.sparse.diags_array(floors)
 
     @cached_property
     def _factor(self) -> Factor:
@@ -115,10 +116,13 @@ class ValenceModel(Place):
         """B·u without what may not move."""
         return (self.matrix @ np.where(self._free, step.ravel(), 0.0)).reshape(step.shape) * self.geometry.free
 
-    def solve(self, forces: Array) -> Array:
-        """B⁻¹·f on the free coordinates, zero elsewhere."""
+    def solve(self, forces: Array, extra_floor: float = 0.0) -> Array:
+        """(B + extra_floor·1)⁻¹·f on the free coordinates, zero elsewhere; the floor in eV/Å²."""
         right = np.where(self._free, forces.ravel(), 0.0)
-        return self._factor.solve(right).reshape(forces.shape)
+        factor = self._factor
+        if extra_floor > 0:
+            factor = Factor(self.matrix + extra_floor * scipy.sparse.eye_array(len(right)))
+        return factor.solve(right).reshape(forces.shape)
 
 
 def _floors(topology: Topology, geometry: Geometry, springs: SpringSettings, valence: ValenceSettings) -> Array:
@@ -129,7 +133,7 @@ def _floors(topology: Topology, geometry: Geometry, springs: SpringSettings, val
     return floors.ravel()
 
 
-def _between(
+def between(
     topology: Topology, geometry: Geometry, springs: SpringSettings, valence: ValenceSettings, near: Bonds
 ) -> Any:
     """The springs between pairs that are not bonded: Lindh's stretches around molecules, the usual ones elsewhere."""
@@ -138,6 +142,7 @@ def _between(
     around = topology.members[near.first] | topology.members[near.second]
     around &= NON_METALS[geometry.numbers[near.first]] & NON_METALS[geometry.numbers[near.second]]
     stretches = valence.stretch * np.minimum(shares(geometry, near.first, near.second, near.lengths), 1.0)
+    stretches *= near_factors(geometry, near)
     blocks[around] = (stretches[:, None, None] * units[:, :, None] * units[:, None, :])[around]
     count = len(near.first)
     places = np.arange(count)

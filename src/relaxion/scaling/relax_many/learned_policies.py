@@ -30,7 +30,7 @@ class LearnedPolicies:
         self._network = lru_cache(MOST_LOADED)(_network)
 
     def __call__(self, atoms: Atoms) -> tuple[str, Stepper]:
-        decision = self._chooser.decide(atoms.numbers.tolist(), periodic=bool(atoms.pbc.any()))
+        decision = self._chooser.decide_for(atoms)
         loaded, file = decision.loaded, self.weights.get(decision.name)
         if loaded is None or file is None:
             chosen = stepper_of(decision, QuasiNewtonSettings(), allow_unseen=self._allow_unseen)
