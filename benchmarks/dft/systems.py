@@ -80,7 +80,7 @@ SYSTEMS: dict[str, System] = {
     "Si8": System(lambda: bulk("Si", a=5.40, cubic=True), 12, (2, 2, 2)),
     "Si2, cell": System(lambda: bulk("Si", a=5.40), 14, (3, 3, 3), rattle_angstrom=0.05, strain=0.03, cell=True),
     "Al4, cell": System(
-        lambda: bulk("Al", a=3.98, cubic=True), 12, (3, 3, 3), METAL, rattle_angstrom=0.1, strain=0.03, cell=True
+        lambda: bulk("Al", a=3.98, cubic=True), 12, (4, 4, 4), METAL, rattle_angstrom=0.1, strain=0.03, cell=True
     ),
     "MgO2, cell": System(
         lambda: bulk("MgO", "rocksalt", a=4.18), 30, (2, 2, 2), rattle_angstrom=0.05, strain=0.03, cell=True

@@ -70,6 +70,24 @@ class GuardSettings:
     """Between its step and the springs' step; a larger angle is not believed."""
     largest_ratio: float = 30.0
     """Of the two steps' lengths, either way, likewise."""
+    another_scale: float = 1.5
+    """The metric is scaled by the curvature met in the last two steps where that was so many times its own, or the
+    other way round, and both times to the same side: it may come from a softer potential than this one."""
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """A metric times a factor."""
+
+    metric: Metric
+    factor: float
+    knows_curvature = True
+
+    def apply(self, step: Array) -> Array:
+        return self.factor * self.metric.apply(step)
+
+    def solve(self, forces: Array, extra_floor: float = 0.0) -> Array:
+        return self.metric.solve(forces, extra_floor / self.factor) / self.factor
 
 
 class Guard(QuasiNewton):
@@ -93,12 +111,15 @@ class Guard(QuasiNewton):
         super().reset()
         self.feedback = Feedback()
         self.core_steps_left = 0  # before the metric is asked again
-        self._applied: Array | None = None  # B·step of the last proposal, by the metric that made it
+        self._applied: Array | None = None  # B·step of the last proposal, by the metric at its base
+        self._scale = 1.0  # of that metric
+        self.curvatures: list[float] = []  # of the last two steps, met over the metric's own, logarithms
         self.past = Past()  # of the present base
 
     def more(self) -> dict[str, Any]:
         past = {"calls": self.past.calls, "coordinates": self.past.coordinates, "forces": self.past.forces}
-        return {"lesson": asdict(self.feedback), "steps": self._counts(), "applied": self._applied, "past": past}
+        own = {"lesson": asdict(self.feedback), "steps": self._counts(), "applied": self._applied, "past": past}
+        return own | {"scale": self._scale, "curvatures": self.curvatures}
 
     def _counts(self) -> list[int]:
         return [self.policy_steps, self.core_steps, self.disappointments, self.core_steps_left]
@@ -110,6 +131,8 @@ class Guard(QuasiNewton):
         counts = (int(number) for number in plain["steps"])
         self.policy_steps, self.core_steps, self.disappointments, self.core_steps_left = counts
         self._applied = _array(plain["applied"])
+        self._scale = float(plain.get("scale", 1.0))  # files of before have neither
+        self.curvatures = [float(number) for number in plain.get("curvatures", [])]
         past = plain["past"]
         self.past = Past(int(past["calls"]), _array(past["coordinates"]), _array(past["forces"]))
 
@@ -122,6 +145,9 @@ class Guard(QuasiNewton):
         base = super().judged(point)
         if last is not None:
             self.feedback = self._feedback(point, last, rejected=base is not point)
+            if point.finite and self._applied is not None:
+                own = self.feedback.log_curvature_ratio + float(np.log(self._scale))
+                self.curvatures = [*self.curvatures, own][-2:]
             if base is point:
                 self.past = Past(self.feedback.points, last.base.coordinates, last.base.forces)
             if last.method == POLICY:
@@ -168,7 +194,9 @@ class Guard(QuasiNewton):
         """The metric's step where it can be believed, else the core's."""
         if model.metric is None or model.springs is None:
             return self._by_core(base, model, "the policy does not apply here")
-        metric, step = model.metric, model.metric.solve(base.forces)
+        self._scale = self._scale_met() if model.metric.knows_curvature else 1.0
+        metric = model.metric if self._scale == 1 else Scaled(model.metric, self._scale)
+        step = metric.solve(base.forces)
         judged = self.secants[-self.settings.judged_secants :]
         error = weighted_error(judged, [metric.solve(secant.drop) for secant in judged], scaled=False)
         springs_step = model.springs.solve(base.forces)
@@ -207,9 +235,18 @@ class Guard(QuasiNewton):
 
     def _by_core(self, base: Point, model: LocalModel, reason: str) -> Proposal:
         proposal = super().step_from(base, model)
-        self._applied = None
+        self._applied, self._scale = None, 1.0
+        if model.metric is not None and proposal.method != "valence":
+            self._applied = model.metric.apply(proposal.step)
         self.core_steps += 1
         return replace(proposal, reason=reason)
+
+    def _scale_met(self) -> float:
+        """What makes the metric right for the last two steps; 1 where they disagree, or it was right enough."""
+        if len(self.curvatures) < 2 or self.curvatures[0] * self.curvatures[1] <= 0:
+            return 1.0
+        mean = float(np.mean(self.curvatures))
+        return float(np.exp(mean)) if abs(mean) > np.log(self.guard.another_scale) else 1.0
 
     def _mistrust(self, base: Point, step: Array, springs_step: Array) -> str:
         """Why the metric is not believed here; empty where it is."""

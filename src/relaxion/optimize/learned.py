@@ -34,6 +34,9 @@ STRAIN_PLACES = [0, 4, 8, 5, 2, 1]  # xx yy zz yz xz xy in a flat 3 × 3 matrix
 class Metric(Protocol):
     """A symmetric positive definite stiffness at one geometry, in the coordinates of the points."""
 
+    knows_curvature: bool
+    """Whether steps can be held against it."""
+
     def apply(self, step: Array) -> Array:
         """B·u."""
         ...
@@ -124,6 +127,8 @@ class LearnedMetrics(_Source):
 
 class _InStrains:
     """B in coordinates of the network, three per atom and six for a free cell; ASE has nine for the cell."""
+
+    knows_curvature = True
 
     def __init__(self, geometry: Geometry, free: Array) -> None:
         self.geometry, self.free = geometry, free  # free: (n_coordinates,) 1 where it may change, else 0
@@ -260,6 +265,8 @@ def _history(asked: Asked) -> tuple[Move, Array]:
 
 class DirectMetric:
     """Answers the forces of its point with the policy's move, everything else as springs do."""
+
+    knows_curvature = False
 
     def __init__(self, forces: Array, step: Array, springs: SpringMetric) -> None:
         self.forces, self.step, self.springs = forces, step, springs
