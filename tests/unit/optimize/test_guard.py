@@ -41,6 +41,8 @@ CREDULOUS = GuardSettings(smallest_cosine=-1.0, largest_ratio=1e9)
 class Planted:
     """A metric given as a matrix."""
 
+    knows_curvature = True
+
     def __init__(self, matrix: np.ndarray) -> None:
         self.matrix = matrix
 
