@@ -201,7 +201,8 @@ class Study:
         """Relaxations first, then one example of each: long ones count no more than short ones."""
         number, total = self.settings.n_lessons, len(self.taught)
         n_newest = round(number * self.settings.newest_share) if 0 < self.n_new < total else 0
-        newest = torch.randint(max(total - self.n_new, 0), total, (n_newest,), generator=self.generator)
+        first = total - self.n_new if n_newest else 0  # where all are new, or none is, anyone is drawn
+        newest = torch.randint(first, total, (n_newest,), generator=self.generator)
         anyone = torch.randint(total, (number - n_newest,), generator=self.generator)
         parts = []
         for place in [*newest.tolist(), *anyone.tolist()]:
