@@ -31,8 +31,11 @@ class KindSettings(Settings):
     engine: str
     """The potential that relaxes them: chgnet, gfn2, emt, ..."""
 
-    number: int = Field(ge=0)
+    number: int = Field(default=0, ge=0)
     """How many starts. More may be asked of an existing store; what is there stays."""
+
+    share: float = Field(default=1.0, ge=0)
+    """Weight of this kind among the others where lessons are made of it (`relaxion train universal`)."""
 
     smallest_n_atoms: int = Field(default=2, ge=1)
     """Atoms of the smallest structure."""
@@ -91,8 +94,8 @@ class KindSettings(Settings):
 
     @property
     def origin(self) -> str:
-        """What decides about a start and its relaxation, as text: everything but how many there are."""
-        return json.dumps(self.model_dump(exclude={"number"}), sort_keys=True) + REVISIONS.get(self.make, "")
+        """What decides about a start and its relaxation, as text: everything but how many there are, and for whom."""
+        return json.dumps(self.model_dump(exclude={"number", "share"}), sort_keys=True) + REVISIONS.get(self.make, "")
 
 
 class CollectSettings(Settings):

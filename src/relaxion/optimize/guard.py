@@ -71,8 +71,8 @@ class GuardSettings:
     largest_ratio: float = 30.0
     """Of the two steps' lengths, either way, likewise."""
     another_scale: float = 1.5
-    """The metric is scaled by the curvature met in the last two steps where that was so many times its own, or the
-    other way round, and both times to the same side: it may come from a softer potential than this one."""
+    """The metric is scaled by the curvature met in the last two steps, both taken in full, where that was so many times
+    its own, or the other way round, and both times to the same side: it may come from a softer potential."""
 
 
 @dataclass(frozen=True)
@@ -145,14 +145,20 @@ class Guard(QuasiNewton):
         base = super().judged(point)
         if last is not None:
             self.feedback = self._feedback(point, last, rejected=base is not point)
-            if point.finite and self._applied is not None:
-                own = self.feedback.log_curvature_ratio + float(np.log(self._scale))
-                self.curvatures = [*self.curvatures, own][-2:]
+            self._learn_scale(point)
             if base is point:
                 self.past = Past(self.feedback.points, last.base.coordinates, last.base.forces)
             if last.method == POLICY:
                 self._judge_policy()
         return base
+
+    def _learn_scale(self, point: Point) -> None:
+        """From steps taken in full: far from a minimum, where they are cut, curvatures say nothing of the metric."""
+        if self.feedback.rejected or self.feedback.back_off >= self.guard.full_step:
+            self.curvatures = []
+        elif point.finite and self._applied is not None:
+            own = self.feedback.log_curvature_ratio + float(np.log(self._scale))
+            self.curvatures = [*self.curvatures, own][-2:]
 
     def _judge_policy(self) -> None:
         """How the metric's last step went decides whether it makes the next."""

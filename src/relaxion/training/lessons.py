@@ -25,6 +25,7 @@ from relaxion.networks.metric.teacher import Lessons, Teacher, TeachingSettings,
 from relaxion.optimize.batch import BatchRelaxer, BatchSettings, Relaxed
 from relaxion.optimize.choice import new_stepper
 from relaxion.optimize.learned import LearnedMetrics, states_at
+from relaxion.optimize.trust_rule import TrustRule
 from relaxion.potentials.potential import Potential
 from relaxion.potentials.reward import largest_force
 from relaxion.structures import Outcome, State, Structures
@@ -229,10 +230,17 @@ class GuardedExamples(LiveExamples):
     """
 
     def __init__(
-        self, policy: MetricPolicy, sources: Sequence[Source], settings: LiveLessonSettings, generator: Generator
+        self,
+        policy: MetricPolicy,
+        sources: Sequence[Source],
+        settings: LiveLessonSettings,
+        generator: Generator,
+        rule: TrustRule | None = None,
     ) -> None:
         super().__init__(policy, sources, settings, generator)
+        self.rule = rule
         self.kept: list[dict[int, Lessons]] = []  # by gathering and source
+        self._pools: dict[int, Lessons] = {}  # the same by source, made when asked for
         total = sum(source.share for source in self.sources)
         self.shares = [source.share / total for source in self.sources]
 
@@ -248,35 +256,48 @@ class GuardedExamples(LiveExamples):
         return Lessons.concatenate(parts), told
 
     def gather(self) -> dict[str, float]:
-        found: dict[int, Lessons] = {}
-        relaxed = list[Relaxed]()
-        for place, source in enumerate(self.sources):
-            starts = source.starts.sample(self.generator, self._number(self.settings.lesson_starts, place))
-            own = list(self._relaxed(source.potential, starts))
-            relaxed += own
-            if (lessons := self._lessons(own)) is not None:
-                found[place] = lessons
-        self.kept = [*self.kept, found][-self.settings.lesson_gatherings_kept :]
-        calls = sum(one.force_calls for one in relaxed)
-        self.force_calls += calls
+        before = self._counted()
+        by_place = self._relaxations()
+        relaxed = [one for own in by_place.values() for one in own]
+        taught = {place: self._lessons(own) for place, own in by_place.items()}
+        found = {place: lessons for place, lessons in taught.items() if lessons is not None}
+        self.kept, self._pools = [*self.kept, found][-self.settings.lesson_gatherings_kept :], {}
+        self.force_calls += self._counted() - before
         return {
             "imitation/finished_share": sum(one.converged for one in relaxed) / len(relaxed),
-            "imitation/calls_to_label": calls / len(relaxed),
+            "imitation/calls_to_label": sum(one.force_calls for one in relaxed) / len(relaxed),
         }
+
+    def _relaxations(self) -> dict[int, list[Relaxed]]:
+        """Fresh starts of every source, relaxed, by the source's place."""
+        return {
+            place: list(self._relaxed(source.potential, self._starts(place)))
+            for place, source in enumerate(self.sources)
+        }
+
+    def _starts(self, place: int) -> Structures:
+        number = self._number(self.settings.lesson_starts, place)
+        return self.sources[place].starts.sample(self.generator, number)
+
+    def _counted(self) -> int:
+        """By the potentials, so that starts that ask them are charged too."""
+        return sum(potential.calls for potential in {source.potential for source in self.sources})
 
     def _number(self, total: int, place: int) -> int:
         return max(1, round(total * self.shares[place]))
 
-    def _relaxed(self, potential: Potential, starts: Structures) -> Iterator[Relaxed]:
+    def _relaxed(self, potential: Potential, *starts: Structures) -> Iterator[Relaxed]:
+        """All of them in one batch; the tag is the place of the starts among the arguments."""
         settings = BatchSettings(
             fmax=self.settings.lesson_tolerance_ev_per_angstrom,
             max_force_calls=self.settings.lesson_force_calls,
             record=True,
         )
         metrics = LearnedMetrics(self.policy.network)
-        relaxer = BatchRelaxer(potential, settings, lambda _: ("guard", new_stepper(metrics=metrics)))
-        for atoms, cell in zip(starts.to_ase(), starts.cell_free.tolist(), strict=True):
-            relaxer.add(atoms, cell=cell)
+        relaxer = BatchRelaxer(potential, settings, lambda _: ("guard", new_stepper(metrics=metrics, rule=self.rule)))
+        for place, own in enumerate(starts):
+            for atoms, cell in zip(own.to_ase(), own.cell_free.tolist(), strict=True):
+                relaxer.add(atoms, cell=cell, tag=place)
         while relaxer.n_running or relaxer.has_finished:
             yield from relaxer.advance()
 
@@ -293,15 +314,17 @@ class GuardedExamples(LiveExamples):
         return Lessons.concatenate(lessons) if lessons else None
 
     def _drawn(self, place: int) -> Lessons | None:
-        pool = [found[place] for found in self.kept if place in found]
-        if not pool:
-            return None
-        lessons = Lessons.concatenate(pool)
+        if place not in self._pools:
+            pool = [found[place] for found in self.kept if place in found]
+            if not pool:
+                return None
+            self._pools[place] = Lessons.concatenate(pool)
+        lessons = self._pools[place]
         number = self._number(self.settings.lessons_per_update, place)
         return lessons.select(torch.randint(lessons.number, (number,), generator=self.generator))
 
     def forget(self) -> None:
-        self.kept = []
+        self.kept, self._pools = [], {}
 
     def tensors(self) -> dict[str, Tensor]:
         return {
@@ -313,7 +336,7 @@ class GuardedExamples(LiveExamples):
 
     def restore(self, stored: Stored) -> None:
         places = sorted({tuple(map(int, name.split(".")[:2])) for name in stored.part("lessons")})
-        self.kept = [{} for _ in range(1 + max((number for number, _ in places), default=-1))]
+        self.kept, self._pools = [{} for _ in range(1 + max((number for number, _ in places), default=-1))], {}
         for number, place in places:
             self.kept[number][place] = Lessons.of_tensors(stored.part(f"lessons.{number}.{place}"))
 

@@ -1,7 +1,7 @@
 """The task `metric`: a stiffness is taught by finished relaxations; a step is an update.
 
 What differs between the policies `metals`, `universal` and a user's own is the recipe: lessons from live relaxations of
-metals (`examples = "live"`) or from a store of relaxations with any engine (`examples = "store"`).
+metals (`examples = "live"`), of any kinds with any engine ("kinds"), or from a store of relaxations ("store").
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ from relaxion.networks.move_actions import MoveActions
 from relaxion.optimize.choice import new_stepper
 from relaxion.optimize.learned import LearnedMetrics
 from relaxion.optimize.stepper import Stepper
-from relaxion.optimize.trust_rule import DEFAULT, GATE, StepControl, constant_network, rule_of
+from relaxion.optimize.trust_rule import DEFAULT, GATE, StepControl, TrustRule, constant_network, rule_of
 from relaxion.settings import Settings
 from relaxion.training.checkpoint import checked_finite, named_generator, taken_back
 from relaxion.training.file_lessons import FileLessonSettings, FilePlan
+from relaxion.training.kind_lessons import KindLessonSettings, KindPlan
 from relaxion.training.lessons import Imitation
 from relaxion.training.metric_lessons import MetalsPlan, MetalsSettings, Plan, StorePlan, StoreSettings
 from relaxion.training.packaging import Packed
@@ -41,9 +42,9 @@ LONGEST_MOVE, LARGEST_STRAIN = 1.0, 0.1  # Å; of the bare policy. The guard's t
 class MetricTaskSettings(Settings):
     """Where the lessons come from, and the trust rule of the bundle."""
 
-    examples: Literal["live", "store", "files"] = "live"
-    """Live relaxations of metals by the policy itself, a store that `relaxion collect` filled, or live relaxations of
-    the user's own structures."""
+    examples: Literal["live", "kinds", "store", "files"] = "live"
+    """Live relaxations by the policy itself: of metals, of the kinds of a recipe to collect, or (files) of the user's
+    own structures; or a store that `relaxion collect` filled."""
 
     secant_weight: float | None = Field(default=None, ge=0, le=1)
     """Of the bundle's own trust rule: how far steps are corrected by the newest secants. A metric for everything is
@@ -58,6 +59,11 @@ class MetricTaskSettings(Settings):
             return None
         return replace(DEFAULT, secant_weight=self.secant_weight, n_secants=self.n_secants)
 
+    def rule(self) -> TrustRule | None:
+        """The same, as the stepper takes it."""
+        control = self.control()
+        return None if control is None else lambda _: control
+
 
 @dataclass(frozen=True)
 class MetricRunSettings(RunSettings):
@@ -65,11 +71,11 @@ class MetricRunSettings(RunSettings):
 
     metric: MetricSettings
     bundle: MetricTaskSettings
-    lessons: MetalsSettings | StoreSettings | FileLessonSettings
+    lessons: MetalsSettings | KindLessonSettings | StoreSettings | FileLessonSettings
 
     @classmethod
     def parts(cls, values: Mapping[str, Any]) -> dict[str, type[Settings]]:
-        kinds = {"store": StoreSettings, "files": FileLessonSettings}
+        kinds = {"store": StoreSettings, "files": FileLessonSettings, "kinds": KindLessonSettings}
         lessons = kinds.get(values.get("examples", ""), MetalsSettings)
         return {"training": LoopSettings, "metric": MetricSettings, "bundle": MetricTaskSettings, "lessons": lessons}
 
@@ -78,6 +84,8 @@ class MetricRunSettings(RunSettings):
         starts, lessons = self.training.assessment_starts, self.lessons
         if isinstance(lessons, FileLessonSettings):
             return FilePlan(lessons, starts)
+        if isinstance(lessons, KindLessonSettings):
+            return KindPlan(lessons, starts, self.bundle.rule())
         return StorePlan(lessons, starts) if isinstance(lessons, StoreSettings) else MetalsPlan(lessons, starts)
 
     def trainer(self) -> MetricTrainer:
@@ -150,9 +158,7 @@ class MetricTrainer:
 
     def stepper(self) -> Stepper:
         """What a relaxer would use."""
-        control = self.settings.bundle.control()
-        rule = None if control is None else lambda _: control
-        return new_stepper(metrics=LearnedMetrics(self.policy.network), rule=rule)
+        return new_stepper(metrics=LearnedMetrics(self.policy.network), rule=self.settings.bundle.rule())
 
     def assess(self, stop: Callable[[], bool] | None = None) -> Assessed:
         errors = self.plan.errors(self.policy.network)

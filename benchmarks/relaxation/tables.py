@@ -1,0 +1,87 @@
+"""The table of docs/results/relaxing.md, whole: every set with every optimizer beside it, one JSON file each.
+
+    python benchmarks/relaxation/tables.py                       # all that is missing; killed, it continues
+    python benchmarks/relaxation/tables.py --again --only universal-mp emt-bulk
+    python tools/fill_pages.py && python docs/pictures/gain.py   # then the pages and the picture
+
+`mp.extxyz` is made of a MP-20 file (`--mp20 FILE`), which is not part of the repository; without it those rows are left
+as they are. Counts of force calls do not depend on the machine's load; the seconds in the files do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+HERE = Path(__file__).parent
+RESULTS = HERE / "results"
+USUAL = "BFGS,BFGSLineSearch,GoodOldQuasiNewton,MDMin,FIRE"
+MP = "MP"  # stands for the file of crystals
+METALS = {
+    "emt-bulk": f"emt-bulk --with {USUAL},GPMin",
+    "emt-large": f"emt-large --with {USUAL}",
+    "emt-bulk-cell": f"emt-bulk-cell --with {USUAL},GPMin",
+    "emt-slabs": f"emt-slabs --with {USUAL},GPMin",
+    "emt-clusters": f"emt-clusters --with {USUAL}",
+    "alfe": f"alfe --with {USUAL}",
+    "alfe-cell": f"alfe-cell --with {USUAL}",
+    "mixed": f"mixed --with {USUAL}",
+    "emt-bulk-0.01": "emt-bulk --fmax 0.01 --number 40 --with BFGS,BFGSLineSearch,MDMin",
+}
+UNIVERSAL = {
+    "universal-mp": f"{MP} --calc chgnet --perturb rattle:0.12 --with BFGSLineSearch,GoodOldQuasiNewton,BFGS",
+    "universal-mp-cell": f"{MP} --calc chgnet --perturb strain:0.03+rattle:0.12 --cell --number 24 "
+    "--with BFGSLineSearch,BFGS,GPMin",
+    "universal-crystals": "crystals --number 30 --with BFGSLineSearch,GoodOldQuasiNewton,BFGS",
+    "universal-new-elements": "new-elements --number 24 --allow-unseen --with BFGSLineSearch,BFGS",
+    "universal-perovskites-cell": "perovskites-cell --number 12 --with BFGSLineSearch,BFGS,GPMin",
+    "universal-carbon-cell": "carbon-cell --number 12 --with BFGSLineSearch,BFGS,GPMin",
+    "universal-emt-bulk": "emt-bulk --policy universal --number 40 --with BFGSLineSearch,BFGS",
+    "universal-alfe": "alfe --policy universal --number 24 --with BFGSLineSearch,GoodOldQuasiNewton,BFGS",
+    "universal-mp-sevennet": f"{MP} --calc sevennet --perturb rattle:0.12 --number 40 --with BFGSLineSearch,BFGS",
+    "universal-macs": "macs --number 8 --with BFGSLineSearch",
+}
+ROWS = METALS | UNIVERSAL
+
+
+def crystals(mp20: Path | None) -> Path | None:
+    """Forty crystals that were never trained on."""
+    if mp20 is None:
+        return None
+    file = Path(tempfile.mkdtemp()) / "mp.extxyz"
+    words = [str(HERE / "held_apart.py"), str(mp20), str(file), "--most-atoms", "16", "--number", "40"]
+    subprocess.run([sys.executable, *words], check=True)
+    return file
+
+
+def measured(name: str, file: Path | None) -> None:
+    """One row, by the command that a user would type."""
+    words = ROWS[name].split()
+    if words[0] == MP:
+        if file is None:
+            print(f"{name}: needs --mp20 FILE", flush=True)
+            return
+        words[0] = str(file)
+    out = RESULTS / f"{name}.json"
+    command = [sys.executable, "-m", "relaxion", "bench", *words, "--json", str(out), "--force", "--quiet"]
+    subprocess.run(command, check=True)
+    print(f"{name}: written", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--only", nargs="+", choices=list(ROWS), default=list(ROWS), metavar="ROW")
+    parser.add_argument("--again", action="store_true", help="also what is there already")
+    parser.add_argument("--mp20", type=Path, help="crystals of MP-20, extended XYZ")
+    options = parser.parse_args()
+    file = crystals(options.mp20)
+    for name in options.only:
+        if options.again or not (RESULTS / f"{name}.json").exists():
+            measured(name, file)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,150 @@
+"""Lessons from fresh starts of a collection's kinds, relaxed under the guard by any engine: how `universal` is made.
+
+The kinds are those of a recipe for `relaxion collect`: who makes the structures, which engine judges them. Nothing is
+stored but the newest lessons, so the policy always learns from the states that it comes to itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from ase.symbols import Symbols
+from pydantic import Field
+from torch import Generator
+
+from relaxion.bench.assessment import Starts
+from relaxion.collecting.relaxing import Sizing, bring_to_volume
+from relaxion.collecting.settings import CollectSettings, KindSettings
+from relaxion.collecting.starts import Start, file_structures, make_start
+from relaxion.errors import RunError
+from relaxion.networks.metric.policies import MetricPolicy
+from relaxion.optimize.batch import Relaxed
+from relaxion.optimize.trust_rule import TrustRule
+from relaxion.potentials import potential
+from relaxion.potentials.potential import Potential
+from relaxion.structures import Structures
+from relaxion.structures.splits import ELEMENTS as HELD_APART
+from relaxion.training.lessons import Examples, GuardedExamples, LiveLessonSettings, Source
+from relaxion.training.metric_lessons import STARTS_SEED, Plan
+from relaxion.training.recipe import find, read_toml
+
+NUMBERS = 2**40  # of starts to draw from: none comes twice
+SAMPLED = 200  # starts of each kind whose elements and sizes the card tells
+
+
+class KindLessonSettings(LiveLessonSettings):
+    """Which kinds, how many starts, how far each is relaxed."""
+
+    kinds_of: str = "universal-data"
+    """The recipe for `relaxion collect` whose kinds are made; how much of each is its `share`."""
+
+    lesson_updates: int = Field(default=3_000, ge=0)
+    """Updates in all; the rate falls along half a cosine over them."""
+
+    lesson_tolerance_ev_per_angstrom: float = Field(default=5e-3, gt=0)
+    """A relaxation is finished here: tighter than users ask for, because its end is the label of all states before;
+    single precision blurs what is below."""
+
+    lesson_smallest_force_ev_per_angstrom: float = Field(default=0.03, gt=0)
+    """States below need no lesson: nobody steps from there."""
+
+    lesson_force_calls: int = Field(default=80, ge=2)
+    """Of one relaxation; what takes longer teaches nothing."""
+
+    lesson_under_guard: bool = True
+    """As in use."""
+
+
+@dataclass(frozen=True)
+class KindStarts:
+    """Starts of one kind, none like another, brought to the volume that their engine gives them."""
+
+    collection: CollectSettings
+    kind: str
+    potential: Potential
+
+    def sample(self, generator: Generator, n_structures: int) -> Structures:
+        numbers = torch.randint(NUMBERS, (n_structures,), generator=generator).tolist()
+        return Structures.concatenate(self.structures(numbers))
+
+    def structures(self, numbers: list[int]) -> list[Structures]:
+        """A start whose volume cannot be found keeps the one that it was made with."""
+        starts = [self.start(number) for number in numbers]
+        most = self.collection.kinds[self.kind].sizing_force_calls
+        sizings = [None if start.crystal is None else Sizing(start.crystal, most) for start in starts]
+        bring_to_volume(self.potential, [sizing for sizing in sizings if sizing is not None])
+        scales = [1.0 if sizing is None or sizing.failed else sizing.scale for sizing in sizings]
+        return [start.structure(scale) for start, scale in zip(starts, scales, strict=True)]
+
+    def start(self, number: int) -> Start:
+        return make_start(self.collection, self.kind, number)
+
+
+class KindExamples(GuardedExamples):
+    """All kinds of one engine are relaxed in one batch: its calls are what takes the time."""
+
+    def _relaxations(self) -> dict[int, list[Relaxed]]:
+        found: dict[int, list[Relaxed]] = {place: [] for place in range(len(self.sources))}
+        for engine in dict.fromkeys(source.potential for source in self.sources):
+            places = [place for place, source in enumerate(self.sources) if source.potential is engine]
+            for one in self._relaxed(engine, *(self._starts(place) for place in places)):
+                found[places[one.tag]].append(one)
+        return found
+
+
+class KindPlan(Plan):
+    """Structures of all kinds at hand; elements and prototypes that are held apart never occur."""
+
+    structures = "universal"
+    fails_on = ("Potentials other than those named were not trained on; see docs/results/relaxing.md for others.",)
+
+    def __init__(self, settings: KindLessonSettings, starts: int, rule: TrustRule | None) -> None:
+        self.settings, self.per_kind, self.rule = settings, starts, rule
+        self.collection = CollectSettings.of(read_toml(find(settings.kinds_of)), {})
+        self.kinds = {name: kind for name, kind in self.collection.kinds.items() if self._at_hand(kind)}
+        if not self.kinds:
+            raise RunError(f"none of the kinds of {settings.kinds_of} has a share and its engine or files at hand")
+        self.engines = " and ".join(sorted({kind.engine for kind in self.kinds.values()}))
+
+    def _at_hand(self, kind: KindSettings) -> bool:
+        if kind.share == 0:
+            return False
+        return kind.make != "file" or bool(file_structures(kind, self.collection.side))
+
+    @cached_property
+    def potentials(self) -> dict[str, Potential]:
+        return {engine: potential(engine) for engine in {kind.engine for kind in self.kinds.values()}}
+
+    def _starts_of(self, name: str) -> KindStarts:
+        return KindStarts(self.collection, name, self.potentials[self.kinds[name].engine])
+
+    def examples(self, policy: MetricPolicy, generator: Generator, /) -> Examples:
+        found = [(self._starts_of(name), kind.share) for name, kind in self.kinds.items()]
+        sources = [Source(starts.potential, starts, share) for starts, share in found]
+        return KindExamples(policy, sources, self.settings, generator, self.rule)
+
+    def starts(self) -> list[Starts]:
+        found = []
+        for place, name in enumerate(self.kinds):
+            own = self._starts_of(name)
+            generator = torch.Generator().manual_seed(STARTS_SEED + place)
+            found.append(Starts(name, own.potential, own.sample(generator, self.per_kind)))
+        return found
+
+    def card(self) -> dict[str, Any]:
+        made = [make_start(self.collection, name, number).atoms for name in self.kinds for number in range(SAMPLED)]
+        symbols = tuple(Symbols(sorted({int(number) for atoms in made for number in atoms.numbers})))
+        sizes = [len(atoms) for atoms in made]
+        return {
+            "elements": symbols,
+            "unseen": tuple(sorted(HELD_APART - set(symbols))),  # measured in docs/results/relaxing.md
+            "smallest_n_atoms": min(sizes),
+            "largest_n_atoms": max(sizes),
+            "potential": self.engines,
+            "starts": tuple(f"{name} {kind.share:g} ({kind.engine})" for name, kind in self.kinds.items()),
+            "cells": "both",
+            "periodic": True,
+        }
