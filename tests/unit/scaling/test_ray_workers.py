@@ -7,13 +7,14 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from ase.io import write
 from inline_workers import InlineWorkers, alloy
 
 from relaxion.optimize.study import StudySettings
 from relaxion.scaling.relax_many.driver import Driver
 from relaxion.scaling.relax_many.folder import Folder, results
-from relaxion.scaling.relax_many.learning import Learner
+from relaxion.scaling.relax_many.learning import Learner, read_study
 from relaxion.scaling.relax_many.settings import ManySettings, WorkerSettings
 from relaxion.scaling.relax_many.summary import read_force_calls
 
@@ -63,18 +64,22 @@ def test_learning_on_ray_stopped_and_resumed_is_as_in_one_process(tmp_path, ray_
     many = ManySettings(policy="metals", fmax_ev_per_angstrom=0.02, learn_every=3)
     quick = StudySettings(n_updates=2, n_lessons=4, apart_in=2, least_apart=2, learning_rate=2e-3)
 
-    def learn(out: Path, workers, steps: int) -> tuple[list[int], bytes]:
-        worker, asked = WorkerSettings(many=many, memory=str(out / "memory")), iter(range(10**9))
+    def learn(out: Path, workers, most: int) -> tuple[list[int], dict[str, torch.Tensor]]:
+        worker = WorkerSettings(many=many, memory=str(out / "memory"))
         with Folder(out, many, [tmp_path / "in.extxyz"]) as folder, workers(worker) as at_work:
             learner = Learner(out, out / "memory", 3, {"metals": "metals"}, quick)
-            stop = lambda: next(asked) >= steps  # noqa: E731
-            Driver(folder, at_work, many, [tmp_path / "in.extxyz"], 1, stop=stop, learner=learner).run()
+            driver = Driver(folder, at_work, many, [tmp_path / "in.extxyz"], 1, learner=learner)
+            driver.stop = lambda: driver.tally.relaxed >= most
+            driver.run()
         last = out / "learned" / "00003-metals.safetensors"
-        return read_force_calls(out), last.read_bytes() if last.exists() else b""
+        return read_force_calls(out), dict(read_study(last).tensors) if last.exists() else {}
 
     def on_ray(worker: WorkerSettings) -> RayWorkers:
         return RayWorkers("auto", worker)
 
-    began, _ = learn(tmp_path / "ray", on_ray, steps=30)
-    assert len(began) < 12
-    assert learn(tmp_path / "ray", on_ray, 10**9) == learn(tmp_path / "here", InlineWorkers, 10**9)
+    began, _ = learn(tmp_path / "ray", on_ray, most=5)
+    assert 5 <= len(began) < 12
+    calls, weights = learn(tmp_path / "ray", on_ray, most=100)
+    straight, expected = learn(tmp_path / "here", InlineWorkers, most=100)
+    assert calls == straight
+    assert all(torch.equal(weights[name], tensor) for name, tensor in expected.items())
