@@ -206,7 +206,7 @@ atoms = read(sys.argv[sys.argv.index("-in") + 1], format="espresso-in")
 atoms.calc = Electrons()
 SocketClient(unixsocket=address).run(atoms, use_stress=True)
 '''
-SETTINGS = '''
+SETTINGS = """
 import sys
 from pathlib import Path
 from espresso_example import espresso
@@ -221,7 +221,7 @@ def fake():
 
 def too_few():
     return espresso(ELECTRONS, {"Si": "Si.pz-vbc.UPF"}, None, Path("pw"))
-'''
+"""
 
 
 @pytest.fixture

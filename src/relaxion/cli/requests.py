@@ -468,7 +468,9 @@ class WatchRequest:
     Exit codes: 0 done, 1 error, 2 usage, 130 interrupted, 143 terminated by SIGTERM.
     """
 
-    runs: list[Path] = argument("RUN", "Folders of runs, up to 12; or one of 'relax-many', then as --against of 'report'.")
+    runs: list[Path] = argument(
+        "RUN", "Folders of runs, up to 12; or one of 'relax-many', then as --against of 'report'."
+    )
     port: int = option("N", "Port on 127.0.0.1; the next free one if it is taken.", default=8765)
     save: Path | None = optional("FILE.html", "Save the page as it is now to a file instead of serving it.")
     force: bool = flag("--force", "Replace an earlier file.")

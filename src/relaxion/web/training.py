@@ -51,7 +51,8 @@ class TrainingRuns:
         self.runs = runs
 
     def poll(self, seconds: float) -> bool:
-        return any([run.poll(seconds / len(self.runs)) for run in self.runs])  # all of them, not up to the first
+        news = [run.poll(seconds / len(self.runs)) for run in self.runs]
+        return any(news)
 
     def heading(self) -> dict[str, Any]:
         return heading(self.runs)
