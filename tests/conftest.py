@@ -13,8 +13,6 @@ from ase.build import bulk
 
 from relaxion.bundles import ModelCard, Network, PolicyBundle
 from relaxion.networks.roles import Policy
-from relaxion.networks.vector import BoxActions, VectorPolicy
-from relaxion.optimize.trust_rule import ACTIONS, OBSERVATION
 from relaxion.potentials.potential import Potential
 from relaxion.structures import Evaluation, Structures
 from relaxion.structures.structures import per_structure_sum
@@ -80,19 +78,6 @@ def make_metric_policy() -> Callable[..., Policy]:
 @pytest.fixture(scope="session")
 def make_bundle() -> Callable[..., Path]:
     return write_bundle
-
-
-@pytest.fixture(scope="session")
-def make_rule() -> Callable[..., Network]:
-    """A learned trust rule as earlier releases trained and bundled it."""
-
-    def made(seed: int = 0) -> Network:
-        widths, box = [8], BoxActions(-torch.ones(len(ACTIONS)), torch.ones(len(ACTIONS)))
-        policy = VectorPolicy(len(OBSERVATION), box, widths, torch.Generator().manual_seed(seed))
-        known = {"observation": list(OBSERVATION), "knobs": list(ACTIONS), "widths": widths, "stochastic": False}
-        return Network("gate", known, {name: tensor.clone() for name, tensor in policy.state_dict().items()}, {})
-
-    return made
 
 
 @pytest.fixture(scope="session")

@@ -58,12 +58,12 @@ class Row:
 
 
 FROM_SCRATCH = "--set expert_share=0 --set imitation_weight=0 --steps 24000 --set assessment_interval_steps=4000"
-LESSONS = "--set lesson_updates=1000 --steps 1000 --set assessment_interval_steps=100"
+LESSONS = "--set lesson_updates=3000 --steps 3000 --set averaged_policy=false --set assessment_interval_steps=300"
 LIGHT = "--set backbone=light"
 ROWS = {
-    "emt-metric-td3": Row("TD3, metric policy", "emt-metric", "td3", "", (0, 1, 2), "emt"),
+    "emt-metric-td3": Row("TD3, stiffness policy", "emt-metric", "td3", "", (0, 1, 2), "emt"),
     "emt-metals-td3": Row("TD3, direct policy", "emt-metals", "td3", FROM_SCRATCH, (0, 1), "emt"),
-    "emt-metric-lessons": Row("lessons, metric policy", "emt-metric", "td3", LESSONS, (0,), "lessons"),
+    "emt-metric-lessons": Row("lessons, stiffness policy", "emt-metric", "td3", LESSONS, (0,), "lessons"),
     "alfe-light-td3": Row("TD3, light", "alfe-cubic", "td3", LIGHT, (0, 1, 2), "alfe"),
     "alfe-light-sac": Row("SAC, light", "alfe-cubic", "sac", LIGHT, (0, 1, 2), "alfe"),
     "alfe-light-ddpg": Row("DDPG, light", "alfe-cubic", "ddpg", LIGHT, (0,), "alfe"),

@@ -95,7 +95,6 @@ class Relaxing:
     def _way(self, atoms: Atoms, free_cell: bool, settings: dict[str, Any]) -> Way:
         decision = self._chooser.decide(atoms.numbers.tolist(), periodic=bool(atoms.pbc.any()))
         stepper = stepper_of(decision, QuasiNewtonSettings(), allow_unseen=self._allow_unseen).stepper
-        stepper.method.tolerance = self.fmax or stepper.method.tolerance
         return Way(atoms, stepper, FrechetCellFilter(atoms, **settings) if free_cell else atoms)
 
     def step(self, state: Any, model: Any, **_: Any) -> Any:

@@ -241,7 +241,6 @@ class BatchRelaxer:
         except RelaxionError as error:
             self._finished.append(_refused(atoms, str(error), tag))
             return
-        stepper.method.tolerance = settings.fmax  # a trust rule may look at how far it is to the end
         relaxation = _Relaxation(atoms, tag, settings, self.potential, name, stepper, together=self.together)
         if self.memory is not None:
             relaxation.remember(self.memory, self.potential)

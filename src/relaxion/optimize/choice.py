@@ -24,7 +24,7 @@ from relaxion.optimize.guard import Guard
 from relaxion.optimize.learned import TRUST, DirectMetrics, LearnedMetrics, MetricSource
 from relaxion.optimize.quasi_newton import QuasiNewton, QuasiNewtonSettings
 from relaxion.optimize.stepper import Stepper
-from relaxion.optimize.trust_rule import GATE, TrustRule, rule_of
+from relaxion.optimize.trust_rule import GATE, StepControl, rule_of
 from relaxion.potentials.details import details_of, fingerprint
 from relaxion.structures.devices import DeviceLike, device_of
 
@@ -42,7 +42,7 @@ class Loaded:
 
     bundle: PolicyBundle
     policy: Policy
-    rule: TrustRule | None
+    rule: StepControl | None
     weights_sha256: str
 
     @cached_property
@@ -85,7 +85,7 @@ def new_stepper(
     settings: QuasiNewtonSettings | None = None,
     *,
     metrics: MetricSource | None = None,
-    rule: TrustRule | None = None,
+    rule: StepControl | None = None,
     fallback: bool = True,
 ) -> Stepper:
     """The optimizer of one structure: guarded steps of the policy behind `metrics`, or the classical core."""

@@ -25,14 +25,14 @@ from relaxion.optimize.quasi_newton import (
     energy_change,
     weighted_error,
 )
-from relaxion.optimize.trust_rule import StepControl, TrustRule, default_rule
+from relaxion.optimize.trust_rule import DEFAULT, StepControl
 
 POLICY = "policy"  # the method of its proposals
 
 
 @dataclass(frozen=True)
 class Feedback:
-    """What the last point said of the step that led there, as a trust rule sees it."""
+    """What the last point said of the step that led there, as the guard sees it."""
 
     energy_ratio: float = 1.0
     """Energy change met over that expected; 1 at the start."""
@@ -97,10 +97,10 @@ class Guard(QuasiNewton):
         self,
         settings: QuasiNewtonSettings,
         source: MetricSource,
-        rule: TrustRule | None = None,
+        rule: StepControl | None = None,
         guard: GuardSettings | None = None,
     ) -> None:
-        self.source, self.rule = source, rule or default_rule
+        self.source, self.rule = source, rule or DEFAULT
         self.guard = guard or GuardSettings()
         self.policy_steps = 0  # made by the metric
         self.core_steps = 0  # left to the classical core because of mistrust
@@ -206,14 +206,11 @@ class Guard(QuasiNewton):
         judged = self.secants[-self.settings.judged_secants :]
         error = weighted_error(judged, [metric.solve(secant.drop) for secant in judged], scaled=False)
         springs_step = model.springs.solve(base.forces)
-        control = self.rule(self._observation(base, step, springs_step, error))
         if not np.isfinite(step).all():
             return self._by_core(base, model, "the policy's step is not finite")
         if reason := self._mistrust(base, step, springs_step):
             return self._by_core(base, model, reason)
-        if control.leave_to_core:
-            return self._by_core(base, model, "the trust rule chose the classical optimizer")
-        return self._by_policy(base, model, metric, step, control, error)
+        return self._by_policy(base, model, metric, step, self.rule, error)
 
     def _by_policy(
         self, base: Point, model: LocalModel, metric: Metric, step: Array, control: StepControl, error: float
@@ -267,30 +264,6 @@ class Guard(QuasiNewton):
         if abs(log_ratio) > np.log(self.guard.largest_ratio):
             return f"the policy's step is {np.exp(log_ratio):.2g} times as long as the springs'"
         return ""
-
-    def _observation(self, base: Point, step: Array, springs_step: Array, error: float) -> Array:
-        feedback = self.feedback
-        cosine, log_ratio = _compared(step, springs_step)
-        values = (
-            _log10(base.largest_force),
-            float(np.clip(_log10(base.largest_force) - _log10(self.tolerance), -1, 4)),
-            feedback.energy_ratio,
-            feedback.log_curvature_ratio,
-            feedback.alignment,
-            float(np.clip(feedback.log_force_ratio, -3, 3)),
-            feedback.back_off,
-            float(feedback.rejected),
-            float(np.log(feedback.points)),
-            min(error, 3.0),
-            float(np.clip(np.log((longest(step) + 1e-6) / self.trust), -6, 6)),
-            float(np.log(self.trust / self.settings.first_trust)),
-            cosine,
-            float(np.clip(log_ratio, -3, 3)),
-            float(feedback.by_policy),
-            float(np.log1p(self.core_steps_left)),
-            min(self.disappointments, 4) / 2,
-        )
-        return np.nan_to_num(np.array(values), nan=0.0, posinf=6.0, neginf=-6.0)
 
 
 def _compared(step: Array, other: Array) -> tuple[float, float]:

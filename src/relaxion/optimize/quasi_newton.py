@@ -79,7 +79,6 @@ class Secant:
 class QuasiNewton:
     """`judged(point)` takes in what was found at the last proposal, `step_from` makes the next one."""
 
-    tolerance = 0.05  # eV/Å, where the relaxation will end; whoever runs it says so, and a trust rule may look at it
     source: MetricSource | None = None  # a policy, where one is asked
     past = Past()  # of the present base
     core_steps = 0  # made in place of a policy that was not believed

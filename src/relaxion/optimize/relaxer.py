@@ -235,7 +235,7 @@ class Relaxer(Optimizer):
 
     def _begin(self, fmax: float) -> None:
         _check_fmax(fmax)
-        self._stopped, self._motionless, self._stepper.method.tolerance = None, 0, fmax
+        self._stopped, self._motionless = None, 0
         if self._remembered is not None:
             self._remembered.fmax = fmax
         if self.nsteps > 0 and self._counted != self._geometry():

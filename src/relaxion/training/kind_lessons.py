@@ -22,7 +22,7 @@ from relaxion.collecting.starts import Start, file_structures, make_start
 from relaxion.errors import RunError
 from relaxion.networks.metric.policies import MetricPolicy
 from relaxion.optimize.batch import Relaxed
-from relaxion.optimize.trust_rule import TrustRule
+from relaxion.optimize.trust_rule import StepControl
 from relaxion.potentials import potential
 from relaxion.potentials.potential import Potential
 from relaxion.structures import Structures
@@ -101,7 +101,7 @@ class KindPlan(Plan):
     structures = "universal"
     fails_on = ("Potentials other than those named were not trained on; see docs/results/relaxing.md for others.",)
 
-    def __init__(self, settings: KindLessonSettings, starts: int, rule: TrustRule | None) -> None:
+    def __init__(self, settings: KindLessonSettings, starts: int, rule: StepControl | None) -> None:
         self.settings, self.per_kind, self.rule = settings, starts, rule
         self.collection = CollectSettings.of(read_toml(find(settings.kinds_of)), {})
         self.kinds = {name: kind for name, kind in self.collection.kinds.items() if self._at_hand(kind)}

@@ -25,7 +25,7 @@ from relaxion.networks.metric.teacher import Lessons, Teacher, TeachingSettings,
 from relaxion.optimize.batch import BatchRelaxer, BatchSettings, Relaxed
 from relaxion.optimize.choice import new_stepper
 from relaxion.optimize.learned import LearnedMetrics, states_at
-from relaxion.optimize.trust_rule import TrustRule
+from relaxion.optimize.trust_rule import StepControl
 from relaxion.potentials.potential import Potential
 from relaxion.potentials.reward import largest_force
 from relaxion.structures import Outcome, State, Structures
@@ -235,7 +235,7 @@ class GuardedExamples(LiveExamples):
         sources: Sequence[Source],
         settings: LiveLessonSettings,
         generator: Generator,
-        rule: TrustRule | None = None,
+        rule: StepControl | None = None,
     ) -> None:
         super().__init__(policy, sources, settings, generator)
         self.rule = rule

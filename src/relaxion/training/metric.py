@@ -25,7 +25,7 @@ from relaxion.networks.move_actions import MoveActions
 from relaxion.optimize.choice import new_stepper
 from relaxion.optimize.learned import LearnedMetrics
 from relaxion.optimize.stepper import Stepper
-from relaxion.optimize.trust_rule import DEFAULT, GATE, StepControl, TrustRule, constant_network, rule_of
+from relaxion.optimize.trust_rule import DEFAULT, GATE, StepControl, constant_network, rule_of
 from relaxion.settings import Settings
 from relaxion.training.checkpoint import checked_finite, named_generator, taken_back
 from relaxion.training.file_lessons import FileLessonSettings, FilePlan
@@ -59,11 +59,6 @@ class MetricTaskSettings(Settings):
             return None
         return replace(DEFAULT, secant_weight=self.secant_weight, n_secants=self.n_secants)
 
-    def rule(self) -> TrustRule | None:
-        """The same, as the stepper takes it."""
-        control = self.control()
-        return None if control is None else lambda _: control
-
 
 @dataclass(frozen=True)
 class MetricRunSettings(RunSettings):
@@ -85,7 +80,7 @@ class MetricRunSettings(RunSettings):
         if isinstance(lessons, FileLessonSettings):
             return FilePlan(lessons, starts)
         if isinstance(lessons, KindLessonSettings):
-            return KindPlan(lessons, starts, self.bundle.rule())
+            return KindPlan(lessons, starts, self.bundle.control())
         return StorePlan(lessons, starts) if isinstance(lessons, StoreSettings) else MetalsPlan(lessons, starts)
 
     def trainer(self) -> MetricTrainer:
@@ -158,7 +153,7 @@ class MetricTrainer:
 
     def stepper(self) -> Stepper:
         """What a relaxer would use."""
-        return new_stepper(metrics=LearnedMetrics(self.policy.network), rule=self.settings.bundle.rule())
+        return new_stepper(metrics=LearnedMetrics(self.policy.network), rule=self.settings.bundle.control())
 
     def assess(self, stop: Callable[[], bool] | None = None) -> Assessed:
         errors = self.plan.errors(self.policy.network)

@@ -20,8 +20,10 @@ from ase.filters import FrechetCellFilter, UnitCellFilter
 from ase.mep import NEB
 
 from relaxion import Outcome, Relaxer
+from relaxion.bundles import Network
 from relaxion.errors import PolicyError, RestartError, SettingsError, StructureError
 from relaxion.optimize.choice import CORE, decide, load
+from relaxion.optimize.trust_rule import StepControl, constant_network
 
 
 class Counted(EMT):
@@ -207,22 +209,23 @@ def test_weights_that_are_no_numbers_are_refused_and_would_do_no_harm(
     assert "not finite" in opt.history[1].reason
 
 
-def test_a_learned_rule_of_the_bundle_decides(
-    tmp_path: Path, make_bundle: Callable, make_metric_policy: Callable, make_rule: Callable
-) -> None:
-    policy = make_metric_policy()
-    described = make_rule()
-    file = make_bundle(tmp_path / "gated.safetensors", policy, gate=described)
+def test_the_rule_of_the_bundle_decides(tmp_path: Path, make_bundle: Callable, make_metric_policy: Callable) -> None:
+    policy, described = make_metric_policy(), constant_network(StepControl(log_trust=-1.0))
+    file = make_bundle(tmp_path / "ruled.safetensors", policy, gate=described)
     plain = make_bundle(tmp_path / "plain.safetensors", policy)
-    gated, ungated = (Relaxer(alloy(), logfile=None, policy=one) for one in (file, plain))
-    assert gated.run(fmax=0.02, steps=100)
-    ungated.run(fmax=0.02, steps=100)
-    assert [e.energy_ev for e in gated.history] != [e.energy_ev for e in ungated.history]
+    ruled, unruled = (Relaxer(alloy(), logfile=None, policy=one) for one in (file, plain))
+    assert ruled.run(fmax=0.02, steps=100)
+    unruled.run(fmax=0.02, steps=100)
+    assert [e.energy_ev for e in ruled.history] != [e.energy_ev for e in unruled.history]
 
-    foreign = make_rule()
-    foreign.settings["observation"][0] = "temperature"  # pyright: ignore[reportIndexIssue]
-    with pytest.raises(PolicyError, match="sees other numbers"):
-        load(make_bundle(tmp_path / "foreign.safetensors", policy, gate=foreign))
+
+def test_a_learned_gate_of_an_early_release_is_refused(
+    tmp_path: Path, make_bundle: Callable, make_metric_policy: Callable
+) -> None:
+    settings = {"observation": ["log10_largest_force"], "knobs": ["scale"], "widths": [8]}
+    learned = Network("gate", settings, {"weight": torch.zeros(1)}, {})
+    with pytest.raises(PolicyError, match="has a learned gate, which early releases could train"):
+        load(make_bundle(tmp_path / "gated.safetensors", make_metric_policy(), gate=learned))
 
 
 # --- bad input ------------------------------------------------------------------------------------------------------

@@ -256,18 +256,3 @@ def test_potentials_of_networks_are_asked_about_all_at_once():
     network = Network()
     relax_batch(starts("emt-bulk", 40), network, policy=None)
     assert network.asked[0] == 40
-
-
-@pytest.mark.parametrize("fmax", [0.01, 0.1])
-def test_a_rule_sees_the_same_tolerance_in_a_batch(fmax, tmp_path, make_bundle, make_metric_policy, make_rule):
-    """A rule sees the largest force over fmax; with another one it would decide otherwise."""
-    described = make_rule()
-    file = make_bundle(tmp_path / "gated.safetensors", make_metric_policy(), gate=described)
-    images = starts("emt-bulk", 4)
-    for start, relaxed in zip(images, relax_batch(images, "emt", policy=file, fmax=fmax), strict=True):
-        atoms = start.copy()
-        atoms.calc = relaxion.potential("emt").as_calculator()
-        optimizer = Relaxer(atoms, logfile=None, policy=file)
-        optimizer.run(fmax=fmax, steps=499)
-        assert relaxed.force_calls == optimizer.force_calls
-        np.testing.assert_allclose(relaxed.atoms.positions, atoms.positions, atol=1e-6)
