@@ -157,7 +157,7 @@ def run_all(names: list[str], methods: list[str]) -> None:
 
 
 def table() -> None:
-    """Calls (processor seconds of pw.x), and how far above the lowest each ended, if by more than 2 meV per atom."""
+    """Calls (iterations of the electrons), and how far above the lowest each ended, if by more than 2 meV per atom."""
     print("| system | atoms | " + " | ".join(METHODS) + " |\n" + "|---" * (2 + len(METHODS)) + "|")
     ratios: dict[str, list[float]] = {method: [] for method in METHODS}
     for name, system in SYSTEMS.items():
@@ -182,9 +182,7 @@ def cell(result: dict[str, Any] | None, others: list[dict[str, Any]], n_atoms: i
         return f"{result['outcome'].replace('_', ' ')} after {result['calls']}"
     lowest = min(other["energy_ev"] for other in others if other["energy_ev"] is not None)
     above = 1000 * (result["energy_ev"] - lowest) / n_atoms
-    seconds = result["processor_seconds"]
-    spent = "" if seconds is None else f" ({seconds:.0f} s)"
-    return f"{result['calls']}{spent}" + (f", {above:.0f} meV/atom higher" if above > 2 else "")
+    return f"{result['calls']} ({result['scf_iterations']})" + (f", {above:.0f} meV/atom higher" if above > 2 else "")
 
 
 def main() -> None:

@@ -50,8 +50,7 @@ class System:
         return {"ecutwfc": self.cutoff_ry, **moving, **self.settings}
 
 
-def vacancy() -> Atoms:
-    atoms = bulk("Al", a=3.98).repeat(2)
+def vacancy(atoms: Atoms) -> Atoms:
     del atoms[0]
     return atoms
 
@@ -76,6 +75,12 @@ def rutile() -> Atoms:
     return Atoms(atoms.symbols, positions=atoms.positions, cell=atoms.cell, pbc=True)
 
 
+def _two(formula: str, structure: str, edge: float, cutoff_ry: float) -> System:
+    """The primitive cell of a semiconductor, strained."""
+    made = lambda: bulk(formula, structure, a=edge)  # noqa: E731
+    return System(made, cutoff_ry, (2, 2, 2), rattle_angstrom=0.05, strain=0.03, cell=True)
+
+
 SYSTEMS: dict[str, System] = {
     "Si8": System(lambda: bulk("Si", a=5.40, cubic=True), 12, (2, 2, 2)),
     "Si2, cell": System(lambda: bulk("Si", a=5.40), 14, (3, 3, 3), rattle_angstrom=0.05, strain=0.03, cell=True),
@@ -88,7 +93,11 @@ SYSTEMS: dict[str, System] = {
     "H on Al(100)": System(hydrogen_on_aluminium, 14, (4, 4, 1), METAL),
     "SiH4 in a box": System(lambda: boxed("SiH4", 6.5), 14, None),
     "H2O in a box": System(lambda: boxed("H2O", 5.5), 25, None, rattle_angstrom=0.05),
-    "Al7, a vacancy": System(vacancy, 12, (2, 2, 2), METAL),
+    "Al3, a vacancy": System(lambda: vacancy(bulk("Al", a=3.98, cubic=True)), 12, (3, 3, 3), METAL),
+    "AlAs2, cell": _two("AlAs", "zincblende", 5.60, 12),
+    "SiC2, cell": _two("SiC", "zincblende", 4.33, 25),
+    "C2, cell": _two("C", "diamond", 3.54, 25),
+    "Al7, a vacancy": System(lambda: vacancy(bulk("Al", a=3.98).repeat(2)), 12, (2, 2, 2), METAL),
     "MgO8": System(lambda: bulk("MgO", "rocksalt", a=4.18, cubic=True), 25, (1, 1, 1)),
     "SiC8": System(lambda: bulk("SiC", "zincblende", a=4.33, cubic=True), 25, (2, 2, 2)),
     "AlAs8": System(lambda: bulk("AlAs", "zincblende", a=5.60, cubic=True), 12, (2, 2, 2)),

@@ -30,12 +30,14 @@ def main() -> None:
     parser.add_argument("--table", default="AlFe.fs")
     parser.add_argument("--origin", default="metals")
     parser.add_argument("--number", type=int, default=80)
+    parser.add_argument("--updates", type=int, default=0, help="0: as many as 'relaxion learn' makes by itself")
     given = parser.parse_args()
     family, work = FAMILIES[given.family], given.work / given.family
     calculator = family.calculator.replace("TABLE", given.table)
     policy, told = work / "night.safetensors", work / "night.json"
     if not told.exists():
         words = ["learn", str(work / "learning" / "memory"), "--from", given.origin, "--out", str(policy), "--json"]
+        words += ["--set", f"n_updates={given.updates}"]
         told.write_text(subprocess.run([*COMMAND, *words, "--force"], capture_output=True, text=True).stdout)
     learned = json.loads(told.read_text())
     file, place = work / "unseen.extxyz", list(FAMILIES).index(given.family)

@@ -98,11 +98,12 @@ def table(number: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--number", type=int, default=16)
+    parser.add_argument("--sets", nargs="+", default=SETS, choices=SETS)
     parser.add_argument("--table", action="store_true")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     RESULTS.mkdir(exist_ok=True)
-    for name in SETS if not arguments.table else ():
+    for name in arguments.sets if not arguments.table else ():
         for method in METHODS:
             file = RESULTS / f"{name}-{method}-{arguments.number}.json"
             if not file.exists():

@@ -5,11 +5,14 @@
 
 pw.x is started at the first force call and goes on from its last wave functions at each next one. Relaxion closes it at
 the end, on errors and on Ctrl-C. One calculator serves one structure: the protocol sends positions and cells only.
+Where pw.x gives up (electrons that do not converge, a wrong input), its own reason is in the sentence, and
+`relaxion relax … --resume` goes on from there once the settings are mended.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from pathlib import Path
 from tempfile import mkdtemp
@@ -21,6 +24,30 @@ from ase.io import write
 
 PSEUDOPOTENTIALS = Path("/usr/share/espresso/pseudo")  # where Debian's quantum-espresso-data puts them
 LONGEST_CALL_SECONDS = 3600.0  # pw.x that has not answered by then hangs
+
+
+class Espresso(SocketIOCalculator):
+    """Says what pw.x said before it went away."""
+
+    output: Path
+
+    def calculate(self, *arguments: Any, **options: Any) -> None:
+        try:
+            super().calculate(*arguments, **options)
+        except (OSError, RuntimeError) as error:
+            reason = reason_in(self.output)
+            if reason is None:
+                raise
+            raise RuntimeError(f"pw.x: {reason} ({self.output})") from error
+
+
+def reason_in(output: Path) -> str | None:
+    """Why pw.x stopped; None where it does not say."""
+    text = output.read_text(errors="replace") if output.exists() else ""
+    if found := re.findall(r"convergence NOT achieved after.*iterations", text):
+        return found[-1]
+    found = re.search(r"Error in routine.*\n\s*(.*)", text)
+    return found and found[1].strip()
 
 
 def silicon() -> SocketIOCalculator:
@@ -36,9 +63,9 @@ def espresso(
     folder: Path | None = None,
     command: tuple[str, ...] = ("pw.x",),
     timeout: float = LONGEST_CALL_SECONDS,
-) -> SocketIOCalculator:
+) -> Espresso:
     """`settings`: of pw.x, flat. `kpts`: None for Γ alone. `folder`: for its files; a temporary one unless given."""
-    where = folder or Path(mkdtemp(prefix="espresso-"))
+    where = (folder or Path(mkdtemp(prefix="espresso-"))).absolute()
     where.mkdir(parents=True, exist_ok=True)
     always = {
         "calculation": "scf",
@@ -61,4 +88,6 @@ def espresso(
             return subprocess.Popen(arguments, cwd=where, stdout=out, stderr=subprocess.STDOUT)
 
     name = f"relaxion-{os.getpid()}-{where.name}"
-    return SocketIOCalculator(unixsocket=name, timeout=timeout, launch_client=launch)
+    calculator = Espresso(unixsocket=name, timeout=timeout, launch_client=launch)
+    calculator.output = where / "pw.out"
+    return calculator

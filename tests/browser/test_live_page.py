@@ -21,6 +21,7 @@ from live_server import InThread
 from relaxion.web import live as live_module
 from relaxion.web.live import Board
 from relaxion.web.run import watched
+from relaxion.web.training import TrainingRuns
 from training_runs import ATOMS, train_small
 
 CURVE, SAID, START, FILE = "[data-part=curve]", "#race .said", "#race [type=submit]", "#race input[type=file]"
@@ -42,7 +43,7 @@ def live(sheet: Sheet, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Wat
     assessment = (run / "assessment.json").read_text()
     (run / "assessment.json").unlink()
     live_module.SECONDS_BETWEEN_LOOKS, before = 0.1, live_module.SECONDS_BETWEEN_LOOKS
-    with InThread(Board(watched([run]))) as server:
+    with InThread(Board(TrainingRuns(watched([run])))) as server:
         sheet.page.goto(f"http://127.0.0.1:{server.port}/")
         expect(sheet.find("html")).to_have_attribute("data-live", "open")
         yield Watched(sheet, run, lines[5:], assessment)

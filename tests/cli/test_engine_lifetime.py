@@ -182,6 +182,82 @@ def test_energies_without_forces(relaxion, start):
     )
 
 
+FAKE_PW = '''
+"""As pw.x in its place: reads pw.in, answers through the socket, gives up on its electrons where a file says so."""
+import os, sys
+from pathlib import Path
+from ase.calculators.emt import EMT
+from ase.calculators.socketio import SocketClient
+from ase.io import read
+
+
+class Electrons(EMT):
+    calls = 0
+
+    def calculate(self, *arguments):
+        Electrons.calls += 1
+        if self.calls == 3 and FEW.exists():
+            print("     convergence NOT achieved after   2 iterations: stopping", flush=True)
+            os._exit(0)
+        super().calculate(*arguments)
+
+
+FEW = Path(sys.argv[1])
+address = sys.argv[sys.argv.index("--ipi") + 1].removesuffix(":UNIX")
+atoms = read(sys.argv[sys.argv.index("-in") + 1], format="espresso-in")
+atoms.calc = Electrons()
+SocketClient(unixsocket=address).run(atoms, use_stress=True)
+'''
+SETTINGS = """
+import sys
+from pathlib import Path
+from espresso_example import espresso
+
+ELECTRONS = {"ecutwfc": 10.0, "occupations": "fixed", "electron_maxstep": 1}
+
+
+def fake():
+    command = (sys.executable, str(Path("fake_pw.py").absolute()), str(Path("few").absolute()))
+    return espresso({"ecutwfc": 10.0}, {"Cu": "Cu.UPF"}, None, Path("pw"), command)
+
+
+def too_few():
+    return espresso(ELECTRONS, {"Si": "Si.pz-vbc.UPF"}, None, Path("pw"))
+"""
+
+
+@pytest.fixture
+def settings() -> Iterator[str]:
+    shutil.copy(EXAMPLE, "espresso_example.py")
+    Path("fake_pw.py").write_text(FAKE_PW)
+    Path("espresso_settings.py").write_text(SETTINGS)
+    yield "espresso_settings"
+    for name in ("espresso_settings", "espresso_example"):
+        sys.modules.pop(name, None)
+
+
+def test_electrons_that_do_not_converge_are_a_sentence_and_the_rest_is_resumed(relaxion, start, settings):
+    arguments = ("relax", start, "--calc", f"{settings}:fake", "--json", "--quiet", "--fmax", "0.01")
+    Path("few").touch()
+    answer = relaxion(*arguments)
+    assert (answer.code, answer.err.count("\n")) == (1, 1)
+    assert "failed at force call 3: RuntimeError: pw.x: convergence NOT achieved after 2 iterations" in answer.err
+    assert Path("relaxed/start/start.restart.json").exists()
+    Path("few").unlink()  # the user mends the settings
+    resumed = relaxion(*arguments, "--resume")
+    straight = relaxion("relax", start, "--json", "--quiet", "--fmax", "0.01", "--out", "straight")
+    assert (resumed.code, straight.code) == (0, 0)
+    assert resumed.objects[0]["force_calls"] == straight.objects[0]["force_calls"] >= 3
+
+
+@pytest.mark.skipif(shutil.which("pw.x") is None, reason="needs Quantum ESPRESSO: make espresso")
+def test_what_quantum_espresso_itself_says_of_its_electrons(relaxion, settings):
+    write("silicon.xyz", bulk("Si", a=5.4))
+    answer = relaxion("relax", "silicon.xyz", "--calc", f"{settings}:too_few", "-q")
+    assert (answer.code, answer.err.count("\n")) == (1, 1)
+    assert "pw.x: convergence NOT achieved after 1 iterations" in answer.err
+
+
 @pytest.mark.skipif(shutil.which("pw.x") is None, reason="needs Quantum ESPRESSO: make espresso")
 def test_the_example_with_quantum_espresso(relaxion):
     shutil.copy(EXAMPLE, "espresso_example.py")

@@ -22,6 +22,8 @@ from relaxion.bundles.library import SHIPPED
 from relaxion.errors import PolicyError
 from relaxion.files import Format
 from relaxion.optimize.choice import decide
+from relaxion.web.live import Board
+from relaxion.web.many import ManyFolder
 
 
 @pytest.fixture(autouse=True)
@@ -61,6 +63,16 @@ def test_relaxations_are_kept_shown_and_exported(relaxion):
     assert np.isfinite(images[0].get_forces()).all()
     assert relaxion("report", "many", "--out", "many.html", "--against", "many").code == 0
     assert "Force calls, mean of 20 structures" in Path("many.html").read_text()
+    assert relaxion("bench", "alloys.extxyz", "--with", "BFGS", "--json", "bench.json", "-q").code == 0
+    assert relaxion("watch", "many", "bench.json", "--save", "watched.html").code == 0
+    for line in ('"this run"', '"metals"', '"BFGS"', '"core"', '"Against BFGS"'):
+        assert line in Path("watched.html").read_text()
+    board = Board(ManyFolder(Path("many"), [Path("bench.json")]))
+    assert (board.refresh(), board.refresh()) == (True, False)
+    assert json.loads(board.news(0))["order"] == ["tiles", "plot", "facts"]
+    Path("other.json").write_text("{}")
+    answer = relaxion("report", "many", "--out", "other.html", "--against", "other.json")
+    assert (answer.code, "neither a folder of 'relax-many' nor a JSON file" in answer.err) == (1, True)
     refused = relaxion("report", "relaxed/alloys-0", "--against", "many")
     assert (refused.code, "--against compares folders of 'relax-many'" in refused.err) == (2, True)
     again = relaxion("memory", "memory", "--export", "all.extxyz")

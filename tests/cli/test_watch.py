@@ -33,6 +33,7 @@ from relaxion.web.live_race import LARGEST_UPLOAD, MOST_ATOMS, Races, read_reque
 from relaxion.web.live_race_worker import comment_of, format_of, read_structure
 from relaxion.web.page import LARGEST_BYTES
 from relaxion.web.run import watched
+from relaxion.web.training import TrainingRuns
 from training_runs import ATOMS, PENDULUM, train_small
 
 COMMAND = [sys.executable, "-c", "from relaxion.cli.app import main; main()"]
@@ -68,7 +69,7 @@ def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextmanager
 def served(*folders: Path) -> Iterator[InThread]:
-    with InThread(Board(watched(folders))) as server:
+    with InThread(Board(TrainingRuns(watched(folders)))) as server:
         limit = time.monotonic() + PATIENCE
         while time.monotonic() < limit:
             try:

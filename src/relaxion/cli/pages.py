@@ -12,9 +12,9 @@ from relaxion.cli.requests import CurveRequest, ReportRequest, WatchRequest
 from relaxion.errors import FileError, SettingsError
 from relaxion.scaling.relax_many.folder import MANIFEST
 from relaxion.training.curves import write_curve
-from relaxion.web.many import many_page
+from relaxion.web.many import ManyFolder, many_page
 from relaxion.web.run import watched
-from relaxion.web.training import MOST_RUNS, training_page
+from relaxion.web.training import MOST_RUNS, TrainingRuns
 from relaxion.web.view import report as page_of
 
 
@@ -39,31 +39,29 @@ def watch(request: WatchRequest, _: Interrupts) -> int:
         raise SettingsError(f"{twice[0]} is given twice; name each run once")
     if not 0 <= port <= 65535:
         raise SettingsError(f"--port is a number from 0 (any) to 65535, got {port}")
-    return _serve(runs, port) if request.save is None else _save(runs, request.save, force=request.force)
-
-
-def _save(runs: list[Path], save: Path, *, force: bool) -> int:
-    refuse_folder("--save", save, "page.html")
-    shown = watched(runs)
-    for run in shown:
-        run.poll(seconds=600.0)
-    tell(f"{counted(len(runs), 'run')} -> {training_page(shown).save(save, force=force)}")
+    many = (runs[0] / MANIFEST).exists()
+    shown = ManyFolder(runs[0], runs[1:]) if many else TrainingRuns(watched(runs))
+    if request.save is None:
+        return _serve(shown, counted(len(runs), "run"), port)
+    refuse_folder("--save", request.save, "page.html")
+    shown.poll(seconds=600.0)
+    tell(f"{counted(len(runs), 'run')} -> {shown.page().save(request.save, force=request.force)}")
     return DONE
 
 
-def _serve(runs: list[Path], port: int) -> int:
+def _serve(shown: ManyFolder | TrainingRuns, words: str, port: int) -> int:
     try:
         from relaxion.web.live import Board, free_socket, server
     except ImportError as error:
         say(f"relaxion: a live page needs starlette and uvicorn ({error}); try: pip install 'relaxion[live]'")
         return ERROR
-    board = Board(watched(runs))
+    board = Board(shown)
     with free_socket(port) as bound:
         taken = bound.getsockname()[1]
         if port not in (0, taken):
             say(f"relaxion: port {port} is taken, so the page is at {taken}")
         running = server(board, bound)
-        tell(f"{counted(len(runs), 'run')}: http://127.0.0.1:{taken}/ (Ctrl-C ends it)")
+        tell(f"{words}: http://127.0.0.1:{taken}/ (Ctrl-C ends it)")
         running.run(sockets=[bound])
     return DONE
 

@@ -507,7 +507,9 @@ class ReportRequest:
         "A result folder of 'relax', the --out of 'relax-many', a training run's folder, or a trajectory ASE reads.",
     )
     out: Path | None = optional("FILE.html", "The page.", show_default="FOLDER/report.html or NAME.html")
-    against: list[Path] | None = optional("DIR", "Of 'relax-many': other results for the same input; may be repeated.")
+    against: list[Path] | None = optional(
+        "DIR|JSON", "Of 'relax-many': other results, or a 'bench … --json', for the same input; may be repeated."
+    )
     force: bool = flag("--force", "Replace an earlier page.")
 
 
@@ -518,10 +520,13 @@ class WatchRequest:
     relaxion watch runs/alloys
     relaxion watch runs/alloys-td3-* --port 9000
     relaxion watch runs/alloys --save alloys.html
+    relaxion watch relaxed-many bench.json
     Exit codes: 0 done, 1 error, 2 usage, 130 interrupted, 143 terminated by SIGTERM.
     """
 
-    runs: list[Path] = argument("RUN", "Folders of runs, up to 12.")
+    runs: list[Path] = argument(
+        "RUN", "Folders of runs, up to 12; or one of 'relax-many', then as --against of 'report'."
+    )
     port: int = option("N", "Port on 127.0.0.1; the next free one if it is taken.", default=8765)
     save: Path | None = optional("FILE.html", "Save the page as it is now to a file instead of serving it.")
     force: bool = flag("--force", "Replace an earlier file.")

@@ -57,6 +57,12 @@ class Examples:
     def number(self) -> int:
         return self.lessons.number
 
+    def thinned(self, number: int) -> Examples:
+        """So many of them at most, from first to last."""
+        if self.number <= number:
+            return self
+        return replace(self, lessons=self.lessons.select(torch.linspace(0, self.number - 1, number).round().long()))
+
     @cached_property
     def singles(self) -> list[Lessons]:
         """One by one, as they are drawn."""

@@ -34,10 +34,11 @@ MOST_AT_ONCE = 2000  # atoms in one assessment
 class StudySettings(ExampleSettings):
     """How a metric learns from relaxations."""
 
-    n_updates: int = Field(default=40, ge=1)
-    """Of one study; the rate falls along half a cosine over them."""
+    n_updates: int = Field(default=20, ge=1)
+    """Of one study; the rate falls along half a cosine over them. Twice as many, of 24 examples, take twice as long and
+    leave 0.86 of the error where these leave 0.87 (110 Al–Fe packings, a study every ten)."""
 
-    n_lessons: int = Field(default=24, ge=1)
+    n_lessons: int = Field(default=16, ge=1)
     """Examples per update."""
 
     newest_share: float = Field(default=0.25, ge=0, le=1)
@@ -66,6 +67,9 @@ class StudySettings(ExampleSettings):
 
     most_apart: int = Field(default=60, ge=1)
     """And of those held out."""
+
+    most_judged: int = Field(default=3, ge=1)
+    """Examples of each of these: all of them would take longer to judge by than to learn from."""
 
 
 @dataclass(frozen=True)
@@ -121,6 +125,7 @@ class Study:
     def add(self, examples: Examples) -> None:
         """One more relaxation: to learn from, or to judge by."""
         if is_apart(examples.key, self.settings.apart_in):
+            examples = examples.thinned(self.settings.most_judged)
             self.apart = [*self.apart, examples][-self.settings.most_apart :]
             return
         self.taught = [*self.taught, examples][-self.settings.most_kept :]
@@ -196,7 +201,8 @@ class Study:
         """Relaxations first, then one example of each: long ones count no more than short ones."""
         number, total = self.settings.n_lessons, len(self.taught)
         n_newest = round(number * self.settings.newest_share) if 0 < self.n_new < total else 0
-        newest = torch.randint(max(total - self.n_new, 0), total, (n_newest,), generator=self.generator)
+        first = total - self.n_new if n_newest else 0  # where all are new, or none is, anyone is drawn
+        newest = torch.randint(first, total, (n_newest,), generator=self.generator)
         anyone = torch.randint(total, (number - n_newest,), generator=self.generator)
         parts = []
         for place in [*newest.tolist(), *anyone.tolist()]:

@@ -13,7 +13,7 @@ import socket
 import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import Any
+from typing import Any, Protocol
 
 import uvicorn
 from starlette.applications import Starlette
@@ -24,19 +24,37 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from relaxion.errors import RelaxionError, SettingsError
-from relaxion.web.film import LARGEST_BYTES as MOST_FILM_BYTES
 from relaxion.web.live_race import LARGEST_UPLOAD, Races, TooMany, read_request
-from relaxion.web.page import FOOT, Page, as_json
-from relaxion.web.run import WatchedRun
-from relaxion.web.training import TRAINING_SCRIPTS, heading, training_page, training_parts
+from relaxion.web.page import FOOT, Page, Part, as_json
+from relaxion.web.training import TRAINING_SCRIPTS
 
 LIVE_SCRIPTS = (*TRAINING_SCRIPTS, "race_tab.js", "live.js")
 HEADING = "heading"
 LIVE_FOOT = ("This page is fed by relaxion watch on this machine; it changes nothing in the runs.", FOOT[1])
 
 
+class Shown(Protocol):
+    """What grows on disk while somebody looks at it: training runs, a folder of `relax-many`."""
+
+    def poll(self, seconds: float) -> bool:
+        """Read what is new, for about so long; whether anything was."""
+        ...
+
+    def heading(self) -> dict[str, Any]:
+        """Title, the line above and the sentence below."""
+        ...
+
+    def parts(self) -> list[Part]:
+        """With ids: those that change are sent."""
+        ...
+
+    def page(self) -> Page:
+        """Complete in itself, as a file."""
+        ...
+
+
 class LivePage(Page):
-    """The training page, allowed to ask its own server and nobody else."""
+    """The page of what is shown, allowed to ask its own server and nobody else."""
 
     @property
     def needs_library(self) -> bool:
@@ -49,23 +67,22 @@ class LivePage(Page):
 class Board:
     """Refreshed by one thread, read by many."""
 
-    def __init__(self, runs: Sequence[WatchedRun]) -> None:
-        self.runs = runs
+    def __init__(self, shown: Shown) -> None:
+        self.shown = shown
         self.epoch = secrets.token_hex(4)  # of this server: versions of another one mean nothing
         self.version = 0
-        self._looking = threading.Lock()  # at the runs
+        self._looking = threading.Lock()  # at what is shown
         self._lock = threading.Lock()  # of what is told
         self._texts: dict[str, str] = {}  # by id, in their order, the heading first
         self._changed: dict[str, int] = {}  # by id: the version with which it came as it is
 
     def refresh(self, seconds: float = 2.0) -> bool:
-        """Look at the runs; whether anything is new."""
+        """Look at what is shown; whether anything is new."""
         with self._looking:
-            news = [run.poll(seconds / len(self.runs)) for run in self.runs]
-            if not any(news) and self.version:
+            if not self.shown.poll(seconds) and self.version:
                 return False
-            texts = {HEADING: json.dumps(heading(self.runs), ensure_ascii=False)}
-            texts |= {part["id"]: as_json(part) for part in training_parts(self.runs, MOST_FILM_BYTES)}
+            texts = {HEADING: json.dumps(self.shown.heading(), ensure_ascii=False)}
+            texts |= {part["id"]: as_json(part) for part in self.shown.parts()}
         with self._lock:
             if list(texts.items()) == list(self._texts.items()):
                 return False
@@ -92,7 +109,7 @@ class Board:
     def frozen(self) -> str:
         """The page as a file that needs no server."""
         with self._looking:
-            return training_page(self.runs).html
+            return self.shown.page().html
 
 
 HOST = "127.0.0.1"

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from relaxion.errors import CheckpointError, FileError
+from relaxion.files import json_of
 from relaxion.scaling.relax_many.folder import read_manifest
 from relaxion.scaling.relax_many.learning import FOLDER, LAG, read_study
 from relaxion.scaling.relax_many.summary import read_force_calls
@@ -18,19 +19,69 @@ WINDOW = 20  # structures of the running mean
 
 
 def many_page(folder: Path, against: Sequence[Path] = ()) -> Page:
-    """`against`: other folders for the same input, with another policy, say."""
-    settings, calls = read_manifest(folder)["settings"], np.array(read_force_calls(folder), dtype=float)
-    if not len(calls):
+    """`against`: other folders for the same input, with another policy, say, or what `relaxion bench` says of it."""
+    shown = ManyFolder(folder, against)
+    shown.poll(0.0)
+    if not len(shown.calls):
         raise FileError(f"{folder} has no result yet; wait for the first")
-    others = {other.name: np.array(read_force_calls(other), dtype=float) for other in against}
-    every = int(settings.get("learn_every", 0))
-    studies = studies_of(folder) if every else []
-    return Page(
-        title=f"{folder.name}: {len(calls)} structures",
-        eyebrow="relax-many",
-        lead=_lead(calls, every, studies),
-        parts=[_tiles(calls, others, every), _plot(calls, others, every, studies), *_notes(studies), _facts(settings)],
-    )
+    return shown.page()
+
+
+class ManyFolder:
+    """One folder, growing or done, as the live page follows it."""
+
+    def __init__(self, folder: Path, against: Sequence[Path] = ()) -> None:
+        self.folder, self.against = folder, against
+        self.settings = read_manifest(folder)["settings"]
+        self.every = int(self.settings.get("learn_every", 0))
+        self.calls, self.studies = np.zeros(0), list[dict[str, Any]]()
+        self.others: dict[str, np.ndarray] = {}
+        self._seen: list[tuple[str, int]] = []
+
+    def poll(self, seconds: float) -> bool:
+        """All of it anew where any file has grown, however long that takes."""
+        del seconds
+        files = sorted(file for path in (self.folder, *self.against) for file in _grow(path))
+        seen = [(str(file), file.stat().st_size) for file in files]
+        if seen == self._seen:
+            return False
+        self._seen = seen
+        self.calls = np.array(read_force_calls(self.folder), dtype=float)
+        self.others = {name: calls for path in self.against for name, calls in _calls_of(path).items()}
+        self.studies = studies_of(self.folder) if self.every else []
+        return True
+
+    def heading(self) -> dict[str, Any]:
+        title = f"{self.folder.absolute().name}: {len(self.calls)} structures"
+        lead = _lead(self.calls, self.every, self.studies) if len(self.calls) else "Waiting for the first result."
+        return {"title": title, "eyebrow": "relax-many", "lead": lead}
+
+    def parts(self) -> list[Part]:
+        found: list[Part] = []
+        if len(self.calls):
+            found = [_tiles(self.calls, self.others, self.every)]
+            found += [_plot(self.calls, self.others, self.every, self.studies), *_notes(self.studies)]
+        return [{**part, "id": part["kind"]} for part in (*found, _facts(self.settings))]
+
+    def page(self) -> Page:
+        return Page(**self.heading(), parts=self.parts())
+
+
+def _grow(path: Path) -> list[Path]:
+    """The files of a result that grow."""
+    return [path] if path.is_file() else [*path.glob("shards/*"), *path.glob(f"{FOLDER}/*.safetensors")]
+
+
+def _calls_of(path: Path) -> dict[str, np.ndarray]:
+    """Of another folder, or of each optimizer of a benchmark on the same structures, by what to call it."""
+    if path.is_dir():
+        return {path.name: np.array(read_force_calls(path), dtype=float)}
+    try:
+        told = json_of(path)
+        own = {told["ours"]: " and ".join(told["policies_used"])}
+        return {own.get(name) or name: np.array(calls, dtype=float) for name, calls in told["force_calls"].items()}
+    except (OSError, AttributeError, KeyError, TypeError, ValueError) as error:
+        raise FileError(f"{path} is neither a folder of 'relax-many' nor a JSON file of 'relaxion bench'") from error
 
 
 def studies_of(folder: Path) -> list[dict[str, Any]]:

@@ -44,6 +44,26 @@ def training_report(folder: Path) -> Page:
     return training_page([run])
 
 
+class TrainingRuns:
+    """Runs as the live page follows them."""
+
+    def __init__(self, runs: Sequence[WatchedRun]) -> None:
+        self.runs = runs
+
+    def poll(self, seconds: float) -> bool:
+        news = [run.poll(seconds / len(self.runs)) for run in self.runs]
+        return any(news)
+
+    def heading(self) -> dict[str, Any]:
+        return heading(self.runs)
+
+    def parts(self) -> list[Part]:
+        return training_parts(self.runs, MOST_FILM_BYTES)
+
+    def page(self) -> Page:
+        return training_page(self.runs)
+
+
 def training_page(runs: Sequence[WatchedRun]) -> Page:
     """Complete in itself and below 1 MB: films get what the rest leaves."""
     rest = len(json.dumps(training_parts(runs, film_bytes=0), ensure_ascii=False).encode())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,9 @@ from ase import Atoms
 from ase.build import bulk
 from ase.calculators.emt import EMT
 
+from relaxion import Relaxer
 from relaxion.errors import PolicyError, StructureError
+from relaxion.optimize import guard as guard_module
 from relaxion.optimize.ase_interface import read_point
 from relaxion.optimize.guard import Guard, GuardSettings
 from relaxion.optimize.learned import Asked, Metric
@@ -288,3 +291,29 @@ def test_mistrust_outlives_the_help_of_fire() -> None:
     guard.bad_steps, guard.core_steps, guard.policy_steps = 3, 5, 2
     guard.reset()
     assert (guard.bad_steps, guard.core_steps, guard.policy_steps) == (3, 5, 2)
+
+
+class Stiff(EMT):
+    """Three times as stiff as what the policy learned from."""
+
+    def calculate(self, *arguments: Any) -> None:
+        super().calculate(*arguments)
+        self.results = {name: 3 * np.asarray(value) for name, value in self.results.items()} | {
+            "energy": 3 * self.results["energy"]
+        }
+
+
+def test_a_metric_from_a_softer_potential_is_scaled_by_the_curvature_met(monkeypatch) -> None:
+    def counted() -> int:
+        total = 0
+        for seed in range(4):
+            atoms = rattled(seed)
+            atoms.calc = Stiff()
+            relaxer = Relaxer(atoms, policy="metals", logfile=None)
+            assert relaxer.run(fmax=FMAX, steps=50)
+            total += relaxer.force_calls
+        return total
+
+    scaled = counted()
+    monkeypatch.setattr(guard_module, "GuardSettings", partial(GuardSettings, another_scale=1e9))
+    assert scaled < counted() - 3

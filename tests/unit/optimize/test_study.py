@@ -123,6 +123,20 @@ def test_too_few_judges_prove_nothing():
     assert Study(network()).learn() is None  # nothing to learn from
 
 
+def test_a_round_that_brought_nothing_new_is_studied_too():
+    study = filled(StudySettings(n_updates=1, n_lessons=4))
+    study.learn()
+    assert study.n_new == 0
+    study.learn()
+    assert study.n_studies == 2
+
+
+def test_long_relaxations_held_apart_are_judged_by_few_examples():
+    study = filled(StudySettings(most_judged=2))
+    assert {one.number for one in study.apart} == {2}
+    assert max(one.number for one in study.taught) > 2
+
+
 def test_a_resumed_study_is_the_same_to_the_bit():
     settings = StudySettings(n_updates=6, n_lessons=4)
     straight, first, second = filled(settings), filled(settings), filled(settings)

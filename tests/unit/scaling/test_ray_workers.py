@@ -4,19 +4,24 @@ import os
 import signal
 import threading
 import time
+from pathlib import Path
 
 import pytest
+import torch
 from ase.io import write
-from inline_workers import alloy
+from inline_workers import InlineWorkers, alloy
 
+from relaxion.optimize.study import StudySettings
 from relaxion.scaling.relax_many.driver import Driver
 from relaxion.scaling.relax_many.folder import Folder, results
-from relaxion.scaling.relax_many.settings import WorkerSettings
+from relaxion.scaling.relax_many.learning import Learner, read_study
+from relaxion.scaling.relax_many.settings import ManySettings, WorkerSettings
+from relaxion.scaling.relax_many.summary import read_force_calls
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # Ray warns of its own future
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def ray_of_two():
     ray = pytest.importorskip("ray")
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
@@ -48,3 +53,33 @@ def test_actors_relax_and_killed_ones_are_replaced(tmp_path, settings, ray_of_tw
     assert tally.relaxed == 60
     assert len(killed) == 2
     assert len({found.key for found in results(tmp_path / "out")}) == 60
+
+
+def test_learning_on_ray_stopped_and_resumed_is_as_in_one_process(tmp_path, ray_of_two):
+    """Weights go to actors with the tasks, and what they relaxed comes back to the study: nothing depends on where."""
+    from relaxion.scaling.relax_many.ray_workers import RayWorkers
+
+    del ray_of_two
+    write(tmp_path / "in.extxyz", [alloy(seed) for seed in range(12)])
+    many = ManySettings(policy="metals", fmax_ev_per_angstrom=0.02, learn_every=3)
+    quick = StudySettings(n_updates=2, n_lessons=4, apart_in=2, least_apart=2, learning_rate=2e-3)
+
+    def learn(out: Path, workers, most: int) -> tuple[list[int], dict[str, torch.Tensor]]:
+        worker = WorkerSettings(many=many, memory=str(out / "memory"))
+        with Folder(out, many, [tmp_path / "in.extxyz"]) as folder, workers(worker) as at_work:
+            learner = Learner(out, out / "memory", 3, {"metals": "metals"}, quick)
+            driver = Driver(folder, at_work, many, [tmp_path / "in.extxyz"], 1, learner=learner)
+            driver.stop = lambda: driver.tally.relaxed >= most
+            driver.run()
+        last = out / "learned" / "00003-metals.safetensors"
+        return read_force_calls(out), dict(read_study(last).tensors) if last.exists() else {}
+
+    def on_ray(worker: WorkerSettings) -> RayWorkers:
+        return RayWorkers("auto", worker)
+
+    began, _ = learn(tmp_path / "ray", on_ray, most=5)
+    assert 5 <= len(began) < 12
+    calls, weights = learn(tmp_path / "ray", on_ray, most=100)
+    straight, expected = learn(tmp_path / "here", InlineWorkers, most=100)
+    assert calls == straight
+    assert all(torch.equal(weights[name], tensor) for name, tensor in expected.items())
