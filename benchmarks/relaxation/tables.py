@@ -11,6 +11,7 @@ as they are. Counts of force calls do not depend on the machine's load; the seco
 from __future__ import annotations
 
 import argparse
+import json
 import subprocess
 import sys
 import tempfile
@@ -43,6 +44,7 @@ UNIVERSAL = {
     "universal-alfe": "alfe --policy universal --number 24 --with BFGSLineSearch,GoodOldQuasiNewton,BFGS",
     "universal-mp-sevennet": f"{MP} --calc sevennet --perturb rattle:0.12 --number 40 --with BFGSLineSearch,BFGS",
     "universal-macs": "macs --number 8 --with BFGSLineSearch",
+    "mp-relax": "mp-relax --with FIRE,GoodOldQuasiNewton --number 16",
 }
 ROWS = METALS | UNIVERSAL
 
@@ -68,6 +70,9 @@ def measured(name: str, file: Path | None) -> None:
     out = RESULTS / f"{name}.json"
     command = [sys.executable, "-m", "relaxion", "bench", *words, "--json", str(out), "--force", "--quiet"]
     subprocess.run(command, check=True)
+    table = json.loads(out.read_text())
+    table["command"] = f"relaxion bench {ROWS[name].replace(MP, 'mp.extxyz')} --json {name}.json"
+    out.write_text(json.dumps(table, indent=1) + "\n")
     print(f"{name}: written", flush=True)
 
 

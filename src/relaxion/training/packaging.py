@@ -7,6 +7,7 @@ out of the bundle, so a card is true of the file it stands beside.
 from __future__ import annotations
 
 import shlex
+import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -20,7 +21,7 @@ from ase.symbols import Symbols
 from relaxion.bench.assessment import CORE, Assessed, Assessor, Relax
 from relaxion.bundles import CardResult, ModelCard, Network, PolicyBundle
 from relaxion.bundles.card import POLICY
-from relaxion.errors import RelaxionError, RunError
+from relaxion.errors import RelaxionError, RelaxionWarning, RunError
 from relaxion.files import Stored, json_of, text_of
 from relaxion.settings import assignment, shown
 from relaxion.structures import Outcome
@@ -196,7 +197,9 @@ def _formula(numbers: Any) -> str:
 
 def training_command(settings: RunSettings, folder: RunFolder) -> str:
     """The shortest `relaxion train` with a shipped recipe that has exactly these settings, and began as the run did."""
-    commands = [command for recipe in sorted(SHIPPED.glob("*.toml")) if (command := _command(recipe, settings))]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RelaxionWarning)  # about settings that other recipes do not have
+        commands = [command for recipe in sorted(SHIPPED.glob("*.toml")) if (command := _command(recipe, settings))]
     shortest = min(commands, key=len, default="")
     origin = ["--from-weights", text_of(folder.origin).strip()] if folder.origin.exists() else []
     words = shlex.split(shortest) if shortest else ["relaxion", "train", "settings.toml"]
