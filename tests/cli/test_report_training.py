@@ -181,7 +181,7 @@ def test_a_truncated_metrics_file_is_a_note(copied: Path) -> None:
     (copied / "result.json").unlink()
     (copied / ".lock").unlink()  # it names this process, which lives
     found = parts(copied)
-    assert any("half a line" in note for note in found["notes-0"]["notes"])
+    assert any("incomplete line" in note for note in found["notes-0"]["notes"])
     assert len(found["curve"]["series"][0]["x"]) == 3
 
 

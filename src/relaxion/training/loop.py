@@ -164,7 +164,7 @@ def _resumed(trainer: RunTrainer, folder: RunFolder, on_progress: OnProgress | N
     trainer.restore(stored)
     if trainer.step - trainer.steps_per_round >= settings.training.steps:  # the last round may overshoot
         raise RunError(
-            f"{folder.path} has already done {trainer.step} steps already, more than --steps {settings.training.steps}"
+            f"{folder.path} has already done {trainer.step} steps, more than --steps {settings.training.steps}"
         )
     clock, logged_up_to = Clock(stored.values["wall_time_seconds"], trainer.step), stored.values["logged_up_to"]
     records = _records(settings, folder, stored.values["metrics_position"], trainer.step)

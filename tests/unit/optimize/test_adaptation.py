@@ -48,13 +48,13 @@ def test_no_force_call_is_made_for_it():
 
 def test_it_learns_the_stiffness_of_what_it_relaxes():
     """A network that knows nothing but the springs needs fewer calls after some relaxations of one metal."""
-    shared = Adaptation(untrained(), AdaptationSettings(learning_rate=3e-3))
+    shared = Adaptation(untrained(), AdaptationSettings(learning_rate=3e-3, n_updates=60))
     calls = []
-    for seed in range(12):
-        relaxer = Relaxer(rattled(seed, "Pt"), policy="metals", adapt=shared, logfile=None)
+    for seed in range(14):
+        relaxer = Relaxer(rattled(seed, "Cu"), policy="metals", adapt=shared, logfile=None)
         assert relaxer.run(fmax=0.01)
         calls.append(relaxer.force_calls)
-    assert np.mean(calls[-4:]) < np.mean(calls[:2])
+    assert np.mean(calls[-4:]) < np.mean(calls[:2]) - 1
 
 
 def test_the_bundle_stays_as_it_is():

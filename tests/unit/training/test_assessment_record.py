@@ -58,7 +58,7 @@ def test_numbers_that_are_not_finite_are_left_out(tmp_path: Path) -> None:
 
 def test_a_record_that_cannot_be_written_is_a_warning(tmp_path: Path) -> None:
     assessed = Assessed(torch.tensor([1.0]), torch.tensor([1]))
-    with pytest.warns(RelaxionWarning, match="not written down"):
+    with pytest.warns(RelaxionWarning, match="was not stored"):
         leave_record(tmp_path / "absent" / "assessment.json", assessed, 7)
 
 

@@ -175,7 +175,7 @@ TROUBLES: list[tuple[str, dict[str, float], str]] = [
     (
         "replay_old",
         {"replay_age_transitions": 60_000},
-        "replay is too old: sampled ones are 60000 transitions old",
+        "replay is too old: sampled transitions are 60000 steps old",
     ),
     ("replay_young", {"replay_age_transitions": 60}, "replay is too young"),
     ("support", {"returns_outside_support": 0.1}, "returns leave the critic's support: 10%"),

@@ -112,7 +112,7 @@ def test_a_finished_run_can_be_lengthened(tmp_path: Path) -> None:
     straight = train(make_settings(), tmp_path / "straight")
     assert longer.weights_sha256 == straight.weights_sha256
     assert records(tmp_path / "pieces") == records(tmp_path / "straight")
-    with pytest.raises(RunError, match="has gone 120 steps already, more than --steps 70"):
+    with pytest.raises(RunError, match="has already done 120 steps, more than --steps 70"):
         train(make_settings(steps=70), tmp_path / "pieces", resume=True)
     assert json.loads((tmp_path / "pieces" / "result.json").read_text())["steps"] == 120
 
@@ -134,7 +134,7 @@ def test_a_round_of_several_environments_may_overshoot(tmp_path: Path, monkeypat
     for _ in range(2):  # and once more: a finished run is finished
         again = train(settings, tmp_path / "run", resume=True)
         assert replace(again, wall_time_seconds=0) == replace(straight, wall_time_seconds=0)
-    with pytest.raises(RunError, match="has gone 104 steps already, more than --steps 96"):
+    with pytest.raises(RunError, match="has already done 104 steps, more than --steps 96"):
         train(
             replace(settings, training=settings.training.model_copy(update={"steps": 96})),
             tmp_path / "run",

@@ -107,7 +107,7 @@ def too_young(seen: Seen) -> float:
 def replay_words(seen: Seen) -> str:
     (youngest, oldest), age = _replay_limits(seen), seen.now["replay_age_transitions"]
     atoms = seen.now["atoms_per_structure"]
-    return f"sampled ones are {age:.0f} transitions old; for {atoms:.0f} atoms {youngest:.0f} to {oldest:.0f} would do"
+    return f"sampled transitions are {age:.0f} steps old; for {atoms:.0f} atoms {youngest:.0f} to {oldest:.0f} would do"
 
 
 def behind_bfgs(seen: Seen) -> float:
