@@ -73,7 +73,7 @@ SETTINGS = np.array([*np.eye(4), *-np.eye(4)[:3]])  # what `search` tries: each 
 TINY = 0.02 * np.array([[1, 0, 0, 0], [-1, 0, 0, 0], [0.5, 0, 0, 0], [-0.5, 0, 0, 0]])  # stiffness by at most 0.4 %
 SETS = {"emt-bulk": "near", "emt-bulk-cell": "free cell", "emt-slabs": "far", "emt-clusters": "far", "alfe": "far"}
 VALIDATION_SEED, ASSESSMENT_SEED, N_VALIDATION, N_ASSESSMENT = 8200, 9500, 40, 150
-BUDGETS = {"reinforce": 140.0, "evolve": 70.0, "lessons": 210.0}  # processor seconds, beside those of `search`
+BUDGETS = {"reinforce": 350.0, "evolve": 300.0, "lessons": 560.0}  # processor seconds, beside those of `search`
 N_SECANTS, N_FEEDBACKS, N_POOLED = 3, 2, 32
 
 Choose = Callable[[Array], Array]
@@ -862,7 +862,7 @@ def _cost(
 # The control
 
 
-def lessons(runs: Path, updates: int = 500, looks: int = 3) -> None:
+def lessons(runs: Path, updates: int = 900, looks: int = 3) -> None:
     """Lessons as `relaxion train metals` gives them, from the shipped policy on, at a rate that falls from 5e-4."""
     generator, keeper = torch.Generator().manual_seed(400), Keeper(runs, "lessons")
     policy = copy.deepcopy(load("metals").policy).requires_grad_(True)
