@@ -70,7 +70,7 @@ LESSONS = {
 
 def settings_of(name: str, agent: str, policy: str, seed: int) -> RelaxRunSettings:
     kind = LESSONS[name] if agent == "lessons" else {"backbone": policy}
-    chosen = "td3" if agent == "lessons" else agent  # it has no step of its own there
+    chosen = "td3" if agent == "lessons" else agent  # which takes no step there
     settings = settings_from_recipe(find(name), chosen, {**SHORT[name], **kind, "seed": seed})
     assert isinstance(settings, RelaxRunSettings)
     return settings
