@@ -14,10 +14,10 @@ import json
 import statistics
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from relaxion.bench.assessment import Calls
 from relaxion.files import write_json
 from relaxion.training.loop import train
 from relaxion.training.recipe import find, settings_from_recipe
@@ -93,20 +93,19 @@ def learners(name: str, policy: str) -> tuple[str, ...]:
     return AGENTS
 
 
-def classical(name: str, runs: Path) -> dict[str, Calls]:
+def classical(name: str, runs: Path) -> dict[str, dict[str, Any]]:
     """ASE's optimizers from the starts that every agent is assessed on."""
     file = runs / f"{name}-classical.json"
     if not file.exists():
         assessor = relax_task(settings_of(name, "td3", "light", 0)).assessor()
         write_json(file, {kind: assessor.measure(kind).as_plain() for kind in CLASSICAL})
-    kept = json.loads(file.read_text())
-    return {kind: Calls(tuple(row["force_calls"]), tuple(row["energy_ev"])) for kind, row in kept.items()}
+    return json.loads(file.read_text())
 
 
 def show(name: str, runs: Path, seed: int) -> None:
     rows = [
-        (kind, "–", calls.mean, statistics.median(calls.force_calls), calls.failures)
-        for kind, calls in classical(name, runs).items()
+        (kind, "–", statistics.mean(row["force_calls"]), statistics.median(row["force_calls"]), row["failures"])
+        for kind, row in classical(name, runs).items()
     ]
     for policy, word in POLICIES.items():
         for agent in learners(name, policy):
