@@ -9,7 +9,7 @@ import torch
 
 from relaxion.optimize.learned import Asked, Metric, MetricSource, Past, asked_of
 from relaxion.optimize.point import Geometry, Point, structures_of
-from relaxion.optimize.springs import Bonds, SpringMetric, SpringSettings, bonds_of, springs_at
+from relaxion.optimize.springs import Bonds, SpringMetric, SpringSettings, bonds_of, radii_scale, springs_at
 from relaxion.optimize.valence.constants import ValenceSettings
 from relaxion.optimize.valence.model import ValenceModel, valence_at
 from relaxion.optimize.valence.topology import Topology
@@ -93,7 +93,8 @@ def _models(bases: Sequence[Base], known: KnownPairs | None) -> list[LocalModel]
     geometries = [_geometry(base) for base in bases]
     structures = _structures(bases, known)
     bonds = bonds_of(geometries, structures)
-    springs = springs_at(geometries, bases[0].springs, bonds)
+    drawn, screening = _fitted(geometries, bonds)
+    springs = springs_at(geometries, bases[0].springs, drawn)
     metrics: list[Metric | None] = [None] * len(bases)
     by_source: dict[int, list[int]] = {}
     for number, base in enumerate(bases):
@@ -108,7 +109,15 @@ def _models(bases: Sequence[Base], known: KnownPairs | None) -> list[LocalModel]
         for number, metric in zip(numbers, asked_of(source, asked, those), strict=True):
             metrics[number] = metric
     molecules = [_valence(*each) for each in zip(bases, bonds, strict=True)]
-    return [LocalModel(*each) for each in zip(bonds, springs, metrics, molecules, strict=True)]
+    return [LocalModel(*each) for each in zip(screening, springs, metrics, molecules, strict=True)]
+
+
+def _fitted(geometries: Sequence[Geometry], bonds: Sequence[Bonds]) -> tuple[list[Bonds], list[Bonds]]:
+    """With radii that fit each structure, for springs; and with the smaller radii, for the screen."""
+    scales = [radii_scale(*each) for each in zip(geometries, bonds, strict=True)]
+    each = list(zip(geometries, bonds, scales, strict=True))
+    drawn = [own if scale == 1 else bonds_of([geometry], scale=scale)[0] for geometry, own, scale in each]
+    return drawn, [new if scale < 1 else own for new, own, scale in zip(drawn, bonds, scales, strict=True)]
 
 
 def _valence(base: Base, bonds: Bonds) -> ValenceModel | None:

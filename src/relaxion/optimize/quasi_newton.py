@@ -208,7 +208,7 @@ class QuasiNewton:
         answers = [springs.solve(secant.drop) for secant in judged]
         if not self._springs_help(judged, answers):
             return "plain", self._plain(judged)
-        scale = float(np.clip(judged[-1].curvature / dot(judged[-1].drop, answers[-1]), 0.1, 10))
+        scale = judged[-1].curvature / dot(judged[-1].drop, answers[-1])
         return "springs", lambda forces: scale * springs.solve(forces)
 
     def _springs_help(self, judged: list[Secant], answers: list[Array]) -> bool:
