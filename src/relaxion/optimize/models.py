@@ -41,6 +41,7 @@ class Base:
     place: int | None = None  # among the structures just evaluated, where it is one of them
     valence: ValenceSettings | None = None  # None: molecules are not looked for
     topology: Topology | None = None  # of the molecules, as known so far
+    steps: int = 0  # that led there, as far as they are remembered
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,7 +94,7 @@ def _models(bases: Sequence[Base], known: KnownPairs | None) -> list[LocalModel]
     geometries = [_geometry(base) for base in bases]
     structures = _structures(bases, known)
     bonds = bonds_of(geometries, structures)
-    drawn, screening = _fitted(geometries, bonds)
+    drawn, screening = _fitted(bases, bonds)
     springs = springs_at(geometries, bases[0].springs, drawn)
     metrics: list[Metric | None] = [None] * len(bases)
     by_source: dict[int, list[int]] = {}
@@ -112,12 +113,17 @@ def _models(bases: Sequence[Base], known: KnownPairs | None) -> list[LocalModel]
     return [LocalModel(*each) for each in zip(screening, springs, metrics, molecules, strict=True)]
 
 
-def _fitted(geometries: Sequence[Geometry], bonds: Sequence[Bonds]) -> tuple[list[Bonds], list[Bonds]]:
+def _fitted(bases: Sequence[Base], bonds: Sequence[Bonds]) -> tuple[list[Bonds], list[Bonds]]:
     """With radii that fit each structure, for springs; and with the smaller radii, for the screen."""
-    scales = [radii_scale(*each) for each in zip(geometries, bonds, strict=True)]
-    each = list(zip(geometries, bonds, scales, strict=True))
-    drawn = [own if scale == 1 else bonds_of([geometry], scale=scale)[0] for geometry, own, scale in each]
-    return drawn, [new if scale < 1 else own for new, own, scale in zip(drawn, bonds, scales, strict=True)]
+    springs, screen = list(bonds), list(bonds)
+    for number, base in enumerate(bases):
+        geometry = _geometry(base)
+        scale = radii_scale(geometry, bonds[number], base.steps)
+        if scale != 1:
+            springs[number] = bonds_of([geometry], scale=scale)[0]
+        if scale < 1:
+            screen[number] = springs[number]
+    return springs, screen
 
 
 def _valence(base: Base, bonds: Bonds) -> ValenceModel | None:

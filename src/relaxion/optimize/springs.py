@@ -1,7 +1,8 @@
 """A hand-made guess of how stiff a structure is: springs between neighbours, softer the longer they are.
 
-It holds for any element because lengths are reduced by covalent radii: k(r) = k₀ exp(-a (r/(R_i+R_j) - 1)). Only the
-shape matters; the overall stiffness is measured by the optimizer from the forces it sees. With a free cell a bond
+It holds for any element because lengths are reduced by covalent radii: k(r) = k₀ exp(-a (r/(R_i+R_j) - 1)), and for
+any unit of length because radii that do not fit the structure are scaled to its nearest neighbours. Only the shape
+matters; the overall stiffness is measured by the optimizer from the forces it sees. With a free cell a bond
 changes by δr = u_j - u_i + ε·r, so the same springs give the elastic block and its coupling to the atoms.
 """
 
@@ -28,7 +29,8 @@ from relaxion.structures.graph import Pairs
 LARGEST_DENSE = 900  # coordinates; above it conjugate gradients are quicker than a Cholesky factorisation
 LARGEST_CUTOFF = 8.0  # Å
 REACH = 1.8  # neighbours are drawn up to this many sums of covalent radii
-LOOSE, TIGHT = 1.4, 0.35  # reduced distances of nearest neighbours beyond which covalent radii do not fit a structure
+LOOSE, TIGHT = 1.4, 0.6  # reduced distances of nearest neighbours beyond which covalent radii do not fit a structure
+SQUEEZED_STEPS = 8  # in which atoms that begin pressed together part; those that stay so near belong so near
 LARGEST_SCALE = 16  # of radii, tried for a structure without neighbours
 FACTOR: Any = get_lapack_funcs("potrf", dtype=np.float64)  # scipy's cho_factor and cho_solve take longer to check
 SOLVE: Any = get_lapack_funcs("potrs", dtype=np.float64)  # small matrices than LAPACK takes for them
@@ -73,9 +75,7 @@ class Bonds:
         return change  # (n_bonds, 3) Å
 
 
-def bonds_of(
-    geometries: Sequence[Geometry], structures: Structures | None = None, scale: float = 1.0
-) -> list[Bonds]:
+def bonds_of(geometries: Sequence[Geometry], structures: Structures | None = None, scale: float = 1.0) -> list[Bonds]:
     """Of each geometry all pairs up to `REACH` sums of covalent radii (at most 8 Å), self-images included.
 
     `structures`: the same geometries, where somebody has made them already. `scale`: of radii and longest length.
@@ -106,8 +106,8 @@ def _bonds_one_by_one(geometries: Sequence[Geometry], scale: float) -> list[Bond
     return [Bonds(nobody, nobody, np.zeros((0, 3)), np.zeros(0))]
 
 
-def radii_scale(geometry: Geometry, bonds: Bonds) -> float:
-    """What makes covalent radii fit the structure; 1 where they do.
+def radii_scale(geometry: Geometry, bonds: Bonds, steps: int = SQUEEZED_STEPS) -> float:
+    """What makes covalent radii fit the structure after so many steps; 1 where they do.
 
     They do not fit noble gases and Lennard-Jones atoms, nor lengths in other units.
     """
@@ -115,7 +115,8 @@ def radii_scale(geometry: Geometry, bonds: Bonds) -> float:
     while np.isinf(typical) and scale < LARGEST_SCALE:  # too far apart to have neighbours
         scale *= 2
         typical = scale * _typical_length(bonds_of([geometry], scale=scale)[0], geometry.n_atoms)
-    return 1.0 if TIGHT <= typical <= LOOSE or np.isinf(typical) else typical
+    misfit = LOOSE < typical < np.inf or (typical < TIGHT and steps >= SQUEEZED_STEPS)
+    return typical if misfit else 1.0
 
 
 def _typical_length(bonds: Bonds, n_atoms: int) -> float:
