@@ -5,7 +5,7 @@ starts again from the best known base, nearer, and with the curvature just learn
 
 The stiffness that the newest secants correct is either that of springs between neighbours or a plain multiple of 1,
 whichever explains the newest secants better; no force call is spent on the choice. Both are scaled by measured
-curvature, however large or small, so that nothing depends on the unit of energy. Where the springs are wrong, or say no
+curvature, however large or small, so that the unit of energy hardly matters. Where the springs are wrong, or say no
 more than a multiple of 1 would, this is the plain curvature-scaled L-BFGS with its longer memory.
 """
 
