@@ -3,9 +3,8 @@
     python benchmarks/atoms/agents.py --runs FOLDER [--only al-fe] [--policy light] [--agent td3] [--seed 0] [--table]
 
 Trains every agent with each policy on Al–Fe and on EMT metals, short runs of the shipped recipes (`SHORT`), and prints
-the tables of README.md. The metric policy is trained on Al–Fe only: one run of lessons (`LESSONS`), which is a row of
-its own, then every agent from its weights (`TAUGHT`). Finished runs are not run again, interrupted ones go on: stop and
-start it as you like. `--table` trains nothing and shows what is there.
+the tables of README.md. The metric policy is taught on Al–Fe only, by lessons alone (`LESSONS`). Finished runs are not
+run again, interrupted ones go on: stop and start it as you like. `--table` trains nothing and shows what is there.
 """
 
 from __future__ import annotations
@@ -15,10 +14,10 @@ import json
 import statistics
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from relaxion.bench.assessment import Calls
 from relaxion.files import write_json
 from relaxion.training.loop import train
 from relaxion.training.recipe import find, settings_from_recipe
@@ -56,24 +55,23 @@ SHORT = {  # what differs from the recipes: a fraction of their steps
         "checkpoint_interval_steps": 500,
     },
 }
-METRIC = {"policy": "metric", "max_displacement_angstrom": 0.3, "expert_share": 0.0, "imitation_weight": 0.0}
-LESSONS = {"al-fe": {"lesson_updates": 400, "steps": 400, "lesson_force_calls": 100}}
-TAUGHT = {  # the agent turns the knobs only, and slowly: what else was tried made the taught policy worse (README.md)
+LESSONS = {
     "al-fe": {
-        "steps": 2_000,
-        "assessment_interval_steps": 1_000,
-        "reinforced": "gate",
-        "policy_learning_rate": 1e-4,
-        "critic_updates_before": 150,
+        "policy": "metric",
+        "max_displacement_angstrom": 0.3,
+        "expert_share": 0.0,
+        "imitation_weight": 0.0,
+        "lesson_updates": 400,
+        "steps": 400,
+        "lesson_force_calls": 100,
     }
 }
 
 
 def settings_of(name: str, agent: str, policy: str, seed: int) -> RelaxRunSettings:
-    kind = METRIC | TAUGHT[name] if policy == "metric" else {"backbone": policy}
-    if agent == "lessons":
-        agent, kind = "td3", METRIC | LESSONS[name]
-    settings = settings_from_recipe(find(name), agent, {**SHORT[name], **kind, "seed": seed})
+    kind = LESSONS[name] if agent == "lessons" else {"backbone": policy}
+    chosen = "td3" if agent == "lessons" else agent  # which takes no step there
+    settings = settings_from_recipe(find(name), chosen, {**SHORT[name], **kind, "seed": seed})
     assert isinstance(settings, RelaxRunSettings)
     return settings
 
@@ -83,32 +81,34 @@ def trained(name: str, agent: str, policy: str, seed: int, runs: Path) -> None:
     out = runs / f"{name}-{agent}-{policy}-{seed}"
     if (out / "result.json").exists():
         return
-    taught = None
-    if policy == "metric" and agent != "lessons":
-        trained(name, "lessons", policy, seed, runs)
-        taught = runs / f"{name}-lessons-{policy}-{seed}"
     begin, resume = time.process_time(), (out / "checkpoint.safetensors").exists()
-    train(settings_of(name, agent, policy, seed), out, resume=resume, from_weights=None if resume else taught)
+    train(settings_of(name, agent, policy, seed), out, resume=resume)
     print(f"{out.name}: {time.process_time() - begin:.0f} CPU-seconds", flush=True)
 
 
-def classical(name: str, runs: Path) -> dict[str, Calls]:
+def learners(name: str, policy: str) -> tuple[str, ...]:
+    """Who learns such a policy."""
+    if policy == "metric":
+        return ("lessons",) if name in LESSONS else ()
+    return AGENTS
+
+
+def classical(name: str, runs: Path) -> dict[str, dict[str, Any]]:
     """ASE's optimizers from the starts that every agent is assessed on."""
     file = runs / f"{name}-classical.json"
     if not file.exists():
         assessor = relax_task(settings_of(name, "td3", "light", 0)).assessor()
         write_json(file, {kind: assessor.measure(kind).as_plain() for kind in CLASSICAL})
-    kept = json.loads(file.read_text())
-    return {kind: Calls(tuple(row["force_calls"]), tuple(row["energy_ev"])) for kind, row in kept.items()}
+    return json.loads(file.read_text())
 
 
 def show(name: str, runs: Path, seed: int) -> None:
     rows = [
-        (kind, "–", calls.mean, statistics.median(calls.force_calls), calls.failures)
-        for kind, calls in classical(name, runs).items()
+        (kind, "–", statistics.mean(row["force_calls"]), statistics.median(row["force_calls"]), row["failures"])
+        for kind, row in classical(name, runs).items()
     ]
     for policy, word in POLICIES.items():
-        for agent in (*AGENTS, "lessons"):
+        for agent in learners(name, policy):
             file = runs / f"{name}-{agent}-{policy}-{seed}" / "result.json"
             if file.exists():
                 result = json.loads(file.read_text())
@@ -136,10 +136,9 @@ def main() -> None:
     if not options.table:
         for policy in [options.policy] if options.policy else POLICIES:
             for name in names:
-                if policy == "metric" and name not in TAUGHT:
-                    continue
-                for agent in [options.agent] if options.agent else AGENTS:
-                    trained(name, agent, policy, options.seed, options.runs)
+                for agent in learners(name, policy):
+                    if options.agent in (None, agent):
+                        trained(name, agent, policy, options.seed, options.runs)
     for name in names:
         show(name, options.runs, options.seed)
 

@@ -58,22 +58,24 @@ class Row:
         return settings
 
 
-FROM_SCRATCH = "--set expert_share=0 --set imitation_weight=0 --steps 24000 --set assessment_interval_steps=4000"
+FROM_SCRATCH = "--set expert_share=0 --set imitation_weight=0"
 LESSONS = "--set lesson_updates=3000 --steps 3000 --set averaged_policy=false --set assessment_interval_steps=300"
 LIGHT = "--set backbone=light"
 ROWS = {
-    "emt-metric-td3": Row("TD3, stiffness policy", "emt-metric", "td3", "", (0, 1, 2), "emt"),
-    "emt-metals-td3": Row("TD3, direct policy", "emt-metals", "td3", FROM_SCRATCH, (0, 1), "emt"),
+    "emt-metric-td3": Row("TD3, stiffness policy", "emt-metric", "td3", "", (0, 1, 2, 3, 4), "emt"),
+    "emt-metals-td3": Row("TD3, direct policy", "emt-metals", "td3", FROM_SCRATCH, (0, 1, 2), "emt"),
+    "emt-metals-expert": Row("TD3, direct policy, expert at first", "emt-metals", "td3", "", (0, 1, 2), "emt"),
     "emt-metric-lessons": Row("lessons, stiffness policy", "emt-metric", "td3", LESSONS, (0, 1, 2), "lessons"),
     "alfe-light-td3": Row("TD3, light", "alfe-cubic", "td3", LIGHT, (0, 1, 2), "alfe"),
     "alfe-light-sac": Row("SAC, light", "alfe-cubic", "sac", LIGHT, (0, 1, 2), "alfe"),
-    "alfe-light-ddpg": Row("DDPG, light", "alfe-cubic", "ddpg", LIGHT, (0,), "alfe"),
-    "alfe-light-d4pg": Row("D4PG, light", "alfe-cubic", "d4pg", LIGHT, (0,), "alfe"),
+    "alfe-light-ddpg": Row("DDPG, light", "alfe-cubic", "ddpg", LIGHT, (0, 1, 2), "alfe"),
+    "alfe-light-d4pg": Row("D4PG, light", "alfe-cubic", "d4pg", LIGHT, (0, 1, 2), "alfe"),
+    "alfe-e3nn-td3": Row("TD3, e3nn", "alfe-cubic", "td3", "", (0,), "alfe"),
     "alfe-quick-td3": Row("TD3, e3nn", "alfe-quick", "td3", "", (0,), "quick"),
 }
 TITLES = {
     "emt": "EMT metals, 2–16 atoms, from scratch",
-    "alfe": "Cubic AlFe, light network",
+    "alfe": "Cubic AlFe",
     "quick": "Cubic AlFe, e3nn: alfe-quick",
 }
 

@@ -24,6 +24,7 @@ import csv
 import json
 import os
 import random
+import re
 import resource
 import shutil
 import signal
@@ -390,7 +391,8 @@ class Soak:
         self, seconds: float, share: float, clients: Clients, held: int, codes: dict[str, int]
     ) -> dict[str, Any]:
         left = self.watcher.marked()
-        temporary = sorted(str(path.relative_to(self.temporary)) for path in self.temporary.rglob("*"))
+        found = sorted(str(path.relative_to(self.temporary)) for path in self.temporary.rglob("*"))
+        temporary = [name for name in found if not re.fullmatch(r"torchinductor_\w+", name)]  # empty, torch's own
         expected = {"tmp", "run", "recipe.toml", "input.extxyz", "race.extxyz", "train.log", "watch.log"}
         strange = sorted(path.name for path in self.folder.iterdir() if path.name not in expected)
         lasting = {name: self._trend(name) for name in ("train", "watch", "soak")}

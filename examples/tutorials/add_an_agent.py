@@ -90,7 +90,7 @@ def learn(agent, learned, steps, seed=0):
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=5_000)
+    parser.add_argument("--steps", type=int, default=8_000)
     steps = parser.parse_args().steps
     learned, generator = task("Pendulum-v1"), torch.Generator().manual_seed(0)
     domain = BoxActions(learned.lowest_action, learned.highest_action)

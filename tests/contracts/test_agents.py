@@ -98,14 +98,6 @@ def test_critics_learn_alone_before_the_policy_moves(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", AGENTS)
-def test_only_trained_parameters_of_the_policy_move(name: str) -> None:
-    made: Any = make_agent(name)
-    chosen = rebuilt(made, trained=[made.policy.layers.bias_2])
-    changes = moved(chosen, 4)
-    assert [part for part, moves in changes.items() if moves and part.startswith("policy")] == ["policy.layers.bias_2"]
-
-
-@pytest.mark.parametrize("name", AGENTS)
 def test_acting_and_exploring_disturb_no_update(name: str) -> None:
     """Bit for bit: the generator of exploration is the caller's, that of updates the agent's."""
     watched, alone = make_agent(name), make_agent(name)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Self
 
 import torch
 from pydantic import Field, model_validator
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import log_softmax, softmax
 
 from relaxion.agents.shared import (
@@ -78,16 +78,13 @@ class D4PG(Snapshots):
         settings: D4PGSettings | None = None,
         policy_penalty: PolicyPenalty | None = None,
         *,
-        trained: Iterable[nn.Parameter] | None = None,
         critic_updates_before: int = 0,
     ) -> None:
-        """`trained`: the parameters of the policy that learn, all by default. The first updates, as many as
-        `critic_updates_before`, are the critics' alone: the policy stays."""
+        """The first updates, as many as `critic_updates_before`, are the critics' alone: the policy stays."""
         self.settings = settings or D4PGSettings()
         self.policy, self.target_policy = policy, target_copy(policy)
         self.critic, self.target_critic = critic, target_copy(critic)
-        learned = policy.parameters() if trained is None else trained
-        self.policy_optimizer = adam(learned, self.settings.policy_learning_rate)
+        self.policy_optimizer = adam(policy.parameters(), self.settings.policy_learning_rate)
         self.critic_optimizer = adam(critic.parameters(), self.settings.critic_learning_rate)
         self.action_domain = action_domain
         self.policy_penalty = policy_penalty

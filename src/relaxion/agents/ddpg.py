@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
 from relaxion.agents.shared import (
     PolicyPenalty,
@@ -58,16 +58,13 @@ class DDPG(Snapshots):
         settings: DDPGSettings | None = None,
         policy_penalty: PolicyPenalty | None = None,
         *,
-        trained: Iterable[nn.Parameter] | None = None,
         critic_updates_before: int = 0,
     ) -> None:
-        """`trained`: the parameters of the policy that learn, all by default. The first updates, as many as
-        `critic_updates_before`, are the critics' alone: the policy stays."""
+        """The first updates, as many as `critic_updates_before`, are the critics' alone: the policy stays."""
         self.settings = settings or DDPGSettings()
         self.policy, self.target_policy = policy, target_copy(policy)
         self.critic, self.target_critic = critic, target_copy(critic)
-        learned = policy.parameters() if trained is None else trained
-        self.policy_optimizer = adam(learned, self.settings.policy_learning_rate)
+        self.policy_optimizer = adam(policy.parameters(), self.settings.policy_learning_rate)
         self.critic_optimizer = adam(critic.parameters(), self.settings.critic_learning_rate)
         self.action_domain = action_domain
         self.policy_penalty = policy_penalty

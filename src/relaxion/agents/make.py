@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from torch import Generator, nn
 
@@ -11,7 +11,6 @@ from relaxion.agents.ddpg import DDPG, DDPGSettings
 from relaxion.agents.sac import SAC, SACSettings
 from relaxion.agents.shared import PolicyPenalty
 from relaxion.agents.td3 import TD3, TD3Settings
-from relaxion.errors import SettingsError
 from relaxion.networks.vector import (
     BoxActions,
     VectorCategoricalCritic,
@@ -70,12 +69,11 @@ def atom_agent(
     networks: AtomNetworkSettings | None = None,
     policy_penalty: PolicyPenalty | None = None,
     metric: MetricSettings | None = None,
-    reinforced: Literal["all", "gate"] = "all",
     critic_updates_before: int = 0,
 ) -> AnyAgent:
     """The agent that `settings` belong to, for atoms: a direct policy, or with `metric` one that follows it.
 
-    With `reinforced="gate"` the agent never moves the metric itself; SAC with a metric wants `MetricActions`.
+    SAC with a metric wants `MetricActions`.
     """
     from relaxion.networks.atom_critics import AtomCategoricalCritic, AtomCritics  # control tasks need none of it
 
@@ -91,7 +89,6 @@ def atom_agent(
         actions,
         generator,
         policy_penalty=policy_penalty,
-        trained=None if reinforced == "all" else _gate_parameters(policy, metric),
         critic_updates_before=critic_updates_before,
     )
 
@@ -118,17 +115,6 @@ def _atom_policy(
     if penalty is None:
         return AtomPolicy(actions, networks, generator)
     return AtomGaussianPolicy(actions, networks, generator, penalty)
-
-
-def _gate_parameters(policy: nn.Module, metric: MetricSettings | None) -> list[nn.Parameter]:
-    """All but the metric."""
-    found = [parameter for name, parameter in policy.named_parameters() if not name.startswith("network.")]
-    if metric is None or not found:
-        raise SettingsError(
-            "reinforced = gate: the policy has no gate to learn; name some environment_information, for example "
-            "['log_largest_force'], or let the agent move all"
-        )
-    return found
 
 
 def _put_together(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -69,17 +69,14 @@ class SAC(Snapshots):
         settings: SACSettings | None = None,
         policy_penalty: PolicyPenalty | None = None,
         *,
-        trained: Iterable[nn.Parameter] | None = None,
         critic_updates_before: int = 0,
     ) -> None:
-        """`trained`: the parameters of the policy that learn, all by default. The first updates, as many as
-        `critic_updates_before`, are the critics' alone: the policy stays."""
+        """The first updates, as many as `critic_updates_before`, are the critics' alone: the policy stays."""
         self.settings = settings or SACSettings()
         self.policy = policy
         self.critics, self.target_critics = critics, target_copy(critics)
         self.log_entropy_weight = nn.Parameter(torch.tensor(math.log(self.settings.initial_entropy_weight)))
-        learned = policy.parameters() if trained is None else trained
-        self.policy_optimizer = adam(learned, self.settings.policy_learning_rate)
+        self.policy_optimizer = adam(policy.parameters(), self.settings.policy_learning_rate)
         self.critic_optimizer = adam(critics.parameters(), self.settings.critic_learning_rate)
         self.entropy_optimizer = adam([self.log_entropy_weight], self.settings.entropy_weight_learning_rate)
         self.action_domain = action_domain

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
 from relaxion.agents.shared import (
     PolicyPenalty,
@@ -67,16 +67,13 @@ class TD3(Snapshots):
         settings: TD3Settings | None = None,
         policy_penalty: PolicyPenalty | None = None,
         *,
-        trained: Iterable[nn.Parameter] | None = None,
         critic_updates_before: int = 0,
     ) -> None:
-        """`trained`: the parameters of the policy that learn, all by default. The first updates, as many as
-        `critic_updates_before`, are the critics' alone: the policy stays."""
+        """The first updates, as many as `critic_updates_before`, are the critics' alone: the policy stays."""
         self.settings = settings or TD3Settings()
         self.policy, self.target_policy = policy, target_copy(policy)
         self.critics, self.target_critics = critics, target_copy(critics)
-        learned = policy.parameters() if trained is None else trained
-        self.policy_optimizer = adam(learned, self.settings.policy_learning_rate)
+        self.policy_optimizer = adam(policy.parameters(), self.settings.policy_learning_rate)
         self.critic_optimizer = adam(critics.parameters(), self.settings.critic_learning_rate)
         self.action_domain = action_domain
         self.generator = generator  # of the smoothing noise

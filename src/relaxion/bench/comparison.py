@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -25,7 +26,9 @@ def run_ase_optimizer(kind: type[Optimizer], task: Task, on_call: OnCall) -> Run
     """Run it as a user of ASE would, with its defaults."""
     stage = Stage(task, on_call)
     try:
-        with kind(stage.target, logfile=None) as optimizer:  # pyright: ignore[reportArgumentType] - filters work too
+        stepping = kind(stage.target, logfile=None)  # pyright: ignore[reportArgumentType] - filters work too
+        with stepping as optimizer, warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "logm result may be inaccurate", RuntimeWarning)  # by 1e-13, ASE's filter
             stage.watch(optimizer)
             converged = optimizer.run(fmax=task.fmax, steps=task.steps)
     except Exception as error:  # noqa: BLE001 - ASE's optimizers report failure by exceptions of many kinds

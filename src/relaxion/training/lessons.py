@@ -1,4 +1,4 @@
-"""Where the lessons of a metric come from: live relaxations or an agent's replay (a store: `metric_lessons.py`).
+"""Where the lessons of a metric come from: live relaxations (a store: `metric_lessons.py`).
 
 A lesson is a state and the way to the end of its own relaxation; `networks/metric/teacher.py` learns from it. Live:
 the policy that learns makes the relaxations itself, so it learns from the states that it comes to (data aggregation).
@@ -15,13 +15,10 @@ from torch import Generator, Tensor
 
 from relaxion.errors import RunError
 from relaxion.experience.environment import Environment, EnvironmentSettings, Relaxations, rollout
-from relaxion.experience.replay import draw_without_replacement
-from relaxion.experience.structure_replay import StructureReplay
 from relaxion.files import Stored
 from relaxion.generators.starts import Starts
-from relaxion.networks.metric.network import MetricNetwork
 from relaxion.networks.metric.policies import MetricPolicy
-from relaxion.networks.metric.teacher import Lessons, Teacher, TeachingSettings, relative_errors, way_to
+from relaxion.networks.metric.teacher import Lessons, Teacher, TeachingSettings, way_to
 from relaxion.optimize.batch import BatchRelaxer, BatchSettings, Relaxed
 from relaxion.optimize.choice import new_stepper
 from relaxion.optimize.learned import LearnedMetrics, states_at
@@ -393,44 +390,3 @@ def finished_by_core(found: Relaxations, potential: Potential, tolerance: float,
                 outcomes[relaxed.tag] = int(Outcome.CONVERGED)
     structures = Structures.from_ase(ends, cell_free=free).to(found.ends.structures.dtype)
     return replace(found, ends=replace(found.ends, structures=structures), outcomes=outcomes, calls=calls)
-
-
-class ReplayLessons:
-    """What replay says of the metric: secants from a state to the end of its relaxation, or to the next state.
-
-    Where a relaxation converged its end is taken; elsewhere the next state is all that is known.
-    """
-
-    def __init__(self, replay: StructureReplay, number: int, farthest_angstrom: float, generator: Generator) -> None:
-        self.replay, self.number, self.farthest, self.generator = replay, number, farthest_angstrom, generator
-
-    def sample(self) -> Lessons | None:
-        """As many as there are among `number` transitions; None where none is of use."""
-        replay = self.replay
-        number = min(self.number, len(replay))
-        if number == 0:
-            return None
-        first = replay.oldest + draw_without_replacement(len(replay), number, self.generator)
-        places = first % replay.capacity
-        last = last_of(replay, places)
-        ended = replay.outcomes[last] == Outcome.CONVERGED
-        state = replay.store.read(replay.states[places])
-        later = replay.store.read(replay.next_states[torch.where(ended, last, places)])
-        return Lessons.between(state, later, self.farthest)
-
-    def error(self, network: MetricNetwork) -> Tensor:
-        """The mean error on what replay says now, differentiable; 0 where it says nothing."""
-        drawn = self.sample()
-        errors = torch.zeros(0) if drawn is None else relative_errors(network, drawn, convex_only=True)
-        return errors.mean() if len(errors) else torch.zeros(())
-
-
-def last_of(replay: StructureReplay, places: Tensor) -> Tensor:
-    """Where the newest transition of each one's relaxation lies."""
-    last = places
-    while True:
-        followers = replay.followers[last]
-        goes_on = followers >= replay.oldest
-        if not bool(goes_on.any()):
-            return last
-        last = torch.where(goes_on, followers % replay.capacity, last)

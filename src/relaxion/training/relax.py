@@ -35,7 +35,7 @@ from relaxion.training.checkpoint import (
 )
 from relaxion.training.diagnostics import Diagnosis, Event, Facts
 from relaxion.training.kept import PART, KeptPolicy
-from relaxion.training.lessons import Imitation, LiveExamples, ReplayLessons, Source
+from relaxion.training.lessons import Imitation, LiveExamples, Source
 from relaxion.training.records import Episodes, RelaxationResult, ReturnsWatch, ScalarMeans
 from relaxion.training.relax_collector import Collected, RelaxCollector, make_agent
 from relaxion.training.relax_settings import RelaxRunSettings
@@ -52,8 +52,6 @@ class PolicyPenalties:
     def __init__(self, deviation_weight: float, settings: EnvironmentSettings) -> None:
         self.deviation_weight, self.settings = deviation_weight, settings
         self.imitation_weight = 0.0  # set by its schedule before every round of updates
-        self.anchor: Callable[[], Tensor] | None = None  # draws a policy back to its lessons, whatever the batch is
-        self.anchor_weight = 0.0  # likewise
 
     def __call__(self, batch: Batch, actions: Move) -> Tensor:
         """(batch,)"""
@@ -62,8 +60,6 @@ class PolicyPenalties:
             total = total + self.deviation_weight * deviation(batch.observations, actions, self.settings)
         if self.imitation_weight > 0:
             total = total + self.imitation_weight * imitation(batch, actions)
-        if self.anchor is not None and self.anchor_weight > 0:
-            total = total + self.anchor_weight * self.anchor().to(total.dtype)
         return total
 
 
@@ -111,7 +107,6 @@ class RelaxTrainer:
         self.collector = RelaxCollector(settings, task, self.agent, self.generators)
         self.exploration, self.environment = self.collector.exploration, self.collector.environment
         self.imitation_weight = LinearSchedule(atoms.imitation_weight, 0.0, atoms.expert_steps)
-        self.anchor_weight = LinearSchedule(0.0, 0.0, atoms.expert_steps)
         self.lessons = self._make_lessons()
         self.assessor, self.validation = task.assessor(), task.validation_assessor()
         self.kept = KeptPolicy()
@@ -130,18 +125,12 @@ class RelaxTrainer:
         self.state, self.force_calls = self.collector.begin()
 
     def _make_lessons(self) -> Imitation | None:
-        """Of a policy that follows a metric; replay anchors it there while the agent learns."""
+        """Of a policy that follows a metric."""
         settings, lessons = self.settings, self.settings.lessons
         if lessons is None:
             return None
         policy: Any = self.agent.policy
-        generator, anchor = (named_generator(settings.training.seed, name) for name in ("lessons", "anchor"))
-        self.generators["anchor"] = anchor
-        farthest = lessons.lesson_farthest_angstrom
-        secants = ReplayLessons(self.replay, lessons.lessons_per_update, farthest, anchor)
-        self.penalties.anchor = lambda: secants.error(policy.network)
-        steps = settings.atoms.expert_steps
-        self.anchor_weight = LinearSchedule(lessons.lesson_weight, lessons.lesson_weight_final, steps)
+        generator = named_generator(settings.training.seed, "lessons")
         source = Source(self.environment.potential, self.environment.starts)
         self._examples = LiveExamples(policy, [source], lessons, generator)
         return Imitation(policy, self._examples, lessons, generator)
@@ -167,7 +156,6 @@ class RelaxTrainer:
         self._collect()
         if not self.exploration.warming_up(len(self.replay)):
             self.penalties.imitation_weight = self.imitation_weight(self.reinforced_steps)
-            self.penalties.anchor_weight = self.anchor_weight(self.reinforced_steps)
             share = self.settings.training.learning_rate_schedule(self.reinforced_steps)
             scale_learning_rates((self.agent.policy_optimizer, self.agent.critic_optimizer), share)
             for _ in range(self.settings.atoms.updates_per_round):

@@ -105,7 +105,6 @@ def make_agent(settings: RelaxRunSettings, generator: Generator, penalty: Policy
         settings.networks,
         penalty,
         policy if isinstance(policy, MetricSettings) else None,
-        "all" if settings.metric is None else settings.metric.reinforced,
         # a metric that was taught waits until the critics know something of it
         0 if settings.lessons is None else settings.lessons.critic_updates_before,
     )

@@ -146,23 +146,12 @@ class MetricPolicySettings(MetricShape):
     damped: bool = True
     """The policy relaxes alone here, and without damping far starts fail (docs/how-it-works.md)."""
 
-    reinforced: Literal["all", "gate"] = "all"
-    """What reinforcement learning moves: the whole policy; or only its gate, the metric being left as its
-    lessons made it (the critic's error may be larger than what is left to gain)."""
-
 
 class LessonSettings(LiveLessonSettings):
-    """Lessons from finished relaxations: before reinforcement learning, and as an anchor beside it."""
+    """Lessons from finished relaxations, before reinforcement learning."""
 
     critic_updates_before: int = Field(default=0, ge=0)
     """Updates of the agent in which only its critics learn: what a critic says before would undo the lessons."""
-
-    lesson_weight: float = Field(default=0.0, ge=0)
-    """Weight in the policy's loss of the mean relative error on secants and finished relaxations from replay: the
-    anchor of the metric while the critic pulls at it. Goes to `lesson_weight_final` within `expert_steps`."""
-
-    lesson_weight_final: float = Field(default=0.0, ge=0)
-    """At the end of that schedule."""
 
 
 @dataclass(frozen=True)
@@ -216,17 +205,8 @@ class RelaxRunSettings(AgentRunSettings):
             raise SettingsError(
                 f"replay_capacity {given} is below n_structures {n_structures}: one step of all structures must fit"
             )
-        if self.metric is not None:
-            self._check_metric(self.metric)
-
-    def _check_metric(self, metric: MetricPolicySettings) -> None:
-        if not self.networks.moves_follow_forces:
+        if self.metric is not None and not networks.moves_follow_forces:
             raise SettingsError("moves_follow_forces = false has no meaning for a metric, whose moves always do")
-        if metric.reinforced == "gate" and not self.networks.environment_information and self.agent_name != "sac":
-            raise SettingsError(
-                "reinforced = gate: there is no gate to learn; name some environment_information, for example "
-                "['log_largest_force'], or leave it out"
-            )
 
     def trainer(self) -> RelaxTrainer:
         from relaxion.training.relax import RelaxTrainer

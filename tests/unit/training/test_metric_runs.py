@@ -1,4 +1,4 @@
-"""A metric as the policy of an agent's run on atoms: lessons first, then the critic, anchored by replay."""
+"""A metric as the policy of an agent's run on atoms: lessons first, then the agent."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ase.calculators.emt import EMT
 
 from relaxion import Relaxer
 from relaxion.agents.make import AGENT_SETTINGS
-from relaxion.errors import CheckpointError, RunError, SettingsError
+from relaxion.errors import CheckpointError, RelaxionWarning, RunError, SettingsError
 from relaxion.experience.transition import Source
 from relaxion.files import Stored
 from relaxion.generators.sources import source_at_hand, structure_source
@@ -25,9 +25,7 @@ from relaxion.networks.strains import strain_vectors
 from relaxion.optimize.guard import Guard
 from relaxion.optimize.learned import LearnedMetrics
 from relaxion.potentials.registry import potential
-from relaxion.potentials.reward import largest_force
-from relaxion.structures import Move, Outcome
-from relaxion.training.lessons import ReplayLessons, last_of
+from relaxion.structures import Move
 from relaxion.training.loop import train
 from relaxion.training.packaging import bundle_from_run, training_command
 from relaxion.training.recipe import find, settings_from_recipe
@@ -67,7 +65,6 @@ SMALL = {
     "expert_share": 0.25,
     "expert_steps": 32,
     "imitation_weight": 0.5,
-    "lesson_weight": 1.0,
 }
 SUPPORT = {"lowest_value": -4.0, "highest_value": 4.0, "n_bins": 11}
 
@@ -98,7 +95,7 @@ def same(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> bool:
 
 class TestSettings:
     def test_one_flat_table_there_and_back(self) -> None:
-        read = settings("sac", environment_information=["density"], reinforced="gate")
+        read = settings("sac", environment_information=["density"])
         assert read.metric is not None
         assert RunSettings.read(read.flat()) == read
         assert 'policy = "metric"' in read.as_toml()
@@ -128,13 +125,21 @@ class TestSettings:
             ({"policy": "metrik"}, "did you mean 'metric'"),
             ({"lesson_update": 3}, "did you mean 'lesson_updates'"),
             ({"policy": "direct"}, "unknown setting 'n_hidden'"),
-            ({"reinforced": "gate"}, "there is no gate to learn"),
+            ({"reinforced": "gate"}, "reinforced = gate was removed: .* leave it out"),
+            ({"lesson_weight_final": 0.5}, "lesson_weight_final = 0.5 was removed"),
             ({"moves_follow_forces": False}, "has no meaning for a metric"),
         ],
     )
     def test_settings_that_cannot_be(self, changes: dict[str, Any], words: str) -> None:
         with pytest.raises(SettingsError, match=words):
             settings(**changes)
+
+    def test_old_settings_that_did_without_what_was_removed_are_read(self) -> None:
+        old = {"reinforced": "all", "lesson_weight": 0.0, "lesson_weight_final": 0.0}
+        assert settings(**old) == settings()
+        with pytest.warns(RelaxionWarning, match="lesson_weight, .*, reinforced: not used by the task relax, left out"):
+            read = settings_from_recipe(find("emt-metric"), None, old)
+        assert not old.keys() & read.flat().keys()
 
     def test_the_command_names_what_differs_only(self, tmp_path: Path) -> None:
         read = settings_from_recipe(find("emt-metals"), "td3", {"policy": "metric", "lesson_updates": 100})
@@ -181,19 +186,12 @@ class TestLessons:
         go(trainer, 46)
         assert not same(taught, weights(trainer, "policy"))
 
-    def test_only_the_gate_is_reinforced(self) -> None:
-        trainer = go(make(reinforced="gate", environment_information=["log_largest_force"]), 6)
-        network, gate = weights(trainer, "policy.network"), weights(trainer, "policy.gate")
-        go(trainer, 46)
-        assert same(network, weights(trainer, "policy.network"))
-        assert not same(gate, weights(trainer, "policy.gate"))
-
     def test_nothing_to_learn_from_is_said(self) -> None:
         with pytest.raises(RunError, match="none of the relaxations came to"):
             make(lesson_force_calls=2).advance()
 
 
-class TestAnchor:
+class TestMetric:
     def test_a_secant_of_the_metric_itself_is_no_error(self) -> None:
         trainer = make()
         policy: Any = trainer.agent.policy
@@ -204,39 +202,15 @@ class TestAnchor:
         stiffness = policy.network(state).to(torch.float64).detached()
         drop = stiffness.apply(Unknowns(step, strain_vectors(way.strains)))
         secants = Lessons(state, way, pulls_of(state) - drop)
-        errors = relative_errors(policy.network, secants, convex_only=True).detach()
+        errors = relative_errors(policy.network, secants).detach()
         assert float(errors.max()) < 1e-3  # the network is float32
         twice = Unknowns(2 * drop.atoms, 2 * drop.cells)  # stiffer in truth: the step is twice as long as it should be
         torch.testing.assert_close(
-            relative_errors(policy.network, Lessons(state, way, pulls_of(state) - twice), convex_only=True).detach(),
+            relative_errors(policy.network, Lessons(state, way, pulls_of(state) - twice)).detach(),
             torch.ones(state.n_structures, dtype=torch.float64),
             rtol=1e-3,
             atol=1e-3,
         )
-
-    def test_finished_relaxations_lead_to_their_end(self) -> None:
-        trainer = go(make(lesson_updates=0, max_displacement_angstrom=0.2), 120)
-        replay = trainer.replay
-        places = torch.arange(replay.oldest, replay.newest) % replay.capacity
-        last = last_of(replay, places)
-        ended = replay.outcomes[last] == Outcome.CONVERGED
-        assert 0 < int(ended.sum()) < len(places)
-        assert bool((replay.outcomes[last] != Outcome.RUNNING)[ended].all())
-        assert bool((last != places)[ended].any())
-        secants = ReplayLessons(replay, 50, 1.0, torch.Generator().manual_seed(1)).sample()
-        assert secants is not None
-        ends = potential("emt")(secants.state.structures.to(torch.float64).moved(secants.goal.to(torch.float64)))
-        largest = largest_force(secants.state.structures, ends)
-        assert bool((largest < 0.06).any())  # the ends of finished ones, to the tolerance of 0.05
-        assert secants.left_over is not None  # what still pulls at the end of each way
-        torch.testing.assert_close(ends.forces.double(), secants.left_over.atoms, rtol=1e-3, atol=1e-3)
-
-    def test_its_weight_falls_and_it_changes_what_is_learned(self) -> None:
-        trainer, without = go(make(), 26), go(make(lesson_weight=0.0), 26)
-        assert 0 < trainer.penalties.anchor_weight < 1
-        assert not same(weights(trainer, "policy"), weights(without, "policy"))
-        go(trainer, 46)
-        assert trainer.penalties.anchor_weight == 0
 
     def test_steps_are_shortened_where_the_metric_was_too_soft(self) -> None:
         trainer = make(max_displacement_angstrom=2.0)

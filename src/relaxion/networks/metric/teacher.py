@@ -5,7 +5,7 @@ near the minimum count as much as far ones:
 
     loss = mean √( e·B₀e / t·B₀t ),   e = B⁻¹(F - F_end) - t,   t = x_end - x  (strain included)
 
-Lessons come from live relaxations, a store or replay (`training`), or from the relaxation just finished
+Lessons come from live relaxations or a store (`training`), or from the relaxation just finished
 (`optimize/adaptation.py`); F_end is 0 where a relaxation was followed to its minimum.
 """
 
@@ -28,8 +28,6 @@ from relaxion.structures import Evaluation, Move, State, Structures
 from relaxion.structures.structures import per_structure_sum
 
 SMALLEST_SQUARE = 1e-10  # of a relative error, where its root would have no gradient
-SMALLEST_SIZE = 1e-8  # eV: secants that cost the springs less are rounding in float32
-SMALLEST_CURVATURE = 0.02  # of the springs' own: softer ones, and those that bend downwards, are no stiffness
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,11 +127,8 @@ def way_to(minimum: Structures, structures: Structures) -> Move:
     return Move(displacements - (means * floating[:, None])[index], strains).allowed(structures)
 
 
-def relative_errors(network: MetricNetwork, lessons: Lessons, *, convex_only: bool = False) -> Tensor:
-    """How far B⁻¹(F - F_end) misses the way to the end, relative to its length, in the springs' energy, (n_lessons,).
-
-    `convex_only`: secants from anywhere, of which some bend downwards or are mere rounding, are left out, (n_of_use,).
-    """
+def relative_errors(network: MetricNetwork, lessons: Lessons) -> Tensor:
+    """How far B⁻¹(F - F_end) misses the way to the end, relative to its length in the springs' energy, (n_lessons,)."""
     structures = lessons.state.structures
     frame = Frame.of(lessons.state, network.settings, network.dtype)
     pulls = frame.pulls if lessons.left_over is None else frame.pulls - lessons.left_over
@@ -142,9 +137,7 @@ def relative_errors(network: MetricNetwork, lessons: Lessons, *, convex_only: bo
     with torch.no_grad():
         springs = frame.prior(network.settings).to(torch.float64)
         size = goal.dot(springs.apply(goal), structures)
-    squares = missed.dot(springs.apply(missed), structures) / size.clamp_min(SMALLEST_SIZE if convex_only else 1e-300)
-    if convex_only:
-        squares = squares[(size > SMALLEST_SIZE) & (goal.dot(pulls, structures) > SMALLEST_CURVATURE * size)]
+    squares = missed.dot(springs.apply(missed), structures) / size.clamp_min(1e-300)
     return torch.sqrt(squares + SMALLEST_SQUARE)
 
 
