@@ -9,7 +9,7 @@ import torch
 
 from relaxion.optimize.learned import Asked, Metric, MetricSource, Past, asked_of
 from relaxion.optimize.point import Geometry, Point, structures_of
-from relaxion.optimize.springs import Bonds, SpringMetric, SpringSettings, bonds_of, springs_at
+from relaxion.optimize.springs import Bonds, SpringMetric, SpringSettings, bonds_of, radii_scale, springs_at
 from relaxion.optimize.valence.constants import ValenceSettings
 from relaxion.optimize.valence.model import ValenceModel, valence_at
 from relaxion.optimize.valence.topology import Topology
@@ -41,6 +41,7 @@ class Base:
     place: int | None = None  # among the structures just evaluated, where it is one of them
     valence: ValenceSettings | None = None  # None: molecules are not looked for
     topology: Topology | None = None  # of the molecules, as known so far
+    steps: int = 0  # that led there, as far as they are remembered
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,7 +94,8 @@ def _models(bases: Sequence[Base], known: KnownPairs | None) -> list[LocalModel]
     geometries = [_geometry(base) for base in bases]
     structures = _structures(bases, known)
     bonds = bonds_of(geometries, structures)
-    springs = springs_at(geometries, bases[0].springs, bonds)
+    drawn, screening = _fitted(bases, bonds)
+    springs = springs_at(geometries, bases[0].springs, drawn)
     metrics: list[Metric | None] = [None] * len(bases)
     by_source: dict[int, list[int]] = {}
     for number, base in enumerate(bases):
@@ -108,7 +110,20 @@ def _models(bases: Sequence[Base], known: KnownPairs | None) -> list[LocalModel]
         for number, metric in zip(numbers, asked_of(source, asked, those), strict=True):
             metrics[number] = metric
     molecules = [_valence(*each) for each in zip(bases, bonds, strict=True)]
-    return [LocalModel(*each) for each in zip(bonds, springs, metrics, molecules, strict=True)]
+    return [LocalModel(*each) for each in zip(screening, springs, metrics, molecules, strict=True)]
+
+
+def _fitted(bases: Sequence[Base], bonds: Sequence[Bonds]) -> tuple[list[Bonds], list[Bonds]]:
+    """With radii that fit each structure, for springs; and with the smaller radii, for the screen."""
+    springs, screen = list(bonds), list(bonds)
+    for number, base in enumerate(bases):
+        geometry = _geometry(base)
+        scale = radii_scale(geometry, bonds[number], base.steps)
+        if scale != 1:
+            springs[number] = bonds_of([geometry], scale=scale)[0]
+        if scale < 1:
+            screen[number] = springs[number]
+    return springs, screen
 
 
 def _valence(base: Base, bonds: Bonds) -> ValenceModel | None:

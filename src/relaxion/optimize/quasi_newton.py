@@ -5,8 +5,8 @@ starts again from the best known base, nearer, and with the curvature just learn
 
 The stiffness that the newest secants correct is either that of springs between neighbours or a plain multiple of 1,
 whichever explains the newest secants better; no force call is spent on the choice. Both are scaled by measured
-curvature. Where the springs are wrong, or say no more than a multiple of 1 would (no neighbours within reach, lengths
-in other units), this is the plain curvature-scaled L-BFGS with its longer memory.
+curvature, however large or small, so that the unit of energy hardly matters. Where the springs are wrong, or say no
+more than a multiple of 1 would, this is the plain curvature-scaled L-BFGS with its longer memory.
 """
 
 from __future__ import annotations
@@ -208,7 +208,7 @@ class QuasiNewton:
         answers = [springs.solve(secant.drop) for secant in judged]
         if not self._springs_help(judged, answers):
             return "plain", self._plain(judged)
-        scale = float(np.clip(judged[-1].curvature / dot(judged[-1].drop, answers[-1]), 0.1, 10))
+        scale = judged[-1].curvature / dot(judged[-1].drop, answers[-1])
         return "springs", lambda forces: scale * springs.solve(forces)
 
     def _springs_help(self, judged: list[Secant], answers: list[Array]) -> bool:

@@ -1,7 +1,8 @@
 """A hand-made guess of how stiff a structure is: springs between neighbours, softer the longer they are.
 
-It holds for any element because lengths are reduced by covalent radii: k(r) = k₀ exp(-a (r/(R_i+R_j) - 1)). Only the
-shape matters; the overall stiffness is measured by the optimizer from the forces it sees. With a free cell a bond
+It holds for any element because lengths are reduced by covalent radii: k(r) = k₀ exp(-a (r/(R_i+R_j) - 1)), and for
+any unit of length because radii that do not fit the structure are scaled to its nearest neighbours. Only the shape
+matters; the overall stiffness is measured by the optimizer from the forces it sees. With a free cell a bond
 changes by δr = u_j - u_i + ε·r, so the same springs give the elastic block and its coupling to the atoms.
 """
 
@@ -28,6 +29,9 @@ from relaxion.structures.graph import Pairs
 LARGEST_DENSE = 900  # coordinates; above it conjugate gradients are quicker than a Cholesky factorisation
 LARGEST_CUTOFF = 8.0  # Å
 REACH = 1.8  # neighbours are drawn up to this many sums of covalent radii
+LOOSE, TIGHT = 1.4, 0.6  # reduced distances of nearest neighbours beyond which covalent radii do not fit a structure
+SQUEEZED_STEPS = 8  # in which atoms that begin pressed together part; those that stay so near belong so near
+LARGEST_SCALE = 16  # of radii, tried for a structure without neighbours
 FACTOR: Any = get_lapack_funcs("potrf", dtype=np.float64)  # scipy's cho_factor and cho_solve take longer to check
 SOLVE: Any = get_lapack_funcs("potrs", dtype=np.float64)  # small matrices than LAPACK takes for them
 
@@ -71,17 +75,17 @@ class Bonds:
         return change  # (n_bonds, 3) Å
 
 
-def bonds_of(geometries: Sequence[Geometry], structures: Structures | None = None) -> list[Bonds]:
+def bonds_of(geometries: Sequence[Geometry], structures: Structures | None = None, scale: float = 1.0) -> list[Bonds]:
     """Of each geometry all pairs up to `REACH` sums of covalent radii (at most 8 Å), self-images included.
 
-    `structures`: the same geometries, where somebody has made them already.
+    `structures`: the same geometries, where somebody has made them already. `scale`: of radii and longest length.
     """
     structures = structures_of(geometries) if structures is None else structures
-    radii = covalent_radii[structures.atomic_numbers.numpy()]
+    radii = scale * covalent_radii[structures.atomic_numbers.numpy()]
     try:
-        pairs = Pairs.of(structures, min(REACH * 2 * float(radii.max()), LARGEST_CUTOFF))
+        pairs = Pairs.of(structures, min(REACH * 2 * float(radii.max()), scale * LARGEST_CUTOFF))
     except StructureError:  # atoms scattered far apart, a cell without volume: of one of them
-        return _bonds_one_by_one(geometries)
+        return _bonds_one_by_one(geometries, scale)
     (first, second), vectors = pairs.ends.numpy(), pairs.vectors.numpy()
     natural = radii[first] + radii[second]
     lengths = np.sqrt(np.einsum("ni,ni->n", vectors, vectors))
@@ -95,11 +99,32 @@ def bonds_of(geometries: Sequence[Geometry], structures: Structures | None = Non
     ]
 
 
-def _bonds_one_by_one(geometries: Sequence[Geometry]) -> list[Bonds]:
+def _bonds_one_by_one(geometries: Sequence[Geometry], scale: float) -> list[Bonds]:
     if len(geometries) > 1:
-        return [bonds_of([geometry])[0] for geometry in geometries]
+        return [bonds_of([geometry], scale=scale)[0] for geometry in geometries]
     nobody = np.zeros(0, dtype=np.int64)
     return [Bonds(nobody, nobody, np.zeros((0, 3)), np.zeros(0))]
+
+
+def radii_scale(geometry: Geometry, bonds: Bonds, steps: int = SQUEEZED_STEPS) -> float:
+    """What makes covalent radii fit the structure after so many steps; 1 where they do.
+
+    They do not fit noble gases and Lennard-Jones atoms, nor lengths in other units.
+    """
+    scale, typical = 1.0, _typical_length(bonds, geometry.n_atoms)
+    while np.isinf(typical) and scale < LARGEST_SCALE:  # too far apart to have neighbours
+        scale *= 2
+        typical = scale * _typical_length(bonds_of([geometry], scale=scale)[0], geometry.n_atoms)
+    misfit = LOOSE < typical < np.inf or (typical < TIGHT and steps >= SQUEEZED_STEPS)
+    return typical if misfit else 1.0
+
+
+def _typical_length(bonds: Bonds, n_atoms: int) -> float:
+    """The median over atoms of the reduced distance to the nearest neighbour; infinite where most have none."""
+    nearest, reduced = np.full(n_atoms, np.inf), bonds.lengths / bonds.natural_lengths
+    for ends in (bonds.first, bonds.second):
+        np.minimum.at(nearest, ends, reduced)
+    return float(np.partition(nearest, n_atoms // 2)[n_atoms // 2])
 
 
 def springs_at(

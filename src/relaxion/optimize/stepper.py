@@ -89,7 +89,8 @@ class Stepper:
         """What it wants to know of a base; `place`: among the structures just evaluated, if it is one of them."""
         method = self.method
         valence, topology = method.settings.valence, method.valence.topology
-        return Base(base, method.settings.springs, method.source, method.past, place, valence, topology)
+        steps = len(method.secants)
+        return Base(base, method.settings.springs, method.source, method.past, place, valence, topology, steps)
 
     def step(self, base: Point, by_fire: bool) -> Proposal:
         """The next proposal, from where `judge` said."""

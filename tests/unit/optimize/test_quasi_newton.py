@@ -199,17 +199,19 @@ def test_the_screen_stops_atoms_before_they_collide():
     assert screened(part, bonds) is part
 
 
-@pytest.mark.parametrize("scale", [0.5, 1.0, 5.0])
-def test_springs_that_say_nothing_cost_nothing(scale):
-    """Lennard-Jones clusters, whose bonds the covalent radii of their element do not know, in any unit of length."""
+@pytest.mark.parametrize(("scale", "depth"), [(0.5, 1.0), (1.0, 10.0), (5.0, 1.0)])
+def test_springs_help_in_any_units(scale, depth):
+    """Lennard-Jones clusters, whose bonds are not as long as the covalent radii of their element say."""
     generator = np.random.default_rng(5)
     starts = [optbench_cluster(generator, 20) for _ in range(3)]
     for atoms in starts:
         atoms.positions *= scale
-    potential = LennardJones(epsilon=scale, sigma=scale, cutoff=15 * scale)
+    potential = LennardJones(epsilon=depth, sigma=scale, cutoff=15 * scale)
+
+    limits = BatchSettings(fmax=0.05 * depth / scale, max_force_calls=600)
 
     def calls(settings: QuasiNewtonSettings) -> float:
-        relaxer = BatchRelaxer(potential, BatchSettings(max_force_calls=600), lambda _: ("core", new_stepper(settings)))
+        relaxer = BatchRelaxer(potential, limits, lambda _: ("core", new_stepper(settings)))
         for atoms in starts:
             relaxer.add(atoms)
         found = list[int]()
@@ -217,4 +219,4 @@ def test_springs_that_say_nothing_cost_nothing(scale):
             found += [relaxed.force_calls for relaxed in relaxer.advance()]
         return float(np.mean(found))
 
-    assert calls(QuasiNewtonSettings()) <= 1.25 * calls(QuasiNewtonSettings(use_springs=False))
+    assert calls(QuasiNewtonSettings()) <= 0.75 * calls(QuasiNewtonSettings(use_springs=False))

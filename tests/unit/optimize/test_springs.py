@@ -2,13 +2,14 @@
 
 import numpy as np
 import pytest
+from ase import Atoms
 from ase.build import bulk, molecule
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from relaxion.optimize import springs
 from relaxion.optimize.point import Geometry
-from relaxion.optimize.springs import SpringMetric, SpringSettings, springs_at
+from relaxion.optimize.springs import SpringMetric, SpringSettings, bonds_of, radii_scale, springs_at
 
 
 def geometry(atoms, cell_factor=0.0, fixed=()) -> Geometry:
@@ -146,3 +147,29 @@ def test_many_at_once_are_one_by_one(factor):
         alone = springs_of(place)
         np.testing.assert_allclose(together.solve(forces), alone.solve(forces), rtol=1e-9, atol=1e-12)
         np.testing.assert_allclose(together.apply(forces), alone.apply(forces), rtol=1e-9, atol=1e-12)
+
+
+def scale_of(atoms) -> float:
+    place = geometry(atoms)
+    return radii_scale(place, bonds_of([place])[0])
+
+
+@pytest.mark.parametrize("atoms", [alloy(), bulk("Al"), bulk("Pb"), bulk("NaCl", "rocksalt", 5.64), molecule("H2")])
+def test_covalent_radii_fit_ordinary_structures(atoms):
+    assert scale_of(atoms) == 1
+
+
+@pytest.mark.parametrize("factor", [0.1, 3.0, 10.0])
+def test_radii_follow_the_unit_of_length(factor):
+    atoms = bulk("Cu", cubic=True)
+    nearest = atoms.cell.lengths()[0] / np.sqrt(2) / (2 * 1.32)
+    atoms.set_cell(factor * atoms.cell, scale_atoms=True)
+    assert scale_of(atoms) == pytest.approx(factor * nearest)
+
+
+def test_radii_of_noble_gases_are_scaled():
+    assert scale_of(bulk("Ar", "fcc", 5.26)) == pytest.approx(5.26 / np.sqrt(2) / (2 * 1.06))
+
+
+def test_a_lonely_atom_has_no_scale():
+    assert scale_of(Atoms("Ar")) == 1
