@@ -74,7 +74,7 @@ ROWS = {
     "alfe-quick-td3": Row("TD3, e3nn", "alfe-quick", "td3", "", (0,), "quick"),
 }
 TITLES = {
-    "emt": "EMT metals, 2–16 atoms, from scratch",
+    "emt": "EMT metals, 2–16 atoms",
     "alfe": "Cubic AlFe",
     "quick": "Cubic AlFe, e3nn: alfe-quick",
 }
