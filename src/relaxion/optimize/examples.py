@@ -18,7 +18,9 @@ from torch import Tensor
 
 from relaxion.memory.trajectory import Trajectory
 from relaxion.networks.metric.network import pulls_of
+from relaxion.networks.metric.stiffness import Unknowns
 from relaxion.networks.metric.teacher import Lessons
+from relaxion.networks.strains import strain_vectors
 from relaxion.settings import Settings
 from relaxion.structures import Evaluation, Move, Outcome, State
 from relaxion.structures.structures import per_structure_sum
@@ -112,7 +114,12 @@ def unturned(trajectory: Trajectory) -> Trajectory:
 
 def _secants(trajectory: Trajectory, bases: Tensor, later: Tensor, settings: ExampleSettings) -> Lessons | None:
     every = state_of(trajectory)
-    found = Lessons.between(every.select(bases), every.select(later), settings.farthest_angstrom)
+    return secants_between(every.select(bases), every.select(later), settings)
+
+
+def secants_between(state: State, later: State, settings: ExampleSettings) -> Lessons | None:
+    """From states to later ones of the same relaxations, those that a stiffness can fit; None: there is none."""
+    found = Lessons.between(state, later, settings.farthest_angstrom)
     if found is None or found.left_over is None:
         return None
     structures = found.state.structures
@@ -120,12 +127,10 @@ def _secants(trajectory: Trajectory, bases: Tensor, later: Tensor, settings: Exa
     largest = torch.zeros(found.number, dtype=forces.dtype)
     largest = largest.scatter_reduce(0, structures.structure_index, forces, "amax")
     pulls = pulls_of(found.state) - found.left_over
-    way = found.goal.displacements
-    index, number = structures.structure_index, structures.n_structures
-    work = per_structure_sum((way * pulls.atoms).sum(dim=1), index, number)
-    length = per_structure_sum(way.square().sum(dim=1), index, number)
+    way = Unknowns(found.goal.displacements, strain_vectors(found.goal.strains))
+    length = per_structure_sum(way.atoms.square().sum(dim=1), structures.structure_index, structures.n_structures)
     good = found.goal.largest_displacements(structures) > settings.shortest_angstrom
-    good &= structures.cell_free | (work > SOFTEST * length)
+    good &= pulls.dot(way, structures) > SOFTEST * length
     good &= structures.cell_free | (largest > settings.smallest_force_ev_per_angstrom)
     return found.select(good) if bool(good.any()) else None
 

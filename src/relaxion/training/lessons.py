@@ -21,6 +21,7 @@ from relaxion.networks.metric.policies import MetricPolicy
 from relaxion.networks.metric.teacher import Lessons, Teacher, TeachingSettings, way_to
 from relaxion.optimize.batch import BatchRelaxer, BatchSettings, Relaxed
 from relaxion.optimize.choice import new_stepper
+from relaxion.optimize.examples import ExampleSettings, secants_between
 from relaxion.optimize.learned import LearnedMetrics, states_at
 from relaxion.optimize.trust_rule import StepControl
 from relaxion.potentials.potential import Potential
@@ -60,6 +61,10 @@ class LiveLessonSettings(TeachingSettings):
 
     lesson_trust_angstrom: float = Field(default=0.3, gt=0)
     """Longest displacement in a step of a relaxation."""
+
+    lesson_secants: bool = False
+    """Under the guard: lessons are secants, true wherever a relaxation ends. It need not be followed to its minimum,
+    so the same force calls give more different structures; what was not finished teaches too."""
 
     lesson_under_guard: bool = False
     """The relaxations are made under the guard, as in use. Each gathering has starts of every source and each update
@@ -299,16 +304,23 @@ class GuardedExamples(LiveExamples):
             yield from relaxer.advance()
 
     def _lessons(self, relaxed: Sequence[Relaxed]) -> Lessons | None:
-        """Of what converged, the bases of its steps with their ways to its end."""
-        settings, parts = self.settings, list[Lessons | None]()
-        for one in relaxed:
-            bases = [visit.point for visit in one.visited[:-1] if visit.accepted and visit.point.finite]
-            if one.converged and bases:
-                ends = states_at([one.visited[-1].point] * len(bases)).structures
-                smallest, farthest = settings.lesson_smallest_force_ev_per_angstrom, settings.lesson_farthest_angstrom
-                parts.append(lessons_towards(ends, states_at(bases), True, smallest, farthest))
-        lessons = [part for part in parts if part is not None]
+        """The bases of their steps with their ways to the end."""
+        lessons = [part for one in relaxed if (part := self._lessons_of(one)) is not None]
         return Lessons.concatenate(lessons) if lessons else None
+
+    def _lessons_of(self, relaxed: Relaxed) -> Lessons | None:
+        """Of one that did not converge only secants."""
+        settings = self.settings
+        bases = [visit.point for visit in relaxed.visited if visit.accepted and visit.point.finite]
+        if len(bases) < 2 or not (relaxed.converged or settings.lesson_secants):
+            return None
+        end = bases.pop()
+        state, ends = states_at(bases), states_at([end] * len(bases))
+        smallest, farthest = settings.lesson_smallest_force_ev_per_angstrom, settings.lesson_farthest_angstrom
+        if not settings.lesson_secants:
+            return lessons_towards(ends.structures, state, True, smallest, farthest)
+        limits = ExampleSettings(smallest_force_ev_per_angstrom=smallest, farthest_angstrom=farthest)
+        return secants_between(state, ends, limits)
 
     def _drawn(self, place: int) -> Lessons | None:
         if place not in self._pools:

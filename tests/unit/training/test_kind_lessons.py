@@ -93,6 +93,21 @@ def test_a_stopped_run_goes_on_to_the_bit(tmp_path):
     assert whole.training_force_calls > 0
 
 
+def test_secants_teach_from_relaxations_that_were_not_finished_and_survive_a_resume(tmp_path):
+    early = {"lesson_secants": True, "lesson_force_calls": 3, "lesson_tolerance_ev_per_angstrom": 1e-4}
+    examples = settings(tmp_path, **early).trainer().imitation.examples
+    assert isinstance(examples, KindExamples)
+    lessons, told = examples.draw(0)
+    assert told["imitation/finished_share"] < 0.5
+    assert lessons.left_over is not None
+    assert float(lessons.left_over.atoms.abs().max()) > 0.01, "eV/Å: something still pulls where they were left"
+    train(settings(tmp_path, **early), tmp_path / "whole")
+    train(settings(tmp_path, steps=2, **early), tmp_path / "parts")
+    train(settings(tmp_path, **early), tmp_path / "parts", resume=True)
+    weights = [digest(read_weights(tmp_path / name).tensors) for name in ("whole", "parts")]
+    assert weights[0] == weights[1]
+
+
 def test_nothing_at_hand_is_a_sentence(tmp_path):
     with pytest.raises(RunError, match="none of the kinds"):
         train(

@@ -73,6 +73,8 @@ class Lessons:
         """All of it as flat tensors, for a checkpoint."""
         state = self.state
         named = {f"structures.{f.name}": getattr(state.structures, f.name) for f in fields(state.structures)}
+        if self.left_over is not None:
+            named |= {"left_over_atoms": self.left_over.atoms, "left_over_cells": self.left_over.cells}
         evaluation = state.evaluation
         assert evaluation.stresses is not None  # lessons come from potentials that give it
         return named | {
@@ -101,7 +103,8 @@ class Lessons:
             named["trust_radii"],
             named["calls"],
         )
-        return cls(state, Move(named["goal_displacements"], named["goal_strains"]))
+        rest = Unknowns(named["left_over_atoms"], named["left_over_cells"]) if "left_over_atoms" in named else None
+        return cls(state, Move(named["goal_displacements"], named["goal_strains"]), rest)
 
 
 def way_to(minimum: Structures, structures: Structures) -> Move:
