@@ -6,6 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from relaxion.bench.statistics import SAME_MINIMUM_EV_PER_ATOM, p95_where_same
+
 TITLES = {  # the rows of the results page, in order
     "emt-bulk": "random alloys, 4–32 atoms",
     "emt-large": "random alloys, 24–64 atoms",
@@ -32,9 +36,9 @@ CALCULATORS = {"emt": "EMT", "eam": "EAM", "chgnet": "CHGNet", "sevennet": "Seve
 
 def table(root: Path) -> str:
     """All columns of the results page."""
-    head = "| set | potential | n | Relaxion | core | best of ASE's | BFGS | ratio (95 %) | p95 | same minimum |"
+    head = "| set | potential | n | Relaxion | core | best of ASE's | BFGS | ratio (95 %) | p95 | same end | same minimum |"
     rows = [_row(name, _read(root, name)) for name in TITLES]
-    return "\n".join([head, "|---|---|---|---|---|---|---|---|---|---|", *rows])
+    return "\n".join([head, "|---|---|---|---|---|---|---|---|---|---|---|", *rows])
 
 
 def brief(root: Path) -> str:
@@ -51,8 +55,17 @@ def _row(name: str, result: dict[str, Any]) -> str:
     low, high = result["ratio_to_best_classical_interval_95"]
     cells = [*_start(name, result), _mean(result, "core"), _best(result), _mean(result, "BFGS")]
     cells += [f"**{result['ratio_to_best_classical']:.2f}** ({low:.2f}–{high:.2f})"]
-    cells += [f"{result['p95_of_paired_ratios_to_core']:.2f}", f"{result['same_minimum_rate']:.0%}"]
+    cells += [f"{result['p95_of_paired_ratios_to_core']:.2f}", _same_end(result), f"{result['same_minimum_rate']:.0%}"]
     return f"| {' | '.join(cells)} |"
+
+
+def _same_end(result: dict[str, Any]) -> str:
+    """95th percentile of the ratios to the core where both end in the same minimum, and the number of those starts."""
+    calls, others = (np.array(result["force_calls"][name], dtype=np.float64) for name in OURS)
+    energies, core = (np.array(result["energies_ev"][name], dtype=np.float64) for name in OURS)
+    gaps = (energies - core) / np.array(result["n_atoms"])
+    found = p95_where_same(calls, others, gaps)
+    return "–" if found is None else f"{found:.2f} ({int((np.abs(gaps) <= SAME_MINIMUM_EV_PER_ATOM).sum())})"
 
 
 def _brief_row(name: str, result: dict[str, Any]) -> str:

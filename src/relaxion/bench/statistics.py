@@ -99,6 +99,7 @@ class Comparison:
     ratio: Interval  # of mean force calls
     geometric_ratio: float  # of shifted geometric means
     p95_of_paired_ratios: float
+    p95_where_same: float | None  # the same where both ended in the same minimum; None: nowhere
     same_minimum_rate: float | None  # of the starts where both converged; None: nowhere
     lower_minimum_rate: float | None  # ours ended below
     break_even_seconds: float | None  # per force call, above which ours takes less time; None: never
@@ -106,13 +107,15 @@ class Comparison:
     @classmethod
     def of(cls, ours: Sequence[Score], other: Sequence[Score], name: str) -> Comparison:
         calls, others = charged(ours), charged(other)
-        gaps = energy_gaps(ours, other)
+        every = energy_gaps(ours, other)
+        gaps = every[np.isfinite(every)]
         same = np.abs(gaps) <= SAME_MINIMUM_EV_PER_ATOM
         return cls(
             other=name,
             ratio=resampled(calls, others),
             geometric_ratio=float(np.exp(np.log((calls + SHIFT) / (others + SHIFT)).mean())),
             p95_of_paired_ratios=float(np.percentile(calls / others, SHARE)),
+            p95_where_same=p95_where_same(calls, others, every),
             same_minimum_rate=float(same.mean()) if len(gaps) else None,
             lower_minimum_rate=float((gaps < -SAME_MINIMUM_EV_PER_ATOM).mean()) if len(gaps) else None,
             break_even_seconds=break_even_seconds(ours, other),
@@ -120,14 +123,18 @@ class Comparison:
 
 
 def energy_gaps(ours: Sequence[Score], other: Sequence[Score]) -> Array:
-    """Ours minus the other's, eV per atom, where both converged."""
-    return np.array(
-        [
-            (a.energy_ev - b.energy_ev) / a.n_atoms
-            for a, b in zip(ours, other, strict=True)
-            if a.energy_ev is not None and b.energy_ev is not None
-        ]
-    )
+    """Ours minus the other's, eV per atom, start by start; not a number unless both converged."""
+    first, second = (np.array([score.energy_ev for score in scores], dtype=np.float64) for scores in (ours, other))
+    return (first - second) / [score.n_atoms for score in ours]
+
+
+def p95_where_same(calls: Array, others: Array, gaps: Array) -> float | None:
+    """95th percentile of the paired ratios where both ended in the same minimum; None: nowhere.
+
+    One that stops earlier, at a saddle point or in a higher minimum, needs fewer calls for less.
+    """
+    same = np.abs(gaps) <= SAME_MINIMUM_EV_PER_ATOM  # not a number is not the same
+    return float(np.percentile(calls[same] / others[same], SHARE)) if same.any() else None
 
 
 def median_distance(ours: Sequence[Score], other: Sequence[Score]) -> float | None:

@@ -46,7 +46,9 @@ def as_plain(result: ContestResult) -> dict[str, Any]:
         "ratio_to_core_interval_95": _ends(to_core.ratio),
         "geometric_ratio_to_core": to_core.geometric_ratio,
         "p95_of_paired_ratios_to_core": to_core.p95_of_paired_ratios,
+        "p95_of_paired_ratios_to_core_in_the_same_minimum": to_core.p95_where_same,
         "same_minimum_rate_as_core": to_core.same_minimum_rate,
+        "lower_minimum_rate_than_core": to_core.lower_minimum_rate,
         "force_calls": {name: charged(scores).astype(int).tolist() for name, scores in result.scores.items()},
         "converged": {name: [score.converged for score in scores] for name, scores in result.scores.items()},
         "energies_ev": {name: [score.energy_ev for score in scores] for name, scores in result.scores.items()},
@@ -125,7 +127,8 @@ def sentences(result: ContestResult) -> list[str]:
         core = result.to_core
         said.append(
             f"{result.ours} needs {core.ratio:.2f} of the force calls of its classical optimizer; 95th percentile of "
-            f"paired ratios {core.p95_of_paired_ratios:.2f}, same minimum in {_per_cent(core.same_minimum_rate)}."
+            f"paired ratios {core.p95_of_paired_ratios:.2f}, {_ratio(core.p95_where_same)} where both end in the same "
+            f"minimum ({_per_cent(core.same_minimum_rate)}; lower in {_per_cent(core.lower_minimum_rate)})."
         )
     return said
 
@@ -155,6 +158,10 @@ def _break_even(result: ContestResult, best: Comparison) -> str:
         return f"Break-even: {result.ours} takes less time than {best.other} at any cost of a force call."
     cost = f"{1000 * price:.2g} ms" if price < 1 else f"{price:.2g} s"
     return f"Break-even: {result.ours} takes less time than {best.other} where a force call costs above {cost}."
+
+
+def _ratio(number: float | None) -> str:
+    return "none" if number is None else f"{number:.2f}"
 
 
 def _per_cent(rate: float | None) -> str:

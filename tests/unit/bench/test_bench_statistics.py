@@ -74,11 +74,12 @@ def test_comparison_by_hand():
     assert compared.same_minimum_rate == pytest.approx(1 / 3), "1 meV per atom, where both converged"
     assert compared.lower_minimum_rate == pytest.approx(1 / 3)
     assert compared.p95_of_paired_ratios == pytest.approx(np.percentile([3 / 7, 5 / 11, 9 / 4, 5.0], 95))
+    assert compared.p95_where_same == pytest.approx(3 / 7), "only the first two ended in the same minimum"
 
 
 def test_no_start_where_both_converged():
     compared = Comparison.of([score(None)], [score(3)], "BFGS")
-    assert (compared.same_minimum_rate, compared.lower_minimum_rate) == (None, None)
+    assert (compared.same_minimum_rate, compared.lower_minimum_rate, compared.p95_where_same) == (None, None, None)
 
 
 def test_break_even_is_where_the_wall_times_meet():
