@@ -1,4 +1,4 @@
-"""The classical core beside plain curvature-scaled L-BFGS, many starts of every set without a policy: requirement R11.3.
+"""The classical core beside plain curvature-scaled L-BFGS, on many starts of every cheap set (requirement R11.3).
 
     python benchmarks/relaxation/against_plain.py [--seed 8151] [--number 300]       # two minutes
 
@@ -47,7 +47,8 @@ def main() -> None:
     parser.add_argument("--number", type=int, default=300, help="starts of a set; a fifth of the expensive ones")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    print("| set | n | core | plain | core over plain | ends lower | higher | failures |\n|---|---|---|---|---|---|---|---|")
+    print("| set | n | core | plain | core over plain | ends lower | higher | failures |")
+    print("|---|---|---|---|---|---|---|---|")
     for name in SETS:
         number = given.number // LARGE.get(name, 1)
         (core, low), (plain, high) = (relaxed(name, number, given.seed, springs=springs) for springs in (True, False))

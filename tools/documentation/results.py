@@ -36,9 +36,9 @@ CALCULATORS = {"emt": "EMT", "eam": "EAM", "chgnet": "CHGNet", "sevennet": "Seve
 
 def table(root: Path) -> str:
     """All columns of the results page."""
-    head = "| set | potential | n | Relaxion | core | best of ASE's | BFGS | ratio (95 %) | p95 | same end | same minimum |"
-    rows = [_row(name, _read(root, name)) for name in TITLES]
-    return "\n".join([head, "|---|---|---|---|---|---|---|---|---|---|---|", *rows])
+    columns = ("set", "potential", "n", "Relaxion", "core", "best of ASE's", "BFGS", "ratio (95 %)", "p95", "same end")
+    head = [f"| {' | '.join(columns)} | same minimum |", "|---" * (len(columns) + 1) + "|"]
+    return "\n".join([*head, *(_row(name, _read(root, name)) for name in TITLES)])
 
 
 def brief(root: Path) -> str:
