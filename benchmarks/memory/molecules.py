@@ -8,6 +8,8 @@ molecules (seed 4402) are relaxed with what was learned. The row of `row.py` has
 
 step, symmetric  log-factors of the shipped types, fitted to ways and steps of the memory
 finer            as `symmetric`, with further types by the elements around
+table            as `finer`, fitted to Hessians of GFN2 at the ends (their calls are not counted): the best such a table
+                 could be
 natural          lengths of bonds and bends by type, as they were at the ends; the first two steps are drawn there
 hessian          no learning: the Hessian of GFN2 at every base in place of the model, the best any stiffness could be
 """
@@ -109,19 +111,18 @@ class Rows:
 
 @dataclass(frozen=True, eq=False)
 class Example:
-    """A secant at a base: step and drop of the forces, as they are there."""
+    """The model somewhere, and what it should have been like: a step and the drop of the forces, or a Hessian."""
 
     rows: Rows
-    step: Array
-    drop: Array
+    truth: tuple[Array, ...]
 
 
 def points_of(trajectory: Trajectory) -> list[Point]:
-    numbers = trajectory.numbers.numpy()
+    numbers, energies = trajectory.numbers.numpy(), trajectory.energies.tolist()
     free = np.ones((len(numbers), 3), dtype=bool)
     return [
         Point(x, f, e, Geometry(x, np.zeros((3, 3)), np.zeros(3, dtype=bool), numbers, free))
-        for x, f, e in zip(trajectory.positions.numpy(), trajectory.forces.numpy(), trajectory.energies, strict=True)
+        for x, f, e in zip(trajectory.positions.numpy(), trajectory.forces.numpy(), energies, strict=True)
     ]
 
 
@@ -145,7 +146,7 @@ def rows_at(point: Point, known: Topology | None) -> Rows | None:
     return Rows(found, slopes, np.concatenate([found.constants, stretches]), labels)
 
 
-def examples_of(trajectory: Trajectory, random: np.random.Generator) -> list[Example]:
+def secants_of(trajectory: Trajectory, random: np.random.Generator) -> list[Example]:
     """From bases to the end and to the next base, some of them."""
     points, known, found = points_of(trajectory), None, list[Example]()
     bases = bases_of(trajectory).tolist()
@@ -159,9 +160,16 @@ def examples_of(trajectory: Trajectory, random: np.random.Generator) -> list[Exa
             memory.learn(points[here], points[later])
             step, drop = memory.secants(rows.model)[0]
             if SHORTEST < longest(step) < FARTHEST and dot(step, drop) > SOFTEST * dot(step, step):
-                found.append(Example(rows, step.ravel(), drop.ravel()))
+                found.append(Example(rows, (step.ravel(), drop.ravel())))
     chosen = random.permutation(len(found))[:MOST_EXAMPLES]
     return [found[place] for place in sorted(chosen)]
+
+
+def hessians_of(trajectory: Trajectory, _random: np.random.Generator) -> list[Example]:
+    """Of the end."""
+    point = points_of(trajectory)[-1]
+    rows = rows_at(point, None)
+    return [] if rows is None else [Example(rows, (hessian_of(rows.model.geometry),))]
 
 
 def step_error(stiffness: torch.Tensor, shipped: torch.Tensor, step: torch.Tensor, drop: torch.Tensor) -> torch.Tensor:
@@ -178,6 +186,12 @@ def symmetric_error(
     return torch.log1p((step @ stiffness @ step + drop @ solved) / (step @ drop) - 2)
 
 
+def divergence(stiffness: torch.Tensor, _shipped: torch.Tensor, hessian: torch.Tensor) -> torch.Tensor:
+    """tr(B⁻¹H) + ln det B, halved: how the shipped factors were fitted."""
+    factor = torch.linalg.cholesky(stiffness)
+    return torch.cholesky_solve(hessian, factor).trace() / 2 + factor.diagonal().log().sum()
+
+
 def fitted(examples: Sequence[Example], error: Callable[..., torch.Tensor]) -> dict[str, float]:
     """Log-factors by label, the shipped ones included."""
     names = sorted({label for each in examples for labels in each.rows.labels for label in labels})
@@ -189,9 +203,9 @@ def fitted(examples: Sequence[Example], error: Callable[..., torch.Tensor]) -> d
     def loss() -> torch.Tensor:
         optimizer.zero_grad()
         total = changes.square().sum() / (2 * WIDTH**2)
-        for slopes, constants, which, shipped, step, drop in parts:
+        for slopes, constants, which, shipped, *truth in parts:
             grown = constants * torch.exp(torch.cat([changes, nothing])[which].sum(dim=1))
-            total = total + error(_stiffness(slopes, grown), shipped, step, drop)
+            total = total + error(_stiffness(slopes, grown), shipped, *truth)
         total.backward()
         return total
 
@@ -205,7 +219,7 @@ def _tensors(example: Example, place: Mapping[str, int]) -> tuple[torch.Tensor, 
     columns = zip_longest(*([place[label] for label in labels] for labels in example.rows.labels), fillvalue=len(place))
     which = torch.tensor(list(columns)).T  # (n_rows, n_labels); the last number is nobody's
     shipped = _stiffness(slopes, constants)
-    return slopes, constants, which, shipped, torch.from_numpy(example.step), torch.from_numpy(example.drop)
+    return slopes, constants, which, shipped, *map(torch.from_numpy, example.truth)
 
 
 def _stiffness(slopes: torch.Tensor, constants: torch.Tensor) -> torch.Tensor:
@@ -242,11 +256,13 @@ def with_factors(table: Mapping[str, float], *, finer: bool = False) -> Abstract
     return stack
 
 
-def by_fit(error: Callable[..., torch.Tensor], *, finer: bool = False) -> Callable[..., AbstractContextManager[Any]]:
+def by_fit(
+    error: Callable[..., torch.Tensor], truths: Callable[..., list[Example]] = secants_of, *, finer: bool = False
+) -> Callable[..., AbstractContextManager[Any]]:
     def learned(trajectories: Sequence[Trajectory]) -> AbstractContextManager[Any]:
         random = np.random.default_rng(0)
         with with_factors(factors.LOGARITHMS, finer=finer):
-            examples = [each for one in trajectories for each in examples_of(one, random)]
+            examples = [each for one in trajectories for each in truths(one, random)]
         return with_factors(fitted(examples, error), finer=finer)
 
     return learned
@@ -307,15 +323,12 @@ def by_natural_values(trajectories: Sequence[Trajectory]) -> AbstractContextMana
 
 
 def by_hessian(_trajectories: Sequence[Trajectory]) -> AbstractContextManager[Any]:
-    """The Hessian at every base, its modes no softer than the floor, without secants; its calls are not counted."""
-    calculator, plain = PotentialCalculator(make_potential("gfn2", None)), ValenceModel.__init__
+    """The Hessian at every base, without secants; its calls are not counted."""
+    plain = ValenceModel.__init__
 
     def exact(self: ValenceModel, topology: Topology, geometry: Geometry, *rest: Any) -> None:
         plain(self, topology, geometry, *rest)
-        values, vectors = np.linalg.eigh(hessian_of(geometry, calculator))
-        self.matrix = scipy.sparse.csr_array(
-            (vectors * np.maximum(np.abs(values), ValenceSettings().floor)) @ vectors.T
-        )
+        self.matrix = scipy.sparse.csr_array(hessian_of(geometry))
 
     stack = ExitStack()
     stack.enter_context(mock.patch.object(model.ValenceModel, "__init__", exact))
@@ -323,16 +336,18 @@ def by_hessian(_trajectories: Sequence[Trajectory]) -> AbstractContextManager[An
     return stack
 
 
-def hessian_of(geometry: Geometry, calculator: PotentialCalculator) -> Array:
+def hessian_of(geometry: Geometry) -> Array:
+    """By GFN2, no mode softer than the floor of the model."""
     atoms = Atoms(geometry.numbers, geometry.positions)
-    atoms.calc = calculator
+    atoms.calc = PotentialCalculator(make_potential("gfn2", None))
     before, rows = atoms.get_forces().ravel(), list[Array]()
     for place in range(before.size):
         moved = geometry.positions.copy()
         moved.flat[place] += SHIFT
         atoms.positions = moved
         rows.append((before - atoms.get_forces().ravel()) / SHIFT)
-    return (np.array(rows) + np.array(rows).T) / 2
+    values, vectors = np.linalg.eigh((np.array(rows) + np.array(rows).T) / 2)
+    return (vectors * np.maximum(np.abs(values), ValenceSettings().floor)) @ vectors.T
 
 
 TRIES: dict[str, Callable[[Sequence[Trajectory]], AbstractContextManager[Any]]] = {
@@ -340,6 +355,7 @@ TRIES: dict[str, Callable[[Sequence[Trajectory]], AbstractContextManager[Any]]] 
     "step": by_fit(step_error),
     "symmetric": by_fit(symmetric_error),
     "finer": by_fit(symmetric_error, finer=True),
+    "table": by_fit(divergence, hessians_of, finer=True),
     "natural": by_natural_values,
     "hessian": by_hessian,
 }
@@ -350,7 +366,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--learned-from", type=int, default=160, help="relaxations in the memory")
     parser.add_argument("--number", type=int, default=200, help="molecules relaxed with what was learned")
-    parser.add_argument("--tries", default="shipped,step,symmetric,finer,natural")
+    parser.add_argument("--tries", default="shipped,step,symmetric,finer,natural,table")
     given = parser.parse_args()
     logging.disable(logging.INFO)
     given.work.mkdir(parents=True, exist_ok=True)
