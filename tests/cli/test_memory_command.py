@@ -8,7 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from ase.build import bulk
+from ase import Atoms
+from ase.build import add_adsorbate, bulk, fcc111, molecule
 from ase.calculators.emt import EMT
 from ase.calculators.lj import LennardJones
 from ase.io import read, write
@@ -109,7 +110,7 @@ def test_a_policy_learns_and_is_chosen_where_it_fits(relaxion):
     assert told["kept"] == (told["verdict"]["high"] < 1) == Path("policies/mine.safetensors").exists()
 
 
-def learned(error_ratio: float = 0.5) -> None:
+def learned(error_ratio: float = 0.5, elements: tuple[str, ...] = ("Cu", "Au")) -> None:
     """A policy as `learn` would have left it."""
     from relaxion.bundles.card import LearnedFrom
     from relaxion.potentials import potential
@@ -120,7 +121,7 @@ def learned(error_ratio: float = 0.5) -> None:
         origin="metals",
         origin_sha256=metals.weights_sha256,
         calculators=(fingerprint(details_of(potential("emt"))),),
-        elements=("Cu", "Au"),
+        elements=elements,
         relaxations=20,
         relaxations_apart=5,
         error_ratio=error_ratio,
@@ -144,6 +145,40 @@ def test_auto_takes_it_for_its_calculator_and_elements_only(relaxion):
     assert decide("auto", [29], periodic=True).name == "metals"
     assert "error 0.50" in relaxion("policies").out.replace("\n", "")
     assert "From 20 relaxations" in relaxion("policies", "mine").out
+
+
+def displaced_molecules(number: int = 6) -> list[Atoms]:
+    images = [molecule(name) for name in ("CH3CH2OH", "CH4", "C2H6", "CH3OH", "C2H4", "H2CO")[:number]]
+    for seed, atoms in enumerate(images):
+        atoms.rattle(0.05, seed=seed)
+    return images
+
+
+def test_auto_leaves_molecules_to_the_classical_optimizer_whatever_was_learned():
+    learned(elements=("H", "C", "O", "Cu"))
+    (ethanol,) = displaced_molecules(1)
+    slab = fcc111("Cu", (2, 2, 2), vacuum=6, periodic=True)
+    alone, on_metal = slab.copy(), slab.copy()
+    add_adsorbate(on_metal, molecule("CO"), 1.8, "ontop")
+    used = [each.policy_used for each in relax_batch([ethanol, on_metal, alone], "emt", max_force_calls=2)]
+    assert used == ["classical", "classical", "mine"]
+    (named,) = relax_batch([on_metal], "emt", policy="mine", max_force_calls=2)
+    assert named.policy_used == "mine"  # who names it gets it
+
+
+def test_nothing_is_learned_from_molecules_that_no_policy_relaxes(relaxion):
+    relax_batch(displaced_molecules(), "emt", memory="memory", fmax=0.1)
+    learning = ("learn", "memory", "--from", "metals", "--out", "mine", *QUICK)
+    answer = relaxion(*learning)
+    assert (answer.code, Path("policies/mine.safetensors").exists()) == (1, False)
+    assert "holds nothing but molecules" in answer.err
+    remembered()
+    mixed = relaxion(*learning, "--json")
+    assert "6 relaxations of molecules are left out" in mixed.err
+    (told,) = mixed.objects
+    assert told["n_taught"] + told["verdict"]["n_apart"] == 16
+    relax_batch(displaced_molecules(), "emt", memory="named", policy="metals", allow_unseen=True, fmax=0.1)
+    assert "molecules" not in relaxion("learn", "named", *learning[2:], "--force").err  # somebody wants them relaxed so
 
 
 def test_own_policies_can_be_removed_and_shipped_ones_not(relaxion):
@@ -204,6 +239,9 @@ def test_two_learners_at_once_and_wrong_beginnings(relaxion):
     assert "has format version 99" in answer.err
     answer = relaxion("learn", "memory", "--from", "metalls", "--out", "mine")
     assert (answer.code, "metals" in answer.err) == (2, True)
+    for word in ("none", "auto", "classical"):
+        answer = relaxion("learn", "memory", "--from", word, "--out", "mine")
+        assert (answer.code, f"'{word}' is none: give --from universal" in answer.err) == (2, True)
     answer = relaxion("learn", "memory", "--from", "metals", "--out", "metals")
     assert (answer.code, "ships with relaxion" in answer.err) == (2, True)
 

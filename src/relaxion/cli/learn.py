@@ -17,10 +17,20 @@ from relaxion.cli.inputs import command_line
 from relaxion.cli.package import refuse_to_overwrite, target_of, write_bundle
 from relaxion.cli.progress import Now, bar, say, tell
 from relaxion.cli.requests import LearnRequest
-from relaxion.optimize.choice import load
+from relaxion.errors import PolicyError
+from relaxion.optimize.choice import CORE, WORDS, Loaded, load
 from relaxion.potentials.registry import make_potential
 from relaxion.settings import assigned
-from relaxion.training.night import Learned, Night, NightSettings, OnUpdate, alone, bundle_of, gathered
+from relaxion.training.night import (
+    Learned,
+    Night,
+    NightSettings,
+    OnUpdate,
+    alone,
+    bundle_of,
+    gathered,
+    without_molecules,
+)
 
 SECONDS_BETWEEN_PLAIN_LINES = 10.0
 
@@ -31,8 +41,9 @@ def learn(request: LearnRequest, interrupts: Interrupts) -> int:
         torch.set_num_threads(1)
     name, out = _named(request)
     settings = NightSettings.read(assigned(request.assignments or ()))
-    origin, potential = load(request.origin), None if request.calc is None else make_potential(request.calc)
-    trajectories = gathered(request.folder, request.calculator, lambda sentence: say(f"relaxion: {sentence}"))
+    origin, potential = _origin(request.origin), None if request.calc is None else make_potential(request.calc)
+    trajectories = gathered(request.folder, request.calculator, _note)
+    trajectories = without_molecules(request.folder, trajectories, origin, _note)
     began = time.monotonic()
     with alone(request.folder), interrupts.held():
         night = Night(request.folder, origin, trajectories, settings)
@@ -48,6 +59,20 @@ def learn(request: LearnRequest, interrupts: Interrupts) -> int:
     plain = learned.plain() | {"policy": str(out) if learned.kept else None}
     tell(json.dumps(plain) if request.as_json else _in_words(request.origin, learned, out))
     return DONE if learned.kept else INCOMPLETE
+
+
+def _note(sentence: str) -> None:
+    say(f"relaxion: {sentence}")
+
+
+def _origin(name: str) -> Loaded:
+    """The policy to begin with; words that `--policy` understands beside names are none."""
+    if name in (*WORDS, CORE):
+        raise PolicyError(
+            f"learning begins with a policy, and '{name}' is none: give --from universal, --from metals or one of your "
+            "own; the classical optimizer does not learn"
+        )
+    return load(name)
 
 
 def _named(request: LearnRequest) -> tuple[str, Path]:

@@ -14,7 +14,7 @@ from ase import Atoms
 from ase.data import atomic_numbers as numbers_of
 
 from relaxion.bundles import PolicyBundle, uncovered
-from relaxion.bundles.card import BODIES
+from relaxion.bundles.card import BODIES, ModelCard
 from relaxion.bundles.library import find_file, own_files, shipped_names
 from relaxion.bundles.networks import policy_of
 from relaxion.errors import PolicyError, SettingsError
@@ -219,7 +219,8 @@ class Chooser:
         for loaded in self._learned:
             source, card = loaded.bundle.card.learned_from, loaded.bundle.card
             known = {numbers_of[symbol] for symbol in source.elements} if source is not None else set()
-            if known.issuperset(atomic_numbers) and card.periodic in (None, periodic):
+            fits = known.issuperset(atomic_numbers) and card.periodic in (None, periodic)
+            if fits and not (molecules and leaves_molecules(card, periodic=periodic)):
                 return Decision(loaded)
         if not self._candidates:
             return Decision(None, self._broken)
@@ -230,8 +231,8 @@ class Chooser:
             return Decision(None, why, loud=not self._automatic)
         candidates = for_such or self._candidates
         nearest = min(candidates, key=lambda loaded: len(uncovered(loaded.bundle, atomic_numbers)))
-        if self._automatic and molecules and nearest.bundle.card.adsorbates:
-            why = f"the policy {nearest.bundle.name} knows atoms on surfaces, but no molecules"
+        if self._automatic and molecules and leaves_molecules(nearest.bundle.card, periodic=periodic):
+            why = f"the policy {nearest.bundle.name} knows no molecules"
             return Decision(None, f"{why}, so the classical optimizer is used", loud=False)
         missing = ", ".join(uncovered(nearest.bundle, atomic_numbers))
         if not missing or self.allow_unseen:
@@ -252,6 +253,15 @@ class Chooser:
         """One that covers all elements, but of structures that do (or do not) repeat where these do not (or do)."""
         others = (loaded for loaded in self._candidates if loaded.bundle.card.periodic is (not periodic))
         return next((loaded for loaded in others if not uncovered(loaded.bundle, atomic_numbers)), None)
+
+
+def leaves_molecules(card: ModelCard, *, periodic: bool) -> bool:
+    """Whether "auto" leaves structures with molecules to the classical optimizer rather than to this policy.
+
+    Policies of surfaces know single atoms on them; others know no molecules that are not part of something periodic,
+    unless they were made for such. What they learn from molecules makes them better than they were, not than the core.
+    """
+    return bool(card.adsorbates) or (not periodic and card.periodic is not False)
 
 
 def _shipped(device: torch.device) -> tuple[list[Loaded], str]:

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from ase import Atoms
 from ase.data import atomic_numbers as numbers_of
 from ase.symbols import Symbols
 from pydantic import Field
@@ -33,7 +34,8 @@ from relaxion.files import open_lock
 from relaxion.memory.store import Note, TrajectoryStore
 from relaxion.memory.trajectory import Trajectory
 from relaxion.networks.metric.policies import MetricPolicy
-from relaxion.optimize.choice import Loaded, new_stepper
+from relaxion.optimize.ase_interface import has_molecules
+from relaxion.optimize.choice import CORE, Loaded, leaves_molecules, new_stepper
 from relaxion.optimize.examples import Examples, examples_of, formula_of
 from relaxion.optimize.learned import LearnedMetrics
 from relaxion.optimize.study import Study, StudySettings, Verdict, is_apart
@@ -116,6 +118,30 @@ def gathered(memory: Path, calculator: str | None, note: Note) -> list[Trajector
             f"choose one with --calculator {names[0]}, or --calculator all"
         )
     return found
+
+
+def without_molecules(memory: Path, trajectories: Sequence[Trajectory], origin: Loaded, note: Note) -> list[Trajectory]:
+    """Those whose like "auto" would relax with what is learned; RunError where there are none.
+
+    Molecules are left to the classical optimizer, unless somebody had a policy by name relax them.
+    """
+    kept = [each for each in trajectories if each.policy not in ("", CORE) or not _left_to_core(each, origin)]
+    left_out = len(trajectories) - len(kept)
+    why = "the classical optimizer relaxes molecules, and does not learn from use"
+    if left_out and not kept:
+        raise RunError(f"the memory {memory} holds nothing but molecules, of which no policy learns: {why}")
+    if left_out:
+        note(f"{left_out} relaxations of molecules are left out: {why}")
+    return kept
+
+
+def _left_to_core(trajectory: Trajectory, origin: Loaded) -> bool:
+    pbc = trajectory.pbc.numpy()
+    if not leaves_molecules(origin.bundle.card, periodic=bool(pbc.any())):
+        return False
+    positions, cell = trajectory.positions[0].numpy(), trajectory.cells[0].numpy()
+    start = Atoms(trajectory.numbers.numpy(), positions, cell=cell, pbc=pbc)
+    return bool(np.isfinite(positions).all()) and has_molecules(start)
 
 
 def _in_words(settings: Mapping[str, Any]) -> str:
