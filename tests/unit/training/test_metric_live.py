@@ -10,7 +10,6 @@ import torch
 from relaxion.bundles import covers, uncovered
 from relaxion.errors import CheckpointError, RelaxionWarning, SettingsError
 from relaxion.files import Stored, digest
-from relaxion.generators.starts import KINDS
 from relaxion.optimize.choice import load
 from relaxion.training.checkpoint import DivergedError
 from relaxion.training.loop import train
@@ -109,7 +108,7 @@ def test_two_runs_of_the_shipped_recipe_are_equal_to_the_bit():
     settings = settings_from_recipe(find("metals"), None, small | few)
     assert isinstance(settings, MetricRunSettings)
     one, two = MetricTrainer(settings), MetricTrainer(settings)
-    assert len(one.imitation.examples.sources) == 2 * len(KINDS)
+    assert len(one.imitation.examples.sources) == 2 * len(settings.lessons.shares)
     untaught = digest(one.weights())
     for trainer in (one, two):
         while trainer.step < 2:
