@@ -1,4 +1,4 @@
-"""How policies do on fresh starts of every kind that `metals` is taught: for choices, never for results.
+"""How policies do on fresh starts of every kind that `metals` can be taught: for choices, never for results.
 
     python benchmarks/relaxation/new_kinds.py metals my-policy.safetensors [--number 40]     # about a minute each
 
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from own_kinds import MOST_CALLS, calls
 
-from relaxion.generators.starts import MetalStarts
+from relaxion.generators.starts import KINDS, MetalStarts
 from relaxion.training.metric import MetricRunSettings
 from relaxion.training.metric_lessons import MetalsSettings
 from relaxion.training.recipe import find, settings_from_recipe
@@ -29,7 +29,7 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="+", help="only these")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    settings = settings_from_recipe(find("metals"), None, {})
+    settings = settings_from_recipe(find("metals"), None, {f"{kind}_share": 1.0 for kind in KINDS})
     assert isinstance(settings, MetricRunSettings)
     assert isinstance(settings.lessons, MetalsSettings)
     print(f"| kind | atoms | core | {' | '.join(given.policies)} | last of first | not converged |")

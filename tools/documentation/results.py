@@ -88,7 +88,7 @@ def _brief_row(name: str, result: dict[str, Any]) -> str:
 
 
 def _start(words: str, result: dict[str, Any]) -> list[str]:
-    calculator = CALCULATORS.get(result["calculator"], result["calculator"])
+    calculator = str(CALCULATORS.get(result["calculator"], result["calculator"]))
     return [words, calculator, str(result["structures"]), f"**{_mean(result, 'relaxion')}**"]
 
 

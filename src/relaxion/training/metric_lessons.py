@@ -188,8 +188,7 @@ class MetalsPlan(Plan):
     engines, structures = "emt and eam", "metals"
     fails_on = (
         "The results are on validation starts: never trained on, but the guard's rule was chosen on such starts.",
-        "Bonding other than metallic was never seen; H, C, N and O only with EMT, on slabs (single atoms and molecules "
-        "of two) and as interstitials.",
+        "Bonding other than metallic was never seen; H, C, N and O only with EMT, on slabs and in defects.",
     )
 
     def __init__(self, settings: MetalsSettings, starts: int) -> None:
