@@ -46,7 +46,16 @@ UNIVERSAL = {
     "universal-macs": "macs --number 8 --with BFGSLineSearch",
     "mp-relax": "mp-relax --with FIRE,GoodOldQuasiNewton --number 16",
 }
-ROWS = METALS | UNIVERSAL
+TIGHT = {
+    f"{name}-{fmax}": f"{name} --fmax {fmax} --number 40 --with BFGS,BFGSLineSearch"
+    for name in ("emt-bulk", "emt-bulk-cell", "emt-slabs")
+    for fmax in ("0.001", "0.0001")
+} | {
+    f"universal-{name}-0.001": f"{name} --fmax 0.001 --number 20 --with BFGS,BFGSLineSearch"
+    for name in ("crystals", "crystals-cell")
+}
+"""As for phonons. CHGNet answers in single precision."""
+ROWS = METALS | UNIVERSAL | TIGHT
 
 
 def crystals(mp20: Path | None) -> Path | None:

@@ -7,7 +7,7 @@
 | `api: MODULE NAME…` | reference entries from docstrings |
 | `commands` | the reference of the command line |
 | `alarms`, `numbers` | the tables of the training diagnostics |
-| `results`, `brief` | force calls from `benchmarks/relaxation/results`, for the results page and the README |
+| `results`, `tight`, `brief` | force calls from `benchmarks/relaxation/results`, for the results page and the README |
 
 `python tools/fill_pages.py` writes them into the pages; a test compares the pages with the code.
 """
@@ -24,7 +24,7 @@ from documentation.diagnostics import alarms, numbers
 from documentation.sources import code_of
 
 END = "<!-- end -->"
-KINDS = "code|output|api|commands|alarms|numbers|results|brief"
+KINDS = "code|output|api|commands|alarms|numbers|results|tight|brief"
 ASKED = re.compile(
     rf"^(?P<start><!-- (?P<kind>{KINDS})(?:: (?P<words>[^>]+?))? -->)(?:\n(?:(?!<!-- ).*\n)*?{END})?$", re.MULTILINE
 )
@@ -50,6 +50,8 @@ def _made(root: Path, kind: str, words: list[str]) -> str:
             return "\n\n".join(described(root, words[0], name) for name in words[1:])
         case "results":
             return results.table(root)
+        case "tight":
+            return results.tight(root)
         case "brief":
             return results.brief(root)
         case _:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ from relaxion.structures import Structures
 EMT_METALS = ("Al", "Cu", "Ag", "Au", "Ni", "Pd", "Pt")
 EAM_METALS = ("Cu", "Ag", "Au", "Ni", "Pd", "Pt", "Al", "Pb", "Fe", "Mo", "Ta", "W", "Mg", "Co", "Ti", "Zr")
 BODY_CENTRED = ("Fe", "Mo", "Ta", "W")
+HEXAGONAL = ("Mg", "Co", "Ti", "Zr")
 LATTICE_CONSTANTS = {"Al": 4.05, "Cu": 3.61, "Ag": 4.09, "Au": 4.08, "Ni": 3.52, "Pd": 3.89, "Pt": 3.92}  # Å
 MOST_BUILT = 1000  # tries to make a structure of the sizes asked for
 
@@ -59,6 +61,20 @@ def random_alloy(
     atoms.set_chemical_symbols(random_symbols(random, elements, len(atoms)))
     atoms.set_cell(atoms.cell * scale(atoms), scale_atoms=True)
     return atoms
+
+
+def lattices_of(elements: Sequence[str]) -> tuple[str, ...]:
+    """That metals among these crystallise in; the close-packed cubic one is always among them."""
+    others = {"bcc": BODY_CENTRED, "hcp": HEXAGONAL}
+    return ("fcc", *(lattice for lattice, own in others.items() if set(own) & set(elements)))
+
+
+def lattice_edges(lattice: str, volume: float) -> dict[str, Any]:
+    """What ASE's builders ask for (Å), for this volume per atom (Å³); hcp with the ratio of spheres."""
+    if lattice == "hcp":
+        a = (2**0.5 * volume) ** (1 / 3)
+        return {"a": a, "c": a * (8 / 3) ** 0.5}
+    return {"a": ({"fcc": 4, "bcc": 2}[lattice] * volume) ** (1 / 3)}
 
 
 def fcc_alloys(

@@ -1,11 +1,15 @@
-"""Clusters: atoms strewn into a box, far from any minimum."""
+"""Clusters: atoms strewn into a box, far from any minimum, or cut from a crystal."""
 
 from __future__ import annotations
 
-from math import pi
+from collections.abc import Sequence
+from math import ceil, pi
 
 import numpy as np
 from ase import Atoms
+from ase.build import bulk
+
+from relaxion.generators.alloys import lattice_edges, mean_volume
 
 APART_ANGSTROM = 2.0  # no two atoms of a metal cluster are nearer
 LJ_RADIUS = 0.31  # of OptBench's clusters
@@ -20,6 +24,15 @@ def strewn(random: np.random.Generator, number: int, edge_angstrom: float, growt
         if all(np.linalg.norm(place - other) > APART_ANGSTROM for other in places):
             places.append(place)
     return np.array(places)  # (number, 3) Å
+
+
+def ball(random: np.random.Generator, symbols: Sequence[str], lattice: str) -> Atoms:
+    """The places of a lattice that are nearest to a random point: a compact particle with facets and edges."""
+    crystal = bulk("Cu", lattice, **lattice_edges(lattice, mean_volume(symbols)))
+    crystal *= 2 * ceil(len(symbols) ** (1 / 3)) + 3  # any ball of so many atoms about a cell in the middle fits
+    centre = crystal.get_center_of_mass() + random.uniform(-0.5, 0.5, 3) @ crystal.cell.array / len(crystal) ** (1 / 3)
+    nearest = np.argsort(((crystal.positions - centre) ** 2).sum(axis=1), kind="stable")[: len(symbols)]
+    return Atoms(symbols, crystal.positions[nearest] - centre)
 
 
 def optbench_cluster(random: np.random.Generator, number: int = 38) -> Atoms:

@@ -19,6 +19,7 @@ from relaxion.structures.structures import PER_ATOM, Structures, per_structure_s
 Perturbation = Callable[[Structures, Generator], Structures]
 
 NEAREST_ANGSTROM = 1.0  # no displaced start has two atoms nearer than this
+RATTLE = "rattle"  # in `Atoms.info` of a start: how far its atoms may be displaced, in units of the usual
 
 
 def rattle(structures: Structures, generator: Generator, *, size_angstrom: float) -> Structures:
@@ -136,11 +137,11 @@ def displaced(atoms: Atoms, random: np.random.Generator, width: float, nearest: 
     while True:
         moved = atoms.copy()
         moved.positions += random_displacements(atoms, random, width)
-        if _closest(moved) > nearest:
+        if closest(moved) > nearest:
             return moved
 
 
-def _closest(atoms: Atoms) -> float:
+def closest(atoms: Atoms) -> float:
     """Å; images of an atom itself left out, they are a lattice vector away."""
     distances = get_distances(atoms.positions, cell=atoms.cell, pbc=atoms.pbc)[1]
     return float((distances + np.diag(np.full(len(atoms), np.inf))).min())

@@ -19,7 +19,8 @@ from relaxion.structures.splits import LABEL, Reason, Side, belongs, reasons_of
 
 INDICES = ((1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 0), (1, 0, 1), (0, 1, 1), (1, 1, 1))
 GUESTS = ("H", "C", "N", "O", "S", "F", "Cl", "OH", "CO", "NO", "NH2", "H2O", "NH3", "CH3", "CH3OH")
-LOWEST = {"OH": 0, "CO": 1, "NO": 0, "NH2": 0, "H2O": 0, "NH3": 0, "CH3": 0, "CH3OH": 1}  # the atom that binds
+LOWEST = {"OH": 0, "CO": 1, "NO": 0, "NH2": 0, "H2O": 0, "NH3": 0, "CH3": 0, "CH3OH": 1, "N2": 0, "O2": 0}
+"""Molecules, and the atom of each that binds."""
 THINNEST, NARROWEST = 3.5, 2.7  # Å
 LIFT, MOST_LIFTS = 0.1, 60  # Å; an adsorbate is raised until nothing is nearer than its bond
 METAL_SHARE = 0.35  # of the slabs: what surfaces are mostly calculated of
@@ -101,7 +102,15 @@ def _coordination(atoms: Atoms) -> np.ndarray:
 
 def _with_adsorbate(slab: Atoms, random: np.random.Generator) -> Atoms:
     """Something above a random place between the topmost atom and a neighbour of it."""
-    name = str(random.choice(GUESTS))
+    guest, binding = random_guest(random, GUESTS)
+    top = slab.positions[int(np.argmax(slab.positions[:, 2]))]
+    along = random.uniform(0, 0.5, 2)
+    return put_on(slab, guest, binding, top + along @ slab.cell.array[:2])
+
+
+def random_guest(random: np.random.Generator, names: Sequence[str]) -> tuple[Atoms, int]:
+    """An atom or a molecule of these names, upright, and which atom of it is to bind; that one is at the origin."""
+    name = str(random.choice(names))
     guest = molecule(name) if name in LOWEST else Atoms(name)
     binding = LOWEST.get(name, 0)
     guest.positions -= guest.positions[binding]
@@ -109,9 +118,12 @@ def _with_adsorbate(slab: Atoms, random: np.random.Generator) -> Atoms:
     if np.linalg.norm(upwards) > 0.1:  # the rest upwards; flat ones may lie
         guest.rotate(upwards, "z", center=(0, 0, 0))
     guest.rotate(float(random.uniform(0, 360)), "z", center=(0, 0, 0))
-    top = slab.positions[int(np.argmax(slab.positions[:, 2]))]
-    along = random.uniform(0, 0.5, 2)
-    guest.positions += top + along @ slab.cell.array[:2]
+    return guest, binding
+
+
+def put_on(slab: Atoms, guest: Atoms, binding: int, place: np.ndarray) -> Atoms:
+    """Both, the guest above this place as low as its bonds allow."""
+    guest.positions += place
     natural = np.array([[bond_length(a, b) for b in guest.get_chemical_symbols()] for a in slab.get_chemical_symbols()])
     natural[:, np.arange(len(guest)) != binding] *= 1.1
     for _ in range(MOST_LIFTS):

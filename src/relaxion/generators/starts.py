@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -12,10 +13,19 @@ from ase import Atoms
 from torch import Generator
 
 from relaxion.errors import SettingsError
-from relaxion.generators.alloys import BODY_CENTRED, EMT_METALS, mean_volume, random_alloy, random_symbols
-from relaxion.generators.clusters import strewn
+from relaxion.generators.alloys import BODY_CENTRED, EMT_METALS, lattices_of, mean_volume, random_alloy, random_symbols
+from relaxion.generators.clusters import ball, strewn
+from relaxion.generators.defects import bicrystal, defective_crystal
+from relaxion.generators.facets import faceted_slab
 from relaxion.generators.packings import packed
-from relaxion.generators.perturbations import Perturbation, compose, random_displacements, random_strain, strained
+from relaxion.generators.perturbations import (
+    RATTLE,
+    Perturbation,
+    compose,
+    random_displacements,
+    random_strain,
+    strained,
+)
 from relaxion.generators.slabs import alloy_slab
 from relaxion.settings import nearest
 from relaxion.structures import Structures
@@ -56,6 +66,10 @@ class MetalStarts:
     """Elements of atoms that may sit on slabs beside the metals."""
     largest_slab: int | None = None
     """Atoms of the largest slab, atoms on top not counted; None: as of every other kind."""
+    largest_defect: int | None = None
+    """Atoms of the largest crystal with a defect or a boundary; None: as of every other kind."""
+    largest_particle: int | None = None
+    """Atoms of the largest particle; None: as of every other kind."""
 
     def __post_init__(self) -> None:
         for name in self.shares:
@@ -76,6 +90,7 @@ class MetalStarts:
 
     def _displaced(self, atoms: Atoms, random: np.random.Generator) -> Atoms:
         width = 0.0 if atoms.info.pop("far", False) else random.uniform(*self.rattle_angstrom)
+        width *= atoms.info.pop(RATTLE, 1.0)
         atoms.positions += random_displacements(atoms, random, width)
         return atoms
 
@@ -115,10 +130,37 @@ def _packing(starts: MetalStarts, random: np.random.Generator) -> Atoms:
     return atoms
 
 
+def _surface(starts: MetalStarts, random: np.random.Generator, *, stepped: bool = False) -> Atoms:
+    sizes = max(6, starts.sizes[0]), starts.largest_slab or starts.sizes[1]
+    return faceted_slab(random, starts.elements, sizes, light=bool(starts.adsorbates), stepped=stepped)
+
+
+def _defect(starts: MetalStarts, random: np.random.Generator) -> Atoms:
+    sizes = max(8, starts.sizes[0]), starts.largest_defect or starts.sizes[1]
+    return defective_crystal(random, starts.elements, sizes, starts.adsorbates)
+
+
+def _boundary(starts: MetalStarts, random: np.random.Generator) -> Atoms:
+    return bicrystal(random, starts.elements, (starts.sizes[0], starts.largest_defect or starts.sizes[1]))
+
+
+def _particle(starts: MetalStarts, random: np.random.Generator) -> Atoms:
+    """Cut from a crystal, or at random and then far from any minimum."""
+    if random.random() < 0.5:
+        return _cluster(replace(starts, sizes=(starts.sizes[0], starts.largest_particle or starts.sizes[1])), random)
+    size = int(random.integers(max(3, starts.sizes[0]), (starts.largest_particle or starts.sizes[1]) + 1))
+    return ball(random, random_symbols(random, starts.elements, size), str(random.choice(lattices_of(starts.elements))))
+
+
 KINDS: dict[str, Callable[[MetalStarts, np.random.Generator], Atoms]] = {
     "alloy": _alloy,
     "vacancy": _vacancy,
     "slab": _slab,
     "cluster": _cluster,
     "packing": _packing,
+    "surface": _surface,
+    "step": partial(_surface, stepped=True),
+    "defect": _defect,
+    "boundary": _boundary,
+    "particle": _particle,
 }

@@ -106,6 +106,27 @@ class MetalsSettings(LiveLessonSettings):
     packing_share: float = Field(default=0.1, ge=0)
     """Weight of random packings in periodic cells, far from any minimum."""
 
+    surface_share: float = Field(default=0.0, ge=0)
+    """Weight of slabs of any low-index facet (fcc, bcc, hcp), many with atoms or small molecules on top."""
+
+    step_share: float = Field(default=0.0, ge=0)
+    """Weight of such slabs with steps."""
+
+    defect_share: float = Field(default=0.0, ge=0)
+    """Weight of pure and ordered crystals with an interstitial, exchanged or foreign atom."""
+
+    boundary_share: float = Field(default=0.0, ge=0)
+    """Weight of twins and tilt boundaries between two grains."""
+
+    largest_defect_n_atoms: int = Field(default=40, ge=16)
+    """Atoms of the largest crystal with a defect or a boundary."""
+
+    particle_share: float = Field(default=0.0, ge=0)
+    """Weight of larger clusters: half of them cut from crystals, half random."""
+
+    largest_particle_n_atoms: int = Field(default=60, ge=3)
+    """Atoms of the largest of them."""
+
     free_cell_share: float = Field(default=0.4, ge=0, le=1)
     """Of the crystals, those that are strained and relax with their cell."""
 
@@ -124,9 +145,17 @@ class MetalsSettings(LiveLessonSettings):
 
     @property
     def shares(self) -> dict[str, float]:
-        """By the names of `generators.metals.KINDS`, those that occur."""
-        every = {kind: getattr(self, f"{kind}_share") for kind in ("alloy", "vacancy", "slab", "cluster", "packing")}
+        """By the names of `generators.starts.KINDS`, those that occur."""
+        every = {kind: getattr(self, f"{kind}_share") for kind in KINDS}
         return {name: share for name, share in every.items() if share > 0}
+
+    @property
+    def largest_of_any_kind(self) -> int:
+        """Atoms; what sits on slabs not counted."""
+        own = dict.fromkeys(("slab", "surface", "step"), self.largest_slab_n_atoms)
+        own |= {"defect": self.largest_defect_n_atoms, "boundary": self.largest_defect_n_atoms}
+        own["particle"] = self.largest_particle_n_atoms
+        return max(own.get(kind, self.largest_n_atoms) for kind in self.shares)
 
     def sources(self) -> list[Source]:
         """EMT and EAM, each with its metals; under the guard each kind of start is a source of its own."""
@@ -148,6 +177,8 @@ class MetalsSettings(LiveLessonSettings):
             free_share=self.free_cell_share,
             adsorbates=ADSORBATES if elements == EMT_METALS else (),
             largest_slab=self.largest_slab_n_atoms,
+            largest_defect=self.largest_defect_n_atoms,
+            largest_particle=self.largest_particle_n_atoms,
         )
 
 
@@ -157,7 +188,7 @@ class MetalsPlan(Plan):
     engines, structures = "emt and eam", "metals"
     fails_on = (
         "The results are on validation starts: never trained on, but the guard's rule was chosen on such starts.",
-        "Bonding other than metallic was never seen; H, C, N and O only as single atoms on slabs of EMT's metals.",
+        "Bonding other than metallic was never seen; H, C, N and O only with EMT, on slabs and in defects.",
     )
 
     def __init__(self, settings: MetalsSettings, starts: int) -> None:
@@ -167,15 +198,25 @@ class MetalsPlan(Plan):
         return live_examples(policy, self.settings.sources(), self.settings, generator)
 
     def starts(self) -> list[Starts]:
-        """The same `per_kind` starts of each kind every time, on EMT, and as many alloys on the EAM."""
-        emt, eam = potential("emt"), potential("eam")
-        found = [Starts(kind, emt, self._sample(EMT_METALS, kind, 0.0, place)) for place, kind in enumerate(KINDS)]
+        """The same `per_kind` starts of each kind trained on every time, on EMT, and as many alloys on the EAM."""
+        emt, eam, places = potential("emt"), potential("eam"), list(KINDS)
+        found = [
+            Starts(kind, emt, self._sample(EMT_METALS, kind, 0.0, places.index(kind))) for kind in self.settings.shares
+        ]
         found.append(Starts("free_cell", emt, self._sample(EMT_METALS, "alloy", 1.0, 10)))
         return [*found, Starts("eam", eam, self._sample(EAM_METALS, "alloy", 0.4, 11))]
 
     def _sample(self, elements: tuple[str, ...], kind: str, free: float, place: int) -> Structures:
         adsorbates = ADSORBATES if elements == EMT_METALS else ()
-        starts = MetalStarts(elements, (4, 20), {kind: 1.0}, free_share=free, adsorbates=adsorbates)
+        starts = MetalStarts(
+            elements,
+            (4, 20),
+            {kind: 1.0},
+            free_share=free,
+            adsorbates=adsorbates,
+            largest_defect=self.settings.largest_defect_n_atoms,
+            largest_particle=self.settings.largest_particle_n_atoms,
+        )
         return starts.sample(torch.Generator().manual_seed(STARTS_SEED + place), self.per_kind)
 
     def card(self) -> dict[str, Any]:
@@ -184,7 +225,7 @@ class MetalsPlan(Plan):
             "elements": tuple(sorted({*EMT_METALS, *EAM_METALS})),
             "adsorbates": ADSORBATES,
             "smallest_n_atoms": metals.smallest_n_atoms,
-            "largest_n_atoms": metals.largest_n_atoms,
+            "largest_n_atoms": metals.largest_of_any_kind,
             "potential": "emt (Al Cu Ag Au Ni Pd Pt) and eam (16 metals)",
             "starts": (
                 *(f"{kind} {share:g}" for kind, share in metals.shares.items()),

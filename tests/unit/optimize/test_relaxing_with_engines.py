@@ -64,6 +64,22 @@ def test_energies_rounded_to_float32_do_not_make_it_oscillate() -> None:
     assert optimizer.force_calls < 25
 
 
+@pytest.mark.parametrize("free_cell", [False, True])
+@pytest.mark.parametrize("policy", [None, "universal"])
+def test_tight_tolerances_are_reached_in_single_precision(policy: str | None, free_cell: bool) -> None:
+    """As for phonons: the last steps gain less energy than single precision can tell. It must cost no more calls."""
+    for place in (0, 1):
+        calls = {}
+        for dtype in (torch.float32, torch.float64):
+            atoms = crystals()[place]
+            atoms.calc = Chgnet(dtype).as_calculator()
+            optimizer = Relaxer(FrechetCellFilter(atoms) if free_cell else atoms, logfile=None, policy=policy)
+            assert optimizer.run(fmax=2e-4, steps=80)
+            assert not any(entry.method == "fire" for entry in optimizer.history)
+            calls[dtype] = optimizer.force_calls
+        assert calls[torch.float32] <= 1.25 * calls[torch.float64] + 2
+
+
 class Charged(EMT):
     """Writes down what it is shown; knows a charge and a setting, as calculators of DFT codes do."""
 

@@ -95,7 +95,7 @@ def test_a_rollout_that_takes_too_long_is_cut() -> None:
 
 
 def test_starts_are_of_every_kind_and_repeat() -> None:
-    starts = MetalStarts(elements=EAM_METALS, sizes=(4, 10), shares=dict.fromkeys(KINDS, 1.0))
+    starts = MetalStarts(elements=EAM_METALS, sizes=(4, 10), shares=dict.fromkeys(KINDS, 1.0), largest_defect=20)
     one, two = [starts.sample(torch.Generator().manual_seed(5), 40) for _ in range(2)]
     assert torch.equal(one.positions, two.positions)
     assert 0 < int(one.cell_free.sum()) < 40
@@ -110,10 +110,12 @@ def test_starts_are_of_every_kind_and_repeat() -> None:
 
 def test_sizes_are_kept_and_reached_by_every_kind() -> None:
     """Atoms on top of slabs not counted; a random packing may have as many atoms as the largest structure."""
+    own = {"slab": (12, 3), "surface": (12, 3), "step": (11, 3), "vacancy": (8, 0), "defect": (17, 0)}
+    own |= {"boundary": (16, 0), "particle": (14, 0)}
     for kind in KINDS:
-        starts = MetalStarts(sizes=(4, 9), shares={kind: 1.0}, largest_slab=12)
+        starts = MetalStarts(sizes=(4, 9), shares={kind: 1.0}, largest_slab=12, largest_defect=17, largest_particle=14)
         counts = starts.sample(torch.Generator().manual_seed(2), 60).counts
-        largest, on_top = {"slab": (12, 3), "vacancy": (8, 0)}.get(kind, (9, 0))
+        largest, on_top = own.get(kind, (9, 0))
         assert int(counts.min()) >= 4
         assert largest <= int(counts.max()) <= largest + on_top, kind
     with pytest.raises(SettingsError, match="no slab of 30 to 31 atoms"):

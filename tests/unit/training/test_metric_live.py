@@ -10,6 +10,7 @@ import torch
 from relaxion.bundles import covers, uncovered
 from relaxion.errors import CheckpointError, RelaxionWarning, SettingsError
 from relaxion.files import Stored, digest
+from relaxion.generators.starts import KINDS
 from relaxion.optimize.choice import load
 from relaxion.training.checkpoint import DivergedError
 from relaxion.training.loop import train
@@ -95,6 +96,27 @@ def test_under_the_guard_cut_and_resumed_it_is_the_straight_run():
         trainer.restore(Stored(tensors, {}))
     assert digest(trainer.weights()) == digest(straight.weights())
     assert trainer.force_calls == straight.force_calls
+
+
+@pytest.mark.filterwarnings("ignore:logm result may be inaccurate:RuntimeWarning")  # by 1e-13, of ASE's filter
+def test_two_runs_of_the_shipped_recipe_are_equal_to_the_bit():
+    """With every kind of start and both potentials, and a small network."""
+    small = {name: TINY[name] for name in ("channels", "n_hidden", "n_coordinates", "n_radial", "n_layers")}
+    few = {"lesson_updates": 2, "steps": 2, "lesson_gatherings_before": 1, "lesson_starts": 20}
+    few |= {"lessons_per_update": 20, "lesson_force_calls": 30, "lesson_tolerance_ev_per_angstrom": 0.05}
+    few |= {"largest_n_atoms": 6, "largest_slab_n_atoms": 12, "largest_defect_n_atoms": 16}
+    few |= {"largest_particle_n_atoms": 8}
+    every = {f"{kind}_share": 1.0 for kind in KINDS}
+    settings = settings_from_recipe(find("metals"), None, small | few | every)
+    assert isinstance(settings, MetricRunSettings)
+    one, two = MetricTrainer(settings), MetricTrainer(settings)
+    assert len(one.imitation.examples.sources) == 2 * len(KINDS)
+    untaught = digest(one.weights())
+    for trainer in (one, two):
+        while trainer.step < 2:
+            trainer.advance()
+    assert digest(one.weights()) == digest(two.weights()) != untaught
+    assert one.force_calls == two.force_calls
 
 
 def test_it_becomes_a_bundle_that_relaxes(finished, tmp_path):
