@@ -67,6 +67,9 @@ class NightSettings(StudySettings):
     newest_share: float = Field(default=0.0, ge=0, le=1)
     """Nothing is newer than the rest here."""
 
+    least_apart: int = Field(default=3, ge=2)
+    """A memory may be small, and what is kept is told with its interval."""
+
     seed: int = Field(default=0, ge=0)
     """Of what is drawn."""
 

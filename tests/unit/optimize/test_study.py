@@ -88,7 +88,7 @@ def filled(settings: StudySettings, number: int = 24) -> Study:
 
 
 def test_a_better_student_takes_over_and_its_origin_stays():
-    study = filled(StudySettings(n_updates=30, n_lessons=8, learning_rate=3e-3))
+    study = filled(StudySettings(n_updates=30, n_lessons=8, learning_rate=3e-3, least_apart=3))
     before = [parameter.clone() for parameter in study.network.parameters()]
     assert {is_apart(one.key, 4) for one in study.taught} == {False}
     found = study.learn()
@@ -101,7 +101,7 @@ def test_a_better_student_takes_over_and_its_origin_stays():
 
 
 def test_a_worse_student_never_takes_over_and_starts_again():
-    study = filled(StudySettings(n_updates=30, n_lessons=8, learning_rate=3e-3))
+    study = filled(StudySettings(n_updates=30, n_lessons=8, learning_rate=3e-3, least_apart=3))
     for _ in range(30):
         study.update()
     study.network.load_state_dict(study.student.state_dict())  # good already
@@ -161,7 +161,7 @@ def test_mixed_with_secants_of_unfinished_ones():
 
 
 def test_what_turned_out_worse_than_the_beginning_is_taken_back():
-    study = filled(StudySettings(n_updates=30, n_lessons=8, learning_rate=3e-3))
+    study = filled(StudySettings(n_updates=30, n_lessons=8, learning_rate=3e-3, least_apart=3))
     for _ in range(30):
         study.update()
     study.origin.load_state_dict(study.student.state_dict())  # it began well
