@@ -57,8 +57,8 @@ class StudySettings(ExampleSettings):
     """One relaxation in so many is held out."""
 
     least_apart: int = Field(default=10, ge=2)
-    """Fewer relaxations held out prove nothing: the metric stays as it is. With three, the first hundred of 300 packings
-    took 1.08 (1.01–1.14) of the shipped policy's calls: a smaller error on so few need not mean fewer calls."""
+    """Fewer relaxations held out prove nothing: the metric stays as it is. With three, the first hundred packings of a
+    row took 1.08 (1.01–1.14) of the shipped policy's calls: a smaller error on so few need not mean fewer calls."""
 
     certainty: float = Field(default=0.975, gt=0.5, lt=1)
     """Share of the resamplings in which a student must be better to take over, or worse to start again."""
