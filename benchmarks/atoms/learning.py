@@ -62,13 +62,13 @@ FROM_SCRATCH = "--set expert_share=0 --set imitation_weight=0"
 LESSONS = "--set lesson_updates=3000 --steps 3000 --set averaged_policy=false --set assessment_interval_steps=300"
 LIGHT = "--set backbone=light"
 METRIC = f"--set policy=metric {FROM_SCRATCH} --set environment_information=[]"
-OFTEN = "--set assessment_interval_steps=5000"
+PATIENT = "--set critic_updates_before=2000 --set exploration_length_noise=0.5 --set assessment_interval_steps=5000"
 ROWS = {
     "emt-metric-td3": Row("TD3, stiffness policy", "emt-metric", "td3", "", (0, 1, 2, 3, 4), "emt"),
     "emt-metals-td3": Row("TD3, direct policy", "emt-metals", "td3", FROM_SCRATCH, (0, 1, 2), "emt"),
     "emt-metals-expert": Row("TD3, direct policy, expert at first", "emt-metals", "td3", "", (0, 1, 2), "emt"),
     "emt-metric-lessons": Row("lessons, stiffness policy", "emt-metric", "td3", LESSONS, (0, 1, 2), "lessons"),
-    "al-fe-metric-td3": Row("TD3, stiffness policy", "al-fe", "td3", f"{METRIC} {OFTEN}", (0, 1, 2), "al-fe"),
+    "al-fe-metric-td3": Row("TD3, stiffness policy", "al-fe", "td3", f"{METRIC} {PATIENT}", (0, 1, 2), "al-fe"),
     "al-fe-td3": Row("TD3, direct policy", "al-fe", "td3", FROM_SCRATCH, (0,), "al-fe"),
     "al-fe-expert": Row("TD3, direct policy, expert at first", "al-fe", "td3", "", (0,), "al-fe"),
     "al-fe-metric-lessons": Row(
