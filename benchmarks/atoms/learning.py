@@ -61,20 +61,29 @@ class Row:
 FROM_SCRATCH = "--set expert_share=0 --set imitation_weight=0"
 LESSONS = "--set lesson_updates=3000 --steps 3000 --set averaged_policy=false --set assessment_interval_steps=300"
 LIGHT = "--set backbone=light"
+METRIC = f"--set policy=metric {FROM_SCRATCH} --set environment_information=[]"
+PATIENT = "--set critic_updates_before=2000 --set exploration_length_noise=0.5 --set assessment_interval_steps=5000"
 ROWS = {
     "emt-metric-td3": Row("TD3, stiffness policy", "emt-metric", "td3", "", (0, 1, 2, 3, 4), "emt"),
     "emt-metals-td3": Row("TD3, direct policy", "emt-metals", "td3", FROM_SCRATCH, (0, 1, 2), "emt"),
     "emt-metals-expert": Row("TD3, direct policy, expert at first", "emt-metals", "td3", "", (0, 1, 2), "emt"),
     "emt-metric-lessons": Row("lessons, stiffness policy", "emt-metric", "td3", LESSONS, (0, 1, 2), "lessons"),
+    "al-fe-metric-td3": Row("TD3, stiffness policy", "al-fe", "td3", f"{METRIC} {PATIENT}", (0, 1, 2), "al-fe"),
+    "al-fe-td3": Row("TD3, direct policy", "al-fe", "td3", FROM_SCRATCH, (0,), "al-fe"),
+    "al-fe-expert": Row("TD3, direct policy, expert at first", "al-fe", "td3", "", (0,), "al-fe"),
+    "al-fe-metric-lessons": Row(
+        "lessons, stiffness policy, Al–Fe", "al-fe", "td3", f"{METRIC} {LESSONS}", (0,), "lessons"
+    ),
     "alfe-light-td3": Row("TD3, light", "alfe-cubic", "td3", LIGHT, (0, 1, 2), "alfe"),
     "alfe-light-sac": Row("SAC, light", "alfe-cubic", "sac", LIGHT, (0, 1, 2), "alfe"),
-    "alfe-light-ddpg": Row("DDPG, light", "alfe-cubic", "ddpg", LIGHT, (0, 1), "alfe"),
-    "alfe-light-d4pg": Row("D4PG, light", "alfe-cubic", "d4pg", LIGHT, (0,), "alfe"),
+    "alfe-light-ddpg": Row("DDPG, light", "alfe-cubic", "ddpg", LIGHT, (0, 1, 2), "alfe"),
+    "alfe-light-d4pg": Row("D4PG, light", "alfe-cubic", "d4pg", LIGHT, (0, 1, 2), "alfe"),
     "alfe-e3nn-td3": Row("TD3, e3nn", "alfe-cubic", "td3", "", (0,), "alfe"),
     "alfe-quick-td3": Row("TD3, e3nn", "alfe-quick", "td3", "", (0,), "quick"),
 }
 TITLES = {
     "emt": "EMT metals, 2–16 atoms",
+    "al-fe": "Al–Fe, 2–20 atoms",
     "alfe": "Cubic AlFe",
     "quick": "Cubic AlFe, e3nn: alfe-quick",
 }
@@ -173,7 +182,9 @@ def draw(group: str) -> None:
     for (kind, calls), style in zip(classical(ROWS[names[0]].recipe).items(), ("--", ":", "-."), strict=True):
         axes.axhline(calls, color="0.3", linestyle=style, linewidth=1, label=f"{kind} {calls:.1f}")
     axes.set(xlabel="environment steps", ylabel="force calls per relaxation", yscale="log", title=TITLES[group])
-    axes.set_yticks(ticks := [2, 3, 4, 6, 10, 20, 40, 60], [str(tick) for tick in ticks])
+    low, high = axes.get_ylim()
+    ticks = [tick for tick in (2, 3, 4, 6, 10, 20, 40, 60, 100, 200) if low <= tick <= high]  # others would widen it
+    axes.set_yticks(ticks, [str(tick) for tick in ticks])
     axes.minorticks_off()
     axes.legend(fontsize=8)
     figure.savefig(PICTURES / f"learning-{group}.svg", metadata={"Date": None})

@@ -106,6 +106,8 @@ class Layers(nn.Module):
         hidden = inputs.expand(self.n_networks, *inputs.shape)
         for weight, bias in layers:
             hidden = torch.relu_(torch.baddbmm(bias, hidden, weight))
+        if last_weight.shape[2] == 1:  # a batched product with one column takes four times as long as its sum
+            return (hidden * last_weight.transpose(1, 2)).sum(dim=2, keepdim=True) + last_bias
         return torch.baddbmm(last_bias, hidden, last_weight)
 
     def first(self, inputs: Tensor) -> Tensor:

@@ -74,11 +74,19 @@ class RelaxCollector:
     def proposed(self, state: State, n_stored: int, step: int) -> tuple[Move, Tensor]:
         """What the policy, chance or the expert wants to do, and who of them it was."""
         seen = with_graph(state, self.settings.networks.cutoff_angstrom)
-        own = self.exploration(seen, n_stored, step).to(state.structures.dtype)
+        own = self._lengthened(self.exploration(seen, n_stored, step).to(state.structures.dtype), state)
         if not (torch.isfinite(own.displacements).all() and torch.isfinite(own.strains).all()):
             raise DivergedError("the policy's move", {"step": step, "displacements": own.displacements.tolist()})
         who = Source.RANDOM if self.exploration.at_random(n_stored) else Source.POLICY
         return guided(state, own, who, self.expert, self.expert_share(step), self.generators["expert"])
+
+    def _lengthened(self, move: Move, state: State) -> Move:
+        """Whole moves longer or shorter by chance, inside the bounds."""
+        if (size := self.settings.atoms.exploration_length_noise) == 0:
+            return move
+        noise = torch.randn(state.n_structures, generator=self.generators["exploration"], dtype=state.structures.dtype)
+        world, longer = self.settings.environment, move.scaled(torch.exp(size * noise), state.structures)
+        return longer.bounded(state.structures, world.max_displacement_angstrom, world.max_strain)
 
 
 class MetricForceActions(MetricActions, ForceMoveActions):

@@ -85,6 +85,10 @@ class AtomTaskSettings(Settings):
     """Noise of exploration and of TD3's smoothing is measured in F/k, the step the forces around an atom ask for, so
     that it shrinks on the way to the minimum; or in the greatest displacement allowed."""
 
+    exploration_length_noise: float = Field(default=0.0, ge=0)
+    """While collecting, the whole move of each structure is also made longer or shorter by exp(N(0, this)). Noise on
+    single atoms says little about how far to go: a critic that has seen one length only takes shorter for better."""
+
     expert_share: float = Field(default=0.0, ge=0, le=1)
     """Share of steps that the expert takes at the start, random warm-up included (R8.3)."""
 

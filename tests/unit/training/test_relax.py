@@ -410,3 +410,21 @@ def test_replay_suits_the_structures_unless_asked_for(recwarn: pytest.WarningsRe
     assert large.replay_capacity == 10_000
     assert relax_task(settings()).replay_capacity == 400
     assert not [warning for warning in recwarn if "replay" in str(warning.message)]
+
+
+def test_length_noise_makes_whole_moves_longer_or_shorter() -> None:
+    """One factor per structure, and nothing is drawn where there is no such noise: older runs stay as they were."""
+    plain, noisy = make(), make(exploration_length_noise=0.5)
+    state = noisy.state
+    move = Move(torch.full_like(state.structures.positions, 0.01), torch.zeros(state.n_structures, 3, 3))
+    before = plain.generators["exploration"].get_state()
+    assert plain.collector._lengthened(move, plain.state) is move
+    assert torch.equal(plain.generators["exploration"].get_state(), before)
+    factors = noisy.collector._lengthened(move, state).displacements[:, 0] / 0.01  # (n_atoms,)
+    per_structure = [factors[state.structures.structure_index == number] for number in range(state.n_structures)]
+    assert all(torch.allclose(each, each[0].expand_as(each)) for each in per_structure)
+    firsts = torch.stack([each[0] for each in per_structure])
+    assert bool((firsts > 1).any())
+    assert bool((firsts < 1).any())
+    far = noisy.collector._lengthened(Move(100 * move.displacements, move.strains), state)
+    assert float(far.displacements.norm(dim=1).max()) <= noisy.settings.environment.max_displacement_angstrom + 1e-9
