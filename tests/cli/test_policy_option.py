@@ -74,7 +74,7 @@ def test_auto_decides_for_each_structure(relaxion: Relaxion, alloy_file: Path, w
     assert [told["policy"] for told in answer.objects] == ["noble", "classical"]
     (line,) = lines_about_the_core(answer)
     assert line.startswith("water.xyz: ")
-    assert "noble knows no molecules" in line
+    assert "noble lacks H, O" in line
     insisting = relaxion("relax", alloy_file, water_file, "--json", "--allow-unseen", "--out", "other")
     assert [told["policy"] for told in insisting.objects] == ["noble", "noble"]
     assert lines_about_the_core(insisting) == []

@@ -231,10 +231,11 @@ class Chooser:
             return Decision(None, why, loud=not self._automatic)
         candidates = for_such or self._candidates
         nearest = min(candidates, key=lambda loaded: len(uncovered(loaded.bundle, atomic_numbers)))
-        if self._automatic and molecules and leaves_molecules(nearest.bundle.card, periodic=periodic):
+        missing, card = ", ".join(uncovered(nearest.bundle, atomic_numbers)), nearest.bundle.card
+        leaves = self._automatic and molecules and leaves_molecules(card, periodic=periodic)
+        if leaves and (card.adsorbates or not missing):  # else the elements that are missing are the better reason
             why = f"the policy {nearest.bundle.name} knows no molecules"
             return Decision(None, f"{why}, so the classical optimizer is used", loud=False)
-        missing = ", ".join(uncovered(nearest.bundle, atomic_numbers))
         if not missing or self.allow_unseen:
             return Decision(nearest)
         if self._automatic and (other := self._for_other_bodies(atomic_numbers, periodic)) is not None:
