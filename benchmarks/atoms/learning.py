@@ -1,6 +1,6 @@
 """Learning curves of agents on atoms, seed by seed: docs/results/learning.md and its pictures.
 
-    python benchmarks/atoms/learning.py --runs FOLDER [--only emt-metric]     # trains what is missing, resumable
+    python benchmarks/atoms/learning.py --runs FOLDER [--only al-fe-td3 [--seeds 1 2]]  # trains what is missing, resumable
     python benchmarks/atoms/learning.py --runs FOLDER --table                 # trains nothing; collects, draws, prints
 
 Each row is a command of `ROWS` with a seed. What a run found is kept as one small JSON file in `results/learning`:
@@ -69,10 +69,10 @@ ROWS = {
     "emt-metals-expert": Row("TD3, direct policy, expert at first", "emt-metals", "td3", "", (0, 1, 2), "emt"),
     "emt-metric-lessons": Row("lessons, stiffness policy", "emt-metric", "td3", LESSONS, (0, 1, 2), "lessons"),
     "al-fe-metric-td3": Row("TD3, stiffness policy", "al-fe", "td3", f"{METRIC} {PATIENT}", (0, 1, 2), "al-fe"),
-    "al-fe-td3": Row("TD3, direct policy", "al-fe", "td3", FROM_SCRATCH, (0,), "al-fe"),
-    "al-fe-expert": Row("TD3, direct policy, expert at first", "al-fe", "td3", "", (0,), "al-fe"),
+    "al-fe-td3": Row("TD3, direct policy", "al-fe", "td3", FROM_SCRATCH, (0, 1, 2), "al-fe"),
+    "al-fe-expert": Row("TD3, direct policy, expert at first", "al-fe", "td3", "", (0, 1, 2), "al-fe"),
     "al-fe-metric-lessons": Row(
-        "lessons, stiffness policy, Al–Fe", "al-fe", "td3", f"{METRIC} {LESSONS}", (0,), "lessons"
+        "lessons, stiffness policy, Al–Fe", "al-fe", "td3", f"{METRIC} {LESSONS}", (0, 1, 2), "lessons"
     ),
     "alfe-light-td3": Row("TD3, light", "alfe-cubic", "td3", LIGHT, (0, 1, 2), "alfe"),
     "alfe-light-sac": Row("SAC, light", "alfe-cubic", "sac", LIGHT, (0, 1, 2), "alfe"),
@@ -164,8 +164,10 @@ def worst_later(run: dict[str, Any]) -> float:
 
 def draw(group: str) -> None:
     """Mean and range over the seeds against environment steps."""
+    import matplotlib
     from matplotlib.figure import Figure
 
+    matplotlib.rcParams["svg.hashsalt"] = group  # the same runs, the same file
     names = [name for name, row in ROWS.items() if row.group == group and found(name)]
     if not names:
         return
@@ -194,12 +196,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--runs", type=Path, required=True, help="folder of the runs")
     parser.add_argument("--only", choices=list(ROWS), help="one row")
+    parser.add_argument("--seeds", type=int, nargs="+", help="these of its seeds")
     parser.add_argument("--table", action="store_true", help="train nothing")
     options = parser.parse_args()
     torch.set_num_threads(1)
     KEPT.mkdir(parents=True, exist_ok=True)
     for name in [options.only] if options.only else ROWS:
-        for seed in ROWS[name].seeds:
+        for seed in options.seeds or ROWS[name].seeds:
             if not options.table:
                 trained(name, seed, options.runs)
             collected(name, seed, options.runs)
