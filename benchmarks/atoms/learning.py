@@ -1,7 +1,7 @@
 """Learning curves of agents on atoms, seed by seed: docs/results/learning.md and its pictures.
 
-    python benchmarks/atoms/learning.py --runs FOLDER [--only al-fe-td3 [--seeds 1 2]]  # trains what is missing, resumable
-    python benchmarks/atoms/learning.py --runs FOLDER --table                 # trains nothing; collects, draws, prints
+    python benchmarks/atoms/learning.py --runs FOLDER [--only al-fe-td3 [--seeds 1 2]]  # what is missing; resumable
+    python benchmarks/atoms/learning.py --runs FOLDER --table           # trains nothing; collects, draws, prints
 
 Each row is a command of `ROWS` with a seed. What a run found is kept as one small JSON file in `results/learning`:
 force calls at every assessment, of the starts held out and of the validation starts, the kept policy, processor time.
@@ -59,6 +59,7 @@ class Row:
 
 
 FROM_SCRATCH = "--set expert_share=0 --set imitation_weight=0"
+EXPERT = "--set expert_share=0.8 --set expert_steps=20000 --set imitation_weight=2"
 LESSONS = "--set lesson_updates=3000 --steps 3000 --set averaged_policy=false --set assessment_interval_steps=300"
 LIGHT = "--set backbone=light"
 METRIC = f"--set policy=metric {FROM_SCRATCH} --set environment_information=[]"
@@ -70,7 +71,7 @@ ROWS = {
     "emt-metric-lessons": Row("lessons, stiffness policy", "emt-metric", "td3", LESSONS, (0, 1, 2), "lessons"),
     "al-fe-metric-td3": Row("TD3, stiffness policy", "al-fe", "td3", f"{METRIC} {PATIENT}", (0, 1, 2), "al-fe"),
     "al-fe-td3": Row("TD3, direct policy", "al-fe", "td3", FROM_SCRATCH, (0, 1, 2), "al-fe"),
-    "al-fe-expert": Row("TD3, direct policy, expert at first", "al-fe", "td3", "", (0, 1, 2), "al-fe"),
+    "al-fe-expert": Row("TD3, direct policy, expert at first", "al-fe", "td3", EXPERT, (0,), "al-fe"),
     "al-fe-metric-lessons": Row(
         "lessons, stiffness policy, Al–Fe", "al-fe", "td3", f"{METRIC} {LESSONS}", (0, 1, 2), "lessons"
     ),

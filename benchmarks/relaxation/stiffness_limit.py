@@ -39,8 +39,8 @@ class HessianMetrics:
     def __init__(self, engine: Potential, floor: float) -> None:
         self.engine, self.floor = engine, floor
 
-    def covers(self, _geometry: Geometry) -> bool:
-        return True
+    def covers(self, geometry: Geometry) -> bool:
+        return len(geometry.numbers) > 0
 
     def at(self, asked: Sequence[Asked], structures: Structures) -> Sequence[Metric]:
         return [self._at(one, structures.select(torch.tensor([place]))) for place, one in enumerate(asked)]
@@ -107,7 +107,7 @@ def main() -> None:
     begun = [one for one in starts(chgnet, given.number) if len(one[0]) <= given.most_atoms]
     core = calls(None, begun, chgnet)
     free = np.array([cell for _, cell in begun])
-    print(f"| {len(begun)} starts | mean calls | of the core's, fixed cell | free cell | median |\n|---|---|---|---|---|")
+    print(f"| {len(begun)} starts | mean calls | of the core's, fixed cell | free cell | median |\n{5 * '|---'}|")
     rows = {"core": core} | {name: calls(name, begun, chgnet) for name in given.policies}
     for name, own in rows.items():
         show(name, own, core, free)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -15,6 +14,7 @@ from ase.optimize.optimize import Optimizer
 from relaxion.bench.optimizers import PolicyChoice
 from relaxion.bench.runs import OnCall, Reading, Run, Stage, Task, finite
 from relaxion.bench.statistics import SAME_MINIMUM_EV_PER_ATOM
+from relaxion.optimize.ase_interface import quiet_filters
 from relaxion.optimize.choice import CORE
 from relaxion.optimize.relaxer import Relaxer
 from relaxion.potentials.counting import error_in_words
@@ -27,8 +27,7 @@ def run_ase_optimizer(kind: type[Optimizer], task: Task, on_call: OnCall) -> Run
     stage = Stage(task, on_call)
     try:
         stepping = kind(stage.target, logfile=None)  # pyright: ignore[reportArgumentType] - filters work too
-        with stepping as optimizer, warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "logm result may be inaccurate", RuntimeWarning)  # by 1e-13, ASE's filter
+        with stepping as optimizer, quiet_filters():
             stage.watch(optimizer)
             converged = optimizer.run(fmax=task.fmax, steps=task.steps)
     except Exception as error:  # noqa: BLE001 - ASE's optimizers report failure by exceptions of many kinds

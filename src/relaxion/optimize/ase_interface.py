@@ -5,6 +5,10 @@ Only the public methods of atoms and filters are used; ASE's `optimizable` chang
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import numpy as np
 from ase import Atoms
 from ase.calculators.calculator import PropertyNotImplementedError
@@ -27,6 +31,14 @@ def check_door(target: Atoms | Filter) -> None:
         )
     if isinstance(target, Atoms | Filter):
         check_atoms(bare_atoms(target))
+
+
+@contextmanager
+def quiet_filters() -> Iterator[None]:
+    """Without the warning, at every step, that the logarithm in ASE's FrechetCellFilter is inexact: by 1e-13."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "logm result may be inaccurate", RuntimeWarning)
+        yield
 
 
 def bare_atoms(target: Atoms | Filter) -> Atoms:

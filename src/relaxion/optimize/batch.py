@@ -23,7 +23,7 @@ from ase.filters import Filter, FrechetCellFilter
 
 from relaxion.errors import MissingStressError, PotentialError, RelaxionError, SettingsError, StructureError
 from relaxion.memory.recording import Memory
-from relaxion.optimize.ase_interface import read_coordinates, read_point
+from relaxion.optimize.ase_interface import quiet_filters, read_coordinates, read_point
 from relaxion.optimize.choice import Chooser, stepper_of
 from relaxion.optimize.models import MOST_TOGETHER, KnownPairs
 from relaxion.optimize.point import Array, Point, Proposal, longest
@@ -268,8 +268,9 @@ class BatchRelaxer:
     def advance(self) -> list[Relaxed]:
         """One force call for every structure that runs; those that are done now, or were refused."""
         group = sorted(self._running, key=lambda one: len(one.atoms))
-        for start in range(0, len(group), self._at_once):
-            self._advance(group[start : start + self._at_once])
+        with quiet_filters():
+            for start in range(0, len(group), self._at_once):
+                self._advance(group[start : start + self._at_once])
         self._running = [one for one in group if one.result is None]
         finished = [*self._finished, *(one.result for one in group if one.result is not None)]
         self._finished = []

@@ -6,12 +6,12 @@ the policy that learns makes the relaxations itself, so it learns from the state
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Generator, Tensor
 
 from relaxion.errors import RunError
@@ -67,9 +67,26 @@ class LiveLessonSettings(TeachingSettings):
     """Under the guard: lessons are secants, true wherever a relaxation ends. It need not be followed to its minimum,
     so the same force calls give more different structures; what was not finished teaches too."""
 
+    lesson_short_force_calls: int = Field(default=0, ge=0)
+    """Where lessons are secants: force calls of the relaxations of most gatherings, which show many structures at first
+    and so cost little. 0: all are followed for `lesson_force_calls`."""
+
+    lesson_long_share: float = Field(default=0.2, gt=0, le=1)
+    """Of the gatherings, those whose relaxations are followed for `lesson_force_calls` all the same: late states occur
+    in them alone."""
+
     lesson_under_guard: bool = False
     """The relaxations are made under the guard, as in use. Each gathering has starts of every source and each update
     lessons of every source, by their shares. What the policy alone cannot finish teaches too."""
+
+    @model_validator(mode="after")
+    def _short_ones_are_secants(self) -> Self:
+        if self.lesson_short_force_calls and not (self.lesson_secants and self.lesson_under_guard):
+            raise ValueError(
+                "lesson_short_force_calls needs lesson_secants and lesson_under_guard: a relaxation that is left early "
+                "teaches by its secants only; set both to true, or lesson_short_force_calls to 0"
+            )
+        return self
 
 
 class Examples:
@@ -241,7 +258,7 @@ class GuardedExamples(LiveExamples):
         rule: StepControl | None = None,
     ) -> None:
         super().__init__(policy, sources, settings, generator)
-        self.rule = rule
+        self.rule, self.most_calls = rule, settings.lesson_force_calls
         self.kept: list[dict[int, Lessons]] = []  # by gathering and source
         self._pools: dict[int, Lessons] = {}  # the same by source, made when asked for
         total = sum(source.share for source in self.sources)
@@ -259,10 +276,8 @@ class GuardedExamples(LiveExamples):
         return Lessons.concatenate(parts), told
 
     def gather(self) -> dict[str, float]:
-        before = self._counted()
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "logm result may be inaccurate", RuntimeWarning)  # by 1e-13, ASE's filter
-            by_place = self._relaxations()
+        before, self.most_calls = self._counted(), self._most_calls()
+        by_place = self._relaxations()
         relaxed = [one for own in by_place.values() for one in own]
         taught = {place: self._lessons(own) for place, own in by_place.items()}
         found = {place: lessons for place, lessons in taught.items() if lessons is not None}
@@ -272,6 +287,14 @@ class GuardedExamples(LiveExamples):
             "imitation/finished_share": sum(one.converged for one in relaxed) / len(relaxed),
             "imitation/calls_to_label": sum(one.force_calls for one in relaxed) / len(relaxed),
         }
+
+    def _most_calls(self) -> int:
+        """Of the relaxations of a gathering."""
+        settings = self.settings
+        if not settings.lesson_short_force_calls:
+            return settings.lesson_force_calls
+        is_long = float(torch.rand(1, generator=self.generator)) < settings.lesson_long_share
+        return settings.lesson_force_calls if is_long else settings.lesson_short_force_calls
 
     def _relaxations(self) -> dict[int, list[Relaxed]]:
         """Fresh starts of every source, relaxed, by the source's place."""
@@ -295,7 +318,7 @@ class GuardedExamples(LiveExamples):
         """All of them in one batch; the tag is the place of the starts among the arguments."""
         settings = BatchSettings(
             fmax=self.settings.lesson_tolerance_ev_per_angstrom,
-            max_force_calls=self.settings.lesson_force_calls,
+            max_force_calls=self.most_calls,
             record=True,
         )
         metrics = LearnedMetrics(self.policy.network)

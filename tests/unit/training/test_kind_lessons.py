@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from relaxion.errors import RunError
+from relaxion.errors import RunError, SettingsError
 from relaxion.files import digest
 from relaxion.training.kind_lessons import KindExamples, KindStarts
 from relaxion.training.loop import read_weights, train
@@ -106,6 +106,25 @@ def test_secants_teach_from_relaxations_that_were_not_finished_and_survive_a_res
     train(settings(tmp_path, **early), tmp_path / "parts", resume=True)
     weights = [digest(read_weights(tmp_path / name).tensors) for name in ("whole", "parts")]
     assert weights[0] == weights[1]
+
+
+def test_most_relaxations_may_be_short_and_a_resume_knows_which(tmp_path):
+    both = {"lesson_secants": True, "lesson_force_calls": 12, "lesson_short_force_calls": 3, "lesson_long_share": 0.5}
+    both |= {"lesson_tolerance_ev_per_angstrom": 1e-4, "lesson_updates_per_gathering": 1}
+    examples = settings(tmp_path, **both).trainer().imitation.examples
+    assert isinstance(examples, KindExamples)
+    calls = [examples.gather()["imitation/calls_to_label"] for _ in range(8)]
+    assert {call <= 3 for call in calls} == {True, False}, "some gatherings are short, others long"
+    train(settings(tmp_path, **both), tmp_path / "whole")
+    train(settings(tmp_path, steps=2, **both), tmp_path / "parts")
+    train(settings(tmp_path, **both), tmp_path / "parts", resume=True)
+    weights = [digest(read_weights(tmp_path / name).tensors) for name in ("whole", "parts")]
+    assert weights[0] == weights[1]
+
+
+def test_short_relaxations_without_secants_are_refused(tmp_path):
+    with pytest.raises(SettingsError, match="lesson_short_force_calls needs lesson_secants"):
+        settings(tmp_path, lesson_short_force_calls=3)
 
 
 def test_nothing_at_hand_is_a_sentence(tmp_path):
