@@ -58,9 +58,10 @@ from relaxion.optimize.stepper import Stepper
 from relaxion.optimize.trust_rule import StepControl
 from relaxion.potentials import potential
 from relaxion.structures import Structures
-from relaxion.training.lessons import GuardedExamples, Imitation
+from relaxion.training.guarded_lessons import GuardedExamples
+from relaxion.training.lessons import Imitation
+from relaxion.training.metals_lessons import MetalsSettings
 from relaxion.training.metric import MetricRunSettings
-from relaxion.training.metric_lessons import MetalsSettings
 from relaxion.training.recipe import find, settings_from_recipe
 
 KEPT = Path(__file__).parent / "results" / "residual"

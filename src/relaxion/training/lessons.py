@@ -1,4 +1,5 @@
-"""Where the lessons of a metric come from: live relaxations (a store: `metric_lessons.py`).
+"""Where the lessons of a metric come from: live relaxations (under the guard: `guarded_lessons.py`; a store:
+`store_lessons.py`).
 
 A lesson is a state and the way to the end of its own relaxation; `networks/metric/teacher.py` learns from it. Live:
 the policy that learns makes the relaxations itself, so it learns from the states that it comes to (data aggregation).
@@ -6,7 +7,7 @@ the policy that learns makes the relaxations itself, so it learns from the state
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -20,11 +21,8 @@ from relaxion.files import Stored
 from relaxion.generators.starts import Starts
 from relaxion.networks.metric.policies import MetricPolicy
 from relaxion.networks.metric.teacher import Lessons, Teacher, TeachingSettings, way_to
-from relaxion.optimize.batch import BatchRelaxer, BatchSettings, Relaxed
+from relaxion.optimize.batch import BatchRelaxer, BatchSettings
 from relaxion.optimize.choice import new_stepper
-from relaxion.optimize.examples import ExampleSettings, secants_between
-from relaxion.optimize.learned import LearnedMetrics, states_at
-from relaxion.optimize.trust_rule import StepControl
 from relaxion.potentials.potential import Potential
 from relaxion.potentials.reward import largest_force
 from relaxion.structures import Outcome, State, Structures
@@ -241,147 +239,6 @@ class LiveExamples(Examples):
         numbers = sorted({int(name.split(".")[0]) for name in kept.tensors})
         self.gatherings = [Lessons.of_tensors(kept.part(str(number))) for number in numbers]
         self._pool = None
-
-
-class GuardedExamples(LiveExamples):
-    """Fresh starts of every source relaxed under the guard with the present policy; each update has lessons of each.
-
-    So the policy learns from the states that users will bring it to, and one kind of start does not push out another.
-    """
-
-    def __init__(
-        self,
-        policy: MetricPolicy,
-        sources: Sequence[Source],
-        settings: LiveLessonSettings,
-        generator: Generator,
-        rule: StepControl | None = None,
-    ) -> None:
-        super().__init__(policy, sources, settings, generator)
-        self.rule, self.most_calls = rule, settings.lesson_force_calls
-        self.kept: list[dict[int, Lessons]] = []  # by gathering and source
-        self._pools: dict[int, Lessons] = {}  # the same by source, made when asked for
-        total = sum(source.share for source in self.sources)
-        self.shares = [source.share / total for source in self.sources]
-
-    def draw(self, n_updates: int, /) -> tuple[Lessons, dict[str, float]]:
-        told: dict[str, float] = {}
-        due = self.settings.lesson_gatherings_before if not self.kept else 1
-        if not self.kept or n_updates % self.settings.lesson_updates_per_gathering == 0:
-            for _ in range(due):
-                told = self.gather()
-        parts = [part for place in range(len(self.sources)) if (part := self._drawn(place)) is not None]
-        if not parts:
-            raise RunError(self._nothing())
-        return Lessons.concatenate(parts), told
-
-    def gather(self) -> dict[str, float]:
-        before, self.most_calls = self._counted(), self._most_calls()
-        by_place = self._relaxations()
-        relaxed = [one for own in by_place.values() for one in own]
-        taught = {place: self._lessons(own) for place, own in by_place.items()}
-        found = {place: lessons for place, lessons in taught.items() if lessons is not None}
-        self.kept, self._pools = [*self.kept, found][-self.settings.lesson_gatherings_kept :], {}
-        self.force_calls += self._counted() - before
-        return {
-            "imitation/finished_share": sum(one.converged for one in relaxed) / len(relaxed),
-            "imitation/calls_to_label": sum(one.force_calls for one in relaxed) / len(relaxed),
-        }
-
-    def _most_calls(self) -> int:
-        """Of the relaxations of a gathering."""
-        settings = self.settings
-        if not settings.lesson_short_force_calls:
-            return settings.lesson_force_calls
-        is_long = float(torch.rand(1, generator=self.generator)) < settings.lesson_long_share
-        return settings.lesson_force_calls if is_long else settings.lesson_short_force_calls
-
-    def _relaxations(self) -> dict[int, list[Relaxed]]:
-        """Fresh starts of every source, relaxed, by the source's place."""
-        return {
-            place: list(self._relaxed(source.potential, self._starts(place)))
-            for place, source in enumerate(self.sources)
-        }
-
-    def _starts(self, place: int) -> Structures:
-        number = self._number(self.settings.lesson_starts, place)
-        return self.sources[place].starts.sample(self.generator, number)
-
-    def _counted(self) -> int:
-        """By the potentials, so that starts that ask them are charged too."""
-        return sum(potential.calls for potential in {source.potential for source in self.sources})
-
-    def _number(self, total: int, place: int) -> int:
-        return max(1, round(total * self.shares[place]))
-
-    def _relaxed(self, potential: Potential, *starts: Structures) -> Iterator[Relaxed]:
-        """All of them in one batch; the tag is the place of the starts among the arguments."""
-        settings = BatchSettings(
-            fmax=self.settings.lesson_tolerance_ev_per_angstrom,
-            max_force_calls=self.most_calls,
-            record=True,
-        )
-        metrics = LearnedMetrics(self.policy.network)
-        relaxer = BatchRelaxer(potential, settings, lambda _: ("guard", new_stepper(metrics=metrics, rule=self.rule)))
-        for place, own in enumerate(starts):
-            for atoms, cell in zip(own.to_ase(), own.cell_free.tolist(), strict=True):
-                relaxer.add(atoms, cell=cell, tag=place)
-        while relaxer.n_running or relaxer.has_finished:
-            yield from relaxer.advance()
-
-    def _lessons(self, relaxed: Sequence[Relaxed]) -> Lessons | None:
-        """The bases of their steps with their ways to the end."""
-        lessons = [part for one in relaxed if (part := self._lessons_of(one)) is not None]
-        return Lessons.concatenate(lessons) if lessons else None
-
-    def _lessons_of(self, relaxed: Relaxed) -> Lessons | None:
-        """Of one that did not converge only secants."""
-        settings = self.settings
-        bases = [visit.point for visit in relaxed.visited if visit.accepted and visit.point.finite]
-        if len(bases) < 2 or not (relaxed.converged or settings.lesson_secants):
-            return None
-        end = bases.pop()
-        state, ends = states_at(bases), states_at([end] * len(bases))
-        smallest, farthest = settings.lesson_smallest_force_ev_per_angstrom, settings.lesson_farthest_angstrom
-        if not settings.lesson_secants:
-            return lessons_towards(ends.structures, state, True, smallest, farthest)
-        limits = ExampleSettings(smallest_force_ev_per_angstrom=smallest, farthest_angstrom=farthest)
-        return secants_between(state, ends, limits)
-
-    def _drawn(self, place: int) -> Lessons | None:
-        if place not in self._pools:
-            pool = [found[place] for found in self.kept if place in found]
-            if not pool:
-                return None
-            self._pools[place] = Lessons.concatenate(pool)
-        lessons = self._pools[place]
-        number = self._number(self.settings.lessons_per_update, place)
-        return lessons.select(torch.randint(lessons.number, (number,), generator=self.generator))
-
-    def forget(self) -> None:
-        self.kept, self._pools = [], {}
-
-    def tensors(self) -> dict[str, Tensor]:
-        return {
-            f"lessons.{number}.{place}.{name}": tensor.clone()
-            for number, found in enumerate(self.kept)
-            for place, lessons in found.items()
-            for name, tensor in lessons.tensors().items()
-        }
-
-    def restore(self, stored: Stored) -> None:
-        places = sorted({tuple(map(int, name.split(".")[:2])) for name in stored.part("lessons")})
-        self.kept, self._pools = [{} for _ in range(1 + max((number for number, _ in places), default=-1))], {}
-        for number, place in places:
-            self.kept[number][place] = Lessons.of_tensors(stored.part(f"lessons.{number}.{place}"))
-
-
-def live_examples(
-    policy: MetricPolicy, sources: Sequence[Source], settings: LiveLessonSettings, generator: Generator
-) -> LiveExamples:
-    """As the settings want their relaxations made."""
-    kind = GuardedExamples if settings.lesson_under_guard else LiveExamples
-    return kind(policy, sources, settings, generator)
 
 
 def lessons_of(found: Relaxations, smallest_force: float, farthest: float) -> Lessons | None:

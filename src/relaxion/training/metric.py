@@ -31,10 +31,12 @@ from relaxion.training.checkpoint import checked_finite, named_generator, taken_
 from relaxion.training.file_lessons import FileLessonSettings, FilePlan
 from relaxion.training.kind_lessons import KindLessonSettings, KindPlan
 from relaxion.training.lessons import Imitation
-from relaxion.training.metric_lessons import MetalsPlan, MetalsSettings, Plan, StorePlan, StoreSettings
+from relaxion.training.metals_lessons import MetalsPlan, MetalsSettings
 from relaxion.training.packaging import Packed
+from relaxion.training.plans import Plan
 from relaxion.training.records import RelaxationResult, ScalarMeans
 from relaxion.training.settings import LoopSettings, RunSettings
+from relaxion.training.store_lessons import StorePlan, StoreSettings
 
 LONGEST_MOVE, LARGEST_STRAIN = 1.0, 0.1  # Å; of the bare policy. The guard's trust radius is what binds in use.
 

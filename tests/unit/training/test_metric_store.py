@@ -17,7 +17,9 @@ from relaxion.memory.store import TrajectoryStore
 from relaxion.structures import Outcome
 from relaxion.training.loop import train
 from relaxion.training.metric import MetricTrainer
-from relaxion.training.metric_lessons import (
+from relaxion.training.packaging import bundle_from_run
+from relaxion.training.settings import RunSettings
+from relaxion.training.store_lessons import (
     StoreSettings,
     grouped_lessons,
     is_validation,
@@ -27,8 +29,6 @@ from relaxion.training.metric_lessons import (
     stored_calls,
     stored_lessons,
 )
-from relaxion.training.packaging import bundle_from_run
-from relaxion.training.settings import RunSettings
 
 RECIPE = {
     "seed": 5,
