@@ -13,7 +13,6 @@ from relaxion.networks.metric.policies import MetricPolicy
 from relaxion.networks.metric.teacher import Lessons
 from relaxion.optimize.batch import BatchRelaxer, BatchSettings, Relaxed
 from relaxion.optimize.choice import new_stepper
-from relaxion.optimize.examples import ExampleSettings, secants_between
 from relaxion.optimize.learned import LearnedMetrics, states_at
 from relaxion.optimize.trust_rule import StepControl
 from relaxion.potentials.potential import Potential
@@ -36,7 +35,7 @@ class GuardedExamples(LiveExamples):
         rule: StepControl | None = None,
     ) -> None:
         super().__init__(policy, sources, settings, generator)
-        self.rule, self.most_calls = rule, settings.lesson_force_calls
+        self.rule = rule
         self.kept: list[dict[int, Lessons]] = []  # by gathering and source
         self._pools: dict[int, Lessons] = {}  # the same by source, made when asked for
         total = sum(source.share for source in self.sources)
@@ -54,7 +53,7 @@ class GuardedExamples(LiveExamples):
         return Lessons.concatenate(parts), told
 
     def gather(self) -> dict[str, float]:
-        before, self.most_calls = self._counted(), self._most_calls()
+        before = self._counted()
         by_place = self._relaxations()
         relaxed = [one for own in by_place.values() for one in own]
         taught = {place: self._lessons(own) for place, own in by_place.items()}
@@ -65,14 +64,6 @@ class GuardedExamples(LiveExamples):
             "imitation/finished_share": sum(one.converged for one in relaxed) / len(relaxed),
             "imitation/calls_to_label": sum(one.force_calls for one in relaxed) / len(relaxed),
         }
-
-    def _most_calls(self) -> int:
-        """Of the relaxations of a gathering."""
-        settings = self.settings
-        if not settings.lesson_short_force_calls:
-            return settings.lesson_force_calls
-        is_long = float(torch.rand(1, generator=self.generator)) < settings.lesson_long_share
-        return settings.lesson_force_calls if is_long else settings.lesson_short_force_calls
 
     def _relaxations(self) -> dict[int, list[Relaxed]]:
         """Fresh starts of every source, relaxed, by the source's place."""
@@ -96,7 +87,7 @@ class GuardedExamples(LiveExamples):
         """All of them in one batch; the tag is the place of the starts among the arguments."""
         settings = BatchSettings(
             fmax=self.settings.lesson_tolerance_ev_per_angstrom,
-            max_force_calls=self.most_calls,
+            max_force_calls=self.settings.lesson_force_calls,
             record=True,
         )
         metrics = LearnedMetrics(self.policy.network)
@@ -113,18 +104,13 @@ class GuardedExamples(LiveExamples):
         return Lessons.concatenate(lessons) if lessons else None
 
     def _lessons_of(self, relaxed: Relaxed) -> Lessons | None:
-        """Of one that did not converge only secants."""
-        settings = self.settings
+        """Of one that converged."""
         bases = [visit.point for visit in relaxed.visited if visit.accepted and visit.point.finite]
-        if len(bases) < 2 or not (relaxed.converged or settings.lesson_secants):
+        if len(bases) < 2 or not relaxed.converged:
             return None
-        end = bases.pop()
-        state, ends = states_at(bases), states_at([end] * len(bases))
-        smallest, farthest = settings.lesson_smallest_force_ev_per_angstrom, settings.lesson_farthest_angstrom
-        if not settings.lesson_secants:
-            return lessons_towards(ends.structures, state, True, smallest, farthest)
-        limits = ExampleSettings(smallest_force_ev_per_angstrom=smallest, farthest_angstrom=farthest)
-        return secants_between(state, ends, limits)
+        end, settings = bases.pop(), self.settings
+        limits = settings.lesson_smallest_force_ev_per_angstrom, settings.lesson_farthest_angstrom
+        return lessons_towards(states_at([end] * len(bases)).structures, states_at(bases), True, *limits)
 
     def _drawn(self, place: int) -> Lessons | None:
         if place not in self._pools:

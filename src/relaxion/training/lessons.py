@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Self
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Generator, Tensor
 
 from relaxion.errors import RunError
@@ -61,30 +60,9 @@ class LiveLessonSettings(TeachingSettings):
     lesson_trust_angstrom: float = Field(default=0.3, gt=0)
     """Longest displacement in a step of a relaxation."""
 
-    lesson_secants: bool = False
-    """Under the guard: lessons are secants, true wherever a relaxation ends. It need not be followed to its minimum,
-    so the same force calls give more different structures; what was not finished teaches too."""
-
-    lesson_short_force_calls: int = Field(default=0, ge=0)
-    """Where lessons are secants: force calls of the relaxations of most gatherings, which show many structures at first
-    and so cost little. 0: all are followed for `lesson_force_calls`."""
-
-    lesson_long_share: float = Field(default=0.2, gt=0, le=1)
-    """Of the gatherings, those whose relaxations are followed for `lesson_force_calls` all the same: late states occur
-    in them alone."""
-
     lesson_under_guard: bool = False
     """The relaxations are made under the guard, as in use. Each gathering has starts of every source and each update
     lessons of every source, by their shares. What the policy alone cannot finish teaches too."""
-
-    @model_validator(mode="after")
-    def _short_ones_are_secants(self) -> Self:
-        if self.lesson_short_force_calls and not (self.lesson_secants and self.lesson_under_guard):
-            raise ValueError(
-                "lesson_short_force_calls needs lesson_secants and lesson_under_guard: a relaxation that is left early "
-                "teaches by its secants only; set both to true, or lesson_short_force_calls to 0"
-            )
-        return self
 
 
 class Examples:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from relaxion.errors import RunError, SettingsError
+from relaxion.errors import RunError
 from relaxion.files import digest
 from relaxion.training.kind_lessons import KindExamples, KindStarts
 from relaxion.training.loop import read_weights, train
@@ -91,40 +91,6 @@ def test_a_stopped_run_goes_on_to_the_bit(tmp_path):
     assert "Cu" in bundle.card.elements
     assert bundle.card.periodic is True
     assert whole.training_force_calls > 0
-
-
-def test_secants_teach_from_relaxations_that_were_not_finished_and_survive_a_resume(tmp_path):
-    early = {"lesson_secants": True, "lesson_force_calls": 3, "lesson_tolerance_ev_per_angstrom": 1e-4}
-    examples = settings(tmp_path, **early).trainer().imitation.examples
-    assert isinstance(examples, KindExamples)
-    lessons, told = examples.draw(0)
-    assert told["imitation/finished_share"] < 0.5
-    assert lessons.left_over is not None
-    assert float(lessons.left_over.atoms.abs().max()) > 0.01, "eV/Å: something still pulls where they were left"
-    train(settings(tmp_path, **early), tmp_path / "whole")
-    train(settings(tmp_path, steps=2, **early), tmp_path / "parts")
-    train(settings(tmp_path, **early), tmp_path / "parts", resume=True)
-    weights = [digest(read_weights(tmp_path / name).tensors) for name in ("whole", "parts")]
-    assert weights[0] == weights[1]
-
-
-def test_most_relaxations_may_be_short_and_a_resume_knows_which(tmp_path):
-    both = {"lesson_secants": True, "lesson_force_calls": 12, "lesson_short_force_calls": 3, "lesson_long_share": 0.5}
-    both |= {"lesson_tolerance_ev_per_angstrom": 1e-4, "lesson_updates_per_gathering": 1}
-    examples = settings(tmp_path, **both).trainer().imitation.examples
-    assert isinstance(examples, KindExamples)
-    calls = [examples.gather()["imitation/calls_to_label"] for _ in range(8)]
-    assert {call <= 3 for call in calls} == {True, False}, "some gatherings are short, others long"
-    train(settings(tmp_path, **both), tmp_path / "whole")
-    train(settings(tmp_path, steps=2, **both), tmp_path / "parts")
-    train(settings(tmp_path, **both), tmp_path / "parts", resume=True)
-    weights = [digest(read_weights(tmp_path / name).tensors) for name in ("whole", "parts")]
-    assert weights[0] == weights[1]
-
-
-def test_short_relaxations_without_secants_are_refused(tmp_path):
-    with pytest.raises(SettingsError, match="lesson_short_force_calls needs lesson_secants"):
-        settings(tmp_path, lesson_short_force_calls=3)
 
 
 def test_nothing_at_hand_is_a_sentence(tmp_path):
