@@ -172,7 +172,7 @@ def draw(group: str) -> None:
     names = [name for name, row in ROWS.items() if row.group == group and found(name)]
     if not names:
         return
-    figure = Figure(figsize=(7, 4.2), layout="constrained")
+    figure = Figure(figsize=(7, 4.9), layout="constrained")
     axes = figure.subplots()
     for number, name in enumerate(names):
         curves = [np.array(run["curve"]) for run in found(name)]
@@ -189,7 +189,7 @@ def draw(group: str) -> None:
     ticks = [tick for tick in (2, 3, 4, 6, 10, 20, 40, 60, 100, 200) if low <= tick <= high]  # others would widen it
     axes.set_yticks(ticks, [str(tick) for tick in ticks])
     axes.minorticks_off()
-    axes.legend(fontsize=8)
+    figure.legend(loc="outside lower center", ncols=2, fontsize=8)  # inside it hides the lowest curves
     figure.savefig(PICTURES / f"learning-{group}.svg", metadata={"Date": None})
 
 
