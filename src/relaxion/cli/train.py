@@ -76,7 +76,7 @@ def _of_origin(origin: str | None) -> dict[str, Any]:
         return {}
     bundle = find_policy(origin)
     kept = bundle.card.training_settings
-    rule = {name: kept[name] for name in ("secant_weight", "n_secants") if kept.get(name) is not None}
+    rule = {name: kept[name] for name in ("secant_weight", "n_secants", "secant_length_angstrom") if kept.get(name) is not None}
     return {**bundle.policy.settings.get("network", {}), **rule}
 
 

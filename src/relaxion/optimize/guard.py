@@ -1,9 +1,10 @@
 """The guard: steps of a learned metric while they are good, steps of the classical core where they are not.
 
 Checking costs no force call. Before a call the step is compared with that of the springs (angle, length) and screened
-for close pairs; after it the energy and the forces found are compared with those predicted. After a bad step the core
-takes the next ones: one, then three, then seven, until the metric has done well again. Points are accepted or rejected
-as in the core, with FIRE behind both: limit points are stationary whatever the network says.
+for close pairs; after it the forces found are compared with those predicted. The secants of the last steps correct the
+metric, each the more the shorter its step was (`quasi_newton.believed`). After a bad step, one that was rejected or led
+nowhere, the core takes the next ones: one, then three, then seven, until the metric has done well again. Points are
+accepted or rejected as in the core, with FIRE behind both: limit points are stationary whatever the network says.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from relaxion.optimize.quasi_newton import (
     QuasiNewton,
     QuasiNewtonSettings,
     Solve,
+    believed,
     corrected,
-    damped,
     energy_change,
     weighted_error,
 )
@@ -55,15 +56,13 @@ class Feedback:
 class GuardSettings:
     """When to use the policy's step. Tuned on structures outside every benchmark (docs/decisions.md)."""
 
-    least_kept: float = 0.25
-    """A step is bad if it is rejected or lowers the energy by less than this share of the predicted change."""
     full_step: float = 0.1
-    """It is also bad if it was taken in full (trust radius and screen took away less than this share) and the largest
-    force rose, or hardly fell because the curvature differs much from the metric's."""
-    hardly: float = 0.3
-    """Decades by which the largest force must fall; less is hardly."""
-    another: float = 2.0
-    """Ratio of the curvature met and the metric's, either way, that counts as different."""
+    """A step was taken in full if trust radius and screen took away less than this share."""
+    hardly: float = 0.2
+    """A step is bad if it is rejected; also if it was taken in full and the largest force hardly fell, by fewer decades
+    than this, because the curvature met is not at all the metric's."""
+    another: float = 3.0
+    """Ratio of the curvature met and the metric's, either way, that counts as not at all the same."""
     most_core_steps: int = 15
     """Largest number of steps that the classical optimizer takes after several bad steps in a row."""
     smallest_cosine: float = 0.0
@@ -170,10 +169,9 @@ class Guard(QuasiNewton):
 
     def _was_bad(self) -> bool:
         feedback, guard = self.feedback, self.guard
+        full, useless = feedback.back_off < guard.full_step, feedback.log_force_ratio > -guard.hardly
         wrong = abs(feedback.log_curvature_ratio) > np.log(guard.another)
-        useless = feedback.log_force_ratio > (-guard.hardly if wrong else 0.0)
-        full = feedback.back_off < guard.full_step
-        return bool(feedback.rejected or feedback.energy_ratio < guard.least_kept or (full and useless))
+        return feedback.rejected or (full and useless and bool(wrong))
 
     def _feedback(self, point: Point, last: Proposal, *, rejected: bool) -> Feedback:
         points = self.feedback.points + 1
@@ -221,8 +219,9 @@ class Guard(QuasiNewton):
         if control.floor > 0:
             solve = lambda forces: metric.solve(forces, control.floor)  # noqa: E731
             step = solve(base.forces)
-        if control.secant_weight > 0 and (secants := damped(self.secants[-control.n_secants :], metric.apply)):
-            step = step + control.secant_weight * (corrected(base.forces, secants, solve) - step)
+        newest = self.secants[-control.n_secants :] if metric.knows_curvature else []
+        if secants := believed(newest, metric.apply, control.secant_weight, control.secant_length):
+            step = corrected(base.forces, secants, solve)
         uphill = dot(step, base.forces) <= 1e-3 * np.linalg.norm(step) * np.linalg.norm(base.forces)
         if uphill or not np.isfinite(step).all():
             step = plain

@@ -30,6 +30,7 @@ from relaxion.optimize.valence.path import along_internals
 Solve = Callable[[Array], Array]
 
 SOFTEST_SHARE = 0.2  # Powell's damping: a secant softer than this share of the stiffness is stiffened
+YOUNGER = 0.8  # of a secant's weight is left to the one before it
 MOST_REJECTIONS = 6  # in a row, then another method takes over
 FLOORS = 6  # tried until a step of molecules fits the trust radius
 NEARLY = 0.85  # of the trust radius is near enough
@@ -289,6 +290,19 @@ def damped(secants: Sequence[Secant], apply: Solve) -> list[Secant]:
         weight = (1 - SOFTEST_SHARE) * own / (own - secant.curvature)
         result.append(Secant(secant.step, weight * secant.drop + (1 - weight) * applied))
     return result
+
+
+def believed(secants: Sequence[Secant], apply: Solve, weight: float, length: float) -> list[Secant]:
+    """Each as a mean of what was met and what the stiffness B says, y ← w·y + (1 - w)·B·s, and damped.
+
+    B is predicted for the way ahead, a secant was measured on the way behind: the longer its step, and the older it is,
+    the less it says of the stiffness here. w = `weight` · 0.8^age / (1 + (longest displacement / `length`)²).
+    """
+    result = []
+    for age, secant in enumerate(reversed(secants) if weight > 0 else ()):
+        own = weight * YOUNGER**age / (1 + (longest(secant.step) / length) ** 2)
+        result.append(Secant(secant.step, own * secant.drop + (1 - own) * apply(secant.step)))
+    return damped(result[::-1], apply)
 
 
 def weighted_error(secants: list[Secant], answers: list[Array], *, scaled: bool = True) -> float:

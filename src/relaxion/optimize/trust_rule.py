@@ -16,16 +16,18 @@ from relaxion.errors import PolicyError
 
 @dataclass(frozen=True)
 class StepControl:
-    """How a step is made. The defaults leave everything to metric and guard."""
+    """How a step is made of a stiffness and of what the last steps met (`quasi_newton.believed`)."""
 
     log_scale: float = 0.0
     """Natural logarithm of a factor on the step."""
     log_trust: float = 0.0
     """Natural logarithm of a factor on the trust radius."""
-    secant_weight: float = 1.0
-    """0: the metric alone; 1: corrected by the newest secants."""
-    n_secants: int = 2
-    """So many of them; old ones harm on top of a good metric."""
+    secant_weight: float = 0.9
+    """How far the secant of a short step is believed: 0 the metric alone, 1 the secant alone."""
+    n_secants: int = 8
+    """So many of the newest are used, each believed less than the next."""
+    secant_length: float = 0.1
+    """Å: the secant of a step of this length is believed by half as much. The more exact a metric is the shorter."""
     floor: float = 0.0
     """Extra stiffness of every coordinate against its place, eV/Å²."""
 
@@ -39,14 +41,13 @@ class StepControl:
         }
 
 
-DEFAULT = StepControl(log_trust=float(np.log(2)), secant_weight=0.0)
-"""Where a bundle has no rule: the metric alone, since secants harm it, and twice the core's trust radius.
-
-Measured in docs/decisions.md."""
+DEFAULT = StepControl(log_trust=float(np.log(2)))
+"""Where a bundle has no rule: twice the core's trust radius. Measured in docs/decisions.md."""
+INEXACT = 0.3  # Å, `secant_length` of a metric for everything, and of rules from before there was one
 
 GATE = "gate"  # the role of a rule in a bundle
 CONSTANT = "steady"  # among its settings: it has no network, its weights are the control itself
-CONSTANTS = ("log_scale", "log_trust", "secant_weight", "n_secants", "floor")
+CONSTANTS = ("log_scale", "log_trust", "secant_weight", "n_secants", "secant_length", "floor")
 
 
 def rule_of(network: Network, name: str) -> StepControl:
@@ -57,11 +58,13 @@ def rule_of(network: Network, name: str) -> StepControl:
             "rule that is the same at every step, and are no longer read: train the policy again, without a gate"
         )
     try:
-        values = {key: float(network.weights[key]) for key in CONSTANTS}
+        weights = {"secant_length": torch.tensor(INEXACT)} | dict(network.weights)
+        values = {key: float(weights[key]) for key in CONSTANTS}
         control = StepControl(**{**values, "n_secants": int(values["n_secants"])})
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise PolicyError(f"the steady gate of {name} cannot be rebuilt: {type(error).__name__} {error}") from error
-    if not (0 <= control.secant_weight <= 1 and control.n_secants >= 1 and control.floor >= 0):
+    sound = control.n_secants >= 1 and control.secant_length > 0 and control.floor >= 0
+    if not (0 <= control.secant_weight <= 1 and sound):
         raise PolicyError(f"the steady gate of {name} sets parameters out of their ranges: {control}")
     return control
 

@@ -25,7 +25,7 @@ from relaxion.networks.move_actions import MoveActions
 from relaxion.optimize.choice import new_stepper
 from relaxion.optimize.learned import LearnedMetrics
 from relaxion.optimize.stepper import Stepper
-from relaxion.optimize.trust_rule import DEFAULT, GATE, StepControl, constant_network, rule_of
+from relaxion.optimize.trust_rule import DEFAULT, GATE, INEXACT, StepControl, constant_network, rule_of
 from relaxion.settings import Settings
 from relaxion.training.checkpoint import checked_finite, named_generator, taken_back
 from relaxion.training.file_lessons import FileLessonSettings, FilePlan
@@ -49,17 +49,22 @@ class MetricTaskSettings(Settings):
     own structures; or a store that `relaxion collect` filled."""
 
     secant_weight: float | None = Field(default=None, ge=0, le=1)
-    """Of the bundle's own trust rule: how far steps are corrected by the newest secants. A metric for everything is
-    less exact than one for a few metals, which the same correction would harm. None: the guard's own rule."""
+    """Of the bundle's own trust rule: how far the secants of short steps correct the metric. None: the guard's own
+    rule, and the next two are of no account."""
 
-    n_secants: int = Field(default=1, ge=1)
-    """So many of them, where `secant_weight` is given."""
+    n_secants: int = Field(default=8, ge=1)
+    """So many of them."""
+
+    secant_length_angstrom: float = Field(default=INEXACT, gt=0)
+    """Secants of steps of this length are believed by half as much. A metric for everything is less exact than one for
+    a few metals, for which the guard's own rule has a third of it."""
 
     def control(self) -> StepControl | None:
         """What the bundle's own rule says at every step: the usual, but for the secants."""
         if self.secant_weight is None:
             return None
-        return replace(DEFAULT, secant_weight=self.secant_weight, n_secants=self.n_secants)
+        secants = {"n_secants": self.n_secants, "secant_length": self.secant_length_angstrom}
+        return replace(DEFAULT, secant_weight=self.secant_weight, **secants)
 
 
 @dataclass(frozen=True)
