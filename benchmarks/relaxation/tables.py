@@ -2,6 +2,8 @@
 
     python benchmarks/relaxation/tables.py                       # all that is missing; killed, it continues
     python benchmarks/relaxation/tables.py --again --only universal-mp emt-bulk
+    python benchmarks/relaxation/tables.py --ours                # Relaxion and its core anew; ASE's rows stay: they are
+                                                                 # the same starts, and ASE's optimizers do not change
     python tools/fill_pages.py && python docs/pictures/gain.py   # then the pages and the picture
 
 `mp.extxyz` is made of a MP-20 file (`--mp20 FILE`), which is not part of the repository; without it those rows are left
@@ -16,6 +18,11 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
+
+from relaxion.bench.contest import Score
+from relaxion.bench.statistics import Circumstances, ContestResult
+from relaxion.cli.bench_output import as_plain
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
@@ -68,8 +75,8 @@ def crystals(mp20: Path | None) -> Path | None:
     return file
 
 
-def measured(name: str, file: Path | None) -> None:
-    """One row, by the command that a user would type."""
+def measured(name: str, file: Path | None, *, ours: bool) -> None:
+    """One row, by the command that a user would type; `ours`: ASE's optimizers as they were measured before."""
     words = ROWS[name].split()
     if words[0] == MP:
         if file is None:
@@ -77,24 +84,69 @@ def measured(name: str, file: Path | None) -> None:
             return
         words[0] = str(file)
     out = RESULTS / f"{name}.json"
+    kept = json.loads(out.read_text()) if ours else None
+    if kept is not None:
+        words[words.index("--with") + 1] = "none"
     command = [sys.executable, "-m", "relaxion", "bench", *words, "--json", str(out), "--force", "--quiet"]
     subprocess.run(command, check=True)
     table = json.loads(out.read_text())
+    if kept is not None:
+        table = beside(table, kept)
     table["command"] = f"relaxion bench {ROWS[name].replace(MP, 'mp.extxyz')} --json {name}.json"
     out.write_text(json.dumps(table, indent=1) + "\n")
     print(f"{name}: written", flush=True)
+
+
+def beside(new: dict[str, Any], kept: dict[str, Any]) -> dict[str, Any]:
+    """The new row of ours with ASE's optimizers of the kept one."""
+    same = ("structures", "calculator", "fmax_ev_per_angstrom", "force_call_cap", "free_cell", "seed", "n_atoms")
+    if changed := [key for key in same if new[key] != kept[key]]:
+        raise SystemExit(f"{new['set']}: not the same starts or conditions, {', '.join(changed)}; measure it --again")
+    classical = [name for name in kept["optimizers"] if name not in new["optimizers"]]
+    scores = {name: scores_of(new, name) for name in new["optimizers"]}
+    scores |= {name: scores_of(kept, name) for name in classical}
+    told = Circumstances(
+        new["set"], new["title"], new["calculator"], new["policy"], new["fmax_ev_per_angstrom"], new["force_call_cap"],
+        new["free_cell"], new["seed"], new["perturb"], new["command"], policies_used=new["policies_used"],
+    )  # fmt: skip
+    table = as_plain(ContestResult(told, scores, classical))
+    for name in new["optimizers"]:
+        distance = new["optimizers"][name]["median_distance_from_ours_angstrom"]
+        table["optimizers"][name]["median_distance_from_ours_angstrom"] = distance
+    return table | {"versions": new["versions"]}
+
+
+def scores_of(table: dict[str, Any], name: str) -> list[Score]:
+    """As far as a file tells: of times it has the sums only."""
+    own, number = table["optimizers"][name], table["structures"]
+    columns = (table[key][name] for key in ("converged", "force_calls", "energies_ev"))
+    return [
+        Score(
+            converged=converged,
+            spent=calls,
+            charged=calls,
+            energy_ev=energy,
+            n_atoms=n_atoms,
+            seconds=own["wall_time_seconds"] / number,
+            calculator_seconds=own["calculator_seconds"] / number,
+            overhead_seconds=own["overhead_seconds_per_force_call"] * calls,
+        )
+        for converged, calls, energy, n_atoms in zip(*columns, table["n_atoms"], strict=True)
+    ]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--only", nargs="+", choices=list(ROWS), default=list(ROWS), metavar="ROW")
     parser.add_argument("--again", action="store_true", help="also what is there already")
+    parser.add_argument("--ours", action="store_true", help="anew what is there already, but for ASE's optimizers")
     parser.add_argument("--mp20", type=Path, help="crystals of MP-20, extended XYZ")
     options = parser.parse_args()
     file = crystals(options.mp20)
     for name in options.only:
-        if options.again or not (RESULTS / f"{name}.json").exists():
-            measured(name, file)
+        there = (RESULTS / f"{name}.json").exists()
+        if options.again or options.ours or not there:
+            measured(name, file, ours=options.ours and there)
 
 
 if __name__ == "__main__":
