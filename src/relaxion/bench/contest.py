@@ -15,6 +15,7 @@ from scipy.sparse.csgraph import connected_components
 
 from relaxion.bench.optimizers import Contestant
 from relaxion.bench.runs import Stage, Task, largest_force
+from relaxion.optimize.ase_interface import quiet_filters
 from relaxion.potentials.counting import CalculatorFailed, CallLimitReached, error_in_words
 from relaxion.potentials.potential import Potential
 
@@ -98,7 +99,7 @@ def _run(contestant: Contestant, stage: Stage, cap: int) -> str | None:
     """Run it as a user would; what went wrong, if anything did."""
     n_rows = len(stage.atoms) + (3 if stage.task.free_cell else 0)
     try:
-        with contestant.build(stage.target) as optimizer:
+        with contestant.build(stage.target) as optimizer, quiet_filters():
             optimizer.run(fmax=stage.task.fmax, steps=contestant.steps(n_rows, cap))
     except CallLimitReached:
         return None  # the forces will tell

@@ -26,6 +26,7 @@ from relaxion.training.loop import train as train_in_folder
 from relaxion.training.recipe import find, run_folder, settings_from_recipe, shipped
 from relaxion.training.settings import RunSettings
 
+TRUST_RULE = ("secant_weight", "n_secants", "secant_length_angstrom")  # settings that a policy passes on
 NEWEST = {
     "rollout/ep_rew_mean": "return",
     "eval/mean_reward": "assessed",
@@ -76,7 +77,7 @@ def _of_origin(origin: str | None) -> dict[str, Any]:
         return {}
     bundle = find_policy(origin)
     kept = bundle.card.training_settings
-    rule = {name: kept[name] for name in ("secant_weight", "n_secants", "secant_length_angstrom") if kept.get(name) is not None}
+    rule = {name: kept[name] for name in TRUST_RULE if kept.get(name) is not None}
     return {**bundle.policy.settings.get("network", {}), **rule}
 
 

@@ -134,13 +134,14 @@ class MetalsPlan(Plan):
     """Every gathering is of new structures: none are kept apart."""
 
     engines, structures = "emt and eam", "metals"
-    fails_on = (
-        "The results are on validation starts: never trained on, but the guard's rule was chosen on such starts.",
-        "Bonding other than metallic was never seen; H, C, N and O only with EMT, on slabs and in defects.",
-    )
 
     def __init__(self, settings: MetalsSettings, starts: int) -> None:
         self.settings, self.per_kind = settings, starts
+        where = "on slabs and in defects" if settings.defect_share else "on slabs"
+        self.fails_on = (
+            "The results are on validation starts: never trained on, but the guard's rule was chosen on such starts.",
+            f"Bonding other than metallic was never seen; H, C, N and O only with EMT, {where}.",
+        )
 
     def examples(self, policy: MetricPolicy, generator: Generator, /) -> Examples:
         return live_examples(policy, self.settings.sources(), self.settings, generator)

@@ -52,8 +52,8 @@ class MetricTaskSettings(Settings):
     """Of the bundle's own trust rule: how far the secants of short steps correct the metric. None: the guard's own
     rule, and the next two are of no account."""
 
-    n_secants: int = Field(default=8, ge=1)
-    """So many of them."""
+    n_secants: int = Field(default=1, ge=1)
+    """So many of them, the newest ones."""
 
     secant_length_angstrom: float = Field(default=INEXACT, gt=0)
     """Secants of steps of this length are believed by half as much. A metric for everything is less exact than one for

@@ -70,7 +70,7 @@ def bundle_from_run(path: Path, name: str) -> PolicyBundle:
         training_settings=settings.flat(),
     )
     bundle = PolicyBundle(name, packed.networks, card)
-    return replace(bundle, card=_with_results(bundle, packed, folder))
+    return replace(bundle, card=with_results(bundle, packed, folder))
 
 
 def read_weights(folder: RunFolder) -> Stored:
@@ -120,8 +120,8 @@ def _result(folder: RunFolder) -> dict[str, Any]:
     return result
 
 
-def _with_results(bundle: PolicyBundle, packed: Packed, folder: RunFolder) -> ModelCard:
-    """The policy as it comes out of the bundle, beside the classical ones: as the run measured those, or now."""
+def with_results(bundle: PolicyBundle, packed: Packed, folder: RunFolder) -> ModelCard:
+    """The card with results: the policy as it comes out of the bundle, beside the classical ones: as the run measured those, or now."""
     assessor = packed.assessor
     with torch.no_grad():
         assessed = assessor(packed.relax(bundle))

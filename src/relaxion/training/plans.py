@@ -20,7 +20,7 @@ class Plan:
     """What a run does with these settings: examples, assessment, card."""
 
     structures: ClassVar[str]  # in words, for the result
-    fails_on: ClassVar[tuple[str, ...]]
+    fails_on: tuple[str, ...]
     engines: str
 
     def examples(self, policy: MetricPolicy, generator: Generator, /) -> Examples:

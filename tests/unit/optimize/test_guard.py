@@ -18,11 +18,19 @@ from relaxion import Relaxer
 from relaxion.errors import PolicyError, StructureError
 from relaxion.optimize import guard as guard_module
 from relaxion.optimize.ase_interface import read_point
-from relaxion.optimize.guard import Guard, GuardSettings
+from relaxion.optimize.guard import Feedback, Guard, GuardSettings
 from relaxion.optimize.learned import Asked, Metric
 from relaxion.optimize.models import Base, LocalModel, models_at
 from relaxion.optimize.point import Geometry, Point, Proposal, dot
-from relaxion.optimize.quasi_newton import QuasiNewton, QuasiNewtonSettings, Secant, damped, weighted_error
+from relaxion.optimize.quasi_newton import (
+    QuasiNewton,
+    QuasiNewtonSettings,
+    Secant,
+    believed,
+    corrected,
+    damped,
+    weighted_error,
+)
 from relaxion.optimize.stepper import Stepper, propose
 from relaxion.optimize.trust_rule import StepControl, constant_network, rule_of
 
@@ -177,6 +185,48 @@ def test_damped_secants_keep_the_correction_positive() -> None:
     assert softened.curvature == pytest.approx(0.2 * dot(step, metric.apply(step)))
 
 
+def test_secants_are_believed_by_length_and_age() -> None:
+    """y ← w·y + (1 - w)·B·s, w = 0.9 · 0.8^age / (1 + (longest displacement / length)²)."""
+    metric, generator = Planted(np.eye(6) * 4), np.random.default_rng(2)
+    steps = [generator.normal(size=(2, 3)) for _ in range(3)]
+    lengths = [0.1, 0.2, 0.05]
+    steps = [length * step / np.linalg.norm(step, axis=1).max() for length, step in zip(lengths, steps, strict=True)]
+    found = believed([Secant(step, 6 * step) for step in steps], metric.apply, 0.9, 0.1)
+    weights = [0.9 * 0.64 / 2, 0.9 * 0.8 / 5, 0.9 / 1.25]  # the last is the newest
+    for secant, step, weight in zip(found, steps, weights, strict=True):
+        np.testing.assert_array_equal(secant.step, step)
+        np.testing.assert_allclose(secant.drop, (6 * weight + 4 * (1 - weight)) * step)
+    assert believed([Secant(steps[0], steps[0])], metric.apply, 0.0, 0.1) == []
+
+
+def test_secants_that_the_metric_knows_change_nothing() -> None:
+    generator = np.random.default_rng(3)
+    root = generator.normal(size=(6, 6))
+    metric, forces = Planted(root @ root.T + np.eye(6)), generator.normal(size=(2, 3))
+    steps = [0.1 * generator.normal(size=(2, 3)) for _ in range(4)]
+    secants = believed([Secant(step, metric.apply(step)) for step in steps], metric.apply, 0.9, 0.3)
+    np.testing.assert_allclose(corrected(forces, secants, metric.solve), metric.solve(forces), rtol=1e-9)
+
+
+def told(**changes: float | bool) -> Guard:
+    """A guard that has just judged a step of its metric, of which this was said."""
+    guard = Guard(QuasiNewtonSettings(), Source(exact))
+    guard.feedback = Feedback(**{"by_policy": True, **changes})  # pyright: ignore[reportArgumentType]
+    guard._judge_policy()
+    return guard
+
+
+def test_which_steps_hand_over_to_the_core() -> None:
+    wrong, slow = float(np.log(3.5)), -0.1
+    assert told(rejected=True).core_steps_left == 1
+    assert told(log_curvature_ratio=wrong, log_force_ratio=slow).core_steps_left == 1
+    assert told(log_curvature_ratio=-wrong, log_force_ratio=slow).core_steps_left == 1
+    # what was shortened, what got ahead, and what was about right all the same
+    assert told(log_curvature_ratio=wrong, log_force_ratio=slow, back_off=0.5).core_steps_left == 0
+    assert told(log_curvature_ratio=wrong, log_force_ratio=-0.3).core_steps_left == 0
+    assert told(log_curvature_ratio=0.5, log_force_ratio=0.3, energy_ratio=0.1).core_steps_left == 0
+
+
 def model_of(guard: Guard, base: Point) -> LocalModel:
     return models_at([Base(base, guard.settings.springs, guard.source, guard.past)])[0]
 
@@ -200,10 +250,12 @@ def test_the_control_acts() -> None:
 
 
 def test_a_constant_rule_says_the_same_always() -> None:
-    rule = StepControl(log_trust=0.7, secant_weight=0.5, n_secants=1)
+    rule = StepControl(log_trust=0.7, secant_weight=0.5, n_secants=1, secant_length=0.25)
     described = constant_network(rule)
     assert rule_of(described, "mine") == rule
-    for name, value in (("secant_weight", 2.0), ("n_secants", 0.0), ("floor", -1.0)):
+    of_before = {name: value for name, value in described.weights.items() if name != "secant_length"}
+    assert rule_of(replace(described, weights=of_before), "mine").secant_length == pytest.approx(0.3)
+    for name, value in (("secant_weight", 2.0), ("n_secants", 0.0), ("secant_length", 0.0), ("floor", -1.0)):
         weights = {**described.weights, name: torch.tensor(value)}
         with pytest.raises(PolicyError, match="mine sets parameters out of their ranges"):
             rule_of(replace(described, weights=weights), "mine")

@@ -1,0 +1,48 @@
+"""Measure the results on the cards of shipped policies again, after guard or core have changed; weights stay.
+
+    python tools/measure_cards.py metals            # a minute; the card inside the bundle and the one beside it
+
+The starts are those of the run that made the policy. ASE's optimizers are read from its folder in
+benchmarks/relaxation, the core is measured.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from relaxion.bench.assessment import CORE
+from relaxion.bundles import PolicyBundle, find_policy
+from relaxion.bundles.library import find_file
+from relaxion.cli.package import write_bundle
+from relaxion.files import Stored, json_of, write_json
+from relaxion.training.packaging import with_results
+from relaxion.training.run_folder import RunFolder
+from relaxion.training.settings import RunSettings
+
+RUNS = Path(__file__).parents[1] / "benchmarks" / "relaxation"
+
+
+def measured(name: str) -> PolicyBundle:
+    bundle, folder = find_policy(name), RunFolder(RUNS / f"{name}_run")
+    weights = {f"metric.{key}": tensor for key, tensor in bundle.policy.weights.items()}
+    packed = RunSettings.read(bundle.card.training_settings).packed(Stored(weights, {}))
+    assert packed is not None, f"{name} relaxes no atoms"
+    baselines = json_of(folder.baselines) | {CORE: packed.assessor.measure(CORE).as_plain()}
+    write_json(folder.baselines, baselines)
+    return replace(bundle, card=with_results(bundle, packed, folder))
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    for name in sys.argv[1:]:
+        bundle = measured(name)
+        write_bundle(bundle, find_file(name))
+        print(f"{name}: " + ", ".join(f"{row.optimizer} {row.mean_force_calls:.1f}" for row in bundle.card.results))
+
+
+if __name__ == "__main__":
+    main()
