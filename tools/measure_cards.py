@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
@@ -22,6 +23,7 @@ from relaxion.files import Stored, json_of, write_json
 from relaxion.training.packaging import with_results
 from relaxion.training.run_folder import RunFolder
 from relaxion.training.settings import RunSettings
+from relaxion.version import __version__
 
 RUNS = Path(__file__).parents[1] / "benchmarks" / "relaxation"
 
@@ -33,7 +35,8 @@ def measured(name: str) -> PolicyBundle:
     assert packed is not None, f"{name} relaxes no atoms"
     baselines = json_of(folder.baselines) | {CORE: packed.assessor.measure(CORE).as_plain()}
     write_json(folder.baselines, baselines)
-    return replace(bundle, card=with_results(bundle, packed, folder))
+    made = {"relaxion_version": __version__, "date": datetime.now(UTC).date().isoformat()}
+    return replace(bundle, card=with_results(bundle, packed, folder).model_copy(update=made))
 
 
 def main() -> None:

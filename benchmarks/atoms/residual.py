@@ -55,7 +55,7 @@ from relaxion.optimize.models import LocalModel
 from relaxion.optimize.point import Array, Point, Proposal, cosine, dot, longest
 from relaxion.optimize.quasi_newton import QuasiNewtonSettings
 from relaxion.optimize.stepper import Stepper
-from relaxion.optimize.trust_rule import StepControl
+from relaxion.optimize.trust_rule import DEFAULT, StepControl
 from relaxion.potentials import potential
 from relaxion.structures import Structures
 from relaxion.training.guarded_lessons import GuardedExamples
@@ -147,7 +147,7 @@ class ResidualGuard(Guard):
     def __init__(self, source: SeenMetrics, choose: Choose | None) -> None:
         self.choose, self.calls = choose, 0
         self.decisions: list[tuple[int, Array, Array]] = []  # force calls so far, observation, action
-        super().__init__(QuasiNewtonSettings(), source)
+        super().__init__(QuasiNewtonSettings(), source, replace(DEFAULT, secant_weight=0.0))  # as when it was measured
 
     def reset(self) -> None:
         super().reset()
@@ -197,7 +197,7 @@ class ResidualGuard(Guard):
             float(np.clip(np.log((longest(step) + 1e-6) / self.trust), -6, 6)),
             float(np.log(self.trust / self.settings.first_trust)),
             *(cosine(step, springs_step), float(np.clip(ratio, -3, 3)), float(told.by_policy)),
-            *(float(np.log1p(self.core_steps_left)), min(self.disappointments, 4) / 2),
+            *(float(np.log1p(self.core_steps_left)), min(self.bad_steps, 4) / 2),
         ]
 
     def _spectrum(self, base: Point, metric: Metric, step: Array) -> list[float]:

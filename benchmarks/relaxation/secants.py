@@ -126,7 +126,8 @@ def errors(one: Relaxed, network: MetricNetwork) -> Iterator[tuple[int, list[flo
 def metrics_at(bases: list[Point], network: MetricNetwork) -> list[Metric]:
     geometries = [base.geometry for base in bases if base.geometry is not None]
     springs = springs_at(geometries, QuasiNewtonSettings().springs, bonds_of(geometries))
-    asked = [Asked(*each, Past(), own) for *each, own in zip(bases, geometries, springs, strict=True)]
+    each = zip(bases, geometries, springs, strict=True)
+    asked = [Asked(base, geometry, Past(), own) for base, geometry, own in each]
     return LearnedMetrics(network).at(asked, structures_of(geometries))
 
 

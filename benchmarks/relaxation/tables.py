@@ -2,8 +2,8 @@
 
     python benchmarks/relaxation/tables.py                       # all that is missing; killed, it continues
     python benchmarks/relaxation/tables.py --again --only universal-mp emt-bulk
-    python benchmarks/relaxation/tables.py --ours                # Relaxion and its core anew; ASE's rows stay: they are
-                                                                 # the same starts, and ASE's optimizers do not change
+    python benchmarks/relaxation/tables.py --ours                # Relaxion and its core anew; ASE's rows stay as they
+                                                                 # are, where starts and ASE are the same
     python tools/fill_pages.py && python docs/pictures/gain.py   # then the pages and the picture
 
 `mp.extxyz` is made of a MP-20 file (`--mp20 FILE`), which is not part of the repository; without it those rows are left
@@ -23,6 +23,7 @@ from typing import Any
 from relaxion.bench.contest import Score
 from relaxion.bench.statistics import Circumstances, ContestResult
 from relaxion.cli.bench_output import as_plain
+from relaxion.files import replace_file
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
@@ -87,20 +88,32 @@ def measured(name: str, file: Path | None, *, ours: bool) -> None:
     kept = json.loads(out.read_text()) if ours else None
     if kept is not None:
         words[words.index("--with") + 1] = "none"
-    command = [sys.executable, "-m", "relaxion", "bench", *words, "--json", str(out), "--force", "--quiet"]
-    subprocess.run(command, check=True)
-    table = json.loads(out.read_text())
+    with tempfile.TemporaryDirectory() as folder:
+        new = Path(folder) / out.name
+        subprocess.run([sys.executable, "-m", "relaxion", "bench", *words, "--json", str(new), "--quiet"], check=True)
+        table = json.loads(new.read_text())
     if kept is not None:
         table = beside(table, kept)
     table["command"] = f"relaxion bench {ROWS[name].replace(MP, 'mp.extxyz')} --json {name}.json"
-    out.write_text(json.dumps(table, indent=1) + "\n")
+    replace_file(out, (json.dumps(table, indent=1) + "\n").encode())
     print(f"{name}: written", flush=True)
 
 
 def beside(new: dict[str, Any], kept: dict[str, Any]) -> dict[str, Any]:
-    """The new row of ours with ASE's optimizers of the kept one."""
-    same = ("structures", "calculator", "fmax_ev_per_angstrom", "force_call_cap", "free_cell", "seed", "n_atoms")
-    if changed := [key for key in same if new[key] != kept[key]]:
+    """The new row of ours with ASE's optimizers of the kept one; of their ends it knows the energies only."""
+    same = (
+        "structures",
+        "calculator",
+        "fmax_ev_per_angstrom",
+        "force_call_cap",
+        "free_cell",
+        "seed",
+        "perturb",
+        "n_atoms",
+    )
+    changed = [key for key in same if new[key] != kept[key]]
+    changed += [] if new["versions"]["ase"] == kept["versions"]["ase"] else ["ASE"]
+    if changed:
         raise SystemExit(f"{new['set']}: not the same starts or conditions, {', '.join(changed)}; measure it --again")
     classical = [name for name in kept["optimizers"] if name not in new["optimizers"]]
     scores = {name: scores_of(new, name) for name in new["optimizers"]}

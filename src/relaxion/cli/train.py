@@ -77,7 +77,8 @@ def _of_origin(origin: str | None) -> dict[str, Any]:
         return {}
     bundle = find_policy(origin)
     kept = bundle.card.training_settings
-    rule = {name: kept[name] for name in TRUST_RULE if kept.get(name) is not None}
+    given = TRUST_RULE if kept.get("secant_weight") is not None else ()  # else the others are not used
+    rule = {name: kept[name] for name in given if name in kept}
     return {**bundle.policy.settings.get("network", {}), **rule}
 
 

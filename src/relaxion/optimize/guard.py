@@ -20,6 +20,7 @@ from relaxion.optimize.point import Array, Point, Proposal, dot, longest
 from relaxion.optimize.quasi_newton import (
     QuasiNewton,
     QuasiNewtonSettings,
+    Secant,
     Solve,
     believed,
     corrected,
@@ -54,15 +55,21 @@ class Feedback:
 
 @dataclass(frozen=True)
 class GuardSettings:
-    """When to use the policy's step. Tuned on structures outside every benchmark (docs/decisions.md)."""
+    """When to use the policy's step. Tuned on structures outside every benchmark (docs/decisions.md).
+
+    A step is bad if it is rejected, or useless: taken in full, the largest force hardly fell, and the curvature met
+    differs much from the metric's. Where no secants correct the metric it is also bad if it lowers the energy by less
+    than a share of the predicted change.
+    """
 
     full_step: float = 0.1
     """A step was taken in full if trust radius and screen took away less than this share."""
     hardly: float = 0.2
-    """A step is bad if it is rejected; also if it was taken in full and the largest force hardly fell, by fewer decades
-    than this, because the curvature met is not at all the metric's."""
+    """Decades by which the largest force must fall; less is hardly."""
     another: float = 3.0
-    """Ratio of the curvature met and the metric's, either way, that counts as not at all the same."""
+    """Ratio of the curvature met and the metric's, either way, that is much."""
+    least_kept: float = 0.25
+    """Share of the predicted change of the energy."""
     most_core_steps: int = 15
     """Largest number of steps that the classical optimizer takes after several bad steps in a row."""
     smallest_cosine: float = 0.0
@@ -112,13 +119,14 @@ class Guard(QuasiNewton):
         self.core_steps_left = 0  # before the metric is asked again
         self._applied: Array | None = None  # B·step of the last proposal, by the metric at its base
         self._scale = 1.0  # of that metric
+        self._alone = False  # no secants can correct that metric
         self.curvatures: list[float] = []  # of the last two steps, met over the metric's own, logarithms
         self.past = Past()  # of the present base
 
     def more(self) -> dict[str, Any]:
         past = {"calls": self.past.calls, "coordinates": self.past.coordinates, "forces": self.past.forces}
         own = {"lesson": asdict(self.feedback), "steps": self._counts(), "applied": self._applied, "past": past}
-        return own | {"scale": self._scale, "curvatures": self.curvatures}
+        return own | {"scale": self._scale, "curvatures": self.curvatures, "alone": self._alone}
 
     def _counts(self) -> list[int]:
         return [self.policy_steps, self.core_steps, self.bad_steps, self.core_steps_left]
@@ -130,7 +138,7 @@ class Guard(QuasiNewton):
         counts = (int(number) for number in plain["steps"])
         self.policy_steps, self.core_steps, self.bad_steps, self.core_steps_left = counts
         self._applied = _array(plain["applied"])
-        self._scale = float(plain.get("scale", 1.0))  # files of before have neither
+        self._scale, self._alone = float(plain.get("scale", 1.0)), bool(plain.get("alone", False))  # younger than files
         self.curvatures = [float(number) for number in plain.get("curvatures", [])]
         past = plain["past"]
         self.past = Past(int(past["calls"]), _array(past["coordinates"]), _array(past["forces"]))
@@ -170,8 +178,9 @@ class Guard(QuasiNewton):
     def _was_bad(self) -> bool:
         feedback, guard = self.feedback, self.guard
         full, useless = feedback.back_off < guard.full_step, feedback.log_force_ratio > -guard.hardly
-        wrong = abs(feedback.log_curvature_ratio) > np.log(guard.another)
-        return feedback.rejected or (full and useless and bool(wrong))
+        wrong = bool(abs(feedback.log_curvature_ratio) > np.log(guard.another))
+        short_of = self._alone and feedback.energy_ratio < guard.least_kept
+        return feedback.rejected or (full and useless and wrong) or short_of
 
     def _feedback(self, point: Point, last: Proposal, *, rejected: bool) -> Feedback:
         points = self.feedback.points + 1
@@ -219,15 +228,20 @@ class Guard(QuasiNewton):
         if control.floor > 0:
             solve = lambda forces: metric.solve(forces, control.floor)  # noqa: E731
             step = solve(base.forces)
-        newest = self.secants[-control.n_secants :] if metric.knows_curvature else []
-        if secants := believed(newest, metric.apply, control.secant_weight, control.secant_length):
-            step = corrected(base.forces, secants, solve)
+        secants = list[Secant]()
+        self._alone = control.secant_weight == 0 or not metric.knows_curvature
+        if not self._alone:
+            newest = self.secants[-control.n_secants :]
+            secants = believed(newest, metric.apply, control.secant_weight, control.secant_length)
+        if secants:
+            stiffer = [Secant(own.step, own.drop + control.floor * own.step) for own in secants]
+            step = corrected(base.forces, stiffer if control.floor > 0 else secants, solve)
         uphill = dot(step, base.forces) <= 1e-3 * np.linalg.norm(step) * np.linalg.norm(base.forces)
         if uphill or not np.isfinite(step).all():
             step = plain
         trust = min(self.trust * float(np.exp(control.log_trust)), self.settings.largest_trust)
         wanted = float(np.exp(control.log_scale)) * step
-        reason = f"error {error:.2f}, secants {control.secant_weight:.2f}" if self.secants else "first step"
+        reason = f"error {error:.2f}, corrected by {len(secants)} secants" if self.secants else "first step"
         proposal = self.limited(base, model, wanted, POLICY, trust, reason)
         self._applied = metric.apply(proposal.step)
         back_off = 1 - longest(proposal.step) / max(longest(wanted), 1e-12)

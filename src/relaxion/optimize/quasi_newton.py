@@ -30,7 +30,7 @@ from relaxion.optimize.valence.path import along_internals
 Solve = Callable[[Array], Array]
 
 SOFTEST_SHARE = 0.2  # Powell's damping: a secant softer than this share of the stiffness is stiffened
-YOUNGER = 0.8  # of a secant's weight is left to the one before it
+AGEING = 0.8  # weight of a secant relative to the next newer one
 MOST_REJECTIONS = 6  # in a row, then another method takes over
 FLOORS = 6  # tried until a step of molecules fits the trust radius
 NEARLY = 0.85  # of the trust radius is near enough
@@ -278,31 +278,35 @@ def downhill(step: Array, forces: Array) -> bool:
 
 def damped(secants: Sequence[Secant], apply: Solve) -> list[Secant]:
     """None softer than a share of the stiffness they correct (Powell 1978): the correction stays positive."""
-    result = []
-    for secant in secants:
-        applied = apply(secant.step)
-        own = dot(secant.step, applied)
-        if own <= 0:
-            continue
-        if secant.curvature >= SOFTEST_SHARE * own:
-            result.append(secant)
-            continue
-        weight = (1 - SOFTEST_SHARE) * own / (own - secant.curvature)
-        result.append(Secant(secant.step, weight * secant.drop + (1 - weight) * applied))
-    return result
+    stiffened = (_damped(secant, apply(secant.step)) for secant in secants)
+    return [secant for secant in stiffened if secant is not None]
+
+
+def _damped(secant: Secant, applied: Array) -> Secant | None:
+    """`applied`: B·s; None where the stiffness B has none along the step."""
+    own = dot(secant.step, applied)
+    if own <= 0:
+        return None
+    if secant.curvature >= SOFTEST_SHARE * own:
+        return secant
+    weight = (1 - SOFTEST_SHARE) * own / (own - secant.curvature)
+    return Secant(secant.step, weight * secant.drop + (1 - weight) * applied)
 
 
 def believed(secants: Sequence[Secant], apply: Solve, weight: float, length: float) -> list[Secant]:
     """Each as a mean of what was met and what the stiffness B says, y ← w·y + (1 - w)·B·s, and damped.
 
     B is predicted for the way ahead, a secant was measured on the way behind: the longer its step, and the older it is,
-    the less it says of the stiffness here. w = `weight` · 0.8^age / (1 + (longest displacement / `length`)²).
+    the less it says of the stiffness here. w = `weight` · 0.8^age / (1 + (longest row of s / `length`)²), the newest
+    having age 0. A row is the displacement of an atom, or one of the three of a cell filter.
     """
-    result = []
+    result = list[Secant]()
     for age, secant in enumerate(reversed(secants) if weight > 0 else ()):
-        own = weight * YOUNGER**age / (1 + (longest(secant.step) / length) ** 2)
-        result.append(Secant(secant.step, own * secant.drop + (1 - own) * apply(secant.step)))
-    return damped(result[::-1], apply)
+        own = weight * AGEING**age / (1 + (longest(secant.step) / length) ** 2)
+        applied = apply(secant.step)
+        mean = _damped(Secant(secant.step, own * secant.drop + (1 - own) * applied), applied)
+        result += [] if mean is None else [mean]
+    return result[::-1]
 
 
 def weighted_error(secants: list[Secant], answers: list[Array], *, scaled: bool = True) -> float:

@@ -25,9 +25,9 @@ class StepControl:
     secant_weight: float = 0.9
     """How far the secant of a short step is believed: 0 the metric alone, 1 the secant alone."""
     n_secants: int = 8
-    """So many of the newest are used, each believed less than the next."""
+    """So many of the newest are used; each counts less than the next newer one."""
     secant_length: float = 0.1
-    """Å: the secant of a step of this length is believed by half as much. The more exact a metric is the shorter."""
+    """Å: the secant of a step of this length has half the weight. Shorter for more exact metrics."""
     floor: float = 0.0
     """Extra stiffness of every coordinate against its place, eV/Å²."""
 
@@ -37,6 +37,7 @@ class StepControl:
             "scale": float(np.exp(self.log_scale)),
             "trust_factor": float(np.exp(self.log_trust)),
             "secant_weight": self.secant_weight,
+            "secant_length_angstrom": self.secant_length,
             "floor_ev_per_angstrom2": self.floor,
         }
 

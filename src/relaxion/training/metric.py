@@ -50,14 +50,14 @@ class MetricTaskSettings(Settings):
 
     secant_weight: float | None = Field(default=None, ge=0, le=1)
     """Of the bundle's own trust rule: how far the secants of short steps correct the metric. None: the guard's own
-    rule, and the next two are of no account."""
+    rule, and the next two settings are not used."""
 
     n_secants: int = Field(default=1, ge=1)
     """So many of them, the newest ones."""
 
     secant_length_angstrom: float = Field(default=INEXACT, gt=0)
-    """Secants of steps of this length are believed by half as much. A metric for everything is less exact than one for
-    a few metals, for which the guard's own rule has a third of it."""
+    """Secants of steps of this length have half the weight. A metric for everything is less exact than one for a few
+    metals, for which the guard's own rule has 0.1 Å."""
 
     def control(self) -> StepControl | None:
         """What the bundle's own rule says at every step: the usual, but for the secants."""

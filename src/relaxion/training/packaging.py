@@ -121,7 +121,7 @@ def _result(folder: RunFolder) -> dict[str, Any]:
 
 
 def with_results(bundle: PolicyBundle, packed: Packed, folder: RunFolder) -> ModelCard:
-    """The card with results: the policy as it comes out of the bundle, beside the classical ones: as the run measured those, or now."""
+    """The card with the results of the policy, as it comes out of the bundle, beside the classical ones."""
     assessor = packed.assessor
     with torch.no_grad():
         assessed = assessor(packed.relax(bundle))

@@ -32,7 +32,7 @@ from relaxion.optimize.quasi_newton import (
     weighted_error,
 )
 from relaxion.optimize.stepper import Stepper, propose
-from relaxion.optimize.trust_rule import StepControl, constant_network, rule_of
+from relaxion.optimize.trust_rule import DEFAULT, StepControl, constant_network, rule_of
 
 FMAX = 0.02
 CREDULOUS = GuardSettings(smallest_cosine=-1.0, largest_ratio=1e9)
@@ -104,8 +104,8 @@ def calls(atoms: Atoms, chain: Stepper, fmax: float = FMAX) -> int:
     return 200
 
 
-def guarded(source) -> tuple[Stepper, Guard]:
-    guard = Guard(QuasiNewtonSettings(), Source(source))
+def guarded(source, rule: StepControl | None = None) -> tuple[Stepper, Guard]:
+    guard = Guard(QuasiNewtonSettings(), Source(source), rule)
     return Stepper(guard), guard
 
 
@@ -126,6 +126,25 @@ def test_true_curvature_saves_calls() -> None:
     classical = [calls(rattled(seed), core()) for seed in range(8)]
     assert sum(ours) < 0.9 * sum(classical)
     assert max(ours) <= 7
+    alone = [calls(rattled(seed), guarded(exact, replace(DEFAULT, secant_weight=0.0))[0]) for seed in range(8)]
+    assert sum(alone) < 0.85 * sum(classical)  # no secant could tell it anything
+    assert max(alone) <= 6
+
+
+@pytest.mark.parametrize("times", [1.9, 2.2])
+@pytest.mark.parametrize("knows_curvature", [True, False])
+def test_steps_that_are_too_long_cost_little(times: float, knows_curvature: bool) -> None:
+    """Also of a policy that has a move only, which no secants correct."""
+
+    def long(point: Point) -> Metric:
+        true = exact(point)
+        assert isinstance(true, Planted)
+        metric = Planted(true.matrix / times)
+        metric.knows_curvature = knows_curvature
+        return metric
+
+    ours = [calls(rattled(seed), guarded(long)[0]) for seed in range(3)]
+    assert sum(ours) <= 1.7 * sum(calls(rattled(seed), core()) for seed in range(3))
 
 
 @pytest.mark.parametrize("size", [0.01, 1.0, 100.0])
@@ -237,7 +256,7 @@ def with_control(control: StepControl, base: Point) -> Proposal:
 
 
 def test_the_control_acts() -> None:
-    """Scale and trust make the step longer or shorter, the floor shortens it, weight 0 leaves secants aside."""
+    """Scale and trust make the step longer or shorter, the floor shortens it."""
     base = read_point(rattled(2))
 
     def length(control: StepControl) -> float:
@@ -247,6 +266,33 @@ def test_the_control_acts() -> None:
     assert length(StepControl(log_scale=-0.5)) < plain
     assert length(StepControl(log_trust=-3.0)) < plain
     assert length(StepControl(floor=2.0)) < plain
+
+
+def test_the_rule_says_how_secants_correct_the_step() -> None:
+    atoms = rattled(2)
+    base, metric = read_point(atoms), exact(read_point(atoms))
+    steps = [0.05 * np.random.default_rng(seed).normal(size=base.forces.shape) for seed in range(3)]
+    secants = [Secant(step, 1.5 * metric.apply(step)) for step in steps]
+
+    def step(control: StepControl, knows_curvature: bool = True) -> np.ndarray:
+        planted = Planted(metric.matrix) if isinstance(metric, Planted) else metric
+        planted.knows_curvature = knows_curvature
+        guard = Guard(QuasiNewtonSettings(), Source(lambda _: planted), control, CREDULOUS)
+        guard.judged(base)
+        guard.secants = secants
+        return guard.step_from(base, model_of(guard, base)).step
+
+    free = StepControl(log_trust=5.0)  # nothing is cut
+    expected = corrected(base.forces, believed(secants, metric.apply, 0.9, 0.1), metric.solve)
+    np.testing.assert_allclose(step(free), expected, rtol=1e-9)
+    newest = corrected(base.forces, believed(secants[-1:], metric.apply, 0.5, 0.3), metric.solve)
+    np.testing.assert_allclose(
+        step(replace(free, secant_weight=0.5, n_secants=1, secant_length=0.3)), newest, rtol=1e-9
+    )
+    for plain in (step(replace(free, secant_weight=0.0)), step(free, knows_curvature=False)):
+        np.testing.assert_allclose(plain, metric.solve(base.forces), rtol=1e-9)
+    floored = step(replace(free, floor=20.0))
+    assert np.linalg.norm(floored) < 1.5 * np.linalg.norm(metric.solve(base.forces, 20.0))
 
 
 def test_a_constant_rule_says_the_same_always() -> None:

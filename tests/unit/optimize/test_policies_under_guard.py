@@ -377,7 +377,8 @@ def test_history_says_who_made_each_step_and_why(metric_bundle: Path) -> None:
     assert opt.fallback_used == sum(entry.method != "policy" for entry in steps)
     for entry in steps:
         if entry.method == "policy":
-            assert set(entry.control) == {"scale", "trust_factor", "secant_weight", "floor_ev_per_angstrom2"}
+            lengths = {"secant_length_angstrom", "floor_ev_per_angstrom2"}
+            assert set(entry.control) == {"scale", "trust_factor", "secant_weight", *lengths}
         else:
             assert not entry.control
         assert 0 < entry.trust_angstrom <= opt.maxstep
