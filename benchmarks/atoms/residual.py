@@ -58,9 +58,9 @@ from relaxion.optimize.stepper import Stepper
 from relaxion.optimize.trust_rule import DEFAULT, StepControl
 from relaxion.potentials import potential
 from relaxion.structures import Structures
-from relaxion.training.guarded_lessons import GuardedExamples
-from relaxion.training.lessons import Imitation
-from relaxion.training.metals_lessons import MetalsSettings
+from relaxion.training.lessons.guarded import GuardedExamples
+from relaxion.training.lessons.live import Imitation
+from relaxion.training.lessons.metals import MetalsSettings
 from relaxion.training.metric import MetricRunSettings
 from relaxion.training.recipe import find, settings_from_recipe
 

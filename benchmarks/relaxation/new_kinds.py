@@ -15,7 +15,7 @@ import torch
 from own_kinds import MOST_CALLS, calls
 
 from relaxion.generators.starts import KINDS, MetalStarts
-from relaxion.training.metals_lessons import MetalsSettings
+from relaxion.training.lessons.metals import MetalsSettings
 from relaxion.training.metric import MetricRunSettings
 from relaxion.training.recipe import find, settings_from_recipe
 

@@ -33,7 +33,7 @@ from relaxion.optimize.study import LARGEST_ERROR
 from relaxion.optimize.trust_rule import StepControl
 from relaxion.potentials import potential
 from relaxion.potentials.potential import Potential
-from relaxion.training.kind_lessons import KindStarts
+from relaxion.training.lessons.kinds import KindStarts
 from relaxion.training.recipe import find, read_toml
 
 SEED = 8400

@@ -30,7 +30,7 @@ from relaxion.optimize.springs import bonds_of, springs_at
 from relaxion.optimize.trust_rule import StepControl
 from relaxion.potentials import potential
 from relaxion.potentials.potential import Potential
-from relaxion.training.metals_lessons import MetalsSettings
+from relaxion.training.lessons.metals import MetalsSettings
 from relaxion.training.metric import MetricRunSettings
 from relaxion.training.recipe import find, settings_from_recipe
 

@@ -28,15 +28,15 @@ from relaxion.optimize.stepper import Stepper
 from relaxion.optimize.trust_rule import DEFAULT, GATE, INEXACT, StepControl, constant_network, rule_of
 from relaxion.settings import Settings
 from relaxion.training.checkpoint import checked_finite, named_generator, taken_back
-from relaxion.training.file_lessons import FileLessonSettings, FilePlan
-from relaxion.training.kind_lessons import KindLessonSettings, KindPlan
-from relaxion.training.lessons import Imitation
-from relaxion.training.metals_lessons import MetalsPlan, MetalsSettings
+from relaxion.training.lessons.files import FileLessonSettings, FilePlan
+from relaxion.training.lessons.kinds import KindLessonSettings, KindPlan
+from relaxion.training.lessons.live import Imitation
+from relaxion.training.lessons.metals import MetalsPlan, MetalsSettings
+from relaxion.training.lessons.plans import Plan
+from relaxion.training.lessons.store import StorePlan, StoreSettings
 from relaxion.training.packaging import Packed
-from relaxion.training.plans import Plan
 from relaxion.training.records import RelaxationResult, ScalarMeans
 from relaxion.training.settings import LoopSettings, RunSettings
-from relaxion.training.store_lessons import StorePlan, StoreSettings
 
 LONGEST_MOVE, LARGEST_STRAIN = 1.0, 0.1  # Å; of the bare policy. The guard's trust radius is what binds in use.
 

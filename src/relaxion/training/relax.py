@@ -35,7 +35,7 @@ from relaxion.training.checkpoint import (
 )
 from relaxion.training.diagnostics import Diagnosis, Event, Facts
 from relaxion.training.kept import PART, KeptPolicy
-from relaxion.training.lessons import Imitation, LiveExamples, Source
+from relaxion.training.lessons.live import Imitation, LiveExamples, Source
 from relaxion.training.records import Episodes, RelaxationResult, ReturnsWatch, ScalarMeans
 from relaxion.training.relax_collector import Collected, RelaxCollector, make_agent
 from relaxion.training.relax_settings import RelaxRunSettings

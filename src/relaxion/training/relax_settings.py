@@ -17,7 +17,7 @@ from relaxion.networks.metric.network import MetricSettings, MetricShape
 from relaxion.networks.observer import AtomNetworkSettings
 from relaxion.potentials.reward import REWARDS, RewardName
 from relaxion.settings import Settings, nearest
-from relaxion.training.lessons import LiveLessonSettings
+from relaxion.training.lessons.live import LiveLessonSettings
 from relaxion.training.settings import AgentRunSettings, TrainingSettings
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import torch
 
 from relaxion.errors import RunError
 from relaxion.files import digest
-from relaxion.training.kind_lessons import KindExamples, KindStarts
+from relaxion.training.lessons.kinds import KindExamples, KindStarts
 from relaxion.training.loop import read_weights, train
 from relaxion.training.metric import MetricRunSettings
 from relaxion.training.packaging import bundle_from_run

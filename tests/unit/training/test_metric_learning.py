@@ -18,7 +18,14 @@ from relaxion.networks.metric.policies import MetricPolicy
 from relaxion.networks.metric.teacher import Lessons, relative_errors, way_to
 from relaxion.networks.move_actions import MoveActions
 from relaxion.structures import Move, Outcome, Structures
-from relaxion.training.lessons import Imitation, LiveExamples, LiveLessonSettings, Source, finished_by_core, lessons_of
+from relaxion.training.lessons.live import (
+    Imitation,
+    LiveExamples,
+    LiveLessonSettings,
+    Source,
+    finished_by_core,
+    lessons_of,
+)
 
 SETTINGS = MetricSettings(channels=8, n_hidden=8, n_layers=1, cutoff_angstrom=4.0)
 TINY = MetalStarts(elements=("Cu", "Ni"), sizes=(2, 4), rattle_angstrom=(0.05, 0.15))

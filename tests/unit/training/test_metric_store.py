@@ -15,11 +15,7 @@ from relaxion.errors import FileError, RunError
 from relaxion.files import Stored, digest
 from relaxion.memory.store import TrajectoryStore
 from relaxion.structures import Outcome
-from relaxion.training.loop import train
-from relaxion.training.metric import MetricTrainer
-from relaxion.training.packaging import bundle_from_run
-from relaxion.training.settings import RunSettings
-from relaxion.training.store_lessons import (
+from relaxion.training.lessons.store import (
     StoreSettings,
     grouped_lessons,
     is_validation,
@@ -29,6 +25,10 @@ from relaxion.training.store_lessons import (
     stored_calls,
     stored_lessons,
 )
+from relaxion.training.loop import train
+from relaxion.training.metric import MetricTrainer
+from relaxion.training.packaging import bundle_from_run
+from relaxion.training.settings import RunSettings
 
 RECIPE = {
     "seed": 5,

@@ -11,7 +11,7 @@ from torch import Generator
 from relaxion.bench.assessment import Assessor, Starts
 from relaxion.networks.metric.network import MetricNetwork
 from relaxion.networks.metric.policies import MetricPolicy
-from relaxion.training.lessons import Examples
+from relaxion.training.lessons.live import Examples
 
 STARTS_SEED = 8500  # of validation starts: neither trained on nor those of any benchmark
 

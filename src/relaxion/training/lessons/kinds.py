@@ -27,9 +27,9 @@ from relaxion.potentials import potential
 from relaxion.potentials.potential import Potential
 from relaxion.structures import Structures
 from relaxion.structures.splits import ELEMENTS as HELD_APART
-from relaxion.training.guarded_lessons import GuardedExamples
-from relaxion.training.lessons import Examples, LiveLessonSettings, Source
-from relaxion.training.plans import STARTS_SEED, Plan
+from relaxion.training.lessons.guarded import GuardedExamples
+from relaxion.training.lessons.live import Examples, LiveLessonSettings, Source
+from relaxion.training.lessons.plans import STARTS_SEED, Plan
 from relaxion.training.recipe import find, read_toml
 
 NUMBERS = 2**40  # of starts to draw from: none comes twice

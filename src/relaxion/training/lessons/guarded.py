@@ -17,7 +17,7 @@ from relaxion.optimize.learned import LearnedMetrics, states_at
 from relaxion.optimize.trust_rule import StepControl
 from relaxion.potentials.potential import Potential
 from relaxion.structures import Structures
-from relaxion.training.lessons import LiveExamples, LiveLessonSettings, Source, lessons_towards
+from relaxion.training.lessons.live import LiveExamples, LiveLessonSettings, Source, lessons_towards
 
 
 class GuardedExamples(LiveExamples):

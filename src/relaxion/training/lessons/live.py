@@ -1,5 +1,5 @@
-"""Where the lessons of a metric come from: live relaxations (under the guard: `guarded_lessons.py`; a store:
-`store_lessons.py`).
+"""Where the lessons of a metric come from: live relaxations (under the guard: `guarded.py`; a store:
+`store.py`).
 
 A lesson is a state and the way to the end of its own relaxation; `networks/metric/teacher.py` learns from it. Live:
 the policy that learns makes the relaxations itself, so it learns from the states that it comes to (data aggregation).

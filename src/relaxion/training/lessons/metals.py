@@ -16,9 +16,9 @@ from relaxion.generators.starts import KINDS, MetalStarts
 from relaxion.networks.metric.policies import MetricPolicy
 from relaxion.potentials import potential
 from relaxion.structures import Structures
-from relaxion.training.guarded_lessons import live_examples
-from relaxion.training.lessons import Examples, LiveLessonSettings, Source
-from relaxion.training.plans import STARTS_SEED, Plan
+from relaxion.training.lessons.guarded import live_examples
+from relaxion.training.lessons.live import Examples, LiveLessonSettings, Source
+from relaxion.training.lessons.plans import STARTS_SEED, Plan
 
 
 class MetalsSettings(LiveLessonSettings):

@@ -26,8 +26,8 @@ from relaxion.potentials import potential
 from relaxion.potentials.reward import largest_force
 from relaxion.structures import Move, Outcome, State
 from relaxion.structures.splits import ELEMENTS as HELD_APART
-from relaxion.training.lessons import Examples, lessons_towards
-from relaxion.training.plans import Plan
+from relaxion.training.lessons.live import Examples, lessons_towards
+from relaxion.training.lessons.plans import Plan
 
 logger = logging.getLogger(__name__)
 

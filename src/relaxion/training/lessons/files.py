@@ -21,9 +21,9 @@ from relaxion.networks.metric.policies import MetricPolicy
 from relaxion.potentials.potential import Potential
 from relaxion.potentials.registry import make_potential
 from relaxion.structures import Structures
-from relaxion.training.guarded_lessons import live_examples
-from relaxion.training.lessons import Examples, LiveLessonSettings, Source
-from relaxion.training.plans import STARTS_SEED, Plan
+from relaxion.training.lessons.guarded import live_examples
+from relaxion.training.lessons.live import Examples, LiveLessonSettings, Source
+from relaxion.training.lessons.plans import STARTS_SEED, Plan
 
 MOST_MADE = 100  # structures, where they are not of a file
 VALIDATION_MODULUS = 5  # one structure in so many is assessed, and not trained on
