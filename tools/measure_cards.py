@@ -3,7 +3,7 @@
     python tools/measure_cards.py metals            # a minute; the card inside the bundle and the one beside it
 
 The starts are those of the run that made the policy. ASE's optimizers are read from its folder in
-benchmarks/relaxation, the core is measured.
+benchmarks/relaxation, the core is measured. The command is written anew: recipes may have changed since.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from relaxion.bundles import PolicyBundle, find_policy
 from relaxion.bundles.library import find_file
 from relaxion.cli.package import write_bundle
 from relaxion.files import Stored, json_of, write_json
-from relaxion.training.packaging import with_results
+from relaxion.training.packaging import training_command, with_results
 from relaxion.training.run_folder import RunFolder
 from relaxion.training.settings import RunSettings
 from relaxion.version import __version__
@@ -31,11 +31,16 @@ RUNS = Path(__file__).parents[1] / "benchmarks" / "relaxation"
 def measured(name: str) -> PolicyBundle:
     bundle, folder = find_policy(name), RunFolder(RUNS / f"{name}_run")
     weights = {f"metric.{key}": tensor for key, tensor in bundle.policy.weights.items()}
-    packed = RunSettings.read(bundle.card.training_settings).packed(Stored(weights, {}))
+    settings = RunSettings.read(bundle.card.training_settings)
+    packed = settings.packed(Stored(weights, {}))
     assert packed is not None, f"{name} relaxes no atoms"
     baselines = json_of(folder.baselines) | {CORE: packed.assessor.measure(CORE).as_plain()}
     write_json(folder.baselines, baselines)
-    made = {"relaxion_version": __version__, "date": datetime.now(UTC).date().isoformat()}
+    made = {
+        "training_command": training_command(settings, folder),
+        "relaxion_version": __version__,
+        "date": datetime.now(UTC).date().isoformat(),
+    }
     return replace(bundle, card=with_results(bundle, packed, folder).model_copy(update=made))
 
 

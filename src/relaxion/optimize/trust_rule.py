@@ -5,7 +5,7 @@ It is the same at every step. A bundle may bring a rule of its own.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -44,7 +44,7 @@ class StepControl:
 
 DEFAULT = StepControl(log_trust=float(np.log(2)))
 """Where a bundle has no rule: twice the core's trust radius. Measured in docs/decisions.md."""
-INEXACT = 0.3  # Å, `secant_length` of a metric for everything, and of rules from before there was one
+INEXACT = 0.3  # Å, `secant_length` of a metric for everything
 
 GATE = "gate"  # the role of a rule in a bundle
 CONSTANT = "steady"  # among its settings: it has no network, its weights are the control itself
@@ -59,7 +59,7 @@ def rule_of(network: Network, name: str) -> StepControl:
             "rule that is the same at every step, and are no longer read: train the policy again, without a gate"
         )
     try:
-        weights = {"secant_length": torch.tensor(INEXACT)} | dict(network.weights)
+        weights = {"secant_length": torch.tensor(INEXACT, dtype=torch.float64)} | dict(network.weights)
         values = {key: float(weights[key]) for key in CONSTANTS}
         control = StepControl(**{**values, "n_secants": int(values["n_secants"])})
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
@@ -67,6 +67,9 @@ def rule_of(network: Network, name: str) -> StepControl:
     sound = control.n_secants >= 1 and control.secant_length > 0 and control.floor >= 0
     if not (0 <= control.secant_weight <= 1 and sound):
         raise PolicyError(f"the steady gate of {name} sets parameters out of their ranges: {control}")
+    if "secant_length" not in network.weights and control.secant_weight > 0:
+        # of an earlier release: its weight was one of steps, which nobody uses any more
+        return replace(control, secant_weight=DEFAULT.secant_weight, n_secants=DEFAULT.n_secants)
     return control
 
 

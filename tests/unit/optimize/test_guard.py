@@ -300,7 +300,8 @@ def test_a_constant_rule_says_the_same_always() -> None:
     described = constant_network(rule)
     assert rule_of(described, "mine") == rule
     of_before = {name: value for name, value in described.weights.items() if name != "secant_length"}
-    assert rule_of(replace(described, weights=of_before), "mine").secant_length == pytest.approx(0.3)
+    of_before = rule_of(replace(described, weights=of_before), "mine")  # its weight was one of steps, not of secants
+    assert (of_before.secant_weight, of_before.n_secants, of_before.secant_length) == (0.9, 8, 0.3)
     for name, value in (("secant_weight", 2.0), ("n_secants", 0.0), ("secant_length", 0.0), ("floor", -1.0)):
         weights = {**described.weights, name: torch.tensor(value)}
         with pytest.raises(PolicyError, match="mine sets parameters out of their ranges"):
