@@ -34,6 +34,7 @@ AGEING = 0.8  # weight of a secant relative to the next newer one
 MOST_REJECTIONS = 6  # in a row, then another method takes over
 FLOORS = 6  # tried until a step of molecules fits the trust radius
 NEARLY = 0.85  # of the trust radius is near enough
+BLOCKED = 0.1  # of a step of molecules is left by the screen: springs part what is crowded, such molecules are none
 CERTAIN_CHANGE = 0.05  # eV; smaller differences of energies are not believed against the forces
 
 
@@ -165,7 +166,9 @@ class QuasiNewton:
     def step_from(self, base: Point, model: LocalModel) -> Proposal:
         """The step that the secants known so far suggest, inside the trust radius and screened for close pairs."""
         if model.valence is not None:
-            return self._along_valence(base, model, model.valence)
+            proposal = self._along_valence(base, model, model.valence)
+            if proposal.wanted is None or longest(proposal.step) > BLOCKED * longest(proposal.wanted):
+                return proposal
         self.valence = ValenceMemory()
         method, solve = self._stiffness(model)
         memory = self.settings.springs_memory if method == "springs" else self.settings.plain_memory

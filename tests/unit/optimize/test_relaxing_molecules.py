@@ -1,5 +1,7 @@
 """Molecules through `Relaxer` and `relax_batch`: restart, batches, constraints, free cells, and bad input."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from ase import Atoms
@@ -11,6 +13,7 @@ from ase.filters import FrechetCellFilter
 
 from relaxion import Relaxer, relax_batch
 from relaxion.bench.sets import find_set
+from relaxion.optimize import quasi_newton
 from relaxion.optimize.ase_interface import has_molecules, read_point
 from relaxion.optimize.choice import CORE, Chooser, new_stepper
 from relaxion.optimize.quasi_newton import QuasiNewtonSettings
@@ -176,3 +179,18 @@ def test_a_model_that_cannot_be_made_leaves_the_step_to_springs(monkeypatch):
     optimizer = relaxed(ethanol())
     assert optimizer.outcome is Outcome.CONVERGED
     assert {entry.method for entry in optimizer.history} <= {"start", "springs", "plain", "fire"}
+
+
+def test_where_the_screen_stops_steps_of_molecules_springs_step(monkeypatch):
+    """Oxygens that chance has crowded are no molecules: along their bonds a random oxide crept for ever."""
+    atoms = ethanol()
+    atoms.calc = MorsePotential()
+    whole = quasi_newton.screened
+
+    def nothing_left(proposal, bonds):
+        return replace(proposal, step=0.01 * proposal.step) if proposal.method == "valence" else whole(proposal, bonds)
+
+    (free,) = propose([new_stepper()], [read_point(atoms)])
+    monkeypatch.setattr(quasi_newton, "screened", nothing_left)
+    (stopped,) = propose([new_stepper()], [read_point(atoms)])
+    assert (free.method, stopped.method) == ("valence", "springs")
