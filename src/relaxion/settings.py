@@ -6,9 +6,9 @@ import difflib
 import json
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, ValidationError, model_serializer
 
 from relaxion.errors import SettingsError
 
@@ -61,6 +61,16 @@ class Settings(BaseModel):
     """Base of all settings: frozen, no unknown keys, no silent conversion of nonsense."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+
+    younger: ClassVar[tuple[str, ...]] = ()
+    """Fields younger than folders and files that are still read: at their defaults they are not written down."""
+
+    @model_serializer(mode="wrap")
+    def _without_younger(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        values: dict[str, Any] = handler(self)
+        own = {name for kind in type(self).__mro__ for name in getattr(kind, "younger", ())}
+        fields = type(self).model_fields
+        return {name: value for name, value in values.items() if name not in own or value != fields[name].default}
 
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> Self:

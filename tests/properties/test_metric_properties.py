@@ -33,6 +33,7 @@ KINDS = {
     "gated": (MetricPolicy, {"environment_information": tuple(INFORMATION)}),
     "short-sighted": (MetricPolicy, {"looks_ahead": False, "sees_forces": False, "n_coordinates": 0}),
     "remembering": (MetricPolicy, {"sees_history": True}),
+    "softening": (MetricPolicy, {"softens": True}),
     "gaussian": (MetricGaussianPolicy, {"environment_information": ("log_largest_force",)}),
 }
 every_kind = pytest.mark.parametrize("kind", KINDS)

@@ -16,7 +16,7 @@ import relaxion
 from relaxion.networks.metric.matrices import dense
 from relaxion.networks.metric.network import Frame, MetricNetwork, MetricSettings, pulls_of
 from relaxion.networks.metric.policies import MetricActions, MetricGaussianPolicy, MetricPolicy
-from relaxion.networks.metric.solve import Method, solve
+from relaxion.networks.metric.solve import LEAST_STIFF, SHARES, Method, softened_by, solve
 from relaxion.networks.metric.stiffness import Stiffness, Unknowns
 from relaxion.networks.move_actions import MoveActions
 from relaxion.networks.strains import strain_matrices, strain_vectors
@@ -229,9 +229,51 @@ def test_odd_structures() -> None:
     assert float(move.strains[3].abs().max()) > 1e-4
 
 
-def test_weights_get_gradients_and_none_is_dead() -> None:
+def test_softening_keeps_the_matrix_positive_definite() -> None:
+    stiffness = planted(True)
+    softening = torch.stack([2 * stiffness.along, 30 * stiffness.across], dim=1)
+    pulls = Unknowns(torch.ones(11, 3, dtype=torch.float64), torch.ones(2, 6, dtype=torch.float64))
+    least = LEAST_STIFF * torch.linalg.eigvalsh(dense(stiffness)[0])[:, 0]
+    shares = []
+    for factor in (1.0, 0.3, 0.1, 0.01):
+        softened = softened_by(stiffness, factor * softening, pulls)
+        assert bool((torch.linalg.eigvalsh(dense(softened)[0])[:, 0] >= least).all())
+        taken = (stiffness.across - softened.across) / (factor * softening[:, 1])
+        shares.append(float(taken[stiffness.link_structure[::2] == 0].mean()))
+    assert shares == sorted(shares)
+    assert shares[0] < 1 == pytest.approx(shares[-1])
+    assert all(min(abs(share - known) for known in (0.0, *SHARES)) < 1e-12 for share in shares)
+
+
+def test_softened_pairs_may_push() -> None:
+    """The stiffness of an EAM crystal has negative springs, which springs that only pull cannot say."""
+    stiffness, generator = planted(False), torch.Generator().manual_seed(4)
+    softening = 1.5 * torch.stack([stiffness.along, stiffness.across], dim=1)
+    softening *= torch.rand(len(softening), 1, generator=generator, dtype=torch.float64) < 0.1
+    pulls = Unknowns(torch.ones(11, 3, dtype=torch.float64), torch.zeros(2, 6, dtype=torch.float64))
+    softened = softened_by(stiffness, softening, pulls)
+    assert float(softened.along.min()) < 0
+    answers = [solve(softened, pulls, method) for method in ("dense", "gradients")]
+    torch.testing.assert_close(answers[0].atoms, answers[1].atoms, rtol=1e-5, atol=1e-7)
+
+
+def test_large_structures_are_softened_without_a_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
+    stiffness = planted(True)
+    generator = torch.Generator().manual_seed(5)
+    pulls = Unknowns(*[torch.randn(n, generator=generator, dtype=torch.float64) for n in ((11, 3), (2, 6))])
+    softening = torch.stack([0.9 * stiffness.along, 0.9 * stiffness.across], dim=1)
+    by_matrix = [softened_by(stiffness, factor * softening, pulls) for factor in (0.2, 5.0)]
+    monkeypatch.setattr("relaxion.networks.metric.solve.LARGEST_DENSE", 0)
+    without = [softened_by(stiffness, factor * softening, pulls) for factor in (0.2, 5.0)]
+    for one, other in zip(by_matrix, without, strict=True):
+        torch.testing.assert_close(one.along, other.along)
+
+
+@pytest.mark.parametrize("softens", [False, True])
+def test_weights_get_gradients_and_none_is_dead(softens: bool) -> None:
     state = state_of([alloy(), Atoms("Cu2", [[0, 0, 0], [2.4, 0.1, 0]])], [True, False])
-    network = MetricNetwork(MetricSettings.read(SMALL), torch.Generator().manual_seed(0)).double()
+    settings = MetricSettings.read({**SMALL, "softens": softens})
+    network = MetricNetwork(settings, torch.Generator().manual_seed(0)).double()
     answer = solve(network(state), pulls_of(state))
     (answer.atoms.square().sum() + answer.cells.square().sum()).backward()
     for name, parameter in network.named_parameters():
@@ -241,14 +283,16 @@ def test_weights_get_gradients_and_none_is_dead() -> None:
 
 def test_gradients_of_weights_by_finite_differences() -> None:
     state = state_of([alloy()], True)
-    network = MetricNetwork(MetricSettings.read(SMALL), torch.Generator().manual_seed(0)).double()
+    settings = MetricSettings.read({**SMALL, "softens": True})
+    network = MetricNetwork(settings, torch.Generator().manual_seed(0)).double()
 
     def loss() -> Tensor:
         answer = solve(network(state), pulls_of(state))
         return answer.atoms.square().sum() + 30 * answer.cells.square().sum()
 
     loss().backward()
-    for parameter in (network.to_springs.weight, network.to_arms.weight, network.from_link.weight):
+    layers = (network.to_springs, network.to_softening, network.to_arms, network.from_link)
+    for parameter in (layer.weight for layer in layers):
         assert parameter.grad is not None
         direction = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
         values = []

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
 from relaxion.networks.backbone import AtomInputs, BackboneSettings, InformationSettings, backbone_class
 from relaxion.networks.layers import Generator, StackedLinear, StackedMLP, mixed, tamed
-from relaxion.networks.metric.solve import solve
+from relaxion.networks.metric.solve import softened_by, solve
 from relaxion.networks.metric.stiffness import Stiffness, Unknowns
 from relaxion.networks.move_actions import stresses_of
 from relaxion.networks.observer import N_STATE_SCALARS, N_STATE_VECTORS, state_inputs
@@ -26,11 +25,14 @@ from relaxion.structures.devices import moved_to
 LARGEST_ANSWER = 4.0  # springs and floors lie within e^±4 of the prior, arms within ±4: B stays far from singular
 SWITCH_WIDTH = 1.0  # Å before the cutoff, over which springs fade
 FORCE_SCALARS, HISTORY_SCALARS = slice(N_STATE_SCALARS - 4, N_STATE_SCALARS - 2), slice(N_STATE_SCALARS - 2, None)
+FIRST_SOFTENING = -3.0  # logarithm of what softens a pair before learning, in its springs
 N_DOTS = 8  # vectors of each atom that are looked at along each link
 
 
 class MetricShape(Settings):
     """What a metric has beyond its backbone. Springs begin as those of the classical core (`optimize/springs.py`)."""
+
+    younger = ("damped", "softens")
 
     n_hidden: int = Field(default=32, ge=1)
     """Hidden units of the head that looks at links."""
@@ -51,6 +53,10 @@ class MetricShape(Settings):
     """The move is shortened where the last one met more stiffness than the metric says (`policies.damping`). Of the
     bare policy only: the guard has secants of its own."""
 
+    softens: bool = False
+    """Pairs may also soften a structure: k∥ and k⊥ may be negative, as they are where a bond is pressed together or
+    stretched beyond the steepest place of its attraction. B stays positive definite (`solve.softened_by`)."""
+
     spring_stiffness_ev_per_angstrom2: float = Field(default=4.0, gt=0)
     """k₀ of a bond as long as the sum of covalent radii."""
 
@@ -68,14 +74,6 @@ class MetricShape(Settings):
 
     cell_floor_ev_per_angstrom3: float = Field(default=0.1, gt=0)
     """κ per volume of the cell, before learning."""
-
-    @model_serializer(mode="wrap")
-    def _without_news(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """`damped` is younger than runs that may still be resumed: at its default it is not written down."""
-        values: dict[str, Any] = handler(self)
-        if values.get("damped") == type(self).model_fields["damped"].default:
-            values.pop("damped", None)
-        return values
 
 
 class MetricSettings(InformationSettings, BackboneSettings, MetricShape):
@@ -182,8 +180,12 @@ class MetricNetwork(nn.Module):
         self.to_springs = StackedLinear(hidden, 2, 1, generator)
         self.to_arms = StackedLinear(hidden, 2 * settings.n_coordinates, 1, generator)
         self.to_floors = StackedMLP(channels, channels, 2, 1, generator)
+        small = [self.to_springs, self.to_arms, self.to_floors.answer]
+        if settings.softens:
+            self.to_softening = StackedLinear(hidden, 2, 1, generator)
+            small.append(self.to_softening)
         with torch.no_grad():  # an untrained network says about what the springs say
-            for layer in (self.to_springs, self.to_arms, self.to_floors.answer):
+            for layer in small:
                 layer.weight.mul_(0.1)
 
     def _n_inputs(self) -> tuple[int, int]:
@@ -210,7 +212,10 @@ class MetricNetwork(nn.Module):
         inputs = self._inputs(frame)
         here, device = frame.springs.device, self.to_springs.weight.device
         learned = self._learned(moved_to(device, frame), moved_to(device, inputs), moved_to(device, pairs))
-        return frame.stiffness(**{name: moved_to(here, tensor) for name, tensor in learned.items()})
+        answer = {name: moved_to(here, tensor) for name, tensor in learned.items()}
+        softening = answer.pop("softening", None)
+        stiffness = frame.stiffness(**answer)
+        return stiffness if softening is None else softened_by(stiffness, softening, frame.pulls)
 
     def _learned(self, frame: Frame, inputs: AtomInputs, pairs: Tensor) -> dict[str, Tensor]:
         """What only the network knows, where the network is."""
@@ -236,19 +241,22 @@ class MetricNetwork(nn.Module):
         scalars = tamed(scalars)
         looked_at = mixed(self.dots, vectors.transpose(1, 2)[None])[0].transpose(1, 2)  # (n_atoms, N_DOTS + M, 3)
         links = self._links(frame, scalars, softened(looked_at[:, :N_DOTS]), pairs)  # (n_links, n_hidden)
-        # a pair is what both of its ends say of it
-        logarithms = bounded(self.to_springs((links[::2] + links[1::2])[None])[0])  # (n_pairs, 2)
-        springs = frame.springs[::2, None] * torch.exp(logarithms)
+        pairs = (links[::2] + links[1::2])[None]  # a pair is what both of its ends say of it
+        springs = frame.springs[::2, None] * torch.exp(bounded(self.to_springs(pairs)[0]))  # (n_pairs, 2)
         floors = structure_mean(self.to_floors(scalars[None])[0], frame.state.structures)  # (n_structures, 2)
         floors = torch.exp(bounded(floors))
         volumes = frame.state.structures.volumes.to(floors.dtype).clamp_min(1)
-        return {
+        answer = {
             "along": springs[:, 0],
             "across": settings.spring_across * springs[:, 1],
             "arms": self._arms(links, frame, looked_at[:, N_DOTS:].index_select(0, around.centers)),
             "floors": settings.floor_ev_per_angstrom2 * floors[:, 0],
             "cell_floors": settings.cell_floor_ev_per_angstrom3 * volumes * floors[:, 1],
         }
+        if settings.softens:
+            softening = torch.exp(bounded(self.to_softening(pairs)[0]) + FIRST_SOFTENING)
+            answer["softening"] = frame.springs[::2, None] * softening  # (n_pairs, 2) eV/Å²
+        return answer
 
     def _links(self, frame: Frame, scalars: Tensor, looked_at: Tensor, pairs: Tensor) -> Tensor:
         """What is known of each link i→j."""

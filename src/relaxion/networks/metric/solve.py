@@ -6,7 +6,9 @@ the solution, and its derivative B⁻¹(df - dB·u) is exact, though nothing den
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -20,6 +22,10 @@ LARGEST_DENSE = 128  # atoms; above it conjugate gradients are quicker
 MOST_PADDED_NUMBERS = 3e7  # of all padded matrices: 240 MB
 RELATIVE_TOLERANCE = 1e-7  # of the residual of conjugate gradients
 MOST_ITERATIONS = 1000
+
+SHARES = (1.0, 0.5, 0.25, 0.125)  # of the softening, tried until B is positive definite; then none
+LEAST_STIFF = 0.05  # share of the springs' stiffness that must be left along every direction
+PROBES = 60  # directions of conjugate gradients that are looked at where matrices are too large
 
 Inverse = Callable[[Unknowns], Unknowns]
 Method = Literal["auto", "dense", "gradients"]
@@ -55,14 +61,53 @@ class _Inverse(torch.autograd.Function):
         return back.atoms, back.cells, None
 
 
+def softened_by(stiffness: Stiffness, softening: Tensor, pulls: Unknowns) -> Stiffness:
+    """The same with k∥ and k⊥ of the pairs lower by (n_pairs, 2) eV/Å²: by all of it where B stays positive definite,
+    else by a half, a quarter, ….
+
+    Each structure has its own share, which has no gradient. Of large structures, whose matrix is never built, only the
+    directions that conjugate gradients take from `pulls` are looked at.
+    """
+    shares = softening.new_zeros(stiffness.structures.n_structures)
+    exact = stiffness.detached().to(torch.float64)
+    with torch.no_grad():
+        for share in SHARES:
+            if bool((shares > 0).all()):
+                break
+            definite = _definite(exact, share * softening.double(), pulls)
+            shares = torch.where((shares == 0) & definite, share, shares)
+    along, across = (softening * shares.index_select(0, stiffness.link_structure[::2])[:, None]).unbind(dim=1)
+    return replace(stiffness, along=stiffness.along - along, across=stiffness.across - across)
+
+
+def _definite(stiffness: Stiffness, softening: Tensor, pulls: Unknowns) -> Tensor:
+    """Whether each structure keeps the least share of its stiffness when softened by so much, booleans."""
+    left = 1 - LEAST_STIFF
+    rest = replace(
+        stiffness,
+        along=left * stiffness.along - softening[:, 0],
+        across=left * stiffness.across - softening[:, 1],
+        arms=math.sqrt(left) * stiffness.arms,
+        floors=left * stiffness.floors,
+        cell_floors=left * stiffness.cell_floors,
+    )
+    if _is_small(rest):
+        return torch.linalg.cholesky_ex(dense(rest)[0])[1] == 0
+    return _descent(rest, sparse_product(rest), _block_jacobi(stiffness), pulls, PROBES)[1] > 0
+
+
 def inverse_of(stiffness: Stiffness, method: Method = "auto") -> Inverse:
     """B⁻¹ as a function, made once for many right sides; `stiffness` in float64 and without gradients."""
-    counts = stiffness.structures.counts
-    largest = int(counts.max()) if len(counts) else 0
-    small = largest <= LARGEST_DENSE and 9 * len(counts) * largest**2 <= MOST_PADDED_NUMBERS
-    if method == "dense" or (method == "auto" and small):
+    if method == "dense" or (method == "auto" and _is_small(stiffness)):
         return _cholesky(stiffness)
     return _conjugate_gradients(stiffness)
+
+
+def _is_small(stiffness: Stiffness) -> bool:
+    """Whether matrices are quicker."""
+    counts = stiffness.structures.counts
+    largest = int(counts.max()) if len(counts) else 0
+    return largest <= LARGEST_DENSE and 9 * len(counts) * largest**2 <= MOST_PADDED_NUMBERS
 
 
 def _cholesky(stiffness: Stiffness) -> Inverse:
@@ -79,29 +124,40 @@ def _cholesky(stiffness: Stiffness) -> Inverse:
 
 def _conjugate_gradients(stiffness: Stiffness) -> Inverse:
     precondition, apply = _block_jacobi(stiffness), sparse_product(stiffness)
-    structures = stiffness.structures
 
     def inverse(right: Unknowns) -> Unknowns:
-        residual = right.masked(stiffness.free)
-        answer = Unknowns(torch.zeros_like(residual.atoms), torch.zeros_like(residual.cells))
-        goal = RELATIVE_TOLERANCE**2 * residual.dot(residual, structures)
-        direction = nearer = precondition(residual)
-        size = residual.dot(nearer, structures)
-        for _ in range(MOST_ITERATIONS):
-            if bool((residual.dot(residual, structures) <= goal).all()):
-                break
-            resisted = apply(direction)
-            # a structure that is done has a size of about 0 and stands still
-            length = size / direction.dot(resisted, structures).clamp_min(1e-300)
-            answer = answer + direction.scaled(length, structures)
-            residual = residual - resisted.scaled(length, structures)
-            nearer = precondition(residual)
-            new_size = residual.dot(nearer, structures)
-            direction = nearer + direction.scaled(new_size / size.clamp_min(1e-300), structures)
-            size = new_size
-        return answer
+        return _descent(stiffness, apply, precondition, right, MOST_ITERATIONS)[0]
 
     return inverse
+
+
+def _descent(
+    stiffness: Stiffness, apply: Inverse, precondition: Inverse, right: Unknowns, most: int
+) -> tuple[Unknowns, Tensor]:
+    """Conjugate gradients: the answer, and the lowest curvature met by each structure that was not yet done."""
+    structures = stiffness.structures
+    residual = right.masked(stiffness.free)
+    answer = Unknowns(torch.zeros_like(residual.atoms), torch.zeros_like(residual.cells))
+    goal = RELATIVE_TOLERANCE**2 * residual.dot(residual, structures)
+    direction = nearer = precondition(residual)
+    size = residual.dot(nearer, structures)
+    lowest = torch.full_like(size, math.inf)
+    for _ in range(most):
+        done = residual.dot(residual, structures) <= goal
+        if bool(done.all()):
+            break
+        resisted = apply(direction)
+        curvature = direction.dot(resisted, structures)
+        lowest = torch.where(done, lowest, torch.minimum(lowest, curvature))
+        # a structure that is done has a size of about 0 and stands still
+        length = size / curvature.clamp_min(1e-300)
+        answer = answer + direction.scaled(length, structures)
+        residual = residual - resisted.scaled(length, structures)
+        nearer = precondition(residual)
+        new_size = residual.dot(nearer, structures)
+        direction = nearer + direction.scaled(new_size / size.clamp_min(1e-300), structures)
+        size = new_size
+    return answer, lowest
 
 
 def _block_jacobi(stiffness: Stiffness) -> Inverse:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from ase import Atoms
 from ase.io.jsonio import encode
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import Field
 
 from relaxion.bundles.library import shipped_names
 from relaxion.errors import SettingsError
@@ -29,6 +29,8 @@ RELEVANT_INFO = ("charge", "spin", "multiplicity")  # that calculators read from
 
 class ManySettings(Settings):
     """Everything that decides a result. A folder of results holds to one of these."""
+
+    younger = ("learn_every",)
 
     calculator: str = "emt"
     """As in `relaxion relax --calc`."""
@@ -56,12 +58,6 @@ class ManySettings(Settings):
 
     learn_every: int = Field(default=0, ge=0)
     """Policies study after so many structures; 0: they stay as they are."""
-
-    @model_serializer(mode="wrap")
-    def _without_news(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """`learn_every` is younger than folders that may still be continued: at its default it is not written down."""
-        values: dict[str, Any] = handler(self)
-        return values if self.learn_every else {name: it for name, it in values.items() if name != "learn_every"}
 
     @property
     def context(self) -> bytes:
