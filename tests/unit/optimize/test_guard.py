@@ -409,7 +409,7 @@ def test_a_metric_from_a_softer_potential_is_scaled_by_the_curvature_met(monkeyp
             atoms = rattled(seed)
             atoms.calc = Stiff()
             relaxer = Relaxer(atoms, policy="metals", logfile=None)
-            assert relaxer.run(fmax=FMAX, steps=50)
+            assert relaxer.run(fmax=FMAX, steps=200)
             total += relaxer.force_calls
         return total
 
