@@ -1,11 +1,11 @@
 """How well does a network know the stiffness, near a minimum and far from it, and what teaches it sooner?
 
     python benchmarks/relaxation/teaching.py metals [FILE ...]                  # 20 minutes; for choices, not results
-    python benchmarks/relaxation/teaching.py universal --gatherings 8 --updates 0                  # CHGNet, 8 minutes
+    python benchmarks/relaxation/teaching.py universal --gatherings 4 --updates 0                  # CHGNet, 5 minutes
 
 The shipped policy relaxes fresh starts of the kinds it is taught (seed 77), gathering by gathering as in its training.
 The first fifth of the gatherings is kept for the test, and from the rest new networks learn from nothing: with Adam or
-Muon, with springs that only pull or with pairs that may soften (`softens`).
+Muon, with springs that only pull or with pairs that may soften (`softens`). Where nothing is taught, all are the test.
 
 Printed is the mean relative error of the step at states of the test, those of structures with fixed cells and few
 atoms (`networks/metric/teacher.py`), by how far the farthest atom is from the end, and the processor time of the
@@ -152,9 +152,10 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     examples = gathered(given.policy, given.gatherings)
+    first = -(-given.gatherings // 5) if given.updates else given.gatherings
     test, rest = (
         {place: Lessons.concatenate(own) for place in range(len(examples.sources)) if (own := of_source(those, place))}
-        for those in (examples.kept[: -(-given.gatherings // 5)], examples.kept[-(-given.gatherings // 5) :])
+        for those in (examples.kept[:first], examples.kept[first:])
     )
     tests = {place: tested(lessons, given.most_atoms, given.most_states) for place, lessons in test.items()}
     tests = {place: lessons for place, lessons in tests.items() if lessons.number}
