@@ -51,7 +51,7 @@ UNIVERSAL = {
     "universal-emt-bulk": "emt-bulk --policy universal --number 40 --with BFGSLineSearch,BFGS",
     "universal-alfe": "alfe --policy universal --number 24 --with BFGSLineSearch,GoodOldQuasiNewton,BFGS",
     "universal-mp-sevennet": f"{MP} --calc sevennet --perturb rattle:0.12 --number 40 --with BFGSLineSearch,BFGS",
-    "universal-macs": "macs --number 8 --with BFGSLineSearch",
+    "universal-macs": "macs --number 24 --with BFGSLineSearch",
     "mp-relax": "mp-relax --with FIRE,GoodOldQuasiNewton --number 16",
 }
 TIGHT = {
