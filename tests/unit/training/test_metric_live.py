@@ -101,7 +101,7 @@ def test_under_the_guard_cut_and_resumed_it_is_the_straight_run():
 @pytest.mark.filterwarnings("ignore:logm result may be inaccurate:RuntimeWarning")  # by 1e-13, of ASE's filter
 def test_two_runs_of_the_shipped_recipe_are_equal_to_the_bit():
     """With every kind of start and both potentials, and a small network."""
-    small = {name: TINY[name] for name in ("channels", "n_hidden", "n_coordinates", "n_radial", "n_layers")}
+    small = {name: TINY[name] for name in ("n_coordinates", "n_radial", "n_layers")} | {"channels": 8, "n_hidden": 8}
     few = {"lesson_updates": 2, "steps": 2, "lesson_gatherings_before": 1, "lesson_starts": 20}
     few |= {"lessons_per_update": 20, "lesson_force_calls": 30, "lesson_tolerance_ev_per_angstrom": 0.05}
     few |= {"largest_n_atoms": 6, "largest_slab_n_atoms": 12, "largest_defect_n_atoms": 16}
@@ -110,6 +110,7 @@ def test_two_runs_of_the_shipped_recipe_are_equal_to_the_bit():
     settings = settings_from_recipe(find("metals"), None, small | few | every)
     assert isinstance(settings, MetricRunSettings)
     one, two = MetricTrainer(settings), MetricTrainer(settings)
+    assert one.imitation.teacher.muon is not None
     assert len(one.imitation.examples.sources) == 2 * len(KINDS)
     untaught = digest(one.weights())
     for trainer in (one, two):
