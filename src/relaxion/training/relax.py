@@ -324,6 +324,8 @@ def metric_in(stored: Stored, settings: Mapping[str, Any]) -> dict[str, Tensor] 
     if not found:
         raise CheckpointError("the old run has no metric to begin with; it must be one with policy = metric, or metals")
     names = [name for name in MetricSettings.model_fields if name not in (*GATE, "damped")]
+    usual = {name: MetricSettings.model_fields[name].default for name in MetricSettings.younger}  # not written down
+    old, settings = (usual | dict(values) for values in (old, settings))
     changes = [f"{n} (was {old[n]!r}, now {settings[n]!r})" for n in names if n in old and old[n] != settings[n]]
     if changes:
         raise CheckpointError(f"the old metric is another one, because these differ: {', '.join(changes)}")

@@ -269,6 +269,29 @@ def test_large_structures_are_softened_without_a_matrix(monkeypatch: pytest.Monk
         torch.testing.assert_close(one.along, other.along)
 
 
+def test_an_indefinite_matrix_gives_no_nan_without_a_matrix() -> None:
+    """Of large structures not every direction can be looked at."""
+    stiffness = planted(True, n_arms=0)
+    broken = replace(stiffness, along=-stiffness.along, across=-stiffness.across)
+    pulls = Unknowns(torch.ones(11, 3, dtype=torch.float64), torch.ones(2, 6, dtype=torch.float64))
+    answer = solve(broken, pulls, "gradients")
+    assert bool(torch.isfinite(answer.atoms).all())
+    assert bool(torch.isfinite(answer.cells).all())
+
+
+def test_a_gate_lowers_floors_before_pairs_soften() -> None:
+    settings = MetricSettings.read({**SMALL, "softens": True, "n_coordinates": 0})
+    policy = MetricPolicy(ACTIONS, settings, torch.Generator().manual_seed(0)).double()
+    with torch.no_grad():
+        assert policy.network.to_softening.bias is not None
+        policy.network.to_softening.bias.add_(1.0)
+    state = state_of([alloy()])
+    frame = Frame.of(state, settings, torch.float64)
+    for factor in (1.0, 0.25, 0.1):
+        stiffness = policy.network.stiffness(frame, torch.full((1,), factor, dtype=torch.float64))
+        assert float(torch.linalg.eigvalsh(dense(stiffness.detached())[0]).min()) > 0
+
+
 @pytest.mark.parametrize("softens", [False, True])
 def test_weights_get_gradients_and_none_is_dead(softens: bool) -> None:
     state = state_of([alloy(), Atoms("Cu2", [[0, 0, 0], [2.4, 0.1, 0]])], [True, False])

@@ -35,7 +35,7 @@ def crystals() -> list[Atoms]:
 
 
 @pytest.mark.parametrize("free_cell", [False, True])
-@pytest.mark.parametrize("policy", [None, "metals"])
+@pytest.mark.parametrize("policy", [None, "universal"])
 def test_float32_costs_no_calls_near_the_tolerance(policy: str | None, free_cell: bool) -> None:
     calls, rejected = {}, {}
     for dtype in (torch.float32, torch.float64):

@@ -267,6 +267,8 @@ class TestRuns:
         stored = Stored(taught.weights(), {"settings": taught.settings.flat()})
         with pytest.raises(CheckpointError, match=r"these differ: n_coordinates \(was 4, now 2\)"):
             make("sac", n_coordinates=2).start_from(stored)
+        with pytest.raises(CheckpointError, match=r"these differ: softens \(was False, now True\)"):
+            make("sac", softens=True).start_from(stored)
         with pytest.raises(CheckpointError, match="has no metric to begin with"):
             make("sac").start_from(Stored({}, {"settings": {"task": "relax", "agent": "td3"}}))
 

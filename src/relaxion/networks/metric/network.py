@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from pydantic import Field
@@ -25,7 +25,7 @@ from relaxion.structures.devices import moved_to
 LARGEST_ANSWER = 4.0  # springs and floors lie within e^±4 of the prior, arms within ±4: B stays far from singular
 SWITCH_WIDTH = 1.0  # Å before the cutoff, over which springs fade
 FORCE_SCALARS, HISTORY_SCALARS = slice(N_STATE_SCALARS - 4, N_STATE_SCALARS - 2), slice(N_STATE_SCALARS - 2, None)
-FIRST_SOFTENING = -3.0  # logarithm of what softens a pair before learning, in its springs
+FIRST_SOFTENING = -3.0  # logarithm of what softens a pair before learning, of its k∥: k⊥ then begins at about 0
 N_DOTS = 8  # vectors of each atom that are looked at along each link
 
 
@@ -55,7 +55,8 @@ class MetricShape(Settings):
 
     softens: bool = False
     """Pairs may also soften a structure: k∥ and k⊥ may be negative, as they are where a bond is pressed together or
-    stretched beyond the steepest place of its attraction. B stays positive definite (`solve.softened_by`)."""
+    stretched beyond the steepest place of its attraction. B stays positive definite, as far as that can be seen without
+    its matrix where a structure is large (`solve.softened_by`)."""
 
     spring_stiffness_ev_per_angstrom2: float = Field(default=4.0, gt=0)
     """k₀ of a bond as long as the sum of covalent radii."""
@@ -202,8 +203,8 @@ class MetricNetwork(nn.Module):
         frame = Frame.of(state, self.settings, self.dtype)
         return self.stiffness(frame)
 
-    def stiffness(self, frame: Frame) -> Stiffness:
-        """The learned springs, coordinates and floors."""
+    def stiffness(self, frame: Frame, floor_factors: Tensor | None = None) -> Stiffness:
+        """The learned springs, coordinates and floors; `floor_factors`: of each structure, a gate's."""
         extras = [stress_along(frame.state, frame.surroundings)]
         if self.settings.looks_ahead:
             with torch.no_grad():
@@ -215,6 +216,9 @@ class MetricNetwork(nn.Module):
         answer = {name: moved_to(here, tensor) for name, tensor in learned.items()}
         softening = answer.pop("softening", None)
         stiffness = frame.stiffness(**answer)
+        if floor_factors is not None:
+            floors, cell_floors = stiffness.floors * floor_factors, stiffness.cell_floors * floor_factors
+            stiffness = replace(stiffness, floors=floors, cell_floors=cell_floors)
         return stiffness if softening is None else softened_by(stiffness, softening, frame.pulls)
 
     def _learned(self, frame: Frame, inputs: AtomInputs, pairs: Tensor) -> dict[str, Tensor]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -120,10 +120,7 @@ class MetricPolicy(Policy):
     def newton(self, state: State, factors: MoveFactors | None = None) -> Unknowns:
         """B⁻¹F, damped where the settings say so, before scale and bounds."""
         frame = Frame.of(state, self.settings, self.network.dtype)
-        stiffness = self.network.stiffness(frame)
-        if factors is not None:
-            floors, cell_floors = stiffness.floors * factors.floors, stiffness.cell_floors * factors.floors
-            stiffness = replace(stiffness, floors=floors, cell_floors=cell_floors)
+        stiffness = self.network.stiffness(frame, None if factors is None else factors.floors)
         answer = solve(stiffness, frame.pulls)
         if self.settings.damped:
             answer = answer.scaled(damping(stiffness, frame), state.structures)

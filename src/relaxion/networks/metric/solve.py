@@ -62,8 +62,8 @@ class _Inverse(torch.autograd.Function):
 
 
 def softened_by(stiffness: Stiffness, softening: Tensor, pulls: Unknowns) -> Stiffness:
-    """The same with k∥ and k⊥ of the pairs lower by (n_pairs, 2) eV/Å²: by all of it where B stays positive definite,
-    else by a half, a quarter, ….
+    """The same with k∥ and k⊥ of the pairs lower by (n_pairs, 2) eV/Å²: by all of it where a twentieth of the stiffness
+    is left along every direction, else by a half, a quarter, an eighth, or not at all.
 
     Each structure has its own share, which has no gradient. Of large structures, whose matrix is never built, only the
     directions that conjugate gradients take from `pulls` are looked at.
@@ -91,7 +91,7 @@ def _definite(stiffness: Stiffness, softening: Tensor, pulls: Unknowns) -> Tenso
         floors=left * stiffness.floors,
         cell_floors=left * stiffness.cell_floors,
     )
-    if _is_small(rest):
+    if _largest(rest) <= LARGEST_DENSE:  # however many there are: a share depends on no other structure
         return torch.linalg.cholesky_ex(dense(rest)[0])[1] == 0
     return _descent(rest, sparse_product(rest), _block_jacobi(stiffness), pulls, PROBES)[1] > 0
 
@@ -105,9 +105,14 @@ def inverse_of(stiffness: Stiffness, method: Method = "auto") -> Inverse:
 
 def _is_small(stiffness: Stiffness) -> bool:
     """Whether matrices are quicker."""
+    largest, number = _largest(stiffness), stiffness.structures.n_structures
+    return largest <= LARGEST_DENSE and 9 * number * largest**2 <= MOST_PADDED_NUMBERS
+
+
+def _largest(stiffness: Stiffness) -> int:
+    """Atoms of the largest structure."""
     counts = stiffness.structures.counts
-    largest = int(counts.max()) if len(counts) else 0
-    return largest <= LARGEST_DENSE and 9 * len(counts) * largest**2 <= MOST_PADDED_NUMBERS
+    return int(counts.max()) if len(counts) else 0
 
 
 def _cholesky(stiffness: Stiffness) -> Inverse:
@@ -134,7 +139,11 @@ def _conjugate_gradients(stiffness: Stiffness) -> Inverse:
 def _descent(
     stiffness: Stiffness, apply: Inverse, precondition: Inverse, right: Unknowns, most: int
 ) -> tuple[Unknowns, Tensor]:
-    """Conjugate gradients: the answer, and the lowest curvature met by each structure that was not yet done."""
+    """Conjugate gradients: the answer, and `lowest`, the lowest curvature met by each structure that was not yet done.
+
+    Where a curvature, or the preconditioner, is not positive, B is not what it should be: that structure keeps the
+    answer it has. `lowest` is then not above 0.
+    """
     structures = stiffness.structures
     residual = right.masked(stiffness.free)
     answer = Unknowns(torch.zeros_like(residual.atoms), torch.zeros_like(residual.cells))
@@ -143,19 +152,21 @@ def _descent(
     size = residual.dot(nearer, structures)
     lowest = torch.full_like(size, math.inf)
     for _ in range(most):
-        done = residual.dot(residual, structures) <= goal
+        done = (residual.dot(residual, structures) <= goal) | (lowest <= 0)
         if bool(done.all()):
             break
         resisted = apply(direction)
         curvature = direction.dot(resisted, structures)
-        lowest = torch.where(done, lowest, torch.minimum(lowest, curvature))
+        lowest = torch.where(done, lowest, torch.minimum(lowest, torch.minimum(curvature, size)))
+        sound = lowest > 0
         # a structure that is done has a size of about 0 and stands still
-        length = size / curvature.clamp_min(1e-300)
+        length = torch.where(sound, size / curvature.clamp_min(1e-300), 0.0)
         answer = answer + direction.scaled(length, structures)
         residual = residual - resisted.scaled(length, structures)
         nearer = precondition(residual)
         new_size = residual.dot(nearer, structures)
-        direction = nearer + direction.scaled(new_size / size.clamp_min(1e-300), structures)
+        turn = torch.where(sound, new_size / size.clamp_min(1e-300), 0.0)
+        direction = nearer + direction.scaled(turn, structures)
         size = new_size
     return answer, lowest
 

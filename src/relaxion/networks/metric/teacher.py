@@ -166,8 +166,8 @@ class TeachingSettings(Settings):
     """Longer gradients are shortened: one odd structure must not throw the weights off."""
 
     lesson_optimizer: Literal["adam", "muon"] = "adam"
-    """What steps the matrices of the network. Muon (torch 2.9 or newer) reaches the same error in half of the updates,
-    from nothing; Adam steps all else always (docs/decisions.md)."""
+    """What steps the matrices of the network (`by_muon`). From nothing Muon (torch 2.9 or newer) learns sooner. Adam
+    steps all else always (docs/decisions.md)."""
 
     lesson_muon_learning_rate: float = Field(default=0.02, gt=0)
     """Of Muon at the start; it falls as Adam's does."""
@@ -176,7 +176,9 @@ class TeachingSettings(Settings):
 
 
 def by_muon(parameter: Tensor) -> bool:
-    """Whether this is a matrix of one network, neither too narrow for Muon's orthogonal steps nor an answer."""
+    """Whether this is a matrix of one network that is not too narrow for orthogonal steps. Filters, which have a third
+    index, biases and the narrow matrices of inputs and answers are Adam's. Ours are (inputs, outputs), so that torch
+    takes longer steps for matrices with more inputs than outputs; 0.02 was chosen with that."""
     return parameter.ndim == 3 and len(parameter) == 1 and min(parameter.shape[1:]) >= NARROWEST
 
 
