@@ -79,7 +79,7 @@ ROWS = {
     "alfe-light-sac": Row("SAC, light", "alfe-cubic", "sac", LIGHT, (0, 1, 2), "alfe"),
     "alfe-light-ddpg": Row("DDPG, light", "alfe-cubic", "ddpg", LIGHT, (0, 1, 2), "alfe"),
     "alfe-light-d4pg": Row("D4PG, light", "alfe-cubic", "d4pg", LIGHT, (0, 1, 2), "alfe"),
-    "alfe-e3nn-td3": Row("TD3, e3nn", "alfe-cubic", "td3", "", (0,), "alfe"),
+    "alfe-e3nn-td3": Row("TD3, e3nn", "alfe-cubic", "td3", "", (0, 1, 2), "alfe"),
     "alfe-quick-td3": Row("TD3, e3nn", "alfe-quick", "td3", "", (0,), "quick"),
 }
 TITLES = {
