@@ -140,16 +140,7 @@ class Environment:
 
     def begin(self, structures: Structures) -> State:
         """These structures evaluated, without a past and a graph."""
-        evaluation = self.potential(structures)
-        return State(
-            structures=structures,
-            evaluation=evaluation,
-            graph=None,
-            last_move=Move.zero(structures),
-            last_forces=evaluation.forces,
-            trust_radii=torch.full_like(evaluation.energies, self.settings.trust_radius_angstrom),
-            calls=torch.ones(structures.n_structures, dtype=torch.int64),
-        )
+        return State.without_past(structures, self.potential(structures), self.settings.trust_radius_angstrom)
 
     def _with_graph(self, state: State) -> State:
         cutoff = self.settings.graph_cutoff_angstrom

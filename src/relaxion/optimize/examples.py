@@ -22,7 +22,7 @@ from relaxion.networks.metric.stiffness import Unknowns
 from relaxion.networks.metric.teacher import Lessons
 from relaxion.networks.strains import strain_vectors
 from relaxion.settings import Settings
-from relaxion.structures import Evaluation, Move, Outcome, State
+from relaxion.structures import Evaluation, Outcome, State
 from relaxion.structures.structures import per_structure_sum
 
 TRUST = 0.3  # Å; part of every state, which a metric does not see
@@ -137,12 +137,8 @@ def secants_between(state: State, later: State, settings: ExampleSettings) -> Le
 
 def state_of(trajectory: Trajectory) -> State:
     """All points, as networks see them, without a past."""
-    structures, number = trajectory.structures, len(trajectory)
-    trust = torch.full((number,), TRUST, dtype=torch.float64)
     evaluation = Evaluation(trajectory.energies, trajectory.forces.reshape(-1, 3), trajectory.stresses)
-    return State(
-        structures, evaluation, None, Move.zero(structures), evaluation.forces, trust, torch.ones(number).long()
-    )
+    return State.without_past(trajectory.structures, evaluation, TRUST)
 
 
 def _is_finite(trajectory: Trajectory) -> bool:

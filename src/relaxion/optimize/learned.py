@@ -296,12 +296,5 @@ def states_at(points: Sequence[Point], structures: Structures | None = None) -> 
             stresses[number] = torch.from_numpy(pulls)
     rows = [point.forces[: geometry.n_atoms] for point, geometry in zip(points, known, strict=True)]
     forces = torch.from_numpy(np.concatenate(rows))
-    return State(
-        structures=structures,
-        evaluation=Evaluation(torch.tensor([point.energy for point in points], dtype=torch.float64), forces, stresses),
-        graph=None,
-        last_move=Move.zero(structures),
-        last_forces=forces,
-        trust_radii=torch.full((len(points),), TRUST, dtype=torch.float64),
-        calls=torch.ones(len(points), dtype=torch.int64),
-    )
+    energies = torch.tensor([point.energy for point in points], dtype=torch.float64)
+    return State.without_past(structures, Evaluation(energies, forces, stresses), TRUST)

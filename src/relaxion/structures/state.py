@@ -82,6 +82,19 @@ class State:
     trust_radii: Tensor  # (n_structures,) Å
     calls: Tensor  # (n_structures,) int64, force calls so far, this evaluation included
 
+    @classmethod
+    def without_past(cls, structures: Structures, evaluation: Evaluation, trust_radius_angstrom: float) -> Self:
+        """Structures at their start, or as if they were there; without a graph."""
+        return cls(
+            structures=structures,
+            evaluation=evaluation,
+            graph=None,
+            last_move=Move.zero(structures),
+            last_forces=evaluation.forces,
+            trust_radii=torch.full((structures.n_structures,), trust_radius_angstrom, dtype=torch.float64),
+            calls=torch.ones(structures.n_structures, dtype=torch.int64),
+        )
+
     @property
     def n_structures(self) -> int:
         return self.structures.n_structures

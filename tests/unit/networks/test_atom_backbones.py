@@ -32,14 +32,13 @@ from relaxion.networks.species import (
 )
 from relaxion.networks.surroundings import Surroundings, smooth_step, with_graph
 from relaxion.networks.tensor_field import PATHS, TensorMessages, coupling, pair_couplings
-from relaxion.structures import Evaluation, Graph, Move, State, Structures
+from relaxion.structures import Evaluation, Graph, State, Structures
 
 
 def state_of(structures: Structures) -> State:
     forces = torch.ones_like(structures.positions)
     evaluation = Evaluation(torch.zeros(structures.n_structures), forces, torch.zeros_like(structures.cells))
-    ones = torch.ones(structures.n_structures, dtype=torch.float64)
-    return State(structures, evaluation, None, Move.zero(structures), forces, ones, ones.long())
+    return State.without_past(structures, evaluation, 1.0)
 
 
 def test_descriptors_are_published_facts() -> None:

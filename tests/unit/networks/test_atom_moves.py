@@ -21,8 +21,7 @@ def state_of(structures: Structures) -> State:
     evaluation = Evaluation(
         torch.zeros(structures.n_structures), torch.zeros_like(structures.positions), torch.zeros_like(structures.cells)
     )
-    ones = torch.ones(structures.n_structures, dtype=torch.float64)
-    return State(structures, evaluation, None, Move.zero(structures), evaluation.forces, ones, ones.long())
+    return State.without_past(structures, evaluation, 1.0)
 
 
 @pytest.mark.parametrize("components", [3, 6])

@@ -23,15 +23,8 @@ def state_with(sizes: list[float], cell_free: bool = False) -> State:
     forces = torch.zeros_like(structures.positions)
     forces[:, 0] = lengths
     stresses = torch.zeros_like(structures.cells)
-    return State(
-        structures=structures,
-        evaluation=Evaluation(torch.zeros(len(sizes), dtype=torch.float64), forces, stresses),
-        graph=None,
-        last_move=Move.zero(structures),
-        last_forces=forces,
-        trust_radii=torch.full((len(sizes),), 0.3, dtype=torch.float64),
-        calls=torch.ones(len(sizes), dtype=torch.int64),
-    )
+    evaluation = Evaluation(torch.zeros(len(sizes), dtype=torch.float64), forces, stresses)
+    return State.without_past(structures, evaluation, 0.3)
 
 
 def noise_of(state: State, scale: float, clip: float | None = None) -> torch.Tensor:

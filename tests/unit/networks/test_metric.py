@@ -22,7 +22,7 @@ from relaxion.networks.move_actions import MoveActions
 from relaxion.networks.strains import strain_matrices, strain_vectors
 from relaxion.optimize.point import Geometry
 from relaxion.optimize.springs import SpringSettings, springs_at
-from relaxion.structures import Evaluation, Graph, Move, State, Structures
+from relaxion.structures import Evaluation, Graph, State, Structures
 
 ACTIONS = MoveActions(0.3, 0.05)
 SMALL = {"channels": 6, "n_hidden": 8, "cutoff_angstrom": 4.5}
@@ -43,16 +43,7 @@ def alloy() -> Atoms:
 
 def state_of(images: list[Atoms], cell_free: bool | list[bool] = False) -> State:
     structures = Structures.from_ase(images, cell_free=cell_free)
-    evaluation = relaxion.potential("emt")(structures)
-    return State(
-        structures,
-        evaluation,
-        None,
-        Move.zero(structures),
-        evaluation.forces,
-        torch.full_like(evaluation.energies, 0.3),
-        torch.ones(structures.n_structures, dtype=torch.int64),
-    )
+    return State.without_past(structures, relaxion.potential("emt")(structures), 0.3)
 
 
 def planted(cell_free: bool, n_arms: int = 3, seed: int = 0) -> Stiffness:

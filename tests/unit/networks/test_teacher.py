@@ -33,16 +33,9 @@ def lessons() -> Lessons:
     structures = Structures.from_ase(images)
     evaluation = potential("emt")(structures)
     ways = torch.cat([torch.from_numpy(whole.positions - image.positions) for image in images])
-    state = State(
-        structures,
-        evaluation,
-        None,
-        Move.zero(structures),
-        evaluation.forces,
-        torch.full_like(evaluation.energies, 0.3),
-        torch.ones(3, dtype=torch.int64),
+    return Lessons(
+        State.without_past(structures, evaluation, 0.3), Move(ways, torch.zeros(3, 3, 3, dtype=torch.float64))
     )
-    return Lessons(state, Move(ways, torch.zeros(3, 3, 3, dtype=torch.float64)))
 
 
 @needs_muon

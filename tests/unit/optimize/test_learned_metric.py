@@ -26,7 +26,7 @@ from relaxion.optimize.models import Base, models_at
 from relaxion.optimize.point import Point
 from relaxion.optimize.quasi_newton import QuasiNewtonSettings
 from relaxion.optimize.stepper import propose
-from relaxion.structures import Evaluation, Move, State, Structures
+from relaxion.structures import Evaluation, State, Structures
 
 MASK = [1, 1, 0, 0, 0, 1]  # xx yy zz yz xz xy
 
@@ -61,15 +61,7 @@ def own_state(atoms: Atoms, free_cell: bool, mask: np.ndarray) -> State:
         torch.from_numpy(bare.get_forces()),
         torch.from_numpy(bare.get_stress(voigt=False) * mask)[None],
     )
-    return State(
-        structures,
-        evaluation,
-        None,
-        Move.zero(structures),
-        evaluation.forces,
-        torch.tensor([0.3]),
-        torch.ones(1).long(),
-    )
+    return State.without_past(structures, evaluation, 0.3)
 
 
 def metric_at(target: Atoms | Filter, network: MetricNetwork) -> tuple[Metric, np.ndarray]:
