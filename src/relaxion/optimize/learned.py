@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from relaxion.errors import StructureError
-from relaxion.networks.metric.matrices import dense
+from relaxion.networks.metric.matrices import by_size, dense
 from relaxion.networks.metric.network import MetricNetwork
 from relaxion.networks.metric.solve import LARGEST_DENSE, inverse_of
 from relaxion.networks.metric.stiffness import Stiffness, Unknowns
@@ -115,14 +115,15 @@ class LearnedMetrics(_Source):
                 frees.append(np.concatenate(parts).astype(np.float64))
             if len(asked) == 1 and geometries[0].n_atoms > LARGEST_DENSE:
                 return [SparseMetric(geometries[0], frees[0], stiffness)]
-            matrices, layout = dense(stiffness)
-        result = list[Metric]()
-        for geometry, free, matrix in zip(geometries, frees, matrices.numpy(), strict=True):
-            rows = np.arange(3 * geometry.n_atoms)
-            if geometry.cell_factor:
-                rows = np.concatenate([rows, 3 * layout.n_largest + np.arange(6)])
-            result.append(DenseMetric(geometry, free, matrix[rows[:, None], rows]))
-        return result
+            matrices = [(which, *dense(some)) for which, some in by_size(stiffness)]
+        result = dict[int, Metric]()
+        for which, own, layout in matrices:
+            for number, matrix in zip(which.tolist(), own.numpy(), strict=True):
+                geometry, rows = geometries[number], np.arange(3 * geometries[number].n_atoms)
+                if geometry.cell_factor:
+                    rows = np.concatenate([rows, 3 * layout.n_largest + np.arange(6)])
+                result[number] = DenseMetric(geometry, frees[number], matrix[rows[:, None], rows])
+        return [result[number] for number in range(len(asked))]
 
 
 class _InStrains:

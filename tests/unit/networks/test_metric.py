@@ -13,7 +13,7 @@ from ase.constraints import FixAtoms
 from torch import Tensor
 
 import relaxion
-from relaxion.networks.metric.matrices import dense
+from relaxion.networks.metric.matrices import by_size, dense
 from relaxion.networks.metric.network import Frame, MetricNetwork, MetricSettings, pulls_of
 from relaxion.networks.metric.policies import MetricActions, MetricGaussianPolicy, MetricPolicy
 from relaxion.networks.metric.solve import LEAST_STIFF, SHARES, Method, softened_by, solve
@@ -258,6 +258,38 @@ def test_large_structures_are_softened_without_a_matrix(monkeypatch: pytest.Monk
     without = [softened_by(stiffness, factor * softening, pulls) for factor in (0.2, 5.0)]
     for one, other in zip(by_matrix, without, strict=True):
         torch.testing.assert_close(one.along, other.along)
+
+
+@pytest.mark.parametrize("cell_free", [False, True])
+def test_sizes_solved_apart_are_solved_alike(cell_free: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    stiffness, generator = planted(cell_free), torch.Generator().manual_seed(6)
+    pulls = Unknowns(*[torch.randn(n, generator=generator, dtype=torch.float64) for n in ((11, 3), (2, 6))])
+    softening = torch.stack([5.0 * stiffness.along, 5.0 * stiffness.across], dim=1)
+
+    def answers() -> list[Tensor]:
+        along = stiffness.along.clone().requires_grad_()
+        softened = softened_by(replace(stiffness, along=along), softening, pulls)
+        step = solve(softened, pulls)
+        gradient = torch.autograd.grad(step.atoms.square().sum() + step.cells.square().sum(), along)[0]
+        return [softened.along.detach(), step.atoms.detach(), step.cells.detach(), gradient]
+
+    assert [which.tolist() for which, _ in by_size(stiffness)] == [[0, 1]]
+    together = answers()
+    monkeypatch.setattr("relaxion.networks.metric.matrices.SMALL", 1)
+    assert [which.tolist() for which, _ in by_size(stiffness)] == [[1], [0]]
+    for one, other in zip(together, answers(), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_the_stiffness_of_some_structures_is_theirs() -> None:
+    stiffness, generator = planted(True), torch.Generator().manual_seed(7)
+    change = Unknowns(*[torch.randn(n, generator=generator, dtype=torch.float64) for n in ((11, 3), (2, 6))])
+    which, counts = torch.tensor([1, 0]), stiffness.structures.counts
+    expected = stiffness.apply(change).select(counts, which)
+    found = stiffness.select(which).apply(change.select(counts, which))
+    torch.testing.assert_close(found.atoms, expected.atoms)
+    torch.testing.assert_close(found.cells, expected.cells)
+    assert float(found.atoms.abs().max()) > 0.1
 
 
 def test_an_indefinite_matrix_gives_no_nan_without_a_matrix() -> None:

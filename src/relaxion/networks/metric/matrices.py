@@ -20,6 +20,8 @@ from torch import Tensor
 from relaxion.networks.metric.stiffness import Stiffness, Unknowns
 from relaxion.structures import Structures
 
+SMALL = 16  # atoms; up to here structures are padded together
+
 
 @dataclass(frozen=True, eq=False)
 class Layout:
@@ -57,6 +59,16 @@ class Layout:
         atoms = atoms.index_select(0, structures.structure_index * self.n_largest + self.places)
         cells = values[:, 3 * self.n_largest :] if self.has_cell else values.new_zeros((len(values), 6))
         return Unknowns(atoms, cells)
+
+
+def by_size(stiffness: Stiffness) -> list[tuple[Tensor, Stiffness]]:
+    """Structures of similar size together, so that little is padded: their numbers and their stiffness."""
+    octaves = torch.log2(stiffness.structures.counts.clamp_min(SMALL).double()).ceil()
+    groups = octaves.unique()
+    if len(groups) <= 1:
+        return [(torch.arange(stiffness.structures.n_structures), stiffness)]
+    numbers = [(octaves == group).nonzero().flatten() for group in groups]
+    return [(which, stiffness.select(which)) for which in numbers]
 
 
 def dense(stiffness: Stiffness) -> tuple[Tensor, Layout]:

@@ -7,7 +7,7 @@ the solution, and its derivative B⁻¹(df - dB·u) is exact, though nothing den
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from relaxion.networks.metric.matrices import dense, sparse_product
+from relaxion.networks.metric.matrices import by_size, dense, sparse_product
 from relaxion.networks.metric.stiffness import Stiffness, Unknowns
+from relaxion.structures.structures import atom_rows
 
 LARGEST_DENSE = 128  # atoms; above it conjugate gradients are quicker
 MOST_PADDED_NUMBERS = 3e7  # of all padded matrices: 240 MB
@@ -68,16 +69,24 @@ def softened_by(stiffness: Stiffness, softening: Tensor, pulls: Unknowns) -> Sti
     Each structure has its own share, which has no gradient. Of large structures, whose matrix is never built, only the
     directions that conjugate gradients take from `pulls` are looked at.
     """
-    shares = softening.new_zeros(stiffness.structures.n_structures)
-    exact = stiffness.detached().to(torch.float64)
+    shares, counts = softening.new_zeros(stiffness.structures.n_structures), stiffness.structures.counts
+    exact, softer = stiffness.detached().to(torch.float64), softening.detach().double()
     with torch.no_grad():
-        for share in SHARES:
-            if bool((shares > 0).all()):
-                break
-            definite = _definite(exact, share * softening.double(), pulls)
-            shares = torch.where((shares == 0) & definite, share, shares)
+        for which, some in by_size(exact):
+            pairs = exact.links_of(which)[0][::2] // 2
+            shares[which] = _shares(some, softer[pairs], pulls.select(counts, which)).to(shares.dtype)
     along, across = (softening * shares.index_select(0, stiffness.link_structure[::2])[:, None]).unbind(dim=1)
     return replace(stiffness, along=stiffness.along - along, across=stiffness.across - across)
+
+
+def _shares(stiffness: Stiffness, softening: Tensor, pulls: Unknowns, tried: Sequence[float] = SHARES) -> Tensor:
+    """Of each structure the first of `tried` that leaves it stiff, else 0."""
+    shares = tried[0] * _definite(stiffness, tried[0] * softening, pulls).double()
+    left = (shares == 0).nonzero().flatten()
+    if len(left) and len(tried) > 1:
+        pairs, own = stiffness.links_of(left)[0][::2] // 2, pulls.select(stiffness.structures.counts, left)
+        shares[left] = _shares(stiffness.select(left), softening[pairs], own, tried[1:])
+    return shares
 
 
 def _definite(stiffness: Stiffness, softening: Tensor, pulls: Unknowns) -> Tensor:
@@ -98,6 +107,24 @@ def _definite(stiffness: Stiffness, softening: Tensor, pulls: Unknowns) -> Tenso
 
 def inverse_of(stiffness: Stiffness, method: Method = "auto") -> Inverse:
     """B⁻¹ as a function, made once for many right sides; `stiffness` in float64 and without gradients."""
+    groups = by_size(stiffness)
+    if len(groups) == 1:
+        return _inverse_of(stiffness, method)
+    inverses = [(which, _inverse_of(some, method)) for which, some in groups]
+    counts = stiffness.structures.counts
+
+    def inverse(right: Unknowns) -> Unknowns:
+        answer = Unknowns(torch.zeros_like(right.atoms), torch.zeros_like(right.cells))
+        for which, own in inverses:
+            part = own(right.select(counts, which))
+            answer.atoms[atom_rows(counts, which)[0]], answer.cells[which] = part.atoms, part.cells
+        return answer
+
+    return inverse
+
+
+def _inverse_of(stiffness: Stiffness, method: Method) -> Inverse:
+    """Of structures of similar size."""
     if method == "dense" or (method == "auto" and _is_small(stiffness)):
         return _cholesky(stiffness)
     return _conjugate_gradients(stiffness)

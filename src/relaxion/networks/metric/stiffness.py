@@ -20,7 +20,7 @@ from torch import Tensor
 
 from relaxion.networks.strains import strain_matrices, strain_vectors
 from relaxion.structures import Structures
-from relaxion.structures.structures import per_structure_sum
+from relaxion.structures.structures import atom_rows, per_structure_sum, rows_of
 
 LEARNED = ("along", "across", "arms", "floors", "cell_floors")  # parts of a stiffness that a network says
 
@@ -47,6 +47,10 @@ class Unknowns:
         of_atoms = (self.atoms * other.atoms).sum(dim=1)
         summed = per_structure_sum(of_atoms, structures.structure_index, structures.n_structures)
         return summed + (self.cells * other.cells).sum(dim=1)
+
+    def select(self, counts: Tensor, which: Tensor) -> Unknowns:
+        """Those of the chosen structures (`counts`: atoms of each structure)."""
+        return Unknowns(self.atoms[atom_rows(counts, which)[0]], self.cells[which])
 
     def scaled(self, factors: Tensor, structures: Structures) -> Unknowns:
         """Each structure's part times its own factor."""
@@ -82,6 +86,26 @@ class Stiffness:
         if cells is not None:
             free = replace(free, cells=free.cells & cells)
         return replace(self, free=free)
+
+    def select(self, which: Tensor) -> Stiffness:
+        """That of the structures numbered by `which`, in that order."""
+        counts, (links, link_structure) = self.structures.counts, self.links_of(which)
+        chosen = counts[which]
+        moved = ((chosen.cumsum(0) - chosen) - (counts.cumsum(0) - counts)[which])[link_structure]  # of atom numbers
+        return Stiffness(
+            structures=self.structures.select(which),
+            centers=self.centers[links] + moved,
+            neighbors=self.neighbors[links] + moved,
+            link_structure=link_structure,
+            free=self.free.select(counts, which),
+            **rows_of(self, ("vectors", "arms"), links),
+            **rows_of(self, ("along", "across"), links[::2] // 2),
+            **rows_of(self, ("floors", "cell_floors"), which),
+        )
+
+    def links_of(self, which: Tensor) -> tuple[Tensor, Tensor]:
+        """Rows of the links of the chosen structures, and the structure of each. Every second, halved: the pairs."""
+        return atom_rows(torch.bincount(self.link_structure, minlength=self.structures.n_structures), which)
 
     @property
     def has_free_cell(self) -> bool:
