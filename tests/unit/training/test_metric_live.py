@@ -12,6 +12,7 @@ from relaxion.errors import CheckpointError, RelaxionWarning, SettingsError
 from relaxion.files import Stored, digest
 from relaxion.generators.starts import KINDS
 from relaxion.optimize.choice import load
+from relaxion.optimize.trust_rule import DEFAULT
 from relaxion.training.checkpoint import DivergedError
 from relaxion.training.loop import train
 from relaxion.training.metric import MetricRunSettings, MetricTrainer
@@ -83,6 +84,22 @@ def test_under_the_guard_every_update_has_lessons_of_every_kind():
     assert told["imitation/finished_share"] > 0.5
     assert examples.force_calls >= 8
     assert set(examples.kept[0]) == {0, 1, 2, 3}
+
+
+def test_of_several_tries_the_cheapest_teaches():
+    once, often = (MetricTrainer(tiny(**GUARDED, lesson_tries=tries)).imitation.examples for tries in (1, 4))
+    rules = [rule or DEFAULT for rule in often.rules]
+    assert len({(rule.log_scale, rule.log_trust) for rule in rules}) == 4
+    _, told_once = once.draw(0)
+    _, told_often = often.draw(0)
+    assert 3 * once.force_calls < often.force_calls < 5 * once.force_calls
+    assert told_often["imitation/finished_share"] >= told_once["imitation/finished_share"]
+    assert told_often["imitation/calls_to_label"] < told_once["imitation/calls_to_label"]
+
+
+def test_tries_are_the_guards():
+    with pytest.raises(SettingsError, match="lesson_tries 2 needs lesson_under_guard"):
+        tiny(lesson_tries=2)
 
 
 def test_under_the_guard_cut_and_resumed_it_is_the_straight_run():

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import cycle
 
 import torch
 from torch import Generator, Tensor
@@ -14,10 +16,13 @@ from relaxion.networks.metric.teacher import Lessons
 from relaxion.optimize.batch import BatchRelaxer, BatchSettings, Relaxed
 from relaxion.optimize.choice import new_stepper
 from relaxion.optimize.learned import LearnedMetrics, states_at
-from relaxion.optimize.trust_rule import StepControl
+from relaxion.optimize.trust_rule import DEFAULT, StepControl
 from relaxion.potentials.potential import Potential
 from relaxion.structures import Structures
 from relaxion.training.lessons.live import LiveExamples, LiveLessonSettings, Source, lessons_towards
+
+OTHERS = ((0, 0.5), (0, -0.5), (0.15, 0), (-0.15, 0), (0.15, 0.5), (-0.15, -0.5), (0.3, 0))
+"""What further tries of a start add to the logarithms of the step's factor and of the trust radius."""
 
 
 class GuardedExamples(LiveExamples):
@@ -35,7 +40,9 @@ class GuardedExamples(LiveExamples):
         rule: StepControl | None = None,
     ) -> None:
         super().__init__(policy, sources, settings, generator)
-        self.rule = rule
+        usual = rule or DEFAULT
+        others = [replace(usual, log_scale=usual.log_scale + s, log_trust=usual.log_trust + t) for s, t in OTHERS]
+        self.rules = [rule, *others][: settings.lesson_tries]
         self.kept: list[dict[int, Lessons]] = []  # by gathering and source
         self._pools: dict[int, Lessons] = {}  # the same by source, made when asked for
         total = sum(source.share for source in self.sources)
@@ -68,8 +75,7 @@ class GuardedExamples(LiveExamples):
     def _relaxations(self) -> dict[int, list[Relaxed]]:
         """Fresh starts of every source, relaxed, by the source's place."""
         return {
-            place: list(self._relaxed(source.potential, self._starts(place)))
-            for place, source in enumerate(self.sources)
+            place: self._relaxed(source.potential, self._starts(place)) for place, source in enumerate(self.sources)
         }
 
     def _starts(self, place: int) -> Structures:
@@ -83,20 +89,24 @@ class GuardedExamples(LiveExamples):
     def _number(self, total: int, place: int) -> int:
         return max(1, round(total * self.shares[place]))
 
-    def _relaxed(self, potential: Potential, *starts: Structures) -> Iterator[Relaxed]:
-        """All of them in one batch; the tag is the place of the starts among the arguments."""
+    def _relaxed(self, potential: Potential, *starts: Structures) -> list[Relaxed]:
+        """The cheapest relaxation of each, all in one batch; the tag is the place of the starts among the arguments."""
         settings = BatchSettings(
             fmax=self.settings.lesson_tolerance_ev_per_angstrom,
             max_force_calls=self.settings.lesson_force_calls,
             record=True,
         )
-        metrics = LearnedMetrics(self.policy.network)
-        relaxer = BatchRelaxer(potential, settings, lambda _: ("guard", new_stepper(metrics=metrics, rule=self.rule)))
+        metrics, rules = LearnedMetrics(self.policy.network), cycle(self.rules)
+        relaxer = BatchRelaxer(potential, settings, lambda _: ("guard", new_stepper(metrics=metrics, rule=next(rules))))
         for place, own in enumerate(starts):
-            for atoms, cell in zip(own.to_ase(), own.cell_free.tolist(), strict=True):
-                relaxer.add(atoms, cell=cell, tag=place)
+            for number, (atoms, cell) in enumerate(zip(own.to_ase(), own.cell_free.tolist(), strict=True)):
+                for _ in self.rules:
+                    relaxer.add(atoms.copy(), cell=cell, tag=(place, number))
+        tries: dict[tuple[int, int], list[Relaxed]] = {}
         while relaxer.n_running or relaxer.has_finished:
-            yield from relaxer.advance()
+            for one in relaxer.advance():
+                tries.setdefault(one.tag, []).append(one)
+        return [replace(_cheapest(own), tag=place) for (place, _), own in tries.items()]
 
     def _lessons(self, relaxed: Sequence[Relaxed]) -> Lessons | None:
         """The bases of their steps with their ways to the end."""
@@ -138,6 +148,10 @@ class GuardedExamples(LiveExamples):
         self.kept, self._pools = [{} for _ in range(1 + max((number for number, _ in places), default=-1))], {}
         for number, place in places:
             self.kept[number][place] = Lessons.of_tensors(stored.part(f"lessons.{number}.{place}"))
+
+
+def _cheapest(tries: Sequence[Relaxed]) -> Relaxed:
+    return min(tries, key=lambda one: (not one.converged, one.force_calls))
 
 
 def live_examples(

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Generator, Tensor
 
 from relaxion.errors import RunError
@@ -63,6 +64,19 @@ class LiveLessonSettings(TeachingSettings):
     lesson_under_guard: bool = False
     """The relaxations are made under the guard, as in use. Each gathering has starts of every source and each update
     lessons of every source, by their shares. What the policy alone cannot finish teaches too."""
+
+    lesson_tries: int = Field(default=1, ge=1, le=8)
+    """Relaxations of each start under the guard, with steps and trust radii of different lengths; the one that took the
+    fewest force calls teaches (search, then learn). Costs as many times the force calls; what it brings is in
+    docs/decisions.md."""
+
+    younger = ("lesson_tries",)
+
+    @model_validator(mode="after")
+    def _tries_under_the_guard(self) -> Self:
+        if self.lesson_tries > 1 and not self.lesson_under_guard:
+            raise ValueError(f"lesson_tries {self.lesson_tries} needs lesson_under_guard = true: rules are the guard's")
+        return self
 
 
 class Examples:
