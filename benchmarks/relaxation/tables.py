@@ -46,6 +46,7 @@ UNIVERSAL = {
     "--with BFGSLineSearch,BFGS,GPMin",
     "universal-crystals": "crystals --number 30 --with BFGSLineSearch,GoodOldQuasiNewton,BFGS",
     "universal-new-elements": "new-elements --number 24 --allow-unseen --with BFGSLineSearch,BFGS",
+    "universal-perovskites": "perovskites --number 24 --with BFGSLineSearch,BFGS,GPMin",
     "universal-perovskites-cell": "perovskites-cell --number 12 --with BFGSLineSearch,BFGS,GPMin",
     "universal-carbon-cell": "carbon-cell --number 12 --with BFGSLineSearch,BFGS,GPMin",
     "universal-emt-bulk": "emt-bulk --policy universal --number 40 --with BFGSLineSearch,BFGS",

@@ -177,8 +177,12 @@ def _random_oxide(random: Random, index: int) -> Atoms:
 
 
 def _perovskite(random: Random, _index: int) -> Atoms:
-    """Cubic ABX₃ of an unseen composition, displaced and strained; mostly unstable, so far from any minimum."""
-    return _strained(displaced(random_perovskite(random, side="assessment"), random, 0.1), random)
+    """Cubic ABX₃ of an unseen composition, displaced; mostly unstable, so far from any minimum."""
+    return displaced(random_perovskite(random, side="assessment"), random, 0.1)
+
+
+def _strained_perovskite(random: Random, index: int) -> Atoms:
+    return _strained(_perovskite(random, index), random)
 
 
 def _molecule(random: Random, _index: int) -> Atoms:
@@ -198,7 +202,8 @@ _far = partial(StartSet, without_gpmin=True)
 _cell = partial(StartSet, free_cell=True)
 _CRYSTALS_CELL = "unseen crystals with free cell, 2–16 atoms, CHGNet, rattle 0.12 Å, strain ±3 %"
 _NEW_ELEMENTS = "crystals with an element never trained on, 2–16 atoms, CHGNet, rattle 0.12 Å"
-_PEROVSKITES = "unseen cubic perovskites with free cell, 5 atoms, CHGNet, rattle 0.1 Å, strain ±3 %"
+_PEROVSKITES = "unseen cubic perovskites, 5 atoms, CHGNet, rattle 0.1 Å"
+_PEROVSKITES_CELL = "unseen cubic perovskites with free cell, 5 atoms, CHGNet, rattle 0.1 Å, strain ±3 %"
 _CARBON = "carbon allotropes with free cell, 4–8 atoms, CHGNet, rattle 0.1 Å, strain ±3 %"
 _PROTOTYPES = "unrelaxed prototypes with free cell, 2–16 atoms, CHGNet (the protocol of Matbench Discovery)"
 _ALLOYS_CELL = "EMT alloys with free cell, 4–32 atoms, rattle 0.05–0.15 Å, strain ±3 %"
@@ -221,7 +226,7 @@ _KNOWN = (  # their order is part of the seeds: new sets go to the end
     _cell("crystals-cell", _CRYSTALS_CELL, _strained_crystal, "chgnet", 40),
     StartSet("new-elements", _NEW_ELEMENTS, _new_element, "chgnet", 40),
     _far("macs", "random oxides of about 40 atoms (the recipe of MACS), CHGNet", _random_oxide, "chgnet", 20),
-    _cell("perovskites-cell", _PEROVSKITES, _perovskite, "chgnet", 30),
+    _cell("perovskites-cell", _PEROVSKITES_CELL, _strained_perovskite, "chgnet", 30),
     _cell("carbon-cell", _CARBON, _carbon, "chgnet", 25),
     StartSet("molecules", "unseen organic molecules, 3–24 atoms, GFN2-xTB, rattle 0.05 Å", _molecule, "gfn2", 40),
     _far("flexible", _FLEXIBLE, flexible_molecule, "gfn2", 15),
@@ -229,5 +234,6 @@ _KNOWN = (  # their order is part of the seeds: new sets go to the end
     _far("adsorbates", _ADSORBATES, adsorbate, "chgnet", 12),
     _cell("molecular-crystals", _MOLECULAR, _molecular_crystal, "chgnet", 8),
     _cell("mp-relax", _PROTOTYPES, _prototype, "chgnet", 40),
+    StartSet("perovskites", _PEROVSKITES, _perovskite, "chgnet", 30),
 )
 SETS: dict[str, StartSet] = {known.name: known for known in _KNOWN}

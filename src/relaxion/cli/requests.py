@@ -437,7 +437,8 @@ class BenchRequest:
     what: str = argument(
         "SET",
         "emt-bulk, emt-large, emt-bulk-cell, emt-slabs, emt-clusters, alfe, alfe-cell, lj38, mixed, crystals, "
-        "crystals-cell, new-elements, macs, perovskites-cell, carbon-cell, molecules, mp-relax, or a structure file.",
+        "crystals-cell, new-elements, macs, perovskites, perovskites-cell, carbon-cell, molecules, mp-relax, or a "
+        "structure file.",
     )
     calc: str | None = optional("SPEC", AS_IN_RELAX, show_default="the set's own; emt for files")
     optimizers: str = option(
