@@ -21,7 +21,8 @@ import torch
 from ase import Atoms
 
 from relaxion.networks.metric.network import MetricNetwork
-from relaxion.optimize.batch import BatchRelaxer, BatchSettings, Relaxed
+from relaxion.optimize.batch import BatchRelaxer, BatchSettings
+from relaxion.optimize.batch_relaxation import Relaxed
 from relaxion.optimize.choice import new_stepper
 from relaxion.optimize.learned import Asked, LearnedMetrics, Metric, Past
 from relaxion.optimize.point import Array, Point, dot, structures_of

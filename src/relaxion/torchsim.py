@@ -27,7 +27,7 @@ from torch import Tensor
 
 from relaxion.errors import MissingExtraError, SettingsError, StructureError
 from relaxion.optimize.ase_interface import read_point
-from relaxion.optimize.batch import Answer, Told
+from relaxion.optimize.batch_relaxation import Answer, Told
 from relaxion.optimize.choice import Chooser, stepper_of
 from relaxion.optimize.point import Point, Proposal, longest
 from relaxion.optimize.quasi_newton import QuasiNewtonSettings

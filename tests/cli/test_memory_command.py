@@ -22,7 +22,7 @@ from relaxion.bundles.bundle import KIND
 from relaxion.bundles.library import SHIPPED
 from relaxion.errors import PolicyError
 from relaxion.files import Format
-from relaxion.optimize.choice import decide
+from relaxion.optimize.choice import Chooser
 from relaxion.web.live import Board
 from relaxion.web.many import ManyFolder
 
@@ -142,7 +142,7 @@ def test_auto_takes_it_for_its_calculator_and_elements_only(relaxion):
     assert relaxed.policy_used == "mine"
     atoms.symbols[0] = "Ni"
     assert relax_batch([atoms], "emt")[0].policy_used == "metals"
-    assert decide("auto", [29], periodic=True).name == "metals"
+    assert Chooser("auto").decide([29], periodic=True).name == "metals"
     assert "error 0.50" in relaxion("policies").out.replace("\n", "")
     assert "From 20 relaxations" in relaxion("policies", "mine").out
 

@@ -14,7 +14,7 @@ from ase.constraints import FixAtoms, FixCartesian
 from ase.io import read, write
 from ase.optimize import BFGS
 
-from relaxion.optimize.choice import decide
+from relaxion.optimize.choice import Chooser
 
 KEYS = {
     "file", "formula", "converged", "outcome", "force_calls", "energy_ev", "fmax_ev_per_angstrom", "policy",
@@ -49,7 +49,7 @@ def test_json_says_what_the_files_say(relaxion, alloy_file):
     assert set(report) == KEYS
     relaxed = read("relaxed/alloy/alloy.extxyz")
     assert (report["file"], report["formula"]) == ("alloy.xyz", "Au2Cu6")
-    assert report["policy"] == decide("auto", relaxed.numbers.tolist(), periodic=bool(relaxed.pbc.any())).name
+    assert report["policy"] == Chooser("auto").decide_for(relaxed).name
     assert (report["converged"], report["outcome"]) == (True, "converged")
     assert report["energy_ev"] == pytest.approx(relaxed.get_potential_energy(), abs=1e-6)
     assert report["fmax_ev_per_angstrom"] == pytest.approx(largest_emt_force(relaxed), abs=1e-5)

@@ -19,7 +19,7 @@ from relaxion.bench.films import RelaxationRecord, Relaxed, Shot, film_of, shot
 from relaxion.bench.optimizers import CORE, classical_contestants
 from relaxion.errors import AssessmentStopped, FileError
 from relaxion.files import json_of, write_json
-from relaxion.optimize import batch
+from relaxion.optimize import batch, batch_relaxation
 from relaxion.optimize.choice import new_stepper
 from relaxion.optimize.stepper import Stepper
 from relaxion.potentials.potential import Potential
@@ -214,7 +214,7 @@ def under_guard(make_stepper: Callable[[], Stepper], fmax: float = FMAX, cap: in
     return relax
 
 
-def _seen(start: Atoms, ended: batch.Relaxed, cap: int) -> Relaxed:
+def _seen(start: Atoms, ended: batch_relaxation.Relaxed, cap: int) -> Relaxed:
     shots = (_shot(call, visit) for call, visit in enumerate(ended.visited, start=1))
     return Relaxed(
         numbers=start.numbers,
@@ -226,7 +226,7 @@ def _seen(start: Atoms, ended: batch.Relaxed, cap: int) -> Relaxed:
     )
 
 
-def _shot(call: int, visit: batch.Visit) -> Shot:
+def _shot(call: int, visit: batch_relaxation.Visit) -> Shot:
     point, geometry = visit.point, visit.point.geometry
     assert geometry is not None  # of plain atoms, and of the cell filter that the batch makes
     return shot(call, geometry.positions, geometry.cell, point.energy, point.largest_force)

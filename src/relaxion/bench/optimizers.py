@@ -16,8 +16,8 @@ from ase.optimize.cellawarebfgs import CellAwareBFGS
 from ase.optimize.optimize import DEFAULT_MAX_STEPS, Optimizer
 
 from relaxion.errors import SettingsError
-from relaxion.optimize.ase_interface import bare_atoms, has_molecules
-from relaxion.optimize.choice import Chooser, decide
+from relaxion.optimize.ase_interface import bare_atoms
+from relaxion.optimize.choice import Chooser
 from relaxion.optimize.relaxer import Relaxer
 from relaxion.settings import nearest
 
@@ -159,16 +159,9 @@ class PolicyChoice:
         calculator: object = None,
         device: str | None = None,
     ) -> PolicyChoice:
-        asked, periodic = policy_argument(policy), bool(atoms.pbc.any())
-        numbers, calculator = atoms.numbers.tolist(), calculator or atoms.calc
-        decision = decide(
-            asked,
-            numbers,
-            periodic=periodic,
-            molecules=has_molecules(atoms),
-            allow_unseen=allow_unseen,
-            calculator=calculator,
-        )
+        asked = policy_argument(policy)
+        chooser = Chooser(asked, allow_unseen=allow_unseen, calculator=calculator or atoms.calc)
+        decision = chooser.decide_for(atoms)
         return cls(None if decision.loaded is None else asked, allow_unseen, decision.note, device)
 
 

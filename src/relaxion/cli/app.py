@@ -13,9 +13,9 @@ from typing import Annotated, Any, get_type_hints
 import typer
 from typer.core import TyperCommand
 
-from relaxion.cli import completion
+from relaxion.cli import completion, requests, showing_requests
 from relaxion.cli.early import use_one_thread
-from relaxion.cli.requests import COMMANDS, TYPER, Command, RelaxRequest
+from relaxion.cli.options import TYPER, Command
 from relaxion.version import __version__
 
 FIRST_STEPS = """
@@ -60,7 +60,7 @@ class Plain(TyperCommand):
 app = typer.Typer(
     name="relaxion",
     help="Relax atomic structures with few force calls.",
-    epilog=FIRST_STEPS + help_of(RelaxRequest)[1],
+    epilog=FIRST_STEPS + help_of(requests.RelaxRequest)[1],
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
@@ -108,7 +108,7 @@ def _callback(command: Command) -> Callable[..., None]:
     return run
 
 
-for _command in COMMANDS:
+for _command in (*requests.COMMANDS, *showing_requests.COMMANDS):
     _words, _epilog = help_of(_command.request)
     app.command(_command.name, cls=Plain, help=_words, epilog=_epilog)(_callback(_command))
 

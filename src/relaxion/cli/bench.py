@@ -27,8 +27,9 @@ from relaxion.cli.bench_output import as_plain, as_table, sentences
 from relaxion.cli.early import check_numbers
 from relaxion.cli.ending import DONE, INCOMPLETE, Interrupts
 from relaxion.cli.inputs import command_line, sliced
+from relaxion.cli.options import changed
 from relaxion.cli.progress import bar, one_line, say, tell
-from relaxion.cli.requests import BenchRequest, changed
+from relaxion.cli.showing_requests import BenchRequest
 from relaxion.errors import FileError, InputError, PotentialError, SettingsError
 from relaxion.files import part_of, replace_file
 from relaxion.generators.perturbations import Perturbation, perturbation

@@ -21,7 +21,7 @@ from rich.text import Text
 
 from relaxion.cli.ending import DONE, ERROR, Interrupts
 from relaxion.cli.progress import counted, print_table, tell
-from relaxion.cli.requests import DoctorRequest
+from relaxion.cli.showing_requests import DoctorRequest
 from relaxion.version import __version__
 
 OK, NOTE, WARN, FAIL = "ok", "note", "warn", "fail"

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from relaxion.cli import completion
-from relaxion.cli.requests import ManyRequest, RaceRequest, RelaxRequest, ReportRequest, TrainRequest, TuneRequest
+from relaxion.cli.requests import ManyRequest, RelaxRequest, TrainRequest, TuneRequest
+from relaxion.cli.showing_requests import RaceRequest, ReportRequest
 from relaxion.errors import SettingsError
 from relaxion.paths import check_file, without_slice
 from relaxion.settings import nearest

@@ -13,8 +13,8 @@ from typing import Any, Self
 
 from relaxion.address_space import bounds
 from relaxion.cli.early import check_early
+from relaxion.cli.options import Command
 from relaxion.cli.progress import say
-from relaxion.cli.requests import Command
 from relaxion.errors import RelaxionError, SettingsError
 
 DONE, ERROR, USAGE, INCOMPLETE = 0, 1, 2, 3  # 3: not all converged, or not all is there; and 130 or 143: Interrupts

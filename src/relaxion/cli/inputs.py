@@ -17,7 +17,8 @@ from ase.io.formats import filetype
 from relaxion.bench.checks import check_structure, rattled
 from relaxion.bench.result_folder import stem
 from relaxion.cli.early import AXES
-from relaxion.cli.requests import RaceRequest, RelaxRequest
+from relaxion.cli.requests import RelaxRequest
+from relaxion.cli.showing_requests import RaceRequest
 from relaxion.errors import FileError, MissingExtraError, SettingsError, StructureError
 from relaxion.paths import chosen_numbers, without_slice
 from relaxion.potentials.potential import Potential

@@ -12,7 +12,7 @@ from relaxion.bundles.card import percent
 from relaxion.bundles.library import own_files, shipped_names, user_folder
 from relaxion.cli.ending import DONE, Interrupts
 from relaxion.cli.progress import print_table, say, tell
-from relaxion.cli.requests import CalculatorsRequest, PoliciesRequest
+from relaxion.cli.showing_requests import CalculatorsRequest, PoliciesRequest
 from relaxion.errors import SettingsError
 from relaxion.potentials.registry import PotentialEntry, known_potentials
 

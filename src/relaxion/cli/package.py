@@ -11,7 +11,7 @@ from relaxion.bundles.card import POLICY
 from relaxion.bundles.library import shipped_names
 from relaxion.cli.ending import DONE, Interrupts
 from relaxion.cli.progress import tell
-from relaxion.cli.requests import PackageRequest
+from relaxion.cli.showing_requests import PackageRequest
 from relaxion.errors import FileError, SettingsError
 from relaxion.files import replace_file
 from relaxion.training.packaging import bundle_from_run

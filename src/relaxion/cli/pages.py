@@ -8,7 +8,7 @@ from relaxion.bench.result_folder import PAGE, stem
 from relaxion.cli.ending import DONE, ERROR, Interrupts
 from relaxion.cli.inputs import refuse_folder
 from relaxion.cli.progress import counted, say, tell
-from relaxion.cli.requests import CurveRequest, ReportRequest, WatchRequest
+from relaxion.cli.showing_requests import CurveRequest, ReportRequest, WatchRequest
 from relaxion.errors import FileError, SettingsError
 from relaxion.scaling.relax_many.folder import MANIFEST
 from relaxion.training.curves import write_curve

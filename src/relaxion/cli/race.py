@@ -19,9 +19,10 @@ from relaxion.cli.default_calculator import AUTO, calculator_for, choice_in_word
 from relaxion.cli.early import check_numbers
 from relaxion.cli.ending import DONE, ERROR, INCOMPLETE, Interrupts
 from relaxion.cli.inputs import checked_start, command_line, refuse_folder, sliced
+from relaxion.cli.options import changed
 from relaxion.cli.progress import Progress, say, speaks_ascii_only, tell
-from relaxion.cli.requests import RaceRequest, changed
 from relaxion.cli.sentences import compared_as_json
+from relaxion.cli.showing_requests import RaceRequest
 from relaxion.errors import FileError, SettingsError
 from relaxion.paths import without_slice
 from relaxion.potentials.potential import Potential

@@ -22,8 +22,9 @@ from relaxion.cli.early import check_numbers
 from relaxion.cli.ending import DONE, ERROR, INCOMPLETE, Interrupts
 from relaxion.cli.frames import write_together
 from relaxion.cli.inputs import Job, calculator_word, cell_mask, checked_start, command_line, read_jobs, symmetric
+from relaxion.cli.options import changed
 from relaxion.cli.progress import Progress, one_line, say, speaks_ascii_only, tell
-from relaxion.cli.requests import RelaxRequest, changed
+from relaxion.cli.requests import RelaxRequest
 from relaxion.cli.sentences import (
     Report,
     as_json,

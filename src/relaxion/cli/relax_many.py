@@ -12,8 +12,9 @@ from typing import Any
 from relaxion.cli.early import check_numbers
 from relaxion.cli.ending import DONE, ERROR, INCOMPLETE, Interrupts
 from relaxion.cli.inputs import calculator_word
+from relaxion.cli.options import changed
 from relaxion.cli.progress import Now, say, tell
-from relaxion.cli.requests import ManyRequest, MergeRequest, StatusRequest, changed
+from relaxion.cli.requests import ManyRequest, MergeRequest, StatusRequest
 from relaxion.errors import RelaxionError, SettingsError
 from relaxion.files import json_of
 from relaxion.optimize.remembering import memory_at

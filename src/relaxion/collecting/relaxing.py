@@ -16,7 +16,8 @@ from scipy.linalg import polar
 from relaxion.collecting.settings import CollectSettings
 from relaxion.collecting.starts import Start
 from relaxion.memory.trajectory import Trajectory
-from relaxion.optimize.batch import TOO_LARGE_A_FORCE, BatchRelaxer, BatchSettings, Relaxed, Visit
+from relaxion.optimize.batch import BatchRelaxer, BatchSettings
+from relaxion.optimize.batch_relaxation import TOO_LARGE_A_FORCE, Relaxed, Visit
 from relaxion.optimize.stepper import Stepper
 from relaxion.potentials.potential import Potential
 from relaxion.structures import Outcome, Structures

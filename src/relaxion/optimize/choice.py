@@ -108,22 +108,23 @@ class Chosen:
 
 def chosen(
     policy: str | Path | None,
-    atomic_numbers: Collection[int],
+    atoms: Atoms | None,
     settings: QuasiNewtonSettings,
     *,
-    periodic: bool,
-    molecules: bool = False,
     fallback: bool = True,
     allow_unseen: bool = False,
     adapt: bool | Adaptation = False,
-    calculator: object = None,
     device: DeviceLike = None,
 ) -> Chosen:
-    """The stepper for `policy`: "auto", None (or "none") for the core, the name of a policy, or a bundle's path."""
+    """The stepper for `policy`: "auto", None (or "none") for the core, the name of a policy, or a bundle's path.
+
+    `atoms`: with their calculator; None: what relaxes is no structure.
+    """
     if adapt is not False and device_of(device).type != "cpu":
         raise SettingsError(f"adapt learns on the CPU; leave out adapt or device={str(device)!r}")
+    calculator = None if atoms is None else atoms.calc
     chooser = Chooser(policy, allow_unseen=allow_unseen, calculator=calculator, device=device)
-    decision = chooser.decide(atomic_numbers, periodic=periodic, molecules=molecules)
+    decision = chooser.decide([], periodic=False) if atoms is None else chooser.decide_for(atoms)
     if decision.note:
         logger.log(logging.WARNING if decision.loud else logging.INFO, decision.note)
     return stepper_of(decision, settings, fallback=fallback, allow_unseen=allow_unseen, adapt=adapt)
@@ -163,24 +164,6 @@ def _adaptation(loaded: Loaded, adapt: bool | Adaptation) -> Adaptation | None:
 
 
 _ADAPTATIONS: dict[str, Adaptation] = {}  # of this process, by the weights they began with
-
-
-def decide(
-    policy: str | Path | None,
-    atomic_numbers: Collection[int],
-    *,
-    periodic: bool,
-    molecules: bool = False,
-    allow_unseen: bool = False,
-    calculator: object = None,
-) -> Decision:
-    """Who shall relax these atoms; PolicyError or SettingsError where `policy` is nothing that could.
-
-    `periodic`: whether the structure repeats in any direction. `molecules`: whether there are such in it.
-    `calculator`: who answers, where that is known.
-    """
-    chooser = Chooser(policy, allow_unseen=allow_unseen, calculator=calculator)
-    return chooser.decide(atomic_numbers, periodic=periodic, molecules=molecules)
 
 
 class Chooser:

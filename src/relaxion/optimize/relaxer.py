@@ -22,7 +22,6 @@ from relaxion.optimize.ase_interface import (
     bare_atoms,
     check_door,
     has_geometry,
-    has_molecules,
     read_coordinates,
     read_energy,
     read_point,
@@ -102,25 +101,16 @@ class Relaxer(Optimizer):
         self.maxstep = _checked_maxstep(self.defaults["maxstep"] if maxstep is None else maxstep)
         self.policy = policy
         policy = policy if has_geometry(atoms) else _not_asked(policy, atoms)
-        numbers, periodic, molecules, calculator = list[int](), False, False, None
-        if isinstance(atoms, Atoms | Filter):
-            bare = bare_atoms(atoms)
-            numbers, periodic, calculator = bare.numbers.tolist(), bool(bare.pbc.any()), bare.calc
-            molecules = has_molecules(bare)
         if isinstance(memory, int):
             kwargs, memory = {**kwargs, "memory": memory}, None  # of LBFGS
         kept_in = memory_at(memory)
-        method = QuasiNewtonSettings(largest_trust=self.maxstep)
         choice = chosen(
             policy,
-            numbers,
-            method,
-            periodic=periodic,
-            molecules=molecules,
+            bare_atoms(atoms) if isinstance(atoms, Atoms | Filter) else None,
+            QuasiNewtonSettings(largest_trust=self.maxstep),
             fallback=fallback,
             allow_unseen=allow_unseen,
             adapt=adapt,
-            calculator=calculator,
             device=device,
         )
         self._adaptation, self._visited = choice.adaptation, list[Point]()

@@ -22,7 +22,7 @@ from ase.mep import NEB
 from relaxion import Outcome, Relaxer
 from relaxion.bundles import Network
 from relaxion.errors import PolicyError, RestartError, SettingsError, StructureError
-from relaxion.optimize.choice import CORE, decide, load
+from relaxion.optimize.choice import CORE, Chooser, load
 from relaxion.optimize.trust_rule import StepControl, constant_network
 
 
@@ -53,7 +53,7 @@ def alloy(seed: int = 0, size: float = 0.15, elements: str = "CuAuPd") -> Atoms:
 
 @pytest.mark.usefixtures("shipped")
 def test_auto_without_any_shipped_policy_is_the_core() -> None:
-    decision = decide("auto", [29], periodic=True)
+    decision = Chooser("auto").decide([29], periodic=True)
     assert (decision.loaded, decision.name, decision.note) == (None, CORE, "")
 
 
@@ -62,13 +62,13 @@ def test_auto_takes_the_shipped_policy_that_covers_all_elements(
 ) -> None:
     make_bundle(shipped / "a-noble.safetensors", make_metric_policy(), ("Cu", "Ag", "Au"))
     make_bundle(shipped / "b-wide.safetensors", make_metric_policy(), ("Cu", "Ag", "Au", "Pd", "Pt"))
-    assert decide("auto", [29, 79], periodic=True).name == "a-noble"
-    assert decide("auto", [29, 46], periodic=True).name == "b-wide"
-    left = decide("auto", [29, 46, 26, 8], periodic=True)
+    assert Chooser("auto").decide([29, 79], periodic=True).name == "a-noble"
+    assert Chooser("auto").decide([29, 46], periodic=True).name == "b-wide"
+    left = Chooser("auto").decide([29, 46, 26, 8], periodic=True)
     assert left.name == CORE
     assert "b-wide lacks O, Fe" in left.note
-    assert decide("auto", [29, 46, 26, 8], periodic=True, allow_unseen=True).name == "b-wide"
-    assert decide(None, [29], periodic=True).name == decide("none", [29], periodic=True).name == CORE
+    assert Chooser("auto", allow_unseen=True).decide([29, 46, 26, 8], periodic=True).name == "b-wide"
+    assert Chooser(None).decide([29], periodic=True).name == Chooser("none").decide([29], periodic=True).name == CORE
     assert Relaxer(alloy(elements="CuAu"), logfile=None).policy_used == "a-noble"
     assert Relaxer(alloy(elements="CuAu"), logfile=None, policy=None).policy_used == CORE
 
@@ -78,13 +78,13 @@ def test_auto_keeps_crystals_and_molecules_apart(
 ) -> None:
     for name, periodic in (("a-crystals", True), ("b-molecules", False)):
         make_bundle(shipped / f"{name}.safetensors", make_metric_policy(), ("Cu",), periodic=periodic)
-    assert decide("auto", [29], periodic=True).name == "a-crystals"
-    assert decide("auto", [29], periodic=False).name == "b-molecules"
-    left = decide("a-crystals", [29], periodic=False)
+    assert Chooser("auto").decide([29], periodic=True).name == "a-crystals"
+    assert Chooser("auto").decide([29], periodic=False).name == "b-molecules"
+    left = Chooser("a-crystals").decide([29], periodic=False)
     assert left.name == CORE
     assert "a-crystals is for structures that are periodic in some direction" in left.note
     assert "unseen" not in left.note  # following that advice doubles the force calls of molecules
-    assert decide("a-crystals", [29], periodic=False, allow_unseen=True).name == "a-crystals"
+    assert Chooser("a-crystals", allow_unseen=True).decide([29], periodic=False).name == "a-crystals"
     assert Relaxer(Atoms("Cu2", [[0, 0, 0], [2.5, 0, 0]], calculator=EMT()), logfile=None).policy_used == "b-molecules"
 
 
@@ -103,11 +103,11 @@ def test_what_policy_may_be(metric_bundle: Path) -> None:
     for given in (metric_bundle, str(metric_bundle)):
         assert Relaxer(alloy(), logfile=None, policy=given).policy_used == "untrained"
     with pytest.raises(PolicyError, match=r"no policy named 'atuo': did you mean 'auto'\?"):
-        decide("atuo", [], periodic=True)
+        Chooser("atuo").decide([], periodic=True)
     with pytest.raises(PolicyError, match="does not exist"):
-        decide("no/such.safetensors", [], periodic=True)
+        Chooser("no/such.safetensors").decide([], periodic=True)
     with pytest.raises(SettingsError, match="a name, a path, 'auto' or None"):
-        decide(3, [], periodic=True)  # pyright: ignore[reportArgumentType]
+        Chooser(3).decide([], periodic=True)  # pyright: ignore[reportArgumentType]
 
 
 def test_networks_are_made_once_and_again_when_the_file_changes(

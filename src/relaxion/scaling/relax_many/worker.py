@@ -16,7 +16,8 @@ from ase import Atoms
 from ase.io.jsonio import decode, encode
 
 from relaxion.errors import RelaxionError
-from relaxion.optimize.batch import BatchRelaxer, Relaxed
+from relaxion.optimize.batch import BatchRelaxer
+from relaxion.optimize.batch_relaxation import Relaxed
 from relaxion.optimize.choice import Chooser
 from relaxion.potentials.registry import make_potential
 from relaxion.scaling.processes import end_with

@@ -13,7 +13,8 @@ from relaxion.errors import RunError
 from relaxion.files import Stored
 from relaxion.networks.metric.policies import MetricPolicy
 from relaxion.networks.metric.teacher import Lessons
-from relaxion.optimize.batch import BatchRelaxer, BatchSettings, Relaxed
+from relaxion.optimize.batch import BatchRelaxer, BatchSettings
+from relaxion.optimize.batch_relaxation import Relaxed
 from relaxion.optimize.choice import new_stepper
 from relaxion.optimize.learned import LearnedMetrics, states_at
 from relaxion.optimize.trust_rule import DEFAULT, StepControl

@@ -21,7 +21,7 @@ from relaxion.collecting.settings import CollectSettings, KindSettings
 from relaxion.collecting.starts import Start, file_structures, make_start
 from relaxion.errors import RunError
 from relaxion.networks.metric.policies import MetricPolicy
-from relaxion.optimize.batch import Relaxed
+from relaxion.optimize.batch_relaxation import Relaxed
 from relaxion.optimize.trust_rule import StepControl
 from relaxion.potentials import potential
 from relaxion.potentials.potential import Potential
