@@ -9,17 +9,47 @@ at most 200 force calls). Printed: mean calls, and the geometric mean of the las
 from __future__ import annotations
 
 import argparse
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import torch
+from ase import Atoms
 from own_kinds import MOST_CALLS, calls
 
 from relaxion.generators.starts import KINDS, MetalStarts
+from relaxion.potentials.potential import Potential
 from relaxion.training.lessons.metals import MetalsSettings
 from relaxion.training.metric import MetricRunSettings
 from relaxion.training.recipe import find, settings_from_recipe
 
 SEED = 8200
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Starts of one kind, and whether their cells are free."""
+
+    name: str
+    potential: Potential
+    begun: list[tuple[Atoms, bool]]
+
+    @property
+    def title(self) -> str:
+        return f"{self.name}, {self.potential.name}"
+
+
+def all_kinds(number: int, only: Collection[str] | None = None) -> Iterator[Kind]:
+    """So many starts of each kind, with EMT and with EAM."""
+    settings = settings_from_recipe(find("metals"), None, {f"{kind}_share": 1.0 for kind in KINDS})
+    assert isinstance(settings, MetricRunSettings)
+    assert isinstance(settings.lessons, MetalsSettings)
+    for place, source in enumerate(settings.lessons.sources()):
+        assert isinstance(source.starts, MetalStarts)
+        [name] = source.starts.shares
+        if not only or name in only:
+            made = source.starts.sample(torch.Generator().manual_seed(SEED + place), number)
+            yield Kind(name, source.potential, list(zip(made.to_ase(), made.cell_free.tolist(), strict=True)))
 
 
 def main() -> None:
@@ -29,24 +59,15 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="+", help="only these")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    settings = settings_from_recipe(find("metals"), None, {f"{kind}_share": 1.0 for kind in KINDS})
-    assert isinstance(settings, MetricRunSettings)
-    assert isinstance(settings.lessons, MetalsSettings)
     print(f"| kind | atoms | core | {' | '.join(given.policies)} | last of first | not converged |")
     print("|---" * (5 + len(given.policies)) + "|")
-    for place, source in enumerate(settings.lessons.sources()):
-        assert isinstance(source.starts, MetalStarts)
-        [kind] = source.starts.shares
-        if given.kinds and kind not in given.kinds:
-            continue
-        made = source.starts.sample(torch.Generator().manual_seed(SEED + place), given.number)
-        begun = list(zip(made.to_ase(), made.cell_free.tolist(), strict=True))
-        taken = [calls(policy, begun, source.potential) for policy in (None, *given.policies)]
+    for kind in all_kinds(given.number, given.kinds):
+        taken = [calls(policy, kind.begun, kind.potential) for policy in (None, *given.policies)]
         ratio = np.exp(np.log(taken[-1] / taken[1]).mean())
         means = " | ".join(f"{own.mean():.1f}" for own in taken)
         failed = ", ".join(str(int((own == MOST_CALLS).sum())) for own in taken)
-        size = float(made.counts.double().mean())
-        print(f"| {kind}, {source.potential.name} | {size:.0f} | {means} | {ratio:.2f} | {failed} |", flush=True)
+        size = np.mean([len(atoms) for atoms, _ in kind.begun])
+        print(f"| {kind.title} | {size:.0f} | {means} | {ratio:.2f} | {failed} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ from relaxion.networks.metric.policies import MetricPolicy
 from relaxion.networks.metric.teacher import Lessons, relative_errors, way_to
 from relaxion.optimize.batch import BatchRelaxer, BatchSettings, relax_batch
 from relaxion.optimize.choice import load, new_stepper
-from relaxion.optimize.learned import LearnedMetrics, states_at
+from relaxion.optimize.learned import LearnedMetrics, MetricSource, states_at
 from relaxion.optimize.study import LARGEST_ERROR
 from relaxion.optimize.trust_rule import StepControl
 from relaxion.potentials import potential
@@ -68,6 +68,19 @@ def calls(policy: str | None, begun: list[tuple[Atoms, bool]], chgnet: Potential
         atoms = [begun[place][0] for place in places]
         relaxed = relax_batch(atoms, chgnet, policy, FMAX, free, MOST_CALLS, allow_unseen=True)
         taken[places] = [one.force_calls if one.converged else MOST_CALLS for one in relaxed]
+    return taken
+
+
+def metric_calls(metrics: MetricSource, begun: list[tuple[Atoms, bool]], engine: Potential) -> np.ndarray:
+    """The same for a stiffness that is no policy's, under the guard."""
+    settings = BatchSettings(fmax=FMAX, max_force_calls=MOST_CALLS)
+    batch = BatchRelaxer(engine, settings, lambda _: ("metric", new_stepper(metrics=metrics)))
+    for number, (atoms, cell) in enumerate(begun):
+        batch.add(atoms, number, cell=cell)
+    taken = np.zeros(len(begun))
+    while batch.n_running or batch.has_finished:
+        for one in batch.advance():
+            taken[one.tag] = one.force_calls if one.converged else MOST_CALLS
     return taken
 
 

@@ -15,16 +15,12 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from ase import Atoms
-from own_kinds import ENGINE, FMAX, MOST_CALLS, calls, starts
+from own_kinds import ENGINE, calls, metric_calls, starts
 
 from relaxion.networks.metric.network import pulls_of
 from relaxion.networks.strains import strain_matrices
-from relaxion.optimize.batch import BatchRelaxer, BatchSettings
-from relaxion.optimize.choice import new_stepper
 from relaxion.optimize.learned import Asked, DenseMetric, Metric, states_at
 from relaxion.optimize.point import Array, Geometry
-from relaxion.optimize.trust_rule import StepControl
 from relaxion.potentials import potential
 from relaxion.potentials.potential import Potential
 from relaxion.structures import Move, Structures
@@ -81,20 +77,6 @@ class HessianMetrics:
         return np.concatenate(rows)
 
 
-def hessian_calls(begun: list[tuple[Atoms, bool]], engine: Potential, floor: float, rule: StepControl | None) -> Array:
-    """Of the relaxations alone."""
-    settings = BatchSettings(fmax=FMAX, max_force_calls=MOST_CALLS)
-    metrics = HessianMetrics(potential(ENGINE), floor)
-    batch = BatchRelaxer(engine, settings, lambda _: ("hessian", new_stepper(metrics=metrics, rule=rule)))
-    for number, (atoms, cell) in enumerate(begun):
-        batch.add(atoms, number, cell=cell)
-    taken = np.zeros(len(begun))
-    while batch.n_running or batch.has_finished:
-        for one in batch.advance():
-            taken[one.tag] = one.force_calls if one.converged else MOST_CALLS
-    return taken
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("policies", nargs="*", help="names or files")
@@ -112,7 +94,12 @@ def main() -> None:
     for name, own in rows.items():
         show(name, own, core, free)
     for floor in given.floors:
-        show(f"Hessian, floor {floor:g}", hessian_calls(begun, chgnet, floor, None), core, free)
+        show(
+            f"Hessian, floor {floor:g}",
+            metric_calls(HessianMetrics(potential(ENGINE), floor), begun, chgnet),
+            core,
+            free,
+        )
 
 
 def show(name: str, own: Array, core: Array, free: Array) -> None:
