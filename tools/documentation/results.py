@@ -23,6 +23,7 @@ TITLES = {  # the rows of the results page, in order
     "universal-mp-sevennet": "the same, fixed cell",
     "universal-crystals": "prototypes, other elements",
     "universal-new-elements": "elements never trained on",
+    "universal-perovskites": "perovskites",
     "universal-perovskites-cell": "perovskites, free cell",
     "universal-carbon-cell": "carbon, free cell",
     "universal-macs": "random oxides, 40 atoms",
