@@ -19,7 +19,7 @@ from ase.build import bulk
 from matplotlib.collections import LineCollection
 from PIL import Image
 
-from relaxion import Move, Relaxer, State, Structures, potential
+from relaxion import Relaxer, State, Structures, potential
 from relaxion.bundles import find_policy
 from relaxion.bundles.networks import policy_of
 
@@ -103,16 +103,7 @@ def crystal() -> Atoms:
 
 def state_of(atoms: Atoms) -> State:
     structures = Structures.from_ase([atoms])
-    evaluation = potential("emt")(structures)
-    return State(
-        structures=structures,
-        evaluation=evaluation,
-        graph=None,
-        last_move=Move.zero(structures),
-        last_forces=evaluation.forces,
-        trust_radii=torch.full_like(evaluation.energies, 0.6),
-        calls=torch.ones(1, dtype=torch.int64),
-    )
+    return State.without_past(structures, potential("emt")(structures), 0.6)
 
 
 def relaxed(atoms: Atoms) -> Atoms:
