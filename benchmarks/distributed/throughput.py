@@ -24,12 +24,10 @@ import torch
 HERE = Path(__file__).parent
 os.chdir(HERE)  # where collectors look for slow_emt, too
 
-from relaxion.scaling.collectors.engine import RayEngine  # noqa: E402
-
 from relaxion.scaling.collectors import Collectors  # noqa: E402
-from relaxion.scaling.collectors.collector import policy_tensors  # noqa: E402
 from relaxion.scaling.collectors.messages import Request, arrays, packed, unpacked  # noqa: E402
 from relaxion.scaling.collectors.trainer import DistributedRelaxTrainer  # noqa: E402
+from relaxion.scaling.ray_engine import RayEngine  # noqa: E402
 from relaxion.training.recipe import find, settings_from_recipe  # noqa: E402
 from relaxion.training.relax import RelaxTrainer  # noqa: E402
 from relaxion.training.relax_collector import Collected  # noqa: E402
@@ -113,7 +111,8 @@ def costs() -> Costs:
     generators = arrays({name: trainer.generators[name].get_state() for name in ("exploration", "starts", "expert")})
     one = collected[-1]
     answer = packed(one, False, generators, 0)
-    request = Request(arrays(policy_tensors(trainer.agent)), 1, 1, None)
+    policy = {f"policy.{name}": tensor for name, tensor in trainer.agent.policy.state_dict().items()}
+    request = Request(arrays(policy), 1, 1)
     states = one.transition.state.structures
     return Costs(
         n_structures=settings.environment.n_structures,

@@ -264,7 +264,10 @@ def test_large_structures_are_softened_without_a_matrix(monkeypatch: pytest.Monk
 def test_sizes_solved_apart_are_solved_alike(cell_free: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     stiffness, generator = planted(cell_free), torch.Generator().manual_seed(6)
     pulls = Unknowns(*[torch.randn(n, generator=generator, dtype=torch.float64) for n in ((11, 3), (2, 6))])
-    softening = torch.stack([5.0 * stiffness.along, 5.0 * stiffness.across], dim=1)
+    factors = torch.tensor([0.1, 5.0])[
+        stiffness.link_structure[::2]
+    ].double()  # only one softens in full
+    softening = factors[:, None] * torch.stack([stiffness.along, stiffness.across], dim=1)
 
     def answers() -> list[Tensor]:
         along = stiffness.along.clone().requires_grad_()
@@ -275,6 +278,10 @@ def test_sizes_solved_apart_are_solved_alike(cell_free: bool, monkeypatch: pytes
 
     assert [which.tolist() for which, _ in by_size(stiffness)] == [[0, 1]]
     together = answers()
+    share = (stiffness.along - together[0]) / softening[:, 0]
+    assert [len({round(float(s), 6) for s in share[stiffness.link_structure[::2] == n]}) for n in (0, 1)] == [1, 1]
+    assert float(share[0]) == pytest.approx(1.0)
+    assert float(share[-1]) < 0.6
     monkeypatch.setattr("relaxion.networks.metric.matrices.SMALL", 1)
     assert [which.tolist() for which, _ in by_size(stiffness)] == [[1], [0]]
     for one, other in zip(together, answers(), strict=True):
@@ -282,7 +289,10 @@ def test_sizes_solved_apart_are_solved_alike(cell_free: bool, monkeypatch: pytes
 
 
 def test_the_stiffness_of_some_structures_is_theirs() -> None:
-    stiffness, generator = planted(True), torch.Generator().manual_seed(7)
+    generator = torch.Generator().manual_seed(7)
+    fixed = torch.zeros(11, 3, dtype=torch.bool)
+    fixed[4, 1] = fixed[9, 0] = True
+    stiffness = planted(True).restricted(~fixed)
     change = Unknowns(*[torch.randn(n, generator=generator, dtype=torch.float64) for n in ((11, 3), (2, 6))])
     which, counts = torch.tensor([1, 0]), stiffness.structures.counts
     expected = stiffness.apply(change).select(counts, which)

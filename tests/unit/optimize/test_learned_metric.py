@@ -15,6 +15,7 @@ from ase.constraints import FixAtoms, FixCartesian
 from ase.filters import Filter, FrechetCellFilter, UnitCellFilter
 from ase.stress import voigt_6_to_full_3x3_stress
 
+from relaxion import Relaxer
 from relaxion.networks.metric import solve as metric_solve
 from relaxion.networks.metric.network import MetricNetwork, pulls_of
 from relaxion.networks.strains import strain_matrices
@@ -135,6 +136,46 @@ def test_apply_and_solve_belong_together(
         expected = np.linalg.lstsq(stiffer, forces.ravel()[free], rcond=1e-9)[0]
         np.testing.assert_allclose(metric.solve(forces, floor).ravel()[free], expected, rtol=2e-5, atol=1e-7)
     assert np.linalg.eigvalsh(matrix[np.ix_(free, free)]).min() > -1e-9
+
+
+def test_one_is_many(network: MetricNetwork) -> None:
+    """Sizes that are solved apart, in no order; cells that are free, fixed, partly fixed and fixed by their filter."""
+
+    def crystal(size: tuple[int, int, int], seed: int) -> Atoms:
+        atoms = bulk("Cu") * size
+        atoms.rattle(0.1, seed=seed)
+        atoms.calc = EMT()
+        return atoms
+
+    held = crystal((3, 3, 3), 2)
+    held.set_constraint([FixAtoms([2]), FixCartesian([4], mask=(True, False, True))])
+    targets: list[Atoms | Filter] = [
+        FrechetCellFilter(crystal((2, 2, 2), 1), mask=[0] * 6),
+        held,
+        FrechetCellFilter(crystal((3, 3, 2), 3)),
+        crystal((1, 1, 1), 4),
+        FrechetCellFilter(crystal((4, 3, 3), 5), mask=MASK),
+        FrechetCellFilter(crystal((2, 2, 2), 6)),
+    ]
+    points, source = [read_point(target) for target in targets], LearnedMetrics(network)
+    models = models_at([Base(point, QuasiNewtonSettings().springs, source) for point in points])
+    for point, model in zip(points, models, strict=True):
+        alone = asked(source, point)
+        assert alone is not None
+        assert model.metric is not None
+        step = model.metric.solve(point.forces)
+        np.testing.assert_allclose(step, alone.solve(point.forces), rtol=1e-6, atol=1e-9)
+        assert np.abs(step).max() > 1e-3 or len(point.forces) == 1
+
+
+def test_a_cell_that_a_mask_holds_is_relaxed_by_the_policy() -> None:
+    atoms = bulk("Cu", cubic=True)
+    atoms.rattle(0.1, seed=1)
+    atoms.calc, cell = EMT(), atoms.cell.array.copy()
+    opt = Relaxer(FrechetCellFilter(atoms, mask=[0] * 6), logfile=None, policy="metals")
+    assert opt.run(fmax=0.05)
+    assert (opt.policy_used, opt.fallback_used) == ("metals", 0)
+    np.testing.assert_array_equal(atoms.cell.array, cell)
 
 
 def test_steps_keep_to_what_is_free_and_go_downhill(network: MetricNetwork) -> None:

@@ -74,7 +74,7 @@ def by_size(stiffness: Stiffness) -> list[tuple[Tensor, Stiffness]]:
 def dense(stiffness: Stiffness) -> tuple[Tensor, Layout]:
     """B of every structure, (n_structures, n_rows, n_rows), and where its rows belong."""
     structures = stiffness.structures
-    layout = Layout.of(structures, has_cell=stiffness.has_free_cell)
+    layout = Layout.of(structures, has_cell=bool(structures.cell_free.any()))  # also where a mask fixes all strains
     matrix = _springs(stiffness, layout)
     if stiffness.arms.shape[1]:
         rows = _collective(stiffness, layout)

@@ -20,7 +20,7 @@ from relaxion.networks.metric.stiffness import Stiffness, Unknowns
 from relaxion.structures.structures import atom_rows
 
 LARGEST_DENSE = 128  # atoms; above it conjugate gradients are quicker
-MOST_PADDED_NUMBERS = 3e7  # of all padded matrices: 240 MB
+MOST_PADDED_NUMBERS = 3e7  # of the padded matrices of one group: 240 MB
 RELATIVE_TOLERANCE = 1e-7  # of the residual of conjugate gradients
 MOST_ITERATIONS = 1000
 
