@@ -1,6 +1,6 @@
 """Search, then learn: does `metals` gain from the cheapest of several relaxations of each start?
 
-    python benchmarks/relaxation/search_then_learn.py                    # 45 minutes; for choices, never for results
+    python benchmarks/relaxation/search_then_learn.py                    # 30 minutes; for choices, never for results
 
 The shipped `metals` is taught further by its recipe, at a fourth of the rates: by one relaxation of each start, or by
 the cheapest of four (`lesson_tries`). The updates are such that both take about the same processor time, which is
@@ -58,8 +58,8 @@ def ratio(logs: np.ndarray) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--tries", type=int, nargs=2, default=(1, 4))
-    parser.add_argument("--updates", type=int, nargs=2, default=(300, 80), help="of each")
+    parser.add_argument("--tries", type=int, nargs="+", default=(1, 4))
+    parser.add_argument("--updates", type=int, nargs="+", default=(300, 180), help="of each")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--number", type=int, default=60, help="starts of each kind")
     given = parser.parse_args()
