@@ -264,9 +264,7 @@ def test_large_structures_are_softened_without_a_matrix(monkeypatch: pytest.Monk
 def test_sizes_solved_apart_are_solved_alike(cell_free: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     stiffness, generator = planted(cell_free), torch.Generator().manual_seed(6)
     pulls = Unknowns(*[torch.randn(n, generator=generator, dtype=torch.float64) for n in ((11, 3), (2, 6))])
-    factors = torch.tensor([0.1, 5.0])[
-        stiffness.link_structure[::2]
-    ].double()  # only one softens in full
+    factors = torch.tensor([0.1, 5.0])[stiffness.link_structure[::2]].double()  # only one softens in full
     softening = factors[:, None] * torch.stack([stiffness.along, stiffness.across], dim=1)
 
     def answers() -> list[Tensor]:
