@@ -70,7 +70,7 @@ ROWS = {
     "emt-metals-sac": Row("SAC, direct policy", "emt-metals", "sac", FROM_SCRATCH, (0, 1, 2), "emt"),
     "emt-metals-ddpg": Row("DDPG, direct policy", "emt-metals", "ddpg", FROM_SCRATCH, (0,), "emt"),
     "emt-metals-d4pg": Row("D4PG, direct policy", "emt-metals", "d4pg", FROM_SCRATCH, (0,), "emt"),
-    "emt-metals-expert": Row("TD3, direct policy, expert at first", "emt-metals", "td3", "", (0, 1, 2), "emt"),
+    "emt-metals-expert": Row("TD3, direct policy, expert at first", "emt-metals", "td3", "", (0,), "emt"),
     "emt-metric-lessons": Row("lessons, stiffness policy", "emt-metric", "td3", LESSONS, (0, 1, 2), "lessons"),
     "al-fe-metric-td3": Row("TD3, stiffness policy", "al-fe", "td3", f"{METRIC} {PATIENT}", (0, 1, 2), "al-fe"),
     "al-fe-td3": Row("TD3, direct policy", "al-fe", "td3", FROM_SCRATCH, (0, 1, 2), "al-fe"),

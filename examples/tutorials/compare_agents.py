@@ -16,7 +16,6 @@ ATOMS = {  # a small cut of the recipe `emt-metals`
     "updates_per_round": 8,
     "warmup_steps": 128,
     "expert_steps": 1_000,
-    "policy_learning_rate": 1e-3,  # quick, for runs as short as these
 }
 
 
