@@ -5,16 +5,17 @@
     python benchmarks/atoms/residual.py --table
 
 The policy is frozen. A residual sees one point of a guarded relaxation and changes how the next step is made: stiffness
-by at most ±20 %, softest directions, trust radius, newest secants. Zero is the shipped policy, call for call.
+by at most ±20 %, softest directions, trust radius, how far secants count. Zero is the shipped policy, call for call.
 
     search      relaxes training starts with one change after the other, and learns from the cheapest
     observe     which observations predict the cheapest change? (cross-validated, on what `search` found)
-    reinforce   TD3 on the residual: -1 for each force call, n-step, five critics
-    evolve      evolution strategies, antithetic pairs on the same starts
-    lessons     the control: lessons under the guard from the same policy, for the same processor time
+    reinforce   TD3 on the residual: -1 for each force call, n-step, five critics; three seeds
+    evolve      evolution strategies, antithetic pairs on the same starts; three seeds
+    lessons     the control: lessons under the guard from the same policy, for TD3's processor time; three seeds
     assess      all of them, once, on starts never looked at before
 
-Small results are kept as JSON in `results/residual`, states and weights in FOLDER. `observe` needs scikit-learn.
+Small results are kept as JSON in `results/residual`, states and weights in FOLDER. Two processes may share the work:
+`--only reinforce-0 evolve-0` names single seeds. `observe` needs scikit-learn.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -49,13 +50,13 @@ from relaxion.networks.surroundings import structure_mean
 from relaxion.networks.vector import BoxActions, VectorPolicy
 from relaxion.optimize.batch import BatchRelaxer, BatchSettings
 from relaxion.optimize.choice import load, new_stepper
-from relaxion.optimize.guard import Feedback, Guard
+from relaxion.optimize.guard import Feedback, Guard, Scaled
 from relaxion.optimize.learned import Asked, LearnedMetrics, Metric
 from relaxion.optimize.models import LocalModel
 from relaxion.optimize.point import Array, Point, Proposal, cosine, dot, longest
 from relaxion.optimize.quasi_newton import QuasiNewtonSettings
 from relaxion.optimize.stepper import Stepper
-from relaxion.optimize.trust_rule import DEFAULT, StepControl
+from relaxion.optimize.trust_rule import StepControl
 from relaxion.potentials import potential
 from relaxion.structures import Structures
 from relaxion.training.lessons.guarded import GuardedExamples
@@ -67,14 +68,15 @@ from relaxion.training.recipe import find, settings_from_recipe
 KEPT = Path(__file__).parent / "results" / "residual"
 FMAX, CAP, AT_ONCE = 0.05, 200, 64
 KNOBS = ("stiffness", "soft", "trust", "secants")
-LARGEST_LOG_STIFFNESS, LARGEST_SOFT, LARGEST_LOG_TRUST = 0.18, 0.5, 0.7  # e^0.18: 20 %
+LARGEST_LOG_STIFFNESS, LARGEST_SOFT, LARGEST_LOG_TRUST, LARGEST_LOG_LENGTH = 0.18, 0.5, 0.7, 1.1  # e^0.18: 20 %
 SOFT_FLOOR = 0.5  # eV/Å²: what stiffens the softest directions
 BOX = BoxActions(-torch.ones(len(KNOBS)), torch.ones(len(KNOBS)))
-SETTINGS = np.array([*np.eye(4), *-np.eye(4)[:3]])  # what `search` tries: each knob to its ends, secants only up
+SETTINGS = np.array([*np.eye(4), *-np.eye(4)])  # what `search` tries: each knob to its ends
 TINY = 0.02 * np.array([[1, 0, 0, 0], [-1, 0, 0, 0], [0.5, 0, 0, 0], [-0.5, 0, 0, 0]])  # stiffness by at most 0.4 %
 SETS = {"emt-bulk": "near", "emt-bulk-cell": "free cell", "emt-slabs": "far", "emt-clusters": "far", "alfe": "far"}
-VALIDATION_SEED, ASSESSMENT_SEED, N_VALIDATION, N_ASSESSMENT = 8200, 9500, 40, 150
-BUDGETS = {"reinforce": 350.0, "evolve": 300.0, "lessons": 560.0}  # processor seconds, beside those of `search`
+VALIDATION_SEED, ASSESSMENT_SEED, N_VALIDATION, N_ASSESSMENT = 8210, 9600, 40, 150
+BUDGET = 200_000  # force calls of each learner; those of `search` are the first of `reinforce`
+SEEDS, LOOKS = (0, 1, 2), 4
 N_SECANTS, N_FEEDBACKS, N_POOLED = 3, 2, 32
 
 Choose = Callable[[Array], Array]
@@ -123,6 +125,22 @@ class SeenMetric:
         return self.metric.solve(forces, extra_floor)
 
 
+@dataclass(frozen=True, eq=False)
+class Blended:
+    """A metric whose softest directions are stiffer by a share of what an extra floor would do, or softer (below 0)."""
+
+    metric: Metric
+    share: float
+    knows_curvature: bool = True
+
+    def apply(self, step: Array) -> Array:
+        return self.metric.apply(step)
+
+    def solve(self, forces: Array, extra_floor: float = 0.0) -> Array:
+        plain = self.metric.solve(forces, extra_floor)
+        return plain + self.share * (self.metric.solve(forces, extra_floor + SOFT_FLOOR) - plain)
+
+
 class SeenMetrics(LearnedMetrics):
     """The policy, with the mean over the atoms of its last features."""
 
@@ -147,7 +165,7 @@ class ResidualGuard(Guard):
     def __init__(self, source: SeenMetrics, choose: Choose | None) -> None:
         self.choose, self.calls = choose, 0
         self.decisions: list[tuple[int, Array, Array]] = []  # force calls so far, observation, action
-        super().__init__(QuasiNewtonSettings(), source, replace(DEFAULT, secant_weight=0.0))  # as when it was measured
+        super().__init__(QuasiNewtonSettings(), source)
 
     def reset(self) -> None:
         super().reset()
@@ -165,16 +183,18 @@ class ResidualGuard(Guard):
         seen = self._seen(base, model, step, softened, error)
         action = np.zeros(len(KNOBS)) if self.choose is None else np.clip(self.choose(seen), -1.0, 1.0)
         self.decisions.append((self.calls, seen, action))
-        if action.any():
-            stiffness, soft, trust, secants = (float(value) for value in action)
-            step = step + LARGEST_SOFT * soft * (softened - step)
-            control = replace(
-                control,
-                log_scale=control.log_scale - LARGEST_LOG_STIFFNESS * stiffness,
-                log_trust=control.log_trust + LARGEST_LOG_TRUST * trust,
-                secant_weight=max(control.secant_weight, secants),
-            )
-        return super()._by_policy(base, model, metric, step, control, error)
+        if not action.any():
+            return super()._by_policy(base, model, metric, step, control, error)
+        stiffness, soft, trust, secants = (float(value) for value in action)
+        own = Blended(Scaled(metric, float(np.exp(LARGEST_LOG_STIFFNESS * stiffness))), LARGEST_SOFT * soft)
+        control = replace(
+            control,
+            log_trust=control.log_trust + LARGEST_LOG_TRUST * trust,
+            secant_length=control.secant_length * float(np.exp(LARGEST_LOG_LENGTH * secants)),
+        )
+        proposal = super()._by_policy(base, model, own, own.solve(base.forces), control, error)
+        self._applied = metric.apply(proposal.step)  # the guard judges the policy, not the residual
+        return proposal
 
     def _seen(self, base: Point, model: LocalModel, step: Array, softened: Array, error: float) -> Array:
         metric = model.metric
@@ -311,7 +331,7 @@ def training_starts(engine: str, generator: torch.Generator) -> Iterator[Job]:
         for source in sources:
             (name,) = source.starts.shares  # pyright: ignore[reportAttributeAccessIssue]
             found = source.starts.sample(generator, round(16 * source.share))
-            far = name in ("slab", "cluster", "packing")
+            far = name in ("slab", "cluster", "packing", "surface", "step", "particle")
             for atoms, cell in zip(found.to_ase(), found.cell_free.tolist(), strict=True):
                 block.append(Job(atoms, cell, "far" if far else "free cell" if cell else "near"))
         yield from (block[number] for number in torch.randperm(len(block), generator=generator).tolist())
@@ -638,7 +658,7 @@ def _hindsight(data: Mapping[str, Array], of: Array) -> dict[str, float]:
     return {
         "states": int(of.sum()),
         "mean_calls_left": float(data["base"][of].mean()),
-        "cheapest_of_7": float(cheapest[of].mean() / data["base"][of].mean()),
+        "cheapest_of_8": float(cheapest[of].mean() / data["base"][of].mean()),
         "states_with_tiny": int(tiny.sum()),
         "cheapest_of_4": float(four[tiny].mean() / data["base"][tiny].mean()),
         "cheapest_of_4_tiny": float(lucky[tiny].mean() / data["base"][tiny].mean()),
@@ -737,10 +757,10 @@ class Explorer:
         return self.residual.choose(observation) + noise
 
 
-def reinforce(runs: Path, seed: int = 0, looks: int = 3) -> None:
+def reinforce(runs: Path, seed: int) -> None:
     """Off-policy with the batched relaxations as environment; those of `search` are the first that it sees."""
     settings, generator = Reinforcement(), torch.Generator().manual_seed(seed)
-    random, name = np.random.default_rng(seed), f"reinforce-{seed}" if seed else "reinforce"
+    random, name = np.random.default_rng(seed), f"reinforce-{seed}"
     torch.manual_seed(seed)  # the critics' first weights
     residual, memory, keeper = Residual((64, 64), generator), Memory(settings), Keeper(runs, name)
     before = settings.critic_updates_before
@@ -763,6 +783,7 @@ def reinforce(runs: Path, seed: int = 0, looks: int = 3) -> None:
         memory.add(done)
     before_own = json.loads((KEPT / "search.json").read_text())
     calls, due, scalars = before_own["force_calls"], 0.0, dict[str, Tensor]()
+    own_calls = BUDGET - calls
     for done in itertools.chain.from_iterable(zip(*streams, strict=True)):
         memory.add(done)
         calls, due = calls + done.force_calls, due + len(done.decisions) / settings.transitions_per_update
@@ -774,11 +795,11 @@ def reinforce(runs: Path, seed: int = 0, looks: int = 3) -> None:
             due = before
         while due >= 1:
             scalars, due = dict(agent.update(memory.sample(residual, generator))), due - 1
-        if keeper.seconds > BUDGETS["reinforce"] * (len(keeper.curve) + 1) / looks:
+        if calls >= before_own["force_calls"] + own_calls * (len(keeper.curve) + 1) / LOOKS:
             told = {key.split("/")[1]: round(float(value), 5) for key, value in scalars.items()}
             sizes = residual(memory.seen[max(0, memory.number - 2000) : memory.number]).abs().mean(dim=0).tolist()
             keeper.look(residual, residual.choose, force_calls=calls, **told, mean_size=[round(s, 3) for s in sizes])
-        if len(keeper.curve) == looks:
+        if len(keeper.curve) == LOOKS:
             break
     spent = round(keeper.seconds + before_own["search_seconds"], 1)  # the search belongs to it
     keeper.end(cpu_seconds=spent, force_calls=calls, transitions=memory.number, seed=seed)
@@ -802,14 +823,14 @@ EVOLVED = (
 )
 
 
-def evolve(runs: Path, looks: int = 2) -> None:
+def evolve(runs: Path, seed: int) -> None:
     """A constant and five weights for each knob; Adam on antithetic differences of the mean log force calls."""
-    generator, keeper = torch.Generator().manual_seed(0), Keeper(runs, "evolve")
+    generator, keeper = torch.Generator().manual_seed(seed), Keeper(runs, f"evolve-{seed}")
     residual, places = Residual((), generator), [NAMES.index(name) for name in EVOLVED]
-    starts = {engine: training_starts(engine, own) for engine, own in generators(300).items()}
+    starts = {engine: training_starts(engine, own) for engine, own in generators(300 + seed).items()}
     weights = torch.zeros(len(EVOLVED) + 1, len(KNOBS), requires_grad=True)
     optimizer, calls, rounds = torch.optim.Adam([weights], lr=0.03), 0, 0
-    while len(keeper.curve) < looks:
+    while len(keeper.curve) < LOOKS:
         jobs = {engine: list(itertools.islice(own, 24)) for engine, own in starts.items()}
         if rounds == 0:
             calls += _scale(residual, jobs)
@@ -823,13 +844,14 @@ def evolve(runs: Path, looks: int = 2) -> None:
         weights.grad = slope
         optimizer.step()
         rounds += 1
-        if keeper.seconds > BUDGETS["evolve"] * (len(keeper.curve) + 1) / looks:
+        if calls >= BUDGET * (len(keeper.curve) + 1) / LOOKS:
             _put(residual, places, weights.detach())
             constants = [round(float(value), 3) for value in weights.detach()[-1]]
             keeper.look(residual, residual.choose, rounds=rounds, force_calls=calls, constants=constants)
     rows = [*EVOLVED, "constant"]
     table = dict(zip(rows, weights.detach().round(decimals=3).tolist(), strict=True))
-    keeper.end(cpu_seconds=round(keeper.seconds, 1), force_calls=calls, rounds=rounds, pairs=PAIRS, weights=table)
+    spent = round(keeper.seconds, 1)
+    keeper.end(cpu_seconds=spent, force_calls=calls, rounds=rounds, pairs=PAIRS, weights=table, seed=seed)
 
 
 PAIRS, DEVIATION = 6, 0.2
@@ -862,20 +884,41 @@ def _cost(
 
 # The control
 
+GENTLY = 0.25  # as in benchmarks/relaxation/search_then_learn.py
 
-def lessons(runs: Path, updates: int = 900, looks: int = 3) -> None:
-    """Lessons as `relaxion train metals` gives them, from the shipped policy on, at a rate that falls from 5e-4."""
-    generator, keeper = torch.Generator().manual_seed(400), Keeper(runs, "lessons")
+
+def lessons(runs: Path, seed: int) -> None:
+    """Lessons as `relaxion train metals` gives them, from the shipped policy on, at a fourth of its rates."""
+    budget = json.loads((KEPT / f"reinforce-{seed}.json").read_text())["cpu_seconds"]
+    updates = round(budget / _seconds_per_update(seed))
+    imitation, examples, policy = _lessons(seed, updates)
+    keeper = Keeper(runs, f"lessons-{seed}")
+    while len(keeper.curve) < LOOKS:
+        imitation.update()
+        if keeper.seconds > budget * (len(keeper.curve) + 1) / LOOKS:
+            keeper.look(policy.network, updates=imitation.n_updates, force_calls=examples.force_calls)
+    spent = round(keeper.seconds, 1)
+    keeper.end(cpu_seconds=spent, force_calls=examples.force_calls, updates=imitation.n_updates, seed=seed)
+
+
+def _lessons(seed: int, updates: int) -> tuple[Imitation, GuardedExamples, MetricPolicy]:
+    generator = torch.Generator().manual_seed(400 + seed)
     policy = copy.deepcopy(load("metals").policy).requires_grad_(True)
     assert isinstance(policy, MetricPolicy)
-    settings = recipe().model_copy(update={"lesson_learning_rate": 5e-4, "lesson_updates": updates})
+    settings = recipe()
+    slower = {name: GENTLY * getattr(settings, name) for name in ("lesson_learning_rate", "lesson_muon_learning_rate")}
+    settings = settings.model_copy(update={"lesson_updates": updates, **slower})
     examples = GuardedExamples(policy, settings.sources(), settings, generator)
-    imitation = Imitation(policy, examples, settings, generator)
-    while len(keeper.curve) < looks:
+    return Imitation(policy, examples, settings, generator), examples, policy
+
+
+def _seconds_per_update(seed: int, number: int = 32) -> float:
+    """So that the rate has fallen when the time is over."""
+    imitation, _, _ = _lessons(seed, 1000)
+    began = time.process_time()
+    for _ in range(number):
         imitation.update()
-        if keeper.seconds > BUDGETS["lessons"] * (len(keeper.curve) + 1) / looks:
-            keeper.look(policy.network, updates=imitation.n_updates, force_calls=examples.force_calls)
-    keeper.end(cpu_seconds=round(keeper.seconds, 1), force_calls=examples.force_calls, updates=imitation.n_updates)
+    return (time.process_time() - began) / number
 
 
 # Assessment
@@ -884,10 +927,9 @@ def lessons(runs: Path, updates: int = 900, looks: int = 3) -> None:
 def contestants(runs: Path) -> dict[str, tuple[Choose | None, MetricNetwork | None]]:
     """As validation left them; those that have learned."""
     generator, found = torch.Generator(), dict[str, tuple[Choose | None, MetricNetwork | None]]()
-    done = [name for name in (*LEARNERS, "lessons") if (KEPT / f"{name}.json").exists()]
-    for name in done:
+    for name in LEARNERS:
         weights = load_file(runs / f"{name}.safetensors")
-        if name == "lessons":
+        if name.startswith("lessons"):
             network = copy.deepcopy(base_network())
             network.load_state_dict(weights)
             found[name] = None, network
@@ -900,7 +942,8 @@ def contestants(runs: Path) -> dict[str, tuple[Choose | None, MetricNetwork | No
     return {"metals": (None, None)} | found
 
 
-LEARNERS = {"search": (64,), "reinforce": (64, 64), "evolve": ()}  # and the widths of their networks
+SEEDED = {"reinforce": (64, 64), "evolve": (), "lessons": ()}  # and the widths of their networks
+LEARNERS = {"search": (64,)} | {f"{name}-{seed}": widths for name, widths in SEEDED.items() for seed in SEEDS}
 
 
 def assess(runs: Path) -> None:
@@ -915,24 +958,52 @@ def assess(runs: Path) -> None:
 
 
 def table() -> None:
-    """Means, paired ratios to the policy and to the control, worst cases; as in the docs."""
+    """Mean calls of the policy, then those of each learner relative to it and to the control; as in the docs.
+
+    A learner with seeds is their mean, start by start; `all far` has each seed too.
+    """
     calls = json.loads((KEPT / "assess.json").read_text())["force_calls"]
-    groups = {name: (name,) for name in SETS} | {"all far": tuple(name for name in SETS if SETS[name] == "far")}
-    print("| starts | who | mean | to `metals` | to lessons | p95 | worst | failures |\n" + "|---" * 8 + "|")
-    for group, names in groups.items():
-        own = {who: np.concatenate([found[name] for name in names]).astype(float) for who, found in calls.items()}
-        for who, found in own.items():
-            shown = [f"{resampled(found, own[o]):.3f}" if o in own and o != who else "–" for o in ("metals", "lessons")]
-            worst = f"{np.percentile(found, 95):.0f} | {found.max():.0f} | {int((found >= CAP).sum())}"
-            print(f"| {group} | {who} | {found.mean():.2f} | {' | '.join(shown)} | {worst} |")
+    far = [name for name in SETS if SETS[name] == "far"]
+    groups = {name: [name] for name in SETS} | {"all far": far, "all": list(SETS)}
+    own = {
+        who: {group: np.concatenate([calls[who][name] for name in names]) for group, names in groups.items()}
+        for who in calls
+    }
+    for name in SEEDED:
+        own[name] = {group: np.mean([own[f"{name}-{seed}"][group] for seed in SEEDS], axis=0) for group in groups}
+    print("| | " + " | ".join(groups) + " | worst, failures | CPU seconds | force calls |\n" + "|---" * 11 + "|")
+    means = [f"{found.mean():.2f}" for found in own["metals"].values()]
+    print(f"| metals, calls | {' | '.join(means)} | {_worst(own, ['metals'])} | | |")
+    for who in (*SEEDED, "search", *(name for name in LEARNERS if name != "search")):
+        print(f"| {who} | {_ratios(own, who, 'metals')} | {_worst(own, _seeds_of(who))} | {_cost_of(who)} |")
+    for who in ("reinforce", "evolve", "search"):
+        print(f"| {who} beside lessons | {_ratios(own, who, 'lessons')} | | | |")
+
+
+def _ratios(own: Mapping[str, Mapping[str, Array]], who: str, other: str) -> str:
+    return " | ".join(f"{resampled(found, own[other][group]):.3f}" for group, found in own[who].items())
+
+
+def _seeds_of(who: str) -> list[str]:
+    return [f"{who}-{seed}" for seed in SEEDS] if who in SEEDED else [who]
+
+
+def _worst(own: Mapping[str, Mapping[str, Array]], names: Sequence[str]) -> str:
+    every = np.concatenate([own[name]["all far"] for name in names])
+    return f"{every.max():.0f}, {int((every >= CAP).sum())}"
+
+
+def _cost_of(who: str) -> str:
+    told = [json.loads((KEPT / f"{name}.json").read_text()) for name in _seeds_of(who)]
+    return " | ".join(f"{np.mean([one[key] for one in told]):.0f}" for key in ("cpu_seconds", "force_calls"))
 
 
 PARTS: dict[str, Callable[[Path], None]] = {
     "search": search,
     "observe": observe,
-    "reinforce": reinforce,
-    "evolve": evolve,
-    "lessons": lessons,
+    **{f"reinforce-{seed}": partial(reinforce, seed=seed) for seed in SEEDS},
+    **{f"evolve-{seed}": partial(evolve, seed=seed) for seed in SEEDS},
+    **{f"lessons-{seed}": partial(lessons, seed=seed) for seed in SEEDS},
     "assess": assess,
 }
 

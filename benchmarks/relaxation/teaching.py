@@ -49,12 +49,15 @@ def settings_of(recipe: str, changes: dict[str, object]) -> MetricRunSettings:
     return settings
 
 
-def gathered(policy: str, number: int) -> GuardedExamples:
-    """Lessons of all gatherings, none forgotten."""
+def gathered(policy: str, number: int, engine: str | None) -> GuardedExamples:
+    """Lessons of all gatherings, none forgotten; `engine`: of the kinds that it relaxes, alone."""
     trainer = settings_of(policy, {"lesson_gatherings_kept": number}).trainer()
     trainer.policy.network = metric_of(policy)[0]
     examples = trainer.imitation.examples
     assert isinstance(examples, GuardedExamples)
+    if engine is not None:
+        examples.sources = [source for source in examples.sources if source.potential.name == engine]
+        examples.shares = [1 / len(examples.sources)] * len(examples.sources)
     for _ in range(number):
         examples.gather()
     return examples
@@ -145,13 +148,14 @@ def main() -> None:
     parser.add_argument("policy", choices=("metals", "universal"), help="whose relaxations, potentials and recipe")
     parser.add_argument("others", nargs="*", help="names or files of other finished policies")
     parser.add_argument("--gatherings", type=int, default=40)
+    parser.add_argument("--engine", help="only kinds that this potential relaxes, each as often: SevenNet")
     parser.add_argument("--updates", type=int, default=300, help="of each new network; 0: none is taught")
     parser.add_argument("--seeds", type=int, default=3, help="new networks of each sort")
     parser.add_argument("--most-atoms", type=int, default=12, help="of structures in the test")
     parser.add_argument("--most-states", type=int, default=40, help="of each kind in the test")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    examples = gathered(given.policy, given.gatherings)
+    examples = gathered(given.policy, given.gatherings, given.engine)
     first = -(-given.gatherings // 5) if given.updates else given.gatherings
     test, rest = (
         {place: Lessons.concatenate(own) for place in range(len(examples.sources)) if (own := of_source(those, place))}
