@@ -1,7 +1,8 @@
 """Learning curves of agents on atoms, seed by seed: docs/results/learning.md and its pictures.
 
     python benchmarks/atoms/learning.py --runs FOLDER [--only al-fe-td3 [--seeds 1 2]]  # what is missing; resumable
-    python benchmarks/atoms/learning.py --runs FOLDER --table           # trains nothing; collects, draws, prints
+    python benchmarks/atoms/learning.py --runs FOLDER --draw            # trains nothing; collects, draws
+    python tools/fill_pages.py                                          # writes the tables into the page
 
 Each row is a command of `ROWS` with a seed. What a run found is kept as one small JSON file in `results/learning`:
 force calls at every assessment, of the starts held out and of the validation starts, the kept policy, processor time.
@@ -143,29 +144,6 @@ def found(name: str) -> list[dict[str, Any]]:
     return [json_of(file) for file in files if file.exists()]
 
 
-def show(group: str) -> None:
-    """The table of a group, in Markdown."""
-    rows = {name: found(name) for name, row in ROWS.items() if row.group == group}
-    print("\n| | seeds | steps | kept policy, each seed | worst later beside best | failures | CPU minutes |")
-    print("|---|---|---|---|---|---|---|")
-    for name, runs in rows.items():
-        if not runs:
-            print(f"| {ROWS[name].label} | | | not measured yet | | | |")
-            continue
-        kept = ", ".join(f"{run['kept_force_calls_mean']:.2f}" for run in runs)
-        later = ", ".join(f"{worst_later(run):.2f}" for run in runs)
-        failed = ", ".join(f"{1 - run['kept_success_rate']:.0%}" for run in runs)
-        minutes = ", ".join(f"{run['cpu_seconds'] / 60:.1f}" for run in runs)
-        print(f"| {ROWS[name].label} | {len(runs)} | {runs[0]['steps']} | {kept} | {later} | {failed} | {minutes} |")
-
-
-def worst_later(run: dict[str, Any]) -> float:
-    """The worst assessment after the best one, on validation starts, beside it."""
-    calls = [row[2] for row in run["curve"]]
-    best = int(np.argmin(calls))
-    return max(calls[best:]) / calls[best]
-
-
 def draw(group: str) -> None:
     """Mean and range over the seeds against environment steps."""
     import matplotlib
@@ -201,19 +179,17 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, required=True, help="folder of the runs")
     parser.add_argument("--only", choices=list(ROWS), help="one row")
     parser.add_argument("--seeds", type=int, nargs="+", help="these of its seeds")
-    parser.add_argument("--table", action="store_true", help="train nothing")
+    parser.add_argument("--draw", action="store_true", help="train nothing")
     options = parser.parse_args()
     torch.set_num_threads(1)
     KEPT.mkdir(parents=True, exist_ok=True)
     for name in [options.only] if options.only else ROWS:
         for seed in options.seeds or ROWS[name].seeds:
-            if not options.table:
+            if not options.draw:
                 trained(name, seed, options.runs)
             collected(name, seed, options.runs)
     for group in TITLES:
-        show(group)
         draw(group)
-    show("lessons")
 
 
 if __name__ == "__main__":

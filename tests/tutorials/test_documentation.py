@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 import sys
 from pathlib import Path
@@ -18,6 +19,7 @@ import check_links  # noqa: E402  scripts beside the package, not part of it
 import fill_pages  # noqa: E402
 from documentation.api import described, wrapped  # noqa: E402
 from documentation.command_line import reference  # noqa: E402
+from documentation.learning import below, table, worst_later  # noqa: E402
 from documentation.navigation import completed, pages  # noqa: E402
 from documentation.outside import everything_linked, relinked  # noqa: E402
 from documentation.pieces import filled  # noqa: E402
@@ -56,6 +58,24 @@ class TestPieces:
     @pytest.mark.parametrize("page", fill_pages.pages(), ids=lambda page: page.name)
     def test_a_page_shows_the_code_as_it_is(self, page: Path):
         assert filled(ROOT, page.read_text()) == page.read_text(), "run python tools/fill_pages.py"
+
+    def test_a_learning_curve_tells_how_fast_and_how_surely(self):
+        curve = [[0, 60.0, 50.0], [4000, 9.0, 8.0], [8000, 5.0, 6.0], [12000, 12.0, 9.0], [16000, 5.5, 7.0]]
+        assert below({"curve": curve}, 10.0) == 4000
+        assert below({"curve": curve}, 5.0) is None
+        assert worst_later({"curve": curve}) == 1.5  # by the validation starts
+
+    def test_seeds_that_never_got_there_are_counted(self, tmp_path: Path):
+        def run(calls: float) -> str:
+            own = {"kept_force_calls_mean": calls, "kept_success_rate": 0.98, "cpu_seconds": 90, "steps": 8064}
+            return json.dumps(own | {"curve": [[0, 60.0, 60.0], [8064, calls, calls]]})
+
+        rivals = {name: {"mean_force_calls": calls} for name, calls in (("BFGSLineSearch", 10.0), ("core", 5.0))}
+        folder = "benchmarks/atoms/results/learning"
+        files = {f"{folder}/al-fe-td3-{seed}.json": run(calls) for seed, calls in enumerate((4.0, 9.0))}
+        text = table(repository(tmp_path, **files, **{f"{folder}/al-fe-classical.json": json.dumps(rivals)}), "al-fe")
+        assert "| 8 100 | **4.00, 9.00** | 2% | 8 100 | 8 100, 1 never | 1.00 | 1.5 |" in text
+        assert "expert" not in text  # not run
 
     def test_settings_show_default_and_meaning(self):
         text = described(ROOT, "relaxion.agents.td3", "TD3Settings")

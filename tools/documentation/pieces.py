@@ -8,6 +8,7 @@
 | `commands` | the reference of the command line |
 | `alarms`, `numbers` | the tables of the training diagnostics |
 | `results`, `tight`, `brief` | force calls from `benchmarks/relaxation/results`, for the results page and the README |
+| `learned: TASK` | what agents learned on `emt`, `al-fe` or `alfe`, from `benchmarks/atoms/results/learning` |
 
 `python tools/fill_pages.py` writes them into the pages; a test compares the pages with the code.
 """
@@ -17,14 +18,14 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from documentation import results
+from documentation import learning, results
 from documentation.api import described
 from documentation.command_line import reference
 from documentation.diagnostics import alarms, numbers
 from documentation.sources import code_of
 
 END = "<!-- end -->"
-KINDS = "code|output|api|commands|alarms|numbers|results|tight|brief"
+KINDS = "code|output|api|commands|alarms|numbers|results|tight|brief|learned"
 ASKED = re.compile(
     rf"^(?P<start><!-- (?P<kind>{KINDS})(?:: (?P<words>[^>]+?))? -->)(?:\n(?:(?!<!-- ).*\n)*?{END})?$", re.MULTILINE
 )
@@ -54,6 +55,8 @@ def _made(root: Path, kind: str, words: list[str]) -> str:
             return results.tight(root)
         case "brief":
             return results.brief(root)
+        case "learned":
+            return learning.table(root, words[0])
         case _:
             return {"commands": reference, "alarms": alarms, "numbers": numbers}[kind]()
 

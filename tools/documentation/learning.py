@@ -1,0 +1,115 @@
+"""Tables of what agents learned on atoms, from the files that `benchmarks/atoms/learning.py` keeps."""
+
+from __future__ import annotations
+
+import json
+from itertools import count, takewhile
+from pathlib import Path
+from typing import Any
+
+Run = dict[str, Any]
+
+TASKS = {  # the classical rows of each task, and its runs in order
+    "emt": (
+        "emt-metric-classical",
+        {
+            "emt-metric-td3": "TD3, stiffness policy",
+            "emt-metric-lessons": "the same network, taught",
+            "emt-metals-td3": "TD3, direct policy",
+            "emt-metals-sac": "SAC, direct policy",
+            "emt-metals-d4pg": "D4PG, direct policy",
+            "emt-metals-ddpg": "DDPG, direct policy",
+            "emt-metals-expert": "TD3, direct policy, expert at first",
+        },
+    ),
+    "al-fe": (
+        "al-fe-classical",
+        {
+            "al-fe-metric-td3": "TD3, stiffness policy",
+            "al-fe-metric-lessons": "the same network, taught",
+            "al-fe-td3": "TD3, direct policy",
+            "al-fe-expert": "TD3, direct policy, expert at first",
+        },
+    ),
+    "alfe": (
+        "alfe-cubic-classical",
+        {
+            "alfe-light-td3": "TD3",
+            "alfe-light-sac": "SAC",
+            "alfe-light-d4pg": "D4PG",
+            "alfe-light-ddpg": "DDPG",
+            "alfe-e3nn-td3": "TD3, e3nn policy",
+        },
+    ),
+}
+RIVALS = ("BFGSLineSearch", "core")  # steps until a policy needs fewer calls are told
+COLUMNS = (
+    "", "steps", "force calls, each seed", "failed", "below BFGSLineSearch after", "below core after", "later worst",
+    "CPU minutes",
+)  # fmt: skip
+
+
+def table(root: Path, task: str) -> str:
+    """Runs of one task, and the classical optimizers from the same starts."""
+    classical, rows = TASKS[task]
+    others = json.loads((_folder(root) / f"{classical}.json").read_text())
+    limits = [others[name]["mean_force_calls"] for name in RIVALS]
+    runs = {label: runs_of(root, name) for name, label in rows.items()}
+    lines = [_row(label, own, limits) for label, own in runs.items() if own]
+    lines += [f"| {_title(name)} | – | {own['mean_force_calls']:.2f} | | | | | |" for name, own in others.items()]
+    return "\n".join([f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|", *lines])
+
+
+def runs_of(root: Path, name: str) -> list[Run]:
+    """By seed, from 0 on."""
+    files = takewhile(Path.exists, (_folder(root) / f"{name}-{seed}.json" for seed in count()))
+    return [json.loads(file.read_text()) for file in files]
+
+
+def worst_later(run: Run) -> float:
+    """The worst assessment after the best one, on validation starts, beside it."""
+    calls = [row[2] for row in run["curve"]]
+    best = min(calls)
+    return max(calls[calls.index(best) :]) / best
+
+
+def below(run: Run, limit: float) -> int | None:
+    """Steps until the first assessment with fewer force calls than this, from the starts of the results."""
+    return next((row[0] for row in run["curve"] if row[1] < limit), None)
+
+
+def _row(label: str, runs: list[Run], limits: list[float]) -> str:
+    cells = [label, _thousands(runs[0]["steps"])]
+    cells += ["**" + ", ".join(f"{run['kept_force_calls_mean']:.2f}" for run in runs) + "**"]
+    cells += [_span([f"{1 - run['kept_success_rate']:.0%}" for run in runs])]
+    cells += [_after([below(run, limit) for run in runs]) for limit in limits]
+    cells += [_span([f"{worst_later(run):.2f}" for run in runs])]
+    cells += [_span([f"{run['cpu_seconds'] / 60:.1f}" for run in runs])]
+    return f"| {' | '.join(cells)} |"
+
+
+def _after(steps: list[int | None]) -> str:
+    """Of the quickest and the slowest seed; those that never got there are counted."""
+    reached = [_thousands(step) for step in sorted(step for step in steps if step is not None)]
+    if not reached:
+        return "never"
+    missing = len(steps) - len(reached)
+    return "–".join(dict.fromkeys((reached[0], reached[-1]))) + (f", {missing} never" if missing else "")
+
+
+def _thousands(steps: int) -> str:
+    return f"{round(steps, -2):,}".replace(",", " ")
+
+
+def _span(values: list[str]) -> str:
+    """The lowest and the highest of numbers as they are printed."""
+    low, high = (choose(values, key=lambda text: float(text.rstrip("%"))) for choose in (min, max))
+    return low if low == high else f"{low}–{high}"
+
+
+def _title(name: str) -> str:
+    return "classical optimizer (core)" if name == "core" else f"ASE {name}"
+
+
+def _folder(root: Path) -> Path:
+    return root / "benchmarks/atoms/results/learning"
