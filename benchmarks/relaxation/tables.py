@@ -42,18 +42,19 @@ METALS = {
 }
 UNIVERSAL = {
     "universal-mp": f"{MP} --calc chgnet --perturb rattle:0.12 --with BFGSLineSearch,GoodOldQuasiNewton,BFGS",
-    "universal-mp-cell": f"{MP} --calc chgnet --perturb strain:0.03+rattle:0.12 --cell --number 24 "
+    "universal-mp-cell": f"{MP} --calc chgnet --perturb strain:0.03+rattle:0.12 --cell --number 50 "
     "--with BFGSLineSearch,BFGS,GPMin",
-    "universal-crystals": "crystals --number 30 --with BFGSLineSearch,GoodOldQuasiNewton,BFGS",
-    "universal-new-elements": "new-elements --number 24 --allow-unseen --with BFGSLineSearch,BFGS",
-    "universal-perovskites": "perovskites --number 24 --with BFGSLineSearch,BFGS,GPMin",
-    "universal-perovskites-cell": "perovskites-cell --number 12 --with BFGSLineSearch,BFGS,GPMin",
-    "universal-carbon-cell": "carbon-cell --number 12 --with BFGSLineSearch,BFGS,GPMin",
+    "universal-crystals": "crystals --number 60 --with BFGSLineSearch,GoodOldQuasiNewton,BFGS",
+    "universal-new-elements": "new-elements --number 60 --allow-unseen --with BFGSLineSearch,BFGS",
+    "universal-perovskites": "perovskites --number 48 --with BFGSLineSearch,BFGS,GPMin",
+    "universal-perovskites-cell": "perovskites-cell --number 36 --with BFGSLineSearch,BFGS,GPMin",
+    "universal-carbon-cell": "carbon-cell --number 36 --with BFGSLineSearch,BFGS,GPMin",
     "universal-emt-bulk": "emt-bulk --policy universal --number 40 --with BFGSLineSearch,BFGS",
     "universal-alfe": "alfe --policy universal --number 24 --with BFGSLineSearch,GoodOldQuasiNewton,BFGS",
     "universal-mp-sevennet": f"{MP} --calc sevennet --perturb rattle:0.12 --number 40 --with BFGSLineSearch,BFGS",
+    "universal-mp-l3i5": f"{MP} --calc sevennet:7net-l3i5 --perturb rattle:0.12 --number 24 --with BFGSLineSearch,BFGS",
     "universal-macs": "macs --number 24 --with BFGSLineSearch",
-    "mp-relax": "mp-relax --with FIRE,GoodOldQuasiNewton --number 16",
+    "mp-relax": "mp-relax --with FIRE,GoodOldQuasiNewton --number 32",
 }
 TIGHT = {
     f"{name}-{fmax}": f"{name} --fmax {fmax} --number 40 --with BFGS,BFGSLineSearch"

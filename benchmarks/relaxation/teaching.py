@@ -2,10 +2,12 @@
 
     python benchmarks/relaxation/teaching.py metals [FILE ...]                  # 20 minutes; for choices, not results
     python benchmarks/relaxation/teaching.py universal --gatherings 4 --updates 0                  # CHGNet, 5 minutes
+    python benchmarks/relaxation/teaching.py universal --engine SevenNet --gatherings 8 --updates 0 --further 200
 
 The shipped policy relaxes fresh starts of the kinds it is taught (seed 77), gathering by gathering as in its training.
 The first fifth of the gatherings is kept for the test, and from the rest new networks learn from nothing: with Adam or
 Muon, with springs that only pull or with pairs that may soften (`softens`). Where nothing is taught, all are the test.
+With `--further` the shipped policy also learns from the rest, at low rates, and its steps are shortened by one factor.
 
 Printed is the mean relative error of the step at states of the test, those of structures with fixed cells and few
 atoms (`networks/metric/teacher.py`), by how far the farthest atom is from the end, and the processor time of the
@@ -17,7 +19,8 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from copy import deepcopy
 from dataclasses import replace
 from itertools import product
 
@@ -26,7 +29,7 @@ import torch
 from own_kinds import metric_of
 from torch import Tensor
 
-from relaxion.networks.metric.network import Frame, MetricNetwork, MetricSettings
+from relaxion.networks.metric.network import Frame, MetricNetwork, MetricSettings, pulls_of
 from relaxion.networks.metric.stiffness import Unknowns
 from relaxion.networks.metric.teacher import Lessons, Teacher, relative_errors
 from relaxion.networks.strains import strain_vectors
@@ -40,10 +43,13 @@ SEED, AT_ONCE = 77, 200
 SHIFT, FLOOR, LARGEST_ERROR = 0.01, 0.3, 3.0  # Å, eV/Å²
 DISTANCES = {"all": (0.0, 9.0), "below 0.1 Å": (0.0, 0.1), "0.1 to 0.3 Å": (0.1, 0.3), "beyond": (0.3, 9.0)}
 
+FACTORS = (0.8, 1.2, 1.4, 1.6)  # of a whole stiffness
+FURTHER = {"lesson_learning_rate": 5e-4, "lesson_muon_learning_rate": 0.004}
+
 Errors = Callable[[int, Lessons], np.ndarray]  # of a source's lessons
 
 
-def settings_of(recipe: str, changes: dict[str, object]) -> MetricRunSettings:
+def settings_of(recipe: str, changes: Mapping[str, object]) -> MetricRunSettings:
     settings = settings_from_recipe(find(recipe), None, {"seed": SEED, **changes})
     assert isinstance(settings, MetricRunSettings)
     return settings
@@ -70,8 +76,13 @@ def tested(lessons: Lessons, most_atoms: int, most: int) -> Lessons:
     return lessons.select(good[torch.randperm(len(good), generator=torch.Generator().manual_seed(SEED))[:most]])
 
 
-def of_network(network: MetricNetwork) -> Errors:
+def of_network(network: MetricNetwork, factor: float = 1.0) -> Errors:
+    """With a stiffness so many times as large: what a step misses if forces are smaller by that."""
+
     def errors(_: int, lessons: Lessons) -> np.ndarray:
+        shares = torch.full((lessons.number,), 1 - 1 / factor, dtype=torch.float64)
+        rest = pulls_of(lessons.state).scaled(shares, lessons.state.structures)
+        lessons = replace(lessons, left_over=rest)
         parts = torch.arange(lessons.number).split(AT_ONCE)
         with torch.no_grad():
             return torch.cat([relative_errors(network, lessons.select(part)) for part in parts]).numpy()
@@ -115,11 +126,15 @@ def missed(lesson: Lessons, step: Tensor) -> float:
 
 
 def taught(
-    examples: GuardedExamples, pools: dict[int, Lessons], settings: MetricRunSettings, seed: int
+    examples: GuardedExamples,
+    pools: dict[int, Lessons],
+    settings: MetricRunSettings,
+    seed: int,
+    network: MetricNetwork | None = None,
 ) -> MetricNetwork:
-    """A new network, by lessons drawn as in training."""
+    """A new network, or this one, by lessons drawn as in training."""
     generator = torch.Generator().manual_seed(seed)
-    network = MetricNetwork(settings.metric, generator)
+    network = MetricNetwork(settings.metric, generator) if network is None else deepcopy(network).requires_grad_()
     teacher = Teacher(network, settings.lessons)
     while teacher.n_updates < settings.lessons.lesson_updates:
         drawn = []
@@ -143,6 +158,23 @@ def show(name: str, learned: list[Errors], tests: dict[int, Lessons], seconds: f
     print(f"| {name} | {' | '.join(cells)} | {'' if seconds is None else f'{seconds:.0f}'} |", flush=True)
 
 
+def show_further(
+    policy: str,
+    examples: GuardedExamples,
+    rest: dict[int, Lessons],
+    tests: dict[int, Lessons],
+    updates: int,
+    seeds: int,
+) -> None:
+    """The shipped network with one factor for all, and taught by the lessons at hand."""
+    for factor in FACTORS:
+        show(f"{policy}, stiffness times {factor}", [of_network(metric_of(policy)[0], factor)], tests)
+    settings, begin = settings_of(policy, FURTHER | {"lesson_updates": updates}), time.process_time()
+    networks = [taught(examples, rest, settings, seed, metric_of(policy)[0]) for seed in range(seeds)]
+    seconds = (time.process_time() - begin) / seeds
+    show(f"{policy}, {updates} updates further", [of_network(network) for network in networks], tests, seconds)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("policy", choices=("metals", "universal"), help="whose relaxations, potentials and recipe")
@@ -150,13 +182,14 @@ def main() -> None:
     parser.add_argument("--gatherings", type=int, default=40)
     parser.add_argument("--engine", help="only kinds that this potential relaxes, each as often: SevenNet")
     parser.add_argument("--updates", type=int, default=300, help="of each new network; 0: none is taught")
+    parser.add_argument("--further", type=int, default=0, help="updates of the shipped policy")
     parser.add_argument("--seeds", type=int, default=3, help="new networks of each sort")
     parser.add_argument("--most-atoms", type=int, default=12, help="of structures in the test")
     parser.add_argument("--most-states", type=int, default=40, help="of each kind in the test")
     given = parser.parse_args()
     torch.set_num_threads(1)
     examples = gathered(given.policy, given.gatherings, given.engine)
-    first = -(-given.gatherings // 5) if given.updates else given.gatherings
+    first = -(-given.gatherings // 5) if given.updates or given.further else given.gatherings
     test, rest = (
         {place: Lessons.concatenate(own) for place in range(len(examples.sources)) if (own := of_source(those, place))}
         for those in (examples.kept[:first], examples.kept[first:])
@@ -167,6 +200,8 @@ def main() -> None:
     print("|---" * (2 + len(DISTANCES)) + "|")
     for name in (given.policy, *given.others):
         show(name, [of_network(metric_of(name)[0])], tests)
+    if given.further:
+        show_further(given.policy, examples, rest, tests, given.further, given.seeds)
     show("Hessian of the potential", [of_hessian([source.potential for source in examples.sources])], tests)
     for optimizer, softens in product(("adam", "muon"), (False, True)) if given.updates else ():
         changes = {"lesson_optimizer": optimizer, "softens": softens, "lesson_updates": given.updates}

@@ -84,6 +84,9 @@ def test_the_card_says_what_the_run_was(relaxion: Callable[..., Any], runs: Path
     assert own.success_rate == result["kept_success_rate"]
     assert card.policy_step == result["kept_step"]
     assert (bfgs.mean_force_calls, fire.mean_force_calls) == (result["force_calls_bfgs"], result["force_calls_fire"])
+    for row in card.results:
+        assert row.mean_interval_95 is not None
+        assert row.mean_interval_95[0] <= row.mean_force_calls <= row.mean_interval_95[1] <= row.largest_force_calls
     assert (card.environment_steps, card.seed, card.agent) == (80, 3, "td3")
     assert (card.wall_time_seconds, card.run_weights_sha256) == (result["wall_time_seconds"], result["weights_sha256"])
     assert (card.elements, card.smallest_n_atoms, card.largest_n_atoms) == (("Al", "Cu"), 2, 3)
@@ -100,8 +103,8 @@ def test_the_command_of_the_card_has_the_settings_of_the_run(relaxion: Callable[
     assert words[:2] == ["relaxion", "train"]
     options = dict(zip(words[3::2], words[4::2], strict=True))
     given = assigned([value for name, value in zip(words[3::2], words[4::2], strict=True) if name == "--set"])
-    given |= {"seed": int(options["--seed"]), "steps": int(options["--steps"])}
-    assert settings_from_recipe(find(words[2]), options["--agent"], given).flat() == card.training_settings
+    given |= {name.removeprefix("--"): int(options[name]) for name in ("--seed", "--steps") if name in options}
+    assert settings_from_recipe(find(words[2]), options.get("--agent"), given).flat() == card.training_settings
 
 
 def test_a_card_holds_the_recipe_of_its_run(relaxion: Callable[..., Any], runs: Path) -> None:

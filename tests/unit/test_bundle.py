@@ -159,12 +159,12 @@ def test_everything_comes_back(path: Path) -> None:
     assert read.n_numbers == sum(t.numel() for t in make_policy().state_dict().values())
 
 
-def test_a_gate_beside_the_policy(path: Path) -> None:
+def test_a_trust_rule_beside_the_policy(path: Path) -> None:
     gate = Network("gate", {"width": 2}, {"weight": torch.ones(2)}, {})
     bundle = make_bundle()
     replace(bundle, networks={**bundle.networks, "gate": gate}).write(path)
     read = PolicyBundle.read(path)
-    assert read.kind == "direct + gate"
+    assert read.kind == "direct + trust rule"
     assert read.networks["gate"].weights["weight"].tolist() == [1, 1]
     assert policy_of(read).state_dict().keys() == make_policy().state_dict().keys()
 

@@ -21,6 +21,7 @@ TITLES = {  # the rows of the results page, in order
     "universal-mp": "Materials Project crystals",
     "universal-mp-cell": "the same, free cell",
     "universal-mp-sevennet": "the same, fixed cell",
+    "universal-mp-l3i5": "the same, fixed cell",
     "universal-crystals": "prototypes, other elements",
     "universal-new-elements": "elements never trained on",
     "universal-perovskites": "perovskites",
@@ -39,7 +40,14 @@ TIGHT = {  # the same to tighter tolerances
 }
 BRIEF = list(TITLES)[:9]  # those of the README and its picture
 OURS = ("relaxion", "core")
-CALCULATORS = {"emt": "EMT", "eam": "EAM", "chgnet": "CHGNet", "sevennet": "SevenNet", "gfn2": "GFN2"}
+CALCULATORS = {
+    "emt": "EMT",
+    "eam": "EAM",
+    "chgnet": "CHGNet",
+    "sevennet": "SevenNet-0",
+    "sevennet:7net-l3i5": "SevenNet-l3i5",
+    "gfn2": "GFN2",
+}
 
 
 def table(root: Path) -> str:

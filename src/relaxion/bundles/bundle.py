@@ -20,6 +20,7 @@ from relaxion.files import Format, Upgrade, digest, joined
 from relaxion.settings import Settings
 
 KIND = "relaxion policy"
+ROLES = {"gate": "trust rule"}  # what people call a part whose name in the file is older
 SUFFIX = ".safetensors"
 MOST_ADSORBED = 0.25  # share of the atoms that may be adsorbates
 UPGRADES: dict[int, Upgrade] = {}  # format version left behind -> how to understand it; one old file each in the tests
@@ -60,7 +61,7 @@ class _Values(Settings):
 
 @dataclass(frozen=True, eq=False)
 class PolicyBundle:
-    """A policy that can be shipped. `networks` has "policy", and where one was trained beside it, "gate"."""
+    """A policy that can be shipped. `networks` has "policy", and where it has a trust rule of its own, "gate"."""
 
     name: str
     networks: Mapping[str, Network]
@@ -76,8 +77,9 @@ class PolicyBundle:
 
     @property
     def kind(self) -> str:
-        """direct or metric, `+ gate` where one was trained beside it."""
-        return " + ".join([self.policy.kind, *sorted(name for name in self.networks if name != "policy")])
+        """direct or metric, `+ trust rule` where it has its own."""
+        others = sorted(ROLES.get(name, name) for name in self.networks if name != "policy")
+        return " + ".join([self.policy.kind, *others])
 
     @property
     def n_numbers(self) -> int:

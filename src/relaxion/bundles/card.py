@@ -19,6 +19,9 @@ class CardResult(Settings):
     mean_force_calls: float = Field(ge=0)
     """Force calls per relaxation, the first included; failures count with their limit."""
 
+    mean_interval_95: tuple[float, float] | None = None
+    """Where that mean lies in 95 of 100 resamplings of the starts; None: not written down."""
+
     success_rate: float | None = Field(default=None, ge=0, le=1)
     """Share of the starts that converged; None: not written down."""
 
@@ -151,6 +154,7 @@ class ModelCard(Settings):
         return next((result for result in self.results if result.optimizer == POLICY), None)
 
 
+TAUGHT = "imitation"  # the agent of policies that learned from relaxations alone
 POLICY = "policy"  # what it is called among the optimizers of a card
 BODIES = {True: "periodic in some direction", False: "not periodic"}
 
@@ -199,7 +203,7 @@ def _results(card: ModelCard) -> list[str]:
     number = "" if card.n_assessment_starts is None else f"{card.n_assessment_starts} "
     return [
         f"Force calls to {card.force_tolerance_ev_per_angstrom:g} eV/Å from the same {number}held-out starts; "
-        "failures count with their limit.",
+        "failures count with their limit. In brackets: 95 % intervals by resampling the starts.",
         "",
         "| optimizer | mean force calls | worst | converged |",
         "|---|---|---|---|",
@@ -208,7 +212,9 @@ def _results(card: ModelCard) -> list[str]:
 
 
 def _row(result: CardResult) -> str:
-    cells = (f"{result.mean_force_calls:.1f}", _number(result.largest_force_calls), percent(result.success_rate))
+    interval = "" if result.mean_interval_95 is None else " ({:.1f}–{:.1f})".format(*result.mean_interval_95)
+    mean = f"{result.mean_force_calls:.1f}{interval}"
+    cells = (mean, _number(result.largest_force_calls), percent(result.success_rate))
     return f"| {' | '.join([result.optimizer, *cells])} |"
 
 
@@ -221,8 +227,9 @@ def _made(card: ModelCard) -> str:
     seconds = "" if card.wall_time_seconds is None else f", {card.wall_time_seconds:.0f} s"
     chosen = "" if card.policy_step is None else f"; the policy of step {card.policy_step}, best on validation starts"
     run = "" if card.run_weights_sha256 is None else f"; agent of the run: sha256 {card.run_weights_sha256}"
+    unit = "force calls" if card.agent == TAUGHT else "environment steps"
     return (
-        f"{card.agent}, seed {card.seed}, {card.environment_steps} environment steps{seconds}{chosen}. "
+        f"{card.agent}, seed {card.seed}, {card.environment_steps} {unit}{seconds}{chosen}. "
         f"Packaged by relaxion {card.relaxion_version} on {card.date}{run}."
     )
 

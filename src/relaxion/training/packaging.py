@@ -9,16 +9,18 @@ from __future__ import annotations
 import shlex
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from ase.symbols import Symbols
 
 from relaxion.bench.assessment import CORE, Assessed, Assessor, Relax
+from relaxion.bench.statistics import resampled
 from relaxion.bundles import CardResult, ModelCard, Network, PolicyBundle
 from relaxion.bundles.card import POLICY
 from relaxion.errors import RelaxionError, RelaxionWarning, RunError
@@ -129,6 +131,7 @@ def with_results(bundle: PolicyBundle, packed: Packed, folder: RunFolder) -> Mod
     policy = CardResult(
         optimizer=POLICY,
         mean_force_calls=own.mean,
+        mean_interval_95=_interval(own.force_calls),
         success_rate=assessed.success_rate,
         largest_force_calls=float(max(own.force_calls)),
     )
@@ -148,9 +151,15 @@ def _classical_result(name: str, kept: Mapping[str, Any] | None, assessor: Asses
     return CardResult(
         optimizer=NAMES.get(name, name),
         mean_force_calls=row["mean_force_calls"],
+        mean_interval_95=_interval(calls) if calls else None,
         success_rate=1 - row["failures"] / assessor.n_starts,
         largest_force_calls=float(max(calls)) if calls else None,
     )
+
+
+def _interval(force_calls: Sequence[float]) -> tuple[float, float]:
+    found = resampled(np.array(force_calls, dtype=np.float64))
+    return found.low, found.high
 
 
 def _kept_baselines(folder: RunFolder) -> dict[str, dict[str, Any]]:
@@ -220,9 +229,16 @@ def _command(recipe: Path, settings: RunSettings) -> str | None:
         return None
     if reached != wanted or "task" in changes or None in changes.values():  # --set has no word for None
         return None
-    words = ["relaxion", "train", recipe.stem, "--agent", settings.agent_name]
-    words += ["--seed", str(wanted["seed"]), "--steps", str(wanted["steps"])]
+    words = ["relaxion", "train", recipe.stem]
+    words += [] if settings.agent_name == _usual_agent(recipe) else ["--agent", settings.agent_name]
+    words += ["--seed", str(wanted["seed"])]
+    words += [] if start["steps"] == wanted["steps"] else ["--steps", str(wanted["steps"])]
     for name, value in changes.items():
         if name not in OWN_OPTIONS:
             words += ["--set", assignment(name, value)]
     return shlex.join(words)
+
+
+def _usual_agent(recipe: Path) -> str | None:
+    """That which trains where none is asked for."""
+    return settings_from_recipe(recipe, None, {}).agent_name

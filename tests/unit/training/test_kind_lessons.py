@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from relaxion.errors import RunError
+from relaxion.errors import RelaxionWarning, RunError
 from relaxion.files import digest
 from relaxion.training.lessons.kinds import KindExamples, KindStarts
 from relaxion.training.loop import read_weights, train
@@ -33,6 +33,8 @@ sizing_force_calls = 4
 make = "metal"
 engine = "chgnet"
 share = 0.0
+"""
+NOWHERE = """
 [kinds.nowhere]
 make = "file"
 engine = "emt"
@@ -67,6 +69,13 @@ def test_each_update_has_its_share_of_every_kind_at_hand(tmp_path):
     assert sized > 0, "calls for the volume of copper are counted too"
 
 
+def test_kinds_whose_files_are_missing_are_named(tmp_path):
+    with pytest.warns(RelaxionWarning, match=r"files of nowhere are not here, 20% of the starts of .*kinds\.toml"):
+        examples = settings(tmp_path, KINDS + NOWHERE).trainer().imitation.examples
+    assert isinstance(examples, KindExamples)
+    assert examples.shares == [0.75, 0.25]
+
+
 def test_starts_come_at_the_volume_of_their_engine_and_never_twice(tmp_path):
     plan = settings(tmp_path).plan
     copper = plan._starts_of("copper")  # pyright: ignore[reportAttributeAccessIssue]
@@ -97,7 +106,8 @@ def test_nothing_at_hand_is_a_sentence(tmp_path):
     with pytest.raises(RunError, match="none of the kinds"):
         train(
             settings(
-                tmp_path, KINDS.replace("3.0", "0.0").replace('make = "element"', 'make = "element"\nshare = 0.0')
+                tmp_path,
+                (KINDS + NOWHERE).replace("3.0", "0.0").replace('make = "element"', 'make = "element"\nshare = 0.0'),
             ),
             tmp_path / "run",
         )

@@ -102,6 +102,8 @@ def test_settings_that_cannot_be(values: dict[str, object], words: str) -> None:
 def test_recipes_that_cannot_be(tmp_path: Path) -> None:
     with pytest.raises(FileError, match=r"no recipe 'pendulun'.*did you mean 'pendulum'"):
         find("pendulun")
+    with pytest.raises(FileError, match=r"no recipe 'alfe'.*did you mean 'alfe-cubic' or 'alfe-quick'\?"):
+        find("alfe")
     broken = tmp_path / "broken.toml"
     broken.write_text("task = ")
     with pytest.raises(SettingsError, match="not valid TOML"):

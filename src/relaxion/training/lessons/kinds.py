@@ -6,6 +6,7 @@ stored but the newest lessons, so the policy always learns from the states that 
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -19,7 +20,7 @@ from relaxion.bench.assessment import Starts
 from relaxion.collecting.relaxing import Sizing, bring_to_volume
 from relaxion.collecting.settings import CollectSettings, KindSettings
 from relaxion.collecting.starts import Start, file_structures, make_start
-from relaxion.errors import RunError
+from relaxion.errors import RelaxionWarning, RunError
 from relaxion.networks.metric.policies import MetricPolicy
 from relaxion.optimize.batch_relaxation import Relaxed
 from relaxion.optimize.trust_rule import StepControl
@@ -105,14 +106,13 @@ class KindPlan(Plan):
     def __init__(self, settings: KindLessonSettings, starts: int, rule: StepControl | None) -> None:
         self.settings, self.per_kind, self.rule = settings, starts, rule
         self.collection = CollectSettings.of(read_toml(find(settings.kinds_of)), {})
-        self.kinds = {name: kind for name, kind in self.collection.kinds.items() if self._at_hand(kind)}
+        self.wanted = {name: kind for name, kind in self.collection.kinds.items() if kind.share > 0}
+        self.kinds = {name: kind for name, kind in self.wanted.items() if self._at_hand(kind)}
         if not self.kinds:
             raise RunError(f"none of the kinds of {settings.kinds_of} has a share and its engine or files at hand")
         self.engines = " and ".join(sorted({kind.engine for kind in self.kinds.values()}))
 
     def _at_hand(self, kind: KindSettings) -> bool:
-        if kind.share == 0:
-            return False
         return kind.make != "file" or bool(file_structures(kind, self.collection.side))
 
     @cached_property
@@ -123,9 +123,22 @@ class KindPlan(Plan):
         return KindStarts(self.collection, name, self.potentials[self.kinds[name].engine])
 
     def examples(self, policy: MetricPolicy, generator: Generator, /) -> Examples:
+        self._warn_of_missing_files()
         found = [(self._starts_of(name), kind.share) for name, kind in self.kinds.items()]
         sources = [Source(starts.potential, starts, share) for starts, share in found]
         return KindExamples(policy, sources, self.settings, generator, self.rule)
+
+    def _warn_of_missing_files(self) -> None:
+        missing = {name: kind.share for name, kind in self.wanted.items() if name not in self.kinds}
+        if not missing:
+            return
+        share = sum(missing.values()) / sum(kind.share for kind in self.wanted.values())
+        warnings.warn(
+            f"the files of {', '.join(missing)} are not here, {share:.0%} of the starts of {self.settings.kinds_of}: "
+            "the policy will be another than with them; put them where the recipe says",
+            RelaxionWarning,
+            stacklevel=2,
+        )
 
     def starts(self) -> list[Starts]:
         found = []
