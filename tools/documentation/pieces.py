@@ -7,7 +7,8 @@
 | `api: MODULE NAME…` | reference entries from docstrings |
 | `commands` | the reference of the command line |
 | `alarms`, `numbers` | the tables of the training diagnostics |
-| `results`, `tight`, `brief` | force calls from `benchmarks/relaxation/results`, for the results page and the README |
+| `results`, `core`, `tight`, `brief` | force calls from `benchmarks/relaxation/results`, for results page and README |
+| `sets` | what `relaxion bench` knows by name |
 | `learned: TASK` | what agents learned on `emt`, `al-fe` or `alfe`, from `benchmarks/atoms/results/learning` |
 
 `python tools/fill_pages.py` writes them into the pages; a test compares the pages with the code.
@@ -25,7 +26,7 @@ from documentation.diagnostics import alarms, numbers
 from documentation.sources import code_of
 
 END = "<!-- end -->"
-KINDS = "code|output|api|commands|alarms|numbers|results|tight|brief|learned"
+KINDS = "code|output|api|commands|alarms|numbers|results|core|sets|tight|brief|learned"
 ASKED = re.compile(
     rf"^(?P<start><!-- (?P<kind>{KINDS})(?:: (?P<words>[^>]+?))? -->)(?:\n(?:(?!<!-- ).*\n)*?{END})?$", re.MULTILINE
 )
@@ -51,6 +52,8 @@ def _made(root: Path, kind: str, words: list[str]) -> str:
             return "\n\n".join(described(root, words[0], name) for name in words[1:])
         case "results":
             return results.table(root)
+        case "core":
+            return results.core(root)
         case "tight":
             return results.tight(root)
         case "brief":
@@ -58,7 +61,7 @@ def _made(root: Path, kind: str, words: list[str]) -> str:
         case "learned":
             return learning.table(root, words[0])
         case _:
-            return {"commands": reference, "alarms": alarms, "numbers": numbers}[kind]()
+            return {"commands": reference, "alarms": alarms, "numbers": numbers, "sets": results.sets}[kind]()
 
 
 def _code(root: Path, file: str, *names: str) -> str:

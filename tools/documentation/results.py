@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from relaxion.bench.statistics import SAME_MINIMUM_EV_PER_ATOM, p95_where_same
+from relaxion.bench.sets import LENNARD_JONES, SETS
+from relaxion.bench.statistics import SAME_MINIMUM_EV_PER_ATOM, p95_where_same, resampled
 
 TITLES = {  # the rows of the results page, in order
     "emt-bulk": "random alloys, 4–32 atoms",
@@ -17,6 +18,7 @@ TITLES = {  # the rows of the results page, in order
     "emt-slabs": "slabs with an adsorbate",
     "emt-clusters": "random clusters",
     "alfe": "random Al–Fe packings",
+    "alfe-cell": "random Al–Fe packings, free cell",
     "mixed": "rattled bulk and clusters",
     "universal-mp": "Materials Project crystals",
     "universal-mp-cell": "the same, free cell",
@@ -38,7 +40,8 @@ TIGHT = {  # the same to tighter tolerances
     "universal-crystals": "prototypes, fixed cell",
     "universal-crystals-cell": "prototypes, free cell",
 }
-BRIEF = list(TITLES)[:9]  # those of the README and its picture
+BRIEF = [name for name in list(TITLES)[:10] if name != "alfe-cell"]  # those of the README and its picture
+WITHOUT_POLICY = [*list(TITLES)[:8], "lj38"]  # those that tell about the classical optimizer
 OURS = ("relaxion", "core")
 CALCULATORS = {
     "emt": "EMT",
@@ -47,12 +50,25 @@ CALCULATORS = {
     "sevennet": "SevenNet-0",
     "sevennet:7net-l3i5": "SevenNet-l3i5",
     "gfn2": "GFN2",
+    LENNARD_JONES: "Lennard-Jones",
 }
 
 
 def table(root: Path) -> str:
     """All columns of the results page."""
-    columns = ("set", "potential", "n", "Relaxion", "core", "best of ASE's", "BFGS", "ratio (95 %)", "p95", "same end")
+    columns = (
+        "set",
+        "potential",
+        "n",
+        "Relaxion",
+        "failed",
+        "core",
+        "best of ASE's",
+        "BFGS",
+        "ratio (95 %)",
+        "p95",
+        "same end",
+    )
     head = [f"| {' | '.join(columns)} | same minimum |", "|---" * (len(columns) + 1) + "|"]
     return "\n".join([*head, *(_row(name, _read(root, name)) for name in TITLES)])
 
@@ -73,6 +89,32 @@ def tight(root: Path) -> str:
     return "\n".join([head, "|---|---|---|---|---|---|---|---|---|", *rows])
 
 
+def core(root: Path) -> str:
+    """The classical optimizer by itself beside the best of ASE's."""
+    head = "| set | potential | n | core | failed | worst | best of ASE's | ratio (95 %) |"
+    rows = [_core_row(name, _read(root, name)) for name in WITHOUT_POLICY]
+    return "\n".join([head, "|---|---|---|---|---|---|---|---|", *rows])
+
+
+def sets() -> str:
+    """What `relaxion bench` knows by name."""
+    rows = [
+        f"| `{one.name}` | {one.title} | {CALCULATORS.get(one.calculator, one.calculator)} | "
+        f"{'free' if one.free_cell else 'fixed'} | {one.number} |"
+        for one in SETS.values()
+    ]
+    return "\n".join(["| set | starts | calculator | cell | number |", "|---|---|---|---|---|", *rows])
+
+
+def _core_row(name: str, result: dict[str, Any]) -> str:
+    own, best = result["optimizers"]["core"], result["best_classical"]
+    calls, others = (np.array(result["force_calls"][who], dtype=np.float64) for who in ("core", best))
+    ratio = resampled(calls, others)
+    cells = [f"`{name}`", *_start("", result)[1:3], f"**{_mean(result, 'core')}**", str(own["failures"])]
+    cells += [f"{own['worst_force_calls']:g}", _best(result), f"{ratio.value:.2f} ({ratio.low:.2f}–{ratio.high:.2f})"]
+    return f"| {' | '.join(cells)} |"
+
+
 def _tight_row(words: str, result: dict[str, Any]) -> str:
     failed = {name: sum(not ended for ended in own) for name, own in result["converged"].items()}
     cells = [*_start(words, result)[:-1], f"{result['fmax_ev_per_angstrom']:g}", f"**{_mean(result, 'relaxion')}**"]
@@ -90,7 +132,8 @@ def _read(root: Path, name: str) -> dict[str, Any]:
 
 
 def _row(name: str, result: dict[str, Any]) -> str:
-    cells = [*_start(TITLES[name], result), _mean(result, "core"), _best(result), _mean(result, "BFGS"), _ratio(result)]
+    cells = [*_start(TITLES[name], result), str(result["optimizers"]["relaxion"]["failures"]), _mean(result, "core")]
+    cells += [_best(result), _mean(result, "BFGS"), _ratio(result)]
     cells += [f"{result['p95_of_paired_ratios_to_core']:.2f}", _same_end(result), f"{result['same_minimum_rate']:.0%}"]
     return f"| {' | '.join(cells)} |"
 
