@@ -65,7 +65,6 @@ LESSONS = "--set lesson_updates=3000 --steps 3000 --set averaged_policy=false --
 LIGHT = "--set backbone=light"
 METRIC = f"--set policy=metric {FROM_SCRATCH} --set environment_information=[]"
 PATIENT = "--set critic_updates_before=2000 --set exploration_length_noise=0.5 --set assessment_interval_steps=5000"
-QUICK = "--set critic_learning_rate=3e-3 --set target_update_rate=0.02 --set policy_delay=1 --set n_steps=3"
 ROWS = {
     "emt-metric-td3": Row("TD3, stiffness policy", "emt-metric", "td3", "", (0, 1, 2, 3, 4), "emt"),
     "emt-metals-td3": Row("TD3, direct policy", "emt-metals", "td3", FROM_SCRATCH, (0, 1, 2), "emt"),
@@ -74,7 +73,7 @@ ROWS = {
     "emt-metals-d4pg": Row("D4PG, direct policy", "emt-metals", "d4pg", FROM_SCRATCH, (0,), "emt"),
     "emt-metals-expert": Row("TD3, direct policy, expert at first", "emt-metals", "td3", "", (0,), "emt"),
     "emt-metric-lessons": Row("lessons, stiffness policy", "emt-metric", "td3", LESSONS, (0, 1, 2), "lessons"),
-    "al-fe-metric-td3": Row("TD3, stiffness policy", "al-fe", "td3", f"{METRIC} {PATIENT} {QUICK}", (0, 1, 2), "al-fe"),
+    "al-fe-metric-td3": Row("TD3, stiffness policy", "al-fe", "td3", f"{METRIC} {PATIENT}", (0, 1, 2), "al-fe"),
     "al-fe-td3": Row("TD3, direct policy", "al-fe", "td3", FROM_SCRATCH, (0, 1, 2), "al-fe"),
     "al-fe-expert": Row("TD3, direct policy, expert at first", "al-fe", "td3", EXPERT, (0,), "al-fe"),
     "al-fe-metric-lessons": Row(
