@@ -201,9 +201,11 @@ def _results(card: ModelCard) -> list[str]:
     if not card.results:
         return ["Never assessed."]
     number = "" if card.n_assessment_starts is None else f"{card.n_assessment_starts} "
+    with_intervals = any(result.mean_interval_95 is not None for result in card.results)
+    told = " In brackets: 95 % intervals by resampling the starts." if with_intervals else ""
     return [
         f"Force calls to {card.force_tolerance_ev_per_angstrom:g} eV/Å from the same {number}held-out starts; "
-        "failures count with their limit. In brackets: 95 % intervals by resampling the starts.",
+        f"failures count with their limit.{told}",
         "",
         "| optimizer | mean force calls | worst | converged |",
         "|---|---|---|---|",
