@@ -15,7 +15,7 @@ from torch import Generator, Tensor
 
 from relaxion.experience.transition import Source
 from relaxion.optimize.models import Base, models_at
-from relaxion.optimize.point import Array, Geometry, Point
+from relaxion.optimize.point import Array, Geometry, Point, cell_factor_of
 from relaxion.optimize.quasi_newton import QuasiNewton, QuasiNewtonSettings, Secant
 from relaxion.settings import Settings
 from relaxion.structures import Move, State
@@ -47,14 +47,15 @@ class Expert:
         for number, end in enumerate(ends):
             rows = slice(end - int(state.structures.counts[number]), end)
             step = self._step(state, number, rows)
-            displacements.append(step[: rows.stop - rows.start])
-            strain = step[rows.stop - rows.start :] / (rows.stop - rows.start)
+            n_atoms = rows.stop - rows.start
+            displacements.append(step[:n_atoms])
+            strain = step[n_atoms:] / cell_factor_of(state.structures.atomic_numbers[rows].numpy())
             strains.append((strain + strain.T) / 2 if len(strain) else np.zeros((3, 3)))
         move = Move(torch.from_numpy(np.concatenate(displacements)), torch.from_numpy(np.stack(strains)))
         return move.to(state.structures.dtype).allowed(state.structures)
 
     def _step(self, state: State, number: int, rows: slice) -> Array:
-        """One step in the coordinates of ASE's cell filters: atoms, then n_atoms × strain where the cell is free."""
+        """One step in the coordinates of the optimizer: atoms, then a factor × strain where the cell is free."""
         method = QuasiNewton(self._method)
         geometry = _geometry(state, number, rows)
         forces = _numpy(state.evaluation.forces[rows]) * geometry.free[: geometry.n_atoms]
@@ -74,15 +75,16 @@ class Expert:
 def _geometry(state: State, number: int, rows: slice) -> Geometry:
     structures = state.structures
     movable = np.repeat(_numpy(structures.movable[rows])[:, None], 3, axis=1).astype(bool)
-    is_free = bool(structures.cell_free[number])
+    is_free, numbers = bool(structures.cell_free[number]), structures.atomic_numbers[rows].numpy()
     free = np.concatenate([movable, np.ones((3, 3), dtype=bool)]) if is_free else movable
     return Geometry(
         positions=_numpy(structures.positions[rows]),
         cell=_numpy(structures.cells[number]),
         periodic=structures.periodic[number].numpy(),
-        numbers=structures.atomic_numbers[rows].numpy(),
+        numbers=numbers,
         free=free,
-        cell_factor=float(len(movable)) if is_free else 0.0,
+        cell_factor=cell_factor_of(numbers) if is_free else 0.0,
+        ase_cell_factor=float(len(movable)) if is_free else 0.0,
     )
 
 

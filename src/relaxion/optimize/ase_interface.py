@@ -8,6 +8,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 from ase import Atoms
@@ -16,7 +17,7 @@ from ase.constraints import FixAtoms, FixCartesian
 from ase.filters import Filter, FrechetCellFilter, UnitCellFilter
 
 from relaxion.errors import StructureError
-from relaxion.optimize.point import Array, Geometry, Point
+from relaxion.optimize.point import Array, Geometry, Point, cell_factor_of
 from relaxion.optimize.springs import bonds_of
 from relaxion.optimize.valence.topology import NON_METALS, bonds_in, topology_of
 from relaxion.structures.conversion import check_atoms
@@ -52,13 +53,34 @@ def read_point(target: Atoms | Filter, coordinates: Array | None = None) -> Poin
     `coordinates`: those of now, where somebody has read them already; cell filters take milliseconds for them.
     """
     forces = np.array(target.get_forces(), dtype=np.float64).reshape(-1, 3)
+    forces[-3:] /= cell_ratio(target)
     here = read_coordinates(target) if coordinates is None else coordinates
     return Point(here, forces, read_energy(target), read_geometry(target))
 
 
 def read_coordinates(target: Atoms | Filter) -> Array:
     """The coordinates as they are, after whatever constraints made of the last move."""
-    return np.array(target.get_positions(), dtype=np.float64).reshape(-1, 3)
+    coordinates = np.array(target.get_positions(), dtype=np.float64).reshape(-1, 3)
+    coordinates[-3:] *= cell_ratio(target)
+    return coordinates
+
+
+def place(target: Atoms | Filter, coordinates: Array) -> None:
+    """Put the atoms, and the cell where it is free, there."""
+    rows = coordinates.copy()
+    rows[-3:] /= cell_ratio(target)
+    target.set_positions(rows)
+
+
+def cell_ratio(target: Atoms | Filter) -> float:
+    """Our factor of the rows of a cell over that of the filter; 1 without such rows."""
+    if not isinstance(target, UnitCellFilter):
+        return 1.0
+    return cell_factor_of(bare_atoms(target).numbers) / _ase_cell_factor(target)
+
+
+def _ase_cell_factor(target: UnitCellFilter) -> float:
+    return float(target.exp_cell_factor if isinstance(target, FrechetCellFilter) else target.cell_factor)
 
 
 def read_energy(target: Atoms | Filter) -> float:
@@ -80,11 +102,11 @@ def has_geometry(target: Atoms | Filter) -> bool:
 
 
 def read_geometry(target: Atoms | Filter) -> Geometry | None:
-    """The geometry for the springs, or None where a step along forces only is what the filter asks for."""
-    if not has_geometry(target):
-        return None
+    """The geometry behind the coordinates, or None where they are not those of atoms and a cell."""
     if isinstance(target, UnitCellFilter):
         return _geometry_of_cell_filter(target)
+    if not has_geometry(target):
+        return None
     return _geometry(bare_atoms(target), _free_coordinates(bare_atoms(target)), 0.0)
 
 
@@ -98,9 +120,9 @@ def has_molecules(atoms: Atoms) -> bool:
 
 def _geometry_of_cell_filter(target: UnitCellFilter) -> Geometry:
     atoms = target.atoms
-    factor = target.exp_cell_factor if isinstance(target, FrechetCellFilter) else target.cell_factor
     allowed = np.asarray(target.mask, dtype=bool)
-    return _geometry(atoms, np.concatenate([_free_coordinates(atoms), allowed]), float(factor))
+    geometry = _geometry(atoms, np.concatenate([_free_coordinates(atoms), allowed]), cell_factor_of(atoms.numbers))
+    return replace(geometry, ase_cell_factor=_ase_cell_factor(target), drawn=has_geometry(target))
 
 
 def _geometry(atoms: Atoms, free: np.ndarray, cell_factor: float) -> Geometry:

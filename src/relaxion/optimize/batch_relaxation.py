@@ -15,7 +15,7 @@ from ase.filters import Filter, FrechetCellFilter
 
 from relaxion.errors import PotentialError
 from relaxion.memory.recording import Memory
-from relaxion.optimize.ase_interface import read_coordinates, read_point
+from relaxion.optimize.ase_interface import place, read_coordinates, read_point
 from relaxion.optimize.point import Array, Point, Proposal, longest
 from relaxion.optimize.relaxer import SHORTEST_MOTION, STEPS_WITHOUT_MOTION
 from relaxion.optimize.remembering import Remembered
@@ -181,7 +181,7 @@ class Relaxation:
         if self.calls >= self.settings.max_force_calls:
             self._settle(*base)
             return
-        self.target.set_positions(proposal.base.coordinates + proposal.step)
+        place(self.target, proposal.base.coordinates + proposal.step)
         self._coordinates = read_coordinates(self.target)
         length = longest(self._coordinates - point.coordinates)
         self.moved, short = length > 0, length < SHORTEST_MOTION
@@ -196,7 +196,7 @@ class Relaxation:
 
     def _settle(self, base: Point, answer: Answer, outcome: Outcome = Outcome.STEP_LIMIT) -> None:
         """Leave the atoms at the better point, as the relaxer does."""
-        self.target.set_positions(base.coordinates)
+        place(self.target, base.coordinates)
         self._end(outcome, base, answer)
 
     def spend(self, seconds: float) -> None:
@@ -208,7 +208,7 @@ class Relaxation:
     def fail(self, sentence: str) -> None:
         """Ended from outside; what was reached so far is kept."""
         if self._base is not None:
-            self.target.set_positions(self._base[0].coordinates)
+            place(self.target, self._base[0].coordinates)
         self._end(Outcome.RUNNING, *(self._base or (None, None)), error=sentence)
 
     def _end(self, outcome: Outcome, point: Point | None, answer: Answer | None, error: str | None = None) -> None:

@@ -9,6 +9,7 @@ from ase import Atoms
 from ase.filters import Filter, FrechetCellFilter, UnitCellFilter
 from numpy.typing import NDArray
 
+from relaxion.optimize.ase_interface import cell_ratio
 from relaxion.optimize.point import Array, Proposal
 
 LARGEST_BYTES = 64_000_000  # then every second frame goes: a film must never be what fills the memory
@@ -67,8 +68,10 @@ def frame_of(
 
 def proposal_in_space(target: Atoms | Filter, proposal: Proposal) -> tuple[Array, Array] | None:
     """From where to where the atoms would go, Å, before limits and constraints; None where we cannot tell."""
-    base = proposal.base.coordinates
+    base = proposal.base.coordinates.copy()
     wanted = base + (proposal.step if proposal.wanted is None else proposal.wanted)
+    for rows in (base, wanted):
+        rows[-3:] /= cell_ratio(target)
     if isinstance(target, Atoms):
         return base, wanted
     geometry = proposal.base.geometry

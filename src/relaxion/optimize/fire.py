@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from relaxion.optimize.point import Point, Proposal, dot, longest
+from relaxion.optimize.point import Point, Proposal, dot
 
 FIRST_TIME_STEP = 0.1
 LARGEST_TIME_STEP = 0.5
@@ -38,7 +38,7 @@ class Fire:
         velocities = self._velocities(point)
         self.velocities = velocities + self.time_step * point.forces
         step = self.time_step * self.velocities
-        step *= min(1.0, self.longest_step / max(longest(step), 1e-12))
+        step *= min(1.0, self.longest_step / max(point.reach(step), 1e-12))
         return Proposal(point, step, min(-dot(point.forces, step), -1e-16), "fire", trust=self.longest_step)
 
     def _velocities(self, point: Point) -> np.ndarray:

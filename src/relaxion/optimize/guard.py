@@ -16,7 +16,7 @@ import numpy as np
 
 from relaxion.optimize.learned import Metric, MetricSource, Past
 from relaxion.optimize.models import LocalModel
-from relaxion.optimize.point import Array, Point, Proposal, dot, longest
+from relaxion.optimize.point import Array, Point, Proposal, dot
 from relaxion.optimize.quasi_newton import (
     QuasiNewton,
     QuasiNewtonSettings,
@@ -232,7 +232,7 @@ class Guard(QuasiNewton):
         self._alone = control.secant_weight == 0 or not metric.knows_curvature
         if not self._alone:
             newest = self.secants[-control.n_secants :]
-            secants = believed(newest, metric.apply, control.secant_weight, control.secant_length)
+            secants = believed(newest, metric.apply, control.secant_weight, control.secant_length, base)
         if secants:
             stiffer = [Secant(own.step, own.drop + control.floor * own.step) for own in secants]
             step = corrected(base.forces, stiffer if control.floor > 0 else secants, solve)
@@ -244,7 +244,7 @@ class Guard(QuasiNewton):
         reason = f"error {error:.2f}, corrected by {len(secants)} secants" if self.secants else "first step"
         proposal = self.limited(base, model, wanted, POLICY, trust, reason)
         self._applied = metric.apply(proposal.step)
-        back_off = 1 - longest(proposal.step) / max(longest(wanted), 1e-12)
+        back_off = 1 - base.reach(proposal.step) / max(base.reach(wanted), 1e-12)
         self.feedback = replace(self.feedback, back_off=float(np.clip(back_off, 0.0, 1.0)))
         self.policy_steps += 1
         return replace(proposal, control=control.as_factors())

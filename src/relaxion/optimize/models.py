@@ -69,7 +69,7 @@ class KnownPairs:
 def models_at(bases: Sequence[Base], known: KnownPairs | None = None) -> list[LocalModel]:
     """The model at each base. They are quickest sorted by size."""
     result = [LocalModel()] * len(bases)
-    drawn = [number for number, base in enumerate(bases) if base.point.geometry is not None]
+    drawn = [number for number, base in enumerate(bases) if base.point.geometry is not None and base.point.geometry.drawn]
     for group in _groups(drawn, bases):
         for number, model in zip(group, _models([bases[number] for number in group], known), strict=True):
             result[number] = model

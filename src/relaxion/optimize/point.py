@@ -8,19 +8,23 @@ from typing import TypeAlias
 
 import numpy as np
 import torch
+from ase.data import covalent_radii
 from numpy.typing import NDArray
 
 from relaxion.structures import Structures
 
 Array: TypeAlias = NDArray[np.float64]
 
+SHORTEST_BOND = 1.0  # Å; of elements without a radius (X), or smaller than any
+
 
 @dataclass(frozen=True)
 class Geometry:
     """A structure in the coordinates an ASE optimizer moves.
 
-    `cell_factor` is the scale of the three extra rows of ASE's cell filters (coordinate = factor × deformation);
-    0 means that the cell does not move. `free` marks the coordinates that may move.
+    With a free cell three rows follow those of the atoms: `cell_factor` (Å) × deformation; 0 means that the cell does
+    not move. ASE's filters have a factor of their own (`ase_cell_factor`), which decides when forces are small enough
+    and nothing else. `free` marks the coordinates that may move.
     """
 
     positions: Array  # (n_atoms, 3) Å
@@ -29,6 +33,8 @@ class Geometry:
     numbers: NDArray[np.int64]  # (n_atoms,)
     free: NDArray[np.bool_]  # (n_rows, 3)
     cell_factor: float = 0.0
+    ase_cell_factor: float = 0.0
+    drawn: bool = True  # False: springs would change the cell in ways the filter forbids
 
     @property
     def n_atoms(self) -> int:
@@ -50,7 +56,20 @@ class Point:
 
     @property
     def largest_force(self) -> float:
-        return longest(self.forces)
+        """As ASE measures it, eV/Å; the pull on a cell depends on the factor of the filter."""
+        if self.geometry is None or not self.geometry.cell_factor:
+            return longest(self.forces)
+        n_atoms = self.geometry.n_atoms
+        pulls = self.forces[n_atoms:] * (self.geometry.cell_factor / self.geometry.ase_cell_factor)
+        return max(longest(self.forces[:n_atoms]), longest(pulls))
+
+    def reach(self, step: Array) -> float:
+        """How far a step goes as atoms feel it, Å: the longest displacement, or what the strain changes a bond by."""
+        if self.geometry is None or not self.geometry.cell_factor:
+            return longest(step)
+        n_atoms = self.geometry.n_atoms
+        stretch = float(np.linalg.norm(step[n_atoms:], ord=2)) / np.sqrt(n_atoms) if np.isfinite(step).all() else np.nan
+        return max(longest(step[:n_atoms]), stretch)
 
     @property
     def finite(self) -> bool:
@@ -69,6 +88,16 @@ class Proposal:
     wanted: Array | None = None  # the step before trust radius and screen; None: as it is
     trust: float = 0.0  # Å, the trust radius it had to keep to
     control: Mapping[str, float] = field(default_factory=dict)  # what the trust rule says; empty without a policy
+
+
+def cell_factor_of(numbers: NDArray[np.int64]) -> float:
+    """√n_atoms × a typical bond length, Å.
+
+    With this scale a strain is as stiff as the displacements beside it, and steps are the same for any number of copies
+    of a cell. A row divided by √n_atoms is what the strain changes a bond by.
+    """
+    bond = max(2 * float(covalent_radii[numbers].mean()), SHORTEST_BOND)
+    return float(np.sqrt(len(numbers))) * bond
 
 
 def longest(rows: Array) -> float:

@@ -19,7 +19,7 @@ import numpy as np
 
 from relaxion.optimize.learned import MetricSource, Past
 from relaxion.optimize.models import LocalModel
-from relaxion.optimize.point import Array, Point, Proposal, cosine, dot, longest
+from relaxion.optimize.point import Array, Point, Proposal, cosine, dot
 from relaxion.optimize.screen import screened
 from relaxion.optimize.springs import SpringSettings
 from relaxion.optimize.valence.constants import ValenceSettings
@@ -133,7 +133,7 @@ class QuasiNewton:
     def _judge(self, point: Point, last: Proposal) -> Point:
         """Learn from the point; return the base of the next step: the point, or the last base if rejected."""
         step = point.coordinates - last.base.coordinates
-        length = longest(step)
+        length = point.reach(step)
         if not point.finite:
             self.rejections += 1
             self.trust = length / 4
@@ -167,7 +167,7 @@ class QuasiNewton:
         """The step that the secants known so far suggest, inside the trust radius and screened for close pairs."""
         if model.valence is not None:
             proposal = self._along_valence(base, model, model.valence)
-            if proposal.wanted is None or longest(proposal.step) > BLOCKED * longest(proposal.wanted):
+            if proposal.wanted is None or base.reach(proposal.step) > BLOCKED * base.reach(proposal.wanted):
                 return proposal
         self.valence = ValenceMemory()
         method, solve = self._stiffness(model)
@@ -184,19 +184,19 @@ class QuasiNewton:
         secants = damped(carried, valence.apply)
         if not downhill(corrected(base.forces, secants, valence.solve), base.forces):
             self.valence.pairs, secants = [], []
-        step, floor = within(self.trust, base.forces, secants, valence)
+        step, floor = within(self.trust, base, secants, valence)
         expected = -(dot(base.forces, step) + floor * dot(step, step)) / 2
         proposal = screened(
             Proposal(base, step, min(expected, -1e-16), "valence", wanted=step, trust=self.trust), model.bonds
         )
-        curved = along_internals(valence, proposal.step, self.settings.largest_trust)
+        curved = along_internals(valence, proposal.step, self.settings.largest_trust, base.reach)
         return screened(replace(proposal, step=curved), model.bonds)
 
     def limited(
         self, base: Point, model: LocalModel, step: Array, method: str, trust: float, reason: str = ""
     ) -> Proposal:
         """The step inside a trust radius, screened for close pairs."""
-        share = min(1.0, trust / max(longest(step), 1e-12))
+        share = min(1.0, trust / max(base.reach(step), 1e-12))
         expected = -dot(base.forces, step) * share * (1 - share / 2)
         proposal = Proposal(base, share * step, min(expected, -1e-16), method, reason, step, trust)
         return screened(proposal, model.bonds)
@@ -243,14 +243,14 @@ def corrected(forces: Array, secants: list[Secant], solve: Solve) -> Array:
     return step
 
 
-def within(trust: float, forces: Array, secants: list[Secant], model: ValenceModel) -> tuple[Array, float]:
+def within(trust: float, base: Point, secants: list[Secant], model: ValenceModel) -> tuple[Array, float]:
     """The step of (B + λ·1) inside the trust radius with as little λ as that takes, and λ (eV/Å²).
 
     Stiff coordinates relax in full, soft ones as far as they may; a shortened step would leave all of them unrelaxed.
     1/length is nearly linear in λ, so that a few points of it are enough.
     """
-    low, floor = 0.0, 0.0
-    length_low = length = longest(step := _shifted(forces, secants, model, floor))
+    low, floor, forces = 0.0, 0.0, base.forces
+    length_low = length = base.reach(step := _shifted(forces, secants, model, floor))
     high = length_high = 0.0
     for _ in range(FLOORS):
         if length <= trust and (floor == 0 or length > NEARLY * trust):
@@ -264,7 +264,7 @@ def within(trust: float, forces: Array, secants: list[Secant], model: ValenceMod
         else:
             share = (1 / trust - 1 / length_low) / (1 / length_high - 1 / length_low)
             floor = low + float(np.clip(share, 0.1, 0.9)) * (high - low)
-        length = longest(step := _shifted(forces, secants, model, floor))
+        length = base.reach(step := _shifted(forces, secants, model, floor))
     return step * min(1.0, trust / max(length, 1e-12)), floor
 
 
@@ -296,16 +296,16 @@ def _damped(secant: Secant, applied: Array) -> Secant | None:
     return Secant(secant.step, weight * secant.drop + (1 - weight) * applied)
 
 
-def believed(secants: Sequence[Secant], apply: Solve, weight: float, length: float) -> list[Secant]:
+def believed(secants: Sequence[Secant], apply: Solve, weight: float, length: float, base: Point) -> list[Secant]:
     """Each as a mean of what was met and what the stiffness B says, y ← w·y + (1 - w)·B·s, and damped.
 
     B is predicted for the way ahead, a secant was measured on the way behind: the longer its step, and the older it is,
-    the less it says of the stiffness here. w = `weight` · 0.8^age / (1 + (longest row of s / `length`)²), the newest
-    having age 0. A row is the displacement of an atom, or one of the three of a cell filter.
+    the less it says of the stiffness here. w = `weight` · 0.8^age / (1 + (length of s / `length`)²), the newest having
+    age 0; lengths as atoms feel them (`Point.reach`).
     """
     result = list[Secant]()
     for age, secant in enumerate(reversed(secants) if weight > 0 else ()):
-        own = weight * AGEING**age / (1 + (longest(secant.step) / length) ** 2)
+        own = weight * AGEING**age / (1 + (base.reach(secant.step) / length) ** 2)
         applied = apply(secant.step)
         mean = _damped(Secant(secant.step, own * secant.drop + (1 - own) * applied), applied)
         result += [] if mean is None else [mean]

@@ -22,6 +22,7 @@ from relaxion.optimize.ase_interface import (
     bare_atoms,
     check_door,
     has_geometry,
+    place,
     read_coordinates,
     read_energy,
     read_point,
@@ -194,7 +195,7 @@ class Relaxer(Optimizer):
     def go_on(self) -> None:
         """After a restart: put the atoms where the run before would have looked next, so that no force call is lost."""
         if self._left_at is not None:
-            self.atoms.set_positions(self._left_at)
+            place(self.atoms, self._left_at)
 
     def save(self, path: str | Path) -> None:
         """Write a restart file, as every step does where `restart` is given; before the first step there is none."""
@@ -240,7 +241,7 @@ class Relaxer(Optimizer):
         self._propose(point)
         base = self._stepper.last.base if self._stepper.last is not None else point
         if base is not point:
-            self.atoms.set_positions(base.coordinates)
+            place(self.atoms, base.coordinates)
         self._seen_at, self._left_at = base.coordinates, None
 
     def log(self, gradient: Any = None) -> None:
@@ -251,7 +252,7 @@ class Relaxer(Optimizer):
             return
         self._counted = geometry
         last = self._stepper.last
-        travelled = 0.0 if last is None else longest(self._coordinates() - last.base.coordinates)
+        travelled = 0.0 if last is None else last.base.reach(self._coordinates() - last.base.coordinates)
         self.history.append(
             HistoryEntry(
                 call=self.force_calls + 1,
@@ -279,7 +280,7 @@ class Relaxer(Optimizer):
         if proposal is None:
             self._stop(Outcome.NON_FINITE, "the calculator's answer at the start is not finite")
             return
-        self.atoms.set_positions(proposal.base.coordinates + proposal.step)
+        place(self.atoms, proposal.base.coordinates + proposal.step)
         self._seen_at, self._left_at = point.coordinates, self._coordinates()
         self._watch_motion(longest(self._left_at - point.coordinates))
         if self.restart is not None and self.comm.rank == 0:

@@ -20,7 +20,7 @@ from relaxion.structures.conversion import LARGEST_EXTENT, SMALLEST_VOLUME
 
 FORMAT = "relaxion-restart"
 MOST_CALLS = 10**12
-VERSION = 3  # 1 had no policy, 2 neither its weights nor the knobs
+VERSION = 4  # 1 had no policy, 2 neither its weights nor the knobs, 3 cells in the units of ASE's filters
 
 
 @dataclass(frozen=True)

@@ -209,5 +209,7 @@ def _point_from_plain(plain: dict[str, Any]) -> Point:
         numbers=np.asarray(saved["numbers"], dtype=np.int64),
         free=np.asarray(saved["free"], dtype=bool),
         cell_factor=float(saved["cell_factor"]),
+        ase_cell_factor=float(saved["ase_cell_factor"]),
+        drawn=bool(saved["drawn"]),
     )
     return Point(_rows(plain["coordinates"]), _rows(plain["forces"]), float(plain["energy"]), geometry)

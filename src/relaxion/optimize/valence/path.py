@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -29,11 +30,11 @@ def moved(geometry: Geometry, step: Array) -> Geometry:
     return replace(geometry, positions=positions, cell=geometry.cell @ growth.T)
 
 
-def along_internals(place: Place, step: Array, largest: float) -> Array:
+def along_internals(place: Place, step: Array, largest: float, reach: Callable[[Array], float] = longest) -> Array:
     """The curved step whose internal coordinates change as the straight one says to first order.
 
     A few Gauss-Newton iterations on Σ w (q₀ + G·d - q(x))² + w_x |d - (x - x₀)|²; the straight step where that fails.
-    `largest`: no atom goes farther, Å.
+    `largest`: no atom goes farther, Å, measured by `reach`.
     """
     found = step
     for _ in range(ITERATIONS):
@@ -41,11 +42,11 @@ def along_internals(place: Place, step: Array, largest: float) -> Array:
         if correction is None:
             return step
         found = found + correction
-        if not longest(found) < LONGEST * longest(step):  # not a number is not smaller
+        if not reach(found) < LONGEST * reach(step):  # not a number is not smaller
             return step
-        if longest(correction) < GOOD:
+        if reach(correction) < GOOD:
             break
-    return found * min(1.0, largest / max(longest(found), 1e-12))
+    return found * min(1.0, largest / max(reach(found), 1e-12))
 
 
 def _correction(place: Place, step: Array, found: Array) -> Array | None:
