@@ -24,7 +24,6 @@ from relaxion.optimize.quasi_newton import (
     Solve,
     believed,
     corrected,
-    energy_change,
     weighted_error,
 )
 from relaxion.optimize.trust_rule import DEFAULT, StepControl
@@ -47,6 +46,8 @@ class Feedback:
     back_off: float = 0.0
     """Share of the step that trust radius and screen took away."""
     rejected: bool = False
+    returned: bool = False
+    """It led back to where one was before."""
     by_policy: bool = False
     """Who made the step."""
     points: int = 1
@@ -76,6 +77,8 @@ class GuardSettings:
     """Smallest cosine between the policy's step and the springs' step; below it the classical optimizer steps."""
     largest_ratio: float = 30.0
     """Largest ratio of the two steps' lengths, either way, likewise."""
+    softest: float = 0.2
+    """eV/Å²: no step is longer than if everything were as soft as this, so that small forces lead to small steps."""
     another_scale: float = 1.5
     """The metric is scaled by the curvature met in the last two steps, both taken in full, where both times it was at
     least this many times larger, or smaller, than its own: the metric may come from a softer potential."""
@@ -180,7 +183,7 @@ class Guard(QuasiNewton):
         full, useless = feedback.back_off < guard.full_step, feedback.log_force_ratio > -guard.hardly
         wrong = bool(abs(feedback.log_curvature_ratio) > np.log(guard.another))
         short_of = self._alone and feedback.energy_ratio < guard.least_kept
-        return feedback.rejected or (full and useless and wrong) or short_of
+        return feedback.rejected or feedback.returned or (full and useless and wrong) or short_of
 
     def _feedback(self, point: Point, last: Proposal, *, rejected: bool) -> Feedback:
         points = self.feedback.points + 1
@@ -193,12 +196,13 @@ class Guard(QuasiNewton):
             met, expected = dot(step, drop), max(dot(step, self._applied), 1e-12)
             ratio = float(np.log(np.clip(met / expected, 0.05, 20.0)))
         return Feedback(
-            energy_ratio=float(np.clip(energy_change(last.base, point, step) / last.expected_change, -2.0, 3.0)),
+            energy_ratio=float(np.clip(self.change / last.expected_change, -2.0, 3.0)),
             log_curvature_ratio=ratio,
             alignment=dot(step, point.forces) / (size * (float(np.linalg.norm(point.forces)) + 1e-12)),
             log_force_ratio=_log10(point.largest_force) - _log10(last.base.largest_force),
             back_off=self.feedback.back_off,
             rejected=rejected,
+            returned=self.returned,
             by_policy=last.method == POLICY,
             points=points,
         )
@@ -240,6 +244,7 @@ class Guard(QuasiNewton):
         if uphill or not np.isfinite(step).all():
             step = plain
         trust = min(self.trust * float(np.exp(control.log_trust)), self.settings.largest_trust)
+        trust = min(trust, base.largest_force / self.guard.softest)
         wanted = float(np.exp(control.log_scale)) * step
         reason = f"error {error:.2f}, corrected by {len(secants)} secants" if self.secants else "first step"
         proposal = self.limited(base, model, wanted, POLICY, trust, reason)

@@ -36,6 +36,8 @@ FLOORS = 6  # tried until a step of molecules fits the trust radius
 NEARLY = 0.85  # of the trust radius is near enough
 BLOCKED = 0.1  # of a step of molecules is left by the screen: springs part what is crowded, such molecules are none
 CERTAIN_CHANGE = 0.05  # eV; smaller differences of energies are not believed against the forces
+RETURNED = 0.25  # of the last step: so near a place left before, the steps undo each other
+PLACES = 8  # that are remembered
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,10 @@ class QuasiNewton:
         self.recent_energies: list[float] = []
         self.last: Proposal | None = None
         self.rejections = 0  # in a row
+        self.places: list[Array] = []  # where the last bases were, the newest last
+        self.returned = False  # the last step led back to one of them
+        self.change = 0.0  # eV, of the last step, as it is believed
+        self.contradiction = ""  # the first energy that contradicts the forces, in words
         self.valence = ValenceMemory()
 
     def more(self) -> dict[str, Any]:
@@ -112,7 +118,7 @@ class QuasiNewton:
     def arrays(self) -> list[Array]:
         """Everything remembered that has a row for each coordinate."""
         own = [array for secant in self.secants for array in (secant.step, secant.drop)]
-        return [*own, *(array for point in self.valence.points() for array in (point.coordinates, point.forces))]
+        return [*own, *self.places, *(array for point in self.valence.points() for array in (point.coordinates, point.forces))]
 
     @property
     def lost(self) -> str:
@@ -128,12 +134,14 @@ class QuasiNewton:
         base = point if self.last is None else self._judge(point, self.last)
         if base is point:
             self.recent_energies = [*self.recent_energies, point.energy][-self.settings.reference_points :]
+            self.places = [*self.places, point.coordinates][-PLACES:]
         return base
 
     def _judge(self, point: Point, last: Proposal) -> Point:
         """Learn from the point; return the base of the next step: the point, or the last base if rejected."""
         step = point.coordinates - last.base.coordinates
         length = point.reach(step)
+        self.returned = False
         if not point.finite:
             self.rejections += 1
             self.trust = length / 4
@@ -141,14 +149,33 @@ class QuasiNewton:
         self._learn(Secant(step, last.base.forces - point.forces))
         if self.valence.topology is not None and point.geometry is not None:
             self.valence.learn(last.base, point)
-        change = energy_change(last.base, point, step)
-        if point.energy > max(self.recent_energies) + noise(point.energy) and change > 0:
+        self.change = energy_change(last.base, point, step)
+        if contradicts(last, point, step):
+            self._forget_energies(last.base, point, step)
+        elif point.energy > max(self.recent_energies) + noise(point.energy) and self.change > 0:
             self.rejections += 1
             self.trust = length / 4
             return last.base
         self.rejections = 0
-        self._adapt_trust(change, last, length, overshoot(last.base, point, step))
+        self._adapt_trust(self.change, last, length, overshoot(last.base, point, step))
+        self._break_cycles(point, length)
         return point
+
+    def _forget_energies(self, base: Point, point: Point, step: Array) -> None:
+        """The energy jumped without work being done: those before cannot be compared with it."""
+        self.change = work(base, point, step)
+        self.recent_energies = []
+        self.contradiction = self.contradiction or (
+            f"the energy changed by {point.energy - base.energy:+.3g} eV in one step, but the forces did work for "
+            f"{self.change:+.3g} eV: energies before and after that step are not compared"
+        )
+
+    def _break_cycles(self, point: Point, length: float) -> None:
+        """Steps that lead back to where one was before are too long, however well each of them went."""
+        ways = (point.reach(point.coordinates - place) for place in self.places[:-1])
+        self.returned = any(way < RETURNED * length for way in ways)
+        if self.returned:
+            self.trust = min(self.trust, length / 4)
 
     def _learn(self, secant: Secant) -> None:
         """Keep a secant of positive curvature; others would make the metric indefinite."""
@@ -159,7 +186,9 @@ class QuasiNewton:
     def _adapt_trust(self, change: float, last: Proposal, length: float, overshot: bool) -> None:
         kept = change / last.expected_change
         if overshot or kept < 0.25:
-            self.trust = min(max(0.5 * length, 0.02), self.settings.largest_trust)
+            # a policy's radius may be a multiple of ours: half of its step is half of that multiple
+            own = length * min(1.0, self.trust / last.trust)
+            self.trust = min(max(0.5 * own, 0.02), self.settings.largest_trust)
         elif kept > 0.5 and length > 0.8 * self.trust:
             self.trust = min(2 * self.trust, self.settings.largest_trust)
 
@@ -340,7 +369,24 @@ def energy_change(before: Point, after: Point, step: Array) -> float:
     change = after.energy - before.energy
     if abs(change) > max(CERTAIN_CHANGE, noise(after.energy)):
         return change
+    return work(before, after, step)
+
+
+def work(before: Point, after: Point, step: Array) -> float:
+    """The change of the energy as forces and stress before and after the step have it, eV."""
     return -0.5 * dot(before.forces + after.forces, step)
+
+
+def contradicts(last: Proposal, after: Point, step: Array) -> bool:
+    """Whether the energy rose by far more than forces and stress allow.
+
+    Forces vary along a step, the more the longer it is. So what the model expected of the step, and the work at either
+    end, is allowed for; only a rise is looked for, since a step may well fall over an edge.
+    """
+    before = last.base
+    excess = after.energy - before.energy - work(before, after, step)
+    allowed = abs(last.expected_change) + abs(dot(before.forces, step)) / 2 + abs(dot(after.forces, step)) / 2
+    return excess > CERTAIN_CHANGE + noise(after.energy) + allowed
 
 
 def overshoot(before: Point, after: Point, step: Array) -> bool:

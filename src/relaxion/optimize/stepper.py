@@ -110,6 +110,7 @@ class Stepper:
             "trust": newton.trust,
             "rejections": newton.rejections,
             "recent_energies": newton.recent_energies,
+            "places": newton.places,
             "secants": [{"step": secant.step, "drop": secant.drop} for secant in newton.secants],
             "last": None if self.last is None else _proposal_to_plain(self.last),
             "more": newton.more(),
@@ -149,6 +150,7 @@ class Stepper:
         newton.trust = float(plain["trust"])
         newton.rejections = int(plain["rejections"])
         newton.recent_energies = [float(energy) for energy in plain["recent_energies"]]
+        newton.places = [_rows(place) for place in plain["places"]]
         newton.secants = [Secant(_rows(secant["step"]), _rows(secant["drop"])) for secant in plain["secants"]]
         self.last = None if plain["last"] is None else _proposal_from_plain(plain["last"])
         newton.last = None if self.last is None or self.last.method == "fire" else self.last
