@@ -70,6 +70,8 @@ class Relaxed:
     error: str | None = None  # a sentence, where potential or time limit ended it
     tag: Any = None  # whatever was given to `add`
     visited: tuple[Visit, ...] = ()  # every evaluated point in order, where recorded
+    policy_steps: int = 0  # made by the policy itself
+    reason: str = ""  # why it stopped before its time, in words
 
     @property
     def converged(self) -> bool:
@@ -168,7 +170,7 @@ class Relaxation:
         if point.largest_force < self.settings.fmax and math.isfinite(point.energy):
             self._end(Outcome.CONVERGED, point, self.told)
         elif self.stepper.last is None and not point.finite:
-            self._end(Outcome.NON_FINITE, point, None)
+            self._end(Outcome.NON_FINITE, point, None, reason=f"not finite: {point.not_finite} at call 1, the start")
         elif self.stepper.last is None and point.largest_force > (self.settings.largest_first_force or math.inf):
             self.fail(TOO_LARGE_A_FORCE)
         return None if self.result is not None else point
@@ -178,6 +180,9 @@ class Relaxation:
         base = self._judged(point, proposal)
         if self._visited and proposal.base is not point:
             self._visited[-1] = replace(self._visited[-1], accepted=False)
+        if self.stepper.hopeless:
+            self._settle(*base, outcome=Outcome.NON_FINITE, reason=f"not finite: {self.stepper.hopeless}")
+            return
         if self.calls >= self.settings.max_force_calls:
             self._settle(*base)
             return
@@ -187,17 +192,18 @@ class Relaxation:
         self.moved, short = length > 0, length < SHORTEST_MOTION
         self._motionless = self._motionless + 1 if short else 0
         if self._motionless >= STEPS_WITHOUT_MOTION:
-            self._settle(*base, outcome=Outcome.STALLED)
+            reason = f"{self._motionless} moves in a row had no effect: constraints undo them"
+            self._settle(*base, outcome=Outcome.STALLED, reason=reason)
 
     def _judged(self, point: Point, proposal: Proposal) -> tuple[Point, Answer]:
         if proposal.base is point or self._base is None:
             self._base, self._base_call = (point, self.told), self.calls
         return self._base
 
-    def _settle(self, base: Point, answer: Answer, outcome: Outcome = Outcome.STEP_LIMIT) -> None:
+    def _settle(self, base: Point, answer: Answer, outcome: Outcome = Outcome.STEP_LIMIT, reason: str = "") -> None:
         """Leave the atoms at the better point, as the relaxer does."""
         place(self.target, base.coordinates)
-        self._end(outcome, base, answer)
+        self._end(outcome, base, answer, reason=reason)
 
     def spend(self, seconds: float) -> None:
         self.seconds += seconds
@@ -211,7 +217,14 @@ class Relaxation:
             place(self.target, self._base[0].coordinates)
         self._end(Outcome.RUNNING, *(self._base or (None, None)), error=sentence)
 
-    def _end(self, outcome: Outcome, point: Point | None, answer: Answer | None, error: str | None = None) -> None:
+    def _end(
+        self,
+        outcome: Outcome,
+        point: Point | None,
+        answer: Answer | None,
+        error: str | None = None,
+        reason: str = "",
+    ) -> None:
         if self._remembered is not None:
             self._remembered.end(outcome)
         final = self.start.copy() if point is None else self.atoms
@@ -231,6 +244,8 @@ class Relaxation:
             error=error,
             tag=self.tag,
             visited=tuple(self._visited),
+            policy_steps=self.stepper.policy_steps,
+            reason=reason,
         )
 
 

@@ -210,7 +210,7 @@ class Guard(QuasiNewton):
     def step_from(self, base: Point, model: LocalModel) -> Proposal:
         """The metric's step where it can be believed, else the core's."""
         if model.metric is None or model.springs is None:
-            return self._by_core(base, model, "the policy does not apply here")
+            return self._by_core(base, model, model.no_metric or "the policy does not apply here")
         self._scale = self._scale_met() if model.metric.knows_curvature else 1.0
         metric = model.metric if self._scale == 1 else Scaled(model.metric, self._scale)
         step = metric.solve(base.forces)

@@ -86,13 +86,17 @@ class _Source:
         return self.elements is None or self.elements.issuperset(geometry.numbers.tolist())
 
 
-def asked_of(source: MetricSource, asked: Sequence[Asked], structures: Structures) -> list[Metric | None]:
-    """What the policy says at each point; None where it cannot be asked: the core steps there."""
+def asked_of(source: MetricSource, asked: Sequence[Asked], structures: Structures) -> list[Metric | str]:
+    """What the policy says at each point; a sentence where it has no answer: the classical optimizer steps there.
+
+    A matrix that cannot be factorised, atoms too far apart for a neighbour search and too little memory on a device are
+    reasons to go on without the policy. Every other error is a fault, and is raised.
+    """
     try:
         return list(source.at(asked, structures))
-    except (StructureError, ArithmeticError, RuntimeError):  # torch's LinAlgError is a RuntimeError
+    except (StructureError, torch.linalg.LinAlgError, torch.OutOfMemoryError) as error:  # pyright: ignore[reportPrivateImportUsage]
         if len(asked) == 1:
-            return [None]
+            return [f"the policy has no answer here ({type(error).__name__}: {str(error).splitlines()[0][:200]})"]
     return [asked_of(source, [one], structures_of([one.geometry]))[0] for one in asked]
 
 

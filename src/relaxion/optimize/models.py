@@ -26,7 +26,8 @@ class LocalModel:
 
     bonds: Bonds | None = None  # None: not a plain structure, as the next
     springs: SpringMetric | None = None
-    metric: Metric | None = None  # None: no policy, or it has no say here
+    metric: Metric | None = None  # None: no policy, or it has no answer here
+    no_metric: str = ""  # why it has none
     valence: ValenceModel | None = None  # None: nothing is a molecule, or a policy was asked
 
 
@@ -69,7 +70,9 @@ class KnownPairs:
 def models_at(bases: Sequence[Base], known: KnownPairs | None = None) -> list[LocalModel]:
     """The model at each base. They are quickest sorted by size."""
     result = [LocalModel()] * len(bases)
-    drawn = [number for number, base in enumerate(bases) if base.point.geometry is not None and base.point.geometry.drawn]
+    drawn = [
+        number for number, base in enumerate(bases) if base.point.geometry is not None and base.point.geometry.drawn
+    ]
     for group in _groups(drawn, bases):
         for number, model in zip(group, _models([bases[number] for number in group], known), strict=True):
             result[number] = model
@@ -96,11 +99,15 @@ def _models(bases: Sequence[Base], known: KnownPairs | None) -> list[LocalModel]
     bonds = bonds_of(geometries, structures)
     drawn, screening = _fitted(bases, bonds)
     springs = springs_at(geometries, bases[0].springs, drawn)
-    metrics: list[Metric | None] = [None] * len(bases)
+    metrics: list[Metric | str] = [""] * len(bases)
     by_source: dict[int, list[int]] = {}
     for number, base in enumerate(bases):
-        if base.source is not None and base.point.finite and base.source.covers(geometries[number]):
+        if base.source is None or not base.point.finite:
+            continue
+        if base.source.covers(geometries[number]):
             by_source.setdefault(id(base.source), []).append(number)
+        else:
+            metrics[number] = "the policy was not trained on all of these elements"
     for numbers in by_source.values():
         chosen = [bases[number] for number in numbers]
         source = chosen[0].source
@@ -109,8 +116,16 @@ def _models(bases: Sequence[Base], known: KnownPairs | None) -> list[LocalModel]
         those = structures if len(numbers) == len(bases) else _structures(chosen, known)
         for number, metric in zip(numbers, asked_of(source, asked, those), strict=True):
             metrics[number] = metric
-    molecules = [_valence(*each) for each in zip(bases, bonds, strict=True)]
-    return [LocalModel(*each) for each in zip(screening, springs, metrics, molecules, strict=True)]
+    return [
+        LocalModel(
+            bonds=screening[number],
+            springs=springs[number],
+            metric=None if isinstance(metric, str) else metric,
+            no_metric=metric if isinstance(metric, str) else "",
+            valence=_valence(bases[number], bonds[number]),
+        )
+        for number, metric in enumerate(metrics)
+    ]
 
 
 def _fitted(bases: Sequence[Base], bonds: Sequence[Bonds]) -> tuple[list[Bonds], list[Bonds]]:

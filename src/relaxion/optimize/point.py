@@ -75,6 +75,19 @@ class Point:
     def finite(self) -> bool:
         return bool(np.isfinite(self.energy) and np.isfinite(self.forces).all())
 
+    @property
+    def not_finite(self) -> str:
+        """Which of the calculator's answers are not, in words."""
+        n_atoms = len(self.forces) if self.geometry is None else self.geometry.n_atoms
+        bad = np.flatnonzero(~np.isfinite(self.forces).all(axis=1))
+        atoms = bad[bad < n_atoms]
+        words = [] if np.isfinite(self.energy) else [f"the energy ({self.energy})"]
+        if len(atoms):
+            words.append(f"the forces on {len(atoms)} of {n_atoms} atoms (the first is atom {atoms[0]})")
+        if len(bad) > len(atoms):
+            words.append("the stress")
+        return " and ".join(words)
+
 
 @dataclass(frozen=True)
 class Proposal:

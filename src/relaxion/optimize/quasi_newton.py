@@ -88,6 +88,7 @@ class QuasiNewton:
     source: MetricSource | None = None  # a policy, where one is asked
     past = Past()  # of the present base
     core_steps = 0  # made in place of a policy that was not believed
+    policy_steps = 0  # made by a policy
 
     def __init__(self, settings: QuasiNewtonSettings) -> None:
         self.settings = settings
@@ -118,7 +119,11 @@ class QuasiNewton:
     def arrays(self) -> list[Array]:
         """Everything remembered that has a row for each coordinate."""
         own = [array for secant in self.secants for array in (secant.step, secant.drop)]
-        return [*own, *self.places, *(array for point in self.valence.points() for array in (point.coordinates, point.forces))]
+        return [
+            *own,
+            *self.places,
+            *(array for point in self.valence.points() for array in (point.coordinates, point.forces)),
+        ]
 
     @property
     def lost(self) -> str:

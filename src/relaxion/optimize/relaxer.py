@@ -126,7 +126,9 @@ class Relaxer(Optimizer):
         self._counted: bytes | None = None  # the geometry of the last entry of the history
         self._read: tuple[bytes, Array] | None = None  # a geometry, and its coordinates as the filter has them
         self._motionless = 0
+        self._warned = False
         self._stopped: Outcome | None = None
+        self.reason = ""  # why it stopped before its time, in words
         if restart is not None and Path(restart).exists() and not Path(restart).is_file():
             raise RestartError(f"{restart} is not a file; name another restart file")
         super().__init__(
@@ -153,6 +155,11 @@ class Relaxer(Optimizer):
         """Steps made by another method than the one asked for: by the classical optimizer or FIRE instead of the
         policy, by FIRE instead of the classical optimizer."""
         return self._stepper.fallback_used
+
+    @property
+    def policy_steps(self) -> int:
+        """Steps made by the policy itself."""
+        return self._stepper.policy_steps
 
     @property
     def outcome(self) -> Outcome:
@@ -215,6 +222,8 @@ class Relaxer(Optimizer):
         converged = bool(super().run(fmax, steps))
         if self.outcome is Outcome.STEP_LIMIT:
             self._settle()
+        elif self.outcome is Outcome.NON_FINITE and self._stepper.last is not None:
+            place(self.atoms, self._stepper.last.base.coordinates)  # the last point with finite forces
         if self._remembered is not None:
             self._remembered.end(self.outcome)
         if converged and self._adaptation is not None:
@@ -229,7 +238,7 @@ class Relaxer(Optimizer):
 
     def _begin(self, fmax: float) -> None:
         _check_fmax(fmax)
-        self._stopped, self._motionless = None, 0
+        self._stopped, self._motionless, self.reason = None, 0, ""
         if self._remembered is not None:
             self._remembered.fmax = fmax
         if self.nsteps > 0 and self._counted != self._geometry():
@@ -278,13 +287,24 @@ class Relaxer(Optimizer):
             self._visited.append(point)
         proposal = self._propose(point)
         if proposal is None:
-            self._stop(Outcome.NON_FINITE, "the calculator's answer at the start is not finite")
+            self._stop(Outcome.NON_FINITE, f"not finite: {point.not_finite} at call {self.force_calls}, the start")
             return
+        if self._stepper.hopeless:
+            self._stop(Outcome.NON_FINITE, f"not finite: {self._stepper.hopeless}")
+            return
+        self._warn_of_energies()
         place(self.atoms, proposal.base.coordinates + proposal.step)
         self._seen_at, self._left_at = point.coordinates, self._coordinates()
         self._watch_motion(longest(self._left_at - point.coordinates))
         if self.restart is not None and self.comm.rank == 0:
             self.save(self.restart)
+
+    def _warn_of_energies(self) -> None:
+        """Once, where the calculator's energies contradict its forces."""
+        said = self._stepper.method.contradiction
+        if said and not self._warned:
+            logger.warning("%s; do cutoffs, k-points or spins change with the cell?", said)
+            self._warned = True
 
     def _propose(self, point: Point) -> Proposal | None:
         """The next step; None where there is no finite point to begin at.
@@ -331,7 +351,7 @@ class Relaxer(Optimizer):
     def _stop(self, outcome: Outcome, reason: str) -> None:
         """End ASE's loop after this step."""
         logger.warning("relaxation stopped (%s): %s", outcome.label, reason)
-        self._stopped = outcome
+        self._stopped, self.reason = outcome, reason
         self.max_steps = self.nsteps
 
 

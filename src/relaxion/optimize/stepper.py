@@ -19,6 +19,7 @@ from relaxion.optimize.quasi_newton import QuasiNewton, Secant
 
 LARGEST = 1e100  # beyond it squares are infinite
 FIRE_STEPS = 20  # at least so many before the quasi-Newton method is trusted again
+MOST_NOT_FINITE = 4  # answers in a row; each step is a quarter of the one before, so it is not the step
 
 
 def propose(
@@ -52,6 +53,8 @@ class Stepper:
         self.fire_steps_left = 0
         self.fire_reason = ""
         self.fire_steps = 0  # proposals made by FIRE
+        self.calls = 0  # points judged
+        self.not_finite: list[str] = []  # what was not, in the last answers in a row
         self.last: Proposal | None = None
         self.model: tuple[Point, LocalModel] | None = None  # after a rejected point the same base is asked again
 
@@ -59,6 +62,18 @@ class Stepper:
     def fallback_used(self) -> int:
         """Steps made by the core or FIRE in place of the policy, or by FIRE in place of the core."""
         return self.fire_steps + self.method.core_steps
+
+    @property
+    def policy_steps(self) -> int:
+        """Steps made by the policy."""
+        return self.method.policy_steps
+
+    @property
+    def hopeless(self) -> str:
+        """Why going on makes no sense; empty where it does."""
+        if len(self.not_finite) < MOST_NOT_FINITE:
+            return ""
+        return f"{self.not_finite[0]} and {len(self.not_finite) - 1} more calls in a row, though steps were shortened"
 
     def reset(self) -> None:
         """Forget everything learned, for instance because somebody else moved the atoms."""
@@ -69,6 +84,8 @@ class Stepper:
 
     def judge(self, point: Point) -> tuple[Point, bool]:
         """Take in what was found; where the next step begins, and whether FIRE makes it."""
+        self.calls += 1
+        self.not_finite = [] if point.finite else [*self.not_finite, f"{point.not_finite} at call {self.calls}"]
         # FIRE knows its last finite point; the quasi-Newton method, fresh after FIRE, would have none to go back to
         if self.fire_steps_left > 0 or (not point.finite and self.method.last is None):
             return point, True
@@ -114,6 +131,8 @@ class Stepper:
             "secants": [{"step": secant.step, "drop": secant.drop} for secant in newton.secants],
             "last": None if self.last is None else _proposal_to_plain(self.last),
             "more": newton.more(),
+            "calls": self.calls,
+            "not_finite": self.not_finite,
             "fire_steps_left": self.fire_steps_left,
             "fire_reason": self.fire_reason,
             "fallback_used": self.fire_steps,
@@ -157,6 +176,7 @@ class Stepper:
         if newton.last is not None and not newton.recent_energies:
             raise ValueError("recent_energies is empty although a step was taken")
         newton.take_more(plain.get("more", {}))
+        self.calls, self.not_finite = int(plain["calls"]), [str(words) for words in plain["not_finite"]]
         self.fire_steps_left, self.fire_reason = int(plain["fire_steps_left"]), str(plain["fire_reason"])
         self.fire_steps = int(plain["fallback_used"])
         saved = plain["fire"]
