@@ -20,7 +20,7 @@ from ase.io import Trajectory, read
 from ase.mep import NEB
 from ase.optimize import BFGS
 
-from relaxion import Outcome, Relaxer
+from relaxion import Outcome, Relaxer, relax_batch
 from relaxion.errors import PolicyError, RestartError, SettingsError, StructureError
 
 
@@ -179,7 +179,7 @@ def test_interrupted_during_the_fallback_is_straight(tmp_path):
         ('{"format": "relaxion-restart", "ver', "cannot be read"),
         ("[1, 2]", "not a Relaxion restart file"),
         ('{"format": "relaxion-restart", "version": 99}', "version 99"),
-        ('{"format": "relaxion-restart", "version": 3}', "lacks"),
+        ('{"format": "relaxion-restart", "version": 4}', "lacks"),
     ],
 )
 def test_foreign_restart_files_are_refused_and_kept(tmp_path, content, message):
@@ -359,12 +359,21 @@ def test_every_call_counts_after_moving_by_hand(policy):
     assert opt.force_calls == atoms.calc.calculations
 
 
-def test_nan_when_fire_hands_back():
+def test_nan_for_ever_is_said_to_be_that(policy):
+    """R16.1: which call, which quantity; atoms are left where forces were finite."""
     atoms = alloy()
-    atoms.calc = NanAfter(2, 3, 4, 5, 6, 25, 26, 27)
-    opt = Relaxer(atoms, logfile=None)
-    assert opt.run(fmax=0.05, steps=200)
-    assert opt.fallback_used > 20
+    atoms.calc = NanAfter(*range(4, 100))
+    opt = Relaxer(atoms, logfile=None, policy=policy)
+    assert not opt.run(fmax=1e-6, steps=200)
+    assert opt.outcome is Outcome.NON_FINITE
+    assert "forces" in opt.reason
+    assert "call 4" in opt.reason
+    assert opt.force_calls == atoms.calc.calculations == 7
+    better = opt.film.frames[min(opt.history[:3], key=lambda entry: entry.energy_ev).call - 1]
+    assert np.allclose(atoms.positions, better.positions, atol=1e-6)
+    (relaxed,) = relax_batch([alloy()], NanAfter(*range(4, 100)), policy=policy, fmax=1e-6)
+    assert relaxed.outcome is Outcome.NON_FINITE
+    assert relaxed.reason == opt.reason
 
 
 def test_scattered_atoms_do_not_end_the_process():
@@ -390,14 +399,34 @@ class UphillEnergy(CountingEMT):
         self.results["energy"] = self.results["free_energy"] = -5 * self.results["energy"]
 
 
-def test_falls_back_to_fire_where_energies_lie():
+def test_forces_win_where_energies_lie(policy, caplog):
+    """An energy that contradicts the work of the forces is said once, and not compared with others."""
     atoms = alloy(size=0.08)
     atoms.calc = UphillEnergy()
-    opt = Relaxer(atoms, logfile=None)
-    assert opt.run(fmax=0.05, steps=300)
-    assert opt.fallback_used > 0
-    assert {"fire"} < {entry.method for entry in opt.history}
-    assert not all(entry.accepted for entry in opt.history)
+    opt = Relaxer(atoms, logfile=None, policy=policy)
+    assert opt.run(fmax=0.05, steps=50)
+    assert caplog.text.count("energies before and after that step are not compared") == 1
+
+
+class Jumping(CountingEMT):
+    """Energies 0.3 eV higher from some call on, as where plane waves are made anew."""
+
+    def calculate(self, *args, **kwargs):
+        super().calculate(*args, **kwargs)
+        if self.calculations >= 3:
+            self.results["energy"] = self.results["free_energy"] = self.results["energy"] + 0.3
+
+
+def test_a_jump_of_the_energy_costs_no_call(policy, caplog):
+    counts = []
+    for kind in (CountingEMT, Jumping):
+        atoms = alloy(size=0.04)
+        atoms.calc = kind()
+        opt = Relaxer(FrechetCellFilter(atoms), logfile=None, policy=policy)
+        assert opt.run(fmax=1e-3, steps=50)
+        counts.append(opt.force_calls)
+    assert counts[1] == counts[0]
+    assert caplog.text.count("are not compared") == 1
 
 
 class NoisyEMT(CountingEMT):
@@ -533,3 +562,42 @@ def test_a_turned_structure_needs_the_same_calls(policy):
 def test_runs_on_the_ase_it_is_said_to_run_on():
     """`make test` sets the variable for its second round, so that the round cannot silently test the newest ASE."""
     assert ase.__version__.startswith(os.environ.get("RELAXION_EXPECTED_ASE", "3."))
+
+
+@pytest.mark.parametrize("copies", [2, 3, 4])
+@pytest.mark.parametrize("factor", [None, 32.0])
+def test_free_cells_need_no_more_calls_for_more_atoms(copies, factor):
+    """R16.3: trust is measured as atoms feel it, not in the rows of the filter."""
+    atoms = bulk("Cu", cubic=True) * (copies, copies, copies)
+    atoms.symbols[np.random.default_rng(0).random(len(atoms)) < 0.4] = "Au"
+    atoms.rattle(0.1, seed=1)
+    atoms.calc = EMT()
+    opt = Relaxer(FrechetCellFilter(atoms, exp_cell_factor=factor), logfile=None)
+    assert opt.run(fmax=0.01)
+    assert opt.force_calls <= 7
+
+
+@pytest.mark.parametrize("kind", [FrechetCellFilter, UnitCellFilter])
+def test_copies_of_a_cell_are_relaxed_alike(policy, kind):
+    """R16.3: the same steps, so the same calls and energies per atom at each of them."""
+    histories = []
+    for copies in ((1, 1, 1), (2, 2, 1)):
+        atoms = alloy(size=0.1) * copies
+        atoms.calc = EMT()
+        opt = Relaxer(kind(atoms), logfile=None, policy=policy)
+        opt.run(fmax=0.02)
+        histories.append([entry.energy_ev / len(atoms) for entry in opt.history])
+    assert np.allclose(*histories, atol=1e-7)
+
+
+def test_the_factor_of_a_filter_changes_no_step(policy):
+    """R16.3; it only decides when forces are small enough."""
+    ways = []
+    for factor in (1.0, 8.0, 200.0):
+        atoms = alloy(size=0.1)
+        atoms.calc = EMT()
+        opt = Relaxer(FrechetCellFilter(atoms, exp_cell_factor=factor), logfile=None, policy=policy)
+        opt.run(fmax=0, steps=4)
+        ways.append([entry.energy_ev for entry in opt.history])
+    assert np.allclose(ways[0], ways[1], atol=1e-9)
+    assert np.allclose(ways[0], ways[2], atol=1e-9)

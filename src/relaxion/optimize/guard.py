@@ -236,7 +236,7 @@ class Guard(QuasiNewton):
         self._alone = control.secant_weight == 0 or not metric.knows_curvature
         if not self._alone:
             newest = self.secants[-control.n_secants :]
-            secants = believed(newest, metric.apply, control.secant_weight, control.secant_length, base)
+            secants = believed(newest, metric.apply, control.secant_weight, control.secant_length, base.reach)
         if secants:
             stiffer = [Secant(own.step, own.drop + control.floor * own.step) for own in secants]
             step = corrected(base.forces, stiffer if control.floor > 0 else secants, solve)

@@ -19,7 +19,7 @@ import numpy as np
 
 from relaxion.optimize.learned import MetricSource, Past
 from relaxion.optimize.models import LocalModel
-from relaxion.optimize.point import Array, Point, Proposal, cosine, dot
+from relaxion.optimize.point import Array, Point, Proposal, cosine, dot, longest
 from relaxion.optimize.screen import screened
 from relaxion.optimize.springs import SpringSettings
 from relaxion.optimize.valence.constants import ValenceSettings
@@ -28,6 +28,7 @@ from relaxion.optimize.valence.model import ValenceModel
 from relaxion.optimize.valence.path import along_internals
 
 Solve = Callable[[Array], Array]
+Measure = Callable[[Array], float]
 
 SOFTEST_SHARE = 0.2  # Powell's damping: a secant softer than this share of the stiffness is stiffened
 AGEING = 0.8  # weight of a secant relative to the next newer one
@@ -330,16 +331,16 @@ def _damped(secant: Secant, applied: Array) -> Secant | None:
     return Secant(secant.step, weight * secant.drop + (1 - weight) * applied)
 
 
-def believed(secants: Sequence[Secant], apply: Solve, weight: float, length: float, base: Point) -> list[Secant]:
+def believed(secants: Sequence[Secant], apply: Solve, weight: float, length: float, reach: Measure = longest) -> list[Secant]:
     """Each as a mean of what was met and what the stiffness B says, y ← w·y + (1 - w)·B·s, and damped.
 
     B is predicted for the way ahead, a secant was measured on the way behind: the longer its step, and the older it is,
     the less it says of the stiffness here. w = `weight` · 0.8^age / (1 + (length of s / `length`)²), the newest having
-    age 0; lengths as atoms feel them (`Point.reach`).
+    age 0; `reach` measures lengths, `Point.reach` as atoms feel them.
     """
     result = list[Secant]()
     for age, secant in enumerate(reversed(secants) if weight > 0 else ()):
-        own = weight * AGEING**age / (1 + (base.reach(secant.step) / length) ** 2)
+        own = weight * AGEING**age / (1 + (reach(secant.step) / length) ** 2)
         applied = apply(secant.step)
         mean = _damped(Secant(secant.step, own * secant.drop + (1 - own) * applied), applied)
         result += [] if mean is None else [mean]

@@ -11,7 +11,7 @@ from ase.constraints import FixBondLength
 from ase.filters import FrechetCellFilter, UnitCellFilter
 
 from relaxion import Relaxer
-from relaxion.optimize.ase_interface import read_point
+from relaxion.optimize.ase_interface import place, read_point
 from relaxion.optimize.film import Film, Frame, frame_of, proposal_in_space
 from relaxion.optimize.point import Proposal
 
@@ -76,7 +76,7 @@ def test_places_of_a_cell_filter_are_where_ase_puts_the_atoms(kind):
         found = proposal_in_space(target, Proposal(base, 0.5 * wanted, -1.0, "springs", wanted=wanted))
         assert found is not None
         assert np.allclose(found[0], atoms.positions)
-        target.set_positions(base.coordinates + wanted)
+        place(target, base.coordinates + wanted)
         assert np.allclose(found[1], atoms.positions, atol=1e-10)
 
 

@@ -385,24 +385,28 @@ def test_history_says_who_made_each_step_and_why(metric_bundle: Path) -> None:
         assert entry.step_length_angstrom <= entry.trust_angstrom + 1e-9
 
 
-class Lying(Calculator):
-    """A calculator whose energy rises whatever one does: every point is rejected, until FIRE is asked."""
+class Walled(Calculator):
+    """A wall on every side of the start: every point is rejected, until FIRE is asked."""
 
     implemented_properties = ["energy", "forces"]  # noqa: RUF012
 
     def __init__(self) -> None:
         super().__init__()
-        self.asked = 0
+        self.start = None
 
     def calculate(self, atoms=None, properties=("energy",), system_changes=all_changes):
         super().calculate(atoms, properties, system_changes)
-        self.asked += 1
-        self.results = {"energy": float(self.asked), "forces": np.tile([0.5, 0.0, 0.0], (len(self.atoms), 1))}
+        if self.start is None:
+            self.start = self.atoms.positions.copy()
+        pull = np.tile([0.5, 0.0, 0.0], (len(self.atoms), 1))
+        way = self.atoms.positions - self.start
+        inside = not way.any()
+        self.results = {"energy": 4.5 * float(np.vdot(pull, way)), "forces": pull if inside else -10 * pull}
 
 
 def test_history_says_why_fire_took_over() -> None:
     atoms = alloy()
-    atoms.calc = Lying()
+    atoms.calc = Walled()
     opt = Relaxer(atoms, logfile=None, policy=None)
     opt.run(fmax=0.01, steps=9)
     fire = [entry for entry in opt.history if entry.method == "fire"]

@@ -13,7 +13,7 @@ from relaxion.optimize.batch import BatchRelaxer, BatchSettings
 from relaxion.optimize.choice import new_stepper
 from relaxion.optimize.fire import Fire
 from relaxion.optimize.models import LocalModel
-from relaxion.optimize.point import Geometry, Point, Proposal, longest
+from relaxion.optimize.point import Geometry, Point, Proposal, dot, longest
 from relaxion.optimize.quasi_newton import (
     QuasiNewton,
     QuasiNewtonSettings,
@@ -139,10 +139,13 @@ def test_many_rejections_hand_over_to_fire_and_back():
     for number in range(40):
         (proposal,) = propose([chain], [point])
         methods.append(proposal.method)
-        point = bowl(proposal.base.coordinates + proposal.step, stiffness)
-        if number < 7:  # the energy lies for a while: every point looks worse than the one before
-            point = Point(point.coordinates, -point.forces, 1.0 + number, None)
-    assert methods.count("fire") == chain.fallback_used == 20
+        base, step = proposal.base, proposal.step
+        point = bowl(base.coordinates + step, stiffness)
+        if number < 7:  # a wall for a while: every point is worse than the one before
+            point = Point(point.coordinates, -10 * base.forces, base.energy + 4.5 * dot(base.forces, step), None)
+        if methods.count("fire") == 20 and methods[-1] == "fire":  # no answer where the quasi-Newton method is new
+            point = Point(point.coordinates, np.full_like(point.forces, np.nan), np.nan, None)
+    assert methods.count("fire") == chain.fallback_used == 21
     assert methods[-1] == "plain"
     assert longest(point.forces) < 1e-4
 
@@ -233,7 +236,7 @@ def test_springs_help_in_any_units(scale, depth):
 
 @pytest.mark.parametrize(
     ("name", "number", "most"),
-    [("emt-slabs", 300, 1.05), ("emt-bulk", 30, 0.75), ("emt-bulk-cell", 15, 0.6), ("alfe", 40, 0.8)],
+    [("emt-slabs", 300, 1.05), ("emt-bulk", 30, 0.75), ("emt-bulk-cell", 15, 0.65), ("alfe", 40, 0.8)],
 )
 def test_plain_quasi_newton_does_not_beat_the_core(name, number, most):
     """R11.3; springs do not fit EMT's adsorbates, so slabs are where they could harm."""
