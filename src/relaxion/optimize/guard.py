@@ -24,7 +24,7 @@ from relaxion.optimize.quasi_newton import (
     Solve,
     believed,
     corrected,
-    weighted_error,
+    missed,
 )
 from relaxion.optimize.trust_rule import DEFAULT, StepControl
 
@@ -215,7 +215,7 @@ class Guard(QuasiNewton):
         metric = model.metric if self._scale == 1 else Scaled(model.metric, self._scale)
         step = metric.solve(base.forces)
         judged = self.secants[-self.settings.judged_secants :]
-        error = weighted_error(judged, [metric.solve(secant.drop) for secant in judged], scaled=False)
+        error = missed(judged, metric.apply)
         springs_step = model.springs.solve(base.forces)
         if not np.isfinite(step).all():
             return self._by_core(base, model, "the policy's step is not finite")

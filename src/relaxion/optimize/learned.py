@@ -10,6 +10,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -17,9 +18,9 @@ import torch
 from torch import Tensor
 
 from relaxion.errors import StructureError
-from relaxion.networks.metric.matrices import by_size, dense
+from relaxion.networks.metric.matrices import by_size, dense, sparse_product
 from relaxion.networks.metric.network import MetricNetwork
-from relaxion.networks.metric.solve import LARGEST_DENSE, inverse_of
+from relaxion.networks.metric.solve import COARSE_TOLERANCE, LARGEST_DENSE, Inverse, gradients_of
 from relaxion.networks.metric.stiffness import Stiffness, Unknowns
 from relaxion.networks.roles import Policy
 from relaxion.networks.strains import strain_vectors
@@ -198,14 +199,22 @@ class SparseMetric(_InStrains):
     def __init__(self, geometry: Geometry, free: Array, stiffness: Stiffness) -> None:
         super().__init__(geometry, free)
         self.stiffness = stiffness
+        self._inverses: dict[float, Inverse] = {}  # by extra floor
+
+    @cached_property
+    def _apply(self) -> Inverse:
+        return sparse_product(self.stiffness, coarse=True)
 
     def _product(self, flat: Array) -> Array:
-        return self._numbers(self.stiffness.apply(self._unknowns(flat)))
+        return self._numbers(self._apply(self._unknowns(flat)))
 
     def _solution(self, flat: Array, extra_floor: float) -> Array | None:
-        floored = replace(self.stiffness, floors=self.stiffness.floors + extra_floor)
         try:
-            return self._numbers(inverse_of(floored)(self._unknowns(flat)))
+            if extra_floor not in self._inverses:
+                floored = replace(self.stiffness, floors=self.stiffness.floors + extra_floor)
+                apply = self._apply if extra_floor == 0 else sparse_product(floored, coarse=True)
+                self._inverses[extra_floor] = gradients_of(floored, apply, COARSE_TOLERANCE)
+            return self._numbers(self._inverses[extra_floor](self._unknowns(flat)))
         except torch.linalg.LinAlgError:  # pyright: ignore[reportPrivateImportUsage]
             return None
 

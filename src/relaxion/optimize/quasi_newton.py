@@ -331,7 +331,9 @@ def _damped(secant: Secant, applied: Array) -> Secant | None:
     return Secant(secant.step, weight * secant.drop + (1 - weight) * applied)
 
 
-def believed(secants: Sequence[Secant], apply: Solve, weight: float, length: float, reach: Measure = longest) -> list[Secant]:
+def believed(
+    secants: Sequence[Secant], apply: Solve, weight: float, length: float, reach: Measure = longest
+) -> list[Secant]:
     """Each as a mean of what was met and what the stiffness B says, y ← w·y + (1 - w)·B·s, and damped.
 
     B is predicted for the way ahead, a secant was measured on the way behind: the longer its step, and the older it is,
@@ -347,18 +349,24 @@ def believed(secants: Sequence[Secant], apply: Solve, weight: float, length: flo
     return result[::-1]
 
 
-def weighted_error(secants: list[Secant], answers: list[Array], *, scaled: bool = True) -> float:
+def weighted_error(secants: list[Secant], answers: list[Array]) -> float:
     """How far answers miss the steps, newest counting most: mean of |s - γ·H·y| / |s|; 0 without secants.
 
-    `scaled`: γ makes the curvature right, since springs know shapes only; else γ = 1, a metric knows its own scale.
+    γ makes the curvature right, since springs know shapes only.
     """
     total, weights, weight = 0.0, 0.0, 1.0
     for secant, answer in zip(reversed(secants), reversed(answers), strict=True):
-        scale = secant.curvature / dot(secant.drop, answer) if scaled else 1.0
+        scale = secant.curvature / dot(secant.drop, answer)
         total += weight * float(np.linalg.norm(secant.step - scale * answer) / np.linalg.norm(secant.step))
         weights += weight
         weight *= 0.6
     return total / weights if secants else 0.0
+
+
+def missed(secants: list[Secant], apply: Solve) -> float:
+    """By how much a stiffness misses the drops of the forces: mean of |y - B·s| / |y|; 0 without secants."""
+    misses = [np.linalg.norm(secant.drop - apply(secant.step)) / np.linalg.norm(secant.drop) for secant in secants]
+    return float(np.mean(misses)) if misses else 0.0
 
 
 def noise(energy: float) -> float:

@@ -11,7 +11,7 @@ from torch.nn.functional import silu
 
 from relaxion.networks.backbone import AtomInputs, BackboneSettings, InformationSettings, backbone_class
 from relaxion.networks.layers import Generator, StackedLinear, StackedMLP, mixed, tamed
-from relaxion.networks.metric.solve import softened_by, solve
+from relaxion.networks.metric.solve import COARSE_TOLERANCE, softened_by, solve
 from relaxion.networks.metric.stiffness import Stiffness, Unknowns
 from relaxion.networks.move_actions import stresses_of
 from relaxion.networks.observer import N_STATE_SCALARS, N_STATE_VECTORS, state_inputs
@@ -208,7 +208,8 @@ class MetricNetwork(nn.Module):
         extras = [stress_along(frame.state, frame.surroundings)]
         if self.settings.looks_ahead:
             with torch.no_grad():
-                extras.append(frame.stretches(solve(frame.prior(self.settings), frame.pulls)))
+                ahead = solve(frame.prior(self.settings), frame.pulls, tolerance=COARSE_TOLERANCE)
+                extras.append(frame.stretches(ahead))
         pairs = pair_inputs(frame.surroundings, torch.cat(extras, dim=1))
         inputs = self._inputs(frame)
         here, device = frame.springs.device, self.to_springs.weight.device

@@ -19,9 +19,10 @@ from relaxion.networks.metric.matrices import by_size, dense, sparse_product
 from relaxion.networks.metric.stiffness import Stiffness, Unknowns
 from relaxion.structures.structures import atom_rows
 
-LARGEST_DENSE = 128  # atoms; above it conjugate gradients are quicker
+LARGEST_DENSE = 200  # atoms; above it conjugate gradients are quicker
 MOST_PADDED_NUMBERS = 3e7  # of the padded matrices of one group: 240 MB
-RELATIVE_TOLERANCE = 1e-7  # of the residual of conjugate gradients
+RELATIVE_TOLERANCE = 1e-7  # of the residual of conjugate gradients, where gradients are wanted
+COARSE_TOLERANCE = 1e-3  # where only a step is: the stiffness itself is not known better
 MOST_ITERATIONS = 1000
 
 SHARES = (1.0, 0.5, 0.25, 0.125)  # of the softening, tried until B is positive definite; then none
@@ -32,11 +33,16 @@ Inverse = Callable[[Unknowns], Unknowns]
 Method = Literal["auto", "dense", "gradients"]
 
 
-def solve(stiffness: Stiffness, right: Unknowns, method: Method = "auto") -> Unknowns:
-    """B⁻¹f on the free coordinates, zero elsewhere, in the precision of `right`; differentiable once."""
+def solve(
+    stiffness: Stiffness, right: Unknowns, method: Method = "auto", tolerance: float = RELATIVE_TOLERANCE
+) -> Unknowns:
+    """B⁻¹f on the free coordinates, zero elsewhere, in the precision of `right`; differentiable once.
+
+    `tolerance`: of the residual, where the structure is too large for a matrix.
+    """
     exact = stiffness.to(torch.float64)
     wanted = Unknowns(right.atoms.double(), right.cells.double()).masked(stiffness.free)
-    inverse = inverse_of(exact.detached(), method)
+    inverse = inverse_of(exact.detached(), method, tolerance)
     with torch.no_grad():
         answer = inverse(wanted)
     if exact.differentiable or (torch.is_grad_enabled() and (right.atoms.requires_grad or right.cells.requires_grad)):
@@ -102,15 +108,16 @@ def _definite(stiffness: Stiffness, softening: Tensor, pulls: Unknowns) -> Tenso
     )
     if _largest(rest) <= LARGEST_DENSE:  # however many there are: a share depends on no other structure
         return torch.linalg.cholesky_ex(dense(rest)[0])[1] == 0
-    return _descent(rest, sparse_product(rest), _block_jacobi(stiffness), pulls, PROBES)[1] > 0
+    product = sparse_product(rest, coarse=True)
+    return _descent(rest, product, _block_jacobi(stiffness), pulls, PROBES, COARSE_TOLERANCE)[1] > 0
 
 
-def inverse_of(stiffness: Stiffness, method: Method = "auto") -> Inverse:
+def inverse_of(stiffness: Stiffness, method: Method = "auto", tolerance: float = RELATIVE_TOLERANCE) -> Inverse:
     """B⁻¹ as a function, made once for many right sides; `stiffness` in float64 and without gradients."""
     groups = by_size(stiffness)
     if len(groups) == 1:
-        return _inverse_of(stiffness, method)
-    inverses = [(which, _inverse_of(some, method)) for which, some in groups]
+        return _inverse_of(stiffness, method, tolerance)
+    inverses = [(which, _inverse_of(some, method, tolerance)) for which, some in groups]
     counts = stiffness.structures.counts
 
     def inverse(right: Unknowns) -> Unknowns:
@@ -123,11 +130,11 @@ def inverse_of(stiffness: Stiffness, method: Method = "auto") -> Inverse:
     return inverse
 
 
-def _inverse_of(stiffness: Stiffness, method: Method) -> Inverse:
+def _inverse_of(stiffness: Stiffness, method: Method, tolerance: float) -> Inverse:
     """Of structures of similar size."""
     if method == "dense" or (method == "auto" and _is_small(stiffness)):
         return _cholesky(stiffness)
-    return _conjugate_gradients(stiffness)
+    return _conjugate_gradients(stiffness, tolerance)
 
 
 def _is_small(stiffness: Stiffness) -> bool:
@@ -154,17 +161,23 @@ def _cholesky(stiffness: Stiffness) -> Inverse:
     return inverse
 
 
-def _conjugate_gradients(stiffness: Stiffness) -> Inverse:
-    precondition, apply = _block_jacobi(stiffness), sparse_product(stiffness)
+def _conjugate_gradients(stiffness: Stiffness, tolerance: float) -> Inverse:
+    product = sparse_product(stiffness, coarse=tolerance >= COARSE_TOLERANCE)
+    return gradients_of(stiffness, product, tolerance)
+
+
+def gradients_of(stiffness: Stiffness, apply: Inverse, tolerance: float) -> Inverse:
+    """B⁻¹ as a function where B·u is one already (`apply`)."""
+    precondition = _block_jacobi(stiffness)
 
     def inverse(right: Unknowns) -> Unknowns:
-        return _descent(stiffness, apply, precondition, right, MOST_ITERATIONS)[0]
+        return _descent(stiffness, apply, precondition, right, MOST_ITERATIONS, tolerance)[0]
 
     return inverse
 
 
 def _descent(
-    stiffness: Stiffness, apply: Inverse, precondition: Inverse, right: Unknowns, most: int
+    stiffness: Stiffness, apply: Inverse, precondition: Inverse, right: Unknowns, most: int, tolerance: float
 ) -> tuple[Unknowns, Tensor]:
     """Conjugate gradients: the answer, and `lowest`, the lowest curvature met by each structure that was not yet done.
 
@@ -174,7 +187,7 @@ def _descent(
     structures = stiffness.structures
     residual = right.masked(stiffness.free)
     answer = Unknowns(torch.zeros_like(residual.atoms), torch.zeros_like(residual.cells))
-    goal = RELATIVE_TOLERANCE**2 * residual.dot(residual, structures)
+    goal = tolerance**2 * residual.dot(residual, structures)
     direction = nearer = precondition(residual)
     size = residual.dot(nearer, structures)
     lowest = torch.full_like(size, math.inf)
