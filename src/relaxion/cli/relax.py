@@ -245,6 +245,6 @@ def details(request: RelaxRequest, run: Run) -> dict[str, Any]:
     }
     given = {"pressure_gpa": request.pressure, "cell_mask": request.cell_mask, "keep_symmetry": request.keep_symmetry}
     plain |= {name: value for name, value in given.items() if value}
-    columns = ("energy_ev", "fmax_ev_per_angstrom", "accepted", "method", "reason")
+    columns = ("energy_ev", "enthalpy_ev", "fmax_ev_per_angstrom", "accepted", "method", "reason")
     calls = {name: [getattr(reading, name) for reading in run.readings] for name in columns}
     return {"request": plain, "calls": {**calls, "base_call": [frame.base_call for frame in run.frames]}}
