@@ -16,6 +16,7 @@ from ase.units import GPa
 from relaxion.optimize.film import Film, Frame, frame_of
 from relaxion.potentials.counting import Answered, CountingCalculator
 from relaxion.potentials.potential import Potential
+from relaxion.settings import strain_mask
 from relaxion.structures.conversion import forget_symmetry
 
 OnCall = Callable[[int, float, float], None]  # force calls so far, energy eV, fmax eV/Å
@@ -33,7 +34,7 @@ class Task:
     call_limit: int | None = None  # the calculator answers so many force calls; None: no end
     record: bool = False  # keep what a page shows: every reading, and the frames of a film
     pressure_gpa: float = 0.0  # of a free cell
-    cell_mask: tuple[bool, ...] | None = None  # which of xx, yy, zz, yz, xz, xy of a free cell may change; None: all
+    cell_mask: str = ""  # components of a free cell that may change, some of xx,yy,zz,yz,xz,xy; empty: all
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ class Stage:
         task = self.task
         if not task.free_cell:
             return atoms
-        mask: Any = task.cell_mask
+        mask: Any = strain_mask(task.cell_mask)
         return FrechetCellFilter(atoms, mask=mask, scalar_pressure=task.pressure_gpa * GPa)
 
     def watch(self, optimizer: Any) -> None:

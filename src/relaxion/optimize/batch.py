@@ -34,8 +34,9 @@ from relaxion.potentials.counting import error_in_words
 from relaxion.potentials.pairwise import PairwisePotential
 from relaxion.potentials.potential import Potential
 from relaxion.potentials.registry import potential as potential_of
+from relaxion.settings import strain_mask
 from relaxion.structures import Structures
-from relaxion.structures.conversion import check_atoms
+from relaxion.structures.conversion import check_atoms, symmetric
 from relaxion.structures.devices import DeviceLike
 from relaxion.structures.state import Outcome
 
@@ -58,7 +59,8 @@ class BatchSettings:
     max_force_calls: int = MAX_FORCE_CALLS
     allow_unseen: bool = False
     pressure_gpa: float = 0.0  # on free cells
-    cell_mask: tuple[bool, ...] | None = None  # which of xx, yy, zz, yz, xz, xy of a free cell may change; None: all
+    cell_mask: str = ""  # components of a free cell that may change, some of xx,yy,zz,yz,xz,xy; empty: all
+    keep_symmetry: bool = False  # hold each structure to its space group
     time_limit_seconds: float | None = None  # of one structure's share of the time
     record: bool = False  # keep every evaluated point
     stresses: bool = False  # ask for them also where the cell does not relax
@@ -74,6 +76,7 @@ class BatchSettings:
             raise SettingsError(f"the pressure is a number in GPa, got {self.pressure_gpa}")
         if self.pressure_gpa and not self.cell:
             raise SettingsError("a pressure acts on free cells; add cell=True")
+        strain_mask(self.cell_mask)
         if self.time_limit_seconds is not None and not self.time_limit_seconds > 0:
             raise SettingsError(f"the time limit is above 0 seconds, got {self.time_limit_seconds}")
 
@@ -188,10 +191,14 @@ class BatchRelaxer:
             settings = settings or self.settings
             settings = settings if cell is None else replace(settings, cell=cell)
             self._check(atoms, settings.cell)
+            atoms = symmetric(atoms) if settings.keep_symmetry else atoms
             name, stepper = self._make_stepper(atoms)
         except RelaxionError as error:
             self._finished.append(_refused(atoms, str(error), tag))
             return
+        if (assumed := self.potential.assumption(atoms)) and assumed not in self._said:
+            self._said.add(assumed)
+            logger.warning("%s: %s; it is said once, of the first such structure", atoms.symbols, assumed)
         relaxation = Relaxation(atoms, tag, settings, self.potential, name, stepper, together=self.together)
         if self.memory is not None:
             relaxation.remember(self.memory, self.potential)

@@ -23,6 +23,7 @@ from relaxion.optimize.remembering import Remembered
 from relaxion.optimize.stepper import Stepper
 from relaxion.potentials.counting import CountingCalculator
 from relaxion.potentials.potential import Potential
+from relaxion.settings import strain_mask
 from relaxion.structures.conversion import forget_symmetry
 from relaxion.structures.state import Outcome
 
@@ -124,7 +125,7 @@ class Relaxation:
         self.atoms.calc = self._told or self._counter
         self.target: Atoms | Filter = self.atoms
         if settings.cell:
-            mask: Any = settings.cell_mask
+            mask: Any = strain_mask(settings.cell_mask)
             self.target = FrechetCellFilter(self.atoms, mask=mask, scalar_pressure=settings.pressure_gpa * GPa)
         self.policy_used, self.stepper = policy_used, stepper
         self.calls, self.seconds, self._motionless = 0, 0.0, 0
