@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import re
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import IO, Any
 
@@ -83,6 +84,41 @@ def read_counts(path: Path) -> Counts:
     """The same numbers without writing anything, also while a run goes on."""
     with closing(_index_of(path)) as connection:
         return _counted(path, connection)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One structure of the input, and what became of it; None where there is no result, or no number in it."""
+
+    file: str
+    structure: int
+    id: str | None
+    formula: str | None
+    n_atoms: int | None
+    outcome: str  # or "waiting"
+    force_calls: int | None
+    energy_ev: float | None
+    enthalpy_ev: float | None
+    fmax_ev_per_angstrom: float | None
+    policy: str | None
+    seconds: float | None
+    reason: str | None  # why it was set aside
+
+
+def read_rows(path: Path) -> list[Row]:
+    """Of every structure of the input, in its order, as far as it was read."""
+    question = f"SELECT {', '.join(field.name for field in fields(Row))} FROM summary"
+    with closing(_index_of(path)) as connection:
+        return [_row(values) for values in connection.execute(question)]
+
+
+def _row(values: Sequence[Any]) -> Row:
+    """Whatever a damaged file brings in place of a number is none."""
+    plain = dict(zip((field.name for field in fields(Row)), values, strict=True))
+    for name in ("n_atoms", "force_calls", "energy_ev", "enthalpy_ev", "fmax_ev_per_angstrom", "seconds"):
+        if not isinstance(plain[name], int | float) or not math.isfinite(plain[name]):
+            plain[name] = None
+    return Row(**plain)
 
 
 def read_force_calls(path: Path) -> list[int]:
