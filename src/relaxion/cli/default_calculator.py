@@ -50,7 +50,8 @@ def calculator_for(images: Iterable[Atoms], device: str | None = None) -> Choice
     """
     kinds, molecules = Counter[Elements](), True
     for atoms in images:
-        kinds[frozenset(atoms.numbers.tolist())] += 1
+        # what is no element is refused later, of that structure alone
+        kinds[frozenset(int(number) for number in atoms.numbers if 0 < number < len(chemical_symbols))] += 1
         molecules = molecules and not atoms.pbc.any()
     number, best = kinds.total(), None
     engines = [name for name in (FOR_MOLECULES if molecules else FOR_CRYSTALS) if is_installed(EXTRAS[name].package)]
