@@ -20,6 +20,7 @@ from relaxion import Relaxer, relax_batch
 from relaxion.bench.comparison import compared
 from relaxion.bench.runs import Run
 from relaxion.errors import FileError
+from relaxion.memory.store import TrajectoryStore
 from relaxion.web.view import report
 
 PRESSURE = 30  # GPa; with EMT copper the energy rises by more than 0.2 eV while the enthalpy falls
@@ -151,3 +152,16 @@ def test_a_folder_that_mixes_them_is_not_shown() -> None:
     manifest.write_text(json.dumps(plain))
     with pytest.raises(FileError, match="mixed up energy and enthalpy"):
         report("relaxed/cu")
+
+
+def test_a_memory_keeps_energies_and_tells_pressures_apart() -> None:
+    found = []
+    for pressure in (0, 10, 20):
+        atoms = copper()
+        atoms.calc = EMT()
+        opt = Relaxer(FrechetCellFilter(atoms, scalar_pressure=pressure * GPa), logfile=None, memory="memory")
+        opt.run(fmax=0.02)
+        found = list(TrajectoryStore.open(Path("memory")))
+        energies = [entry.energy_ev for entry in opt.history]
+        assert any(one.energies.tolist() == pytest.approx(energies) for one in found), pressure
+    assert len(found) == 3
