@@ -16,6 +16,17 @@ MOST_NAMED = 5  # mistakes in one sentence
 MOST_KNOWN = 40  # words it offers
 
 
+STRAINS = ("xx", "yy", "zz", "yz", "xz", "xy")  # components, in ASE's order
+
+
+def strain_mask(words: str) -> tuple[bool, ...] | None:
+    """Which of the six `xx,yy` names; None, so all, where it names none."""
+    named = {word.strip() for word in words.split(",") if word.strip()}
+    if unknown := named.difference(STRAINS):
+        raise SettingsError(f"a mask of the cell names some of {','.join(STRAINS)}, got '{sorted(unknown)[0]}'")
+    return tuple(strain in named for strain in STRAINS) if named else None
+
+
 def shown(value: Any) -> str:
     """As Python would write it, cut where nobody would read on."""
     try:

@@ -60,7 +60,7 @@ def test_stdout_is_json_and_nothing_else(alloy_file):
 def test_exit_codes(alloy_file):
     assert call("relax", alloy_file, "--steps", "1").returncode == 3
     assert call("relax", "missing.xyz").returncode == 1
-    assert call("relax", alloy_file, "--calc", "nonsense").returncode == 2
+    assert call("relax", alloy_file, "--calc", "nonsense", "--out", "other").returncode == 2
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

@@ -14,9 +14,12 @@ from ase.build import bulk, molecule
 from ase.io import read, write
 from ase.units import GPa
 
+from relaxion import relax_batch
 from relaxion.cli import default_calculator
-from relaxion.cli.default_calculator import calculator_for
+from relaxion.cli import relax as relax_command
+from relaxion.cli.default_calculator import Choice, calculator_for
 from relaxion.errors import PotentialError
+from relaxion.potentials.pair import LennardJones
 from relaxion.structures.dataset import reading_error
 from relaxion.web.words import space_group
 
@@ -82,7 +85,9 @@ def test_help_shows_no_types_of_flags_and_loses_no_brackets(relaxion) -> None:
 
 
 def installed(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
+    """As if these packages were there, with engines for all elements."""
     monkeypatch.setattr(default_calculator, "is_installed", lambda package: package in packages)
+    monkeypatch.setattr(default_calculator, "make_potential", lambda *_: LennardJones())
 
 
 RUTILE = Atoms("TiO2", positions=[[0, 0, 0], [1.4, 1.4, 0], [2.9, 2.9, 0]], cell=[4.6, 4.6, 3], pbc=True)
@@ -103,16 +108,30 @@ RUTILE = Atoms("TiO2", positions=[[0, 0, 0], [1.4, 1.4, 0], [2.9, 2.9, 0]], cell
 )
 def test_a_calculator_that_fits(monkeypatch, atoms: Atoms, packages: tuple[str, ...], name: str) -> None:
     installed(monkeypatch, *packages)
-    assert calculator_for([atoms]) == name
+    assert calculator_for([atoms]) == Choice(name, 1, 1)
 
 
 def test_where_nothing_fits_all_engines_are_named(monkeypatch, relaxion) -> None:
     installed(monkeypatch)
-    with pytest.raises(PotentialError, match=r"EMT has no parameters for Ti.*chgnet.*sevennet.*mace"):
+    with pytest.raises(PotentialError, match=r"emt has no Ti.*chgnet.*sevennet.*mace"):
         calculator_for([RUTILE])
     write("rutile.cif", RUTILE)
     answer = relaxion("relax", "rutile.cif")
     assert (answer.code, answer.err.count("\n")) == (1, 1)
+
+
+@pytest.mark.parametrize(("package", "name"), [("chgnet", "chgnet"), ("sevenn", "sevennet")])
+def test_an_engine_is_chosen_only_for_elements_that_it_has(monkeypatch, relaxion, package: str, name: str) -> None:
+    pytest.importorskip(package)
+    monkeypatch.setattr(default_calculator, "is_installed", lambda asked: asked == package)
+    write("po.extxyz", bulk("Po", "sc", a=3.35))
+    answer = relaxion("relax", "po.extxyz")
+    assert answer.code == 1
+    assert "is used" not in answer.err
+    assert f"{name} has no Po" in answer.err
+    write("some.extxyz", [bulk("Po", "sc", a=3.35), RUTILE, RUTILE])
+    assert calculator_for(read("some.extxyz", ":")) == Choice(name, 2, 3)
+    assert "fits 2 of 3 structures" in str(Choice(name, 2, 3).in_words())
 
 
 def test_the_choice_is_said_aloud(monkeypatch, relaxion) -> None:
@@ -122,6 +141,40 @@ def test_the_choice_is_said_aloud(monkeypatch, relaxion) -> None:
     assert answer.code == 0
     assert "--calc is not given, so eam is used" in answer.err
     assert "--calc" not in relaxion("relax", "iron.cif", "--force", "-q").err
+
+
+def test_results_in_the_way_are_told_before_a_calculator_is_loaded(monkeypatch, relaxion) -> None:
+    write("cu.cif", bulk("Cu", cubic=True))
+    assert relaxion("relax", "cu.cif", "-q").code == 0
+    monkeypatch.setattr(relax_command, "make_potential", lambda *_: pytest.fail("the calculator was loaded"))
+    answer = relaxion("relax", "cu.cif", "--calc", "chgnet", "--json")
+    assert (answer.code, "holds earlier results" in answer.err) == (1, True)
+    assert (answer.objects[0]["formula"], answer.objects[0]["force_calls"]) == ("Cu4", 0)
+
+
+def test_what_gfn2_takes_for_granted_is_said(relaxion) -> None:
+    pytest.importorskip("tblite")
+    radical = molecule("CH3")
+    write("told.xyz", radical)  # with the magnetic moments that ASE's molecules have
+    radical.set_initial_magnetic_moments(None)
+    write("radical.xyz", radical)
+    write("water.xyz", molecule("H2O"))
+    assert "one unpaired electron (multiplicity 2)" in relaxion("relax", "radical.xyz", "--calc", "gfn2").err
+    assert "electron" not in relaxion("relax", "water.xyz", "told.xyz", "--calc", "gfn2").err
+    options = ("--calc", "gfn2", "--calc-option", "charge=1", "--force")
+    assert "electron" not in relaxion("relax", "radical.xyz", *options).err
+
+
+def test_what_gfn2_takes_for_granted_is_said_once_in_batches(caplog) -> None:
+    pytest.importorskip("tblite")
+    radicals = [molecule(name) for name in ("CH3", "OH", "H2O")]
+    for radical in radicals:
+        radical.set_initial_magnetic_moments(None)
+    relax_batch(radicals, "gfn2", max_force_calls=1)
+    said = [record.getMessage() for record in caplog.records if "electron" in record.getMessage()]
+    assert len(said) == 1
+    assert said[0].startswith("CH3: ")
+    assert "multiplicity 2" in said[0]
 
 
 @pytest.fixture
@@ -218,7 +271,7 @@ def test_symmetry_is_kept(relaxion) -> None:
     assert relaxed.constraints == []
     write("water.xyz", molecule("H2O"))
     answer = relaxion("relax", "water.xyz", "--calc", "emt", "--keep-symmetry")
-    assert "--keep-symmetry is for structures that are periodic" in answer.err
+    assert "the symmetry is kept only of structures that are periodic" in answer.err
 
 
 SETTINGS = """

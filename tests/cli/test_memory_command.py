@@ -70,7 +70,9 @@ def test_relaxations_are_kept_shown_and_exported(relaxion):
         assert line in Path("watched.html").read_text()
     board = Board(ManyFolder(Path("many"), [Path("bench.json")]))
     assert (board.refresh(), board.refresh()) == (True, False)
-    assert json.loads(board.news(0))["order"] == ["tiles", "plot", "facts"]
+    assert json.loads(board.news(0))["order"] == [
+        "outcomes", "tiles", "slowest", "plot", "energies", "structures", "facts",
+    ]  # fmt: skip
     Path("other.json").write_text("{}")
     answer = relaxion("report", "many", "--out", "other.html", "--against", "other.json")
     assert (answer.code, "neither a folder of 'relax-many' nor a JSON file" in answer.err) == (1, True)

@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
 import pytest
+from ase import Atoms
 from ase.build import bulk
+from ase.constraints import FixSymmetry
+from ase.filters import FrechetCellFilter
 from ase.io import read, write
+from ase.units import GPa
 
+from relaxion import Relaxer
+from relaxion import potential as relaxion_potential
+from relaxion.cli import default_calculator
+from relaxion.cli.requests import ManyRequest, RelaxRequest
+from relaxion.files import part_of
 from relaxion.scaling.relax_many.inputs import places
+from relaxion.scaling.relax_many.worker import atoms_of, task_line
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-c", "from relaxion.cli.app import main; main()"]
@@ -212,3 +224,102 @@ def test_nothing_is_lost_or_doubled_under_faults():
     assert not report["full_disk"]["traceback"]
     assert report["hostile_one_by_one"]["as_expected"]
     assert report["hostile_batches"]["as_expected"]
+
+
+def rows(folder: str) -> list[dict[str, str]]:
+    with Path(folder, "summary.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_relax_and_relax_many_take_the_same_options_with_the_same_defaults():
+    own = {"files", "out", "as_json", "quiet"}  # of each command
+    one, many = ({field.name: field for field in fields(kind)} for kind in (RelaxRequest, ManyRequest))
+    assert set(one) - set(many) == {"compare", "report", "resume", "force", "rattle", "seed"}
+    assert set(many) - set(one) == {"learn", "workers", "batch_size", "time_limit", "retry_failed"}
+    for name in (set(one) & set(many)) - own:
+        assert one[name] is many[name], name
+
+
+def test_a_calculator_is_chosen_and_kept(relaxion, monkeypatch):
+    monkeypatch.setattr(default_calculator, "is_installed", lambda _: False)
+    write("iron.extxyz", [bulk("Fe", a=a, cubic=True) for a in (2.8, 2.9)])
+    first = relaxion("relax-many", "iron.extxyz", "--out", "out", "--workers", "1")
+    assert first.code == 0, first.err
+    assert "--calc is not given, so eam is used" in first.err
+    again = relaxion("relax-many", "--out", "out", "--workers", "1")
+    assert (again.code, "2 relaxed (2 converged)" in again.out) == (0, True), again.err
+    (plain,) = relaxion("status", "out", "--json").objects
+    assert plain["settings"]["calculator"] == "eam"
+
+
+def test_pressure_and_mask(relaxion):
+    images = [bulk("NiAl", "cesiumchloride", a=a) * (2, 1, 1) for a in (2.95, 3.1)]
+    write("nial.extxyz", images)
+    pressed = ("--cell", "--pressure", "20", "--workers", "local:1", "--fmax", "0.005")
+    assert relaxion("relax-many", "nial.extxyz", "--out", "out", *pressed, "--cell-mask", "zz").code == 0
+    assert relaxion("merge", "out", "all.extxyz").code == 0
+    for start, end, row in zip(images, read("all.extxyz", ":"), rows("out"), strict=True):
+        assert end.cell.lengths()[:2] == pytest.approx(start.cell.lengths()[:2])
+        assert end.get_stress()[2] == pytest.approx(-20 * GPa, rel=0.05)
+        energy, enthalpy = float(row["energy_ev"]), float(row["enthalpy_ev"])
+        assert energy == pytest.approx(end.get_potential_energy(), abs=1e-6)
+        assert enthalpy == pytest.approx(energy + 20 * GPa * end.get_volume(), abs=1e-4)
+        assert end.info["relaxion_enthalpy_ev"] == pytest.approx(enthalpy)
+    other = relaxion("relax-many", "nial.extxyz", "--out", "out", *pressed, "--cell-mask", "zz", "--pressure", "10")
+    assert (other.code, "pressure_gpa = 20" in other.err) == (2, True)
+    assert "add --cell" in relaxion("relax-many", "nial.extxyz", "--pressure", "5", "--out", "other").err
+
+
+def test_symmetry_is_kept(relaxion):
+    """Rattled by less than the tolerance of the space group: the same end as with ASE's constraint and Relaxer."""
+    atoms = bulk("Cu", cubic=True) * (2, 1, 1)
+    atoms.symbols[0] = "Au"
+    atoms.rattle(0.002, seed=1)
+    write("many.extxyz", atoms)
+    for out, more in {"kept": ["--keep-symmetry"], "free": []}.items():
+        options = ("--cell", "--fmax", "0.01", "--workers", "local:1", "--calc", "emt", *more)
+        assert relaxion("relax-many", "many.extxyz", "--out", out, *options).code == 0
+        assert relaxion("merge", out, f"{out}.extxyz").code == 0
+    atoms = read("many.extxyz")
+    atoms.set_constraint(FixSymmetry(atoms, symprec=0.01))
+    atoms.calc = relaxion_potential("emt").as_calculator()
+    Relaxer(FrechetCellFilter(atoms), logfile=None).run(fmax=0.01)
+    kept, free = read("kept.extxyz"), read("free.extxyz")
+    assert kept.positions == pytest.approx(atoms.positions, abs=1e-6)
+    assert np.abs(free.positions - atoms.positions).max() > 1e-4
+    write("alone.extxyz", Atoms("Cu2", [[0, 0, 0], [0, 0, 2.3]]))
+    assert relaxion("relax-many", "alone.extxyz", "--out", "alone", "--keep-symmetry", "--workers", "local:1").code == 1
+    assert "periodic along all axes" in rows("alone")[0]["reason"]
+
+
+def test_ids_are_kept(relaxion):
+    images = [bulk("Cu", a=a) for a in (3.5, 3.6, 3.7)]
+    images[0].info |= {"id": 17, "source": "paper"}
+    images[1].info |= {"material_id": "mp-30", "name": "copper"}
+    write("many.extxyz", images)
+    assert relaxion("relax-many", "many.extxyz", "--out", "out", "--workers", "local:1").code == 0
+    found = rows("out")
+    assert [row["id"] for row in found] == ["17", "mp-30", ""]
+    assert json.loads(found[0]["info"]) == {"id": 17, "source": "paper"}
+    assert relaxion("merge", "out", "all.extxyz").code == 0
+    assert [atoms.info.get("id") for atoms in read("all.extxyz", ":")] == [17, None, None]
+
+
+def test_a_charge_in_a_file_reaches_the_calculator():
+    """Numbers that ASE reads are NumPy's."""
+    atoms = bulk("Cu")
+    atoms.info["charge"] = np.int64(1)
+    assert atoms_of(task_line("s0", atoms)).info == {"charge": 1}
+
+
+def test_the_number_of_structures_is_told_only_where_it_is_known(relaxion):
+    alloys(3)
+    assert relaxion("relax-many", "many.extxyz", "--out", "out", "--workers", "local:1").code == 0
+    assert "3 structures in the input;" in relaxion("status", "out").out
+    listed = Path("out/inputs/00001.jsonl")  # as a kill leaves it
+    part_of(listed).write_text("".join(listed.read_text().splitlines(keepends=True)[:2]))
+    listed.unlink()
+    killed = relaxion("status", "out").out
+    assert "2 structures read so far (the input is not read to its end" in killed
+    assert "the work is not finished" in killed
+    assert relaxion("status", "out", "--json").objects[0]["input_read"] is False

@@ -17,8 +17,8 @@ from ase.optimize import BFGS
 from relaxion.optimize.choice import Chooser
 
 KEYS = {
-    "file", "formula", "converged", "outcome", "force_calls", "energy_ev", "fmax_ev_per_angstrom", "policy",
-    "fallback_used", "wall_time_seconds", "written_to",
+    "file", "formula", "converged", "outcome", "force_calls", "energy_ev", "enthalpy_ev", "pressure_gpa",
+    "fmax_ev_per_angstrom", "policy", "fallback_used", "wall_time_seconds", "written_to",
 }  # fmt: skip
 
 
@@ -79,7 +79,9 @@ def test_compare_equals_ase_itself(relaxion, alloy_file, alloy):
     assert set(report) == KEYS | {"compare"}
     ((name, other),) = report["compare"].items()
     assert name == "BFGS"
-    assert set(other) == {"converged", "force_calls", "energy_ev", "fmax_ev_per_angstrom", "wall_time_seconds"}
+    assert set(other) == {
+        "converged", "force_calls", "energy_ev", "enthalpy_ev", "fmax_ev_per_angstrom", "wall_time_seconds",
+    }  # fmt: skip
     assert other["converged"]
     assert other["force_calls"] == bfgs.nsteps + 1
     assert other["energy_ev"] == pytest.approx(alloy.get_potential_energy(), abs=1e-5)

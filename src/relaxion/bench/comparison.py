@@ -101,6 +101,7 @@ def readings_of(optimizer: Relaxer) -> tuple[Reading, ...]:
             entry.accepted,
             entry.method,
             entry.reason,
+            finite(entry.enthalpy_ev - entry.energy_ev) or 0.0,
         )
         for entry in optimizer.history
     )
@@ -140,7 +141,7 @@ class Compared:
 
     name: str
     run: Run
-    above_ours_ev_per_atom: float | None  # None: one of the two has no energy
+    above_ours_ev_per_atom: float | None  # in enthalpy; None: one of the two has none
 
     @property
     def other_minimum(self) -> bool:
@@ -150,9 +151,9 @@ class Compared:
 
 
 def compared(name: str, run: Run, ours: Run, n_atoms: int) -> Compared:
-    if run.energy_ev is None or ours.energy_ev is None:
+    if run.enthalpy_ev is None or ours.enthalpy_ev is None:
         return Compared(name, run, None)
-    return Compared(name, run, (run.energy_ev - ours.energy_ev) / n_atoms)
+    return Compared(name, run, (run.enthalpy_ev - ours.enthalpy_ev) / n_atoms)
 
 
 def in_words(ours: Run, others: Sequence[Compared]) -> str:

@@ -16,6 +16,7 @@ from ase.units import GPa
 from relaxion.optimize.film import Film, Frame, frame_of
 from relaxion.potentials.counting import Answered, CountingCalculator
 from relaxion.potentials.potential import Potential
+from relaxion.settings import strain_mask
 from relaxion.structures.conversion import forget_symmetry
 
 OnCall = Callable[[int, float, float], None]  # force calls so far, energy eV, fmax eV/Å
@@ -33,7 +34,7 @@ class Task:
     call_limit: int | None = None  # the calculator answers so many force calls; None: no end
     record: bool = False  # keep what a page shows: every reading, and the frames of a film
     pressure_gpa: float = 0.0  # of a free cell
-    cell_mask: tuple[bool, ...] | None = None  # which of xx, yy, zz, yz, xz, xy of a free cell may change; None: all
+    cell_mask: str = ""  # components of a free cell that may change, some of xx,yy,zz,yz,xz,xy; empty: all
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,12 @@ class Reading:
     accepted: bool = True
     method: str = ""
     reason: str = ""  # why that method, in the guard's words
+    pressure_volume_ev: float = 0.0
+
+    @property
+    def enthalpy_ev(self) -> float | None:
+        """What a relaxation minimises; the energy where there is no pressure."""
+        return None if self.energy_ev is None else self.energy_ev + self.pressure_volume_ev
 
 
 @dataclass(frozen=True)
@@ -54,7 +61,7 @@ class Run:
 
     outcome: str  # a label of relaxion.Outcome with underscores, or "interrupted", or "error"
     force_calls: int
-    energy_ev: float | None  # of `final`, as the next; None: not evaluated, or not finite
+    energy_ev: float | None  # of `final`, as the next; belongs to the forces; None: not evaluated, or not finite
     fmax_ev_per_angstrom: float | None
     wall_time_seconds: float
     policy_used: str | None = None  # of ours: the policy's name, or "classical"
@@ -64,6 +71,13 @@ class Run:
     final: Atoms | None = None  # what was reached, with its energy and forces; always finite
     readings: tuple[Reading, ...] = ()  # of every force call, where recorded; as the next
     frames: tuple[Frame, ...] = ()
+    pressure_gpa: float = 0.0  # of a free cell
+    pressure_volume_ev: float = 0.0  # pressure × volume of `final`
+
+    @property
+    def enthalpy_ev(self) -> float | None:
+        """What a relaxation minimises, and minima are compared by; the energy where there is no pressure."""
+        return None if self.energy_ev is None else self.energy_ev + self.pressure_volume_ev
 
     @property
     def converged(self) -> bool:
@@ -75,7 +89,9 @@ class Stage:
 
     def __init__(self, task: Task, on_call: OnCall) -> None:
         self.task = task
-        self.counter = CountingCalculator(task.potential, stress=task.free_cell, limit=task.call_limit)
+        self.counter = CountingCalculator(
+            task.potential, stress=task.free_cell, limit=task.call_limit, pressure=task.pressure_gpa * GPa
+        )
         self.atoms = task.start.copy()
         self.atoms.calc = self.counter
         self.target = self._target(self.atoms)
@@ -90,7 +106,7 @@ class Stage:
         task = self.task
         if not task.free_cell:
             return atoms
-        mask: Any = task.cell_mask
+        mask: Any = strain_mask(task.cell_mask)
         return FrechetCellFilter(atoms, mask=mask, scalar_pressure=task.pressure_gpa * GPa)
 
     def watch(self, optimizer: Any) -> None:
@@ -100,11 +116,11 @@ class Stage:
     def _look(self) -> None:
         self.fmax_history.append(largest_force(self.target))
         if self.counter.last is not None:
-            self._on_call(self.counter.calls, self.counter.last.answer["energy"], self.fmax_history[-1])
+            self._on_call(self.counter.calls, self.counter.last.energy, self.fmax_history[-1])
 
     def _record(self, point: Answered) -> None:
-        energy, fmax = (point.answer["energy"], self._reached(point)[1]) if point.finite else (None, None)
-        self.readings.append(Reading(self.counter.calls, energy, fmax))
+        energy, fmax = (point.energy, self._reached(point)[1]) if point.finite else (None, None)
+        self.readings.append(Reading(self.counter.calls, energy, fmax, pressure_volume_ev=point.pressure_volume))
         before = self.counter.calls - 1
         self.film.add(frame_of(point.atoms, before + 1, before or None))
 
@@ -116,11 +132,12 @@ class Stage:
         """
         seconds = time.perf_counter() - self._began
         point = self.counter.last if last_stands else self.counter.lowest
-        final, fmax = self._reached(point) if point is not None and point.finite else (None, None)
+        point = point if point is not None and point.finite else None
+        final, fmax = (None, None) if point is None else self._reached(point)
         return Run(
             outcome=outcome,
             force_calls=self.counter.calls,
-            energy_ev=None if final is None else final.get_potential_energy(),
+            energy_ev=None if point is None else point.energy,
             fmax_ev_per_angstrom=fmax,
             wall_time_seconds=seconds,
             first_fmax=self.fmax_history[0] if self.fmax_history else None,
@@ -128,6 +145,8 @@ class Stage:
             final=final,
             readings=tuple(self.readings),
             frames=tuple(self.film.frames),
+            pressure_gpa=self.task.pressure_gpa,
+            pressure_volume_ev=0.0 if point is None else point.pressure_volume,
         )
 
     def _reached(self, point: Answered) -> tuple[Atoms, float]:

@@ -12,6 +12,7 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 from typer.core import TyperCommand
+from typer.models import OptionInfo
 
 from relaxion.cli import completion, requests, showing_requests
 from relaxion.cli.early import use_one_thread
@@ -83,6 +84,11 @@ def options(
     """Relax atomic structures with few force calls."""
 
 
+def _is_option(declared: Any) -> bool:
+    """Arguments come first, also where a request inherits options."""
+    return isinstance(declared, OptionInfo)
+
+
 def _callback(command: Command) -> Callable[..., None]:
     """What typer calls: its parameters are the fields of the request."""
 
@@ -102,7 +108,7 @@ def _callback(command: Command) -> Callable[..., None]:
                 default=Parameter.empty if field.default is MISSING else field.default,
                 annotation=Annotated[hints[field.name], field.metadata[TYPER]],
             )
-            for field in fields(command.request)
+            for field in sorted(fields(command.request), key=lambda field: _is_option(field.metadata[TYPER]))
         ]
     )
     return run

@@ -1,68 +1,88 @@
-"""Which calculator relaxes where --calc names none: one that is installed and covers the elements."""
+"""Which calculator relaxes where --calc names none: one that is installed and has the elements."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
+from contextlib import closing
+from dataclasses import dataclass
 
 from ase import Atoms
 from ase.data import chemical_symbols
 
 from relaxion.bench.checks import FOR_FUN
-from relaxion.errors import FileError, PotentialError
-from relaxion.paths import without_slice
+from relaxion.errors import PotentialError
 from relaxion.potentials.eam_zhou import ZhouEam
 from relaxion.potentials.emt import Emt
 from relaxion.potentials.extras import is_installed
-from relaxion.potentials.registry import EXTRAS
-from relaxion.structures.dataset import read
+from relaxion.potentials.potential import elements_in_words
+from relaxion.potentials.registry import EXTRAS, make_potential
 
 AUTO = "auto"
 FOR_CRYSTALS = ("chgnet", "sevennet", "mace")  # in this order, those that are installed
 FOR_MOLECULES = ("gfn2",)
 
-
-def calculator_for_files(files: Sequence[Path]) -> str:
-    """For all structures of all files that can be read; the others are told about later."""
-    return calculator_for(list(_structures(files)))
+Elements = frozenset[int]  # atomic numbers
 
 
-def calculator_for(images: Sequence[Atoms]) -> str:
-    """The name for --calc. PotentialError where nothing that is installed fits."""
-    elements = {int(number) for atoms in images for number in atoms.numbers}
-    known = Emt().elements or frozenset()
-    real = frozenset(number for number in known if chemical_symbols[number] not in FOR_FUN)
-    if elements <= real:
-        return "emt"
-    molecules = bool(images) and not any(atoms.pbc.any() for atoms in images)
-    for name in FOR_MOLECULES if molecules else FOR_CRYSTALS:
-        if is_installed(EXTRAS[name].package):
-            return name
-    if elements <= known:
-        return "emt"
-    if elements <= (ZhouEam().elements or frozenset()):
-        return "eam"
-    raise PotentialError(_nothing_fits(elements - known, FOR_MOLECULES if molecules else FOR_CRYSTALS))
+@dataclass(frozen=True)
+class Choice:
+    """A calculator, and how many of the structures it has all elements of."""
+
+    name: str  # for --calc
+    fits: int
+    structures: int
+
+    def in_words(self) -> str | None:
+        """What is said of it; of EMT, which is the default where it fits, nothing."""
+        if self.name == "emt" and self.fits == self.structures:
+            return None
+        which = "the elements" if self.fits == self.structures else f"{self.fits} of {self.structures} structures"
+        fits = f"--calc is not given, so {self.name} is used, which is installed and fits {which}"
+        return f"{fits}; 'relaxion calculators' lists others"
 
 
-def choice_in_words(name: str) -> str | None:
-    """What is said of a choice; of EMT, which is the default, nothing."""
-    if name == "emt":
-        return None
-    fits = f"--calc is not given, so {name} is used, which is installed and fits the elements"
-    return f"{fits}; 'relaxion calculators' lists others"
+def calculator_for(images: Iterable[Atoms], device: str | None = None) -> Choice:
+    """The first that has all elements of all structures, else of most. PotentialError where nothing installed has any.
+
+    Engines are asked which elements they have, so the choice cannot differ from what they answer later; they stay
+    loaded, and whoever makes the chosen one on the same `device` does not wait again.
+    """
+    kinds, molecules = Counter[Elements](), True
+    for atoms in images:
+        # what is no element is refused later, of that structure alone
+        kinds[frozenset(int(number) for number in atoms.numbers if 0 < number < len(chemical_symbols))] += 1
+        molecules = molecules and not atoms.pbc.any()
+    number, best = kinds.total(), None
+    engines = [name for name in (FOR_MOLECULES if molecules else FOR_CRYSTALS) if is_installed(EXTRAS[name].package)]
+    asked: dict[str, Elements | None] = {}
+    for name, known in _known(engines, device):
+        asked[name] = known
+        fits = sum(count for elements, count in kinds.items() if known is None or elements <= known)
+        if best is None or fits > best.fits:
+            best = Choice(name, fits, number)
+        if fits == number:
+            return Choice(name, number, number)
+    if best is None or best.fits == 0:
+        raise PotentialError(_nothing_fits(frozenset().union(*kinds), asked, molecules))
+    return best
 
 
-def _nothing_fits(missing: Iterable[int], engines: Sequence[str]) -> str:
-    names = ", ".join(chemical_symbols[number] for number in sorted(missing))
-    ways = "; or ".join(f"--calc {name} ({EXTRAS[name].how_to_install})" for name in engines)
-    fits = f"EMT has no parameters for {names}, and nothing else that is installed fits"
-    return f"{fits}; try {ways}; or any ASE calculator: --calc module:factory"
+def _known(engines: Sequence[str], device: str | None) -> Iterator[tuple[str, Elements | None]]:
+    """Names in the order of preference, with the elements they have; an engine is loaded only when it is its turn."""
+    emt = Emt().elements or frozenset()
+    yield "emt", frozenset(number for number in emt if chemical_symbols[number] not in FOR_FUN)
+    for name in engines:
+        with closing(make_potential(name, device)) as engine:
+            yield name, engine.elements
+    yield "emt", emt
+    yield "eam", ZhouEam().elements
 
 
-def _structures(files: Sequence[Path]) -> Iterator[Atoms]:
-    for file in files:
-        try:
-            yield from read(without_slice(file)[0])
-        except FileError:
-            continue
+def _nothing_fits(elements: Elements, asked: dict[str, Elements | None], molecules: bool) -> str:
+    missing = {name: elements - known for name, known in asked.items() if known is not None}
+    lacks = "; ".join(f"{name} has no {elements_in_words(numbers)}" for name, numbers in missing.items())
+    engines = FOR_MOLECULES if molecules else FOR_CRYSTALS
+    ways = [f"--calc {name} ({EXTRAS[name].how_to_install})" for name in engines if name not in asked]
+    others = "; or ".join([*ways, "any ASE calculator: --calc module:factory"])
+    return f"no calculator that is installed fits: {lacks}; try {others}"

@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from relaxion.cli import completion
-from relaxion.cli.requests import ManyRequest, RelaxRequest, TrainRequest, TuneRequest
+from relaxion.cli.requests import ManyRequest, RelaxingRequest, RelaxRequest, TrainRequest, TuneRequest
 from relaxion.cli.showing_requests import RaceRequest, ReportRequest
 from relaxion.errors import SettingsError
 from relaxion.paths import check_file, without_slice
-from relaxion.settings import nearest
+from relaxion.settings import nearest, strain_mask
 
-AXES = ("xx", "yy", "zz", "yz", "xz", "xy")  # of the strain, in ASE's order
 THREADS = "OMP_NUM_THREADS"
 
 
@@ -45,6 +44,7 @@ def check_early(request: Any) -> None:
             _check_structures([request.file])
         case ManyRequest():
             check_numbers(request.fmax, request.steps)
+            check_cell_options(request)
             _check_structures(request.files or ())
         case TrainRequest() | TuneRequest() if request.recipe:
             _check_recipe(request.recipe)
@@ -57,15 +57,13 @@ def _check_structures(files: Sequence[Path]) -> None:
         check_file(without_slice(file)[0])
 
 
-def check_cell_options(request: RelaxRequest) -> None:
+def check_cell_options(request: RelaxingRequest) -> None:
     """Refuse what has no meaning without a free cell, and what cannot be read."""
     if not math.isfinite(request.pressure):
         raise SettingsError(f"--pressure is a number in GPa, got {request.pressure}; try --pressure 10")
     if not request.cell and (request.pressure or request.cell_mask):
         raise SettingsError("--pressure and --cell-mask are for a free cell; add --cell")
-    unknown = [word for word in request.cell_mask.split(",") if request.cell_mask and word.strip() not in AXES]
-    if unknown:
-        raise SettingsError(f"--cell-mask names some of {','.join(AXES)}, got '{request.cell_mask}'")
+    strain_mask(request.cell_mask)
 
 
 def _check_recipe(word: str) -> None:

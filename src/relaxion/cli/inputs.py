@@ -7,7 +7,6 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from itertools import chain, count
 from pathlib import Path
 
@@ -16,17 +15,14 @@ from ase.io.formats import filetype
 
 from relaxion.bench.checks import check_structure, rattled
 from relaxion.bench.result_folder import stem
-from relaxion.cli.early import AXES
 from relaxion.cli.requests import RelaxRequest
 from relaxion.cli.showing_requests import RaceRequest
-from relaxion.errors import FileError, MissingExtraError, SettingsError, StructureError
+from relaxion.errors import FileError, SettingsError
 from relaxion.paths import chosen_numbers, without_slice
 from relaxion.potentials.potential import Potential
 from relaxion.potentials.registry import with_options
 from relaxion.settings import assigned
 from relaxion.structures.dataset import read
-
-SYMMETRY_TOLERANCE_ANGSTROM = 0.01  # of --keep-symmetry
 
 
 @dataclass(frozen=True)
@@ -129,22 +125,3 @@ def command_line() -> str:
     program, *rest = sys.argv
     name = Path(program).name
     return shlex.join(["relaxion" if name == "__main__.py" else name, *rest])
-
-
-def cell_mask(words: str) -> tuple[bool, ...] | None:
-    """From `xx,yy`; None where nothing is said."""
-    named = {word.strip() for word in words.split(",") if word.strip()}
-    return tuple(axis in named for axis in AXES) if named else None
-
-
-def symmetric(atoms: Atoms) -> Atoms:
-    """The same, held to the space group that it has within the tolerance."""
-    if find_spec("spglib") is None:
-        raise MissingExtraError("--keep-symmetry needs the package spglib; try: pip install spglib")
-    if not atoms.pbc.all():
-        raise StructureError("--keep-symmetry is for structures that are periodic along all axes")
-    from ase.constraints import FixSymmetry
-
-    held = atoms.copy()
-    held.set_constraint([*atoms.constraints, FixSymmetry(held, symprec=SYMMETRY_TOLERANCE_ANGSTROM)])
-    return held

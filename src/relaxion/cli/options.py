@@ -49,11 +49,16 @@ def changed(request: Asked, **values: Any) -> Asked:
     return replace(made, **values)
 
 
+def shared(request: Request) -> Request:
+    """Fields that several requests inherit."""
+    return dataclass(frozen=True, kw_only=True)(request)
+
+
 def command(table: list[Command], where: str, **more: Any) -> Callable[[Request], Request]:
     """Make a frozen dataclass of it and enter it into the table; `where` is `module:function`."""
 
     def enter(request: Request) -> Request:
-        made, (module, function) = dataclass(frozen=True)(request), where.split(":")
+        made, (module, function) = shared(request), where.split(":")
         table.append(Command(made, module, function, **more))
         return made
 

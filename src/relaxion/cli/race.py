@@ -15,7 +15,7 @@ from relaxion.bench.checks import emt_note, occupancy_note
 from relaxion.bench.comparison import in_words, who_relaxed
 from relaxion.bench.optimizers import PolicyChoice, check_policy, chosen_optimizers, policy_argument
 from relaxion.bench.runs import Task
-from relaxion.cli.default_calculator import AUTO, calculator_for, choice_in_words
+from relaxion.cli.default_calculator import AUTO, calculator_for
 from relaxion.cli.early import check_numbers
 from relaxion.cli.ending import DONE, ERROR, INCOMPLETE, Interrupts
 from relaxion.cli.inputs import checked_start, command_line, refuse_folder, sliced
@@ -43,8 +43,9 @@ def race(request: RaceRequest, _: Interrupts) -> int:
     check_page(request.out, request.force)
     atoms, hints = _structure(request.file, request.index)
     if request.calc == AUTO:
-        request = changed(request, calc=calculator_for([atoms]))
-        hints += filter(None, [choice_in_words(request.calc)])
+        choice = calculator_for([atoms])
+        request = changed(request, calc=choice.name)
+        hints += filter(None, [choice.in_words()])
     with closing(make_potential(request.calc)) as potential:
         start = checked_start(atoms, potential, request)
         return _race(request, potential, optimizers, start, hints)
@@ -54,7 +55,8 @@ def _race(
     request: RaceRequest, potential: Potential, optimizers: dict[str, type[Optimizer]], start: Atoms, hints: list[str]
 ) -> int:
     choice = PolicyChoice.of(request.policy, start, allow_unseen=request.allow_unseen)
-    hints = [*hints, *filter(None, [occupancy_note(start), emt_note(start, request.calc), choice.note])]
+    said = [occupancy_note(start), emt_note(start, request.calc), potential.assumption(start), choice.note]
+    hints = [*hints, *filter(None, said)]
     task = Task(start, potential, request.fmax, request.steps, request.cell, record=True)
     progress, label = Progress(quiet=request.quiet), str(request.file)
     with progress.line():

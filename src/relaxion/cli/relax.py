@@ -17,11 +17,11 @@ from relaxion.bench.comparison import Compared, compared, restart_name, run_ase_
 from relaxion.bench.optimizers import PolicyChoice, check_policy, chosen_optimizers, policy_argument
 from relaxion.bench.result_folder import PAGE, check_free, check_out, publish, staging, update_manifest, write_structure
 from relaxion.bench.runs import Run, Task
-from relaxion.cli.default_calculator import AUTO, calculator_for_files, choice_in_words
+from relaxion.cli.default_calculator import AUTO, calculator_for
 from relaxion.cli.early import check_numbers
 from relaxion.cli.ending import DONE, ERROR, INCOMPLETE, Interrupts
 from relaxion.cli.frames import write_together
-from relaxion.cli.inputs import Job, calculator_word, cell_mask, checked_start, command_line, read_jobs, symmetric
+from relaxion.cli.inputs import Job, calculator_word, checked_start, command_line, read_jobs
 from relaxion.cli.options import changed
 from relaxion.cli.progress import Progress, one_line, say, speaks_ascii_only, tell
 from relaxion.cli.requests import RelaxRequest
@@ -39,19 +39,32 @@ from relaxion.optimize.remembering import memory_at
 from relaxion.potentials.counting import error_in_words
 from relaxion.potentials.potential import Potential
 from relaxion.potentials.registry import make_potential
+from relaxion.structures.conversion import symmetric
 
 
 def relax(request: RelaxRequest, interrupts: Interrupts) -> int:
     check_numbers(request.fmax, request.steps, rattle=request.rattle)
     check_policy(policy_argument(request.policy))
     optimizers = chosen_optimizers(request.compare, "--compare")
-    request = with_calculator(request)
+    check_out(request.out)
+    memory_at(request.memory)
+    jobs = _left(request, [_checked(request, job) for job in read_jobs(request.files)])
+    progress = Progress(quiet=request.quiet)
+    if all(job.error is not None for job in jobs):  # nothing to relax: no calculator is loaded to say so
+        return _Session(request, None, optimizers, interrupts, progress).relax_all(jobs)
+    request = with_calculator(request, jobs)
     with closing(make_potential(request.calc, request.device)) as physics:
-        check_out(request.out)
-        memory_at(request.memory)
-        jobs = _left(request, read_jobs(request.files))
-        progress = Progress(quiet=request.quiet)
         return _Session(request, physics, optimizers, interrupts, progress).relax_all(jobs)
+
+
+def _checked(request: RelaxRequest, job: Job) -> Job:
+    """A job whose folder holds something already becomes an error."""
+    try:
+        taken = request.resume and (request.out / job.folder).is_dir()  # `_left` decides about those
+        check_free(request.out / job.folder, request.force or taken)
+    except FileError as error:
+        return replace(job, error=job.error or str(error))
+    return job
 
 
 def _left(request: RelaxRequest, jobs: list[Job]) -> list[Job]:
@@ -70,12 +83,14 @@ def _restart(request: RelaxRequest, job: Job) -> Path | None:
     return file if request.resume and file.is_file() else None
 
 
-def with_calculator(request: RelaxRequest) -> RelaxRequest:
+def with_calculator(request: RelaxRequest, jobs: list[Job]) -> RelaxRequest:
     """The request with a calculator that fits its structures, where it names none, and with its options."""
     calc = request.calc
     if calc == AUTO:
-        calc = calculator_for_files(request.files)
-        if (words := choice_in_words(calc)) and not request.quiet:
+        images = [job.atoms for job in jobs if job.atoms is not None and job.error is None]
+        choice = calculator_for(images, request.device)
+        calc = choice.name
+        if (words := choice.in_words()) and not request.quiet:
             say(f"relaxion: {words}")
     return changed(request, calc=calculator_word(calc, request.calc_options))
 
@@ -85,7 +100,7 @@ class _Session:
     """One call of the command: the same physics and options for every structure."""
 
     request: RelaxRequest
-    physics: Potential
+    physics: Potential | None  # None: there is nothing to relax
     optimizers: dict[str, type[Optimizer]]
     interrupts: Interrupts
     progress: Progress
@@ -109,15 +124,14 @@ class _Session:
 
     def _relax_job(self, job: Job) -> Report:
         request = self.request
-        if job.atoms is None:
+        if job.error is not None or job.atoms is None or self.physics is None:
             return Report(job, error=one_line(job.error or ""))
         try:  # everything that can be refused is refused before a force call is spent
-            check_free(request.out / job.folder, request.force or _restart(request, job) is not None)
             start = checked_start(job.atoms, self.physics, request)
             start = symmetric(start) if request.keep_symmetry else start
             task = Task(
                 start, self.physics, request.fmax, request.steps, request.cell, record=request.report,
-                pressure_gpa=request.pressure, cell_mask=cell_mask(request.cell_mask),
+                pressure_gpa=request.pressure, cell_mask=request.cell_mask,
             )  # fmt: skip
             report = self._relax_into_folder(job, task)
         except Exception as error:  # noqa: BLE001 - a defect met by one structure is no reason to drop the others
@@ -144,7 +158,8 @@ class _Session:
 
     def _hints(self, job: Job, run: Run, task: Task, policy_note: str) -> list[str]:
         hints = [occupancy_note(task.start), symmetry_hint(run, len(task.start), self.request.rattle)]
-        for once in (emt_note(task.start, self.request.calc), policy_note):
+        assumed = task.potential.assumption(task.start)
+        for once in (emt_note(task.start, self.request.calc), assumed, policy_note):
             if once and (job.file, once) not in self.said:
                 self.said.add((job.file, once))
                 hints.append(once)
@@ -245,6 +260,6 @@ def details(request: RelaxRequest, run: Run) -> dict[str, Any]:
     }
     given = {"pressure_gpa": request.pressure, "cell_mask": request.cell_mask, "keep_symmetry": request.keep_symmetry}
     plain |= {name: value for name, value in given.items() if value}
-    columns = ("energy_ev", "fmax_ev_per_angstrom", "accepted", "method", "reason")
+    columns = ("energy_ev", "enthalpy_ev", "fmax_ev_per_angstrom", "accepted", "method", "reason")
     calls = {name: [getattr(reading, name) for reading in run.readings] for name in columns}
     return {"request": plain, "calls": {**calls, "base_call": [frame.base_call for frame in run.frames]}}

@@ -6,10 +6,12 @@ import json
 import math
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from relaxion.cli.early import check_numbers
+from relaxion.cli.default_calculator import AUTO, calculator_for
+from relaxion.cli.early import check_cell_options, check_numbers
 from relaxion.cli.ending import DONE, ERROR, INCOMPLETE, Interrupts
 from relaxion.cli.inputs import calculator_word
 from relaxion.cli.options import changed
@@ -19,10 +21,10 @@ from relaxion.errors import RelaxionError, SettingsError
 from relaxion.files import json_of
 from relaxion.optimize.remembering import memory_at
 from relaxion.potentials.ase import AsePotential
-from relaxion.potentials.registry import make_potential
+from relaxion.potentials.registry import make_potential, without_options
 from relaxion.scaling.relax_many.driver import Driver, Tally
-from relaxion.scaling.relax_many.folder import PROGRESS, Folder, is_locked, read_manifest
-from relaxion.scaling.relax_many.inputs import check_files
+from relaxion.scaling.relax_many.folder import MANIFEST, PROGRESS, Folder, is_locked, read_manifest
+from relaxion.scaling.relax_many.inputs import check_files, places
 from relaxion.scaling.relax_many.learning import Learner
 from relaxion.scaling.relax_many.settings import ManySettings, WorkerSettings, calculator_details, policy_weights
 from relaxion.scaling.relax_many.summary import Counts, make_summary, read_counts
@@ -30,15 +32,17 @@ from relaxion.scaling.relax_many.summary import merge as merge_into
 from relaxion.scaling.relax_many.workers import make_workers, parse_workers
 
 SECONDS_BETWEEN_LINES = 5.0
+MOST_LOOKED_AT = 10_000  # structures, to choose a calculator by; a few seconds of reading
 
 
 def relax_many(request: ManyRequest, interrupts: Interrupts) -> int:
     """Do it, or go on with it."""
     files = request.files or _known_files(request.out)
-    request = changed(request, calc=calculator_word(request.calc, request.calc_options))
     parse_workers(request.workers)
-    worker, chunk_size = _worker_settings(request)
     check_files(files)
+    calc = _calculator(request, files) if request.calc == AUTO else request.calc
+    request = changed(request, calc=calculator_word(calc, request.calc_options))
+    worker, chunk_size = _worker_settings(request)
     with Folder(request.out, worker.many, files) as folder:
         if folder.torn_bytes:
             say(f"relaxion: the last shard ended in {folder.torn_bytes} bytes of an incomplete frame; removed")
@@ -70,12 +74,25 @@ def _known_files(out: Path) -> list[Path]:
         raise SettingsError(f"no input: name structure files ({error})") from error
 
 
+def _calculator(request: ManyRequest, files: list[Path]) -> str:
+    """That of an earlier run into the folder, else one that fits the first structures."""
+    if (request.out / MANIFEST).exists():
+        return without_options(str(read_manifest(request.out)["settings"].get("calculator")))[0]
+    images = (place.atoms for file in files for place in places(file) if place.atoms is not None)
+    choice = calculator_for(islice(images, MOST_LOOKED_AT), request.device)
+    if (words := choice.in_words()) and not request.quiet:
+        more = f" (of the first {MOST_LOOKED_AT})" if choice.structures == MOST_LOOKED_AT else ""
+        say(f"relaxion: {words}{more}")
+    return choice.name
+
+
 def _worker_settings(request: ManyRequest) -> tuple[WorkerSettings, int]:
     """Checked before anything is begun: the calculator is made once here too."""
     limit = request.time_limit
     if limit is not None and not (math.isfinite(limit) and limit > 0):
         raise SettingsError(f"--time-limit is a time in seconds above 0, got {limit}; try --time-limit 600")
     check_numbers(request.fmax, request.steps)
+    check_cell_options(request)
     policy_weights(request.policy)  # complaints about a word come first
     made = make_potential(request.calc, request.device)
     made.close()  # workers make their own
@@ -84,7 +101,8 @@ def _worker_settings(request: ManyRequest) -> tuple[WorkerSettings, int]:
     many = ManySettings(
         calculator=request.calc, calculator_details=calculator_details(request.calc, made), policy=request.policy,
         policy_weights=policy_weights(request.policy, made), allow_unseen=request.allow_unseen,
-        fmax_ev_per_angstrom=request.fmax, free_cell=request.cell, max_force_calls=request.steps + 1,
+        fmax_ev_per_angstrom=request.fmax, free_cell=request.cell, pressure_gpa=request.pressure,
+        cell_mask=request.cell_mask, keep_symmetry=request.keep_symmetry, max_force_calls=request.steps + 1,
         learn_every=request.learn,
     )  # fmt: skip
     learning = request.out / "memory" if request.learn else None
@@ -146,7 +164,9 @@ def _plain(counts: Counts) -> dict[str, Any]:
 
 def _counts_in_words(counts: Counts) -> str:
     beside, doubles = _some({"set aside": counts.failed, "waiting": counts.waiting}), counts.doubles
-    structures = f"{counts.places} structures in the input{_some({'of them doubles': doubles})}"
+    read = "in the input" if counts.input_read else "read so far"
+    more = "" if counts.input_read else " (the input is not read to its end, so its number of structures is not known)"
+    structures = f"{counts.places} structures {read}{_some({'of them doubles': doubles})}{more}"
     return f"{counts.relaxed} relaxed ({counts.converged} converged){beside}; {structures}"
 
 
@@ -160,7 +180,7 @@ def status(request: StatusRequest, _: Interrupts) -> int:
         tell(json.dumps({**plain, "settings": manifest["settings"]}))
         return DONE
     state = "no process is running" if process is None else f"process {process} is running"
-    if process is None and (counts.waiting or not run.get("input_read", True)):
+    if process is None and (counts.waiting or not counts.input_read):
         state += "; the work is not finished: run the same relax-many again"
     tell(f"{path}: {_counts_in_words(counts)}; {state}")
     if process is not None and run.get("seconds"):

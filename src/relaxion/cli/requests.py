@@ -11,7 +11,6 @@ from pathlib import Path
 
 from relaxion.cli import completion
 from relaxion.cli.options import (
-    AS_IN_RELAX,
     FITTING,
     RELAXING,
     Command,
@@ -33,6 +32,7 @@ from relaxion.cli.options import (
     recipe_argument,
     set_option,
     settings_option,
+    shared,
     unseen_flag,
 )
 
@@ -40,8 +40,39 @@ COMMANDS: list[Command] = []  # in the order of the help
 AGAIN = "interrupted; run the same command again to continue"
 
 
+@shared
+class RelaxingRequest:
+    """How structures are relaxed: what 'relax' and 'relax-many' have in common, with the same defaults."""
+
+    calc: str = calc_option(
+        "emt, eam, eam:FILE, lj, morse, chgnet, sevennet, gfn2, mace, module:factory; see 'calculators'.", **FITTING
+    )
+    calc_options: list[str] | None = calc_options_option()
+    policy: str = policy_option(
+        "auto: a shipped policy that covers all elements, else the classical optimizer; none: the classical "
+        "optimizer; NAME or FILE: that policy. See 'policies'."
+    )
+    device: str | None = device_option()
+    allow_unseen: bool = unseen_flag()
+    fmax: float = option(
+        "eV/Å", "Converged when the largest force (with a free cell also the stress term) is below this.", default=0.05
+    )
+    steps: int = option("N", "Maximum number of steps per structure; each is one force call.", default=500)
+    cell: bool = flag("--cell", "Relax the cell too.")
+    pressure: float = option("GPa", "External pressure, for --cell.", default=0.0)
+    cell_mask: str = option(
+        "AXES",
+        "Strain components that may change, for --cell: some of xx,yy,zz,yz,xz,xy.",
+        default="",
+        show_default="all six",
+    )
+    keep_symmetry: bool = flag("--keep-symmetry", "Keep the space group of the start (within 0.01 Å); needs spglib.")
+    memory: Path | None = memory_option()
+    settings: Path | None = settings_option()
+
+
 @command(COMMANDS, "relax:relax", usage=RELAXING)
-class RelaxRequest:
+class RelaxRequest(RelaxingRequest):
     """Relax structures. Writes each in its own format and as extxyz, with log and trajectory.
 
     relaxion relax alloy.cif
@@ -61,31 +92,7 @@ class RelaxRequest:
         "Structure files in any format ASE reads; FILE@0:2 means some of its structures. Each is relaxed into a "
         "folder of its own.",
     )
-    calc: str = calc_option(
-        "emt, eam, eam:FILE, lj, morse, chgnet, sevennet, gfn2, mace, module:factory; see 'calculators'.", **FITTING
-    )
-    calc_options: list[str] | None = calc_options_option()
-    policy: str = policy_option(
-        "auto: a shipped policy that covers all elements, else the classical optimizer; none: the classical "
-        "optimizer; NAME or FILE: that policy. See 'policies'."
-    )
-    device: str | None = device_option()
-    allow_unseen: bool = unseen_flag()
-    fmax: float = option(
-        "eV/Å", "Converged when the largest force (with a free cell also the stress term) is below this.", default=0.05
-    )
-    steps: int = option("N", "Maximum number of steps; each is one force call.", default=500)
-    cell: bool = flag("--cell", "Relax the cell too.")
-    pressure: float = option("GPa", "External pressure, for --cell.", default=0.0)
-    cell_mask: str = option(
-        "AXES",
-        "Strain components that may change, for --cell: some of xx,yy,zz,yz,xz,xy.",
-        default="",
-        show_default="all six",
-    )
-    keep_symmetry: bool = flag("--keep-symmetry", "Keep the space group of the start (within 0.01 Å); needs spglib.")
     compare: str = optimizers_option("Also run these ASE optimizers from the same start: BFGS,FIRE,...", default="")
-    memory: Path | None = memory_option()
     out: Path = option("DIR", "Results go to DIR/NAME/.", default=Path("relaxed"))
     as_json: bool = flag("--json", "One JSON object per structure on stdout, nothing else.")
     report: bool = flag("--report", "Also write DIR/NAME/report.html: film, curves, comparison, facts.")
@@ -93,15 +100,14 @@ class RelaxRequest:
     force: bool = flag("--force", "Replace earlier results.")
     rattle: float = rattle_option()
     seed: int = rattle_seed_option()
-    settings: Path | None = settings_option()
     quiet: bool = quiet_flag("No progress and no hints on stderr.")
 
 
 @command(COMMANDS, "relax_many:relax_many", usage=RELAXING, interrupted=AGAIN)
-class ManyRequest:
+class ManyRequest(RelaxingRequest):
     """Relax thousands of structures with many workers. Run the same command again to continue an interrupted run.
 
-    relaxion relax-many structures.xyz --out relaxed --workers local:4
+    relaxion relax-many structures.xyz --out relaxed --workers 4
     relaxion relax-many *.cif --out relaxed --calc chgnet --time-limit 600
     relaxion relax-many structures.xyz --out relaxed --workers ray:auto
     relaxion relax-many slabs.xyz --out relaxed --memory relaxations --learn 20
@@ -118,19 +124,10 @@ class ManyRequest:
         show_default="those of an earlier run into DIR",
     )
     out: Path = option("DIR", "Results; run the same command again to continue.", default=Path("relaxed-many"))
-    calc: str = calc_option(AS_IN_RELAX)
-    calc_options: list[str] | None = calc_options_option()
-    policy: str = policy_option(AS_IN_RELAX)
-    device: str | None = device_option()
-    allow_unseen: bool = unseen_flag()
-    fmax: float = option("eV/Å", AS_IN_RELAX, default=0.05)
-    steps: int = option("N", "Maximum number of steps per structure; each is one force call.", default=500)
-    cell: bool = flag("--cell", "Relax the cells too.")
-    memory: Path | None = memory_option()
     learn: int = option(
         "N", "After every N structures the policies learn from them; later structures use the result.", default=0, min=0
     )
-    workers: str = option("KIND", "local:N, ray:auto, ray:ADDRESS; one processor each.", default="local:2")
+    workers: str = option("N|KIND", "N or local:N, ray:auto, ray:ADDRESS; one processor each.", default="local:2")
     batch_size: int = option(
         "N", "Structures evaluated together by a worker, if the calculator supports it.", default=128, min=1
     )
@@ -138,7 +135,6 @@ class ManyRequest:
         "SECONDS", "Time limit per structure; a structure that exceeds it is set aside.", show_default="none"
     )
     retry_failed: bool = flag("--retry-failed", "Try structures again that earlier runs set aside.")
-    settings: Path | None = settings_option()
     as_json: bool = flag("--json", "The result as one JSON object on stdout.")
     quiet: bool = quiet_flag()
 

@@ -62,6 +62,8 @@ def as_plain(report: Report, *, compare: bool) -> dict[str, Any]:
         "outcome": run.outcome,
         "force_calls": run.force_calls,
         "energy_ev": run.energy_ev,
+        "enthalpy_ev": run.enthalpy_ev,
+        "pressure_gpa": run.pressure_gpa,
         "fmax_ev_per_angstrom": run.fmax_ev_per_angstrom,
         "policy": run.policy_used,
         "fallback_used": run.fallback_used,
@@ -75,7 +77,7 @@ def as_plain(report: Report, *, compare: bool) -> dict[str, Any]:
 
 
 def compared_as_json(run: Run) -> dict[str, Any]:
-    names = ("converged", "force_calls", "energy_ev", "fmax_ev_per_angstrom")
+    names = ("converged", "force_calls", "energy_ev", "enthalpy_ev", "fmax_ev_per_angstrom")
     plain = {name: getattr(run, name) for name in names} | {"wall_time_seconds": round(run.wall_time_seconds, 6)}
     return plain if run.error is None else {**plain, "error": run.error}
 
@@ -88,6 +90,7 @@ def result_sentence(report: Report, run: Run) -> str:
         parts.append(f"fmax {run.fmax_ev_per_angstrom:.2g} eV/Å")
     if run.energy_ev is not None:
         parts.append(f"energy {run.energy_ev:.4f} eV")
+        parts += [f"enthalpy {run.enthalpy_ev:.4f} eV at {run.pressure_gpa:g} GPa"] if run.pressure_gpa else []
     if report.written_to is not None:
         page = "" if report.page is None else f" with {report.page.name}"
         parts.append(f"written to {report.written_to}{os.sep}{page}")
@@ -134,7 +137,8 @@ def comparison_table(report: Report, run: Run) -> Table:
     """For people at a terminal."""
     table = Table(title=f"{report.job.label}: {report.formula}", title_justify="left")
     table.add_column("optimizer")
-    for heading in ("force calls", "converged", "energy (eV)", "fmax (eV/Å)", "time (s)", "same minimum"):
+    enthalpy = [f"enthalpy at {run.pressure_gpa:g} GPa (eV)"] if run.pressure_gpa else []
+    for heading in ("force calls", "converged", "energy (eV)", *enthalpy, "fmax (eV/Å)", "time (s)", "same minimum"):
         table.add_column(heading, justify="right")
     table.add_row("Relaxion", *_cells(run), "")
     for other in report.others:
@@ -143,7 +147,8 @@ def comparison_table(report: Report, run: Run) -> Table:
 
 
 def _cells(run: Run) -> list[str]:
-    numbers = [(run.energy_ev, ".4f"), (run.fmax_ev_per_angstrom, ".2g"), (run.wall_time_seconds, ".2f")]
+    enthalpy = [(run.enthalpy_ev, ".4f")] if run.pressure_gpa else []
+    numbers = [(run.energy_ev, ".4f"), *enthalpy, (run.fmax_ev_per_angstrom, ".2g"), (run.wall_time_seconds, ".2f")]
     shown = ["–" if value is None else format(value, style) for value, style in numbers]
     return [str(run.force_calls), "yes" if run.converged else "no", *shown]
 

@@ -34,8 +34,9 @@ from relaxion.potentials.counting import error_in_words
 from relaxion.potentials.pairwise import PairwisePotential
 from relaxion.potentials.potential import Potential
 from relaxion.potentials.registry import potential as potential_of
+from relaxion.settings import strain_mask
 from relaxion.structures import Structures
-from relaxion.structures.conversion import check_atoms
+from relaxion.structures.conversion import check_atoms, symmetric
 from relaxion.structures.devices import DeviceLike
 from relaxion.structures.state import Outcome
 
@@ -57,6 +58,9 @@ class BatchSettings:
     cell: bool = False
     max_force_calls: int = MAX_FORCE_CALLS
     allow_unseen: bool = False
+    pressure_gpa: float = 0.0  # on free cells
+    cell_mask: str = ""  # components of a free cell that may change, some of xx,yy,zz,yz,xz,xy; empty: all
+    keep_symmetry: bool = False  # hold each structure to its space group
     time_limit_seconds: float | None = None  # of one structure's share of the time
     record: bool = False  # keep every evaluated point
     stresses: bool = False  # ask for them also where the cell does not relax
@@ -68,6 +72,11 @@ class BatchSettings:
             raise SettingsError(f"fmax is a force in eV/Å above 0, got {self.fmax}; try 0.05")
         if self.max_force_calls < 1:
             raise SettingsError(f"max_force_calls is 1 or more, got {self.max_force_calls}; try {MAX_FORCE_CALLS}")
+        if not math.isfinite(self.pressure_gpa):
+            raise SettingsError(f"the pressure is a number in GPa, got {self.pressure_gpa}")
+        if self.pressure_gpa and not self.cell:
+            raise SettingsError("a pressure acts on free cells; add cell=True")
+        strain_mask(self.cell_mask)
         if self.time_limit_seconds is not None and not self.time_limit_seconds > 0:
             raise SettingsError(f"the time limit is above 0 seconds, got {self.time_limit_seconds}")
 
@@ -83,15 +92,16 @@ def relax_batch(
     allow_unseen: bool = False,
     memory: str | Path | Memory | None = None,
     device: DeviceLike = None,
+    pressure_gpa: float = 0.0,
 ) -> list[Relaxed]:
     """Relax all structures, in the order given; the same results as `Relaxer` brings one by one, to rounding.
 
     `structures`: ASE atoms, with constraints if need be; they are not changed. `potential`: a name ("emt"), an ASE
     calculator (asked one structure after the other) or a potential. `policy`, `allow_unseen`: as in `Relaxer`. `fmax`:
-    eV/Å. `cell`: relax the cells too. `memory`: as in `Relaxer`. `device`: where the networks of the policy and of a
-    named potential compute. An error of the potential ends only that structure, not the others.
+    eV/Å. `cell`: relax the cells too, against `pressure_gpa`. `memory`: as in `Relaxer`. `device`: where the networks
+    of the policy and of a named potential compute. An error of the potential ends only that structure, not the others.
     """
-    settings = BatchSettings(policy, fmax, cell, max_force_calls, allow_unseen, device=device)
+    settings = BatchSettings(policy, fmax, cell, max_force_calls, allow_unseen, pressure_gpa, device=device)
     return list(relax_stream(structures, potential, settings, batch_size, memory=memory))
 
 
@@ -181,10 +191,14 @@ class BatchRelaxer:
             settings = settings or self.settings
             settings = settings if cell is None else replace(settings, cell=cell)
             self._check(atoms, settings.cell)
+            atoms = symmetric(atoms) if settings.keep_symmetry else atoms
             name, stepper = self._make_stepper(atoms)
         except RelaxionError as error:
             self._finished.append(_refused(atoms, str(error), tag))
             return
+        if (assumed := self.potential.assumption(atoms)) and assumed not in self._said:
+            self._said.add(assumed)
+            logger.warning("%s: %s; it is said once, of the first such structure", atoms.symbols, assumed)
         relaxation = Relaxation(atoms, tag, settings, self.potential, name, stepper, together=self.together)
         if self.memory is not None:
             relaxation.remember(self.memory, self.potential)
@@ -276,7 +290,7 @@ class BatchRelaxer:
 
 def _refused(atoms: Atoms, sentence: str, tag: Any) -> Relaxed:
     start = atoms.copy()
-    return Relaxed(start, Outcome.RUNNING, 0, None, None, "", 0, 0.0, error=sentence, tag=tag)
+    return Relaxed(start, Outcome.RUNNING, 0, None, None, None, "", 0, 0.0, error=sentence, tag=tag)
 
 
 def _structures(images: Sequence[Atoms], cell_free: Sequence[bool]) -> Structures:

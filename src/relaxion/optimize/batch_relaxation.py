@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ase import Atoms
 from ase.calculators.singlepoint import SinglePointCalculator
 from ase.filters import Filter, FrechetCellFilter
+from ase.units import GPa
 
 from relaxion.errors import PotentialError
 from relaxion.memory.recording import Memory
@@ -22,6 +23,7 @@ from relaxion.optimize.remembering import Remembered
 from relaxion.optimize.stepper import Stepper
 from relaxion.potentials.counting import CountingCalculator
 from relaxion.potentials.potential import Potential
+from relaxion.settings import strain_mask
 from relaxion.structures.conversion import forget_symmetry
 from relaxion.structures.state import Outcome
 
@@ -62,7 +64,8 @@ class Relaxed:
     atoms: Atoms  # what was reached, with its energy and forces; the start where nothing was
     outcome: Outcome  # RUNNING: it was ended from outside, see `error`
     force_calls: int
-    energy_ev: float | None  # of `atoms`, as the next; None: never evaluated, or not finite
+    energy_ev: float | None  # of `atoms`, as the next two; None: never evaluated, or not finite
+    enthalpy_ev: float | None  # energy + pressure × volume: what was minimised
     fmax_ev_per_angstrom: float | None
     policy_used: str  # the policy's name, or "classical"
     fallback_used: int  # steps made by the core in place of the policy, or by FIRE in place of the core
@@ -122,7 +125,10 @@ class Relaxation:
         stress = needs_stress(settings, potential, atoms)
         self._counter = None if together else CountingCalculator(potential, stress=stress)
         self.atoms.calc = self._told or self._counter
-        self.target: Atoms | Filter = FrechetCellFilter(self.atoms) if settings.cell else self.atoms
+        self.target: Atoms | Filter = self.atoms
+        if settings.cell:
+            mask: Any = strain_mask(settings.cell_mask)
+            self.target = FrechetCellFilter(self.atoms, mask=mask, scalar_pressure=settings.pressure_gpa * GPa)
         self.policy_used, self.stepper = policy_used, stepper
         self.calls, self.seconds, self._motionless = 0, 0.0, 0
         self.moved = True  # since the last force call; constraints may undo a step
@@ -237,6 +243,7 @@ class Relaxation:
             outcome=outcome,
             force_calls=self.calls,
             energy_ev=None if answer is None else answer.energy,
+            enthalpy_ev=None if answer is None or point is None else point.energy,
             fmax_ev_per_angstrom=None if answer is None or point is None else point.largest_force,
             policy_used=self.policy_used,
             fallback_used=self.stepper.fallback_used,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field, replace
 from importlib import import_module
@@ -14,6 +15,7 @@ import numpy as np
 from ase import Atoms
 from ase.filters import Filter
 from ase.optimize.optimize import DEFAULT_MAX_STEPS, Optimizer
+from ase.units import GPa
 
 from relaxion.errors import RestartError, SettingsError
 from relaxion.memory.recording import Memory
@@ -51,7 +53,8 @@ class HistoryEntry:
     """One force call."""
 
     call: int
-    energy_ev: float
+    energy_ev: float  # of the calculator; the one that belongs to the forces, where it has several
+    enthalpy_ev: float  # energy + pressure × volume: what is minimised; equal to the energy without pressure
     fmax_ev_per_angstrom: float
     method: str  # that led here: "start", "policy", "valence", "springs", "plain" or "fire"
     step_length_angstrom: float  # longest executed displacement, from the base of the step
@@ -149,6 +152,11 @@ class Relaxer(Optimizer):
     def calls_before(self) -> int:
         """Those in the runs before the restart file was written."""
         return self._calls_before
+
+    @property
+    def pressure_gpa(self) -> float:
+        """The external pressure that the cell filter works against; 0 without such a filter."""
+        return float(getattr(self.atoms, "scalar_pressure", 0.0)) / GPa
 
     @property
     def fallback_used(self) -> int:
@@ -255,7 +263,13 @@ class Relaxer(Optimizer):
 
     def log(self, gradient: Any = None) -> None:
         """ASE calls this once per evaluated point: the place where calls are counted."""
-        super().log(gradient)
+        enthalpy = read_energy(self.atoms)
+        energy = read_energy(bare_atoms(self.atoms)) if self.pressure_gpa else enthalpy
+        largest_force = longest(np.asarray(gradient).reshape(-1, 3))
+        if self.pressure_gpa:
+            self._log_under_pressure(energy, enthalpy, largest_force)
+        else:
+            super().log(gradient)
         geometry = self._geometry()
         if self._counted == geometry:
             return
@@ -265,8 +279,9 @@ class Relaxer(Optimizer):
         self.history.append(
             HistoryEntry(
                 call=self.force_calls + 1,
-                energy_ev=read_energy(self.atoms),
-                fmax_ev_per_angstrom=longest(np.asarray(gradient).reshape(-1, 3)),
+                energy_ev=energy,
+                enthalpy_ev=enthalpy,
+                fmax_ev_per_angstrom=largest_force,
                 method="start" if last is None else last.method,
                 step_length_angstrom=travelled,
                 trust_angstrom=self._stepper.method.trust if last is None else last.trust,
@@ -279,6 +294,18 @@ class Relaxer(Optimizer):
         self.film.add(frame_of(bare_atoms(self.atoms), self.force_calls, base_call, proposed))
         if self._remembered is not None:
             self._remembered.point(self.force_calls, base_call)
+
+    def _log_under_pressure(self, energy: float, enthalpy: float, largest_force: float) -> None:
+        """ASE's line with one more column: ASE itself would write the enthalpy under the heading "Energy"."""
+        if self.logfile is None:
+            return
+        name = type(self).__name__
+        if self.nsteps == 0:
+            headings = f"{'Step':>4} {'Time':>8} {'Energy':>15} {'Enthalpy':>15}  {'fmax':>12}"
+            self.logfile.write(f"{' ' * len(name)}  {headings}\n")
+        now = time.strftime("%H:%M:%S")
+        numbers = f"{energy:15.6f} {enthalpy:15.6f} {largest_force:15.6f}"
+        self.logfile.write(f"{name}:  {self.nsteps:3d} {now} {numbers}\n")
 
     def step(self, *_: Any) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Judge the present point, move on to the next. (Older ASE passes forces; they are read afresh.)"""

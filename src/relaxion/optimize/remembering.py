@@ -71,7 +71,10 @@ class Remembered:
             "free": free,
         }
         details, cell_free = self._details or details_of(atoms.calc), isinstance(self.target, UnitCellFilter)
-        key = self.key or key_of(start | {"calculator": details, "cell_free": cell_free, "policy": self.policy})
+        who = {"calculator": details, "cell_free": cell_free, "policy": self.policy}
+        if pressure := float(getattr(self.target, "scalar_pressure", 0.0)):
+            who["pressure"] = pressure  # eV/Å³; another relaxation of the same start
+        key = self.key or key_of(start | who)
         return Beginning(
             key=key,
             kind=MEMORY,

@@ -30,6 +30,17 @@ class Answered:
 
     atoms: Atoms
     answer: dict[str, Any]
+    pressure: float = 0.0  # eV/Å³, that acts on its cell
+
+    @property
+    def energy(self) -> float:
+        """The one that belongs to the forces, eV."""
+        return self.answer["free_energy"]
+
+    @property
+    def pressure_volume(self) -> float:
+        """What the pressure adds to the energy, eV."""
+        return self.pressure * self.atoms.get_volume() if self.pressure else 0.0
 
     @property
     def finite(self) -> bool:
@@ -42,10 +53,10 @@ class CountingCalculator(Calculator):
     A deep copy is the counter itself, and evaluations that reach the potential by another way are charged too.
     """
 
-    def __init__(self, potential: Potential, *, stress: bool, limit: int | None = None) -> None:
-        """`limit`: most force calls; None: no end."""
+    def __init__(self, potential: Potential, *, stress: bool, limit: int | None = None, pressure: float = 0.0) -> None:
+        """`limit`: most force calls; None: no end. `pressure`: eV/Å³, of a free cell."""
         super().__init__()
-        self.limit = limit
+        self.limit, self.pressure = limit, pressure
         self.seconds = 0.0  # spent inside, waiting for answers
         self.busy_seconds = 0.0  # the same in processor time
         self.potential_name = potential.name
@@ -56,7 +67,7 @@ class CountingCalculator(Calculator):
         self._asked = 0
         self.answers = 0  # fewer than calls where it failed or was interrupted
         self.last: Answered | None = None
-        self.lowest: Answered | None = None  # of the finite ones; the later of equals
+        self.lowest: Answered | None = None  # in enthalpy, of the finite ones; the later of equals
         self.on_answer: Callable[[Answered], None] | None = None  # told of each answer, at no cost in calls
 
     @property
@@ -82,13 +93,13 @@ class CountingCalculator(Calculator):
         finally:
             self.seconds += time.perf_counter() - began
             self.busy_seconds += time.process_time() - busy
-        self._remember(Answered(self.atoms, self.results))  # pyright: ignore[reportArgumentType] - not None here
+        self._remember(Answered(self.atoms, self.results, self.pressure))  # pyright: ignore[reportArgumentType] - not None here
 
     def _remember(self, point: Answered) -> None:
         self.answers += 1
         self.last = point
-        above = self.lowest is not None and point.answer["free_energy"] > self.lowest.answer["free_energy"]
-        if point.finite and not above:
+        enthalpies = [one.energy + one.pressure_volume for one in (point, self.lowest) if one is not None]
+        if point.finite and enthalpies[0] <= enthalpies[-1]:
             self.lowest = point
         if self.on_answer is not None:
             self.on_answer(point)

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from ase import Atoms
 from ase.calculators.calculator import CalculationFailed
 
 from relaxion.errors import PotentialError, StructureError
@@ -31,6 +32,7 @@ class Gfn2(AsePotential):
         asked = {"method": "GFN2-xTB", "verbosity": 0, "accuracy": ACCURACY, **options}
         super().__init__(TBLite(**asked))
         self.name = "GFN2-xTB"
+        self._given = frozenset(options)
 
     @property
     def elements(self) -> frozenset[int]:
@@ -47,6 +49,18 @@ class Gfn2(AsePotential):
                 f"structure {first} is periodic along {number} of 3 axes, but {self.name} along all or none; "
                 "give it a cell with vacuum and pbc=True"
             )
+
+    def assumption(self, atoms: Atoms) -> str | None:
+        """The spin of an odd number of electrons, unless charge, multiplicity or magnetic moments were given."""
+        if {"charge", "multiplicity"} & self._given or round(atoms.get_initial_magnetic_moments().sum()):
+            return None
+        charge = float(atoms.get_initial_charges().sum())
+        if (int(atoms.numbers.sum()) - round(charge)) % 2 == 0:
+            return None
+        return (
+            f"an odd number of electrons: {self.name} takes it as a radical of charge {charge:g} with one unpaired "
+            "electron (multiplicity 2); if it is an ion, give the calculator its charge"
+        )
 
     def evaluate(self, structures: Structures, stresses: bool) -> Evaluation:
         # a box around a molecule means nothing here, and tblite gives no stress for it

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, final
 
 import torch
+from ase import Atoms
 from ase.data import chemical_symbols
 from torch import Tensor
 
@@ -63,6 +64,11 @@ class Potential(ABC):
             raise MissingElementError(
                 f"{self.name} has no parameters for {names}; it knows {elements_in_words(self.elements)}"
             )
+
+    def assumption(self, atoms: Atoms) -> str | None:
+        """What it takes for granted about these atoms, in words, where the user should know; most: nothing."""
+        del atoms
+        return None
 
     def close(self) -> None:  # noqa: B027 - most have nothing to do
         """Let go of what is held between calls: another program, a socket, a library. Most hold nothing."""

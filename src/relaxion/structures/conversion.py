@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 import numpy as np
 from ase import Atoms
 from ase.constraints import FixAtoms
 from ase.data import chemical_symbols
 
-from relaxion.errors import StructureError
+from relaxion.errors import MissingExtraError, StructureError
 
 LARGEST_EXTENT = 1e8  # Å, a centimetre
 SMALLEST_HEIGHT = 0.05  # Å between lattice planes; the smallest of real crystals have 1
+SYMMETRY_TOLERANCE_ANGSTROM = 0.01  # where the space group is kept
 SMALLEST_VOLUME = 1e-6  # Å³; below it a periodic cell counts as flat
 
 
@@ -73,3 +76,16 @@ def forget_symmetry(atoms: Atoms) -> None:
     for key in ("spacegroup", "unit_cell", "occupancy"):
         atoms.info.pop(key, None)
     atoms.arrays.pop("spacegroup_kinds", None)
+
+
+def symmetric(atoms: Atoms) -> Atoms:
+    """The same, held to the space group that it has within the tolerance."""
+    if find_spec("spglib") is None:
+        raise MissingExtraError("keeping the symmetry needs the package spglib; try: pip install spglib")
+    if not atoms.pbc.all():
+        raise StructureError("the symmetry is kept only of structures that are periodic along all axes")
+    from ase.constraints import FixSymmetry
+
+    held = atoms.copy()
+    held.set_constraint([*atoms.constraints, FixSymmetry(held, symprec=SYMMETRY_TOLERANCE_ANGSTROM)])
+    return held

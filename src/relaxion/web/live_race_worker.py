@@ -61,7 +61,9 @@ def _raced(request: dict[str, Any], answers: TextIO, seconds: float) -> dict[str
     task = Task(atoms, potential, fmax, STEPS, free_cell, record=True)
     runs = raced(task, choice, {"BFGS": BFGS, "FIRE": FIRE}, lambda name: _reporter(answers, name, seconds))
     _say(answers, {"calls": {name: run.force_calls for name, run in runs.items()}})
-    hints += filter(None, [occupancy_note(atoms), emt_note(atoms, calculator), choice.note])
+    hints += filter(
+        None, [occupancy_note(atoms), emt_note(atoms, calculator), potential.assumption(atoms), choice.note]
+    )
     race = Race(
         request["name"], atoms, runs, fmax, calculator, free_cell, _command(request), hints,
         comment=comment_of(request["text"], kind),

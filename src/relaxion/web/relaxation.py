@@ -120,19 +120,21 @@ def _lead(told: Relaxation) -> str:
     if told.run.error:
         return told.run.error
     cell = "Atoms and cell" if told.free_cell else "Atoms in a fixed cell" if told.start.pbc.any() else "Atoms"
-    return f"{cell}, {len(told.start)} in all, calculator {told.calculator}."
+    pressure = f" at {told.run.pressure_gpa:g} GPa" if told.run.pressure_gpa else ""
+    return f"{cell}{pressure}, {len(told.start)} in all, calculator {told.calculator}."
 
 
 def _tiles(told: Relaxation) -> list[dict[str, str]]:
-    run, energies = told.run, [reading.energy_ev for reading in told.run.readings if reading.energy_ev is not None]
+    run, first = told.run, next((one for one in told.run.readings if one.energy_ev is not None), None)
     tone = "good" if run.converged else "warn" if run.error is None else "bad"
     found = [tile("Force calls", str(run.force_calls), note=outcome_words(run.outcome), tone=tone)]
     if run.fmax_ev_per_angstrom is not None:
         asked = "" if told.tolerance is None else f"asked for: {told.tolerance:g}"
         found.append(tile("Largest force", f"{run.fmax_ev_per_angstrom:.2g}", "eV/Å", asked))
-    if run.energy_ev is not None and energies:
-        change = signed(run.energy_ev - energies[0], ".3f")
-        found.append(tile("Energy change", change, "eV", f"to {run.energy_ev:.4f} eV"))
+    if first is not None:
+        found += _change("Energy change", first.energy_ev, run.energy_ev)
+        at = f" at {run.pressure_gpa:g} GPa"
+        found += _change("Enthalpy change", first.enthalpy_ev, run.enthalpy_ev, at) if run.pressure_gpa else []
     if run.final is not None:
         moved = np.linalg.norm(run.final.positions - told.start.positions, axis=1)
         where = f"atom {int(moved.argmax())}, mean {moved.mean():.2g}"
@@ -146,6 +148,12 @@ def _tiles(told: Relaxation) -> list[dict[str, str]]:
     return found
 
 
+def _change(label: str, first: float | None, last: float | None, where: str = "") -> list[dict[str, str]]:
+    if first is None or last is None:
+        return []
+    return [tile(label, signed(last - first, ".3f"), "eV", f"to {last:.4f} eV{where}")]
+
+
 def fmax_plot(runs: Sequence[tuple[str, Run]], tolerance: float | None) -> Part:
     """On a logarithmic axis, with the line to get below."""
     limits = [] if tolerance is None else [{"value": tolerance, "label": f"tolerance {tolerance:g} eV/Å"}]
@@ -154,12 +162,13 @@ def fmax_plot(runs: Sequence[tuple[str, Run]], tolerance: float | None) -> Part:
 
 
 def energy_plot(runs: Sequence[tuple[str, Run]]) -> Part:
-    """Above the end of the first run, on a logarithmic axis, so that small differences can be seen."""
+    """What is minimised, above the end of the first run; on a logarithmic axis, so that small differences show."""
     ours, first = runs[0]
-    series = [_series(name, run.readings, "energy_ev", first.energy_ev or 0.0) for name, run in runs if run.readings]
-    title = "Energy" if first.energy_ev is None else f"Energy above the final energy of {ours}"
+    zero, what = first.enthalpy_ev, "enthalpy" if first.pressure_gpa else "energy"
+    series = [_series(name, run.readings, "enthalpy_ev", zero or 0.0) for name, run in runs if run.readings]
+    title = what.capitalize() + ("" if zero is None else f" above the final {what} of {ours}")
     above = [value for one in series for value in one["y"] if value is not None and value > 0]
-    return _plot(title, "energy (eV)", series, log=first.energy_ev is not None and len(above) > 1)
+    return _plot(title, f"{what} (eV)", series, log=zero is not None and len(above) > 1)
 
 
 def _plot(title: str, y_label: str, series: list[dict[str, Any]], **more: Any) -> Part:
@@ -192,19 +201,23 @@ def comparison_table(ours: Run, others: Sequence[Compared], caption: str) -> Par
         {"cells": [name, *_cells(run), same], "best": run.converged and run.force_calls == fewest}
         for name, run, same in everybody
     ]
-    headings = ["Optimizer", "Force calls", "Outcome", "Energy (eV)", "fmax (eV/Å)", "Time (s)", "Same minimum"]
+    enthalpy = [f"Enthalpy at {ours.pressure_gpa:g} GPa (eV)"] if ours.pressure_gpa else []
+    headings = ["Optimizer", "Force calls", "Outcome", "Energy (eV)", *enthalpy, "fmax (eV/Å)", "Time (s)"]
+    headings.append("Same minimum")
     return {
         "kind": "table",
         "caption": caption,
         "columns": columns(headings, ("Outcome", "Same minimum")),
         "rows": rows,
         "note": "Force calls are counted inside the calculator; rejected points and line searches count. Minima are "
-        f"the same within {SAME_MINIMUM_EV_PER_ATOM * 1000:g} meV per atom. The green row needed the fewest calls.",
+        f"the same within {SAME_MINIMUM_EV_PER_ATOM * 1000:g} meV{' of enthalpy' if enthalpy else ''} per atom. "
+        "The green row needed the fewest calls.",
     }
 
 
 def _cells(run: Run) -> list[str]:
-    numbers = [(run.energy_ev, ".4f"), (run.fmax_ev_per_angstrom, ".2g"), (run.wall_time_seconds, ".2f")]
+    enthalpy = [(run.enthalpy_ev, ".4f")] if run.pressure_gpa else []
+    numbers = [(run.energy_ev, ".4f"), *enthalpy, (run.fmax_ev_per_angstrom, ".2g"), (run.wall_time_seconds, ".2f")]
     shown = ["–" if value is None else format(value, style).replace("-", "−") for value, style in numbers]
     return [str(run.force_calls), outcome_words(run.outcome), *shown]
 
@@ -238,6 +251,7 @@ def _run_facts(told: Relaxation) -> Part:
         ("Outcome", outcome_words(run.outcome, run.fmax_ev_per_angstrom)),
         ("Policy", told.policy),
         ("Calculator", told.calculator),
+        ("Pressure", f"{run.pressure_gpa:g} GPa" if run.pressure_gpa else None),
         ("Tolerance", None if told.tolerance is None else f"fmax {told.tolerance:g} eV/Å"),
         ("Steps made by", _methods_in_words(run.readings)),
         ("Error", run.error),

@@ -67,7 +67,8 @@ def _run_of(optimizer: Relaxer, final: Atoms) -> Run:
     return Run(
         outcome, optimizer.force_calls, finite(stands.energy_ev), finite(stands.fmax_ev_per_angstrom), 0.0,
         optimizer.policy_used, optimizer.fallback_used, final=final, readings=readings_of(optimizer),
-        frames=tuple(optimizer.film.frames),
+        frames=tuple(optimizer.film.frames), pressure_gpa=optimizer.pressure_gpa,
+        pressure_volume_ev=finite(stands.enthalpy_ev - stands.energy_ev) or 0.0,
     )  # fmt: skip
 
 
@@ -103,9 +104,13 @@ def _what_it_is_not(folder: Path) -> str:
 
 def _told(folder: Path, manifest: dict[str, Any], images: Sequence[Atoms]) -> Relaxation:
     result, request, calls = manifest["result"], manifest.get("request", {}), manifest.get("calls") or {}
+    pressure = _number(request.get("pressure_gpa")) or 0.0
+    if pressure and "enthalpy_ev" not in result:
+        raise FileError(f"{folder} is of an earlier relaxion, which mixed up energy and enthalpy; {AGAIN}")
     readings = _readings(images, calls)
     run = _run_on_disk(
-        result, str(result["outcome"]), result.get("policy"), int(result.get("fallback_used", 0)), readings=readings,
+        result, str(result["outcome"]), pressure, policy_used=result.get("policy"),
+        fallback_used=int(result.get("fallback_used", 0)), readings=readings,
         final=_bare(images[_place_that_stands(readings, result)]), frames=_frames(images, calls.get("base_call") or []),
     )  # fmt: skip
     return Relaxation(
@@ -122,16 +127,23 @@ def _told(folder: Path, manifest: dict[str, Any], images: Sequence[Atoms]) -> Re
     )
 
 
-def _run_on_disk(plain: dict[str, Any], outcome: str, policy: str | None, fallback: int, **more: Any) -> Run:
+def _run_on_disk(plain: dict[str, Any], outcome: str, pressure_gpa: float, **more: Any) -> Run:
+    work = _pressure_volume(plain["energy_ev"], plain.get("enthalpy_ev"))
     return Run(
         outcome, int(plain["force_calls"]), _number(plain["energy_ev"]), _number(plain["fmax_ev_per_angstrom"]),
-        float(plain["wall_time_seconds"]), policy, fallback, error=plain.get("error"), **more,
+        float(plain["wall_time_seconds"]), error=plain.get("error"), pressure_gpa=pressure_gpa,
+        pressure_volume_ev=work, **more,
     )  # fmt: skip
+
+
+def _pressure_volume(energy: float | None, enthalpy: float | None) -> float:
+    """0 where one of them is not known: then there is no enthalpy either, or no pressure."""
+    return 0.0 if energy is None or enthalpy is None else float(enthalpy) - float(energy)
 
 
 def _other(name: str, plain: dict[str, Any], ours: Run, n_atoms: int) -> Compared:
     outcome = "converged" if plain["converged"] else "error" if "error" in plain else "step_limit"
-    return compared(str(name), _run_on_disk(plain, outcome, None, 0), ours, n_atoms)
+    return compared(str(name), _run_on_disk(plain, outcome, ours.pressure_gpa), ours, n_atoms)
 
 
 def _place_that_stands(readings: Sequence[Reading], result: dict[str, Any]) -> int:
@@ -152,10 +164,14 @@ def _readings(images: Sequence[Atoms], calls: dict[str, Any]) -> tuple[Reading, 
     """As the manifest has them, or as the frames say themselves."""
     if not calls or len(calls["energy_ev"]) != len(images):
         return tuple(_reading(place + 1, atoms) for place, atoms in enumerate(images))
-    columns = (calls[name] for name in ("energy_ev", "fmax_ev_per_angstrom", "accepted", "method"))
+    columns = [calls[name] for name in ("energy_ev", "fmax_ev_per_angstrom", "accepted", "method")]
+    enthalpies = calls.get("enthalpy_ev") or calls["energy_ev"]
+    rows = zip(*columns, map(_pressure_volume, calls["energy_ev"], enthalpies), strict=True)
     return tuple(
-        Reading(place + 1, _number(energy), _number(fmax), bool(accepted), str(method))
-        for place, (energy, fmax, accepted, method) in enumerate(zip(*columns, strict=True))
+        Reading(
+            place + 1, _number(energy), _number(fmax), bool(accepted), str(method), pressure_volume_ev=pressure_volume
+        )
+        for place, (energy, fmax, accepted, method, pressure_volume) in enumerate(rows)
     )
 
 

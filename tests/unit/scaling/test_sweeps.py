@@ -123,9 +123,9 @@ class TestSpace:
             plan(*vary, **what).check()
 
     def test_workers_in_words(self) -> None:
-        assert workers_place("local:2")().number == 2
+        assert workers_place("local:2")().number == workers_place("2")().number == 2
         for words in ("local", "local:0", "local:x", "ray:", "ray:0", "slurm:2"):
-            with pytest.raises(SettingsError, match="expected local:N"):
+            with pytest.raises(SettingsError, match="expected N, local:N"):
                 workers_place(words)
 
 

@@ -19,7 +19,7 @@ from typing import Any
 from relaxion.errors import RelaxionError
 from relaxion.potentials.counting import error_in_words
 from relaxion.scaling.relax_many.folder import Folder
-from relaxion.scaling.relax_many.frames import written
+from relaxion.scaling.relax_many.frames import plain_info, written
 from relaxion.scaling.relax_many.inputs import Place, places
 from relaxion.scaling.relax_many.learning import Learner
 from relaxion.scaling.relax_many.settings import ManySettings, structure_key
@@ -273,8 +273,7 @@ def _listed(place: Place, key: str) -> dict[str, Any]:
     plain: dict[str, Any] = {"key": key, "index": place.index}
     if place.atoms is not None:
         plain |= {"formula": place.atoms.get_chemical_formula(), "n_atoms": len(place.atoms)}
-        named = {name: value for name, value in place.atoms.info.items() if isinstance(value, bool | int | float | str)}
-        if named:
+        if named := plain_info(place.atoms):
             plain["info"] = named
     return plain
 

@@ -102,6 +102,12 @@ def listing(path: Path, number: int) -> Iterator[dict[str, Any]]:
                         yield plain
 
 
+def inputs_are_listed(path: Path) -> bool:
+    """Whether every input file was read to its end once, so that its number of structures is known."""
+    numbers = range(1, len(read_manifest(path)["files"]) + 1)
+    return all((path / "inputs" / f"{number:05}.jsonl").is_file() for number in numbers)
+
+
 def is_locked(path: Path) -> int | None:
     """The process that works in the folder now; None: nobody."""
     try:

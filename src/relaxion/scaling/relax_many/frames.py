@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import ase.io
+import numpy as np
 from ase import Atoms
 
 from relaxion.files import decoded
@@ -44,16 +45,26 @@ def written(atoms: Atoms, facts: dict[str, Any]) -> str:
     """The frame of a relaxed structure; facts are plain values."""
     image = atoms.copy()
     image.calc = atoms.calc
-    image.info = {name: value for name, value in atoms.info.items() if _is_plain(name, value)}
+    image.info = {name: value for name, value in plain_info(atoms).items() if _fits(name, value)}
     image.info |= {PREFIX + name: value for name, value in facts.items() if value is not None}
     text = io.StringIO()
     ase.io.write(text, image, format="extxyz")
     return sealed(text.getvalue())
 
 
-def _is_plain(name: Any, value: Any) -> bool:
-    simple = isinstance(name, str) and isinstance(value, bool | int | float | str)
-    return simple and not name.startswith(PREFIX) and len(str(value)) < 1000 and "\n" not in str(value)
+def plain_info(atoms: Atoms) -> dict[str, Any]:
+    """The words, numbers and truths of `atoms.info`, such as a name of its own; numbers of NumPy as Python's."""
+    found = {name: value.item() if isinstance(value, np.generic) else value for name, value in atoms.info.items()}
+    return {
+        name: value
+        for name, value in found.items()
+        if isinstance(name, str) and isinstance(value, bool | int | float | str)
+    }
+
+
+def _fits(name: str, value: Any) -> bool:
+    """Into the second line of a frame."""
+    return not name.startswith(PREFIX) and len(str(value)) < 1000 and "\n" not in str(value)
 
 
 def sealed(text: str) -> str:

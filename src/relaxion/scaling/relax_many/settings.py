@@ -30,7 +30,7 @@ RELEVANT_INFO = ("charge", "spin", "multiplicity")  # that calculators read from
 class ManySettings(Settings):
     """Everything that decides a result. A folder of results holds to one of these."""
 
-    younger = ("learn_every",)
+    younger = ("learn_every", "pressure_gpa", "cell_mask", "keep_symmetry")
 
     calculator: str = "emt"
     """As in `relaxion relax --calc`."""
@@ -52,6 +52,15 @@ class ManySettings(Settings):
 
     free_cell: bool = False
     """Relax the cells too."""
+
+    pressure_gpa: float = 0.0
+    """External pressure on free cells."""
+
+    cell_mask: str = ""
+    """Components of free cells that may change, some of xx,yy,zz,yz,xz,xy; empty: all."""
+
+    keep_symmetry: bool = False
+    """Hold each structure to the space group of its start."""
 
     max_force_calls: int = Field(default=MAX_FORCE_CALLS, ge=1)
     """A structure that needs more ends at its step limit."""
@@ -98,6 +107,9 @@ class WorkerSettings(Settings):
             cell=many.free_cell,
             max_force_calls=many.max_force_calls,
             allow_unseen=many.allow_unseen,
+            pressure_gpa=many.pressure_gpa,
+            cell_mask=many.cell_mask,
+            keep_symmetry=many.keep_symmetry,
             time_limit_seconds=self.time_limit_seconds,
             device=self.device,
         )

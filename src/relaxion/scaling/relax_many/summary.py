@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import csv
+import json
+import math
 import re
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import IO, Any
 
 from relaxion.errors import FileError
 from relaxion.files import part_of, replacing
-from relaxion.scaling.relax_many.folder import failures, listing, read_manifest, results
+from relaxion.scaling.relax_many.folder import failures, inputs_are_listed, listing, read_manifest, results
 from relaxion.scaling.relax_many.frames import sealed
 from relaxion.settings import shown
 
@@ -21,18 +23,22 @@ SEAL = re.compile(r" relaxion_sha256=d[0-9a-f]{16}$")
 SQLITE, CSV = "summary.sqlite", "summary.csv"
 TABLES = """
 CREATE TABLE results (
-    key TEXT PRIMARY KEY, outcome TEXT, force_calls INTEGER, energy_ev REAL, fmax_ev_per_angstrom REAL, policy TEXT,
-    fallback_used INTEGER, seconds REAL, shard TEXT, offset INTEGER, length INTEGER, reason TEXT);
+    key TEXT PRIMARY KEY, outcome TEXT, force_calls INTEGER, energy_ev REAL, enthalpy_ev REAL,
+    fmax_ev_per_angstrom REAL, policy TEXT, fallback_used INTEGER, seconds REAL, shard TEXT, offset INTEGER,
+    length INTEGER, reason TEXT);
 CREATE TABLE inputs (
-    place INTEGER PRIMARY KEY, file TEXT, structure INTEGER, key TEXT, formula TEXT, n_atoms INTEGER);
+    place INTEGER PRIMARY KEY, file TEXT, structure INTEGER, key TEXT, formula TEXT, n_atoms INTEGER, id TEXT,
+    info TEXT);
 CREATE INDEX inputs_by_key ON inputs (key);
 CREATE VIEW summary AS
-    SELECT place, file, structure, formula, n_atoms, coalesce(outcome, 'waiting') AS outcome, force_calls, energy_ev,
-        fmax_ev_per_angstrom, policy, fallback_used, seconds, key, shard, reason
+    SELECT place, file, structure, id, formula, n_atoms, coalesce(outcome, 'waiting') AS outcome, force_calls,
+        energy_ev, coalesce(enthalpy_ev, energy_ev) AS enthalpy_ev, fmax_ev_per_angstrom, policy, fallback_used,
+        seconds, key, shard, reason, info
     FROM inputs LEFT JOIN results USING (key) ORDER BY place;
 """
-FACTS = ("outcome", "force_calls", "energy_ev", "fmax", "policy", "fallback_used", "seconds")
-RESULT = "INSERT OR IGNORE INTO results VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+FACTS = ("outcome", "force_calls", "energy_ev", "enthalpy_ev", "fmax", "policy", "fallback_used", "seconds")
+RESULT = "INSERT OR IGNORE INTO results VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+IDS = ("id", "material_id", "structure_id", "uid", "name", "label")  # in `atoms.info`; the first of them is the id
 
 
 @dataclass(frozen=True)
@@ -40,6 +46,7 @@ class Counts:
     """What a folder holds."""
 
     places: int  # structures in the input, as far as it was read
+    input_read: bool  # to its end; else there are more
     structures: int  # different ones
     relaxed: int  # results in shards that belong to the input
     converged: int
@@ -57,12 +64,12 @@ def make_summary(path: Path) -> Counts:
     try:
         beside.unlink(missing_ok=True)
         with closing(_built(path, beside)) as connection:
+            counts = _counted(path, connection)
             with replacing(path / CSV, "x", newline="", encoding="utf-8") as file:
                 rows = connection.execute("SELECT * FROM summary")
                 writer = csv.writer(file)
                 writer.writerow(column[0] for column in rows.description)
                 writer.writerows(rows)
-            counts = _counted(connection)
         beside.replace(path / SQLITE)
     except (OSError, sqlite3.Error) as error:
         with suppress(OSError):
@@ -76,7 +83,42 @@ def make_summary(path: Path) -> Counts:
 def read_counts(path: Path) -> Counts:
     """The same numbers without writing anything, also while a run goes on."""
     with closing(_index_of(path)) as connection:
-        return _counted(connection)
+        return _counted(path, connection)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One structure of the input, and what became of it; None where there is no result, or no number in it."""
+
+    file: str
+    structure: int
+    id: str | None
+    formula: str | None
+    n_atoms: int | None
+    outcome: str  # or "waiting"
+    force_calls: int | None
+    energy_ev: float | None
+    enthalpy_ev: float | None
+    fmax_ev_per_angstrom: float | None
+    policy: str | None
+    seconds: float | None
+    reason: str | None  # why it was set aside
+
+
+def read_rows(path: Path) -> list[Row]:
+    """Of every structure of the input, in its order, as far as it was read."""
+    question = f"SELECT {', '.join(field.name for field in fields(Row))} FROM summary"
+    with closing(_index_of(path)) as connection:
+        return [_row(values) for values in connection.execute(question)]
+
+
+def _row(values: Sequence[Any]) -> Row:
+    """Whatever a damaged file brings in place of a number is none."""
+    plain = dict(zip((field.name for field in fields(Row)), values, strict=True))
+    for name in ("n_atoms", "force_calls", "energy_ev", "enthalpy_ev", "fmax_ev_per_angstrom", "seconds"):
+        if not isinstance(plain[name], int | float) or not math.isfinite(plain[name]):
+            plain[name] = None
+    return Row(**plain)
 
 
 def read_force_calls(path: Path) -> list[int]:
@@ -91,7 +133,7 @@ def _built(path: Path, database: Path | str) -> sqlite3.Connection:
     connection = sqlite3.connect(database)
     connection.executescript("PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF;" + TABLES)
     connection.executemany(RESULT, _result_rows(path))
-    connection.executemany("INSERT INTO inputs VALUES (NULL, ?, ?, ?, ?, ?)", _input_rows(path))
+    connection.executemany("INSERT INTO inputs VALUES (NULL, ?, ?, ?, ?, ?, ?, ?)", _input_rows(path))
     connection.commit()
     return connection
 
@@ -128,17 +170,22 @@ def _storable(value: Any) -> Any:
 def _input_rows(path: Path) -> Iterator[tuple[Any, ...]]:
     for number, file in enumerate(read_manifest(path)["files"], start=1):
         for line in listing(path, number):
-            yield file, *_values(line, ("index", "key", "formula", "n_atoms"))
+            info = line.get("info")
+            info = info if isinstance(info, dict) else {}
+            name = next((info[word] for word in IDS if word in info), None)
+            words = json.dumps(info, ensure_ascii=False) if info else None
+            yield file, *_values(line, ("index", "key", "formula", "n_atoms")), _storable(name), _storable(words)
 
 
-def _counted(connection: sqlite3.Connection) -> Counts:
+def _counted(path: Path, connection: sqlite3.Connection) -> Counts:
     """What the tables say."""
     question = """
         SELECT (SELECT count(*) FROM inputs), count(*), count(shard), count(*) FILTER (WHERE outcome = 'converged'),
             count(reason), count(*) FILTER (WHERE outcome IS NULL)
         FROM (SELECT DISTINCT key FROM inputs) LEFT JOIN results USING (key)
     """
-    return Counts(*connection.execute(question).fetchone())
+    places, *others = connection.execute(question).fetchone()
+    return Counts(places, inputs_are_listed(path), *others)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from relaxion.optimize.batch_relaxation import Relaxed
 from relaxion.optimize.choice import Chooser
 from relaxion.potentials.registry import make_potential
 from relaxion.scaling.processes import end_with
-from relaxion.scaling.relax_many.frames import written
+from relaxion.scaling.relax_many.frames import plain_info, written
 from relaxion.scaling.relax_many.learned_policies import LearnedPolicies
 from relaxion.scaling.relax_many.settings import WorkerSettings
 from relaxion.structures import Outcome
@@ -34,7 +34,7 @@ ALIVE = '{"alive": true}'
 def task_line(key: str, atoms: Atoms) -> str:
     """One structure for a worker. StructureError or another where its constraints cannot be told."""
     bare = atoms.copy()
-    bare.info = {name: value for name, value in atoms.info.items() if isinstance(value, bool | int | float | str)}
+    bare.info = plain_info(atoms)
     return json.dumps({"key": key, "atoms": encode(bare)})
 
 
@@ -77,25 +77,25 @@ class Worker:
                 self.relaxer.add(atoms_of(line), plain["key"])
             for relaxed in self.relaxer.advance():
                 told = time.monotonic()
-                yield _record(relaxed)
+                yield self._record(relaxed)
             if time.monotonic() - told > SECONDS_BETWEEN_SIGNS:
                 told = time.monotonic()
                 yield ALIVE
 
-
-def _record(relaxed: Relaxed) -> str:
-    facts = {
-        "key": relaxed.tag,
-        "outcome": relaxed.label.replace(" ", "_"),
-        "force_calls": relaxed.force_calls,
-        "fmax": relaxed.fmax_ev_per_angstrom,
-        "policy": relaxed.policy_used,
-        "fallback_used": relaxed.fallback_used,
-        "seconds": round(relaxed.seconds, 4),
-    }
-    if relaxed.error is None and relaxed.outcome not in SET_ASIDE:
-        return json.dumps({**facts, "frame": written(relaxed.atoms, facts)})
-    return json.dumps({**facts, "error": _reason(relaxed), "last": _last_frame(relaxed, facts)})
+    def _record(self, relaxed: Relaxed) -> str:
+        facts = {
+            "key": relaxed.tag,
+            "outcome": relaxed.label.replace(" ", "_"),
+            "force_calls": relaxed.force_calls,
+            "enthalpy_ev": relaxed.enthalpy_ev if self.settings.many.pressure_gpa else None,  # else it is the energy
+            "fmax": relaxed.fmax_ev_per_angstrom,
+            "policy": relaxed.policy_used,
+            "fallback_used": relaxed.fallback_used,
+            "seconds": round(relaxed.seconds, 4),
+        }
+        if relaxed.error is None and relaxed.outcome not in SET_ASIDE:
+            return json.dumps({**facts, "frame": written(relaxed.atoms, facts)})
+        return json.dumps({**facts, "error": _reason(relaxed), "last": _last_frame(relaxed, facts)})
 
 
 def _reason(relaxed: Relaxed) -> str:

@@ -142,13 +142,13 @@ class Workers(ABC, Generic[Known]):
 
 
 def parse_workers(word: str) -> tuple[str, str]:
-    """ "local:2" -> ("local", "2"); "ray:auto" -> ("ray", "auto")."""
-    kind, _, rest = word.partition(":")
+    """ "local:2" or "2" -> ("local", "2"); "ray:auto" -> ("ray", "auto")."""
+    kind, _, rest = f"local:{word}".partition(":") if word.isdecimal() else word.partition(":")
     if kind == "local" and re.fullmatch(r"[1-9]\d*", rest) and int(rest) <= MOST_WORKERS:
         return kind, rest
     if kind == "ray" and rest:
         return kind, rest
-    raise SettingsError(f"--workers is local:N, ray:auto or ray:ADDRESS, got '{word}'; try --workers local:2")
+    raise SettingsError(f"--workers is N, local:N, ray:auto or ray:ADDRESS, got '{word}'; try --workers local:2")
 
 
 def make_workers(word: str, settings: WorkerSettings) -> Workers[Any]:

@@ -120,10 +120,10 @@ def _run_on_ray(trial: str, folder: str) -> None:
 
 def workers_place(words: str) -> Callable[[], Workers]:
     """`local:2`, `ray:2`, `ray:auto` or `ray:ADDRESS`; nothing is started before the answer is called."""
-    kind, _, place = words.partition(":")
+    kind, _, place = f"local:{words}".partition(":") if words.isdecimal() else words.partition(":")
     number = int(place) if place.isdecimal() else None
     if kind == "local" and number:
         return lambda: LocalWorkers(number)
     if kind == "ray" and place and number != 0:
         return lambda: RayWorkers(None if number else place, number)
-    raise SettingsError(f"workers '{words}': expected local:N, ray:N, ray:auto or ray:ADDRESS, like local:2")
+    raise SettingsError(f"workers '{words}': expected N, local:N, ray:N, ray:auto or ray:ADDRESS, like local:2")

@@ -13,13 +13,31 @@
   Relaxion.table = (part) => {
     const kind = (i) => (part.columns[i].text || i === 0 ? "text" : "");
     const head = make("tr", {}, ...part.columns.map((column, i) => make("th", { scope: "col", class: kind(i) }, column.label)));
-    const rows = part.rows.map((row) => make("tr", { class: row.best ? "best" : "" }, ...row.cells.map((cell, i) =>
+    const rows = part.rows.map((row) => make("tr", { class: row.best ? "best" : row.tone ?? "" }, ...row.cells.map((cell, i) =>
       i === 0 ? make("th", { scope: "row" }, cell) : make("td", { class: kind(i) }, cell))));
     const table = make("table", {}, make("caption", {}, make("span", {}, part.caption)), make("thead", {}, head), make("tbody", {}, ...rows));
     return make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": part.caption }, table);
   };
 
-  parts.table = (part) => make("div", {}, Relaxion.table(part), part.note ? make("p", { class: "small" }, part.note) : null);
+  parts.table = (part) => {
+    const table = Relaxion.table(part);
+    return make("div", {}, part.search ? search(table, part) : null, table, part.note ? make("p", { class: "small" }, part.note) : null);
+  };
+
+  // shows only the rows that contain all words
+  function search(table, part) {
+    const rows = [...table.querySelectorAll("tbody tr")];
+    const texts = rows.map((row) => [...row.children].map((cell) => cell.textContent).join(" ").toLowerCase());
+    const found = make("span", { class: "small", role: "status" });
+    const box = make("input", { type: "search", placeholder: part.search, "aria-label": `Search: ${part.caption}` });
+    box.addEventListener("input", () => {
+      const words = box.value.toLowerCase().split(/\s+/).filter(Boolean);
+      const shown = texts.map((text) => words.every((word) => text.includes(word)));
+      rows.forEach((row, k) => { row.hidden = !shown[k]; });
+      found.textContent = words.length ? `${shown.filter(Boolean).length} of ${rows.length}` : "";
+    });
+    return make("p", { class: "search" }, box, found);
+  }
 
   // the numbers of a plot for those who do not see the curve; built when asked for
   Relaxion.numbers = (part) => {
