@@ -110,12 +110,13 @@ def read_geometry(target: Atoms | Filter) -> Geometry | None:
     return _geometry(bare_atoms(target), _free_coordinates(bare_atoms(target)), 0.0)
 
 
-def has_molecules(atoms: Atoms) -> bool:
-    """Whether some of the atoms are bonded by valence, as the classical core sees it."""
+def molecular_share(atoms: Atoms) -> float:
+    """Share of the atoms that belong to molecules, as the classical optimizer sees it: bonds decide, not `pbc`."""
     if NON_METALS[atoms.numbers].sum() < 2:
-        return False
+        return 0.0
     geometry = _geometry(atoms, np.ones((len(atoms), 3), dtype=bool), 0.0)
-    return topology_of(geometry, bonds_in(geometry, bonds_of([geometry])[0], None)) is not None
+    topology = topology_of(geometry, bonds_in(geometry, bonds_of([geometry])[0], None))
+    return 0.0 if topology is None else float(topology.members.mean())
 
 
 def _geometry_of_cell_filter(target: UnitCellFilter) -> Geometry:

@@ -21,7 +21,7 @@ from relaxion.errors import PolicyError, SettingsError
 from relaxion.networks.metric.policies import MetricPolicy
 from relaxion.networks.roles import Policy
 from relaxion.optimize.adaptation import Adaptation
-from relaxion.optimize.ase_interface import has_molecules
+from relaxion.optimize.ase_interface import molecular_share
 from relaxion.optimize.guard import Guard
 from relaxion.optimize.learned import TRUST, DirectMetrics, LearnedMetrics, MetricSource
 from relaxion.optimize.quasi_newton import QuasiNewton, QuasiNewtonSettings
@@ -77,6 +77,7 @@ class Decision:
     loaded: Loaded | None
     note: str = ""  # why the core, where somebody may have expected a policy
     loud: bool = True  # the note is a warning; "auto" promised no policy, so there it is information
+    sees_molecules: bool = False  # some atoms belong to molecules: their internal coordinates may make steps too
 
     @property
     def name(self) -> str:
@@ -89,10 +90,16 @@ def new_stepper(
     metrics: MetricSource | None = None,
     rule: StepControl | None = None,
     fallback: bool = True,
+    sees_molecules: bool = False,
 ) -> Stepper:
-    """The optimizer of one structure: guarded steps of the policy behind `metrics`, or the classical core."""
+    """The optimizer of one structure: guarded steps of the policy behind `metrics`, or the classical core.
+
+    `sees_molecules`: beside a policy that may not know molecules, internal coordinates of theirs may make steps.
+    """
     settings = settings or QuasiNewtonSettings()
-    method = QuasiNewton(settings) if metrics is None else Guard(settings, metrics, rule)
+    method = QuasiNewton(settings)
+    if metrics is not None:
+        method = Guard(settings, metrics, rule, sees_molecules=sees_molecules)
     return Stepper(method, fallback=fallback)
 
 
@@ -146,7 +153,9 @@ def stepper_of(
     source = loaded.insisted if allow_unseen else loaded.covered
     if adaptation is not None:
         source = LearnedMetrics(adaptation.network, None if allow_unseen else loaded.elements)
-    stepper = new_stepper(settings, metrics=source, rule=loaded.rule, fallback=fallback)
+    stepper = new_stepper(
+        settings, metrics=source, rule=loaded.rule, fallback=fallback, sees_molecules=decision.sees_molecules
+    )
     return Chosen(loaded.bundle.name, stepper, loaded.weights_sha256, adaptation)
 
 
@@ -195,16 +204,19 @@ class Chooser:
     def decide_for(self, atoms: Atoms) -> Decision:
         """Who shall relax these atoms."""
         periodic = bool(atoms.pbc.any())
-        return self.decide(atoms.numbers.tolist(), periodic=periodic, molecules=has_molecules(atoms))
+        return self.decide(atoms.numbers.tolist(), periodic=periodic, molecules=molecular_share(atoms))
 
-    def decide(self, atomic_numbers: Collection[int], *, periodic: bool, molecules: bool = False) -> Decision:
-        """Who shall relax these atoms: the one that was trained on all their elements, or, if insisted on, on most."""
+    def decide(self, atomic_numbers: Collection[int], *, periodic: bool, molecules: float = 0.0) -> Decision:
+        """Who shall relax these atoms: the one that was trained on all their elements, or, if insisted on, on most.
+
+        `molecules`: the share of atoms that belong to molecules.
+        """
         for loaded in self._learned:
             source, card = loaded.bundle.card.learned_from, loaded.bundle.card
             known = {numbers_of[symbol] for symbol in source.elements} if source is not None else set()
             fits = known.issuperset(atomic_numbers) and card.periodic in (None, periodic)
-            if fits and not (molecules and leaves_molecules(card, periodic=periodic)):
-                return Decision(loaded)
+            if fits and not leaves_molecules(card, molecules):
+                return Decision(loaded, sees_molecules=molecules > 0)
         if not self._candidates:
             return Decision(None, self._broken)
         for_such = [loaded for loaded in self._candidates if loaded.bundle.card.periodic in (None, periodic)]
@@ -215,12 +227,12 @@ class Chooser:
         candidates = for_such or self._candidates
         nearest = min(candidates, key=lambda loaded: len(uncovered(loaded.bundle, atomic_numbers)))
         missing, card = ", ".join(uncovered(nearest.bundle, atomic_numbers)), nearest.bundle.card
-        leaves = self._automatic and molecules and leaves_molecules(card, periodic=periodic)
+        leaves = self._automatic and leaves_molecules(card, molecules)
         if leaves and (card.adsorbates or not missing):  # else the elements that are missing are the better reason
-            why = f"the policy {nearest.bundle.name} knows no molecules"
-            return Decision(None, f"{why}, so the classical optimizer is used", loud=False)
+            why = "no shipped policy covers molecules, so the classical optimizer is used"
+            return Decision(None, why, loud=False)
         if not missing or self.allow_unseen:
-            return Decision(nearest)
+            return Decision(nearest, sees_molecules=self._automatic and molecules > 0)
         if self._automatic and (other := self._for_other_bodies(atomic_numbers, periodic)) is not None:
             why = f"the policy {other.bundle.name} is for structures that are {BODIES[not periodic]}"
             return Decision(None, f"{why}, so the classical optimizer is used", loud=False)
@@ -239,13 +251,14 @@ class Chooser:
         return next((loaded for loaded in others if not uncovered(loaded.bundle, atomic_numbers)), None)
 
 
-def leaves_molecules(card: ModelCard, *, periodic: bool) -> bool:
-    """Whether "auto" leaves structures with molecules to the classical optimizer rather than to this policy.
+def leaves_molecules(card: ModelCard, molecules: float) -> bool:
+    """Whether "auto" leaves structures to the classical optimizer, of whose atoms this share belongs to molecules.
 
-    Policies of surfaces know single atoms on them; others know no molecules that are not part of something periodic,
-    unless they were made for such. What they learn from molecules makes them better than they were, not than the core.
+    Where everything is a molecule, in a periodic box or not, internal coordinates are better than policies that were
+    not made for molecules, whatever those learned from them. Where something else is there too (a molecule on a
+    surface), policy and internal coordinates take part (`Guard`).
     """
-    return bool(card.adsorbates) or (not periodic and card.periodic is not False)
+    return molecules == 1 and card.periodic is not False
 
 
 def _shipped(device: torch.device) -> tuple[list[Loaded], str]:

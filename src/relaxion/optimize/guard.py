@@ -77,6 +77,9 @@ class GuardSettings:
     """Smallest cosine between the policy's step and the springs' step; below it the classical optimizer steps."""
     largest_ratio: float = 30.0
     """Largest ratio of the two steps' lengths, either way, likewise."""
+    molecules_bonus: float = 0.7
+    """Where there are molecules their internal coordinates are taken unless the policy misses less than this share of
+    what they miss."""
     softest: float = 0.2
     """eV/Å²: no step is longer than if everything were as soft as this, so that small forces lead to small steps."""
     another_scale: float = 1.5
@@ -108,8 +111,12 @@ class Guard(QuasiNewton):
         source: MetricSource,
         rule: StepControl | None = None,
         guard: GuardSettings | None = None,
+        *,
+        sees_molecules: bool = False,
     ) -> None:
+        """`sees_molecules`: some atoms belong to molecules, which the policy may not know."""
         self.source, self.rule = source, rule or DEFAULT
+        self.sees_molecules = sees_molecules
         self.guard = guard or GuardSettings()
         self.policy_steps = 0  # made by the metric
         self.core_steps = 0  # left to the classical core because of mistrust
@@ -129,7 +136,7 @@ class Guard(QuasiNewton):
     def more(self) -> dict[str, Any]:
         past = {"calls": self.past.calls, "coordinates": self.past.coordinates, "forces": self.past.forces}
         own = {"lesson": asdict(self.feedback), "steps": self._counts(), "applied": self._applied, "past": past}
-        return own | {"scale": self._scale, "curvatures": self.curvatures, "alone": self._alone}
+        return super().more() | own | {"scale": self._scale, "curvatures": self.curvatures, "alone": self._alone}
 
     def _counts(self) -> list[int]:
         return [self.policy_steps, self.core_steps, self.bad_steps, self.core_steps_left]
@@ -143,6 +150,7 @@ class Guard(QuasiNewton):
         self._applied = _array(plain["applied"])
         self._scale, self._alone = float(plain.get("scale", 1.0)), bool(plain.get("alone", False))  # younger than files
         self.curvatures = [float(number) for number in plain.get("curvatures", [])]
+        super().take_more(plain)
         past = plain["past"]
         self.past = Past(int(past["calls"]), _array(past["coordinates"]), _array(past["forces"]))
 
@@ -211,6 +219,8 @@ class Guard(QuasiNewton):
         """The metric's step where it can be believed, else the core's."""
         if model.metric is None or model.springs is None:
             return self._by_core(base, model, model.no_metric or "the policy does not apply here")
+        if reason := self._left_to_molecules(model):
+            return self._by_core(base, model, reason)
         self._scale = self._scale_met() if model.metric.knows_curvature else 1.0
         metric = model.metric if self._scale == 1 else Scaled(model.metric, self._scale)
         step = metric.solve(base.forces)
@@ -222,6 +232,21 @@ class Guard(QuasiNewton):
         if reason := self._mistrust(base, step, springs_step):
             return self._by_core(base, model, reason)
         return self._by_policy(base, model, metric, step, self.rule, error)
+
+    def _left_to_molecules(self, model: LocalModel) -> str:
+        """Why internal coordinates make the step where there are molecules; empty where the policy does.
+
+        They make the first; afterwards whoever misses less of what the last steps met makes the next.
+        """
+        if model.valence is None or model.metric is None:
+            return ""
+        judged = self.secants[-self.settings.judged_secants :]
+        if not judged:
+            return "molecules: internal coordinates make the first step"
+        ours, theirs = missed(judged, model.metric.apply), missed(judged, model.valence.apply)
+        if self.guard.molecules_bonus * theirs <= ours:
+            return f"internal coordinates miss {theirs:.2f} of the last steps, the policy {ours:.2f}"
+        return ""
 
     def _by_policy(
         self, base: Point, model: LocalModel, metric: Metric, step: Array, control: StepControl, error: float

@@ -28,7 +28,7 @@ class LocalModel:
     springs: SpringMetric | None = None
     metric: Metric | None = None  # None: no policy, or it has no answer here
     no_metric: str = ""  # why it has none
-    valence: ValenceModel | None = None  # None: nothing is a molecule, or a policy was asked
+    valence: ValenceModel | None = None  # None: nothing is a molecule, or nobody asked
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,7 +142,7 @@ def _fitted(bases: Sequence[Base], bonds: Sequence[Bonds]) -> tuple[list[Bonds],
 
 
 def _valence(base: Base, bonds: Bonds) -> ValenceModel | None:
-    if base.valence is None or base.source is not None or not base.point.finite:
+    if base.valence is None or not base.point.finite:
         return None
     return valence_at(_geometry(base), bonds, base.topology, base.springs, base.valence)
 

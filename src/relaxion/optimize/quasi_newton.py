@@ -90,6 +90,7 @@ class QuasiNewton:
     past = Past()  # of the present base
     core_steps = 0  # made in place of a policy that was not believed
     policy_steps = 0  # made by a policy
+    sees_molecules = True  # they have internal coordinates
 
     def __init__(self, settings: QuasiNewtonSettings) -> None:
         self.settings = settings

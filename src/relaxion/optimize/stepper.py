@@ -105,7 +105,8 @@ class Stepper:
     def asks(self, base: Point, place: int | None) -> Base:
         """What it wants to know of a base; `place`: among the structures just evaluated, if it is one of them."""
         method = self.method
-        valence, topology = method.settings.valence, method.valence.topology
+        topology = method.valence.topology
+        valence = method.settings.valence if method.sees_molecules else None
         steps = len(method.secants)
         return Base(base, method.settings.springs, method.source, method.past, place, valence, topology, steps)
 

@@ -34,7 +34,7 @@ from relaxion.files import open_lock
 from relaxion.memory.store import Note, TrajectoryStore
 from relaxion.memory.trajectory import Trajectory
 from relaxion.networks.metric.policies import MetricPolicy
-from relaxion.optimize.ase_interface import has_molecules
+from relaxion.optimize.ase_interface import molecular_share
 from relaxion.optimize.choice import CORE, Loaded, leaves_molecules, new_stepper
 from relaxion.optimize.examples import Examples, examples_of, formula_of
 from relaxion.optimize.learned import LearnedMetrics
@@ -140,11 +140,9 @@ def without_molecules(memory: Path, trajectories: Sequence[Trajectory], origin: 
 
 def _left_to_core(trajectory: Trajectory, origin: Loaded) -> bool:
     pbc = trajectory.pbc.numpy()
-    if not leaves_molecules(origin.bundle.card, periodic=bool(pbc.any())):
-        return False
     positions, cell = trajectory.positions[0].numpy(), trajectory.cells[0].numpy()
     start = Atoms(trajectory.numbers.numpy(), positions, cell=cell, pbc=pbc)
-    return bool(np.isfinite(positions).all()) and has_molecules(start)
+    return bool(np.isfinite(positions).all()) and leaves_molecules(origin.bundle.card, molecular_share(start))
 
 
 def _in_words(settings: Mapping[str, Any]) -> str:

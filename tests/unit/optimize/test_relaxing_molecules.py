@@ -14,7 +14,7 @@ from ase.filters import FrechetCellFilter
 from relaxion import Relaxer, relax_batch
 from relaxion.bench.sets import find_set
 from relaxion.optimize import quasi_newton
-from relaxion.optimize.ase_interface import has_molecules, read_point
+from relaxion.optimize.ase_interface import molecular_share, read_point
 from relaxion.optimize.choice import CORE, Chooser, new_stepper
 from relaxion.optimize.quasi_newton import QuasiNewtonSettings
 from relaxion.optimize.stepper import propose
@@ -107,15 +107,25 @@ def test_a_molecule_on_a_metal():
     assert optimizer.history[1].method == "valence"
 
 
-def test_auto_leaves_molecules_on_metals_to_the_core():
+def test_policy_and_internal_coordinates_share_molecules_on_metals():
     slab = fcc111("Cu", (2, 2, 2), vacuum=6, periodic=True)
     x, y, z = slab.positions[-1]
     molecular, atomic = slab + Atoms("CO", [(x, y, z + 1.8), (x, y, z + 2.95)]), slab + Atoms("O", [(x, y, z + 1.8)])
-    assert has_molecules(molecular)
-    assert not has_molecules(atomic)
+    assert molecular_share(molecular) == 0.2
+    assert molecular_share(atomic) == 0
     chooser = Chooser("auto")
-    assert [chooser.decide_for(atoms).name for atoms in (molecular, atomic, slab)] == [CORE, "metals", "metals"]
-    assert Relaxer(molecular, logfile=None).policy_used == CORE
+    assert [chooser.decide_for(atoms).name for atoms in (molecular, atomic, slab)] == ["metals"] * 3
+    assert [chooser.decide_for(atoms).sees_molecules for atoms in (molecular, atomic, slab)] == [True, False, False]
+    molecular.set_constraint(FixAtoms(range(4)))
+    molecular.calc = EMT()
+    molecular.rattle(0.05, seed=1)
+    optimizer = relaxed(molecular)
+    methods = [entry.method for entry in optimizer.history]
+    assert methods[1] == "valence"  # the first step, before anything is known
+    assert "policy" in methods
+    assert optimizer.force_calls < 0.7 * relaxed(molecular, policy=None).force_calls
+    assert optimizer.policy_steps == methods.count("policy")
+    assert Chooser("auto").decide_for(molecule("CO", cell=[8, 8, 8], pbc=True)).name == CORE
     assert Chooser("metals").decide_for(molecular).name == "metals"  # who names it gets it
 
 

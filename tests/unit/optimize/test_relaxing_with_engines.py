@@ -156,7 +156,7 @@ def test_universal_leaves_molecules_to_the_core() -> None:
     water = molecule("H2O", calculator=EMT())
     assert Relaxer(water, logfile=None).policy_used == "classical"
     water.pbc, water.cell = True, [6, 6, 6]
-    assert Relaxer(water, logfile=None).policy_used == "universal"
+    assert Relaxer(water, logfile=None).policy_used == "classical"  # bonds decide, not the box
 
 
 def test_shipped_policies_are_small() -> None:
