@@ -152,7 +152,7 @@ def test_a_policy_without_gate_that_stops_moving() -> None:
 
 @pytest.mark.parametrize(("share", "alarmed"), [(0.05, True), (0.5, False)])
 def test_a_policy_whose_moves_are_a_small_share_of_those_of_springs(share: float, alarmed: bool) -> None:
-    """It follows every force, by a twentieth of F/k: moves of some thousandths of an Å, and hardly anything converges."""
+    """It follows every force, by a twentieth of F/k: moves of hundredths of an Å, and hardly anything converges."""
 
     def follow_forces(trainer: RelaxTrainer) -> None:
         def act(state: State) -> Move:

@@ -70,17 +70,8 @@ def chosen_optimizers(text: str, option: str) -> dict[str, type[Optimizer]]:
     words = [word.strip() for word in text.split(",") if word.strip()]
     for word in words:
         if word.lower() not in spelling:
-            close = nearest(word.lower(), spelling)
-            raise SettingsError(f"{option}: ASE has no optimizer '{word}'; {_spelled(close, spelling)}")
+            raise SettingsError(f"{option}: ASE has no optimizer '{word}'; {nearest(word, known)}")
     return {spelling[word.lower()]: known[spelling[word.lower()]] for word in words}
-
-
-def _spelled(advice: str, spelling: dict[str, str]) -> str:
-    """`did you mean 'bfgs'?` with the capitals people know."""
-    if advice.startswith("known"):
-        return f"known: {', '.join(sorted(spelling.values()))}"
-    lower = advice.split("'")[1]
-    return advice.replace(lower, spelling[lower])
 
 
 def classical_contestants(text: str, *, without_gpmin: bool, free_cell: bool) -> list[Contestant]:

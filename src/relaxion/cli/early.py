@@ -1,4 +1,4 @@
-"""What is done before torch and ASE are loaded: the number of threads, and what can be refused at once."""
+"""What is done before torch and ASE are loaded: the number of threads, what is refused or answered at once."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from relaxion.cli import completion
+from relaxion.cli.progress import print_table
 from relaxion.cli.requests import ManyRequest, RelaxRequest, TrainRequest, TuneRequest
 from relaxion.cli.showing_requests import RaceRequest, ReportRequest
 from relaxion.errors import SettingsError
@@ -50,6 +51,14 @@ def check_early(request: Any) -> None:
             _check_recipe(request.recipe)
         case ReportRequest():
             check_file(request.path)
+
+
+def answered_early(request: Any) -> bool:
+    """Answer what needs neither torch nor ASE: `train` without a recipe lists all of them."""
+    if not isinstance(request, TrainRequest) or request.recipe is not None:
+        return False
+    print_table([("recipe", True), ("what", False)], completion.trainable().items())
+    return True
 
 
 def _check_structures(files: Sequence[Path]) -> None:

@@ -171,7 +171,7 @@ def _with_options_given(spec: str, options: Mapping[str, Any], device: torch.dev
     if colon and head and tail and head != "eam":
         return _from_code(spec, head, tail, options)
     known = [*BUILT_IN, *EXTRAS, "eam:FILE", "module:factory"]
-    raise UnknownPotentialError(f"unknown potential '{spec}': {nearest(spec.lower(), known)}")
+    raise UnknownPotentialError(f"unknown potential '{spec}': {nearest(spec, known)}")
 
 
 def _called(spec: str, factory: Callable[..., Any], options: Mapping[str, Any]) -> Any:
@@ -219,7 +219,7 @@ def _import(spec: str, module_name: str):
     try:
         return import_module(module_name)
     except (ImportError, ValueError, TypeError) as error:  # the last two: names such as 'a..b' and '.a'
-        known = nearest(module_name.lower(), [*BUILT_IN, *EXTRAS])
+        known = nearest(module_name, [*BUILT_IN, *EXTRAS])
         raise UnknownPotentialError(
             f"potential '{spec}': module '{module_name}' cannot be imported ({error}); {known}"
         ) from error

@@ -8,7 +8,7 @@ on its energies are wrong by tenths of an eV.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from ase import Atoms
@@ -22,7 +22,7 @@ MOST_CELL_CHANGE = 0.06  # of the volume, or of a length in any direction; pw.x 
 class RelaunchedCalculator(Calculator):
     """Asks a calculator made by `make`, and makes another one before the cell has changed by `most_cell_change`."""
 
-    implemented_properties = ["energy", "free_energy", "forces", "stress"]
+    implemented_properties: ClassVar[list[str]] = ["energy", "free_energy", "forces", "stress"]
 
     def __init__(self, make: Callable[[], Calculator], most_cell_change: float = MOST_CELL_CHANGE) -> None:
         """`make`: without arguments, called at the first force call and whenever the cell has changed too much."""
