@@ -47,13 +47,16 @@ def nearest(word: str, known: Iterable[str], listed: str = "") -> str:
     return f"the nearest of {len(spelling)} are {', '.join(spelling[name] for name in few)}{where}"
 
 
-def assigned(words: Sequence[str], option: str = "--set", example: str = "batch_size=256") -> dict[str, Any]:
-    """`key=value` words; values are TOML (3e-4, true, [64, 64]), anything else is taken as text."""
+def assigned(words: Sequence[str], option: str = "a setting", example: str = "batch_size=256") -> dict[str, Any]:
+    """`key=value` words; values are TOML (3e-4, true, [64, 64]), anything else is taken as text.
+
+    `option`: where the words came from, for the sentence about one that is none.
+    """
     result: dict[str, Any] = {}
     for word in words:
         key, equals, value = word.partition("=")
         if not equals or not key.strip():
-            raise SettingsError(f"{option} takes key=value, got '{word}'; for example {option} {example}")
+            raise SettingsError(f"{option} takes key=value, got '{word}'; for example {example}")
         try:
             result[key.strip()] = tomllib.loads(f"value = {value}")["value"]
         except (ValueError, RecursionError):
@@ -100,3 +103,19 @@ class Settings(BaseModel):
             raise SettingsError(f"{cls.__name__}: {'; '.join(lines[:MOST_NAMED])}{more}") from error
         except RecursionError as error:
             raise SettingsError(f"{cls.__name__}: a value is nested too deeply") from error
+
+
+def command_words(command: str, *words: str, **options: Any) -> list[str]:
+    """A command of ours as the words of a shell, to be shown as on a model card."""
+    return ["relaxion", command, *words, *option_words(**options)]
+
+
+def option_words(**options: Any) -> list[str]:
+    """Options of our command line by name. True: a flag; a list: repeated; None and False: left out."""
+    found: list[str] = []
+    for name, value in options.items():
+        flag = "--" + name.replace("_", "-")
+        for one in value if isinstance(value, list) else [value]:
+            if one is not None and one is not False:
+                found += [flag] if one is True else [flag, str(one)]
+    return found

@@ -88,7 +88,7 @@ def _world(request: TrainRequest) -> dict[str, Any]:
 def given_settings(request: TrainRequest | TuneRequest) -> dict[str, Any]:
     """What --set, --seed and --steps say."""
     options = {"seed": request.seed, "steps": request.steps}
-    return assigned(request.assignments or ()) | {name: it for name, it in options.items() if it is not None}
+    return assigned(request.assignments or (), "--set") | {name: it for name, it in options.items() if it is not None}
 
 
 @contextmanager

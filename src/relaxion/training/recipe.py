@@ -95,7 +95,7 @@ def _with_shorter_intervals(
 def _asked_agent(option: str | None, override: Any) -> str | None:
     names = {agent_name(word) for word in (option, override) if word is not None}
     if len(names) > 1:
-        raise SettingsError(f"two agents asked for, --agent {option} and --set agent={override}; leave one out")
+        raise SettingsError(f"two agents asked for, {option} and agent = {override} in the settings; leave one out")
     return names.pop() if names else None
 
 

@@ -294,7 +294,7 @@ class RelaxTrainer:
 
     def _check_collectors(self, number: int) -> None:
         if number > 1:
-            raise CheckpointError(f"this run has {number} collectors; continue with --collectors ray:{number}")
+            raise CheckpointError(f"this run has {number} collectors; continue with `collectors=ray:{number}`")
 
     def close(self) -> None:
         """Nothing is open."""
