@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, Valid
 from relaxion.errors import SettingsError
 
 MOST_NAMED = 5  # mistakes in one sentence
-MOST_KNOWN = 20  # names that are all told, where none is near
+MOST_KNOWN = 24  # names that are all told, where none is near
 MOST_NEAR = 3  # of more, those that are
 SETTINGS_PAGE = "docs/reference/python.md"  # has every setting
 

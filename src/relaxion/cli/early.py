@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from relaxion.cli import completion
-from relaxion.cli.progress import print_table
 from relaxion.cli.requests import ManyRequest, RelaxRequest, TrainRequest, TuneRequest
 from relaxion.cli.showing_requests import RaceRequest, ReportRequest
 from relaxion.errors import SettingsError
@@ -57,6 +56,8 @@ def answered_early(request: Any) -> bool:
     """Answer what needs neither torch nor ASE: `train` without a recipe lists all of them."""
     if not isinstance(request, TrainRequest) or request.recipe is not None:
         return False
+    from relaxion.cli.progress import print_table  # rich draws a random number when it is loaded
+
     print_table([("recipe", True), ("what", False)], completion.trainable().items())
     return True
 
