@@ -8,7 +8,7 @@ on its energies are wrong by tenths of an eV.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from ase import Atoms
@@ -22,11 +22,10 @@ MOST_CELL_CHANGE = 0.06  # of the volume, or of a length in any direction; pw.x 
 class RelaunchedCalculator(Calculator):
     """Asks a calculator made by `make`, and makes another one before the cell has changed by `most_cell_change`."""
 
-    implemented_properties: ClassVar[list[str]] = ["energy", "free_energy", "forces", "stress"]
-
     def __init__(self, make: Callable[[], Calculator], most_cell_change: float = MOST_CELL_CHANGE) -> None:
         """`make`: without arguments, called at the first force call and whenever the cell has changed too much."""
         super().__init__()
+        self.implemented_properties = ["energy", "free_energy", "forces", "stress"]
         self.make = make
         self.most_cell_change = most_cell_change
         self.inner: Calculator | None = None  # what is asked now

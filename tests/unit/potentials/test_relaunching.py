@@ -17,7 +17,6 @@ from relaxion.potentials.relaunching import RelaunchedCalculator, cell_change
 class OldCell(EMT):
     """As pw.x: beyond 10 % of the volume it was started with, its energies are wrong."""
 
-    made: list[OldCell]
     closed = False
     volume: float | None = None
 
