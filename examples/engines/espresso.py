@@ -29,8 +29,12 @@ PSEUDOPOTENTIALS = Path("/usr/share/espresso/pseudo")  # where Debian's quantum-
 LONGEST_CALL_SECONDS = 3600.0  # pw.x that has not answered by then hangs
 
 
-class Espresso(SocketIOCalculator):
-    """Says what pw.x said before it went away."""
+class Espresso(RelaunchedCalculator):
+    """pw.x, started anew before the cell has changed by 6 %; the name is that of the calculator in all messages."""
+
+
+class Launched(SocketIOCalculator):
+    """One pw.x. Says what pw.x said before it went away."""
 
     output: Path
 
@@ -53,7 +57,7 @@ def reason_in(output: Path) -> str | None:
     return found and found[1].strip()
 
 
-def silicon() -> RelaunchedCalculator:
+def silicon() -> Espresso:
     """LDA for silicon, light enough to try."""
     settings = {"ecutwfc": 14.0, "occupations": "fixed"}
     return espresso(settings, {"Si": "Si.pz-vbc.UPF"}, kpts=(2, 2, 2))
@@ -66,7 +70,7 @@ def espresso(
     folder: Path | None = None,
     command: tuple[str, ...] = ("pw.x",),
     timeout: float = LONGEST_CALL_SECONDS,
-) -> RelaunchedCalculator:
+) -> Espresso:
     """`settings`: of pw.x, flat. `kpts`: None for Γ alone. `folder`: for its files; a temporary one unless given.
 
     Each launch has files of its own there: `pw-1.in` and `pw-1.out`, then `pw-2.in`.
@@ -84,7 +88,7 @@ def espresso(
         **settings,
     }
 
-    def make() -> Espresso:
+    def make() -> Launched:
         number = calculator.launches + 1
         name = where / f"pw-{number}.in"
         output = name.with_suffix(".out")
@@ -97,9 +101,9 @@ def espresso(
                 return subprocess.Popen(arguments, cwd=where, stdout=out, stderr=subprocess.STDOUT)
 
         socket = f"relaxion-{os.getpid()}-{where.name}-{number}"
-        made = Espresso(unixsocket=socket, timeout=timeout, launch_client=launch)
+        made = Launched(unixsocket=socket, timeout=timeout, launch_client=launch)
         made.output = output
         return made
 
-    calculator = RelaunchedCalculator(make)
+    calculator = Espresso(make)
     return calculator
