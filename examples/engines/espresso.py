@@ -1,7 +1,7 @@
 """Quantum ESPRESSO, kept alive between force calls by ASE's socket calculator (the i-PI protocol).
 
     cd examples/engines
-    relaxion relax ../silicon.extxyz --calc espresso:silicon --fmax 0.03
+    relaxion relax silicon.xyz --calc espresso:silicon --fmax 0.03
 
 pw.x is started at the first force call and goes on from its last wave functions at each next one. It is started anew
 before the cell has changed by 6 %: pw.x 6.7 keeps the k-points of its first cell, and beyond 10 % of the volume its
