@@ -78,7 +78,8 @@ def espresso(
     where = (folder or Path(mkdtemp(prefix="espresso-"))).absolute()
     where.mkdir(parents=True, exist_ok=True)
     data = {
-        "calculation": "scf",
+        "calculation": "vc-relax",  # also with a fixed cell: only so pw.x reads the next number
+        "cell_factor": 2.0,  # tables for the longer wave vectors of a cell that shrinks
         "pseudo_dir": str(PSEUDOPOTENTIALS),
         "outdir": str(where / "out"),
         "tprnfor": True,

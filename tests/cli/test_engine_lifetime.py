@@ -299,3 +299,19 @@ def test_quantum_espresso_is_started_anew_before_its_energies_are_wrong(monkeypa
     relaunched, launches = energies(MOST_CELL_CHANGE)
     assert launches == 2
     assert relaunched == pytest.approx(fresh, abs=0.05)  # plane waves of the cell it was started with
+
+
+@pytest.mark.skipif(shutil.which("pw.x") is None, reason="needs Quantum ESPRESSO: make espresso")
+def test_a_free_cell_with_quantum_espresso_ends_where_a_fresh_one_agrees(relaxion):
+    """From 0.92 of the volume: pw.x is started anew on the way, and once more at the end."""
+    shutil.copy(EXAMPLE, "espresso_example.py")
+    atoms = bulk("Si", a=5.25)
+    atoms.rattle(0.02, seed=1)
+    write("silicon.xyz", atoms)
+    arguments = ("--calc", "espresso_example:silicon", "--cell", "--fmax", "0.03", "--json", "-q", "--out")
+    first = relaxion("relax", "silicon.xyz", *arguments, "first")
+    assert first.code == 0, first.err
+    again = relaxion("relax", "first/silicon/silicon.extxyz", *arguments, "again")
+    assert again.code == 0, again.err
+    assert again.objects[0]["force_calls"] <= 3
+    assert first.objects[0]["energy_ev"] == pytest.approx(again.objects[0]["energy_ev"], abs=0.05)
