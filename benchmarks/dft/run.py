@@ -2,9 +2,12 @@
 
     make espresso                                # Debian's quantum-espresso and quantum-espresso-data
     python benchmarks/dft/run.py                 # all that is not in results/ yet; may be stopped at any time
+    python benchmarks/dft/run.py --methods BFGS  # of these optimizers only; --systems likewise
     python benchmarks/dft/run.py --table         # the table of what there is
 
-ASE's optimizers and ours ask pw.x through a socket; it stays up during a relaxation and is started anew for the next.
+ASE's optimizers and ours ask pw.x through a socket; it stays up until the cell has changed by 6 %
+(`relaxion.potentials.relaunching`). A free cell is relaxed in legs: each begins with a pw.x of its own, and the last
+one is a single calculation, which is converged. All calculations are counted.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import re
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -29,7 +33,6 @@ from relaxion.bench.comparison import run_ase_optimizer, run_relaxer
 from relaxion.bench.optimizers import PolicyChoice
 from relaxion.bench.runs import Task
 from relaxion.potentials import AsePotential
-from relaxion.potentials.closing import close_calculator
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent.parent / "examples" / "engines"))
@@ -38,7 +41,6 @@ from espresso import PSEUDOPOTENTIALS, espresso  # noqa: E402
 RESULTS = HERE / "results"
 FMAX = 0.03  # eV/Å
 MOST_CALLS = 60
-RYDBERG = 13.605693  # eV
 RYDBERG_PER_BOHR = 25.711  # eV/Å
 KILOBAR = 1602.1766  # per eV/Å³
 OURS = {"relaxion": "auto", "core": "none"}
@@ -53,11 +55,54 @@ def result_file(name: str, method: str) -> Path:
 
 def relax(system: System, method: str, folder: Path) -> dict[str, Any]:
     """One relaxation; calls, seconds and where it ended."""
-    if method == ESPRESSO:
-        return relax_by_espresso(system, folder)
-    calculator = espresso(system.pw_settings, FILES, system.kpts, folder, timeout=600.0)
-    potential = AsePotential(calculator)
-    task = Task(system.start(), potential, FMAX, MOST_CALLS, system.cell)
+    leg = leg_by_espresso if method == ESPRESSO else leg_by_socket
+    legs: list[Leg] = []
+    began = time.perf_counter()
+    start = system.start()
+    while True:
+        where = folder / f"leg-{len(legs) + 1}"
+        where.mkdir()
+        left = MOST_CALLS - sum(done.calls for done in legs)
+        legs.append(leg(system, method, start, left, where))
+        last = legs[-1]
+        if last.outcome != "converged" or last.fresh:
+            break
+        assert last.final is not None
+        start = last.final
+    texts = [[file.read_text() for file in sorted(folder.glob(f"leg-{n + 1}/pw*.out"))] for n in range(len(legs))]
+    return {
+        "outcome": last.outcome,
+        "calls": sum(done.calls for done in legs),
+        "calls_of_legs": [done.calls for done in legs],
+        "launches": sum(len(of_leg) for of_leg in texts),
+        "seconds": round(time.perf_counter() - began, 1),
+        "processor_seconds": round(sum(processor_seconds(text) for of_leg in texts for text in of_leg), 1),
+        "scf_iterations": sum(scf_iterations(text)[1] for of_leg in texts for text in of_leg),
+        "energy_ev": last.energy_ev,
+        "fmax_ev_per_angstrom": last.fmax_ev_per_angstrom,
+        "policy_used": last.policy_used,
+        "error": last.error,
+    }
+
+
+@dataclass(frozen=True)
+class Leg:
+    """A relaxation with the plane waves of its start; of a free cell the end has to be looked at with its own."""
+
+    outcome: str
+    calls: int
+    energy_ev: float | None
+    fmax_ev_per_angstrom: float | None
+    final: Atoms | None
+    fresh: bool  # energy and forces of the end were computed with plane waves and k-points of its own cell
+    policy_used: str | None = None
+    error: str | None = None
+
+
+def leg_by_socket(system: System, method: str, start: Atoms, steps: int, folder: Path) -> Leg:
+    """Relaxion or an optimizer of ASE."""
+    potential = AsePotential(espresso(system.pw_settings, FILES, system.kpts, folder, timeout=600.0))
+    task = Task(start, potential, FMAX, steps, system.cell)
     try:
         if method in OURS:
             choice = PolicyChoice.of(OURS[method], task.start, allow_unseen=False)
@@ -66,36 +111,16 @@ def relax(system: System, method: str, folder: Path) -> dict[str, Any]:
             run = run_ase_optimizer(OPTIMIZERS[method], task, lambda *_: None)
     finally:
         potential.close()
-    return {
-        "outcome": run.outcome,
-        "calls": run.force_calls,
-        "seconds": round(run.wall_time_seconds, 1),
-        "processor_seconds": processor_seconds((folder / "pw.out").read_text()),
-        "scf_iterations": scf_iterations((folder / "pw.out").read_text())[1],
-        "energy_ev": run.energy_ev if run.final is None else energy(system, run.energy_ev, run.final, folder),
-        "fmax_ev_per_angstrom": run.fmax_ev_per_angstrom,
-        "policy_used": run.policy_used,
-        "error": run.error,
-    }
+    return Leg(
+        run.outcome, run.force_calls, run.energy_ev, run.fmax_ev_per_angstrom, run.final,
+        fresh=not system.cell or run.force_calls == 1, policy_used=run.policy_used, error=run.error,
+    )  # fmt: skip
 
 
-def energy(system: System, found: float | None, final: Atoms, folder: Path) -> float | None:
-    """To be compared: with a free cell of the final structure afresh, as plane waves of the way stay with a cell."""
-    if not system.cell:
-        return found
-    calculator = espresso(system.pw_settings, FILES, system.kpts, folder / "afresh", timeout=600.0)
-    final = final.copy()
-    final.calc = calculator
-    try:
-        return float(final.get_potential_energy())
-    finally:
-        close_calculator(calculator)
-
-
-def processor_seconds(text: str) -> float | None:
+def processor_seconds(text: str) -> float:
     """Of pw.x, at its last word on it; unlike the time on the clock it does not depend on who else computes."""
     found = re.findall(r"total cpu time spent up to now is\s+(\S+) secs", text)
-    return float(found[-1]) if found else None
+    return float(found[-1]) if found else 0.0
 
 
 def scf_iterations(text: str) -> tuple[int, int]:
@@ -104,42 +129,42 @@ def scf_iterations(text: str) -> tuple[int, int]:
     return len(counts), sum(counts)
 
 
-def relax_by_espresso(system: System, folder: Path) -> dict[str, Any]:
+def leg_by_espresso(system: System, method: str, start: Atoms, steps: int, folder: Path) -> Leg:
     """Its own BFGS, with the same tolerance: of every component of a force, where ASE takes the length."""
-    start = system.start()
+    del method
+    # what ASE's FrechetCellFilter compares with fmax: V σ / n
+    pressure = float(FMAX * len(start) / start.get_volume()) if system.cell else np.inf  # eV/Å³
     data = {
-        "calculation": "vc-relax" if system.cell else "relax",
         "pseudo_dir": str(PSEUDOPOTENTIALS),
         "outdir": str(folder / "out"),
         "nosym": True,
         "conv_thr": 1e-8,
         "forc_conv_thr": FMAX / RYDBERG_PER_BOHR,
         "etot_conv_thr": 1.0,  # forces decide, as in ASE
-        "nstep": MOST_CALLS,
+        "nstep": steps,
         "ion_dynamics": "bfgs",
         **system.pw_settings,
+        "calculation": "vc-relax" if system.cell else "relax",
     }
-    if system.cell:  # what ASE's FrechetCellFilter compares with fmax: V σ / n
-        pressure = float(FMAX * len(start) / start.get_volume() * KILOBAR)
-        data |= {"cell_dynamics": "bfgs", "press_conv_thr": pressure}
+    if system.cell:
+        data |= {"cell_dynamics": "bfgs", "press_conv_thr": pressure * KILOBAR}
     write(folder / "pw.in", start, format="espresso-in", input_data=data, pseudopotentials=FILES, kpts=system.kpts)
-    began = time.perf_counter()
     with (folder / "pw.out").open("w") as out:
         subprocess.run(["pw.x", "-in", "pw.in"], cwd=folder, stdout=out, stderr=subprocess.STDOUT, check=False)
     text = (folder / "pw.out").read_text()
-    calls, iterations = scf_iterations(text)
-    ends = re.findall(r"Final (?:energy|enthalpy)\s*=\s*(\S+) Ry", text)
-    return {
-        "outcome": "converged" if "bfgs converged" in text else "step_limit",
-        "calls": calls,
-        "seconds": round(time.perf_counter() - began, 1),
-        "processor_seconds": processor_seconds(text),
-        "scf_iterations": iterations,
-        "energy_ev": energy(system, float(ends[-1]) * RYDBERG, read(folder / "pw.out"), folder) if ends else None,
-        "fmax_ev_per_angstrom": None,
-        "policy_used": None,
-        "error": None if "JOB DONE" in text else "pw.x stopped early",
-    }
+    error = None if "JOB DONE" in text else "pw.x stopped early"
+    outcome = "converged" if "bfgs converged" in text else "step_limit"
+    calls = scf_iterations(text)[0]
+    if error or outcome != "converged":
+        return Leg(outcome, calls, None, None, None, fresh=False, error=error)
+    # with a free cell the last of its calculations has plane waves of the final cell: that one is read
+    final: Any = read(folder / "pw.out")
+    forces = np.abs(final.get_forces()).max()
+    stress = np.abs(final.get_stress()).max() if system.cell else 0.0
+    return Leg(
+        outcome, calls, float(final.get_potential_energy()), float(forces), final,
+        fresh=forces <= FMAX and stress <= pressure,
+    )  # fmt: skip
 
 
 def run_all(names: list[str], methods: list[str]) -> None:

@@ -13,7 +13,9 @@ from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, Valid
 from relaxion.errors import SettingsError
 
 MOST_NAMED = 5  # mistakes in one sentence
-MOST_KNOWN = 40  # words it offers
+MOST_KNOWN = 24  # names that are all told, where none is near
+MOST_NEAR = 3  # of more, those that are
+SETTINGS_PAGE = "docs/reference/python.md"  # has every setting
 
 
 STRAINS = ("xx", "yy", "zz", "yz", "xz", "xy")  # components, in ASE's order
@@ -40,21 +42,32 @@ def _place(location: tuple[Any, ...]) -> str:
     return ".".join(map(str, location))[:80]
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
-    """`did you mean 'x'?`, or the whole list when nothing is near."""
-    choices = sorted(known)
-    close = difflib.get_close_matches(word, choices, n=1, cutoff=0.5)
-    more = f" and {len(choices) - MOST_KNOWN} more" if len(choices) > MOST_KNOWN else ""
-    return f"did you mean '{close[0]}'?" if close else f"known: {', '.join(choices[:MOST_KNOWN])}{more}"
+def nearest(word: str, known: Iterable[str], listed: str = "") -> str:
+    """`did you mean 'x'?`; where nothing is near, the whole list, or of a long one the nearest few.
+
+    Upper and lower case are the same. `listed`: where a long list can be read.
+    """
+    spelling = {name.lower(): name for name in sorted(known)}
+    close = difflib.get_close_matches(word.lower(), spelling, n=1, cutoff=0.5)
+    if close:
+        return f"did you mean '{spelling[close[0]]}'?"
+    if len(spelling) <= MOST_KNOWN:
+        return f"known: {', '.join(spelling.values())}"
+    few = difflib.get_close_matches(word.lower(), spelling, n=MOST_NEAR, cutoff=0.0)
+    where = f"; {listed} lists all" if listed else ""
+    return f"the nearest of {len(spelling)} are {', '.join(spelling[name] for name in few)}{where}"
 
 
-def assigned(words: Sequence[str], option: str = "--set", example: str = "batch_size=256") -> dict[str, Any]:
-    """`key=value` words; values are TOML (3e-4, true, [64, 64]), anything else is taken as text."""
+def assigned(words: Sequence[str], option: str = "a setting", example: str = "batch_size=256") -> dict[str, Any]:
+    """`key=value` words; values are TOML (3e-4, true, [64, 64]), anything else is taken as text.
+
+    `option`: where the words came from, for the sentence about one that is none.
+    """
     result: dict[str, Any] = {}
     for word in words:
         key, equals, value = word.partition("=")
         if not equals or not key.strip():
-            raise SettingsError(f"{option} takes key=value, got '{word}'; for example {option} {example}")
+            raise SettingsError(f"{option} takes key=value, got '{word}'; for example {example}")
         try:
             result[key.strip()] = tomllib.loads(f"value = {value}")["value"]
         except (ValueError, RecursionError):
@@ -91,7 +104,8 @@ class Settings(BaseModel):
         for key in values:
             if key not in cls.model_fields:
                 word = str(key)[:60]
-                raise SettingsError(f"unknown setting '{word}' for {cls.__name__}: {nearest(word, cls.model_fields)}")
+                near = nearest(word, cls.model_fields, SETTINGS_PAGE)
+                raise SettingsError(f"unknown setting '{word}' for {cls.__name__}: {near}")
         try:
             return cls.model_validate(dict(values))
         except ValidationError as error:
@@ -100,3 +114,19 @@ class Settings(BaseModel):
             raise SettingsError(f"{cls.__name__}: {'; '.join(lines[:MOST_NAMED])}{more}") from error
         except RecursionError as error:
             raise SettingsError(f"{cls.__name__}: a value is nested too deeply") from error
+
+
+def command_words(command: str, *words: str, **options: Any) -> list[str]:
+    """A command of ours as the words of a shell, to be shown as on a model card."""
+    return ["relaxion", command, *words, *option_words(**options)]
+
+
+def option_words(**options: Any) -> list[str]:
+    """Options of our command line by name. True: a flag; a list: repeated; None and False: left out."""
+    found: list[str] = []
+    for name, value in options.items():
+        flag = "--" + name.replace("_", "-")
+        for one in value if isinstance(value, list) else [value]:
+            if one is not None and one is not False:
+                found += [flag] if one is True else [flag, str(one)]
+    return found

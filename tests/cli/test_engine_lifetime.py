@@ -6,6 +6,7 @@ import shutil
 import socket
 import sys
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from ase.build import bulk
 from ase.io import read, write
 
 from relaxion.potentials import closing
+from relaxion.potentials.relaunching import MOST_CELL_CHANGE
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "engines" / "espresso.py"
 ENGINES = '''
@@ -269,3 +271,47 @@ def test_the_example_with_quantum_espresso(relaxion):
     assert answer.objects[0]["force_calls"] < 10
     relaxed = read("relaxed/silicon/silicon.extxyz")
     assert np.linalg.norm(relaxed.get_distance(0, 1, mic=True)) == pytest.approx(5.4 * 3**0.5 / 4, abs=0.01)
+
+
+@pytest.mark.skipif(shutil.which("pw.x") is None, reason="needs Quantum ESPRESSO: make espresso")
+def test_quantum_espresso_is_started_anew_before_its_energies_are_wrong(monkeypatch):
+    """From the second to the third cell the volume has changed by 10 %: pw.x 6.7 keeps the k-points of the first."""
+    shutil.copy(EXAMPLE, "espresso_example.py")
+    monkeypatch.syspath_prepend(".")
+    silicon = import_module("espresso_example").silicon
+    structures = []
+    for scale in (0.95, 0.965, 0.98):
+        structures.append(bulk("Si", a=5.4 * scale))
+        structures[-1].rattle(0.05, seed=1)
+
+    def energies(most_cell_change: float) -> tuple[list[float], int]:
+        calculator = silicon()
+        calculator.most_cell_change = most_cell_change
+        try:
+            return [calculator.get_potential_energy(atoms) for atoms in structures], calculator.launches
+        finally:
+            calculator.close()
+
+    fresh, _ = energies(0.0)
+    kept, launches = energies(10.0)
+    assert launches == 1
+    assert kept[2] - fresh[2] > 0.1, "else this version of pw.x has mended it"
+    relaunched, launches = energies(MOST_CELL_CHANGE)
+    assert launches == 2
+    assert relaunched == pytest.approx(fresh, abs=0.05)  # plane waves of the cell it was started with
+
+
+@pytest.mark.skipif(shutil.which("pw.x") is None, reason="needs Quantum ESPRESSO: make espresso")
+def test_a_free_cell_with_quantum_espresso_ends_where_a_fresh_one_agrees(relaxion):
+    """From 0.92 of the volume: pw.x is started anew on the way, and once more at the end."""
+    shutil.copy(EXAMPLE, "espresso_example.py")
+    atoms = bulk("Si", a=5.25)
+    atoms.rattle(0.02, seed=1)
+    write("silicon.xyz", atoms)
+    arguments = ("--calc", "espresso_example:silicon", "--cell", "--fmax", "0.03", "--json", "-q", "--out")
+    first = relaxion("relax", "silicon.xyz", *arguments, "first")
+    assert first.code == 0, first.err
+    again = relaxion("relax", "first/silicon/silicon.extxyz", *arguments, "again")
+    assert again.code == 0, again.err
+    assert again.objects[0]["force_calls"] <= 3
+    assert first.objects[0]["energy_ev"] == pytest.approx(again.objects[0]["energy_ev"], abs=0.05)

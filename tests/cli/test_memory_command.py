@@ -222,6 +222,10 @@ def test_empty_mixed_and_foreign_memories_get_a_sentence(relaxion):
         answer = relaxion(*command)
         assert answer.code == 1
         assert "holds no store" in answer.err
+        answer = relaxion(*[word.replace("thesis", "nosuch") for word in command])
+        assert (
+            answer.err == "relaxion: there is no store of relaxations nosuch; relaxing with --memory nosuch makes one\n"
+        )
     write("one.extxyz", alloy(0))
     answer = relaxion("relax", "one.extxyz", "--memory", "thesis")
     assert answer.code == 1

@@ -161,7 +161,7 @@ def test_a_file_of_its_own(relaxion: Callable[..., Any], runs: Path) -> None:
     ("words", "code", "sentence"),
     [
         (("vector", "mine"), 1, "vector learned Pendulum-v1, which relaxes no atoms; package a run on structures"),
-        (("nothing", "mine"), 1, "nothing is not the folder of a run; 'relaxion train RECIPE --out RUN' makes one"),
+        (("nothing", "mine"), 1, "nothing is not the folder of a run; 'relaxion train' makes one"),
         (("td3", "my metals"), 2, "'my metals' is not a valid name for a policy"),
         (("td3", "../mine"), 2, "'../mine' is not a valid name for a policy"),
         (("td3", "auto"), 2, "'auto' has a special meaning"),

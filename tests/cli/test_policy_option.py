@@ -88,6 +88,7 @@ def test_uncovered_elements_are_said_once_per_file(relaxion: Relaxion, water_fil
     (line,) = lines_about_the_core(answer)
     assert "noble was not trained on H, O" in line
     assert "--allow-unseen" in line
+    assert "allow_unseen" not in line
     assert lines_about_the_core(relaxion("relax", "two.xyz", "--policy", "noble", "--quiet", "--force")) == []
 
 

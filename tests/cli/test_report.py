@@ -158,7 +158,7 @@ def test_report_of_a_folder_says_the_same(relaxion, alloy_file):
     first = data_of("relaxed/alloy/report.html")
     refused = relaxion("report", "relaxed/alloy")
     assert refused.code == 1
-    assert "report.html exists; try --force" in refused.err
+    assert "report.html exists; --force replaces" in refused.err
     answer = relaxion("report", "relaxed/alloy", "--out", "again.html")
     assert answer.code == 0, answer.err
     again = data_of("again.html")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -110,7 +111,7 @@ def test_an_earlier_run_is_kept(relaxion: Callable[..., Any]) -> None:
     before = Path("run/result.json").read_text()
     answer = relaxion(*words("--seed", "1"))
     assert answer.code == 1
-    assert "not empty; try --resume" in answer.err
+    assert "not empty; --resume continues" in answer.err
     differing = relaxion(*words("--seed", "1", "--resume"))
     assert differing.code == 1
     assert "seed (was 0, now 1)" in differing.err
@@ -146,3 +147,23 @@ def test_interrupted_from_outside(relaxion: Callable[..., Any], number: signal.S
 
 def _has_lines(file: Path, count: int) -> bool:
     return file.exists() and file.read_text().count("\n") >= count
+
+
+def test_recipes_are_listed_without_torch() -> None:
+    code = "import sys; from relaxion.cli.app import app; app(['train'], standalone_mode=False); print(*sys.modules)"
+    began = resource.getrusage(resource.RUSAGE_CHILDREN)
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert "pendulum" in said
+    assert not {"torch", "ase"} & set(said.splitlines()[-1].split())
+    assert ended.ru_utime + ended.ru_stime - began.ru_utime - began.ru_stime < 1.0
+
+
+def test_of_many_settings_the_nearest_are_named(relaxion: Callable[..., Any]) -> None:
+    answer = relaxion("train", "emt-metals", "--set", "zzzz=3")
+    assert answer.code == 2
+    named = answer.err.split(" are ")[1].split(";")[0].split(", ")
+    assert len(named) == 3
+    page = Path(__file__).parents[2] / answer.err.split(";")[1].split()[0]
+    listed = page.read_text()
+    assert all(f"`{name}`" in listed for name in named)

@@ -14,7 +14,7 @@ import torch
 from relaxion.agents.shared import adam
 from relaxion.potentials import potential
 from relaxion.potentials.potential import Potential
-from relaxion.structures import Evaluation, Structures
+from relaxion.structures import Evaluation, Move, State, Structures
 from relaxion.training.diagnostics import Event
 from relaxion.training.diagnostics.diagnosis import closest_pairs
 from relaxion.training.loop import Interrupted, train
@@ -148,6 +148,24 @@ def test_a_policy_without_gate_that_stops_moving() -> None:
     words = "avoids penalties by not moving: under a large force the policy moves 0.00"
     assert sentence(events, "stillness").startswith(words)
     assert healthy() == []
+
+
+@pytest.mark.parametrize(("share", "alarmed"), [(0.05, True), (0.5, False)])
+def test_a_policy_whose_moves_are_a_small_share_of_those_of_springs(share: float, alarmed: bool) -> None:
+    """It follows every force, by a twentieth of F/k: moves of hundredths of an Å, and hardly anything converges."""
+
+    def follow_forces(trainer: RelaxTrainer) -> None:
+        def act(state: State) -> Move:
+            return Move(share / 5.0 * state.evaluation.forces, torch.zeros_like(state.structures.cells))
+
+        agent: Any = trainer.agent
+        agent.act = act
+
+    events = events_of(settings(updates_per_round=0), change=follow_forces, steps=1760)
+    if alarmed:
+        assert "Å, 0.05" in sentence(events, "stillness")
+    else:
+        assert "stillness" not in {event.name for event in events}
 
 
 def test_an_entropy_that_cannot_be_reached() -> None:

@@ -86,10 +86,10 @@ def test_several_collectors_repeat_to_the_bit_also_through_a_resume(tmp_path: Pa
     assert resumed.weights_sha256 == straight.weights_sha256
 
     with pytest.raises(
-        CheckpointError, match="this run has 3 collectors, 2 were asked for; continue with --collectors ray:3"
+        CheckpointError, match="this run has 3 collectors, 2 were asked for; continue with `collectors=ray:3`"
     ):
         train(settings, tmp_path / "stopped", resume=True, make=Collectors(2).trainer)
-    with pytest.raises(CheckpointError, match="this run has 3 collectors; continue with --collectors ray:3"):
+    with pytest.raises(CheckpointError, match="this run has 3 collectors; continue with `collectors=ray:3`"):
         train(settings, tmp_path / "stopped", resume=True)
 
 

@@ -29,12 +29,13 @@ def check_structure(atoms: Atoms, potential: Potential, *, free_cell: bool) -> N
         return
     if not atoms.pbc.all():
         raise StructureError(
-            f"--cell: the structure is periodic along {int(atoms.pbc.sum())} of 3 axes, so it has no cell to relax; "
-            "leave out --cell"
+            f"the structure is periodic along {int(atoms.pbc.sum())} of 3 axes, so it has no cell to relax; "
+            "keep the cell fixed"
         )
     if not potential.has_stress:
         raise MissingStressError(
-            f"--cell: calculator {potential.name} gives no stress; leave out --cell, or try --calc emt"
+            f"the calculator {potential.name} gives no stress, which a free cell needs; keep the cell fixed, or take "
+            "another calculator, such as emt"
         )
 
 
@@ -85,7 +86,7 @@ def emt_note(atoms: Atoms, calculator: str) -> str | None:
         return None
     return (
         f"EMT is made for metals; its parameters for {', '.join(light)} are not meant for real use (says ASE), so do "
-        "not trust the result; 'relaxion calculators' lists others for --calc"
+        "not trust the result; 'relaxion calculators' lists others"
     )
 
 

@@ -63,24 +63,16 @@ def _is_optimizer(thing: object) -> bool:
     return inspect.isclass(thing) and issubclass(thing, Optimizer) and thing is not Optimizer
 
 
-def chosen_optimizers(text: str, option: str) -> dict[str, type[Optimizer]]:
-    """From `BFGS,FIRE`; upper and lower case are the same. `option` is where the text came from."""
+def chosen_optimizers(text: str, option: str = "") -> dict[str, type[Optimizer]]:
+    """From `BFGS,FIRE`; upper and lower case are the same. `option` is where the text came from, if that has a name."""
     known = known_optimizers()
     spelling = {name.lower(): name for name in known}
     words = [word.strip() for word in text.split(",") if word.strip()]
     for word in words:
         if word.lower() not in spelling:
-            close = nearest(word.lower(), spelling)
-            raise SettingsError(f"{option}: ASE has no optimizer '{word}'; {_spelled(close, spelling)}")
+            where = f"{option}: " if option else ""
+            raise SettingsError(f"{where}ASE has no optimizer '{word}'; {nearest(word, known)}")
     return {spelling[word.lower()]: known[spelling[word.lower()]] for word in words}
-
-
-def _spelled(advice: str, spelling: dict[str, str]) -> str:
-    """`did you mean 'bfgs'?` with the capitals people know."""
-    if advice.startswith("known"):
-        return f"known: {', '.join(sorted(spelling.values()))}"
-    lower = advice.split("'")[1]
-    return advice.replace(lower, spelling[lower])
 
 
 def classical_contestants(text: str, *, without_gpmin: bool, free_cell: bool) -> list[Contestant]:
@@ -90,7 +82,7 @@ def classical_contestants(text: str, *, without_gpmin: bool, free_cell: bool) ->
     everybody = text.strip().lower() == "all"
     names = _all_but_aliases() if everybody else [*QUOTED, *QUOTED_WITH_CELL]
     chosen_by_us = everybody or not text.strip()
-    asked = chosen_optimizers(",".join(names) if chosen_by_us else text, "--with")
+    asked = chosen_optimizers(",".join(names) if chosen_by_us else text)
     sit_out = {"GPMin"} if without_gpmin else set()
     sit_out |= set() if free_cell else set(QUOTED_WITH_CELL)
     return [
@@ -116,7 +108,7 @@ class _CellAware(CellAwareBFGS):
 def _cell_aware(target: Atoms | Filter) -> Optimizer:
     """It insists on a filter that does not scale the cell."""
     if isinstance(target, Atoms):
-        raise SettingsError("CellAwareBFGS is for free cells; try --cell")
+        raise SettingsError("CellAwareBFGS is for free cells; let the cell relax too, or take another optimizer")
     own: Any = FrechetCellFilter(target.atoms, exp_cell_factor=1.0)  # pyright: ignore[reportArgumentType]
     return _CellAware(own, logfile=None)  # pyright: ignore[reportArgumentType]
 

@@ -1,4 +1,4 @@
-"""Result folders: written beside, moved into place at the end, never over something without --force."""
+"""Result folders: written beside, moved into place at the end, never over something unless forced."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from relaxion.potentials.counting import error_in_words
 from relaxion.version import __version__
 
 COMPRESSED = (".gz", ".bz2", ".xz")
-MANIFEST = "relaxion.json"  # in each result folder: which files are ours, and the result as --json says it
+MANIFEST = "relaxion.json"  # in each result folder: which files are ours, and the result as `relax` prints it in JSON
 FORMAT = "relaxion-result"
 PAGE = "report.html"
 
@@ -31,17 +31,17 @@ def check_out(out: Path) -> None:
     """Refuse a place where no folder can be made, before any force call."""
     existing = next(place for place in (out, *out.absolute().parents) if place.exists())
     if not existing.is_dir():
-        raise FileError(f"--out {out}: {existing} is a file, not a folder; name another folder")
+        raise FileError(f"{out}: {existing} is a file, not a folder; name another folder")
     if not os.access(existing, os.W_OK | os.X_OK):
-        raise FileError(f"--out {out}: no permission to write in {existing}; name another folder")
+        raise FileError(f"{out}: no permission to write in {existing}; name another folder")
 
 
 def check_free(final: Path, force: bool) -> None:
     """Refuse a folder that holds something already."""
     if final.exists() and not final.is_dir():
-        raise FileError(f"{final} is a file where the result folder should go; try --out with another folder")
+        raise FileError(f"{final} is a file where the result folder should go; choose another folder")
     if final.is_dir() and any(final.iterdir()) and not force:
-        raise FileError(f"{final}{os.sep} holds earlier results; try --force to replace them, or another --out")
+        raise FileError(f"{final}{os.sep} holds earlier results; `force=True` replaces them, or choose another folder")
 
 
 @contextmanager

@@ -76,7 +76,7 @@ class StartSet:
 def find_set(name: str) -> StartSet:
     """The set of this name."""
     if name not in SETS:
-        raise SettingsError(f"unknown set '{name}': {nearest(name.lower(), SETS)} Or name a structure file.")
+        raise SettingsError(f"unknown set '{name}': {nearest(name, SETS)} Or name a structure file.")
     return SETS[name]
 
 

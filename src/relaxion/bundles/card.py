@@ -82,7 +82,7 @@ class ModelCard(Settings):
     """Atoms of the largest structure trained on."""
 
     potential: str
-    """The potential that answered, as `--calc` names it."""
+    """The potential that answered, by the name that `potential` takes."""
 
     starts: tuple[str, ...] = ()
     """Where relaxations began: perturbations and kinds of starts, one phrase each."""

@@ -23,7 +23,7 @@ SECONDS_BETWEEN_PLAIN_LINES = 20.0
 def collect(request: CollectRequest, interrupts: Interrupts) -> int:
     """The first signal is only noticed, so that all that is finished gets written."""
     with as_usage(FileError):
-        settings = CollectSettings.of(read_toml(find(request.recipe)), assigned(request.assignments or ()))
+        settings = CollectSettings.of(read_toml(find(request.recipe)), assigned(request.assignments or (), "--set"))
     with interrupts.held(), warnings_as_sentences(), _progress(request) as on_progress:
         found = collect_into(
             settings, request.out, workers=request.workers, limit_minutes=request.limit_minutes, policy=request.policy,

@@ -35,10 +35,11 @@ def _shipped(folder: str, suffix: str) -> list[str]:
     return sorted(file.name.removesuffix(suffix) for file in (PACKAGE / folder).glob(f"*{suffix}"))
 
 
-def trainable() -> list[str]:
-    """Recipes that `train` takes; those of `collect` name kinds of structures in place of a task."""
-    files = {name: PACKAGE / "recipes" / f"{name}.toml" for name in _shipped("recipes", ".toml")}
-    return [name for name, file in files.items() if "\ntask" in file.read_text(encoding="utf-8")]
+def trainable() -> dict[str, str]:
+    """Recipes that `train` takes, and the first line of each; those of `collect` name kinds in place of a task."""
+    names = _shipped("recipes", ".toml")
+    texts = {name: (PACKAGE / "recipes" / f"{name}.toml").read_text(encoding="utf-8") for name in names}
+    return {name: text.splitlines()[0].removeprefix("# ") for name, text in texts.items() if "\ntask" in text}
 
 
 calculators = among(lambda: CALCULATORS)

@@ -1,4 +1,4 @@
-"""What is done before torch and ASE are loaded: the number of threads, and what can be refused at once."""
+"""What is done before torch and ASE are loaded: the number of threads, what is refused or answered at once."""
 
 from __future__ import annotations
 
@@ -50,6 +50,16 @@ def check_early(request: Any) -> None:
             _check_recipe(request.recipe)
         case ReportRequest():
             check_file(request.path)
+
+
+def answered_early(request: Any) -> bool:
+    """Answer what needs neither torch nor ASE: `train` without a recipe lists all of them."""
+    if not isinstance(request, TrainRequest) or request.recipe is not None:
+        return False
+    from relaxion.cli.progress import print_table  # rich draws a random number when it is loaded
+
+    print_table([("recipe", True), ("what", False)], completion.trainable().items())
+    return True
 
 
 def _check_structures(files: Sequence[Path]) -> None:

@@ -12,7 +12,7 @@ from types import FrameType
 from typing import Any, Self
 
 from relaxion.address_space import bounds
-from relaxion.cli.early import check_early
+from relaxion.cli.early import answered_early, check_early
 from relaxion.cli.options import Command
 from relaxion.cli.progress import say
 from relaxion.errors import RelaxionError, SettingsError
@@ -25,6 +25,8 @@ def exit_code(command: Command, request: Any) -> int:
     with bounds(), Interrupts() as interrupts:
         try:
             check_early(request)
+            if answered_early(request):
+                return DONE
             function = getattr(import_module(f"relaxion.cli.{command.module}"), command.function)
             return function(request, interrupts)
         except command.usage as error:

@@ -40,7 +40,7 @@ def learn(request: LearnRequest, interrupts: Interrupts) -> int:
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)
     name, out = _named(request)
-    settings = NightSettings.read(assigned(request.assignments or ()))
+    settings = NightSettings.read(assigned(request.assignments or (), "--set"))
     origin, potential = _origin(request.origin), None if request.calc is None else make_potential(request.calc)
     trajectories = gathered(request.folder, request.calculator, _note)
     trajectories = without_molecules(request.folder, trajectories, origin, _note)

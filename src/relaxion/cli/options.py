@@ -92,7 +92,7 @@ def from_file(context: Context, file: Path | None) -> Path | None:
     known = {name: param for param in context.command.params for name in _names(param)}
     for name in table:
         if name not in known:
-            raise BadParameter(f"{file}: unknown setting '{name}': {nearest(name, known)}")
+            raise BadParameter(f"{file}: unknown setting '{name}': {nearest(name, known, '--help')}")
     options = table.get("calc_options")
     if isinstance(options, dict):
         if nested := [name for name, value in options.items() if isinstance(value, dict)]:

@@ -14,6 +14,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from relaxion.cli.flags import in_flags
 from relaxion.errors import RelaxionWarning
 
 if TYPE_CHECKING:
@@ -108,12 +109,12 @@ def warnings_as_sentences() -> Iterator[None]:
 
 def say(sentence: str) -> None:
     """One line on stderr, whatever line breaks a message of another package brings."""
-    print(one_line(sentence), file=sys.stderr, flush=True)  # noqa: T201
+    print(one_line(in_flags(sentence)), file=sys.stderr, flush=True)  # noqa: T201
 
 
 def tell(line: str) -> None:
     """One line on stdout, at once, so that a reader of a pipe sees each result as it comes."""
-    print(line, flush=True)  # noqa: T201
+    print(in_flags(line), flush=True)  # noqa: T201
 
 
 def print_table(

@@ -115,7 +115,7 @@ def error_sentence(report: Report) -> str:
     )
     restart = restart_name(report.job.name)
     if report.written_to is not None and (report.written_to / restart).exists():
-        kept += f", and Relaxer(atoms, restart=...) continues from {restart} there"
+        kept += f", and the same command with --resume continues from {restart} there"
     error = report.error or ""
     # reading errors begin with the name of the file already
     start = "" if error.startswith(str(report.job.file)) else f"{report.job.label}: "

@@ -14,7 +14,7 @@ from typing import Any
 from relaxion.bundles import find_policy
 from relaxion.bundles.bundle import KIND as POLICY_KIND
 from relaxion.cli.ending import DONE, Interrupts, as_usage
-from relaxion.cli.progress import bar, print_table, say, tell, warnings_as_sentences
+from relaxion.cli.progress import bar, say, tell, warnings_as_sentences
 from relaxion.cli.requests import TrainRequest, TuneRequest
 from relaxion.errors import FileError, SettingsError
 from relaxion.files import kind_of
@@ -23,7 +23,7 @@ from relaxion.settings import assigned
 from relaxion.training.diagnostics import DIAGNOSIS, standing
 from relaxion.training.loop import Interrupted, OnProgress
 from relaxion.training.loop import train as train_in_folder
-from relaxion.training.recipe import find, run_folder, settings_from_recipe, shipped
+from relaxion.training.recipe import find, run_folder, settings_from_recipe
 from relaxion.training.settings import RunSettings
 
 TRUST_RULE = ("secant_weight", "n_secants", "secant_length_angstrom")  # settings that a policy passes on
@@ -36,13 +36,8 @@ NEWEST = {
 
 
 def train(request: TrainRequest, interrupts: Interrupts) -> int:
-    if request.recipe is None:
-        print_table([("recipe", True), ("what", False)], shipped().items())
-        return DONE
-    return _train(request, request.recipe, interrupts)
-
-
-def _train(request: TrainRequest, recipe: str, interrupts: Interrupts) -> int:
+    recipe = request.recipe
+    assert recipe is not None, "`early` lists the recipes where none is named"
     with as_usage(FileError):
         given = _of_origin(request.origin) | _world(request) | given_settings(request)
         settings = settings_from_recipe(find(recipe), request.agent, given)
@@ -93,7 +88,7 @@ def _world(request: TrainRequest) -> dict[str, Any]:
 def given_settings(request: TrainRequest | TuneRequest) -> dict[str, Any]:
     """What --set, --seed and --steps say."""
     options = {"seed": request.seed, "steps": request.steps}
-    return assigned(request.assignments or ()) | {name: it for name, it in options.items() if it is not None}
+    return assigned(request.assignments or (), "--set") | {name: it for name, it in options.items() if it is not None}
 
 
 @contextmanager

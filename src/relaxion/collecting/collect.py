@@ -341,7 +341,7 @@ def stepper_maker(policy: str | None) -> MakeStepper:
     network = policy_of(bundle)
     if not isinstance(network, MetricPolicy):
         raise PolicyError(
-            f"the policy {bundle.name} does not predict stiffness; collect with one that does, or without --policy"
+            f"the policy {bundle.name} does not predict stiffness; collect with one that does, or without a policy"
         )
     return lambda: new_stepper(metrics=LearnedMetrics(network.network))
 

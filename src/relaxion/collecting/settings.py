@@ -124,7 +124,7 @@ class CollectSettings(Settings):
 
     @classmethod
     def of(cls, table: Mapping[str, Any], given: Mapping[str, Any]) -> CollectSettings:
-        """A recipe with overrides; `kind.number=10` (`--set`) reaches into one kind, `number=10` into all of them."""
+        """A recipe with overrides; `kind.number=10` reaches into one kind, `number=10` into all of them."""
         table, given = dict(table), dict(given)
         kinds = table.get("kinds")
         if not isinstance(kinds, dict) or not all(isinstance(kind, dict) for kind in kinds.values()):

@@ -59,7 +59,7 @@ class Overview:
     def lines(self) -> list[str]:
         """For people."""
         if not self.relaxations:
-            return ["empty: relax with --memory (or Relaxer(memory=...)), or take files in with --add"]
+            return ["empty: relax with `memory=...`, or take in the files of earlier relaxations"]
         calls = "–" if self.mean_calls_converged is None else f"{self.mean_calls_converged:.1f}"
         named = sorted(self.formulas.items(), key=lambda pair: (-pair[1], pair[0]))
         words = ", ".join(f"{formula} ({number})" for formula, number in named[:MOST_NAMED])
@@ -124,7 +124,7 @@ def export(store: TrajectoryStore, out: Path, *, force: bool, note: Note | None 
     if out.suffix not in (".extxyz", ".xyz"):
         raise FileError(f"{out}: a memory is exported as extended XYZ; choose a name that ends with .extxyz")
     if out.exists() and not force:
-        raise FileError(f"{out} exists; try --force to replace it, or another name")
+        raise FileError(f"{out} exists; `force=True` replaces it, or choose another name")
     beside, written = part_of(out), 0
     try:
         beside.unlink(missing_ok=True)

@@ -86,7 +86,12 @@ class TrajectoryStore:
         try:
             manifest = json_of(path / MANIFEST)
         except FileNotFoundError as error:
-            raise FileError(f"{path} holds no store (no {MANIFEST}); make one with 'relaxion collect'") from error
+            missing = (
+                f"{path} holds no store (no {MANIFEST})"
+                if path.exists()
+                else f"there is no store of relaxations {path}"
+            )
+            raise FileError(f"{missing}; relaxing with `memory={path}` makes one") from error
         except (OSError, ValueError) as error:
             raise FileError(f"{path / MANIFEST} cannot be read: {error}") from error
         if not isinstance(manifest, dict) or manifest.get("relaxion_kind") != "trajectory store":

@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 CPU = torch.device("cpu")
 CORE = "classical"  # what relaxes where no policy does
 WORDS = ("auto", "none")  # that `policy=` understands beside names and paths
-INSIST = "allow_unseen=True (--allow-unseen) uses the policy all the same"
+INSIST = "`allow_unseen=True` uses the policy all the same"
 
 
 @dataclass(frozen=True, eq=False)

@@ -34,7 +34,7 @@ class Extra:
             raise self._missing(spec)
         self._check(spec, model)
         if taken := {"model", "device"} & set(options):
-            raise SettingsError(f"'{spec}': {taken.pop()} is not an option here; write NAME:MODEL, and --device")
+            raise SettingsError(f"'{spec}': {taken.pop()} is not an option here; write NAME:MODEL, and `device=...`")
         module, _, name = self.factory.partition(":")
         arguments: dict[str, Any] = {"model": model} if model else {}
         arguments |= {"device": device} if self.devices else {}

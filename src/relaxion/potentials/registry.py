@@ -100,7 +100,7 @@ def potential(spec: str | BaseCalculator | Potential, device: DeviceLike = None)
 
 
 def with_options(spec: str, options: Mapping[str, Any]) -> str:
-    """The word for --calc that also says keyword arguments: numbers, true, false, text, and lists of them."""
+    """The name of a potential that also says keyword arguments: numbers, true, false, text, and lists of them."""
     for name, value in options.items():
         if not name.isidentifier() or assigned([assignment(name, value)]) != {name: value}:
             raise SettingsError(f"option '{name}' of a calculator is a number, true, false, text or a list of them")
@@ -118,7 +118,7 @@ def without_options(spec: str) -> tuple[str, dict[str, Any]]:
 
 
 def make_potential(spec: str, device: DeviceLike = None) -> Potential:
-    """What --calc asks for, with whatever its factory raises turned into a sentence.
+    """`potential`, with whatever its factory raises turned into a sentence.
 
     Some packages greet on stdout when they load; that belongs to results alone, so greetings go to stderr.
     """
@@ -128,7 +128,9 @@ def make_potential(spec: str, device: DeviceLike = None) -> Potential:
     except RelaxionError:
         raise
     except Exception as error:  # the user's own factory or another package may raise anything
-        raise PotentialError(f"--calc {spec}: it could not be created: {type(error).__name__}: {error}") from error
+        raise PotentialError(
+            f"the calculator '{spec}' could not be created: {type(error).__name__}: {error}"
+        ) from error
 
 
 def known_potentials() -> list[PotentialEntry]:
@@ -171,7 +173,7 @@ def _with_options_given(spec: str, options: Mapping[str, Any], device: torch.dev
     if colon and head and tail and head != "eam":
         return _from_code(spec, head, tail, options)
     known = [*BUILT_IN, *EXTRAS, "eam:FILE", "module:factory"]
-    raise UnknownPotentialError(f"unknown potential '{spec}': {nearest(spec.lower(), known)}")
+    raise UnknownPotentialError(f"unknown potential '{spec}': {nearest(spec, known)}")
 
 
 def _called(spec: str, factory: Callable[..., Any], options: Mapping[str, Any]) -> Any:
@@ -219,7 +221,7 @@ def _import(spec: str, module_name: str):
     try:
         return import_module(module_name)
     except (ImportError, ValueError, TypeError) as error:  # the last two: names such as 'a..b' and '.a'
-        known = nearest(module_name.lower(), [*BUILT_IN, *EXTRAS])
+        known = nearest(module_name, [*BUILT_IN, *EXTRAS])
         raise UnknownPotentialError(
             f"potential '{spec}': module '{module_name}' cannot be imported ({error}); {known}"
         ) from error

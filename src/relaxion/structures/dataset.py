@@ -32,9 +32,7 @@ def read(path: str | Path, index: str | int = ":") -> list[Atoms]:
             images = [found] if isinstance(found, Atoms) else list(found)
     except Exception as error:  # ASE's readers have no common error: damaged files bring any kind
         reason = reading_error(error)
-        raise FileError(
-            f"{path} cannot be read: {reason}; is it complete, and in a format of 'ase info --formats'?"
-        ) from error
+        raise FileError(f"{path} cannot be read: {reason}; is it complete, and in a format that ASE reads?") from error
     if not any(len(atoms) for atoms in images):
         raise FileError(f"{path} holds no structure with atoms at index '{index}'")
     return images

@@ -101,14 +101,14 @@ def train(
     `make`: another maker of the trainer, for instance one whose structures are stepped by collectors on Ray.
     """
     if resume and (force or from_weights is not None):
-        raise RunError("--resume continues a run; it cannot be combined with --force or --from-weights")
+        raise RunError("`resume=True` continues a run; it cannot be combined with `force=True` or `from_weights=...`")
     folder = RunFolder(out)
     if resume and not folder.checkpoint.exists():
-        raise CheckpointError(f"{out} holds no checkpoint to resume from; leave --resume out to begin")
+        raise CheckpointError(f"{out} holds no checkpoint to resume from; leave `resume=True` out to begin")
     trainer = (make or make_trainer)(settings)  # a wrong task is refused before anything is written
     old_weights = None if from_weights is None else read_weights(from_weights)
     if not resume and not folder.is_run:
-        folder.check_empty()  # a folder that never was a run's gets not even a lock, and --force removes nothing there
+        folder.check_empty()  # a folder that never was a run's gets not even a lock, and nothing is removed there
     keep_freed_memory()
     with folder.owned():
         if resume:
@@ -168,7 +168,7 @@ def _resumed(trainer: RunTrainer, folder: RunFolder, on_progress: OnProgress | N
     trainer.restore(stored)
     if trainer.step - trainer.steps_per_round >= settings.training.steps:  # the last round may overshoot
         raise RunError(
-            f"{folder.path} has already done {trainer.step} steps, more than --steps {settings.training.steps}"
+            f"{folder.path} has already done {trainer.step} steps, more than the {settings.training.steps} asked for"
         )
     clock, logged_up_to = Clock(stored.values["wall_time_seconds"], trainer.step), stored.values["logged_up_to"]
     records = _records(settings, folder, stored.values["metrics_position"], trainer.step)
@@ -200,7 +200,7 @@ def refuse_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
     names = [n for n in sorted(old.keys() | new.keys()) if n not in MAY_DIFFER_ON_RESUME and old.get(n) != new.get(n)]
     if names:
         changes = ", ".join(f"{name} (was {shown(old.get(name))}, now {shown(new.get(name))})" for name in names[:5])
-        raise RunError(f"a resume keeps its settings, but these differ: {changes}; --from-weights starts a new run")
+        raise RunError(f"a resume keeps its settings, but these differ: {changes}; `from_weights=...` starts a new run")
 
 
 @dataclass
@@ -241,13 +241,13 @@ class _Run:
             write_json(self.folder.offender, error.transition)
             raise RunError(
                 f"{error.what} at step {self.trainer.step} is not finite: {DIVERGED}; {self.folder.checkpoint} keeps "
-                "what was saved before, for --from-weights"
+                "what was saved before, for `from_weights=...`"
             ) from error
         except NonFiniteError as error:
             write_json(self.folder.offender, error.transition)
             raise RunError(
                 f"{error.what} at step {self.trainer.step} is not finite in 32 bits; the transition is in "
-                f"{self.folder.offender}, and once its cause is fixed --resume continues from the last checkpoint"
+                f"{self.folder.offender}, and once its cause is fixed `resume=True` continues from the last checkpoint"
             ) from error
         finally:
             self.records.close()

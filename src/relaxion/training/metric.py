@@ -69,7 +69,7 @@ class MetricTaskSettings(Settings):
 
 @dataclass(frozen=True)
 class MetricRunSettings(RunSettings):
-    """No agent acts here; one may go on from the metric (task relax with policy = metric, --from-weights)."""
+    """No agent acts here; one may go on from the metric (task relax with policy = metric, from these weights)."""
 
     metric: MetricSettings
     bundle: MetricTaskSettings
@@ -196,7 +196,7 @@ class MetricTrainer:
     def restore(self, stored: Stored) -> None:
         if stored.part("gate"):
             raise CheckpointError(
-                "this run was training a gate after its metric, which was removed; --from-weights begins a new run "
+                "this run was training a gate after its metric, which was removed; `from_weights=...` begins a new run "
                 "from its metric"
             )
         with taken_back():

@@ -106,7 +106,7 @@ def gathered(memory: Path, calculator: str | None, note: Note) -> list[Trajector
     """All relaxations of one calculator. RunError where there are none, or of several and none was chosen."""
     found = list(TrajectoryStore.open(memory).trajectories(note))
     if not found:
-        raise RunError(f"the memory {memory} is empty; relax with --memory {memory} first, or take files in with --add")
+        raise RunError(f"the memory {memory} is empty; relax with `memory={memory}` first, or take in files")
     names = sorted({trajectory.engine for trajectory in found})
     if calculator is not None and calculator != "all":
         chosen = [trajectory for trajectory in found if trajectory.engine == calculator]
@@ -118,7 +118,7 @@ def gathered(memory: Path, calculator: str | None, note: Note) -> list[Trajector
         words = "; ".join(_in_words(settings) for settings in kinds.values())
         raise RunError(
             f"the memory {memory} mixes {len(kinds)} calculators or settings ({words}), whose stiffness may differ: "
-            f"choose one with --calculator {names[0]}, or --calculator all"
+            f"choose one with `calculator={names[0]}`, or all with `calculator=all`"
         )
     return found
 

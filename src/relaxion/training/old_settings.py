@@ -39,7 +39,7 @@ def _refuse_removed(values: Mapping[str, Any]) -> None:
         if (given := values.get(name, without)) != without:
             raise SettingsError(
                 f"{name} = {given} was removed: reinforcement learning on top of lessons brought no gain "
-                "(docs/results/learning.md); leave it out. A new run can take an old one's weights: --from-weights RUN"
+                "(docs/results/learning.md); leave it out. A new run can take an old one's weights: `from_weights=RUN`"
             )
 
 
@@ -71,6 +71,6 @@ def upgraded(values: Mapping[str, Any]) -> dict[str, Any]:
     if lessons is not None and isinstance(steps, int) and isinstance(lessons, int) and steps > lessons:
         raise SettingsError(
             f"task = metals with more steps ({steps}) than updates of the metric ({lessons}) trained a gate after it; "
-            f"that was removed, since it lost against the guard's own rule: take --steps {lessons} for the metric alone"
+            f"that was removed, since it lost against the guard's own rule: take `steps={lessons}` for the metric alone"
         )
     return given

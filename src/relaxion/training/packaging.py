@@ -25,7 +25,7 @@ from relaxion.bundles import CardResult, ModelCard, Network, PolicyBundle
 from relaxion.bundles.card import POLICY
 from relaxion.errors import RelaxionError, RelaxionWarning, RunError
 from relaxion.files import Stored, json_of, text_of
-from relaxion.settings import assignment, shown
+from relaxion.settings import assignment, command_words, option_words, shown
 from relaxion.structures import Outcome
 from relaxion.training import checkpoint
 from relaxion.training.checkpoint import stored_settings
@@ -35,7 +35,7 @@ from relaxion.training.settings import RunSettings
 from relaxion.version import __version__
 
 N_NAMED = 5  # structures that a sentence about failures names
-OWN_OPTIONS = ("agent", "seed", "steps")  # of `relaxion train`; all else is --set
+OWN_OPTIONS = ("agent", "seed", "steps")  # of `relaxion train`; all else is a setting
 NAMES = {CORE: "classical core"}  # on a card, where they differ
 
 
@@ -78,14 +78,16 @@ def bundle_from_run(path: Path, name: str) -> PolicyBundle:
 def read_weights(folder: RunFolder) -> Stored:
     """A run without a result goes on, or was stopped: its checkpoint is newer than what an earlier end has left."""
     if not (folder.settings.exists() or folder.is_run):
-        raise RunError(f"{folder.path} is not the folder of a run; 'relaxion train RECIPE --out RUN' makes one")
+        raise RunError(f"{folder.path} is not the folder of a run; 'relaxion train' makes one")
     if folder.result.exists() and folder.agent.exists():
         return checkpoint.read(folder.agent, AGENT)
     if not folder.checkpoint.exists():
         raise RunError(f"{folder.path} is not finished and has no checkpoint yet; wait for it, or train it again")
     stored = checkpoint.read(folder.checkpoint, CHECKPOINT)
     if _learned_nothing(stored):
-        raise RunError(f"{folder.path} has learned nothing yet, it was stopped before its first update; --resume it")
+        raise RunError(
+            f"{folder.path} has learned nothing yet, it was stopped before its first update; `resume=True` continues it"
+        )
     return stored
 
 
@@ -108,7 +110,9 @@ def _progress(folder: RunFolder, stored: Stored, steps_are_updates: bool) -> dic
             "run_weights_sha256": str(result["weights_sha256"]),
         }
     except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise RunError(f"{folder.result} is damaged ({error!r}); train on with --resume to write it again") from error
+        raise RunError(
+            f"{folder.result} is damaged ({error!r}); train on with `resume=True` to write it again"
+        ) from error
 
 
 def _result(folder: RunFolder) -> dict[str, Any]:
@@ -117,7 +121,7 @@ def _result(folder: RunFolder) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         result = error
     if not isinstance(result, dict):
-        words = "train on with --resume to write it again"
+        words = "train on with `resume=True` to write it again"
         raise RunError(f"{folder.result} is damaged ({shown(result)}); {words}")
     return result
 
@@ -210,9 +214,9 @@ def training_command(settings: RunSettings, folder: RunFolder) -> str:
         warnings.simplefilter("ignore", RelaxionWarning)  # about settings that other recipes do not have
         commands = [command for recipe in sorted(SHIPPED.glob("*.toml")) if (command := _command(recipe, settings))]
     shortest = min(commands, key=len, default="")
-    origin = ["--from-weights", text_of(folder.origin).strip()] if folder.origin.exists() else []
-    words = shlex.split(shortest) if shortest else ["relaxion", "train", "settings.toml"]
-    command = shlex.join([*words, *origin])
+    origin = text_of(folder.origin).strip() if folder.origin.exists() else None
+    words = shlex.split(shortest) if shortest else command_words("train", "settings.toml")
+    command = shlex.join([*words, *option_words(from_weights=origin)])
     return command if shortest else f"{command}  # with the settings below in that file"
 
 
@@ -227,16 +231,18 @@ def _command(recipe: Path, settings: RunSettings) -> str | None:
         reached = settings_from_recipe(recipe, settings.agent_name, changes).flat()
     except RelaxionError:
         return None
-    if reached != wanted or "task" in changes or None in changes.values():  # --set has no word for None
+    if reached != wanted or "task" in changes or None in changes.values():  # TOML has no word for None
         return None
-    words = ["relaxion", "train", recipe.stem]
-    words += [] if settings.agent_name == _usual_agent(recipe) else ["--agent", settings.agent_name]
-    words += ["--seed", str(wanted["seed"])]
-    words += [] if start["steps"] == wanted["steps"] else ["--steps", str(wanted["steps"])]
-    for name, value in changes.items():
-        if name not in OWN_OPTIONS:
-            words += ["--set", assignment(name, value)]
-    return shlex.join(words)
+    return shlex.join(
+        command_words(
+            "train",
+            recipe.stem,
+            agent=None if settings.agent_name == _usual_agent(recipe) else settings.agent_name,
+            seed=wanted["seed"],
+            steps=None if start["steps"] == wanted["steps"] else wanted["steps"],
+            set=[assignment(name, value) for name, value in changes.items() if name not in OWN_OPTIONS],
+        )
+    )
 
 
 def _usual_agent(recipe: Path) -> str | None:

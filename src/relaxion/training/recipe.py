@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from relaxion.errors import FileError, RelaxionWarning, SettingsError
-from relaxion.files import text_of, toml_of
+from relaxion.files import toml_of
 from relaxion.settings import nearest
 from relaxion.training.old_settings import deprecation, removed, renamed
 from relaxion.training.settings import DEFAULT_AGENT, RunSettings, agent_name
@@ -50,12 +50,6 @@ def run_folder(name_or_path: str) -> Path | None:
 
 def _shipped() -> dict[str, Path]:
     return {file.stem: file for file in SHIPPED.glob("*.toml")}
-
-
-def shipped() -> dict[str, str]:
-    """Recipes for `relaxion train` by name, and what each is about: its first line."""
-    files = {name: text_of(path) for name, path in sorted(_shipped().items()) if COLLECTED not in toml_of(path)}
-    return {name: text.splitlines()[0].removeprefix("# ") for name, text in files.items()}
 
 
 def settings_from_recipe(path: Path, agent: str | None, overrides: Mapping[str, Any]) -> RunSettings:
@@ -101,7 +95,7 @@ def _with_shorter_intervals(
 def _asked_agent(option: str | None, override: Any) -> str | None:
     names = {agent_name(word) for word in (option, override) if word is not None}
     if len(names) > 1:
-        raise SettingsError(f"two agents asked for, --agent {option} and --set agent={override}; leave one out")
+        raise SettingsError(f"two agents asked for, {option} and agent = {override} in the settings; leave one out")
     return names.pop() if names else None
 
 

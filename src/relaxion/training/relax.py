@@ -117,6 +117,7 @@ class RelaxTrainer:
                 force_tolerance_ev_per_angstrom=world.force_tolerance_ev_per_angstrom,
                 minimum_distance_angstrom=world.minimum_distance_angstrom,
                 max_displacement_angstrom=world.max_displacement_angstrom,
+                stiffness_ev_per_angstrom2=settings.networks.stiffness_ev_per_angstrom2,
                 expert_fades_within_steps=atoms.expert_steps,
                 memory_steps=atoms.alarm_memory_steps,
             )
@@ -293,7 +294,7 @@ class RelaxTrainer:
 
     def _check_collectors(self, number: int) -> None:
         if number > 1:
-            raise CheckpointError(f"this run has {number} collectors; continue with --collectors ray:{number}")
+            raise CheckpointError(f"this run has {number} collectors; continue with `collectors=ray:{number}`")
 
     def close(self) -> None:
         """Nothing is open."""

@@ -56,13 +56,15 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             lock = open_lock(self.path / LOCK)
         except OSError as error:
-            raise FileError(f"{self.path} cannot be a run folder: {error}; try another --out") from error
+            raise FileError(f"{self.path} cannot be a run folder: {error}; choose another folder") from error
         with lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 owner = _owner(self.path / LOCK) or "unknown"
-                raise RunError(f"{self.path} is in use by process {owner}; wait for it or try another --out") from None
+                raise RunError(
+                    f"{self.path} is in use by process {owner}; wait for it or choose another folder"
+                ) from None
             lock.truncate(0)
             lock.write(OWNER.format(os.getpid()) + "\n")
             lock.flush()
@@ -75,11 +77,11 @@ class RunFolder:
         """Refuse a folder that holds anything, save what a run leaves that was killed before its first checkpoint."""
         if self.path.is_dir() and not all(self._counts_for_nothing(file) for file in self.path.iterdir()):
             if self.is_run:
-                advice = "--resume to continue" if self.checkpoint.exists() else "another --out"
-                advice += ", or --force to replace what a run left there"
+                advice = "`resume=True` continues" if self.checkpoint.exists() else "choose another folder"
+                advice += ", or `force=True` replaces what a run left there"
             else:
-                advice = "another --out: no run made it, so that --force removes nothing there"
-            raise FileError(f"{self.path} is not empty; try {advice}")
+                advice = "choose another folder: no run made it, so that `force=True` removes nothing there"
+            raise FileError(f"{self.path} is not empty; {advice}")
 
     def _counts_for_nothing(self, file: Path) -> bool:
         unfinished = file in [part_of(own) for own in self.files]

@@ -17,7 +17,7 @@ from relaxion.agents.make import AGENT_SETTINGS, AgentSettings
 from relaxion.errors import SettingsError
 from relaxion.experience.exploration import LinearSchedule, NoisyExplorer
 from relaxion.files import Stored
-from relaxion.settings import Settings, nearest
+from relaxion.settings import SETTINGS_PAGE, Settings, nearest
 from relaxion.training.old_settings import upgraded
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ class RunSettings:
         known = [key for kind in kinds.values() for key in kind.model_fields]
         for key in rest:
             if key not in known:
-                raise SettingsError(f"unknown setting '{key}' for {name}: {nearest(key, known)}")
+                raise SettingsError(f"unknown setting '{key}' for {name}: {nearest(key, known, SETTINGS_PAGE)}")
         if "task" not in rest:
             raise SettingsError(
                 'no task: a recipe names a Gymnasium id, for example task = "Pendulum-v1", or task = "relax" for atoms'

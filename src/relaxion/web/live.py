@@ -305,7 +305,7 @@ def free_socket(port: int) -> socket.socket:
             return socket.create_server((HOST, candidate), backlog=64)
         except OSError as error:
             last = error
-    raise SettingsError(f"no port from {port} to {port + PORTS_TRIED - 1} is free ({last}); name another --port")
+    raise SettingsError(f"no port from {port} to {port + PORTS_TRIED - 1} is free ({last}); name another port")
 
 
 def server(board: Board, bound: socket.socket) -> uvicorn.Server:

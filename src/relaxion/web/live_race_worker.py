@@ -38,7 +38,7 @@ def _answer(request: dict[str, Any], answers: TextIO, seconds: float = 100.0) ->
     try:
         return {"page": _raced(request, answers, SHARE * seconds)}
     except RelaxionError as error:
-        return {"error": str(error).replace("--cell: ", "").replace("leave out --cell", "leave the cell fixed")}
+        return {"error": str(error)}
     except Exception as error:  # noqa: BLE001 - a structure that breaks something is told, not raised at nobody
         return {"error": f"the race failed: {type(error).__name__}: {error}"}
 
@@ -143,9 +143,11 @@ def _say(answers: TextIO, what: dict[str, Any]) -> None:
 
 def _command(request: dict[str, Any]) -> str:
     """What would do the same on the command line."""
-    words = ["relaxion", "race", request["name"], "--with", "BFGS,FIRE", "--calc", request["calculator"]]
-    words += ["--policy", request["policy"], "--fmax", f"{request['fmax']:g}"]
-    return shlex.join([*words, *(["--cell"] if request["free_cell"] else [])])
+    from relaxion.settings import command_words
+
+    options = {"with": "BFGS,FIRE", "calc": request["calculator"], "policy": request["policy"]}
+    options |= {"fmax": f"{request['fmax']:g}", "cell": request["free_cell"]}
+    return shlex.join(command_words("race", request["name"], **options))
 
 
 if __name__ == "__main__":

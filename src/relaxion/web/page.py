@@ -110,7 +110,7 @@ class Page:
         """Write the file, whole or not at all."""
         path = Path(path)
         if path.exists() and not force:
-            raise FileError(f"{path} exists; try --force to replace it, or another name")
+            raise FileError(f"{path} exists; `force=True` replaces it, or choose another name")
         try:
             replace_file(path, self.html.encode())
         except OSError as error:

@@ -29,7 +29,7 @@ Made = TypeVar("Made")
 def check_run(folder: Path) -> None:
     """Refuse what no run has made, with a sentence about what it is."""
     if not folder.exists():
-        raise FileError(f"{folder} does not exist; give the folder of a run ('relaxion train … --out RUN' makes one)")
+        raise FileError(f"{folder} does not exist; give the folder of a run")
     if not folder.is_dir():
         raise FileError(f"{folder} is a file; give the folder of a run")
     files = RunFolder(folder)
@@ -40,7 +40,7 @@ def check_run(folder: Path) -> None:
         what = "is empty" if not any(folder.iterdir()) else "holds no run"
         raise RunError(
             f"{folder} {what}: neither {files.settings.name} nor {files.metrics.name} is there; "
-            "'relaxion train RECIPE --out RUN' makes a run"
+            "'relaxion train' makes a run"
         )
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from relaxion.errors import RunError
+from relaxion.settings import command_words
 from relaxion.training.curves import ASSESSED_RETURN, EXPLORED_RETURN, FORCE_CALLS, REFERENCES, SUCCESS
 from relaxion.training.diagnostics import DIAGNOSTICS, PREFIX, RULES, Diagnostic, Rule
 from relaxion.web.film import LARGEST_BYTES as MOST_FILM_BYTES
@@ -103,7 +104,7 @@ def status(run: WatchedRun) -> str:
     steps = run.settings.get("steps")
     at = f"step {_step(run)}" + (f" of {count(steps)}" if isinstance(steps, int) else "")
     if run.status == STOPPED:
-        return f"stopped at {at}; the same command with --resume continues"
+        return f"stopped at {at}; it can be resumed"
     return f"{run.status} at {at}" if run.status in (FINISHED, RUNNING) else run.status
 
 
@@ -268,7 +269,7 @@ def _facts(run: WatchedRun) -> Part:
         ("Weights", f"SHA-256 {result['weights_sha256']}" if "weights_sha256" in result else None),
         ("Versions", f"{versions()} (of this page)"),
         ("Command", record["command"] if isinstance(record.get("command"), str) else None),
-        ("The same again", f"relaxion train {run.folder}/settings.toml --out NEW"),
+        ("The same again", " ".join(command_words("train", f"{run.folder}/settings.toml", out="NEW"))),
     ]
     return facts(f"How {run.label} was made", found, id="facts")
 

@@ -24,7 +24,7 @@ from relaxion.web.relaxation import Relaxation, policy_in_words, relaxation_page
 from relaxion.web.run import looks_like_run
 from relaxion.web.training import training_report
 
-AGAIN = "relax the structure again, with --report"
+AGAIN = "relax the structure again, with a report"
 NOT_ON_DISK = "proposed moves and the curves of other optimizers are not stored."
 
 
@@ -97,7 +97,7 @@ def _what_it_is_not(folder: Path) -> str:
         if inner:
             return f"{folder} holds {len(inner)} {what}; name one of them, such as {inner[0]}"
     return (
-        f"{folder} holds neither a result ({MANIFEST}: 'relaxion relax FILE --out {folder}' makes one) nor a training "
+        f"{folder} holds neither a result ({MANIFEST}: 'relaxion relax' makes one) nor a training "
         "run (settings.toml, metrics.jsonl)"
     )
 

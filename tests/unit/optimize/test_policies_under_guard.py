@@ -130,7 +130,7 @@ def test_an_uncovered_element_is_the_cores_and_said_once(metric_bundle: Path, ca
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
     assert "not trained on Ar" in record.message
-    assert "--allow-unseen" in record.message
+    assert "`allow_unseen=True`" in record.message
 
     caplog.clear()
     atoms.rattle(0.1, seed=1)

@@ -85,7 +85,7 @@ def test_more_input_files_may_be_added(tmp_path, drive, structures):
 def test_merging_overwrites_nothing_unasked(tmp_path, input_file, drive):
     drive([input_file])
     (tmp_path / "all.extxyz").write_text("precious")
-    with pytest.raises(FileError, match="--force"):
+    with pytest.raises(FileError, match="`force=True` replaces it"):
         merge(tmp_path / "out", tmp_path / "all.extxyz", force=False)
     assert (tmp_path / "all.extxyz").read_text() == "precious"
     merge(tmp_path / "out", tmp_path / "all.extxyz", force=True)

@@ -33,7 +33,7 @@ from relaxion.training.diagnostics.diagnosis import closest_pairs, critic_values
 from relaxion.training.diagnostics.tally import Averages, Mean, Relaxations, Tally
 
 PAGE = Path(__file__).parents[3] / "docs/diagnostics.md"
-FACTS = Facts(0.05, 0.7, 0.5, expert_fades_within_steps=1000, memory_steps=20)
+FACTS = Facts(0.05, 0.7, 0.5, 5.0, expert_fades_within_steps=1000, memory_steps=20)
 SMALL = AtomNetworkSettings(channels=4, n_radial=4)
 BOUNDS = MoveActions(0.5, 0.1)
 AGENTS = (TD3Settings(), SACSettings(), DDPGSettings(), D4PGSettings(lowest_value=-3, highest_value=3, n_bins=7))
@@ -145,6 +145,7 @@ HEALTHY: dict[str, float] = {
     "entropy_gap": 0.1,
     "blocked_share": 0.02, "share_blocked": 0.05, "share_converged": 0.6, "share_non_finite": 0.0,
     "proposed_move_angstrom": 0.2, "executed_move_angstrom": 0.19, "policy_move_angstrom": 0.1,
+    "policy_move_beside_springs": 0.8,
     "q_at_start": 1.2, "return_from_start": 1.0, "squared_return": 1.2, "reward_size": 0.2, "gate_factor": 0.7,
     "lowest_gate_factor": 0.1, "crowded_share": 0.0, "expert_share": 0.1, "first_expert_share": 0.5,
     "atoms_per_structure": 8.0, "replay_age_transitions": 5000.0, "replay_forgets": 1.0, "returns_outside_support": 0.0,
@@ -164,7 +165,11 @@ TROUBLES: list[tuple[str, dict[str, float], str]] = [
         "critic overestimates: it expects 4 at the start of relaxations that bring",
     ),
     ("stillness", {"gate_factor": 0.12}, "avoids penalties by not moving: the gate's factor is 0.12"),
-    ("stillness", {"policy_move_angstrom": 1e-4}, "avoids penalties by not moving"),
+    (
+        "stillness",
+        {"policy_move_angstrom": 0.008, "policy_move_beside_springs": 0.05, "share_converged": 0.3},
+        "avoids penalties by not moving: the gate's factor is 0.7 and under a large force the policy moves 0.008 Å",
+    ),
     ("non_finite", {"share_non_finite": 0.2}, "the potential fails too often: 20% of the relaxations"),
     ("crowding", {"crowded_share": 0.6}, "atoms stay at the minimum distance: 60% of the steps"),
     (
@@ -234,6 +239,11 @@ class TestRules:
 
     def test_who_converges_may_move_little(self):
         assert judged(HEALTHY | {"gate_factor": 0.11, "share_converged": 0.9}).active == []
+
+    def test_a_young_policy_may_move_little_and_must_not_stand_still(self):
+        young = HEALTHY | {"trained_steps": 100.0}
+        assert judged(young | {"policy_move_beside_springs": 0.05}).active == []
+        assert judged(young | {"policy_move_beside_springs": 0.01}).active == ["stillness"]
 
     def test_what_is_unknown_is_not_judged(self):
         assert judged({}).active == []

@@ -38,7 +38,7 @@ def test_a_shipped_policy_goes_on_learning(tmp_path):
 
 
 def test_what_is_missing_is_named(tmp_path):
-    with pytest.raises(RunError, match=r"--structures my\.xyz"):
+    with pytest.raises(RunError, match=r"the settings structures"):
         train(settings(tmp_path, structures=""), tmp_path / "run")
     with pytest.raises(CheckpointError, match="no policy named 'metalls'"):
         read_weights(Path("metalls"))

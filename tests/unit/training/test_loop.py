@@ -115,7 +115,7 @@ def test_a_finished_run_can_be_lengthened(tmp_path: Path) -> None:
     straight = train(make_settings(), tmp_path / "straight")
     assert longer.weights_sha256 == straight.weights_sha256
     assert records(tmp_path / "pieces") == records(tmp_path / "straight")
-    with pytest.raises(RunError, match="has already done 120 steps, more than --steps 70"):
+    with pytest.raises(RunError, match="has already done 120 steps, more than the 70 asked for"):
         train(make_settings(steps=70), tmp_path / "pieces", resume=True)
     assert json.loads((tmp_path / "pieces" / "result.json").read_text())["steps"] == 120
 
@@ -137,7 +137,7 @@ def test_a_round_of_several_environments_may_overshoot(tmp_path: Path, monkeypat
     for _ in range(2):  # and once more: a finished run is finished
         again = train(settings, tmp_path / "run", resume=True)
         assert replace(again, wall_time_seconds=0) == replace(straight, wall_time_seconds=0)
-    with pytest.raises(RunError, match="has already done 104 steps, more than --steps 96"):
+    with pytest.raises(RunError, match="has already done 104 steps, more than the 96 asked for"):
         train(
             replace(settings, training=settings.training.model_copy(update={"steps": 96})),
             tmp_path / "run",
@@ -172,7 +172,7 @@ def test_old_weights_begin_a_new_run(tmp_path: Path) -> None:
         assert new.weights_sha256 != old.weights_sha256  # the normaliser has seen more
     plain = train(warm_up_only, tmp_path / "plain")
     assert new.final_return_mean != plain.final_return_mean
-    with pytest.raises(RunError, match="cannot be combined with --force or --from-weights"):
+    with pytest.raises(RunError, match=r"cannot be combined with `force=True` or `from_weights=\.\.\.`"):
         train(make_settings(), tmp_path / "old", resume=True, from_weights=tmp_path / "old")
 
 
@@ -192,7 +192,7 @@ def test_non_finite_answers_stop_the_run_which_can_be_resumed(
     monkeypatch.setattr(Failing, "count", 0)
     monkeypatch.setattr(Failing, "what", what)
     monkeypatch.setattr(Failing, "at", 58)
-    with pytest.raises(RunError, match=f"environment's {what} at step 57 is not finite.*--resume"):
+    with pytest.raises(RunError, match=f"environment's {what} at step 57 is not finite.*`resume=True` continues"):
         train(settings, tmp_path / "run")
     offender = json.loads((tmp_path / "run" / "offending_transition.json").read_text())
     assert offender["step"] == 57
@@ -251,11 +251,11 @@ def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
 
 def test_nothing_is_overwritten_unasked(tmp_path: Path) -> None:
     (tmp_path / "note.txt").write_text("mine")
-    with pytest.raises(FileError, match="not empty; try another --out"):
+    with pytest.raises(FileError, match="not empty; choose another folder"):
         train(make_settings(), tmp_path)
     assert [file.name for file in tmp_path.iterdir()] == ["note.txt"]
     first = train(make_settings(), tmp_path / "run")
-    with pytest.raises(FileError, match="not empty; try --resume"):
+    with pytest.raises(FileError, match="not empty; `resume=True` continues"):
         train(make_settings(seed=7), tmp_path / "run")
     (tmp_path / "run" / "note.txt").write_text("mine")
     second = train(make_settings(seed=7), tmp_path / "run", force=True)
@@ -271,7 +271,7 @@ def test_force_removes_only_what_a_run_made(tmp_path: Path) -> None:
     board.mkdir(parents=True)
     for file in (mine / "settings.toml", mine / ".lock", board / "events.out.tfevents.1"):
         file.write_text("mine")
-    with pytest.raises(FileError, match=r"not empty; try another --out: no run made it"):
+    with pytest.raises(FileError, match=r"not empty; choose another folder: no run made it"):
         train(make_settings(), mine, force=True)
     assert {file.read_text() for file in (mine / "settings.toml", mine / ".lock", *board.iterdir())} == {"mine"}
     train(make_settings(steps=30), tmp_path / "run")

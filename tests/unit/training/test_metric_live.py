@@ -193,7 +193,7 @@ class TestOldNames:
         assert read.flat()["lesson_updates"] == 7
 
     def test_a_run_that_would_train_a_gate_is_refused(self):
-        with pytest.raises(SettingsError, match="take --steps 4 for the metric alone"):
+        with pytest.raises(SettingsError, match="take `steps=4` for the metric alone"):
             RunSettings.read(OLD | {"task": "metals", "steps": 28})
         trainer = MetricTrainer(tiny())
         snapshot = trainer.snapshot() | {"gate.agent.n_updates": torch.tensor(3)}

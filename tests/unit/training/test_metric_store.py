@@ -127,7 +127,7 @@ def test_a_run_becomes_a_bundle_with_the_elements_it_has_seen(store: Path, tmp_p
 def test_no_store_is_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="relaxion collect"):
         train(settings(""), tmp_path / "run")
-    with pytest.raises(FileError, match="holds no store"):
+    with pytest.raises(FileError, match="there is no store of relaxations"):
         train(settings(tmp_path / "nothing"), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

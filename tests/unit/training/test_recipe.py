@@ -9,7 +9,7 @@ import pytest
 from relaxion.agents.make import AGENT_SETTINGS
 from relaxion.errors import FileError, SettingsError
 from relaxion.networks.vector import VectorNetworkSettings
-from relaxion.settings import assigned
+from relaxion.settings import SETTINGS_PAGE, assigned
 from relaxion.training.recipe import SHIPPED, find, read_toml, run_folder, settings_from_recipe
 from relaxion.training.settings import RunSettings, TrainingSettings
 
@@ -120,7 +120,7 @@ def test_an_agent_among_the_overrides_is_the_one_asked_for(recipe: Path) -> None
     td3 = settings_from_recipe(recipe, None, assigned(["agent=TD3"]))
     assert td3 == settings_from_recipe(recipe, "td3", {})
     assert td3 == settings_from_recipe(recipe, "td3", {"agent": "td3"})
-    with pytest.raises(SettingsError, match="two agents asked for, --agent sac and --set agent=td3"):
+    with pytest.raises(SettingsError, match="two agents asked for, sac and agent = td3"):
         settings_from_recipe(recipe, "sac", {"agent": "td3"})
     with pytest.raises(SettingsError, match=r"named by a word .*got 3"):
         settings_from_recipe(recipe, None, {"agent": 3})
@@ -189,3 +189,12 @@ def test_a_run_that_goes_on_keeps_its_intervals(tmp_path: Path) -> None:
     (tmp_path / "settings.toml").write_text(usual.as_toml())
     again = settings_from_recipe(tmp_path / "settings.toml", None, {"steps": 1000})
     assert again.training.log_interval_steps == usual.training.log_interval_steps
+
+
+@pytest.mark.parametrize(
+    "recipe", ["pendulum", "emt-metals", "emt-metric", "metals", "universal", "fine-tune", "molecules"]
+)
+def test_the_page_that_errors_name_has_every_setting(recipe):
+    page = (Path(__file__).parents[3] / SETTINGS_PAGE).read_text()
+    known = settings_from_recipe(find(recipe), None, {}).flat().keys() - {"agent", "task"}
+    assert [name for name in known if f"- `{name}` (" not in page] == []

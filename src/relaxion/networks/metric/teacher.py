@@ -204,7 +204,7 @@ class Teacher:
         if not hasattr(torch.optim, "Muon"):
             raise SettingsError(
                 f"lesson_optimizer = muon needs torch 2.9 or newer, this is {torch.__version__}; update torch, or "
-                "--set lesson_optimizer=adam, which takes twice the updates"
+                "choose lesson_optimizer = adam, which takes twice the updates"
             )
         flat = [torch.nn.Parameter(parameter.detach()[0]) for parameter in self.matrices]
         muon = torch.optim.Muon(flat, lr=self.settings.lesson_muon_learning_rate, weight_decay=0.0)

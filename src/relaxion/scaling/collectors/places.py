@@ -37,7 +37,7 @@ class Collectors:
         if not isinstance(settings, RelaxRunSettings):
             raise SettingsError(
                 f'collectors are for task = "relax", where a step costs force calls; a step of '
-                f"{settings.training.task} costs less than sending it: leave --collectors out"
+                f"{settings.training.task} costs less than sending it: train without collectors"
             )
         from relaxion.scaling.collectors.trainer import DistributedRelaxTrainer
         from relaxion.training.loop import enough_memory

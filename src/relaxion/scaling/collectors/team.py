@@ -58,7 +58,8 @@ class Team:
                 self._replace(number, member)
         raise RunError(
             f"collector {number} was lost {MOST_LOSSES} times over the same step, so something in that step ends it "
-            "(the potential? memory?); run without --collectors to see it; --resume continues from the last checkpoint"
+            "(the potential? memory?); run without collectors to see it; `resume=True` continues from the last "
+            "checkpoint"
         )
 
     def _waited_for(self, number: int, member: _Member) -> Answer:

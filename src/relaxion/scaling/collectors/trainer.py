@@ -213,7 +213,7 @@ class DistributedRelaxTrainer(RelaxTrainer):
             where = "" if self._collectors.address is None else f"@{self._collectors.address}"
             raise CheckpointError(
                 f"this run has {number} collectors, {self._number} were asked for; "
-                f"continue with --collectors ray:{number}{where}"
+                f"continue with `collectors=ray:{number}{where}`"
             )
 
     def close(self) -> None:

@@ -48,15 +48,17 @@ def read_manifest(path: Path) -> dict[str, Any]:
     try:
         plain = json_of(path / MANIFEST)
     except FileNotFoundError as error:
-        raise FileError(f"{path} holds no results of 'relaxion relax-many' (no {MANIFEST}); name its --out") from error
+        raise FileError(
+            f"{path} holds no results of 'relaxion relax-many' (no {MANIFEST}); name the folder of such results"
+        ) from error
     except (OSError, ValueError) as error:
-        raise FileError(f"{path / MANIFEST} cannot be read ({error}); choose another --out") from error
+        raise FileError(f"{path / MANIFEST} cannot be read ({error}); choose another folder") from error
     if not isinstance(plain, dict) or plain.get("format") != FORMAT or not _is_list_of_words(plain.get("files")):
-        raise FileError(f"{path / MANIFEST} is not a manifest of 'relaxion relax-many'; choose another --out")
+        raise FileError(f"{path / MANIFEST} is not a manifest of 'relaxion relax-many'; choose another folder")
     if plain.get("version") != VERSION:
         raise FileError(f"{path} has format version {shown(plain.get('version'))}, this relaxion reads {VERSION}")
     if not isinstance(plain.get("settings"), dict):
-        raise FileError(f"{path / MANIFEST} has no settings; choose another --out")
+        raise FileError(f"{path / MANIFEST} has no settings; choose another folder")
     return plain
 
 
@@ -152,13 +154,13 @@ class Folder:
             self.path.mkdir(parents=True, exist_ok=True)
             lock = open_lock(self.path / "lock")
         except OSError as error:
-            raise FileError(f"--out {self.path}: {error.strerror}; name a folder that can be written") from error
+            raise FileError(f"{self.path}: {error.strerror}; name a folder that can be written") from error
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             lock.close()
             raise FileError(
-                f"another relax-many uses {self.path} (process {is_locked(self.path)}); wait, or change --out"
+                f"another relax-many uses {self.path} (process {is_locked(self.path)}); wait, or choose another folder"
             ) from error
         lock.truncate(0)
         with suppress(OSError):  # of a full disk: the lock holds all the same
@@ -173,7 +175,7 @@ class Folder:
             for name in ("shards", "inputs", "failed"):
                 (self.path / name).mkdir(exist_ok=True)
                 if (self.path / name).is_symlink():
-                    raise FileError(f"{self.path / name} is a link to somewhere else; choose another --out")
+                    raise FileError(f"{self.path / name} is a link to somewhere else; choose another folder")
         plain = {
             "format": FORMAT,
             "version": VERSION,

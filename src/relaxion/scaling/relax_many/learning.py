@@ -1,4 +1,4 @@
-"""`relax-many --learn N`: the policies study after every N structures, and later structures get what they learned.
+"""`relax-many` that learns: the policies study after every N structures, and later structures get what they learned.
 
 Structures belong to rounds of N, in the order of the input. When all of a round have ended, each policy that relaxed
 some of them studies them; round r + 2 relaxes with what was learned up to round r, so that nobody waits for a study.

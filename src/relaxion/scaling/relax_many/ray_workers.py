@@ -82,7 +82,7 @@ def _engine(address: str) -> RayEngine:
             return RayEngine(None, cores, guarded=False)
         return RayEngine(None if address in (AUTO, LOCAL) else address, cores)
     except RunError as error:
-        raise RunError(f"--workers ray:{address}: Ray cannot be reached ({error}); try ray:auto or local:2") from error
+        raise RunError(f"workers ray:{address}: Ray cannot be reached ({error}); try ray:auto or local:2") from error
 
 
 class _Remote:

@@ -33,7 +33,7 @@ class ManySettings(Settings):
     younger = ("learn_every", "pressure_gpa", "cell_mask", "keep_symmetry")
 
     calculator: str = "emt"
-    """As in `relaxion relax --calc`."""
+    """By the name that `potential` takes."""
 
     calculator_details: dict[str, Any] = Field(default_factory=dict)
     """What the word stands for here: class, parameters, digest of its file, version of its package."""
@@ -189,7 +189,7 @@ def check_same(kept: ManySettings, now: ManySettings, folder: Path) -> None:
         if before != after:
             raise SettingsError(
                 f"{folder} was begun with {name} = {_short(before)}, now it is {_short(after)}; "
-                "use the same again, or another --out"
+                "use the same again, or another folder"
             )
 
 

@@ -203,7 +203,7 @@ def merge(path: Path, out: Path, *, force: bool) -> Merged:
     Each frame says where its structure came from: `relaxion_input="file#index"`.
     """
     if out.exists() and not force:
-        raise FileError(f"{out} exists; try --force to replace it, or another name")
+        raise FileError(f"{out} exists; `force=True` replaces it, or choose another name")
     if out.suffix not in (".extxyz", ".xyz"):
         raise FileError(f"{out}: results are merged as extended XYZ; choose a name that ends with .extxyz")
     try:

@@ -117,8 +117,8 @@ class Workers(ABC, Generic[Known]):
         self._deaths_in_a_row += not lost.ready
         if self._deaths_in_a_row > 3 * self.n_workers + 10:
             raise RunError(
-                f"{self._deaths_in_a_row} workers in a row died before they could begin; try the calculator by itself: "
-                f"relaxion relax FILE --calc {self.settings.many.calculator}"
+                f"{self._deaths_in_a_row} workers in a row died before they could begin; relax one "
+                f"structure with the calculator {self.settings.many.calculator} by itself to see why"
             )
         self.known[number] = self.start()
         return News(number, died=lost.busy)
@@ -148,11 +148,11 @@ def parse_workers(word: str) -> tuple[str, str]:
         return kind, rest
     if kind == "ray" and rest:
         return kind, rest
-    raise SettingsError(f"--workers is N, local:N, ray:auto or ray:ADDRESS, got '{word}'; try --workers local:2")
+    raise SettingsError(f"workers are N, local:N, ray:auto or ray:ADDRESS, got '{word}'; try `workers=local:2`")
 
 
 def make_workers(word: str, settings: WorkerSettings) -> Workers[Any]:
-    """Those that `--workers` names. Ray is loaded only where it is asked for."""
+    """Those that the word names. Ray is loaded only where it is asked for."""
     kind, rest = parse_workers(word)
     if kind == "local":
         return LocalWorkers(int(rest), settings)

@@ -48,10 +48,10 @@ def read_space(assignments: Sequence[str], file: Path | None, settings: Mapping[
     for word in assignments:
         key, equals, value = (part.strip() for part in word.partition("="))
         if not equals or not key or not value:
-            raise SettingsError(f"--vary takes key=lo:hi[:log] or key=a|b|c, got '{word}'; {EXAMPLE}")
+            raise SettingsError(f"what varies is key=lo:hi[:log] or key=a|b|c, got '{word}'; {EXAMPLE}")
         given[key] = value
     if not given:
-        raise SettingsError(f"nothing to vary; --vary key=lo:hi[:log] says what, {EXAMPLE}")
+        raise SettingsError(f"nothing to vary; say what as key=lo:hi[:log], {EXAMPLE}")
     return {key: _dimension(key, value, settings.get(key)) for key, value in sorted(given.items())}
 
 
@@ -106,7 +106,7 @@ def _number(word: str) -> int | float:
 
 
 def words_of(dimension: Any) -> str:
-    """As `--vary` takes them; a resume compares them."""
+    """As `read_space` takes them; a resume compares them."""
     if hasattr(dimension, "choices"):
         return "|".join(dimension.choices)
     return f"{dimension.low!r}:{dimension.high!r}{':log' if dimension.log else ''}"

@@ -41,7 +41,7 @@ class Plan:
 
     recipe: Path
     agent: str | None
-    given: Mapping[str, Any]  # --set and the like
+    given: Mapping[str, Any]  # beside the recipe
     space: Space
     seed: int = 0
     sampler: str = "tpe"
@@ -115,7 +115,7 @@ class Sweep:
             _refuse_changes(self.out, _described(file), described)
         else:
             if any(path.name != ".lock" for path in self.out.iterdir()):
-                raise FileError(f"{self.out} is not empty and holds no sweep; try another --out")
+                raise FileError(f"{self.out} is not empty and holds no sweep; choose another folder")
             write_json(file, described)
         self.trials_folder.mkdir(exist_ok=True)
         for recipe in sorted(self.trials_folder.glob("[0-9]*.toml")):
@@ -243,4 +243,4 @@ def _refuse_changes(out: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -
         if before.get(key) != after.get(key)
     ]
     if changes:
-        raise RunError(f"{out} holds another sweep, these differ: {', '.join(changes)}; try another --out")
+        raise RunError(f"{out} holds another sweep, these differ: {', '.join(changes)}; choose another folder")

@@ -40,6 +40,7 @@ class Facts:
     force_tolerance_ev_per_angstrom: float
     minimum_distance_angstrom: float
     max_displacement_angstrom: float
+    stiffness_ev_per_angstrom2: float  # of the springs that moves are compared with
     expert_fades_within_steps: int
     memory_steps: int = 2000
     """Environment steps that alarms are judged by, at least."""
@@ -96,6 +97,11 @@ class Diagnosis:
         """Structures that have every reason to move."""
         force = largest_force(state.structures, state.evaluation)
         return force > LIMITS["large_force"] * self.facts.force_tolerance_ev_per_angstrom
+
+    def _spring_moves(self, state: State) -> Tensor:
+        """How far the atom with the largest force would move on a spring, F/k, within what is allowed; (n,) Å."""
+        force = largest_force(state.structures, state.evaluation).double()
+        return (force / self.facts.stiffness_ev_per_angstrom2).clamp_max(self.facts.max_displacement_angstrom)
 
     def _add_ends(self, transition: Transition, finished: Finished, agent: Any | None) -> None:
         ended = transition.finished
@@ -166,6 +172,8 @@ class Diagnosis:
             part = state.select(driven)
             lengths = agent.act(part).largest_displacements(part.structures)
             seen["policy_move_angstrom"] = Mean(float(lengths.double().mean()), weight)
+            shares = lengths.double() / self._spring_moves(part)
+            seen["policy_move_beside_springs"] = Mean(float(shares.mean()), weight)
         return seen
 
     def _entropy(self, means: Mapping[str, Mean], others: Mapping[str, float]) -> dict[str, Mean]:

@@ -61,12 +61,21 @@ def overestimation_words(seen: Seen) -> str:
     return words + (", and it rises while the return does not" if rises else "")
 
 
+def is_late(seen: Seen) -> bool:
+    """Whether training has gone on long enough to be judged by its success."""
+    return seen.now["trained_steps"] >= LIMITS["late_memories"] * seen.now["memory_steps"]
+
+
 def stillness(seen: Seen) -> float:
-    """A closed gate, or no move where forces are large; neither matters where relaxations converge."""
+    """A closed gate, or hardly a move where forces are large; neither matters where relaxations converge.
+
+    Policies that learn well pass through a few hundredths of the springs' moves when they are young.
+    """
     now = seen.now
     if now.get("share_converged", 0.0) >= LIMITS["converging"]:
         return 0.0
-    idle = LIMITS["idle"] * now["max_displacement_angstrom"] / max(now.get("policy_move_angstrom", math.inf), 1e-12)
+    limit = LIMITS["idle"] if is_late(seen) else LIMITS["still"]
+    idle = limit / max(now.get("policy_move_beside_springs", math.inf), 1e-12)
     if "lowest_gate_factor" not in now:
         return idle
     return max(idle, math.log(now["gate_factor"]) / (LIMITS["closed"] * math.log(now["lowest_gate_factor"])))
@@ -76,7 +85,8 @@ def stillness_words(seen: Seen) -> str:
     now = seen.now
     parts = [f"the gate's factor is {now['gate_factor']:.2g}"] if "lowest_gate_factor" in now else []
     if "policy_move_angstrom" in now:
-        parts.append(f"under a large force the policy moves {now['policy_move_angstrom']:.2g} Å")
+        share = f", {now['policy_move_beside_springs']:.2g} of what springs would"
+        parts.append(f"under a large force the policy moves {now['policy_move_angstrom']:.2g} Å{share}")
     return " and ".join(parts)
 
 
@@ -111,8 +121,7 @@ def replay_words(seen: Seen) -> str:
 
 
 def behind_bfgs(seen: Seen) -> float:
-    late = seen.now["trained_steps"] >= LIMITS["late_memories"] * seen.now["memory_steps"]
-    return seen.now["assessed_calls_beside_bfgs"] if late else 0.0
+    return seen.now["assessed_calls_beside_bfgs"] if is_late(seen) else 0.0
 
 
 def runs_away(seen: Seen) -> float:

@@ -66,7 +66,7 @@ class FileLessonSettings(LiveLessonSettings):
     """As in use."""
 
     calculator: str = ""
-    """As `--calc` says it."""
+    """By the name that `potential` takes."""
 
     structures: str = ""
     """A file that ASE reads, or any source of structures of the task relax."""
@@ -87,8 +87,8 @@ class FilePlan(Plan):
     def __init__(self, settings: FileLessonSettings, starts: int) -> None:
         if not settings.structures or not settings.calculator:
             raise RunError(
-                "fine-tuning needs structures and a calculator: relaxion train fine-tune --from universal "
-                "--calc my_module:make --structures my.xyz"
+                "fine-tuning needs structures and a calculator: the settings structures (as my.xyz) and calculator "
+                "(as my_module:make)"
             )
         self.settings, self.per_kind = settings, starts
         self.engines = settings.calculator

@@ -25,7 +25,7 @@ class MetalsSettings(LiveLessonSettings):
     """Lessons from live relaxations: kinds of structures, and how much of each."""
 
     lesson_updates: int = Field(default=5000, ge=0)
-    """Updates in all; the rate falls along half a cosine over them. 0: the metric stays as it is (--from-weights)."""
+    """Updates in all; the rate falls along half a cosine over them. 0: the metric stays as it was read."""
 
     emt_share: float = Field(default=0.5, ge=0, le=1)
     """Of the structures, those judged by EMT (7 metals); the rest by the analytic EAM (16 metals)."""

@@ -175,8 +175,8 @@ class StorePlan(Plan):
     def __init__(self, settings: StoreSettings, starts: int) -> None:
         if not settings.store:
             raise RunError(
-                "no store of relaxations: fill one with 'relaxion collect universal-data --out STORE', then "
-                "--set store=STORE"
+                "no store of relaxations: fill one with 'relaxion collect universal-data', and name its folder in the "
+                "setting store"
             )
         self.settings, self.per_kind = settings, starts
         self.training, self.validation = split_store(settings)
