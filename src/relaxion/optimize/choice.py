@@ -207,6 +207,9 @@ class Chooser:
                 return Decision(loaded)
         if not self._candidates:
             return Decision(None, self._broken)
+        if 0 in atomic_numbers:
+            why = "no policy applies to dummy atoms (X), so the classical optimizer is used"
+            return Decision(None, why, loud=not self._automatic)
         for_such = [loaded for loaded in self._candidates if loaded.bundle.card.periodic in (None, periodic)]
         if not for_such and not self.allow_unseen:
             name = self._candidates[0].bundle.name
