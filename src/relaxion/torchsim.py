@@ -26,7 +26,7 @@ from ase.filters import FrechetCellFilter
 from torch import Tensor
 
 from relaxion.errors import MissingExtraError, SettingsError, StructureError
-from relaxion.optimize.ase_interface import read_point
+from relaxion.optimize.ase_interface import read_geometry, read_point
 from relaxion.optimize.batch_relaxation import Answer, Told
 from relaxion.optimize.choice import Chooser, Decision, stepper_of
 from relaxion.optimize.packed import packed, unpacked
@@ -106,11 +106,12 @@ class Relaxing:
     def step(self, state: Any, model: Any, **_: Any) -> Any:
         """One evaluation for every structure that does not rest, after a step; without one where somebody moved it."""
         ways = self._ways(state)
-        active = [place for place, way in enumerate(ways) if way.moved_by_hand or not way.rests(self.fmax)]
+        active = [place for place, way in enumerate(ways) if way.point is None or not way.rests(self.fmax)]
         if not active:
             return state
-        here = [ways[place] for place in active if not ways[place].moved_by_hand]
-        for way, proposal in zip(here, propose([w.stepper for w in here], [w.point for w in here]), strict=True):
+        points = [(way, way.point) for way in (ways[place] for place in active) if way.point is not None]
+        proposals = propose([pair[0].stepper for pair in points], [pair[1] for pair in points]) if points else []
+        for (way, _point), proposal in zip(points, proposals, strict=True):
             way.move(proposal)
         _write_places(state, ways)
         part = state if len(active) == len(ways) else state[active]
@@ -128,29 +129,26 @@ class Relaxing:
         same_cell = (state.cell == state.evaluated_cell).flatten(1).all(dim=1).tolist()
         memories = state.memory.cpu().flatten(1).numpy()
         each = zip(atoms_of(state), state.reference_cell, state.about_cell, memories, same, same_cell, strict=True)
-        ways = [
-            self._way(atoms, reference, about, memory.tobytes(), moved_by_hand=not (places.all() and cell))
+        return [
+            self._way(atoms, reference, about, memory.tobytes() if places.all() and cell else b"")
             for atoms, reference, about, memory, places, cell in each
         ]
-        found = {"energy": state.energy, "forces": state.forces, "stress": state.stress}
-        tell(ways, found, counts)
-        return ways
 
-    def _way(
-        self, atoms: Atoms, reference: Tensor, about: Tensor, memory: bytes = b"", *, moved_by_hand: bool = False
-    ) -> Way:
+    def _way(self, atoms: Atoms, reference: Tensor, about: Tensor, memory: bytes = b"") -> Way:
+        """`memory`: none where the relaxation begins, be it because somebody has moved the atoms."""
         free, *settings = about.tolist()
-        known = unpacked(memory) if memory and not moved_by_hand else {"policy": "", "stepper": None}
-        decision = self._decisions.get(known["policy"]) or self._chooser.decide_for(atoms)
+        known = unpacked(memory) if memory else {}
+        decision = self._decisions.get(known.get("policy", "")) or self._chooser.decide_for(atoms)
         self._decisions[decision.name] = decision
         stepper = stepper_of(decision, QuasiNewtonSettings(), allow_unseen=self._allow_unseen).stepper
-        if known["stepper"] is not None and known["policy"] == decision.name:  # else it began with another policy
-            stepper.restore(known["stepper"])
         target: Atoms | FrechetCellFilter = atoms
         if free:
             target = FrechetCellFilter(atoms, **dict(zip(FILTER_SETTINGS, settings, strict=True)))
             target.orig_cell = reference.double().cpu().numpy().T
-        return Way(atoms, stepper, target, decision.name, moved_by_hand)
+        way = Way(atoms, stepper, target, decision.name)
+        if known:
+            way.resume(known)
+        return way
 
     def _memories(self, contents: Sequence[bytes]) -> Tensor:
         """(n_systems, 1, width, 3): TorchSim fills up tensors of four dimensions where structures are joined."""
@@ -162,15 +160,10 @@ class Relaxing:
 class Way:
     """One structure on its way, with the memory of its optimizer."""
 
-    point: Point  # of the last evaluation
-
-    def __init__(
-        self, atoms: Atoms, stepper: Any, target: Atoms | FrechetCellFilter, policy: str, moved_by_hand: bool
-    ) -> None:
-        """`moved_by_hand`: since the last evaluation, so what the model said there does not hold."""
+    def __init__(self, atoms: Atoms, stepper: Any, target: Atoms | FrechetCellFilter, policy: str) -> None:
         self.atoms, self.stepper, self.target, self.policy = atoms, stepper, target, policy
-        self.moved_by_hand = moved_by_hand
         self.told = atoms.calc = Told()
+        self.point: Point | None = None  # of the last evaluation; None where the model has not been asked
         self.longest_force = np.inf  # as TorchSim sees it: on an atom, or a row of the cell
 
     def look(self, energy: float, forces: np.ndarray, stress: np.ndarray | None) -> None:
@@ -181,10 +174,12 @@ class Way:
 
     def cell_rows(self) -> np.ndarray:
         """Forces on the three rows of the cell, zero where it is fixed."""
+        assert self.point is not None
         return np.zeros((3, 3)) if self.target is self.atoms else self.point.forces[-3:]
 
     def rests(self, fmax: float | None) -> bool:
         """Below `fmax`, or without a finite point to begin at."""
+        assert self.point is not None
         return (fmax is not None and self.longest_force < fmax) or (self.stepper.last is None and not self.point.finite)
 
     def move(self, proposal: Proposal) -> None:
@@ -192,8 +187,24 @@ class Way:
 
     def packed(self) -> bytes:
         """What the state must carry, so that the next step can be made from it alone."""
-        begun = self.stepper.last is not None
-        return packed({"policy": self.policy, "stepper": self.stepper.snapshot() if begun else None})
+        assert self.point is not None
+        return packed(
+            {
+                "policy": self.policy,
+                "stepper": None if self.stepper.last is None else self.stepper.snapshot(),
+                "coordinates": self.point.coordinates,
+                "forces": self.point.forces,
+                "energy": self.point.energy,
+                "longest_force": self.longest_force,
+            }
+        )
+
+    def resume(self, known: dict[str, Any]) -> None:
+        """The opposite; what another policy has learned is left out."""
+        if known["stepper"] is not None and known["policy"] == self.policy:
+            self.stepper.restore(known["stepper"])
+        self.point = Point(known["coordinates"], known["forces"], known["energy"], read_geometry(self.target))
+        self.longest_force = known["longest_force"]
 
 
 def atoms_of(state: Any) -> list[Atoms]:
