@@ -11,12 +11,13 @@ OLDEST_ASE := 3.26.0
 # One thread per process: with several processes on a few cores more threads only get in each other's way.
 export OMP_NUM_THREADS := 1
 
-.PHONY: help relax test test-slow hosts package chromium espresso lint types contracts docs format bench clean
+.PHONY: help relax test test-slow ase-suite hosts package chromium espresso lint types contracts docs format bench clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make relax      set up, then relax examples/alloy.cif and show the saving against BFGS"
 	@echo "make test       set up, then run all tests (newest and oldest supported ASE)"
+	@echo "make ase-suite  run ASE's own tests with Relaxer in place of seven optimizers (about a minute)"
 	@echo "make hosts      run the examples of six host packages in environments of their own (docs/hosts.md)"
 	@echo "make package    wheel and sdist into build/dist, checked, and tried in an empty environment"
 	@echo "make chromium   install Debian's Chromium for the tests of the pages; without it they are skipped"
@@ -35,12 +36,15 @@ test: $(VENV)/.dev $(VENV)/ase-$(OLDEST_ASE)
 	@newest=0; oldest=0; \
 	$(BIN)/python -m pytest -n 2 || newest=$$?; \
 	PYTHONPATH=$(VENV)/ase-$(OLDEST_ASE) RELAXION_EXPECTED_ASE=3.26 $(BIN)/python -m pytest -n 2 \
-		tests/contracts/test_relaxer.py tests/contracts/test_potentials.py || oldest=$$?; \
+		tests/contracts/test_relaxer.py tests/contracts/test_ase_targets.py tests/contracts/test_potentials.py || oldest=$$?; \
 	echo "exit codes: newest ASE $$newest, ASE $(OLDEST_ASE) $$oldest"; \
 	[ $$newest -ne 0 ] && exit $$newest; exit $$oldest
 
 test-slow: $(VENV)/.dev
 	$(BIN)/python -m pytest -n 2 -m "slow or not slow"
+
+ase-suite: $(VENV)/.dev
+	$(BIN)/python tools/ase_suite.py
 
 # two environments in build/hosts, more than 1 GB each; every step is bounded in time
 hosts:

@@ -26,9 +26,10 @@ from ase.filters import FrechetCellFilter
 from torch import Tensor
 
 from relaxion.errors import MissingExtraError, SettingsError, StructureError
-from relaxion.optimize.ase_interface import read_point
+from relaxion.optimize.ase_interface import cell_ratio, place, read_geometry, read_point
 from relaxion.optimize.batch_relaxation import Answer, Told
-from relaxion.optimize.choice import Chooser, stepper_of
+from relaxion.optimize.choice import Chooser, Decision, stepper_of
+from relaxion.optimize.packed import packed, unpacked
 from relaxion.optimize.point import Point, Proposal, longest
 from relaxion.optimize.quasi_newton import QuasiNewtonSettings
 from relaxion.optimize.stepper import propose
@@ -68,7 +69,7 @@ class TorchSimOptimizer(tuple[Callable[..., Any], Callable[..., Any]]):
 
 
 class Relaxing:
-    """The relaxations that TorchSim runs. Its batches come and go; each structure carries the number of its own."""
+    """The two functions of an optimizer. All that a relaxation has learned is in the state (`RelaxionState`)."""
 
     def __init__(
         self, policy: str | Path | None, fmax: float | None, *, allow_unseen: bool, device: DeviceLike
@@ -77,51 +78,92 @@ class Relaxing:
             raise SettingsError(f"fmax is a force in eV/Å above 0, got {fmax}; try 0.05")
         self.fmax, self._allow_unseen = fmax, allow_unseen
         self._chooser = Chooser(policy, allow_unseen=allow_unseen, device=device)
-        self._ways: list[Way] = []
+        self._decisions: dict[str, Decision] = {}  # by their keys
+        self._width = 64  # of the tensor of memories: TorchSim 0.3 joins tensors of the same shape only
 
     def begin(self, state: Any, model: Any, *, cell_filter: Any = None, **settings: Any) -> Any:
-        """First evaluation, and a new relaxation for every structure."""
+        """First evaluation, and a new relaxation for every structure. `state`: of TorchSim, or a dict of its fields."""
         unknown = [name for name in settings if name not in FILTER_SETTINGS]
         if unknown:
             raise SettingsError(f"{unknown[0]} is not a setting of the cell here; known: {', '.join(FILTER_SETTINGS)}")
-        first = len(self._ways)
-        self._ways += [self._way(atoms, cell_filter is not None, settings) for atoms in atoms_of(state)]
-        here = self._ways[first:]
+        if isinstance(state, dict):
+            state = torchsim().SimState(**state)
+        free = [float(cell_filter is not None), *(float(settings.get(name, 0.0)) for name in FILTER_SETTINGS)]
+        about_cell = torch.tensor([free] * len(state.cell), dtype=torch.float64, device=state.device)
+        ways = [self._way(*each) for each in zip(atoms_of(state), state.cell, about_cell, strict=True)]
         answers = evaluated(model, state)
-        tell(here, answers, _counts(state))
-        numbers = torch.arange(first, len(self._ways), device=state.device)
-        return _new_state(state, {**answers, "cell_forces": _cell_forces(here, state), "relaxation": numbers})
-
-    def _way(self, atoms: Atoms, free_cell: bool, settings: dict[str, Any]) -> Way:
-        decision = self._chooser.decide_for(atoms)
-        stepper = stepper_of(decision, QuasiNewtonSettings(), allow_unseen=self._allow_unseen).stepper
-        return Way(atoms, stepper, FrechetCellFilter(atoms, **settings) if free_cell else atoms)
+        tell(ways, answers, _counts(state))
+        more = {
+            "cell_forces": _cell_forces(ways, state),
+            "reference_cell": state.cell.clone(),
+            "about_cell": about_cell,
+            "evaluated_positions": state.positions.clone(),
+            "evaluated_cell": state.cell.clone(),
+            "memory": self._memories([way.packed() for way in ways]).to(state.device),
+        }
+        return _new_state(state, {**answers, **more})
 
     def step(self, state: Any, model: Any, **_: Any) -> Any:
-        """One step and one evaluation for every structure that does not rest."""
-        ways = [self._ways[number] for number in state.relaxation.tolist()]
-        moving = [place for place, way in enumerate(ways) if not way.rests(self.fmax)]
-        if not moving:
+        """One evaluation for every structure that does not rest, after a step; without one where somebody moved it."""
+        ways = self._ways(state)
+        active = [place for place, way in enumerate(ways) if way.point is None or not way.rests(self.fmax)]
+        if not active:
             return state
-        here = [ways[place] for place in moving]
-        for way, proposal in zip(here, propose([w.stepper for w in here], [w.point for w in here]), strict=True):
+        points = [(way, way.point) for way in (ways[place] for place in active) if way.point is not None]
+        proposals = propose([pair[0].stepper for pair in points], [pair[1] for pair in points]) if points else []
+        for (way, _point), proposal in zip(points, proposals, strict=True):
             way.move(proposal)
         _write_places(state, ways)
-        part = state if len(moving) == len(ways) else state[moving]
+        part = state if len(active) == len(ways) else state[active]
         answers = evaluated(model, part)
-        tell(here, answers, _counts(part))
-        _write_answers(state, moving, answers, _cell_forces(ways, state))
+        tell([ways[place] for place in active], answers, _counts(part))
+        _write_answers(state, active, answers, _cell_forces(ways, state))
+        state.evaluated_positions, state.evaluated_cell = state.positions.clone(), state.cell.clone()
+        state.memory = self._memories([way.packed() for way in ways]).to(state.device)
         return state
+
+    def _ways(self, state: Any) -> list[Way]:
+        """All structures as the last step left them, with what the model said there."""
+        counts = _counts(state)
+        same = (state.positions == state.evaluated_positions).all(dim=1).split(counts)
+        same_cell = (state.cell == state.evaluated_cell).flatten(1).all(dim=1).tolist()
+        memories = state.memory.cpu().flatten(1).numpy()
+        each = zip(atoms_of(state), state.reference_cell, state.about_cell, memories, same, same_cell, strict=True)
+        return [
+            self._way(atoms, reference, about, memory.tobytes() if places.all() and cell else b"")
+            for atoms, reference, about, memory, places, cell in each
+        ]
+
+    def _way(self, atoms: Atoms, reference: Tensor, about: Tensor, memory: bytes = b"") -> Way:
+        """`memory`: none where the relaxation begins, be it because somebody has moved the atoms."""
+        free, *settings = about.tolist()
+        known = unpacked(memory) if memory else {}
+        decision = self._decisions.get(known.get("policy", "")) or self._chooser.decide_for(atoms)
+        self._decisions[decision.key] = decision
+        stepper = stepper_of(decision, QuasiNewtonSettings(), allow_unseen=self._allow_unseen).stepper
+        target: Atoms | FrechetCellFilter = atoms
+        if free:
+            target = FrechetCellFilter(atoms, **dict(zip(FILTER_SETTINGS, settings, strict=True)))
+            target.orig_cell = reference.double().cpu().numpy().T
+        way = Way(atoms, stepper, target, decision.key)
+        if known:
+            way.resume(known)
+        return way
+
+    def _memories(self, contents: Sequence[bytes]) -> Tensor:
+        """(n_systems, 1, width, 3): TorchSim fills up tensors of four dimensions where structures are joined."""
+        self._width = max(self._width, 1 << (max(map(len, contents)) // 3).bit_length())
+        rows = [np.frombuffer(content.ljust(3 * self._width, b"\0"), np.uint8) for content in contents]
+        return torch.from_numpy(np.stack(rows).reshape(len(rows), 1, self._width, 3))
 
 
 class Way:
     """One structure on its way, with the memory of its optimizer."""
 
-    point: Point  # of the last evaluation
-
-    def __init__(self, atoms: Atoms, stepper: Any, target: Atoms | FrechetCellFilter) -> None:
-        self.atoms, self.stepper, self.target = atoms, stepper, target
+    def __init__(self, atoms: Atoms, stepper: Any, target: Atoms | FrechetCellFilter, policy: str) -> None:
+        self.atoms, self.stepper, self.target, self.policy = atoms, stepper, target, policy
         self.told = atoms.calc = Told()
+        self.point: Point | None = None  # of the last evaluation; None where the model has not been asked
         self.longest_force = np.inf  # as TorchSim sees it: on an atom, or a row of the cell
 
     def look(self, energy: float, forces: np.ndarray, stress: np.ndarray | None) -> None:
@@ -131,15 +173,38 @@ class Way:
         self.longest_force = max(longest(part) for part in rows)
 
     def cell_rows(self) -> np.ndarray:
-        """Forces on the three rows of the cell, zero where it is fixed."""
-        return np.zeros((3, 3)) if self.target is self.atoms else self.point.forces[-3:]
+        """Forces on the three rows of the cell as the filter has them, zero where it is fixed."""
+        assert self.point is not None
+        return np.zeros((3, 3)) if self.target is self.atoms else cell_ratio(self.target) * self.point.forces[-3:]
 
     def rests(self, fmax: float | None) -> bool:
         """Below `fmax`, or without a finite point to begin at."""
+        assert self.point is not None
         return (fmax is not None and self.longest_force < fmax) or (self.stepper.last is None and not self.point.finite)
 
     def move(self, proposal: Proposal) -> None:
-        self.target.set_positions(proposal.base.coordinates + proposal.step)
+        place(self.target, proposal.base.coordinates + proposal.step)
+
+    def packed(self) -> bytes:
+        """What the state must carry, so that the next step can be made from it alone."""
+        assert self.point is not None
+        return packed(
+            {
+                "policy": self.policy,
+                "stepper": None if self.stepper.last is None else self.stepper.snapshot(),
+                "coordinates": self.point.coordinates,
+                "forces": self.point.forces,
+                "energy": self.point.energy,
+                "longest_force": self.longest_force,
+            }
+        )
+
+    def resume(self, known: dict[str, Any]) -> None:
+        """The opposite; what another policy has learned is left out."""
+        if known["stepper"] is not None and known["policy"] == self.policy:
+            self.stepper.restore(known["stepper"])
+        self.point = Point(known["coordinates"], known["forces"], known["energy"], read_geometry(self.target))
+        self.longest_force = known["longest_force"]
 
 
 def atoms_of(state: Any) -> list[Atoms]:
@@ -210,16 +275,22 @@ def _new_state(state: Any, more: dict[str, Tensor]) -> Any:
     return kind(**{name: getattr(state, name) for name in own}, **more)
 
 
-@cache
-def state_kind() -> type[Any]:
-    """TorchSim's state with the number of the relaxation beside each structure."""
+def torchsim() -> Any:
+    """The package, or a sentence about how to install it."""
     try:
-        import torch_sim as ts  # pyright: ignore[reportMissingImports]
+        import torch_sim  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise MissingExtraError(
             "relaxion.torchsim needs the package torch_sim, which cannot be imported; "
             "try: pip install 'relaxion[torchsim]'"
         ) from error
+    return torch_sim
+
+
+@cache
+def state_kind() -> type[Any]:
+    """TorchSim's state with all that a relaxation knows beside each structure."""
+    ts = torchsim()
     base = getattr(ts, "OptimState", ts.SimState)  # 0.3 has none
 
     @dataclass(kw_only=True)
@@ -228,9 +299,31 @@ def state_kind() -> type[Any]:
         forces: Tensor
         stress: Tensor
         cell_forces: Tensor
-        relaxation: Tensor
+        reference_cell: Tensor  # from which strains are measured
+        about_cell: Tensor  # (n_systems, 4): whether it is free, and `FILTER_SETTINGS`
+        evaluated_positions: Tensor  # where the model was asked; elsewhere somebody else has moved the atoms
+        evaluated_cell: Tensor
+        memory: Tensor  # (n_systems, 1, width, 3) bytes: the policy and the snapshot of its optimizer
 
-        _atom_attributes = base._atom_attributes | {"forces"}
-        _system_attributes = base._system_attributes | {"energy", "stress", "cell_forces", "relaxation"}
+        _atom_attributes = base._atom_attributes | {"forces", "evaluated_positions"}
+        _system_attributes = base._system_attributes | {
+            "energy",
+            "stress",
+            "cell_forces",
+            "reference_cell",
+            "about_cell",
+            "evaluated_cell",
+            "memory",
+        }
 
+    # memories differ in length; set here, because TorchSim 0.3 refuses a class with attributes it does not know
+    RelaxionState._padded_system_attributes = frozenset({"memory"})  # pyright: ignore[reportAttributeAccessIssue]
+    RelaxionState.__module__, RelaxionState.__qualname__ = __name__, "RelaxionState"  # where pickle looks for it
     return RelaxionState
+
+
+def __getattr__(name: str) -> Any:
+    """`RelaxionState`, made when it is first asked for: TorchSim need not be installed."""
+    if name == "RelaxionState":
+        return state_kind()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

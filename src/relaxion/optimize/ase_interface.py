@@ -1,20 +1,28 @@
 """What is read from ASE: coordinates, forces, energy, and a geometry the springs understand.
 
-Only the public methods of atoms and filters are used; ASE's `optimizable` changed sign between releases.
+Only the public methods of atoms and filters are used; ASE's `optimizable` changed sign between releases. Where there
+are no atoms behind an `Optimizable`, its sign is found out once (`gradient_sign`).
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from ase import Atoms
 from ase.calculators.calculator import PropertyNotImplementedError
+from ase.calculators.singlepoint import SinglePointCalculator
 from ase.constraints import FixAtoms, FixCartesian
-from ase.filters import Filter, FrechetCellFilter, UnitCellFilter
+from ase.filters import ExpCellFilter, Filter, FrechetCellFilter, OptimizableFilter, UnitCellFilter
+from ase.io import iread
+from ase.optimize.optimize import OptimizableAtoms
+from ase.utils.abc import Optimizable
 
 from relaxion.errors import StructureError
 from relaxion.optimize.point import Array, Geometry, Point, cell_factor_of
@@ -23,9 +31,65 @@ from relaxion.optimize.valence.topology import NON_METALS, bonds_in, topology_of
 from relaxion.structures.conversion import check_atoms
 
 
-def check_door(target: Atoms | Filter) -> None:
+class Coordinates(Filter):
+    """An `Optimizable` without atoms behind it, such as a test function, as rows of three coordinates.
+
+    The last row is filled up with zeros. `atoms` are dummy atoms at the rows, for those who look at the way.
+    """
+
+    def __init__(self, optimizable: Optimizable) -> None:
+        self._optimizable = optimizable
+
+    @property
+    def atoms(self) -> Atoms:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return Atoms(f"X{len(self)}", self.get_positions())
+
+    def get_positions(self) -> Array:
+        return self._rows(self._optimizable.get_x())
+
+    def set_positions(self, positions: Array, **_: Any) -> None:
+        self._optimizable.set_x(positions.ravel()[: self._optimizable.ndofs()])
+
+    def get_forces(self) -> Array:
+        gradient = np.asarray(self._optimizable.get_gradient(), dtype=np.float64)
+        return -gradient_sign() * self._rows(gradient)
+
+    def get_potential_energy(self, **_: Any) -> float:
+        return float(self._optimizable.get_value())
+
+    def __len__(self) -> int:
+        return -(-self._optimizable.ndofs() // 3)
+
+    def __ase_optimizable__(self) -> Optimizable:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return self._optimizable
+
+    def _rows(self, values: Array) -> Array:
+        rows = np.zeros(3 * len(self))
+        rows[: len(values)] = values
+        return rows.reshape(-1, 3)
+
+
+@cache
+def gradient_sign() -> float:
+    """-1 where `Optimizable.get_gradient` of the installed ASE gives forces, as up to 3.26; else 1."""
+    probe = Atoms("H")
+    probe.calc = SinglePointCalculator(probe, forces=np.ones((1, 3)))
+    return -float(OptimizableAtoms(probe).get_gradient()[0])
+
+
+def unwrapped(target: Atoms | Filter | Optimizable) -> Atoms | Filter:
+    """The atoms or the filter inside an `Optimizable` of ASE; any other `Optimizable` as `Coordinates`."""
+    if isinstance(target, OptimizableAtoms):
+        return target.atoms
+    if isinstance(target, OptimizableFilter):
+        return target.filterobj
+    return Coordinates(target) if isinstance(target, Optimizable) else target
+
+
+def check_door(target: Atoms | Filter | Optimizable) -> None:
     """Refuse what cannot be relaxed as one structure."""
-    if hasattr(target, "nimages") or hasattr(target, "neb_method"):
+    band = getattr(target, "neb", target)
+    if hasattr(band, "nimages") or hasattr(band, "neb_method"):
         raise StructureError(
             "Relaxer cannot relax a band of images (NEB), whose forces are not the gradient of an energy; relax the "
             "two ends with Relaxer, and the band with ase.optimize.FIRE or ase.mep.neb.NEBOptimizer"
@@ -56,6 +120,23 @@ def read_point(target: Atoms | Filter, coordinates: Array | None = None) -> Poin
     forces[-3:] /= cell_ratio(target)
     here = read_coordinates(target) if coordinates is None else coordinates
     return Point(here, forces, read_energy(target), read_geometry(target))
+
+
+def images_in(trajectory: str | Path | Iterable[Atoms]) -> list[Atoms]:
+    """Those of an open trajectory, or of a file."""
+    return [*iread(trajectory, ":")] if isinstance(trajectory, str | Path) else [*trajectory]
+
+
+def points_at(target: Atoms | Filter, images: Iterable[Atoms]) -> Iterator[Point]:
+    """What was found at images of a trajectory, as the target has it; afterwards its atoms are where they were."""
+    atoms = bare_atoms(target)
+    before = atoms.positions.copy(), atoms.cell.copy(), atoms.calc
+    try:
+        for image in images:
+            atoms.positions, atoms.cell, atoms.calc = image.positions, image.cell, image.calc
+            yield read_point(target)
+    finally:
+        atoms.positions, atoms.cell, atoms.calc = before
 
 
 def read_coordinates(target: Atoms | Filter) -> Array:
@@ -96,7 +177,7 @@ def has_geometry(target: Atoms | Filter) -> bool:
 
     With hydrostatic strain or a constant volume they would change the shape of the cell, which the user forbids.
     """
-    if isinstance(target, UnitCellFilter) and type(target) in (UnitCellFilter, FrechetCellFilter):
+    if isinstance(target, UnitCellFilter) and type(target) in (UnitCellFilter, FrechetCellFilter, ExpCellFilter):
         return not (target.hydrostatic_strain or target.constant_volume)
     return isinstance(target, Atoms)
 

@@ -83,6 +83,11 @@ class Decision:
     def name(self) -> str:
         return CORE if self.loaded is None else self.loaded.bundle.name
 
+    @property
+    def key(self) -> str:
+        """The same for structures that are relaxed in the same way."""
+        return f"{self.name} beside internal coordinates" if self.sees_molecules else self.name
+
 
 def new_stepper(
     settings: QuasiNewtonSettings | None = None,
@@ -219,6 +224,9 @@ class Chooser:
                 return Decision(loaded, sees_molecules=molecules > 0)
         if not self._candidates:
             return Decision(None, self._broken)
+        if 0 in atomic_numbers:
+            why = "no policy applies to dummy atoms (X), so the classical optimizer is used"
+            return Decision(None, why, loud=not self._automatic)
         for_such = [loaded for loaded in self._candidates if loaded.bundle.card.periodic in (None, periodic)]
         if not for_such and not self.allow_unseen:
             name = self._candidates[0].bundle.name

@@ -5,29 +5,35 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 from typing import IO, Any, ClassVar
 
 import numpy as np
 from ase import Atoms
-from ase.filters import Filter
+from ase.filters import Filter, UnitCellFilter
 from ase.optimize.optimize import DEFAULT_MAX_STEPS, Optimizer
 from ase.units import GPa
+from ase.utils.abc import Optimizable
 
 from relaxion.errors import RestartError, SettingsError
 from relaxion.memory.recording import Memory
 from relaxion.optimize.adaptation import Adaptation
 from relaxion.optimize.ase_interface import (
+    Coordinates,
     bare_atoms,
     check_door,
     has_geometry,
+    images_in,
     place,
+    points_at,
     read_coordinates,
     read_energy,
     read_point,
+    unwrapped,
 )
 from relaxion.optimize.choice import CORE, chosen
 from relaxion.optimize.film import Film, frame_of, proposal_in_space
@@ -79,7 +85,7 @@ class Relaxer(Optimizer):
 
     def __init__(
         self,
-        atoms: Atoms | Filter,
+        atoms: Atoms | Filter | Optimizable,
         restart: str | Path | None = None,
         logfile: IO | str | Path | None = "-",
         trajectory: str | Path | None = None,
@@ -102,11 +108,14 @@ class Relaxer(Optimizer):
         ("cuda"). All else as in ASE; options that only other optimizers have (alpha, dt, a number for memory, …) are
         named in a warning and ignored."""
         check_door(atoms)
+        atoms = unwrapped(atoms)
         self.maxstep = _checked_maxstep(self.defaults["maxstep"] if maxstep is None else maxstep)
         self.policy = policy
         policy = policy if has_geometry(atoms) else _not_asked(policy, atoms)
         if isinstance(memory, int):
             kwargs, memory = {**kwargs, "memory": memory}, None  # of LBFGS
+        if memory is not None and isinstance(atoms, Coordinates):
+            raise SettingsError(f"memory keeps structures, and {type(atoms.__ase_optimizable__()).__name__} is none")
         kept_in = memory_at(memory)
         choice = chosen(
             policy,
@@ -207,6 +216,23 @@ class Relaxer(Optimizer):
         except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
             raise RestartError(f"{path} is damaged ({shown(error)}); delete it to start afresh") from error
 
+    def replay_trajectory(self, traj: str | Path | Iterable[Atoms]) -> None:
+        """Learn from the images of an earlier run, at no force call, and go on at its last image.
+
+        From anywhere else a relaxation starts afresh. TypeError where images do not give the coordinates of the filter.
+        """
+        target = self.atoms
+        if not isinstance(target, Atoms | UnitCellFilter) and type(target) is not Filter:
+            raise TypeError(f"{type(target).__name__} has coordinates that images do not show; start without a replay")
+        points = [point for point in points_at(target, images_in(traj)) if point.finite]
+        moved = [p for p, q in pairwise(points) if longest(p.coordinates - q.coordinates) > SHORTEST_MOTION]
+        self._stepper.reset()
+        for point in moved:
+            propose([self._stepper], [point])
+        if moved:
+            self._seen_at, self._left_at = moved[-1].coordinates, points[-1].coordinates
+        self._calls_before = len(moved)
+
     def go_on(self) -> None:
         """After a restart: put the atoms where the run before would have looked next, so that no force call is lost."""
         if self._left_at is not None:
@@ -250,7 +276,7 @@ class Relaxer(Optimizer):
         if self._remembered is not None:
             self._remembered.fmax = fmax
         if self.nsteps > 0 and self._counted != self._geometry():
-            self.log(self.atoms.get_forces().ravel())  # ASE logs, and we count, the first point of the first run only
+            self.log(self.optimizable.get_gradient())  # ASE logs, and we count, the first point of the first run only
 
     def _settle(self) -> None:
         """Judge the last point of an unfinished run; where it is bad, leave the atoms at the better one before it."""
@@ -265,7 +291,7 @@ class Relaxer(Optimizer):
         """ASE calls this once per evaluated point: the place where calls are counted."""
         enthalpy = read_energy(self.atoms)
         energy = read_energy(bare_atoms(self.atoms)) if self.pressure_gpa else enthalpy
-        largest_force = longest(np.asarray(gradient).reshape(-1, 3))
+        largest_force = float(self.optimizable.gradient_norm(gradient))
         if self.pressure_gpa:
             self._log_under_pressure(energy, enthalpy, largest_force)
         else:

@@ -18,7 +18,10 @@ SMALLEST_VOLUME = 1e-6  # Å³; below it a periodic cell counts as flat
 
 
 def check_atoms(atoms: Atoms, name: str = "the structure") -> None:
-    """Refuse what no potential can answer: no atoms, NaN, unknown elements, a flat periodic cell."""
+    """Refuse what no potential can answer: no atoms, NaN, unknown elements, a flat periodic cell.
+
+    Dummy atoms (X, number 0) pass: potentials that treat all elements alike can answer for them, the others refuse X.
+    """
     if len(atoms) == 0:
         raise StructureError(f"{name} has no atoms; give one with at least one atom")
     bad = np.flatnonzero(~np.isfinite(atoms.positions).all(axis=1))
@@ -26,7 +29,7 @@ def check_atoms(atoms: Atoms, name: str = "the structure") -> None:
         raise StructureError(
             f"{name}: {len(bad)} of {len(atoms)} positions are not finite (first: atom {bad[0]}); repair the input"
         )
-    strange = np.flatnonzero((atoms.numbers < 1) | (atoms.numbers >= len(chemical_symbols)))
+    strange = np.flatnonzero((atoms.numbers < 0) | (atoms.numbers >= len(chemical_symbols)))
     if len(strange):
         first = int(strange[0])
         raise StructureError(f"{name}: atom {first} has no chemical element (number {atoms.numbers[first]})")

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+import io
+import pickle
 import warnings
+from collections.abc import Callable
+from dataclasses import fields
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from ase import Atoms
@@ -17,6 +23,7 @@ from relaxion.potentials import Emt
 from relaxion.structures import Structures
 
 FMAX = 0.05
+SMALL = 1e-6  # so that nothing rests after a few steps
 
 
 def imported() -> Any:
@@ -86,6 +93,26 @@ def optimized(model: Any, images: list[Atoms], *, cell: bool, **more: Any) -> An
         )
 
 
+def begun(images: list[Atoms], *, cell: bool = True, steps: int = 0) -> tuple[Any, Callable[[Any], Any], Any]:
+    """A state after so many steps, the function that makes the next one, and the model."""
+    from relaxion.torchsim import relaxer
+
+    ts, model = imported(), emt_model()
+    begin, step = relaxer(fmax=SMALL)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        state = ts.initialize_state(images, model.device, model.dtype)
+    state = begin(state, model, cell_filter="frechet" if cell else None)
+    for _ in range(steps):
+        state = step(state, model)
+    return state, lambda one: step(one, model), model
+
+
+def same(first: Any, second: Any) -> bool:
+    """Whether two states are at the same places with the same energies, to the last digit."""
+    return all(torch.equal(getattr(first, name), getattr(second, name)) for name in ("positions", "cell", "energy"))
+
+
 @pytest.mark.parametrize("cell", [False, True])
 def test_the_same_relaxations_as_relax_batch(cell: bool) -> None:
     model = emt_model()
@@ -105,6 +132,113 @@ def test_batches_that_come_and_go() -> None:
     state = optimized(model, starts(), cell=True, autobatcher=batcher, steps_between_swaps=2)
     ours = relaxion.relax_batch(starts(), "emt", fmax=FMAX, cell=True)
     assert state.energy.numpy() == pytest.approx([one.energy_ev for one in ours], abs=1e-6)
+
+
+def test_clones_go_their_own_ways() -> None:
+    state, step, _ = begun(starts(2), steps=2)
+    clone, before = state.clone(), state.clone()
+    state = step(step(state))
+    assert same(clone, before)
+    assert not same(clone, state)
+    assert same(step(step(clone)), state)
+
+
+def test_joined_clones_relax_as_each_alone() -> None:
+    ts = imported()
+    state, step, _ = begun(starts(1), steps=2)
+    both = ts.concatenate_states([state.clone(), state.clone()])
+    alone, both = step(step(state)), step(step(both))
+    assert both.energy.tolist() == pytest.approx(2 * alone.energy.tolist(), abs=1e-9)
+    if hasattr(ts, "OptimState"):  # 0.3 joins states of the same age only
+        older, step, _ = begun(starts(1), steps=5)
+        younger, _, _ = begun(starts(2)[1:])
+        assert ts.concatenate_states([older, younger]).n_systems == 2
+
+
+@pytest.mark.parametrize("way", ["pickle", "torch"])
+def test_a_stored_state_goes_on_with_another_relaxer(way: str) -> None:
+    state, step, _ = begun(starts(2), steps=2)
+    if way == "pickle":
+        stored = pickle.loads(pickle.dumps(state))
+    else:
+        file = io.BytesIO()
+        torch.save(state, file)
+        file.seek(0)
+        stored = torch.load(file, weights_only=False)
+    _, other_step, _ = begun(starts(1))
+    assert type(stored) is type(state)
+    assert same(other_step(other_step(stored)), step(step(state)))
+
+
+@pytest.mark.parametrize("steps", [0, 2])
+def test_atoms_moved_by_somebody_else_relax_from_there(steps: int) -> None:
+    state, step, model = begun(starts(2), cell=False, steps=steps)
+    moved = starts(2)[1]
+    moved.rattle(0.2, seed=5)
+    first = len(starts(1)[0])
+    other = state.energy[0].item(), state.positions[:first].clone()
+    state.positions = torch.cat([state.positions[:first], torch.from_numpy(moved.positions)])
+    calls = model.emt.calls
+    state = step(state)
+    assert model.emt.calls == calls + 2
+    expected = Emt()(Structures.from_ase(moved)).energies.item()
+    assert state.energy[1].item() == pytest.approx(expected, abs=1e-9), "first the model is asked where the atoms are"
+    assert state.positions[first:].numpy() == pytest.approx(moved.positions)
+    assert state.energy[0].item() != other[0], "the other structure takes its step"
+    for _ in range(30):
+        state = step(state)
+    (ours,) = relaxion.relax_batch([moved], "emt", fmax=SMALL)
+    assert state.energy[1].item() == pytest.approx(ours.energy_ev, abs=1e-6)
+
+
+def test_a_relaxer_keeps_nothing_of_what_it_has_finished() -> None:
+    from relaxion.torchsim import Way, relaxer
+
+    model, optimizer = emt_model(), relaxer(fmax=FMAX)
+    begin, step = optimizer
+    for seed in range(4):
+        state, _, _ = begun(starts(seed + 1))
+        state = step(begin(state, model), model)
+    gc.collect()
+    assert not [thing for thing in gc.get_objects() if type(thing) is Way]
+    assert len(step.__self__._decisions) == 1
+
+
+def test_a_state_given_as_a_dict() -> None:
+    from relaxion.torchsim import relaxer
+
+    ts, model = imported(), emt_model()
+    begin, step = relaxer(fmax=FMAX)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        state = ts.initialize_state(starts(2), model.device, model.dtype)
+    given = begin({one.name: getattr(state, one.name) for one in fields(state)}, model)
+    assert same(step(given, model), step(begin(state, model), model))
+
+
+@pytest.mark.parametrize("cell", [False, True])
+def test_steps_in_single_precision(cell: bool) -> None:
+    model = emt_model(torch.float32)
+    state = optimized(model, starts(2), cell=cell)
+    ours = relaxion.relax_batch(starts(2), "emt", fmax=FMAX, cell=cell)
+    assert state.energy.numpy() == pytest.approx([one.energy_ev for one in ours], abs=1e-3)
+    assert model.emt.calls <= sum(one.force_calls for one in ours) + 2
+
+
+def test_packed_snapshots_are_what_they_were() -> None:
+    from relaxion.optimize.packed import packed, unpacked
+
+    plain = {
+        "none": None,
+        "numbers": [1, 2.5, np.float32(0.5), float("inf")],
+        "deep": {"rows": np.arange(6.0).reshape(2, 3), "mask": np.array([True, False]), "empty": np.zeros((0, 3))},
+    }
+    found = unpacked(packed(plain) + b"more")
+    assert found["none"] is None
+    assert found["numbers"] == plain["numbers"]
+    for name, array in plain["deep"].items():
+        assert np.array_equal(found["deep"][name], array)
+        assert found["deep"][name].dtype == array.dtype
 
 
 def test_a_model_as_a_potential() -> None:
