@@ -18,7 +18,7 @@ from relaxion.optimize.choice import Chooser
 
 KEYS = {
     "file", "formula", "converged", "outcome", "force_calls", "energy_ev", "enthalpy_ev", "pressure_gpa",
-    "fmax_ev_per_angstrom", "policy", "fallback_used", "wall_time_seconds", "written_to",
+    "fmax_ev_per_angstrom", "policy", "policy_steps", "fallback_used", "wall_time_seconds", "written_to",
 }  # fmt: skip
 
 

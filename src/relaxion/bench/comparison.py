@@ -76,7 +76,9 @@ def run_relaxer(
     return replace(
         run,
         policy_used=optimizer.policy_used,
+        policy_steps=optimizer.policy_steps,
         fallback_used=optimizer.fallback_used,
+        reason=optimizer.reason,
         readings=readings_of(optimizer),
         frames=tuple(optimizer.film.frames),
     )
@@ -194,7 +196,9 @@ def minima_in_words(ours: Run, others: Sequence[Compared]) -> str:
 
 def who_relaxed(run: Run) -> str:
     """`policy metals`, and how often somebody else had to step in."""
-    steps = f"{run.fallback_used} step{'' if run.fallback_used == 1 else 's'}"
     if run.policy_used in (None, CORE):
+        steps = f"{run.fallback_used} step{'' if run.fallback_used == 1 else 's'}"
         return "classical optimizer" + (f" ({steps} by FIRE)" if run.fallback_used else "")
-    return f"policy {run.policy_used}" + (f" ({steps} by the classical optimizer)" if run.fallback_used else "")
+    every = run.policy_steps + run.fallback_used
+    by_others = f" ({run.policy_steps} of {every} steps, the others by the classical optimizer)"
+    return f"policy {run.policy_used}" + (by_others if run.fallback_used else "")

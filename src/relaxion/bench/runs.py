@@ -65,7 +65,9 @@ class Run:
     fmax_ev_per_angstrom: float | None
     wall_time_seconds: float
     policy_used: str | None = None  # of ours: the policy's name, or "classical"
+    policy_steps: int = 0  # of ours: made by the policy itself
     fallback_used: int = 0
+    reason: str = ""  # of ours: why it stopped before its time, in words
     first_fmax: float | None = None
     error: str | None = None
     final: Atoms | None = None  # what was reached, with its energy and forces; always finite

@@ -19,7 +19,7 @@ from relaxion.cli.progress import counted
 SYMMETRIC_FMAX = 1e-6  # eV/Å; forces this small at the start come from symmetry (or from an earlier relaxation)
 ADVICE = {
     "step_limit": "try --steps with a larger number",
-    "non_finite": "the calculator answered with NaN or infinity; check the structure and the calculator",
+    "non_finite": "check the structure and the calculator",
     "stalled": "constraints or numerical noise prevent further progress; check them, or try a larger --fmax",
     "blocked": "atoms block each other; try --rattle 0.05",
 }
@@ -66,12 +66,14 @@ def as_plain(report: Report, *, compare: bool) -> dict[str, Any]:
         "pressure_gpa": run.pressure_gpa,
         "fmax_ev_per_angstrom": run.fmax_ev_per_angstrom,
         "policy": run.policy_used,
+        "policy_steps": run.policy_steps,
         "fallback_used": run.fallback_used,
         "wall_time_seconds": round(run.wall_time_seconds, 6),
         "written_to": None if report.written_to is None else str(report.written_to),
     }
     plain |= {} if report.page is None else {"report": str(report.page)}
     plain |= {} if report.error is None else {"error": report.error}
+    plain |= {"reason": run.reason} if run.reason else {}
     others = {other.name: compared_as_json(other.run) for other in report.others}
     return {**plain, "compare": others} if compare else plain
 
@@ -94,7 +96,7 @@ def result_sentence(report: Report, run: Run) -> str:
     if report.written_to is not None:
         page = "" if report.page is None else f" with {report.page.name}"
         parts.append(f"written to {report.written_to}{os.sep}{page}")
-    closing = [minima_in_words(run, report.others), ADVICE.get(run.outcome, "")]
+    closing = [minima_in_words(run, report.others), run.reason, ADVICE.get(run.outcome, "")]
     return "; ".join([f"{report.job.label}: {', '.join(parts)}", *filter(None, closing)])
 
 

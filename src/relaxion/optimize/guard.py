@@ -115,7 +115,8 @@ class Guard(QuasiNewton):
         sees_molecules: bool = False,
     ) -> None:
         """`sees_molecules`: some atoms belong to molecules, which the policy may not know."""
-        self.source, self.rule = source, rule or DEFAULT
+        self.source: MetricSource | None = source
+        self.rule = rule or DEFAULT
         self.sees_molecules = sees_molecules
         self.guard = guard or GuardSettings()
         self.policy_steps = 0  # made by the metric
@@ -133,9 +134,14 @@ class Guard(QuasiNewton):
         self.curvatures: list[float] = []  # of the last two steps, met over the metric's own, logarithms
         self.past = Past()  # of the present base
 
+    def leave(self) -> None:
+        """The policy is not asked any more."""
+        self.source = None
+
     def more(self) -> dict[str, Any]:
         past = {"calls": self.past.calls, "coordinates": self.past.coordinates, "forces": self.past.forces}
         own = {"lesson": asdict(self.feedback), "steps": self._counts(), "applied": self._applied, "past": past}
+        own["left"] = self.source is None
         return super().more() | own | {"scale": self._scale, "curvatures": self.curvatures, "alone": self._alone}
 
     def _counts(self) -> list[int]:
@@ -151,6 +157,8 @@ class Guard(QuasiNewton):
         self._scale, self._alone = float(plain.get("scale", 1.0)), bool(plain.get("alone", False))  # younger than files
         self.curvatures = [float(number) for number in plain.get("curvatures", [])]
         super().take_more(plain)
+        if plain["left"]:
+            self.leave()
         past = plain["past"]
         self.past = Past(int(past["calls"]), _array(past["coordinates"]), _array(past["forces"]))
 

@@ -38,6 +38,7 @@ from relaxion.optimize.ase_interface import (
 from relaxion.optimize.choice import CORE, chosen
 from relaxion.optimize.film import Film, frame_of, proposal_in_space
 from relaxion.optimize.foreign import without_foreign
+from relaxion.optimize.guard import Guard
 from relaxion.optimize.point import Array, Point, Proposal, longest
 from relaxion.optimize.quasi_newton import QuasiNewtonSettings
 from relaxion.optimize.remembering import Remembered, memory_at
@@ -51,6 +52,8 @@ logger = logging.getLogger(__name__)
 
 STEPS_WITHOUT_MOTION = 3  # so many executed moves of length zero in a row: constraints leave no way
 SHORTEST_MOTION = 1e-10  # Å
+LARGE = 200  # atoms; only above it may a policy's step cost more than a force call
+TIMED_STEPS = 2  # in a row that took longer than their force calls: the policy is too slow to pay
 MOVED_BY_HAND = 1e-3  # Å; atoms found farther than this from where we left them were moved by somebody else
 
 
@@ -139,6 +142,9 @@ class Relaxer(Optimizer):
         self._read: tuple[bytes, Array] | None = None  # a geometry, and its coordinates as the filter has them
         self._motionless = 0
         self._warned = False
+        self._call_began: float | None = None  # when the last step had been made, s
+        self._call_seconds = math.inf  # of the last force call
+        self._slow_steps = 0  # of the policy, in a row
         self._stopped: Outcome | None = None
         self.reason = ""  # why it stopped before its time, in words
         if restart is not None and Path(restart).exists() and not Path(restart).is_file():
@@ -289,6 +295,9 @@ class Relaxer(Optimizer):
 
     def log(self, gradient: Any = None) -> None:
         """ASE calls this once per evaluated point: the place where calls are counted."""
+        if self._call_began is not None:
+            self._call_seconds = time.perf_counter() - self._call_began
+            self._call_began = None
         enthalpy = read_energy(self.atoms)
         energy = read_energy(bare_atoms(self.atoms)) if self.pressure_gpa else enthalpy
         largest_force = float(self.optimizable.gradient_norm(gradient))
@@ -338,7 +347,9 @@ class Relaxer(Optimizer):
         point = read_point(self.atoms, self._coordinates())
         if self._adaptation is not None:
             self._visited.append(point)
+        began = time.perf_counter()
         proposal = self._propose(point)
+        self._watch_time(time.perf_counter() - began)
         if proposal is None:
             self._stop(Outcome.NON_FINITE, f"not finite: {point.not_finite} at call {self.force_calls}, the start")
             return
@@ -351,6 +362,24 @@ class Relaxer(Optimizer):
         self._watch_motion(longest(self._left_at - point.coordinates))
         if self.restart is not None and self.comm.rank == 0:
             self.save(self.restart)
+        self._call_began = time.perf_counter()
+
+    def _watch_time(self, seconds: float) -> None:
+        """Where forces are cheap and the structure is large, "auto" leaves the policy for what is quicker in all."""
+        method = self._stepper.method
+        large = self.policy == "auto" and len(bare_atoms(self.atoms)) > LARGE
+        if not large or not isinstance(method, Guard) or method.source is None:
+            return
+        self._slow_steps = self._slow_steps + 1 if seconds > self._call_seconds else 0
+        if self._slow_steps == TIMED_STEPS:
+            method.leave()
+            logger.info(
+                "a step of the policy takes %.2g s, a force call %.2g s: the classical optimizer goes on, which is "
+                "quicker in all; policy='%s' keeps the policy",
+                seconds,
+                self._call_seconds,
+                self.policy_used,
+            )
 
     def _warn_of_energies(self) -> None:
         """Once, where the calculator's energies contradict its forces."""

@@ -58,7 +58,7 @@ def state_of(structures: Structures, device: torch.device, dtype: torch.dtype) -
         positions=structures.positions.to(device, dtype),
         masses=torch.ones(structures.n_atoms, device=device, dtype=dtype),
         cell=structures.cells.mT.contiguous().to(device, dtype),
-        pbc=periodic[0] if len(set(periodic)) == 1 else periodic,
+        pbc=periodic[0] if len(set(periodic)) == 1 else periodic,  # pyright: ignore[reportArgumentType]
         atomic_numbers=structures.atomic_numbers.to(device),
         system_idx=structures.structure_index.to(device),
     )
