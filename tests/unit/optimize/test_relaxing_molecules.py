@@ -207,3 +207,24 @@ def test_where_the_screen_stops_steps_of_molecules_springs_step(monkeypatch):
     monkeypatch.setattr(quasi_newton, "screened", nothing_left)
     (stopped,) = propose([new_stepper()], [read_point(atoms)])
     assert (free.method, stopped.method) == ("valence", "springs")
+
+
+def test_complexes_of_a_metal_are_molecules():
+    """Cr(CO)₆; without its bonds and bends the carbonyls turn freely, and it takes 34 calls."""
+    pytest.importorskip("tblite")
+    ways = np.vstack([np.eye(3), -np.eye(3)])
+    places = [[0, 0, 0], *(length * way for way in ways for length in (1.95, 3.11))]
+    complex_of_chromium = Atoms("Cr" + 6 * "CO", places)
+    complex_of_chromium.rattle(0.08, seed=0)
+    assert molecular_share(complex_of_chromium) == 1
+    (result,) = relax_batch([complex_of_chromium], "gfn2")
+    assert result.converged
+    assert result.force_calls <= 16
+
+
+def test_a_cation_between_anions_is_no_centre_of_a_complex():
+    """Sulphate stays a molecule though lithium holds it on every side, and repeats for ever."""
+    oxygens = 1.48 / np.sqrt(3) * np.array([[1, 1, 1], [1, -1, -1], [-1, 1, -1], [-1, -1, 1]])
+    edge = 2 * (oxygens[0, 0] + 1.9 / np.sqrt(3))  # lithium at the corners, 1.9 Å from an oxygen of each tetrahedron
+    crystal = Atoms("SO4Li", [[0, 0, 0], *oxygens, [edge / 2] * 3], cell=[edge] * 3, pbc=True)
+    assert molecular_share(crystal) == pytest.approx(5 / 6)

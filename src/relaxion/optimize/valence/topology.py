@@ -1,8 +1,9 @@
 """Which atoms are bonded by valence, and the bends, torsions and so on that follow. Decided once, and again only when
 bonds change.
 
-Non-metals within 1.3 sums of covalent radii are bonded. Pieces that repeat along two or three directions (diamond,
-graphite, quartz) are no molecules, nor are heaps of hydrogen; they keep springs, as metals do.
+Non-metals within 1.3 sums of covalent radii are bonded, and so is a metal that has nothing but non-metals around it
+(Cr(CO)₆). Pieces that repeat along two or three directions (diamond, graphite, quartz) are no molecules, nor are heaps
+of hydrogen; they keep springs, as metals do.
 """
 
 from __future__ import annotations
@@ -80,12 +81,29 @@ def bonds_in(geometry: Geometry, pairs: Bonds, known: Topology | None) -> set[tu
     """Atoms and shifts of the valence bonds: those that are near, and those known that are not broken."""
     if NON_METALS[geometry.numbers].sum() < 2:
         return set()
-    both = NON_METALS[geometry.numbers[pairs.first]] & NON_METALS[geometry.numbers[pairs.second]]
     reduced = pairs.lengths / pairs.natural_lengths
+    bonding = NON_METALS[geometry.numbers] | _centres(geometry, pairs, reduced)
+    both = bonding[pairs.first] & bonding[pairs.second]
     rows = np.flatnonzero(both & (reduced < BROKEN))
     kept = _keys(geometry, pairs, rows)
     before = frozenset() if known is None else known.made_of
-    return {key for key, length in zip(kept, reduced[rows], strict=True) if length < BONDED or key in before}
+    bonds = {key for key, length in zip(kept, reduced[rows], strict=True) if length < BONDED or key in before}
+    if not (bonding & ~NON_METALS[geometry.numbers]).any():
+        return bonds
+    # a cation between anions is bonded to all of them: then it is part of a crystal, and they are molecules without it
+    finite = set[int]().union(*_pieces(bonds, geometry.n_atoms))
+    metal = ~NON_METALS[geometry.numbers]
+    return {bond for bond in bonds if bond[0] in finite or not (metal[bond[0]] or metal[bond[1]])}
+
+
+def _centres(geometry: Geometry, pairs: Bonds, reduced: Array) -> NDArray[np.bool_]:
+    """Metals at the centre of a complex: bonded to two to six non-metals, and to nothing else. (n_atoms,)"""
+    metal, near = ~NON_METALS[geometry.numbers], reduced < BONDED
+    ligands, others = np.zeros(geometry.n_atoms, dtype=np.int64), np.zeros(geometry.n_atoms, dtype=np.int64)
+    for one, other in ((pairs.first, pairs.second), (pairs.second, pairs.first)):
+        np.add.at(ligands, one[near], ~metal[other[near]])
+        np.add.at(others, one[near], metal[other[near]])
+    return metal & (ligands >= 2) & (ligands <= MOST_NEIGHBORS) & (others == 0)
 
 
 def _keys(geometry: Geometry, pairs: Bonds, rows: Indices) -> list[tuple[int, ...]]:
