@@ -110,15 +110,20 @@ class NotFiniteLater(EMT):
 
 
 class Uphill(EMT):
-    """Each answer lies above the one before, so that no step is ever accepted."""
+    """A wall on every side of the start, so that no step is ever accepted."""
 
     done = 0
 
     def calculate(self, atoms=None, properties=("energy",), system_changes=all_changes):
         super().calculate(atoms, properties, system_changes)
         self.done += 1
-        for kind in ("energy", "free_energy"):
-            self.results[kind] = self.results[kind] + 100.0 * self.done
+        if self.done == 1:
+            self.first = dict(self.results)
+            self.begun = self.atoms.positions.copy()
+            return
+        rise = 4.5 * float((self.first["forces"] * (self.atoms.positions - self.begun)).sum())
+        energy = self.first["energy"] + abs(rise)
+        self.results |= {"energy": energy, "free_energy": energy, "forces": -10 * self.first["forces"]}
 
 
 class UphillInterrupted(Uphill):
