@@ -30,6 +30,8 @@ from relaxion.optimize.springs import bonds_of
 from relaxion.optimize.valence.topology import NON_METALS, bonds_in, topology_of
 from relaxion.structures.conversion import check_atoms
 
+LARGEST_VOLUME = 25.0  # Å³ per atom of a molecular crystal; ice has 11, benzene 10
+
 
 class Coordinates(Filter):
     """An `Optimizable` without atoms behind it, such as a test function, as rows of three coordinates.
@@ -189,6 +191,11 @@ def read_geometry(target: Atoms | Filter) -> Geometry | None:
     if not has_geometry(target):
         return None
     return _geometry(bare_atoms(target), _free_coordinates(bare_atoms(target)), 0.0)
+
+
+def in_vacuum(atoms: Atoms) -> bool:
+    """Whether there is more room than a crystal has: a periodic box is often only what a code asks for."""
+    return not atoms.pbc.all() or atoms.cell.volume > LARGEST_VOLUME * len(atoms)
 
 
 def molecular_share(atoms: Atoms) -> float:

@@ -21,7 +21,7 @@ from relaxion.errors import PolicyError, SettingsError
 from relaxion.networks.metric.policies import MetricPolicy
 from relaxion.networks.roles import Policy
 from relaxion.optimize.adaptation import Adaptation
-from relaxion.optimize.ase_interface import molecular_share
+from relaxion.optimize.ase_interface import in_vacuum, molecular_share
 from relaxion.optimize.guard import Guard
 from relaxion.optimize.learned import TRUST, DirectMetrics, LearnedMetrics, MetricSource
 from relaxion.optimize.quasi_newton import QuasiNewton, QuasiNewtonSettings
@@ -209,19 +209,24 @@ class Chooser:
     def decide_for(self, atoms: Atoms) -> Decision:
         """Who shall relax these atoms."""
         periodic = bool(atoms.pbc.any())
-        return self.decide(atoms.numbers.tolist(), periodic=periodic, molecules=molecular_share(atoms))
+        share = molecular_share(atoms)
+        return self.decide(
+            atoms.numbers.tolist(), periodic=periodic, molecules=share, alone=share == 1 and in_vacuum(atoms)
+        )
 
-    def decide(self, atomic_numbers: Collection[int], *, periodic: bool, molecules: float = 0.0) -> Decision:
+    def decide(
+        self, atomic_numbers: Collection[int], *, periodic: bool, molecules: float = 0.0, alone: bool = False
+    ) -> Decision:
         """Who shall relax these atoms: the one that was trained on all their elements, or, if insisted on, on most.
 
-        `molecules`: the share of atoms that belong to molecules.
+        `molecules`: the share of atoms that belong to molecules; `alone`: they are all there is, and not a crystal.
         """
         for loaded in self._learned:
             source, card = loaded.bundle.card.learned_from, loaded.bundle.card
             known = {numbers_of[symbol] for symbol in source.elements} if source is not None else set()
             fits = known.issuperset(atomic_numbers) and card.periodic in (None, periodic)
-            if fits and not leaves_molecules(card, molecules):
-                return Decision(loaded, sees_molecules=molecules > 0)
+            if fits and not (alone and leaves_molecules(card)):
+                return Decision(loaded, sees_molecules=0 < molecules < 1)
         if not self._candidates:
             return Decision(None, self._broken)
         if 0 in atomic_numbers:
@@ -235,12 +240,12 @@ class Chooser:
         candidates = for_such or self._candidates
         nearest = min(candidates, key=lambda loaded: len(uncovered(loaded.bundle, atomic_numbers)))
         missing, card = ", ".join(uncovered(nearest.bundle, atomic_numbers)), nearest.bundle.card
-        leaves = self._automatic and leaves_molecules(card, molecules)
+        leaves = self._automatic and alone and leaves_molecules(card)
         if leaves and (card.adsorbates or not missing):  # else the elements that are missing are the better reason
             why = "no shipped policy covers molecules, so the classical optimizer is used"
             return Decision(None, why, loud=False)
         if not missing or self.allow_unseen:
-            return Decision(nearest, sees_molecules=self._automatic and molecules > 0)
+            return Decision(nearest, sees_molecules=self._automatic and 0 < molecules < 1)
         if self._automatic and (other := self._for_other_bodies(atomic_numbers, periodic)) is not None:
             why = f"the policy {other.bundle.name} is for structures that are {BODIES[not periodic]}"
             return Decision(None, f"{why}, so the classical optimizer is used", loud=False)
@@ -259,14 +264,13 @@ class Chooser:
         return next((loaded for loaded in others if not uncovered(loaded.bundle, atomic_numbers)), None)
 
 
-def leaves_molecules(card: ModelCard, molecules: float) -> bool:
-    """Whether "auto" leaves structures to the classical optimizer, of whose atoms this share belongs to molecules.
+def leaves_molecules(card: ModelCard) -> bool:
+    """Whether "auto" leaves molecules by themselves, in a periodic box or not, to the classical optimizer.
 
-    Where everything is a molecule, in a periodic box or not, internal coordinates are better than policies that were
-    not made for molecules, whatever those learned from them. Where something else is there too (a molecule on a
-    surface), policy and internal coordinates take part (`Guard`).
+    Internal coordinates are better than policies that were not made for molecules, whatever those learned from them.
+    Where something else is there too (a molecule on a surface), both take part (`Guard`).
     """
-    return molecules == 1 and card.periodic is not False
+    return card.periodic is not False
 
 
 def _shipped(device: torch.device) -> tuple[list[Loaded], str]:

@@ -34,7 +34,7 @@ from relaxion.files import open_lock
 from relaxion.memory.store import Note, TrajectoryStore
 from relaxion.memory.trajectory import Trajectory
 from relaxion.networks.metric.policies import MetricPolicy
-from relaxion.optimize.ase_interface import molecular_share
+from relaxion.optimize.ase_interface import in_vacuum, molecular_share
 from relaxion.optimize.choice import CORE, Loaded, leaves_molecules, new_stepper
 from relaxion.optimize.examples import Examples, examples_of, formula_of
 from relaxion.optimize.learned import LearnedMetrics
@@ -142,7 +142,8 @@ def _left_to_core(trajectory: Trajectory, origin: Loaded) -> bool:
     pbc = trajectory.pbc.numpy()
     positions, cell = trajectory.positions[0].numpy(), trajectory.cells[0].numpy()
     start = Atoms(trajectory.numbers.numpy(), positions, cell=cell, pbc=pbc)
-    return bool(np.isfinite(positions).all()) and leaves_molecules(origin.bundle.card, molecular_share(start))
+    alone = bool(np.isfinite(positions).all()) and molecular_share(start) == 1 and in_vacuum(start)
+    return alone and leaves_molecules(origin.bundle.card)
 
 
 def _in_words(settings: Mapping[str, Any]) -> str:
