@@ -11,7 +11,6 @@ from importlib import import_module
 from types import FrameType
 from typing import Any, Self
 
-from relaxion.address_space import bounds
 from relaxion.cli.early import answered_early, check_early
 from relaxion.cli.options import Command
 from relaxion.cli.progress import say
@@ -22,7 +21,7 @@ DONE, ERROR, USAGE, INCOMPLETE = 0, 1, 2, 3  # 3: not all converged, or not all 
 
 def exit_code(command: Command, request: Any) -> int:
     """Load the command, run it, and say in one sentence what went wrong."""
-    with bounds(), Interrupts() as interrupts:
+    with Interrupts() as interrupts:
         try:
             check_early(request)
             if answered_early(request):

@@ -122,7 +122,7 @@ class ReportRequest:
 
 @command(COMMANDS, "pages:watch", interrupted="")
 class WatchRequest:
-    """Follow training runs in the browser: curves, diagnostics, alarms, films; drop a structure to race it.
+    """Follow training runs in the browser: curves, diagnostics, alarms, films.
 
     relaxion watch runs/alloys
     relaxion watch runs/alloys-td3-* --port 9000

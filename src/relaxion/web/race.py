@@ -37,7 +37,6 @@ class Race:
     free_cell: bool
     command: str
     hints: Sequence[str] = ()
-    comment: str = ""  # in the file
 
     @property
     def winners(self) -> list[str]:
@@ -108,7 +107,6 @@ def _facts(race: Race) -> Part:
     cell = f", {'free' if race.free_cell else 'fixed'} cell" if race.start.pbc.any() else ""
     found = [
         ("Structure", f"{race.formula}, {len(race.start)} atoms{cell}"),
-        ("Comment in the file", race.comment),
         ("Calculator", race.calculator),
         ("Relaxed by", who_relaxed(race.runs[OURS])),
         *((f"{name} failed", run.error) for name, run in race.runs.items()),
