@@ -24,12 +24,10 @@ from relaxion.bench.optimizers import Contestant, classical_contestants, our_con
 from relaxion.bench.sets import FIRST_SEED, SETS, find_set
 from relaxion.bench.statistics import Circumstances, ContestResult, draw_profile
 from relaxion.cli.bench_output import as_plain, as_table, sentences
-from relaxion.cli.early import check_numbers
-from relaxion.cli.ending import DONE, INCOMPLETE, Interrupts
+from relaxion.cli.command import DONE, INCOMPLETE, interrupts
 from relaxion.cli.inputs import command_line, sliced
-from relaxion.cli.options import changed
+from relaxion.cli.options import check_numbers
 from relaxion.cli.progress import bar, one_line, say, tell
-from relaxion.cli.showing_requests import BenchRequest
 from relaxion.errors import FileError, InputError, PotentialError, SettingsError
 from relaxion.files import part_of, replace_file
 from relaxion.generators.perturbations import Perturbation, perturbation
@@ -45,7 +43,28 @@ PERTURBED_NUMBER = 50  # starts from a file that is perturbed, unless --number s
 FILE_CALCULATOR = "emt"
 
 
-def bench(request: BenchRequest, interrupts: Interrupts) -> int:
+@dataclass(frozen=True)
+class BenchRequest:
+    """What `relaxion bench` was asked."""
+
+    what: str  # the name of a set, or a structure file
+    calc: str | None = None
+    optimizers: str = ""
+    policy: str = "auto"
+    allow_unseen: bool = False
+    perturb: str | None = None
+    cell: bool = False
+    fmax: float = 0.05  # eV/Å
+    steps: int = 500
+    number: int | None = None
+    seed: int = FIRST_SEED
+    json_file: Path | None = None
+    plot: Path | None = None
+    force: bool = False
+    quiet: bool = False
+
+
+def run_bench(request: BenchRequest) -> int:
     check_numbers(request.fmax, request.steps, fewest_steps=1)
     if request.number is not None and request.number < 1:
         raise SettingsError(f"--number is 1 or more, got {request.number}; try --number 50")
@@ -147,7 +166,7 @@ def _of_what_was_done(request: BenchRequest, starts: Starts, result: ContestResu
     if not result.circumstances.interrupted:
         return result
     done = replace(starts, images=starts.images[: result.n_structures])
-    used = _policies_used(changed(request, quiet=True), done)
+    used = _policies_used(replace(request, quiet=True), done)
     return replace(result, circumstances=replace(result.circumstances, policies_used=used))
 
 

@@ -15,14 +15,31 @@ from ase.io.formats import filetype
 
 from relaxion.bench.checks import check_structure, rattled
 from relaxion.bench.result_folder import stem
-from relaxion.cli.requests import RelaxRequest
-from relaxion.cli.showing_requests import RaceRequest
 from relaxion.errors import FileError, SettingsError
 from relaxion.paths import chosen_numbers, without_slice
 from relaxion.potentials.potential import Potential
 from relaxion.potentials.registry import with_options
 from relaxion.settings import assigned
 from relaxion.structures.dataset import read
+
+
+@dataclass(frozen=True, kw_only=True)
+class RelaxingOptions:
+    """How structures are relaxed: the options that `relax` and `relax-many` have in common."""
+
+    calc: str
+    calc_options: list[str] | None
+    policy: str
+    device: str | None
+    allow_unseen: bool
+    fmax: float  # eV/Å
+    steps: int
+    cell: bool
+    pressure: float  # GPa
+    cell_mask: str
+    keep_symmetry: bool
+    memory: Path | None
+    settings: Path | None
 
 
 @dataclass(frozen=True)
@@ -102,11 +119,11 @@ def _told_apart(jobs: list[Job]) -> list[Job]:
     return jobs
 
 
-def checked_start(atoms: Atoms, potential: Potential, request: RelaxRequest | RaceRequest) -> Atoms:
-    """Moved at random if asked for; what cannot be relaxed is refused before a force call is spent."""
-    check_structure(atoms, potential, free_cell=request.cell)
-    start = rattled(atoms, request.rattle, request.seed)
-    check_structure(start, potential, free_cell=request.cell)
+def checked_start(atoms: Atoms, potential: Potential, rattle: float, seed: int, *, free_cell: bool) -> Atoms:
+    """Moved at random by `rattle` (Å); what cannot be relaxed is refused before a force call is spent."""
+    check_structure(atoms, potential, free_cell=free_cell)
+    start = rattled(atoms, rattle, seed)
+    check_structure(start, potential, free_cell=free_cell)
     return start
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,16 +16,21 @@ from rich.console import Console
 from relaxion.bench.checks import emt_note, occupancy_note
 from relaxion.bench.comparison import Compared, compared, restart_name, run_ase_optimizer, run_relaxer
 from relaxion.bench.optimizers import PolicyChoice, check_policy, chosen_optimizers, policy_argument
-from relaxion.bench.result_folder import PAGE, check_free, check_out, publish, staging, update_manifest, write_structure
+from relaxion.bench.result_folder import (
+    PAGE,
+    check_free,
+    check_out,
+    publish,
+    staging,
+    update_manifest,
+    write_frames,
+    write_structure,
+)
 from relaxion.bench.runs import Run, Task
-from relaxion.cli.default_calculator import AUTO, calculator_for
-from relaxion.cli.early import check_numbers
-from relaxion.cli.ending import DONE, ERROR, INCOMPLETE, Interrupts
-from relaxion.cli.frames import write_together
-from relaxion.cli.inputs import Job, calculator_word, checked_start, command_line, read_jobs
-from relaxion.cli.options import changed
+from relaxion.cli.calculators import AUTO, calculator_for
+from relaxion.cli.command import DONE, ERROR, INCOMPLETE, interrupts
+from relaxion.cli.inputs import Job, RelaxingOptions, calculator_word, checked_start, command_line, read_jobs
 from relaxion.cli.progress import Progress, one_line, say, speaks_ascii_only, tell
-from relaxion.cli.requests import RelaxRequest
 from relaxion.cli.sentences import (
     Report,
     as_json,
@@ -42,8 +48,23 @@ from relaxion.potentials.registry import make_potential
 from relaxion.structures.conversion import symmetric
 
 
-def relax(request: RelaxRequest, interrupts: Interrupts) -> int:
-    check_numbers(request.fmax, request.steps, rattle=request.rattle)
+@dataclass(frozen=True, kw_only=True)
+class RelaxRequest(RelaxingOptions):
+    """What `relaxion relax` was asked."""
+
+    files: list[Path]
+    compare: str
+    out: Path
+    as_json: bool
+    report: bool
+    resume: bool
+    force: bool
+    rattle: float  # Å
+    seed: int
+    quiet: bool
+
+
+def relax_structures(request: RelaxRequest) -> int:
     check_policy(policy_argument(request.policy))
     optimizers = chosen_optimizers(request.compare, "--compare")
     check_out(request.out)
@@ -51,10 +72,10 @@ def relax(request: RelaxRequest, interrupts: Interrupts) -> int:
     jobs = _left(request, [_checked(request, job) for job in read_jobs(request.files)])
     progress = Progress(quiet=request.quiet)
     if all(job.error is not None for job in jobs):  # nothing to relax: no calculator is loaded to say so
-        return _Session(request, None, optimizers, interrupts, progress).relax_all(jobs)
+        return _Session(request, None, optimizers, progress).relax_all(jobs)
     request = with_calculator(request, jobs)
     with closing(make_potential(request.calc, request.device)) as physics:
-        return _Session(request, physics, optimizers, interrupts, progress).relax_all(jobs)
+        return _Session(request, physics, optimizers, progress).relax_all(jobs)
 
 
 def _checked(request: RelaxRequest, job: Job) -> Job:
@@ -92,7 +113,7 @@ def with_calculator(request: RelaxRequest, jobs: list[Job]) -> RelaxRequest:
         calc = choice.name
         if (words := choice.in_words()) and not request.quiet:
             say(f"relaxion: {words}")
-    return changed(request, calc=calculator_word(calc, request.calc_options))
+    return replace(request, calc=calculator_word(calc, request.calc_options))
 
 
 @dataclass(frozen=True)
@@ -102,7 +123,6 @@ class _Session:
     request: RelaxRequest
     physics: Potential | None  # None: there is nothing to relax
     optimizers: dict[str, type[Optimizer]]
-    interrupts: Interrupts
     progress: Progress
     said: set[tuple[Path, str]] = field(default_factory=set)  # of a file, so that its other frames need not repeat it
 
@@ -120,14 +140,14 @@ class _Session:
                 break
         for sentence in write_together(reports, self.request.out, force=self.request.force):
             say(f"relaxion: {sentence}")
-        return self.interrupts.exit_code if reports and reports[-1].interrupted else _exit_code(reports)
+        return interrupts.exit_code if reports and reports[-1].interrupted else _exit_code(reports)
 
     def _relax_job(self, job: Job) -> Report:
         request = self.request
         if job.error is not None or job.atoms is None or self.physics is None:
             return Report(job, error=one_line(job.error or ""))
         try:  # everything that can be refused is refused before a force call is spent
-            start = checked_start(job.atoms, self.physics, request)
+            start = checked_start(job.atoms, self.physics, request.rattle, request.seed, free_cell=request.cell)
             start = symmetric(start) if request.keep_symmetry else start
             task = Task(
                 start, self.physics, request.fmax, request.steps, request.cell, record=request.report,
@@ -151,10 +171,10 @@ class _Session:
                     shutil.copy(file, folder)
             reporter = self.progress.reporter(job.label, "Relaxion")
             run = run_relaxer(task, choice, log, trajectory, reporter, request.memory, restart)
-            with self.interrupts.held():
+            with interrupts.held():
                 hints = self._hints(job, run, task, choice.note)
                 report = self._save(Report(job, run, hints=hints), run, folder, final)
-        return replace(report, interrupted=run.outcome == "interrupted" or self.interrupts.noticed)
+        return replace(report, interrupted=run.outcome == "interrupted" or interrupts.noticed)
 
     def _hints(self, job: Job, run: Run, task: Task, policy_note: str) -> list[str]:
         hints = [occupancy_note(task.start), symmetry_hint(run, len(task.start), self.request.rattle)]
@@ -216,13 +236,13 @@ class _Session:
             report.others, report.hints,
         )  # fmt: skip
         try:
-            with self.interrupts.held():
+            with interrupts.held():
                 report = replace(report, page=relaxation_page(told).save(folder / PAGE))
                 plain = as_plain(report, compare=bool(report.others))
                 update_manifest(folder, plain, details(request, run), added=[PAGE])
         except Exception as error:  # noqa: BLE001 - a page that fails is no reason to drop the result
             return replace(report, error=one_line(f"the report could not be written: {error_in_words(error)}"))
-        return replace(report, interrupted=report.interrupted or self.interrupts.noticed)
+        return replace(report, interrupted=report.interrupted or interrupts.noticed)
 
     def _announce(self, report: Report) -> None:
         if self.request.as_json:
@@ -263,3 +283,27 @@ def details(request: RelaxRequest, run: Run) -> dict[str, Any]:
     columns = ("energy_ev", "enthalpy_ev", "fmax_ev_per_angstrom", "accepted", "method", "reason")
     calls = {name: [getattr(reading, name) for reading in run.readings] for name in columns}
     return {"request": plain, "calls": {**calls, "base_call": [frame.base_call for frame in run.frames]}}
+
+
+def write_together(reports: Sequence[Report], out: Path, *, force: bool) -> list[str]:
+    """One extxyz for each file of several structures; sentences about those that were not written."""
+    said = []
+    for name, relaxed in _by_file(reports).items():
+        file = out / f"{name}.extxyz"
+        if file.exists() and not force:
+            said.append(f"{file} exists and was left as it is; --force replaces it")
+            continue
+        try:
+            write_frames([report.run.final for report in relaxed if report.run and report.run.final], file)
+        except FileError as error:
+            said.append(str(error))
+    return said
+
+
+def _by_file(reports: Sequence[Report]) -> dict[str, list[Report]]:
+    """By the name that the folders of a file share, in order; only files of several structures."""
+    found: dict[str, list[Report]] = {}
+    for report in reports:
+        if report.job.index is not None and report.written_to is not None:
+            found.setdefault(report.job.folder.rpartition("-")[0], []).append(report)
+    return found

@@ -1,54 +1,99 @@
-"""`relaxion calculators` and `relaxion policies`: what --calc and --policy understand, and the model card of one."""
+"""`relaxion policies` and `package`: what --policy understands, the model card of one, a new one from a run."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+import re
 from pathlib import Path
 from typing import Any
 
 from relaxion.bundles import KnownPolicy, PolicyBundle, find_policy, known_policies, none_found
-from relaxion.bundles.card import percent
+from relaxion.bundles.bundle import SUFFIX
+from relaxion.bundles.card import POLICY, percent
 from relaxion.bundles.library import own_files, shipped_names, user_folder
-from relaxion.cli.ending import DONE, Interrupts
+from relaxion.cli.command import DONE
 from relaxion.cli.progress import print_table, say, tell
-from relaxion.cli.showing_requests import CalculatorsRequest, PoliciesRequest
-from relaxion.errors import SettingsError
-from relaxion.potentials.registry import PotentialEntry, known_potentials
+from relaxion.errors import FileError, SettingsError
+from relaxion.files import replace_file
+from relaxion.training.packaging import bundle_from_run
 
 REMOVE = "remove"
+RESERVED = ("auto", "none", "classical", REMOVE)  # words of --policy and of 'policies'
 
 
-def calculators(request: CalculatorsRequest, _: Interrupts) -> int:
-    """A table for people, or one JSON object per line."""
-    entries = known_potentials()
-    if request.as_json:
-        for entry in entries:
-            tell(json.dumps(asdict(entry), ensure_ascii=False))
-    else:
-        columns = [("--calc", True), ("what", False), ("elements", False), ("state", False)]
-        print_table(columns, map(_calculator, entries))
+def package_run(run: Path, name: str, out: Path | None, *, force: bool) -> int:
+    file = target_of(name, out)
+    if not force:
+        refuse_to_overwrite(file)
+    bundle = bundle_from_run(run, name)
+    write_bundle(bundle, file)
+    tell(_packaged_in_words(bundle, file, found_by_name=out is None))
     return DONE
 
 
-def _calculator(entry: PotentialEntry) -> list[str]:
-    state = "ready" if entry.available else f"missing: {entry.how_to_install}"
-    return [entry.spec, entry.description, "no list" if entry.elements is None else " ".join(entry.elements), state]
+def target_of(name: str, out: Path | None) -> Path:
+    """Where the bundle goes; names that would mean something else are refused."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", name):
+        raise SettingsError(
+            f"'{name}' is not a valid name for a policy: letters, digits, - and _ only, as in my-metals"
+        )
+    if name in RESERVED:
+        raise SettingsError(f"'{name}' has a special meaning for --policy; choose another name")
+    if out is not None:
+        if out.suffix != SUFFIX:
+            raise SettingsError(f"--out takes the file of a bundle, NAME{SUFFIX}, got {out}")
+        return out
+    if name in shipped_names():
+        raise SettingsError(
+            f"a policy named '{name}' ships with relaxion so yours would not be found; choose another name"
+        )
+    return user_folder() / f"{name}{SUFFIX}"
 
 
-def policies(request: PoliciesRequest, _: Interrupts) -> int:
+def _card_file(file: Path) -> Path:
+    return file.with_suffix(".md")
+
+
+def refuse_to_overwrite(file: Path) -> None:
+    """Neither a bundle nor its card."""
+    for path in (file, _card_file(file)):
+        if path.exists():
+            raise FileError(f"{path} exists; choose another name, or --force to replace it")
+
+
+def write_bundle(bundle: PolicyBundle, file: Path) -> None:
+    """With its card beside it."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        bundle.write(file)
+        replace_file(_card_file(file), bundle.card_text().encode())
+    except OSError as error:
+        raise FileError(f"{file} cannot be written: {error}") from error
+
+
+def _packaged_in_words(bundle: PolicyBundle, file: Path, *, found_by_name: bool) -> str:
+    calls = {result.optimizer: result.mean_force_calls for result in bundle.card.results}
+    beside = ", ".join(f"{name} {number:.1f}" for name, number in calls.items() if name != POLICY)
+    return (
+        f"{bundle.name}: {bundle.kind} policy for {' '.join(bundle.card.elements)}, {calls[POLICY]:.1f} force calls "
+        f"({beside}), {file.stat().st_size / 1000:.0f} kB -> {file}; "
+        f"'relaxion policies {bundle.name if found_by_name else file}' shows its card"
+    )
+
+
+def list_policies(name: str | None, removed: str | None, *, as_json: bool) -> int:
     """All of them, or the model card of one as Markdown or JSON."""
-    if request.name == REMOVE:
-        tell(f"{_removed(request.removed)} was removed")
+    if name == REMOVE:
+        tell(f"{_remove(removed)} was removed")
         return DONE
-    if request.removed is not None:
-        raise SettingsError(f"one policy at a time: 'relaxion policies {request.name}' shows its card")
-    if request.name is not None:
-        bundle = find_policy(request.name)
-        tell(json.dumps(_values(bundle), ensure_ascii=False) if request.as_json else bundle.card_text().rstrip("\n"))
+    if removed is not None:
+        raise SettingsError(f"one policy at a time: 'relaxion policies {name}' shows its card")
+    if name is not None:
+        bundle = find_policy(name)
+        tell(json.dumps(_values(bundle), ensure_ascii=False) if as_json else bundle.card_text().rstrip("\n"))
         return DONE
     known = known_policies()
-    if request.as_json:
+    if as_json:
         for one in known:
             tell(json.dumps(_as_plain(one), ensure_ascii=False))
     elif known:
@@ -62,7 +107,7 @@ def policies(request: PoliciesRequest, _: Interrupts) -> int:
     return DONE
 
 
-def _removed(name: str | None) -> Path:
+def _remove(name: str | None) -> Path:
     """The file of a policy of the user's own, gone now with its card."""
     if name is None:
         raise SettingsError("name the policy: relaxion policies remove NAME")
