@@ -42,7 +42,7 @@ class Interval:
 
 
 @dataclass(frozen=True)
-class Summary:
+class OptimizerSummary:
     """One contestant over all starts; failures are charged at the cap."""
 
     mean: Interval
@@ -55,7 +55,7 @@ class Summary:
     overhead_seconds_per_call: float
 
     @classmethod
-    def of(cls, scores: Sequence[Score]) -> Summary:
+    def of(cls, scores: Sequence[Score]) -> OptimizerSummary:
         calls = charged(scores)
         spent = sum(score.spent for score in scores)
         return cls(
@@ -221,8 +221,8 @@ class ContestResult:
         return best_classical(self.scores, self.classical)
 
     @cached_property
-    def summaries(self) -> dict[str, Summary]:
-        return {name: Summary.of(scores) for name, scores in self.scores.items()}
+    def summaries(self) -> dict[str, OptimizerSummary]:
+        return {name: OptimizerSummary.of(scores) for name, scores in self.scores.items()}
 
     @cached_property
     def to_best(self) -> Comparison | None:

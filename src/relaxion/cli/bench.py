@@ -85,7 +85,7 @@ def run_bench(request: BenchRequest) -> int:
 
 
 @dataclass(frozen=True)
-class Starts:
+class ContestStarts:
     """Structures to relax, and how."""
 
     name: str
@@ -97,7 +97,7 @@ class Starts:
     without_gpmin: bool = False
 
 
-def find_starts(request: BenchRequest) -> Starts:
+def find_starts(request: BenchRequest) -> ContestStarts:
     """By the name of a set, or from a file; perturbed if asked for, all checked at once."""
     disturb = None if request.perturb is None else perturbation(request.perturb)
     starts = _from_set(request) if request.what in SETS else _from_file(request)
@@ -110,15 +110,18 @@ def find_starts(request: BenchRequest) -> Starts:
     return replace(starts, images=images)
 
 
-def _from_set(request: BenchRequest) -> Starts:
-    known, spec = find_set(request.what), request.calc
+def _from_set(request: BenchRequest) -> ContestStarts:
+    known = find_set(request.what)
+    spec = request.calc
     images = known.starts(request.number or known.number, request.seed)
     potential = known.make_potential() if spec is None else make_potential(spec)
     cell = request.cell or known.free_cell
-    return Starts(request.what, known.title, images, potential, spec or known.calculator, cell, known.without_gpmin)
+    return ContestStarts(
+        request.what, known.title, images, potential, spec or known.calculator, cell, known.without_gpmin
+    )
 
 
-def _from_file(request: BenchRequest) -> Starts:
+def _from_file(request: BenchRequest) -> ContestStarts:
     what, number, spec, path = request.what, request.number, request.calc or FILE_CALCULATOR, Path(request.what)
     path, words = without_slice(path)
     if not path.exists() and path.suffix == "" and path.name == what:
@@ -133,7 +136,7 @@ def _from_file(request: BenchRequest) -> Starts:
             "with --perturb rattle:0.1"
         )
     chosen = [images[index % len(images)] for index in range(number)]
-    return Starts(what, f"structures of {path.name}", chosen, make_potential(spec), spec, request.cell)
+    return ContestStarts(what, f"structures of {path.name}", chosen, make_potential(spec), spec, request.cell)
 
 
 def _start(image: Atoms, disturb: Perturbation | None, seed: int, index: int) -> Atoms:
@@ -144,14 +147,14 @@ def _start(image: Atoms, disturb: Perturbation | None, seed: int, index: int) ->
     return disturb(Structures.from_ase(image), torch.Generator().manual_seed(own)).to_ase()[0]
 
 
-def _circumstances(request: BenchRequest, starts: Starts) -> Circumstances:
+def _circumstances(request: BenchRequest, starts: ContestStarts) -> Circumstances:
     return Circumstances(
         starts.name, starts.title, starts.calculator, request.policy, request.fmax, request.steps, starts.free_cell,
         request.seed, request.perturb, command_line(), policies_used=_policies_used(request, starts),
     )  # fmt: skip
 
 
-def _policies_used(request: BenchRequest, starts: Starts) -> dict[str, int]:
+def _policies_used(request: BenchRequest, starts: ContestStarts) -> dict[str, int]:
     """How many of the structures each policy relaxes; one line where elements leave some of them to the core."""
     chooser = Chooser(policy_argument(request.policy), allow_unseen=request.allow_unseen)
     decisions = [chooser.decide_for(atoms) for atoms in starts.images]
@@ -161,7 +164,7 @@ def _policies_used(request: BenchRequest, starts: Starts) -> dict[str, int]:
     return dict(Counter(decision.name for decision in decisions))
 
 
-def _of_what_was_done(request: BenchRequest, starts: Starts, result: ContestResult) -> ContestResult:
+def _of_what_was_done(request: BenchRequest, starts: ContestStarts, result: ContestResult) -> ContestResult:
     """The same, where it was interrupted with the policies of those structures alone that are counted."""
     if not result.circumstances.interrupted:
         return result
@@ -171,7 +174,7 @@ def _of_what_was_done(request: BenchRequest, starts: Starts, result: ContestResu
 
 
 def measure(
-    starts: Starts, contestants: list[Contestant], circumstances: Circumstances, *, quiet: bool
+    starts: ContestStarts, contestants: list[Contestant], circumstances: Circumstances, *, quiet: bool
 ) -> ContestResult:
     """All contestants on all starts; Ctrl-C keeps the starts that all of them have done."""
     conditions = Conditions(starts.potential, circumstances.fmax, circumstances.cap, starts.free_cell)

@@ -10,7 +10,7 @@ from rich import box
 from rich.table import Table
 
 from relaxion.bench.optimizers import CORE
-from relaxion.bench.statistics import Comparison, ContestResult, Interval, Summary, charged, median_distance
+from relaxion.bench.statistics import Comparison, ContestResult, Interval, OptimizerSummary, charged, median_distance
 from relaxion.optimize.choice import CORE as CLASSICAL
 from relaxion.version import __version__
 
@@ -101,7 +101,7 @@ def as_table(result: ContestResult) -> Table:
 
 def cells(result: ContestResult, name: str) -> list[str]:
     """Of one optimizer, below `HEADINGS`."""
-    summary: Summary = result.summaries[name]
+    summary: OptimizerSummary = result.summaries[name]
     best = None if result.best is None else result.compared(name, result.best)
     rate = None if best is None else best.same_minimum_rate
     return [

@@ -43,7 +43,7 @@ class RelaxingOptions:
 
 
 @dataclass(frozen=True)
-class Job:
+class RelaxationJob:
     """One structure to relax, or the reason why its file could not be read."""
 
     file: Path
@@ -71,7 +71,7 @@ class Job:
         return name if self.index is None else f"{name}-{self.index}"
 
 
-def read_jobs(files: Sequence[Path]) -> list[Job]:
+def read_jobs(files: Sequence[Path]) -> list[RelaxationJob]:
     """Every structure of every file, in order."""
     twice = [file for file, count in Counter(file.absolute() for file in files).items() if count > 1]
     if twice:
@@ -80,16 +80,16 @@ def read_jobs(files: Sequence[Path]) -> list[Job]:
     return _told_apart(jobs)
 
 
-def _jobs(file: Path, folder: str) -> list[Job]:
+def _jobs(file: Path, folder: str) -> list[RelaxationJob]:
     file, words = without_slice(file)
     try:
         images = read(file)
         numbers = range(len(images)) if words is None else sliced(file, words, len(images))
     except FileError as error:
-        return [Job(file, None, folder, None, str(error))]
+        return [RelaxationJob(file, None, folder, None, str(error))]
     if len(images) == 1:
-        return [Job(file, None, folder, images[0])]
-    return [Job(file, index, f"{folder}-{index}", images[index]) for index in numbers]
+        return [RelaxationJob(file, None, folder, images[0])]
+    return [RelaxationJob(file, index, f"{folder}-{index}", images[index]) for index in numbers]
 
 
 def sliced(file: Path, words: str, number: int) -> Sequence[int]:
@@ -108,7 +108,7 @@ def _folders(files: Sequence[Path]) -> list[str]:
     return [short if stems[short] == 1 else name if names[name] == 1 else path for short, name, path in tries]
 
 
-def _told_apart(jobs: list[Job]) -> list[Job]:
+def _told_apart(jobs: list[RelaxationJob]) -> list[RelaxationJob]:
     """The last resort: a number behind names that still meet."""
     taken: set[str] = set()
     for place, job in enumerate(jobs):

@@ -66,7 +66,7 @@ def _names(param: Any) -> list[str]:
 
 
 # how structures are relaxed: the same in `relax` and `relax-many`, some of it elsewhere too
-Calculator = Annotated[
+CalculatorOption = Annotated[
     str,
     option(
         "SPEC",
@@ -75,14 +75,14 @@ Calculator = Annotated[
         show_default=FITTING,
     ),
 ]
-CalculatorAsInRelax = Annotated[
+CalculatorAsInRelaxOption = Annotated[
     str, option("SPEC", AS_IN_RELAX, autocompletion=completion.calculators, show_default=FITTING)
 ]
-CalculatorOptions = Annotated[
+CalculatorSettingOption = Annotated[
     list[str] | None,
     option("KEY=VALUE", "An option of the calculator, such as dispersion=true; may be repeated.", "--calc-option"),
 ]
-Policy = Annotated[
+PolicyOption = Annotated[
     str,
     option(
         "NAME|FILE",
@@ -91,23 +91,23 @@ Policy = Annotated[
         autocompletion=completion.policies,
     ),
 ]
-PolicyAsInRelax = Annotated[str, option("NAME|FILE", AS_IN_RELAX, autocompletion=completion.policies)]
-Device = Annotated[
+PolicyAsInRelaxOption = Annotated[str, option("NAME|FILE", AS_IN_RELAX, autocompletion=completion.policies)]
+DeviceOption = Annotated[
     str | None,
     option("NAME", "Device of the networks of policies and named calculators: cuda, cuda:1.", show_default="cpu"),
 ]
-AllowUnseen = Annotated[
+AllowUnseenOption = Annotated[
     bool,
     flag("--allow-unseen", "Use the policy also for elements it was not trained on; every step is still checked."),
 ]
-Fmax = Annotated[
+FmaxOption = Annotated[
     float,
     option("eV/Å", "Converged when the largest force (with a free cell also the stress term) is below this."),
 ]
-Steps = Annotated[int, option("N", "Maximum number of steps per structure; each is one force call.")]
-FreeCell = Annotated[bool, flag("--cell", "Relax the cell too.")]
-Pressure = Annotated[float, option("GPa", "External pressure, for --cell.")]
-CellMask = Annotated[
+StepsOption = Annotated[int, option("N", "Maximum number of steps per structure; each is one force call.")]
+FreeCellOption = Annotated[bool, flag("--cell", "Relax the cell too.")]
+PressureOption = Annotated[float, option("GPa", "External pressure, for --cell.")]
+CellMaskOption = Annotated[
     str,
     option(
         "AXES",
@@ -115,11 +115,11 @@ CellMask = Annotated[
         show_default="all six",
     ),
 ]
-KeepSymmetry = Annotated[
+KeepSymmetryOption = Annotated[
     bool, flag("--keep-symmetry", "Keep the space group of the start (within 0.01 Å); needs spglib.")
 ]
-Memory = Annotated[Path | None, option("DIR", "Keep every evaluated geometry there, to learn from; see 'learn'.")]
-SettingsFile = Annotated[
+MemoryOption = Annotated[Path | None, option("DIR", "Keep every evaluated geometry there, to learn from; see 'learn'.")]
+SettingsFileOption = Annotated[
     Path | None,
     option(
         "FILE.toml",
@@ -128,22 +128,22 @@ SettingsFile = Annotated[
         callback=from_file,
     ),
 ]
-Rattle = Annotated[
+RattleOption = Annotated[
     float, option("Å", "First displace the atoms at random with this standard deviation along each axis.")
 ]
-RattleSeed = Annotated[int, option("N", "Seed of --rattle.", min=0)]
+RattleSeedOption = Annotated[int, option("N", "Seed of --rattle.", min=0)]
 
 # training
-Agent = Annotated[str | None, option("NAME", "ddpg, td3, d4pg or sac.", autocompletion=completion.agents)]
-Assignments = Annotated[list[str] | None, option("KEY=VALUE", "Change a setting; may be repeated.", "--set")]
+AgentOption = Annotated[str | None, option("NAME", "ddpg, td3, d4pg or sac.", autocompletion=completion.agents)]
+AssignmentsOption = Annotated[list[str] | None, option("KEY=VALUE", "Change a setting; may be repeated.", "--set")]
 
 # results, progress
-MemoryFolder = Annotated[Path, argument("DIR", "The --memory of 'relax' or 'relax-many', or a store of 'collect'.")]
-ManyFolder = Annotated[Path, argument("DIR", "The --out of 'relax-many'.")]
-JsonResult = Annotated[bool, flag("--json", "The result as one JSON object on stdout.")]
-JsonEverything = Annotated[bool, flag("--json", "Everything as one JSON object.")]
-Quiet = Annotated[bool, flag("--quiet", QUIET, "-q")]
-QuietWithoutHints = Annotated[bool, flag("--quiet", QUIET_AND_NO_HINTS, "-q")]
+MemoryArgument = Annotated[Path, argument("DIR", "The --memory of 'relax' or 'relax-many', or a store of 'collect'.")]
+ManyArgument = Annotated[Path, argument("DIR", "The --out of 'relax-many'.")]
+JsonResultOption = Annotated[bool, flag("--json", "The result as one JSON object on stdout.")]
+JsonEverythingOption = Annotated[bool, flag("--json", "Everything as one JSON object.")]
+QuietOption = Annotated[bool, flag("--quiet", QUIET, "-q")]
+QuietWithoutHintsOption = Annotated[bool, flag("--quiet", QUIET_AND_NO_HINTS, "-q")]
 
 
 # refused before torch is loaded: what needs no structure and no potential to be seen wrong

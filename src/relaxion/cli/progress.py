@@ -24,7 +24,7 @@ SECONDS_BETWEEN_PLAIN_LINES = 5.0
 Advance = Callable[..., None]  # of a bar: `completed=`, `advance=`, `total=`, `description=`, `words=`
 
 
-class Progress:
+class ProgressLine:
     """Says how far a relaxation is."""
 
     def __init__(self, *, quiet: bool) -> None:

@@ -15,11 +15,11 @@ from ase.optimize.optimize import Optimizer
 from relaxion.bench.checks import emt_note, occupancy_note
 from relaxion.bench.comparison import in_words, who_relaxed
 from relaxion.bench.optimizers import PolicyChoice, check_policy, chosen_optimizers, policy_argument
-from relaxion.bench.runs import Task
+from relaxion.bench.runs import RelaxationTask
 from relaxion.cli.calculators import AUTO, calculator_for
 from relaxion.cli.command import DONE, ERROR, INCOMPLETE
 from relaxion.cli.inputs import checked_start, command_line, refuse_folder, sliced
-from relaxion.cli.progress import Progress, say, speaks_ascii_only, tell
+from relaxion.cli.progress import ProgressLine, say, speaks_ascii_only, tell
 from relaxion.cli.sentences import compared_as_json
 from relaxion.errors import FileError, SettingsError
 from relaxion.paths import without_slice
@@ -75,8 +75,8 @@ def _race(
     choice = PolicyChoice.of(request.policy, start, allow_unseen=request.allow_unseen)
     said = [occupancy_note(start), emt_note(start, request.calc), potential.assumption(start), choice.note]
     hints = [*hints, *filter(None, said)]
-    task = Task(start, potential, request.fmax, request.steps, request.cell, record=True)
-    progress, label = Progress(quiet=request.quiet), str(request.file)
+    task = RelaxationTask(start, potential, request.fmax, request.steps, request.cell, record=True)
+    progress, label = ProgressLine(quiet=request.quiet), str(request.file)
     with progress.line():
         runs = raced(task, choice, optimizers, lambda name: progress.reporter(label, name))
     done = Race(label, start, runs, request.fmax, request.calc, request.cell, command_line(), hints)

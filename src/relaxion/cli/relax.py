@@ -26,11 +26,11 @@ from relaxion.bench.result_folder import (
     write_frames,
     write_structure,
 )
-from relaxion.bench.runs import Run, Task
+from relaxion.bench.runs import RelaxationTask, Run
 from relaxion.cli.calculators import AUTO, calculator_for
 from relaxion.cli.command import DONE, ERROR, INCOMPLETE, interrupts
-from relaxion.cli.inputs import Job, RelaxingOptions, calculator_word, checked_start, command_line, read_jobs
-from relaxion.cli.progress import Progress, one_line, say, speaks_ascii_only, tell
+from relaxion.cli.inputs import RelaxationJob, RelaxingOptions, calculator_word, checked_start, command_line, read_jobs
+from relaxion.cli.progress import ProgressLine, one_line, say, speaks_ascii_only, tell
 from relaxion.cli.sentences import (
     Report,
     as_json,
@@ -70,7 +70,7 @@ def relax_structures(request: RelaxRequest) -> int:
     check_out(request.out)
     memory_at(request.memory)
     jobs = _left(request, [_checked(request, job) for job in read_jobs(request.files)])
-    progress = Progress(quiet=request.quiet)
+    progress = ProgressLine(quiet=request.quiet)
     if all(job.error is not None for job in jobs):  # nothing to relax: no calculator is loaded to say so
         return _Session(request, None, optimizers, progress).relax_all(jobs)
     request = with_calculator(request, jobs)
@@ -78,7 +78,7 @@ def relax_structures(request: RelaxRequest) -> int:
         return _Session(request, physics, optimizers, progress).relax_all(jobs)
 
 
-def _checked(request: RelaxRequest, job: Job) -> Job:
+def _checked(request: RelaxRequest, job: RelaxationJob) -> RelaxationJob:
     """A job whose folder holds something already becomes an error."""
     try:
         taken = request.resume and (request.out / job.folder).is_dir()  # `_left` decides about those
@@ -88,7 +88,7 @@ def _checked(request: RelaxRequest, job: Job) -> Job:
     return job
 
 
-def _left(request: RelaxRequest, jobs: list[Job]) -> list[Job]:
+def _left(request: RelaxRequest, jobs: list[RelaxationJob]) -> list[RelaxationJob]:
     """With --resume, all but those whose results are there already."""
     if not request.resume:
         return jobs
@@ -98,13 +98,13 @@ def _left(request: RelaxRequest, jobs: list[Job]) -> list[Job]:
     return left
 
 
-def _restart(request: RelaxRequest, job: Job) -> Path | None:
+def _restart(request: RelaxRequest, job: RelaxationJob) -> Path | None:
     """What an earlier relaxation of this structure left behind when it was cut short, where it is to be resumed."""
     file = request.out / job.folder / restart_name(job.name)
     return file if request.resume and file.is_file() else None
 
 
-def with_calculator(request: RelaxRequest, jobs: list[Job]) -> RelaxRequest:
+def with_calculator(request: RelaxRequest, jobs: list[RelaxationJob]) -> RelaxRequest:
     """The request with a calculator that fits its structures, where it names none, and with its options."""
     calc = request.calc
     if calc == AUTO:
@@ -123,10 +123,10 @@ class _Session:
     request: RelaxRequest
     physics: Potential | None  # None: there is nothing to relax
     optimizers: dict[str, type[Optimizer]]
-    progress: Progress
+    progress: ProgressLine
     said: set[tuple[Path, str]] = field(default_factory=set)  # of a file, so that its other frames need not repeat it
 
-    def relax_all(self, jobs: list[Job]) -> int:
+    def relax_all(self, jobs: list[RelaxationJob]) -> int:
         """Each in turn; an error in one, of whatever kind, does not stop the others; Ctrl-C does."""
         reports = []
         for number, job in enumerate(jobs, start=1):
@@ -142,14 +142,14 @@ class _Session:
             say(f"relaxion: {sentence}")
         return interrupts.exit_code if reports and reports[-1].interrupted else _exit_code(reports)
 
-    def _relax_job(self, job: Job) -> Report:
+    def _relax_job(self, job: RelaxationJob) -> Report:
         request = self.request
         if job.error is not None or job.atoms is None or self.physics is None:
             return Report(job, error=one_line(job.error or ""))
         try:  # everything that can be refused is refused before a force call is spent
             start = checked_start(job.atoms, self.physics, request.rattle, request.seed, free_cell=request.cell)
             start = symmetric(start) if request.keep_symmetry else start
-            task = Task(
+            task = RelaxationTask(
                 start, self.physics, request.fmax, request.steps, request.cell, record=request.report,
                 pressure_gpa=request.pressure, cell_mask=request.cell_mask,
             )  # fmt: skip
@@ -159,7 +159,7 @@ class _Session:
         report = self._compare(report, task) if report.error is None else report
         return self._with_page(report, task) if request.report else report
 
-    def _relax_into_folder(self, job: Job, task: Task) -> Report:
+    def _relax_into_folder(self, job: RelaxationJob, task: RelaxationTask) -> Report:
         final, request = self.request.out / job.folder, self.request
         unseen, device, physics = request.allow_unseen, request.device, task.potential
         choice = PolicyChoice.of(request.policy, task.start, allow_unseen=unseen, calculator=physics, device=device)
@@ -176,7 +176,7 @@ class _Session:
                 report = self._save(Report(job, run, hints=hints), run, folder, final)
         return replace(report, interrupted=run.outcome == "interrupted" or interrupts.noticed)
 
-    def _hints(self, job: Job, run: Run, task: Task, policy_note: str) -> list[str]:
+    def _hints(self, job: RelaxationJob, run: Run, task: RelaxationTask, policy_note: str) -> list[str]:
         hints = [occupancy_note(task.start), symmetry_hint(run, len(task.start), self.request.rattle)]
         assumed = task.potential.assumption(task.start)
         for once in (emt_note(task.start, self.request.calc), assumed, policy_note):
@@ -202,7 +202,7 @@ class _Session:
             report = replace(_failed(report, run, str(error)), written_to=None)
         return report
 
-    def _compare(self, report: Report, task: Task) -> Report:
+    def _compare(self, report: Report, task: RelaxationTask) -> Report:
         """After our result is safe on disk, so that nothing can be lost here."""
         others: list[Compared] = []
         ours, of = report.run, len(self.optimizers)
@@ -223,15 +223,15 @@ class _Session:
             return replace(report, others=others, hints=[*report.hints, hint])
         return report
 
-    def _with_page(self, report: Report, task: Task) -> Report:
+    def _with_page(self, report: Report, task: RelaxationTask) -> Report:
         """Last, when everything is known and safe; pages are loaded only here."""
-        from relaxion.web.relaxation import Relaxation, policy_in_words, relaxation_page
+        from relaxion.web.relaxation import RelaxationReport, policy_in_words, relaxation_page
 
         request, run, folder = self.request, report.run, report.written_to
         if run is None or folder is None:
             return report
         policy = policy_in_words(request.policy, run.policy_used)
-        told = Relaxation(
+        told = RelaxationReport(
             report.job.label, task.start, run, task.fmax, request.calc, policy, task.free_cell, command_line(),
             report.others, report.hints,
         )  # fmt: skip

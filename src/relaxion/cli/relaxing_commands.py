@@ -12,29 +12,29 @@ from typing import Annotated
 from relaxion.cli import completion
 from relaxion.cli.command import DONE, RELAXING, command
 from relaxion.cli.options import (
-    Agent,
-    AllowUnseen,
-    Assignments,
-    Calculator,
-    CalculatorOptions,
-    CellMask,
-    Device,
-    Fmax,
-    FreeCell,
-    JsonEverything,
-    JsonResult,
-    KeepSymmetry,
-    ManyFolder,
-    Memory,
-    MemoryFolder,
-    Policy,
-    Pressure,
-    Quiet,
-    QuietWithoutHints,
-    Rattle,
-    RattleSeed,
-    SettingsFile,
-    Steps,
+    AgentOption,
+    AllowUnseenOption,
+    AssignmentsOption,
+    CalculatorOption,
+    CalculatorSettingOption,
+    CellMaskOption,
+    DeviceOption,
+    FmaxOption,
+    FreeCellOption,
+    JsonEverythingOption,
+    JsonResultOption,
+    KeepSymmetryOption,
+    ManyArgument,
+    MemoryArgument,
+    MemoryOption,
+    PolicyOption,
+    PressureOption,
+    QuietOption,
+    QuietWithoutHintsOption,
+    RattleOption,
+    RattleSeedOption,
+    SettingsFileOption,
+    StepsOption,
     argument,
     check_cell_options,
     check_numbers,
@@ -57,19 +57,19 @@ def relax(
             "folder of its own.",
         ),
     ],
-    calc: Calculator = "auto",
-    calc_options: CalculatorOptions = None,
-    policy: Policy = "auto",
-    device: Device = None,
-    allow_unseen: AllowUnseen = False,
-    fmax: Fmax = 0.05,
-    steps: Steps = 500,
-    cell: FreeCell = False,
-    pressure: Pressure = 0.0,
-    cell_mask: CellMask = "",
-    keep_symmetry: KeepSymmetry = False,
-    memory: Memory = None,
-    settings: SettingsFile = None,
+    calc: CalculatorOption = "auto",
+    calc_options: CalculatorSettingOption = None,
+    policy: PolicyOption = "auto",
+    device: DeviceOption = None,
+    allow_unseen: AllowUnseenOption = False,
+    fmax: FmaxOption = 0.05,
+    steps: StepsOption = 500,
+    cell: FreeCellOption = False,
+    pressure: PressureOption = 0.0,
+    cell_mask: CellMaskOption = "",
+    keep_symmetry: KeepSymmetryOption = False,
+    memory: MemoryOption = None,
+    settings: SettingsFileOption = None,
     compare: Annotated[
         str,
         option(
@@ -85,9 +85,9 @@ def relax(
     ] = False,
     resume: Annotated[bool, flag("--resume", "Continue structures whose relaxation into DIR was interrupted.")] = False,
     force: Annotated[bool, flag("--force", "Replace earlier results.")] = False,
-    rattle: Rattle = 0.0,
-    seed: RattleSeed = 0,
-    quiet: QuietWithoutHints = False,
+    rattle: RattleOption = 0.0,
+    seed: RattleSeedOption = 0,
+    quiet: QuietWithoutHintsOption = False,
 ) -> int:
     """Relax structures. Writes each in its own format and as extxyz, with log and trajectory.
 
@@ -122,19 +122,19 @@ def relax_many(
             show_default="those of an earlier run into DIR",
         ),
     ] = None,
-    calc: Calculator = "auto",
-    calc_options: CalculatorOptions = None,
-    policy: Policy = "auto",
-    device: Device = None,
-    allow_unseen: AllowUnseen = False,
-    fmax: Fmax = 0.05,
-    steps: Steps = 500,
-    cell: FreeCell = False,
-    pressure: Pressure = 0.0,
-    cell_mask: CellMask = "",
-    keep_symmetry: KeepSymmetry = False,
-    memory: Memory = None,
-    settings: SettingsFile = None,
+    calc: CalculatorOption = "auto",
+    calc_options: CalculatorSettingOption = None,
+    policy: PolicyOption = "auto",
+    device: DeviceOption = None,
+    allow_unseen: AllowUnseenOption = False,
+    fmax: FmaxOption = 0.05,
+    steps: StepsOption = 500,
+    cell: FreeCellOption = False,
+    pressure: PressureOption = 0.0,
+    cell_mask: CellMaskOption = "",
+    keep_symmetry: KeepSymmetryOption = False,
+    memory: MemoryOption = None,
+    settings: SettingsFileOption = None,
     out: Annotated[Path, option("DIR", "Results; run the same command again to continue.")] = Path("relaxed-many"),
     learn: Annotated[
         int,
@@ -149,8 +149,8 @@ def relax_many(
         option("SECONDS", "Time limit per structure; a structure that exceeds it is set aside.", show_default="none"),
     ] = None,
     retry_failed: Annotated[bool, flag("--retry-failed", "Try structures again that earlier runs set aside.")] = False,
-    as_json: JsonResult = False,
-    quiet: Quiet = False,
+    as_json: JsonResultOption = False,
+    quiet: QuietOption = False,
 ) -> int:
     """Relax thousands of structures with many workers. Run the same command again to continue an interrupted run.
 
@@ -173,7 +173,7 @@ def relax_many(
 
 
 @command()
-def status(folder: ManyFolder, as_json: JsonEverything = False) -> int:
+def status(folder: ManyArgument, as_json: JsonEverythingOption = False) -> int:
     """Show the progress of 'relax-many', also while it runs.
 
     relaxion status relaxed
@@ -187,7 +187,7 @@ def status(folder: ManyFolder, as_json: JsonEverything = False) -> int:
 
 @command()
 def merge(
-    folder: ManyFolder,
+    folder: ManyArgument,
     out: Annotated[Path, argument("FILE.extxyz", "All results, one file.")],
     force: Annotated[bool, flag("--force", "Replace an earlier file.")] = False,
 ) -> int:
@@ -203,14 +203,14 @@ def merge(
 
 @command()
 def memory(
-    folder: MemoryFolder,
+    folder: MemoryArgument,
     more: Annotated[list[Path] | None, argument("FILES", "More files for --add.")] = None,
     add: Annotated[list[Path] | None, option("FILE", "Add a file that ASE reads; may be repeated.", "--add")] = None,
     calculator: Annotated[
         str | None, option("NAME", "The calculator that made the files of --add, if they do not name one.")
     ] = None,
     export: Annotated[Path | None, option("FILE.extxyz", "Every evaluated structure with energy and forces.")] = None,
-    as_json: JsonEverything = False,
+    as_json: JsonEverythingOption = False,
     force: Annotated[bool, flag("--force", "Replace an earlier export.")] = False,
 ) -> int:
     """Show what a memory of relaxations holds; export it; take in relaxations that you have already.
@@ -229,7 +229,7 @@ def memory(
 
 @command(usage=RELAXING)
 def learn(
-    folder: MemoryFolder,
+    folder: MemoryArgument,
     origin: Annotated[
         str, option("NAME|FILE", "The policy to start from.", "--from", autocompletion=completion.policies)
     ] = "universal",
@@ -244,10 +244,10 @@ def learn(
         ),
     ] = None,
     number: Annotated[int, option("N", "At most this many starts.", min=2)] = 24,
-    assignments: Assignments = None,
-    as_json: JsonResult = False,
+    assignments: AssignmentsOption = None,
+    as_json: JsonResultOption = False,
     force: Annotated[bool, flag("--force", "Replace an earlier policy of that name.")] = False,
-    quiet: Quiet = False,
+    quiet: QuietOption = False,
 ) -> int:
     """Let a policy learn from a memory of relaxations, without a force call; kept only if it proved better.
 
@@ -270,10 +270,10 @@ def train(
         argument("RECIPE", "A shipped recipe, a TOML file or a run folder.", autocompletion=completion.recipes),
     ] = None,
     out: Annotated[Path | None, option("RUN", "The run's own folder.", show_default="runs/RECIPE-AGENT-SEED")] = None,
-    agent: Agent = None,
+    agent: AgentOption = None,
     seed: Annotated[int | None, option("N", "Seed of all random numbers.", min=0)] = None,
     steps: Annotated[int | None, option("N", "Total environment steps.", min=1)] = None,
-    assignments: Assignments = None,
+    assignments: AssignmentsOption = None,
     resume: Annotated[bool, flag("--resume", "Continue from the last checkpoint.")] = False,
     from_weights: Annotated[
         Path | None, option("RUN|FILE|POLICY", "Start a new run with the weights of an old one.")
@@ -297,8 +297,8 @@ def train(
             "Relax structures in this many Ray actors, here or on a cluster, while this process learns.",
         ),
     ] = None,
-    as_json: JsonResult = False,
-    quiet: Quiet = False,
+    as_json: JsonResultOption = False,
+    quiet: QuietOption = False,
 ) -> int:
     """Train an agent or a network by a recipe. An interrupted run can be resumed. Without a recipe: list all.
 
@@ -343,7 +343,7 @@ def collect(
         ),
     ] = None,
     as_json: Annotated[bool, flag("--json", "The summary as one JSON object on stdout.")] = False,
-    quiet: Quiet = False,
+    quiet: QuietOption = False,
 ) -> int:
     """Relax training structures with expensive potentials and store every evaluation. Run again to continue.
 
@@ -371,14 +371,14 @@ def tune(
         Path | None,
         option("FILE", 'The same from a TOML file: key = "lo:hi:log", or key = a list of values.'),
     ] = None,
-    agent: Agent = None,
+    agent: AgentOption = None,
     seed: Annotated[int | None, option("N", "Seed of every trial and of the proposals.", min=0)] = None,
     steps: Annotated[int | None, option("N", "Environment steps of each trial.", min=1)] = None,
-    assignments: Assignments = None,
+    assignments: AssignmentsOption = None,
     workers: Annotated[str, option("local:N|ray:N|ray:ADDRESS", "How many trials at a time, and where.")] = "local:1",
     sampler: Annotated[str, option("NAME", "Of Optuna: tpe or random.")] = "tpe",
-    as_json: JsonResult = False,
-    quiet: Quiet = False,
+    as_json: JsonResultOption = False,
+    quiet: QuietOption = False,
 ) -> int:
     """Search for good settings of a recipe. Each trial is a run; run the same command again to continue.
 

@@ -13,7 +13,7 @@ from rich.table import Table
 from relaxion.bench.comparison import Compared, in_words, minima_in_words, restart_name, who_relaxed
 from relaxion.bench.runs import Run
 from relaxion.bench.statistics import SAME_MINIMUM_EV_PER_ATOM
-from relaxion.cli.inputs import Job
+from relaxion.cli.inputs import RelaxationJob
 from relaxion.cli.progress import counted
 
 SYMMETRIC_FMAX = 1e-6  # eV/Å; forces this small at the start come from symmetry (or from an earlier relaxation)
@@ -29,7 +29,7 @@ ADVICE = {
 class Report:
     """Everything to be said about one structure."""
 
-    job: Job
+    job: RelaxationJob
     run: Run | None = None  # None: refused before the first force call
     error: str | None = None
     written_to: Path | None = None

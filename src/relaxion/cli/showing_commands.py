@@ -9,14 +9,14 @@ from relaxion.cli import completion
 from relaxion.cli.command import RELAXING, command
 from relaxion.cli.options import (
     AS_IN_RELAX,
-    AllowUnseen,
-    CalculatorAsInRelax,
-    FreeCell,
-    JsonEverything,
-    PolicyAsInRelax,
-    QuietWithoutHints,
-    Rattle,
-    RattleSeed,
+    AllowUnseenOption,
+    CalculatorAsInRelaxOption,
+    FreeCellOption,
+    JsonEverythingOption,
+    PolicyAsInRelaxOption,
+    QuietWithoutHintsOption,
+    RattleOption,
+    RattleSeedOption,
     argument,
     check_numbers,
     check_structure_files,
@@ -50,12 +50,12 @@ def bench(
             show_default="those of the published tables",
         ),
     ] = "",
-    policy: PolicyAsInRelax = "auto",
-    allow_unseen: AllowUnseen = False,
+    policy: PolicyAsInRelaxOption = "auto",
+    allow_unseen: AllowUnseenOption = False,
     perturb: Annotated[
         str | None, option("WORDS", "Perturb every start: rattle:0.1, strain:0.03+rattle:0.1, vacancy:1.")
     ] = None,
-    cell: FreeCell = False,
+    cell: FreeCellOption = False,
     fmax: Annotated[float, option("eV/Å", AS_IN_RELAX)] = 0.05,
     steps: Annotated[int, option("N", "Maximum force calls per relaxation; a failure counts this many.")] = 500,
     number: Annotated[
@@ -65,7 +65,7 @@ def bench(
     json_file: Annotated[Path | None, option("FILE", "All numbers; - for stdout.", "--json")] = None,
     plot: Annotated[Path | None, option("FILE.png", "The performance profile.")] = None,
     force: Annotated[bool, flag("--force", "Replace these files.")] = False,
-    quiet: QuietWithoutHints = False,
+    quiet: QuietWithoutHintsOption = False,
 ) -> int:
     """Count the force calls of optimizers on the same starts, inside the calculator.
 
@@ -91,18 +91,18 @@ def race(
         option("NAMES", "ASE's optimizers to compare with, up to 5.", "--with", autocompletion=completion.optimizers),
     ] = "BFGS,FIRE",
     out: Annotated[Path, option("FILE.html", "The page.")] = Path("race.html"),
-    calc: CalculatorAsInRelax = "auto",
-    policy: PolicyAsInRelax = "auto",
-    allow_unseen: AllowUnseen = False,
-    cell: FreeCell = False,
+    calc: CalculatorAsInRelaxOption = "auto",
+    policy: PolicyAsInRelaxOption = "auto",
+    allow_unseen: AllowUnseenOption = False,
+    cell: FreeCellOption = False,
     fmax: Annotated[float, option("eV/Å", "Converged when the largest force is below this.")] = 0.05,
     steps: Annotated[int, option("N", "Maximum number of steps per optimizer.")] = 500,
     index: Annotated[int | None, option("N", "Which structure of the file, from 0.", show_default="the first")] = None,
-    rattle: Rattle = 0.0,
-    seed: RattleSeed = 0,
+    rattle: RattleOption = 0.0,
+    seed: RattleSeedOption = 0,
     as_json: Annotated[bool, flag("--json", "One JSON object on stdout, nothing else.")] = False,
     force: Annotated[bool, flag("--force", "Replace an earlier page.")] = False,
-    quiet: QuietWithoutHints = False,
+    quiet: QuietWithoutHintsOption = False,
 ) -> int:
     """Relax one structure with several optimizers and show the films side by side in one page.
 
@@ -183,7 +183,7 @@ def watch(
 
 
 @command(one_thread=False)
-def doctor(as_json: JsonEverything = False) -> int:
+def doctor(as_json: JsonEverythingOption = False) -> int:
     """Check versions, packages and calculators; relax four atoms.
 
     relaxion doctor

@@ -18,7 +18,7 @@ from relaxion.bench.comparison import (
     who_relaxed,
 )
 from relaxion.bench.optimizers import PolicyChoice
-from relaxion.bench.runs import OnCall, Run, Task
+from relaxion.bench.runs import OnCall, RelaxationTask, Run
 from relaxion.web.film import film_parts
 from relaxion.web.page import Page, Part, facts, notes, tile
 from relaxion.web.relaxation import OURS, citation, comparison_table, energy_plot, film_part, fmax_plot, reel
@@ -55,7 +55,7 @@ class Race:
 
 
 def raced(
-    task: Task, choice: PolicyChoice, others: Mapping[str, type[Optimizer]], reporter: Callable[[str], OnCall]
+    task: RelaxationTask, choice: PolicyChoice, others: Mapping[str, type[Optimizer]], reporter: Callable[[str], OnCall]
 ) -> dict[str, Run]:
     """All from the same start, ours first; `reporter` makes what is told of each force call of one of them."""
     runs = {OURS: run_relaxer(task, choice, None, None, reporter(OURS))}

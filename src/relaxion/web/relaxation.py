@@ -36,7 +36,7 @@ OURS = "Relaxion"
 
 
 @dataclass(frozen=True)
-class Relaxation:
+class RelaxationReport:
     """Everything the page tells; whoever has relaxed something fills it in."""
 
     label: str  # usually the file
@@ -55,7 +55,7 @@ class Relaxation:
         return self.start.symbols.formula.format("metal")
 
 
-def relaxation_page(told: Relaxation) -> Page:
+def relaxation_page(told: RelaxationReport) -> Page:
     """The whole report."""
     films, thinned = film_parts([reel(OURS, told.start, told.run)])
     runs = [(OURS, told.run), *((other.name, other.run) for other in told.others)]
@@ -113,7 +113,7 @@ def policy_in_words(asked: str | Path | None, used: str | None) -> str:
     return used if used == asked else f"{asked}: {used}"
 
 
-def _lead(told: Relaxation) -> str:
+def _lead(told: RelaxationReport) -> str:
     """What it cost the others, or how small the forces became."""
     if told.others:
         return f"{in_words(told.run, told.others)}, counted inside the calculator."
@@ -124,7 +124,7 @@ def _lead(told: Relaxation) -> str:
     return f"{cell}{pressure}, {len(told.start)} in all, calculator {told.calculator}."
 
 
-def _tiles(told: Relaxation) -> list[dict[str, str]]:
+def _tiles(told: RelaxationReport) -> list[dict[str, str]]:
     run, first = told.run, next((one for one in told.run.readings if one.energy_ev is not None), None)
     tone = "good" if run.converged else "warn" if run.error is None else "bad"
     found = [tile("Force calls", str(run.force_calls), note=outcome_words(run.outcome), tone=tone)]
@@ -229,7 +229,7 @@ def _same_minimum(ours: Run, other: Compared) -> str:
     return "yes" if not other.other_minimum else f"no, {signed(1000 * gap, '.1f')} meV/atom"
 
 
-def _structure_facts(told: Relaxation) -> Part:
+def _structure_facts(told: RelaxationReport) -> Part:
     start, final, comment = told.start, told.run.final, told.start.info.get("comment")
     found = [
         ("Formula", told.formula),
@@ -245,7 +245,7 @@ def _structure_facts(told: Relaxation) -> Part:
     return facts("Structure", found, span=6)
 
 
-def _run_facts(told: Relaxation) -> Part:
+def _run_facts(told: RelaxationReport) -> Part:
     run = told.run
     found = [
         ("Outcome", outcome_words(run.outcome, run.fmax_ev_per_angstrom)),

@@ -23,7 +23,7 @@ FEW, MANY = 12, 120  # lines of a chunk looked at then: of any kind, and of thos
 
 
 @dataclass(frozen=True)
-class Place:
+class ReadPosition:
     """Where reading has been: everything before it was told."""
 
     offset: int
@@ -31,7 +31,7 @@ class Place:
     step: int  # of the newest line told then
 
 
-START = Place(0, b"", -1)
+START = ReadPosition(0, b"", -1)
 
 
 @dataclass(frozen=True)
@@ -80,14 +80,14 @@ class Tail:
         hurry = size - self.offset > BACKLOG
         self.hurried = self.hurried or hurry
         lines = tuple(_some_lines(content[:end], self.mark) if hurry else content[:end].splitlines())
-        self._read_up_to = Place(self.offset + end, content[max(0, end - PRINT) : end], -1)
+        self._read_up_to = ReadPosition(self.offset + end, content[max(0, end - PRINT) : end], -1)
         return Piece(lines, back_to)
 
     def keep(self, step: int) -> None:
         """What was read is told; `step` is that of the newest line so far."""
         read = self._read_up_to
         if read.offset > self.offset:
-            self.places.append(Place(read.offset, read.print, step))
+            self.places.append(ReadPosition(read.offset, read.print, step))
         if len(self.places) > MOST_PLACES:
             self.places = [START, *self.places[1:-1][1::2], self.places[-1]]
 
@@ -109,7 +109,7 @@ class Tail:
         return Piece((), START.step)
 
 
-def _same(file: BinaryIO, size: int, place: Place) -> bool:
+def _same(file: BinaryIO, size: int, place: ReadPosition) -> bool:
     if place.offset > size:
         return False
     file.seek(place.offset - len(place.print))

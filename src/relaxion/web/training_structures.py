@@ -26,7 +26,7 @@ OLDER = "a run of an older version, or one not assessed yet"
 
 
 @dataclass(frozen=True)
-class Assessed:
+class AssessmentColumns:
     """Columns of an assessment, checked."""
 
     labels: Sequence[str]
@@ -65,7 +65,7 @@ def structure_parts(run: WatchedRun, film_bytes: int) -> tuple[list[Part], list[
     return parts, []
 
 
-def _assessed(record: Mapping[str, Any], baselines: Mapping[str, Mapping[str, Any]]) -> Assessed:
+def _assessed(record: Mapping[str, Any], baselines: Mapping[str, Mapping[str, Any]]) -> AssessmentColumns:
     found, cap = record["structures"], int(record["cap"])
     n_atoms, outcomes = [int(n) for n in found["n_atoms"]], [str(outcome) for outcome in found["outcome"]]
     converged = [outcome == "converged" for outcome in outcomes]
@@ -76,7 +76,7 @@ def _assessed(record: Mapping[str, Any], baselines: Mapping[str, Mapping[str, An
             converged = [energy is not None for energy in energies]
             scores[CORE_NAME if name == "core" else name] = _scores(calls, converged, energies, n_atoms, cap)
     labels = [" ".join(filter(None, words)) for words in zip(found["formula"], found["label"], strict=True)]
-    return Assessed(labels, n_atoms, outcomes, scores, record["worst"])
+    return AssessmentColumns(labels, n_atoms, outcomes, scores, record["worst"])
 
 
 def _scores(
@@ -88,7 +88,7 @@ def _scores(
     ]
 
 
-def _profile(assessed: Assessed) -> Part:
+def _profile(assessed: AssessmentColumns) -> Part:
     """By Dolan and Moré."""
     profiles = performance_profile(assessed.scores)
     right = float(np.clip(max((r[-1] for r, _ in profiles.values() if len(r)), default=2.0), 2.0, RATIOS[-1]))
@@ -107,7 +107,7 @@ def _profile(assessed: Assessed) -> Part:
     }  # fmt: skip
 
 
-def _scatter(assessed: Assessed) -> Part:
+def _scatter(assessed: AssessmentColumns) -> Part:
     places = _chosen(len(assessed))
     ours = [assessed.scores[POLICY][place].charged for place in places]
     series, better = [], []
@@ -132,7 +132,7 @@ def _scatter(assessed: Assessed) -> Part:
     }  # fmt: skip
 
 
-def _parity(assessed: Assessed) -> Part:
+def _parity(assessed: AssessmentColumns) -> Part:
     """Final energies per atom: on the line, both found the same minimum."""
     name = "BFGS" if "BFGS" in assessed.others else assessed.others[0]
     pairs = [
@@ -165,7 +165,7 @@ def _parity(assessed: Assessed) -> Part:
     }  # fmt: skip
 
 
-def _gallery(assessed: Assessed, film_bytes: int) -> Part:
+def _gallery(assessed: AssessmentColumns, film_bytes: int) -> Part:
     reels = [_reel(place, film, assessed) for place, film in enumerate(assessed.worst)]
     films, notes = film_parts(reels, film_bytes)
     for film, worst in zip(films, assessed.worst, strict=True):
@@ -174,7 +174,7 @@ def _gallery(assessed: Assessed, film_bytes: int) -> Part:
     return {"id": "worst", "kind": "gallery", "title": title, "films": films, "notes": [HOW, *notes]}
 
 
-def _reel(number: int, film: Mapping[str, Any], assessed: Assessed) -> Reel:
+def _reel(number: int, film: Mapping[str, Any], assessed: AssessmentColumns) -> Reel:
     place, numbers = int(film["place"]), np.array(film["numbers"], dtype=np.int64)
     cells = film["cells_angstrom"] * (1 if len(film["cells_angstrom"]) > 1 else len(film["call"]))
     frames, before = [], None
@@ -193,7 +193,7 @@ def _reel(number: int, film: Mapping[str, Any], assessed: Assessed) -> Reel:
     return Reel(name, numbers, bool(film["periodic"]), frames, readings, end, outcome == "converged")
 
 
-def _beside(assessed: Assessed, place: int) -> str:
+def _beside(assessed: AssessmentColumns, place: int) -> str:
     """`60 calls, step limit reached · BFGS 22, FIRE 41`."""
     outcome = assessed.outcomes[place]
     failed = "" if outcome == "converged" else f", {outcome_words(outcome)}"

@@ -20,7 +20,7 @@ from relaxion.optimize.film import Film, Frame, frame_of
 from relaxion.optimize.relaxer import Relaxer
 from relaxion.structures.dataset import read
 from relaxion.web.page import Page
-from relaxion.web.relaxation import Relaxation, policy_in_words, relaxation_page
+from relaxion.web.relaxation import RelaxationReport, policy_in_words, relaxation_page
 from relaxion.web.run import looks_like_run
 from relaxion.web.training import training_report
 
@@ -57,7 +57,7 @@ def page_of(optimizer: Relaxer) -> Page:
     policy = policy_in_words(optimizer.policy, optimizer.policy_used)
     free_cell = isinstance(optimizer.atoms, UnitCellFilter | StrainFilter)
     run, label = _run_of(optimizer, atoms.copy()), type(optimizer).__name__
-    return relaxation_page(Relaxation(label, start, run, optimizer.fmax, name, policy, free_cell))
+    return relaxation_page(RelaxationReport(label, start, run, optimizer.fmax, name, policy, free_cell))
 
 
 def _run_of(optimizer: Relaxer, final: Atoms) -> Run:
@@ -75,7 +75,7 @@ def _run_of(optimizer: Relaxer, final: Atoms) -> Run:
 # ---- what lies on disk
 
 
-def _from_folder(folder: Path) -> Relaxation:
+def _from_folder(folder: Path) -> RelaxationReport:
     manifest = read_manifest(folder)
     if manifest is None:
         raise FileError(_what_it_is_not(folder))
@@ -102,7 +102,7 @@ def _what_it_is_not(folder: Path) -> str:
     )
 
 
-def _told(folder: Path, manifest: dict[str, Any], images: Sequence[Atoms]) -> Relaxation:
+def _told(folder: Path, manifest: dict[str, Any], images: Sequence[Atoms]) -> RelaxationReport:
     result, request, calls = manifest["result"], manifest.get("request", {}), manifest.get("calls") or {}
     pressure = _number(request.get("pressure_gpa")) or 0.0
     if pressure and "enthalpy_ev" not in result:
@@ -113,7 +113,7 @@ def _told(folder: Path, manifest: dict[str, Any], images: Sequence[Atoms]) -> Re
         fallback_used=int(result.get("fallback_used", 0)), readings=readings,
         final=_bare(images[_place_that_stands(readings, result)]), frames=_frames(images, calls.get("base_call") or []),
     )  # fmt: skip
-    return Relaxation(
+    return RelaxationReport(
         label=str(result["file"]) + (f"[{result['index']}]" if "index" in result else ""),
         start=_bare(images[0]),
         run=run,
@@ -182,7 +182,7 @@ def _reading(call: int, atoms: Atoms) -> Reading:
         return Reading(call, None, None)
 
 
-def _from_trajectory(file: Path) -> Relaxation:
+def _from_trajectory(file: Path) -> RelaxationReport:
     """Somebody's trajectory: frames, and energies and forces where it has them. Each frame is taken for a call."""
     images = read(file)
     if any(not np.array_equal(atoms.numbers, images[0].numbers) for atoms in images):
@@ -194,7 +194,7 @@ def _from_trajectory(file: Path) -> Relaxation:
     hints = [
         "Made from a trajectory: each frame is taken for one force call, but line searches do not write all of theirs."
     ]
-    return Relaxation(str(file), _bare(images[0]), run, None, "not recorded", "not recorded", moved, hints=hints)
+    return RelaxationReport(str(file), _bare(images[0]), run, None, "not recorded", "not recorded", moved, hints=hints)
 
 
 def _bare(atoms: Atoms) -> Atoms:
