@@ -122,7 +122,10 @@ def _from_set(request: BenchRequest) -> ContestStarts:
 
 
 def _from_file(request: BenchRequest) -> ContestStarts:
-    what, number, spec, path = request.what, request.number, request.calc or FILE_CALCULATOR, Path(request.what)
+    what = request.what
+    number = request.number
+    spec = request.calc or FILE_CALCULATOR
+    path = Path(request.what)
     path, words = without_slice(path)
     if not path.exists() and path.suffix == "" and path.name == what:
         find_set(what)  # raises: it looks like the name of a set
@@ -240,7 +243,8 @@ def _check_file(file: Path | None, force: bool) -> None:
 @contextmanager
 def _progress(total: int, quiet: bool) -> Iterator[OnScore | None]:
     """A bar in a terminal, elsewhere a line per start, when the next one begins."""
-    place, words = 0, ""
+    place = 0
+    words = ""
     with bar("relaxations", total, quiet=quiet) as advance:
 
         def report(name: str, index: int, score: Score) -> None:
@@ -250,7 +254,8 @@ def _progress(total: int, quiet: bool) -> Iterator[OnScore | None]:
                 return
             if index != place:
                 say(f"structure {place}:{words}")
-                place, words = index, ""
+                place = index
+                words = ""
             words += f" {name} {score.spent if score.converged else 'failed'}"
 
         yield None if quiet else report

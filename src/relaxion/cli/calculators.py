@@ -68,12 +68,14 @@ def calculator_for(images: Iterable[Atoms], device: str | None = None) -> Choice
     Engines are asked which elements they have, so the choice cannot differ from what they answer later; they stay
     loaded, and whoever makes the chosen one on the same `device` does not wait again.
     """
-    kinds, molecules = Counter[Elements](), True
+    kinds = Counter[Elements]()
+    molecules = True
     for atoms in images:
         # what is no element is refused later, of that structure alone
         kinds[frozenset(int(number) for number in atoms.numbers if 0 < number < len(chemical_symbols))] += 1
         molecules = molecules and not atoms.pbc.any()
-    number, best = kinds.total(), None
+    number = kinds.total()
+    best = None
     engines = [name for name in (FOR_MOLECULES if molecules else FOR_CRYSTALS) if is_installed(EXTRAS[name].package)]
     asked: dict[str, Elements | None] = {}
     for name, known in _known(engines, device):

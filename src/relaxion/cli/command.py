@@ -23,7 +23,11 @@ from typer.core import TyperCommand
 from relaxion.cli import completion
 from relaxion.errors import PolicyError, RelaxionError, SettingsError, UnknownPotentialError
 
-DONE, ERROR, USAGE, INCOMPLETE = 0, 1, 2, 3  # 3: not all converged, or not all is there; and 130 or 143: Interrupts
+# exit codes; 130 or 143 where a signal ended it: Interrupts
+DONE = 0
+ERROR = 1
+USAGE = 2
+INCOMPLETE = 3  # not all converged, or not all is there
 RELAXING = (SettingsError, UnknownPotentialError, PolicyError)  # wrong --calc and --policy are wrong usage
 UNITS = "[bold]Units[/bold]: lengths Å, energies eV, forces eV/Å, stresses eV/Å³, times s."
 THREADS = "OMP_NUM_THREADS"

@@ -15,7 +15,9 @@ from relaxion.cli.command import DONE, ERROR
 from relaxion.cli.progress import counted, print_table, tell
 from relaxion.version import __version__
 
-OK, NOTE, FAIL = "ok", "note", "fail"
+OK = "ok"
+NOTE = "note"
+FAIL = "fail"
 STYLES = {OK: "green", NOTE: "cyan", FAIL: "bold red"}
 PACKAGES = ("ase", "torch", "numpy", "scipy", "vesin", "gymnasium", "safetensors", "pydantic", "typer", "spglib")
 COPPER_EV_PER_ATOM = -0.0057  # ASE's EMT at 3.61 Å

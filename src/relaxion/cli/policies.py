@@ -135,16 +135,19 @@ def _values(bundle: PolicyBundle, *, with_settings: bool = True) -> dict[str, An
 
 
 def _policy(known: KnownPolicy) -> list[str]:
-    size, origin = f"{known.path.stat().st_size / 1000:.0f} kB", "relaxion" if known.shipped else "you"
+    size = f"{known.path.stat().st_size / 1000:.0f} kB"
+    origin = "relaxion" if known.shipped else "you"
     if known.bundle is None:
         return [known.name, "unreadable", "–", "–", "–", "–", size, origin]  # the sentence why comes below
     card = known.bundle.card
-    atoms, calls = f"{card.smallest_n_atoms}–{card.largest_n_atoms}", _result(known.bundle)
+    atoms = f"{card.smallest_n_atoms}–{card.largest_n_atoms}"
+    calls = _result(known.bundle)
     return [known.name, known.bundle.kind, " ".join(card.elements), atoms, card.potential, calls, size, origin]
 
 
 def _result(bundle: PolicyBundle) -> str:
-    own, source = bundle.card.policy_result, bundle.card.learned_from
+    own = bundle.card.policy_result
+    source = bundle.card.learned_from
     if own is None and source is not None:
         calls = f", calls {source.calls_ratio:.2f}" if source.calls_ratio is not None else ""
         return f"error {source.error_ratio:.2f}{calls} of {source.origin}"

@@ -70,7 +70,8 @@ class Now:
         now = time.monotonic()
         if of == self._said_of and now - self._said_at < self._seconds:
             return False
-        self._said_of, self._said_at = of, now
+        self._said_of = of
+        self._said_at = now
         return True
 
 

@@ -76,7 +76,8 @@ def _race(
     said = [occupancy_note(start), emt_note(start, request.calc), potential.assumption(start), choice.note]
     hints = [*hints, *filter(None, said)]
     task = RelaxationTask(start, potential, request.fmax, request.steps, request.cell, record=True)
-    progress, label = ProgressLine(quiet=request.quiet), str(request.file)
+    progress = ProgressLine(quiet=request.quiet)
+    label = str(request.file)
     with progress.line():
         runs = raced(task, choice, optimizers, lambda name: progress.reporter(label, name))
     done = Race(label, start, runs, request.fmax, request.calc, request.cell, command_line(), hints)
@@ -123,7 +124,8 @@ def _announce(race: Race, page: Path, request: RaceRequest) -> None:
 
 def _as_plain(race: Race, page: Path) -> dict[str, Any]:
     """What --json prints."""
-    ours, runs = race.runs[OURS], {name: compared_as_json(run) for name, run in race.runs.items()}
+    ours = race.runs[OURS]
+    runs = {name: compared_as_json(run) for name, run in race.runs.items()}
     return {
         "file": race.label, "formula": race.formula, "winners": race.winners, "policy": ours.policy_used,
         "fallback_used": ours.fallback_used, "runs": runs, "written_to": str(page),

@@ -160,11 +160,16 @@ class _Session:
         return self._with_page(report, task) if request.report else report
 
     def _relax_into_folder(self, job: RelaxationJob, task: RelaxationTask) -> Report:
-        final, request = self.request.out / job.folder, self.request
-        unseen, device, physics = request.allow_unseen, request.device, task.potential
+        final = self.request.out / job.folder
+        request = self.request
+        unseen = request.allow_unseen
+        device = request.device
+        physics = task.potential
         choice = PolicyChoice.of(request.policy, task.start, allow_unseen=unseen, calculator=physics, device=device)
         with staging(final) as folder:
-            earlier, log, trajectory = _restart(request, job), folder / f"{job.name}.log", folder / f"{job.name}.traj"
+            earlier = _restart(request, job)
+            log = folder / f"{job.name}.log"
+            trajectory = folder / f"{job.name}.traj"
             restart = None if earlier is None else Path(shutil.copy(earlier, folder))
             for file in (final / log.name, final / trajectory.name) if earlier else ():
                 if file.is_file():
@@ -190,7 +195,8 @@ class _Session:
         report = report if run.error is None else _failed(report, run, run.error)
         if run.final is None:
             return report
-        job, report = report.job, replace(report, written_to=final)
+        job = report.job
+        report = replace(report, written_to=final)
         try:
             hint = write_structure(run.final, folder / f"{job.name}.extxyz", job.file, job.stem)
             report = replace(report, hints=[*report.hints, *filter(None, [hint])])
@@ -205,7 +211,8 @@ class _Session:
     def _compare(self, report: Report, task: RelaxationTask) -> Report:
         """After our result is safe on disk, so that nothing can be lost here."""
         others: list[Compared] = []
-        ours, of = report.run, len(self.optimizers)
+        ours = report.run
+        of = len(self.optimizers)
         if ours is None or report.interrupted:
             return report
         try:
@@ -227,7 +234,9 @@ class _Session:
         """Last, when everything is known and safe; pages are loaded only here."""
         from relaxion.web.relaxation import RelaxationReport, policy_in_words, relaxation_page
 
-        request, run, folder = self.request, report.run, report.written_to
+        request = self.request
+        run = report.run
+        folder = report.written_to
         if run is None or folder is None:
             return report
         policy = policy_in_words(request.policy, run.policy_used)

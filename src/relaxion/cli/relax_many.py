@@ -174,7 +174,8 @@ def _plain(counts: Counts) -> dict[str, Any]:
 
 
 def _counts_in_words(counts: Counts) -> str:
-    beside, doubles = _some({"set aside": counts.failed, "waiting": counts.waiting}), counts.doubles
+    beside = _some({"set aside": counts.failed, "waiting": counts.waiting})
+    doubles = counts.doubles
     read = "in the input" if counts.input_read else "read so far"
     more = "" if counts.input_read else " (the input is not read to its end, so its number of structures is not known)"
     structures = f"{counts.places} structures {read}{_some({'of them doubles': doubles})}{more}"
@@ -196,7 +197,9 @@ def show_status(path: Path, *, as_json: bool) -> int:
         state += "; the work is not finished: run the same relax-many again"
     tell(f"{path}: {_counts_in_words(counts)}; {state}")
     if process is not None and run.get("seconds"):
-        relaxed, failed, seconds = run.get("relaxed", 0), run.get("failed", 0), run["seconds"]
+        relaxed = run.get("relaxed", 0)
+        failed = run.get("failed", 0)
+        seconds = run["seconds"]
         rate = (relaxed + failed) / seconds
         tell(f"this run: {relaxed} relaxed, {failed} set aside in {seconds:.0f} s ({rate:.1f} per s)")
     return DONE
@@ -204,7 +207,8 @@ def show_status(path: Path, *, as_json: bool) -> int:
 
 def _last_run(path: Path) -> dict[str, Any]:
     with suppress(OSError, ValueError):
-        plain, names = json_of(path / PROGRESS), ("relaxed", "failed", "seconds")
+        plain = json_of(path / PROGRESS)
+        names = ("relaxed", "failed", "seconds")
         if isinstance(plain, dict) and all(isinstance(plain.get(name, 0), int | float) for name in names):
             return plain
     return {}

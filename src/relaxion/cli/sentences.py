@@ -54,7 +54,8 @@ def as_json(report: Report, *, compare: bool, ascii_only: bool = False) -> str:
 
 def as_plain(report: Report, *, compare: bool) -> dict[str, Any]:
     """What --json prints; numbers that are not finite are null."""
-    run, job = report.run or Run("error", 0, None, None, 0.0), report.job
+    run = report.run or Run("error", 0, None, None, 0.0)
+    job = report.job
     plain: dict[str, Any] = {"file": str(job.file)} | ({} if job.index is None else {"index": job.index})
     plain |= {
         "formula": report.formula,

@@ -138,7 +138,8 @@ def given_settings(request: TrainRequest | TuneRequest) -> dict[str, Any]:
 @contextmanager
 def progress(settings: RunSettings, out: Path, quiet: bool) -> Iterator[OnProgress | None]:
     """A bar with the newest numbers and the newest alarm; plain lines where stderr is no terminal."""
-    steps, alarm = settings.training.steps, NewestAlarm()
+    steps = settings.training.steps
+    alarm = NewestAlarm()
     with bar(str(out), steps, quiet=quiet) as advance:
 
         def report(step: int, newest: Mapping[str, float]) -> None:
@@ -151,7 +152,8 @@ def progress(settings: RunSettings, out: Path, quiet: bool) -> Iterator[OnProgre
 
 def _lines(settings: RunSettings, out: Path) -> OnProgress:
     """Where nobody watches: a line for each interval of the log."""
-    training, said = settings.training, 0
+    training = settings.training
+    said = 0
 
     def report(step: int, newest: Mapping[str, float]) -> None:
         nonlocal said
@@ -185,7 +187,8 @@ def alarms_as_sentences() -> Iterator[None]:
     """What the diagnosis logs as one line each on stderr."""
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: say(f"relaxion: alarm: {record.getMessage()}")
-    diagnosis, passed_on = logging.getLogger(DIAGNOSIS), logging.getLogger(DIAGNOSIS).propagate
+    diagnosis = logging.getLogger(DIAGNOSIS)
+    passed_on = logging.getLogger(DIAGNOSIS).propagate
     diagnosis.addHandler(handler)
     diagnosis.propagate = False
     try:
@@ -197,7 +200,8 @@ def alarms_as_sentences() -> Iterator[None]:
 
 def tune_recipe(request: TuneRequest) -> int:
     with as_usage(FileError):
-        sweep, place = Sweep(_plan(request), request.out), workers_place(request.workers)
+        sweep = Sweep(_plan(request), request.out)
+        place = workers_place(request.workers)
     try:
         with interrupts.held(), sweep.owned():
             sweep.open()
@@ -216,7 +220,9 @@ def tune_recipe(request: TuneRequest) -> int:
 def _plan(request: TuneRequest) -> Plan:
     if request.sampler not in SAMPLERS:
         raise SettingsError(f"no sampler '{request.sampler}': {' or '.join(SAMPLERS)}")
-    given, recipe, varied = given_settings(request), find(request.recipe), request.varied or ()
+    given = given_settings(request)
+    recipe = find(request.recipe)
+    varied = request.varied or ()
     probe = first_values(read_space(varied, request.space, {}))
     settings = settings_from_recipe(recipe, request.agent, given | probe)
     space = read_space(varied, request.space, settings.flat())
@@ -226,7 +232,8 @@ def _plan(request: TuneRequest) -> Plan:
 def _say_how_it_ended(request: TuneRequest, sweep: Sweep, trial: Trial) -> None:
     if request.quiet or trial.ended is None:
         return
-    ended, best = trial.ended, sweep.best()
+    ended = trial.ended
+    best = sweep.best()
     how = f"failed: {ended.reason}" if ended.value is None else f"{ended.objective} {ended.value:.6g}"
     shown = {key: f"{value:.3g}" if isinstance(value, float) else value for key, value in trial.parameters.items()}
     words = ", ".join(f"{key} {value}" for key, value in shown.items())
@@ -236,7 +243,8 @@ def _say_how_it_ended(request: TuneRequest, sweep: Sweep, trial: Trial) -> None:
 
 
 def _result(request: TuneRequest, sweep: Sweep) -> int:
-    best, trials = sweep.best(), sweep.trials.values()
+    best = sweep.best()
+    trials = sweep.trials.values()
     failed = sum(1 for trial in trials if trial.ended is not None and trial.ended.value is None)
     if best is None or best.ended is None or best.ended.value is None or not math.isfinite(best.ended.value):
         say(f"relaxion: all {failed} trials failed; {request.out / 'trials.csv'} says why")

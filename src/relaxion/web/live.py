@@ -86,14 +86,16 @@ class Board:
                 return False
             self.version += 1
             changed = {name: self.version for name, text in texts.items() if self._texts.get(name) != text}
-            self._changed, self._texts = {name: changed.get(name) or self._changed[name] for name in texts}, texts
+            self._changed = {name: changed.get(name) or self._changed[name] for name in texts}
+            self._texts = texts
             return True
 
     def news(self, since: int) -> str:
         """What has come after that version, as JSON."""
         with self._lock:
             newer = {name: text for name, text in self._texts.items() if self._changed[name] > since}
-            words, order = newer.pop(HEADING, "null"), json.dumps(list(self._texts)[1:])
+            words = newer.pop(HEADING, "null")
+            order = json.dumps(list(self._texts)[1:])
             parts = ",".join(newer.values())
             return f'{{"version":{self.version},"heading":{words},"order":{order},"parts":[{parts}]}}'
 
@@ -112,7 +114,8 @@ class Board:
 
 HOST = "127.0.0.1"
 NAMES = ("127.0.0.1", "localhost")
-PORT, PORTS_TRIED = 8765, 20
+PORT = 8765
+PORTS_TRIED = 20
 SECONDS_BETWEEN_LOOKS = 1.0
 SECONDS_OF_SILENCE = 15.0  # then a line without news, so that a dead connection is noticed
 MOST_LISTENERS = 64

@@ -74,7 +74,8 @@ def verdict(race: Race) -> str:
 
 def race_page(race: Race) -> Page:
     """The whole page."""
-    everybody, ours = list(race.runs.items()), race.runs[OURS]
+    everybody = list(race.runs.items())
+    ours = race.runs[OURS]
     films, thinned = film_parts([reel(name, race.start, run, winner=name in race.winners) for name, run in everybody])
     parts: list[Part] = [
         {"kind": "tiles", "title": "Result", "tiles": [_tile(name, run, race) for name, run in everybody]},

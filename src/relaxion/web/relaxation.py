@@ -88,7 +88,8 @@ def reel(name: str, start: Atoms, run: Run, *, winner: bool = False) -> Reel:
     """A film of a run; of one that failed at once, a still of the start."""
     frames = run.frames or (Frame(1, np.asarray(start.positions, dtype=np.float32), np.asarray(start.cell)),)
     end = outcome_words(run.outcome, run.fmax_ev_per_angstrom)
-    periodic, held = bool(start.pbc.any()), fixed_atoms(start)
+    periodic = bool(start.pbc.any())
+    held = fixed_atoms(start)
     return Reel(name, start.numbers, periodic, frames, run.readings, end, run.converged, winner, held)
 
 
@@ -125,7 +126,8 @@ def _lead(told: RelaxationReport) -> str:
 
 
 def _tiles(told: RelaxationReport) -> list[dict[str, str]]:
-    run, first = told.run, next((one for one in told.run.readings if one.energy_ev is not None), None)
+    run = told.run
+    first = next((one for one in told.run.readings if one.energy_ev is not None), None)
     tone = "good" if run.converged else "warn" if run.error is None else "bad"
     found = [tile("Force calls", str(run.force_calls), note=outcome_words(run.outcome), tone=tone)]
     if run.fmax_ev_per_angstrom is not None:
@@ -164,7 +166,8 @@ def fmax_plot(runs: Sequence[tuple[str, Run]], tolerance: float | None) -> Part:
 def energy_plot(runs: Sequence[tuple[str, Run]]) -> Part:
     """What is minimised, above the end of the first run; on a logarithmic axis, so that small differences show."""
     ours, first = runs[0]
-    zero, what = first.enthalpy_ev, "enthalpy" if first.pressure_gpa else "energy"
+    zero = first.enthalpy_ev
+    what = "enthalpy" if first.pressure_gpa else "energy"
     series = [_series(name, run.readings, "enthalpy_ev", zero or 0.0) for name, run in runs if run.readings]
     title = what.capitalize() + ("" if zero is None else f" above the final {what} of {ours}")
     above = [value for one in series for value in one["y"] if value is not None and value > 0]
@@ -230,7 +233,9 @@ def _same_minimum(ours: Run, other: Compared) -> str:
 
 
 def _structure_facts(told: RelaxationReport) -> Part:
-    start, final, comment = told.start, told.run.final, told.start.info.get("comment")
+    start = told.start
+    final = told.run.final
+    comment = told.start.info.get("comment")
     found = [
         ("Formula", told.formula),
         ("Atoms", atoms_words(start)),

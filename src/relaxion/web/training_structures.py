@@ -18,7 +18,8 @@ from relaxion.web.page import Part, columns
 from relaxion.web.run import WatchedRun
 from relaxion.web.words import count, outcome_words, rounded, short, signed
 
-POLICY, CORE_NAME = "Policy", "classical optimizer"
+POLICY = "Policy"
+CORE_NAME = "classical optimizer"
 RATIOS = (1, 1.5, 2, 3, 4, 6, 8, 12, 16)
 CALL_MARKS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
 MOST_DOTS = 400  # of a scatter: so many structures, evenly chosen
@@ -66,12 +67,15 @@ def structure_parts(run: WatchedRun, film_bytes: int) -> tuple[list[Part], list[
 
 
 def _assessed(record: Mapping[str, Any], baselines: Mapping[str, Mapping[str, Any]]) -> AssessmentColumns:
-    found, cap = record["structures"], int(record["cap"])
-    n_atoms, outcomes = [int(n) for n in found["n_atoms"]], [str(outcome) for outcome in found["outcome"]]
+    found = record["structures"]
+    cap = int(record["cap"])
+    n_atoms = [int(n) for n in found["n_atoms"]]
+    outcomes = [str(outcome) for outcome in found["outcome"]]
     converged = [outcome == "converged" for outcome in outcomes]
     scores = {POLICY: _scores(found["force_calls"], converged, found["energy_ev"], n_atoms, cap)}
     for name, row in baselines.items():
-        calls, energies = row.get("force_calls"), row.get("energy_ev")
+        calls = row.get("force_calls")
+        energies = row.get("energy_ev")
         if isinstance(calls, list) and isinstance(energies, list) and len(calls) == len(energies) == len(n_atoms):
             converged = [energy is not None for energy in energies]
             scores[CORE_NAME if name == "core" else name] = _scores(calls, converged, energies, n_atoms, cap)
@@ -92,12 +96,15 @@ def _profile(assessed: AssessmentColumns) -> Part:
     """By Dolan and Moré."""
     profiles = performance_profile(assessed.scores)
     right = float(np.clip(max((r[-1] for r, _ in profiles.values() if len(r)), default=2.0), 2.0, RATIOS[-1]))
-    series, ends = [], []
+    series = []
+    ends = []
     for place, (name, (ratios, shares)) in enumerate(profiles.items()):
         seen = ratios <= right
         stairs = {1.0: 0.0} | dict(zip(rounded(ratios[seen]), rounded(shares[seen]), strict=True))
-        first, end = stairs[1.0], max(stairs.values())
-        x, y = [*stairs, right], [*stairs.values(), end]
+        first = stairs[1.0]
+        end = max(stairs.values())
+        x = [*stairs, right]
+        y = [*stairs.values(), end]
         series.append({"name": name, "x": x, "y": y, "mode": "stairs", "style": place})
         ends.append(f"{name} is first on {first:.0%} and solves {end:.0%} within {right:g}")
     return {
@@ -110,14 +117,16 @@ def _profile(assessed: AssessmentColumns) -> Part:
 def _scatter(assessed: AssessmentColumns) -> Part:
     places = _chosen(len(assessed))
     ours = [assessed.scores[POLICY][place].charged for place in places]
-    series, better = [], []
+    series = []
+    better = []
     for number, name in enumerate(assessed.others):
         theirs = [assessed.scores[name][place].charged for place in places]
         series.append({"name": name, "x": theirs, "y": ours, "mode": "dots", "style": number + 1})
         fewer = sum(a < b for a, b in zip(ours, theirs, strict=True))
         better.append(f"fewer calls than {name} on {fewer} of {len(places)}")
     every = [*ours, *(x for one in series for x in one["x"])]
-    lowest, highest = max(0.9, 0.8 * min(every)), 1.15 * max(2, *every)
+    lowest = max(0.9, 0.8 * min(every))
+    highest = 1.15 * max(2, *every)
     rows = [
         {"cells": [assessed.labels[p], str(assessed.n_atoms[p]), *(_calls(one[p]) for one in assessed.scores.values())]}
         for p in places
@@ -142,7 +151,8 @@ def _parity(assessed: AssessmentColumns) -> Part:
     ]
     gaps = np.array([ours - theirs for _, ours, theirs in pairs])
     same = int((np.abs(gaps) <= SAME_MINIMUM_EV_PER_ATOM).sum())
-    lower, higher = int((gaps < -SAME_MINIMUM_EV_PER_ATOM).sum()), int((gaps > SAME_MINIMUM_EV_PER_ATOM).sum())
+    lower = int((gaps < -SAME_MINIMUM_EV_PER_ATOM).sum())
+    higher = int((gaps > SAME_MINIMUM_EV_PER_ATOM).sum())
     values = [value for _, *both in pairs for value in both]
     low, high = (min(values), max(values)) if values else (0.0, 1.0)
     room = 0.06 * (high - low) or 0.1
@@ -175,9 +185,11 @@ def _gallery(assessed: AssessmentColumns, film_bytes: int) -> Part:
 
 
 def _reel(number: int, film: Mapping[str, Any], assessed: AssessmentColumns) -> Reel:
-    place, numbers = int(film["place"]), np.array(film["numbers"], dtype=np.int64)
+    place = int(film["place"])
+    numbers = np.array(film["numbers"], dtype=np.int64)
     cells = film["cells_angstrom"] * (1 if len(film["cells_angstrom"]) > 1 else len(film["call"]))
-    frames, before = [], None
+    frames = []
+    before = None
     for call, row, cell in zip(film["call"], film["positions_milliangstrom"], cells, strict=True):
         positions = (np.array(row).reshape(len(numbers), 3) / MILLI).astype(np.float32)
         frames.append(Frame(int(call), positions, np.array(cell, dtype=np.float64).reshape(3, 3), before))
@@ -188,7 +200,8 @@ def _reel(number: int, film: Mapping[str, Any], assessed: AssessmentColumns) -> 
         Reading(int(call), energy, fmax)
         for call, energy, fmax in zip(film["call"], film["energy_ev"], film["fmax_ev_per_angstrom"], strict=True)
     ]
-    outcome, name = assessed.outcomes[place], f"{number + 1}. {assessed.labels[place]}"
+    outcome = assessed.outcomes[place]
+    name = f"{number + 1}. {assessed.labels[place]}"
     end = outcome_words(outcome, film["fmax_ev_per_angstrom"][-1])
     return Reel(name, numbers, bool(film["periodic"]), frames, readings, end, outcome == "converged")
 

@@ -51,18 +51,21 @@ def page_of(optimizer: Relaxer) -> Page:
         raise SettingsError("nothing to show yet: call run() first")
     atoms = bare_atoms(optimizer.atoms)
     name = "unknown" if atoms.calc is None else str(getattr(atoms.calc, "name", None) or type(atoms.calc).__name__)
-    start, first = atoms.copy(), optimizer.film.frames[0]
+    start = atoms.copy()
+    first = optimizer.film.frames[0]
     start.set_cell(first.cell, apply_constraint=False)
     start.positions[:] = first.positions
     policy = policy_in_words(optimizer.policy, optimizer.policy_used)
     free_cell = isinstance(optimizer.atoms, UnitCellFilter | StrainFilter)
-    run, label = _run_of(optimizer, atoms.copy()), type(optimizer).__name__
+    run = _run_of(optimizer, atoms.copy())
+    label = type(optimizer).__name__
     return relaxation_page(RelaxationReport(label, start, run, optimizer.fmax, name, policy, free_cell))
 
 
 def _run_of(optimizer: Relaxer, final: Atoms) -> Run:
     """As the command line tells a run; nobody has kept the time."""
-    outcome, entries = optimizer.outcome.label.replace(" ", "_"), optimizer.history
+    outcome = optimizer.outcome.label.replace(" ", "_")
+    entries = optimizer.history
     stands = entries[-1] if outcome == "converged" else next((e for e in reversed(entries) if e.accepted), entries[-1])
     return Run(
         outcome, optimizer.force_calls, finite(stands.energy_ev), finite(stands.fmax_ev_per_angstrom), 0.0,
@@ -103,7 +106,9 @@ def _what_it_is_not(folder: Path) -> str:
 
 
 def _told(folder: Path, manifest: dict[str, Any], images: Sequence[Atoms]) -> RelaxationReport:
-    result, request, calls = manifest["result"], manifest.get("request", {}), manifest.get("calls") or {}
+    result = manifest["result"]
+    request = manifest.get("request", {})
+    calls = manifest.get("calls") or {}
     pressure = _number(request.get("pressure_gpa")) or 0.0
     if pressure and "enthalpy_ev" not in result:
         raise FileError(f"{folder} is of an earlier relaxion, which mixed up energy and enthalpy; {AGAIN}")
@@ -187,8 +192,10 @@ def _from_trajectory(file: Path) -> RelaxationReport:
     images = read(file)
     if any(not np.array_equal(atoms.numbers, images[0].numbers) for atoms in images):
         raise FileError(f"{file} holds {len(images)} different structures, not one relaxation; give a trajectory")
-    readings, frames = _readings(images, {}), _frames(images, [None, *range(1, len(images))])
-    energy, fmax = readings[-1].energy_ev, readings[-1].fmax_ev_per_angstrom
+    readings = _readings(images, {})
+    frames = _frames(images, [None, *range(1, len(images))])
+    energy = readings[-1].energy_ev
+    fmax = readings[-1].fmax_ev_per_angstrom
     run = Run("not recorded", len(images), energy, fmax, 0.0, final=_bare(images[-1]), readings=readings, frames=frames)
     moved = not np.allclose(images[0].cell, images[-1].cell)
     hints = [
