@@ -18,7 +18,7 @@ import torch
 from relaxion.bench.assessment import CORE
 from relaxion.bundles import PolicyBundle, find_policy
 from relaxion.bundles.library import find_file
-from relaxion.cli.package import write_bundle
+from relaxion.cli.policies import write_bundle
 from relaxion.files import Stored, json_of, write_json
 from relaxion.training.packaging import training_command, with_results
 from relaxion.training.run_folder import RunFolder

@@ -31,7 +31,7 @@ from systems import FILES, SYSTEMS, System
 
 from relaxion.bench.comparison import run_ase_optimizer, run_relaxer
 from relaxion.bench.optimizers import PolicyChoice
-from relaxion.bench.runs import Task
+from relaxion.bench.runs import RelaxationTask
 from relaxion.potentials import AsePotential
 
 HERE = Path(__file__).parent
@@ -102,7 +102,7 @@ class Leg:
 def leg_by_socket(system: System, method: str, start: Atoms, steps: int, folder: Path) -> Leg:
     """Relaxion or an optimizer of ASE."""
     potential = AsePotential(espresso(system.pw_settings, FILES, system.kpts, folder, timeout=600.0))
-    task = Task(start, potential, FMAX, steps, system.cell)
+    task = RelaxationTask(start, potential, FMAX, steps, system.cell)
     try:
         if method in OURS:
             choice = PolicyChoice.of(OURS[method], task.start, allow_unseen=False)

@@ -38,7 +38,6 @@ from hostile_corpus import (
 )
 
 from relaxion import Relaxer
-from relaxion.address_space import bounds
 from relaxion.agents import TD3
 from relaxion.bundles import bundle as bundles
 from relaxion.errors import RelaxionError
@@ -409,8 +408,7 @@ def relax_file(path: Path) -> Any:
 
 
 def many_file(path: Path) -> Any:
-    with bounds():  # as the command line asks for
-        found = list(places(path))
+    found = list(places(path))
     errors = [place.error for place in found if place.error is not None]
     settings = ManySettings()
     for place in found:

@@ -8,7 +8,7 @@ All at once, for the whole time:
 - `relaxion watch` of that run, with 50 clients on the loopback: each holds a connection for events, asks for the page
   now and then, and goes away without a word now and then;
 - rounds of `relaxion relax-many` into a new folder: stopped half-way by SIGTERM, gone on with, looked at (`status`),
-  merged, removed; then a race through the page.
+  merged, removed.
 
 Every few seconds resident memory (anonymous), open files and threads of every process are noted. Processes are known
 by a word in their environment, so that one whose parent is gone is found too. Temporary files go into a folder of
@@ -257,7 +257,7 @@ class Soak:
             helper.start()
         try:
             while time.monotonic() - began < 60.0 * self.arguments.minutes:
-                self._round(len(self.rounds), port)
+                self._round(len(self.rounds))
                 self._rest(began + 60.0 * self.arguments.minutes)
         finally:
             seconds, share = time.monotonic() - began, self.watcher.share()
@@ -288,8 +288,8 @@ class Soak:
         while not stop.wait(self.arguments.seconds_between_looks):
             self.watcher.look()
 
-    def _round(self, number: int, port: int) -> None:
-        """relax-many, stopped and gone on with; then a race."""
+    def _round(self, number: int) -> None:
+        """relax-many, stopped and gone on with."""
         file, out, merged = (self.folder / name for name in ("input.extxyz", "many", "all.extxyz"))
         write_input(file, self.arguments.seed + number, self.arguments.structures)
         words = ["relax-many", str(file), "--out", str(out), "--workers", "local:1", "--quiet"]
@@ -310,8 +310,7 @@ class Soak:
             self.wrong.append(f"round {number}: {dict(outcomes)}")
         shutil.rmtree(out)
         merged.unlink()
-        race = asyncio.run(self._race(port, file))
-        self.rounds.append({"driver_peak_mib": peak, "outcomes": dict(outcomes), "race": race})
+        self.rounds.append({"driver_peak_mib": peak, "outcomes": dict(outcomes)})
         self.watcher.look()
 
     def _wait_for_results(self, process: subprocess.Popen[bytes], out: Path, number: int) -> None:
@@ -329,37 +328,6 @@ class Soak:
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
         return process.returncode, said, round(usage.ru_maxrss / 1024, 1)
-
-    async def _race(self, port: int, file: Path) -> str:
-        """Through the page's own door; how it ended."""
-        from ase.io import read, write
-
-        small = self.folder / "race.extxyz"
-        write(small, read(str(file), index=0))
-        request = {"name": small.name, "text": small.read_text(), "calculator": "emt", "policy": "none"}
-        body = json.dumps({**request, "policy": "auto", "free_cell": False, "fmax": 0.05}).encode()
-        head = f"POST /race HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nOrigin: http://127.0.0.1:{port}\r\n"
-        head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
-        answer = await self._exchange(port, head.encode() + body)
-        if "number" not in answer:
-            self.wrong.append(f"race refused: {answer}")
-            return "refused"
-        for _ in range(240):
-            await asyncio.sleep(0.5)
-            path = f"GET /race/{answer['number']} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nConnection: close\r\n\r\n"
-            state = (await self._exchange(port, path.encode()))["state"]
-            if state != "running":
-                break
-        if state != "done":
-            self.wrong.append(f"race ended as {state}")
-        return state
-
-    async def _exchange(self, port: int, request: bytes) -> dict[str, Any]:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(request)
-        answer = await reader.read()
-        writer.close()
-        return json.loads(answer.partition(b"\r\n\r\n")[2])
 
     def _rest(self, until: float) -> None:
         """Until the share of the core that was allowed is kept."""
@@ -393,7 +361,7 @@ class Soak:
         left = self.watcher.marked()
         found = sorted(str(path.relative_to(self.temporary)) for path in self.temporary.rglob("*"))
         temporary = [name for name in found if not re.fullmatch(r"torchinductor_\w+", name)]  # empty, torch's own
-        expected = {"tmp", "run", "recipe.toml", "input.extxyz", "race.extxyz", "train.log", "watch.log"}
+        expected = {"tmp", "run", "recipe.toml", "input.extxyz", "train.log", "watch.log"}
         strange = sorted(path.name for path in self.folder.iterdir() if path.name not in expected)
         lasting = {name: self._trend(name) for name in ("train", "watch", "soak")}
         peaks = [round_["driver_peak_mib"] for round_ in self.rounds]
@@ -403,7 +371,6 @@ class Soak:
             "share_of_a_core": round(share, 2),
             "rounds": len(self.rounds),
             "structures_relaxed": sum(sum(round_["outcomes"].values()) for round_ in self.rounds),
-            "races": dict(Counter(round_["race"] for round_ in self.rounds)),
             "training_steps": _training_steps(self.folder / "run"),
             "clients": {"number": self.arguments.clients, "listening_at_the_end": held, **dict(clients.counts)},
             "most_listening": clients.most_listening,

@@ -12,7 +12,7 @@ from ase.optimize import BFGS
 
 from relaxion.bench.comparison import run_ase_optimizer, run_relaxer
 from relaxion.bench.optimizers import PolicyChoice
-from relaxion.bench.runs import Task
+from relaxion.bench.runs import RelaxationTask
 from relaxion.bench.sets import find_set
 from relaxion.optimize import quasi_newton
 from relaxion.potentials import Emt
@@ -36,7 +36,7 @@ def measured(name: str, noise: Noise, method: str, number: int) -> tuple[float, 
     calls, rejected, failed = [], 0, 0
     chosen = find_set(name)
     for seed, start in enumerate(chosen.starts(number, 9000)):
-        task = Task(start, Noisy(Emt(), noise, seed), FMAX, MOST_CALLS, chosen.free_cell)
+        task = RelaxationTask(start, Noisy(Emt(), noise, seed), FMAX, MOST_CALLS, chosen.free_cell)
         if method == "BFGS":
             run = run_ase_optimizer(BFGS, task, lambda *_: None)
         else:

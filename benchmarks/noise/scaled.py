@@ -13,7 +13,7 @@ import numpy as np
 
 from relaxion.bench.comparison import run_relaxer
 from relaxion.bench.optimizers import PolicyChoice
-from relaxion.bench.runs import Task
+from relaxion.bench.runs import RelaxationTask
 from relaxion.bench.sets import find_set
 from relaxion.optimize import guard
 from relaxion.potentials import Emt, Potential
@@ -49,7 +49,7 @@ def calls(name: str, factor: float, method: str, number: int) -> float:
     guard.GuardSettings = METHODS[method]  # pyright: ignore[reportAttributeAccessIssue]
     for start in chosen.starts(number, 8100):
         choice = PolicyChoice.of(method.split(",")[0], start, allow_unseen=False)
-        task = Task(start, Scaled(factor), FMAX, MOST_CALLS, chosen.free_cell)
+        task = RelaxationTask(start, Scaled(factor), FMAX, MOST_CALLS, chosen.free_cell)
         run = run_relaxer(task, choice, None, None, lambda *_: None)
         found.append(run.force_calls if run.converged else MOST_CALLS)
     return float(np.mean(found))

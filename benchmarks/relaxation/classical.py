@@ -26,9 +26,8 @@ from relaxion.bench.optimizers import (
 )
 from relaxion.bench.sets import FIRST_SEED, SETS
 from relaxion.bench.statistics import Circumstances, ContestResult, draw_profile
-from relaxion.cli.bench import find_starts, measure
+from relaxion.cli.bench import BenchRequest, find_starts, measure
 from relaxion.cli.bench_output import HEADINGS, as_plain, cells, sentences
-from relaxion.cli.showing_requests import BenchRequest
 from relaxion.optimize.choice import new_stepper
 from relaxion.optimize.quasi_newton import QuasiNewtonSettings
 

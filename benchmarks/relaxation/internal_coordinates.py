@@ -25,10 +25,11 @@ import numpy as np
 from ase import Atoms
 from ase.filters import FrechetCellFilter
 from ase.units import Bohr, Hartree
+from molecular_sets import find_set
 
 from relaxion import Relaxer
 from relaxion.bench.optimizers import known_optimizers
-from relaxion.bench.sets import FIRST_SEED, StartSet, find_set
+from relaxion.bench.sets import FIRST_SEED, StartSet
 from relaxion.potentials.counting import Answered, CountingCalculator
 
 CAP = 400  # force calls

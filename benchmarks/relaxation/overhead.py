@@ -26,7 +26,7 @@ from relaxion.bench.optimizers import (
     our_contestants,
     policy_argument,
 )
-from relaxion.bench.runs import Stage, Task
+from relaxion.bench.runs import RelaxationTask, Stage
 
 CELLS = {8: (2, 1, 1), 64: (4, 2, 2), 512: (8, 4, 4), 4096: (16, 8, 8), 10_000: (25, 10, 10)}  # of 4 atoms
 LARGEST = {"BFGS": 512}  # atoms
@@ -44,7 +44,7 @@ def crystal(size: int) -> Atoms:
 
 def seconds_per_step(contestant: Contestant, size: int) -> float:
     """Median over the steps, the calculator's time subtracted."""
-    task = Task(crystal(size), relaxion.potential("emt"), fmax=1e-9, steps=STEPS[size], free_cell=False)
+    task = RelaxationTask(crystal(size), relaxion.potential("emt"), fmax=1e-9, steps=STEPS[size], free_cell=False)
     stage = Stage(task, on_call=lambda *_: None)
     taken, before = [], (time.process_time(), stage.counter.busy_seconds)
     with contestant.build(stage.target) as optimizer:

@@ -9,8 +9,8 @@ import time
 
 import numpy as np
 from ase import Atoms
+from flexible_molecules import flexible_molecule
 
-from relaxion.generators.flexible import flexible_molecule
 from relaxion.optimize.choice import new_stepper
 from relaxion.optimize.point import Geometry, Point
 from relaxion.optimize.stepper import propose

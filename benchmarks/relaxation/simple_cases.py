@@ -19,7 +19,7 @@ from ase.spacegroup import crystal
 
 from relaxion.bench.comparison import run_ase_optimizer, run_relaxer
 from relaxion.bench.optimizers import PolicyChoice
-from relaxion.bench.runs import Task
+from relaxion.bench.runs import RelaxationTask
 from relaxion.potentials import potential
 from relaxion.potentials.potential import Potential
 
@@ -74,7 +74,7 @@ def started(atoms: Atoms, random: np.random.Generator) -> Atoms:
 
 def calls(start: Atoms, method: str, chgnet: Potential) -> int:
     """Force calls of this optimizer from here, cell free; the most allowed where it does not converge."""
-    task = Task(start, chgnet, FMAX, MOST_CALLS, free_cell=True)
+    task = RelaxationTask(start, chgnet, FMAX, MOST_CALLS, free_cell=True)
     if method == "BFGS":
         run = run_ase_optimizer(BFGS, task, lambda *_: None)
     else:

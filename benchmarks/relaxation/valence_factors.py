@@ -21,11 +21,11 @@ from unittest import mock
 
 import numpy as np
 from ase import Atoms
+from flexible_molecules import flexible_molecule
+from molecular_sets import find_set
 from scipy.optimize import minimize
 
 from relaxion import Relaxer
-from relaxion.bench.sets import find_set
-from relaxion.generators.flexible import flexible_molecule
 from relaxion.generators.molecules import random_molecule
 from relaxion.optimize.point import Array, Geometry
 from relaxion.optimize.springs import Bonds, SpringSettings, bonds_of

@@ -14,7 +14,7 @@ from sheets import CONTRAST, NAMELESS, Sheet, go_to
 
 from relaxion.bench.runs import Reading, Run
 from relaxion.web.page import LARGEST_BYTES
-from relaxion.web.relaxation import Relaxation, relaxation_page
+from relaxion.web.relaxation import RelaxationReport, relaxation_page
 
 PLAY, SLIDER, PLOT = ".bar .main", "input[type=range]", ".plot >> nth=0"
 NO_WEBGL = """for (const kind of [HTMLCanvasElement, OffscreenCanvas]) {
@@ -152,7 +152,7 @@ def test_rejected_points_are_hollow_and_gaps_stay_open(opened, tmp_path: Path):
     atoms = Atoms("Cu2", [(0, 0, 0), (0, 0, 2.2)])
     run = Run("converged", 5, -2.0, 0.01, 1.0, final=atoms, readings=tuple(readings))
     sheet = opened(
-        relaxation_page(Relaxation("five", atoms, run, 0.05, "emt", "none", False)).save(tmp_path / "5.html")
+        relaxation_page(RelaxationReport("five", atoms, run, 0.05, "emt", "none", False)).save(tmp_path / "5.html")
     )
     blue = sheet.evaluate("Relaxion.colour('s0')")
     sheet.until(lambda: painted(sheet.picture(PLOT), blue) > 100)

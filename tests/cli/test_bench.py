@@ -135,7 +135,7 @@ def test_interrupted_in_the_first_structure(relaxion, alloy_file):
 
 BAD = {
     "set": (["emt-bluk"], 2, "unknown set 'emt-bluk': did you mean 'emt-bulk'?"),
-    "set far": (["xyzzy"], 2, "known: adsorbates, alfe, alfe-cell"),
+    "set far": (["xyzzy"], 2, "known: alfe, alfe-cell, carbon-cell"),
     "optimizer": (
         ["emt-bulk", "--with", "BFGS,FIRRE"],
         2,

@@ -14,8 +14,8 @@ from relaxion.bench.checks import check_overlaps
 from relaxion.bench.comparison import check_count, compared, in_words, minima_in_words
 from relaxion.bench.result_folder import full_suffix, stem
 from relaxion.bench.runs import Run
-from relaxion.cli.inputs import Job
-from relaxion.cli.progress import Progress, one_line
+from relaxion.cli.inputs import RelaxationJob
+from relaxion.cli.progress import ProgressLine, one_line
 from relaxion.cli.sentences import Report, as_json, comparison_table
 from relaxion.errors import StructureError
 from relaxion.potentials import AsePotential, Emt
@@ -55,13 +55,13 @@ def test_minima_differ_by_more_than_a_millielectronvolt_per_atom():
 def test_table_shows_who_met_us():
     ours = run(7, energy=1.0)
     rows = [compared("BFGS", run(9, 1.0), ours, 4), compared("FIRE", run(9, 0.9), ours, 4)]
-    table = comparison_table(Report(Job(Path("a.xyz"), None, "a", Atoms("Cu4")), ours, others=rows), ours)
+    table = comparison_table(Report(RelaxationJob(Path("a.xyz"), None, "a", Atoms("Cu4")), ours, others=rows), ours)
     assert list(table.columns[-1].cells) == ["", "yes", "no (-25.0 meV/atom)"]
     assert list(table.columns[1].cells) == ["7", "9", "9"]
 
 
 def test_json_has_no_nan():
-    report = Report(Job(Path("a.xyz"), 2, "a-2", Atoms("Cu")), run(1))
+    report = Report(RelaxationJob(Path("a.xyz"), 2, "a-2", Atoms("Cu")), run(1))
     assert json.loads(as_json(report, compare=False))["index"] == 2
     with pytest.raises(ValueError, match="JSON"):
         as_json(Report(report.job, run(1, energy=np.nan)), compare=False)
@@ -132,7 +132,7 @@ def test_one_line():
 def test_plain_progress_speaks_now_and_then(capsys, monkeypatch):
     clock = iter([0.0, 1.0, 6.0, 6.5])
     monkeypatch.setattr("relaxion.cli.progress.time.monotonic", lambda: next(clock))
-    progress = Progress(quiet=False)
+    progress = ProgressLine(quiet=False)
     with progress.line():
         report = progress.reporter("a.xyz", "Relaxion")
         for calls in (1, 2, 3):

@@ -15,9 +15,9 @@ from ase.io import read, write
 from ase.units import GPa
 
 from relaxion import relax_batch
-from relaxion.cli import default_calculator
+from relaxion.cli import calculators
 from relaxion.cli import relax as relax_command
-from relaxion.cli.default_calculator import Choice, calculator_for
+from relaxion.cli.calculators import Choice, calculator_for
 from relaxion.errors import PotentialError
 from relaxion.potentials.pair import LennardJones
 from relaxion.structures.dataset import reading_error
@@ -58,7 +58,7 @@ def test_wrong_arguments_are_told_before_torch_is_loaded(words: list[str], code:
 
 
 def test_every_command_takes_one_thread_unless_told_otherwise() -> None:
-    code = "import torch; from relaxion.cli.early import use_one_thread as u; u(); print(torch.get_num_threads())"
+    code = "import torch; from relaxion.cli.command import use_one_thread as u; u(); print(torch.get_num_threads())"
     many = subprocess.run(
         [sys.executable, "-c", code.replace("import torch;", "import torch; torch.set_num_threads(2);")],
         capture_output=True, text=True, check=True, env=PLAIN,
@@ -86,8 +86,8 @@ def test_help_shows_no_types_of_flags_and_loses_no_brackets(relaxion) -> None:
 
 def installed(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
     """As if these packages were there, with engines for all elements."""
-    monkeypatch.setattr(default_calculator, "is_installed", lambda package: package in packages)
-    monkeypatch.setattr(default_calculator, "make_potential", lambda *_: LennardJones())
+    monkeypatch.setattr(calculators, "is_installed", lambda package: package in packages)
+    monkeypatch.setattr(calculators, "make_potential", lambda *_: LennardJones())
 
 
 RUTILE = Atoms("TiO2", positions=[[0, 0, 0], [1.4, 1.4, 0], [2.9, 2.9, 0]], cell=[4.6, 4.6, 3], pbc=True)
@@ -123,7 +123,7 @@ def test_where_nothing_fits_all_engines_are_named(monkeypatch, relaxion) -> None
 @pytest.mark.parametrize(("package", "name"), [("chgnet", "chgnet"), ("sevenn", "sevennet")])
 def test_an_engine_is_chosen_only_for_elements_that_it_has(monkeypatch, relaxion, package: str, name: str) -> None:
     pytest.importorskip(package)
-    monkeypatch.setattr(default_calculator, "is_installed", lambda asked: asked == package)
+    monkeypatch.setattr(calculators, "is_installed", lambda asked: asked == package)
     write("po.extxyz", bulk("Po", "sc", a=3.35))
     answer = relaxion("relax", "po.extxyz")
     assert answer.code == 1

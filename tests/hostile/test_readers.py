@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import resource
-import threading
 from pathlib import Path
 
-import ase.io
-import numpy as np
 import pytest
 import torch
 from ase.build import bulk
@@ -17,7 +13,6 @@ from ase.io import write
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from relaxion.address_space import bounded_memory, bounds
 from relaxion.errors import FileError, RelaxionError, SettingsError
 from relaxion.files import Format, decoded
 from relaxion.optimize.restart import read_restart
@@ -148,42 +143,3 @@ def test_an_at_sign_is_part_of_the_name(tmp_path: Path) -> None:
     (tmp_path / "Au.xyz").rename(tmp_path / "Cu.xyz@0")
     with pytest.raises(FileError, match="xyz@0"):  # no kind that ASE knows; never the other file
         read(tmp_path / "Cu.xyz@0")
-
-
-def test_a_file_that_declares_a_billion_atoms_costs_little(tmp_path: Path) -> None:
-    (tmp_path / "POSCAR").write_text("x\n1.0\n3 0 0\n0 3 0\n0 0 3\nCu\n1000000000\nDirect\n0 0 0\n")
-    with bounds(), pytest.raises(FileError, match="more memory"):
-        read(tmp_path / "POSCAR")
-
-
-def test_the_bound_of_memory_is_gone_afterwards(tmp_path: Path) -> None:
-    before = resource.getrlimit(resource.RLIMIT_AS)
-    (tmp_path / "a").write_text("x")
-    with bounds(), bounded_memory(tmp_path / "a"):
-        assert resource.getrlimit(resource.RLIMIT_AS) != before
-        with bounded_memory(tmp_path / "a"):
-            pass
-        assert resource.getrlimit(resource.RLIMIT_AS) != before
-    assert resource.getrlimit(resource.RLIMIT_AS) == before
-
-
-def test_a_library_sets_no_bound_for_other_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thread allocates a gigabyte, which is never touched, while a file is being read."""
-    allocated = []
-    write(tmp_path / "Cu.xyz", bulk("Cu"), format="extxyz")
-
-    def allocate() -> None:
-        allocated.append(np.empty(1 << 30, dtype=np.uint8).nbytes)
-
-    def slow_read(*arguments: object, **options: object) -> object:
-        thread = threading.Thread(target=allocate)
-        thread.start()
-        thread.join()
-        return real_read(*arguments, **options)
-
-    real_read = ase.io.read
-    monkeypatch.setattr(ase.io, "read", slow_read)
-    before = resource.getrlimit(resource.RLIMIT_AS)
-    assert len(read(tmp_path / "Cu.xyz")) == 1
-    assert allocated == [1 << 30]
-    assert resource.getrlimit(resource.RLIMIT_AS) == before

@@ -29,6 +29,12 @@ from relaxion.generators.sources import structure_source
 from relaxion.generators.starts import KINDS, MetalStarts, PerturbedStarts
 from relaxion.structures import Structures
 
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "relaxation"))
+
+from molecular_sets import MOLECULAR_SETS
+
+SETS = sets.SETS | MOLECULAR_SETS
+
 RECORDED = Path(__file__).with_name("structures.json")
 MIXTURE = {"alloy": 3.0, "vacancy": 1.0, "slab": 1.0, "cluster": 0.5, "packing": 0.5}
 WORLDS = {"emt": (EMT_METALS, ADSORBATES), "eam": (EAM_METALS, ())}
@@ -70,7 +76,7 @@ def collected(side: str, make: str, bits: bool) -> str:
 def bench(name: str, bits: bool) -> str:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sets, "equilibrium", lambda atoms: atoms)  # an engine's numbers are another test's business
-        return digest(sets.SETS[name].starts(6, 9000), bits=bits)
+        return digest(SETS[name].starts(6, 9000), bits=bits)
 
 
 def pool() -> Structures:
@@ -86,7 +92,7 @@ def source(text: str, bits: bool) -> str:
 
 
 Make = Callable[..., str]
-CASES: dict[str, Make] = {f"bench/{name}": partial(bench, name) for name in sets.SETS}
+CASES: dict[str, Make] = {f"bench/{name}": partial(bench, name) for name in SETS}
 CASES |= {
     f"training/{world}/{kind}/{share}": partial(metals, world, kind, share)
     for kind in KINDS

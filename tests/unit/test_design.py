@@ -18,7 +18,7 @@ from relaxion.training.control import Trainer, VectorRunSettings
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "relaxion"
 PAGE = (ROOT / "docs" / "design.md").read_text()
-LOWEST = ("errors", "address_space", "paths", "settings", "files")
+LOWEST = ("errors", "paths", "settings", "files")
 
 
 def listed(heading: str) -> list[str]:

@@ -5,15 +5,11 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
-from typer.models import OptionInfo
 
-from relaxion.cli import requests, showing_requests
-from relaxion.cli.flags import flag_of, flags, in_flags
-from relaxion.cli.options import TYPER
+from relaxion.cli.flags import declared_options, flag_of, flags, in_flags
 from relaxion.settings import command_words
 
 PACKAGE = Path(__file__).parents[2] / "src" / "relaxion"
@@ -72,10 +68,9 @@ def test_every_argument_that_the_library_mentions_has_an_option():
 
 
 def test_an_argument_has_the_same_option_in_every_command():
-    for command in (*requests.COMMANDS, *showing_requests.COMMANDS):
-        for field in fields(command.request):
-            if isinstance(field.metadata[TYPER], OptionInfo):
-                assert flags()[field.name][0] == flag_of(field), (command.name, field.name)
+    for command, options in declared_options().items():
+        for one in options:
+            assert flags()[one.name][0] == flag_of(one), (command, one.name)
     assert flags()["as_json"][0] == "--json"
     assert flags()["origin"][0] == "--from"
 

@@ -115,7 +115,8 @@ class Assessed:
 
     def scalars(self) -> dict[str, float]:
         """For the log, under the names of Stable-Baselines3 where it has them."""
-        calls, lengths = self.force_calls, [one.length for one in self.relaxed if one.length is not None]
+        calls = self.force_calls
+        lengths = [one.length for one in self.relaxed if one.length is not None]
         own = {
             "eval/mean_reward": float(self.returns.mean()),
             "eval/force_calls_mean": float(calls.mean()),
@@ -142,7 +143,10 @@ class Assessor:
         compared: Sequence[str] = (*COMPARED, CORE),
     ) -> None:
         """`starts`: as they are, or who makes them when they are first needed. `compared`: baselines by name."""
-        self._given, self.fmax, self.cap, self.compared = starts, fmax, cap, compared
+        self._given = starts
+        self.fmax = fmax
+        self.cap = cap
+        self.compared = compared
         self.baselines: dict[str, float] = {}
 
     @cached_property
@@ -227,6 +231,7 @@ def _seen(start: Atoms, ended: batch_relaxation.Relaxed, cap: int) -> Relaxed:
 
 
 def _shot(call: int, visit: batch_relaxation.Visit) -> Shot:
-    point, geometry = visit.point, visit.point.geometry
+    point = visit.point
+    geometry = visit.point.geometry
     assert geometry is not None  # of plain atoms, and of the cell filter that the batch makes
     return shot(call, geometry.positions, geometry.cell, point.energy, point.largest_force)

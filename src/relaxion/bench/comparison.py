@@ -12,7 +12,7 @@ from ase.io import Trajectory
 from ase.optimize.optimize import Optimizer
 
 from relaxion.bench.optimizers import PolicyChoice
-from relaxion.bench.runs import OnCall, Reading, Run, Stage, Task, finite
+from relaxion.bench.runs import OnCall, Reading, RelaxationTask, Run, Stage, finite
 from relaxion.bench.statistics import SAME_MINIMUM_EV_PER_ATOM
 from relaxion.optimize.ase_interface import quiet_filters
 from relaxion.optimize.choice import CORE
@@ -22,7 +22,7 @@ from relaxion.potentials.counting import error_in_words
 logger = logging.getLogger(__name__)
 
 
-def run_ase_optimizer(kind: type[Optimizer], task: Task, on_call: OnCall) -> Run:
+def run_ase_optimizer(kind: type[Optimizer], task: RelaxationTask, on_call: OnCall) -> Run:
     """Run it as a user of ASE would, with its defaults."""
     stage = Stage(task, on_call)
     try:
@@ -41,7 +41,7 @@ def restart_name(name: str) -> str:
 
 
 def run_relaxer(
-    task: Task,
+    task: RelaxationTask,
     choice: PolicyChoice,
     log: Path | None,
     trajectory: Path | None,
@@ -109,7 +109,7 @@ def readings_of(optimizer: Relaxer) -> tuple[Reading, ...]:
     )
 
 
-def _ended(optimizer: Relaxer, task: Task) -> tuple[str, str | None]:
+def _ended(optimizer: Relaxer, task: RelaxationTask) -> tuple[str, str | None]:
     """Run it; the outcome, and the error if there was one."""
     try:
         with optimizer:  # closed before anything is moved: older ASE keeps log and trajectory open, and unflushed

@@ -14,7 +14,7 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from relaxion.bench.optimizers import Contestant
-from relaxion.bench.runs import Stage, Task, largest_force
+from relaxion.bench.runs import RelaxationTask, Stage, largest_force
 from relaxion.optimize.ase_interface import quiet_filters
 from relaxion.potentials.counting import CalculatorFailed, CallLimitReached, error_in_words
 from relaxion.potentials.potential import Potential
@@ -67,12 +67,15 @@ def contest(
 def relax_one(contestant: Contestant, start: Atoms, conditions: Conditions) -> Score:
     """One contestant on one start."""
     cap = conditions.cap
-    task = Task(start, conditions.potential, conditions.fmax, cap, conditions.free_cell, call_limit=cap)
+    task = RelaxationTask(start, conditions.potential, conditions.fmax, cap, conditions.free_cell, call_limit=cap)
     stage = Stage(task, on_call=lambda *_: None)
-    began, busy = time.perf_counter(), time.process_time()
+    began = time.perf_counter()
+    busy = time.process_time()
     error = _run(contestant, stage, cap)
-    seconds, busy_seconds = time.perf_counter() - began, time.process_time() - busy
-    waited, computed = stage.counter.seconds, stage.counter.busy_seconds
+    seconds = time.perf_counter() - began
+    busy_seconds = time.process_time() - busy
+    waited = stage.counter.seconds
+    computed = stage.counter.busy_seconds
     energy = _energy_where_converged(stage) if error is None else None
     if energy is not None and (error := fell_apart(start, stage.atoms)) is not None:
         energy = None

@@ -82,7 +82,8 @@ class Filming:
 
     def shoot(self, places: Tensor, state: State) -> None:
         """One more force call of the relaxations at these places."""
-        structures, said = state.structures, state.evaluation
+        structures = state.structures
+        said = state.evaluation
         positions = np.split(structures.positions.numpy(), _cuts(structures))
         forces = largest_force(structures, said).tolist()
         columns = (state.calls.tolist(), positions, structures.cells.numpy(), said.energies.tolist(), forces)

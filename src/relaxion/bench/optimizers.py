@@ -21,7 +21,8 @@ from relaxion.optimize.choice import Chooser
 from relaxion.optimize.relaxer import Relaxer
 from relaxion.settings import nearest
 
-OURS, CORE = "relaxion", "core"
+OURS = "relaxion"
+CORE = "core"
 # Those whose best is quoted: in a survey of all on all sets, each was best or near it somewhere, or is widely used.
 QUOTED = ("BFGS", "LBFGS", "BFGSLineSearch", "GoodOldQuasiNewton", "RFO", "FIRE", "FIRE2", "MDMin", "GPMin", "CG")
 QUOTED_WITH_CELL = ("CellAwareBFGS",)

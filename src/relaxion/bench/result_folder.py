@@ -78,7 +78,8 @@ def _replace_earlier(folder: Path, final: Path, names: list[str]) -> None:
     for name in set(_listed(final)) - set(names):
         _remove(final / name)
     for name in [*names, MANIFEST]:
-        new, old = folder / name, final / name
+        new = folder / name
+        old = final / name
         if new.is_dir() or old.is_dir():  # only files are replaced in one go
             _remove(old)
         new.replace(old)

@@ -23,7 +23,7 @@ OnCall = Callable[[int, float, float], None]  # force calls so far, energy eV, f
 
 
 @dataclass(frozen=True)
-class Task:
+class RelaxationTask:
     """What is the same for all optimizers of one structure."""
 
     start: Atoms
@@ -89,7 +89,7 @@ class Run:
 class Stage:
     """The atoms, their counting calculator and the clock of one run."""
 
-    def __init__(self, task: Task, on_call: OnCall) -> None:
+    def __init__(self, task: RelaxationTask, on_call: OnCall) -> None:
         self.task = task
         self.counter = CountingCalculator(
             task.potential, stress=task.free_cell, limit=task.call_limit, pressure=task.pressure_gpa * GPa

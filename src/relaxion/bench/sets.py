@@ -17,8 +17,6 @@ from ase.filters import FrechetCellFilter
 from relaxion.errors import SettingsError
 from relaxion.generators.alloys import EMT_METALS, LATTICE_CONSTANTS, by_lattice_constant, random_alloy
 from relaxion.generators.clusters import optbench_cluster, strewn
-from relaxion.generators.flexible import flexible_molecule
-from relaxion.generators.molecular import adsorbate, dimer, molecular_crystal
 from relaxion.generators.molecules import random_molecule
 from relaxion.generators.packings import packed
 from relaxion.generators.perturbations import NEAREST_ANGSTROM, displaced, random_strain, strained
@@ -39,6 +37,12 @@ EQUILIBRATION_STEPS = 40
 OXIDES = {"Sr8Ti8O24": 11.9, "Y16O24": 14.9, "Ca9Ti6O21": 11.7, "Sr12Ti6O24": 13.6}
 """36 to 42 atoms of the four that MACS was published with; Å³ per atom of the known crystals."""
 LENNARD_JONES = "lj, ε = 1 eV, σ = 1 Å, cutoff 15 Å"
+
+PLACES = (  # part of the seeds: new sets go to the end; benchmarks/relaxation/molecular_sets.py has those not below
+    "emt-bulk", "emt-large", "emt-bulk-cell", "emt-slabs", "emt-clusters", "alfe", "alfe-cell", "lj38", "mixed",
+    "crystals", "crystals-cell", "new-elements", "macs", "perovskites-cell", "carbon-cell", "molecules", "flexible",
+    "dimers", "adsorbates", "molecular-crystals", "mp-relax", "perovskites",
+)  # fmt: skip
 
 Random = np.random.Generator
 Sizes = tuple[int, int]  # fewest and most atoms
@@ -69,7 +73,7 @@ class StartSet:
 
     def starts(self, number: int, seed: int) -> list[Atoms]:
         """The first `number` starts of this seed."""
-        place = list(SETS).index(self.name)
+        place = PLACES.index(self.name)
         return [self.make(np.random.default_rng([seed, place, index]), index) for index in range(number)]
 
 
@@ -80,7 +84,7 @@ def find_set(name: str) -> StartSet:
     return SETS[name]
 
 
-def _strained(atoms: Atoms, random: Random) -> Atoms:
+def strained_at_random(atoms: Atoms, random: Random) -> Atoms:
     return strained(atoms, random_strain(random, LARGEST_STRAIN))
 
 
@@ -95,7 +99,7 @@ def _alloy(random: Random, _index: int = 0, *, sizes: Sizes = (4, 32), rattle: W
 
 
 def _strained_alloy(random: Random, _index: int) -> Atoms:
-    return _strained(_alloy(random, rattle=(0.05, 0.15)), random)
+    return strained_at_random(_alloy(random, rattle=(0.05, 0.15)), random)
 
 
 def _slab(random: Random, _index: int) -> Atoms:
@@ -163,7 +167,7 @@ def _prototype(random: Random, index: int) -> Atoms:
 
 
 def _strained_crystal(random: Random, index: int) -> Atoms:
-    return _strained(_known_crystal(random, index), random)
+    return strained_at_random(_known_crystal(random, index), random)
 
 
 def _new_element(random: Random, _index: int) -> Atoms:
@@ -182,7 +186,7 @@ def _perovskite(random: Random, _index: int) -> Atoms:
 
 
 def _strained_perovskite(random: Random, index: int) -> Atoms:
-    return _strained(_perovskite(random, index), random)
+    return strained_at_random(_perovskite(random, index), random)
 
 
 def _molecule(random: Random, _index: int) -> Atoms:
@@ -190,12 +194,8 @@ def _molecule(random: Random, _index: int) -> Atoms:
     return displaced(random_molecule(random, side="assessment", sizes=(3, 24)), random, 0.05, nearest=0.6)
 
 
-def _molecular_crystal(random: Random, index: int) -> Atoms:
-    return _strained(molecular_crystal(random, index), random)
-
-
 def _carbon(random: Random, index: int) -> Atoms:
-    return _strained(displaced(carbon_allotrope(index), random, 0.1), random)
+    return strained_at_random(displaced(carbon_allotrope(index), random, 0.1), random)
 
 
 _far = partial(StartSet, without_gpmin=True)
@@ -208,11 +208,7 @@ _CARBON = "carbon allotropes with free cell, 4–8 atoms, CHGNet, rattle 0.1 Å,
 _PROTOTYPES = "unrelaxed prototypes with free cell, 2–16 atoms, CHGNet (the protocol of Matbench Discovery)"
 _ALLOYS_CELL = "EMT alloys with free cell, 4–32 atoms, rattle 0.05–0.15 Å, strain ±3 %"
 _PACKINGS_CELL = "random Al–Fe packings with free cell, 2–16 atoms"
-_FLEXIBLE = "chains, peptides and sugars with random torsions, 20–60 atoms, GFN2-xTB"
-_DIMERS = "dimers of S22, one molecule moved, GFN2-xTB, rattle 0.05 Å"
-_ADSORBATES = "small molecules on metal slabs, 15–25 atoms, CHGNet, rattle 0.05 Å"
-_MOLECULAR = "molecular crystals with free cell, 12–48 atoms, CHGNet, rattle 0.05 Å, strain ±3 %"
-_KNOWN = (  # their order is part of the seeds: new sets go to the end
+_KNOWN = (
     StartSet("emt-bulk", "random EMT alloys, 4–32 atoms, rattle 0.05–0.3 Å", _alloy, number=100),
     _far("emt-large", "random EMT alloys, 24–64 atoms, rattle 0.05–0.3 Å", partial(_alloy, sizes=(24, 64))),
     _cell("emt-bulk-cell", _ALLOYS_CELL, _strained_alloy),
@@ -229,10 +225,6 @@ _KNOWN = (  # their order is part of the seeds: new sets go to the end
     _cell("perovskites-cell", _PEROVSKITES_CELL, _strained_perovskite, "chgnet", 30),
     _cell("carbon-cell", _CARBON, _carbon, "chgnet", 25),
     StartSet("molecules", "unseen organic molecules, 3–24 atoms, GFN2-xTB, rattle 0.05 Å", _molecule, "gfn2", 40),
-    _far("flexible", _FLEXIBLE, flexible_molecule, "gfn2", 15),
-    StartSet("dimers", _DIMERS, dimer, "gfn2", 22),
-    _far("adsorbates", _ADSORBATES, adsorbate, "chgnet", 12),
-    _cell("molecular-crystals", _MOLECULAR, _molecular_crystal, "chgnet", 8),
     _cell("mp-relax", _PROTOTYPES, _prototype, "chgnet", 40),
     StartSet("perovskites", _PEROVSKITES, _perovskite, "chgnet", 30),
 )

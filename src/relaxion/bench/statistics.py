@@ -42,7 +42,7 @@ class Interval:
 
 
 @dataclass(frozen=True)
-class Summary:
+class OptimizerSummary:
     """One contestant over all starts; failures are charged at the cap."""
 
     mean: Interval
@@ -55,7 +55,7 @@ class Summary:
     overhead_seconds_per_call: float
 
     @classmethod
-    def of(cls, scores: Sequence[Score]) -> Summary:
+    def of(cls, scores: Sequence[Score]) -> OptimizerSummary:
         calls = charged(scores)
         spent = sum(score.spent for score in scores)
         return cls(
@@ -81,7 +81,8 @@ def resampled(calls: Array, others: Array | None = None) -> Interval:
     means = calls[which].mean(axis=1)
     value = calls.mean()
     if others is not None:
-        means, value = means / others[which].mean(axis=1), value / others.mean()
+        means = means / others[which].mean(axis=1)
+        value = value / others.mean()
     low, high = np.percentile(means, [(100 - SHARE) / 2, (100 + SHARE) / 2])
     return Interval(float(value), float(low), float(high))
 
@@ -106,7 +107,8 @@ class Comparison:
 
     @classmethod
     def of(cls, ours: Sequence[Score], other: Sequence[Score], name: str) -> Comparison:
-        calls, others = charged(ours), charged(other)
+        calls = charged(ours)
+        others = charged(other)
         every = energy_gaps(ours, other)
         gaps = every[np.isfinite(every)]
         same = np.abs(gaps) <= SAME_MINIMUM_EV_PER_ATOM
@@ -221,8 +223,8 @@ class ContestResult:
         return best_classical(self.scores, self.classical)
 
     @cached_property
-    def summaries(self) -> dict[str, Summary]:
-        return {name: Summary.of(scores) for name, scores in self.scores.items()}
+    def summaries(self) -> dict[str, OptimizerSummary]:
+        return {name: OptimizerSummary.of(scores) for name, scores in self.scores.items()}
 
     @cached_property
     def to_best(self) -> Comparison | None:
@@ -270,7 +272,8 @@ def draw_profile(result: ContestResult, path: Path) -> None:
     axes.minorticks_off()
     axes.set_xlabel("force calls, relative to the fewest of all on that structure (τ)")
     axes.set_ylabel("share of structures solved within τ")
-    title, told = result.circumstances.title, result.circumstances
+    title = result.circumstances.title
+    told = result.circumstances
     axes.set_title(f"{title}\n{result.n_structures} structures, fmax {told.fmax:g} eV/Å", fontsize=10)
     axes.grid(alpha=0.25)
     figure.legend(loc="outside right upper", frameon=False, fontsize=9)
@@ -282,13 +285,15 @@ def _style(name: str, place: int) -> dict[str, Any]:
     if name in OUR_COLOURS:
         dash = "--" if name == CORE else "-"
         return {"color": OUR_COLOURS[name], "linestyle": dash, "linewidth": 2.4, "zorder": 4 + (name == CORE)}
-    cool, dash = COOL_COLOURS[place % len(COOL_COLOURS)], DASHES[place % len(DASHES)]
+    cool = COOL_COLOURS[place % len(COOL_COLOURS)]
+    dash = DASHES[place % len(DASHES)]
     return {"color": cool, "linestyle": dash, "linewidth": 1.3}
 
 
 def _stair(ratios: np.ndarray, shares: np.ndarray, right: float) -> tuple[np.ndarray, np.ndarray]:
     """From the left edge, where nobody is solved yet, to the right one."""
     seen = ratios <= right
-    ratios, shares = ratios[seen], shares[seen]
+    ratios = ratios[seen]
+    shares = shares[seen]
     end = shares[-1] if len(shares) else 0.0
     return np.concatenate([[1.0], ratios, [right]]), np.concatenate([[0.0], shares, [end]])

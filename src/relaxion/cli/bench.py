@@ -24,12 +24,10 @@ from relaxion.bench.optimizers import Contestant, classical_contestants, our_con
 from relaxion.bench.sets import FIRST_SEED, SETS, find_set
 from relaxion.bench.statistics import Circumstances, ContestResult, draw_profile
 from relaxion.cli.bench_output import as_plain, as_table, sentences
-from relaxion.cli.early import check_numbers
-from relaxion.cli.ending import DONE, INCOMPLETE, Interrupts
+from relaxion.cli.command import DONE, INCOMPLETE, interrupts
 from relaxion.cli.inputs import command_line, sliced
-from relaxion.cli.options import changed
+from relaxion.cli.options import check_numbers
 from relaxion.cli.progress import bar, one_line, say, tell
-from relaxion.cli.showing_requests import BenchRequest
 from relaxion.errors import FileError, InputError, PotentialError, SettingsError
 from relaxion.files import part_of, replace_file
 from relaxion.generators.perturbations import Perturbation, perturbation
@@ -45,7 +43,28 @@ PERTURBED_NUMBER = 50  # starts from a file that is perturbed, unless --number s
 FILE_CALCULATOR = "emt"
 
 
-def bench(request: BenchRequest, interrupts: Interrupts) -> int:
+@dataclass(frozen=True)
+class BenchRequest:
+    """What `relaxion bench` was asked."""
+
+    what: str  # the name of a set, or a structure file
+    calc: str | None = None
+    optimizers: str = ""
+    policy: str = "auto"
+    allow_unseen: bool = False
+    perturb: str | None = None
+    cell: bool = False
+    fmax: float = 0.05  # eV/Å
+    steps: int = 500
+    number: int | None = None
+    seed: int = FIRST_SEED
+    json_file: Path | None = None
+    plot: Path | None = None
+    force: bool = False
+    quiet: bool = False
+
+
+def run_bench(request: BenchRequest) -> int:
     check_numbers(request.fmax, request.steps, fewest_steps=1)
     if request.number is not None and request.number < 1:
         raise SettingsError(f"--number is 1 or more, got {request.number}; try --number 50")
@@ -66,7 +85,7 @@ def bench(request: BenchRequest, interrupts: Interrupts) -> int:
 
 
 @dataclass(frozen=True)
-class Starts:
+class ContestStarts:
     """Structures to relax, and how."""
 
     name: str
@@ -78,7 +97,7 @@ class Starts:
     without_gpmin: bool = False
 
 
-def find_starts(request: BenchRequest) -> Starts:
+def find_starts(request: BenchRequest) -> ContestStarts:
     """By the name of a set, or from a file; perturbed if asked for, all checked at once."""
     disturb = None if request.perturb is None else perturbation(request.perturb)
     starts = _from_set(request) if request.what in SETS else _from_file(request)
@@ -91,16 +110,22 @@ def find_starts(request: BenchRequest) -> Starts:
     return replace(starts, images=images)
 
 
-def _from_set(request: BenchRequest) -> Starts:
-    known, spec = find_set(request.what), request.calc
+def _from_set(request: BenchRequest) -> ContestStarts:
+    known = find_set(request.what)
+    spec = request.calc
     images = known.starts(request.number or known.number, request.seed)
     potential = known.make_potential() if spec is None else make_potential(spec)
     cell = request.cell or known.free_cell
-    return Starts(request.what, known.title, images, potential, spec or known.calculator, cell, known.without_gpmin)
+    return ContestStarts(
+        request.what, known.title, images, potential, spec or known.calculator, cell, known.without_gpmin
+    )
 
 
-def _from_file(request: BenchRequest) -> Starts:
-    what, number, spec, path = request.what, request.number, request.calc or FILE_CALCULATOR, Path(request.what)
+def _from_file(request: BenchRequest) -> ContestStarts:
+    what = request.what
+    number = request.number
+    spec = request.calc or FILE_CALCULATOR
+    path = Path(request.what)
     path, words = without_slice(path)
     if not path.exists() and path.suffix == "" and path.name == what:
         find_set(what)  # raises: it looks like the name of a set
@@ -114,7 +139,7 @@ def _from_file(request: BenchRequest) -> Starts:
             "with --perturb rattle:0.1"
         )
     chosen = [images[index % len(images)] for index in range(number)]
-    return Starts(what, f"structures of {path.name}", chosen, make_potential(spec), spec, request.cell)
+    return ContestStarts(what, f"structures of {path.name}", chosen, make_potential(spec), spec, request.cell)
 
 
 def _start(image: Atoms, disturb: Perturbation | None, seed: int, index: int) -> Atoms:
@@ -125,14 +150,14 @@ def _start(image: Atoms, disturb: Perturbation | None, seed: int, index: int) ->
     return disturb(Structures.from_ase(image), torch.Generator().manual_seed(own)).to_ase()[0]
 
 
-def _circumstances(request: BenchRequest, starts: Starts) -> Circumstances:
+def _circumstances(request: BenchRequest, starts: ContestStarts) -> Circumstances:
     return Circumstances(
         starts.name, starts.title, starts.calculator, request.policy, request.fmax, request.steps, starts.free_cell,
         request.seed, request.perturb, command_line(), policies_used=_policies_used(request, starts),
     )  # fmt: skip
 
 
-def _policies_used(request: BenchRequest, starts: Starts) -> dict[str, int]:
+def _policies_used(request: BenchRequest, starts: ContestStarts) -> dict[str, int]:
     """How many of the structures each policy relaxes; one line where elements leave some of them to the core."""
     chooser = Chooser(policy_argument(request.policy), allow_unseen=request.allow_unseen)
     decisions = [chooser.decide_for(atoms) for atoms in starts.images]
@@ -142,17 +167,17 @@ def _policies_used(request: BenchRequest, starts: Starts) -> dict[str, int]:
     return dict(Counter(decision.name for decision in decisions))
 
 
-def _of_what_was_done(request: BenchRequest, starts: Starts, result: ContestResult) -> ContestResult:
+def _of_what_was_done(request: BenchRequest, starts: ContestStarts, result: ContestResult) -> ContestResult:
     """The same, where it was interrupted with the policies of those structures alone that are counted."""
     if not result.circumstances.interrupted:
         return result
     done = replace(starts, images=starts.images[: result.n_structures])
-    used = _policies_used(changed(request, quiet=True), done)
+    used = _policies_used(replace(request, quiet=True), done)
     return replace(result, circumstances=replace(result.circumstances, policies_used=used))
 
 
 def measure(
-    starts: Starts, contestants: list[Contestant], circumstances: Circumstances, *, quiet: bool
+    starts: ContestStarts, contestants: list[Contestant], circumstances: Circumstances, *, quiet: bool
 ) -> ContestResult:
     """All contestants on all starts; Ctrl-C keeps the starts that all of them have done."""
     conditions = Conditions(starts.potential, circumstances.fmax, circumstances.cap, starts.free_cell)
@@ -218,7 +243,8 @@ def _check_file(file: Path | None, force: bool) -> None:
 @contextmanager
 def _progress(total: int, quiet: bool) -> Iterator[OnScore | None]:
     """A bar in a terminal, elsewhere a line per start, when the next one begins."""
-    place, words = 0, ""
+    place = 0
+    words = ""
     with bar("relaxations", total, quiet=quiet) as advance:
 
         def report(name: str, index: int, score: Score) -> None:
@@ -228,7 +254,8 @@ def _progress(total: int, quiet: bool) -> Iterator[OnScore | None]:
                 return
             if index != place:
                 say(f"structure {place}:{words}")
-                place, words = index, ""
+                place = index
+                words = ""
             words += f" {name} {score.spent if score.converged else 'failed'}"
 
         yield None if quiet else report

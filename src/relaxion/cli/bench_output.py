@@ -10,7 +10,7 @@ from rich import box
 from rich.table import Table
 
 from relaxion.bench.optimizers import CORE
-from relaxion.bench.statistics import Comparison, ContestResult, Interval, Summary, charged, median_distance
+from relaxion.bench.statistics import Comparison, ContestResult, Interval, OptimizerSummary, charged, median_distance
 from relaxion.optimize.choice import CORE as CLASSICAL
 from relaxion.version import __version__
 
@@ -19,7 +19,9 @@ HEADINGS = ("mean", "95 %", "median", "p95", "worst", "failures", "of the best",
 
 def as_plain(result: ContestResult) -> dict[str, Any]:
     """What --json writes. Counts are charged: a failure is the cap."""
-    told, to_best, to_core = result.circumstances, result.to_best, result.to_core
+    told = result.circumstances
+    to_best = result.to_best
+    to_core = result.to_core
     return {
         "set": told.set_name,
         "title": told.title,
@@ -59,7 +61,8 @@ def as_plain(result: ContestResult) -> dict[str, Any]:
 
 
 def _optimizer(result: ContestResult, name: str) -> dict[str, Any]:
-    summary, best = result.summaries[name], result.best
+    summary = result.summaries[name]
+    best = result.best
     return {
         "mean_force_calls": summary.mean.value,
         "median_force_calls": summary.median,
@@ -101,7 +104,7 @@ def as_table(result: ContestResult) -> Table:
 
 def cells(result: ContestResult, name: str) -> list[str]:
     """Of one optimizer, below `HEADINGS`."""
-    summary: Summary = result.summaries[name]
+    summary: OptimizerSummary = result.summaries[name]
     best = None if result.best is None else result.compared(name, result.best)
     rate = None if best is None else best.same_minimum_rate
     return [

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
-from relaxion.cli.ending import DONE, INCOMPLETE, Interrupts, as_usage
+from relaxion.cli.command import DONE, INCOMPLETE, as_usage, interrupts
 from relaxion.cli.progress import Now, bar, say, tell, warnings_as_sentences
-from relaxion.cli.requests import CollectRequest
-from relaxion.collecting.collect import OnProgress, Progress
-from relaxion.collecting.collect import collect as collect_into
+from relaxion.collecting.collect import OnProgress, Progress, collect
 from relaxion.collecting.settings import CollectSettings
 from relaxion.errors import FileError
 from relaxion.settings import assigned
@@ -20,27 +19,37 @@ from relaxion.training.recipe import find, read_toml
 SECONDS_BETWEEN_PLAIN_LINES = 20.0
 
 
-def collect(request: CollectRequest, interrupts: Interrupts) -> int:
+def collect_into_store(
+    recipe: str,
+    out: Path,
+    workers: int,
+    assignments: Sequence[str],
+    limit_minutes: float | None,
+    policy: str | None,
+    *,
+    as_json: bool,
+    quiet: bool,
+) -> int:
     """The first signal is only noticed, so that all that is finished gets written."""
     with as_usage(FileError):
-        settings = CollectSettings.of(read_toml(find(request.recipe)), assigned(request.assignments or (), "--set"))
-    with interrupts.held(), warnings_as_sentences(), _progress(request) as on_progress:
-        found = collect_into(
-            settings, request.out, workers=request.workers, limit_minutes=request.limit_minutes, policy=request.policy,
-            on_progress=on_progress, stop=lambda: interrupts.noticed,
+        settings = CollectSettings.of(read_toml(find(recipe)), assigned(assignments, "--set"))
+    with interrupts.held(), warnings_as_sentences(), _progress(out, quiet) as on_progress:
+        found = collect(
+            settings, out, workers=workers, limit_minutes=limit_minutes, policy=policy, on_progress=on_progress,
+            stop=lambda: interrupts.noticed,
         )  # fmt: skip
-    lines = [f"{request.out}{os.sep}", *found.lines()]
-    tell(json.dumps(found.as_dict()) if request.as_json else "\n".join(lines))
+    lines = [f"{out}{os.sep}", *found.lines()]
+    tell(json.dumps(found.as_dict()) if as_json else "\n".join(lines))
     if interrupts.noticed:
         return interrupts.exit_code
     return DONE if found.complete else INCOMPLETE
 
 
 @contextmanager
-def _progress(request: CollectRequest) -> Iterator[OnProgress | None]:
+def _progress(out: Path, quiet: bool) -> Iterator[OnProgress | None]:
     """A bar in a terminal, a plain line now and then elsewhere."""
     due = Now(SECONDS_BETWEEN_PLAIN_LINES)
-    with bar(str(request.out), None, quiet=request.quiet) as advance:
+    with bar(str(out), None, quiet=quiet) as advance:
 
         def report(reached: Progress) -> None:
             if advance is not None:
@@ -48,7 +57,7 @@ def _progress(request: CollectRequest) -> Iterator[OnProgress | None]:
             elif due():
                 say(f"{reached.done} of {reached.wanted}, {_words(reached)}")
 
-        yield None if request.quiet else report
+        yield None if quiet else report
 
 
 def _words(reached: Progress) -> str:

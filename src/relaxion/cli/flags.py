@@ -7,35 +7,38 @@ output is told `--memory relaxations` and `--resume`. The table comes from the d
 from __future__ import annotations
 
 import re
-from dataclasses import Field, fields
 from functools import cache
 from typing import Any
 
-from typer.models import OptionInfo
-
-from relaxion.cli import requests, showing_requests
-from relaxion.cli.options import TYPER
+from typer.main import get_command
 
 MENTION = re.compile(r"`([a-z_]+)=([^`]*)`")
 ANY_VALUE = "..."  # in a mention: a value of the reader's own
 
 
+def declared_options() -> dict[str, list[Any]]:
+    """The options of every command, as typer has them."""
+    from relaxion.cli.app import app  # which has loaded every command, and they say their sentences by this module
+
+    commands: dict[str, Any] = getattr(get_command(app), "commands")  # noqa: B009 - of a group, which this is
+    return {
+        name: [one for one in command.params if one.param_type_name == "option"] for name, command in commands.items()
+    }
+
+
+def flag_of(declared: Any) -> str:
+    """The long name: the first that begins with two hyphens."""
+    return next(name for name in declared.opts if name.startswith("--"))
+
+
 @cache
 def flags() -> dict[str, tuple[str, str]]:
-    """Flag and word for its value, by the name of the field. A test holds all commands to the same ones."""
+    """Flag and word for its value, by the name of the parameter. A test holds all commands to the same ones."""
     found: dict[str, tuple[str, str]] = {}
-    for command in (*requests.COMMANDS, *showing_requests.COMMANDS):
-        for field in fields(command.request):
-            if isinstance(field.metadata[TYPER], OptionInfo):
-                found.setdefault(field.name, (flag_of(field), field.metadata[TYPER].metavar or ""))
+    for options in declared_options().values():
+        for one in options:
+            found.setdefault(one.name, (flag_of(one), one.metavar or ""))
     return found
-
-
-def flag_of(field: Field[Any]) -> str:
-    """As it was declared, or made of the field's name. In typer the first name stands where the default would."""
-    declared = field.metadata[TYPER]
-    named = [word for word in (declared.default, *(declared.param_decls or ())) if str(word).startswith("--")]
-    return named[0] if named else f"--{field.name.replace('_', '-')}"
 
 
 def in_flags(text: str) -> str:
@@ -44,7 +47,8 @@ def in_flags(text: str) -> str:
 
 
 def _option(mention: re.Match[str]) -> str:
-    name, value = mention[1], mention[2].strip("'\"")
+    name = mention[1]
+    value = mention[2].strip("'\"")
     if name not in flags():
         return mention[0]
     flag, metavar = flags()[name]

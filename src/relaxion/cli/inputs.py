@@ -15,8 +15,6 @@ from ase.io.formats import filetype
 
 from relaxion.bench.checks import check_structure, rattled
 from relaxion.bench.result_folder import stem
-from relaxion.cli.requests import RelaxRequest
-from relaxion.cli.showing_requests import RaceRequest
 from relaxion.errors import FileError, SettingsError
 from relaxion.paths import chosen_numbers, without_slice
 from relaxion.potentials.potential import Potential
@@ -25,8 +23,27 @@ from relaxion.settings import assigned
 from relaxion.structures.dataset import read
 
 
+@dataclass(frozen=True, kw_only=True)
+class RelaxingOptions:
+    """How structures are relaxed: the options that `relax` and `relax-many` have in common."""
+
+    calc: str
+    calc_options: list[str] | None
+    policy: str
+    device: str | None
+    allow_unseen: bool
+    fmax: float  # eV/Å
+    steps: int
+    cell: bool
+    pressure: float  # GPa
+    cell_mask: str
+    keep_symmetry: bool
+    memory: Path | None
+    settings: Path | None
+
+
 @dataclass(frozen=True)
-class Job:
+class RelaxationJob:
     """One structure to relax, or the reason why its file could not be read."""
 
     file: Path
@@ -54,7 +71,7 @@ class Job:
         return name if self.index is None else f"{name}-{self.index}"
 
 
-def read_jobs(files: Sequence[Path]) -> list[Job]:
+def read_jobs(files: Sequence[Path]) -> list[RelaxationJob]:
     """Every structure of every file, in order."""
     twice = [file for file, count in Counter(file.absolute() for file in files).items() if count > 1]
     if twice:
@@ -63,16 +80,16 @@ def read_jobs(files: Sequence[Path]) -> list[Job]:
     return _told_apart(jobs)
 
 
-def _jobs(file: Path, folder: str) -> list[Job]:
+def _jobs(file: Path, folder: str) -> list[RelaxationJob]:
     file, words = without_slice(file)
     try:
         images = read(file)
         numbers = range(len(images)) if words is None else sliced(file, words, len(images))
     except FileError as error:
-        return [Job(file, None, folder, None, str(error))]
+        return [RelaxationJob(file, None, folder, None, str(error))]
     if len(images) == 1:
-        return [Job(file, None, folder, images[0])]
-    return [Job(file, index, f"{folder}-{index}", images[index]) for index in numbers]
+        return [RelaxationJob(file, None, folder, images[0])]
+    return [RelaxationJob(file, index, f"{folder}-{index}", images[index]) for index in numbers]
 
 
 def sliced(file: Path, words: str, number: int) -> Sequence[int]:
@@ -91,7 +108,7 @@ def _folders(files: Sequence[Path]) -> list[str]:
     return [short if stems[short] == 1 else name if names[name] == 1 else path for short, name, path in tries]
 
 
-def _told_apart(jobs: list[Job]) -> list[Job]:
+def _told_apart(jobs: list[RelaxationJob]) -> list[RelaxationJob]:
     """The last resort: a number behind names that still meet."""
     taken: set[str] = set()
     for place, job in enumerate(jobs):
@@ -102,11 +119,11 @@ def _told_apart(jobs: list[Job]) -> list[Job]:
     return jobs
 
 
-def checked_start(atoms: Atoms, potential: Potential, request: RelaxRequest | RaceRequest) -> Atoms:
-    """Moved at random if asked for; what cannot be relaxed is refused before a force call is spent."""
-    check_structure(atoms, potential, free_cell=request.cell)
-    start = rattled(atoms, request.rattle, request.seed)
-    check_structure(start, potential, free_cell=request.cell)
+def checked_start(atoms: Atoms, potential: Potential, rattle: float, seed: int, *, free_cell: bool) -> Atoms:
+    """Moved at random by `rattle` (Å); what cannot be relaxed is refused before a force call is spent."""
+    check_structure(atoms, potential, free_cell=free_cell)
+    start = rattled(atoms, rattle, seed)
+    check_structure(start, potential, free_cell=free_cell)
     return start
 
 

@@ -1,39 +1,163 @@
-"""`relaxion memory`: what is in a memory, all of it as extended XYZ, and files of others taken in."""
+"""`relaxion memory` and `learn`: what a memory of relaxations holds, and what a policy learns from it."""
 
 from __future__ import annotations
 
 import json
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 
-from relaxion.cli.ending import DONE, Interrupts
-from relaxion.cli.progress import say, tell
-from relaxion.cli.requests import MemoryRequest
-from relaxion.errors import SettingsError
-from relaxion.memory.overview import export, overview
+import torch
+
+from relaxion.bundles.bundle import SUFFIX
+from relaxion.cli.command import DONE, INCOMPLETE, interrupts
+from relaxion.cli.inputs import command_line
+from relaxion.cli.policies import refuse_to_overwrite, target_of, write_bundle
+from relaxion.cli.progress import Now, bar, say, tell
+from relaxion.errors import PolicyError, SettingsError
+from relaxion.memory.overview import export as export_to
+from relaxion.memory.overview import overview
 from relaxion.memory.recording import MEMORY
 from relaxion.memory.store import TrajectoryStore
 from relaxion.memory.taking import take_in
+from relaxion.optimize.choice import CORE, WORDS, Loaded, load
+from relaxion.potentials.registry import make_potential
+from relaxion.settings import assigned
+from relaxion.training.night import (
+    Learned,
+    Night,
+    NightSettings,
+    OnUpdate,
+    alone,
+    bundle_of,
+    gathered,
+    without_molecules,
+)
+
+SECONDS_BETWEEN_PLAIN_LINES = 10.0
 
 
-def memory(request: MemoryRequest, _: Interrupts) -> int:
+def show_memory(
+    folder: Path, added: Sequence[Path], calculator: str | None, export: Path | None, *, as_json: bool, force: bool
+) -> int:
     """Take in, export, tell; in this order."""
-    if request.calculator is not None and not request.files:
+    if calculator is not None and not added:
         raise SettingsError("--calculator names the calculator that made the files of --add; there are none")
-    if request.files:
-        store = TrajectoryStore.open_or_create(request.folder, {"made_by": MEMORY})
-        taken = take_in(store, request.files, request.calculator)
+    if added:
+        store = TrajectoryStore.open_or_create(folder, {"made_by": MEMORY})
+        taken = take_in(store, added, calculator)
         words = f"{taken.relaxations} relaxations with {taken.structures} structures taken in"
         words += f", {taken.already} were there already" * bool(taken.already)
         words += f"; {taken.without_forces} structures without energy and forces left out" * bool(taken.without_forces)
         say(f"relaxion: {words}")
-    store = TrajectoryStore.open(request.folder)
-    if request.export is not None:
-        number = export(store, request.export, force=request.force, note=_damaged)
-        say(f"relaxion: {number} structures -> {request.export}")
-    found = overview(store, None if request.export is not None else _damaged)
-    for line in [json.dumps(found.as_dict())] if request.as_json else [f"{request.folder}/", *found.lines()]:
+    store = TrajectoryStore.open(folder)
+    if export is not None:
+        number = export_to(store, export, force=force, note=_note)
+        say(f"relaxion: {number} structures -> {export}")
+    found = overview(store, None if export is not None else _note)
+    for line in [json.dumps(found.as_dict())] if as_json else [f"{folder}/", *found.lines()]:
         tell(line)
     return DONE
 
 
-def _damaged(sentence: str) -> None:
+@dataclass(frozen=True)
+class LearnRequest:
+    """What `relaxion learn` was asked."""
+
+    folder: Path
+    origin: str
+    out: str
+    calculator: str | None
+    calc: str | None
+    number: int
+    assignments: list[str] | None
+    as_json: bool
+    force: bool
+    quiet: bool
+
+
+def learn_from_memory(request: LearnRequest) -> int:
+    """The first signal is only noticed: the study is saved, and the same command goes on."""
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)
+    name, out = _named(request)
+    settings = NightSettings.read(assigned(request.assignments or (), "--set"))
+    origin = _origin(request.origin)
+    potential = None if request.calc is None else make_potential(request.calc)
+    trajectories = gathered(request.folder, request.calculator, _note)
+    trajectories = without_molecules(request.folder, trajectories, origin, _note)
+    began = time.monotonic()
+    with alone(request.folder), interrupts.held():
+        night = Night(request.folder, origin, trajectories, settings)
+        with _progress(request) as on_update:
+            whole = night.run(on_update, lambda: interrupts.noticed)
+        if not whole:
+            say(f"relaxion: stopped after {night.study.n_updates} updates, saved; the same command continues")
+            return interrupts.exit_code
+        measured = None if potential is None else night.measure(potential, request.number, lambda: interrupts.noticed)
+        learned = night.judged(time.monotonic() - began, measured)
+        if learned.kept:
+            write_bundle(bundle_of(name, night, learned, command_line()), out)
+    plain = learned.plain() | {"policy": str(out) if learned.kept else None}
+    tell(json.dumps(plain) if request.as_json else _in_words(request.origin, learned, out))
+    return DONE if learned.kept else INCOMPLETE
+
+
+def _note(sentence: str) -> None:
     say(f"relaxion: {sentence}")
+
+
+def _origin(name: str) -> Loaded:
+    """The policy to begin with; words that `--policy` understands beside names are none."""
+    if name in (*WORDS, CORE):
+        raise PolicyError(
+            f"learning begins with a policy, and '{name}' is none: give --from universal, --from metals or one of your "
+            "own; the classical optimizer does not learn"
+        )
+    return load(name)
+
+
+def _named(request: LearnRequest) -> tuple[str, Path]:
+    """A name, or a file."""
+    path = Path(request.out) if request.out.endswith(SUFFIX) or os.sep in request.out else None
+    name = request.out if path is None else path.name.removesuffix(SUFFIX)
+    file = target_of(name, path)
+    if not request.force:
+        refuse_to_overwrite(file)
+    return name, file
+
+
+def _in_words(origin: str, learned: Learned, out: Path) -> str:
+    verdict = learned.verdict
+    judged = (
+        f"on {verdict.n_apart} relaxations held out its error is {verdict.ratio:.2f} ({verdict.low:.2f}–"
+        f"{verdict.high:.2f}) of that of {origin}"
+    )
+    if learned.measured is not None:
+        judged += f", its measured force calls are {learned.measured:.2f} of those of {origin}"
+    elif learned.calls_before is not None:
+        judged += f"; expected force calls: about {learned.expected_calls_ratio:.2f} of those of {origin}"
+    work = f"{learned.n_updates} updates from {learned.n_taught} relaxations in {learned.seconds:.0f} s"
+    if learned.kept:
+        return f"{out}: {work}; {judged}"
+    return (
+        f"nothing kept: {work}, but {judged}, which does not prove it better; relax more structures, then learn again"
+    )
+
+
+@contextmanager
+def _progress(request: LearnRequest) -> Iterator[OnUpdate | None]:
+    due = Now(SECONDS_BETWEEN_PLAIN_LINES, at_once=False)
+    with bar(str(request.folder), None, quiet=request.quiet) as advance:
+
+        def report(made: int, total: int, told: Mapping[str, float]) -> None:
+            words = f"error {told['imitation/relative_error']:.2f}"
+            if advance is not None:
+                advance(total=total, completed=made, words=words)
+            elif due():
+                say(f"relaxion: {made} of {total} updates, {words}")
+
+        yield None if request.quiet else report

@@ -1,84 +1,38 @@
-"""How a command and its options are described, and the options that several commands have.
-
-`requests` and `showing_requests` describe all commands with it. Loads neither torch nor ASE.
-"""
+"""Options that several commands have, each declared once, and their checks. Loads neither torch nor ASE."""
 
 from __future__ import annotations
 
+import math
 import tomllib
-from collections.abc import Callable
-from dataclasses import MISSING, dataclass, field, replace
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any
 
 from typer import Argument, BadParameter, Context, Option
 
 from relaxion.cli import completion
-from relaxion.errors import PolicyError, SettingsError, UnknownPotentialError
-from relaxion.settings import assignment, nearest
+from relaxion.errors import SettingsError
+from relaxion.paths import check_file, without_slice
+from relaxion.settings import assignment, nearest, strain_mask
 
-TYPER = "typer"  # in a field's metadata: its argument or option
 AS_IN_RELAX = "As in 'relax'."
-RELAXING = (SettingsError, UnknownPotentialError, PolicyError)  # wrong --calc and --policy are wrong usage
+FITTING = "emt for its metals, else the first installed of chgnet, sevennet, mace; for molecules gfn2"
+QUIET = "No progress on stderr."
+QUIET_AND_NO_HINTS = "No progress and no hints on stderr."
 
 
-@dataclass(frozen=True)
-class Command:
-    """One command: its request, the function that answers it, and what is the same whatever was asked."""
-
-    request: type[Any]  # its fields are the options, its docstring is the help
-    module: str  # of this package; loaded when the command runs
-    function: str  # in it: (request, interrupts) -> exit code
-    interrupted: str = "interrupted"  # said where Ctrl-C or SIGTERM found nothing to save
-    usage: tuple[type[Exception], ...] = (SettingsError,)  # errors that end with exit code 2
-    one_thread: bool = True  # unless OMP_NUM_THREADS says otherwise; doctor shows what scripts would get
-
-    @property
-    def name(self) -> str:
-        return self.function.replace("_", "-")
+def argument(metavar: str, words: str, **more: Any) -> Any:
+    """An argument; readable=False: our own sentence says what is wrong with a file."""
+    return Argument(metavar=metavar, help=words, readable=False, **{"show_default": False, **more})
 
 
-Request = TypeVar("Request", bound=type[Any])
-Asked = TypeVar("Asked")
-
-
-def changed(request: Asked, **values: Any) -> Asked:
-    """The same request with other values; pyright does not see that `command` makes dataclasses."""
-    made: Any = request
-    return replace(made, **values)
-
-
-def shared(request: Request) -> Request:
-    """Fields that several requests inherit."""
-    return dataclass(frozen=True, kw_only=True)(request)
-
-
-def command(table: list[Command], where: str, **more: Any) -> Callable[[Request], Request]:
-    """Make a frozen dataclass of it and enter it into the table; `where` is `module:function`."""
-
-    def enter(request: Request) -> Request:
-        made, (module, function) = shared(request), where.split(":")
-        table.append(Command(made, module, function, **more))
-        return made
-
-    return enter
-
-
-def argument(metavar: str, words: str, *, default: Any = MISSING, **more: Any) -> Any:
-    """A field that is an argument; readable=False: our own sentence says what is wrong with a file."""
-    made = Argument(metavar=metavar, help=words, readable=False, **{"show_default": False, **more})
-    return field(default=default, metadata={TYPER: made})
-
-
-def option(metavar: str, words: str, *names: str, default: Any = MISSING, **more: Any) -> Any:
-    """A field that is an option with a value, called as the field is unless named."""
-    made = Option(*names, metavar=metavar, help=words, readable=False, **more)
-    return field(default=default, metadata={TYPER: made})
+def option(metavar: str, words: str, *names: str, **more: Any) -> Any:
+    """An option with a value, called as the parameter is unless named."""
+    return Option(*names, metavar=metavar, help=words, readable=False, **more)
 
 
 def flag(name: str, words: str, *short: str) -> Any:
-    return field(default=False, metadata={TYPER: Option(name, *short, help=words, metavar="")})
+    return Option(name, *short, help=words, metavar="")
 
 
 def from_file(context: Context, file: Path | None) -> Path | None:
@@ -104,47 +58,122 @@ def from_file(context: Context, file: Path | None) -> Path | None:
 
 
 def _names(param: Any) -> list[str]:
-    """As on the command line, with - or _, and as the field is called: calc_options, cell_mask, cell-mask."""
+    """As on the command line, with - or _, and as the parameter is called: calc_options, cell_mask, cell-mask."""
     if param.name in ("settings", "help"):
         return []
     long = [word.removeprefix("--") for word in param.opts if word.startswith("--")]
     return [param.name, *long, *(word.replace("-", "_") for word in long)]
 
 
-# what several commands have; those with words left out say them of their own
-optional = partial(option, default=None)
-UNSEEN = "Use the policy also for elements it was not trained on; every step is still checked."
-unseen_flag = partial(flag, "--allow-unseen", UNSEEN)
-calc_option = partial(option, "SPEC", default="emt", autocompletion=completion.calculators)
-calc_options_option = partial(
-    option, "KEY=VALUE", "An option of the calculator, such as dispersion=true; may be repeated.", "--calc-option",
-    default=None,
-)  # fmt: skip
-settings_option = partial(
-    option, "FILE.toml", "Read options from a file (fmax = 0.01, cell = true); those on the command line win.",
-    default=None, is_eager=True, callback=from_file,
-)  # fmt: skip
-FITTING: dict[str, Any] = {
-    "default": "auto",
-    "show_default": "emt for its metals, else the first installed of chgnet, sevennet, mace; for molecules gfn2",
-}
-policy_option = partial(option, "NAME|FILE", default="auto", autocompletion=completion.policies)
-DEVICE = "Device of the networks of policies and named calculators: cuda, cuda:1."
-device_option = partial(option, "NAME", DEVICE, default=None, show_default="cpu")
-optimizers_option = partial(option, "NAMES", autocompletion=completion.optimizers)
-rattle_option = partial(
-    option, "Å", "First displace the atoms at random with this standard deviation along each axis.", default=0.0
-)
-rattle_seed_option = partial(option, "N", "Seed of --rattle.", default=0, min=0)
-recipe_argument = partial(argument, "RECIPE", autocompletion=completion.recipes)
-agent_option = partial(option, "NAME", "ddpg, td3, d4pg or sac.", default=None, autocompletion=completion.agents)
+# how structures are relaxed: the same in `relax` and `relax-many`, some of it elsewhere too
+CalculatorOption = Annotated[
+    str,
+    option(
+        "SPEC",
+        "emt, eam, eam:FILE, lj, morse, chgnet, sevennet, gfn2, mace, module:factory; see 'calculators'.",
+        autocompletion=completion.calculators,
+        show_default=FITTING,
+    ),
+]
+CalculatorAsInRelaxOption = Annotated[
+    str, option("SPEC", AS_IN_RELAX, autocompletion=completion.calculators, show_default=FITTING)
+]
+CalculatorSettingOption = Annotated[
+    list[str] | None,
+    option("KEY=VALUE", "An option of the calculator, such as dispersion=true; may be repeated.", "--calc-option"),
+]
+PolicyOption = Annotated[
+    str,
+    option(
+        "NAME|FILE",
+        "auto: a shipped policy that covers all elements, else the classical optimizer; none: the classical "
+        "optimizer; NAME or FILE: that policy. See 'policies'.",
+        autocompletion=completion.policies,
+    ),
+]
+PolicyAsInRelaxOption = Annotated[str, option("NAME|FILE", AS_IN_RELAX, autocompletion=completion.policies)]
+DeviceOption = Annotated[
+    str | None,
+    option("NAME", "Device of the networks of policies and named calculators: cuda, cuda:1.", show_default="cpu"),
+]
+AllowUnseenOption = Annotated[
+    bool,
+    flag("--allow-unseen", "Use the policy also for elements it was not trained on; every step is still checked."),
+]
+FmaxOption = Annotated[
+    float,
+    option("eV/Å", "Converged when the largest force (with a free cell also the stress term) is below this."),
+]
+StepsOption = Annotated[int, option("N", "Maximum number of steps per structure; each is one force call.")]
+FreeCellOption = Annotated[bool, flag("--cell", "Relax the cell too.")]
+PressureOption = Annotated[float, option("GPa", "External pressure, for --cell.")]
+CellMaskOption = Annotated[
+    str,
+    option(
+        "AXES",
+        "Strain components that may change, for --cell: some of xx,yy,zz,yz,xz,xy.",
+        show_default="all six",
+    ),
+]
+KeepSymmetryOption = Annotated[
+    bool, flag("--keep-symmetry", "Keep the space group of the start (within 0.01 Å); needs spglib.")
+]
+MemoryOption = Annotated[Path | None, option("DIR", "Keep every evaluated geometry there, to learn from; see 'learn'.")]
+SettingsFileOption = Annotated[
+    Path | None,
+    option(
+        "FILE.toml",
+        "Read options from a file (fmax = 0.01, cell = true); those on the command line win.",
+        is_eager=True,
+        callback=from_file,
+    ),
+]
+RattleOption = Annotated[
+    float, option("Å", "First displace the atoms at random with this standard deviation along each axis.")
+]
+RattleSeedOption = Annotated[int, option("N", "Seed of --rattle.", min=0)]
 
-memory_option = partial(option, "DIR", "Keep every evaluated geometry there, to learn from; see 'learn'.", default=None)
+# training
+AgentOption = Annotated[str | None, option("NAME", "ddpg, td3, d4pg or sac.", autocompletion=completion.agents)]
+AssignmentsOption = Annotated[list[str] | None, option("KEY=VALUE", "Change a setting; may be repeated.", "--set")]
+
+# results, progress
+MemoryArgument = Annotated[Path, argument("DIR", "The --memory of 'relax' or 'relax-many', or a store of 'collect'.")]
+ManyArgument = Annotated[Path, argument("DIR", "The --out of 'relax-many'.")]
+JsonResultOption = Annotated[bool, flag("--json", "The result as one JSON object on stdout.")]
+JsonEverythingOption = Annotated[bool, flag("--json", "Everything as one JSON object.")]
+QuietOption = Annotated[bool, flag("--quiet", QUIET, "-q")]
+QuietWithoutHintsOption = Annotated[bool, flag("--quiet", QUIET_AND_NO_HINTS, "-q")]
 
 
-def quiet_flag(words: str = "No progress on stderr.") -> Any:
-    return flag("--quiet", words, "-q")
+# refused before torch is loaded: what needs no structure and no potential to be seen wrong
 
 
-def set_option(words: str = "Change a setting; may be repeated.") -> Any:
-    return option("KEY=VALUE", words, "--set", default=None)
+def check_numbers(fmax: float, steps: int, *, fewest_steps: int = 0, rattle: float = 0.0) -> None:
+    """Refuse options that make no sense, before anything is read."""
+    if not (math.isfinite(fmax) and fmax > 0):
+        raise SettingsError(f"--fmax is a force in eV/Å above 0, got {fmax}; try --fmax 0.05")
+    if steps < fewest_steps:
+        raise SettingsError(f"--steps is {fewest_steps} or more, got {steps}; try --steps 500")
+    if not (math.isfinite(rattle) and rattle >= 0):
+        raise SettingsError(f"--rattle is a length in Å, 0 or more, got {rattle}; try --rattle 0.05")
+
+
+def check_cell_options(cell: bool, pressure: float, cell_mask: str) -> None:
+    """Refuse what has no meaning without a free cell, and what cannot be read."""
+    if not math.isfinite(pressure):
+        raise SettingsError(f"--pressure is a number in GPa, got {pressure}; try --pressure 10")
+    if not cell and (pressure or cell_mask):
+        raise SettingsError("--pressure and --cell-mask are for a free cell; add --cell")
+    strain_mask(cell_mask)
+
+
+def check_structure_files(files: Sequence[Path]) -> None:
+    for file in files:
+        check_file(without_slice(file)[0])
+
+
+def check_recipe(word: str) -> None:
+    known = completion.recipes("")
+    if word not in known and not Path(word).exists():
+        raise SettingsError(f"no recipe '{word}', neither shipped nor a file: {nearest(word, known)}")

@@ -2,36 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from relaxion.bench.result_folder import PAGE, stem
-from relaxion.cli.ending import DONE, ERROR, Interrupts
+from relaxion.cli.command import DONE, ERROR
 from relaxion.cli.inputs import refuse_folder
 from relaxion.cli.progress import counted, say, tell
-from relaxion.cli.showing_requests import CurveRequest, ReportRequest, WatchRequest
 from relaxion.errors import FileError, SettingsError
 from relaxion.scaling.relax_many.folder import MANIFEST
 from relaxion.training.curves import write_curve
 from relaxion.web.many import ManyFolder, many_page
 from relaxion.web.run import watched
 from relaxion.web.training import MOST_RUNS, TrainingRuns
-from relaxion.web.view import report as page_of
+from relaxion.web.view import report
 
 
-def report(request: ReportRequest, _: Interrupts) -> int:
-    path = request.path
-    page = request.out or (path / PAGE if path.is_dir() else Path(f"{stem(path)}.html"))
+def write_report(path: Path, out: Path | None, against: Sequence[Path], *, force: bool) -> int:
+    page = out or (path / PAGE if path.is_dir() else Path(f"{stem(path)}.html"))
     refuse_folder("--out", page, PAGE)
-    if request.against and not (path / MANIFEST).exists():
+    if against and not (path / MANIFEST).exists():
         raise SettingsError(f"--against compares folders of 'relax-many', and {path} is not one")
-    made = many_page(path, request.against or ()) if (path / MANIFEST).exists() else page_of(path)
-    tell(f"{path}: written to {made.save(page, force=request.force)}")
+    made = many_page(path, against) if (path / MANIFEST).exists() else report(path)
+    tell(f"{path}: written to {made.save(page, force=force)}")
     return DONE
 
 
-def watch(request: WatchRequest, _: Interrupts) -> int:
+def watch_runs(runs: Sequence[Path], port: int, save: Path | None, *, force: bool) -> int:
     """Serve until interrupted, or write the page."""
-    runs, port = request.runs, request.port
     if len(runs) > MOST_RUNS:
         raise SettingsError(f"{len(runs)} runs are more than a page can show; name up to {MOST_RUNS}")
     twice = [run for place, run in enumerate(runs) if run.absolute() in [r.absolute() for r in runs[:place]]]
@@ -41,11 +39,11 @@ def watch(request: WatchRequest, _: Interrupts) -> int:
         raise SettingsError(f"--port is a number from 0 (any) to 65535, got {port}")
     many = (runs[0] / MANIFEST).exists()
     shown = ManyFolder(runs[0], runs[1:]) if many else TrainingRuns(watched(runs))
-    if request.save is None:
+    if save is None:
         return _serve(shown, counted(len(runs), "run"), port)
-    refuse_folder("--save", request.save, "page.html")
+    refuse_folder("--save", save, "page.html")
     shown.poll(seconds=600.0)
-    tell(f"{counted(len(runs), 'run')} -> {shown.page().save(request.save, force=request.force)}")
+    tell(f"{counted(len(runs), 'run')} -> {shown.page().save(save, force=force)}")
     return DONE
 
 
@@ -66,16 +64,15 @@ def _serve(shown: ManyFolder | TrainingRuns, words: str, port: int) -> int:
     return DONE
 
 
-def curve(request: CurveRequest, _: Interrupts) -> int:
-    out = request.out
+def draw_curve(runs: list[Path], out: Path, *, force: bool) -> int:
     if out.suffix.lower() != ".png":
         raise SettingsError(f"--out takes a PNG file, got {out}")
-    if out.exists() and not request.force:
+    if out.exists() and not force:
         raise FileError(f"{out} exists; try another --out, or --force to replace it")
     try:
-        write_curve(request.runs, out)
+        write_curve(runs, out)
     except ImportError as error:
         say(f"relaxion: a picture needs matplotlib ({error}); try: pip install matplotlib")
         return ERROR
-    tell(f"{counted(len(request.runs), 'run')} -> {out}")
+    tell(f"{counted(len(runs), 'run')} -> {out}")
     return DONE

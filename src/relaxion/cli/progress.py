@@ -24,7 +24,7 @@ SECONDS_BETWEEN_PLAIN_LINES = 5.0
 Advance = Callable[..., None]  # of a bar: `completed=`, `advance=`, `total=`, `description=`, `words=`
 
 
-class Progress:
+class ProgressLine:
     """Says how far a relaxation is."""
 
     def __init__(self, *, quiet: bool) -> None:
@@ -70,7 +70,8 @@ class Now:
         now = time.monotonic()
         if of == self._said_of and now - self._said_at < self._seconds:
             return False
-        self._said_of, self._said_at = of, now
+        self._said_of = of
+        self._said_at = now
         return True
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from contextlib import closing
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +15,12 @@ from ase.optimize.optimize import Optimizer
 from relaxion.bench.checks import emt_note, occupancy_note
 from relaxion.bench.comparison import in_words, who_relaxed
 from relaxion.bench.optimizers import PolicyChoice, check_policy, chosen_optimizers, policy_argument
-from relaxion.bench.runs import Task
-from relaxion.cli.default_calculator import AUTO, calculator_for
-from relaxion.cli.early import check_numbers
-from relaxion.cli.ending import DONE, ERROR, INCOMPLETE, Interrupts
+from relaxion.bench.runs import RelaxationTask
+from relaxion.cli.calculators import AUTO, calculator_for
+from relaxion.cli.command import DONE, ERROR, INCOMPLETE
 from relaxion.cli.inputs import checked_start, command_line, refuse_folder, sliced
-from relaxion.cli.options import changed
-from relaxion.cli.progress import Progress, say, speaks_ascii_only, tell
+from relaxion.cli.progress import ProgressLine, say, speaks_ascii_only, tell
 from relaxion.cli.sentences import compared_as_json
-from relaxion.cli.showing_requests import RaceRequest
 from relaxion.errors import FileError, SettingsError
 from relaxion.paths import without_slice
 from relaxion.potentials.potential import Potential
@@ -34,8 +32,28 @@ from relaxion.web.relaxation import OURS
 MOST_RACERS = 5  # beside ours: more films than that nobody follows, and the page has room for
 
 
-def race(request: RaceRequest, _: Interrupts) -> int:
-    check_numbers(request.fmax, request.steps, rattle=request.rattle)
+@dataclass(frozen=True)
+class RaceRequest:
+    """What `relaxion race` was asked."""
+
+    file: Path
+    optimizers: str
+    out: Path
+    calc: str
+    policy: str
+    allow_unseen: bool
+    cell: bool
+    fmax: float  # eV/Å
+    steps: int
+    index: int | None
+    rattle: float  # Å
+    seed: int
+    as_json: bool
+    force: bool
+    quiet: bool
+
+
+def run_race(request: RaceRequest) -> int:
     check_policy(policy_argument(request.policy))
     optimizers = chosen_optimizers(request.optimizers, "--with")
     if not 1 <= len(optimizers) <= MOST_RACERS:
@@ -44,10 +62,10 @@ def race(request: RaceRequest, _: Interrupts) -> int:
     atoms, hints = _structure(request.file, request.index)
     if request.calc == AUTO:
         choice = calculator_for([atoms])
-        request = changed(request, calc=choice.name)
+        request = replace(request, calc=choice.name)
         hints += filter(None, [choice.in_words()])
     with closing(make_potential(request.calc)) as potential:
-        start = checked_start(atoms, potential, request)
+        start = checked_start(atoms, potential, request.rattle, request.seed, free_cell=request.cell)
         return _race(request, potential, optimizers, start, hints)
 
 
@@ -57,8 +75,9 @@ def _race(
     choice = PolicyChoice.of(request.policy, start, allow_unseen=request.allow_unseen)
     said = [occupancy_note(start), emt_note(start, request.calc), potential.assumption(start), choice.note]
     hints = [*hints, *filter(None, said)]
-    task = Task(start, potential, request.fmax, request.steps, request.cell, record=True)
-    progress, label = Progress(quiet=request.quiet), str(request.file)
+    task = RelaxationTask(start, potential, request.fmax, request.steps, request.cell, record=True)
+    progress = ProgressLine(quiet=request.quiet)
+    label = str(request.file)
     with progress.line():
         runs = raced(task, choice, optimizers, lambda name: progress.reporter(label, name))
     done = Race(label, start, runs, request.fmax, request.calc, request.cell, command_line(), hints)
@@ -105,7 +124,8 @@ def _announce(race: Race, page: Path, request: RaceRequest) -> None:
 
 def _as_plain(race: Race, page: Path) -> dict[str, Any]:
     """What --json prints."""
-    ours, runs = race.runs[OURS], {name: compared_as_json(run) for name, run in race.runs.items()}
+    ours = race.runs[OURS]
+    runs = {name: compared_as_json(run) for name, run in race.runs.items()}
     return {
         "file": race.label, "formula": race.formula, "winners": race.winners, "policy": ours.policy_used,
         "fallback_used": ours.fallback_used, "runs": runs, "written_to": str(page),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,16 +16,21 @@ from rich.console import Console
 from relaxion.bench.checks import emt_note, occupancy_note
 from relaxion.bench.comparison import Compared, compared, restart_name, run_ase_optimizer, run_relaxer
 from relaxion.bench.optimizers import PolicyChoice, check_policy, chosen_optimizers, policy_argument
-from relaxion.bench.result_folder import PAGE, check_free, check_out, publish, staging, update_manifest, write_structure
-from relaxion.bench.runs import Run, Task
-from relaxion.cli.default_calculator import AUTO, calculator_for
-from relaxion.cli.early import check_numbers
-from relaxion.cli.ending import DONE, ERROR, INCOMPLETE, Interrupts
-from relaxion.cli.frames import write_together
-from relaxion.cli.inputs import Job, calculator_word, checked_start, command_line, read_jobs
-from relaxion.cli.options import changed
-from relaxion.cli.progress import Progress, one_line, say, speaks_ascii_only, tell
-from relaxion.cli.requests import RelaxRequest
+from relaxion.bench.result_folder import (
+    PAGE,
+    check_free,
+    check_out,
+    publish,
+    staging,
+    update_manifest,
+    write_frames,
+    write_structure,
+)
+from relaxion.bench.runs import RelaxationTask, Run
+from relaxion.cli.calculators import AUTO, calculator_for
+from relaxion.cli.command import DONE, ERROR, INCOMPLETE, interrupts
+from relaxion.cli.inputs import RelaxationJob, RelaxingOptions, calculator_word, checked_start, command_line, read_jobs
+from relaxion.cli.progress import ProgressLine, one_line, say, speaks_ascii_only, tell
 from relaxion.cli.sentences import (
     Report,
     as_json,
@@ -42,22 +48,37 @@ from relaxion.potentials.registry import make_potential
 from relaxion.structures.conversion import symmetric
 
 
-def relax(request: RelaxRequest, interrupts: Interrupts) -> int:
-    check_numbers(request.fmax, request.steps, rattle=request.rattle)
+@dataclass(frozen=True, kw_only=True)
+class RelaxRequest(RelaxingOptions):
+    """What `relaxion relax` was asked."""
+
+    files: list[Path]
+    compare: str
+    out: Path
+    as_json: bool
+    report: bool
+    resume: bool
+    force: bool
+    rattle: float  # Å
+    seed: int
+    quiet: bool
+
+
+def relax_structures(request: RelaxRequest) -> int:
     check_policy(policy_argument(request.policy))
     optimizers = chosen_optimizers(request.compare, "--compare")
     check_out(request.out)
     memory_at(request.memory)
     jobs = _left(request, [_checked(request, job) for job in read_jobs(request.files)])
-    progress = Progress(quiet=request.quiet)
+    progress = ProgressLine(quiet=request.quiet)
     if all(job.error is not None for job in jobs):  # nothing to relax: no calculator is loaded to say so
-        return _Session(request, None, optimizers, interrupts, progress).relax_all(jobs)
+        return _Session(request, None, optimizers, progress).relax_all(jobs)
     request = with_calculator(request, jobs)
     with closing(make_potential(request.calc, request.device)) as physics:
-        return _Session(request, physics, optimizers, interrupts, progress).relax_all(jobs)
+        return _Session(request, physics, optimizers, progress).relax_all(jobs)
 
 
-def _checked(request: RelaxRequest, job: Job) -> Job:
+def _checked(request: RelaxRequest, job: RelaxationJob) -> RelaxationJob:
     """A job whose folder holds something already becomes an error."""
     try:
         taken = request.resume and (request.out / job.folder).is_dir()  # `_left` decides about those
@@ -67,7 +88,7 @@ def _checked(request: RelaxRequest, job: Job) -> Job:
     return job
 
 
-def _left(request: RelaxRequest, jobs: list[Job]) -> list[Job]:
+def _left(request: RelaxRequest, jobs: list[RelaxationJob]) -> list[RelaxationJob]:
     """With --resume, all but those whose results are there already."""
     if not request.resume:
         return jobs
@@ -77,13 +98,13 @@ def _left(request: RelaxRequest, jobs: list[Job]) -> list[Job]:
     return left
 
 
-def _restart(request: RelaxRequest, job: Job) -> Path | None:
+def _restart(request: RelaxRequest, job: RelaxationJob) -> Path | None:
     """What an earlier relaxation of this structure left behind when it was cut short, where it is to be resumed."""
     file = request.out / job.folder / restart_name(job.name)
     return file if request.resume and file.is_file() else None
 
 
-def with_calculator(request: RelaxRequest, jobs: list[Job]) -> RelaxRequest:
+def with_calculator(request: RelaxRequest, jobs: list[RelaxationJob]) -> RelaxRequest:
     """The request with a calculator that fits its structures, where it names none, and with its options."""
     calc = request.calc
     if calc == AUTO:
@@ -92,7 +113,7 @@ def with_calculator(request: RelaxRequest, jobs: list[Job]) -> RelaxRequest:
         calc = choice.name
         if (words := choice.in_words()) and not request.quiet:
             say(f"relaxion: {words}")
-    return changed(request, calc=calculator_word(calc, request.calc_options))
+    return replace(request, calc=calculator_word(calc, request.calc_options))
 
 
 @dataclass(frozen=True)
@@ -102,11 +123,10 @@ class _Session:
     request: RelaxRequest
     physics: Potential | None  # None: there is nothing to relax
     optimizers: dict[str, type[Optimizer]]
-    interrupts: Interrupts
-    progress: Progress
+    progress: ProgressLine
     said: set[tuple[Path, str]] = field(default_factory=set)  # of a file, so that its other frames need not repeat it
 
-    def relax_all(self, jobs: list[Job]) -> int:
+    def relax_all(self, jobs: list[RelaxationJob]) -> int:
         """Each in turn; an error in one, of whatever kind, does not stop the others; Ctrl-C does."""
         reports = []
         for number, job in enumerate(jobs, start=1):
@@ -120,16 +140,16 @@ class _Session:
                 break
         for sentence in write_together(reports, self.request.out, force=self.request.force):
             say(f"relaxion: {sentence}")
-        return self.interrupts.exit_code if reports and reports[-1].interrupted else _exit_code(reports)
+        return interrupts.exit_code if reports and reports[-1].interrupted else _exit_code(reports)
 
-    def _relax_job(self, job: Job) -> Report:
+    def _relax_job(self, job: RelaxationJob) -> Report:
         request = self.request
         if job.error is not None or job.atoms is None or self.physics is None:
             return Report(job, error=one_line(job.error or ""))
         try:  # everything that can be refused is refused before a force call is spent
-            start = checked_start(job.atoms, self.physics, request)
+            start = checked_start(job.atoms, self.physics, request.rattle, request.seed, free_cell=request.cell)
             start = symmetric(start) if request.keep_symmetry else start
-            task = Task(
+            task = RelaxationTask(
                 start, self.physics, request.fmax, request.steps, request.cell, record=request.report,
                 pressure_gpa=request.pressure, cell_mask=request.cell_mask,
             )  # fmt: skip
@@ -139,24 +159,29 @@ class _Session:
         report = self._compare(report, task) if report.error is None else report
         return self._with_page(report, task) if request.report else report
 
-    def _relax_into_folder(self, job: Job, task: Task) -> Report:
-        final, request = self.request.out / job.folder, self.request
-        unseen, device, physics = request.allow_unseen, request.device, task.potential
+    def _relax_into_folder(self, job: RelaxationJob, task: RelaxationTask) -> Report:
+        final = self.request.out / job.folder
+        request = self.request
+        unseen = request.allow_unseen
+        device = request.device
+        physics = task.potential
         choice = PolicyChoice.of(request.policy, task.start, allow_unseen=unseen, calculator=physics, device=device)
         with staging(final) as folder:
-            earlier, log, trajectory = _restart(request, job), folder / f"{job.name}.log", folder / f"{job.name}.traj"
+            earlier = _restart(request, job)
+            log = folder / f"{job.name}.log"
+            trajectory = folder / f"{job.name}.traj"
             restart = None if earlier is None else Path(shutil.copy(earlier, folder))
             for file in (final / log.name, final / trajectory.name) if earlier else ():
                 if file.is_file():
                     shutil.copy(file, folder)
             reporter = self.progress.reporter(job.label, "Relaxion")
             run = run_relaxer(task, choice, log, trajectory, reporter, request.memory, restart)
-            with self.interrupts.held():
+            with interrupts.held():
                 hints = self._hints(job, run, task, choice.note)
                 report = self._save(Report(job, run, hints=hints), run, folder, final)
-        return replace(report, interrupted=run.outcome == "interrupted" or self.interrupts.noticed)
+        return replace(report, interrupted=run.outcome == "interrupted" or interrupts.noticed)
 
-    def _hints(self, job: Job, run: Run, task: Task, policy_note: str) -> list[str]:
+    def _hints(self, job: RelaxationJob, run: Run, task: RelaxationTask, policy_note: str) -> list[str]:
         hints = [occupancy_note(task.start), symmetry_hint(run, len(task.start), self.request.rattle)]
         assumed = task.potential.assumption(task.start)
         for once in (emt_note(task.start, self.request.calc), assumed, policy_note):
@@ -170,7 +195,8 @@ class _Session:
         report = report if run.error is None else _failed(report, run, run.error)
         if run.final is None:
             return report
-        job, report = report.job, replace(report, written_to=final)
+        job = report.job
+        report = replace(report, written_to=final)
         try:
             hint = write_structure(run.final, folder / f"{job.name}.extxyz", job.file, job.stem)
             report = replace(report, hints=[*report.hints, *filter(None, [hint])])
@@ -182,10 +208,11 @@ class _Session:
             report = replace(_failed(report, run, str(error)), written_to=None)
         return report
 
-    def _compare(self, report: Report, task: Task) -> Report:
+    def _compare(self, report: Report, task: RelaxationTask) -> Report:
         """After our result is safe on disk, so that nothing can be lost here."""
         others: list[Compared] = []
-        ours, of = report.run, len(self.optimizers)
+        ours = report.run
+        of = len(self.optimizers)
         if ours is None or report.interrupted:
             return report
         try:
@@ -203,26 +230,28 @@ class _Session:
             return replace(report, others=others, hints=[*report.hints, hint])
         return report
 
-    def _with_page(self, report: Report, task: Task) -> Report:
+    def _with_page(self, report: Report, task: RelaxationTask) -> Report:
         """Last, when everything is known and safe; pages are loaded only here."""
-        from relaxion.web.relaxation import Relaxation, policy_in_words, relaxation_page
+        from relaxion.web.relaxation import RelaxationReport, policy_in_words, relaxation_page
 
-        request, run, folder = self.request, report.run, report.written_to
+        request = self.request
+        run = report.run
+        folder = report.written_to
         if run is None or folder is None:
             return report
         policy = policy_in_words(request.policy, run.policy_used)
-        told = Relaxation(
+        told = RelaxationReport(
             report.job.label, task.start, run, task.fmax, request.calc, policy, task.free_cell, command_line(),
             report.others, report.hints,
         )  # fmt: skip
         try:
-            with self.interrupts.held():
+            with interrupts.held():
                 report = replace(report, page=relaxation_page(told).save(folder / PAGE))
                 plain = as_plain(report, compare=bool(report.others))
                 update_manifest(folder, plain, details(request, run), added=[PAGE])
         except Exception as error:  # noqa: BLE001 - a page that fails is no reason to drop the result
             return replace(report, error=one_line(f"the report could not be written: {error_in_words(error)}"))
-        return replace(report, interrupted=report.interrupted or self.interrupts.noticed)
+        return replace(report, interrupted=report.interrupted or interrupts.noticed)
 
     def _announce(self, report: Report) -> None:
         if self.request.as_json:
@@ -263,3 +292,27 @@ def details(request: RelaxRequest, run: Run) -> dict[str, Any]:
     columns = ("energy_ev", "enthalpy_ev", "fmax_ev_per_angstrom", "accepted", "method", "reason")
     calls = {name: [getattr(reading, name) for reading in run.readings] for name in columns}
     return {"request": plain, "calls": {**calls, "base_call": [frame.base_call for frame in run.frames]}}
+
+
+def write_together(reports: Sequence[Report], out: Path, *, force: bool) -> list[str]:
+    """One extxyz for each file of several structures; sentences about those that were not written."""
+    said = []
+    for name, relaxed in _by_file(reports).items():
+        file = out / f"{name}.extxyz"
+        if file.exists() and not force:
+            said.append(f"{file} exists and was left as it is; --force replaces it")
+            continue
+        try:
+            write_frames([report.run.final for report in relaxed if report.run and report.run.final], file)
+        except FileError as error:
+            said.append(str(error))
+    return said
+
+
+def _by_file(reports: Sequence[Report]) -> dict[str, list[Report]]:
+    """By the name that the folders of a file share, in order; only files of several structures."""
+    found: dict[str, list[Report]] = {}
+    for report in reports:
+        if report.job.index is not None and report.written_to is not None:
+            found.setdefault(report.job.folder.rpartition("-")[0], []).append(report)
+    return found

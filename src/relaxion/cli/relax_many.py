@@ -6,17 +6,15 @@ import json
 import math
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from relaxion.cli.default_calculator import AUTO, calculator_for
-from relaxion.cli.early import check_cell_options, check_numbers
-from relaxion.cli.ending import DONE, ERROR, INCOMPLETE, Interrupts
-from relaxion.cli.inputs import calculator_word
-from relaxion.cli.options import changed
+from relaxion.cli.calculators import AUTO, calculator_for
+from relaxion.cli.command import DONE, ERROR, INCOMPLETE, interrupts
+from relaxion.cli.inputs import RelaxingOptions, calculator_word
 from relaxion.cli.progress import Now, say, tell
-from relaxion.cli.requests import ManyRequest, MergeRequest, StatusRequest
 from relaxion.errors import RelaxionError, SettingsError
 from relaxion.files import json_of
 from relaxion.optimize.remembering import memory_at
@@ -35,13 +33,28 @@ SECONDS_BETWEEN_LINES = 5.0
 MOST_LOOKED_AT = 10_000  # structures, to choose a calculator by; a few seconds of reading
 
 
-def relax_many(request: ManyRequest, interrupts: Interrupts) -> int:
+@dataclass(frozen=True, kw_only=True)
+class ManyRequest(RelaxingOptions):
+    """What `relaxion relax-many` was asked."""
+
+    files: list[Path] | None
+    out: Path
+    learn: int
+    workers: str
+    batch_size: int
+    time_limit: float | None  # s
+    retry_failed: bool
+    as_json: bool
+    quiet: bool
+
+
+def relax_all(request: ManyRequest) -> int:
     """Do it, or go on with it."""
     files = request.files or _known_files(request.out)
     parse_workers(request.workers)
     check_files(files)
     calc = _calculator(request, files) if request.calc == AUTO else request.calc
-    request = changed(request, calc=calculator_word(calc, request.calc_options))
+    request = replace(request, calc=calculator_word(calc, request.calc_options))
     worker, chunk_size = _worker_settings(request)
     with Folder(request.out, worker.many, files) as folder:
         if folder.torn_bytes:
@@ -91,8 +104,6 @@ def _worker_settings(request: ManyRequest) -> tuple[WorkerSettings, int]:
     limit = request.time_limit
     if limit is not None and not (math.isfinite(limit) and limit > 0):
         raise SettingsError(f"--time-limit is a time in seconds above 0, got {limit}; try --time-limit 600")
-    check_numbers(request.fmax, request.steps)
-    check_cell_options(request)
     policy_weights(request.policy)  # complaints about a word come first
     made = make_potential(request.calc, request.device)
     made.close()  # workers make their own
@@ -163,19 +174,21 @@ def _plain(counts: Counts) -> dict[str, Any]:
 
 
 def _counts_in_words(counts: Counts) -> str:
-    beside, doubles = _some({"set aside": counts.failed, "waiting": counts.waiting}), counts.doubles
+    beside = _some({"set aside": counts.failed, "waiting": counts.waiting})
+    doubles = counts.doubles
     read = "in the input" if counts.input_read else "read so far"
     more = "" if counts.input_read else " (the input is not read to its end, so its number of structures is not known)"
     structures = f"{counts.places} structures {read}{_some({'of them doubles': doubles})}{more}"
     return f"{counts.relaxed} relaxed ({counts.converged} converged){beside}; {structures}"
 
 
-def status(request: StatusRequest, _: Interrupts) -> int:
+def show_status(path: Path, *, as_json: bool) -> int:
     """How a folder of results stands, also while a run goes on."""
-    path = request.folder
     manifest = read_manifest(path)
-    counts, process, run = read_counts(path), is_locked(path), _last_run(path)
-    if request.as_json:
+    counts = read_counts(path)
+    process = is_locked(path)
+    run = _last_run(path)
+    if as_json:
         plain = {"running": process is not None, "process": process, **_plain(counts), "last_run": run}
         tell(json.dumps({**plain, "settings": manifest["settings"]}))
         return DONE
@@ -184,7 +197,9 @@ def status(request: StatusRequest, _: Interrupts) -> int:
         state += "; the work is not finished: run the same relax-many again"
     tell(f"{path}: {_counts_in_words(counts)}; {state}")
     if process is not None and run.get("seconds"):
-        relaxed, failed, seconds = run.get("relaxed", 0), run.get("failed", 0), run["seconds"]
+        relaxed = run.get("relaxed", 0)
+        failed = run.get("failed", 0)
+        seconds = run["seconds"]
         rate = (relaxed + failed) / seconds
         tell(f"this run: {relaxed} relaxed, {failed} set aside in {seconds:.0f} s ({rate:.1f} per s)")
     return DONE
@@ -192,19 +207,20 @@ def status(request: StatusRequest, _: Interrupts) -> int:
 
 def _last_run(path: Path) -> dict[str, Any]:
     with suppress(OSError, ValueError):
-        plain, names = json_of(path / PROGRESS), ("relaxed", "failed", "seconds")
+        plain = json_of(path / PROGRESS)
+        names = ("relaxed", "failed", "seconds")
         if isinstance(plain, dict) and all(isinstance(plain.get(name, 0), int | float) for name in names):
             return plain
     return {}
 
 
-def merge(request: MergeRequest, _: Interrupts) -> int:
+def merge_results(folder: Path, out: Path, *, force: bool) -> int:
     """One file of everything."""
-    read_manifest(request.folder)
-    merged = merge_into(request.folder, request.out, force=request.force)
-    tell(f"{request.out}: {merged.written} structures")
+    read_manifest(folder)
+    merged = merge_into(folder, out, force=force)
+    tell(f"{out}: {merged.written} structures")
     if merged.failed:
-        say(f"relaxion: {merged.failed} structures have no result ({request.folder}/failed)")
+        say(f"relaxion: {merged.failed} structures have no result ({folder}/failed)")
     if merged.waiting:
         say(f"relaxion: {merged.waiting} structures are not relaxed yet; run relax-many again, then merge with --force")
         return INCOMPLETE

@@ -13,7 +13,7 @@ from rich.table import Table
 from relaxion.bench.comparison import Compared, in_words, minima_in_words, restart_name, who_relaxed
 from relaxion.bench.runs import Run
 from relaxion.bench.statistics import SAME_MINIMUM_EV_PER_ATOM
-from relaxion.cli.inputs import Job
+from relaxion.cli.inputs import RelaxationJob
 from relaxion.cli.progress import counted
 
 SYMMETRIC_FMAX = 1e-6  # eV/Å; forces this small at the start come from symmetry (or from an earlier relaxation)
@@ -29,7 +29,7 @@ ADVICE = {
 class Report:
     """Everything to be said about one structure."""
 
-    job: Job
+    job: RelaxationJob
     run: Run | None = None  # None: refused before the first force call
     error: str | None = None
     written_to: Path | None = None
@@ -54,7 +54,8 @@ def as_json(report: Report, *, compare: bool, ascii_only: bool = False) -> str:
 
 def as_plain(report: Report, *, compare: bool) -> dict[str, Any]:
     """What --json prints; numbers that are not finite are null."""
-    run, job = report.run or Run("error", 0, None, None, 0.0), report.job
+    run = report.run or Run("error", 0, None, None, 0.0)
+    job = report.job
     plain: dict[str, Any] = {"file": str(job.file)} | ({} if job.index is None else {"index": job.index})
     plain |= {
         "formula": report.formula,

@@ -1,24 +1,28 @@
-"""`relaxion train`: a recipe, some overrides, a run folder; progress on stderr, the result on stdout."""
+"""`relaxion train` and `tune`: a recipe, some overrides, a run folder or a folder of trials."""
 
 from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from relaxion.bundles import find_policy
 from relaxion.bundles.bundle import KIND as POLICY_KIND
-from relaxion.cli.ending import DONE, Interrupts, as_usage
+from relaxion.cli.command import DONE, ERROR, as_usage, interrupts
 from relaxion.cli.progress import bar, say, tell, warnings_as_sentences
-from relaxion.cli.requests import TrainRequest, TuneRequest
 from relaxion.errors import FileError, SettingsError
 from relaxion.files import kind_of
 from relaxion.scaling.collectors.places import Collectors
+from relaxion.scaling.sweeps.space import first_values, read_space
+from relaxion.scaling.sweeps.sweep import Plan, Sweep, Trial
+from relaxion.scaling.sweeps.workers import workers_place
 from relaxion.settings import assigned
 from relaxion.training.diagnostics import DIAGNOSIS, standing
 from relaxion.training.loop import Interrupted, OnProgress
@@ -26,6 +30,7 @@ from relaxion.training.loop import train as train_in_folder
 from relaxion.training.recipe import find, run_folder, settings_from_recipe
 from relaxion.training.settings import RunSettings
 
+SAMPLERS = ("tpe", "random")
 TRUST_RULE = ("secant_weight", "n_secants", "secant_length_angstrom")  # settings that a policy passes on
 NEWEST = {
     "rollout/ep_rew_mean": "return",
@@ -35,9 +40,48 @@ NEWEST = {
 }
 
 
-def train(request: TrainRequest, interrupts: Interrupts) -> int:
+@dataclass(frozen=True)
+class TrainRequest:
+    """What `relaxion train` was asked."""
+
+    recipe: str
+    out: Path | None
+    agent: str | None
+    seed: int | None
+    steps: int | None
+    assignments: list[str] | None
+    resume: bool
+    from_weights: Path | None
+    origin: str | None
+    calc: str | None
+    structures: str | None
+    force: bool
+    collectors: str | None
+    as_json: bool
+    quiet: bool
+
+
+@dataclass(frozen=True)
+class TuneRequest:
+    """What `relaxion tune` was asked."""
+
+    recipe: str
+    out: Path
+    trials: int
+    varied: list[str] | None
+    space: Path | None
+    agent: str | None
+    seed: int | None
+    steps: int | None
+    assignments: list[str] | None
+    workers: str
+    sampler: str
+    as_json: bool
+    quiet: bool
+
+
+def train_by_recipe(request: TrainRequest) -> int:
     recipe = request.recipe
-    assert recipe is not None, "`early` lists the recipes where none is named"
     with as_usage(FileError):
         given = _of_origin(request.origin) | _world(request) | given_settings(request)
         settings = settings_from_recipe(find(recipe), request.agent, given)
@@ -94,7 +138,8 @@ def given_settings(request: TrainRequest | TuneRequest) -> dict[str, Any]:
 @contextmanager
 def progress(settings: RunSettings, out: Path, quiet: bool) -> Iterator[OnProgress | None]:
     """A bar with the newest numbers and the newest alarm; plain lines where stderr is no terminal."""
-    steps, alarm = settings.training.steps, NewestAlarm()
+    steps = settings.training.steps
+    alarm = NewestAlarm()
     with bar(str(out), steps, quiet=quiet) as advance:
 
         def report(step: int, newest: Mapping[str, float]) -> None:
@@ -107,7 +152,8 @@ def progress(settings: RunSettings, out: Path, quiet: bool) -> Iterator[OnProgre
 
 def _lines(settings: RunSettings, out: Path) -> OnProgress:
     """Where nobody watches: a line for each interval of the log."""
-    training, said = settings.training, 0
+    training = settings.training
+    said = 0
 
     def report(step: int, newest: Mapping[str, float]) -> None:
         nonlocal said
@@ -141,7 +187,8 @@ def alarms_as_sentences() -> Iterator[None]:
     """What the diagnosis logs as one line each on stderr."""
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: say(f"relaxion: alarm: {record.getMessage()}")
-    diagnosis, passed_on = logging.getLogger(DIAGNOSIS), logging.getLogger(DIAGNOSIS).propagate
+    diagnosis = logging.getLogger(DIAGNOSIS)
+    passed_on = logging.getLogger(DIAGNOSIS).propagate
     diagnosis.addHandler(handler)
     diagnosis.propagate = False
     try:
@@ -149,3 +196,67 @@ def alarms_as_sentences() -> Iterator[None]:
     finally:
         diagnosis.removeHandler(handler)
         diagnosis.propagate = passed_on
+
+
+def tune_recipe(request: TuneRequest) -> int:
+    with as_usage(FileError):
+        sweep = Sweep(_plan(request), request.out)
+        place = workers_place(request.workers)
+    try:
+        with interrupts.held(), sweep.owned():
+            sweep.open()
+            on_ended = partial(_say_how_it_ended, request, sweep)
+            sweep.run(request.trials, place(), lambda: interrupts.noticed, on_ended)
+            sweep.write_tables()
+    except KeyboardInterrupt:
+        say(f"relaxion: stopped at once; run the same command again to continue in {request.out}")
+        return interrupts.exit_code
+    if interrupts.noticed:
+        say(f"relaxion: stopped, the trials are saved; run the same command again to continue in {request.out}")
+        return interrupts.exit_code
+    return _result(request, sweep)
+
+
+def _plan(request: TuneRequest) -> Plan:
+    if request.sampler not in SAMPLERS:
+        raise SettingsError(f"no sampler '{request.sampler}': {' or '.join(SAMPLERS)}")
+    given = given_settings(request)
+    recipe = find(request.recipe)
+    varied = request.varied or ()
+    probe = first_values(read_space(varied, request.space, {}))
+    settings = settings_from_recipe(recipe, request.agent, given | probe)
+    space = read_space(varied, request.space, settings.flat())
+    return Plan(recipe, request.agent, given, space, settings.training.seed, request.sampler)
+
+
+def _say_how_it_ended(request: TuneRequest, sweep: Sweep, trial: Trial) -> None:
+    if request.quiet or trial.ended is None:
+        return
+    ended = trial.ended
+    best = sweep.best()
+    how = f"failed: {ended.reason}" if ended.value is None else f"{ended.objective} {ended.value:.6g}"
+    shown = {key: f"{value:.3g}" if isinstance(value, float) else value for key, value in trial.parameters.items()}
+    words = ", ".join(f"{key} {value}" for key, value in shown.items())
+    crown = " (best so far)" if best is not None and best.number == trial.number else ""
+    n_done = sum(1 for one in sweep.trials.values() if one.ended is not None)
+    say(f"{n_done}/{request.trials} trial {trial.number}: {how}{crown}; {words}")
+
+
+def _result(request: TuneRequest, sweep: Sweep) -> int:
+    best = sweep.best()
+    trials = sweep.trials.values()
+    failed = sum(1 for trial in trials if trial.ended is not None and trial.ended.value is None)
+    if best is None or best.ended is None or best.ended.value is None or not math.isfinite(best.ended.value):
+        say(f"relaxion: all {failed} trials failed; {request.out / 'trials.csv'} says why")
+        return ERROR
+    facts = {
+        "trials": len(trials), "failed": failed, "best_trial": best.number, "objective": best.ended.objective,
+        "value": best.ended.value, "parameters": best.parameters, "best": str(request.out / "best.toml"),
+    }  # fmt: skip
+    words = ", ".join(f"{key} = {value}" for key, value in best.parameters.items())
+    sentence = (
+        f"best of {len(trials)} trials ({failed} failed): {best.ended.objective} {best.ended.value:.6g} with {words} "
+        f"-> {request.out / 'best.toml'}"
+    )
+    tell(json.dumps(facts) if request.as_json else sentence)
+    return DONE

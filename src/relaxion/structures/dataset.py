@@ -13,7 +13,6 @@ import ase.io
 from ase import Atoms
 from ase.io.formats import filetype, open_with_compression
 
-from relaxion.address_space import bounded_memory
 from relaxion.errors import FileError, InputError
 from relaxion.paths import check_file
 from relaxion.settings import nearest
@@ -27,7 +26,7 @@ def read(path: str | Path, index: str | int = ":") -> list[Atoms]:
     path = Path(path)
     check_file(path)
     try:
-        with bounded_memory(path), opened_for_ase(path) as (source, form):
+        with opened_for_ase(path) as (source, form):
             found = ase.io.read(source, index=index, format=form, do_not_split_by_at_sign=True)
             images = [found] if isinstance(found, Atoms) else list(found)
     except Exception as error:  # ASE's readers have no common error: damaged files bring any kind

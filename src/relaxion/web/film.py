@@ -48,7 +48,8 @@ class Reel:
 
 def film_parts(reels: Sequence[Reel], largest_bytes: int = LARGEST_BYTES) -> tuple[list[dict[str, Any]], list[str]]:
     """The films as plain data, and sentences about what was left out."""
-    films, notes = [], []
+    films = []
+    notes = []
     for reel in reels:
         film = _fitted(reel, largest_bytes // len(reels))
         films.append(film)

@@ -1,7 +1,6 @@
 """The server of the live page: loopback only, read-only, for this machine's own browser.
 
-Whoever asks must have typed our address (the Host header is checked, so that no foreign name can be pointed at us),
-and a race is only begun by our own page (Origin), in JSON, which no foreign form can send.
+Whoever asks must have typed our address: the Host header is checked, so that no foreign name can be pointed at us.
 """
 
 from __future__ import annotations
@@ -18,17 +17,16 @@ from typing import Any, Protocol
 import uvicorn
 from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from relaxion.errors import RelaxionError, SettingsError
-from relaxion.web.live_race import LARGEST_UPLOAD, Races, TooMany, read_request
+from relaxion.errors import SettingsError
 from relaxion.web.page import FOOT, Page, Part, as_json
 from relaxion.web.training import TRAINING_SCRIPTS
 
-LIVE_SCRIPTS = (*TRAINING_SCRIPTS, "race_tab.js", "live.js")
+LIVE_SCRIPTS = (*TRAINING_SCRIPTS, "live.js")
 HEADING = "heading"
 LIVE_FOOT = ("This page is fed by relaxion watch on this machine; it changes nothing in the runs.", FOOT[1])
 
@@ -58,7 +56,7 @@ class LivePage(Page):
 
     @property
     def needs_library(self) -> bool:
-        return True  # a film or a race may come later
+        return True  # a film may come later
 
     def security_policy(self, scripts: Sequence[str]) -> str:
         return f"{super().security_policy(scripts)}; connect-src 'self'; base-uri 'none'; form-action 'none'"
@@ -88,22 +86,24 @@ class Board:
                 return False
             self.version += 1
             changed = {name: self.version for name, text in texts.items() if self._texts.get(name) != text}
-            self._changed, self._texts = {name: changed.get(name) or self._changed[name] for name in texts}, texts
+            self._changed = {name: changed.get(name) or self._changed[name] for name in texts}
+            self._texts = texts
             return True
 
     def news(self, since: int) -> str:
         """What has come after that version, as JSON."""
         with self._lock:
             newer = {name: text for name, text in self._texts.items() if self._changed[name] > since}
-            words, order = newer.pop(HEADING, "null"), json.dumps(list(self._texts)[1:])
+            words = newer.pop(HEADING, "null")
+            order = json.dumps(list(self._texts)[1:])
             parts = ",".join(newer.values())
             return f'{{"version":{self.version},"heading":{words},"order":{order},"parts":[{parts}]}}'
 
-    def page(self, more: dict[str, Any]) -> str:
-        """The whole page as it is now; `more` is what else the browser has to know."""
+    def page(self) -> str:
+        """The whole page as it is now."""
         with self._lock:
             words, *parts = (json.loads(text) for text in self._texts.values())
-            live = {"epoch": self.epoch, "version": self.version, **more}
+            live = {"epoch": self.epoch, "version": self.version}
         return LivePage(**words, parts=parts, foot=LIVE_FOOT, scripts=LIVE_SCRIPTS, more={"live": live}).html
 
     def frozen(self) -> str:
@@ -114,7 +114,8 @@ class Board:
 
 HOST = "127.0.0.1"
 NAMES = ("127.0.0.1", "localhost")
-PORT, PORTS_TRIED = 8765, 20
+PORT = 8765
+PORTS_TRIED = 20
 SECONDS_BETWEEN_LOOKS = 1.0
 SECONDS_OF_SILENCE = 15.0  # then a line without news, so that a dead connection is noticed
 MOST_LISTENERS = 64
@@ -129,7 +130,7 @@ HEADERS = {
 
 
 class OwnPageOnly:
-    """Turns away foreign Host headers, foreign origins and everything that would change something."""
+    """Turns away foreign Host headers and everything that would change something."""
 
     def __init__(self, app: ASGIApp, port: int) -> None:
         self.app = app
@@ -147,14 +148,7 @@ class OwnPageOnly:
         if len(hosts) != 1 or hosts[0] not in self.hosts:
             names = " and ".join(sorted(self.hosts))
             return _sentence(421, f"this server answers to {names} only; open it by that name")
-        if scope["method"] in ("GET", "HEAD"):
-            return None
-        if scope["method"] != "POST" or scope["path"] != "/race":
-            return _sentence(405, "this page is read-only")
-        if [value.lower() for value in given.getlist("origin")] != [f"http://{hosts[0]}"]:
-            return _sentence(403, "a race is begun by the page itself, not by another site")
-        kinds = [value.split(";")[0].strip().lower() for value in given.getlist("content-type")]
-        return None if kinds == ["application/json"] else _sentence(415, "a race is asked for in JSON")
+        return None if scope["method"] in ("GET", "HEAD") else _sentence(405, "this page is read-only")
 
 
 def _with_headers(send: Send) -> Send:
@@ -173,20 +167,14 @@ def _sentence(status: int, words: str) -> PlainTextResponse:
 class Live:
     """The application: the board is looked after while it runs, listeners are told when it changes."""
 
-    def __init__(self, board: Board, races: Races) -> None:
-        self.board, self.races = board, races
+    def __init__(self, board: Board) -> None:
+        self.board = board
         self._waiting: set[asyncio.Event] = set()  # one for each listener that has everything there is
         self._listeners = 0
         self._over = False
 
     def app(self, port: int) -> ASGIApp:
-        routes = [
-            Route("/", self.page),
-            Route("/page.html", self.frozen),
-            Route("/events", self.events),
-            Route("/race", self.begin_race, methods=["POST"]),
-            Route("/race/{number:int}", self.race),
-        ]
+        routes = [Route("/", self.page), Route("/page.html", self.frozen), Route("/events", self.events)]
         return OwnPageOnly(Starlette(routes=routes, lifespan=self._lifespan), port)
 
     @asynccontextmanager
@@ -195,16 +183,15 @@ class Live:
         try:
             yield
         finally:
-            await self.end()
+            self.end()
             looking.cancel()
             with suppress(asyncio.CancelledError):
                 await looking
 
-    async def end(self) -> None:
-        """Let listeners go, and races with them."""
+    def end(self) -> None:
+        """Let listeners go."""
         self._over = True
         self._wake()
-        await self.races.close()
 
     async def _look(self) -> None:
         while True:
@@ -217,7 +204,7 @@ class Live:
             event.set()
 
     async def page(self, _request: Request) -> Response:
-        return HTMLResponse(await asyncio.to_thread(self.board.page, {"race": self.races.choices()}))
+        return HTMLResponse(await asyncio.to_thread(self.board.page))
 
     async def frozen(self, _request: Request) -> Response:
         """The page as a file: no server needed any more."""
@@ -263,39 +250,6 @@ class Live:
         finally:
             self._waiting.discard(news)
 
-    async def begin_race(self, request: Request) -> Response:
-        try:
-            body = await _body(request, LARGEST_UPLOAD)
-            number = await self.races.begin(read_request(body, self.races.choices()))
-        except ClientDisconnect:
-            return Response(status_code=400)
-        except RelaxionError as error:
-            status = {TooLarge: 413, TooMany: 429}.get(type(error), 400)
-            return JSONResponse({"error": str(error)}, status_code=status)
-        return JSONResponse({"number": number}, status_code=202)
-
-    async def race(self, request: Request) -> Response:
-        found = self.races.state(int(request.path_params["number"]))
-        if found is None:
-            return JSONResponse({"error": "this race is over and forgotten; start it again"}, status_code=404)
-        return Response(found, media_type="application/json")
-
-
-class TooLarge(SettingsError):
-    """An upload beyond the limit."""
-
-
-async def _body(request: Request, most: int) -> bytes:
-    """The body, given up as soon as it is too large; what the header claims is not believed."""
-    pieces, size = [], 0
-    async for piece in request.stream():
-        size += len(piece)
-        if size > most:
-            words = "race a smaller structure, or use 'relaxion race'"
-            raise TooLarge(f"the file is larger than {most // 1000} kB; {words}")
-        pieces.append(piece)
-    return b"".join(pieces)
-
 
 def free_socket(port: int) -> socket.socket:
     """Bound to the loopback address at this port, or at the next one that is free; 0: at any."""
@@ -311,7 +265,7 @@ def free_socket(port: int) -> socket.socket:
 def server(board: Board, bound: socket.socket) -> uvicorn.Server:
     """Ready to run; what it serves is up to date once."""
     board.refresh(seconds=5.0)
-    app = Live(board, Races()).app(bound.getsockname()[1])
+    app = Live(board).app(bound.getsockname()[1])
     config = uvicorn.Config(
         app, log_level="warning", access_log=False, ws="none", lifespan="on", server_header=False, proxy_headers=False,
         limit_concurrency=64, timeout_keep_alive=5, timeout_graceful_shutdown=2,

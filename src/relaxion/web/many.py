@@ -25,7 +25,8 @@ MOST_POINTS = 2000  # of a curve
 MOST_ROWS = 1500  # of the table of structures: the page stays below 1 MB
 SLOWEST = 10
 EXAMPLES = 3  # named with each reason
-WAITING, CONVERGED = "waiting", "converged"
+WAITING = "waiting"
+CONVERGED = "converged"
 
 
 def many_page(folder: Path, against: Sequence[Path] = ()) -> Page:
@@ -41,10 +42,13 @@ class ManyFolder:
     """One folder, growing or done, as the live page follows it."""
 
     def __init__(self, folder: Path, against: Sequence[Path] = ()) -> None:
-        self.folder, self.against = folder, against
+        self.folder = folder
+        self.against = against
         self.settings = read_manifest(folder)["settings"]
         self.every = int(self.settings.get("learn_every", 0))
-        self.rows, self.input_read, self.studies = list[Row](), False, list[dict[str, Any]]()
+        self.rows: list[Row] = []
+        self.input_read = False
+        self.studies: list[dict[str, Any]] = []
         self.others: dict[str, np.ndarray] = {}
         self._seen: list[tuple[str, int]] = []
 
@@ -56,7 +60,8 @@ class ManyFolder:
         if seen == self._seen:
             return False
         self._seen = seen
-        self.rows, self.input_read = read_rows(self.folder), inputs_are_listed(self.folder)
+        self.rows = read_rows(self.folder)
+        self.input_read = inputs_are_listed(self.folder)
         self.others = {name: calls for path in self.against for name, calls in _calls_of(path).items()}
         self.studies = studies_of(self.folder) if self.every else []
         return True

@@ -24,7 +24,8 @@ from relaxion.files import replace_file
 from relaxion.version import __version__
 
 LARGEST_BYTES = 1_000_000  # of the whole file
-FORMAT, FORMAT_VERSION = "relaxion-page", 1
+FORMAT = "relaxion-page"
+FORMAT_VERSION = 1
 SCRIPTS = ("vendor/uPlot.iife.min.js", "dom.js", "film.js", "plot.js", "parts.js", "main.js")
 FILMS = ("film", "gallery")  # kinds that need the library
 LIBRARY = "vendor/3Dmol-min.js"

@@ -18,7 +18,7 @@ from relaxion.bench.comparison import (
     who_relaxed,
 )
 from relaxion.bench.optimizers import PolicyChoice
-from relaxion.bench.runs import OnCall, Run, Task
+from relaxion.bench.runs import OnCall, RelaxationTask, Run
 from relaxion.web.film import film_parts
 from relaxion.web.page import Page, Part, facts, notes, tile
 from relaxion.web.relaxation import OURS, citation, comparison_table, energy_plot, film_part, fmax_plot, reel
@@ -37,7 +37,6 @@ class Race:
     free_cell: bool
     command: str
     hints: Sequence[str] = ()
-    comment: str = ""  # in the file
 
     @property
     def winners(self) -> list[str]:
@@ -56,7 +55,7 @@ class Race:
 
 
 def raced(
-    task: Task, choice: PolicyChoice, others: Mapping[str, type[Optimizer]], reporter: Callable[[str], OnCall]
+    task: RelaxationTask, choice: PolicyChoice, others: Mapping[str, type[Optimizer]], reporter: Callable[[str], OnCall]
 ) -> dict[str, Run]:
     """All from the same start, ours first; `reporter` makes what is told of each force call of one of them."""
     runs = {OURS: run_relaxer(task, choice, None, None, reporter(OURS))}
@@ -75,7 +74,8 @@ def verdict(race: Race) -> str:
 
 def race_page(race: Race) -> Page:
     """The whole page."""
-    everybody, ours = list(race.runs.items()), race.runs[OURS]
+    everybody = list(race.runs.items())
+    ours = race.runs[OURS]
     films, thinned = film_parts([reel(name, race.start, run, winner=name in race.winners) for name, run in everybody])
     parts: list[Part] = [
         {"kind": "tiles", "title": "Result", "tiles": [_tile(name, run, race) for name, run in everybody]},
@@ -108,7 +108,6 @@ def _facts(race: Race) -> Part:
     cell = f", {'free' if race.free_cell else 'fixed'} cell" if race.start.pbc.any() else ""
     found = [
         ("Structure", f"{race.formula}, {len(race.start)} atoms{cell}"),
-        ("Comment in the file", race.comment),
         ("Calculator", race.calculator),
         ("Relaxed by", who_relaxed(race.runs[OURS])),
         *((f"{name} failed", run.error) for name, run in race.runs.items()),

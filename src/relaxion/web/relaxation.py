@@ -36,7 +36,7 @@ OURS = "Relaxion"
 
 
 @dataclass(frozen=True)
-class Relaxation:
+class RelaxationReport:
     """Everything the page tells; whoever has relaxed something fills it in."""
 
     label: str  # usually the file
@@ -55,7 +55,7 @@ class Relaxation:
         return self.start.symbols.formula.format("metal")
 
 
-def relaxation_page(told: Relaxation) -> Page:
+def relaxation_page(told: RelaxationReport) -> Page:
     """The whole report."""
     films, thinned = film_parts([reel(OURS, told.start, told.run)])
     runs = [(OURS, told.run), *((other.name, other.run) for other in told.others)]
@@ -88,7 +88,8 @@ def reel(name: str, start: Atoms, run: Run, *, winner: bool = False) -> Reel:
     """A film of a run; of one that failed at once, a still of the start."""
     frames = run.frames or (Frame(1, np.asarray(start.positions, dtype=np.float32), np.asarray(start.cell)),)
     end = outcome_words(run.outcome, run.fmax_ev_per_angstrom)
-    periodic, held = bool(start.pbc.any()), fixed_atoms(start)
+    periodic = bool(start.pbc.any())
+    held = fixed_atoms(start)
     return Reel(name, start.numbers, periodic, frames, run.readings, end, run.converged, winner, held)
 
 
@@ -113,7 +114,7 @@ def policy_in_words(asked: str | Path | None, used: str | None) -> str:
     return used if used == asked else f"{asked}: {used}"
 
 
-def _lead(told: Relaxation) -> str:
+def _lead(told: RelaxationReport) -> str:
     """What it cost the others, or how small the forces became."""
     if told.others:
         return f"{in_words(told.run, told.others)}, counted inside the calculator."
@@ -124,8 +125,9 @@ def _lead(told: Relaxation) -> str:
     return f"{cell}{pressure}, {len(told.start)} in all, calculator {told.calculator}."
 
 
-def _tiles(told: Relaxation) -> list[dict[str, str]]:
-    run, first = told.run, next((one for one in told.run.readings if one.energy_ev is not None), None)
+def _tiles(told: RelaxationReport) -> list[dict[str, str]]:
+    run = told.run
+    first = next((one for one in told.run.readings if one.energy_ev is not None), None)
     tone = "good" if run.converged else "warn" if run.error is None else "bad"
     found = [tile("Force calls", str(run.force_calls), note=outcome_words(run.outcome), tone=tone)]
     if run.fmax_ev_per_angstrom is not None:
@@ -164,7 +166,8 @@ def fmax_plot(runs: Sequence[tuple[str, Run]], tolerance: float | None) -> Part:
 def energy_plot(runs: Sequence[tuple[str, Run]]) -> Part:
     """What is minimised, above the end of the first run; on a logarithmic axis, so that small differences show."""
     ours, first = runs[0]
-    zero, what = first.enthalpy_ev, "enthalpy" if first.pressure_gpa else "energy"
+    zero = first.enthalpy_ev
+    what = "enthalpy" if first.pressure_gpa else "energy"
     series = [_series(name, run.readings, "enthalpy_ev", zero or 0.0) for name, run in runs if run.readings]
     title = what.capitalize() + ("" if zero is None else f" above the final {what} of {ours}")
     above = [value for one in series for value in one["y"] if value is not None and value > 0]
@@ -229,8 +232,10 @@ def _same_minimum(ours: Run, other: Compared) -> str:
     return "yes" if not other.other_minimum else f"no, {signed(1000 * gap, '.1f')} meV/atom"
 
 
-def _structure_facts(told: Relaxation) -> Part:
-    start, final, comment = told.start, told.run.final, told.start.info.get("comment")
+def _structure_facts(told: RelaxationReport) -> Part:
+    start = told.start
+    final = told.run.final
+    comment = told.start.info.get("comment")
     found = [
         ("Formula", told.formula),
         ("Atoms", atoms_words(start)),
@@ -245,7 +250,7 @@ def _structure_facts(told: Relaxation) -> Part:
     return facts("Structure", found, span=6)
 
 
-def _run_facts(told: Relaxation) -> Part:
+def _run_facts(told: RelaxationReport) -> Part:
     run = told.run
     found = [
         ("Outcome", outcome_words(run.outcome, run.fmax_ev_per_angstrom)),

@@ -21,7 +21,10 @@ from relaxion.web.tail import History, Tail
 MOST_ALARMS = 200  # the newest: a page with more nobody reads
 LARGEST_JSON = 64 << 20  # bytes of a small file; ours have a few MB at most
 _DECODER = json.JSONDecoder(parse_constant=lambda _: None)  # NaN is no JSON, and no number to draw
-RUNNING, FINISHED, STOPPED, WAITING = "running", "finished", "stopped", "waiting for its first line"
+RUNNING = "running"
+FINISHED = "finished"
+STOPPED = "stopped"
+WAITING = "waiting for its first line"
 
 Made = TypeVar("Made")
 
@@ -53,7 +56,8 @@ class WatchedRun:
     """What is known of a run so far; `poll` looks for more."""
 
     def __init__(self, folder: Path, label: str | None = None) -> None:
-        self.folder, self.label = folder, label or folder.absolute().name
+        self.folder = folder
+        self.label = label or folder.absolute().name
         self.files = RunFolder(folder)
         self.history = History()
         self.alarms: list[dict[str, Any]] = []
@@ -110,7 +114,8 @@ class WatchedRun:
         if self.caught_up:
             self._tell_end()
         status = self._status()
-        changed, self.status = changed or status != self.status, status
+        changed = changed or status != self.status
+        self.status = status
         return changed
 
     def _follow(self, tail: Tail, tell: Callable[[bytes], None], limit: float) -> bool:
@@ -191,13 +196,16 @@ class WatchedRun:
             now = (stat.st_mtime_ns, stat.st_size)
         except OSError:
             now = None
-        before, self._seen[file] = self._seen.get(file), now
+        before = self._seen.get(file)
+        self._seen[file] = now
         return now != before
 
     def _read_settings(self) -> None:
         file = self.files.settings
         try:
-            self.settings, self.settings_text = toml_of(file), text_of(file)
+            settings = toml_of(file)
+            self.settings_text = text_of(file)
+            self.settings = settings
             self.problems.pop(file.name, None)
         except (OSError, ValueError) as error:
             if file.exists():

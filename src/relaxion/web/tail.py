@@ -19,11 +19,12 @@ CHUNK = 4 << 20  # bytes read at once
 PRINT = 96  # bytes before a place by which it is known again; times in the lines make them differ
 MOST_PLACES = 64  # to go back to; then every second goes
 BACKLOG = 4 << 20  # with more to read than this, lines are looked at here and there only
-FEW, MANY = 12, 120  # lines of a chunk looked at then: of any kind, and of those that hold the mark
+FEW = 12  # lines of a chunk looked at then, of any kind
+MANY = 120  # and of those that hold the mark
 
 
 @dataclass(frozen=True)
-class Place:
+class ReadPosition:
     """Where reading has been: everything before it was told."""
 
     offset: int
@@ -31,7 +32,7 @@ class Place:
     step: int  # of the newest line told then
 
 
-START = Place(0, b"", -1)
+START = ReadPosition(0, b"", -1)
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,8 @@ class Tail:
     """One file, which may not be there yet. `mark`: bytes of the lines that are not to be missed when hurrying."""
 
     def __init__(self, path: Path, mark: bytes | None = None) -> None:
-        self.path, self.mark = path, mark
+        self.path = path
+        self.mark = mark
         self.places = [START]
         self.half = 0  # bytes at the end that are no whole line
         self.hurried = False  # lines have been skipped
@@ -80,14 +82,14 @@ class Tail:
         hurry = size - self.offset > BACKLOG
         self.hurried = self.hurried or hurry
         lines = tuple(_some_lines(content[:end], self.mark) if hurry else content[:end].splitlines())
-        self._read_up_to = Place(self.offset + end, content[max(0, end - PRINT) : end], -1)
+        self._read_up_to = ReadPosition(self.offset + end, content[max(0, end - PRINT) : end], -1)
         return Piece(lines, back_to)
 
     def keep(self, step: int) -> None:
         """What was read is told; `step` is that of the newest line so far."""
         read = self._read_up_to
         if read.offset > self.offset:
-            self.places.append(Place(read.offset, read.print, step))
+            self.places.append(ReadPosition(read.offset, read.print, step))
         if len(self.places) > MOST_PLACES:
             self.places = [START, *self.places[1:-1][1::2], self.places[-1]]
 
@@ -109,7 +111,7 @@ class Tail:
         return Piece((), START.step)
 
 
-def _same(file: BinaryIO, size: int, place: Place) -> bool:
+def _same(file: BinaryIO, size: int, place: ReadPosition) -> bool:
     if place.offset > size:
         return False
     file.seek(place.offset - len(place.print))
@@ -127,7 +129,8 @@ def _some_lines(content: bytes, mark: bytes | None) -> Iterator[bytes]:
 
 def _spread(content: bytes, needle: bytes, most: int) -> Iterator[tuple[int, int]]:
     """Begins and ends of lines that hold the needle, no two nearer than a `most`-th of the content."""
-    apart, place = len(content) // most, 0
+    apart = len(content) // most
+    place = 0
     while (hit := content.find(needle, place)) >= 0 and hit < len(content):
         begin = content.rfind(b"\n", 0, hit) + 1
         end = content.find(b"\n", hit)
@@ -148,11 +151,13 @@ class Curve:
     def __init__(self, most: int = MOST_POINTS) -> None:
         self.steps: list[int] = []
         self.values: list[float] = []
-        self._most, self._width = most, 1
+        self._most = most
+        self._width = 1
 
     def add(self, step: int, value: float) -> None:
         if self.steps and step // self._width == self.steps[-1] // self._width:
-            self.steps[-1], self.values[-1] = step, value
+            self.steps[-1] = step
+            self.values[-1] = value
             return
         self.steps.append(step)
         self.values.append(value)

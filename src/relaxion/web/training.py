@@ -83,7 +83,9 @@ def heading(runs: Sequence[WatchedRun]) -> dict[str, Any]:
 
 def _title(run: WatchedRun) -> str:
     who = f"{run.agent.upper()}, seed {run.seed}"
-    calls, bfgs, returns = run.newest(FORCE_CALLS), run.newest(REFERENCES["BFGS"]), _newest_return(run)
+    calls = run.newest(FORCE_CALLS)
+    bfgs = run.newest(REFERENCES["BFGS"])
+    returns = _newest_return(run)
     if calls is None:
         return f"{who}: {'no assessment yet' if returns is None else f'mean return {short(returns)}'}"
     beside = "" if bfgs is None else f", BFGS needs {short(bfgs)}"
@@ -91,7 +93,8 @@ def _title(run: WatchedRun) -> str:
 
 
 def _lead(run: WatchedRun) -> str:
-    settings, said = run.settings, status(run)
+    settings = run.settings
+    said = status(run)
     names = ("structures", "potential") if run.on_structures else ("task",)
     words = [str(settings[name]) for name in names if name in settings] or [str(settings.get("task", "a run"))]
     tolerance = settings.get("force_tolerance_ev_per_angstrom")
@@ -138,7 +141,8 @@ def _parts_of(run: WatchedRun, film_bytes: int) -> list[Part]:
 
 def _tiles(run: WatchedRun) -> Part:
     tiles = _structure_tiles(run) if run.on_structures else [_return_tile(run)]
-    steps, standing = run.settings.get("steps"), run.standing()
+    steps = run.settings.get("steps")
+    standing = run.standing()
     of = f"of {count(steps)}, {run.status}" if isinstance(steps, int) else run.status
     tiles.append(tile("Environment steps", _step(run), note=of))
     spent = run.newest("time/force_calls")
@@ -156,7 +160,8 @@ def _structure_tiles(run: WatchedRun) -> list[dict[str, str]]:
     if not calls:
         return [tile("Force calls per relaxation", "–", note="not assessed yet")]
     classical = {name: run.newest(scalar) for name, scalar in REFERENCES.items()}
-    bfgs, success = classical["BFGS"], run.newest(SUCCESS)
+    bfgs = classical["BFGS"]
+    success = run.newest(SUCCESS)
     note = (f"{short(calls[0])} " if len(calls) > 1 else "") + f"at step {count(steps[0])}"
     tiles = [tile("Force calls per relaxation", short(calls[-1]), note=note)]
     if bfgs:
@@ -170,7 +175,8 @@ def _structure_tiles(run: WatchedRun) -> list[dict[str, str]]:
 
 
 def _return_tile(run: WatchedRun) -> dict[str, str]:
-    returns, found = _newest_return(run), (run.assessment or {}).get("returns") or []
+    returns = _newest_return(run)
+    found = (run.assessment or {}).get("returns") or []
     known = [value for value in found if isinstance(value, int | float)]
     worst = min(known) if known else run.newest("eval/worst_reward")
     return tile("Mean return", short(returns), note="" if worst is None else f"worst {short(worst)}")
@@ -202,7 +208,8 @@ def _curves(runs: Sequence[WatchedRun]) -> list[Part]:
 
 
 def _force_call_curve(shown: Sequence[WatchedRun], runs: Sequence[WatchedRun]) -> Part:
-    series, limits = [_series(run, FORCE_CALLS, runs) for run in shown], []
+    series = [_series(run, FORCE_CALLS, runs) for run in shown]
+    limits = []
     for place, (name, scalar) in enumerate(REFERENCES.items()):
         known = [value for run in shown if (value := run.newest(scalar)) is not None]
         limits += [{"value": value, "label": f"{name} {short(value)}", "style": place + 1} for value in known[:1]]
@@ -250,12 +257,15 @@ def _curve(
 def _series(run: WatchedRun, scalar: str, runs: Sequence[WatchedRun], scale: float = 1.0) -> dict[str, Any]:
     """With the colour of its run, the same in all plots."""
     steps, values = run.history.points(scalar)
-    name, place = run.label if len(runs) > 1 else run.agent.upper(), [other is run for other in runs].index(True)
+    name = run.label if len(runs) > 1 else run.agent.upper()
+    place = [other is run for other in runs].index(True)
     return {"name": name, "x": steps, "y": rounded((scale * value for value in values), 5), "style": place}
 
 
 def _facts(run: WatchedRun) -> Part:
-    settings, result, record = run.settings, run.result or {}, run.assessment or {}
+    settings = run.settings
+    result = run.result or {}
+    record = run.assessment or {}
     found = [
         ("Folder", run.folder),
         ("Status", run.status),
@@ -275,7 +285,8 @@ def _facts(run: WatchedRun) -> Part:
 
 
 def _problems(run: WatchedRun) -> list[str]:
-    found, name = list(run.problems.values()), run.files.metrics.name
+    found = list(run.problems.values())
+    name = run.files.metrics.name
     if run.unreadable:
         found.append(f"{run.unreadable} line{'' if run.unreadable == 1 else 's'} of {name} could not be read.")
     if run.cut_line:
@@ -355,7 +366,8 @@ def _first_numbers(runs: Sequence[WatchedRun]) -> str:
 
 
 def _event(event: dict[str, Any], label: str) -> dict[str, Any]:
-    advice, begins = "advice" in event, event.get("event") == "begins"
+    advice = "advice" in event
+    begins = event.get("event") == "begins"
     badge = "ended" if not begins else "advice" if advice else "alarm"
     tone = "good" if not begins else "warn" if advice else "bad"
     when = f"{label}, step {count(event['step'])}" if label else f"step {count(event['step'])}"

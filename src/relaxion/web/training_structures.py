@@ -18,7 +18,8 @@ from relaxion.web.page import Part, columns
 from relaxion.web.run import WatchedRun
 from relaxion.web.words import count, outcome_words, rounded, short, signed
 
-POLICY, CORE_NAME = "Policy", "classical optimizer"
+POLICY = "Policy"
+CORE_NAME = "classical optimizer"
 RATIOS = (1, 1.5, 2, 3, 4, 6, 8, 12, 16)
 CALL_MARKS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
 MOST_DOTS = 400  # of a scatter: so many structures, evenly chosen
@@ -26,7 +27,7 @@ OLDER = "a run of an older version, or one not assessed yet"
 
 
 @dataclass(frozen=True)
-class Assessed:
+class AssessmentColumns:
     """Columns of an assessment, checked."""
 
     labels: Sequence[str]
@@ -65,18 +66,21 @@ def structure_parts(run: WatchedRun, film_bytes: int) -> tuple[list[Part], list[
     return parts, []
 
 
-def _assessed(record: Mapping[str, Any], baselines: Mapping[str, Mapping[str, Any]]) -> Assessed:
-    found, cap = record["structures"], int(record["cap"])
-    n_atoms, outcomes = [int(n) for n in found["n_atoms"]], [str(outcome) for outcome in found["outcome"]]
+def _assessed(record: Mapping[str, Any], baselines: Mapping[str, Mapping[str, Any]]) -> AssessmentColumns:
+    found = record["structures"]
+    cap = int(record["cap"])
+    n_atoms = [int(n) for n in found["n_atoms"]]
+    outcomes = [str(outcome) for outcome in found["outcome"]]
     converged = [outcome == "converged" for outcome in outcomes]
     scores = {POLICY: _scores(found["force_calls"], converged, found["energy_ev"], n_atoms, cap)}
     for name, row in baselines.items():
-        calls, energies = row.get("force_calls"), row.get("energy_ev")
+        calls = row.get("force_calls")
+        energies = row.get("energy_ev")
         if isinstance(calls, list) and isinstance(energies, list) and len(calls) == len(energies) == len(n_atoms):
             converged = [energy is not None for energy in energies]
             scores[CORE_NAME if name == "core" else name] = _scores(calls, converged, energies, n_atoms, cap)
     labels = [" ".join(filter(None, words)) for words in zip(found["formula"], found["label"], strict=True)]
-    return Assessed(labels, n_atoms, outcomes, scores, record["worst"])
+    return AssessmentColumns(labels, n_atoms, outcomes, scores, record["worst"])
 
 
 def _scores(
@@ -88,16 +92,19 @@ def _scores(
     ]
 
 
-def _profile(assessed: Assessed) -> Part:
+def _profile(assessed: AssessmentColumns) -> Part:
     """By Dolan and Moré."""
     profiles = performance_profile(assessed.scores)
     right = float(np.clip(max((r[-1] for r, _ in profiles.values() if len(r)), default=2.0), 2.0, RATIOS[-1]))
-    series, ends = [], []
+    series = []
+    ends = []
     for place, (name, (ratios, shares)) in enumerate(profiles.items()):
         seen = ratios <= right
         stairs = {1.0: 0.0} | dict(zip(rounded(ratios[seen]), rounded(shares[seen]), strict=True))
-        first, end = stairs[1.0], max(stairs.values())
-        x, y = [*stairs, right], [*stairs.values(), end]
+        first = stairs[1.0]
+        end = max(stairs.values())
+        x = [*stairs, right]
+        y = [*stairs.values(), end]
         series.append({"name": name, "x": x, "y": y, "mode": "stairs", "style": place})
         ends.append(f"{name} is first on {first:.0%} and solves {end:.0%} within {right:g}")
     return {
@@ -107,17 +114,19 @@ def _profile(assessed: Assessed) -> Part:
     }  # fmt: skip
 
 
-def _scatter(assessed: Assessed) -> Part:
+def _scatter(assessed: AssessmentColumns) -> Part:
     places = _chosen(len(assessed))
     ours = [assessed.scores[POLICY][place].charged for place in places]
-    series, better = [], []
+    series = []
+    better = []
     for number, name in enumerate(assessed.others):
         theirs = [assessed.scores[name][place].charged for place in places]
         series.append({"name": name, "x": theirs, "y": ours, "mode": "dots", "style": number + 1})
         fewer = sum(a < b for a, b in zip(ours, theirs, strict=True))
         better.append(f"fewer calls than {name} on {fewer} of {len(places)}")
     every = [*ours, *(x for one in series for x in one["x"])]
-    lowest, highest = max(0.9, 0.8 * min(every)), 1.15 * max(2, *every)
+    lowest = max(0.9, 0.8 * min(every))
+    highest = 1.15 * max(2, *every)
     rows = [
         {"cells": [assessed.labels[p], str(assessed.n_atoms[p]), *(_calls(one[p]) for one in assessed.scores.values())]}
         for p in places
@@ -132,7 +141,7 @@ def _scatter(assessed: Assessed) -> Part:
     }  # fmt: skip
 
 
-def _parity(assessed: Assessed) -> Part:
+def _parity(assessed: AssessmentColumns) -> Part:
     """Final energies per atom: on the line, both found the same minimum."""
     name = "BFGS" if "BFGS" in assessed.others else assessed.others[0]
     pairs = [
@@ -142,7 +151,8 @@ def _parity(assessed: Assessed) -> Part:
     ]
     gaps = np.array([ours - theirs for _, ours, theirs in pairs])
     same = int((np.abs(gaps) <= SAME_MINIMUM_EV_PER_ATOM).sum())
-    lower, higher = int((gaps < -SAME_MINIMUM_EV_PER_ATOM).sum()), int((gaps > SAME_MINIMUM_EV_PER_ATOM).sum())
+    lower = int((gaps < -SAME_MINIMUM_EV_PER_ATOM).sum())
+    higher = int((gaps > SAME_MINIMUM_EV_PER_ATOM).sum())
     values = [value for _, *both in pairs for value in both]
     low, high = (min(values), max(values)) if values else (0.0, 1.0)
     room = 0.06 * (high - low) or 0.1
@@ -165,7 +175,7 @@ def _parity(assessed: Assessed) -> Part:
     }  # fmt: skip
 
 
-def _gallery(assessed: Assessed, film_bytes: int) -> Part:
+def _gallery(assessed: AssessmentColumns, film_bytes: int) -> Part:
     reels = [_reel(place, film, assessed) for place, film in enumerate(assessed.worst)]
     films, notes = film_parts(reels, film_bytes)
     for film, worst in zip(films, assessed.worst, strict=True):
@@ -174,10 +184,12 @@ def _gallery(assessed: Assessed, film_bytes: int) -> Part:
     return {"id": "worst", "kind": "gallery", "title": title, "films": films, "notes": [HOW, *notes]}
 
 
-def _reel(number: int, film: Mapping[str, Any], assessed: Assessed) -> Reel:
-    place, numbers = int(film["place"]), np.array(film["numbers"], dtype=np.int64)
+def _reel(number: int, film: Mapping[str, Any], assessed: AssessmentColumns) -> Reel:
+    place = int(film["place"])
+    numbers = np.array(film["numbers"], dtype=np.int64)
     cells = film["cells_angstrom"] * (1 if len(film["cells_angstrom"]) > 1 else len(film["call"]))
-    frames, before = [], None
+    frames = []
+    before = None
     for call, row, cell in zip(film["call"], film["positions_milliangstrom"], cells, strict=True):
         positions = (np.array(row).reshape(len(numbers), 3) / MILLI).astype(np.float32)
         frames.append(Frame(int(call), positions, np.array(cell, dtype=np.float64).reshape(3, 3), before))
@@ -188,12 +200,13 @@ def _reel(number: int, film: Mapping[str, Any], assessed: Assessed) -> Reel:
         Reading(int(call), energy, fmax)
         for call, energy, fmax in zip(film["call"], film["energy_ev"], film["fmax_ev_per_angstrom"], strict=True)
     ]
-    outcome, name = assessed.outcomes[place], f"{number + 1}. {assessed.labels[place]}"
+    outcome = assessed.outcomes[place]
+    name = f"{number + 1}. {assessed.labels[place]}"
     end = outcome_words(outcome, film["fmax_ev_per_angstrom"][-1])
     return Reel(name, numbers, bool(film["periodic"]), frames, readings, end, outcome == "converged")
 
 
-def _beside(assessed: Assessed, place: int) -> str:
+def _beside(assessed: AssessmentColumns, place: int) -> str:
     """`60 calls, step limit reached · BFGS 22, FIRE 41`."""
     outcome = assessed.outcomes[place]
     failed = "" if outcome == "converged" else f", {outcome_words(outcome)}"

@@ -20,7 +20,7 @@ from relaxion.optimize.film import Film, Frame, frame_of
 from relaxion.optimize.relaxer import Relaxer
 from relaxion.structures.dataset import read
 from relaxion.web.page import Page
-from relaxion.web.relaxation import Relaxation, policy_in_words, relaxation_page
+from relaxion.web.relaxation import RelaxationReport, policy_in_words, relaxation_page
 from relaxion.web.run import looks_like_run
 from relaxion.web.training import training_report
 
@@ -51,18 +51,21 @@ def page_of(optimizer: Relaxer) -> Page:
         raise SettingsError("nothing to show yet: call run() first")
     atoms = bare_atoms(optimizer.atoms)
     name = "unknown" if atoms.calc is None else str(getattr(atoms.calc, "name", None) or type(atoms.calc).__name__)
-    start, first = atoms.copy(), optimizer.film.frames[0]
+    start = atoms.copy()
+    first = optimizer.film.frames[0]
     start.set_cell(first.cell, apply_constraint=False)
     start.positions[:] = first.positions
     policy = policy_in_words(optimizer.policy, optimizer.policy_used)
     free_cell = isinstance(optimizer.atoms, UnitCellFilter | StrainFilter)
-    run, label = _run_of(optimizer, atoms.copy()), type(optimizer).__name__
-    return relaxation_page(Relaxation(label, start, run, optimizer.fmax, name, policy, free_cell))
+    run = _run_of(optimizer, atoms.copy())
+    label = type(optimizer).__name__
+    return relaxation_page(RelaxationReport(label, start, run, optimizer.fmax, name, policy, free_cell))
 
 
 def _run_of(optimizer: Relaxer, final: Atoms) -> Run:
     """As the command line tells a run; nobody has kept the time."""
-    outcome, entries = optimizer.outcome.label.replace(" ", "_"), optimizer.history
+    outcome = optimizer.outcome.label.replace(" ", "_")
+    entries = optimizer.history
     stands = entries[-1] if outcome == "converged" else next((e for e in reversed(entries) if e.accepted), entries[-1])
     return Run(
         outcome, optimizer.force_calls, finite(stands.energy_ev), finite(stands.fmax_ev_per_angstrom), 0.0,
@@ -75,7 +78,7 @@ def _run_of(optimizer: Relaxer, final: Atoms) -> Run:
 # ---- what lies on disk
 
 
-def _from_folder(folder: Path) -> Relaxation:
+def _from_folder(folder: Path) -> RelaxationReport:
     manifest = read_manifest(folder)
     if manifest is None:
         raise FileError(_what_it_is_not(folder))
@@ -102,8 +105,10 @@ def _what_it_is_not(folder: Path) -> str:
     )
 
 
-def _told(folder: Path, manifest: dict[str, Any], images: Sequence[Atoms]) -> Relaxation:
-    result, request, calls = manifest["result"], manifest.get("request", {}), manifest.get("calls") or {}
+def _told(folder: Path, manifest: dict[str, Any], images: Sequence[Atoms]) -> RelaxationReport:
+    result = manifest["result"]
+    request = manifest.get("request", {})
+    calls = manifest.get("calls") or {}
     pressure = _number(request.get("pressure_gpa")) or 0.0
     if pressure and "enthalpy_ev" not in result:
         raise FileError(f"{folder} is of an earlier relaxion, which mixed up energy and enthalpy; {AGAIN}")
@@ -113,7 +118,7 @@ def _told(folder: Path, manifest: dict[str, Any], images: Sequence[Atoms]) -> Re
         fallback_used=int(result.get("fallback_used", 0)), readings=readings,
         final=_bare(images[_place_that_stands(readings, result)]), frames=_frames(images, calls.get("base_call") or []),
     )  # fmt: skip
-    return Relaxation(
+    return RelaxationReport(
         label=str(result["file"]) + (f"[{result['index']}]" if "index" in result else ""),
         start=_bare(images[0]),
         run=run,
@@ -182,19 +187,21 @@ def _reading(call: int, atoms: Atoms) -> Reading:
         return Reading(call, None, None)
 
 
-def _from_trajectory(file: Path) -> Relaxation:
+def _from_trajectory(file: Path) -> RelaxationReport:
     """Somebody's trajectory: frames, and energies and forces where it has them. Each frame is taken for a call."""
     images = read(file)
     if any(not np.array_equal(atoms.numbers, images[0].numbers) for atoms in images):
         raise FileError(f"{file} holds {len(images)} different structures, not one relaxation; give a trajectory")
-    readings, frames = _readings(images, {}), _frames(images, [None, *range(1, len(images))])
-    energy, fmax = readings[-1].energy_ev, readings[-1].fmax_ev_per_angstrom
+    readings = _readings(images, {})
+    frames = _frames(images, [None, *range(1, len(images))])
+    energy = readings[-1].energy_ev
+    fmax = readings[-1].fmax_ev_per_angstrom
     run = Run("not recorded", len(images), energy, fmax, 0.0, final=_bare(images[-1]), readings=readings, frames=frames)
     moved = not np.allclose(images[0].cell, images[-1].cell)
     hints = [
         "Made from a trajectory: each frame is taken for one force call, but line searches do not write all of theirs."
     ]
-    return Relaxation(str(file), _bare(images[0]), run, None, "not recorded", "not recorded", moved, hints=hints)
+    return RelaxationReport(str(file), _bare(images[0]), run, None, "not recorded", "not recorded", moved, hints=hints)
 
 
 def _bare(atoms: Atoms) -> Atoms:

@@ -14,7 +14,7 @@ from relaxion.bench.statistics import (
     Comparison,
     ContestResult,
     Interval,
-    Summary,
+    OptimizerSummary,
     best_classical,
     break_even_seconds,
     median_distance,
@@ -35,7 +35,7 @@ def score(calls: int | None, energy: float = -8.0, seconds: float = 1.0, calcula
 
 
 def test_failures_are_charged_at_the_cap():
-    summary = Summary.of([score(2), score(4), score(None)])
+    summary = OptimizerSummary.of([score(2), score(4), score(None)])
     assert (summary.mean.value, summary.median, summary.worst, summary.failures) == (pytest.approx(106 / 3), 4, CAP, 1)
     assert summary.p95 == pytest.approx(4 + 0.9 * 96)
     assert (summary.seconds, summary.calculator_seconds) == (3.0, 1.5)

@@ -1,12 +1,14 @@
 """Valence coordinates: derivatives, what is a molecule and what is not, the model, secants and curved steps."""
 
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 from ase import Atoms
 from ase.build import bulk, fcc111, graphene, molecule
 from ase.build.tube import nanotube
 
-from relaxion.generators.flexible import flexible_molecule
 from relaxion.optimize.choice import new_stepper
 from relaxion.optimize.point import Geometry, Point, longest
 from relaxion.optimize.quasi_newton import QuasiNewtonSettings
@@ -19,6 +21,10 @@ from relaxion.optimize.valence.memory import ValenceMemory
 from relaxion.optimize.valence.model import LARGEST_DENSE, ValenceModel, valence_at
 from relaxion.optimize.valence.path import along_internals, moved
 from relaxion.optimize.valence.topology import Topology, bonds_in, topology_of
+
+sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks" / "relaxation"))
+
+from flexible_molecules import flexible_molecule
 
 
 def geometry(atoms: Atoms, cell_factor: float = 0.0, fixed: tuple[int, ...] = ()) -> Geometry:

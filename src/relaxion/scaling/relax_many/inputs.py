@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import ase.io
 from ase import Atoms
 
-from relaxion.address_space import bounded_memory
 from relaxion.errors import SettingsError
 from relaxion.paths import check_file, chosen_numbers, without_slice
 from relaxion.structures.dataset import opened_for_ase, reading_error
@@ -71,7 +70,7 @@ def _all_places(file: Path) -> Generator[Place]:
         check_file(file)
         with opened_for_ase(file) as (source, form):
             images = ase.io.iread(source, index=":", format=form, do_not_split_by_at_sign=True)
-            while (atoms := _next(images, file)) is not None:
+            while (atoms := next(images, None)) is not None:
                 atoms.calc = None  # energies that came with it are of no use
                 yield Place(file, index, atoms)
                 index += 1
@@ -82,8 +81,3 @@ def _all_places(file: Path) -> Generator[Place]:
         return
     if index == 0:
         yield Place(file, 0, None, f"{file} holds no structure")
-
-
-def _next(images: Iterator[Atoms], file: Path) -> Atoms | None:
-    with bounded_memory(file):
-        return next(images, None)

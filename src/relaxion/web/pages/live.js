@@ -1,45 +1,16 @@
-// The live page: takes in parts as the server sends them, and has a second tab where structures race.
+// The live page: takes in parts as the server sends them.
 "use strict";
 (() => {
   const { make, page } = Relaxion;
   const { live } = JSON.parse(document.getElementById("data").textContent);
-  const main = document.getElementById("parts");
+  const shown = document.getElementById("parts");
   const root = document.documentElement;
-
-  // ---- two tabs
-  const training = make("div", { class: "panel", id: "training", role: "tabpanel", "aria-labelledby": "tab-training" }, ...main.childNodes);
-  const race = make("div", { class: "panel", id: "race", role: "tabpanel", "aria-labelledby": "tab-race", hidden: true }, ...Relaxion.raceTab(live.race));
-  const tab = (name, words) => make("button", { type: "button", role: "tab", id: `tab-${name}`, "aria-controls": name }, words);
-  const tabs = [tab("training", "Training"), tab("race", "Race")];
-  const choose = (chosen) => {
-    tabs.forEach((button) => {
-      const on = button === chosen;
-      button.setAttribute("aria-selected", String(on));
-      button.tabIndex = on ? 0 : -1;
-      document.getElementById(button.getAttribute("aria-controls")).hidden = !on;
-    });
-  };
   const state = make("p", { class: "state", role: "status" });
   const save = make("a", { href: "page.html", download: "relaxion-training.html" }, "Save as a file");
-  document.getElementById("head").append(make("div", { class: "tabs" }, make("div", { role: "tablist", "aria-label": "What to look at" }, ...tabs), state, save));
-  main.classList.add("tabbed");
-  main.replaceChildren(training, race);
-  choose(tabs[0]);
-  tabs.forEach((button, k) => {
-    button.addEventListener("click", () => choose(button));
-    button.addEventListener("keydown", (event) => {
-      const other = { ArrowRight: k + 1, ArrowLeft: k - 1, Home: 0, End: tabs.length - 1 }[event.key];
-      if (other === undefined) return;
-      const next = tabs[(other + tabs.length) % tabs.length];
-      choose(next);
-      next.focus();
-      event.preventDefault();
-    });
-  });
+  document.getElementById("head").append(make("div", { class: "served" }, state, save));
 
-  // ---- news
   const waiting = new Map(); // parts somebody is busy in: exchanged when they have left
-  const find = (id) => [...training.children].find((element) => element.dataset.part === id);
+  const find = (id) => [...shown.children].find((element) => element.dataset.part === id);
 
   function take(part) {
     const old = find(part.id);
@@ -52,11 +23,11 @@
     } else {
       const fresh = Relaxion.section(part, page);
       if (old) old.replaceWith(fresh);
-      else training.append(fresh);
+      else shown.append(fresh);
     }
   }
 
-  training.addEventListener("focusout", () => setTimeout(() => {
+  shown.addEventListener("focusout", () => setTimeout(() => {
     for (const [id, part] of [...waiting]) {
       if (find(id)?.contains(document.activeElement)) continue;
       waiting.delete(id);
@@ -67,13 +38,13 @@
 
   // in the server's order; what stands right is not moved, so that nobody loses his place
   function arrange(order) {
-    [...training.children].filter((element) => !order.includes(element.dataset.part)).forEach((element) => element.remove());
-    let next = training.firstElementChild;
+    [...shown.children].filter((element) => !order.includes(element.dataset.part)).forEach((element) => element.remove());
+    let next = shown.firstElementChild;
     for (const id of order) {
       const element = find(id);
       if (!element) continue;
       if (element === next) next = next.nextElementSibling;
-      else training.insertBefore(element, next);
+      else shown.insertBefore(element, next);
     }
   }
 

@@ -103,7 +103,7 @@
     }
   }
 
-  // A piece of the page with a clock of its own, which can be taken away again: films that are exchanged, a race.
+  // A piece of the page with a clock of its own, which can be taken away again: films that are exchanged.
   class Scope {
     constructor(page, last) {
       this.page = page;

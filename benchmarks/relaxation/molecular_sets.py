@@ -1,4 +1,7 @@
-"""Molecules beside others: dimers of ASE's S22, molecules on slabs, and molecular crystals from published cells."""
+"""Sets of starts that only benchmarks use: flexible molecules, and molecules beside others.
+
+These are dimers of ASE's S22, molecules on slabs, and molecular crystals from published cells.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,11 @@ from ase.build import fcc111
 from ase.collections import s22
 from ase.constraints import FixAtoms
 from ase.spacegroup import crystal
+from flexible_molecules import flexible_molecule
 from scipy.spatial.transform import Rotation
 
+from relaxion.bench import sets
+from relaxion.bench.sets import StartSet, strained_at_random
 from relaxion.generators.molecules import g2_molecules
 from relaxion.generators.perturbations import displaced
 
@@ -109,3 +115,25 @@ def molecular_crystal(random: Random, index: int) -> Atoms:
     built = crystal(symbols, basis, spacegroup=group, cellpar=cell, setting=1 + (group in SECOND_ORIGIN))
     atoms = Atoms(built.get_chemical_symbols(), built.positions, cell=built.cell, pbc=True)
     return displaced(atoms, random, 0.05, nearest=NEAREST)
+
+
+def strained_crystal(random: Random, index: int) -> Atoms:
+    return strained_at_random(molecular_crystal(random, index), random)
+
+
+FLEXIBLE = "chains, peptides and sugars with random torsions, 20–60 atoms, GFN2-xTB"
+DIMERS = "dimers of S22, one molecule moved, GFN2-xTB, rattle 0.05 Å"
+ADSORBATES = "small molecules on metal slabs, 15–25 atoms, CHGNet, rattle 0.05 Å"
+MOLECULAR = "molecular crystals with free cell, 12–48 atoms, CHGNet, rattle 0.05 Å, strain ±3 %"
+KNOWN = (
+    StartSet("flexible", FLEXIBLE, flexible_molecule, "gfn2", 15, without_gpmin=True),
+    StartSet("dimers", DIMERS, dimer, "gfn2", 22),
+    StartSet("adsorbates", ADSORBATES, adsorbate, "chgnet", 12, without_gpmin=True),
+    StartSet("molecular-crystals", MOLECULAR, strained_crystal, "chgnet", 8, free_cell=True),
+)
+MOLECULAR_SETS: dict[str, StartSet] = {known.name: known for known in KNOWN}
+
+
+def find_set(name: str) -> StartSet:
+    """One of these, or of those that `relaxion bench` knows."""
+    return MOLECULAR_SETS.get(name) or sets.find_set(name)

@@ -1,28 +1,48 @@
-"""Which calculator relaxes where --calc names none: one that is installed and has the elements."""
+"""`relaxion calculators`, and which one relaxes where --calc names none: installed, and with the elements."""
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from ase import Atoms
 from ase.data import chemical_symbols
 
 from relaxion.bench.checks import FOR_FUN
+from relaxion.cli.command import DONE
+from relaxion.cli.progress import print_table, tell
 from relaxion.errors import PotentialError
 from relaxion.potentials.eam_zhou import ZhouEam
 from relaxion.potentials.emt import Emt
 from relaxion.potentials.extras import is_installed
 from relaxion.potentials.potential import elements_in_words
-from relaxion.potentials.registry import EXTRAS, make_potential
+from relaxion.potentials.registry import EXTRAS, PotentialEntry, known_potentials, make_potential
 
 AUTO = "auto"
 FOR_CRYSTALS = ("chgnet", "sevennet", "mace")  # in this order, those that are installed
 FOR_MOLECULES = ("gfn2",)
 
 Elements = frozenset[int]  # atomic numbers
+
+
+def list_calculators(*, as_json: bool) -> int:
+    """A table for people, or one JSON object per line."""
+    entries = known_potentials()
+    if as_json:
+        for entry in entries:
+            tell(json.dumps(asdict(entry), ensure_ascii=False))
+    else:
+        columns = [("--calc", True), ("what", False), ("elements", False), ("state", False)]
+        print_table(columns, map(_calculator, entries))
+    return DONE
+
+
+def _calculator(entry: PotentialEntry) -> list[str]:
+    state = "ready" if entry.available else f"missing: {entry.how_to_install}"
+    return [entry.spec, entry.description, "no list" if entry.elements is None else " ".join(entry.elements), state]
 
 
 @dataclass(frozen=True)
@@ -48,12 +68,14 @@ def calculator_for(images: Iterable[Atoms], device: str | None = None) -> Choice
     Engines are asked which elements they have, so the choice cannot differ from what they answer later; they stay
     loaded, and whoever makes the chosen one on the same `device` does not wait again.
     """
-    kinds, molecules = Counter[Elements](), True
+    kinds = Counter[Elements]()
+    molecules = True
     for atoms in images:
         # what is no element is refused later, of that structure alone
         kinds[frozenset(int(number) for number in atoms.numbers if 0 < number < len(chemical_symbols))] += 1
         molecules = molecules and not atoms.pbc.any()
-    number, best = kinds.total(), None
+    number = kinds.total()
+    best = None
     engines = [name for name in (FOR_MOLECULES if molecules else FOR_CRYSTALS) if is_installed(EXTRAS[name].package)]
     asked: dict[str, Elements | None] = {}
     for name, known in _known(engines, device):
