@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,8 @@ from relaxion.scaling.relax_many.learning import Learner
 from relaxion.scaling.relax_many.settings import ManySettings, WorkerSettings, calculator_details, policy_weights
 from relaxion.scaling.relax_many.summary import Counts, make_summary, read_counts
 from relaxion.scaling.relax_many.summary import merge as merge_into
-from relaxion.scaling.relax_many.workers import make_workers, parse_workers
+from relaxion.scaling.relax_many.worker import RelaxWorker
+from relaxion.workers import WorkerPlace
 
 SECONDS_BETWEEN_LINES = 5.0
 MOST_LOOKED_AT = 10_000  # structures, to choose a calculator by; a few seconds of reading
@@ -38,7 +40,7 @@ MOST_LOOKED_AT = 10_000  # structures, to choose a calculator by; a few seconds 
 def relax_many(request: ManyRequest, interrupts: Interrupts) -> int:
     """Do it, or go on with it."""
     files = request.files or _known_files(request.out)
-    parse_workers(request.workers)
+    place = WorkerPlace.read(request.workers)
     check_files(files)
     calc = _calculator(request, files) if request.calc == AUTO else request.calc
     request = changed(request, calc=calculator_word(calc, request.calc_options))
@@ -48,7 +50,7 @@ def relax_many(request: ManyRequest, interrupts: Interrupts) -> int:
             say(f"relaxion: the last shard ended in {folder.torn_bytes} bytes of an incomplete frame; removed")
         if request.retry_failed and (number := folder.forget_failures()):
             say(f"relaxion: {number} structures that had been set aside will be tried again")
-        with make_workers(request.workers, worker) as workers:
+        with place.open(partial(RelaxWorker, worker)) as workers:
             driver = Driver(
                 folder=folder, workers=workers, settings=worker.many, files=files, chunk_size=chunk_size,
                 time_limit_seconds=worker.time_limit_seconds, stop=lambda: interrupts.noticed,

@@ -18,13 +18,14 @@ from relaxion.cli.progress import bar, say, tell, warnings_as_sentences
 from relaxion.cli.requests import TrainRequest, TuneRequest
 from relaxion.errors import FileError, SettingsError
 from relaxion.files import kind_of
-from relaxion.scaling.collectors.places import Collectors
+from relaxion.scaling.collectors import trainer_with
 from relaxion.settings import assigned
 from relaxion.training.diagnostics import DIAGNOSIS, standing
 from relaxion.training.loop import Interrupted, OnProgress
 from relaxion.training.loop import train as train_in_folder
 from relaxion.training.recipe import find, run_folder, settings_from_recipe
 from relaxion.training.settings import RunSettings
+from relaxion.workers import WorkerPlace
 
 TRUST_RULE = ("secant_weight", "n_secants", "secant_length_angstrom")  # settings that a policy passes on
 NEWEST = {
@@ -41,14 +42,16 @@ def train(request: TrainRequest, interrupts: Interrupts) -> int:
     with as_usage(FileError):
         given = _of_origin(request.origin) | _world(request) | given_settings(request)
         settings = settings_from_recipe(find(recipe), request.agent, given)
-    collectors = None if request.collectors is None else Collectors.read(request.collectors)
+    make = None
+    if request.collectors is not None:
+        make = trainer_with(WorkerPlace.read(request.collectors, "collectors"))
     default = Path("runs") / f"{Path(recipe).stem}-{settings.agent_name}-{settings.training.seed}"
     out = request.out or run_folder(recipe) or default
     try:
         with warnings_as_sentences(), alarms_as_sentences(), progress(settings, out, request.quiet) as on_progress:
             result = train_in_folder(
                 settings, out, resume=request.resume, from_weights=_origin(request), force=request.force,
-                on_progress=on_progress, make=None if collectors is None else collectors.trainer,
+                on_progress=on_progress, make=make,
             )  # fmt: skip
     except Interrupted as stop:
         say(f"relaxion: {stop}; the same command with --resume continues")

@@ -13,20 +13,22 @@ from relaxion.cli.train import given_settings
 from relaxion.errors import FileError, SettingsError
 from relaxion.scaling.sweeps.space import first_values, read_space
 from relaxion.scaling.sweeps.sweep import Plan, Sweep, Trial
-from relaxion.scaling.sweeps.workers import workers_place
+from relaxion.scaling.sweeps.trial import TrialWorker
 from relaxion.training.recipe import find, settings_from_recipe
+from relaxion.workers import WorkerPlace
 
 SAMPLERS = ("tpe", "random")
 
 
 def tune(request: TuneRequest, interrupts: Interrupts) -> int:
     with as_usage(FileError):
-        sweep, place = Sweep(_plan(request), request.out), workers_place(request.workers)
+        sweep = Sweep(_plan(request), request.out)
+        place = WorkerPlace.read(request.workers)
     try:
         with interrupts.held(), sweep.owned():
             sweep.open()
             on_ended = partial(_say_how_it_ended, request, sweep)
-            sweep.run(request.trials, place(), lambda: interrupts.noticed, on_ended)
+            sweep.run(request.trials, place.open(TrialWorker), lambda: interrupts.noticed, on_ended)
             sweep.write_tables()
     except KeyboardInterrupt:
         say(f"relaxion: stopped at once; run the same command again to continue in {request.out}")

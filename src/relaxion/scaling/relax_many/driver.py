@@ -24,7 +24,7 @@ from relaxion.scaling.relax_many.inputs import Place, places
 from relaxion.scaling.relax_many.learning import Learner
 from relaxion.scaling.relax_many.settings import ManySettings, structure_key
 from relaxion.scaling.relax_many.worker import atoms_of, task_line
-from relaxion.scaling.relax_many.workers import News, Workers
+from relaxion.workers import News, WorkerPool
 
 MOST_SUSPECTS = 8  # in a chunk after a first death; after a second each is alone
 DEATHS_ALONE = 2
@@ -68,7 +68,7 @@ class Driver:
     """One run. `stop` is asked between two pieces of work."""
 
     folder: Folder
-    workers: Workers[Any]
+    workers: WorkerPool[Any]
     settings: ManySettings
     files: Sequence[Path]
     chunk_size: int
@@ -180,11 +180,11 @@ class Driver:
     def _take_in(self, news: Sequence[News]) -> None:
         frames: list[tuple[str, str]] = []
         for one in news:
-            for record in one.records:
+            for record in one.results:
                 frames += self._record(one.worker, record)
         self.folder.append(frames)
         for one in news:
-            if one.died:
+            if one.lost and one.worker in self._out:
                 self._died(one.worker)
             elif one.done:
                 # nothing should be left; whatever is gets another chance
