@@ -24,7 +24,7 @@ import torch
 HERE = Path(__file__).parent
 os.chdir(HERE)  # where collectors look for slow_emt, too
 
-from relaxion.scaling.collectors.messages import Request, arrays, packed, unpacked  # noqa: E402
+from relaxion.scaling.collectors.messages import CollectorRequest, arrays, packed, unpacked  # noqa: E402
 from relaxion.scaling.collectors.trainer import DistributedRelaxTrainer  # noqa: E402
 from relaxion.training.recipe import find, settings_from_recipe  # noqa: E402
 from relaxion.training.relax import RelaxTrainer  # noqa: E402
@@ -112,7 +112,7 @@ def costs() -> Costs:
     one = collected[-1]
     answer = packed(one, False, generators, 0)
     policy = {f"policy.{name}": tensor for name, tensor in trainer.agent.policy.state_dict().items()}
-    request = Request(arrays(policy), 1, 1)
+    request = CollectorRequest(arrays(policy), 1, 1)
     states = one.transition.state.structures
     return Costs(
         n_structures=settings.environment.n_structures,

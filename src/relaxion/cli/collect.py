@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from relaxion.cli.ending import DONE, INCOMPLETE, Interrupts, as_usage
 from relaxion.cli.progress import Now, bar, say, tell, warnings_as_sentences
 from relaxion.cli.requests import CollectRequest
-from relaxion.collecting.collect import OnProgress, Progress
+from relaxion.collecting.collect import CollectProgress, OnProgress
 from relaxion.collecting.collect import collect as collect_into
 from relaxion.collecting.settings import CollectSettings
 from relaxion.errors import FileError
@@ -42,7 +42,7 @@ def _progress(request: CollectRequest) -> Iterator[OnProgress | None]:
     due = Now(SECONDS_BETWEEN_PLAIN_LINES)
     with bar(str(request.out), None, quiet=request.quiet) as advance:
 
-        def report(reached: Progress) -> None:
+        def report(reached: CollectProgress) -> None:
             if advance is not None:
                 advance(total=reached.wanted, completed=reached.done, words=_words(reached))
             elif due():
@@ -51,7 +51,7 @@ def _progress(request: CollectRequest) -> Iterator[OnProgress | None]:
         yield None if request.quiet else report
 
 
-def _words(reached: Progress) -> str:
+def _words(reached: CollectProgress) -> str:
     left = (reached.wanted - reached.done) / max(reached.per_minute, 1e-9)
     return (
         f"{reached.per_minute:.0f}/min, {reached.force_calls} force calls, {reached.converged} of "

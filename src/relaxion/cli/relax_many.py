@@ -23,7 +23,7 @@ from relaxion.files import json_of
 from relaxion.optimize.remembering import memory_at
 from relaxion.potentials.ase import AsePotential
 from relaxion.potentials.registry import make_potential, without_options
-from relaxion.scaling.relax_many.driver import Driver, Tally
+from relaxion.scaling.relax_many.driver import Driver, ManyTally
 from relaxion.scaling.relax_many.folder import MANIFEST, PROGRESS, Folder, is_locked, read_manifest
 from relaxion.scaling.relax_many.inputs import check_files, places
 from relaxion.scaling.relax_many.learning import Learner
@@ -127,11 +127,11 @@ def _learner(request: ManyRequest, worker: WorkerSettings) -> Learner | None:
     return Learner(request.out, Path(worker.memory), request.learn, words)
 
 
-def _lines(*, quiet: bool) -> Callable[[Tally], None]:
+def _lines(*, quiet: bool) -> Callable[[ManyTally], None]:
     """A line on stderr now and then."""
     due = Now(SECONDS_BETWEEN_LINES, at_once=False)
 
-    def line(tally: Tally) -> None:
+    def line(tally: ManyTally) -> None:
         if not quiet and due():
             rate = (tally.relaxed + tally.failed) / max(tally.seconds, 1e-9)
             say(f"relaxion: {_in_words(tally)}, {rate:.1f} per s")
@@ -139,7 +139,7 @@ def _lines(*, quiet: bool) -> Callable[[Tally], None]:
     return line
 
 
-def _in_words(tally: Tally) -> str:
+def _in_words(tally: ManyTally) -> str:
     dead = "workers died and were replaced"
     beside = _some({"there already": tally.already, "set aside": tally.failed, dead: tally.worker_deaths})
     more = "" if tally.input_read else " so far"
@@ -151,7 +151,7 @@ def _some(counts: dict[str, int]) -> str:
     return "".join(f", {number} {what}" for what, number in counts.items() if number)
 
 
-def _announce(request: ManyRequest, tally: Tally, counts: Counts) -> None:
+def _announce(request: ManyRequest, tally: ManyTally, counts: Counts) -> None:
     if request.as_json:
         tell(json.dumps({**_plain(counts), "this_run": tally.plain()}))
         return

@@ -12,7 +12,7 @@ from relaxion.cli.requests import TuneRequest
 from relaxion.cli.train import given_settings
 from relaxion.errors import FileError, SettingsError
 from relaxion.scaling.sweeps.space import first_values, read_space
-from relaxion.scaling.sweeps.sweep import Plan, Sweep, Trial
+from relaxion.scaling.sweeps.sweep import Sweep, SweepPlan, Trial
 from relaxion.scaling.sweeps.trial import TrialWorker
 from relaxion.training.recipe import find, settings_from_recipe
 from relaxion.workers import WorkerPlace
@@ -39,14 +39,14 @@ def tune(request: TuneRequest, interrupts: Interrupts) -> int:
     return _result(request, sweep)
 
 
-def _plan(request: TuneRequest) -> Plan:
+def _plan(request: TuneRequest) -> SweepPlan:
     if request.sampler not in SAMPLERS:
         raise SettingsError(f"no sampler '{request.sampler}': {' or '.join(SAMPLERS)}")
     given, recipe, varied = given_settings(request), find(request.recipe), request.varied or ()
     probe = first_values(read_space(varied, request.space, {}))
     settings = settings_from_recipe(recipe, request.agent, given | probe)
     space = read_space(varied, request.space, settings.flat())
-    return Plan(recipe, request.agent, given, space, settings.training.seed, request.sampler)
+    return SweepPlan(recipe, request.agent, given, space, settings.training.seed, request.sampler)
 
 
 def _say_how_it_ended(request: TuneRequest, sweep: Sweep, trial: Trial) -> None:

@@ -42,7 +42,7 @@ MOST_LOSSES = 3  # of workers: then it is a start that kills
 
 
 @dataclass(frozen=True)
-class Job:
+class CollectJob:
     """One start by name."""
 
     kind: str
@@ -51,7 +51,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Work:
+class CollectWork:
     """What is to be done, by whom and until when: the same for every worker."""
 
     settings: CollectSettings
@@ -59,7 +59,7 @@ class Work:
     policy: str | None
     deadline: float | None  # by the clock of time.time()
 
-    def lacking(self) -> list[Job]:
+    def lacking(self) -> list[CollectJob]:
         done = TrajectoryStore.open(self.store).keys()
         return [job for job in jobs(self.settings) if job.key not in done]
 
@@ -67,14 +67,14 @@ class Work:
     def late(self) -> bool:
         return self.deadline is not None and time.time() > self.deadline
 
-    def do(self, todo: Sequence[Job], over: Callable[[], bool]) -> Iterator[Mapping[str, float]]:
+    def do(self, todo: Sequence[CollectJob], over: Callable[[], bool]) -> Iterator[Mapping[str, float]]:
         """What was written, shard by shard."""
         store = TrajectoryStore.open(self.store)
         return Collector(self.settings, store, todo, stepper_maker(self.policy)).run(lambda: over() or self.late)
 
 
 @dataclass
-class Progress:
+class CollectProgress:
     """How far a collection is."""
 
     wanted: int
@@ -112,7 +112,7 @@ class KindSummary:
 
 
 @dataclass(frozen=True)
-class Summary:
+class CollectSummary:
     """What the store holds, and what it took."""
 
     complete: bool
@@ -141,7 +141,7 @@ class Summary:
         ]
 
 
-OnProgress = Callable[[Progress], None]
+OnProgress = Callable[[CollectProgress], None]
 
 
 def collect(
@@ -153,16 +153,16 @@ def collect(
     policy: str | None = None,
     on_progress: OnProgress | None = None,
     stop: Callable[[], bool] | None = None,
-) -> Summary:
+) -> CollectSummary:
     """Do what the store lacks, or as much of it as the time allows; `stop` is asked about twice a second."""
     settings = _present(settings)
     stepper_maker(policy)  # complaints come before work, and from this process
     store = _store(settings, out)
-    work = Work(settings, out, policy, None if limit_minutes is None else time.time() + 60 * limit_minutes)
+    work = CollectWork(settings, out, policy, None if limit_minutes is None else time.time() + 60 * limit_minutes)
     with _alone(out):
         store.sweep()
         todo, wanted = work.lacking(), sum(own.number for own in settings.kinds.values())
-        progress = Progress(wanted, wanted - len(todo))
+        progress = CollectProgress(wanted, wanted - len(todo))
 
         def tell(news: Mapping[str, float]) -> None:
             progress.add(news)
@@ -177,12 +177,13 @@ def collect(
     return summary(store, settings)
 
 
-def jobs(settings: CollectSettings) -> list[Job]:
+def jobs(settings: CollectSettings) -> list[CollectJob]:
     """All of them, kinds mixed in proportion: whatever part is done is a small collection of its own."""
     placed = []
     for kind, own in settings.kinds.items():
         placed += [
-            ((number + 0.5) / own.number, Job(kind, number, settings.key(kind, number))) for number in range(own.number)
+            ((number + 0.5) / own.number, CollectJob(kind, number, settings.key(kind, number)))
+            for number in range(own.number)
         ]
     return [job for _, job in sorted(placed, key=lambda pair: (pair[0], pair[1].kind))]
 
@@ -231,7 +232,7 @@ def _alone(out: Path) -> Iterator[None]:
 
 
 def _by_workers(
-    work: Work, number: int, tell: Callable[[Mapping[str, float]], None], asked_to_stop: Callable[[], bool]
+    work: CollectWork, number: int, tell: Callable[[Mapping[str, float]], None], asked_to_stop: Callable[[], bool]
 ) -> None:
     """Each worker does the share of its number. A lost one is replaced, and its share gone on with."""
     pool = LocalPool(number, partial(CollectWorker, work, number))
@@ -260,7 +261,7 @@ def _by_workers(
 class CollectWorker:
     """One process: shares of what the store lacks. SIGTERM asks it to write what it has and to end its share."""
 
-    def __init__(self, work: Work, n_shares: int) -> None:
+    def __init__(self, work: CollectWork, n_shares: int) -> None:
         self.work = work
         self.n_shares = n_shares
         self._asked_to_stop = False
@@ -285,7 +286,7 @@ class Collector:
         self,
         settings: CollectSettings,
         store: TrajectoryStore,
-        todo: Sequence[Job],
+        todo: Sequence[CollectJob],
         make_stepper: MakeStepper,
     ) -> None:
         self.settings = settings
@@ -342,7 +343,7 @@ def stepper_maker(policy: str | None) -> MakeStepper:
     return lambda: new_stepper(metrics=LearnedMetrics(network.network))
 
 
-def summary(store: TrajectoryStore, settings: CollectSettings | None = None) -> Summary:
+def summary(store: TrajectoryStore, settings: CollectSettings | None = None) -> CollectSummary:
     """Of all that the store holds; complete where it has everything that the settings ask for."""
     about, skipped, cost = store.about(), store.skipped(), store.cost()
     keys = store.keys()
@@ -352,7 +353,7 @@ def summary(store: TrajectoryStore, settings: CollectSettings | None = None) -> 
     reasons: dict[str, int] = {}
     for reason in skipped.values():
         reasons[reason] = reasons.get(reason, 0) + 1
-    return Summary(
+    return CollectSummary(
         complete=settings is not None and all(job.key in keys for job in jobs(settings)),
         trajectories=len(about),
         structures=sum(entry["n_steps"] for entry in about),

@@ -21,7 +21,7 @@ LARGEST_SEED = 2**31 - 1
 
 
 @dataclass(frozen=True)
-class Task:
+class VectorTask:
     """Shapes and bounds of a task that can be learned here. Agents see flat vectors."""
 
     name: str
@@ -54,7 +54,7 @@ class Stepped:
         return self.terminated | self.truncated
 
 
-def task(name: str, make: MakeEnvironment | None = None) -> Task:
+def task(name: str, make: MakeEnvironment | None = None) -> VectorTask:
     """The task of this Gymnasium id (or made by `make`), refused in one sentence when it cannot be learned here."""
     make = make or _maker(name)
     environment = make()
@@ -74,7 +74,7 @@ def task(name: str, make: MakeEnvironment | None = None) -> Task:
         wrapper = "gymnasium.wrappers.RescaleAction or an own Box gives finite ones"
         raise SettingsError(f"{name}: action bounds must be finite and not empty, got {actions}; {wrapper}")
     low, high = (torch.as_tensor(bound, dtype=torch.float32).flatten() for bound in (actions.low, actions.high))
-    return Task(name, make, observations.shape, actions, low, high)
+    return VectorTask(name, make, observations.shape, actions, low, high)
 
 
 def shaped(space: Box, actions: NDArray[np.float32]) -> NDArray[Any]:

@@ -11,10 +11,8 @@ worker is given again, or set aside, as its owner decides.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import pickle
-import signal
 import sys
 import threading
 import time
@@ -23,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, Generic, Self, TypeAlias, TypeVar
@@ -34,7 +32,6 @@ MOST_WORKERS = 4096  # more is a slip of the finger
 SECONDS_TO_END = 5.0
 SECONDS_TO_SAVE = 600.0  # for a worker that was asked to stop
 SECONDS_BETWEEN_LOOKS = 0.5
-PR_SET_PDEATHSIG = 1  # Linux
 # one thread each; and no file of the working directory may pass for a module of Python's own
 FOR_WORKERS = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONSAFEPATH": "1"}
 
@@ -279,7 +276,7 @@ class LocalPool(WorkerPool[_Process]):
 
 def serve(link: Connection, make: MakeWork) -> None:
     """The life of a local worker. It ends with its driver, by SIGTERM, or when it is killed."""
-    end_with(os.getppid())
+    _end_with_driver()
     os.setsid()  # Ctrl-C is for the driver, which ends the workers when it has saved what there is
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what calculators print is no result
     with suppress(EOFError, OSError, KeyboardInterrupt):  # nobody listens any more
@@ -315,21 +312,19 @@ def portable(error: Exception) -> Exception:
     return error
 
 
-def end_with(parent: int) -> None:
-    """Nobody is left behind when the process that started us is killed; whoever goes on begins where we were."""
-    if sys.platform == "linux":
-        library: Any = ctypes.CDLL(None)
-        library.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    else:
-        threading.Thread(target=_watch, args=(parent,), daemon=True).start()
-    if os.getppid() != parent:  # it went before we could ask
+def _end_with_driver() -> None:
+    """Nobody is left behind when the driver is killed; whoever goes on begins where we were.
+
+    A thread waits for it: the server that forked us lives as long as we do, so its death would tell nothing.
+    """
+    driver = parent_process()
+    assert driver is not None
+
+    def wait_for_its_end() -> None:
+        driver.join()
         os._exit(1)
 
-
-def _watch(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(SECONDS_BETWEEN_LOOKS)
-    os._exit(1)
+    threading.Thread(target=wait_for_its_end, daemon=True).start()
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 
 from relaxion.errors import FileError, RunError, SettingsError
 from relaxion.scaling.sweeps.space import propose, read_space, values_of
-from relaxion.scaling.sweeps.sweep import Plan, Sweep
+from relaxion.scaling.sweeps.sweep import Sweep, SweepPlan
 from relaxion.scaling.sweeps.trial import Ended, read_ended, run_trial
 from relaxion.training.recipe import find, read_toml, settings_from_recipe
 from relaxion.training.relax_settings import RelaxRunSettings
@@ -27,10 +27,10 @@ PRESENT = settings_from_recipe(find("pendulum"), None, {}).flat()
 VARY = ("policy_learning_rate=1e-4:1e-2:log", "batch_size=8:32")
 
 
-def plan(*vary: str, **given: Any) -> Plan:
+def plan(*vary: str, **given: Any) -> SweepPlan:
     space = read_space(vary or VARY, None, PRESENT)
     rest = {key: value for key, value in SMALL.items() if key not in space}
-    return Plan(find("pendulum"), None, rest | given, space, seed=3)
+    return SweepPlan(find("pendulum"), None, rest | given, space, seed=3)
 
 
 class Bowl(InlinePool):
@@ -57,7 +57,7 @@ def bowl(trial: str) -> list[None]:
     return []
 
 
-def swept(out: Path, n_trials: int, workers: Bowl | None = None, what: Plan | None = None) -> Sweep:
+def swept(out: Path, n_trials: int, workers: Bowl | None = None, what: SweepPlan | None = None) -> Sweep:
     workers = workers or Bowl()
     out.mkdir(exist_ok=True)
     sweep = Sweep(what or plan(), out)
@@ -120,7 +120,7 @@ class TestSpace:
 class TestPlan:
     def test_structures_are_chosen_on_the_validation_side(self) -> None:
         recipe, space = find("emt-metals"), {"updates_per_round": IntDistribution(4, 16)}
-        own = Plan(recipe, None, {"n_pooled": 40}, space)
+        own = SweepPlan(recipe, None, {"n_pooled": 40}, space)
         trial, best = own.settings({"updates_per_round": 4}), own.plain_settings({"updates_per_round": 4})
         assert isinstance(trial, RelaxRunSettings)
         assert isinstance(best, RelaxRunSettings)

@@ -12,7 +12,14 @@ import torch
 from relaxion.agents.shared import restore_snapshot
 from relaxion.errors import RunError
 from relaxion.potentials.registry import potential
-from relaxion.scaling.collectors.messages import Answer, Request, arrays, packed, tensors, unpacked_state
+from relaxion.scaling.collectors.messages import (
+    CollectorAnswer,
+    CollectorRequest,
+    arrays,
+    packed,
+    tensors,
+    unpacked_state,
+)
 from relaxion.structures import State, Structures
 from relaxion.training.checkpoint import named_generator
 from relaxion.training.relax_collector import GENERATORS, RelaxCollector, make_agent
@@ -49,7 +56,7 @@ class RemoteCollector:
         self.collector = RelaxCollector(settings, task, self.agent, self.generators)
         self.state: State | None = None
 
-    def __call__(self, request: Request) -> Iterator[Answer]:
+    def __call__(self, request: CollectorRequest) -> Iterator[CollectorAnswer]:
         """One step of all structures."""
         if (place := request.place) is not None:
             self.state = None if place.state is None else unpacked_state(place.state)

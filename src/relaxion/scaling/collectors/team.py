@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from relaxion.errors import RelaxionWarning, RunError
-from relaxion.scaling.collectors.messages import Answer, Place, Request
+from relaxion.scaling.collectors.messages import CollectorAnswer, CollectorPlace, CollectorRequest
 from relaxion.workers import WorkerPool
 
 PATIENCE_SECONDS = 120  # without an answer before a word is said
@@ -21,19 +21,19 @@ class Team:
 
     def __init__(self, pool: WorkerPool[Any]) -> None:
         self.pool = pool
-        self._asked: dict[int, tuple[Request, Callable[[], Place]]] = {}  # without an answer yet
+        self._asked: dict[int, tuple[CollectorRequest, Callable[[], CollectorPlace]]] = {}  # without an answer yet
         self._to_give: set[int] = set()  # asked, but their collector has not been given its request
         self._in_place: set[int] = set()  # collectors that stand where their last step ended
-        self._answers: dict[int, Answer] = {}
+        self._answers: dict[int, CollectorAnswer] = {}
         self._losses: Counter[int] = Counter()  # over the same step
 
-    def ask(self, number: int, request: Request, place: Callable[[], Place]) -> None:
+    def ask(self, number: int, request: CollectorRequest, place: Callable[[], CollectorPlace]) -> None:
         """Begin a step. `place` says where the collector stands, for one that must be put there first."""
         self._asked[number] = request, place
         self._to_give.add(number)
         self._hear(0.0)
 
-    def answer(self, number: int) -> Answer:
+    def answer(self, number: int) -> CollectorAnswer:
         """Wait for it, redoing what was lost."""
         while number not in self._answers:
             self._hear(PATIENCE_SECONDS)

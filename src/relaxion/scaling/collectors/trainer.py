@@ -21,11 +21,18 @@ from relaxion.experience.exploration import NoisyExplorer
 from relaxion.experience.state_store import state_from_tensors, state_tensors
 from relaxion.files import Stored, joined
 from relaxion.scaling.collectors.collector import Orders, RemoteCollector
-from relaxion.scaling.collectors.messages import Place, Request, arrays, packed_state, tensors, unpacked
+from relaxion.scaling.collectors.messages import (
+    CollectorPlace,
+    CollectorRequest,
+    arrays,
+    packed_state,
+    tensors,
+    unpacked,
+)
 from relaxion.scaling.collectors.team import Team
 from relaxion.structures import State
 from relaxion.training.checkpoint import named_generator, taken_back
-from relaxion.training.diagnostics.tally import Relaxations
+from relaxion.training.diagnostics.tally import RelaxationsUnderWay
 from relaxion.training.relax import RelaxTrainer
 from relaxion.training.relax_collector import GENERATORS, Collected
 from relaxion.training.relax_settings import RelaxRunSettings
@@ -39,13 +46,13 @@ class _Part:
     def __init__(self, state: State | None, generators: dict[str, Tensor], n_structures: int) -> None:
         self.state, self.generators = state, generators
         self.under_way = torch.zeros(0, dtype=torch.int64)  # of the replay
-        self.relaxations = Relaxations()  # of the diagnosis
+        self.relaxations = RelaxationsUnderWay()  # of the diagnosis
         self.rewards: list[list[float]] = [[] for _ in range(n_structures)]  # of the episodes under way
-        self.asked: Request | None = None  # what it was last sent off with
+        self.asked: CollectorRequest | None = None  # what it was last sent off with
 
-    def place(self) -> Place:
+    def place(self) -> CollectorPlace:
         state = None if self.state is None else packed_state(self.state)
-        return Place(state, arrays(self.generators))
+        return CollectorPlace(state, arrays(self.generators))
 
     def snapshot(self) -> dict[str, Tensor]:
         parts = {"generators": self.generators, "relaxations": self.relaxations.snapshot()}
@@ -63,7 +70,7 @@ class _Part:
         self.relaxations.restore(stored.part("relaxations"))
         self.rewards = _from_ragged(stored.part("episodes"))
         self.under_way = stored.part("replay")["lanes"]
-        self.asked = Request.restored(asked) if asked else None
+        self.asked = CollectorRequest.restored(asked) if asked else None
 
 
 def _ragged(rows: list[list[float]]) -> dict[str, Tensor]:
@@ -148,11 +155,11 @@ class DistributedRelaxTrainer(RelaxTrainer):
             parts.append(_Part(None, states, self.steps_per_round))
         return parts
 
-    def _send_off(self, number: int, request: Request | None = None) -> None:
+    def _send_off(self, number: int, request: CollectorRequest | None = None) -> None:
         """With the newest weights, unless it was under way with older ones when the run was stopped."""
         part = self._parts[number]
         policy = {f"policy.{name}": tensor for name, tensor in self.agent.policy.state_dict().items()}
-        part.asked = request or Request(arrays(policy), len(self.replay), self.reinforced_steps)
+        part.asked = request or CollectorRequest(arrays(policy), len(self.replay), self.reinforced_steps)
         self.team.ask(number, part.asked, part.place)
 
     def _collect(self) -> None:

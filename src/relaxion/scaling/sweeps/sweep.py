@@ -37,7 +37,7 @@ SECONDS_TO_LISTEN = 0.5
 
 
 @dataclass(frozen=True)
-class Plan:
+class SweepPlan:
     """What is swept. Everything but the number of trials is fixed once the first has begun."""
 
     recipe: Path
@@ -102,7 +102,7 @@ class Trial:
 class Sweep:
     """The folder, and the loop that fills it."""
 
-    def __init__(self, plan: Plan, out: Path) -> None:
+    def __init__(self, plan: SweepPlan, out: Path) -> None:
         load_optuna()
         plan.check()
         self.plan, self.out, self.trials_folder = plan, out, out / "trials"
