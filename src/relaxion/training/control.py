@@ -142,11 +142,13 @@ class Assessor:
             _check_assessed("the environment's observation", environments.observations, step)
             actions = act(environments.observations)
             _check_assessed("the policy's action", actions, step, DIVERGED)
-            stepped = environments.step(actions, running)
+            stepped = environments.step(actions)
             _check_assessed("the environment's reward", stepped.rewards, step)
-            returns += stepped.rewards
+            returns += torch.where(running, stepped.rewards, 0.0)
             lengths += running
             running &= ~stepped.ended
+            if running.any():
+                environments.renew(stepped.ended)  # episodes beyond the first are not counted
         return Assessed(returns, lengths)
 
     def _warn_of_cut(self, n_cut: int) -> None:
