@@ -24,15 +24,15 @@ import torch
 HERE = Path(__file__).parent
 os.chdir(HERE)  # where collectors look for slow_emt, too
 
-from relaxion.scaling.collectors import Collectors  # noqa: E402
-from relaxion.scaling.collectors.messages import Request, arrays, packed, unpacked  # noqa: E402
+from relaxion.scaling.collectors.messages import CollectorRequest, arrays, packed, unpacked  # noqa: E402
 from relaxion.scaling.collectors.trainer import DistributedRelaxTrainer  # noqa: E402
-from relaxion.scaling.ray_engine import RayEngine  # noqa: E402
 from relaxion.training.recipe import find, settings_from_recipe  # noqa: E402
 from relaxion.training.relax import RelaxTrainer  # noqa: E402
 from relaxion.training.relax_collector import Collected  # noqa: E402
 from relaxion.training.relax_settings import RelaxRunSettings  # noqa: E402
 from relaxion.training.relax_task import relax_task  # noqa: E402
+from relaxion.workers import WorkerPlace  # noqa: E402
+from relaxion.workers.on_ray import RayEngine  # noqa: E402
 
 NUMBERS = (1, 2, 3)
 POTENTIALS = {"EMT": "emt", "EMT and 0.25 s": "slow_emt:SlowEmt"}
@@ -82,7 +82,7 @@ def rates(potential: str, seconds: float) -> dict[str, float]:
     engine = RayEngine(None, max(NUMBERS))
     try:
         for number in NUMBERS:
-            trainer = DistributedRelaxTrainer(settings, relax_task(settings), Collectors(number))
+            trainer = DistributedRelaxTrainer(settings, relax_task(settings), WorkerPlace("ray", number))
             found[str(number)] = rate(trainer, seconds)
             trainer.close()
     finally:
@@ -112,7 +112,7 @@ def costs() -> Costs:
     one = collected[-1]
     answer = packed(one, False, generators, 0)
     policy = {f"policy.{name}": tensor for name, tensor in trainer.agent.policy.state_dict().items()}
-    request = Request(arrays(policy), 1, 1)
+    request = CollectorRequest(arrays(policy), 1, 1)
     states = one.transition.state.structures
     return Costs(
         n_structures=settings.environment.n_structures,

@@ -9,6 +9,7 @@ import argparse
 
 import numpy as np
 from ase.optimize import BFGS
+from noisy import Noise, Noisy
 
 from relaxion.bench.comparison import run_ase_optimizer, run_relaxer
 from relaxion.bench.optimizers import PolicyChoice
@@ -16,7 +17,6 @@ from relaxion.bench.runs import RelaxationTask
 from relaxion.bench.sets import find_set
 from relaxion.optimize import quasi_newton
 from relaxion.potentials import Emt
-from relaxion.potentials.noisy import Noise, Noisy
 
 FMAX = 0.01  # eV/Å
 MOST_CALLS = 200

@@ -1,6 +1,6 @@
 """Structures evaluated per second: our batched engines beside the packages' own ASE calculators, one thread.
 
-    OMP_NUM_THREADS=1 python benchmarks/speed/engines.py chgnet sevennet [FILE.extxyz.gz]
+    OMP_NUM_THREADS=1 python benchmarks/speed/engines.py chgnet [FILE.extxyz.gz]
 
 Crystals of 2 to 16 atoms, rattled by 0.05 Å; energies, forces, stresses; processor time, so that others on the machine
 matter less. The best of three rounds.
@@ -55,9 +55,7 @@ def own_calculator(name: str) -> Any:
         from chgnet.model.dynamics import CHGNetCalculator
 
         return CHGNetCalculator(use_device="cpu")
-    from sevenn.calculator import SevenNetCalculator
-
-    return SevenNetCalculator("7net-0", device="cpu")
+    raise SystemExit(f"{name} is not one of our batched engines: chgnet is")
 
 
 def milliseconds(work: Callable[[], None], n_structures: int) -> float:
@@ -74,7 +72,7 @@ def main(words: list[str]) -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     files = [word for word in words if Path(word).exists()]
-    names = [word for word in words if word not in files] or ["chgnet", "sevennet"]
+    names = [word for word in words if word not in files] or ["chgnet"]
     images = crystals_of(files[0]) if files else crystals()
     structures = Structures.from_ase(images)
     print(f"{len(images)} crystals, {structures.n_atoms} atoms")

@@ -29,7 +29,6 @@ from stable_baselines3.common.type_aliases import ReplayBufferSamples
 from relaxion.agents import AGENT_SETTINGS, vector_agent
 from relaxion.experience.replay import Batch, VectorReplay
 from relaxion.networks.vector import BoxActions
-from relaxion.training.loop import keep_freed_memory
 
 N_OBSERVATIONS, N_ACTIONS, BATCH, STORED, DISCOUNT = 17, 6, 256, 100_000, 0.99
 REQUIRED_RATIO = 1.15
@@ -131,7 +130,6 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help=f"exit 1 where a ratio is below {REQUIRED_RATIO}")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    keep_freed_memory()  # as every training does; of use to both sides
     print(f"torch {torch.__version__}, stable-baselines3 {sb3.__version__}, updates per CPU-second\n")
     print("| agent | measured | relaxion | Stable-Baselines3 | ratio |\n|---|---|---|---|---|")
     too_slow = []

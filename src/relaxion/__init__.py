@@ -1,7 +1,7 @@
 """Relaxion: learned relaxation of atomic structures.
 
-Importing it is quick and changes nothing global: the names below are loaded when first used. Gymnasium learns of our
-environments when it is imported itself (`registration`).
+Importing it is quick and changes nothing global: the names below are loaded when first used. Our Gymnasium environments
+are registered by `import relaxion.experience.gym`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from relaxion.registration import register_with_gymnasium
 from relaxion.version import __version__
 
 if TYPE_CHECKING:
@@ -47,6 +46,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return __all__
-
-
-register_with_gymnasium()

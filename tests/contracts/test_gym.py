@@ -33,14 +33,14 @@ def test_gymnasium_accepts_it(name: str, n_atoms: int | tuple[int, ...]) -> None
 def test_stable_baselines_accepts_it() -> None:
     from stable_baselines3.common.env_checker import check_env as check_for_stable_baselines
 
-    check_for_stable_baselines(gymnasium.make("RelaxPadded-v0", n_atoms=(2, 4)).unwrapped)
+    check_for_stable_baselines(gymnasium.make("relaxion/RelaxPadded-v0", n_atoms=(2, 4)).unwrapped)
 
 
 def test_stable_baselines_learns_on_it() -> None:
     from stable_baselines3 import SAC
 
     torch.manual_seed(0)
-    environment = gymnasium.make("RelaxPadded-v0", n_atoms=2, elements=["Cu"])
+    environment = gymnasium.make("relaxion/RelaxPadded-v0", n_atoms=2, elements=["Cu"])
     agent = SAC("MlpPolicy", environment, learning_starts=50, batch_size=32, seed=0, device="cpu")
     before = [parameter.detach().clone() for parameter in agent.policy.actor.parameters()]
     agent.learn(250)
@@ -71,11 +71,11 @@ def test_seed_decides_everything(name: str) -> None:
 
 
 def test_both_views_show_the_same_world() -> None:
-    assert episode("Relax-v0", 5) == episode("RelaxPadded-v0", 5)
+    assert episode("relaxion/Relax-v0", 5) == episode("relaxion/RelaxPadded-v0", 5)
 
 
 def test_second_reset_without_seed_goes_on() -> None:
-    environment = gymnasium.make("RelaxPadded-v0")
+    environment = gymnasium.make("relaxion/RelaxPadded-v0")
     first, _ = environment.reset(seed=1)
     second, _ = environment.reset()
     again, _ = environment.reset(seed=1)
@@ -84,7 +84,7 @@ def test_second_reset_without_seed_goes_on() -> None:
 
 
 def test_steepest_descent_terminates_and_says_why() -> None:
-    environment = gymnasium.make("Relax-v0", n_atoms=4)
+    environment = gymnasium.make("relaxion/Relax-v0", n_atoms=4)
     graph, info = environment.reset(seed=0)
     assert info["outcome"] == "running"
     terminated = truncated = False
@@ -100,7 +100,7 @@ def test_steepest_descent_terminates_and_says_why() -> None:
 
 
 def test_step_limit_truncates() -> None:
-    environment = gymnasium.make("RelaxPadded-v0", settings=EnvironmentSettings(max_force_calls=3))
+    environment = gymnasium.make("relaxion/RelaxPadded-v0", settings=EnvironmentSettings(max_force_calls=3))
     environment.reset(seed=0)
     small = np.full(environment.action_space.shape, 0.001, np.float32)
     small[0] = 0.002
@@ -110,7 +110,7 @@ def test_step_limit_truncates() -> None:
 
 
 def test_graph_shows_pairs_within_the_cutoff() -> None:
-    graph, _ = gymnasium.make("Relax-v0", n_atoms=4).reset(seed=0)
+    graph, _ = gymnasium.make("relaxion/Relax-v0", n_atoms=4).reset(seed=0)
     lengths = np.linalg.norm(graph.edges, axis=1)
     assert 2.0 < lengths.min() < lengths.max() <= 5.0
     assert graph.edge_links.shape == (len(graph.edges), 2)
@@ -118,7 +118,7 @@ def test_graph_shows_pairs_within_the_cutoff() -> None:
 
 
 def test_padding_is_zero_and_its_actions_do_nothing() -> None:
-    environment = gymnasium.make("RelaxPadded-v0", n_atoms=2, max_atoms=5)
+    environment = gymnasium.make("relaxion/RelaxPadded-v0", n_atoms=2, max_atoms=5)
     observation, _ = environment.reset(seed=0)
     rows = observation.reshape(5, 12)
     assert rows[:, 0].tolist() == [1, 1, 0, 0, 0]
@@ -134,7 +134,7 @@ def test_padding_is_zero_and_its_actions_do_nothing() -> None:
 def test_too_large_a_start_is_explained() -> None:
     pool = fcc_alloys(["Cu"], 1, torch.Generator().manual_seed(0), n_atoms=6)
     starts = PerturbedStarts(pool, [perturbation("rattle:0.2")])
-    environment = gymnasium.make("RelaxPadded-v0", starts=starts, max_atoms=4)
+    environment = gymnasium.make("relaxion/RelaxPadded-v0", starts=starts, max_atoms=4)
     with pytest.raises(StructureError, match="6 atoms, more than max_atoms=4"):
         environment.reset(seed=0)
 
@@ -146,8 +146,8 @@ def run_fresh(code: str) -> str:
 
 
 def test_module_form_in_a_fresh_interpreter() -> None:
-    made = run_fresh("import gymnasium; print(gymnasium.make('relaxion.experience.gym:Relax-v0').spec.id)")
-    assert made.strip() == "Relax-v0"
+    made = run_fresh("import gymnasium; print(gymnasium.make('relaxion.experience.gym:relaxion/Relax-v0').spec.id)")
+    assert made.strip() == "relaxion/Relax-v0"
 
 
 def test_registering_loads_no_torch_and_twice_is_harmless() -> None:
@@ -161,28 +161,3 @@ def test_registration_does_not_warn() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         relaxion.experience.gym.register_environments()
-
-
-MAKE = """print(type(gymnasium.make("relaxion:Relax-v0", n_atoms=2).unwrapped).__name__)"""
-FIND = """print(gymnasium.spec("Relax-v0").entry_point.rpartition(":")[2])"""  # what `make` does first; loads no torch
-
-
-@pytest.mark.parametrize(
-    ("order", "then"),
-    [
-        ("import gymnasium", MAKE),
-        ("import relaxion, gymnasium", MAKE),
-        ("import gymnasium, relaxion", FIND),
-        ("import relaxion; from gymnasium.envs.registration import make; import gymnasium", FIND),
-        ("import relaxion, importlib.util; importlib.util.find_spec('gymnasium'); import gymnasium", FIND),
-    ],
-)
-def test_it_is_made_in_whatever_order_packages_are_imported(order: str, then: str) -> None:
-    code = f"""
-import sys
-{order}
-{then}
-print(type(gymnasium.__spec__.loader).__name__, [type(one).__name__ for one in sys.meta_path if "Waiting" in str(one)])
-"""
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert said == "RelaxGraph\nSourceFileLoader []\n"

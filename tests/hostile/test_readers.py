@@ -18,7 +18,7 @@ from relaxion.files import Format, decoded
 from relaxion.optimize.restart import read_restart
 from relaxion.potentials.eam_tables import read_eam_tables
 from relaxion.scaling.relax_many.folder import Folder, read_manifest, results
-from relaxion.scaling.relax_many.frames import Frame, scan, written
+from relaxion.scaling.relax_many.frames import ResultFrame, scan, written
 from relaxion.scaling.relax_many.settings import ManySettings
 from relaxion.structures.dataset import read
 from relaxion.training.recipe import read_toml, settings_from_recipe
@@ -52,7 +52,7 @@ def test_a_flipped_bit_in_a_shard_is_noticed(place: int, bit: int, name: str, tm
     content = bytearray(first + second)
     content[place % len(content)] ^= 1 << bit
     (tmp_path / "00001.extxyz").write_bytes(content)
-    kept = {frame.key for frame in scan(tmp_path / "00001.extxyz") if isinstance(frame, Frame)}
+    kept = {frame.key for frame in scan(tmp_path / "00001.extxyz") if isinstance(frame, ResultFrame)}
     whole = {"s" + "a" * 32, "s" + "b" * 32}
     assert kept < whole  # the damaged one is not there, and nothing else has come
 

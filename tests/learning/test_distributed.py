@@ -21,13 +21,14 @@ from test_resume import CHILD, lines, records
 
 from relaxion.errors import CheckpointError, RelaxionWarning, RunError, SettingsError
 from relaxion.files import digest
-from relaxion.scaling.collectors import Collectors, team
+from relaxion.scaling.collectors import team, trainer_with
 from relaxion.scaling.collectors.trainer import DistributedRelaxTrainer
-from relaxion.scaling.ray_engine import RayEngine, remove_left_behind
-from relaxion.training.loop import train
+from relaxion.training.loop import MakeTrainer, train
 from relaxion.training.relax_settings import RelaxRunSettings
 from relaxion.training.relax_task import relax_task
 from relaxion.training.settings import RunSettings
+from relaxion.workers import WorkerPlace
+from relaxion.workers.on_ray import RayEngine, remove_left_behind
 
 SHORT = {"steps": 64, "warmup_steps": 20, "assessment_interval_steps": 32}
 
@@ -46,7 +47,11 @@ def _ray() -> Iterator[RayEngine]:
 
 
 def trainer_of(settings: RelaxRunSettings, number: int) -> DistributedRelaxTrainer:
-    return DistributedRelaxTrainer(settings, relax_task(settings), Collectors(number))
+    return DistributedRelaxTrainer(settings, relax_task(settings), WorkerPlace("ray", number))
+
+
+def on_ray(number: int) -> MakeTrainer:
+    return trainer_with(WorkerPlace("ray", number))
 
 
 def contents(out: Path) -> list[object]:
@@ -62,7 +67,7 @@ def contents(out: Path) -> list[object]:
 def test_one_collector_is_the_local_trainer_to_the_bit(agent: str, policy: dict[str, Any], tmp_path: Path) -> None:
     settings = settings_for(agent, **SHORT, **policy)
     local = train(settings, tmp_path / "local")
-    distributed = train(settings, tmp_path / "distributed", make=Collectors(1).trainer)
+    distributed = train(settings, tmp_path / "distributed", make=on_ray(1))
     assert distributed.weights_sha256 == local.weights_sha256
     assert distributed.training_force_calls == local.training_force_calls
     assert contents(tmp_path / "distributed") == contents(tmp_path / "local")
@@ -75,20 +80,20 @@ def test_one_collector_is_the_local_trainer_to_the_bit(agent: str, policy: dict[
 @pytest.mark.usefixtures("_ray")
 def test_several_collectors_repeat_to_the_bit_also_through_a_resume(tmp_path: Path) -> None:
     settings = settings_for("td3", **SHORT)
-    straight = train(settings, tmp_path / "straight", make=Collectors(3).trainer)
+    straight = train(settings, tmp_path / "straight", make=on_ray(3))
     local = train(settings, tmp_path / "local")
     assert straight.weights_sha256 != local.weights_sha256  # other structures, older weights
     assert straight.steps == local.steps
 
     shorter = settings_for("td3", **{**SHORT, "steps": 44})  # not a whole number of turns of all three
-    train(shorter, tmp_path / "stopped", make=Collectors(3).trainer)
-    resumed = train(settings, tmp_path / "stopped", resume=True, make=Collectors(3).trainer)
+    train(shorter, tmp_path / "stopped", make=on_ray(3))
+    resumed = train(settings, tmp_path / "stopped", resume=True, make=on_ray(3))
     assert resumed.weights_sha256 == straight.weights_sha256
 
     with pytest.raises(
         CheckpointError, match="this run has 3 collectors, 2 were asked for; continue with `collectors=ray:3`"
     ):
-        train(settings, tmp_path / "stopped", resume=True, make=Collectors(2).trainer)
+        train(settings, tmp_path / "stopped", resume=True, make=on_ray(2))
     with pytest.raises(CheckpointError, match="this run has 3 collectors; continue with `collectors=ray:3`"):
         train(settings, tmp_path / "stopped", resume=True)
 
@@ -97,7 +102,7 @@ def processes(trainer: DistributedRelaxTrainer) -> list[int]:
     """Of the collectors; waits until they are free."""
     import ray
 
-    actors = [member.actor for member in trainer.team.members.values()]
+    actors = [known.handle for known in trainer.team.pool.known.values()]
     return ray.get([actor.__ray_call__.remote(lambda _: os.getpid()) for actor in actors])
 
 
@@ -166,19 +171,27 @@ def test_folders_of_killed_runs_are_removed_and_others_kept(tmp_path: Path) -> N
     assert sorted(path.name for path in tmp_path.iterdir()) == ["ray", "relaxion-ray-alive", "relaxion-ray-new"]
 
 
-def test_collectors_in_words() -> None:
-    assert Collectors.read("ray:4") == Collectors(4)
-    assert Collectors.read("ray:auto") == Collectors(None, "auto")
-    assert Collectors.read("ray:10.0.0.1:6379") == Collectors(None, "10.0.0.1:6379")
-    assert Collectors.read("ray:16@10.0.0.1:6379") == Collectors(16, "10.0.0.1:6379")
-    for words in ("", "4", "ray:", "ray:0", "ray:-1", "ray:99999", "dask:4", "ray:4@", "ray:x@auto"):
-        with pytest.raises(SettingsError, match="collectors '"):
-            Collectors.read(words)
+def test_local_collectors_are_those_on_ray_and_killed_ones_are_replaced(tmp_path: Path) -> None:
+    settings = settings_for("td3", **SHORT)
+    local = train(settings, tmp_path / "one", make=trainer_with(WorkerPlace("local", 1)))
+    assert local.weights_sha256 == train(settings, tmp_path / "here").weights_sha256
+    undisturbed, disturbed = (
+        DistributedRelaxTrainer(settings, relax_task(settings), WorkerPlace("local", 2)) for _ in range(2)
+    )
+    with pytest.warns(RelaxionWarning, match=r"collector 1 was lost; a new one repeats its step"):  # noqa: PT031
+        for turn in range(8):
+            undisturbed.advance()
+            disturbed.advance()
+            if turn == 2:
+                disturbed.team.pool.kill(1)
+    assert digest(disturbed.snapshot()) == digest(undisturbed.snapshot())
+    undisturbed.close()
+    disturbed.close()
 
 
 def test_vectors_are_refused_in_a_sentence() -> None:
     with pytest.raises(SettingsError, match="a step of Pendulum-v1 costs less than sending it"):
-        Collectors(2).trainer(RunSettings.read({"task": "Pendulum-v1"}))
+        on_ray(2)(RunSettings.read({"task": "Pendulum-v1"}))
 
 
 def test_no_cluster_where_it_should_be(tmp_path: Path) -> None:

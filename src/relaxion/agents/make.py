@@ -1,7 +1,11 @@
-"""Agents by the name of their settings, put together with fresh networks, for vectors and for atoms."""
+"""The registry of agents; and agents put together with fresh networks, for vectors and for atoms.
+
+A new agent is a file of its own and an entry of `AGENTS`.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from torch import Generator, nn
@@ -28,13 +32,32 @@ if TYPE_CHECKING:
 AnyAgent: TypeAlias = TD3 | SAC | DDPG | D4PG
 AgentSettings: TypeAlias = TD3Settings | SACSettings | DDPGSettings | D4PGSettings
 
-AGENT_SETTINGS: dict[str, type[AgentSettings]] = {
-    "ddpg": DDPGSettings,
-    "td3": TD3Settings,
-    "d4pg": D4PGSettings,
-    "sac": SACSettings,
+
+@dataclass(frozen=True)
+class AgentKind:
+    """An algorithm, and which networks it learns with."""
+
+    algorithm: type[AnyAgent]
+    settings: type[AgentSettings]
+    gaussian_policy: bool = False  # else a deterministic one
+    categorical_critic: bool = False  # else values
+    several_critics: bool = False  # else one
+    draws: bool = False  # its updates draw from the generator
+
+
+AGENTS: dict[str, AgentKind] = {
+    "ddpg": AgentKind(DDPG, DDPGSettings),
+    "td3": AgentKind(TD3, TD3Settings, several_critics=True, draws=True),
+    "d4pg": AgentKind(D4PG, D4PGSettings, categorical_critic=True),
+    "sac": AgentKind(SAC, SACSettings, gaussian_policy=True, several_critics=True, draws=True),
 }
-N_ATOM_CRITICS = 2  # of TD3 and SAC, as in both papers
+AGENT_SETTINGS: dict[str, type[AgentSettings]] = {name: kind.settings for name, kind in AGENTS.items()}
+N_ATOM_CRITICS = 2  # of agents with several, as in the papers of TD3 and SAC
+
+
+def kind_of_agent(settings: AgentSettings) -> AgentKind:
+    """The agent that these settings belong to."""
+    return next(kind for kind in AGENTS.values() if isinstance(settings, kind.settings))
 
 
 def vector_agent(
@@ -51,14 +74,16 @@ def vector_agent(
     """
     networks = networks or VectorNetworkSettings()
     sizes = (n_observations, actions, networks.widths)
-    if isinstance(settings, SACSettings):
-        policy = VectorGaussianPolicy(*sizes, generator, settings.action_penalty)
+    kind = kind_of_agent(settings)
+    given: Any = settings
+    if kind.gaussian_policy:
+        policy = VectorGaussianPolicy(*sizes, generator, given.action_penalty)
     else:
         policy = VectorPolicy(*sizes, generator)
-    if isinstance(settings, D4PGSettings):
-        critics = VectorCategoricalCritic(*sizes, settings.n_bins, generator)
+    if kind.categorical_critic:
+        critics = VectorCategoricalCritic(*sizes, given.n_bins, generator)
     else:
-        critics = VectorCritics(*sizes, _n_critics(settings, networks.n_critics), generator)
+        critics = VectorCritics(*sizes, networks.n_critics if kind.several_critics else 1, generator)
     return _put_together(settings, policy, critics, actions, generator, policy_penalty=policy_penalty)
 
 
@@ -78,10 +103,12 @@ def atom_agent(
     from relaxion.networks.atom_critics import AtomCategoricalCritic, AtomCritics  # control tasks need none of it
 
     policy = _atom_policy(actions, generator, networks, metric, settings)
-    if isinstance(settings, D4PGSettings):
-        critics = AtomCategoricalCritic(networks, settings.n_bins, generator)
+    kind = kind_of_agent(settings)
+    given: Any = settings
+    if kind.categorical_critic:
+        critics = AtomCategoricalCritic(networks, given.n_bins, generator)
     else:
-        critics = AtomCritics(networks, _n_critics(settings, N_ATOM_CRITICS), generator)
+        critics = AtomCritics(networks, N_ATOM_CRITICS if kind.several_critics else 1, generator)
     return _put_together(
         settings,
         policy,
@@ -91,10 +118,6 @@ def atom_agent(
         policy_penalty=policy_penalty,
         critic_updates_before=critic_updates_before,
     )
-
-
-def _n_critics(settings: AgentSettings, several: int) -> int:
-    return several if isinstance(settings, TD3Settings | SACSettings) else 1
 
 
 def _atom_policy(
@@ -107,25 +130,18 @@ def _atom_policy(
     from relaxion.networks.atom_policies import AtomGaussianPolicy, AtomPolicy
     from relaxion.networks.metric.policies import MetricGaussianPolicy, MetricPolicy
 
-    penalty = settings.action_penalty if isinstance(settings, SACSettings) else None
-    if metric is not None:
-        if penalty is None:
-            return MetricPolicy(actions, metric, generator)
-        return MetricGaussianPolicy(actions, metric, generator, penalty)
-    if penalty is None:
-        return AtomPolicy(actions, networks, generator)
-    return AtomGaussianPolicy(actions, networks, generator, penalty)
+    given: Any = settings
+    if not kind_of_agent(settings).gaussian_policy:
+        return AtomPolicy(actions, networks, generator) if metric is None else MetricPolicy(actions, metric, generator)
+    if metric is None:
+        return AtomGaussianPolicy(actions, networks, generator, given.action_penalty)
+    return MetricGaussianPolicy(actions, metric, generator, given.action_penalty)
 
 
 def _put_together(
     settings: AgentSettings, policy: Any, critics: Any, actions: Any, generator: Generator, **options: Any
 ) -> AnyAgent:
-    match settings:
-        case TD3Settings():
-            return TD3(policy, critics, actions, generator, settings, **options)
-        case SACSettings():
-            return SAC(policy, critics, actions, generator, settings, **options)
-        case DDPGSettings():
-            return DDPG(policy, critics, actions, settings, **options)
-        case D4PGSettings():
-            return D4PG(policy, critics, actions, settings, **options)
+    kind = kind_of_agent(settings)
+    algorithm: Any = kind.algorithm
+    drawing = (generator,) if kind.draws else ()
+    return algorithm(policy, critics, actions, *drawing, settings, **options)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from relaxion.cli.command import DONE, INCOMPLETE, as_usage, interrupts
 from relaxion.cli.progress import Now, bar, say, tell, warnings_as_sentences
-from relaxion.collecting.collect import OnProgress, Progress, collect
+from relaxion.collecting.collect import CollectProgress, OnProgress, collect
 from relaxion.collecting.settings import CollectSettings
 from relaxion.errors import FileError
 from relaxion.settings import assigned
@@ -51,7 +51,7 @@ def _progress(out: Path, quiet: bool) -> Iterator[OnProgress | None]:
     due = Now(SECONDS_BETWEEN_PLAIN_LINES)
     with bar(str(out), None, quiet=quiet) as advance:
 
-        def report(reached: Progress) -> None:
+        def report(reached: CollectProgress) -> None:
             if advance is not None:
                 advance(total=reached.wanted, completed=reached.done, words=_words(reached))
             elif due():
@@ -60,7 +60,7 @@ def _progress(out: Path, quiet: bool) -> Iterator[OnProgress | None]:
         yield None if quiet else report
 
 
-def _words(reached: Progress) -> str:
+def _words(reached: CollectProgress) -> str:
     left = (reached.wanted - reached.done) / max(reached.per_minute, 1e-9)
     return (
         f"{reached.per_minute:.0f}/min, {reached.force_calls} force calls, {reached.converged} of "

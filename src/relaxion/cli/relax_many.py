@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -20,14 +21,15 @@ from relaxion.files import json_of
 from relaxion.optimize.remembering import memory_at
 from relaxion.potentials.ase import AsePotential
 from relaxion.potentials.registry import make_potential, without_options
-from relaxion.scaling.relax_many.driver import Driver, Tally
+from relaxion.scaling.relax_many.driver import Driver, ManyTally
 from relaxion.scaling.relax_many.folder import MANIFEST, PROGRESS, Folder, is_locked, read_manifest
 from relaxion.scaling.relax_many.inputs import check_files, places
 from relaxion.scaling.relax_many.learning import Learner
 from relaxion.scaling.relax_many.settings import ManySettings, WorkerSettings, calculator_details, policy_weights
 from relaxion.scaling.relax_many.summary import Counts, make_summary, read_counts
 from relaxion.scaling.relax_many.summary import merge as merge_into
-from relaxion.scaling.relax_many.workers import make_workers, parse_workers
+from relaxion.scaling.relax_many.worker import RelaxWorker
+from relaxion.workers import WorkerPlace
 
 SECONDS_BETWEEN_LINES = 5.0
 MOST_LOOKED_AT = 10_000  # structures, to choose a calculator by; a few seconds of reading
@@ -51,7 +53,7 @@ class ManyRequest(RelaxingOptions):
 def relax_all(request: ManyRequest) -> int:
     """Do it, or go on with it."""
     files = request.files or _known_files(request.out)
-    parse_workers(request.workers)
+    place = WorkerPlace.read(request.workers)
     check_files(files)
     calc = _calculator(request, files) if request.calc == AUTO else request.calc
     request = replace(request, calc=calculator_word(calc, request.calc_options))
@@ -61,7 +63,7 @@ def relax_all(request: ManyRequest) -> int:
             say(f"relaxion: the last shard ended in {folder.torn_bytes} bytes of an incomplete frame; removed")
         if request.retry_failed and (number := folder.forget_failures()):
             say(f"relaxion: {number} structures that had been set aside will be tried again")
-        with make_workers(request.workers, worker) as workers:
+        with place.open(partial(RelaxWorker, worker)) as workers:
             driver = Driver(
                 folder=folder, workers=workers, settings=worker.many, files=files, chunk_size=chunk_size,
                 time_limit_seconds=worker.time_limit_seconds, stop=lambda: interrupts.noticed,
@@ -136,11 +138,11 @@ def _learner(request: ManyRequest, worker: WorkerSettings) -> Learner | None:
     return Learner(request.out, Path(worker.memory), request.learn, words)
 
 
-def _lines(*, quiet: bool) -> Callable[[Tally], None]:
+def _lines(*, quiet: bool) -> Callable[[ManyTally], None]:
     """A line on stderr now and then."""
     due = Now(SECONDS_BETWEEN_LINES, at_once=False)
 
-    def line(tally: Tally) -> None:
+    def line(tally: ManyTally) -> None:
         if not quiet and due():
             rate = (tally.relaxed + tally.failed) / max(tally.seconds, 1e-9)
             say(f"relaxion: {_in_words(tally)}, {rate:.1f} per s")
@@ -148,7 +150,7 @@ def _lines(*, quiet: bool) -> Callable[[Tally], None]:
     return line
 
 
-def _in_words(tally: Tally) -> str:
+def _in_words(tally: ManyTally) -> str:
     dead = "workers died and were replaced"
     beside = _some({"there already": tally.already, "set aside": tally.failed, dead: tally.worker_deaths})
     more = "" if tally.input_read else " so far"
@@ -160,7 +162,7 @@ def _some(counts: dict[str, int]) -> str:
     return "".join(f", {number} {what}" for what, number in counts.items() if number)
 
 
-def _announce(request: ManyRequest, tally: Tally, counts: Counts) -> None:
+def _announce(request: ManyRequest, tally: ManyTally, counts: Counts) -> None:
     if request.as_json:
         tell(json.dumps({**_plain(counts), "this_run": tally.plain()}))
         return

@@ -19,16 +19,17 @@ from relaxion.cli.command import DONE, ERROR, as_usage, interrupts
 from relaxion.cli.progress import bar, say, tell, warnings_as_sentences
 from relaxion.errors import FileError, SettingsError
 from relaxion.files import kind_of
-from relaxion.scaling.collectors.places import Collectors
+from relaxion.scaling.collectors import trainer_with
 from relaxion.scaling.sweeps.space import first_values, read_space
-from relaxion.scaling.sweeps.sweep import Plan, Sweep, Trial
-from relaxion.scaling.sweeps.workers import workers_place
+from relaxion.scaling.sweeps.sweep import Sweep, SweepPlan, Trial
+from relaxion.scaling.sweeps.trial import TrialWorker
 from relaxion.settings import assigned
 from relaxion.training.diagnostics import DIAGNOSIS, standing
 from relaxion.training.loop import Interrupted, OnProgress
 from relaxion.training.loop import train as train_in_folder
 from relaxion.training.recipe import find, run_folder, settings_from_recipe
 from relaxion.training.settings import RunSettings
+from relaxion.workers import WorkerPlace
 
 SAMPLERS = ("tpe", "random")
 TRUST_RULE = ("secant_weight", "n_secants", "secant_length_angstrom")  # settings that a policy passes on
@@ -85,14 +86,16 @@ def train_by_recipe(request: TrainRequest) -> int:
     with as_usage(FileError):
         given = _of_origin(request.origin) | _world(request) | given_settings(request)
         settings = settings_from_recipe(find(recipe), request.agent, given)
-    collectors = None if request.collectors is None else Collectors.read(request.collectors)
+    make = None
+    if request.collectors is not None:
+        make = trainer_with(WorkerPlace.read(request.collectors, "collectors"))
     default = Path("runs") / f"{Path(recipe).stem}-{settings.agent_name}-{settings.training.seed}"
     out = request.out or run_folder(recipe) or default
     try:
         with warnings_as_sentences(), alarms_as_sentences(), progress(settings, out, request.quiet) as on_progress:
             result = train_in_folder(
                 settings, out, resume=request.resume, from_weights=_origin(request), force=request.force,
-                on_progress=on_progress, make=None if collectors is None else collectors.trainer,
+                on_progress=on_progress, make=make,
             )  # fmt: skip
     except Interrupted as stop:
         say(f"relaxion: {stop}; the same command with --resume continues")
@@ -201,12 +204,12 @@ def alarms_as_sentences() -> Iterator[None]:
 def tune_recipe(request: TuneRequest) -> int:
     with as_usage(FileError):
         sweep = Sweep(_plan(request), request.out)
-        place = workers_place(request.workers)
+        place = WorkerPlace.read(request.workers)
     try:
         with interrupts.held(), sweep.owned():
             sweep.open()
             on_ended = partial(_say_how_it_ended, request, sweep)
-            sweep.run(request.trials, place(), lambda: interrupts.noticed, on_ended)
+            sweep.run(request.trials, place.open(TrialWorker), lambda: interrupts.noticed, on_ended)
             sweep.write_tables()
     except KeyboardInterrupt:
         say(f"relaxion: stopped at once; run the same command again to continue in {request.out}")
@@ -217,7 +220,7 @@ def tune_recipe(request: TuneRequest) -> int:
     return _result(request, sweep)
 
 
-def _plan(request: TuneRequest) -> Plan:
+def _plan(request: TuneRequest) -> SweepPlan:
     if request.sampler not in SAMPLERS:
         raise SettingsError(f"no sampler '{request.sampler}': {' or '.join(SAMPLERS)}")
     given = given_settings(request)
@@ -226,7 +229,7 @@ def _plan(request: TuneRequest) -> Plan:
     probe = first_values(read_space(varied, request.space, {}))
     settings = settings_from_recipe(recipe, request.agent, given | probe)
     space = read_space(varied, request.space, settings.flat())
-    return Plan(recipe, request.agent, given, space, settings.training.seed, request.sampler)
+    return SweepPlan(recipe, request.agent, given, space, settings.training.seed, request.sampler)
 
 
 def _say_how_it_ended(request: TuneRequest, sweep: Sweep, trial: Trial) -> None:

@@ -7,17 +7,13 @@ goes on where it was, on as many processes as one likes, and does nothing twice.
 from __future__ import annotations
 
 import fcntl
-import os
-import queue
 import signal
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from multiprocessing import get_context
-from multiprocessing.queues import Queue
-from multiprocessing.synchronize import Event
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +25,7 @@ from relaxion.bundles.networks import policy_of
 from relaxion.collecting.relaxing import MakeStepper, Pool, Skipped
 from relaxion.collecting.settings import CollectSettings
 from relaxion.collecting.starts import file_structures, make_start
-from relaxion.errors import FileError, PolicyError, RelaxionError, RelaxionWarning, RunError
+from relaxion.errors import FileError, PolicyError, RelaxionWarning, RunError
 from relaxion.memory.store import TrajectoryStore
 from relaxion.memory.trajectory import Trajectory
 from relaxion.networks.metric.policies import MetricPolicy
@@ -37,12 +33,16 @@ from relaxion.optimize.choice import new_stepper
 from relaxion.optimize.learned import LearnedMetrics
 from relaxion.potentials import potential
 from relaxion.structures import Outcome
+from relaxion.workers import LocalPool
 
-LOCK, WORKERS_LOCK = ".collecting", ".working"
+LOCK = ".collecting"
+WORKERS_LOCK = ".working"
+SECONDS_TO_LISTEN = 0.5
+MOST_LOSSES = 3  # of workers: then it is a start that kills
 
 
 @dataclass(frozen=True)
-class Job:
+class CollectJob:
     """One start by name."""
 
     kind: str
@@ -51,7 +51,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Work:
+class CollectWork:
     """What is to be done, by whom and until when: the same for every worker."""
 
     settings: CollectSettings
@@ -59,7 +59,7 @@ class Work:
     policy: str | None
     deadline: float | None  # by the clock of time.time()
 
-    def lacking(self) -> list[Job]:
+    def lacking(self) -> list[CollectJob]:
         done = TrajectoryStore.open(self.store).keys()
         return [job for job in jobs(self.settings) if job.key not in done]
 
@@ -67,13 +67,14 @@ class Work:
     def late(self) -> bool:
         return self.deadline is not None and time.time() > self.deadline
 
-    def do(self, todo: Sequence[Job], tell: Callable[[Mapping[str, float]], None], over: Callable[[], bool]) -> None:
+    def do(self, todo: Sequence[CollectJob], over: Callable[[], bool]) -> Iterator[Mapping[str, float]]:
+        """What was written, shard by shard."""
         store = TrajectoryStore.open(self.store)
-        Collector(self.settings, store, todo, stepper_maker(self.policy), tell).run(lambda: over() or self.late)
+        return Collector(self.settings, store, todo, stepper_maker(self.policy)).run(lambda: over() or self.late)
 
 
 @dataclass
-class Progress:
+class CollectProgress:
     """How far a collection is."""
 
     wanted: int
@@ -111,7 +112,7 @@ class KindSummary:
 
 
 @dataclass(frozen=True)
-class Summary:
+class CollectSummary:
     """What the store holds, and what it took."""
 
     complete: bool
@@ -140,7 +141,7 @@ class Summary:
         ]
 
 
-OnProgress = Callable[[Progress], None]
+OnProgress = Callable[[CollectProgress], None]
 
 
 def collect(
@@ -152,16 +153,16 @@ def collect(
     policy: str | None = None,
     on_progress: OnProgress | None = None,
     stop: Callable[[], bool] | None = None,
-) -> Summary:
+) -> CollectSummary:
     """Do what the store lacks, or as much of it as the time allows; `stop` is asked about twice a second."""
     settings = _present(settings)
     stepper_maker(policy)  # complaints come before work, and from this process
     store = _store(settings, out)
-    work = Work(settings, out, policy, None if limit_minutes is None else time.time() + 60 * limit_minutes)
+    work = CollectWork(settings, out, policy, None if limit_minutes is None else time.time() + 60 * limit_minutes)
     with _alone(out):
         store.sweep()
         todo, wanted = work.lacking(), sum(own.number for own in settings.kinds.values())
-        progress = Progress(wanted, wanted - len(todo))
+        progress = CollectProgress(wanted, wanted - len(todo))
 
         def tell(news: Mapping[str, float]) -> None:
             progress.add(news)
@@ -169,18 +170,20 @@ def collect(
                 on_progress(progress)
 
         if todo and workers == 1:  # here: no second process to start and to look after
-            work.do(todo, tell, stop or (lambda: False))
+            for news in work.do(todo, stop or (lambda: False)):
+                tell(news)
         elif todo:
             _by_workers(work, workers, tell, stop or (lambda: False))
     return summary(store, settings)
 
 
-def jobs(settings: CollectSettings) -> list[Job]:
+def jobs(settings: CollectSettings) -> list[CollectJob]:
     """All of them, kinds mixed in proportion: whatever part is done is a small collection of its own."""
     placed = []
     for kind, own in settings.kinds.items():
         placed += [
-            ((number + 0.5) / own.number, Job(kind, number, settings.key(kind, number))) for number in range(own.number)
+            ((number + 0.5) / own.number, CollectJob(kind, number, settings.key(kind, number)))
+            for number in range(own.number)
         ]
     return [job for _, job in sorted(placed, key=lambda pair: (pair[0], pair[1].kind))]
 
@@ -229,57 +232,51 @@ def _alone(out: Path) -> Iterator[None]:
 
 
 def _by_workers(
-    work: Work, number: int, tell: Callable[[Mapping[str, float]], None], asked_to_stop: Callable[[], bool]
+    work: CollectWork, number: int, tell: Callable[[Mapping[str, float]], None], asked_to_stop: Callable[[], bool]
 ) -> None:
-    context = get_context("spawn")  # torch's threads do not survive a fork
-    news: Queue[Mapping[str, float] | str] = context.Queue()
-    stop = context.Event()
-    workers = [
-        context.Process(target=_worker, args=(work, own, number, stop, news, os.getpid()), daemon=True)
-        for own in range(number)
-    ]
-    for process in workers:
-        process.start()
-    failure = None
-    while any(process.is_alive() for process in workers) or not news.empty():
-        if asked_to_stop():
-            stop.set()
-        try:
-            message = news.get(timeout=0.5)
-        except queue.Empty:
-            continue
-        if isinstance(message, str):
-            stop.set()
-            failure = failure or message
-        else:
-            tell(message)
-    for process in workers:
-        process.join()
-    if failure is not None:
-        raise RunError(failure)
-    if broken := [process.exitcode for process in workers if process.exitcode]:
-        raise RunError(
-            f"a worker ended with code {broken[0]} (out of memory?); results are kept, the same command continues"
-        )
+    """Each worker does the share of its number. A lost one is replaced, and its share gone on with."""
+    pool = LocalPool(number, partial(CollectWorker, work, number))
+    unfinished = set(range(number))
+    to_give = set(unfinished)
+    losses = 0
+    try:
+        while unfinished and not asked_to_stop():
+            for worker in to_give.intersection(pool.idle()):
+                pool.give(worker, worker)
+                to_give.discard(worker)
+            for news in pool.hear(SECONDS_TO_LISTEN):
+                for written in news.results:
+                    tell(written)
+                if news.done:
+                    unfinished.discard(news.worker)
+                if news.lost and news.worker in unfinished:
+                    losses += 1
+                    to_give.add(news.worker)
+            if losses >= MOST_LOSSES:
+                raise RunError(f"{losses} workers died (out of memory?); results are kept, the same command continues")
+    finally:
+        pool.stop()  # those at work write what they have
 
 
-def _worker(
-    work: Work, own: int, workers: int, stop: Event, news: Queue[Mapping[str, float] | str], parent: int
-) -> None:
-    """One process: its share of what the store lacks."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # they may reach all processes of a group; the parent decides
-        signal.signal(number, signal.SIG_IGN)
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")  # of potentials; the parent has told its own
-    with (work.store / WORKERS_LOCK).open("w") as working:
-        fcntl.flock(working, fcntl.LOCK_SH)
-        if os.getppid() != parent:  # killed before we had the lock: somebody else may be at work already
-            return
-        todo = [job for job in work.lacking() if int(job.key[:8], 16) % workers == own]
-        try:
-            work.do(todo, news.put, lambda: stop.is_set() or os.getppid() != parent)
-        except RelaxionError as error:
-            news.put(str(error))
+class CollectWorker:
+    """One process: shares of what the store lacks. SIGTERM asks it to write what it has and to end its share."""
+
+    def __init__(self, work: CollectWork, n_shares: int) -> None:
+        self.work = work
+        self.n_shares = n_shares
+        self._asked_to_stop = False
+        signal.signal(signal.SIGTERM, self._stop)
+        torch.set_num_threads(1)
+        warnings.simplefilter("ignore")  # of potentials; the parent has told its own
+        self._working = (work.store / WORKERS_LOCK).open("w")  # held as long as this process lives
+        fcntl.flock(self._working, fcntl.LOCK_SH)
+
+    def _stop(self, *_: object) -> None:
+        self._asked_to_stop = True
+
+    def __call__(self, share: int) -> Iterator[Mapping[str, float]]:
+        todo = [job for job in self.work.lacking() if int(job.key[:8], 16) % self.n_shares == share]
+        return self.work.do(todo, lambda: self._asked_to_stop)
 
 
 class Collector:
@@ -289,11 +286,11 @@ class Collector:
         self,
         settings: CollectSettings,
         store: TrajectoryStore,
-        todo: Sequence[Job],
+        todo: Sequence[CollectJob],
         make_stepper: MakeStepper,
-        tell: Callable[[Mapping[str, float]], None],
     ) -> None:
-        self.settings, self.store, self.tell = settings, store, tell
+        self.settings = settings
+        self.store = store
         engines = list(dict.fromkeys(settings.kinds[job.kind].engine for job in todo))
         own = {engine: [job for job in todo if settings.kinds[job.kind].engine == engine] for engine in engines}
         self.pools = [
@@ -310,17 +307,17 @@ class Collector:
         self.finished: list[Trajectory | Skipped] = []
         self.written_at, self.cpu_at, self.calls_at = time.monotonic(), time.process_time(), 0
 
-    def run(self, over: Callable[[], bool]) -> None:
-        """Until all is done or `over` says so; what is finished is written then too."""
+    def run(self, over: Callable[[], bool]) -> Iterator[Mapping[str, float]]:
+        """Until all is done or `over` says so; what is finished is written then too. Yields what was written."""
         while not over() and (pools := [k for k, pool in enumerate(self.pools) if not pool.done]):
             behind = min(pools, key=lambda k: self.pools[k].ended / self.sizes[k])  # engines keep step
             self.finished += self.pools[behind].advance()
             late = time.monotonic() - self.written_at > self.settings.seconds_per_shard
             if len(self.finished) >= self.settings.structures_per_shard or late:
-                self._write()
-        self._write()
+                yield from self._write()
+        yield from self._write()
 
-    def _write(self) -> None:
+    def _write(self) -> Iterator[Mapping[str, float]]:
         trajectories = [found for found in self.finished if isinstance(found, Trajectory)]
         skipped = {found.key: f"{found.reason} ({found.kind})" for found in self.finished if isinstance(found, Skipped)}
         calls, cpu = sum(pool.potential.calls for pool in self.pools), time.process_time()
@@ -330,7 +327,7 @@ class Collector:
         if trajectories or skipped:  # what was spent in between goes with the next shard
             self.calls_at, self.cpu_at = calls, cpu
             converged = sum(found.outcome == Outcome.CONVERGED for found in trajectories)
-            self.tell({"trajectories": len(trajectories), "converged": converged, "skipped": len(skipped), **cost})
+            yield {"trajectories": len(trajectories), "converged": converged, "skipped": len(skipped), **cost}
 
 
 def stepper_maker(policy: str | None) -> MakeStepper:
@@ -346,7 +343,7 @@ def stepper_maker(policy: str | None) -> MakeStepper:
     return lambda: new_stepper(metrics=LearnedMetrics(network.network))
 
 
-def summary(store: TrajectoryStore, settings: CollectSettings | None = None) -> Summary:
+def summary(store: TrajectoryStore, settings: CollectSettings | None = None) -> CollectSummary:
     """Of all that the store holds; complete where it has everything that the settings ask for."""
     about, skipped, cost = store.about(), store.skipped(), store.cost()
     keys = store.keys()
@@ -356,7 +353,7 @@ def summary(store: TrajectoryStore, settings: CollectSettings | None = None) -> 
     reasons: dict[str, int] = {}
     for reason in skipped.values():
         reasons[reason] = reasons.get(reason, 0) + 1
-    return Summary(
+    return CollectSummary(
         complete=settings is not None and all(job.key in keys for job in jobs(settings)),
         trajectories=len(about),
         structures=sum(entry["n_steps"] for entry in about),

@@ -1,4 +1,7 @@
-"""Gymnasium's door: importing this module registers `Relax-v0` and `RelaxPadded-v0`.
+"""Gymnasium's door: importing this module registers `relaxion/Relax-v0` and `relaxion/RelaxPadded-v0`.
+
+Gymnasium 1.0 gave up entry points, so a package cannot be found by its installation alone:
+`gymnasium.make("relaxion.experience.gym:relaxion/Relax-v0")` imports this module first.
 
 Light on purpose: the environments themselves, and torch with them, are loaded by the first `gymnasium.make`.
 """
@@ -6,8 +9,8 @@ Light on purpose: the environments themselves, and torch with them, are loaded b
 from __future__ import annotations
 
 ENVIRONMENTS = {
-    "Relax-v0": "relaxion.experience.gym_environments:RelaxGraph",
-    "RelaxPadded-v0": "relaxion.experience.gym_environments:RelaxPadded",
+    "relaxion/Relax-v0": "relaxion.experience.gym_environments:RelaxGraph",
+    "relaxion/RelaxPadded-v0": "relaxion.experience.gym_environments:RelaxPadded",
 }
 
 

@@ -1,4 +1,4 @@
-"""Gymnasium tasks with vectors: checked, stepped one by one, reset by hand, and repeatable from a snapshot."""
+"""Gymnasium tasks with vectors: checked, stepped side by side, reset by hand, and repeatable from a snapshot."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import gymnasium
 import numpy as np
 import torch
 from gymnasium.spaces import Box
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from numpy.typing import NDArray
 from torch import Generator, Tensor
 
@@ -21,7 +22,7 @@ LARGEST_SEED = 2**31 - 1
 
 
 @dataclass(frozen=True)
-class Task:
+class VectorTask:
     """Shapes and bounds of a task that can be learned here. Agents see flat vectors."""
 
     name: str
@@ -54,7 +55,7 @@ class Stepped:
         return self.terminated | self.truncated
 
 
-def task(name: str, make: MakeEnvironment | None = None) -> Task:
+def task(name: str, make: MakeEnvironment | None = None) -> VectorTask:
     """The task of this Gymnasium id (or made by `make`), refused in one sentence when it cannot be learned here."""
     make = make or _maker(name)
     environment = make()
@@ -74,7 +75,7 @@ def task(name: str, make: MakeEnvironment | None = None) -> Task:
         wrapper = "gymnasium.wrappers.RescaleAction or an own Box gives finite ones"
         raise SettingsError(f"{name}: action bounds must be finite and not empty, got {actions}; {wrapper}")
     low, high = (torch.as_tensor(bound, dtype=torch.float32).flatten() for bound in (actions.low, actions.high))
-    return Task(name, make, observations.shape, actions, low, high)
+    return VectorTask(name, make, observations.shape, actions, low, high)
 
 
 def shaped(space: Box, actions: NDArray[np.float32]) -> NDArray[Any]:
@@ -99,92 +100,75 @@ def _made(name: str) -> gymnasium.Env[Any, Any]:
         raise SettingsError(f"{name} cannot be made: {error}") from error
 
 
-class _Episode:
-    """One environment, and how to get back to where it is: the seed of its reset and the actions since."""
-
-    def __init__(self, environment: gymnasium.Env[Any, Any]) -> None:
-        assert isinstance(environment.action_space, Box)  # `task` has refused all others
-        self.environment, self.action_space = environment, environment.action_space
-        self.seed = 0
-        self.actions: list[NDArray[np.float32]] = []
-
-    def begin(self, seed: int) -> Tensor:
-        self.seed, self.actions = seed, []
-        observation, _ = self.environment.reset(seed=seed)
-        return flat(observation)
-
-    def step(self, action: NDArray[np.float32]) -> tuple[Tensor, float, bool, bool]:
-        observation, reward, terminated, truncated, _ = self.environment.step(shaped(self.action_space, action))
-        self.actions.append(action.copy())
-        return flat(observation), float(reward), bool(terminated), bool(truncated)
-
-
 class VectorEnvironments:
-    """Some environments of one task, side by side in one process.
+    """Some environments of one task, side by side in one process: Gymnasium's, which never reset by themselves.
 
-    Nothing resets by itself: `step` answers with what the step led to, `renew` begins new episodes. (Gymnasium's
-    own vector environments hide a reset between two steps, and it gets into replay.) Every episode is reset with a
-    seed from `generator`, so any deterministic environment can be brought back by repeating its current episode.
+    `step` answers with what the step led to, `renew` begins new episodes. Every episode is reset with a seed from
+    `generator`, so any deterministic environment can be brought back by repeating its current episode.
     """
 
     def __init__(self, make: MakeEnvironment, n_environments: int, generator: Generator) -> None:
         self.generator = generator
-        self._episodes = [_Episode(make()) for _ in range(n_environments)]
-        self.observations = torch.stack([episode.begin(self._seed()) for episode in self._episodes])
+        self._environments = SyncVectorEnv([make] * n_environments, autoreset_mode=AutoresetMode.DISABLED)
+        space = self._environments.single_action_space
+        assert isinstance(space, Box)  # `task` has refused all others
+        self._action_space = space
+        self._seeds = [0] * n_environments  # of the current episodes
+        self._actions: list[list[NDArray[np.float32]]] = [[] for _ in range(n_environments)]  # since their beginning
+        self.renew(torch.ones(n_environments, dtype=torch.bool))
 
-    def _seed(self) -> int:
-        return int(torch.randint(LARGEST_SEED, (), generator=self.generator))
-
-    def step(self, actions: Tensor, running: Tensor | None = None) -> Stepped:
-        """Do the actions (n_environments, action_size), in the environment's own units.
-
-        Environments that are not `running` stay where they are and answer with reward 0 and an end.
-        """
-        going = [True] * len(actions) if running is None else running.tolist()
-        places = zip(self._episodes, actions.numpy(), self.observations, going, strict=True)
-        answers = [e.step(action) if goes else (here, 0.0, True, False) for e, action, here, goes in places]
-        observations, rewards, terminated, truncated = zip(*answers, strict=True)
-        self.observations = torch.stack(observations)
-        ends = torch.tensor(terminated), torch.tensor(truncated)
-        return Stepped(self.observations, torch.tensor(rewards, dtype=torch.float64), *ends)
+    def step(self, actions: Tensor) -> Stepped:
+        """Do the actions (n_environments, action_size), in the environment's own units."""
+        raw = actions.numpy()
+        answers = self._environments.step(shaped(self._action_space, raw))
+        for done, action in zip(self._actions, raw, strict=True):
+            done.append(action.copy())
+        self.observations = flat(answers[0])
+        rewards, terminated, truncated = (torch.from_numpy(answer) for answer in answers[1:4])
+        return Stepped(self.observations, rewards, terminated, truncated)
 
     def renew(self, ended: Tensor) -> None:
         """Begin a new episode where one has ended."""
-        if not ended.any():
-            return
-        fresh = [
-            episode.begin(self._seed()) if over else observation
-            for episode, over, observation in zip(self._episodes, ended.tolist(), self.observations, strict=True)
-        ]
-        self.observations = torch.stack(fresh)
+        for number in ended.nonzero().flatten().tolist():
+            self._seeds[number] = int(torch.randint(LARGEST_SEED, (), generator=self.generator))
+            self._actions[number] = []
+        if ended.any():
+            self._reset(ended)
+
+    def _reset(self, which: Tensor) -> None:
+        observations, _ = self._environments.reset(seed=list(self._seeds), options={"reset_mask": which.numpy()})
+        self.observations = flat(observations)
 
     def close(self) -> None:
-        for episode in self._episodes:
-            episode.environment.close()
+        self._environments.close()
 
     def snapshot(self) -> dict[str, Tensor]:
         """Seeds and actions of the current episodes; the generator is its owner's to save."""
-        actions = [torch.from_numpy(np.stack(e.actions)) for e in self._episodes if e.actions]
+        actions = [torch.from_numpy(np.stack(done)) for done in self._actions if done]
         return {
-            "seeds": torch.tensor([episode.seed for episode in self._episodes]),
-            "lengths": torch.tensor([len(episode.actions) for episode in self._episodes]),
+            "seeds": torch.tensor(self._seeds),
+            "lengths": torch.tensor([len(done) for done in self._actions]),
             "actions": torch.cat(actions) if actions else torch.zeros(0, 0),
             "observations": self.observations,
         }
 
     def restore(self, tensors: Mapping[str, Tensor]) -> bool:
         """Repeat the episodes up to the snapshot. False when an environment did not answer as it did then."""
-        actions = iter(tensors["actions"].numpy())
+        self._seeds = tensors["seeds"].tolist()
+        lengths = tensors["lengths"].tolist()
+        parts = tensors["actions"].split(lengths) if sum(lengths) else [tensors["actions"]] * len(lengths)
+        self._actions = [list(part.numpy().copy()) for part in parts]
+        self._reset(torch.ones(len(lengths), dtype=torch.bool))
         repeated = []
-        for episode, seed, length in zip(self._episodes, tensors["seeds"], tensors["lengths"], strict=True):
-            observation = episode.begin(int(seed))
-            for _ in range(int(length)):
-                observation = episode.step(next(actions))[0]
+        for environment, done, begun in zip(self._environments.envs, self._actions, self.observations, strict=True):
+            observation = begun
+            for action in done:
+                observation = flat([environment.step(shaped(self._action_space, action))[0]])[0]
             repeated.append(observation)
         self.observations = torch.stack(repeated)
         return torch.equal(self.observations, tensors["observations"])
 
 
-def flat(observation: Any) -> Tensor:
-    """One observation as a float32 vector of its own."""
-    return torch.from_numpy(np.array(observation, dtype=np.float32).reshape(-1))
+def flat(observations: Any) -> Tensor:
+    """Some observations as float32 vectors of their own, (n, observation_size)."""
+    return torch.from_numpy(np.array(observations, dtype=np.float32).reshape(len(observations), -1))

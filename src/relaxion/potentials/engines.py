@@ -6,8 +6,10 @@ not have. Files of weights are read by the packages too; most of them unpickle, 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,13 @@ from relaxion.potentials.ase import AsePotential
 from relaxion.potentials.extras import Extra
 
 ENGINES: dict[str, Extra] = {
+    "sevennet": Extra(
+        package="sevenn",
+        factory="engines:sevennet",
+        how_to_install="pip install 'relaxion[sevenn]'",
+        description="SevenNet-0, a machine-learned potential for 89 elements; 7net-l3i5 is more accurate and slower",
+        model="MODEL|FILE",
+    ),
     "mace": Extra(
         package="mace",
         factory="engines:mace",
@@ -124,6 +133,19 @@ def mace(device: torch.device, model: str = "", **options: Any) -> Engine:
     made = OwnDefaultDtype(make)
     table = getattr(made.inner, "z_table", None)
     return Engine("MACE", made, None if table is None else table.zs)
+
+
+def sevennet(device: torch.device, model: str = "7net-0", **options: Any) -> Engine:
+    def make() -> Any:
+        torch.set_default_dtype(torch.float32)
+        with warnings.catch_warnings(), redirect_stdout(StringIO()):
+            warnings.simplefilter("ignore")  # torch.jit of e3nn is deprecated; an accelerator for GPUs is missing
+            from sevenn.calculator import SevenNetCalculator
+
+            return SevenNetCalculator(existing(model, (".pth", ".pt")) or model, device=str(device), **options)
+
+    made = OwnDefaultDtype(make)
+    return Engine("SevenNet", made, made.inner.type_map)
 
 
 def orb(device: torch.device, model: str = "orb-v3-conservative-inf-omat", **options: Any) -> Engine:
@@ -271,7 +293,7 @@ class OwnDefaultDtype(Calculator):
 
     def calculate(self, atoms: Any = None, properties=("energy",), system_changes=all_changes) -> None:
         super().calculate(atoms, properties, system_changes)
-        with self._default_dtype():
+        with self._default_dtype(), torch.enable_grad():  # forces are gradients, whoever asks
             self.inner.calculate(self.atoms, list(properties), system_changes)
         self.results = dict(self.inner.results)
 

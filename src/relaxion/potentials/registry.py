@@ -45,13 +45,6 @@ EXTRAS: dict[str, Extra] = {
         how_to_install="pip install 'relaxion[chgnet]'",
         description="CHGNet 0.3.0, a machine-learned potential for 89 elements; batched",
     ),
-    "sevennet": Extra(
-        package="sevenn",
-        factory="sevennet:Sevennet",
-        how_to_install="pip install 'relaxion[sevenn]'",
-        description="SevenNet-0, a machine-learned potential for 89 elements; batched",
-        model="7net-0|7net-l3i5",
-    ),
     "gfn2": Extra(
         package="tblite",
         factory="gfn2:Gfn2",

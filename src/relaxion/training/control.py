@@ -19,7 +19,7 @@ from relaxion.errors import AssessmentStopped, CheckpointError, RelaxionWarning,
 from relaxion.experience.exploration import Exploration, NoisyExplorer
 from relaxion.experience.normaliser import Normaliser
 from relaxion.experience.replay import VectorReplay
-from relaxion.experience.vector_environment import Task, VectorEnvironments, task
+from relaxion.experience.vector_environment import VectorEnvironments, VectorTask, task
 from relaxion.files import Stored, digest, joined
 from relaxion.networks.vector import BoxActions, VectorNetworkSettings
 from relaxion.settings import Settings
@@ -122,7 +122,7 @@ class Assessed:
 class Assessor:
     """One episode from each of the fixed starts, side by side: one call of the policy serves all."""
 
-    def __init__(self, task: Task, n_starts: int, max_steps: int = MAX_STEPS) -> None:
+    def __init__(self, task: VectorTask, n_starts: int, max_steps: int = MAX_STEPS) -> None:
         self.task, self.n_starts, self.max_steps = task, n_starts, max_steps
         self._warned = False
         self._environments: VectorEnvironments | None = None  # made when first needed, then kept
@@ -142,11 +142,13 @@ class Assessor:
             _check_assessed("the environment's observation", environments.observations, step)
             actions = act(environments.observations)
             _check_assessed("the policy's action", actions, step, DIVERGED)
-            stepped = environments.step(actions, running)
+            stepped = environments.step(actions)
             _check_assessed("the environment's reward", stepped.rewards, step)
-            returns += stepped.rewards
+            returns += torch.where(running, stepped.rewards, 0.0)
             lengths += running
             running &= ~stepped.ended
+            if running.any():
+                environments.renew(stepped.ended)  # episodes beyond the first are not counted
         return Assessed(returns, lengths)
 
     def _warn_of_cut(self, n_cut: int) -> None:
@@ -179,7 +181,7 @@ def _check_assessed(what: str, numbers: Tensor, step: int, advice: str = "look i
         raise RunError(f"{what} in step {step} of an assessment is not finite; {advice}")
 
 
-def assess(act: Callable[[Tensor], Tensor], task: Task, n_starts: int, max_steps: int = MAX_STEPS) -> Assessed:
+def assess(act: Callable[[Tensor], Tensor], task: VectorTask, n_starts: int, max_steps: int = MAX_STEPS) -> Assessed:
     """Once, with environments that are closed afterwards."""
     assessor = Assessor(task, n_starts, max_steps)
     try:
@@ -191,7 +193,7 @@ def assess(act: Callable[[Tensor], Tensor], task: Task, n_starts: int, max_steps
 class Trainer:
     """One agent, its task, its replay. `advance` is one step of every environment and the updates it pays for."""
 
-    def __init__(self, settings: VectorRunSettings, task: Task) -> None:
+    def __init__(self, settings: VectorRunSettings, task: VectorTask) -> None:
         training = settings.training
         self.settings, self.task, self.step, self.n_updates = settings, task, 0, 0
         self.generators = {name: named_generator(training.seed, name) for name in ("exploration", "replay", "starts")}

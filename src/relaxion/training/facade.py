@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -11,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
+from relaxion.agents.make import AGENTS
 from relaxion.errors import CheckpointError, RunError, SettingsError
 from relaxion.experience.vector_environment import MakeEnvironment, shaped, task
 from relaxion.training.checkpoint import NonFiniteError, stored_settings
@@ -105,25 +107,9 @@ class Learner:
         return learner
 
 
-class DDPG(Learner):
-    """Lillicrap et al. 2015: one critic, climbed by a deterministic policy."""
-
-    name = "ddpg"
-
-
-class TD3(Learner):
-    """Fujimoto et al. 2018: two critics, delayed policy, smoothed targets."""
-
-    name = "td3"
-
-
-class D4PG(Learner):
-    """Barth-Maron et al. 2018: a distribution of returns, several steps at once."""
-
-    name = "d4pg"
-
-
-class SAC(Learner):
-    """Haarnoja et al. 2018: a stochastic policy that is paid for its entropy."""
-
-    name = "sac"
+@cache
+def learner(name: str) -> type[Learner]:
+    """The class of the agent of this name, as `relaxion.agents` shows it."""
+    algorithm = AGENTS[name].algorithm
+    facts = {"name": name, "__doc__": algorithm.__doc__, "__module__": "relaxion.agents"}
+    return type(algorithm.__name__, (Learner,), facts)

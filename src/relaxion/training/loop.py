@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 
 from relaxion.errors import AssessmentStopped, CheckpointError, FileError, RunError, SettingsError
@@ -24,8 +23,6 @@ from relaxion.training.settings import LoopSettings, RunSettings
 
 # none of them changes what is learned; intervals come of the steps that are asked for
 MAY_DIFFER_ON_RESUME = ("steps", "log_interval_steps", "assessment_interval_steps", "checkpoint_interval_steps")
-
-KEPT_BYTES = 31 * 2**20  # glibc learns from no block above 32 MB
 
 OnProgress = Callable[[int, Mapping[str, float]], None]  # step, the newest value of everything logged
 
@@ -109,7 +106,6 @@ def train(
     old_weights = None if from_weights is None else read_weights(from_weights)
     if not resume and not folder.is_run:
         folder.check_empty()  # a folder that never was a run's gets not even a lock, and nothing is removed there
-    keep_freed_memory()
     with folder.owned():
         if resume:
             return _resumed(trainer, folder, on_progress).go()
@@ -326,16 +322,6 @@ class _Run:
 
         leave_curve(self.folder.path)
         return result
-
-
-def keep_freed_memory() -> None:
-    """Let the C library keep what an update frees for the next one, up to twice `KEPT_BYTES`.
-
-    glibc gives freed memory back to the system above twice the largest block that it has seen freed, and pages that
-    come again are cleared one by one: a sixth of a TD3 update of (256, 256). One large block, never touched, teaches
-    it. Other C libraries do not care.
-    """
-    torch.empty(KEPT_BYTES, dtype=torch.uint8)
 
 
 def write_agent(path: Path, trainer: RunTrainer) -> None:

@@ -31,7 +31,7 @@ class Counter(gymnasium.Env[Any, Any]):
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         self.count += 1
-        self.received.append(action)
+        self.received.append(np.asarray(action))  # Gymnasium hands over scalars where the shape is ()
         return np.array([float(self.count)]), 0.1, self.count == self.length, False, {}
 
 

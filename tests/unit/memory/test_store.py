@@ -149,7 +149,7 @@ def test_stored_forces_are_those_of_the_potential(tmp_path: Path) -> None:
     kind = {"make": "metal", "engine": "emt", "number": 6, "free_cell_share": 0.5}
     settings = CollectSettings.of({"kinds": {"alloy": kind}}, {})
     store = TrajectoryStore.create(tmp_path / "store", {})
-    Collector(settings, store, jobs(settings), stepper_maker(None), lambda _: None).run(lambda: False)
+    list(Collector(settings, store, jobs(settings), stepper_maker(None)).run(lambda: False))
     emt = potential("emt")
     found = list(store)
     assert {one.cell_free for one in found} == {True, False}

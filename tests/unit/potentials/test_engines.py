@@ -21,7 +21,6 @@ from relaxion.potentials.chgnet import Chgnet
 from relaxion.potentials.chgnet import load_network as load_chgnet
 from relaxion.potentials.chgnet_network import angles_between
 from relaxion.potentials.gfn2 import Gfn2
-from relaxion.potentials.sevennet import Sevennet
 from relaxion.structures import Structures
 
 ENERGY, FORCE, STRESS = 1e-4, 1e-3, 1e-4  # eV, eV/Å and eV/Å³ that float32 may cost against the packages themselves
@@ -199,7 +198,6 @@ def test_it_says_nothing_and_changes_nothing_global(name: str) -> None:
 
 def test_networks_are_loaded_once() -> None:
     assert Chgnet()._network is Chgnet()._network
-    assert Sevennet()._network is Sevennet()._network
     assert Chgnet().calls == 0
 
 
@@ -231,11 +229,6 @@ def test_a_wheel_with_other_weights_is_one_sentence(tmp_path, monkeypatch: pytes
             Chgnet()
         assert "try: pip install 'chgnet" in str(caught.value)
     load_chgnet.cache_clear()
-
-
-def test_sevennet_models_in_the_wheel() -> None:
-    with pytest.raises(PotentialError, match="unknown SevenNet model '7net-omni'; in the wheel are 7net-0, 7net-l3i5"):
-        Sevennet("7net-omni")
 
 
 def test_crowded_atoms_are_answered_with_nan_and_cost_no_memory() -> None:

@@ -179,7 +179,7 @@ def test_factory_that_fails(name: str, word: str, tmp_path: Path, monkeypatch: p
 def test_list_of_known_potentials() -> None:
     entries = {entry.spec: entry for entry in known_potentials()}
     assert list(entries) == [
-        "emt", "eam", "lj", "morse", "eam:FILE", "chgnet", "sevennet", "gfn2", "mace", "orb", "mattersim", "uma",
+        "emt", "eam", "lj", "morse", "eam:FILE", "chgnet", "gfn2", "sevennet", "mace", "orb", "mattersim", "uma",
         "fairchem", "nequip", "matgl", "lammps", "gpaw", "module:factory",
     ]  # fmt: skip
     assert entries["emt"].elements is not None

@@ -1,9 +1,10 @@
-"""Small structures, and a workers without processes."""
+"""Small structures, and workers without processes."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,8 @@ from ase import Atoms
 from ase.build import bulk
 
 from relaxion.scaling.relax_many.settings import WorkerSettings
-from relaxion.scaling.relax_many.worker import Worker
-from relaxion.scaling.relax_many.workers import Standing, Workers
+from relaxion.scaling.relax_many.worker import RelaxWorker
+from relaxion.workers.pool import DONE, RESULTS, MakeWork, Standing, WorkerPool
 
 
 def alloy(seed: int, *, extra: str = "") -> Atoms:
@@ -26,40 +27,57 @@ def alloy(seed: int, *, extra: str = "") -> Atoms:
     return atoms
 
 
-class InlineWorkers(Workers[Standing]):
-    """One worker in this process. `fate` is asked before each chunk: True kills the worker over it."""
+class InlinePool(WorkerPool[Standing]):
+    """One worker in this process. `fate` is asked before each task: True kills the worker over it."""
 
     lost = (EOFError,)
 
-    def __init__(self, settings: WorkerSettings, fate: Callable[[Sequence[str]], bool] = lambda _: False) -> None:
-        self.worker, self.fate = Worker(settings), fate
-        self.tasks: Sequence[str] | None = None
-        self.chunks: list[int] = []
-        super().__init__(1, settings)
+    def __init__(self, make: MakeWork, fate: Callable[[Any], bool] = lambda _: False) -> None:
+        self.work = make()
+        self.fate = fate
+        self.tasks = list[Any]()
+        self.given = list[Any]()
+        super().__init__(1, make)
 
     def start(self) -> Standing:
         return Standing(ready=True)
 
-    def send(self, known: Standing, tasks: Sequence[str]) -> None:
+    def send(self, known: Standing, task: Any) -> None:
         del known
-        self.tasks = tasks
-        self.chunks.append(len(tasks))
+        self.tasks.append(task)
+        self.given.append(task)
 
     def with_news(self, timeout: float) -> list[int]:
         del timeout
         return [0] if self.known[0].busy else []
 
-    def answer(self, known: Standing) -> list[dict[str, Any]] | None:
+    def answer(self, known: Standing) -> tuple[str, Any]:
         del known
-        tasks, self.tasks = self.tasks, None
-        if tasks is None:
-            return None
-        if self.fate([json.loads(task)["key"] for task in tasks]):
+        if not self.tasks:
+            return DONE, None
+        task = self.tasks.pop()
+        if self.fate(task):
             raise EOFError
-        return [json.loads(record) for record in self.worker.records(tasks)]
+        return RESULTS, list(self.work(task))
 
     def kill(self, worker: int) -> None:
         raise AssertionError(f"nobody should kill worker {worker}")
 
     def end(self, known: Standing) -> None:
         pass
+
+    def stop(self) -> None:
+        self.close()
+
+
+class InlineWorkers(InlinePool):
+    """The worker of relax-many; `fate` is told the keys of its structures."""
+
+    def __init__(self, settings: WorkerSettings, fate: Callable[[Sequence[str]], bool] = lambda _: False) -> None:
+        super().__init__(
+            partial(RelaxWorker, settings), lambda lines: fate([json.loads(line)["key"] for line in lines])
+        )
+
+    @property
+    def chunks(self) -> list[int]:
+        return [len(lines) for lines in self.given]

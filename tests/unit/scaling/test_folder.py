@@ -13,7 +13,7 @@ from ase.io import read
 
 from relaxion.errors import FileError, SettingsError
 from relaxion.scaling.relax_many.folder import Folder, failures, is_locked, results
-from relaxion.scaling.relax_many.frames import Frame, scan, sealed, written
+from relaxion.scaling.relax_many.frames import ResultFrame, scan, sealed, written
 from relaxion.scaling.relax_many.settings import ManySettings, calculator_details, policy_weights, structure_key
 
 
@@ -36,7 +36,7 @@ def test_frames_are_read_by_ase_and_tell_their_facts(tmp_path):
     assert back.info["relaxion_outcome"] == "step_limit"
     assert (back.constraints[0].index == [0]).all()
     found, end = list(scan(tmp_path / "one.extxyz"))
-    assert isinstance(found, Frame)
+    assert isinstance(found, ResultFrame)
     assert end == len(text)
     assert found.facts == {"key": "s1", "outcome": "step_limit", "force_calls": 3}
 

@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,24 +14,25 @@ from relaxion.errors import RunError, SettingsError
 from relaxion.scaling.relax_many.driver import Driver
 from relaxion.scaling.relax_many.folder import Folder, failures, results
 from relaxion.scaling.relax_many.settings import ManySettings, WorkerSettings
-from relaxion.scaling.relax_many.workers import LocalWorkers, parse_workers
+from relaxion.scaling.relax_many.worker import RelaxWorker
+from relaxion.workers import LocalPool, WorkerPlace
 
 HERE = Path(__file__).parent
 
 
-def run(folder: Path, settings: ManySettings, file: Path, *, chunk_size: int, time_limit=None, make=LocalWorkers):
+def run(folder: Path, settings: ManySettings, file: Path, *, chunk_size: int, time_limit=None, make=LocalPool):
     worker = WorkerSettings(many=settings, time_limit_seconds=time_limit, batch_size=8, folder=str(HERE))
-    with Folder(folder, settings, [file]) as opened, make(2, worker) as workers:
+    with Folder(folder, settings, [file]) as opened, make(2, partial(RelaxWorker, worker)) as workers:
         return Driver(opened, workers, settings, [file], chunk_size, time_limit).run()
 
 
-class DisturbedWorkers(LocalWorkers):
+class DisturbedWorkers(LocalPool):
     """Three workers killed right after they were given work, and their parent too."""
 
     given = 0
 
-    def give(self, worker, tasks):
-        super().give(worker, tasks)
+    def give(self, worker, task):
+        super().give(worker, task)
         self.given += 1
         if self.given in (1, 3, 4):
             self.kill(worker)
@@ -84,7 +86,7 @@ def test_a_calculator_that_cannot_be_made_ends_the_run_with_a_sentence(tmp_path,
 
 
 def test_workers_do_not_outlive_their_crew(settings):
-    workers = LocalWorkers(1, WorkerSettings(many=settings, folder=str(HERE)))
+    workers = LocalPool(1, partial(RelaxWorker, WorkerSettings(many=settings, folder=str(HERE))))
     pid = workers.known[0].process.pid
     workers.close()
     until = time.monotonic() + 600
@@ -93,7 +95,82 @@ def test_workers_do_not_outlive_their_crew(settings):
     assert not Path(f"/proc/{pid}/stat").exists()
 
 
-@pytest.mark.parametrize("word", ["", "local", "local:0", "local:x", "ray", "cluster:3", "local:99999"])
+WRONG = (
+    "", "local", "local:0", "local:x", "local:2@auto", "ray", "ray:", "ray:0", "ray:-1", "ray:4@", "ray:x@auto",
+    "dask:3", "local:99999", "ray:99999",
+)  # fmt: skip
+
+
+def test_words_for_workers():
+    assert WorkerPlace.read("2") == WorkerPlace.read("local:2") == WorkerPlace("local", 2)
+    assert WorkerPlace.read("ray:auto") == WorkerPlace("ray", None, "auto")
+    assert WorkerPlace.read("ray:local") == WorkerPlace("ray")
+    assert WorkerPlace.read("ray:4") == WorkerPlace("ray", 4)
+    assert WorkerPlace.read("ray:10.0.0.1:6379") == WorkerPlace("ray", None, "10.0.0.1:6379")
+    assert WorkerPlace.read("ray:16@10.0.0.1:6379") == WorkerPlace("ray", 16, "10.0.0.1:6379")
+
+
+@pytest.mark.parametrize("word", WRONG)
 def test_words_for_workers_are_checked(word):
     with pytest.raises(SettingsError, match="local:2"):
-        parse_workers(word)
+        WorkerPlace.read(word)
+
+
+class Moody:
+    """Raises, saves when it is asked to stop, answers; on demand."""
+
+    def __init__(self, folder):
+        if not folder.is_dir():
+            raise RunError(f"no folder {folder}")
+        self.folder = folder
+        signal.signal(signal.SIGTERM, self.save)
+        self.stopped = False
+
+    def save(self, *_):
+        (self.folder / "saved").touch()
+        self.stopped = True
+
+    def __call__(self, task):
+        if task == "raise":
+            raise KeyError("what went wrong over there")
+        yield None
+        yield task
+        while task == "long" and not self.stopped:
+            time.sleep(0.01)
+
+
+def heard(pool, condition):
+    found = []
+    until = time.monotonic() + 600
+    while time.monotonic() < until:
+        found += pool.hear(0.5)
+        if any(condition(news) for news in found):
+            return found
+    raise AssertionError("waited in vain")
+
+
+def test_what_a_worker_raises_is_raised_here_and_it_goes_on(tmp_path):
+    with LocalPool(1, partial(Moody, tmp_path)) as pool:
+        while not pool.idle():
+            pool.hear(0.5)
+        pool.give(0, "raise")
+        with pytest.raises(KeyError, match="over there"):
+            heard(pool, lambda news: news.done)
+        pool.give(0, "answer")
+        news = heard(pool, lambda news: news.done)
+        assert [result for one in news for result in one.results] == ["answer"]
+
+
+def test_who_is_asked_to_stop_may_save(tmp_path):
+    pool = LocalPool(2, partial(Moody, tmp_path))
+    while not pool.idle():
+        pool.hear(0.5)
+    pool.give(pool.idle()[0], "long")
+    heard(pool, lambda news: bool(news.results))
+    pool.stop()
+    assert (tmp_path / "saved").exists()
+
+
+def test_a_worker_that_cannot_begin_says_why(tmp_path):
+    with LocalPool(1, partial(Moody, tmp_path / "nowhere")) as pool, pytest.raises(RunError, match="no folder"):
+        heard(pool, lambda news: news.lost)

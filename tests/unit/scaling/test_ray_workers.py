@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from relaxion.scaling.relax_many.folder import Folder, results
 from relaxion.scaling.relax_many.learning import Learner, read_study
 from relaxion.scaling.relax_many.settings import ManySettings, WorkerSettings
 from relaxion.scaling.relax_many.summary import read_force_calls
+from relaxion.scaling.relax_many.worker import RelaxWorker
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # Ray warns of its own future
 
@@ -30,13 +32,13 @@ def ray_of_two():
 
 
 def test_actors_relax_and_killed_ones_are_replaced(tmp_path, settings, ray_of_two):
-    from relaxion.scaling.relax_many.ray_workers import RayWorkers
+    from relaxion.workers.on_ray import RayPool
 
     write(tmp_path / "in.extxyz", [alloy(seed) for seed in range(60)])
     worker = WorkerSettings(many=settings, batch_size=8, folder=str(tmp_path))
     killed = []
 
-    def disturb(workers: RayWorkers) -> None:
+    def disturb(workers: RayPool) -> None:
         for number in range(2):
             while not workers.known[number].ready:
                 time.sleep(0.05)
@@ -44,7 +46,10 @@ def test_actors_relax_and_killed_ones_are_replaced(tmp_path, settings, ray_of_tw
             os.kill(pid, signal.SIGKILL)
             killed.append(pid)
 
-    with Folder(tmp_path / "out", settings, [tmp_path / "in.extxyz"]) as folder, RayWorkers("auto", worker) as workers:
+    with (
+        Folder(tmp_path / "out", settings, [tmp_path / "in.extxyz"]) as folder,
+        RayPool(None, "auto", partial(RelaxWorker, worker)) as workers,
+    ):
         assert workers.n_workers == 2
         thread = threading.Thread(target=disturb, args=(workers,), daemon=True)
         thread.start()
@@ -57,7 +62,7 @@ def test_actors_relax_and_killed_ones_are_replaced(tmp_path, settings, ray_of_tw
 
 def test_learning_on_ray_stopped_and_resumed_is_as_in_one_process(tmp_path, ray_of_two):
     """Weights go to actors with the tasks, and what they relaxed comes back to the study: nothing depends on where."""
-    from relaxion.scaling.relax_many.ray_workers import RayWorkers
+    from relaxion.workers.on_ray import RayPool
 
     del ray_of_two
     write(tmp_path / "in.extxyz", [alloy(seed) for seed in range(12)])
@@ -74,8 +79,8 @@ def test_learning_on_ray_stopped_and_resumed_is_as_in_one_process(tmp_path, ray_
         last = out / "learned" / "00003-metals.safetensors"
         return read_force_calls(out), dict(read_study(last).tensors) if last.exists() else {}
 
-    def on_ray(worker: WorkerSettings) -> RayWorkers:
-        return RayWorkers("auto", worker)
+    def on_ray(worker: WorkerSettings) -> RayPool:
+        return RayPool(None, "auto", partial(RelaxWorker, worker))
 
     began, _ = learn(tmp_path / "ray", on_ray, most=5)
     assert 5 <= len(began) < 12

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from inline_workers import InlinePool
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
 from relaxion.errors import FileError, RunError, SettingsError
 from relaxion.scaling.sweeps.space import propose, read_space, values_of
-from relaxion.scaling.sweeps.sweep import Plan, Sweep
+from relaxion.scaling.sweeps.sweep import Sweep, SweepPlan
 from relaxion.scaling.sweeps.trial import Ended, read_ended, run_trial
-from relaxion.scaling.sweeps.workers import workers_place
 from relaxion.training.recipe import find, read_toml, settings_from_recipe
 from relaxion.training.relax_settings import RelaxRunSettings
 
@@ -27,43 +27,37 @@ PRESENT = settings_from_recipe(find("pendulum"), None, {}).flat()
 VARY = ("policy_learning_rate=1e-4:1e-2:log", "batch_size=8:32")
 
 
-def plan(*vary: str, **given: Any) -> Plan:
+def plan(*vary: str, **given: Any) -> SweepPlan:
     space = read_space(vary or VARY, None, PRESENT)
     rest = {key: value for key, value in SMALL.items() if key not in space}
-    return Plan(find("pendulum"), None, rest | given, space, seed=3)
+    return SweepPlan(find("pendulum"), None, rest | given, space, seed=3)
 
 
-class Bowl:
-    """Workers without processes: the best batch size is 20, and some workers are lost on the way."""
-
-    number = 1
+class Bowl(InlinePool):
+    """A worker without a process: the best batch size is 20, and the worker is lost on the way."""
 
     def __init__(self, lose: dict[int, int] | None = None, stop_after: int | None = None) -> None:
-        self.lose, self.started, self._running = lose or {}, list[int](), list[Path]()
+        self.lose, self.started = lose or {}, list[int]()
         self.stopped, self.stop_after = threading.Event(), stop_after
+        super().__init__(lambda: bowl, self._fate)
 
-    def start(self, trial: Path) -> None:
-        self.started.append(int(trial.name))
-        self._running.append(trial)
-
-    def left(self) -> dict[Path, str | None]:
-        trial = self._running.pop()
-        number = int(trial.name)
+    def _fate(self, trial: str) -> bool:
+        number = int(Path(trial).name)
+        self.started.append(number)
         if len(self.started) == self.stop_after:
             self.stopped.set()
-        if self.lose.get(number, 0) > 0:
-            self.lose[number] -= 1
-            return {trial: "its process was killed by signal 9"}
-        tried = read_toml(trial.with_suffix(".toml"))
-        value = -((tried["batch_size"] - 20) ** 2) - (math.log10(tried["policy_learning_rate"]) + 3) ** 2
-        Ended(value, None, "final_return_mean", 1.0).write(trial)
-        return {trial: None}
-
-    def stop(self) -> None:
-        self._running = []
+        self.lose[number] = self.lose.get(number, 0) - 1
+        return self.lose[number] >= 0
 
 
-def swept(out: Path, n_trials: int, workers: Bowl | None = None, what: Plan | None = None) -> Sweep:
+def bowl(trial: str) -> list[None]:
+    tried = read_toml(Path(trial).with_suffix(".toml"))
+    value = -((tried["batch_size"] - 20) ** 2) - (math.log10(tried["policy_learning_rate"]) + 3) ** 2
+    Ended(value, None, "final_return_mean", 1.0).write(Path(trial))
+    return []
+
+
+def swept(out: Path, n_trials: int, workers: Bowl | None = None, what: SweepPlan | None = None) -> Sweep:
     workers = workers or Bowl()
     out.mkdir(exist_ok=True)
     sweep = Sweep(what or plan(), out)
@@ -122,17 +116,11 @@ class TestSpace:
         with pytest.raises(SettingsError, match=complaint):
             plan(*vary, **what).check()
 
-    def test_workers_in_words(self) -> None:
-        assert workers_place("local:2")().number == workers_place("2")().number == 2
-        for words in ("local", "local:0", "local:x", "ray:", "ray:0", "slurm:2"):
-            with pytest.raises(SettingsError, match="expected N, local:N"):
-                workers_place(words)
-
 
 class TestPlan:
     def test_structures_are_chosen_on_the_validation_side(self) -> None:
         recipe, space = find("emt-metals"), {"updates_per_round": IntDistribution(4, 16)}
-        own = Plan(recipe, None, {"n_pooled": 40}, space)
+        own = SweepPlan(recipe, None, {"n_pooled": 40}, space)
         trial, best = own.settings({"updates_per_round": 4}), own.plain_settings({"updates_per_round": 4})
         assert isinstance(trial, RelaxRunSettings)
         assert isinstance(best, RelaxRunSettings)
@@ -198,7 +186,7 @@ class TestFolder:
         failed = sweep.trials[2].ended
         assert failed is not None
         assert failed.value is None
-        assert "killed by signal 9, 3 times" in str(failed.reason)
+        assert "its worker was lost 3 times" in str(failed.reason)
         assert "failed" in (tmp_path / "trials.csv").read_text()
 
     def test_another_sweep_is_refused_by_name(self, tmp_path: Path) -> None:

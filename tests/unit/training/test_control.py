@@ -172,5 +172,5 @@ def test_pendulum_needs_few_modules_and_no_atoms() -> None:
         [sys.executable, "-c", CLOSURE], capture_output=True, text=True, check=True
     ).stdout.splitlines()
     assert len(ast.literal_eval(out[0])) < 30
-    rooms = ["agents", "errors", "experience", "files", "networks", "registration", "settings", "training", "version"]
+    rooms = ["agents", "errors", "experience", "files", "networks", "settings", "training", "version"]
     assert out[1] == f"{rooms} False"

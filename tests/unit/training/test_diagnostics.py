@@ -30,7 +30,7 @@ from relaxion.potentials import potential
 from relaxion.structures import Move, Outcome, State, Structures
 from relaxion.training.diagnostics import DIAGNOSTICS, RULES, Alarms, Diagnosis, Facts, Seen, standing
 from relaxion.training.diagnostics.diagnosis import closest_pairs, critic_values, gate_factors, lowest_gate_factor
-from relaxion.training.diagnostics.tally import Averages, Mean, Relaxations, Tally
+from relaxion.training.diagnostics.tally import Averages, Mean, RelaxationsUnderWay, Tally
 
 PAGE = Path(__file__).parents[3] / "docs/diagnostics.md"
 FACTS = Facts(0.05, 0.7, 0.5, 5.0, expert_fades_within_steps=1000, memory_steps=20)
@@ -93,7 +93,7 @@ class TestMeasures:
 
 class TestRelaxations:
     def test_returns_and_bonuses_by_hand(self):
-        kept, steps = Relaxations(), torch.tensor
+        kept, steps = RelaxationsUnderWay(), torch.tensor
         assert kept.fresh(2).tolist() == [0, 1]
         kept.begin(steps([0, 1]), steps([5.0, 6.0]))
         none = kept.add(steps([1.0, 1.0]), steps([0.5, 0.5]), steps([False, False]))

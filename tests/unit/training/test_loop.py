@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -384,30 +381,3 @@ def test_tensorboard_loses_no_point_to_a_resume(tmp_path: Path) -> None:
     board = accumulator.EventAccumulator(str(tmp_path / "run" / "tensorboard"))
     board.Reload()
     assert [event.step for event in board.Scalars("train/critic_loss")] == [50, 75, 100]
-
-
-PAGES = """
-import resource, torch
-from relaxion.agents import AGENT_SETTINGS, vector_agent
-from relaxion.experience.replay import Batch
-from relaxion.networks.vector import BoxActions
-from relaxion.training.loop import keep_freed_memory
-
-torch.set_num_threads(1)
-keep_freed_memory()
-generator = torch.Generator().manual_seed(0)
-agent = vector_agent(17, BoxActions([-1.0] * 6, [1.0] * 6), generator, AGENT_SETTINGS["td3"]())
-batch = Batch(torch.ones(256, 17), torch.ones(256, 6), torch.ones(256), torch.ones(256), torch.ones(256, 17))
-for n_updates in (20, 20):
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    for _ in range(n_updates):
-        agent.update(batch)
-print((resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) / n_updates)
-"""
-
-
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="it is glibc that gives memory back")
-def test_freed_memory_is_kept_for_the_next_update() -> None:
-    words = [sys.executable, "-c", PAGES]
-    answer = subprocess.run(words, capture_output=True, text=True, check=True)
-    assert float(answer.stdout) < 50  # pages that are new in each update; without it some hundreds

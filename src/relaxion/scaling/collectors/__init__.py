@@ -1,5 +1,27 @@
-"""Training with collectors on other cores or machines: Ray actors step structures, one learner stores and updates."""
+"""Training with collectors on other cores or machines: workers step structures, one learner stores and updates."""
 
-from relaxion.scaling.collectors.places import Collectors
+from __future__ import annotations
 
-__all__ = ["Collectors"]
+from relaxion.errors import SettingsError
+from relaxion.training.loop import MakeTrainer, RunTrainer, enough_memory
+from relaxion.training.relax_settings import RelaxRunSettings
+from relaxion.training.settings import RunSettings
+from relaxion.workers import WorkerPlace
+
+
+def trainer_with(collectors: WorkerPlace) -> MakeTrainer:
+    """As `relaxion.training.loop.train` takes one in `make`."""
+
+    def make(settings: RunSettings) -> RunTrainer:
+        if not isinstance(settings, RelaxRunSettings):
+            raise SettingsError(
+                f'collectors are for task = "relax", where a step costs force calls; a step of '
+                f"{settings.training.task} costs less than sending it: train without collectors"
+            )
+        from relaxion.scaling.collectors.trainer import DistributedRelaxTrainer
+        from relaxion.training.relax_task import relax_task
+
+        with enough_memory():
+            return DistributedRelaxTrainer(settings, relax_task(settings), collectors)
+
+    return make

@@ -1,8 +1,9 @@
-"""The collector's side: an actor that steps structures as it is told, with the weights it is sent."""
+"""The collector's side: a worker that steps structures as it is told, with the weights it is sent."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +12,14 @@ import torch
 from relaxion.agents.shared import restore_snapshot
 from relaxion.errors import RunError
 from relaxion.potentials.registry import potential
-from relaxion.scaling.collectors.messages import Answer, Request, arrays, packed, tensors, unpacked_state
+from relaxion.scaling.collectors.messages import (
+    CollectorAnswer,
+    CollectorRequest,
+    arrays,
+    packed,
+    tensors,
+    unpacked_state,
+)
 from relaxion.structures import State, Structures
 from relaxion.training.checkpoint import named_generator
 from relaxion.training.relax_collector import GENERATORS, RelaxCollector, make_agent
@@ -32,7 +40,7 @@ class Orders:
 
 
 class RemoteCollector:
-    """Made an actor by Ray. Between two requests it stays where it is; a request with a place puts it there."""
+    """A worker. Between two requests it stays where it is; a request with a place puts it there."""
 
     def __init__(self, orders: Orders) -> None:
         if orders.version != __version__:
@@ -48,7 +56,7 @@ class RemoteCollector:
         self.collector = RelaxCollector(settings, task, self.agent, self.generators)
         self.state: State | None = None
 
-    def collect(self, request: Request) -> Answer:
+    def __call__(self, request: CollectorRequest) -> Iterator[CollectorAnswer]:
         """One step of all structures."""
         if (place := request.place) is not None:
             self.state = None if place.state is None else unpacked_state(place.state)
@@ -61,4 +69,4 @@ class RemoteCollector:
         collected = self.collector.collect(self.state, request.n_stored, request.step)
         self.state = collected.state
         generators = arrays({name: generator.get_state() for name, generator in self.generators.items()})
-        return packed(collected, began, generators, calls + collected.force_calls)
+        yield packed(collected, began, generators, calls + collected.force_calls)

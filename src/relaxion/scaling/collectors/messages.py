@@ -23,7 +23,7 @@ PER_STRUCTURE = ("reward", "discount", "source", "outcome", "back_off")
 
 
 @dataclass(frozen=True, eq=False)
-class Place:
+class CollectorPlace:
     """Where a collector stands: enough for another one to go on in its stead, to the bit."""
 
     state: Arrays | None  # None: it has not begun yet
@@ -31,25 +31,25 @@ class Place:
 
 
 @dataclass(frozen=True, eq=False)
-class Request:
+class CollectorRequest:
     """One step. `place` only for a collector that does not stand there already."""
 
     policy: Arrays
     n_stored: int
     step: int
-    place: Place | None = None
+    place: CollectorPlace | None = None
 
     def snapshot(self) -> dict[str, Tensor]:
         return {"counters": torch.tensor([self.n_stored, self.step]), **joined({"weights": tensors(self.policy)})}
 
     @classmethod
-    def restored(cls, values: Mapping[str, Tensor]) -> Request:
+    def restored(cls, values: Mapping[str, Tensor]) -> CollectorRequest:
         n_stored, step = (int(number) for number in values["counters"])
         return cls(arrays(Stored(dict(values), {}).part("weights")), n_stored, step)
 
 
 @dataclass(frozen=True, eq=False)
-class Answer:
+class CollectorAnswer:
     """What one step brought. The learner knows the state it began in, unless `first_state` says it."""
 
     first_state: Arrays | None
@@ -72,10 +72,10 @@ def unpacked_state(packed: Arrays) -> State:
     return state if packed[HAS_STRESSES] else replace(state, evaluation=replace(state.evaluation, stresses=None))
 
 
-def packed(collected: Collected, began: bool, generators: Arrays, force_calls: int) -> Answer:
+def packed(collected: Collected, began: bool, generators: Arrays, force_calls: int) -> CollectorAnswer:
     """`began`: the learner has not seen the state that this step began in."""
     transition, finished = collected.transition, collected.transition.finished
-    return Answer(
+    return CollectorAnswer(
         first_state=packed_state(transition.state) if began else None,
         proposed=arrays(vars(transition.proposed)),
         executed=arrays(vars(transition.executed)),
@@ -87,7 +87,7 @@ def packed(collected: Collected, began: bool, generators: Arrays, force_calls: i
     )
 
 
-def unpacked(answer: Answer, state: State | None) -> Collected:
+def unpacked(answer: CollectorAnswer, state: State | None) -> Collected:
     """The step again, given the state it began in."""
     began = unpacked_state(answer.first_state) if answer.first_state is not None else state
     assert began is not None

@@ -8,8 +8,9 @@ bit. Nothing depends on who is quicker: the order of arrival is the order of tur
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -19,18 +20,24 @@ from relaxion.errors import CheckpointError
 from relaxion.experience.exploration import NoisyExplorer
 from relaxion.experience.state_store import state_from_tensors, state_tensors
 from relaxion.files import Stored, joined
-from relaxion.scaling.collectors.collector import Orders
-from relaxion.scaling.collectors.messages import Place, Request, arrays, packed_state, tensors, unpacked
-from relaxion.scaling.collectors.places import Collectors
+from relaxion.scaling.collectors.collector import Orders, RemoteCollector
+from relaxion.scaling.collectors.messages import (
+    CollectorPlace,
+    CollectorRequest,
+    arrays,
+    packed_state,
+    tensors,
+    unpacked,
+)
 from relaxion.scaling.collectors.team import Team
-from relaxion.scaling.ray_engine import RayEngine
 from relaxion.structures import State
 from relaxion.training.checkpoint import named_generator, taken_back
-from relaxion.training.diagnostics.tally import Relaxations
+from relaxion.training.diagnostics.tally import RelaxationsUnderWay
 from relaxion.training.relax import RelaxTrainer
 from relaxion.training.relax_collector import GENERATORS, Collected
 from relaxion.training.relax_settings import RelaxRunSettings
 from relaxion.training.relax_task import RelaxTask
+from relaxion.workers import WorkerPlace
 
 
 class _Part:
@@ -39,13 +46,13 @@ class _Part:
     def __init__(self, state: State | None, generators: dict[str, Tensor], n_structures: int) -> None:
         self.state, self.generators = state, generators
         self.under_way = torch.zeros(0, dtype=torch.int64)  # of the replay
-        self.relaxations = Relaxations()  # of the diagnosis
+        self.relaxations = RelaxationsUnderWay()  # of the diagnosis
         self.rewards: list[list[float]] = [[] for _ in range(n_structures)]  # of the episodes under way
-        self.asked: Request | None = None  # what it was last sent off with
+        self.asked: CollectorRequest | None = None  # what it was last sent off with
 
-    def place(self) -> Place:
+    def place(self) -> CollectorPlace:
         state = None if self.state is None else packed_state(self.state)
-        return Place(state, arrays(self.generators))
+        return CollectorPlace(state, arrays(self.generators))
 
     def snapshot(self) -> dict[str, Tensor]:
         parts = {"generators": self.generators, "relaxations": self.relaxations.snapshot()}
@@ -63,7 +70,7 @@ class _Part:
         self.relaxations.restore(stored.part("relaxations"))
         self.rewards = _from_ragged(stored.part("episodes"))
         self.under_way = stored.part("replay")["lanes"]
-        self.asked = Request.restored(asked) if asked else None
+        self.asked = CollectorRequest.restored(asked) if asked else None
 
 
 def _ragged(rows: list[list[float]]) -> dict[str, Tensor]:
@@ -80,11 +87,12 @@ def _from_ragged(values: Mapping[str, Tensor]) -> list[list[float]]:
 class DistributedRelaxTrainer(RelaxTrainer):
     """An `RelaxTrainer` whose steps are taken elsewhere. Its checkpoint with one collector is the local trainer's."""
 
-    def __init__(self, settings: RelaxRunSettings, task: RelaxTask, collectors: Collectors) -> None:
+    def __init__(self, settings: RelaxRunSettings, task: RelaxTask, collectors: WorkerPlace) -> None:
         super().__init__(settings, task)
-        self._collectors, self._number = collectors, collectors.number
-        self._engine: RayEngine | None = None
+        self._collectors = collectors
+        self._number = collectors.number
         self._team: Team | None = None
+        self._sent_off = False
         self._parts: list[_Part] = []
         self._turn = 0  # whose step is stored next
 
@@ -92,22 +100,17 @@ class DistributedRelaxTrainer(RelaxTrainer):
     def n_collectors(self) -> int:
         """As asked for, else one for each core of the cluster."""
         if self._number is None:
-            self._number = self._connected().n_cpus
+            self._number = self.team.pool.n_workers
         return self._number
 
     @property
     def team(self) -> Team:
-        """The collectors; Ray is started for them when they are first needed."""
+        """The collectors, started when they are first needed."""
         if self._team is None:
             orders = Orders(self.settings, self.task.pools["training"], torch.get_num_threads(), str(Path.cwd()))
-            self._team = Team(self._connected(), orders)
+            place = replace(self._collectors, number=self._number)
+            self._team = Team(place.open(partial(RemoteCollector, orders)))
         return self._team
-
-    def _connected(self) -> RayEngine:
-        if self._engine is None:
-            cores = max(self._number or 1, os.cpu_count() or 1)  # a collector each, though cores be fewer
-            self._engine = RayEngine(self._collectors.address, cores)
-        return self._engine
 
     def prepare(self, folder: Path) -> None:
         """All collectors are sent off first: they need not wait for BFGS and FIRE."""
@@ -132,8 +135,9 @@ class DistributedRelaxTrainer(RelaxTrainer):
 
     def _send_off_all(self) -> None:
         """After the start and after a resume nobody is under way."""
-        if self._team is not None:
+        if self._sent_off:
             return
+        self._sent_off = True
         if not self._parts:
             self._parts = self._fresh_parts()
         for number, part in enumerate(self._parts):
@@ -151,11 +155,11 @@ class DistributedRelaxTrainer(RelaxTrainer):
             parts.append(_Part(None, states, self.steps_per_round))
         return parts
 
-    def _send_off(self, number: int, request: Request | None = None) -> None:
+    def _send_off(self, number: int, request: CollectorRequest | None = None) -> None:
         """With the newest weights, unless it was under way with older ones when the run was stopped."""
         part = self._parts[number]
         policy = {f"policy.{name}": tensor for name, tensor in self.agent.policy.state_dict().items()}
-        part.asked = request or Request(arrays(policy), len(self.replay), self.reinforced_steps)
+        part.asked = request or CollectorRequest(arrays(policy), len(self.replay), self.reinforced_steps)
         self.team.ask(number, part.asked, part.place)
 
     def _collect(self) -> None:
@@ -210,15 +214,14 @@ class DistributedRelaxTrainer(RelaxTrainer):
         if self._number is None:
             self._number = number  # a cluster may have more or fewer cores today
         if self._number != number:
+            kind = self._collectors.kind
             where = "" if self._collectors.address is None else f"@{self._collectors.address}"
             raise CheckpointError(
                 f"this run has {number} collectors, {self._number} were asked for; "
-                f"continue with `collectors=ray:{number}{where}`"
+                f"continue with `collectors={kind}:{number}{where}`"
             )
 
     def close(self) -> None:
         super().close()
         if self._team is not None:
-            self._team.close()
-        elif self._engine is not None:
-            self._engine.stop()
+            self._team.pool.close()

@@ -20,11 +20,11 @@ from relaxion.errors import RelaxionError
 from relaxion.potentials.counting import error_in_words
 from relaxion.scaling.relax_many.folder import Folder
 from relaxion.scaling.relax_many.frames import plain_info, written
-from relaxion.scaling.relax_many.inputs import Place, places
+from relaxion.scaling.relax_many.inputs import InputPlace, places
 from relaxion.scaling.relax_many.learning import Learner
 from relaxion.scaling.relax_many.settings import ManySettings, structure_key
 from relaxion.scaling.relax_many.worker import atoms_of, task_line
-from relaxion.scaling.relax_many.workers import News, Workers
+from relaxion.workers import News, WorkerPool
 
 MOST_SUSPECTS = 8  # in a chunk after a first death; after a second each is alone
 DEATHS_ALONE = 2
@@ -35,7 +35,7 @@ SECONDS_BETWEEN_REPORTS = 2.0
 
 
 @dataclass(eq=False)
-class Task:
+class ManyTask:
     """A structure on its way."""
 
     key: str
@@ -47,7 +47,7 @@ class Task:
 
 
 @dataclass
-class Tally:
+class ManyTally:
     """How a run stands."""
 
     read: int = 0  # places in the input
@@ -68,27 +68,27 @@ class Driver:
     """One run. `stop` is asked between two pieces of work."""
 
     folder: Folder
-    workers: Workers[Any]
+    workers: WorkerPool[Any]
     settings: ManySettings
     files: Sequence[Path]
     chunk_size: int
     time_limit_seconds: float | None = None
     stop: Callable[[], bool] = lambda: False
-    report: Callable[[Tally], None] = lambda _: None
+    report: Callable[[ManyTally], None] = lambda _: None
     learner: Learner | None = None
-    tally: Tally = field(default_factory=Tally)
+    tally: ManyTally = field(default_factory=ManyTally)
 
     def __post_init__(self) -> None:
-        self._out: dict[int, dict[str, Task]] = {}  # by worker: tasks without a record, by key
+        self._out: dict[int, dict[str, ManyTask]] = {}  # by worker: tasks without a record, by key
         self._keys_out: set[str] = set()
-        self._again: deque[Task] = deque()  # whose workers died
+        self._again: deque[ManyTask] = deque()  # whose workers died
         self._fresh = self._tasks()
-        self._next: Task | None = None  # read, but its round is not open yet
+        self._next: ManyTask | None = None  # read, but its round is not open yet
         self._seen: set[str] = set()  # keys of the input, where rounds are counted
         self._began = self._reported = time.monotonic()
         self._context = self.settings.context
 
-    def run(self) -> Tally:
+    def run(self) -> ManyTally:
         """Until everything has its result, or `stop` says so."""
         with closing(self._fresh):
             while not self.stop():
@@ -112,7 +112,7 @@ class Driver:
                 self._out[worker] = {task.key: task for task in tasks}
                 self.workers.give(worker, [task.line for task in tasks])
 
-    def _chunk(self) -> list[Task]:
+    def _chunk(self) -> list[ManyTask]:
         """Suspects first, in ever smaller company; then what comes next in the input."""
         if self._again:
             task = self._again.popleft()
@@ -127,7 +127,7 @@ class Driver:
             tasks.append(task)
         return tasks
 
-    def _next_task(self) -> Task | None:
+    def _next_task(self) -> ManyTask | None:
         """The next of the input; None where there is none, or its round has to wait for a study."""
         task = self._next or next(self._fresh, None)
         self._next = None
@@ -140,7 +140,7 @@ class Driver:
             task.line = json.dumps({**json.loads(task.line), "weights": weights})
         return task
 
-    def _tasks(self) -> Generator[Task]:
+    def _tasks(self) -> Generator[ManyTask]:
         """Every structure of the input that has no result yet and is not on its way."""
         for file in self.files:
             with self.folder.list_inputs(file) as listed, closing(places(file)) as found:
@@ -152,14 +152,14 @@ class Driver:
                         yield task
         self.tally.input_read = True
 
-    def _looked_at(self, place: Place) -> tuple[str, Task | None]:
+    def _looked_at(self, place: InputPlace) -> tuple[str, ManyTask | None]:
         key = line = ""
         try:
             if place.atoms is not None:
                 key = structure_key(place.atoms, self._context)
                 line = task_line(key, place.atoms)
         except Exception as error:  # noqa: BLE001 - constraints of other packages may lack what is needed to tell them
-            place = Place(place.file, place.index, None, f"it cannot be stored: {error_in_words(error)}")
+            place = InputPlace(place.file, place.index, None, f"it cannot be stored: {error_in_words(error)}")
         if place.atoms is None:
             self._set_aside(place.key_of_error(), place.label, str(place.error))
             return place.key_of_error(), None
@@ -168,7 +168,7 @@ class Driver:
             self.tally.already += 1
             return key, None
         self._keys_out.add(key)
-        return key, Task(key, line, place.label, number)
+        return key, ManyTask(key, line, place.label, number)
 
     def _round(self, key: str) -> int | None:
         """Of a structure that comes for the first time in this input."""
@@ -180,11 +180,11 @@ class Driver:
     def _take_in(self, news: Sequence[News]) -> None:
         frames: list[tuple[str, str]] = []
         for one in news:
-            for record in one.records:
+            for record in one.results:
                 frames += self._record(one.worker, record)
         self.folder.append(frames)
         for one in news:
-            if one.died:
+            if one.lost and one.worker in self._out:
                 self._died(one.worker)
             elif one.done:
                 # nothing should be left; whatever is gets another chance
@@ -203,7 +203,7 @@ class Driver:
         self._fail(task, record["error"], record)
         return []
 
-    def _ended(self, task: Task) -> None:
+    def _ended(self, task: ManyTask) -> None:
         if self.learner is not None and task.round is not None:
             self.learner.ended(task.round)
             task.round = None
@@ -239,7 +239,7 @@ class Driver:
         while worker in self._out and time.monotonic() < until:
             self._take_in(self.workers.hear(SECONDS_TO_LISTEN))
 
-    def _fail(self, task: Task, reason: str, record: Mapping[str, Any] = NOTHING) -> None:
+    def _fail(self, task: ManyTask, reason: str, record: Mapping[str, Any] = NOTHING) -> None:
         """Set it aside, with what its worker knew and the structure as it came."""
         self._keys_out.discard(task.key)
         self._ended(task)
@@ -269,7 +269,7 @@ class Driver:
         self.report(self.tally)
 
 
-def _listed(place: Place, key: str) -> dict[str, Any]:
+def _listed(place: InputPlace, key: str) -> dict[str, Any]:
     plain: dict[str, Any] = {"key": key, "index": place.index}
     if place.atoms is not None:
         plain |= {"formula": place.atoms.get_chemical_formula(), "n_atoms": len(place.atoms)}
@@ -278,7 +278,7 @@ def _listed(place: Place, key: str) -> dict[str, Any]:
     return plain
 
 
-def _input_frame(task: Task) -> str:
+def _input_frame(task: ManyTask) -> str:
     try:
         return written(atoms_of(task.line), {"key": task.key})
     except (RelaxionError, ValueError, TypeError, KeyError):  # not fit for extxyz; the line tells it all

@@ -27,7 +27,7 @@ from typing import IO, Any, Self
 
 from relaxion.errors import FileError
 from relaxion.files import check_regular, decoded, json_of, open_lock, part_of, replace_file
-from relaxion.scaling.relax_many.frames import LONGEST_LINE, Frame, scan
+from relaxion.scaling.relax_many.frames import LONGEST_LINE, ResultFrame, scan
 from relaxion.scaling.relax_many.settings import ManySettings, check_same
 from relaxion.settings import shown
 from relaxion.version import __version__
@@ -74,10 +74,10 @@ def shards(path: Path) -> list[Path]:
     )
 
 
-def results(path: Path) -> Iterator[Frame]:
+def results(path: Path) -> Iterator[ResultFrame]:
     """Every whole result there is, the first of each key; also while a run is going on."""
     for shard in shards(path):
-        yield from (frame for frame in scan(shard) if isinstance(frame, Frame))
+        yield from (frame for frame in scan(shard) if isinstance(frame, ResultFrame))
 
 
 def failures(path: Path) -> Iterator[dict[str, Any]]:
@@ -197,7 +197,7 @@ class Folder:
         for shard in shards(self.path):
             end = 0
             for frame in scan(shard):
-                if not isinstance(frame, Frame):
+                if not isinstance(frame, ResultFrame):
                     end = frame
                 elif KEY.fullmatch(frame.key):  # what has none of our keys is none of our results
                     self._take(frame.key)

@@ -28,7 +28,7 @@ MOST_ATOMS = 10_000_000
 
 
 @dataclass(frozen=True)
-class Frame:
+class ResultFrame:
     """Where a whole frame lies, and what its second line says."""
 
     shard: Path
@@ -96,7 +96,7 @@ def _value(text: str) -> Any:
     return value if isinstance(value, str | bool | int | float | None) else text
 
 
-def scan(file: Path) -> Iterator[Frame | int]:
+def scan(file: Path) -> Iterator[ResultFrame | int]:
     """Every whole frame of a shard; at last the offset where whole frames end (the size, if nothing is torn).
 
     A frame that is damaged but has the right number of lines is passed over.
@@ -110,7 +110,7 @@ def scan(file: Path) -> Iterator[Frame | int]:
                 return
             length = sum(map(len, lines))
             if (facts := _checked(lines)) is not None:
-                yield Frame(file, offset, length, facts)
+                yield ResultFrame(file, offset, length, facts)
             offset += length
 
 

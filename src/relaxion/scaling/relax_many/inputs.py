@@ -17,7 +17,7 @@ from relaxion.structures.dataset import opened_for_ase, reading_error
 
 
 @dataclass(frozen=True, eq=False)
-class Place:
+class InputPlace:
     """One structure of the input, or why there is none."""
 
     file: Path
@@ -44,7 +44,7 @@ def check_files(files: Sequence[Path]) -> None:
         seen.add(file.absolute())
 
 
-def places(file: Path) -> Generator[Place]:
+def places(file: Path) -> Generator[InputPlace]:
     """Every structure of a file, or those that `file@0:2` means, in order; one that cannot be read says why."""
     file, words = without_slice(file)
     if words is None:
@@ -60,10 +60,10 @@ def places(file: Path) -> Generator[Place]:
             found = True
             yield place
     if not found:
-        yield Place(file, 0, None, f"{file}@{words} means no structure: it has fewer structures")
+        yield InputPlace(file, 0, None, f"{file}@{words} means no structure: it has fewer structures")
 
 
-def _all_places(file: Path) -> Generator[Place]:
+def _all_places(file: Path) -> Generator[InputPlace]:
     """Where a file cannot be read on, a last place says why."""
     index = 0
     try:
@@ -72,12 +72,12 @@ def _all_places(file: Path) -> Generator[Place]:
             images = ase.io.iread(source, index=":", format=form, do_not_split_by_at_sign=True)
             while (atoms := next(images, None)) is not None:
                 atoms.calc = None  # energies that came with it are of no use
-                yield Place(file, index, atoms)
+                yield InputPlace(file, index, atoms)
                 index += 1
     except GeneratorExit:
         raise
     except Exception as error:  # noqa: BLE001 - ASE's readers have no common error: damaged files bring any kind
-        yield Place(file, index, None, f"{file} cannot be read from structure {index} on: {reading_error(error)}")
+        yield InputPlace(file, index, None, f"{file} cannot be read from structure {index} on: {reading_error(error)}")
         return
     if index == 0:
-        yield Place(file, 0, None, f"{file} holds no structure")
+        yield InputPlace(file, 0, None, f"{file} holds no structure")

@@ -1,26 +1,21 @@
-"""What a worker does, wherever it runs: takes structures, gives records. Both are JSON lines."""
+"""What a worker of relax-many does, wherever it runs: takes structures as JSON lines, gives records."""
 
 from __future__ import annotations
 
 import json
 import os
-import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing, suppress
-from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
 from ase import Atoms
 from ase.io.jsonio import decode, encode
 
-from relaxion.errors import RelaxionError
 from relaxion.optimize.batch import BatchRelaxer
 from relaxion.optimize.batch_relaxation import Relaxed
 from relaxion.optimize.choice import Chooser
 from relaxion.potentials.registry import make_potential
-from relaxion.scaling.processes import end_with
 from relaxion.scaling.relax_many.frames import plain_info, written
 from relaxion.scaling.relax_many.learned_policies import LearnedPolicies
 from relaxion.scaling.relax_many.settings import WorkerSettings
@@ -28,7 +23,6 @@ from relaxion.structures import Outcome
 
 SECONDS_BETWEEN_SIGNS = 0.5  # of life
 SET_ASIDE = (Outcome.RUNNING, Outcome.NON_FINITE)  # ends without anything that could be called a result
-ALIVE = '{"alive": true}'
 
 
 def task_line(key: str, atoms: Atoms) -> str:
@@ -45,7 +39,7 @@ def atoms_of(line: str) -> Atoms:
     return found
 
 
-class Worker:
+class RelaxWorker:
     """Makes its calculator once, then relaxes one chunk after the other."""
 
     def __init__(self, settings: WorkerSettings) -> None:
@@ -63,8 +57,11 @@ class Worker:
             self.learned = LearnedPolicies(chooser, allow_unseen=batch.allow_unseen)
         self.relaxer = BatchRelaxer(potential, batch, self.learned, settings.memory)
 
-    def records(self, tasks: Sequence[str]) -> Iterator[str]:
-        """What became of each structure, as it is done; now and then a sign of life."""
+    def close(self) -> None:
+        self.relaxer.potential.close()
+
+    def __call__(self, tasks: Sequence[str]) -> Iterator[dict[str, Any] | None]:
+        """What became of each structure, as it is done; now and then None, a sign of life."""
         waiting, told = list(reversed(tasks)), time.monotonic()
         # one by one where policies learn: company changes the last digits, and from there on everything
         at_once = self.settings.batch_size if self.relaxer.together and self.learned is None else 1
@@ -80,9 +77,9 @@ class Worker:
                 yield self._record(relaxed)
             if time.monotonic() - told > SECONDS_BETWEEN_SIGNS:
                 told = time.monotonic()
-                yield ALIVE
+                yield None
 
-    def _record(self, relaxed: Relaxed) -> str:
+    def _record(self, relaxed: Relaxed) -> dict[str, Any]:
         facts = {
             "key": relaxed.tag,
             "outcome": relaxed.label.replace(" ", "_"),
@@ -94,8 +91,8 @@ class Worker:
             "seconds": round(relaxed.seconds, 4),
         }
         if relaxed.error is None and relaxed.outcome not in SET_ASIDE:
-            return json.dumps({**facts, "frame": written(relaxed.atoms, facts)})
-        return json.dumps({**facts, "error": _reason(relaxed), "last": _last_frame(relaxed, facts)})
+            return {**facts, "frame": written(relaxed.atoms, facts)}
+        return {**facts, "error": _reason(relaxed), "last": _last_frame(relaxed, facts)}
 
 
 def _reason(relaxed: Relaxed) -> str:
@@ -109,22 +106,3 @@ def _last_frame(relaxed: Relaxed, facts: dict[str, Any]) -> str | None:
         return written(relaxed.atoms, facts)
     except (ValueError, TypeError, KeyError):  # of structures that are not fit to be written
         return None
-
-
-def serve(driver: Connection, settings: str) -> None:
-    """A process of its own: None or why the calculator cannot be made; then lists of records, None after each chunk."""
-    end_with(os.getppid())
-    os.setsid()  # Ctrl-C is for the driver, which ends the workers when it has saved what there is
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what calculators print is no result
-    with suppress(EOFError, OSError, KeyboardInterrupt):
-        try:
-            worker = Worker(WorkerSettings.model_validate_json(settings))
-        except RelaxionError as error:
-            driver.send_bytes(json.dumps(str(error)).encode())
-            return
-        with closing(worker.relaxer.potential):
-            driver.send_bytes(b"null")
-            while True:
-                for record in worker.records(json.loads(driver.recv_bytes())):
-                    driver.send_bytes(f"[{record}]".encode())
-                driver.send_bytes(b"null")

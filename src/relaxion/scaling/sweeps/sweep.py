@@ -25,18 +25,19 @@ from relaxion.errors import FileError, RunError, SettingsError
 from relaxion.files import json_of, write_json, write_text
 from relaxion.scaling.sweeps.space import Space, ends_of, first_values, load_optuna, propose, values_of, words_of
 from relaxion.scaling.sweeps.trial import Ended, read_ended
-from relaxion.scaling.sweeps.workers import Workers
 from relaxion.training.recipe import read_toml, settings_from_recipe
 from relaxion.training.run_folder import RunFolder
 from relaxion.training.settings import RunSettings
+from relaxion.workers import WorkerPool
 
 NOT_VARIED = ("task", "seed", "steps", "assess_on", "assessment_starts")
 MOST_LOSSES = 3  # of one trial's worker: then it is the trial that kills
 FOLDER_FORMAT = 1
+SECONDS_TO_LISTEN = 0.5
 
 
 @dataclass(frozen=True)
-class Plan:
+class SweepPlan:
     """What is swept. Everything but the number of trials is fixed once the first has begun."""
 
     recipe: Path
@@ -101,7 +102,7 @@ class Trial:
 class Sweep:
     """The folder, and the loop that fills it."""
 
-    def __init__(self, plan: Plan, out: Path) -> None:
+    def __init__(self, plan: SweepPlan, out: Path) -> None:
         load_optuna()
         plan.check()
         self.plan, self.out, self.trials_folder = plan, out, out / "trials"
@@ -124,25 +125,30 @@ class Sweep:
             self.trials[number] = Trial(number, parameters, read_ended(self._folder(number)))
 
     def run(
-        self, n_trials: int, workers: Workers, stopped: Callable[[], bool], on_ended: Callable[[Trial], None]
+        self,
+        n_trials: int,
+        workers: WorkerPool[Any],
+        stopped: Callable[[], bool],
+        on_ended: Callable[[Trial], None],
     ) -> None:
-        """Until there are so many trials, all ended, or until told to stop."""
+        """Until there are so many trials, all ended, or until told to stop. Ends the workers."""
         waiting = [trial.number for trial in self.trials.values() if trial.ended is None]
-        running: set[int] = set()
+        running: dict[int, int] = {}  # trials by worker
         try:
             while not stopped():
-                while len(running) < workers.number:
+                for worker in workers.idle():
                     number = waiting.pop(0) if waiting else self._new_trial(n_trials)
                     if number is None:
                         break
-                    workers.start(self._folder(number))
-                    running.add(number)
-                if not running:
+                    running[worker] = number
+                    workers.give(worker, str(self._folder(number).absolute()))
+                if not running and not waiting and len(self.trials) >= n_trials:
                     break
-                for folder, lost in workers.left().items():
-                    number = int(folder.name)
-                    running.discard(number)
-                    if self._noted(folder, lost):
+                for news in workers.hear(SECONDS_TO_LISTEN):
+                    if news.worker not in running or not (news.done or news.lost):
+                        continue
+                    number = running.pop(news.worker)
+                    if self._noted(number):
                         self.write_tables()
                         on_ended(self.trials[number])
                     else:
@@ -170,14 +176,15 @@ class Sweep:
         worst = -math.inf if self.plan.maximise else math.inf
         return worst if trial.ended.value is None else trial.ended.value
 
-    def _noted(self, folder: Path, lost: str | None) -> bool:
+    def _noted(self, number: int) -> bool:
         """True when the trial is done, one way or the other."""
-        number, ended = int(folder.name), read_ended(folder)
+        folder = self._folder(number)
+        ended = read_ended(folder)
         if ended is None:
             self._losses[number] += 1
             if self._losses[number] < MOST_LOSSES:
                 return False
-            reason = f"{lost or 'it left no result'}, {MOST_LOSSES} times; see {folder}.log"
+            reason = f"its worker was lost {MOST_LOSSES} times; see {folder}.log"
             ended = Ended(None, reason, "", 0.0)
             ended.write(folder)
         self.trials[number] = replace(self.trials[number], ended=ended)

@@ -6,23 +6,23 @@ A trial is known by its folder: beside `0007` lie its recipe `0007.toml` and `00
 from __future__ import annotations
 
 import fcntl
-import sys
+import os
 import time
 import warnings
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from relaxion.errors import CheckpointError, FileError, RelaxionError
 from relaxion.files import json_of, write_json
-from relaxion.scaling.processes import end_with
 from relaxion.training.loop import Interrupted, train
 from relaxion.training.recipe import settings_from_recipe
 from relaxion.training.run_folder import LOCK, RunFolder
 
 FORCE_CALLS, RETURN = "final_force_calls_mean", "final_return_mean"
 PATIENCE_SECONDS = 60  # with a folder that is in use
-INTERRUPTED = 75  # exit code: saved, to be gone on with
 
 
 @dataclass(frozen=True)
@@ -78,19 +78,20 @@ def _wait_until_free(lock: Path) -> None:
         time.sleep(0.2)
 
 
-def main(trial: str, parent: str) -> int:
-    """In a process of its own, which ends with the one that started it."""
-    end_with(int(parent))
-    warnings.simplefilter("ignore")
-    try:
-        run_trial(Path(trial))
-    except Interrupted:
-        return INTERRUPTED
-    except RelaxionError as error:
-        sys.stderr.write(f"relaxion: {error}\n")
-        return 1
-    return 0
+class TrialWorker:
+    """Trains one trial after the other, each named by its folder; what it prints goes into the trial's log."""
 
+    def __init__(self) -> None:
+        torch.set_num_threads(1)
+        warnings.simplefilter("ignore")
 
-if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    def __call__(self, trial: str) -> list[None]:
+        folder = Path(trial)
+        with folder.with_suffix(".log").open("ab") as log:
+            os.dup2(log.fileno(), 1)  # standard output
+            os.dup2(log.fileno(), 2)  # and errors
+        try:
+            run_trial(folder)
+        except Interrupted as error:  # asked to stop; all is saved
+            raise SystemExit(str(error)) from error
+        return []  # the trial's files say how it ended

@@ -19,7 +19,7 @@ from relaxion.potentials.reward import largest_force
 from relaxion.structures import Move, Outcome, State, Structures
 from relaxion.structures.graph import Pairs
 from relaxion.training.diagnostics.rules import LIMITS, PREFIX, Alarms, Event, Seen
-from relaxion.training.diagnostics.tally import Averages, Finished, Mean, Relaxations, Tally
+from relaxion.training.diagnostics.tally import Averages, Finished, Mean, RelaxationsUnderWay, Tally
 
 # What is rarer than steps is remembered for fewer of its kind.
 RELAXATIONS_PER_STEP, DRIVEN_PER_STEP = 1 / 40, 1 / 10
@@ -52,7 +52,7 @@ class Diagnosis:
     def __init__(self, facts: Facts) -> None:
         self.facts = facts
         self.tally, self.averages = Tally(), Averages()
-        self.relaxations, self.alarms = Relaxations(), Alarms()
+        self.relaxations, self.alarms = RelaxationsUnderWay(), Alarms()
         self.steps = 0  # since the last line
         self.trained_steps = 0  # since the warm-up
         self.first_expert_share: float | None = None

@@ -101,7 +101,7 @@ class Finished:
     bonus_discounts: Tensor  # Σ γ^k over the steps after the first: what an entropy of 1 per step would have added
 
 
-class Relaxations:
+class RelaxationsUnderWay:
     """One place per structure of the environment."""
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Ray, started when needed, quiet, and gone afterwards. Loaded here only."""
+"""Ray, started when needed, quiet, and gone afterwards; and the pool of its actors. Ray is loaded here only."""
 
 from __future__ import annotations
 
@@ -12,14 +12,17 @@ import socket
 import sys
 import tempfile
 import threading
+import time
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from relaxion.errors import MissingExtraError, RunError
+from relaxion.errors import MissingExtraError, RelaxionError, RunError
+from relaxion.workers.pool import DONE, FAILED, READY, RESULTS, MakeWork, Standing, Work, WorkerPool, portable
 
 QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",  # nothing is reported to anybody
@@ -28,6 +31,8 @@ QUIET = {
 OBJECT_STORE_BYTES = 128 * 2**20  # answers are some 100 kB each; Ray's own choice is a third of all memory
 FOLDERS, PREFIX = Path("/tmp"), "relaxion-ray-"  # no deeper: a socket's name may have no more than 107 letters
 REACH_SECONDS = 10  # for a cluster to answer
+AUTO = "auto"  # a cluster that is there (RAY_ADDRESS, `ray start`), else one of this machine's own
+SECONDS_BETWEEN_ANSWERS = 0.2
 ON_THIS_MACHINE = {
     # Whoever reaches Ray's ports can run anything. A Ray of our own listens on the loopback only, as Ray itself has it
     # on Windows and macOS, and answers to those who know a word of chance.
@@ -137,3 +142,106 @@ def _handlers_kept() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@dataclass(eq=False)
+class _Actor(Standing):
+    """One worker on Ray."""
+
+    handle: Any
+    awaited: Any  # whether it could be made; then the stream of results, while it is busy
+
+
+class RayPool(WorkerPool[_Actor]):
+    """Actors of one processor each. Ray keeps no results: the driver does."""
+
+    def __init__(self, number: int | None, address: str | None, make: MakeWork) -> None:
+        """`number`: None for as many as the cluster has processors."""
+        self._engine = _engine(number, address)
+        self._ray = self._engine.ray
+        self.lost = (self._ray.exceptions.RayError,)  # the actor, its node or its process is gone
+        self._kind = self._ray.remote(num_cpus=1, max_restarts=0)(_Remote)
+        super().__init__(number or max(1, self._engine.n_cpus), make)
+
+    def start(self) -> _Actor:
+        handle = self._kind.remote(self.make)
+        return _Actor(handle, handle.begin.remote())
+
+    def send(self, known: _Actor, task: Any) -> None:
+        known.awaited = known.handle.work.options(num_returns="streaming").remote(task)
+
+    def with_news(self, timeout: float) -> list[int]:
+        waited = {actor.awaited: number for number, actor in self.known.items() if actor.busy or not actor.ready}
+        if not waited:
+            return []
+        ready, _ = self._ray.wait(list(waited), num_returns=1, timeout=timeout)
+        more, _ = self._ray.wait(list(waited), num_returns=len(waited), timeout=0) if ready else ([], [])
+        return [waited[one] for one in (more or ready)]
+
+    def answer(self, known: _Actor) -> tuple[str, Any]:
+        try:
+            if not known.busy:
+                error = self._ray.get(known.awaited)
+                return (READY, None) if error is None else (FAILED, error)
+            return RESULTS, self._ray.get(next(known.awaited))
+        except StopIteration:
+            return DONE, None
+        except self._ray.exceptions.RayTaskError as error:
+            return FAILED, error.cause  # what went wrong over there, as if it had been here
+
+    def kill(self, worker: int) -> None:
+        self._ray.kill(self.known[worker].handle, no_restart=True)
+
+    def end(self, known: _Actor) -> None:
+        with suppress(self._ray.exceptions.RayError, ValueError):
+            self._ray.kill(known.handle, no_restart=True)
+
+    def stop(self) -> None:
+        """At once: nobody can be asked."""
+        self.close()
+
+    def close(self) -> None:
+        super().close()
+        self._engine.stop()
+
+
+def _engine(number: int | None, address: str | None) -> RayEngine:
+    cores = max(number or 1, os.cpu_count() or 1)  # a worker each, though cores be fewer
+    try:
+        if address == AUTO and cluster_is_known():
+            with suppress(RunError):
+                return RayEngine(AUTO, None)
+            return RayEngine(None, cores, guarded=False)
+        return RayEngine(None if address == AUTO else address, cores)
+    except RunError as error:
+        raise RunError(f"Ray cannot be reached ({error}); try ray:auto or local:2") from error
+
+
+class _Remote:
+    """The actor."""
+
+    def __init__(self, make: MakeWork) -> None:
+        self._make = make
+        self._work: Work | None = None
+
+    def begin(self) -> Exception | None:
+        """None, or why it cannot be made."""
+        try:
+            self._work = self._make()
+        except RelaxionError as error:
+            return portable(error)
+        return None
+
+    def work(self, task: Any) -> Iterator[list[Any]]:
+        """Results as they come, several in one answer: every answer is an object in Ray's store."""
+        assert self._work is not None
+        kept: list[Any] = []
+        since = time.monotonic()
+        for result in self._work(task):
+            kept.append(result)
+            if time.monotonic() - since > SECONDS_BETWEEN_ANSWERS:
+                yield kept
+                kept = []
+                since = time.monotonic()
+        if kept:
+            yield kept

@@ -1,0 +1,5 @@
+"""One pool of workers for everything that runs on several processes or machines: local processes, or Ray."""
+
+from relaxion.workers.pool import LocalPool, News, WorkerPlace, WorkerPool
+
+__all__ = ["LocalPool", "News", "WorkerPlace", "WorkerPool"]
