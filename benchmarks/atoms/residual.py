@@ -884,7 +884,7 @@ def _cost(
 
 # The control
 
-GENTLY = 0.25  # as in benchmarks/relaxation/search_then_learn.py
+GENTLY = 0.25
 
 
 def lessons(runs: Path, seed: int) -> None:
