@@ -59,11 +59,11 @@ from relaxion.optimize.stepper import Stepper
 from relaxion.optimize.trust_rule import StepControl
 from relaxion.potentials import potential
 from relaxion.structures import Structures
-from relaxion.training.lessons.guarded import GuardedExamples
-from relaxion.training.lessons.live import Imitation
-from relaxion.training.lessons.metals import MetalsSettings
 from relaxion.training.metric import MetricRunSettings
 from relaxion.training.recipe import find, settings_from_recipe
+from relaxion.training.supervised.fit import Fit
+from relaxion.training.supervised.live import LiveExamples
+from relaxion.training.supervised.metals import MetalsSettings
 
 KEPT = Path(__file__).parent / "results" / "residual"
 FMAX, CAP, AT_ONCE = 0.05, 200, 64
@@ -319,8 +319,8 @@ def relaxing(engine: str, jobs: Iterable[Job], network: MetricNetwork | None = N
 def recipe() -> MetalsSettings:
     settings = settings_from_recipe(find("metals"), None, {})
     assert isinstance(settings, MetricRunSettings)
-    assert isinstance(settings.lessons, MetalsSettings)
-    return settings.lessons
+    assert isinstance(settings.fit, MetalsSettings)
+    return settings.fit
 
 
 def training_starts(engine: str, generator: torch.Generator) -> Iterator[Job]:
@@ -891,33 +891,33 @@ def lessons(runs: Path, seed: int) -> None:
     """Lessons as `relaxion train metals` gives them, from the shipped policy on, at a fourth of its rates."""
     budget = json.loads((KEPT / f"reinforce-{seed}.json").read_text())["cpu_seconds"]
     updates = round(budget / _seconds_per_update(seed))
-    imitation, examples, policy = _lessons(seed, updates)
+    fit, examples, policy = _lessons(seed, updates)
     keeper = Keeper(runs, f"lessons-{seed}")
     while len(keeper.curve) < LOOKS:
-        imitation.update()
+        fit.update()
         if keeper.seconds > budget * (len(keeper.curve) + 1) / LOOKS:
-            keeper.look(policy.network, updates=imitation.n_updates, force_calls=examples.force_calls)
+            keeper.look(policy.network, updates=fit.n_updates, force_calls=examples.force_calls)
     spent = round(keeper.seconds, 1)
-    keeper.end(cpu_seconds=spent, force_calls=examples.force_calls, updates=imitation.n_updates, seed=seed)
+    keeper.end(cpu_seconds=spent, force_calls=examples.force_calls, updates=fit.n_updates, seed=seed)
 
 
-def _lessons(seed: int, updates: int) -> tuple[Imitation, GuardedExamples, MetricPolicy]:
+def _lessons(seed: int, updates: int) -> tuple[Fit, LiveExamples, MetricPolicy]:
     generator = torch.Generator().manual_seed(400 + seed)
     policy = copy.deepcopy(load("metals").policy).requires_grad_(True)
     assert isinstance(policy, MetricPolicy)
     settings = recipe()
-    slower = {name: GENTLY * getattr(settings, name) for name in ("lesson_learning_rate", "lesson_muon_learning_rate")}
-    settings = settings.model_copy(update={"lesson_updates": updates, **slower})
-    examples = GuardedExamples(policy, settings.sources(), settings, generator)
-    return Imitation(policy, examples, settings, generator), examples, policy
+    changes = {"fit_updates": updates, "fit_learning_rate": GENTLY * settings.fit_learning_rate}
+    settings = settings.model_copy(update=changes)
+    examples = LiveExamples(policy.network, settings.sources(), settings, generator)
+    return Fit(policy.network, examples, settings), examples, policy
 
 
 def _seconds_per_update(seed: int, number: int = 32) -> float:
     """So that the rate has fallen when the time is over."""
-    imitation, _, _ = _lessons(seed, 1000)
+    fit, _, _ = _lessons(seed, 1000)
     began = time.process_time()
     for _ in range(number):
-        imitation.update()
+        fit.update()
     return (time.process_time() - began) / number
 
 

@@ -26,7 +26,7 @@ from relaxion.training.loop import train as train_in_folder
 from relaxion.training.recipe import find, run_folder, settings_from_recipe
 from relaxion.training.settings import RunSettings
 
-TRUST_RULE = ("secant_weight", "n_secants", "secant_length_angstrom")  # settings that a policy passes on
+TRUST_RULE = ("secant_weight", "n_secants")  # settings that a policy passes on
 NEWEST = {
     "rollout/ep_rew_mean": "return",
     "eval/mean_reward": "assessed",

@@ -14,12 +14,12 @@ from numpy.typing import ArrayLike, NDArray
 from relaxion.errors import CheckpointError, RunError, SettingsError
 from relaxion.experience.vector_environment import MakeEnvironment, shaped, task
 from relaxion.training.checkpoint import NonFiniteError, stored_settings
-from relaxion.training.control import Assessed, Trainer, VectorRunSettings, assess
+from relaxion.training.control import AssessedReturns, Trainer, VectorRunSettings, assess
 from relaxion.training.loop import read_weights, write_agent
 from relaxion.training.settings import RunSettings
 
 
-class Learner:
+class VectorLearner:
     """An algorithm with its task. For long runs that can be resumed use `relaxion train`.
 
     >>> agent = TD3("Pendulum-v1", seed=0, widths=(64, 64))
@@ -78,7 +78,7 @@ class Learner:
         own = shaped(learned.actions, actions)
         return own[0] if one else own
 
-    def assess(self, n_starts: int = 20) -> Assessed:
+    def assess(self, n_starts: int = 20) -> AssessedReturns:
         """Returns without noise from fixed starts, in environments of their own."""
         limit = self._trainer.settings.training.assessment_max_steps
         return assess(self._trainer.act, self._trainer.task, n_starts, limit)
@@ -105,25 +105,25 @@ class Learner:
         return learner
 
 
-class DDPG(Learner):
+class DDPG(VectorLearner):
     """Lillicrap et al. 2015: one critic, climbed by a deterministic policy."""
 
     name = "ddpg"
 
 
-class TD3(Learner):
+class TD3(VectorLearner):
     """Fujimoto et al. 2018: two critics, delayed policy, smoothed targets."""
 
     name = "td3"
 
 
-class D4PG(Learner):
+class D4PG(VectorLearner):
     """Barth-Maron et al. 2018: a distribution of returns, several steps at once."""
 
     name = "d4pg"
 
 
-class SAC(Learner):
+class SAC(VectorLearner):
     """Haarnoja et al. 2018: a stochastic policy that is paid for its entropy."""
 
     name = "sac"
