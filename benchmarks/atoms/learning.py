@@ -61,7 +61,7 @@ class Row:
 
 FROM_SCRATCH = "--set expert_share=0 --set imitation_weight=0"
 EXPERT = "--set expert_share=0.8 --set expert_steps=20000 --set imitation_weight=2"
-LESSONS = "--set lesson_updates=3000 --steps 3000 --set averaged_policy=false --set assessment_interval_steps=300"
+LESSONS = "--set fit_updates=3000 --steps 3000 --set averaged_policy=false --set assessment_interval_steps=300"
 LIGHT = "--set backbone=light"
 METRIC = f"--set policy=metric {FROM_SCRATCH} --set environment_information=[]"
 PATIENT = "--set critic_updates_before=2000 --set exploration_length_noise=0.5 --set assessment_interval_steps=5000"

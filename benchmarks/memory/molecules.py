@@ -39,7 +39,6 @@ from relaxion.bench.statistics import resampled
 from relaxion.memory.store import TrajectoryStore
 from relaxion.memory.trajectory import Trajectory
 from relaxion.optimize import quasi_newton
-from relaxion.optimize.examples import bases_of
 from relaxion.optimize.point import Array, Geometry, Point, dot, longest
 from relaxion.optimize.springs import SpringSettings, bonds_of
 from relaxion.optimize.valence import factors, model
@@ -52,6 +51,7 @@ from relaxion.potentials.ase import PotentialCalculator
 from relaxion.potentials.counting import CountingCalculator
 from relaxion.potentials.registry import make_potential
 from relaxion.structures import Outcome
+from relaxion.training.supervised.examples import bases_of
 
 LEARNED_FROM, TRIED = 4401, 4402  # seeds
 LIMITS = (1.0, 0.25, 0.05)  # eV/Å, for the calls on the way; the last one ends a relaxation

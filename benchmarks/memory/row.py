@@ -35,9 +35,9 @@ from relaxion.generators.slabs import ADSORBATES, alloy_slab
 from relaxion.memory.store import TrajectoryStore
 from relaxion.networks.metric.policies import MetricPolicy
 from relaxion.optimize.choice import load
-from relaxion.optimize.examples import examples_of
-from relaxion.optimize.study import StudySettings, errors_of, is_apart
-from relaxion.scaling.relax_many.learning import read_study
+from relaxion.scaling.relax_many.learning import read_fit
+from relaxion.training.supervised.examples import secants_of
+from relaxion.training.supervised.fine_tune import FineTuneSettings, errors_of, held_out
 
 RESULTS = Path(__file__).with_name("results")
 SEED = 9700
@@ -108,14 +108,14 @@ def error_ratio(learning: Path) -> float | None:
     studies = sorted((learning / "learned").glob("*.safetensors"))
     if not studies:
         return None
-    stored = read_study(studies[-1])
+    stored = read_fit(studies[-1])
     name = str(stored.values["policy"])
     policy = load(name).policy
     assert isinstance(policy, MetricPolicy)
-    network, settings = deepcopy(policy.network), StudySettings()
+    network, settings = deepcopy(policy.network), FineTuneSettings()
     network.load_state_dict(stored.part("network"))
-    every = (examples_of(t, settings) for t in TrajectoryStore.open(learning / "memory") if t.policy == name)
-    apart = [one for one in every if one is not None and is_apart(one.key, settings.apart_in)]
+    every = (secants_of(t) for t in TrajectoryStore.open(learning / "memory") if t.policy == name)
+    apart = [one for one in every if one is not None and held_out(one.key, settings.validation_one_in)]
     return float(errors_of(network, apart).mean() / errors_of(policy.network, apart).mean())
 
 

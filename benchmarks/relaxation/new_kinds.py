@@ -19,9 +19,9 @@ from own_kinds import MOST_CALLS, calls
 
 from relaxion.generators.starts import KINDS, MetalStarts
 from relaxion.potentials.potential import Potential
-from relaxion.training.lessons.metals import MetalsSettings
 from relaxion.training.metric import MetricRunSettings
 from relaxion.training.recipe import find, settings_from_recipe
+from relaxion.training.supervised.metals import MetalsSettings
 
 SEED = 8200
 
@@ -41,10 +41,10 @@ class Kind:
 
 def all_kinds(number: int, only: Collection[str] | None = None) -> Iterator[Kind]:
     """So many starts of each kind, with EMT and with EAM."""
-    settings = settings_from_recipe(find("metals"), None, {f"{kind}_share": 1.0 for kind in KINDS})
+    settings = settings_from_recipe(find("metals"), None, {"metal_starts": "+".join(KINDS)})
     assert isinstance(settings, MetricRunSettings)
-    assert isinstance(settings.lessons, MetalsSettings)
-    for place, source in enumerate(settings.lessons.sources()):
+    assert isinstance(settings.fit, MetalsSettings)
+    for place, source in enumerate(settings.fit.sources()):
         assert isinstance(source.starts, MetalStarts)
         [name] = source.starts.shares
         if not only or name in only:

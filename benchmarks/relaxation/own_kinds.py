@@ -10,7 +10,7 @@ core's. On 100 starts that mean is uncertain by 3 %.
 With `--chance` the core also relaxes the same starts moved by 0.001 Å: what such ratios are by chance alone.
 
 With `--errors` all policies are asked at the same states, those of relaxations by the first one to 0.005 eV/Å, for the
-way to the end. Printed: the mean relative error of the step (`networks/metric/teacher.py`) at the first, second, third
+way to the end. Printed: the mean relative error of the step (`training/supervised/fit.py`) at the first, second, third
 and all later states, and its difference to the first policy's with its standard error. That tells two policies apart
 sooner than calls do.
 """
@@ -27,16 +27,17 @@ from relaxion.collecting.settings import CollectSettings
 from relaxion.collecting.starts import file_structures
 from relaxion.networks.metric.network import MetricNetwork
 from relaxion.networks.metric.policies import MetricPolicy
-from relaxion.networks.metric.teacher import Lessons, relative_errors, way_to
 from relaxion.optimize.batch import BatchRelaxer, BatchSettings, relax_batch
 from relaxion.optimize.choice import load, new_stepper
 from relaxion.optimize.learned import LearnedMetrics, MetricSource, states_at
-from relaxion.optimize.study import LARGEST_ERROR
 from relaxion.optimize.trust_rule import StepControl
 from relaxion.potentials import potential
 from relaxion.potentials.potential import Potential
-from relaxion.training.lessons.kinds import KindStarts
 from relaxion.training.recipe import find, read_toml
+from relaxion.training.supervised.examples import Examples, way_to
+from relaxion.training.supervised.fine_tune import LARGEST_ERROR
+from relaxion.training.supervised.fit import relative_errors
+from relaxion.training.supervised.kinds import KindStarts
 
 SEED = 8400
 FMAX, END, MOST_CALLS = 0.05, 0.005, 200
@@ -92,24 +93,24 @@ def moved(begun: list[tuple[Atoms, bool]]) -> list[tuple[Atoms, bool]]:
     return copies
 
 
-def lessons(policy: str, begun: list[tuple[Atoms, bool]], chgnet: Potential) -> list[Lessons]:
+def lessons(policy: str, begun: list[tuple[Atoms, bool]], chgnet: Potential) -> list[Examples]:
     """Of each relaxation that converged: the bases of its steps and their ways to the end."""
     network, rule = metric_of(policy)
     settings = BatchSettings(fmax=END, max_force_calls=MOST_CALLS, record=True)
     batch = BatchRelaxer(chgnet, settings, lambda _: (policy, new_stepper(metrics=LearnedMetrics(network), rule=rule)))
     for atoms, cell in begun:
         batch.add(atoms, cell=cell)
-    found = list[Lessons]()
+    found = list[Examples]()
     while batch.n_running or batch.has_finished:
         for one in batch.advance():
             bases = [visit.point for visit in one.visited if visit.accepted and visit.point.finite]
             if one.converged and len(bases) > 1:
                 ends = states_at([bases[-1]] * (len(bases) - 1)).structures
-                found.append(Lessons(states_at(bases[:-1]), way_to(ends, states_at(bases[:-1]).structures)))
+                found.append(Examples(states_at(bases[:-1]), way_to(ends, states_at(bases[:-1]).structures)))
     return found
 
 
-def errors(policy: str, taught: list[Lessons]) -> np.ndarray:
+def errors(policy: str, taught: list[Examples]) -> np.ndarray:
     """Mean relative error of each relaxation at its first, second, third and later states; not a number: has none."""
     (network, _), rows = metric_of(policy), []
     for one in taught:
@@ -126,7 +127,7 @@ def metric_of(policy: str) -> tuple[MetricNetwork, StepControl | None]:
     return loaded.policy.network, loaded.rule
 
 
-def compare_errors(policies: list[str], taught: list[Lessons]) -> None:
+def compare_errors(policies: list[str], taught: list[Examples]) -> None:
     print(f"| {len(taught)} relaxations | first state | second | third | later |\n|---|---|---|---|---|")
     first: np.ndarray | None = None
     for name in policies:

@@ -31,12 +31,12 @@ from relaxion.optimize.springs import bonds_of, springs_at
 from relaxion.optimize.trust_rule import StepControl
 from relaxion.potentials import potential
 from relaxion.potentials.potential import Potential
-from relaxion.training.lessons.metals import MetalsSettings
 from relaxion.training.metric import MetricRunSettings
 from relaxion.training.recipe import find, settings_from_recipe
+from relaxion.training.supervised.metals import MetalsSettings
 
 SEED, KEPT = 8280, 8
-SMALLEST_FORCE, FARTHEST, LARGEST_ERROR = 0.03, 1.0, 3.0  # eV/Å, Å: as in lessons
+SMALLEST_FORCE, FARTHEST, LARGEST_ERROR = 0.03, 1.0, 3.0  # eV/Å, Å: as in examples
 PLACES = {"first": (0, 0), "second": (1, 1), "third": (2, 2), "to the 6th": (3, 5), "15th": (6, 14), "later": (15, 999)}
 
 Correction = Callable[[Array, list[Secant], Metric], Array]
@@ -81,8 +81,8 @@ def groups(policy: str, number: int) -> Iterator[tuple[Potential, list[tuple[Ato
         return
     settings = settings_from_recipe(find("metals"), None, {})
     assert isinstance(settings, MetricRunSettings)
-    assert isinstance(settings.lessons, MetalsSettings)
-    for place, source in enumerate(settings.lessons.sources()):
+    assert isinstance(settings.fit, MetalsSettings)
+    for place, source in enumerate(settings.fit.sources()):
         made = source.starts.sample(torch.Generator().manual_seed(SEED + place), 4 * number)
         yield source.potential, list(zip(made.to_ase(), made.cell_free.tolist(), strict=True))
 

@@ -10,7 +10,7 @@ Muon, with springs that only pull or with pairs that may soften (`softens`). Whe
 With `--further` the shipped policy also learns from the rest, at low rates, and its steps are shortened by one factor.
 
 Printed is the mean relative error of the step at states of the test, those of structures with fixed cells and few
-atoms (`networks/metric/teacher.py`), by how far the farthest atom is from the end, and the processor time of the
+atoms (`training/supervised/fit.py`), by how far the farthest atom is from the end, and the processor time of the
 teaching; beside them that of finished policies, and of the Hessian of the potential at each state, made by differences,
 eigenvalues taken by their size and none below 0.3 eV/Å².
 """
@@ -31,22 +31,23 @@ from torch import Tensor
 
 from relaxion.networks.metric.network import Frame, MetricNetwork, MetricSettings, pulls_of
 from relaxion.networks.metric.stiffness import Unknowns
-from relaxion.networks.metric.teacher import Lessons, Teacher, relative_errors
 from relaxion.networks.strains import strain_vectors
 from relaxion.potentials.potential import Potential
 from relaxion.structures import Structures
-from relaxion.training.lessons.guarded import GuardedExamples
 from relaxion.training.metric import MetricRunSettings
 from relaxion.training.recipe import find, settings_from_recipe
+from relaxion.training.supervised.examples import Examples
+from relaxion.training.supervised.fit import ExampleSet, Fit, relative_errors
+from relaxion.training.supervised.live import LiveExamples
 
 SEED, AT_ONCE = 77, 200
 SHIFT, FLOOR, LARGEST_ERROR = 0.01, 0.3, 3.0  # Å, eV/Å²
 DISTANCES = {"all": (0.0, 9.0), "below 0.1 Å": (0.0, 0.1), "0.1 to 0.3 Å": (0.1, 0.3), "beyond": (0.3, 9.0)}
 
 FACTORS = (0.8, 1.2, 1.4, 1.6)  # of a whole stiffness
-FURTHER = {"lesson_learning_rate": 5e-4, "lesson_muon_learning_rate": 0.004}
+FURTHER = {"fit_learning_rate": 5e-4}
 
-Errors = Callable[[int, Lessons], np.ndarray]  # of a source's lessons
+Errors = Callable[[int, Examples], np.ndarray]  # of a source's lessons
 
 
 def settings_of(recipe: str, changes: Mapping[str, object]) -> MetricRunSettings:
@@ -55,12 +56,12 @@ def settings_of(recipe: str, changes: Mapping[str, object]) -> MetricRunSettings
     return settings
 
 
-def gathered(policy: str, number: int, engine: str | None) -> GuardedExamples:
-    """Lessons of all gatherings, none forgotten; `engine`: of the kinds that it relaxes, alone."""
-    trainer = settings_of(policy, {"lesson_gatherings_kept": number}).trainer()
+def gathered(policy: str, number: int, engine: str | None) -> LiveExamples:
+    """Examples of all gatherings, none forgotten; `engine`: of the kinds that it relaxes, alone."""
+    trainer = settings_of(policy, {"example_rounds_kept": number}).trainer()
     trainer.policy.network = metric_of(policy)[0]
-    examples = trainer.imitation.examples
-    assert isinstance(examples, GuardedExamples)
+    examples = trainer.fit.dataset
+    assert isinstance(examples, LiveExamples)
     if engine is not None:
         examples.sources = [source for source in examples.sources if source.potential.name == engine]
         examples.shares = [1 / len(examples.sources)] * len(examples.sources)
@@ -69,7 +70,7 @@ def gathered(policy: str, number: int, engine: str | None) -> GuardedExamples:
     return examples
 
 
-def tested(lessons: Lessons, most_atoms: int, most: int) -> Lessons:
+def tested(lessons: Examples, most_atoms: int, most: int) -> Examples:
     """So many of those that the Hessian can be made of, drawn by chance."""
     structures = lessons.state.structures
     good = (~structures.cell_free & (structures.counts <= most_atoms)).nonzero().flatten()
@@ -79,7 +80,7 @@ def tested(lessons: Lessons, most_atoms: int, most: int) -> Lessons:
 def of_network(network: MetricNetwork, factor: float = 1.0) -> Errors:
     """With a stiffness so many times as large: what a step misses if forces are smaller by that."""
 
-    def errors(_: int, lessons: Lessons) -> np.ndarray:
+    def errors(_: int, lessons: Examples) -> np.ndarray:
         shares = torch.full((lessons.number,), 1 - 1 / factor, dtype=torch.float64)
         rest = pulls_of(lessons.state).scaled(shares, lessons.state.structures)
         lessons = replace(lessons, left_over=rest)
@@ -93,14 +94,14 @@ def of_network(network: MetricNetwork, factor: float = 1.0) -> Errors:
 def of_hessian(potentials: list[Potential]) -> Errors:
     """By differences; what may not move has none."""
 
-    def errors(place: int, lessons: Lessons) -> np.ndarray:
+    def errors(place: int, lessons: Examples) -> np.ndarray:
         each = (lessons.select(torch.tensor([number])) for number in range(lessons.number))
         return np.array([missed(one, newton(one, potentials[place])) for one in each])
 
     return errors
 
 
-def newton(lesson: Lessons, engine: Potential) -> Tensor:
+def newton(lesson: Examples, engine: Potential) -> Tensor:
     """The step of the Hessian made positive, (n_atoms, 3) Å."""
     structure, number = lesson.state.structures, 3 * lesson.state.structures.n_atoms
     positions = structure.positions.double()
@@ -116,8 +117,8 @@ def newton(lesson: Lessons, engine: Potential) -> Tensor:
     return step.view(-1, 3)
 
 
-def missed(lesson: Lessons, step: Tensor) -> float:
-    """The relative error of a step, as the teacher has it."""
+def missed(lesson: Examples, step: Tensor) -> float:
+    """The relative error of a step, as the fit has it."""
     structure, shape = lesson.state.structures, MetricSettings()
     springs = Frame.of(lesson.state, shape, torch.float32).prior(shape).to(torch.float64)
     goal = Unknowns(lesson.goal.displacements.double(), strain_vectors(lesson.goal.strains).double())
@@ -126,8 +127,8 @@ def missed(lesson: Lessons, step: Tensor) -> float:
 
 
 def taught(
-    examples: GuardedExamples,
-    pools: dict[int, Lessons],
+    examples: LiveExamples,
+    pools: dict[int, Examples],
     settings: MetricRunSettings,
     seed: int,
     network: MetricNetwork | None = None,
@@ -135,17 +136,17 @@ def taught(
     """A new network, or this one, by lessons drawn as in training."""
     generator = torch.Generator().manual_seed(seed)
     network = MetricNetwork(settings.metric, generator) if network is None else deepcopy(network).requires_grad_()
-    teacher = Teacher(network, settings.lessons)
-    while teacher.n_updates < settings.lessons.lesson_updates:
+    fit = Fit(network, ExampleSet(), settings.fit)
+    while not fit.done:
         drawn = []
         for place, pool in pools.items():
-            number = examples._number(settings.lessons.lessons_per_update, place)
+            number = examples._number(place, "examples_per_update")
             drawn.append(pool.select(torch.randint(pool.number, (number,), generator=generator)))
-        teacher.update(Lessons.concatenate(drawn))
+        fit.learn_from(Examples.concatenate(drawn))
     return network
 
 
-def show(name: str, learned: list[Errors], tests: dict[int, Lessons], seconds: float | None = None) -> None:
+def show(name: str, learned: list[Errors], tests: dict[int, Examples], seconds: float | None = None) -> None:
     """The mean over those that learned alike, and the lowest and highest of all states."""
     ways = np.concatenate([t.goal.largest_displacements(t.state.structures).numpy() for t in tests.values()])
     rows = []
@@ -160,16 +161,16 @@ def show(name: str, learned: list[Errors], tests: dict[int, Lessons], seconds: f
 
 def show_further(
     policy: str,
-    examples: GuardedExamples,
-    rest: dict[int, Lessons],
-    tests: dict[int, Lessons],
+    examples: LiveExamples,
+    rest: dict[int, Examples],
+    tests: dict[int, Examples],
     updates: int,
     seeds: int,
 ) -> None:
     """The shipped network with one factor for all, and taught by the lessons at hand."""
     for factor in FACTORS:
         show(f"{policy}, stiffness times {factor}", [of_network(metric_of(policy)[0], factor)], tests)
-    settings, begin = settings_of(policy, FURTHER | {"lesson_updates": updates}), time.process_time()
+    settings, begin = settings_of(policy, FURTHER | {"fit_updates": updates}), time.process_time()
     networks = [taught(examples, rest, settings, seed, metric_of(policy)[0]) for seed in range(seeds)]
     seconds = (time.process_time() - begin) / seeds
     show(f"{policy}, {updates} updates further", [of_network(network) for network in networks], tests, seconds)
@@ -191,8 +192,8 @@ def main() -> None:
     examples = gathered(given.policy, given.gatherings, given.engine)
     first = -(-given.gatherings // 5) if given.updates or given.further else given.gatherings
     test, rest = (
-        {place: Lessons.concatenate(own) for place in range(len(examples.sources)) if (own := of_source(those, place))}
-        for those in (examples.kept[:first], examples.kept[first:])
+        {place: Examples.concatenate(own) for place in range(len(examples.sources)) if (own := of_source(those, place))}
+        for those in (examples.rounds[:first], examples.rounds[first:])
     )
     tests = {place: tested(lessons, given.most_atoms, given.most_states) for place, lessons in test.items()}
     tests = {place: lessons for place, lessons in tests.items() if lessons.number}
@@ -204,7 +205,7 @@ def main() -> None:
         show_further(given.policy, examples, rest, tests, given.further, given.seeds)
     show("Hessian of the potential", [of_hessian([source.potential for source in examples.sources])], tests)
     for optimizer, softens in product(("adam", "muon"), (False, True)) if given.updates else ():
-        changes = {"lesson_optimizer": optimizer, "softens": softens, "lesson_updates": given.updates}
+        changes = {"fit_optimizer": optimizer, "softens": softens, "fit_updates": given.updates}
         settings, begin = settings_of(given.policy, changes), time.process_time()
         networks = [taught(examples, rest, settings, seed) for seed in range(given.seeds)]
         seconds = (time.process_time() - begin) / given.seeds
@@ -212,7 +213,7 @@ def main() -> None:
         show(name, [of_network(network) for network in networks], tests, seconds)
 
 
-def of_source(kept: list[dict[int, Lessons]], place: int) -> list[Lessons]:
+def of_source(kept: list[dict[int, Examples]], place: int) -> list[Examples]:
     return [own[place] for own in kept if place in own]
 
 

@@ -44,7 +44,7 @@ def remembered(number: int = 16, folder: str = "memory") -> None:
     relax_batch([alloy(seed) for seed in range(number)], "emt", memory=folder, fmax=0.02)
 
 
-QUICK = ["--set", "n_updates=3", "--set", "n_lessons=4", "-q"]
+QUICK = ["--set", "n_updates=3", "--set", "n_examples=4", "-q"]
 
 
 def test_relaxations_are_kept_shown_and_exported(relaxion):
@@ -107,9 +107,9 @@ def test_a_policy_learns_and_is_chosen_where_it_fits(relaxion):
     remembered()
     answer = relaxion("learn", "memory", "--from", "metals", "--out", "mine", "--json", *QUICK)
     (told,) = answer.objects
-    assert told["n_taught"] + told["verdict"]["n_apart"] == 16
+    assert told["n_training"] + told["acceptance"]["n_validation"] == 16
     assert answer.code == (0 if told["kept"] else 3)
-    assert told["kept"] == (told["verdict"]["high"] < 1) == Path("policies/mine.safetensors").exists()
+    assert told["kept"] == (told["acceptance"]["high"] < 1) == Path("policies/mine.safetensors").exists()
 
 
 def learned(error_ratio: float = 0.5, elements: tuple[str, ...] = ("Cu", "Au")) -> None:
@@ -178,7 +178,7 @@ def test_nothing_is_learned_from_molecules_that_no_policy_relaxes(relaxion):
     mixed = relaxion(*learning, "--json")
     assert "6 relaxations of molecules are left out" in mixed.err
     (told,) = mixed.objects
-    assert told["n_taught"] + told["verdict"]["n_apart"] == 16
+    assert told["n_training"] + told["acceptance"]["n_validation"] == 16
     relax_batch(displaced_molecules(), "emt", memory="named", policy="metals", allow_unseen=True, fmax=0.1)
     assert "molecules" not in relaxion("learn", "named", *learning[2:], "--force").err  # somebody wants them relaxed so
 
@@ -261,23 +261,24 @@ def test_a_damaged_shard_is_named_and_the_rest_is_used(relaxion):
     assert answer.objects[0]["relaxations"] == 3
 
 
-def test_an_interrupted_study_goes_on():
+def test_an_interrupted_fit_goes_on():
     from relaxion.optimize.choice import load
-    from relaxion.training.night import Night, NightSettings, gathered
+    from relaxion.training.supervised.fine_tune import FineTuneSettings
+    from relaxion.training.supervised.learn import StoreFineTune, gathered
 
     remembered()
-    settings = NightSettings(n_updates=4, n_lessons=4)
+    settings = FineTuneSettings(n_updates=4, n_examples=4, least_validation=3)
 
-    def night() -> Night:
-        return Night(Path("memory"), load("metals"), gathered(Path("memory"), None, print), settings)
+    def tuned() -> StoreFineTune:
+        return StoreFineTune(Path("memory"), load("metals"), gathered(Path("memory"), None, print), settings)
 
-    straight, first, second = night(), night(), night()
+    straight, first, second = tuned(), tuned(), tuned()
     assert straight.run()
     asked = iter([False, False, True])
     assert not first.run(stop=lambda: next(asked))
     assert second.run()
-    assert second.judged(1.0).verdict == straight.judged(1.0).verdict
-    assert json.loads(json.dumps(second.judged(1.0).plain()))["n_updates"] == 4
+    assert second.tested(1.0).acceptance == straight.tested(1.0).acceptance
+    assert json.loads(json.dumps(second.tested(1.0).plain()))["n_updates"] == 4
 
 
 def test_elements_that_the_policy_never_saw_are_learned_from_too(relaxion):
@@ -289,5 +290,5 @@ def test_elements_that_the_policy_never_saw_are_learned_from_too(relaxion):
     relax_batch(images, LennardJones(sigma=3.4, epsilon=0.3), policy=None, memory="argon", max_force_calls=60)
     answer = relaxion("learn", "argon", "--from", "metals", "--out", "argon", "--json", *QUICK)
     assert answer.code in (0, 3), answer.err
-    assert answer.objects[0]["n_taught"] > 0
-    assert np.isfinite(answer.objects[0]["verdict"]["ratio"])
+    assert answer.objects[0]["n_training"] > 0
+    assert np.isfinite(answer.objects[0]["acceptance"]["ratio"])

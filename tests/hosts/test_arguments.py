@@ -17,6 +17,7 @@ from ase.filters import ExpCellFilter, FrechetCellFilter
 from ase.io import Trajectory, read
 
 from relaxion import Relaxer
+from relaxion.errors import SettingsError
 
 FMAX = 0.05
 
@@ -42,6 +43,9 @@ def test_options_of_other_optimizers_are_named_and_left_out(caplog):
     assert "alpha, dt: options of other optimizers" in caplog.text
     with pytest.raises(TypeError, match="max_step"):
         Relaxer(atoms, logfile=None, max_step=0.2)
+    for removed in ("adapt", "fallback"):
+        with pytest.raises(SettingsError, match=f"the option {removed} of Relaxer was removed"):
+            Relaxer(atoms, logfile=None, **{removed: True})
 
 
 def test_every_option_of_the_common_optimizers_is_known():

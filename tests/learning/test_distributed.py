@@ -33,8 +33,8 @@ from relaxion.workers.on_ray import RayEngine, remove_left_behind
 SHORT = {"steps": 64, "warmup_steps": 20, "assessment_interval_steps": 32}
 
 METRIC = {
-    "policy": "metric", "n_hidden": 4, "n_radial": 4, "lesson_updates": 6, "lessons_per_update": 8, "lesson_starts": 6,
-    "lesson_gatherings_before": 1,
+    "policy": "metric", "n_hidden": 4, "n_radial": 4, "fit_updates": 6, "examples_per_update": 8,
+    "example_relaxations": 6, "example_rounds_before": 1,
 }  # fmt: skip
 
 

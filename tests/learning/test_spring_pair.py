@@ -14,7 +14,7 @@ from torch import Tensor
 from relaxion.agents import D4PG, DDPG, SAC, TD3
 from relaxion.experience.vector_environment import task
 from relaxion.training.control import assess
-from relaxion.training.facade import Learner
+from relaxion.training.facade import VectorLearner
 
 STIFFNESS, REST = 2.0, 2.5  # eV/Å², Å
 
@@ -48,7 +48,7 @@ def make_spring_pair() -> gymnasium.Env[Any, Any]:
 
 COMMON = {"widths": (32, 32), "batch_size": 64, "warmup_steps": 200, "replay_capacity": 5000, "discount_factor": 0.9}
 RATES = {"policy_learning_rate": 2e-3, "critic_learning_rate": 2e-3}
-OWN: list[tuple[type[Learner], dict[str, Any]]] = [
+OWN: list[tuple[type[VectorLearner], dict[str, Any]]] = [
     (DDPG, {"target_update_rate": 0.02}),
     (TD3, {"target_update_rate": 0.02}),
     (D4PG, {"target_update_rate": 0.02, "lowest_value": -7.0, "highest_value": 0.0, "n_steps": 2}),
@@ -62,7 +62,7 @@ def best_actions(observations: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(("kind", "own"), OWN, ids=[kind.name for kind, _ in OWN])
-def test_every_agent_brings_the_pair_to_rest(kind: type[Learner], own: dict[str, Any]) -> None:
+def test_every_agent_brings_the_pair_to_rest(kind: type[VectorLearner], own: dict[str, Any]) -> None:
     best = assess(best_actions, task("spring pair", make_spring_pair), 20).mean
     agent = kind(make_spring_pair, seed=1, **COMMON, **RATES, **own)
     before = agent.assess().mean

@@ -26,11 +26,12 @@ from relaxion.memory.taking import take_in
 from relaxion.optimize.choice import CORE, WORDS, Loaded, load
 from relaxion.potentials.registry import make_potential
 from relaxion.settings import assigned
-from relaxion.training.night import (
+from relaxion.training.supervised.fine_tune import FineTuneSettings
+from relaxion.training.supervised.learn import (
+    USUAL,
     Learned,
-    Night,
-    NightSettings,
     OnUpdate,
+    StoreFineTune,
     alone,
     bundle_of,
     gathered,
@@ -80,27 +81,27 @@ class LearnRequest:
 
 
 def learn_from_memory(request: LearnRequest) -> int:
-    """The first signal is only noticed: the study is saved, and the same command goes on."""
+    """The first signal is only noticed: the fit is saved, and the same command goes on."""
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)
     name, out = _named(request)
-    settings = NightSettings.read(assigned(request.assignments or (), "--set"))
+    settings = FineTuneSettings.read(USUAL.model_dump() | assigned(request.assignments or (), "--set"))
     origin = _origin(request.origin)
     potential = None if request.calc is None else make_potential(request.calc)
     trajectories = gathered(request.folder, request.calculator, _note)
     trajectories = without_molecules(request.folder, trajectories, origin, _note)
     began = time.monotonic()
     with alone(request.folder), interrupts.held():
-        night = Night(request.folder, origin, trajectories, settings)
+        tuned = StoreFineTune(request.folder, origin, trajectories, settings)
         with _progress(request) as on_update:
-            whole = night.run(on_update, lambda: interrupts.noticed)
+            whole = tuned.run(on_update, lambda: interrupts.noticed)
         if not whole:
-            say(f"relaxion: stopped after {night.study.n_updates} updates, saved; the same command continues")
+            say(f"relaxion: stopped after {tuned.tuning.n_updates} updates, saved; the same command continues")
             return interrupts.exit_code
-        measured = None if potential is None else night.measure(potential, request.number, lambda: interrupts.noticed)
-        learned = night.judged(time.monotonic() - began, measured)
+        measured = None if potential is None else tuned.measure(potential, request.number, lambda: interrupts.noticed)
+        learned = tuned.tested(time.monotonic() - began, measured)
         if learned.kept:
-            write_bundle(bundle_of(name, night, learned, command_line()), out)
+            write_bundle(bundle_of(name, tuned, learned, command_line()), out)
     plain = learned.plain() | {"policy": str(out) if learned.kept else None}
     tell(json.dumps(plain) if request.as_json else _in_words(request.origin, learned, out))
     return DONE if learned.kept else INCOMPLETE
@@ -131,16 +132,16 @@ def _named(request: LearnRequest) -> tuple[str, Path]:
 
 
 def _in_words(origin: str, learned: Learned, out: Path) -> str:
-    verdict = learned.verdict
+    test = learned.acceptance
     judged = (
-        f"on {verdict.n_apart} relaxations held out its error is {verdict.ratio:.2f} ({verdict.low:.2f}–"
-        f"{verdict.high:.2f}) of that of {origin}"
+        f"on {test.n_validation} relaxations held out its error is {test.ratio:.2f} ({test.low:.2f}–"
+        f"{test.high:.2f}) of that of {origin}"
     )
     if learned.measured is not None:
         judged += f", its measured force calls are {learned.measured:.2f} of those of {origin}"
     elif learned.calls_before is not None:
         judged += f"; expected force calls: about {learned.expected_calls_ratio:.2f} of those of {origin}"
-    work = f"{learned.n_updates} updates from {learned.n_taught} relaxations in {learned.seconds:.0f} s"
+    work = f"{learned.n_updates} updates from {learned.n_training} relaxations in {learned.seconds:.0f} s"
     if learned.kept:
         return f"{out}: {work}; {judged}"
     return (
@@ -154,7 +155,7 @@ def _progress(request: LearnRequest) -> Iterator[OnUpdate | None]:
     with bar(str(request.folder), None, quiet=request.quiet) as advance:
 
         def report(made: int, total: int, told: Mapping[str, float]) -> None:
-            words = f"error {told['imitation/relative_error']:.2f}"
+            words = f"error {told['fit/relative_error']:.2f}"
             if advance is not None:
                 advance(total=total, completed=made, words=words)
             elif due():

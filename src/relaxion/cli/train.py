@@ -32,7 +32,7 @@ from relaxion.training.settings import RunSettings
 from relaxion.workers import WorkerPlace
 
 SAMPLERS = ("tpe", "random")
-TRUST_RULE = ("secant_weight", "n_secants", "secant_length_angstrom")  # settings that a policy passes on
+TRUST_RULE = ("secant_weight", "n_secants")  # settings that a policy passes on
 NEWEST = {
     "rollout/ep_rew_mean": "return",
     "eval/mean_reward": "assessed",

@@ -55,7 +55,7 @@ class Beginning:
 
 
 @dataclass(frozen=True, eq=False)
-class Told:
+class JournalPoint:
     """One evaluated geometry."""
 
     base: int  # number of the point at which the step began that led here; -1: a start
@@ -72,7 +72,7 @@ class Entry:
 
     number: int
     beginning: Beginning
-    points: list[Told] = field(default_factory=list)
+    points: list[JournalPoint] = field(default_factory=list)
     outcome: int = 0  # structures.Outcome; 0: it never ended, or goes on
     ended: bool = False  # somebody said how
 
@@ -121,7 +121,7 @@ def begin_record(number: int, calculator: int, beginning: Beginning) -> bytes:
     return record(BEGIN, b"".join([struct.pack("<I", len(text)), text, *parts]))
 
 
-def point_record(number: int, beginning: Beginning, told: Told) -> bytes:
+def point_record(number: int, beginning: Beginning, told: JournalPoint) -> bytes:
     what = STRESS * (told.stress is not None) + CELL * (told.cell is not None)
     parts = [
         POINT.pack(number, told.base, what, told.energy),
@@ -213,7 +213,7 @@ def _beginning(payload: bytes, calculators: Mapping[int, Mapping[str, Any]]) -> 
     )
 
 
-def _point(payload: bytes, entries: Mapping[int, Entry]) -> tuple[int, Told]:
+def _point(payload: bytes, entries: Mapping[int, Entry]) -> tuple[int, JournalPoint]:
     number, base, what, energy = POINT.unpack_from(payload)
     beginning = entries[number].beginning
     n_atoms, place = len(beginning.numbers), POINT.size
@@ -225,4 +225,4 @@ def _point(payload: bytes, entries: Mapping[int, Entry]) -> tuple[int, Told]:
         stress, place = np.frombuffer(payload, "<f4", 6, place).astype(np.float64), place + 24
     if what & CELL:
         cell = np.frombuffer(payload, "<f8", 9, place).reshape(3, 3).astype(np.float64)
-    return number, Told(base, energy, beginning.positions + moved, forces.astype(np.float64), stress, cell)
+    return number, JournalPoint(base, energy, beginning.positions + moved, forces.astype(np.float64), stress, cell)

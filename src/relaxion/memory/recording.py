@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from relaxion.memory.journal import Beginning, Told, begin_record, calculator_record, end_record, point_record
+from relaxion.memory.journal import Beginning, JournalPoint, begin_record, calculator_record, end_record, point_record
 from relaxion.memory.store import JOURNAL, JOURNAL_SUFFIX, TrajectoryStore
 
 logger = logging.getLogger(__name__)
@@ -116,7 +116,7 @@ class Recording:
         self._process = 0
         self._places: dict[int, int] = {}  # by the caller's number of a point: its number here
 
-    def point(self, number: int, told: Told) -> None:
+    def point(self, number: int, told: JournalPoint) -> None:
         """The caller's point `number`; `told.base` counts as the caller does."""
         if not (np.isfinite(told.energy) and np.isfinite(told.forces).all() and np.isfinite(told.positions).all()):
             return
@@ -126,7 +126,7 @@ class Recording:
             self._process, self._places = os.getpid(), {}
         base = self._places.get(told.base, -1)
         self._places[number] = len(self._places)
-        own = Told(base, told.energy, told.positions, told.forces, told.stress, told.cell)
+        own = JournalPoint(base, told.energy, told.positions, told.forces, told.stress, told.cell)
         self.memory.append(*records, point_record(self._number, self.beginning, own))
 
     def end(self, outcome: int) -> None:

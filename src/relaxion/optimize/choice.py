@@ -20,7 +20,6 @@ from relaxion.bundles.networks import policy_of
 from relaxion.errors import PolicyError, SettingsError
 from relaxion.networks.metric.policies import MetricPolicy
 from relaxion.networks.roles import Policy
-from relaxion.optimize.adaptation import Adaptation
 from relaxion.optimize.ase_interface import in_vacuum, molecular_share
 from relaxion.optimize.guard import Guard
 from relaxion.optimize.learned import TRUST, DirectMetrics, LearnedMetrics, MetricSource
@@ -94,7 +93,6 @@ def new_stepper(
     *,
     metrics: MetricSource | None = None,
     rule: StepControl | None = None,
-    fallback: bool = True,
     sees_molecules: bool = False,
 ) -> Stepper:
     """The optimizer of one structure: guarded steps of the policy behind `metrics`, or the classical core.
@@ -105,7 +103,7 @@ def new_stepper(
     method = QuasiNewton(settings)
     if metrics is not None:
         method = Guard(settings, metrics, rule, sees_molecules=sees_molecules)
-    return Stepper(method, fallback=fallback)
+    return Stepper(method)
 
 
 @dataclass(frozen=True)
@@ -115,7 +113,6 @@ class Chosen:
     name: str
     stepper: Stepper
     weights_sha256: str = ""  # the core has none
-    adaptation: Adaptation | None = None  # that learns from this relaxation
 
 
 def chosen(
@@ -123,61 +120,34 @@ def chosen(
     atoms: Atoms | None,
     settings: QuasiNewtonSettings,
     *,
-    fallback: bool = True,
     allow_unseen: bool = False,
-    adapt: bool | Adaptation = False,
     device: DeviceLike = None,
 ) -> Chosen:
     """The stepper for `policy`: "auto", None (or "none") for the core, the name of a policy, or a bundle's path.
 
     `atoms`: with their calculator; None: what relaxes is no structure.
     """
-    if adapt is not False and device_of(device).type != "cpu":
-        raise SettingsError(f"adapt learns on the CPU; leave out adapt or device={str(device)!r}")
     calculator = None if atoms is None else atoms.calc
     chooser = Chooser(policy, allow_unseen=allow_unseen, calculator=calculator, device=device)
     decision = chooser.decide([], periodic=False) if atoms is None else chooser.decide_for(atoms)
     if decision.note:
         logger.log(logging.WARNING if decision.loud else logging.INFO, decision.note)
-    return stepper_of(decision, settings, fallback=fallback, allow_unseen=allow_unseen, adapt=adapt)
+    return stepper_of(decision, settings, allow_unseen=allow_unseen)
 
 
 def stepper_of(
     decision: Decision,
     settings: QuasiNewtonSettings,
     *,
-    fallback: bool = True,
     allow_unseen: bool = False,
-    adapt: bool | Adaptation = False,
 ) -> Chosen:
     """A new stepper of whom the decision names; one decision may serve many structures of the same elements."""
     loaded = decision.loaded
     if loaded is None:
-        return Chosen(CORE, new_stepper(settings, fallback=fallback))
-    adaptation = _adaptation(loaded, adapt)
+        return Chosen(CORE, new_stepper(settings))
     source = loaded.insisted if allow_unseen else loaded.covered
-    if adaptation is not None:
-        source = LearnedMetrics(adaptation.network, None if allow_unseen else loaded.elements)
-    stepper = new_stepper(
-        settings, metrics=source, rule=loaded.rule, fallback=fallback, sees_molecules=decision.sees_molecules
-    )
-    return Chosen(loaded.bundle.name, stepper, loaded.weights_sha256, adaptation)
-
-
-def _adaptation(loaded: Loaded, adapt: bool | Adaptation) -> Adaptation | None:
-    """The one given, or that of this process for these weights; None where nothing is to be adapted."""
-    if adapt is False:
-        return None
-    if not isinstance(loaded.policy, MetricPolicy):
-        raise SettingsError(f"adapt=True needs a policy that predicts stiffness; {loaded.bundle.name} does not")
-    if isinstance(adapt, Adaptation):
-        return adapt
-    if loaded.weights_sha256 not in _ADAPTATIONS:
-        _ADAPTATIONS[loaded.weights_sha256] = Adaptation(loaded.policy.network)
-    return _ADAPTATIONS[loaded.weights_sha256]
-
-
-_ADAPTATIONS: dict[str, Adaptation] = {}  # of this process, by the weights they began with
+    stepper = new_stepper(settings, metrics=source, rule=loaded.rule, sees_molecules=decision.sees_molecules)
+    return Chosen(loaded.bundle.name, stepper, loaded.weights_sha256)
 
 
 class Chooser:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from relaxion.errors import SettingsError
+
 logger = logging.getLogger(__name__)
 
 # BFGS, LBFGS, FIRE, FIRE2, MDMin, BFGSLineSearch, CellAwareBFGS; `maxstep` we have ourselves
@@ -24,18 +26,26 @@ OPTIONS = frozenset(
     | {"dt", "dtmax", "dtmin", "maxmove", "Nmin", "finc", "fdec", "astart", "fa", "a", "downhill_check", "use_abc"}
     | {"position_reset_callback", "force_consistent"}
 )
+# options of Relaxer in version 0.2
+REMOVED = {
+    "adapt": "keep the relaxations with memory=FOLDER and let 'relaxion learn FOLDER' fine-tune the policy",
+    "fallback": "FIRE takes over after many rejected steps, always",
+}
 
 
 def without_foreign(options: dict[str, Any]) -> dict[str, Any]:
     """The options without those that only other optimizers know; a warning names what was left out.
 
-    Misspelt options stay in: ASE refuses them by name.
+    Misspelt options stay in: ASE refuses them by name. SettingsError for options that were removed.
     """
+    for name, instead in REMOVED.items():
+        if name in options:
+            raise SettingsError(f"the option {name} of Relaxer was removed: {instead}; leave it out")
     foreign = sorted(OPTIONS & options.keys())
     if foreign:
         logger.warning(
             "%s: options of other optimizers, which Relaxer ignores; "
-            "its own are policy, maxstep, fallback, allow_unseen, adapt and memory (a folder)",
+            "its own are policy, maxstep, allow_unseen and memory (a folder)",
             ", ".join(foreign),
         )
     return {name: value for name, value in options.items() if name not in OPTIONS}

@@ -21,7 +21,6 @@ from ase.utils.abc import Optimizable
 
 from relaxion.errors import RestartError, SettingsError
 from relaxion.memory.recording import Memory
-from relaxion.optimize.adaptation import Adaptation
 from relaxion.optimize.ase_interface import (
     Coordinates,
     bare_atoms,
@@ -95,21 +94,17 @@ class Relaxer(Optimizer):
         append_trajectory: bool = False,
         policy: str | Path | None = "auto",
         maxstep: float | None = None,
-        fallback: bool = True,
         allow_unseen: bool = False,
-        adapt: bool | Adaptation = False,
         memory: str | Path | Memory | int | None = None,
         device: DeviceLike = None,
         **kwargs: Any,
     ) -> None:
         """`policy`: "auto" takes a shipped policy that covers the elements, a name or path takes that one, None the
-        classical optimizer. `maxstep`: longest displacement in one step, Å. `fallback`: whether damped FIRE may take
-        over after many rejected steps. `allow_unseen`: use the policy also for elements it was not trained on.
-        `adapt`: a copy of the network learns from the relaxations of this process (or of those that share an
-        `Adaptation`), at no force call: for many similar structures. `memory`: a folder in which every evaluated
-        geometry is kept, to learn from (`relaxion learn`). `device`: where the network of a metric policy computes
-        ("cuda"). All else as in ASE; options that only other optimizers have (alpha, dt, a number for memory, …) are
-        named in a warning and ignored."""
+        classical optimizer. `maxstep`: longest displacement in one step, Å. `allow_unseen`: use the policy also
+        for elements it was not trained on. `memory`: a folder in which every evaluated geometry is kept, to learn from
+        (`relaxion learn`). `device`: where the network of a metric policy computes ("cuda"). All else as in ASE;
+        options that only other optimizers have (alpha, dt, a number for memory, …) are named in a warning and
+        ignored."""
         check_door(atoms)
         atoms = unwrapped(atoms)
         self.maxstep = _checked_maxstep(self.defaults["maxstep"] if maxstep is None else maxstep)
@@ -124,12 +119,9 @@ class Relaxer(Optimizer):
             policy,
             bare_atoms(atoms) if isinstance(atoms, Atoms | Filter) else None,
             QuasiNewtonSettings(largest_trust=self.maxstep),
-            fallback=fallback,
             allow_unseen=allow_unseen,
-            adapt=adapt,
             device=device,
         )
-        self._adaptation, self._visited = choice.adaptation, list[Point]()
         self.policy_used, self._stepper, self._weights_sha256 = choice.name, choice.stepper, choice.weights_sha256
         self._remembered = None if kept_in is None else Remembered(kept_in, atoms, choice.name)  # pyright: ignore[reportArgumentType]
         self.history: list[HistoryEntry] = []
@@ -266,9 +258,6 @@ class Relaxer(Optimizer):
             place(self.atoms, self._stepper.last.base.coordinates)  # the last point with finite forces
         if self._remembered is not None:
             self._remembered.end(self.outcome)
-        if converged and self._adaptation is not None:
-            self._adaptation.learn([*self._visited, read_point(self.atoms, self._coordinates())])
-            self._visited.clear()
         return converged
 
     def irun(self, fmax: float = 0.05, steps: int = DEFAULT_MAX_STEPS) -> Generator[bool]:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -345,8 +334,6 @@ class Relaxer(Optimizer):
     def step(self, *_: Any) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Judge the present point, move on to the next. (Older ASE passes forces; they are read afresh.)"""
         point = read_point(self.atoms, self._coordinates())
-        if self._adaptation is not None:
-            self._visited.append(point)
         began = time.perf_counter()
         proposal = self._propose(point)
         self._watch_time(time.perf_counter() - began)

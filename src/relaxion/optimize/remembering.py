@@ -9,7 +9,7 @@ import numpy as np
 from ase import Atoms
 from ase.filters import Filter, UnitCellFilter
 
-from relaxion.memory.journal import Beginning, Told
+from relaxion.memory.journal import Beginning, JournalPoint
 from relaxion.memory.recording import MEMORY, Memory, Recording, key_of
 from relaxion.optimize.ase_interface import bare_atoms, read_energy, read_geometry
 from relaxion.optimize.point import Array
@@ -45,7 +45,7 @@ class Remembered:
         atoms = bare_atoms(self.target)
         if self._recording is None:
             self._recording = self.memory.begin(self._beginning(atoms))
-        told = Told(
+        told = JournalPoint(
             base=-1 if base is None else base,
             energy=energy,
             positions=np.array(atoms.positions),

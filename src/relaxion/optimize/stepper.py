@@ -46,9 +46,9 @@ def propose(
 class Stepper:
     """The memory of one relaxation; switches to FIRE when the quasi-Newton method is lost."""
 
-    def __init__(self, method: QuasiNewton, *, fallback: bool = True) -> None:
+    def __init__(self, method: QuasiNewton) -> None:
         """`method`: the classical core, or a guard with a policy."""
-        self.method, self.fallback = method, fallback
+        self.method = method
         self.fire = Fire(method.settings.largest_trust)
         self.fire_steps_left = 0
         self.fire_reason = ""
@@ -92,10 +92,8 @@ class Stepper:
         base = self.method.judged(point)
         if reason := self.method.lost:
             self.reset()
-            if self.fallback:
-                self.fire_steps_left, self.fire_reason = FIRE_STEPS, reason
-                return base, True
-            base = self.method.judged(base)
+            self.fire_steps_left, self.fire_reason = FIRE_STEPS, reason
+            return base, True
         return base, False
 
     def lacks(self, base: Point) -> bool:

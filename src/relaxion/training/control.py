@@ -90,7 +90,7 @@ RUN_SETTINGS = VectorRunSettings
 
 
 @dataclass(frozen=True)
-class Assessed:
+class AssessedReturns:
     """Undiscounted returns and lengths of the episodes."""
 
     returns: Tensor  # (n_starts,) float64
@@ -119,7 +119,7 @@ class Assessed:
         return {"eval/mean_reward": self.mean, "eval/worst_reward": self.worst, "eval/mean_ep_length": lengths}
 
 
-class Assessor:
+class ReturnsAssessor:
     """One episode from each of the fixed starts, side by side: one call of the policy serves all."""
 
     def __init__(self, task: VectorTask, n_starts: int, max_steps: int = MAX_STEPS) -> None:
@@ -127,7 +127,7 @@ class Assessor:
         self._warned = False
         self._environments: VectorEnvironments | None = None  # made when first needed, then kept
 
-    def __call__(self, act: Callable[[Tensor], Tensor], stop: Callable[[], bool] | None = None) -> Assessed:
+    def __call__(self, act: Callable[[Tensor], Tensor], stop: Callable[[], bool] | None = None) -> AssessedReturns:
         """Episodes are cut after `max_steps`; `stop` is asked before every step."""
         environments = self._from_the_start()
         returns = torch.zeros(self.n_starts, dtype=torch.float64)
@@ -149,7 +149,7 @@ class Assessor:
             running &= ~stepped.ended
             if running.any():
                 environments.renew(stepped.ended)  # episodes beyond the first are not counted
-        return Assessed(returns, lengths)
+        return AssessedReturns(returns, lengths)
 
     def _warn_of_cut(self, n_cut: int) -> None:
         if self._warned:
@@ -181,9 +181,11 @@ def _check_assessed(what: str, numbers: Tensor, step: int, advice: str = "look i
         raise RunError(f"{what} in step {step} of an assessment is not finite; {advice}")
 
 
-def assess(act: Callable[[Tensor], Tensor], task: VectorTask, n_starts: int, max_steps: int = MAX_STEPS) -> Assessed:
+def assess(
+    act: Callable[[Tensor], Tensor], task: VectorTask, n_starts: int, max_steps: int = MAX_STEPS
+) -> AssessedReturns:
     """Once, with environments that are closed afterwards."""
-    assessor = Assessor(task, n_starts, max_steps)
+    assessor = ReturnsAssessor(task, n_starts, max_steps)
     try:
         return assessor(act)
     finally:
@@ -219,7 +221,7 @@ class Trainer:
             noise=training.noise_schedule(self.agent),
         )
         self.environments = VectorEnvironments(task.make, training.n_environments, self.generators["starts"])
-        self.assessor = Assessor(task, training.assessment_starts, training.assessment_max_steps)
+        self.assessor = ReturnsAssessor(task, training.assessment_starts, training.assessment_max_steps)
         self.episodes = Episodes(training.n_environments)
         self.means = ScalarMeans()
         self.check_returns = ReturnsWatch()
@@ -270,11 +272,11 @@ class Trainer:
         """The policy without exploration, on raw observations."""
         return self.agent.act(self.normaliser(observations))
 
-    def assess(self, stop: Callable[[], bool] | None = None) -> Assessed:
+    def assess(self, stop: Callable[[], bool] | None = None) -> AssessedReturns:
         """Episodes without noise from fixed starts, in environments of their own."""
         return self.assessor(self.act, stop)
 
-    def result(self, final: Assessed, wall_time_seconds: float) -> Result:
+    def result(self, final: AssessedReturns, wall_time_seconds: float) -> Result:
         return Result(
             agent=self.settings.agent_name,
             task=self.settings.training.task,

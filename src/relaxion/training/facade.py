@@ -16,12 +16,12 @@ from relaxion.agents.make import AGENTS
 from relaxion.errors import CheckpointError, RunError, SettingsError
 from relaxion.experience.vector_environment import MakeEnvironment, shaped, task
 from relaxion.training.checkpoint import NonFiniteError, stored_settings
-from relaxion.training.control import Assessed, Trainer, VectorRunSettings, assess
+from relaxion.training.control import AssessedReturns, Trainer, VectorRunSettings, assess
 from relaxion.training.loop import read_weights, write_agent
 from relaxion.training.settings import RunSettings
 
 
-class Learner:
+class VectorLearner:
     """An algorithm with its task. For long runs that can be resumed use `relaxion train`.
 
     >>> agent = TD3("Pendulum-v1", seed=0, widths=(64, 64))
@@ -80,7 +80,7 @@ class Learner:
         own = shaped(learned.actions, actions)
         return own[0] if one else own
 
-    def assess(self, n_starts: int = 20) -> Assessed:
+    def assess(self, n_starts: int = 20) -> AssessedReturns:
         """Returns without noise from fixed starts, in environments of their own."""
         limit = self._trainer.settings.training.assessment_max_steps
         return assess(self._trainer.act, self._trainer.task, n_starts, limit)
@@ -108,8 +108,8 @@ class Learner:
 
 
 @cache
-def learner(name: str) -> type[Learner]:
+def learner(name: str) -> type[VectorLearner]:
     """The class of the agent of this name, as `relaxion.agents` shows it."""
     algorithm = AGENTS[name].algorithm
     facts = {"name": name, "__doc__": algorithm.__doc__, "__module__": "relaxion.agents"}
-    return type(algorithm.__name__, (Learner,), facts)
+    return type(algorithm.__name__, (VectorLearner,), facts)

@@ -1,7 +1,8 @@
-"""The task `metric`: a stiffness is taught by finished relaxations; a step is an update.
+"""The task `metric`: a stiffness is fitted to finished relaxations; a step is an update.
 
-What differs between the policies `metals`, `universal` and a user's own is the recipe: lessons from live relaxations of
-metals (`examples = "live"`), of any kinds with any engine ("kinds"), or from a store of relaxations ("store").
+What differs between the policies `metals`, `universal` and a user's own is the recipe: examples from live relaxations
+of metals (`examples = "live"`), of any kinds with any engine ("kinds"), of own structures ("files"), or from a store
+of relaxations ("store").
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from pydantic import Field
 from torch import Tensor
@@ -17,7 +18,6 @@ from torch import Tensor
 from relaxion.bench.assessment import FMAX, Assessed, under_guard
 from relaxion.bundles import PolicyBundle
 from relaxion.bundles.networks import network_of, policy_of
-from relaxion.errors import CheckpointError
 from relaxion.files import Stored, digest, joined
 from relaxion.networks.metric.network import MetricSettings
 from relaxion.networks.metric.policies import MetricPolicy
@@ -28,21 +28,21 @@ from relaxion.optimize.stepper import Stepper
 from relaxion.optimize.trust_rule import DEFAULT, GATE, INEXACT, StepControl, constant_network, rule_of
 from relaxion.settings import Settings
 from relaxion.training.checkpoint import checked_finite, named_generator, taken_back
-from relaxion.training.lessons.files import FileLessonSettings, FilePlan
-from relaxion.training.lessons.kinds import KindLessonSettings, KindPlan
-from relaxion.training.lessons.live import Imitation
-from relaxion.training.lessons.metals import MetalsPlan, MetalsSettings
-from relaxion.training.lessons.plans import Plan
-from relaxion.training.lessons.store import StorePlan, StoreSettings
 from relaxion.training.packaging import Packed
 from relaxion.training.records import RelaxationResult, ScalarMeans
 from relaxion.training.settings import LoopSettings, RunSettings
+from relaxion.training.supervised.files import FilePlan, FileSourceSettings
+from relaxion.training.supervised.fit import Fit
+from relaxion.training.supervised.kinds import KindPlan, KindSourceSettings
+from relaxion.training.supervised.live import FitPlan
+from relaxion.training.supervised.metals import MetalsPlan, MetalsSettings
+from relaxion.training.supervised.store import StorePlan, StoreSettings
 
 LONGEST_MOVE, LARGEST_STRAIN = 1.0, 0.1  # Å; of the bare policy. The guard's trust radius is what binds in use.
 
 
 class MetricTaskSettings(Settings):
-    """Where the lessons come from, and the trust rule of the bundle."""
+    """Where the examples come from, and the trust rule of the bundle."""
 
     examples: Literal["live", "kinds", "store", "files"] = "live"
     """Live relaxations by the policy itself: of metals, of the kinds of a recipe to collect, or (files) of the user's
@@ -50,21 +50,16 @@ class MetricTaskSettings(Settings):
 
     secant_weight: float | None = Field(default=None, ge=0, le=1)
     """Of the bundle's own trust rule: how far the secants of short steps correct the metric. None: the guard's own
-    rule, and the next two settings are not used."""
+    rule, and the next setting is not used."""
 
     n_secants: int = Field(default=1, ge=1)
     """So many of them, the newest ones."""
-
-    secant_length_angstrom: float = Field(default=INEXACT, gt=0)
-    """Secants of steps of this length have half the weight. A metric for everything is less exact than one for a few
-    metals, for which the guard's own rule has 0.1 Å."""
 
     def control(self) -> StepControl | None:
         """What the bundle's own rule says at every step: the usual, but for the secants."""
         if self.secant_weight is None:
             return None
-        secants = {"n_secants": self.n_secants, "secant_length": self.secant_length_angstrom}
-        return replace(DEFAULT, secant_weight=self.secant_weight, **secants)
+        return replace(DEFAULT, secant_weight=self.secant_weight, n_secants=self.n_secants, secant_length=INEXACT)
 
 
 @dataclass(frozen=True)
@@ -73,22 +68,34 @@ class MetricRunSettings(RunSettings):
 
     metric: MetricSettings
     bundle: MetricTaskSettings
-    lessons: MetalsSettings | KindLessonSettings | StoreSettings | FileLessonSettings
+    fit: MetalsSettings | KindSourceSettings | StoreSettings | FileSourceSettings
 
     @classmethod
     def parts(cls, values: Mapping[str, Any]) -> dict[str, type[Settings]]:
-        kinds = {"store": StoreSettings, "files": FileLessonSettings, "kinds": KindLessonSettings}
-        lessons = kinds.get(values.get("examples", ""), MetalsSettings)
-        return {"training": LoopSettings, "metric": MetricSettings, "bundle": MetricTaskSettings, "lessons": lessons}
+        kinds = {"store": StoreSettings, "files": FileSourceSettings, "kinds": KindSourceSettings}
+        fit = kinds.get(values.get("examples", ""), MetalsSettings)
+        return {"training": LoopSettings, "metric": MetricSettings, "bundle": MetricTaskSettings, "fit": fit}
+
+    @classmethod
+    def _read(cls, values: Mapping[str, Any]) -> Self:
+        """The rate falls over all steps, unless the settings say how many updates it takes."""
+        settings = super()._read(values)
+        if settings.fit.fit_updates:
+            return settings
+        return replace(settings, fit=settings.fit.model_copy(update={"fit_updates": settings.training.steps}))
 
     @property
-    def plan(self) -> Plan:
-        starts, lessons = self.training.assessment_starts, self.lessons
-        if isinstance(lessons, FileLessonSettings):
-            return FilePlan(lessons, starts)
-        if isinstance(lessons, KindLessonSettings):
-            return KindPlan(lessons, starts, self.bundle.control())
-        return StorePlan(lessons, starts) if isinstance(lessons, StoreSettings) else MetalsPlan(lessons, starts)
+    def plan(self) -> FitPlan:
+        starts = self.training.assessment_starts
+        match self.fit:
+            case FileSourceSettings():
+                return FilePlan(self.fit, starts)
+            case KindSourceSettings():
+                return KindPlan(self.fit, starts, self.bundle.control())
+            case StoreSettings():
+                return StorePlan(self.fit, starts)
+            case MetalsSettings():
+                return MetalsPlan(self.fit, starts)
 
     def trainer(self) -> MetricTrainer:
         return MetricTrainer(self)
@@ -120,20 +127,21 @@ def stepper_of(bundle: PolicyBundle) -> Stepper:
 
 
 class MetricTrainer:
-    """`advance` is one update, after a gathering of lessons where one is due; resumable to the bit."""
+    """`advance` is one update, after a round of relaxations where one is due; resumable to the bit."""
 
     def __init__(self, settings: MetricRunSettings) -> None:
-        self.settings, self.plan = settings, settings.plan
-        seed, bounds = settings.training.seed, MoveActions(LONGEST_MOVE, LARGEST_STRAIN)
+        self.settings = settings
+        self.plan = settings.plan
+        seed = settings.training.seed
+        bounds = MoveActions(LONGEST_MOVE, LARGEST_STRAIN)
         self.policy = MetricPolicy(bounds, settings.metric, named_generator(seed, "agent"))
-        generator = named_generator(seed, "replay")
-        examples = self.plan.examples(self.policy, generator)
-        self.imitation = Imitation(self.policy, examples, settings.lessons, generator)
+        dataset = self.plan.dataset(self.policy.network, named_generator(seed, "replay"))
+        self.fit = Fit(self.policy.network, dataset, settings.fit)
         self.means = ScalarMeans()
 
     @property
     def step(self) -> int:
-        return self.imitation.n_updates
+        return self.fit.n_updates
 
     @property
     def steps_per_round(self) -> int:
@@ -141,14 +149,14 @@ class MetricTrainer:
 
     @property
     def force_calls(self) -> int:
-        """Spent on the lessons."""
-        return self.imitation.examples.force_calls
+        """Spent on the examples."""
+        return self.fit.dataset.force_calls
 
     def prepare(self, folder: Path) -> None:
         self.plan.compare(folder)
 
     def advance(self) -> None:
-        self.means.add(self.imitation.update())
+        self.means.add(self.fit.update())
 
     def scalars(self) -> dict[str, float]:
         own: dict[str, float] = {"time/total_timesteps": self.step, "time/force_calls": self.force_calls}
@@ -190,17 +198,12 @@ class MetricTrainer:
     def snapshot(self) -> dict[str, Tensor]:
         """Everything a resume needs. A DivergedError when the metric is not worth keeping."""
         checked_finite(self.policy.state_dict(), self.step)
-        parts = {"metric": self.policy.state_dict(), "imitation": self.imitation.snapshot()}
-        return joined(parts | {"means": self.means.snapshot()})
+        return joined({"metric": self.policy.state_dict(), "fit": self.fit.snapshot(), "means": self.means.snapshot()})
 
     def restore(self, stored: Stored) -> None:
-        if stored.part("gate"):
-            raise CheckpointError(
-                "this run was training a gate after its metric, which was removed; `from_weights=...` begins a new run "
-                "from its metric"
-            )
         with taken_back():
-            self.imitation.restore(stored.part("imitation"))
+            self.policy.load_state_dict(stored.part("metric"))
+            self.fit.restore(stored.part("fit"))
             self.means.restore(stored.part("means"))
 
     def close(self) -> None:

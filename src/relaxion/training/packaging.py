@@ -92,8 +92,9 @@ def read_weights(folder: RunFolder) -> Stored:
 
 
 def _learned_nothing(stored: Stored) -> bool:
-    """Neither an update of the agent nor, where it has a teacher, a lesson."""
-    counters = [stored.tensors[name] for name in ("counters.n_updates", "counters.lessons") if name in stored.tensors]
+    """Neither an update of the agent nor, where its policy is fitted before, one of the fit."""
+    names = ("counters.n_updates", "counters.fit_updates")
+    counters = [stored.tensors[name] for name in names if name in stored.tensors]
     return bool(counters) and sum(int(counter) for counter in counters) == 0
 
 

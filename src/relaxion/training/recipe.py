@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from relaxion.errors import FileError, RelaxionWarning, SettingsError
+from relaxion.errors import FileError, SettingsError
 from relaxion.files import toml_of
 from relaxion.settings import nearest
-from relaxion.training.old_settings import deprecation, removed, renamed
 from relaxion.training.settings import DEFAULT_AGENT, RunSettings, agent_name
 
 SHIPPED = Path(__file__).parent.parent / "recipes"
@@ -67,12 +65,7 @@ def settings_from_recipe(path: Path, agent: str | None, overrides: Mapping[str, 
             raise SettingsError(f"{path} holds settings for {default}, not for {asked}; use a recipe instead")
     chosen = asked or default
     layers = [table, _sections(sections, owner).get(chosen, {}), given]
-    task = given.get("task", table.get("task"))
-    if ignored := removed(given, task):
-        warnings.warn(f"{', '.join(ignored)}: not used by the task {task}, left out", RelaxionWarning, stacklevel=2)
-    if not of_a_run and (sentence := deprecation({**layers[0], **layers[1], **given}, task)):
-        warnings.warn(f"{owner}{sentence}", RelaxionWarning, stacklevel=2)
-    values = {name: value for layer in layers for name, value in renamed(layer, task).items()}
+    values = {name: value for layer in layers for name, value in layer.items()}
     if "steps" in given and not of_a_run:  # a run that goes on keeps its intervals
         values = _with_shorter_intervals(values, table | layers[1], given)
     return RunSettings.read({**values, "agent": chosen})

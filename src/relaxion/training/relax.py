@@ -35,11 +35,12 @@ from relaxion.training.checkpoint import (
 )
 from relaxion.training.diagnostics import Diagnosis, Event, Facts
 from relaxion.training.kept import PART, KeptPolicy
-from relaxion.training.lessons.live import Imitation, LiveExamples, Source
 from relaxion.training.records import Episodes, RelaxationResult, ReturnsWatch, ScalarMeans
 from relaxion.training.relax_collector import Collected, RelaxCollector, make_agent
 from relaxion.training.relax_settings import RelaxRunSettings
 from relaxion.training.relax_task import RelaxTask
+from relaxion.training.supervised.fit import Fit
+from relaxion.training.supervised.live import LiveExamples, LiveSource
 
 GATE = ("environment_information", "n_information_hidden", "largest_gate_factor")  # of no meaning for a metric alone
 NETWORK = "network."  # of a MetricPolicy's own names
@@ -88,9 +89,9 @@ def imitation(batch: Batch, actions: Move) -> Tensor:
 
 
 class RelaxTrainer:
-    """One agent, its structures, its replay; where its policy follows a metric, also who teaches that.
+    """One agent, its structures, its replay; where its policy follows a metric, also the fit of that.
 
-    `step` counts the updates of the lessons before, then environment steps.
+    `step` counts the updates of the fit before, then environment steps.
     """
 
     def __init__(self, settings: RelaxRunSettings, task: RelaxTask) -> None:
@@ -107,7 +108,7 @@ class RelaxTrainer:
         self.collector = RelaxCollector(settings, task, self.agent, self.generators)
         self.exploration, self.environment = self.collector.exploration, self.collector.environment
         self.imitation_weight = LinearSchedule(atoms.imitation_weight, 0.0, atoms.expert_steps)
-        self.lessons = self._make_lessons()
+        self.fit = self._new_fit()
         self.assessor, self.validation = task.assessor(), task.validation_assessor()
         self.kept = KeptPolicy()
         self.episodes = Episodes(world.n_structures)
@@ -125,21 +126,21 @@ class RelaxTrainer:
         self.check_returns = ReturnsWatch()
         self.state, self.force_calls = self.collector.begin()
 
-    def _make_lessons(self) -> Imitation | None:
+    def _new_fit(self) -> Fit | None:
         """Of a policy that follows a metric."""
-        settings, lessons = self.settings, self.settings.lessons
-        if lessons is None:
+        settings = self.settings
+        if settings.fit is None:
             return None
         policy: Any = self.agent.policy
         generator = named_generator(settings.training.seed, "lessons")
-        source = Source(self.environment.potential, self.environment.starts)
-        self._examples = LiveExamples(policy, [source], lessons, generator)
-        return Imitation(policy, self._examples, lessons, generator)
+        source = LiveSource(self.environment.potential, self.environment.starts)
+        self._examples = LiveExamples(policy.network, [source], settings.fit, generator)
+        return Fit(policy.network, self._examples, settings.fit)
 
     @property
     def reinforced_steps(self) -> int:
         """Environment steps of the agent; schedules go by them."""
-        return self.step - (0 if self.lessons is None else self.lessons.n_updates)
+        return self.step - (0 if self.fit is None else self.fit.n_updates)
 
     @property
     def steps_per_round(self) -> int:
@@ -150,9 +151,9 @@ class RelaxTrainer:
         self.assessor.compare(folder)
 
     def advance(self) -> None:
-        """One lesson while there are any; then collect → store → update."""
-        if self.lessons is not None and not self.lessons.done:
-            self._teach(self.lessons)
+        """One update of the fit while there are any; then collect → store → update."""
+        if self.fit is not None and not self.fit.done:
+            self._advance_fit(self.fit)
             return
         self._collect()
         if not self.exploration.warming_up(len(self.replay)):
@@ -163,12 +164,12 @@ class RelaxTrainer:
                 self.means.add(self.agent.update(self._sampled()))
                 self.n_updates += 1
 
-    def _teach(self, lessons: Imitation) -> None:
+    def _advance_fit(self, fit: Fit) -> None:
         before = self.task.potential.calls
-        self.means.add(lessons.update())
+        self.means.add(fit.update())
         self.force_calls += self.task.potential.calls - before
         self.step += 1
-        if lessons.done:
+        if fit.done:
             self._examples.forget()
             follow(self.agent)
 
@@ -258,8 +259,8 @@ class RelaxTrainer:
 
         Of a run with another agent, or of the task metals, a metric policy takes the metric alone.
         """
-        if self.lessons is not None and (metric := metric_in(stored, self.settings.flat())) is not None:
-            self.lessons.policy.network.load_state_dict(metric)
+        if self.fit is not None and (metric := metric_in(stored, self.settings.flat())) is not None:
+            self.fit.network.load_state_dict(metric)
             follow(self.agent)
         else:
             start_agent_from(self.agent, stored, self.settings.flat())
@@ -269,20 +270,20 @@ class RelaxTrainer:
         parts = {name: part.snapshot() for name, part in self._saved_parts().items()}
         checked_finite(parts["agent"], self.step)
         parts["state"] = state_tensors(self.state)
-        if self.lessons is not None:
-            parts["teacher"] = self.lessons.snapshot()
+        if self.fit is not None:
+            parts["fit"] = self.fit.snapshot()
         parts["generators"] = {name: generator.get_state() for name, generator in self.generators.items()}
         counters = {"step": self.step, "n_updates": self.n_updates, "force_calls": self.force_calls}
-        if self.lessons is not None:
-            counters["lessons"] = self.lessons.n_updates
+        if self.fit is not None:
+            counters["fit_updates"] = self.fit.n_updates
         parts["counters"] = {name: torch.tensor(number) for name, number in counters.items()}
         return joined(parts)
 
     def restore(self, stored: Stored) -> None:
         self._check_collectors(int(stored.part("collectors").get("counters.number", 1)))
         with taken_back():
-            if self.lessons is not None:  # first: its memory of the policy may be older than the agent's
-                self.lessons.restore(stored.part("teacher"))
+            if self.fit is not None:
+                self.fit.restore(stored.part("fit"))
             for name, part in self._saved_parts().items():
                 part.restore(stored.part(name))
             for name, generator in self.generators.items():
@@ -306,7 +307,7 @@ class RelaxTrainer:
 
 
 def follow(agent: Any) -> None:
-    """The target becomes what the policy is: it was copied before the lessons. (SAC has no target policy.)"""
+    """The target becomes what the policy is: it was copied before the fit. (SAC has no target policy.)"""
     if (target := getattr(agent, "target_policy", None)) is not None:
         target.load_state_dict(agent.policy.state_dict())
 

@@ -113,6 +113,6 @@ def make_agent(settings: RelaxRunSettings, generator: Generator, penalty: Policy
         settings.networks,
         penalty,
         policy if isinstance(policy, MetricSettings) else None,
-        # a metric that was taught waits until the critics know something of it
-        0 if settings.lessons is None else settings.lessons.critic_updates_before,
+        # a metric that was fitted waits until the critics know something of it
+        0 if settings.fit is None else settings.fit.critic_updates_before,
     )

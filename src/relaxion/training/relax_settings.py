@@ -17,8 +17,8 @@ from relaxion.networks.metric.network import MetricSettings, MetricShape
 from relaxion.networks.observer import AtomNetworkSettings
 from relaxion.potentials.reward import REWARDS, RewardName
 from relaxion.settings import Settings, nearest
-from relaxion.training.lessons.live import LiveLessonSettings
 from relaxion.training.settings import AgentRunSettings, TrainingSettings
+from relaxion.training.supervised.live import LiveSettings
 
 if TYPE_CHECKING:
     from relaxion.training.packaging import Packed
@@ -68,9 +68,6 @@ class AtomTaskSettings(Settings):
 
     back_off_penalty: float = Field(default=0.5, ge=0)
     """Taken off the reward for a move wholly undone, in proportion for a part (R7.2)."""
-
-    reward_force_floor_ev_per_angstrom: float = Field(default=1e-3, gt=0)
-    """Rewards see no smaller force: what lies far below the tolerance is worth no effort."""
 
     deviation_penalty_per_angstrom2: float = Field(default=1.0, ge=0)
     """λ of R7.3: weight in the policy's loss of the mean squared distance between proposed and executed move."""
@@ -151,22 +148,22 @@ class MetricPolicySettings(MetricShape):
     """The policy relaxes alone here, and without damping far starts fail (docs/how-it-works.md)."""
 
 
-class LessonSettings(LiveLessonSettings):
-    """Lessons from finished relaxations, before reinforcement learning."""
+class FitBeforeSettings(LiveSettings):
+    """A fit to finished relaxations, before reinforcement learning."""
 
     critic_updates_before: int = Field(default=0, ge=0)
-    """Updates of the agent in which only its critics learn: what a critic says before would undo the lessons."""
+    """Updates of the agent in which only its critics learn: what a critic says before would undo the fit."""
 
 
 @dataclass(frozen=True)
 class RelaxRunSettings(AgentRunSettings):
-    """An agent on atomic structures, its policy direct or following a metric that may be taught before."""
+    """An agent on atomic structures, its policy direct or following a metric that may be fitted before."""
 
     atoms: AtomTaskSettings
     environment: EnvironmentSettings
     networks: AtomNetworkSettings
     metric: MetricPolicySettings | None = None
-    lessons: LessonSettings | None = None
+    fit: FitBeforeSettings | None = None
 
     @classmethod
     def parts(cls, values: Mapping[str, Any]) -> dict[str, type[Settings]]:
@@ -181,7 +178,7 @@ class RelaxRunSettings(AgentRunSettings):
             "environment": EnvironmentSettings,
             "networks": AtomNetworkSettings,
         }
-        return parts | ({"metric": MetricPolicySettings, "lessons": LessonSettings} if policy == "metric" else {})
+        return parts | ({"metric": MetricPolicySettings, "fit": FitBeforeSettings} if policy == "metric" else {})
 
     @classmethod
     def _read(cls, values: Mapping[str, Any]) -> Self:

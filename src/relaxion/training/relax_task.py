@@ -46,11 +46,7 @@ class RelaxTask:
     def environment(self, side: str = "training", engine: Potential | None = None) -> Environment:
         """Relaxations of the structures of one side; `engine`: another counter of force calls."""
         atoms = self.settings.atoms
-        reward = RewardSettings(
-            weights=reward_weights(atoms.reward),
-            back_off_penalty=atoms.back_off_penalty,
-            lowest_force_ev_per_angstrom=atoms.reward_force_floor_ev_per_angstrom,
-        )
+        reward = RewardSettings(weights=reward_weights(atoms.reward), back_off_penalty=atoms.back_off_penalty)
         starts = PerturbedStarts(self.pools[side], [perturbation(atoms.perturbation)])
         return Environment(engine or self.potential, starts, self.settings.environment, Reward(reward))
 
@@ -192,7 +188,7 @@ def packed(settings: RelaxRunSettings, stored: Stored) -> Packed:
             "starts": (atoms.structures, f"perturbed by {atoms.perturbation}", f"held out by {atoms.held_apart}"),
             "cells": "free" if atoms.cell_free else "fixed",
             "force_tolerance_ev_per_angstrom": settings.environment.force_tolerance_ev_per_angstrom,
-            "agent": _teachers(settings),
+            "agent": _trained_by(settings),
             "policy_step": int(kept["numbers"][0]) if kept else None,
         },
         assessor=task.assessor(),
@@ -201,9 +197,9 @@ def packed(settings: RelaxRunSettings, stored: Stored) -> Packed:
     )
 
 
-def _teachers(settings: RelaxRunSettings) -> str:
+def _trained_by(settings: RelaxRunSettings) -> str:
     """Who trained it, in words."""
-    if settings.lessons is None or settings.lessons.lesson_updates == 0:
+    if settings.fit is None or settings.fit.fit_updates == 0:
         return settings.agent_name
-    reinforced = settings.training.steps > settings.lessons.lesson_updates
+    reinforced = settings.training.steps > settings.fit.fit_updates
     return f"imitation, then {settings.agent_name}" if reinforced else "imitation"

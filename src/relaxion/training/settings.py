@@ -18,7 +18,6 @@ from relaxion.errors import SettingsError
 from relaxion.experience.exploration import LinearSchedule, NoisyExplorer
 from relaxion.files import Stored
 from relaxion.settings import SETTINGS_PAGE, Settings, nearest
-from relaxion.training.old_settings import upgraded
 
 if TYPE_CHECKING:
     from relaxion.training.loop import RunTrainer
@@ -35,7 +34,8 @@ class LoopSettings(Settings):
     """What is learned, for how long, and what is written down: the same for every task."""
 
     task: str
-    """Any Gymnasium id with a bounded Box of actions; "relax": an agent on atomic structures; "metric": lessons."""
+    """Any Gymnasium id with a bounded Box of actions; "relax": an agent on atomic structures; "metric": a
+    stiffness, fitted to relaxations."""
 
     steps: int = Field(default=10_000, ge=1)
     """Environment steps in all, or updates of a metric. A resume may change it, and the intervals below."""
@@ -137,10 +137,9 @@ class RunSettings:
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> Self:
         """From a flat table with the keys `agent` and `task` and settings of all kinds that the task has."""
-        given = upgraded(values)
         if cls is not RunSettings:
-            return cls._read(given)
-        return import_module(TASKS.get(str(given.get("task")), CONTROL)).RUN_SETTINGS._read(given)
+            return cls._read(values)
+        return import_module(TASKS.get(str(values.get("task")), CONTROL)).RUN_SETTINGS._read(values)
 
     @classmethod
     def _read(cls, values: Mapping[str, Any]) -> Self:

@@ -15,7 +15,7 @@ import numpy as np
 from relaxion.errors import CheckpointError, FileError
 from relaxion.files import json_of
 from relaxion.scaling.relax_many.folder import inputs_are_listed, read_manifest
-from relaxion.scaling.relax_many.learning import FOLDER, LAG, read_study
+from relaxion.scaling.relax_many.learning import FOLDER, LAG, read_fit
 from relaxion.scaling.relax_many.summary import CSV, Row, read_force_calls, read_rows
 from relaxion.web.page import Page, Part, columns, facts, notes, tile
 from relaxion.web.words import count, outcome_words, rounded
@@ -131,7 +131,7 @@ def studies_of(folder: Path) -> list[dict[str, Any]]:
     found = []
     for file in sorted((folder / FOLDER).glob("*.safetensors")):
         try:
-            found.append(read_study(file).values)
+            found.append(read_fit(file).values)
         except CheckpointError:
             continue
     return found
@@ -295,14 +295,14 @@ def _thinned(number: int) -> list[int]:
 
 
 def _notes(studies: Sequence[dict[str, Any]]) -> list[Part]:
-    judged = [study for study in studies if study.get("verdict")]
+    judged = [study for study in studies if study.get("acceptance")]
     if not judged:
         return []
-    last = judged[-1]["verdict"]
+    last = judged[-1]["acceptance"]
     return notes(
         [
             f"The last study: error {last['ratio']:.2f} ({last['low']:.2f}–{last['high']:.2f}) of that of the policy "
-            f"in use, on {last['n_apart']} relaxations held out."
+            f"in use, on {last['n_validation']} relaxations held out."
         ]
     )
 

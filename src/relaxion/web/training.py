@@ -31,7 +31,7 @@ NOTHING_YET = "no assessment yet; the first one is made before training begins"
 SPARK_POINTS = 50
 SHOWN_BY = {"share_non_finite": "outcome_non_finite"}  # numbers of rules that are not logged under their own name
 UNITS = ("_ev_per_angstrom", "_angstrom", "_transitions")  # shown behind the value instead
-AGENT_PREFIXES = ("train/", "rollout/", "imitation/", "time/fps")
+AGENT_PREFIXES = ("train/", "rollout/", "fit/", "time/fps")
 MOST_ALARMS_SHOWN = 60
 
 

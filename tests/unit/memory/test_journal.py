@@ -15,7 +15,7 @@ from ase.calculators.lj import LennardJones
 
 from relaxion import Relaxer
 from relaxion.errors import FileError
-from relaxion.memory.journal import HEAD, Beginning, Told, read_journal
+from relaxion.memory.journal import HEAD, Beginning, JournalPoint, read_journal
 from relaxion.memory.recording import Memory
 from relaxion.memory.store import TrajectoryStore
 from relaxion.structures import Outcome
@@ -37,10 +37,10 @@ def beginning(key: str, n_atoms: int = 3, *, cell_free: bool = False, fmax: floa
     )
 
 
-def told(start: Beginning, number: int, scale: float = 1.0) -> Told:
+def told(start: Beginning, number: int, scale: float = 1.0) -> JournalPoint:
     random = np.random.default_rng(number)
     n_atoms = len(start.numbers)
-    return Told(
+    return JournalPoint(
         base=number - 1,
         energy=-1.5 * number,
         positions=start.positions + random.normal(0, 0.1, (n_atoms, 3)),
@@ -135,7 +135,7 @@ def test_points_that_are_no_numbers_are_left_out(tmp_path: Path) -> None:
     recording = memory.begin(start)
     recording.point(1, told(start, 0))
     recording.point(2, told(start, 1, scale=np.nan))
-    recording.point(3, Told(1, -3.0, start.positions, np.zeros((3, 3))))
+    recording.point(3, JournalPoint(1, -3.0, start.positions, np.zeros((3, 3))))
     (found,) = TrajectoryStore.open(tmp_path / "memory")
     assert found.bases is not None
     assert found.bases.tolist() == [-1, 0]

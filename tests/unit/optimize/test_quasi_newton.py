@@ -150,15 +150,6 @@ def test_many_rejections_hand_over_to_fire_and_back():
     assert longest(point.forces) < 1e-4
 
 
-def test_without_fallback_the_core_starts_afresh():
-    chain = Stepper(QuasiNewton(QuasiNewtonSettings()), fallback=False)
-    point = bowl(0.3 * np.ones((2, 3)), np.eye(6))
-    for number in range(20):
-        (proposal,) = propose([chain], [point])
-        assert proposal.method == "plain"
-        point = Point(proposal.base.coordinates + proposal.step, -np.ones((2, 3)), 1.0 + number, None)
-
-
 def test_fire_rolls_down_and_survives_nan():
     fire, stiffness = Fire(), random_stiffness(6)
     point, _ = descend(fire.propose, 0.3 * np.ones((2, 3)), stiffness, 300)

@@ -10,14 +10,14 @@ import torch
 from ase.io import write
 from inline_workers import InlineWorkers, alloy
 
-from relaxion.optimize.study import StudySettings
 from relaxion.scaling.relax_many.driver import Driver
 from relaxion.scaling.relax_many.folder import Folder
-from relaxion.scaling.relax_many.learning import Learner, read_study
+from relaxion.scaling.relax_many.learning import Learner, read_fit
 from relaxion.scaling.relax_many.settings import ManySettings, WorkerSettings
 from relaxion.scaling.relax_many.summary import make_summary
+from relaxion.training.supervised.fine_tune import FineTuneSettings
 
-QUICK = StudySettings(n_updates=2, n_lessons=4, apart_in=2, least_apart=2, learning_rate=2e-3)
+QUICK = FineTuneSettings(n_updates=2, n_examples=4, validation_one_in=2, least_validation=2, learning_rate=2e-3)
 
 
 @pytest.fixture
@@ -41,13 +41,13 @@ def table(out: Path) -> list[tuple[str, ...]]:
         return [(line["key"], line["force_calls"], line["energy_ev"]) for line in csv.DictReader(file)]
 
 
-def test_rounds_are_studied_and_later_ones_relax_with_it(row, tmp_path):
+def test_policies_are_fitted_to_rounds_and_later_ones_relax_with_it(row, tmp_path):
     learner = relax(row, tmp_path / "out")
-    studies = sorted((tmp_path / "out" / "learned").iterdir())
-    assert [file.name for file in studies] == [f"0000{number}-metals.safetensors" for number in range(3)]
+    fits = sorted((tmp_path / "out" / "learned").iterdir())
+    assert [file.name for file in fits] == [f"0000{number}-metals.safetensors" for number in range(3)]
     assert learner.weights(0) == learner.weights(1) == {}
-    assert learner.weights(3) == {"metals": str(studies[1])}
-    told = read_study(studies[2]).values
+    assert learner.weights(3) == {"metals": str(fits[1])}
+    told = read_fit(fits[2]).values
     assert (told["policy"], told["round"], told["n_relaxations"]) == ("metals", 2, 9)
 
 
@@ -59,15 +59,15 @@ def test_stopped_and_resumed_it_gives_the_same_as_straight(row, tmp_path):
     relax(row, tmp_path / "resumed")
     assert table(tmp_path / "straight") == table(tmp_path / "resumed")
     last = "learned/00002-metals.safetensors"
-    straight, resumed = (read_study(tmp_path / name / last).tensors for name in ("straight", "resumed"))
+    straight, resumed = (read_fit(tmp_path / name / last).tensors for name in ("straight", "resumed"))
     assert all(torch.equal(tensor, resumed[name]) for name, tensor in straight.items())
 
 
-def test_a_damaged_study_is_made_again(row, tmp_path, caplog):
+def test_a_damaged_fit_is_made_again(row, tmp_path, caplog):
     relax(row, tmp_path / "out", stop=iter([False] * 40 + [True] * 100).__next__)
     (tmp_path / "out" / "learned" / "00000-metals.safetensors").write_bytes(b"half")
     relax(row, tmp_path / "out")
-    assert "is studied again" in caplog.text
+    assert "is fitted again" in caplog.text
     assert len(table(tmp_path / "out")) == 10
 
 

@@ -12,13 +12,13 @@ import torch
 from ase.io import write
 from inline_workers import InlineWorkers, alloy
 
-from relaxion.optimize.study import StudySettings
 from relaxion.scaling.relax_many.driver import Driver
 from relaxion.scaling.relax_many.folder import Folder, results
-from relaxion.scaling.relax_many.learning import Learner, read_study
+from relaxion.scaling.relax_many.learning import Learner, read_fit
 from relaxion.scaling.relax_many.settings import ManySettings, WorkerSettings
 from relaxion.scaling.relax_many.summary import read_force_calls
 from relaxion.scaling.relax_many.worker import RelaxWorker
+from relaxion.training.supervised.fine_tune import FineTuneSettings
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # Ray warns of its own future
 
@@ -61,13 +61,13 @@ def test_actors_relax_and_killed_ones_are_replaced(tmp_path, settings, ray_of_tw
 
 
 def test_learning_on_ray_stopped_and_resumed_is_as_in_one_process(tmp_path, ray_of_two):
-    """Weights go to actors with the tasks, and what they relaxed comes back to the study: nothing depends on where."""
+    """Weights go to actors with the tasks, and what they relaxed comes back to the fit: nothing depends on where."""
     from relaxion.workers.on_ray import RayPool
 
     del ray_of_two
     write(tmp_path / "in.extxyz", [alloy(seed) for seed in range(12)])
     many = ManySettings(policy="metals", fmax_ev_per_angstrom=0.02, learn_every=3)
-    quick = StudySettings(n_updates=2, n_lessons=4, apart_in=2, least_apart=2, learning_rate=2e-3)
+    quick = FineTuneSettings(n_updates=2, n_examples=4, validation_one_in=2, least_validation=2, learning_rate=2e-3)
 
     def learn(out: Path, workers, most: int) -> tuple[list[int], dict[str, torch.Tensor]]:
         worker = WorkerSettings(many=many, memory=str(out / "memory"))
@@ -77,7 +77,7 @@ def test_learning_on_ray_stopped_and_resumed_is_as_in_one_process(tmp_path, ray_
             driver.stop = lambda: driver.tally.relaxed >= most
             driver.run()
         last = out / "learned" / "00003-metals.safetensors"
-        return read_force_calls(out), dict(read_study(last).tensors) if last.exists() else {}
+        return read_force_calls(out), dict(read_fit(last).tensors) if last.exists() else {}
 
     def on_ray(worker: WorkerSettings) -> RayPool:
         return RayPool(None, "auto", partial(RelaxWorker, worker))

@@ -11,7 +11,7 @@ import torch
 
 from relaxion.bench.films import MOST_NUMBERS, RelaxationRecord, Relaxed, film_of, shot
 from relaxion.errors import RelaxionWarning
-from relaxion.training.control import Assessed
+from relaxion.training.control import AssessedReturns
 from relaxion.training.loop import train
 from relaxion.training.records import leave_record
 from relaxion.training.relax_settings import RelaxRunSettings
@@ -50,14 +50,14 @@ def test_large_structures_get_fewer_shots() -> None:
 
 
 def test_numbers_that_are_not_finite_are_left_out(tmp_path: Path) -> None:
-    assessed = Assessed(torch.tensor([1.0, torch.nan]), torch.tensor([3, 4]))
+    assessed = AssessedReturns(torch.tensor([1.0, torch.nan]), torch.tensor([3, 4]))
     leave_record(tmp_path / "assessment.json", assessed, 7)
     written = json.loads((tmp_path / "assessment.json").read_text())
     assert (written["step"], written["returns"], written["lengths"]) == (7, [1.0, None], [3, 4])
 
 
 def test_a_record_that_cannot_be_written_is_a_warning(tmp_path: Path) -> None:
-    assessed = Assessed(torch.tensor([1.0]), torch.tensor([1]))
+    assessed = AssessedReturns(torch.tensor([1.0]), torch.tensor([1]))
     with pytest.warns(RelaxionWarning, match="was not stored"):
         leave_record(tmp_path / "absent" / "assessment.json", assessed, 7)
 

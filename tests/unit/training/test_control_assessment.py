@@ -12,7 +12,7 @@ from torch import Tensor
 
 from relaxion.errors import AssessmentStopped, RelaxionWarning, RunError
 from relaxion.experience.vector_environment import task
-from relaxion.training.control import Assessor, assess
+from relaxion.training.control import ReturnsAssessor, assess
 
 PENDULUM = task("Pendulum-v1")
 
@@ -22,7 +22,7 @@ def hang(observations: Tensor) -> Tensor:
 
 
 def test_the_starts_never_change() -> None:
-    assessor = Assessor(PENDULUM, 3)
+    assessor = ReturnsAssessor(PENDULUM, 3)
     first, again = assessor(hang), assessor(hang)
     assert torch.equal(first.returns, again.returns)
     assert torch.equal(first.returns, assess(hang, PENDULUM, 3).returns)
@@ -54,7 +54,7 @@ class Endless(gymnasium.Env[Any, Any]):
 
 
 def test_an_episode_without_end_is_cut_with_one_warning() -> None:
-    assessor = Assessor(task("endless", Endless), 2, max_steps=7)
+    assessor = ReturnsAssessor(task("endless", Endless), 2, max_steps=7)
     with pytest.warns(
         RelaxionWarning, match=r"endless did not end by itself: 2 of 2 .*assessment_max_steps = 7"
     ) as told:
@@ -66,7 +66,7 @@ def test_an_episode_without_end_is_cut_with_one_warning() -> None:
 
 def test_stopped_when_asked() -> None:
     with pytest.raises(AssessmentStopped):
-        Assessor(PENDULUM, 1)(hang, lambda: True)
+        ReturnsAssessor(PENDULUM, 1)(hang, lambda: True)
 
 
 def test_a_policy_that_is_not_finite_has_diverged() -> None:

@@ -12,19 +12,19 @@ from gymnasium.spaces import Box
 
 from relaxion.agents import D4PG, DDPG, SAC, TD3
 from relaxion.errors import CheckpointError, RelaxionError, RelaxionWarning, SettingsError
-from relaxion.training.facade import Learner
+from relaxion.training.facade import VectorLearner
 
 SMALL: dict[str, Any] = {"widths": (8, 8), "batch_size": 8, "warmup_steps": 20, "replay_capacity": 100}
 KINDS = (DDPG, TD3, D4PG, SAC)
 OBSERVATIONS = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
 
 
-def make_learner(kind: type[Learner] = TD3, steps: int = 30, **settings: Any) -> Learner:
+def make_learner(kind: type[VectorLearner] = TD3, steps: int = 30, **settings: Any) -> VectorLearner:
     return kind("Pendulum-v1", seed=3, **{**SMALL, **settings}).learn(steps)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_loaded_agent_acts_alike(kind: type[Learner], tmp_path: Path) -> None:
+def test_a_loaded_agent_acts_alike(kind: type[VectorLearner], tmp_path: Path) -> None:
     """The normaliser travels with the policy: without it the actions would differ."""
     agent = make_learner(kind)
     agent.save(tmp_path / "agent.safetensors")
@@ -66,7 +66,7 @@ class Tables(gymnasium.Env[Any, Any]):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_shapes_and_bounds_are_those_of_the_spaces(kind: type[Learner]) -> None:
+def test_shapes_and_bounds_are_those_of_the_spaces(kind: type[VectorLearner]) -> None:
     agent = kind(Tables, **SMALL).learn(30)
     several = 1e4 * np.random.default_rng(0).normal(size=(20, 2, 2))
     actions = agent.predict(several)

@@ -19,7 +19,7 @@ from gymnasium.envs.classic_control import PendulumEnv
 from relaxion.errors import CheckpointError, FileError, RunError, SettingsError
 from relaxion.files import write_json
 from relaxion.training import checkpoint
-from relaxion.training.control import Assessor, Trainer
+from relaxion.training.control import ReturnsAssessor, Trainer
 from relaxion.training.loop import Interrupted, train
 from relaxion.training.run_folder import RunFolder
 from relaxion.training.settings import RunSettings
@@ -126,7 +126,7 @@ def test_a_round_of_several_environments_may_overshoot(tmp_path: Path, monkeypat
     def killed(*_: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(Assessor, "__call__", killed)
+    monkeypatch.setattr(ReturnsAssessor, "__call__", killed)
     with pytest.raises(MemoryError):
         train(settings, tmp_path / "run")
     assert not (tmp_path / "run" / "result.json").exists()

@@ -1,4 +1,4 @@
-"""The task `metric` with live lessons: a run that can be cut anywhere, reads old files, and becomes a bundle."""
+"""The task `metric` with live examples: a run that can be cut anywhere, and becomes a bundle."""
 
 from __future__ import annotations
 
@@ -8,32 +8,24 @@ import pytest
 import torch
 
 from relaxion.bundles import covers, uncovered
-from relaxion.errors import CheckpointError, RelaxionWarning, SettingsError
+from relaxion.errors import SettingsError
 from relaxion.files import Stored, digest
 from relaxion.generators.starts import KINDS
 from relaxion.optimize.choice import load
-from relaxion.optimize.trust_rule import DEFAULT
 from relaxion.training.checkpoint import DivergedError
 from relaxion.training.loop import train
 from relaxion.training.metric import MetricRunSettings, MetricTrainer
-from relaxion.training.old_settings import upgraded
 from relaxion.training.packaging import bundle_from_run
 from relaxion.training.recipe import find, settings_from_recipe
 from relaxion.training.settings import RunSettings
+from relaxion.training.supervised.live import LiveExamples
 
 TINY = {
-    "channels": 4, "n_hidden": 4, "n_coordinates": 1, "n_radial": 4, "n_layers": 1, "lesson_updates": 4,
-    "lessons_per_update": 4, "lesson_updates_per_gathering": 2, "lesson_starts": 4, "lesson_gatherings_before": 1,
-    "largest_n_atoms": 4, "slab_share": 0.0, "cluster_share": 0.0, "packing_share": 0.0, "vacancy_share": 0.0,
-    "lesson_tolerance_ev_per_angstrom": 1e-2, "emt_share": 1.0, "steps": 4, "assessment_starts": 1,
+    "channels": 4, "n_hidden": 4, "n_coordinates": 1, "n_radial": 4, "n_layers": 1, "fit_updates": 4,
+    "examples_per_update": 4, "example_interval_updates": 2, "example_relaxations": 4, "example_rounds_before": 1,
+    "largest_n_atoms": 4, "metal_starts": "alloy",
+    "example_tolerance_ev_per_angstrom": 1e-2, "emt_share": 1.0, "steps": 4, "assessment_starts": 1,
     "log_interval_steps": 2, "assessment_interval_steps": 0, "checkpoint_interval_steps": 1,
-}  # fmt: skip
-OLD = {
-    "channels": 4, "n_hidden": 4, "n_coordinates": 1, "n_radial": 4, "n_layers": 1, "n_updates": 4, "n_lessons": 4,
-    "updates_per_round": 2, "starts_per_round": 4, "rounds_before": 1, "largest_n_atoms": 4, "slab_share": 0.0,
-    "cluster_share": 0.0, "packing_share": 0.0, "vacancy_share": 0.0, "label_tolerance_ev_per_angstrom": 1e-2,
-    "emt_share": 1.0, "steps": 4, "assessment_starts": 1, "log_interval_steps": 2, "assessment_interval_steps": 0,
-    "checkpoint_interval_steps": 1, "cutoff_angstrom": 4.5,
 }  # fmt: skip
 
 
@@ -54,7 +46,7 @@ def test_it_learns_and_is_written_down(finished):
     assert result.steps == 4
     assert result.force_calls_bfgs > 0
     names = {name for line in (out / "metrics.jsonl").read_text().splitlines() for name in json.loads(line)}
-    assert {"imitation/relative_error", "imitation/finished_share", "time/force_calls"} <= names
+    assert {"fit/relative_error", "fit/finished_share", "time/force_calls"} <= names
     assert "core" in json.loads((out / "baselines.json").read_text())
 
 
@@ -70,46 +62,31 @@ def test_cut_and_resumed_it_is_the_straight_run(finished):
     assert digest(trainer.weights()) == straight.weights_sha256
 
 
-GUARDED = {
-    "lesson_under_guard": True, "vacancy_share": 1.0, "emt_share": 0.5, "lesson_force_calls": 60, "lesson_starts": 8,
-    "lessons_per_update": 8, "lesson_smallest_force_ev_per_angstrom": 0.03,
+SEVERAL = {
+    "metal_starts": "alloy+vacancy", "emt_share": 0.5, "example_force_calls": 60, "example_relaxations": 8,
+    "examples_per_update": 8,
 }  # fmt: skip
 
 
-def test_under_the_guard_every_update_has_lessons_of_every_kind():
-    examples = MetricTrainer(tiny(**GUARDED)).imitation.examples
-    lessons, told = examples.draw(0)
-    assert len(examples.sources) == 4  # alloys and vacancies, with EMT and with EAM
-    assert lessons.number == 8
-    assert told["imitation/finished_share"] > 0.5
-    assert examples.force_calls >= 8
-    assert set(examples.kept[0]) == {0, 1, 2, 3}
+def test_every_update_has_examples_of_every_kind():
+    dataset = MetricTrainer(tiny(**SEVERAL)).fit.dataset
+    assert isinstance(dataset, LiveExamples)
+    examples, scalars = dataset.draw(0)
+    assert len(dataset.sources) == 4  # alloys and vacancies, with EMT and with EAM
+    assert examples.number == 8
+    assert scalars["fit/finished_share"] > 0.5
+    assert dataset.force_calls >= 8
+    assert set(dataset.rounds[0]) == {0, 1, 2, 3}
 
 
-def test_of_several_tries_the_cheapest_teaches():
-    once, often = (MetricTrainer(tiny(**GUARDED, lesson_tries=tries)).imitation.examples for tries in (1, 4))
-    rules = [rule or DEFAULT for rule in often.rules]
-    assert len({(rule.log_scale, rule.log_trust) for rule in rules}) == 4
-    _, told_once = once.draw(0)
-    _, told_often = often.draw(0)
-    assert 3 * once.force_calls < often.force_calls < 5 * once.force_calls
-    assert told_often["imitation/finished_share"] >= told_once["imitation/finished_share"]
-    assert told_often["imitation/calls_to_label"] < told_once["imitation/calls_to_label"]
-
-
-def test_tries_are_the_guards():
-    with pytest.raises(SettingsError, match="lesson_tries 2 needs lesson_under_guard"):
-        tiny(lesson_tries=2)
-
-
-def test_under_the_guard_cut_and_resumed_it_is_the_straight_run():
-    straight, trainer = MetricTrainer(tiny(**GUARDED)), MetricTrainer(tiny(**GUARDED))
+def test_of_several_kinds_cut_and_resumed_it_is_the_straight_run():
+    straight, trainer = MetricTrainer(tiny(**SEVERAL)), MetricTrainer(tiny(**SEVERAL))
     for _ in range(4):
         straight.advance()
     while trainer.step < 4:
         trainer.advance()
         tensors = {name: tensor.clone() for name, tensor in trainer.snapshot().items()}
-        trainer = MetricTrainer(tiny(**GUARDED))
+        trainer = MetricTrainer(tiny(**SEVERAL))
         trainer.restore(Stored(tensors, {}))
     assert digest(trainer.weights()) == digest(straight.weights())
     assert trainer.force_calls == straight.force_calls
@@ -119,16 +96,16 @@ def test_under_the_guard_cut_and_resumed_it_is_the_straight_run():
 def test_two_runs_of_the_shipped_recipe_are_equal_to_the_bit():
     """With every kind of start and both potentials, and a small network."""
     small = {name: TINY[name] for name in ("n_coordinates", "n_radial", "n_layers")} | {"channels": 8, "n_hidden": 8}
-    few = {"lesson_updates": 2, "steps": 2, "lesson_gatherings_before": 1, "lesson_starts": 20}
-    few |= {"lessons_per_update": 20, "lesson_force_calls": 30, "lesson_tolerance_ev_per_angstrom": 0.05}
+    few = {"fit_updates": 2, "steps": 2, "example_rounds_before": 1, "example_relaxations": 20}
+    few |= {"examples_per_update": 20, "example_force_calls": 30, "example_tolerance_ev_per_angstrom": 0.05}
     few |= {"largest_n_atoms": 6, "largest_slab_n_atoms": 12, "largest_defect_n_atoms": 16}
     few |= {"largest_particle_n_atoms": 8}
-    every = {f"{kind}_share": 1.0 for kind in KINDS}
-    settings = settings_from_recipe(find("metals"), None, small | few | every)
+    few["metal_starts"] = "+".join(KINDS)
+    settings = settings_from_recipe(find("metals"), None, small | few)
     assert isinstance(settings, MetricRunSettings)
     one, two = MetricTrainer(settings), MetricTrainer(settings)
-    assert one.imitation.teacher.muon is not None
-    assert len(one.imitation.examples.sources) == 2 * len(KINDS)
+    assert one.fit.muon is not None
+    assert len(one.fit.dataset.sources) == 2 * len(KINDS)
     untaught = digest(one.weights())
     for trainer in (one, two):
         while trainer.step < 2:
@@ -164,54 +141,6 @@ def test_a_trust_rule_of_its_own_travels_in_the_bundle(finished, tmp_path):
     assert (control.secant_weight, control.n_secants) == (0.4, 3)
 
 
-class TestOldNames:
-    """Recipes, run folders and checkpoints of the release before."""
-
-    def test_they_say_the_same(self):
-        assert RunSettings.read(OLD | {"task": "metals"}) == tiny()
-        with pytest.warns(RelaxionWarning, match=r"not by the next: .*n_lessons \(now lessons_per_update\), n_updates"):
-            read, asked = settings_from_recipe(find("metals"), None, OLD).flat(), tiny().flat()
-        assert {name: read[name] for name in TINY} == {name: asked[name] for name in TINY}
-
-    def test_a_universal_recipe_says_the_same(self):
-        names = {"n_updates": 9, "n_lessons": 3, "learning_rate": 1e-3, "end_tolerance_ev_per_angstrom": 1e-2}
-        read = RunSettings.read({"task": "universal", "store": "s", "batch_size": 8, "warmup_steps": 9, **names})
-        assert read == RunSettings.read(read.flat())
-        flat = read.flat()
-        assert flat["task"] == "metric"
-        assert (flat["examples"], flat["secant_weight"], flat["lesson_smallest_force_ev_per_angstrom"]) == (
-            "store", 0.6, 0.03,
-        )  # fmt: skip
-        assert (flat["lesson_updates"], flat["lessons_per_update"], flat["lesson_learning_rate"]) == (9, 3, 1e-3)
-
-    def test_the_command_line_still_overrules_the_recipe(self):
-        with (
-            pytest.warns(RelaxionWarning, match="widths: not used by the task metric"),
-            pytest.warns(RelaxionWarning, match=r"deprecated, .*: n_updates \(now lesson_updates\)"),
-        ):
-            read = settings_from_recipe(find("metals"), None, {"n_updates": 7, "widths": [8]})
-        assert read.flat()["lesson_updates"] == 7
-
-    def test_a_run_that_would_train_a_gate_is_refused(self):
-        with pytest.raises(SettingsError, match="take `steps=4` for the metric alone"):
-            RunSettings.read(OLD | {"task": "metals", "steps": 28})
-        trainer = MetricTrainer(tiny())
-        snapshot = trainer.snapshot() | {"gate.agent.n_updates": torch.tensor(3)}
-        with pytest.raises(CheckpointError, match="was training a gate"):
-            trainer.restore(Stored(snapshot, {}))
-
-    def test_other_tasks_keep_their_names(self):
-        assert upgraded({"task": "relax", "max_force_calls": 9}) == {"task": "relax", "max_force_calls": 9}
-
-    def test_a_checkpoint_of_a_store_that_counted_updates_alone(self):
-        trainer = MetricTrainer(tiny())
-        trainer.advance()
-        snapshot = trainer.snapshot()
-        snapshot["imitation.counters"] = snapshot["imitation.counters"][:1]
-        trainer.restore(Stored(snapshot, {}))
-        assert trainer.step == 1
-
-
 def test_a_metric_that_is_no_longer_a_number_is_not_kept():
     trainer = MetricTrainer(tiny())
     with torch.no_grad():
@@ -226,7 +155,7 @@ def test_settings_survive_their_own_file():
 
 
 def test_nothing_to_learn_from_is_refused():
-    with pytest.raises(SettingsError, match="all shares"):
-        tiny(alloy_share=0.0)
-    with pytest.raises(SettingsError, match="above largest_n_atoms"):
-        tiny(smallest_n_atoms=6)
+    with pytest.raises(SettingsError, match="no kind with a share"):
+        tiny(metal_starts="alloy:0")
+    with pytest.raises(SettingsError, match="did you mean 'alloy'"):
+        tiny(metal_starts="aloy:1")

@@ -1,4 +1,4 @@
-"""A metric as the policy of an agent's run on atoms: lessons first, then the agent."""
+"""A metric as the policy of an agent's run on atoms: a fit first, then the agent."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ from ase.calculators.emt import EMT
 
 from relaxion import Relaxer
 from relaxion.agents.make import AGENT_SETTINGS
-from relaxion.errors import CheckpointError, RelaxionWarning, RunError, SettingsError
+from relaxion.errors import CheckpointError, RunError, SettingsError
 from relaxion.experience.transition import Source
 from relaxion.files import Stored
 from relaxion.generators.sources import source_at_hand, structure_source
 from relaxion.networks.metric.network import pulls_of
 from relaxion.networks.metric.policies import MetricGaussianPolicy, MetricPolicy
 from relaxion.networks.metric.stiffness import Unknowns
-from relaxion.networks.metric.teacher import Lessons, relative_errors
 from relaxion.networks.strains import strain_vectors
 from relaxion.optimize.guard import Guard
 from relaxion.optimize.learned import LearnedMetrics
@@ -34,6 +33,8 @@ from relaxion.training.relax_settings import RelaxRunSettings
 from relaxion.training.relax_task import relax_task
 from relaxion.training.run_folder import RunFolder
 from relaxion.training.settings import RunSettings
+from relaxion.training.supervised.examples import Examples
+from relaxion.training.supervised.fit import relative_errors
 
 SMALL = {
     "task": "relax",
@@ -56,12 +57,12 @@ SMALL = {
     "assessment_interval_steps": 0,
     "assessment_starts": 4,
     "checkpoint_interval_steps": 1000,
-    "lesson_updates": 6,
-    "lessons_per_update": 8,
-    "lesson_starts": 6,
-    "lesson_gatherings_before": 1,
-    "lesson_updates_per_gathering": 3,
-    "lesson_tolerance_ev_per_angstrom": 2e-3,
+    "fit_updates": 6,
+    "examples_per_update": 8,
+    "example_relaxations": 6,
+    "example_rounds_before": 1,
+    "example_interval_updates": 3,
+    "example_tolerance_ev_per_angstrom": 2e-3,
     "expert_share": 0.25,
     "expert_steps": 32,
     "imitation_weight": 0.5,
@@ -123,10 +124,8 @@ class TestSettings:
         ("changes", "words"),
         [
             ({"policy": "metrik"}, "did you mean 'metric'"),
-            ({"lesson_update": 3}, "did you mean 'lesson_updates'"),
+            ({"fit_update": 3}, "did you mean 'fit_updates'"),
             ({"policy": "direct"}, "unknown setting 'n_hidden'"),
-            ({"reinforced": "gate"}, "reinforced = gate was removed: .* leave it out"),
-            ({"lesson_weight_final": 0.5}, "lesson_weight_final = 0.5 was removed"),
             ({"moves_follow_forces": False}, "has no meaning for a metric"),
         ],
     )
@@ -134,31 +133,24 @@ class TestSettings:
         with pytest.raises(SettingsError, match=words):
             settings(**changes)
 
-    def test_old_settings_that_did_without_what_was_removed_are_read(self) -> None:
-        old = {"reinforced": "all", "lesson_weight": 0.0, "lesson_weight_final": 0.0}
-        assert settings(**old) == settings()
-        with pytest.warns(RelaxionWarning, match="lesson_weight, .*, reinforced: not used by the task relax, left out"):
-            read = settings_from_recipe(find("emt-metric"), None, old)
-        assert not old.keys() & read.flat().keys()
-
     def test_the_command_names_what_differs_only(self, tmp_path: Path) -> None:
-        read = settings_from_recipe(find("emt-metals"), "td3", {"policy": "metric", "lesson_updates": 100})
+        read = settings_from_recipe(find("emt-metals"), "td3", {"policy": "metric", "fit_updates": 100})
         folder = RunFolder(tmp_path)
-        assert training_command(read, folder).endswith("--set policy=metric --set lesson_updates=100")
+        assert training_command(read, folder).endswith("--set policy=metric --set fit_updates=100")
         folder.origin.write_text("runs/an older one\n")
-        assert training_command(read, folder).endswith("lesson_updates=100 --from-weights 'runs/an older one'")
+        assert training_command(read, folder).endswith("fit_updates=100 --from-weights 'runs/an older one'")
 
 
-class TestLessons:
+class TestFit:
     @pytest.mark.parametrize("agent", AGENT_SETTINGS)
-    def test_lessons_come_first_and_the_target_follows(self, agent: str) -> None:
+    def test_the_fit_comes_first_and_the_target_follows(self, agent: str) -> None:
         trainer = make(agent)
         kind = MetricGaussianPolicy if agent == "sac" else MetricPolicy
         assert type(trainer.agent.policy) is kind
         fresh = weights(trainer, "policy")
         go(trainer, 6)
-        assert trainer.lessons is not None
-        assert trainer.lessons.done
+        assert trainer.fit is not None
+        assert trainer.fit.done
         assert (len(trainer.replay), trainer.n_updates, trainer.reinforced_steps) == (0, 0, 0)
         assert trainer.force_calls > 40  # counted, though no environment step of the agent was made
         assert not same(fresh, weights(trainer, "policy"))
@@ -168,10 +160,10 @@ class TestLessons:
         go(trainer, 46)
         assert trainer.reinforced_steps == 40
         assert trainer.n_updates == 18
-        assert trainer.scalars()["imitation/relative_error"] > 0
+        assert trainer.scalars()["fit/relative_error"] > 0
 
     def test_no_random_warm_up(self) -> None:
-        trainer = make(lesson_updates=0)
+        trainer = make(fit_updates=0)
         trainer.advance()
         sources = trainer.replay.sources[: len(trainer.replay)].tolist()
         assert set(sources) <= {int(Source.POLICY), int(Source.EXPERT)}
@@ -188,7 +180,7 @@ class TestLessons:
 
     def test_nothing_to_learn_from_is_said(self) -> None:
         with pytest.raises(RunError, match="none of the relaxations came to"):
-            make(lesson_force_calls=2).advance()
+            make(example_force_calls=2).advance()
 
 
 class TestMetric:
@@ -201,12 +193,12 @@ class TestMetric:
         way = Move(step, torch.zeros_like(state.structures.cells))
         stiffness = policy.network(state).to(torch.float64).detached()
         drop = stiffness.apply(Unknowns(step, strain_vectors(way.strains)))
-        secants = Lessons(state, way, pulls_of(state) - drop)
+        secants = Examples(state, way, pulls_of(state) - drop)
         errors = relative_errors(policy.network, secants).detach()
         assert float(errors.max()) < 1e-3  # the network is float32
         twice = Unknowns(2 * drop.atoms, 2 * drop.cells)  # stiffer in truth: the step is twice as long as it should be
         torch.testing.assert_close(
-            relative_errors(policy.network, Lessons(state, way, pulls_of(state) - twice)).detach(),
+            relative_errors(policy.network, Examples(state, way, pulls_of(state) - twice)).detach(),
             torch.ones(state.n_structures, dtype=torch.float64),
             rtol=1e-3,
             atol=1e-3,
@@ -237,7 +229,7 @@ class TestMetric:
 class TestRuns:
     @pytest.mark.parametrize(("agent", "stop"), [("td3", 4), ("td3", 6), *((agent, 34) for agent in AGENT_SETTINGS)])
     def test_stop_and_resume_is_the_straight_run(self, agent: str, stop: int) -> None:
-        """In the lessons, just after them, and while the agent learns (R10.1)."""
+        """In the fit, just after it, and while the agent learns (R10.1)."""
         straight = go(make(agent), stop)
         resumed = make(agent)
         resumed.restore(Stored(straight.snapshot(), {}))

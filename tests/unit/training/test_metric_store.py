@@ -1,4 +1,4 @@
-"""A metric that learns from a store: what becomes a lesson, that it learns, that it goes on to the bit, its bundle."""
+"""A metric that learns from a store: what becomes an example, that it learns, a resume to the bit, its bundle."""
 
 from __future__ import annotations
 
@@ -14,21 +14,20 @@ from relaxion.collecting.settings import CollectSettings
 from relaxion.errors import FileError, RunError
 from relaxion.files import Stored, digest
 from relaxion.memory.store import TrajectoryStore
+from relaxion.potentials.reward import largest_force
 from relaxion.structures import Outcome
-from relaxion.training.lessons.store import (
-    StoreSettings,
-    grouped_lessons,
-    is_validation,
-    largest_forces,
-    mean_error,
-    split_store,
-    stored_calls,
-    stored_lessons,
-)
 from relaxion.training.loop import train
 from relaxion.training.metric import MetricTrainer
 from relaxion.training.packaging import bundle_from_run
 from relaxion.training.settings import RunSettings
+from relaxion.training.supervised.examples import examples_of_minimised, is_validation
+from relaxion.training.supervised.store import (
+    StoreSettings,
+    grouped_examples,
+    mean_error,
+    split_store,
+    stored_calls,
+)
 
 RECIPE = {
     "seed": 5,
@@ -36,7 +35,7 @@ RECIPE = {
         "alloy": {"make": "metal", "engine": "emt", "number": 44, "largest_n_atoms": 8, "free_cell_share": 0.4},
     },
 }
-SMALL = {"channels": 8, "n_hidden": 8, "n_layers": 1, "cutoff_angstrom": 4.0, "lessons_per_update": 16}
+SMALL = {"channels": 8, "n_hidden": 8, "n_layers": 1, "cutoff_angstrom": 4.0, "examples_per_update": 16}
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +51,7 @@ def settings(store: Path | str, **given: object) -> RunSettings:
         "examples": "store",
         "store": str(store),
         "steps": 30,
-        "lesson_updates": 30,
+        "fit_updates": 30,
         "assessment_starts": 3,
     }
     return RunSettings.read(table | SMALL | given)
@@ -60,20 +59,20 @@ def settings(store: Path | str, **given: object) -> RunSettings:
 
 def test_every_state_is_taught_the_way_to_the_end_of_its_own_relaxation(store: Path) -> None:
     trajectory = next(t for t in TrajectoryStore.open(store) if t.outcome == Outcome.CONVERGED and not t.cell_free)
-    lessons = stored_lessons(trajectory, StoreSettings())
-    assert lessons is not None
-    ends = lessons.state.structures.moved(lessons.goal).positions.reshape(lessons.number, -1, 3)
+    examples = examples_of_minimised(trajectory)
+    assert examples is not None
+    ends = examples.state.structures.moved(examples.goal).positions.reshape(examples.number, -1, 3)
     apart = ends - trajectory.positions[-1]
     drift = apart.mean(dim=1, keepdim=True)  # a shift of all atoms costs nothing
     assert torch.allclose(apart - drift, torch.zeros_like(apart), atol=1e-12)
-    assert bool((largest_forces(trajectory)[: lessons.number] > 0.03).all())
+    assert bool((largest_force(trajectory.structures, trajectory.evaluation)[: examples.number] > 0.03).all())
 
 
 def test_relaxations_without_an_end_teach_nothing(store: Path) -> None:
     whole = next(t for t in TrajectoryStore.open(store) if len(t) > 4)
     names = ("cells", "positions", "energies", "forces", "stresses")
     cut = replace(whole, outcome=int(Outcome.STEP_LIMIT), **{name: getattr(whole, name)[:2] for name in names})
-    assert stored_lessons(cut, StoreSettings()) is None
+    assert examples_of_minimised(cut) is None
     assert stored_calls(cut) == 200
 
 
@@ -82,13 +81,13 @@ def test_the_two_sides_of_a_store_never_mix(store: Path) -> None:
     assert training
     assert validation
     assert not {t.key for t in training} & {t.key for t in validation}
-    assert all(is_validation(t.key) for t in validation)
+    assert all(is_validation(t.key, 20, digits=64) for t in validation)
 
 
 def test_it_learns(store: Path) -> None:
-    trainer = MetricTrainer(settings(store, steps=120, lesson_updates=120))  # pyright: ignore[reportArgumentType]
+    trainer = MetricTrainer(settings(store, steps=120, fit_updates=120))  # pyright: ignore[reportArgumentType]
     _, validation = split_store(StoreSettings(store=str(store)))
-    unseen = grouped_lessons(validation, StoreSettings())["crystals"].lessons
+    unseen = grouped_examples(validation)["crystals"].examples
     before = mean_error(trainer.policy.network, unseen)
     for _ in range(120):
         trainer.advance()
@@ -109,7 +108,7 @@ def test_it_goes_on_to_the_bit(store: Path) -> None:
 
 
 def test_a_run_becomes_a_bundle_with_the_elements_it_has_seen(store: Path, tmp_path: Path) -> None:
-    result = train(settings(store, steps=10, lesson_updates=10), tmp_path / "run")
+    result = train(settings(store, steps=10, fit_updates=10), tmp_path / "run")
     assert result.steps == 10
     bundle = bundle_from_run(tmp_path / "run", "mine")
     file = tmp_path / "mine.safetensors"
@@ -120,7 +119,7 @@ def test_a_run_becomes_a_bundle_with_the_elements_it_has_seen(store: Path, tmp_p
     assert card.policy_result is not None
     assert card.policy_result.success_rate == 1.0
     assert "--from-weights" not in card.training_command
-    train(settings(store, steps=2, lesson_updates=2), tmp_path / "second", from_weights=tmp_path / "run")
+    train(settings(store, steps=2, fit_updates=2), tmp_path / "second", from_weights=tmp_path / "run")
     assert f"--from-weights {tmp_path / 'run'}" in bundle_from_run(tmp_path / "second", "mine").card.training_command
 
 

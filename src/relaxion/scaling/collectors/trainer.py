@@ -114,13 +114,13 @@ class DistributedRelaxTrainer(RelaxTrainer):
 
     def prepare(self, folder: Path) -> None:
         """All collectors are sent off first: they need not wait for BFGS and FIRE."""
-        if not self._in_lessons:
+        if not self._in_fit:
             self._send_off_all()
         super().prepare(folder)
 
     def advance(self) -> None:
         """Store the step of the collector whose turn it is, update, send it off again."""
-        if self._in_lessons:
+        if self._in_fit:
             super().advance()
             return
         self._send_off_all()
@@ -129,9 +129,9 @@ class DistributedRelaxTrainer(RelaxTrainer):
         self._turn = (self._turn + 1) % self.n_collectors
 
     @property
-    def _in_lessons(self) -> bool:
+    def _in_fit(self) -> bool:
         """A metric learns by itself before the agent's first step."""
-        return self.lessons is not None and not self.lessons.done
+        return self.fit is not None and not self.fit.done
 
     def _send_off_all(self) -> None:
         """After the start and after a resume nobody is under way."""

@@ -16,7 +16,7 @@ from relaxion.optimize.choice import new_stepper as stepper_with
 from relaxion.optimize.learned import LearnedMetrics
 from relaxion.optimize.quasi_newton import QuasiNewtonSettings
 from relaxion.optimize.stepper import Stepper
-from relaxion.scaling.relax_many.learning import read_study
+from relaxion.scaling.relax_many.learning import read_fit
 
 MOST_LOADED = 8
 
@@ -40,7 +40,7 @@ class LearnedPolicies:
 
 
 def _network(loaded: Loaded, file: str) -> MetricNetwork:
-    assert isinstance(loaded.policy, MetricPolicy)  # others do not study
+    assert isinstance(loaded.policy, MetricPolicy)  # others do not learn
     network = deepcopy(loaded.policy.network)
-    network.load_state_dict(read_study(Path(file)).part("network"))
+    network.load_state_dict(read_fit(Path(file)).part("network"))
     return network.requires_grad_(False)

@@ -1,7 +1,7 @@
-"""`relax-many` that learns: the policies study after every N structures, and later structures get what they learned.
+"""`relax-many` that learns: policies are fine-tuned after every N structures, and later structures use the result.
 
 Structures belong to rounds of N, in the order of the input. When all of a round have ended, each policy that relaxed
-some of them studies them; round r + 2 relaxes with what was learned up to round r, so that nobody waits for a study.
+some of them is fitted to them; round r + 2 relaxes with what was learned up to round r, so that nobody waits for a fit.
 A result depends on the rounds before it alone, not on who was faster: killed and resumed, on other workers, a run gives
 the same results as one that was never stopped.
 """
@@ -21,15 +21,15 @@ from relaxion.memory.store import JOURNAL, JOURNAL_SUFFIX
 from relaxion.memory.trajectory import Trajectory, trajectory_of
 from relaxion.networks.metric.policies import MetricPolicy
 from relaxion.optimize.choice import load
-from relaxion.optimize.examples import examples_of
-from relaxion.optimize.study import Study, StudySettings
+from relaxion.training.supervised.examples import secants_of
+from relaxion.training.supervised.fine_tune import FineTune, FineTuneSettings
 
 logger = logging.getLogger(__name__)
 
 FOLDER = "learned"
-FORMAT = Format(version=1, error=CheckpointError, advice="remove it, and the run studies again")
-KIND = "study of a round"
-LAG = 2  # rounds: the studies of a round are for the second one after it
+FORMAT = Format(version=1, error=CheckpointError, advice="remove it, and the run fits again")
+KIND = "fit of a round"
+LAG = 2  # rounds: the fits of a round are for the second one after it
 
 
 class Learner:
@@ -41,17 +41,17 @@ class Learner:
         memory: Path,
         every: int,
         policies: Mapping[str, str],
-        settings: StudySettings | None = None,
+        settings: FineTuneSettings | None = None,
     ) -> None:
         """`policies`: what to load for each policy that may relax, by its name."""
-        self.settings = settings or StudySettings()
+        self.settings = settings or FineTuneSettings()
         self.folder, self.every, self.policies = folder / FOLDER, every, dict(policies)
         self._memory = Reader(memory)
-        self._studies: dict[str, Study] = {}
+        self._tunings: dict[str, FineTune] = {}
         self._keys: list[list[str]] = []  # of each round, in the order of the input
         self._left: list[int] = []  # of each round, structures that have not ended
-        self._under_way: list[str] | None = None  # policies that study the present round
-        self.round = 0  # that is studied next
+        self._under_way: list[str] | None = None  # policies that are fitted to the present round
+        self.round = 0  # that is fitted to next
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -80,18 +80,18 @@ class Learner:
         return {name: str(file) for name, file in found.items() if file is not None}
 
     def _newest(self, last: int, name: str) -> Path | None:
-        """Of the studies of a policy up to this round; it studies only rounds in which it relaxed something."""
+        """Of the fits of a policy up to this round; there are none for rounds in which it relaxed nothing."""
         files = (self._file(number, name) for number in range(last, -1, -1))
         return next((file for file in files if file.exists()), None)
 
     @property
     def busy(self) -> bool:
-        """Whether there is something to study now."""
+        """Whether there is something to fit to now."""
         full = self.round < len(self._keys) and len(self._keys[self.round]) == self.every
         return full and self._left[self.round] == 0
 
     def advance(self) -> None:
-        """One update, or the beginning or the end of a study."""
+        """One update, or the beginning or the end of a fit."""
         if not self.busy:
             return
         if self._under_way is None:
@@ -102,27 +102,33 @@ class Learner:
             self.round, self._under_way = self.round + 1, None
 
     def _begun(self) -> list[str]:
-        """Policies that have something new to study; those that did so before a kill have not."""
+        """Policies that have something new to fit to; those that did so before a kill have not."""
         names = set[str]()
         for key in self._keys[self.round]:
             trajectory = self._memory.take(key)
-            study = None if trajectory is None else self._study(trajectory.policy)
-            if trajectory is not None and study is not None:
-                found = examples_of(trajectory, study.settings)
+            tuning = None if trajectory is None else self._tuning(trajectory.policy)
+            if trajectory is not None and tuning is not None:
+                found = secants_of(trajectory)
                 if found is not None:
-                    study.add(found)
+                    tuning.add(found)
                 names.add(trajectory.policy)
         return [name for name in sorted(names) if not self._restored(name)]
 
     def _go_on(self, name: str) -> None:
-        study = self._studies[name]
-        if study.taught and not study.done:
-            study.update()
+        tuning = self._tunings[name]
+        learns = bool(tuning.training.relaxations)
+        if learns and not tuning.done:
+            tuning.update()
             return
-        verdict = study.judge() if study.taught else None
-        values: dict[str, Any] = {"policy": name, "round": self.round, "n_adopted": study.n_adopted}
-        values |= {"n_relaxations": study.n_relaxations, "verdict": None if verdict is None else asdict(verdict)}
-        FORMAT.write(self._file(self.round, name), KIND, study.snapshot(), values)
+        acceptance = tuning.test() if learns else None
+        values: dict[str, Any] = {
+            "policy": name,
+            "round": self.round,
+            "n_adopted": tuning.n_adopted,
+            "n_relaxations": tuning.n_relaxations,
+            "acceptance": None if acceptance is None else asdict(acceptance),
+        }
+        FORMAT.write(self._file(self.round, name), KIND, tuning.snapshot(), values)
         assert self._under_way is not None
         self._under_way.remove(name)
 
@@ -131,18 +137,18 @@ class Learner:
         if not file.exists():
             return False
         try:
-            self._studies[name].restore(FORMAT.read(file, KIND))
+            self._tunings[name].restore(FORMAT.read(file, KIND))
         except (CheckpointError, KeyError, RuntimeError, ValueError) as error:
-            logger.warning("%s cannot be used (%s): that round is studied again", file, error)
+            logger.warning("%s cannot be used (%s): that round is fitted again", file, error)
             return False
         return True
 
-    def _study(self, name: str) -> Study | None:
-        if name not in self._studies and name in self.policies:
+    def _tuning(self, name: str) -> FineTune | None:
+        if name not in self._tunings and name in self.policies:
             policy = load(self.policies[name]).policy
             if isinstance(policy, MetricPolicy):
-                self._studies[name] = Study(policy.network, self.settings)
-        return self._studies.get(name)
+                self._tunings[name] = FineTune(policy.network, self.settings)
+        return self._tunings.get(name)
 
     def _file(self, number: int, name: str) -> Path:
         return self.folder / f"{number:05}-{name}.safetensors"
@@ -174,6 +180,6 @@ class Reader:
                 self._found.setdefault(found.key, found)
 
 
-def read_study(file: Path) -> Stored:
-    """What a study left: weights by `network.`, and in its values what it proved."""
+def read_fit(file: Path) -> Stored:
+    """What a fit left: weights by `network.`, and in its values what it proved."""
     return FORMAT.read(file, KIND)

@@ -1,7 +1,7 @@
-"""`relaxion learn`: a policy goes on learning from a memory of relaxations, without a force call.
+"""Fine-tuning from a store of relaxations, without a force call (`relaxion learn`).
 
 What is learned is kept only if it predicts the ways of relaxations held out better than the policy it began with.
-Interrupted, it goes on where it was; a memory that has grown meanwhile begins a new study.
+Interrupted, it goes on where it was; a store that has grown meanwhile begins a new fit.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ import torch
 from ase import Atoms
 from ase.data import atomic_numbers as numbers_of
 from ase.symbols import Symbols
-from pydantic import Field
 
 from relaxion.bench.assessment import CAP, FMAX, Relax, under_guard
 from relaxion.bench.statistics import Interval, resampled
@@ -36,70 +35,49 @@ from relaxion.memory.trajectory import Trajectory
 from relaxion.networks.metric.policies import MetricPolicy
 from relaxion.optimize.ase_interface import in_vacuum, molecular_share
 from relaxion.optimize.choice import CORE, Loaded, leaves_molecules, new_stepper
-from relaxion.optimize.examples import Examples, examples_of, formula_of
 from relaxion.optimize.learned import LearnedMetrics
-from relaxion.optimize.study import Study, StudySettings, Verdict, is_apart
 from relaxion.potentials.details import fingerprint
 from relaxion.potentials.potential import Potential
 from relaxion.structures import Structures
 from relaxion.training import checkpoint
+from relaxion.training.supervised.examples import RelaxationExamples, formula_of, secants_of
+from relaxion.training.supervised.fine_tune import Acceptance, FineTune, FineTuneSettings, held_out
 from relaxion.version import __version__
 
-LOCK, STUDY = ".learning", ".study.safetensors"
-STUDY_KIND = "study"
+LOCK = ".learning"
+UNFINISHED = ".fit.safetensors"
+UNFINISHED_KIND = "unfinished fit"
 SECONDS_BETWEEN_SAVES = 20.0
 FEWEST_FORMULAS = 10  # from so many on whole compositions are held out, else single relaxations
+MOST_TRAINING = 100_000  # relaxations learned from
+MOST_VALIDATION = 1000  # relaxations held out
+USUAL = FineTuneSettings(n_updates=0, n_examples=32, least_validation=3)  # a store may be small; intervals are told
 CALLS_EXPONENT = 0.5  # measured: calls fall about with the square root of the error (benchmarks/memory/README.md)
 
 Stop = Callable[[], bool]
 OnUpdate = Callable[[int, int, Mapping[str, float]], None]  # made, of how many, what the last one showed
 
 
-class NightSettings(StudySettings):
-    """A study at leisure."""
-
-    n_updates: int = Field(default=0, ge=0)  # pyright: ignore[reportIncompatibleVariableOverride]
-    """0: four for each relaxation, between 200 and 1500."""
-
-    n_lessons: int = Field(default=32, ge=1)
-    """Examples per update."""
-
-    newest_share: float = Field(default=0.0, ge=0, le=1)
-    """Nothing is newer than the rest here."""
-
-    least_apart: int = Field(default=3, ge=2)
-    """A memory may be small, and what is kept is told with its interval."""
-
-    seed: int = Field(default=0, ge=0)
-    """Of what is drawn."""
-
-    most_kept: int = Field(default=100_000, ge=1)
-    """Relaxations learned from."""
-
-    most_apart: int = Field(default=1000, ge=1)
-    """Relaxations that judge."""
-
-
 @dataclass(frozen=True)
 class Learned:
     """What came of it."""
 
-    verdict: Verdict
+    acceptance: Acceptance
     kept: bool
-    n_taught: int
+    n_training: int
     n_examples: int
     n_updates: int
     seconds: float
     expected_calls_ratio: float
     calls_before: float | None  # of the finished relaxations held out, as they were made
     measured: Interval | None  # ratio of calls on starts held out, where a calculator was given
-    network: MetricPolicy
+    policy: MetricPolicy
 
     def plain(self) -> dict[str, Any]:
         """For JSON."""
-        own = {name: value for name, value in vars(self).items() if name not in ("network", "verdict", "measured")}
+        own = {name: value for name, value in vars(self).items() if name not in ("policy", "acceptance", "measured")}
         measured = None if self.measured is None else asdict(self.measured)
-        return own | {"verdict": asdict(self.verdict), "measured": measured}
+        return own | {"acceptance": asdict(self.acceptance), "measured": measured}
 
 
 def gathered(memory: Path, calculator: str | None, note: Note) -> list[Trajectory]:
@@ -152,108 +130,110 @@ def _in_words(settings: Mapping[str, Any]) -> str:
     return f"{settings.get('name', 'unknown')}{f' ({more})' if more else ''}"
 
 
-def grouped(trajectories: Sequence[Trajectory], settings: NightSettings) -> list[Examples]:
-    """What they teach. Their keys, which decide who is held out, are their compositions where there are many."""
-    found = [one for t in trajectories if (one := examples_of(t, settings)) is not None]
+def grouped(trajectories: Sequence[Trajectory], one_in: int) -> list[RelaxationExamples]:
+    """Their examples. The keys, which decide what is held out, are compositions where there are many of them."""
+    found = [one for t in trajectories if (one := secants_of(t)) is not None]
     if len({one.formula for one in found}) < FEWEST_FORMULAS:
         return found
-    sides = {is_apart(one.formula, settings.apart_in) for one in found}
+    sides = {held_out(one.formula, one_in) for one in found}
     return [replace(one, key=one.formula) for one in found] if len(sides) == 2 else found
 
 
-class Night:
-    """One study of one memory, from one policy."""
+class StoreFineTune:
+    """One fit to the relaxations of one store, from one policy."""
 
-    def __init__(self, memory: Path, origin: Loaded, trajectories: Sequence[Trajectory], settings: NightSettings):
-        """RunError where the memory teaches too little."""
+    def __init__(self, memory: Path, origin: Loaded, trajectories: Sequence[Trajectory], settings: FineTuneSettings):
+        """RunError where the store has too few examples."""
         if not isinstance(origin.policy, MetricPolicy):
             raise PolicyError(
                 f"the policy {origin.bundle.name} does not predict stiffness, so it cannot learn this way"
             )
-        self.memory, self.origin, self.trajectories = memory, origin, list(trajectories)
-        examples = grouped(self.trajectories, settings)
+        self.memory = memory
+        self.origin = origin
+        self.policy = origin.policy
+        self.trajectories = list(trajectories)
+        examples = grouped(self.trajectories, settings.validation_one_in)
         updates = settings.n_updates or int(np.clip(4 * len(examples), 200, 1500))
         self.settings = settings.model_copy(update={"n_updates": updates})
-        self.study = Study(origin.policy.network, self.settings, settings.seed)
+        self.tuning = FineTune(self.policy.network, self.settings, MOST_TRAINING, MOST_VALIDATION)
         for one in examples:
-            self.study.add(one)
-        taught, apart = len(self.study.taught), len(self.study.apart)
-        if not taught or apart < self.settings.least_apart:
+            self.tuning.add(one)
+        training = len(self.tuning.training.relaxations)
+        validation = len(self.tuning.validation)
+        if not training or validation < self.settings.least_validation:
             raise RunError(
-                f"the memory {memory} has {taught} relaxations to learn from and {apart} to judge by, of "
-                f"{len(self.trajectories)} in all; at least 1 and {self.settings.least_apart} are needed: relax more"
+                f"the memory {memory} has {training} relaxations to learn from and {validation} to judge by, of "
+                f"{len(self.trajectories)} in all; at least 1 and {self.settings.least_validation} are needed: relax "
+                "more"
             )
 
     @property
     def identity(self) -> str:
         """Of everything that decides the result."""
-        keys = [one.key + str(one.number) for one in (*self.study.taught, *self.study.apart)]
+        keys = [one.key + str(one.number) for one in (*self.tuning.training.relaxations, *self.tuning.validation)]
         words = [self.settings.model_dump_json(), self.origin.weights_sha256, *keys]
         return hashlib.sha256("\n".join(words).encode()).hexdigest()
 
     def run(self, on_update: OnUpdate | None = None, stop: Stop = lambda: False) -> bool:
         """All updates; False where it was stopped, and saved."""
-        self._take_up()
+        self._resume()
         saved = time.monotonic()
-        while not self.study.done:
+        while not self.tuning.done:
             if stop():
                 self._save()
                 return False
-            told = self.study.update()
+            scalars = self.tuning.update()
             if on_update is not None:
-                on_update(self.study.n_updates, self.settings.n_updates, told)
+                on_update(self.tuning.n_updates, self.settings.n_updates, scalars)
             if time.monotonic() - saved > SECONDS_BETWEEN_SAVES:
                 self._save()
                 saved = time.monotonic()
         return True
 
-    def judged(self, seconds: float, measured: Interval | None = None) -> Learned:
+    def tested(self, seconds: float, measured: Interval | None = None) -> Learned:
         """The end of it."""
-        taught, apart = self.study.taught, self.study.apart
-        verdict = self.study.judge()
-        if verdict is None:
+        training = self.tuning.training.relaxations
+        acceptance = self.tuning.test()
+        if acceptance is None:
             raise RunError("learning gave weights that are not finite; nothing was kept")
-        student = deepcopy(self._policy)
-        student.network.load_state_dict(self.study.network.state_dict())
+        policy = deepcopy(self.policy)
+        policy.network.load_state_dict(self.tuning.network.state_dict())
         with suppress(OSError):
-            (self.memory / STUDY).unlink(missing_ok=True)
-        calls = [one.n_calls for one in apart if one.finished]
+            (self.memory / UNFINISHED).unlink(missing_ok=True)
+        calls = [one.n_calls for one in self.tuning.validation if one.finished]
         return Learned(
-            verdict=verdict,
-            kept=verdict.better and (measured is None or measured.value <= 1),
-            n_taught=len(taught),
-            n_examples=sum(one.number for one in taught),
+            acceptance=acceptance,
+            kept=acceptance.better and (measured is None or measured.value <= 1),
+            n_training=len(training),
+            n_examples=sum(one.number for one in training),
             n_updates=self.settings.n_updates,
             seconds=seconds,
-            expected_calls_ratio=verdict.ratio**CALLS_EXPONENT,
+            expected_calls_ratio=acceptance.ratio**CALLS_EXPONENT,
             calls_before=float(np.mean(calls)) if calls else None,
             measured=measured,
-            network=student,
+            policy=policy,
         )
 
-    @property
-    def _policy(self) -> MetricPolicy:
-        assert isinstance(self.origin.policy, MetricPolicy)
-        return self.origin.policy
-
-    def _take_up(self) -> None:
-        """What an interrupted run of the same study has left."""
+    def _resume(self) -> None:
+        """What an interrupted run of the same fit has left."""
         with suppress(CheckpointError, KeyError, RuntimeError, ValueError):
-            stored = checkpoint.read(self.memory / STUDY, STUDY_KIND)
+            stored = checkpoint.read(self.memory / UNFINISHED, UNFINISHED_KIND)
             if stored.values.get("identity") == self.identity:
-                self.study.restore(stored)
+                self.tuning.restore(stored)
 
     def _save(self) -> None:
-        checkpoint.write(self.memory / STUDY, STUDY_KIND, self.study.snapshot(), {"identity": self.identity})
+        values = {"identity": self.identity}
+        checkpoint.write(self.memory / UNFINISHED, UNFINISHED_KIND, self.tuning.snapshot(), values)
 
     def measure(self, potential: Potential, number: int, stop: Stop = lambda: False) -> Interval:
-        """The ratio of real calls, student over origin, from starts held out. Called before `judged`."""
-        apart = {one.key for one in self.study.apart}
-        starts = [t for t in self.trajectories if _side_key(t, apart)][:number]
+        """The ratio of real calls, after over before, from starts held out. Called before `tested`."""
+        keys = {one.key for one in self.tuning.validation}
+        starts = [t for t in self.trajectories if t.key in keys or formula_of(t) in keys][:number]
         if not starts:
             raise RunError("no start held out is left to relax")
-        calls = [self._calls(starts, potential, network, stop) for network in (self.study.student, self.study.network)]
-        return resampled(*calls)
+        after = self._calls(starts, potential, self.tuning.learning, stop)
+        before = self._calls(starts, potential, self.tuning.network, stop)
+        return resampled(after, before)
 
     def _calls(self, starts: Sequence[Trajectory], potential: Potential, network: Any, stop: Stop) -> np.ndarray:
         rule = self.origin.rule
@@ -262,26 +242,22 @@ class Night:
         return np.array([one.force_calls for one in relax(potential, structures, stop)], dtype=np.float64)
 
 
-def _side_key(trajectory: Trajectory, apart: set[str]) -> bool:
-    return trajectory.key in apart or formula_of(trajectory) in apart
-
-
-def bundle_of(name: str, night: Night, learned: Learned, command: str) -> PolicyBundle:
+def bundle_of(name: str, tuned: StoreFineTune, learned: Learned, command: str) -> PolicyBundle:
     """What is kept: the origin with other weights, and a card that says what of."""
-    trajectories, origin = night.trajectories, night.origin.bundle
+    trajectories, origin = tuned.trajectories, tuned.origin.bundle
     numbers = sorted({int(number) for t in trajectories for number in t.numbers.unique()})
     symbols, sizes = list(Symbols(numbers)), [t.n_atoms for t in trajectories]
     prints = sorted({fingerprint(t.settings) for t in trajectories})
     source = LearnedFrom(
         origin=origin.name,
-        origin_sha256=night.origin.weights_sha256,
+        origin_sha256=tuned.origin.weights_sha256,
         calculators=tuple(prints),
         elements=tuple(symbols),
         relaxations=len(trajectories),
-        relaxations_apart=learned.verdict.n_apart,
-        error_ratio=learned.verdict.ratio,
-        error_ratio_low=learned.verdict.low,
-        error_ratio_high=learned.verdict.high,
+        relaxations_apart=learned.acceptance.n_validation,
+        error_ratio=learned.acceptance.ratio,
+        error_ratio_low=learned.acceptance.low,
+        error_ratio_high=learned.acceptance.high,
         calls_ratio=None if learned.measured is None else learned.measured.value,
     )
     card = origin.card.model_copy(
@@ -293,7 +269,7 @@ def bundle_of(name: str, night: Night, learned: Learned, command: str) -> Policy
             "starts": (f"{len(trajectories)} relaxations of a memory, after {origin.name}",),
             "agent": "imitation",
             "training_command": command,
-            "seed": night.settings.seed,
+            "seed": tuned.settings.seed,
             "environment_steps": sum(map(len, trajectories)),
             "wall_time_seconds": learned.seconds,
             "n_assessment_starts": None,
@@ -302,18 +278,18 @@ def bundle_of(name: str, night: Night, learned: Learned, command: str) -> Policy
             "relaxion_version": __version__,
             "date": datetime.now(UTC).date().isoformat(),
             "run_weights_sha256": None,
-            "training_settings": night.settings.model_dump(mode="json"),
+            "training_settings": tuned.settings.model_dump(mode="json"),
             "learned_from": source,
         }
     )
-    own = network_of(learned.network.settings, learned.network.state_dict(), stochastic=False)
+    own = network_of(learned.policy.settings, learned.policy.state_dict(), stochastic=False)
     networks = {**origin.networks, "policy": own}
     return PolicyBundle(name, networks, card)
 
 
 @contextmanager
 def alone(memory: Path) -> Iterator[None]:
-    """Two learners on one memory would write over each other's study."""
+    """Two learners on one memory would write over each other's unfinished fit."""
     try:
         lock = open_lock(memory / LOCK)
     except OSError as error:

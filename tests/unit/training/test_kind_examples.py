@@ -1,4 +1,4 @@
-"""Lessons from fresh starts of a collection's kinds: shares, volumes, what they cost, the card, a resume to the bit."""
+"""Examples from fresh starts of a collection's kinds: shares, volumes, costs, the card, a resume to the bit."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ import torch
 
 from relaxion.errors import RelaxionWarning, RunError
 from relaxion.files import digest
-from relaxion.training.lessons.kinds import KindExamples, KindStarts
 from relaxion.training.loop import read_weights, train
 from relaxion.training.metric import MetricRunSettings
 from relaxion.training.packaging import bundle_from_run
 from relaxion.training.settings import RunSettings
+from relaxion.training.supervised.kinds import KindStarts
+from relaxion.training.supervised.live import LiveExamples
 
 KINDS = """
 seed = 5
@@ -41,8 +42,9 @@ engine = "emt"
 files = ["no-such-file.xyz"]
 """
 QUICK = {
-    "task": "metric", "examples": "kinds", "steps": 4, "lesson_updates": 4, "lesson_starts": 8, "assessment_starts": 1,
-    "lesson_gatherings_before": 1, "lesson_updates_per_gathering": 2, "lessons_per_update": 8, "channels": 8,
+    "task": "metric", "examples": "kinds", "steps": 4, "fit_updates": 4, "example_relaxations": 8,
+    "assessment_starts": 1,
+    "example_rounds_before": 1, "example_interval_updates": 2, "examples_per_update": 8, "channels": 8,
     "n_hidden": 8, "n_layers": 1, "cutoff_angstrom": 4.0, "secant_weight": 0.6,
 }  # fmt: skip
 
@@ -55,8 +57,8 @@ def settings(folder: Path, kinds: str = KINDS, **given: object) -> MetricRunSett
 
 
 def test_each_update_has_its_share_of_every_kind_at_hand(tmp_path):
-    examples = settings(tmp_path).trainer().imitation.examples
-    assert isinstance(examples, KindExamples)
+    examples = settings(tmp_path).trainer().fit.dataset
+    assert isinstance(examples, LiveExamples)
     alloy, copper = (source.starts for source in examples.sources)
     assert isinstance(alloy, KindStarts)
     assert isinstance(copper, KindStarts)
@@ -64,15 +66,15 @@ def test_each_update_has_its_share_of_every_kind_at_hand(tmp_path):
     assert examples.shares == [0.75, 0.25]
     drawn, told = examples.draw(0)
     assert drawn.number == 8
-    assert 0 < told["imitation/finished_share"] <= 1
-    sized = examples.force_calls / 8 - told["imitation/calls_to_label"]
+    assert 0 < told["fit/finished_share"] <= 1
+    sized = examples.force_calls / 8 - told["fit/calls_per_relaxation"]
     assert sized > 0, "calls for the volume of copper are counted too"
 
 
 def test_kinds_whose_files_are_missing_are_named(tmp_path):
     with pytest.warns(RelaxionWarning, match=r"files of nowhere are not here, 20% of the starts of .*kinds\.toml"):
-        examples = settings(tmp_path, KINDS + NOWHERE).trainer().imitation.examples
-    assert isinstance(examples, KindExamples)
+        examples = settings(tmp_path, KINDS + NOWHERE).trainer().fit.dataset
+    assert isinstance(examples, LiveExamples)
     assert examples.shares == [0.75, 0.25]
 
 

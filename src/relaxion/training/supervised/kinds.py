@@ -1,7 +1,7 @@
-"""Lessons from fresh starts of a collection's kinds, relaxed under the guard by any engine: how `universal` is made.
+"""Examples from fresh starts of a collection's kinds, relaxed with any engine: how `universal` is made.
 
 The kinds are those of a recipe for `relaxion collect`: who makes the structures, which engine judges them. Nothing is
-stored but the newest lessons, so the policy always learns from the states that it comes to itself.
+stored but the newest examples, so the policy always learns from the states that it comes to itself.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from ase.symbols import Symbols
-from pydantic import Field
 from torch import Generator
 
 from relaxion.bench.assessment import Starts
@@ -21,43 +20,24 @@ from relaxion.collecting.relaxing import Sizing, bring_to_volume
 from relaxion.collecting.settings import CollectSettings, KindSettings
 from relaxion.collecting.starts import Start, file_structures, make_start
 from relaxion.errors import RelaxionWarning, RunError
-from relaxion.networks.metric.policies import MetricPolicy
-from relaxion.optimize.batch_relaxation import Relaxed
+from relaxion.networks.metric.network import MetricNetwork
 from relaxion.optimize.trust_rule import StepControl
 from relaxion.potentials import potential
 from relaxion.potentials.potential import Potential
 from relaxion.structures import Structures
 from relaxion.structures.splits import ELEMENTS as HELD_APART
-from relaxion.training.lessons.guarded import GuardedExamples
-from relaxion.training.lessons.live import Examples, LiveLessonSettings, Source
-from relaxion.training.lessons.plans import STARTS_SEED, Plan
 from relaxion.training.recipe import find, read_toml
+from relaxion.training.supervised.live import VALIDATION_SEED, FitPlan, LiveExamples, LiveSettings, LiveSource
 
 NUMBERS = 2**40  # of starts to draw from: none comes twice
 SAMPLED = 200  # starts of each kind whose elements and sizes the card tells
 
 
-class KindLessonSettings(LiveLessonSettings):
-    """Which kinds, how many starts, how far each is relaxed."""
+class KindSourceSettings(LiveSettings):
+    """Which kinds."""
 
     kinds_of: str = "universal-data"
     """The recipe for `relaxion collect` whose kinds are made; how much of each is its `share`."""
-
-    lesson_updates: int = Field(default=3_000, ge=0)
-    """Updates in all; the rate falls along half a cosine over them."""
-
-    lesson_tolerance_ev_per_angstrom: float = Field(default=5e-3, gt=0)
-    """A relaxation is finished here: tighter than users ask for, because its end is the label of all states before;
-    single precision blurs what is below."""
-
-    lesson_smallest_force_ev_per_angstrom: float = Field(default=0.03, gt=0)
-    """States below need no lesson: nobody steps from there."""
-
-    lesson_force_calls: int = Field(default=80, ge=2)
-    """Of one relaxation; what takes longer teaches nothing."""
-
-    lesson_under_guard: bool = True
-    """As in use."""
 
 
 @dataclass(frozen=True)
@@ -85,19 +65,7 @@ class KindStarts:
         return make_start(self.collection, self.kind, number)
 
 
-class KindExamples(GuardedExamples):
-    """All kinds of one engine are relaxed in one batch: its calls are what takes the time."""
-
-    def _relaxations(self) -> dict[int, list[Relaxed]]:
-        found: dict[int, list[Relaxed]] = {place: [] for place in range(len(self.sources))}
-        for engine in dict.fromkeys(source.potential for source in self.sources):
-            places = [place for place, source in enumerate(self.sources) if source.potential is engine]
-            for one in self._relaxed(engine, *(self._starts(place) for place in places)):
-                found[places[one.tag]].append(one)
-        return found
-
-
-class KindPlan(Plan):
+class KindPlan(FitPlan):
     """Structures of all kinds at hand; elements and prototypes that are held out never occur."""
 
     structures = "universal"
@@ -106,7 +74,7 @@ class KindPlan(Plan):
         "From single starts it needs more calls than the classical core, often where it ends in a lower minimum.",
     )
 
-    def __init__(self, settings: KindLessonSettings, starts: int, rule: StepControl | None) -> None:
+    def __init__(self, settings: KindSourceSettings, starts: int, rule: StepControl | None) -> None:
         self.settings, self.per_kind, self.rule = settings, starts, rule
         self.collection = CollectSettings.of(read_toml(find(settings.kinds_of)), {})
         self.wanted = {name: kind for name, kind in self.collection.kinds.items() if kind.share > 0}
@@ -125,11 +93,11 @@ class KindPlan(Plan):
     def _starts_of(self, name: str) -> KindStarts:
         return KindStarts(self.collection, name, self.potentials[self.kinds[name].engine])
 
-    def examples(self, policy: MetricPolicy, generator: Generator, /) -> Examples:
+    def dataset(self, network: MetricNetwork, generator: Generator, /) -> LiveExamples:
         self._warn_of_missing_files()
         found = [(self._starts_of(name), kind.share) for name, kind in self.kinds.items()]
-        sources = [Source(starts.potential, starts, share) for starts, share in found]
-        return KindExamples(policy, sources, self.settings, generator, self.rule)
+        sources = [LiveSource(starts.potential, starts, share) for starts, share in found]
+        return LiveExamples(network, sources, self.settings, generator, self.rule)
 
     def _warn_of_missing_files(self) -> None:
         missing = {name: kind.share for name, kind in self.wanted.items() if name not in self.kinds}
@@ -147,7 +115,7 @@ class KindPlan(Plan):
         found = []
         for place, name in enumerate(self.kinds):
             own = self._starts_of(name)
-            generator = torch.Generator().manual_seed(STARTS_SEED + place)
+            generator = torch.Generator().manual_seed(VALIDATION_SEED + place)
             found.append(Starts(name, own.potential, own.sample(generator, self.per_kind)))
         return found
 

@@ -1,4 +1,4 @@
-"""Lessons from finished relaxations, and learning from them."""
+"""Examples from live relaxations, and learning from them."""
 
 from __future__ import annotations
 
@@ -13,19 +13,13 @@ from relaxion.experience.environment import Environment, EnvironmentSettings, ro
 from relaxion.generators.alloys import EAM_METALS
 from relaxion.generators.slabs import ADSORBATES
 from relaxion.generators.starts import KINDS, MetalStarts
-from relaxion.networks.metric.network import MetricSettings
+from relaxion.networks.metric.network import MetricNetwork, MetricSettings
 from relaxion.networks.metric.policies import MetricPolicy
-from relaxion.networks.metric.teacher import Lessons, relative_errors, way_to
 from relaxion.networks.move_actions import MoveActions
 from relaxion.structures import Move, Outcome, Structures
-from relaxion.training.lessons.live import (
-    Imitation,
-    LiveExamples,
-    LiveLessonSettings,
-    Source,
-    finished_by_core,
-    lessons_of,
-)
+from relaxion.training.supervised.examples import Examples, way_to
+from relaxion.training.supervised.fit import Fit, relative_errors
+from relaxion.training.supervised.live import LiveExamples, LiveSettings, LiveSource
 
 SETTINGS = MetricSettings(channels=8, n_hidden=8, n_layers=1, cutoff_angstrom=4.0)
 TINY = MetalStarts(elements=("Cu", "Ni"), sizes=(2, 4), rattle_angstrom=(0.05, 0.15))
@@ -40,19 +34,23 @@ def world(**settings) -> Environment:
     return Environment(relaxion.potential("emt"), TINY, chosen)
 
 
-def learner_of(n_updates: int = 6, updates_per_gathering: int = 3) -> Imitation:
-    chosen = LiveLessonSettings(
-        lesson_updates=n_updates,
-        lessons_per_update=16,
-        lesson_starts=8,
-        lesson_gatherings_before=2,
-        lesson_updates_per_gathering=updates_per_gathering,
-        lesson_gatherings_kept=3,
-        lesson_tolerance_ev_per_angstrom=2e-3,
+def dataset_of(network: MetricNetwork, seed: int = 1, **changes) -> LiveExamples:
+    chosen = LiveSettings(
+        examples_per_update=16,
+        example_relaxations=8,
+        example_rounds_before=2,
+        example_rounds_kept=3,
+        example_tolerance_ev_per_angstrom=2e-3,
+        **changes,
     )
-    policy, generator = policy_of(), torch.Generator().manual_seed(1)
-    source = Source(relaxion.potential("emt"), TINY)
-    return Imitation(policy, LiveExamples(policy, [source], chosen, generator), chosen, generator)
+    source = LiveSource(relaxion.potential("emt"), TINY)
+    return LiveExamples(network, [source], chosen, torch.Generator().manual_seed(seed))
+
+
+def fit_of(n_updates: int = 6, interval: int = 3) -> Fit:
+    network = policy_of().network
+    dataset = dataset_of(network, fit_updates=n_updates, example_interval_updates=interval)
+    return Fit(network, dataset, dataset.settings)
 
 
 def test_the_way_leads_to_the_minimum_but_for_turns_and_shifts() -> None:
@@ -79,19 +77,17 @@ def test_the_way_leads_to_the_minimum_but_for_turns_and_shifts() -> None:
     torch.testing.assert_close(way.displacements, planted.displacements - planted.displacements.mean(dim=0))
 
 
-def test_lessons_end_where_their_relaxations_ended() -> None:
-    environment = world(force_tolerance_ev_per_angstrom=1e-3, max_force_calls=60)
-    emt, before = environment.potential, environment.potential.calls
-    found = rollout(environment, policy_of(), environment.begin(TINY.sample(torch.Generator().manual_seed(3), 6)))
-    assert bool((found.outcomes == Outcome.CONVERGED).all())
-    assert int(found.calls.sum()) == emt.calls - before
-    assert torch.equal(found.lengths, found.calls - 1)
-    lessons = lessons_of(found, smallest_force=0.02, farthest=1.0)
-    assert lessons is not None
-    assert lessons.number > 12
-    arrived = emt(lessons.state.structures.moved(lessons.goal))
-    assert float(arrived.forces.norm(dim=1).max()) < 2e-3
-    assert float(lessons.state.evaluation.forces.norm(dim=1).max()) > 0.5
+def test_examples_end_where_their_relaxations_ended() -> None:
+    dataset = dataset_of(policy_of().network)
+    emt = dataset.sources[0].potential
+    before = emt.calls
+    examples, scalars = dataset.draw(0)
+    assert scalars["fit/finished_share"] == 1
+    assert dataset.force_calls == emt.calls - before
+    assert examples.number == 16
+    arrived = emt(examples.state.structures.moved(examples.goal))
+    assert float(arrived.forces.norm(dim=1).max()) < 5e-3
+    assert float(examples.state.evaluation.forces.norm(dim=1).max()) > 0.5
 
 
 def test_a_rollout_that_takes_too_long_is_cut() -> None:
@@ -140,74 +136,57 @@ def test_several_adsorbates_sit_on_slabs_and_none_inside() -> None:
     assert light >= 2
 
 
-def test_what_the_policy_cannot_finish_the_core_finishes_and_it_teaches() -> None:
-    """Two force calls are too few for anybody: without the core there is no lesson at all."""
-    emt = relaxion.potential("emt")
-    starts = MetalStarts(sizes=(2, 4), free_share=0.5)
-    chosen = EnvironmentSettings(force_tolerance_ev_per_angstrom=2e-4, max_force_calls=2, stall_length_angstrom=0)
-    environment = Environment(emt, starts, chosen)
-    found = rollout(environment, policy_of(), environment.reset(torch.Generator().manual_seed(1), 6))
-    assert lessons_of(found, 0.01, 1.0) is None
-    carried_on = finished_by_core(found, emt, 1e-3, 60)
-    lessons = lessons_of(carried_on, 0.01, 1.0)
-    assert lessons is not None
-    arrived = emt(lessons.state.structures.moved(lessons.goal))
-    assert float(arrived.forces.norm(dim=1).max()) < 5e-3
-    assert bool((carried_on.calls > found.calls).all())
-    assert finished_by_core(carried_on, emt, 1e-3, 60) is carried_on
-
-
 def test_learning_lowers_the_error_on_other_structures() -> None:
-    learner = learner_of(60, 20)
-    environment = world(force_tolerance_ev_per_angstrom=2e-3, max_force_calls=40)
-    start = environment.begin(TINY.sample(torch.Generator().manual_seed(77), 24))
-    unseen = lessons_of(rollout(environment, policy_of(), start), 0.01, 1.0)
-    assert unseen is not None
-    before = float(relative_errors(learner.policy.network, unseen).detach().mean())
-    while not learner.done:
-        scalars = learner.update()
-    after = float(relative_errors(learner.policy.network, unseen).detach().mean())
+    fit = fit_of(60, 20)
+    unseen, _ = dataset_of(policy_of().network, seed=77).draw(0)
+    before = float(relative_errors(fit.network, unseen).detach().mean())
+    while not fit.done:
+        scalars = fit.update()
+    after = float(relative_errors(fit.network, unseen).detach().mean())
     assert after < 0.75 * before
-    assert set(scalars) >= {"imitation/relative_error", "imitation/gradient_norm", "imitation/learning_rate"}
-    assert learner.examples.force_calls > 100
+    assert set(scalars) >= {"fit/relative_error", "fit/gradient_norm", "fit/learning_rate"}
+    assert fit.dataset.force_calls > 100
 
 
 def test_stop_and_resume_is_the_straight_run() -> None:
-    straight, first = learner_of(), learner_of()
+    straight = fit_of()
+    first = fit_of()
     for _ in range(4):
         straight.update()
         first.update()
-    second = learner_of()
+    second = fit_of()
+    second.network.load_state_dict(first.network.state_dict())
     second.restore(first.snapshot())
-    for learner in (straight, second):
-        while not learner.done:
-            learner.update()
-    one, two = straight.snapshot(), second.snapshot()
+    for fit in (straight, second):
+        while not fit.done:
+            fit.update()
+    one = straight.snapshot() | straight.network.state_dict()
+    two = second.snapshot() | second.network.state_dict()
     assert one.keys() == two.keys()
     assert all(torch.equal(one[name], two[name]) for name in one)
 
 
-def test_lessons_survive_as_tensors() -> None:
+def test_examples_survive_as_tensors() -> None:
     state = world().begin(TINY.sample(torch.Generator().manual_seed(3), 3))
-    lessons = Lessons(state, Move.zero(state.structures))
-    again = Lessons.of_tensors(lessons.tensors()).tensors()
-    assert all(torch.equal(tensor, again[name]) for name, tensor in lessons.tensors().items())
+    examples = Examples(state, Move.zero(state.structures))
+    again = Examples.of_tensors(examples.tensors()).tensors()
+    assert all(torch.equal(tensor, again[name]) for name, tensor in examples.tensors().items())
 
 
 def test_gradients_that_are_no_numbers_change_nothing() -> None:
-    learner = learner_of()
-    learner.update()
-    before = {name: tensor.clone() for name, tensor in learner.policy.state_dict().items()}
-    lessons, _ = learner.examples.draw(1)
-    broken = Lessons(lessons.state, Move(lessons.goal.displacements * torch.nan, lessons.goal.strains))
-    assert np.isnan(learner.teacher.update(broken)["imitation/gradient_norm"])
-    assert learner.n_updates == 2
-    assert all(torch.equal(tensor, before[name]) for name, tensor in learner.policy.state_dict().items())
+    fit = fit_of()
+    fit.update()
+    before = {name: tensor.clone() for name, tensor in fit.network.state_dict().items()}
+    examples, _ = fit.dataset.draw(1)
+    broken = Examples(examples.state, Move(examples.goal.displacements * torch.nan, examples.goal.strains))
+    assert np.isnan(fit.learn_from(broken)["fit/gradient_norm"])
+    assert fit.n_updates == 2
+    assert all(torch.equal(tensor, before[name]) for name, tensor in fit.network.state_dict().items())
 
 
 def test_the_rate_falls_along_half_a_cosine() -> None:
-    teacher = learner_of(8).teacher
+    fit = fit_of(8)
     rates = []
-    for teacher.n_updates in (0, 4, 8, 9):
-        rates.append(teacher.learning_rate)
+    for fit.n_updates in (0, 4, 8, 9):
+        rates.append(fit.learning_rate)
     assert rates == pytest.approx([3e-3, (3e-3 + 1e-5) / 2, 1e-5, 1e-5])

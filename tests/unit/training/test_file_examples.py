@@ -15,8 +15,8 @@ from relaxion.training.loop import read_weights, train
 from relaxion.training.recipe import find, settings_from_recipe
 
 QUICK = {
-    "steps": 2, "lesson_updates": 2, "lesson_starts": 2, "lessons_per_update": 4, "lesson_gatherings_before": 1,
-    "assessment_starts": 1, "assessment_interval_steps": 0, "log_interval_steps": 1, "lesson_force_calls": 30,
+    "steps": 2, "fit_updates": 2, "example_relaxations": 2, "examples_per_update": 4, "example_rounds_before": 1,
+    "assessment_starts": 1, "assessment_interval_steps": 0, "log_interval_steps": 1, "example_force_calls": 30,
 }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Lessons from live relaxations of metals with EMT and EAM: how `metals` is made."""
+"""Examples from live relaxations of metals with EMT and EAM: how `metals` is made."""
 
 from __future__ import annotations
 
@@ -13,89 +13,57 @@ from relaxion.bench.assessment import Starts
 from relaxion.generators.alloys import EAM_METALS, EMT_METALS
 from relaxion.generators.slabs import ADSORBATES
 from relaxion.generators.starts import KINDS, MetalStarts
-from relaxion.networks.metric.policies import MetricPolicy
+from relaxion.networks.metric.network import MetricNetwork
 from relaxion.potentials import potential
+from relaxion.settings import nearest
 from relaxion.structures import Structures
-from relaxion.training.lessons.guarded import live_examples
-from relaxion.training.lessons.live import Examples, LiveLessonSettings, Source
-from relaxion.training.lessons.plans import STARTS_SEED, Plan
+from relaxion.training.supervised.live import VALIDATION_SEED, FitPlan, LiveExamples, LiveSettings, LiveSource
+
+SMALLEST_N_ATOMS = 2
+LARGEST_RATTLE = 0.3  # Å: the widest Gaussian by which atoms are displaced
+FREE_CELL_SHARE = 0.4  # of the crystals, those that are strained and relax with their cell
 
 
-class MetalsSettings(LiveLessonSettings):
-    """Lessons from live relaxations: kinds of structures, and how much of each."""
-
-    lesson_updates: int = Field(default=5000, ge=0)
-    """Updates in all; the rate falls along half a cosine over them. 0: the metric stays as it was read."""
+class MetalsSettings(LiveSettings):
+    """Kinds of structures, and how much of each."""
 
     emt_share: float = Field(default=0.5, ge=0, le=1)
     """Of the structures, those judged by EMT (7 metals); the rest by the analytic EAM (16 metals)."""
 
-    smallest_n_atoms: int = Field(default=2, ge=1)
-    """Atoms of the smallest structure."""
-
     largest_n_atoms: int = Field(default=16, ge=2)
-    """Atoms of the largest one."""
+    """Atoms of the largest structure."""
 
-    alloy_share: float = Field(default=0.5, ge=0)
-    """Weight of random alloys on lattices among the kinds of starts."""
-
-    vacancy_share: float = Field(default=0.1, ge=0)
-    """Weight of alloys with a vacancy."""
-
-    slab_share: float = Field(default=0.35, ge=0)
-    """Weight of slabs, many with atoms on top, many with a fixed layer: the kind that is hardest to learn."""
+    metal_starts: str = "alloy:0.5+vacancy:0.1+slab:0.35+cluster:0.1+packing:0.1"
+    """Kinds of starts and how much of each, joined by `+`: alloy (random, on lattices), vacancy, slab (many with atoms
+    on top, many with a fixed layer), cluster and packing (random, far from any minimum), surface (slabs of any
+    low-index facet), step, defect (an interstitial, exchanged or foreign atom), boundary (twins and tilt
+    boundaries), particle (larger clusters)."""
 
     largest_slab_n_atoms: int = Field(default=27, ge=4)
     """Atoms of the largest slab, atoms on top not counted; the smallest has at least 4."""
 
-    cluster_share: float = Field(default=0.1, ge=0)
-    """Weight of random clusters, far from any minimum."""
-
-    packing_share: float = Field(default=0.1, ge=0)
-    """Weight of random packings in periodic cells, far from any minimum."""
-
-    surface_share: float = Field(default=0.0, ge=0)
-    """Weight of slabs of any low-index facet (fcc, bcc, hcp), many with atoms or small molecules on top."""
-
-    step_share: float = Field(default=0.0, ge=0)
-    """Weight of such slabs with steps."""
-
-    defect_share: float = Field(default=0.0, ge=0)
-    """Weight of pure and ordered crystals with an interstitial, exchanged or foreign atom."""
-
-    boundary_share: float = Field(default=0.0, ge=0)
-    """Weight of twins and tilt boundaries between two grains."""
-
     largest_defect_n_atoms: int = Field(default=40, ge=16)
     """Atoms of the largest crystal with a defect or a boundary."""
 
-    particle_share: float = Field(default=0.0, ge=0)
-    """Weight of larger clusters: half of them cut from crystals, half random."""
-
     largest_particle_n_atoms: int = Field(default=60, ge=3)
-    """Atoms of the largest of them."""
-
-    free_cell_share: float = Field(default=0.4, ge=0, le=1)
-    """Of the crystals, those that are strained and relax with their cell."""
-
-    largest_rattle_angstrom: float = Field(default=0.3, gt=0)
-    """Widest Gaussian by which atoms are displaced."""
+    """Atoms of the largest particle."""
 
     @model_validator(mode="after")
     def _something_to_learn(self) -> Self:
-        if self.smallest_n_atoms > self.largest_n_atoms:
-            raise ValueError(
-                f"smallest_n_atoms {self.smallest_n_atoms} is above largest_n_atoms {self.largest_n_atoms}"
-            )
         if not self.shares:
-            raise ValueError("all shares of the kinds of starts are 0; give at least one of them a weight")
+            raise ValueError("metal_starts names no kind with a share above 0")
         return self
 
     @property
     def shares(self) -> dict[str, float]:
-        """By the names of `generators.starts.KINDS`, those that occur."""
-        every = {kind: getattr(self, f"{kind}_share") for kind in KINDS}
-        return {name: share for name, share in every.items() if share > 0}
+        """By the names of `generators.starts.KINDS`, those that occur, in that order."""
+        given = {}
+        for part in self.metal_starts.split("+"):
+            name, _, share = part.strip().partition(":")
+            if name not in KINDS:
+                raise ValueError(f"metal_starts has no kind '{name}': {nearest(name, KINDS)}")
+            given[name] = float(share or 1)
+        return {name: given[name] for name in KINDS if given.get(name, 0) > 0}
 
     @property
     def largest_of_any_kind(self) -> int:
@@ -105,24 +73,23 @@ class MetalsSettings(LiveLessonSettings):
         own["particle"] = self.largest_particle_n_atoms
         return max(own.get(kind, self.largest_n_atoms) for kind in self.shares)
 
-    def sources(self) -> list[Source]:
-        """EMT and EAM, each with its metals; under the guard each kind of start is a source of its own."""
+    def sources(self) -> list[LiveSource]:
+        """Each kind of start with EMT and with EAM, each of these with its metals."""
         worlds = [("emt", EMT_METALS, self.emt_share), ("eam", EAM_METALS, 1 - self.emt_share)]
-        kinds = [{kind: share} for kind, share in self.shares.items()] if self.lesson_under_guard else [self.shares]
         return [
-            Source(potential(name), self._starts(elements, shares), share * sum(shares.values()))
+            LiveSource(potential(name), self._starts(elements, {kind: 1.0}), share * weight)
             for name, elements, share in worlds
             if share > 0
-            for shares in kinds
+            for kind, weight in self.shares.items()
         ]
 
     def _starts(self, elements: tuple[str, ...], shares: Mapping[str, float]) -> MetalStarts:
         return MetalStarts(
             elements=elements,
-            sizes=(self.smallest_n_atoms, self.largest_n_atoms),
+            sizes=(SMALLEST_N_ATOMS, self.largest_n_atoms),
             shares=shares,
-            rattle_angstrom=(0.03, self.largest_rattle_angstrom),
-            free_share=self.free_cell_share,
+            rattle_angstrom=(0.03, LARGEST_RATTLE),
+            free_share=FREE_CELL_SHARE,
             adsorbates=ADSORBATES if elements == EMT_METALS else (),
             largest_slab=self.largest_slab_n_atoms,
             largest_defect=self.largest_defect_n_atoms,
@@ -130,21 +97,21 @@ class MetalsSettings(LiveLessonSettings):
         )
 
 
-class MetalsPlan(Plan):
-    """Every gathering is of new structures: none are kept apart."""
+class MetalsPlan(FitPlan):
+    """Every round is of new structures: none need be held out."""
 
     engines, structures = "emt and eam", "metals"
 
     def __init__(self, settings: MetalsSettings, starts: int) -> None:
         self.settings, self.per_kind = settings, starts
-        where = "on slabs and in defects" if settings.defect_share else "on slabs"
+        where = "on slabs and in defects" if "defect" in settings.shares else "on slabs"
         self.fails_on = (
             "The results are on validation starts: never trained on, but the guard's rule was chosen on such starts.",
             f"Bonding other than metallic was never seen; H, C, N and O only with EMT, {where}.",
         )
 
-    def examples(self, policy: MetricPolicy, generator: Generator, /) -> Examples:
-        return live_examples(policy, self.settings.sources(), self.settings, generator)
+    def dataset(self, network: MetricNetwork, generator: Generator, /) -> LiveExamples:
+        return LiveExamples(network, self.settings.sources(), self.settings, generator)
 
     def starts(self) -> list[Starts]:
         """The same `per_kind` starts of each kind trained on every time, on EMT, and as many alloys on the EAM."""
@@ -166,20 +133,20 @@ class MetalsPlan(Plan):
             largest_defect=self.settings.largest_defect_n_atoms,
             largest_particle=self.settings.largest_particle_n_atoms,
         )
-        return starts.sample(torch.Generator().manual_seed(STARTS_SEED + place), self.per_kind)
+        return starts.sample(torch.Generator().manual_seed(VALIDATION_SEED + place), self.per_kind)
 
     def card(self) -> dict[str, Any]:
         metals = self.settings
         return {
             "elements": tuple(sorted({*EMT_METALS, *EAM_METALS})),
             "adsorbates": ADSORBATES,
-            "smallest_n_atoms": metals.smallest_n_atoms,
+            "smallest_n_atoms": SMALLEST_N_ATOMS,
             "largest_n_atoms": metals.largest_of_any_kind,
             "potential": "emt (Al Cu Ag Au Ni Pd Pt) and eam (16 metals)",
             "starts": (
                 *(f"{kind} {share:g}" for kind, share in metals.shares.items()),
-                f"displaced by Gaussians of up to {metals.largest_rattle_angstrom:g} Å",
-                f"{metals.free_cell_share:.0%} of the crystals strained by up to 4 %, with a free cell",
+                f"displaced by Gaussians of up to {LARGEST_RATTLE:g} Å",
+                f"{FREE_CELL_SHARE:.0%} of the crystals strained by up to 4 %, with a free cell",
             ),
             "cells": "both",
         }

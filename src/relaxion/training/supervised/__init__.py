@@ -1,0 +1,1 @@
+"""Supervised learning of stiffness: examples from relaxations, one fit, one test of what was learned."""
