@@ -30,6 +30,7 @@ from relaxion.cli.bench import BenchRequest, find_starts, measure
 from relaxion.cli.bench_output import HEADINGS, as_plain, cells, sentences
 from relaxion.optimize.choice import new_stepper
 from relaxion.optimize.quasi_newton import QuasiNewtonSettings
+from relaxion.optimize.trust_region import TrustRegionSettings
 
 FMAX = 0.05  # eV/Å
 CAP = 500  # force calls
@@ -41,7 +42,7 @@ class WithoutSprings(Relaxer):
 
     def __init__(self, atoms):
         super().__init__(atoms, logfile=None, policy=None)
-        self._stepper = new_stepper(QuasiNewtonSettings(largest_trust=self.maxstep, use_springs=False))
+        self._stepper = new_stepper(QuasiNewtonSettings(TrustRegionSettings(largest=self.maxstep), use_springs=False))
 
 
 PLAIN = Contestant("core without springs", WithoutSprings, classical=False)

@@ -7,7 +7,7 @@ The policy relaxes fresh starts of the kinds it is taught to a small force (seed
 stiffness B and the secants so far are known, and afterwards the way to the end. Printed is the mean relative error of
 the step in the energy of B, √(e·Be / t·Bt), at the first, second, third and later bases, for the metric alone, for a
 mean of its step and that of L-BFGS on top of it, and for secants that are themselves means of what was met and what B
-says (`quasi_newton.believed`).
+says (`secants.believed`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from relaxion.optimize.batch_relaxation import Relaxed
 from relaxion.optimize.choice import new_stepper
 from relaxion.optimize.learned import Asked, LearnedMetrics, Metric, Past
 from relaxion.optimize.point import Array, Point, dot, structures_of
-from relaxion.optimize.quasi_newton import QuasiNewtonSettings, Secant, believed, corrected, damped
+from relaxion.optimize.quasi_newton import QuasiNewtonSettings
+from relaxion.optimize.secants import Secant, believed, corrected, damped
 from relaxion.optimize.springs import bonds_of, springs_at
 from relaxion.optimize.trust_rule import StepControl
 from relaxion.potentials import potential

@@ -16,7 +16,9 @@ from torch import Generator, Tensor
 from relaxion.experience.transition import Source
 from relaxion.optimize.models import Base, models_at
 from relaxion.optimize.point import Array, Geometry, Point, cell_factor_of
-from relaxion.optimize.quasi_newton import QuasiNewton, QuasiNewtonSettings, Secant
+from relaxion.optimize.quasi_newton import QuasiNewton, QuasiNewtonSettings
+from relaxion.optimize.secants import Secant
+from relaxion.optimize.trust_region import TrustRegionSettings
 from relaxion.settings import Settings
 from relaxion.structures import Move, State
 from relaxion.structures.structures import per_structure_sum
@@ -38,7 +40,9 @@ class Expert:
     def __init__(self, settings: ExpertSettings | None = None) -> None:
         self.settings = settings or ExpertSettings()
         length = self.settings.longest_step_angstrom
-        self._method = QuasiNewtonSettings(first_trust=length, largest_trust=length, use_springs=self.settings.springs)
+        self._method = QuasiNewtonSettings(
+            TrustRegionSettings(first=length, largest=length), use_springs=self.settings.springs
+        )
 
     def __call__(self, state: State) -> Move:
         """Single steps (never a jump to the minimum), zero for atoms that may not move."""

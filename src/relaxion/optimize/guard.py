@@ -2,7 +2,7 @@
 
 Checking costs no force call. Before a call the step is compared with that of the springs (angle, length) and screened
 for close pairs; after it the forces found are compared with those predicted. The secants of the last steps correct the
-metric, each the more the shorter its step was (`quasi_newton.believed`). After a bad step, one that was rejected or led
+metric, each the more the shorter its step was (`secants.believed`). After a bad step, one that was rejected or led
 nowhere, the core takes the next ones: one, then three, then seven, until the metric has done well again. Points are
 accepted or rejected as in the core, with FIRE behind both: limit points are stationary whatever the network says.
 """
@@ -17,15 +17,8 @@ import numpy as np
 from relaxion.optimize.learned import Metric, MetricSource, Past
 from relaxion.optimize.models import LocalModel
 from relaxion.optimize.point import Array, Point, Proposal, dot
-from relaxion.optimize.quasi_newton import (
-    QuasiNewton,
-    QuasiNewtonSettings,
-    Secant,
-    Solve,
-    believed,
-    corrected,
-    missed,
-)
+from relaxion.optimize.quasi_newton import QuasiNewton, QuasiNewtonSettings
+from relaxion.optimize.secants import Secant, Solve, believed, corrected, missed
 from relaxion.optimize.trust_rule import DEFAULT, StepControl
 
 POLICY = "policy"  # the method of its proposals
@@ -212,13 +205,13 @@ class Guard(QuasiNewton):
             met, expected = dot(step, drop), max(dot(step, self._applied), 1e-12)
             ratio = float(np.log(np.clip(met / expected, 0.05, 20.0)))
         return Feedback(
-            energy_ratio=float(np.clip(self.change / last.expected_change, -2.0, 3.0)),
+            energy_ratio=float(np.clip(self.region.change / last.expected_change, -2.0, 3.0)),
             log_curvature_ratio=ratio,
             alignment=dot(step, point.forces) / (size * (float(np.linalg.norm(point.forces)) + 1e-12)),
             log_force_ratio=_log10(point.largest_force) - _log10(last.base.largest_force),
             back_off=self.feedback.back_off,
             rejected=rejected,
-            returned=self.returned,
+            returned=self.region.returned,
             by_policy=last.method == POLICY,
             points=points,
         )
@@ -276,11 +269,11 @@ class Guard(QuasiNewton):
         uphill = dot(step, base.forces) <= 1e-3 * np.linalg.norm(step) * np.linalg.norm(base.forces)
         if uphill or not np.isfinite(step).all():
             step = plain
-        trust = min(self.trust * float(np.exp(control.log_trust)), self.settings.largest_trust)
+        trust = min(self.region.radius * float(np.exp(control.log_trust)), self.settings.region.largest)
         trust = min(trust, base.largest_force / self.guard.softest)
         wanted = float(np.exp(control.log_scale)) * step
         reason = f"error {error:.2f}, corrected by {len(secants)} secants" if self.secants else "first step"
-        proposal = self.limited(base, model, wanted, POLICY, trust, reason)
+        proposal = self.region.limited(base, model.bonds, wanted, POLICY, trust, reason)
         self._applied = metric.apply(proposal.step)
         back_off = 1 - base.reach(proposal.step) / max(base.reach(wanted), 1e-12)
         self.feedback = replace(self.feedback, back_off=float(np.clip(back_off, 0.0, 1.0)))

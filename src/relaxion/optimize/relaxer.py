@@ -43,6 +43,7 @@ from relaxion.optimize.quasi_newton import QuasiNewtonSettings
 from relaxion.optimize.remembering import Remembered, memory_at
 from relaxion.optimize.restart import Saved, read_restart, write_restart
 from relaxion.optimize.stepper import propose
+from relaxion.optimize.trust_region import TrustRegionSettings
 from relaxion.settings import shown
 from relaxion.structures.devices import DeviceLike
 from relaxion.structures.state import Outcome
@@ -118,7 +119,7 @@ class Relaxer(Optimizer):
         choice = chosen(
             policy,
             bare_atoms(atoms) if isinstance(atoms, Atoms | Filter) else None,
-            QuasiNewtonSettings(largest_trust=self.maxstep),
+            QuasiNewtonSettings(TrustRegionSettings(largest=self.maxstep)),
             allow_unseen=allow_unseen,
             device=device,
         )
@@ -308,7 +309,7 @@ class Relaxer(Optimizer):
                 fmax_ev_per_angstrom=largest_force,
                 method="start" if last is None else last.method,
                 step_length_angstrom=travelled,
-                trust_angstrom=self._stepper.method.trust if last is None else last.trust,
+                trust_angstrom=self._stepper.method.region.radius if last is None else last.trust,
                 reason="" if last is None else last.reason,
                 control={} if last is None else last.control,
             )
@@ -370,7 +371,7 @@ class Relaxer(Optimizer):
 
     def _warn_of_energies(self) -> None:
         """Once, where the calculator's energies contradict its forces."""
-        said = self._stepper.method.contradiction
+        said = self._stepper.method.region.contradiction
         if said and not self._warned:
             logger.warning("%s; do cutoffs, k-points or spins change with the cell?", said)
             self._warned = True

@@ -15,7 +15,8 @@ import numpy as np
 from relaxion.optimize.fire import Fire
 from relaxion.optimize.models import Base, KnownPairs, LocalModel, models_at
 from relaxion.optimize.point import Array, Geometry, Point, Proposal
-from relaxion.optimize.quasi_newton import QuasiNewton, Secant
+from relaxion.optimize.quasi_newton import QuasiNewton
+from relaxion.optimize.secants import Secant
 
 LARGEST = 1e100  # beyond it squares are infinite
 FIRE_STEPS = 20  # at least so many before the quasi-Newton method is trusted again
@@ -49,7 +50,7 @@ class Stepper:
     def __init__(self, method: QuasiNewton) -> None:
         """`method`: the classical core, or a guard with a policy."""
         self.method = method
-        self.fire = Fire(method.settings.largest_trust)
+        self.fire = Fire(method.settings.region.largest)
         self.fire_steps_left = 0
         self.fire_reason = ""
         self.fire_steps = 0  # proposals made by FIRE
@@ -90,7 +91,7 @@ class Stepper:
         if self.fire_steps_left > 0 or (not point.finite and self.method.last is None):
             return point, True
         base = self.method.judged(point)
-        if reason := self.method.lost:
+        if reason := self.method.region.lost:
             self.reset()
             self.fire_steps_left, self.fire_reason = FIRE_STEPS, reason
             return base, True
@@ -123,10 +124,7 @@ class Stepper:
         """Everything needed to go on as if never stopped; plain numbers, lists and arrays."""
         newton, fire = self.method, self.fire
         return {
-            "trust": newton.trust,
-            "rejections": newton.rejections,
-            "recent_energies": newton.recent_energies,
-            "places": newton.places,
+            **newton.region.plain(),
             "secants": [{"step": secant.step, "drop": secant.drop} for secant in newton.secants],
             "last": None if self.last is None else _proposal_to_plain(self.last),
             "more": newton.more(),
@@ -158,21 +156,19 @@ class Stepper:
         for point in points:
             if point.geometry is not None:
                 _check_geometry(point.geometry, number)
-        numbers = [newton.trust, fire.time_step, fire.mixing, *newton.recent_energies, *(p.energy for p in points)]
-        if not (np.abs(numbers) < LARGEST).all() or newton.trust <= 0 or fire.time_step <= 0:
+        region = newton.region
+        numbers = [region.radius, fire.time_step, fire.mixing, *region.recent_energies, *(p.energy for p in points)]
+        if not (np.abs(numbers) < LARGEST).all() or region.radius <= 0 or fire.time_step <= 0:
             raise ValueError("an impossible trust radius, time step or energy")
 
     def restore(self, plain: dict[str, Any]) -> None:
         """The opposite of `snapshot`. Raises KeyError, TypeError or ValueError when the content is foreign."""
         newton, fire = self.method, self.fire
-        newton.trust = float(plain["trust"])
-        newton.rejections = int(plain["rejections"])
-        newton.recent_energies = [float(energy) for energy in plain["recent_energies"]]
-        newton.places = [_rows(place) for place in plain["places"]]
+        newton.region.restore(plain)
         newton.secants = [Secant(_rows(secant["step"]), _rows(secant["drop"])) for secant in plain["secants"]]
         self.last = None if plain["last"] is None else _proposal_from_plain(plain["last"])
         newton.last = None if self.last is None or self.last.method == "fire" else self.last
-        if newton.last is not None and not newton.recent_energies:
+        if newton.last is not None and not newton.region.recent_energies:
             raise ValueError("recent_energies is empty although a step was taken")
         newton.take_more(plain.get("more", {}))
         self.calls, self.not_finite = int(plain["calls"]), [str(words) for words in plain["not_finite"]]

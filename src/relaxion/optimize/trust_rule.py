@@ -16,7 +16,7 @@ from relaxion.errors import PolicyError
 
 @dataclass(frozen=True)
 class StepControl:
-    """How a step is made of a stiffness and of what the last steps met (`quasi_newton.believed`)."""
+    """How a step is made of a stiffness and of what the last steps met (`secants.believed`)."""
 
     log_scale: float = 0.0
     """Natural logarithm of a factor on the step."""

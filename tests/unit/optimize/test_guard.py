@@ -24,15 +24,8 @@ from relaxion.optimize.guard import Feedback, Guard, GuardSettings
 from relaxion.optimize.learned import Asked, Metric
 from relaxion.optimize.models import Base, LocalModel, models_at
 from relaxion.optimize.point import Geometry, Point, Proposal, dot
-from relaxion.optimize.quasi_newton import (
-    QuasiNewton,
-    QuasiNewtonSettings,
-    Secant,
-    believed,
-    corrected,
-    damped,
-    missed,
-)
+from relaxion.optimize.quasi_newton import QuasiNewton, QuasiNewtonSettings
+from relaxion.optimize.secants import Secant, believed, corrected, damped, missed
 from relaxion.optimize.stepper import Stepper, propose
 from relaxion.optimize.trust_rule import DEFAULT, StepControl, constant_network, rule_of
 

@@ -13,7 +13,7 @@ from ase.filters import FrechetCellFilter
 from relaxion import Relaxer
 from relaxion.bench.sets import find_set
 from relaxion.optimize.point import Point
-from relaxion.optimize.quasi_newton import CERTAIN_CHANGE, energy_change
+from relaxion.optimize.trust_region import CERTAIN_CHANGE, energy_change
 from relaxion.potentials import Emt
 from relaxion.structures import Structures
 

@@ -14,18 +14,11 @@ from relaxion.optimize.choice import new_stepper
 from relaxion.optimize.fire import Fire
 from relaxion.optimize.models import LocalModel
 from relaxion.optimize.point import Geometry, Point, Proposal, dot, longest
-from relaxion.optimize.quasi_newton import (
-    QuasiNewton,
-    QuasiNewtonSettings,
-    Secant,
-    corrected,
-    energy_change,
-    noise,
-    weighted_error,
-)
-from relaxion.optimize.screen import screened
+from relaxion.optimize.quasi_newton import QuasiNewton, QuasiNewtonSettings
+from relaxion.optimize.secants import Secant, corrected, weighted_error
 from relaxion.optimize.springs import bonds_of
 from relaxion.optimize.stepper import Stepper, propose
+from relaxion.optimize.trust_region import TrustRegionSettings, energy_change, noise, screened
 from relaxion.potentials.pair import LennardJones
 from relaxion.potentials.potential import Potential
 
@@ -97,13 +90,13 @@ def test_finds_the_bottom_of_a_bowl():
 
 
 def test_steps_never_exceed_the_trust_radius():
-    method = QuasiNewton(QuasiNewtonSettings(largest_trust=0.1))
+    method = QuasiNewton(QuasiNewtonSettings(TrustRegionSettings(largest=0.1)))
     proposal = proposed(method, bowl(5 * np.ones((2, 3)), np.eye(6)))
     assert longest(proposal.step) == pytest.approx(0.1)
 
 
 def test_a_worse_point_is_rejected_and_teaches():
-    method = QuasiNewton(QuasiNewtonSettings(plain_stiffness=1.0, first_trust=1.0, largest_trust=1.0))
+    method = QuasiNewton(QuasiNewtonSettings(TrustRegionSettings(first=1.0, largest=1.0), plain_stiffness=1.0))
     stiffness = 30.0 * np.eye(3)
     start = bowl(np.array([[0.2, 0.0, 0.0]]), stiffness)
     first = proposed(method, start)
