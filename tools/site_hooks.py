@@ -9,8 +9,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-from documentation.navigation import completed, pages
-from documentation.outside import everything_linked, relinked
+from documentation.outside import everything_linked, pages, relinked
 
 ROOT = Path(__file__).resolve().parents[1]
 _paths: dict[str, str] = {}  # page of the site -> where it lies in the repository
@@ -20,7 +19,6 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add what the pages link to."""
     _paths.clear()
     _paths.update({file.src_uri: f"docs/{file.src_uri}" for file in files.documentation_pages()})
-    written = sorted(_paths)
     # README and navigation are not pages, but what they name shall be
     named = "".join(f"[]({page}) " for page in pages(config.nav or []))
     linked_from = {path: (ROOT / path).read_text() for path in ["README.md", *_paths.values()]} | {"mkdocs.yml": named}
@@ -30,7 +28,6 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
             continue
         files.append(File.generated(config, outside.uri, content=outside.content))
         _paths[outside.uri] = outside.path
-    config.nav = completed(config.nav or [], written, sorted(_paths))
     return files
 
 

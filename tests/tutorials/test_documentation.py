@@ -20,8 +20,7 @@ import fill_pages  # noqa: E402
 from documentation.api import described, wrapped  # noqa: E402
 from documentation.command_line import reference  # noqa: E402
 from documentation.learning import below, table, worst_later  # noqa: E402
-from documentation.navigation import completed, pages  # noqa: E402
-from documentation.outside import everything_linked, relinked  # noqa: E402
+from documentation.outside import everything_linked, pages, relinked  # noqa: E402
 from documentation.pieces import filled  # noqa: E402
 from documentation.prose import anchors, links  # noqa: E402
 from documentation.sources import NoSuchName, code_of  # noqa: E402
@@ -165,14 +164,6 @@ def test_the_band_of_the_page_relaxes(capsys):
     exec(section.split("```python\n")[1].split("```")[0], {})
     barrier = float(capsys.readouterr().out.split()[1])
     assert 0.36 < barrier < 0.40
-
-
-def test_navigation_takes_what_exists():
-    nav = [{"Start": "index.md"}, {"Later": [{"Live": "live.md"}]}, {"More to read": ["a.md", "gone.md"]}]
-    written = ["a.md", "index.md", "new.md"]
-    assert completed(nav, written, [*written, "benchmarks/README.md", "source/x.py.md"]) == [
-        {"Start": "index.md"}, {"More to read": ["a.md"]}, {"More": ["new.md"]},
-    ]  # fmt: skip
 
 
 def test_navigation_names_every_page_once():

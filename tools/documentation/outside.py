@@ -5,6 +5,7 @@ from __future__ import annotations
 import posixpath
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from documentation.prose import links, with_links
 
@@ -111,3 +112,12 @@ def relinked(root: Path, page_path: str, text: str) -> str:
         return posixpath.relpath(home_of(root, target), here or ".")
 
     return with_links(text, change)
+
+
+def pages(nav: list[Any]) -> list[str]:
+    """All that a navigation names, in order: "page.md", {"Title": "page.md"} or {"Section": [entries]}."""
+    named = []
+    for entry in nav:
+        inside = entry if isinstance(entry, str) else next(iter(entry.values()))
+        named += [inside] if isinstance(inside, str) else pages(inside)
+    return named
