@@ -64,7 +64,7 @@ def check_killed(tmp_path: Path, *more: str) -> None:
     driver.send_signal(signal.SIGKILL)
     said = driver.communicate()[1]
     assert driver.returncode == -signal.SIGKILL, said
-    assert not (out / "trials" / "0000.json").exists()
+    assert not (out / "trials" / "0000" / "result.json").exists()
     wait_for(lambda: not workers(out), 30)
 
     ended = done(*command(out, 2, "--json", *more))

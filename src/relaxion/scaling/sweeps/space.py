@@ -1,7 +1,4 @@
-"""What a sweep varies: ranges and choices of settings, from words or a TOML file; and what to try next, by Optuna.
-
-Optuna's study is built anew from what the trials' folders say, so that nothing of Optuna's is ever stored or read.
-"""
+"""What a sweep varies, ranges and choices of settings from words or a TOML file; and the Optuna study that does it."""
 
 from __future__ import annotations
 
@@ -15,11 +12,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from relaxion.errors import MissingExtraError, SettingsError
+from relaxion.errors import FileError, MissingExtraError, SettingsError
 from relaxion.training.recipe import read_toml
 
 if TYPE_CHECKING:
+    from optuna import Study
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+    from optuna.samplers import BaseSampler
 
     Dimension: TypeAlias = FloatDistribution | IntDistribution | CategoricalDistribution
 
@@ -130,28 +129,25 @@ def values_of(space: Space, parameters: Mapping[str, Any]) -> dict[str, Any]:
     return {key: json.loads(value) if key in chosen else value for key, value in parameters.items()}
 
 
-def propose(
-    space: Space, tried: Sequence[tuple[Mapping[str, Any], float | None]], seed: int, maximise: bool, sampler: str
-) -> dict[str, Any]:
-    """Parameters of the next trial: a function of the seed and of what was tried so far, so a resume repeats it.
-
-    What was tried has a value; None while it runs, infinite where it failed.
-    """
+def open_study(file: Path, maximise: bool) -> Study:
+    """The study in this file, a journal of JSON lines; begun where there is none."""
     optuna = load_optuna()
-    mixed = hashlib.sha256(f"{seed} {len(tried)}".encode()).digest()
-    number = int.from_bytes(mixed[:4], "little")
+    backend = optuna.storages.journal.JournalFileBackend(str(file))
+    direction = "maximize" if maximise else "minimize"
+    try:
+        storage = optuna.storages.JournalStorage(backend)
+        return optuna.create_study(storage=storage, study_name="sweep", direction=direction, load_if_exists=True)
+    except (OSError, ValueError, LookupError, TypeError, AssertionError) as error:  # Optuna, of a damaged journal
+        raise FileError(f"{file} is no journal of Optuna's ({error}); choose another folder") from error
+
+
+def seeded_sampler(sampler: str, seed: int, number: int) -> BaseSampler:
+    """Of one trial: what is proposed depends on the seed and on what was tried so far, so a resume repeats it."""
+    optuna = load_optuna()
+    mixed = hashlib.sha256(f"{seed} {number}".encode()).digest()
+    own = int.from_bytes(mixed[:4], "little")
+    if sampler == "random":
+        return optuna.samplers.RandomSampler(seed=own)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Optuna's options that may change one day
-        chosen = (
-            optuna.samplers.RandomSampler(seed=number)
-            if sampler == "random"
-            else optuna.samplers.TPESampler(seed=number, constant_liar=True)
-        )
-        study = optuna.create_study(sampler=chosen, direction="maximize" if maximise else "minimize")
-        states = optuna.trial.TrialState
-        for parameters, value in tried:
-            state = states.RUNNING if value is None else states.COMPLETE
-            study.add_trial(
-                optuna.trial.create_trial(state=state, params=dict(parameters), distributions=space, value=value)
-            )
-        return dict(study.ask(space).params)
+        warnings.simplefilter("ignore")  # an option that may change one day
+        return optuna.samplers.TPESampler(seed=own, constant_liar=True)

@@ -1,9 +1,8 @@
 """A sweep in its folder. The folder is all there is: whoever runs the same command again goes on with it.
 
-DIR/sweep.json        what is swept: recipe's settings, space, seed; a later command must say the same
-DIR/trials/0007.toml  what trial 7 tries, a recipe, written before it begins (0007.parameters: as proposed)
+DIR/study.journal     Optuna's study: what is swept (a later command must say the same), and all trials
+DIR/trials/0007.toml  what trial 7 tries, a recipe
 DIR/trials/0007/      its run, an ordinary run folder
-DIR/trials/0007.json  how it ended, written last: a trial that has it is done
 DIR/trials.csv        all of them in a table
 DIR/best.toml         the best settings so far, a recipe
 """
@@ -16,23 +15,37 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from relaxion.errors import FileError, RunError, SettingsError
-from relaxion.files import json_of, write_json, write_text
-from relaxion.scaling.sweeps.space import Space, ends_of, first_values, load_optuna, propose, values_of, words_of
-from relaxion.scaling.sweeps.trial import Ended, read_ended
-from relaxion.training.recipe import read_toml, settings_from_recipe
+from relaxion.files import write_text
+from relaxion.scaling.sweeps.space import (
+    Space,
+    ends_of,
+    first_values,
+    load_optuna,
+    open_study,
+    seeded_sampler,
+    values_of,
+    words_of,
+)
+from relaxion.scaling.sweeps.trial import Ended
+from relaxion.training.recipe import settings_from_recipe
 from relaxion.training.run_folder import RunFolder
 from relaxion.training.settings import RunSettings
 from relaxion.workers import WorkerPool
 
+if TYPE_CHECKING:
+    from optuna import Study
+
 NOT_VARIED = ("task", "seed", "steps", "assess_on", "assessment_starts")
 MOST_LOSSES = 3  # of one trial's worker: then it is the trial that kills
-FOLDER_FORMAT = 1
+FOLDER_FORMAT = 2
+JOURNAL = "study.journal"
+DESCRIPTION = "sweep"  # the attribute of the study that says what is swept
 SECONDS_TO_LISTEN = 0.5
 
 
@@ -92,7 +105,7 @@ class SweepPlan:
 
 @dataclass(frozen=True)
 class Trial:
-    """One of a sweep, as its files say."""
+    """One of a sweep, as the study says."""
 
     number: int
     parameters: dict[str, Any]  # as Optuna proposed them
@@ -105,24 +118,40 @@ class Sweep:
     def __init__(self, plan: SweepPlan, out: Path) -> None:
         load_optuna()
         plan.check()
-        self.plan, self.out, self.trials_folder = plan, out, out / "trials"
-        self.trials: dict[int, Trial] = {}
+        self.plan = plan
+        self.out = out
+        self.trials_folder = out / "trials"
+        self._study: Study | None = None
         self._losses: Counter[int] = Counter()
 
     def open(self) -> None:
         """Begin, or go on with what is there; another sweep's folder is refused by the names of what differs."""
-        file, described = self.out / "sweep.json", json.loads(json.dumps(self.plan.described()))
-        if file.exists():
-            _refuse_changes(self.out, _described(file), described)
+        file = self.out / JOURNAL
+        if not file.exists() and any(path.name != ".lock" for path in self.out.iterdir()):
+            raise FileError(f"{self.out} is not empty and holds no sweep; choose another folder")
+        self._study = open_study(file, self.plan.maximise)
+        described = json.loads(json.dumps(self.plan.described()))
+        known = self._study.user_attrs.get(DESCRIPTION)
+        if known is None:
+            self._study.set_user_attr(DESCRIPTION, described)
         else:
-            if any(path.name != ".lock" for path in self.out.iterdir()):
-                raise FileError(f"{self.out} is not empty and holds no sweep; choose another folder")
-            write_json(file, described)
+            _refuse_changes(self.out, known, described)
         self.trials_folder.mkdir(exist_ok=True)
-        for recipe in sorted(self.trials_folder.glob("[0-9]*.toml")):
-            number = int(recipe.stem)
-            parameters = read_toml(recipe.with_suffix(".parameters"))
-            self.trials[number] = Trial(number, parameters, read_ended(self._folder(number)))
+
+    @property
+    def study(self) -> Study:
+        assert self._study is not None, "`open` comes first"
+        return self._study
+
+    @property
+    def trials(self) -> dict[int, Trial]:
+        """By number; those that have not ended are run again after a kill."""
+        said = self.study.user_attrs
+        found = {}
+        for trial in self.study.get_trials(deepcopy=False):
+            ended = Ended(**said[str(trial.number)]) if trial.state.is_finished() else None
+            found[trial.number] = Trial(trial.number, dict(trial.params), ended)
+        return found
 
     def run(
         self,
@@ -141,59 +170,50 @@ class Sweep:
                     if number is None:
                         break
                     running[worker] = number
-                    workers.give(worker, str(self._folder(number).absolute()))
+                    workers.give(worker, self._recipe(number))
                 if not running and not waiting and len(self.trials) >= n_trials:
                     break
                 for news in workers.hear(SECONDS_TO_LISTEN):
-                    if news.worker not in running or not (news.done or news.lost):
-                        continue
-                    number = running.pop(news.worker)
-                    if self._noted(number):
-                        self.write_tables()
-                        on_ended(self.trials[number])
-                    else:
-                        waiting.append(number)
+                    for ended in news.results:
+                        on_ended(self._tell(running.pop(news.worker), ended))
+                    if news.lost and news.worker in running:
+                        number = running.pop(news.worker)
+                        self._losses[number] += 1
+                        if self._losses[number] < MOST_LOSSES:
+                            waiting.append(number)
+                            continue
+                        reason = f"its worker was lost {MOST_LOSSES} times; see {self._folder(number)}.log"
+                        on_ended(self._tell(number, Ended(None, reason, "", 0.0)))
         finally:
             workers.stop()
 
     def _new_trial(self, n_trials: int) -> int | None:
-        number = len(self.trials)
+        number = len(self.study.get_trials(deepcopy=False))
         if number >= n_trials:
             return None
-        plan = self.plan
-        tried = [(trial.parameters, self._told(trial)) for _, trial in sorted(self.trials.items())]
-        parameters = propose(plan.space, tried, plan.seed, plan.maximise, plan.sampler)
-        settings = plan.settings(values_of(plan.space, parameters))
-        text = "".join(f"{key} = {json.dumps(value)}\n" for key, value in parameters.items())
-        write_text(self._folder(number).with_suffix(".parameters"), text)
-        write_text(self._folder(number).with_suffix(".toml"), settings.as_toml())
-        self.trials[number] = Trial(number, parameters, None)
-        return number
+        self.study.sampler = seeded_sampler(self.plan.sampler, self.plan.seed, number)
+        return self.study.ask({**self.plan.space}).number
 
-    def _told(self, trial: Trial) -> float | None:
-        if trial.ended is None:
-            return None
+    def _recipe(self, number: int) -> str:
+        """The folder of a trial, with its recipe beside it."""
+        folder = self._folder(number).absolute()
+        settings = self.plan.settings(values_of(self.plan.space, self.trials[number].parameters))
+        write_text(folder.with_suffix(".toml"), settings.as_toml())
+        return str(folder)
+
+    def _tell(self, number: int, ended: Ended) -> Trial:
+        """Optuna is told last: a kill before that leaves a trial that has not ended."""
+        self.study.set_user_attr(str(number), asdict(ended))
+        # settings that fail are the worst there are, so that the sampler turns away from them
         worst = -math.inf if self.plan.maximise else math.inf
-        return worst if trial.ended.value is None else trial.ended.value
-
-    def _noted(self, number: int) -> bool:
-        """True when the trial is done, one way or the other."""
-        folder = self._folder(number)
-        ended = read_ended(folder)
-        if ended is None:
-            self._losses[number] += 1
-            if self._losses[number] < MOST_LOSSES:
-                return False
-            reason = f"its worker was lost {MOST_LOSSES} times; see {folder}.log"
-            ended = Ended(None, reason, "", 0.0)
-            ended.write(folder)
-        self.trials[number] = replace(self.trials[number], ended=ended)
-        return True
+        self.study.tell(number, worst if ended.value is None else ended.value)
+        self.write_tables()
+        return self.trials[number]
 
     def best(self) -> Trial | None:
         """Of those that ended well; the earlier of equals."""
-        told = [(self._told(trial), trial) for _, trial in sorted(self.trials.items())]
-        done = [(value, trial) for value, trial in told if value is not None and math.isfinite(value)]
+        ended = [(trial.ended.value, trial) for trial in self.trials.values() if trial.ended is not None]
+        done = [(value, trial) for value, trial in ended if value is not None and math.isfinite(value)]
         best = max if self.plan.maximise else min
         return best(done, key=lambda one: one[0])[1] if done else None
 
@@ -203,7 +223,7 @@ class Sweep:
         table = csv.writer(text, lineterminator="\n")
         keys = list(self.plan.space)
         table.writerow(["trial", "state", "objective", "value", *keys, "wall_time_seconds", "folder", "reason"])
-        for number, trial in sorted(self.trials.items()):
+        for number, trial in self.trials.items():
             reason = trial.ended.reason if trial.ended is not None else None
             table.writerow([number, *_row(trial, keys, self.plan.space), f"trials/{number:04d}", reason or ""])
         write_text(self.out / "trials.csv", text.getvalue())
@@ -228,16 +248,6 @@ def _row(trial: Trial, keys: list[str], space: Space) -> list[Any]:
         return ["unfinished", "", "", *chosen, ""]
     state = "failed" if ended.value is None else "finished"
     return [state, ended.objective, "" if ended.value is None else repr(ended.value), *chosen, round(ended.seconds, 3)]
-
-
-def _described(path: Path) -> dict[str, Any]:
-    try:
-        values = json_of(path)
-    except (OSError, ValueError) as error:
-        raise FileError(f"{path} cannot be read: {error}") from error
-    if not isinstance(values, dict) or not all(isinstance(values.get(part), dict) for part in ("space", "settings")):
-        raise FileError(f"{path} does not describe a sweep")
-    return values
 
 
 def _refuse_changes(out: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:

@@ -1,6 +1,6 @@
 """One trial: an ordinary run of a recipe in a folder of its own, begun or gone on with.
 
-A trial is known by its folder: beside `0007` lie its recipe `0007.toml` and `0007.json`, which says how it ended.
+A trial is known by its folder: beside `0007` lies its recipe `0007.toml`.
 """
 
 from __future__ import annotations
@@ -11,12 +11,10 @@ import time
 import warnings
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from relaxion.errors import CheckpointError, FileError, RelaxionError
-from relaxion.files import json_of, write_json
 from relaxion.training.loop import Interrupted, train
 from relaxion.training.recipe import settings_from_recipe
 from relaxion.training.run_folder import LOCK, RunFolder
@@ -27,28 +25,16 @@ PATIENCE_SECONDS = 60  # with a folder that is in use
 
 @dataclass(frozen=True)
 class Ended:
-    """How a trial ended; in its JSON file."""
+    """How a trial ended."""
 
     value: float | None  # of the objective; None: it failed
     reason: str | None  # why it failed
     objective: str
     seconds: float
 
-    def write(self, trial: Path) -> None:
-        write_json(trial.with_suffix(".json"), asdict(self))
 
-
-def read_ended(trial: Path) -> Ended | None:
-    """None: not ended yet."""
-    try:
-        values: dict[str, Any] = json_of(trial.with_suffix(".json"))
-        return Ended(**values)
-    except (FileNotFoundError, ValueError, TypeError):
-        return None
-
-
-def run_trial(trial: Path) -> None:
-    """Train by the recipe, and write down how it ended. What goes wrong with these settings is a result, too."""
+def run_trial(trial: Path) -> Ended:
+    """Train by the recipe. What goes wrong with these settings is a result, too."""
     settings = settings_from_recipe(trial.with_suffix(".toml"), None, {})
     _wait_until_free(trial / LOCK)
     began = time.monotonic()
@@ -57,10 +43,9 @@ def run_trial(trial: Path) -> None:
     except (FileError, CheckpointError):
         raise  # a full disk says nothing about the settings
     except RelaxionError as error:
-        Ended(None, str(error), "", time.monotonic() - began).write(trial)
-        return
+        return Ended(None, str(error), "", time.monotonic() - began)
     objective = FORCE_CALLS if FORCE_CALLS in result else RETURN
-    Ended(float(result[objective]), None, objective, float(result["wall_time_seconds"])).write(trial)
+    return Ended(float(result[objective]), None, objective, float(result["wall_time_seconds"]))
 
 
 def _wait_until_free(lock: Path) -> None:
@@ -85,13 +70,12 @@ class TrialWorker:
         torch.set_num_threads(1)
         warnings.simplefilter("ignore")
 
-    def __call__(self, trial: str) -> list[None]:
+    def __call__(self, trial: str) -> list[Ended]:
         folder = Path(trial)
         with folder.with_suffix(".log").open("ab") as log:
             os.dup2(log.fileno(), 1)  # standard output
             os.dup2(log.fileno(), 2)  # and errors
         try:
-            run_trial(folder)
+            return [run_trial(folder)]
         except Interrupted as error:  # asked to stop; all is saved
             raise SystemExit(str(error)) from error
-        return []  # the trial's files say how it ended
