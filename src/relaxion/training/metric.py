@@ -101,7 +101,8 @@ class MetricRunSettings(RunSettings):
         return MetricTrainer(self)
 
     def packed(self, stored: Stored, /) -> Packed:
-        plan, control = self.plan, self.bundle.control()
+        plan = self.plan
+        control = self.bundle.control()
         networks = {"policy": network_of(self.metric, stored.part("metric"), stochastic=False)}
         if control is not None:
             networks[GATE] = constant_network(control)
@@ -120,7 +121,8 @@ RUN_SETTINGS = MetricRunSettings
 
 def stepper_of(bundle: PolicyBundle) -> Stepper:
     """What a relaxer would use: metric and trust rule as they come out of the bundle."""
-    policy, gate = policy_of(bundle), bundle.networks.get(GATE)
+    policy = policy_of(bundle)
+    gate = bundle.networks.get(GATE)
     assert isinstance(policy, MetricPolicy)
     rule = None if gate is None else rule_of(gate, bundle.name)
     return new_stepper(metrics=LearnedMetrics(policy.network), rule=rule)
