@@ -31,7 +31,8 @@ HEAD = struct.Struct("<4sBII")  # mark, kind, length, checksum of kind and paylo
 POINT = struct.Struct("<IiBd")  # relaxation, base, what follows, energy
 END = struct.Struct("<IB")
 CALCULATOR, BEGIN, POINT_KIND, END_KIND = b"CBPE"
-STRESS, CELL = 1, 2  # what a point has beside energy and forces
+STRESS = 1  # what a point has beside energy and forces
+CELL = 2
 LONGEST_RECORD = 1 << 30
 
 Array = NDArray[np.float64]

@@ -35,7 +35,8 @@ SHARD = "shard-"
 JOURNAL = "journal-"
 JOURNAL_SUFFIX = ".rxj"
 MOST_ROWS = 2**31  # steps, or atoms, of one relaxation
-MOST_TRIES, SECONDS_BETWEEN_TRIES = 20, 0.02  # to make a folder that others make too
+MOST_TRIES = 20  # to make a folder that others make too
+SECONDS_BETWEEN_TRIES = 0.02
 Note = Callable[[str], None]
 _numbers = count()
 

@@ -38,7 +38,8 @@ from relaxion.training.supervised.live import FitPlan
 from relaxion.training.supervised.metals import MetalsPlan, MetalsSettings
 from relaxion.training.supervised.store import StorePlan, StoreSettings
 
-LONGEST_MOVE, LARGEST_STRAIN = 1.0, 0.1  # Å; of the bare policy. The guard's trust radius is what binds in use.
+LONGEST_MOVE = 1.0  # Å; of the bare policy. The safeguard's trust radius is what binds in use.
+LARGEST_STRAIN = 0.1
 
 
 class MetricTaskSettings(Settings):

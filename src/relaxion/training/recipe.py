@@ -82,7 +82,8 @@ def _with_shorter_intervals(
     values: dict[str, Any], recipe: Mapping[str, Any], given: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Those of a recipe, scaled with its steps where fewer are asked for: a short run shows as much as a long one."""
-    steps, usual = given["steps"], recipe.get("steps")
+    steps = given["steps"]
+    usual = recipe.get("steps")
     if not (isinstance(steps, int) and isinstance(usual, int)) or steps >= usual:
         return values
     own = {name: values[name] for name in INTERVALS if isinstance(values.get(name), int) and name not in given}

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from relaxion.bench.assessment import Assessed
     from relaxion.training.settings import RunSettings
 
-ASSESSMENT_FORMAT, ASSESSMENT_VERSION = "relaxion-assessment", 1  # of assessment.json
+ASSESSMENT_FORMAT = "relaxion-assessment"  # of assessment.json
+ASSESSMENT_VERSION = 1
 RECENT_EPISODES = 100  # as in Stable-Baselines3
 COUNTERS = ("train/n_updates",)  # not averaged: the trainer writes its own count
 
