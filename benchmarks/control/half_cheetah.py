@@ -95,7 +95,7 @@ def make_sb3(settings: Any) -> Any:
         "tau": agent.target_update_rate,
         "gamma": training.discount_factor,
         "train_freq": 1,
-        "gradient_steps": training.updates_per_step,
+        "gradient_steps": 1,
         "policy_kwargs": {"net_arch": list(settings.networks.widths)},
         "seed": training.seed,
         "device": "cpu",

@@ -35,7 +35,7 @@ class KindSettings(Settings):
     """How many starts. More may be asked of an existing store; what is there stays."""
 
     share: float = Field(default=1.0, ge=0)
-    """Weight of this kind among the others where lessons are made of it (`relaxion train universal`)."""
+    """Weight of this kind among the others where examples are made of it (`relaxion train universal`)."""
 
     smallest_n_atoms: int = Field(default=2, ge=1)
     """Atoms of the smallest structure."""

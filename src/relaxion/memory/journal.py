@@ -31,7 +31,8 @@ HEAD = struct.Struct("<4sBII")  # mark, kind, length, checksum of kind and paylo
 POINT = struct.Struct("<IiBd")  # relaxation, base, what follows, energy
 END = struct.Struct("<IB")
 CALCULATOR, BEGIN, POINT_KIND, END_KIND = b"CBPE"
-STRESS, CELL = 1, 2  # what a point has beside energy and forces
+STRESS = 1  # what a point has beside energy and forces
+CELL = 2
 LONGEST_RECORD = 1 << 30
 
 Array = NDArray[np.float64]
@@ -154,7 +155,8 @@ def read_journal(path: Path, known: Contents | None = None) -> Contents:
             _take(found, kind, payload)
         except (KeyError, ValueError, TypeError, IndexError, struct.error, OverflowError):  # checked, and yet not ours
             found.n_damaged_bytes += HEAD.size + len(payload)
-    found.n_torn_bytes, found.n_read = len(content) - end, found.n_read + end
+    found.n_torn_bytes = len(content) - end
+    found.n_read += end
     return found
 
 
@@ -182,12 +184,14 @@ def _take(found: Contents, kind: int, payload: bytes) -> None:
         found.entries[number].points.append(told)
     elif kind == END_KIND:
         number, outcome = END.unpack(payload)
-        found.entries[number].outcome, found.entries[number].ended = outcome, True
+        found.entries[number].outcome = outcome
+        found.entries[number].ended = True
 
 
 def _beginning(payload: bytes, calculators: Mapping[int, Mapping[str, Any]]) -> Entry:
     (length,) = struct.unpack_from("<I", payload)
-    words, place = decoded(payload[4 : 4 + length].decode()), 4 + length
+    words = decoded(payload[4 : 4 + length].decode())
+    place = 4 + length
     n_atoms = int(words["n_atoms"])
     if n_atoms < 1 or len(payload) != place + n_atoms * 26 + 72:
         raise ValueError("its length does not fit its number of atoms")
@@ -216,13 +220,15 @@ def _beginning(payload: bytes, calculators: Mapping[int, Mapping[str, Any]]) -> 
 def _point(payload: bytes, entries: Mapping[int, Entry]) -> tuple[int, JournalPoint]:
     number, base, what, energy = POINT.unpack_from(payload)
     beginning = entries[number].beginning
-    n_atoms, place = len(beginning.numbers), POINT.size
+    n_atoms = len(beginning.numbers)
+    place = POINT.size
     moved = np.frombuffer(payload, "<f4", 3 * n_atoms, place).reshape(-1, 3)
     forces = np.frombuffer(payload, "<f4", 3 * n_atoms, place + 12 * n_atoms).reshape(-1, 3)
     place += 24 * n_atoms
     stress = cell = None
     if what & STRESS:
-        stress, place = np.frombuffer(payload, "<f4", 6, place).astype(np.float64), place + 24
+        stress = np.frombuffer(payload, "<f4", 6, place).astype(np.float64)
+        place += 24
     if what & CELL:
         cell = np.frombuffer(payload, "<f8", 9, place).reshape(3, 3).astype(np.float64)
     return number, JournalPoint(base, energy, beginning.positions + moved, forces.astype(np.float64), stress, cell)

@@ -125,7 +125,8 @@ def export(store: TrajectoryStore, out: Path, *, force: bool, note: Note | None 
         raise FileError(f"{out}: a memory is exported as extended XYZ; choose a name that ends with .extxyz")
     if out.exists() and not force:
         raise FileError(f"{out} exists; `force=True` replaces it, or choose another name")
-    beside, written = part_of(out), 0
+    beside = part_of(out)
+    written = 0
     try:
         beside.unlink(missing_ok=True)
         with beside.open("x", encoding="utf-8") as file:

@@ -49,7 +49,8 @@ class Memory:
     def _forget(self) -> None:
         self._process = os.getpid()
         self._file: int | None = None
-        self._size, self._synced = 0, time.monotonic()
+        self._size = 0
+        self._synced = time.monotonic()
         self._calculators: dict[str, int] = {}
         self._relaxations = count()
         self.working = True  # False: the disk refused
@@ -111,7 +112,8 @@ class Recording:
     """One relaxation on its way into a memory. Points that are not finite are left out: nobody can learn from them."""
 
     def __init__(self, memory: Memory, beginning: Beginning) -> None:
-        self.memory, self.beginning = memory, beginning
+        self.memory = memory
+        self.beginning = beginning
         self._number: int | None = None
         self._process = 0
         self._places: dict[int, int] = {}  # by the caller's number of a point: its number here
@@ -123,7 +125,8 @@ class Recording:
         records = []
         if self._number is None or self._process != os.getpid():
             self._number, records = self.memory.number_of(self.beginning)
-            self._process, self._places = os.getpid(), {}
+            self._process = os.getpid()
+            self._places = {}
         base = self._places.get(told.base, -1)
         self._places[number] = len(self._places)
         own = JournalPoint(base, told.energy, told.positions, told.forces, told.stress, told.cell)

@@ -32,9 +32,11 @@ FORMAT = Format(version=1, error=FileError, advice="remove this shard: the other
 MANIFEST = "manifest.json"
 KIND = "trajectories"
 SHARD = "shard-"
-JOURNAL, JOURNAL_SUFFIX = "journal-", ".rxj"
+JOURNAL = "journal-"
+JOURNAL_SUFFIX = ".rxj"
 MOST_ROWS = 2**31  # steps, or atoms, of one relaxation
-MOST_TRIES, SECONDS_BETWEEN_TRIES = 20, 0.02  # to make a folder that others make too
+MOST_TRIES = 20  # to make a folder that others make too
+SECONDS_BETWEEN_TRIES = 0.02
 Note = Callable[[str], None]
 _numbers = count()
 
@@ -43,7 +45,8 @@ class TrajectoryStore:
     """`TrajectoryStore.create(path, description)` or `.open(path)`; then `append` and iterate."""
 
     def __init__(self, path: Path, manifest: Mapping[str, Any]) -> None:
-        self.path, self.manifest = path, manifest
+        self.path = path
+        self.manifest = manifest
 
     @classmethod
     def create(cls, path: str | Path, description: Mapping[str, Any]) -> TrajectoryStore:
@@ -119,7 +122,8 @@ class TrajectoryStore:
 
         `cost`: what was spent since the last shard, `force_calls` and `cpu_seconds`.
         """
-        trajectories, skipped = list(trajectories), dict(skipped or {})
+        trajectories = list(trajectories)
+        skipped = dict(skipped or {})
         if not trajectories and not skipped:
             return
         about = [_described(trajectory) for trajectory in trajectories]
@@ -281,7 +285,9 @@ def _checked(values: Any) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise ValueError("its values have no names")
     values = {"about": [], "skipped": {}, "cost": {}} | values
-    about, skipped, cost = values["about"], values["skipped"], values["cost"]
+    about = values["about"]
+    skipped = values["skipped"]
+    cost = values["cost"]
     if not (isinstance(about, list) and isinstance(skipped, dict) and isinstance(cost, dict)):
         raise ValueError("about, skipped and cost are not a list and two tables")
     for entry in about:
@@ -324,7 +330,8 @@ def _check_kinds(tensors: Mapping[str, Tensor]) -> None:
 def _trajectories(stored: Stored) -> Iterator[Trajectory]:
     about = stored.values["about"]
     _check_kinds(stored.tensors if about else {})
-    atoms, steps = [entry["n_atoms"] for entry in about], [entry["n_steps"] for entry in about]
+    atoms = [entry["n_atoms"] for entry in about]
+    steps = [entry["n_steps"] for entry in about]
     both = [n * t for n, t in zip(atoms, steps, strict=True)]
     if not about:
         return

@@ -38,7 +38,10 @@ class Taken:
 def take_in(store: TrajectoryStore, files: Sequence[Path], calculator: str | None = None) -> Taken:
     """FileError at a file that cannot be read, before anything is written. `calculator`: for files that name none."""
     read = [(file, dataset.read(file)) for file in files]
-    known, new, already, bare = store.keys(), list[Trajectory](), 0, 0
+    known = store.keys()
+    new = list[Trajectory]()
+    already = 0
+    bare = 0
     for _, images in read:
         told = [atoms for atoms in images if _has_forces(atoms)]
         bare += len(images) - len(told)

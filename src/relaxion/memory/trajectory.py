@@ -52,7 +52,8 @@ class Trajectory:
     @property
     def structures(self) -> Structures:
         """All of its structures, as one object."""
-        steps, atoms = len(self), self.n_atoms
+        steps = len(self)
+        atoms = self.n_atoms
         return Structures(
             positions=self.positions.reshape(-1, 3),
             cells=self.cells,
@@ -71,7 +72,8 @@ class Trajectory:
 
 def trajectory_of(entry: Entry) -> Trajectory:
     """A relaxation of a journal that has at least one point."""
-    beginning, points = entry.beginning, entry.points
+    beginning = entry.beginning
+    points = entry.points
     cells = [beginning.cell if point.cell is None else point.cell for point in points]
     stresses = [voigt_6_to_full_3x3_stress(np.zeros(6) if p.stress is None else p.stress) for p in points]
     return Trajectory(
@@ -97,7 +99,8 @@ def trajectory_of(entry: Entry) -> Trajectory:
 
 def _outcome(entry: Entry) -> int:
     """As told; whoever drives a relaxer step by step tells no end, but its last forces do."""
-    beginning, forces = entry.beginning, entry.points[-1].forces
+    beginning = entry.beginning
+    forces = entry.points[-1].forces
     if entry.outcome != Outcome.RUNNING or beginning.cell_free or not beginning.movable.any():
         return entry.outcome
     largest = np.linalg.norm(forces[beginning.movable], axis=1).max()

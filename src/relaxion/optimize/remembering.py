@@ -28,7 +28,10 @@ class Remembered:
         self, memory: Memory, target: Atoms | Filter, policy: str, potential: object = None, key: str = ""
     ) -> None:
         """`potential`: who answers, if not the calculator of the atoms; `key`: of the relaxation, if it has one."""
-        self.memory, self.target, self.policy, self.key = memory, target, policy, key
+        self.memory = memory
+        self.target = target
+        self.policy = policy
+        self.key = key
         self._details = None if potential is None else details_of(potential)
         self._recording: Recording | None = None
         self.fmax = 0.0  # eV/Å, of the run
@@ -70,7 +73,8 @@ class Remembered:
             "pbc": atoms.pbc,
             "free": free,
         }
-        details, cell_free = self._details or details_of(atoms.calc), isinstance(self.target, UnitCellFilter)
+        details = self._details or details_of(atoms.calc)
+        cell_free = isinstance(self.target, UnitCellFilter)
         who = {"calculator": details, "cell_free": cell_free, "policy": self.policy}
         if pressure := float(getattr(self.target, "scalar_pressure", 0.0)):
             who["pressure"] = pressure  # eV/Å³; another relaxation of the same start

@@ -20,7 +20,8 @@ BOUNDS = ("centre", "half_range", "bounds")  # buffers of networks that depend o
 NOT_WEIGHTS = ("n_updates", "generator")  # parts of an agent's snapshot that belong to its run; so does Adam's memory
 DIVERGED = "the agent has diverged: lower its learning rates or the scale of the rewards and begin a new run"
 
-read, write = FORMAT.read, FORMAT.write
+read = FORMAT.read
+write = FORMAT.write
 
 
 class NonFiniteError(Exception):
@@ -28,7 +29,8 @@ class NonFiniteError(Exception):
 
     def __init__(self, what: str, transition: dict[str, Any]) -> None:
         super().__init__(what)
-        self.what, self.transition = what, transition
+        self.what = what
+        self.transition = transition
 
     def __reduce__(self) -> tuple[Any, ...]:
         """So that it can come from another process."""

@@ -43,10 +43,7 @@ class VectorTrainingSettings(TrainingSettings):
     """For Gymnasium tasks."""
 
     n_environments: int = Field(default=1, ge=1)
-    """Environments side by side, all stepped in this process."""
-
-    updates_per_step: int = Field(default=1, ge=1)
-    """Updates after each environment step."""
+    """Environments side by side, all stepped in this process; one update follows each step of one of them."""
 
     discount_factor: float = Field(default=0.99, ge=0, le=1)
     """γ per step."""
@@ -123,7 +120,9 @@ class ReturnsAssessor:
     """One episode from each of the fixed starts, side by side: one call of the policy serves all."""
 
     def __init__(self, task: VectorTask, n_starts: int, max_steps: int = MAX_STEPS) -> None:
-        self.task, self.n_starts, self.max_steps = task, n_starts, max_steps
+        self.task = task
+        self.n_starts = n_starts
+        self.max_steps = max_steps
         self._warned = False
         self._environments: VectorEnvironments | None = None  # made when first needed, then kept
 
@@ -197,7 +196,10 @@ class Trainer:
 
     def __init__(self, settings: VectorRunSettings, task: VectorTask) -> None:
         training = settings.training
-        self.settings, self.task, self.step, self.n_updates = settings, task, 0, 0
+        self.settings = settings
+        self.task = task
+        self.step = 0
+        self.n_updates = 0
         self.generators = {name: named_generator(training.seed, name) for name in ("exploration", "replay", "starts")}
         domain = BoxActions(task.lowest_action, task.highest_action)
         self.agent = vector_agent(
@@ -237,10 +239,11 @@ class Trainer:
         """Collect → store → update."""
         self._collect()
         if not self.exploration.warming_up(len(self.replay)):
-            training, agent = self.settings.training, self.agent
+            training = self.settings.training
+            agent = self.agent
             share = training.learning_rate_schedule(self.step)
             scale_learning_rates((agent.policy_optimizer, agent.critic_optimizer), share)
-            for _ in range(training.updates_per_step * training.n_environments):
+            for _ in range(training.n_environments):
                 self.means.add(self.agent.update(self.replay.sample(training.batch_size, self.normaliser)))
                 self.n_updates += 1
 
@@ -334,7 +337,8 @@ class Trainer:
             for name, generator in self.generators.items():
                 generator.set_state(stored.part("generators")[name])
             counters: Mapping[str, Tensor] = stored.part("counters")
-            self.step, self.n_updates = int(counters["step"]), int(counters["n_updates"])
+            self.step = int(counters["step"])
+            self.n_updates = int(counters["n_updates"])
         if False in repeated:
             self._cut_episodes()
             warnings.warn(

@@ -21,9 +21,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 STEPS = "time/total_timesteps"
-FORCE_CALLS, SUCCESS = "eval/force_calls_mean", "eval/success_rate"
+FORCE_CALLS = "eval/force_calls_mean"
+SUCCESS = "eval/success_rate"
 REFERENCES = {"BFGS": "eval/force_calls_bfgs", "FIRE": "eval/force_calls_fire"}
-ASSESSED_RETURN, EXPLORED_RETURN = "eval/mean_reward", "rollout/ep_rew_mean"
+ASSESSED_RETURN = "eval/mean_reward"
+EXPLORED_RETURN = "rollout/ep_rew_mean"
 
 # Okabe and Ito's colours, told apart by all kinds of colour vision; without yellow, which is faint on white
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
@@ -147,7 +149,8 @@ def _label(members: Sequence[RunRecord], groups: Sequence[Sequence[RunRecord]]) 
 
 def mean_and_range(curves: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, ...]:
     """Steps, mean, lowest and highest of several curves where all of them have something to say."""
-    first, last = max(steps[0] for steps, _ in curves), min(steps[-1] for steps, _ in curves)
+    first = max(steps[0] for steps, _ in curves)
+    last = min(steps[-1] for steps, _ in curves)
     grid = np.unique(np.concatenate([steps for steps, _ in curves]))
     grid = grid[(grid >= first) & (grid <= last)]
     values = np.array([np.interp(grid, steps, own) for steps, own in curves])
@@ -249,7 +252,8 @@ def _return_metric(runs: Sequence[RunRecord]) -> str:
 
 
 def _draw_group(axes: Axes, number: int, group: Group, metric: str, scale: float = 1.0) -> None:
-    colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
+    colour = COLOURS[number % len(COLOURS)]
+    marker = MARKERS[number % len(MARKERS)]
     curves = [(steps, scale * values) for steps, values in (run.points(metric) for run in group.runs) if len(steps)]
     if not curves:
         return

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from relaxion.bench.assessment import Assessed
 
-PART, POLICY = "kept", "policy."  # names in checkpoints and files of agents
+PART = "kept"  # names in checkpoints and files of agents
+POLICY = "policy."
 NUMBERS = ("step", "validation_force_calls_mean", "force_calls_mean", "force_calls_median", "success_rate")
 
 

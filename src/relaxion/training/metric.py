@@ -38,7 +38,8 @@ from relaxion.training.supervised.live import FitPlan
 from relaxion.training.supervised.metals import MetalsPlan, MetalsSettings
 from relaxion.training.supervised.store import StorePlan, StoreSettings
 
-LONGEST_MOVE, LARGEST_STRAIN = 1.0, 0.1  # Å; of the bare policy. The guard's trust radius is what binds in use.
+LONGEST_MOVE = 1.0  # Å; of the bare policy. The safeguard's trust radius is what binds in use.
+LARGEST_STRAIN = 0.1
 
 
 class MetricTaskSettings(Settings):
@@ -101,7 +102,8 @@ class MetricRunSettings(RunSettings):
         return MetricTrainer(self)
 
     def packed(self, stored: Stored, /) -> Packed:
-        plan, control = self.plan, self.bundle.control()
+        plan = self.plan
+        control = self.bundle.control()
         networks = {"policy": network_of(self.metric, stored.part("metric"), stochastic=False)}
         if control is not None:
             networks[GATE] = constant_network(control)
@@ -120,7 +122,8 @@ RUN_SETTINGS = MetricRunSettings
 
 def stepper_of(bundle: PolicyBundle) -> Stepper:
     """What a relaxer would use: metric and trust rule as they come out of the bundle."""
-    policy, gate = policy_of(bundle), bundle.networks.get(GATE)
+    policy = policy_of(bundle)
+    gate = bundle.networks.get(GATE)
     assert isinstance(policy, MetricPolicy)
     rule = None if gate is None else rule_of(gate, bundle.name)
     return new_stepper(metrics=LearnedMetrics(policy.network), rule=rule)

@@ -52,15 +52,19 @@ def _shipped() -> dict[str, Path]:
 
 def settings_from_recipe(path: Path, agent: str | None, overrides: Mapping[str, Any]) -> RunSettings:
     """The recipe's common part, then the section of the agent, then the overrides (an `agent` there chooses it too)."""
-    table, given = read_toml(path), dict(overrides)
+    table = read_toml(path)
+    given = dict(overrides)
     asked = _asked_agent(agent, given.pop("agent", None))
     owner = f"{path}: "
     if COLLECTED in table:
         raise SettingsError(f"{path} says what 'relaxion collect' collects; 'relaxion train' takes recipes with a task")
     default = agent_name(table.pop("default_agent", DEFAULT_AGENT), f"{owner}default_agent: ")
-    sections, of_a_run = table.pop("agent", {}), False
+    sections = table.pop("agent", {})
+    of_a_run = False
     if isinstance(sections, str):  # the settings of an earlier run belong to one agent
-        default, sections, of_a_run = agent_name(sections, owner), {}, True
+        default = agent_name(sections, owner)
+        sections = {}
+        of_a_run = True
         if asked not in (None, default):
             raise SettingsError(f"{path} holds settings for {default}, not for {asked}; use a recipe instead")
     chosen = asked or default
@@ -78,7 +82,8 @@ def _with_shorter_intervals(
     values: dict[str, Any], recipe: Mapping[str, Any], given: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Those of a recipe, scaled with its steps where fewer are asked for: a short run shows as much as a long one."""
-    steps, usual = given["steps"], recipe.get("steps")
+    steps = given["steps"]
+    usual = recipe.get("steps")
     if not (isinstance(steps, int) and isinstance(usual, int)) or steps >= usual:
         return values
     own = {name: values[name] for name in INTERVALS if isinstance(values.get(name), int) and name not in given}

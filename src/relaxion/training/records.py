@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from relaxion.bench.assessment import Assessed
     from relaxion.training.settings import RunSettings
 
-ASSESSMENT_FORMAT, ASSESSMENT_VERSION = "relaxion-assessment", 1  # of assessment.json
+ASSESSMENT_FORMAT = "relaxion-assessment"  # of assessment.json
+ASSESSMENT_VERSION = 1
 RECENT_EPISODES = 100  # as in Stable-Baselines3
 COUNTERS = ("train/n_updates",)  # not averaged: the trainer writes its own count
 
@@ -92,7 +93,8 @@ class Clock:
     """Seconds a run has taken, those before a resume included."""
 
     def __init__(self, seconds_before: float = 0.0, step: int = 0) -> None:
-        self._before, self._began = seconds_before, time.perf_counter()
+        self._before = seconds_before
+        self._began = time.perf_counter()
         self._last = (seconds_before, step)
 
     def seconds(self) -> float:
@@ -100,7 +102,8 @@ class Clock:
 
     def scalars(self, step: int) -> dict[str, float]:
         """Seconds so far, and steps per second since the last call."""
-        now, (then, step_then) = self.seconds(), self._last
+        now = self.seconds()
+        (then, step_then) = self._last
         self._last = (now, step)
         return {"time/time_elapsed": now, "time/fps": (step - step_then) / max(now - then, 1e-9)}
 
@@ -203,7 +206,8 @@ class RelaxationResult(Result):
 
 def discounted_returns(rewards: Sequence[float], discount_factor: float) -> Tensor:
     """Of an episode: the return from each of its steps to its end, (n_steps,)."""
-    value, returns = 0.0, []
+    value = 0.0
+    returns = []
     for reward in reversed(rewards):
         value = reward + discount_factor * value
         returns.append(value)
@@ -285,12 +289,14 @@ class ScalarMeans:
                 self._sums[name] += number
                 self._counts[name] += 1
             else:
-                self._sums[name], self._counts[name] = number.clone(), 1
+                self._sums[name] = number.clone()
+                self._counts[name] = 1
 
     def take(self) -> dict[str, float]:
         """The means since the last call."""
         means = {name: float(total) / self._counts[name] for name, total in sorted(self._sums.items())}
-        self._sums, self._counts = {}, {}
+        self._sums = {}
+        self._counts = {}
         return means
 
     def snapshot(self) -> dict[str, Tensor]:

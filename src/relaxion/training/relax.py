@@ -51,7 +51,8 @@ class PolicyPenalties:
     """λ‖π(s) - executed‖² (R7.3) plus the fading imitation loss (R8.3), from geometry alone: no potential (R1.4)."""
 
     def __init__(self, deviation_weight: float, settings: EnvironmentSettings) -> None:
-        self.deviation_weight, self.settings = deviation_weight, settings
+        self.deviation_weight = deviation_weight
+        self.settings = settings
         self.imitation_weight = 0.0  # set by its schedule before every round of updates
 
     def __call__(self, batch: Batch, actions: Move) -> Tensor:
@@ -95,9 +96,14 @@ class RelaxTrainer:
     """
 
     def __init__(self, settings: RelaxRunSettings, task: RelaxTask) -> None:
-        training, atoms, world = settings.training, settings.atoms, settings.environment
-        self.settings, self.task = settings, task
-        self.step, self.n_updates, self.force_calls = 0, 0, 0
+        training = settings.training
+        atoms = settings.atoms
+        world = settings.environment
+        self.settings = settings
+        self.task = task
+        self.step = 0
+        self.n_updates = 0
+        self.force_calls = 0
         names = ("exploration", "replay", "starts", "expert")
         self.generators = {name: named_generator(training.seed, name) for name in names}
         self.penalties = PolicyPenalties(atoms.deviation_penalty_per_angstrom2, world)
@@ -106,10 +112,12 @@ class RelaxTrainer:
             task.replay_capacity, task.atom_capacity, generator=self.generators["replay"], n_steps=training.n_steps
         )
         self.collector = RelaxCollector(settings, task, self.agent, self.generators)
-        self.exploration, self.environment = self.collector.exploration, self.collector.environment
+        self.exploration = self.collector.exploration
+        self.environment = self.collector.environment
         self.imitation_weight = LinearSchedule(atoms.imitation_weight, 0.0, atoms.expert_steps)
         self.fit = self._new_fit()
-        self.assessor, self.validation = task.assessor(), task.validation_assessor()
+        self.assessor = task.assessor()
+        self.validation = task.validation_assessor()
         self.kept = KeptPolicy()
         self.episodes = Episodes(world.n_structures)
         self.means = ScalarMeans()
@@ -175,7 +183,8 @@ class RelaxTrainer:
 
     def _sampled(self) -> Batch:
         """Every network of an update looks at the same neighbours: they are searched once per side."""
-        batch, cutoff = self.replay.sample(self.settings.training.batch_size), self.settings.networks.cutoff_angstrom
+        batch = self.replay.sample(self.settings.training.batch_size)
+        cutoff = self.settings.networks.cutoff_angstrom
         return replace(
             batch,
             observations=with_graph(batch.observations, cutoff),
@@ -290,7 +299,8 @@ class RelaxTrainer:
                 generator.set_state(stored.part("generators")[name])
             self.state = state_from_tensors(stored.part("state"))
             counters = stored.part("counters")
-            self.step, self.n_updates = int(counters["step"]), int(counters["n_updates"])
+            self.step = int(counters["step"])
+            self.n_updates = int(counters["n_updates"])
             self.force_calls = int(counters["force_calls"])
 
     def _check_collectors(self, number: int) -> None:

@@ -195,7 +195,8 @@ class RelaxRunSettings(AgentRunSettings):
 
     def check_together(self) -> None:
         super().check_together()
-        networks, plain = self.networks, AtomNetworkSettings()
+        networks = self.networks
+        plain = AtomNetworkSettings()
         if not networks.environment_information and networks.largest_gate_factor != plain.largest_gate_factor:
             raise SettingsError(
                 f"a gate was asked for (largest_gate_factor = {networks.largest_gate_factor:g}) with no "

@@ -59,7 +59,8 @@ class RelaxTask:
         return None if self.settings.atoms.assess_on == "validation" else self._assessor("validation", ())
 
     def _assessor(self, side: str, compared: Sequence[str]) -> Assessor:
-        settings, world = self.settings, self.settings.environment
+        settings = self.settings
+        world = self.settings.environment
 
         def starts() -> list[Starts]:
             generator = named_generator(SIDE_SEEDS[SIDES.index(side)], "assessment")
@@ -103,7 +104,8 @@ class RelaxTask:
     @property
     def atom_capacity(self) -> int:
         """Rows for the states of `replay_capacity` transitions, and for the largest step that may come on top."""
-        atoms, capacity = self.settings.atoms, self.replay_capacity
+        atoms = self.settings.atoms
+        capacity = self.replay_capacity
         if atoms.replay_atom_capacity is not None:
             return atoms.replay_atom_capacity
         largest = int(self.pools["training"].counts.max())
@@ -126,7 +128,8 @@ def relax_task(settings: RelaxRunSettings) -> RelaxTask:
 
 def _check_room_for_warmup(task: RelaxTask) -> None:
     """A replay that forgets before the warm-up is over would keep it warming up for ever."""
-    given, warmup = task.settings.atoms.replay_atom_capacity, task.settings.training.warmup_steps
+    given = task.settings.atoms.replay_atom_capacity
+    warmup = task.settings.training.warmup_steps
     needed = round(STATES_PER_TRANSITION * warmup * task.mean_atoms)
     if given is not None and given < needed:
         raise SettingsError(

@@ -15,7 +15,8 @@ from relaxion.files import kind_of, open_lock, part_of, text_of
 LOCK = ".lock"
 BASELINES = "baselines.json"
 OWNER = "relaxion {}"  # what a lock says: the process
-CHECKPOINT, AGENT = "relaxion checkpoint", "relaxion agent"  # kinds of files
+CHECKPOINT = "relaxion checkpoint"  # kinds of files
+AGENT = "relaxion agent"
 
 
 class RunFolder:

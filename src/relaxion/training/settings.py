@@ -102,7 +102,8 @@ class TrainingSettings(LoopSettings):
         """Of the exploration noise; None for an agent that explores by itself."""
         if not isinstance(agent, NoisyExplorer):
             return None
-        start, end = agent.exploration_scale, self.exploration_noise_final
+        start = agent.exploration_scale
+        end = self.exploration_noise_final
         return LinearSchedule(start, start if end is None else end, self.exploration_noise_steps)
 
     def capacity(self, advised: int = VECTOR_CAPACITY) -> int:
@@ -115,7 +116,8 @@ class TrainingSettings(LoopSettings):
             ("warmup_steps", "batch_size", "the first batch needs that many different transitions"),
             ("replay_capacity", "warmup_steps", "the first update would never come"),
         ):
-            own, least = getattr(self, small), getattr(self, large)
+            own = getattr(self, small)
+            least = getattr(self, large)
             if own is not None and own < least:
                 raise SettingsError(f"{small} {own} is below {large} {least}: {reason}")
 

@@ -152,6 +152,7 @@ def test_a_metric_that_is_no_longer_a_number_is_not_kept():
 def test_settings_survive_their_own_file():
     settings = tiny()
     assert RunSettings.read(settings.flat()) == settings
+    assert tiny(fit_updates=0, steps=7).fit.fit_updates == 7, "the rate falls over all steps"
 
 
 def test_nothing_to_learn_from_is_refused():

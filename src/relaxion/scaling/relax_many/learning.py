@@ -10,17 +10,25 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import asdict
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
+
+from ase import Atoms
 
 from relaxion.errors import CheckpointError, FileError
 from relaxion.files import Format, Stored
 from relaxion.memory.journal import Contents, read_journal
 from relaxion.memory.store import JOURNAL, JOURNAL_SUFFIX
 from relaxion.memory.trajectory import Trajectory, trajectory_of
+from relaxion.networks.metric.network import MetricNetwork
 from relaxion.networks.metric.policies import MetricPolicy
-from relaxion.optimize.choice import load
+from relaxion.optimize.choice import Chooser, Loaded, load, new_stepper, stepper_of
+from relaxion.optimize.learned import LearnedMetrics
+from relaxion.optimize.quasi_newton import QuasiNewtonSettings
+from relaxion.optimize.stepper import Stepper
 from relaxion.training.supervised.examples import secants_of
 from relaxion.training.supervised.fine_tune import FineTune, FineTuneSettings
 
@@ -29,6 +37,7 @@ logger = logging.getLogger(__name__)
 FOLDER = "learned"
 FORMAT = Format(version=1, error=CheckpointError, advice="remove it, and the run fits again")
 KIND = "fit of a round"
+MOST_LOADED = 8  # networks that a worker keeps
 LAG = 2  # rounds: the fits of a round are for the second one after it
 
 
@@ -45,7 +54,9 @@ class Learner:
     ) -> None:
         """`policies`: what to load for each policy that may relax, by its name."""
         self.settings = settings or FineTuneSettings()
-        self.folder, self.every, self.policies = folder / FOLDER, every, dict(policies)
+        self.folder = folder / FOLDER
+        self.every = every
+        self.policies = dict(policies)
         self._memory = Reader(memory)
         self._tunings: dict[str, FineTune] = {}
         self._keys: list[list[str]] = []  # of each round, in the order of the input
@@ -99,7 +110,8 @@ class Learner:
         elif self._under_way:
             self._go_on(self._under_way[0])
         else:
-            self.round, self._under_way = self.round + 1, None
+            self.round = self.round + 1
+            self._under_way = None
 
     def _begun(self) -> list[str]:
         """Policies that have something new to fit to; those that did so before a kill have not."""
@@ -183,3 +195,33 @@ class Reader:
 def read_fit(file: Path) -> Stored:
     """What a fit left: weights by `network.`, and in its values what it proved."""
     return FORMAT.read(file, KIND)
+
+
+class LearnedPolicies:
+    """What a worker relaxes with: the policy it would choose, with the weights that came with the task.
+
+    Set `weights` before each structure; then it makes the stepper.
+    """
+
+    def __init__(self, chooser: Chooser, *, allow_unseen: bool) -> None:
+        self._chooser = chooser
+        self._allow_unseen = allow_unseen
+        self.weights: Mapping[str, str] = {}  # files by policy
+        self._network = lru_cache(MOST_LOADED)(_network)
+
+    def __call__(self, atoms: Atoms) -> tuple[str, Stepper]:
+        decision = self._chooser.decide_for(atoms)
+        loaded = decision.loaded
+        file = self.weights.get(decision.name)
+        if loaded is None or file is None:
+            chosen = stepper_of(decision, QuasiNewtonSettings(), allow_unseen=self._allow_unseen)
+            return chosen.name, chosen.stepper
+        source = LearnedMetrics(self._network(loaded, file), None if self._allow_unseen else loaded.elements)
+        return decision.name, new_stepper(QuasiNewtonSettings(), metrics=source, rule=loaded.rule)
+
+
+def _network(loaded: Loaded, file: str) -> MetricNetwork:
+    assert isinstance(loaded.policy, MetricPolicy)  # others do not learn
+    network = deepcopy(loaded.policy.network)
+    network.load_state_dict(read_fit(Path(file)).part("network"))
+    return network.requires_grad_(False)

@@ -17,7 +17,7 @@ from relaxion.optimize.batch_relaxation import Relaxed
 from relaxion.optimize.choice import Chooser
 from relaxion.potentials.registry import make_potential
 from relaxion.scaling.relax_many.frames import plain_info, written
-from relaxion.scaling.relax_many.learned_policies import LearnedPolicies
+from relaxion.scaling.relax_many.learning import LearnedPolicies
 from relaxion.scaling.relax_many.settings import WorkerSettings
 from relaxion.structures import Outcome
 

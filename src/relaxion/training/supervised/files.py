@@ -54,7 +54,8 @@ class FilePlan(FitPlan):
                 "fine-tuning needs structures and a calculator: the settings structures (as my.xyz) and calculator "
                 "(as my_module:make)"
             )
-        self.settings, self.per_kind = settings, starts
+        self.settings = settings
+        self.per_kind = starts
         self.engines = settings.calculator
         if settings.free_cell and not self.potential.has_stress:
             raise MissingStressError(f"{self.potential.name} gives no stress; leave out free_cell")
@@ -91,7 +92,8 @@ class FilePlan(FitPlan):
 
     def card(self) -> dict[str, Any]:
         images = self._sides[0]
-        numbers, sizes = sorted({int(n) for atoms in images for n in atoms.numbers}), [len(atoms) for atoms in images]
+        numbers = sorted({int(n) for atoms in images for n in atoms.numbers})
+        sizes = [len(atoms) for atoms in images]
         periodic = {bool(atoms.pbc.any()) for atoms in images}
         return {
             "elements": tuple(Symbols(numbers)),

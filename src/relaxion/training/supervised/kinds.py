@@ -75,7 +75,9 @@ class KindPlan(FitPlan):
     )
 
     def __init__(self, settings: KindSourceSettings, starts: int, rule: StepControl | None) -> None:
-        self.settings, self.per_kind, self.rule = settings, starts, rule
+        self.settings = settings
+        self.per_kind = starts
+        self.rule = rule
         self.collection = CollectSettings.of(read_toml(find(settings.kinds_of)), {})
         self.wanted = {name: kind for name, kind in self.collection.kinds.items() if kind.share > 0}
         self.kinds = {name: kind for name, kind in self.wanted.items() if self._at_hand(kind)}

@@ -118,7 +118,8 @@ def without_molecules(memory: Path, trajectories: Sequence[Trajectory], origin: 
 
 def _left_to_core(trajectory: Trajectory, origin: Loaded) -> bool:
     pbc = trajectory.pbc.numpy()
-    positions, cell = trajectory.positions[0].numpy(), trajectory.cells[0].numpy()
+    positions = trajectory.positions[0].numpy()
+    cell = trajectory.cells[0].numpy()
     start = Atoms(trajectory.numbers.numpy(), positions, cell=cell, pbc=pbc)
     alone = bool(np.isfinite(positions).all()) and molecular_share(start) == 1 and in_vacuum(start)
     return alone and leaves_molecules(origin.bundle.card)
@@ -244,9 +245,11 @@ class StoreFineTune:
 
 def bundle_of(name: str, tuned: StoreFineTune, learned: Learned, command: str) -> PolicyBundle:
     """What is kept: the origin with other weights, and a card that says what of."""
-    trajectories, origin = tuned.trajectories, tuned.origin.bundle
+    trajectories = tuned.trajectories
+    origin = tuned.origin.bundle
     numbers = sorted({int(number) for t in trajectories for number in t.numbers.unique()})
-    symbols, sizes = list(Symbols(numbers)), [t.n_atoms for t in trajectories]
+    symbols = list(Symbols(numbers))
+    sizes = [t.n_atoms for t in trajectories]
     prints = sorted({fingerprint(t.settings) for t in trajectories})
     source = LearnedFrom(
         origin=origin.name,

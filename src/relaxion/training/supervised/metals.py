@@ -100,10 +100,12 @@ class MetalsSettings(LiveSettings):
 class MetalsPlan(FitPlan):
     """Every round is of new structures: none need be held out."""
 
-    engines, structures = "emt and eam", "metals"
+    engines = "emt and eam"
+    structures = "metals"
 
     def __init__(self, settings: MetalsSettings, starts: int) -> None:
-        self.settings, self.per_kind = settings, starts
+        self.settings = settings
+        self.per_kind = starts
         where = "on slabs and in defects" if "defect" in settings.shares else "on slabs"
         self.fails_on = (
             "The results are on validation starts: never trained on, but the guard's rule was chosen on such starts.",
@@ -115,7 +117,9 @@ class MetalsPlan(FitPlan):
 
     def starts(self) -> list[Starts]:
         """The same `per_kind` starts of each kind trained on every time, on EMT, and as many alloys on the EAM."""
-        emt, eam, places = potential("emt"), potential("eam"), list(KINDS)
+        emt = potential("emt")
+        eam = potential("eam")
+        places = list(KINDS)
         found = [
             Starts(kind, emt, self._sample(EMT_METALS, kind, 0.0, places.index(kind))) for kind in self.settings.shares
         ]

@@ -150,7 +150,8 @@ class StorePlan(FitPlan):
                 "no store of relaxations: fill one with 'relaxion collect universal-data', and name its folder in the "
                 "setting store"
             )
-        self.settings, self.per_kind = settings, starts
+        self.settings = settings
+        self.per_kind = starts
         self.training, self.validation = split_store(settings)
         self.engines = " and ".join(sorted({trajectory.engine for trajectory in self.training}))
 
