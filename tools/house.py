@@ -21,12 +21,12 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "relaxion"
 COUNTS = {  # what is counted: (limit, goal)
-    "files": (260, 150),
-    "lines": (38808, 28500),
-    "files of a relaxation step": (29, 15),
-    "modules loaded by Relaxer and one run": (86, 45),
-    "settings": (369, 250),
-    "class names used twice": (30, 0),
+    "files": (240, 150),
+    "lines": (37398, 28500),
+    "files of a relaxation step": (30, 15),
+    "modules loaded by Relaxer and one run": (82, 45),
+    "settings": (305, 250),
+    "class names used twice": (4, 0),
     "flags outside the command line": (0, 0),
 }
 TRACED = """
