@@ -48,7 +48,7 @@ ROOMS = [
     [("bundles", "policies as files, cards", USE), ("networks", "policies, critics, metric", BOTH)],
     [("generators", "where starts come from", BOTH), ("potentials", "energy, forces, corrector", BOTH)],
     [("memory", "relaxations on disk", BOTH), ("structures", "Structures, Graph, State, Move", BOTH)],
-    [(name, "", BOTH) for name in ("files", "settings", "paths", "errors")],
+    [(name, "", BOTH) for name in ("workers", "files", "settings", "paths", "errors")],
 ]
 
 
