@@ -11,7 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 
 PICTURE = Path(__file__).with_name("design.svg")
-WIDTH, HEIGHT, EDGE, GAP = 720, 924, 20, 10
+WIDTH, HEIGHT, EDGE, GAP = 720, 969, 20, 10
 # in the system's colours, light or dark, and on a ground of its own: readable wherever it is put
 STYLE = """
 .ground { fill: #ffffff; stroke: #d0d7de }
@@ -144,9 +144,9 @@ def picture() -> str:
         words(EDGE, 30, "Packages: imports go downwards only", "title"),
         words(EDGE, 48, "in a row the left one may use the right one; orange relaxes, blue learns"),
         *rooms(62),
-        words(EDGE, 570, "The loop: from a state to a step", "title"),
-        words(EDGE, 588, "right: what training by an agent adds; there the corrector stands in place of the guard"),
-        *loop(606),
+        words(EDGE, 615, "The loop: from a state to a step", "title"),
+        words(EDGE, 633, "right: what training by an agent adds; there the corrector stands in place of the guard"),
+        *loop(651),
         "</svg>",
     ]
     return "\n".join(parts) + "\n"
