@@ -29,7 +29,7 @@ from relaxion.generators.sources import structure_source
 from relaxion.generators.starts import KINDS, MetalStarts, PerturbedStarts
 from relaxion.structures import Structures
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "relaxation"))
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks" / "relaxation"))  # last: `tables` is PyTables too
 
 from molecular_sets import MOLECULAR_SETS
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,6 +20,9 @@ from relaxion.settings import nearest
 
 MOST_ENDS = 1000  # empty lines behind the end of a file before that is an error
 LONGEST_REASON = 300  # characters of what ASE says
+LARGEST_CLAIM = 1_000_000  # atoms or columns of a file with fewer characters than this
+LONGEST_HEAD = 100_000  # characters of a line that is looked at
+LINES_OF_HEAD = {"vasp": 7, "extxyz": 2}
 
 
 def read(path: str | Path, index: str | int = ":") -> list[Atoms]:
@@ -37,6 +41,11 @@ def read(path: str | Path, index: str | int = ":") -> list[Atoms]:
     return images
 
 
+LARGEST_CLAIM = 1_000_000  # atoms or columns of a file with fewer characters than this
+LONGEST_HEAD = 100_000  # characters of a line that is looked at
+LINES_OF_HEAD = {"vasp": 7, "extxyz": 2}
+
+
 @contextmanager
 def opened_for_ase(path: Path) -> Iterator[tuple[Any, str | None]]:
     """What ASE's readers are given, and the format where it is not theirs to find out.
@@ -45,11 +54,28 @@ def opened_for_ase(path: Path) -> Iterator[tuple[Any, str | None]]:
     an open file: of a frame that claims a trillion atoms its reader would look for every single one.
     """
     name = str(path.absolute())
-    if path.is_dir() or filetype(name) != "extxyz":
+    kind = None if path.is_dir() else filetype(name)
+    if kind in ("vasp", "extxyz"):
+        _check_claims(name, kind)
+    if kind != "extxyz":
         yield name, None
         return
     with open_with_compression(name, "r") as file:
         yield _Ending(file), "extxyz"
+
+
+def _check_claims(name: str, kind: str) -> None:
+    """EOFError where a short file claims a million atoms or columns: readers would make room for them first."""
+    with open_with_compression(name, "r") as file:
+        head = [file.readline(LONGEST_HEAD) for _ in range(LINES_OF_HEAD[kind])]
+        text = file.read(LARGEST_CLAIM)
+    if len(text) == LARGEST_CLAIM:
+        return
+    claims = head[5:7] if kind == "vasp" else head[1:2]
+    pattern = r"(?:^|\s)(\d+)(?=\s|$)" if kind == "vasp" else r":[RISL]:(\d+)"
+    claimed = max((int(number) for line in claims for number in re.findall(pattern, line)), default=0)
+    if claimed > LARGEST_CLAIM:
+        raise EOFError(f"it claims {claimed} atoms or columns, and ends long before")
 
 
 class _Ending:

@@ -209,7 +209,7 @@ class WorkerPlace:
         if kind == "ray" and place and "@" not in place and not place.lstrip("-").isdecimal():
             return cls(kind, None, None if place == "local" else place)
         raise SettingsError(
-            f"{what} '{words}': expected local:N, ray:auto, ray:N, ray:ADDRESS or ray:N@ADDRESS with N from 1 to "
+            f"{what} '{words}': expected N, local:N, ray:auto, ray:N, ray:ADDRESS or ray:N@ADDRESS with N from 1 to "
             f"{MOST_WORKERS}; try {what}=local:2"
         )
 

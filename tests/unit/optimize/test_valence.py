@@ -22,7 +22,7 @@ from relaxion.optimize.valence.model import LARGEST_DENSE, ValenceModel, valence
 from relaxion.optimize.valence.path import along_internals, moved
 from relaxion.optimize.valence.topology import Topology, bonds_in, topology_of
 
-sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks" / "relaxation"))
+sys.path.append(str(Path(__file__).parents[3] / "benchmarks" / "relaxation"))  # last: `tables` is PyTables too
 
 from flexible_molecules import flexible_molecule
 

