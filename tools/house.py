@@ -22,7 +22,7 @@ ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "relaxion"
 COUNTS = {  # what is counted: (limit, goal)
     "files": (240, 150),
-    "lines": (37398, 28500),
+    "lines": (37424, 28500),
     "files of a relaxation step": (30, 15),
     "modules loaded by Relaxer and one run": (82, 45),
     "settings": (305, 250),
