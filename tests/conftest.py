@@ -11,8 +11,9 @@ import torch
 from ase import Atoms
 from ase.build import bulk
 
-from relaxion.bundles import ModelCard, Network, PolicyBundle
-from relaxion.networks.roles import Policy
+from relaxion.model.card import ModelCard
+from relaxion.model.policy_file import Network, PolicyBundle
+from relaxion.model.roles import Policy
 from relaxion.potentials.potential import Potential
 from relaxion.structures import Evaluation, Structures
 from relaxion.structures.structures import per_structure_sum
@@ -26,7 +27,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of
 def _no_learning_curves(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Short runs leave out their picture, which takes longer than they do; those who look at it get it."""
     if request.path.stem not in ("test_curves", "test_loop", "test_package"):
-        monkeypatch.setattr("relaxion.training.curves.leave_curve", lambda _folder: None)
+        monkeypatch.setattr("relaxion.train.runs.curves.leave_curve", lambda _folder: None)
 
 
 class Springs(Potential):
@@ -52,9 +53,9 @@ METALS = ("Al", "Ni", "Cu", "Pd", "Ag", "Pt", "Au")
 
 def small_metric_policy(seed: int = 0) -> Policy:
     """Untrained: it says about what springs say, and takes steps of its own."""
-    from relaxion.networks.metric.network import MetricSettings
-    from relaxion.networks.metric.policies import MetricPolicy
-    from relaxion.networks.move_actions import MoveActions
+    from relaxion.model.move_actions import MoveActions
+    from relaxion.model.stiffness_network import MetricSettings
+    from relaxion.model.stiffness_policy import MetricPolicy
 
     settings = MetricSettings(channels=8, n_hidden=8, n_radial=6, n_coordinates=2)
     return MetricPolicy(MoveActions(), settings, torch.Generator().manual_seed(seed))
@@ -65,7 +66,7 @@ def write_bundle(
     periodic: bool | None = None,
 ) -> Path:  # fmt: skip
     """A bundle of the policy, named as its file."""
-    from relaxion.bundles.networks import described
+    from relaxion.model.rebuild import described
 
     card = ModelCard(
         elements=tuple(elements), smallest_n_atoms=2, largest_n_atoms=16, potential="emt", agent="none", seed=0,
@@ -99,7 +100,7 @@ def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder in place of the policies that ship; the user has none either."""
     folder = tmp_path / "shipped"
     folder.mkdir()
-    monkeypatch.setattr("relaxion.bundles.library.SHIPPED", folder)
+    monkeypatch.setattr("relaxion.policies.library.SHIPPED", folder)
     monkeypatch.setenv("RELAXION_POLICIES", str(tmp_path / "users-own"))
     return folder
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any, Self
 
-from relaxion.web.live import Board, free_socket, server
+from relaxion.apps.report.live import Board, free_socket, server
 
 
 class InThread:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from relaxion.training.loop import train
-from relaxion.training.settings import RunSettings
+from relaxion.train.runs.loop import train
+from relaxion.train.runs.settings import RunSettings
 
 ATOMS = {
     "task": "relax", "agent": "td3", "structures": "alloys:Al-Cu-Ni:2-4", "n_pooled": 40, "steps": 96,

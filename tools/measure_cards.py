@@ -15,14 +15,14 @@ from pathlib import Path
 
 import torch
 
-from relaxion.bench.assessment import CORE
-from relaxion.bundles import PolicyBundle, find_policy
-from relaxion.bundles.library import find_file
-from relaxion.cli.policies import write_bundle
+from relaxion.apps.cli.policies import write_bundle
 from relaxion.files import Stored, json_of, write_json
-from relaxion.training.packaging import training_command, with_results
-from relaxion.training.run_folder import RunFolder
-from relaxion.training.settings import RunSettings
+from relaxion.model.policy_file import PolicyBundle
+from relaxion.policies.library import find_file, find_policy
+from relaxion.train.judge.assessment import CORE
+from relaxion.train.runs.packaging import training_command, with_results
+from relaxion.train.runs.run_folder import RunFolder
+from relaxion.train.runs.settings import RunSettings
 from relaxion.version import __version__
 
 RUNS = Path(__file__).parents[1] / "benchmarks" / "relaxation"

@@ -21,13 +21,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from relaxion.bench.assessment import CORE
 from relaxion.files import json_of, write_json
 from relaxion.settings import assigned
-from relaxion.training.loop import train
-from relaxion.training.recipe import find, settings_from_recipe
-from relaxion.training.relax_settings import RelaxRunSettings
-from relaxion.training.relax_task import relax_task
+from relaxion.train.judge.assessment import CORE
+from relaxion.train.runs.loop import train
+from relaxion.train.runs.recipe import find, settings_from_recipe
+from relaxion.train.tasks.relax_settings import RelaxRunSettings
+from relaxion.train.tasks.relax_task import relax_task
 
 HERE = Path(__file__).parent
 KEPT, PICTURES = HERE / "results" / "learning", HERE.parents[1] / "docs" / "pictures"

@@ -15,12 +15,12 @@ import time
 import torch
 from torch import Tensor
 
-from relaxion.agents.td3 import TD3
-from relaxion.networks.surroundings import with_graph
+from relaxion.model.surroundings import with_graph
 from relaxion.settings import assigned
 from relaxion.structures import Move, State
-from relaxion.training.recipe import find, settings_from_recipe
-from relaxion.training.relax import RelaxTrainer
+from relaxion.train.agents.td3 import TD3
+from relaxion.train.runs.recipe import find, settings_from_recipe
+from relaxion.train.tasks.relax import RelaxTrainer
 
 FACTORS = (0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0)
 STORED, PROBES = 2_950, 300

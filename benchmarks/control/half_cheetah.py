@@ -61,9 +61,9 @@ def run_sb3(agent: str, seed: int, out: Path, options: argparse.Namespace) -> No
     """One run of Stable-Baselines3 with the settings of our recipe, assessed on our starts."""
     import torch
 
-    from relaxion.experience.vector_environment import task
-    from relaxion.training.control import assess
-    from relaxion.training.recipe import find, settings_from_recipe
+    from relaxion.train.experience.vector_environment import task
+    from relaxion.train.runs.recipe import find, settings_from_recipe
+    from relaxion.train.tasks.control import assess
 
     torch.set_num_threads(1)
     settings = settings_from_recipe(find(RECIPE), agent, {"warmup_steps": options.warmup, "seed": seed})

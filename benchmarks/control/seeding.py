@@ -15,9 +15,9 @@ import torch
 from half_cheetah import RECIPE, make_sb3
 from torch import Tensor
 
-from relaxion.training.checkpoint import named_generator
-from relaxion.training.control import Trainer
-from relaxion.training.recipe import find, settings_from_recipe
+from relaxion.train.runs.checkpoint import named_generator
+from relaxion.train.runs.recipe import find, settings_from_recipe
+from relaxion.train.tasks.control import Trainer
 
 STEPS = 1_500  # an episode and a half
 SEEDS, AGENTS = range(3), ("td3", "sac")

@@ -29,10 +29,10 @@ from ase.io import read, write
 from ase.optimize import BFGS, BFGSLineSearch
 from systems import FILES, SYSTEMS, System
 
-from relaxion.bench.comparison import run_ase_optimizer, run_relaxer
-from relaxion.bench.optimizers import PolicyChoice
-from relaxion.bench.runs import RelaxationTask
+from relaxion.apps.compare.comparison import run_ase_optimizer, run_relaxer
 from relaxion.potentials import AsePotential
+from relaxion.train.judge.optimizers import PolicyChoice
+from relaxion.train.judge.runs import RelaxationTask
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent.parent / "examples" / "engines"))

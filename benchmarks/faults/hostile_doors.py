@@ -38,20 +38,20 @@ from hostile_corpus import (
 )
 
 from relaxion import Relaxer
-from relaxion.agents import TD3
-from relaxion.bundles import bundle as bundles
+from relaxion.apps.relax_many.folder import Folder
+from relaxion.apps.relax_many.inputs import places
+from relaxion.apps.relax_many.settings import ManySettings, calculator_details, policy_weights
+from relaxion.database import store as evaluated
 from relaxion.errors import RelaxionError
-from relaxion.memory import store as evaluated
-from relaxion.optimize.choice import load
+from relaxion.model import policy_file as bundles
+from relaxion.optimizer.choice import load
 from relaxion.potentials.registry import potential
-from relaxion.scaling.relax_many.folder import Folder
-from relaxion.scaling.relax_many.inputs import places
-from relaxion.scaling.relax_many.settings import ManySettings, calculator_details, policy_weights
-from relaxion.training import checkpoint
-from relaxion.training.loop import make_trainer, read_weights, train
-from relaxion.training.recipe import find, settings_from_recipe
-from relaxion.training.run_folder import AGENT, CHECKPOINT
-from relaxion.training.settings import RunSettings
+from relaxion.train import TD3
+from relaxion.train.runs import checkpoint
+from relaxion.train.runs.loop import make_trainer, read_weights, train
+from relaxion.train.runs.recipe import find, settings_from_recipe
+from relaxion.train.runs.run_folder import AGENT, CHECKPOINT
+from relaxion.train.runs.settings import RunSettings
 
 FAULTS = Path(__file__).parent
 ATOM_RUN = {
@@ -77,7 +77,7 @@ class Traceback(Exception):
 
 def command(*words: str | Path) -> str:
     """What it printed; Refused with its sentence, Traceback when it was none."""
-    from relaxion.cli.app import app
+    from relaxion.apps.cli.app import app
 
     out, error = io.StringIO(), io.StringIO()
     code: Any = 0
@@ -156,13 +156,14 @@ def copper(moved: float = 0.1) -> Atoms:
 
 
 def _make_bundles(root: Path) -> None:
-    from relaxion.bundles import ModelCard, PolicyBundle
-    from relaxion.bundles.networks import described
-    from relaxion.networks.atom_policies import AtomPolicy
-    from relaxion.networks.metric.network import MetricSettings
-    from relaxion.networks.metric.policies import MetricPolicy
-    from relaxion.networks.move_actions import MoveActions
-    from relaxion.networks.observer import AtomNetworkSettings
+    from relaxion.model.card import ModelCard
+    from relaxion.model.direct_policy import AtomPolicy
+    from relaxion.model.move_actions import MoveActions
+    from relaxion.model.observer import AtomNetworkSettings
+    from relaxion.model.policy_file import PolicyBundle
+    from relaxion.model.rebuild import described
+    from relaxion.model.stiffness_network import MetricSettings
+    from relaxion.model.stiffness_policy import MetricPolicy
 
     card = ModelCard(
         elements=("Cu", "Au"), smallest_n_atoms=2, largest_n_atoms=16, potential="emt", agent="none", seed=0,
@@ -192,8 +193,8 @@ def _make_restarts(root: Path) -> None:
 
 
 def _make_store(path: Path) -> None:
-    from relaxion.memory.store import TrajectoryStore
-    from relaxion.memory.trajectory import Trajectory
+    from relaxion.database.store import TrajectoryStore
+    from relaxion.database.trajectory import Trajectory
 
     store = TrajectoryStore.create(path, {"recipe": "none"})
     generator = torch.Generator().manual_seed(0)
@@ -230,9 +231,9 @@ def _make_many(path: Path) -> None:
     sys.path.insert(0, str(FAULTS.parents[1] / "tests" / "unit" / "scaling"))
     from inline_workers import InlineWorkers
 
-    from relaxion.scaling.relax_many.driver import Driver
-    from relaxion.scaling.relax_many.settings import WorkerSettings
-    from relaxion.scaling.relax_many.summary import make_summary
+    from relaxion.apps.relax_many.driver import Driver
+    from relaxion.apps.relax_many.settings import WorkerSettings
+    from relaxion.apps.relax_many.summary import make_summary
 
     images = [copper(0.05 * number) for number in range(3)]
     images += [Atoms("Xe", positions=[[0, 0, 0]])]  # EMT has no parameters: set aside
@@ -385,7 +386,7 @@ def many_merge(path: Path) -> Any:
 
 
 def many_go_on(path: Path) -> Any:
-    from relaxion.scaling.relax_many.summary import make_summary
+    from relaxion.apps.relax_many.summary import make_summary
 
     file = path.parent.parent / "seeds" / "many.extxyz"
     outside = path.parent / "outside.txt"
@@ -607,8 +608,8 @@ def _many_cases(world: World) -> Iterator[Case]:
 
 def _crafted_frames(door: str, many: Path, shard: str) -> Iterator[Case]:
     """Frames with the right digest and wrong facts."""
-    from relaxion.scaling.relax_many.frames import sealed
-    from relaxion.scaling.relax_many.summary import SEAL
+    from relaxion.apps.relax_many.frames import sealed
+    from relaxion.apps.relax_many.summary import SEAL
 
     lines = (many / shard).read_text().split("\n")
     frame = lines[: int(lines[0]) + 2]

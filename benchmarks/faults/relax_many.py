@@ -38,14 +38,14 @@ from ase import Atoms
 from ase.build import bulk
 from ase.io import iread, write
 
-from relaxion.generators.alloys import LATTICE_CONSTANTS
-from relaxion.scaling.relax_many.folder import failures, results
+from relaxion.apps.relax_many.folder import failures, results
+from relaxion.train.data.alloys import LATTICE_CONSTANTS
 
 METALS = ("Al", "Cu", "Ag", "Au", "Ni", "Pt")  # palladium kills, see the hostile calculators
 CALCULATORS = Path(__file__).parents[2] / "tests" / "unit" / "scaling"
 TROUBLE = {"H": "licence server", "O": "time limit", "Pd": "died 2 times", "C": "not finite", "N": "forces of shape"}
 BATCH_TROUBLE = {element: TROUBLE[element] for element in ("H", "O", "Pd")}
-COMMAND = [sys.executable, "-c", "from relaxion.cli.app import main; main()"]
+COMMAND = [sys.executable, "-c", "from relaxion.apps.cli.app import main; main()"]
 SAME_POSITION, SAME_ENERGY = 1e-5, 1e-5  # Å, eV
 
 

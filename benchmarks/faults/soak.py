@@ -42,7 +42,7 @@ from typing import Any
 import numpy as np
 from relax_many import write_input
 
-COMMAND = [sys.executable, "-c", "from relaxion.cli.app import main; main()"]
+COMMAND = [sys.executable, "-c", "from relaxion.apps.cli.app import main; main()"]
 MARK = "RELAXION_SOAK"  # in the environment of everything that is started here
 TICK = os.sysconf("SC_CLK_TCK")
 WARM_UP = 1 / 6  # of the time: replay fills, pages and caches are made

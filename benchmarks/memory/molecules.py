@@ -35,23 +35,23 @@ from ase import Atoms
 from row import CAP, RESULTS, molecule
 
 from relaxion import Relaxer
-from relaxion.bench.statistics import resampled
-from relaxion.memory.store import TrajectoryStore
-from relaxion.memory.trajectory import Trajectory
-from relaxion.optimize import quasi_newton
-from relaxion.optimize.point import Array, Geometry, Point, dot, longest
-from relaxion.optimize.springs import SpringSettings, bonds_of
-from relaxion.optimize.valence import factors, model
-from relaxion.optimize.valence.constants import ValenceSettings, shares
-from relaxion.optimize.valence.coordinates import changes_of
-from relaxion.optimize.valence.memory import ValenceMemory
-from relaxion.optimize.valence.model import ValenceModel, near_pairs, valence_at
-from relaxion.optimize.valence.topology import Topology
+from relaxion.database.store import TrajectoryStore
+from relaxion.database.trajectory import Trajectory
+from relaxion.optimizer import classical as quasi_newton
+from relaxion.optimizer.hessian.internal import factors, model
+from relaxion.optimizer.hessian.internal.constants import ValenceSettings, shares
+from relaxion.optimizer.hessian.internal.coordinates import changes_of
+from relaxion.optimizer.hessian.internal.model import ValenceModel, near_pairs, valence_at
+from relaxion.optimizer.hessian.internal.secants import ValenceMemory
+from relaxion.optimizer.hessian.internal.topology import Topology
+from relaxion.optimizer.hessian.springs import SpringSettings, bonds_of
+from relaxion.optimizer.point import Array, Geometry, Point, dot, longest
 from relaxion.potentials.ase import PotentialCalculator
 from relaxion.potentials.counting import CountingCalculator
 from relaxion.potentials.registry import make_potential
 from relaxion.structures import Outcome
-from relaxion.training.supervised.examples import bases_of
+from relaxion.train.judge.statistics import resampled
+from relaxion.train.supervised.examples import bases_of
 
 LEARNED_FROM, TRIED = 4401, 4402  # seeds
 LIMITS = (1.0, 0.25, 0.05)  # eV/Å, for the calls on the way; the last one ends a relaxation

@@ -18,7 +18,7 @@ import numpy as np
 from ase.io import write
 from row import CAP, COMMAND, FAMILIES, RESULTS, relaxed
 
-from relaxion.bench.statistics import resampled
+from relaxion.train.judge.statistics import resampled
 
 SEED = 9800
 

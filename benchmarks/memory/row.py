@@ -25,23 +25,23 @@ import numpy as np
 from ase import Atoms
 from ase.io import write
 
-from relaxion.bench.sets import find_set
-from relaxion.bench.statistics import resampled
-from relaxion.generators.alloys import EMT_METALS
-from relaxion.generators.molecules import random_molecule
-from relaxion.generators.perturbations import displaced
-from relaxion.generators.prototypes import random_perovskite
-from relaxion.generators.slabs import ADSORBATES, alloy_slab
-from relaxion.memory.store import TrajectoryStore
-from relaxion.networks.metric.policies import MetricPolicy
-from relaxion.optimize.choice import load
-from relaxion.scaling.relax_many.learning import read_fit
-from relaxion.training.supervised.examples import secants_of
-from relaxion.training.supervised.fine_tune import FineTuneSettings, errors_of, held_out
+from relaxion.apps.compare.sets import find_set
+from relaxion.apps.relax_many.learning import read_fit
+from relaxion.database.store import TrajectoryStore
+from relaxion.model.stiffness_policy import MetricPolicy
+from relaxion.optimizer.choice import load
+from relaxion.train.data.alloys import EMT_METALS
+from relaxion.train.data.molecules import random_molecule
+from relaxion.train.data.perturbations import displaced
+from relaxion.train.data.prototypes import random_perovskite
+from relaxion.train.data.slabs import ADSORBATES, alloy_slab
+from relaxion.train.judge.statistics import resampled
+from relaxion.train.supervised.examples import secants_of
+from relaxion.train.supervised.fine_tune import FineTuneSettings, errors_of, held_out
 
 RESULTS = Path(__file__).with_name("results")
 SEED = 9700
-COMMAND = [sys.executable, "-c", "from relaxion.cli.app import main; main()"]
+COMMAND = [sys.executable, "-c", "from relaxion.apps.cli.app import main; main()"]
 CAP = 500
 
 

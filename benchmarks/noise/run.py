@@ -11,12 +11,12 @@ import numpy as np
 from ase.optimize import BFGS
 from noisy import Noise, Noisy
 
-from relaxion.bench.comparison import run_ase_optimizer, run_relaxer
-from relaxion.bench.optimizers import PolicyChoice
-from relaxion.bench.runs import RelaxationTask
-from relaxion.bench.sets import find_set
-from relaxion.optimize import quasi_newton
+from relaxion.apps.compare.comparison import run_ase_optimizer, run_relaxer
+from relaxion.apps.compare.sets import find_set
+from relaxion.optimizer import classical as quasi_newton
 from relaxion.potentials import Emt
+from relaxion.train.judge.optimizers import PolicyChoice
+from relaxion.train.judge.runs import RelaxationTask
 
 FMAX = 0.01  # eV/Å
 MOST_CALLS = 200

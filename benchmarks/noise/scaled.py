@@ -11,13 +11,13 @@ from functools import partial
 
 import numpy as np
 
-from relaxion.bench.comparison import run_relaxer
-from relaxion.bench.optimizers import PolicyChoice
-from relaxion.bench.runs import RelaxationTask
-from relaxion.bench.sets import find_set
-from relaxion.optimize import guard
+from relaxion.apps.compare.comparison import run_relaxer
+from relaxion.apps.compare.sets import find_set
+from relaxion.optimizer import safeguard as guard
 from relaxion.potentials import Emt, Potential
 from relaxion.structures import Evaluation, Structures
+from relaxion.train.judge.optimizers import PolicyChoice
+from relaxion.train.judge.runs import RelaxationTask
 
 FMAX = 0.05  # eV/Å
 MOST_CALLS = 300

@@ -17,10 +17,10 @@ from ase import Atoms
 from ase.build import add_adsorbate, fcc100, fcc111, molecule
 from ase.constraints import FixAtoms
 
-from relaxion.optimize.batch import BatchRelaxer, BatchSettings
-from relaxion.optimize.batch_relaxation import Relaxed
-from relaxion.optimize.choice import new_stepper
-from relaxion.optimize.quasi_newton import QuasiNewtonSettings
+from relaxion.batch import BatchRelaxer, BatchSettings
+from relaxion.optimizer.batch_relaxation import Relaxed
+from relaxion.optimizer.choice import new_stepper
+from relaxion.optimizer.classical import QuasiNewtonSettings
 from relaxion.potentials import potential
 from relaxion.potentials.potential import Potential
 

@@ -13,11 +13,11 @@ import argparse
 import numpy as np
 import torch
 
-from relaxion.bench.sets import find_set
-from relaxion.bench.statistics import SAME_MINIMUM_EV_PER_ATOM, resampled
-from relaxion.optimize.batch import BatchRelaxer, BatchSettings
-from relaxion.optimize.choice import new_stepper
-from relaxion.optimize.quasi_newton import QuasiNewtonSettings
+from relaxion.apps.compare.sets import find_set
+from relaxion.batch import BatchRelaxer, BatchSettings
+from relaxion.optimizer.choice import new_stepper
+from relaxion.optimizer.classical import QuasiNewtonSettings
+from relaxion.train.judge.statistics import SAME_MINIMUM_EV_PER_ATOM, resampled
 
 SETS = ("emt-bulk", "emt-large", "emt-bulk-cell", "emt-slabs", "emt-clusters", "mixed", "alfe", "alfe-cell", "lj38")
 LARGE = {"emt-large": 5, "alfe-cell": 5, "lj38": 5}  # so many times fewer starts

@@ -18,19 +18,19 @@ import sys
 from pathlib import Path
 
 from relaxion import Relaxer
-from relaxion.bench.optimizers import (
+from relaxion.apps.cli.bench import BenchRequest, find_starts, measure
+from relaxion.apps.cli.bench_output import HEADINGS, as_plain, cells, sentences
+from relaxion.apps.compare.sets import FIRST_SEED, SETS
+from relaxion.optimizer.choice import new_stepper
+from relaxion.optimizer.classical import QuasiNewtonSettings
+from relaxion.optimizer.trust_region import TrustRegionSettings
+from relaxion.train.judge.optimizers import (
     Contestant,
     classical_contestants,
     our_contestants,
     policy_argument,
 )
-from relaxion.bench.sets import FIRST_SEED, SETS
-from relaxion.bench.statistics import Circumstances, ContestResult, draw_profile
-from relaxion.cli.bench import BenchRequest, find_starts, measure
-from relaxion.cli.bench_output import HEADINGS, as_plain, cells, sentences
-from relaxion.optimize.choice import new_stepper
-from relaxion.optimize.quasi_newton import QuasiNewtonSettings
-from relaxion.optimize.trust_region import TrustRegionSettings
+from relaxion.train.judge.statistics import Circumstances, ContestResult, draw_profile
 
 FMAX = 0.05  # eV/Å
 CAP = 500  # force calls

@@ -28,9 +28,9 @@ from ase.units import Bohr, Hartree
 from molecular_sets import find_set
 
 from relaxion import Relaxer
-from relaxion.bench.optimizers import known_optimizers
-from relaxion.bench.sets import FIRST_SEED, StartSet
+from relaxion.apps.compare.sets import FIRST_SEED, StartSet
 from relaxion.potentials.counting import Answered, CountingCalculator
+from relaxion.train.judge.optimizers import known_optimizers
 
 CAP = 400  # force calls
 TOLERANCES = (0.05, 0.01, 1e-3, 1e-4)  # eV/Å

@@ -16,10 +16,10 @@ from ase.spacegroup import crystal
 from flexible_molecules import flexible_molecule
 from scipy.spatial.transform import Rotation
 
-from relaxion.bench import sets
-from relaxion.bench.sets import StartSet, strained_at_random
-from relaxion.generators.molecules import g2_molecules
-from relaxion.generators.perturbations import displaced
+from relaxion.apps.compare import sets
+from relaxion.apps.compare.sets import StartSet, strained_at_random
+from relaxion.train.data.molecules import g2_molecules
+from relaxion.train.data.perturbations import displaced
 
 METALS = ("Cu", "Ag", "Pd", "Pt", "Ni", "Al")
 GUESTS = ("CO", "H2O", "NH3", "CH3OH", "HCOOH", "C2H4", "H2CO", "H3CNH2", "C2H2", "CH3CN", "CO2", "CH3SH")

@@ -17,11 +17,11 @@ import torch
 from ase import Atoms
 from own_kinds import MOST_CALLS, calls
 
-from relaxion.generators.starts import KINDS, MetalStarts
 from relaxion.potentials.potential import Potential
-from relaxion.training.metric import MetricRunSettings
-from relaxion.training.recipe import find, settings_from_recipe
-from relaxion.training.supervised.metals import MetalsSettings
+from relaxion.train.data.starts import KINDS, MetalStarts
+from relaxion.train.runs.recipe import find, settings_from_recipe
+from relaxion.train.supervised.metals import MetalsSettings
+from relaxion.train.tasks.stiffness import MetricRunSettings
 
 SEED = 8200
 

@@ -20,13 +20,13 @@ from ase import Atoms
 from ase.build import bulk
 
 import relaxion
-from relaxion.bench.optimizers import (
+from relaxion.train.judge.optimizers import (
     Contestant,
     classical_contestants,
     our_contestants,
     policy_argument,
 )
-from relaxion.bench.runs import RelaxationTask, Stage
+from relaxion.train.judge.runs import RelaxationTask, Stage
 
 CELLS = {8: (2, 1, 1), 64: (4, 2, 2), 512: (8, 4, 4), 4096: (16, 8, 8), 10_000: (25, 10, 10)}  # of 4 atoms
 LARGEST = {"BFGS": 512}  # atoms

@@ -11,9 +11,9 @@ import numpy as np
 from ase import Atoms
 from flexible_molecules import flexible_molecule
 
-from relaxion.optimize.choice import new_stepper
-from relaxion.optimize.point import Geometry, Point
-from relaxion.optimize.stepper import propose
+from relaxion.optimizer.choice import new_stepper
+from relaxion.optimizer.point import Geometry, Point
+from relaxion.optimizer.step import propose
 
 STEPS = 12
 STIFFNESS = 5.0  # eV/Å²

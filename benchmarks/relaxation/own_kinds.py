@@ -10,7 +10,7 @@ core's. On 100 starts that mean is uncertain by 3 %.
 With `--chance` the core also relaxes the same starts moved by 0.001 Å: what such ratios are by chance alone.
 
 With `--errors` all policies are asked at the same states, those of relaxations by the first one to 0.005 eV/Å, for the
-way to the end. Printed: the mean relative error of the step (`training/supervised/fit.py`) at the first, second, third
+way to the end. Printed: the mean relative error of the step (`train/supervised/fit.py`) at the first, second, third
 and all later states, and its difference to the first policy's with its standard error. That tells two policies apart
 sooner than calls do.
 """
@@ -23,21 +23,21 @@ import numpy as np
 import torch
 from ase import Atoms
 
-from relaxion.collecting.settings import CollectSettings
-from relaxion.collecting.starts import file_structures
-from relaxion.networks.metric.network import MetricNetwork
-from relaxion.networks.metric.policies import MetricPolicy
-from relaxion.optimize.batch import BatchRelaxer, BatchSettings, relax_batch
-from relaxion.optimize.choice import load, new_stepper
-from relaxion.optimize.learned import LearnedMetrics, MetricSource, states_at
-from relaxion.optimize.trust_rule import StepControl
+from relaxion.batch import BatchRelaxer, BatchSettings, relax_batch
+from relaxion.model.stiffness_network import MetricNetwork
+from relaxion.model.stiffness_policy import MetricPolicy
+from relaxion.optimizer.choice import load, new_stepper
+from relaxion.optimizer.hessian.learned import LearnedMetrics, MetricSource, states_at
+from relaxion.optimizer.step_rule import StepControl
 from relaxion.potentials import potential
 from relaxion.potentials.potential import Potential
-from relaxion.training.recipe import find, read_toml
-from relaxion.training.supervised.examples import Examples, way_to
-from relaxion.training.supervised.fine_tune import LARGEST_ERROR
-from relaxion.training.supervised.fit import relative_errors
-from relaxion.training.supervised.kinds import KindStarts
+from relaxion.train.collecting.settings import CollectSettings
+from relaxion.train.collecting.starts import file_structures
+from relaxion.train.runs.recipe import find, read_toml
+from relaxion.train.supervised.examples import Examples, way_to
+from relaxion.train.supervised.fine_tune import LARGEST_ERROR
+from relaxion.train.supervised.fit import relative_errors
+from relaxion.train.supervised.kinds import KindStarts
 
 SEED = 8400
 FMAX, END, MOST_CALLS = 0.05, 0.005, 200

@@ -20,21 +20,21 @@ import own_kinds
 import torch
 from ase import Atoms
 
-from relaxion.networks.metric.network import MetricNetwork
-from relaxion.optimize.batch import BatchRelaxer, BatchSettings
-from relaxion.optimize.batch_relaxation import Relaxed
-from relaxion.optimize.choice import new_stepper
-from relaxion.optimize.learned import Asked, LearnedMetrics, Metric, Past
-from relaxion.optimize.point import Array, Point, dot, structures_of
-from relaxion.optimize.quasi_newton import QuasiNewtonSettings
-from relaxion.optimize.secants import Secant, believed, corrected, damped
-from relaxion.optimize.springs import bonds_of, springs_at
-from relaxion.optimize.trust_rule import StepControl
+from relaxion.batch import BatchRelaxer, BatchSettings
+from relaxion.model.stiffness_network import MetricNetwork
+from relaxion.optimizer.batch_relaxation import Relaxed
+from relaxion.optimizer.choice import new_stepper
+from relaxion.optimizer.classical import QuasiNewtonSettings
+from relaxion.optimizer.hessian.learned import Asked, LearnedMetrics, Metric, Past
+from relaxion.optimizer.hessian.springs import bonds_of, springs_at
+from relaxion.optimizer.point import Array, Point, dot, structures_of
+from relaxion.optimizer.secants import Secant, believed, corrected, damped
+from relaxion.optimizer.step_rule import StepControl
 from relaxion.potentials import potential
 from relaxion.potentials.potential import Potential
-from relaxion.training.metric import MetricRunSettings
-from relaxion.training.recipe import find, settings_from_recipe
-from relaxion.training.supervised.metals import MetalsSettings
+from relaxion.train.runs.recipe import find, settings_from_recipe
+from relaxion.train.supervised.metals import MetalsSettings
+from relaxion.train.tasks.stiffness import MetricRunSettings
 
 SEED, KEPT = 8280, 8
 SMALLEST_FORCE, FARTHEST, LARGEST_ERROR = 0.03, 1.0, 3.0  # eV/Å, Å: as in examples

@@ -17,11 +17,11 @@ from ase.build import bulk
 from ase.optimize import BFGS
 from ase.spacegroup import crystal
 
-from relaxion.bench.comparison import run_ase_optimizer, run_relaxer
-from relaxion.bench.optimizers import PolicyChoice
-from relaxion.bench.runs import RelaxationTask
+from relaxion.apps.compare.comparison import run_ase_optimizer, run_relaxer
 from relaxion.potentials import potential
 from relaxion.potentials.potential import Potential
+from relaxion.train.judge.optimizers import PolicyChoice
+from relaxion.train.judge.runs import RelaxationTask
 
 SEED = 8300
 RATTLE_ANGSTROM, STRAIN = 0.05, 0.03

@@ -21,10 +21,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from relaxion.bench.contest import Score
-from relaxion.bench.statistics import Circumstances, ContestResult
-from relaxion.cli.bench_output import as_plain
+from relaxion.apps.cli.bench_output import as_plain
 from relaxion.files import replace_file
+from relaxion.train.judge.contest import Score
+from relaxion.train.judge.statistics import Circumstances, ContestResult
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"

@@ -10,7 +10,7 @@ Muon, with springs that only pull or with pairs that may soften (`softens`). Whe
 With `--further` the shipped policy also learns from the rest, at low rates, and its steps are shortened by one factor.
 
 Printed is the mean relative error of the step at states of the test, those of structures with fixed cells and few
-atoms (`training/supervised/fit.py`), by how far the farthest atom is from the end, and the processor time of the
+atoms (`train/supervised/fit.py`), by how far the farthest atom is from the end, and the processor time of the
 teaching; beside them that of finished policies, and of the Hessian of the potential at each state, made by differences,
 eigenvalues taken by their size and none below 0.3 eV/Å².
 """
@@ -29,16 +29,16 @@ import torch
 from own_kinds import metric_of
 from torch import Tensor
 
-from relaxion.networks.metric.network import Frame, MetricNetwork, MetricSettings, pulls_of
-from relaxion.networks.metric.stiffness import Unknowns
-from relaxion.networks.strains import strain_vectors
+from relaxion.model.stiffness import Unknowns
+from relaxion.model.stiffness_network import Frame, MetricNetwork, MetricSettings, pulls_of
+from relaxion.model.strains import strain_vectors
 from relaxion.potentials.potential import Potential
 from relaxion.structures import Structures
-from relaxion.training.metric import MetricRunSettings
-from relaxion.training.recipe import find, settings_from_recipe
-from relaxion.training.supervised.examples import Examples
-from relaxion.training.supervised.fit import ExampleSet, Fit, relative_errors
-from relaxion.training.supervised.live import LiveExamples
+from relaxion.train.runs.recipe import find, settings_from_recipe
+from relaxion.train.supervised.examples import Examples
+from relaxion.train.supervised.fit import ExampleSet, Fit, relative_errors
+from relaxion.train.supervised.live import LiveExamples
+from relaxion.train.tasks.stiffness import MetricRunSettings
 
 SEED, AT_ONCE = 77, 200
 SHIFT, FLOOR, LARGEST_ERROR = 0.01, 0.3, 3.0  # Å, eV/Å²

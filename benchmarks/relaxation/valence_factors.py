@@ -26,15 +26,15 @@ from molecular_sets import find_set
 from scipy.optimize import minimize
 
 from relaxion import Relaxer
-from relaxion.generators.molecules import random_molecule
-from relaxion.optimize.point import Array, Geometry
-from relaxion.optimize.springs import Bonds, SpringSettings, bonds_of
-from relaxion.optimize.valence import factors
-from relaxion.optimize.valence.constants import ValenceSettings
-from relaxion.optimize.valence.factors import labels_of, near_labels
-from relaxion.optimize.valence.model import ValenceModel, between, near_pairs, valence_at
+from relaxion.optimizer.hessian.internal import factors
+from relaxion.optimizer.hessian.internal.constants import ValenceSettings
+from relaxion.optimizer.hessian.internal.factors import labels_of, near_labels
+from relaxion.optimizer.hessian.internal.model import ValenceModel, between, near_pairs, valence_at
+from relaxion.optimizer.hessian.springs import Bonds, SpringSettings, bonds_of
+from relaxion.optimizer.point import Array, Geometry
 from relaxion.potentials.ase import PotentialCalculator
 from relaxion.potentials.counting import CountingCalculator
+from relaxion.train.data.molecules import random_molecule
 
 SEED = 500  # of the training molecules
 SMALL, FLEXIBLE = 50, 18  # how many of them

@@ -21,7 +21,7 @@ from ase.build import bulk
 
 from relaxion.potentials import potential
 from relaxion.structures import Structures
-from relaxion.structures.dataset import read
+from relaxion.train.data.dataset import read
 
 ROUNDS = 3
 CRYSTALS = (

@@ -20,18 +20,18 @@ from dataclasses import replace
 import torch
 
 import relaxion
-from relaxion.agents.td3 import TD3
-from relaxion.experience.environment import Environment, EnvironmentSettings
-from relaxion.experience.replay import Batch
-from relaxion.generators.alloys import fcc_alloys
-from relaxion.generators.perturbations import perturbation
-from relaxion.generators.starts import PerturbedStarts
-from relaxion.networks.atom_critics import AtomCritics
-from relaxion.networks.atom_policies import AtomPolicy
-from relaxion.networks.move_actions import MoveActions
-from relaxion.networks.observer import AtomNetworkSettings
-from relaxion.networks.surroundings import with_graph
+from relaxion.model.direct_policy import AtomPolicy
+from relaxion.model.move_actions import MoveActions
+from relaxion.model.observer import AtomNetworkSettings
+from relaxion.model.surroundings import with_graph
 from relaxion.structures import State
+from relaxion.train.agents.atom_critics import AtomCritics
+from relaxion.train.agents.td3 import TD3
+from relaxion.train.data.alloys import fcc_alloys
+from relaxion.train.data.perturbations import perturbation
+from relaxion.train.data.starts import PerturbedStarts
+from relaxion.train.experience.environment import Environment, EnvironmentSettings
+from relaxion.train.experience.replay import Batch
 
 N_CELLS = 100
 ELEMENTS = ("Al", "Ni", "Cu", "Pd", "Ag", "Pt", "Au")

@@ -23,8 +23,8 @@ from ase.calculators.emt import EMT
 from ase.optimize import BFGS
 
 from relaxion import potential, relax_batch
-from relaxion.bench.sets import find_set
-from relaxion.optimize.batch import BATCH_SIZE
+from relaxion.apps.compare.sets import find_set
+from relaxion.batch import BATCH_SIZE
 
 FMAX = 0.05  # eV/Å
 

@@ -17,12 +17,12 @@ from typing import Any
 
 from ase.io import write
 
-from relaxion.bench.sets import find_set
-from relaxion.scaling.relax_many.folder import Folder
-from relaxion.scaling.relax_many.frames import written
-from relaxion.scaling.relax_many.inputs import places
-from relaxion.scaling.relax_many.settings import ManySettings, structure_key
-from relaxion.scaling.relax_many.worker import atoms_of, task_line
+from relaxion.apps.compare.sets import find_set
+from relaxion.apps.relax_many.folder import Folder
+from relaxion.apps.relax_many.frames import written
+from relaxion.apps.relax_many.inputs import places
+from relaxion.apps.relax_many.settings import ManySettings, structure_key
+from relaxion.apps.relax_many.worker import atoms_of, task_line
 
 DRIVER = ("read", "key", "task", "append")
 

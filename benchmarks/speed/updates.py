@@ -26,9 +26,9 @@ import torch
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.type_aliases import ReplayBufferSamples
 
-from relaxion.agents import AGENT_SETTINGS, vector_agent
-from relaxion.experience.replay import Batch, VectorReplay
-from relaxion.networks.vector import BoxActions
+from relaxion.train.agents import AGENT_SETTINGS, vector_agent
+from relaxion.train.agents.vector_networks import BoxActions
+from relaxion.train.experience.replay import Batch, VectorReplay
 
 N_OBSERVATIONS, N_ACTIONS, BATCH, STORED, DISCOUNT = 17, 6, 256, 100_000, 0.99
 REQUIRED_RATIO = 1.15

@@ -4,7 +4,7 @@ import argparse
 
 import torch
 
-from relaxion.agents.shared import (
+from relaxion.train.agents.shared import (
     Agent,
     adam,
     bellman_target,
@@ -14,10 +14,10 @@ from relaxion.agents.shared import (
     take_snapshot,
     target_copy,
 )
-from relaxion.experience.replay import VectorReplay
-from relaxion.experience.vector_environment import VectorEnvironments, task
-from relaxion.networks.vector import BoxActions, VectorCritics
-from relaxion.training.control import assess
+from relaxion.train.agents.vector_networks import BoxActions, VectorCritics
+from relaxion.train.experience.replay import VectorReplay
+from relaxion.train.experience.vector_environment import VectorEnvironments, task
+from relaxion.train.tasks.control import assess
 
 N_TRIED, BATCH, WARMUP, DISCOUNT = 64, 64, 200, 0.97
 

@@ -1,7 +1,7 @@
 """Relaxion: learned relaxation of atomic structures.
 
 Importing it is quick and changes nothing global: the names below are loaded when first used. Our Gymnasium environments
-are registered by `import relaxion.experience.gym`.
+are registered by `import relaxion.train.experience.gym`.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ from typing import TYPE_CHECKING, Any
 from relaxion.version import __version__
 
 if TYPE_CHECKING:
-    from relaxion.optimize import Relaxer
-    from relaxion.optimize.batch import relax_batch, relax_stream
+    from relaxion.apps.report.view import report
+    from relaxion.batch import relax_batch, relax_stream
     from relaxion.potentials import potential
+    from relaxion.relaxer import Relaxer
     from relaxion.structures import Evaluation, Graph, Move, Outcome, State, Structures
-    from relaxion.web.view import report
 
 _HOMES = {
     "Evaluation": "relaxion.structures",
     "Graph": "relaxion.structures",
     "Move": "relaxion.structures",
     "Outcome": "relaxion.structures",
-    "Relaxer": "relaxion.optimize",
+    "Relaxer": "relaxion.relaxer",
     "State": "relaxion.structures",
     "Structures": "relaxion.structures",
     "potential": "relaxion.potentials",
-    "relax_batch": "relaxion.optimize.batch",
-    "relax_stream": "relaxion.optimize.batch",
-    "report": "relaxion.web.view",
+    "relax_batch": "relaxion.batch",
+    "relax_stream": "relaxion.batch",
+    "report": "relaxion.apps.report.view",
 }
 
 __all__ = [

@@ -26,13 +26,13 @@ from ase.filters import FrechetCellFilter
 from torch import Tensor
 
 from relaxion.errors import MissingExtraError, SettingsError, StructureError
-from relaxion.optimize.ase_interface import cell_ratio, place, read_geometry, read_point
-from relaxion.optimize.batch_relaxation import Answer, Told
-from relaxion.optimize.choice import Chooser, Decision, stepper_of
-from relaxion.optimize.packed import packed, unpacked
-from relaxion.optimize.point import Point, Proposal, longest
-from relaxion.optimize.quasi_newton import QuasiNewtonSettings
-from relaxion.optimize.stepper import propose
+from relaxion.optimizer.ase_interface import cell_ratio, place, read_geometry, read_point
+from relaxion.optimizer.batch_relaxation import Answer, Told
+from relaxion.optimizer.choice import Chooser, Decision, stepper_of
+from relaxion.optimizer.classical import QuasiNewtonSettings
+from relaxion.optimizer.packed import packed, unpacked
+from relaxion.optimizer.point import Point, Proposal, longest
+from relaxion.optimizer.step import propose
 from relaxion.structures.devices import DeviceLike
 
 FILTER_SETTINGS = ("hydrostatic_strain", "constant_volume", "scalar_pressure")

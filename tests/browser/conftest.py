@@ -18,7 +18,7 @@ from playwright.sync_api import Browser, expect, sync_playwright
 from sheets import PATIENCE_MS, Sheet
 from typer.testing import CliRunner
 
-from relaxion.cli.app import app
+from relaxion.apps.cli.app import app
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = (

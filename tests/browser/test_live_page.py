@@ -16,10 +16,10 @@ from playwright.sync_api import expect
 from sheets import Sheet
 
 from live_server import InThread
-from relaxion.web import live as live_module
-from relaxion.web.live import Board
-from relaxion.web.run import watched
-from relaxion.web.training import TrainingRuns
+from relaxion.apps.report import live as live_module
+from relaxion.apps.report.live import Board
+from relaxion.apps.report.run import watched
+from relaxion.apps.report.training import TrainingRuns
 from training_runs import ATOMS, train_small
 
 CURVE = "[data-part=curve]"

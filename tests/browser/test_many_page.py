@@ -13,7 +13,7 @@ from playwright.sync_api import expect
 from sheets import Sheet
 from typer.testing import CliRunner
 
-from relaxion.cli.app import app
+from relaxion.apps.cli.app import app
 
 ROWS = ".part[data-part=structures] tbody tr"
 

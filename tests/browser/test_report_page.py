@@ -12,9 +12,10 @@ from pictures import COPPER, GOLD, changed, near, painted, pixels
 from playwright.sync_api import Browser, expect
 from sheets import CONTRAST, NAMELESS, Sheet, go_to
 
-from relaxion.bench.runs import Reading, Run
-from relaxion.web.page import LARGEST_BYTES
-from relaxion.web.relaxation import RelaxationReport, relaxation_page
+import relaxion
+from relaxion.apps.report.page import LARGEST_BYTES
+from relaxion.apps.report.relaxation import RelaxationReport, relaxation_page
+from relaxion.train.judge.runs import Reading, Run
 
 PLAY, SLIDER, PLOT = ".bar .main", "input[type=range]", ".plot >> nth=0"
 NO_WEBGL = """for (const kind of [HTMLCanvasElement, OffscreenCanvas]) {
@@ -226,7 +227,7 @@ def test_still_for_those_who_want_it_and_moving_for_the_others(opened, report_fi
 
 
 def test_a_thousand_atoms_are_drawn(opened, tmp_path: Path):
-    page = thousand_atoms().view().save(tmp_path / "large.html")
+    page = relaxion.report(thousand_atoms()).save(tmp_path / "large.html")
     assert page.stat().st_size < LARGEST_BYTES
     sheet = opened(page)
     for call in (2, 3, 1):
@@ -248,7 +249,7 @@ def test_without_webgl_the_rest_is_there(chromium: Browser, report_file: Path):
 
 def test_notebook_shows_it_in_a_frame_of_its_own(opened, tmp_path: Path):
     notebook = tmp_path / "notebook.html"
-    shown = relaxed_copper().view()._repr_html_()
+    shown = relaxion.report(relaxed_copper())._repr_html_()
     notebook.write_text(f"<!doctype html><html data-ready='true'><body>{shown}</body></html>", encoding="utf-8")
     sheet = opened(notebook)
     sheet.until(lambda: near(sheet.picture("iframe"), COPPER) > 2000)

@@ -12,9 +12,9 @@ from pictures import drawn, painted
 from playwright.sync_api import expect
 from sheets import Sheet
 
-from relaxion.web.page import LARGEST_BYTES
-from relaxion.web.run import watched
-from relaxion.web.training import training_page
+from relaxion.apps.report.page import LARGEST_BYTES
+from relaxion.apps.report.run import watched
+from relaxion.apps.report.training import training_page
 from training_runs import ATOMS, PENDULUM, train_small
 
 STAGE = ".gallery .stage"

@@ -15,7 +15,7 @@ from ase.build import bulk
 from ase.io import write
 from typer.testing import CliRunner
 
-from relaxion.cli.app import app
+from relaxion.apps.cli.app import app
 
 CALCULATORS = '''
 from pathlib import Path

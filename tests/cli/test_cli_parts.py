@@ -10,16 +10,16 @@ import pytest
 from ase import Atoms
 from ase.calculators.emt import EMT
 
-from relaxion.bench.checks import check_overlaps
-from relaxion.bench.comparison import check_count, compared, in_words, minima_in_words
-from relaxion.bench.result_folder import full_suffix, stem
-from relaxion.bench.runs import Run
-from relaxion.cli.inputs import RelaxationJob
-from relaxion.cli.progress import ProgressLine, one_line
-from relaxion.cli.sentences import Report, as_json, comparison_table
+from relaxion.apps.cli.inputs import RelaxationJob
+from relaxion.apps.cli.progress import ProgressLine, one_line
+from relaxion.apps.cli.sentences import Report, as_json, comparison_table
+from relaxion.apps.compare.checks import check_overlaps
+from relaxion.apps.compare.comparison import check_count, compared, in_words, minima_in_words
+from relaxion.apps.compare.result_folder import full_suffix, stem
 from relaxion.errors import StructureError
 from relaxion.potentials import AsePotential, Emt
 from relaxion.potentials.counting import CalculatorFailed, CountingCalculator
+from relaxion.train.judge.runs import Run
 
 
 def run(calls: int, energy: float = 0.0, outcome: str = "converged", error: str | None = None) -> Run:
@@ -131,7 +131,7 @@ def test_one_line():
 
 def test_plain_progress_speaks_now_and_then(capsys, monkeypatch):
     clock = iter([0.0, 1.0, 6.0, 6.5])
-    monkeypatch.setattr("relaxion.cli.progress.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("relaxion.apps.cli.progress.time.monotonic", lambda: next(clock))
     progress = ProgressLine(quiet=False)
     with progress.line():
         report = progress.reporter("a.xyz", "Relaxion")

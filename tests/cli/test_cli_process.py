@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from ase.io import read
 
-COMMAND = [sys.executable, "-c", "from relaxion.cli.app import main; main()"]
+COMMAND = [sys.executable, "-c", "from relaxion.apps.cli.app import main; main()"]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "NO_COLOR": "1", "COLUMNS": "150"}
 
 
@@ -26,7 +26,7 @@ def call(*arguments: object) -> subprocess.CompletedProcess[str]:
 def test_quick_start(option):
     """Nobody waits for torch to read a help text."""
     code = (
-        "import sys\nfrom relaxion.cli.app import app\n"
+        "import sys\nfrom relaxion.apps.cli.app import app\n"
         f"app({option.split()!r}, standalone_mode=False)\n"
         "heavy = {'torch', 'ase', 'numpy', 'scipy'} & set(sys.modules)\n"
         "print('heavy:', sorted(heavy))"

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from relaxion.memory.store import TrajectoryStore
+from relaxion.database.store import TrajectoryStore
 
 RECIPE = """
 seed = 3
@@ -87,7 +87,7 @@ def test_an_old_store_is_refused(relaxion: Callable[..., Any]) -> None:
 def test_sigterm_writes_what_is_finished(tmp_path: Path) -> None:
     (tmp_path / "recipe.toml").write_text(RECIPE.replace("number = 8", "number = 5000") + "\n")
     words = ["collect", "recipe.toml", "--out", "store", "--set", "structures_per_shard=5", "-q"]
-    code = "from relaxion.cli.app import main; main()"
+    code = "from relaxion.apps.cli.app import main; main()"
     process = subprocess.Popen([sys.executable, "-c", code, *words], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
     end = time.monotonic() + 600
     while not list(tmp_path.glob("store/shard-*")) and time.monotonic() < end:

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 import typer.main
 
-from relaxion.bench.optimizers import known_optimizers
-from relaxion.cli import completion
-from relaxion.cli import doctor as doctor_checks
-from relaxion.cli.app import app
-from relaxion.cli.doctor import FAIL, OK, examined
+from relaxion.apps.cli import completion
+from relaxion.apps.cli import doctor as doctor_checks
+from relaxion.apps.cli.app import app
+from relaxion.apps.cli.doctor import FAIL, OK, examined
 from relaxion.potentials.registry import BUILT_IN, EXTRAS
+from relaxion.train.judge.optimizers import known_optimizers
 
 COMMANDS = sorted(typer.main.get_command(app).commands)  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -74,7 +74,7 @@ def test_the_shell_is_told(tmp_path):
     """As bash asks: the words so far come by environment variables."""
     environment = {**os.environ, "_RELAXION_COMPLETE": "complete_bash", "COMP_WORDS": "relaxion relax --calc e",
                    "COMP_CWORD": "3"}  # fmt: skip
-    code = "from relaxion.cli.app import app; app(prog_name='relaxion')"
+    code = "from relaxion.apps.cli.app import app; app(prog_name='relaxion')"
     result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, env=environment, cwd=tmp_path, check=False
     )

@@ -15,19 +15,19 @@ from ase.io import read, write
 from ase.units import GPa
 
 from relaxion import relax_batch
-from relaxion.cli import calculators
-from relaxion.cli import relax as relax_command
-from relaxion.cli.calculators import Choice, calculator_for
+from relaxion.apps.cli import calculators
+from relaxion.apps.cli import relax as relax_command
+from relaxion.apps.cli.calculators import Choice, calculator_for
+from relaxion.apps.report.words import space_group
 from relaxion.errors import PotentialError
 from relaxion.potentials.pair import LennardJones
-from relaxion.structures.dataset import reading_error
-from relaxion.web.words import space_group
+from relaxion.train.data.dataset import reading_error
 
 PLAIN = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
 LOADED = """
 import atexit, sys
 atexit.register(lambda: print("torch" in sys.modules, file=sys.stderr))
-from relaxion.cli.app import main
+from relaxion.apps.cli.app import main
 main()
 """
 
@@ -58,7 +58,9 @@ def test_wrong_arguments_are_told_before_torch_is_loaded(words: list[str], code:
 
 
 def test_every_command_takes_one_thread_unless_told_otherwise() -> None:
-    code = "import torch; from relaxion.cli.command import use_one_thread as u; u(); print(torch.get_num_threads())"
+    code = (
+        "import torch; from relaxion.apps.cli.command import use_one_thread as u; u(); print(torch.get_num_threads())"
+    )
     many = subprocess.run(
         [sys.executable, "-c", code.replace("import torch;", "import torch; torch.set_num_threads(2);")],
         capture_output=True, text=True, check=True, env=PLAIN,

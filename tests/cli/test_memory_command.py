@@ -17,14 +17,13 @@ from ase.io.trajectory import Trajectory as AseTrajectory
 from ase.optimize import BFGS
 
 from relaxion import Relaxer, relax_batch
-from relaxion.bundles import PolicyBundle
-from relaxion.bundles.bundle import KIND
-from relaxion.bundles.library import SHIPPED
+from relaxion.apps.report.live import Board
+from relaxion.apps.report.many import ManyFolder
 from relaxion.errors import PolicyError
 from relaxion.files import Format
-from relaxion.optimize.choice import Chooser
-from relaxion.web.live import Board
-from relaxion.web.many import ManyFolder
+from relaxion.model.policy_file import KIND, PolicyBundle
+from relaxion.optimizer.choice import Chooser
+from relaxion.policies.library import SHIPPED
 
 
 @pytest.fixture(autouse=True)
@@ -114,7 +113,7 @@ def test_a_policy_learns_and_is_chosen_where_it_fits(relaxion):
 
 def learned(error_ratio: float = 0.5, elements: tuple[str, ...] = ("Cu", "Au")) -> None:
     """A policy as `learn` would have left it."""
-    from relaxion.bundles.card import LearnedFrom
+    from relaxion.model.card import LearnedFrom
     from relaxion.potentials import potential
     from relaxion.potentials.details import details_of, fingerprint
 
@@ -262,9 +261,9 @@ def test_a_damaged_shard_is_named_and_the_rest_is_used(relaxion):
 
 
 def test_an_interrupted_fit_goes_on():
-    from relaxion.optimize.choice import load
-    from relaxion.training.supervised.fine_tune import FineTuneSettings
-    from relaxion.training.supervised.learn import StoreFineTune, gathered
+    from relaxion.optimizer.choice import load
+    from relaxion.train.supervised.fine_tune import FineTuneSettings
+    from relaxion.train.supervised.learn import StoreFineTune, gathered
 
     remembered()
     settings = FineTuneSettings(n_updates=4, n_examples=4, least_validation=3)

@@ -12,14 +12,16 @@ from typing import Any
 import pytest
 import torch
 
-from relaxion.bundles import PolicyBundle, find_policy, library
-from relaxion.bundles.networks import policy_of
-from relaxion.networks.atom_policies import AtomGaussianPolicy
+from relaxion.model.direct_policy import AtomGaussianPolicy
+from relaxion.model.policy_file import PolicyBundle
+from relaxion.model.rebuild import policy_of
+from relaxion.policies import library
+from relaxion.policies.library import find_policy
 from relaxion.settings import assigned
-from relaxion.training import checkpoint
-from relaxion.training.loop import train
-from relaxion.training.recipe import find, settings_from_recipe
-from relaxion.training.settings import RunSettings
+from relaxion.train.runs import checkpoint
+from relaxion.train.runs.loop import train
+from relaxion.train.runs.recipe import find, settings_from_recipe
+from relaxion.train.runs.settings import RunSettings
 
 TINY = {
     "task": "relax", "structures": "alloys:Al-Cu:2-3", "n_pooled": 20, "held_apart": "seed", "n_structures": 4,

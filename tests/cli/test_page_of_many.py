@@ -8,9 +8,9 @@ from ase.build import bulk
 from ase.io import write
 from test_report import data_of, facts
 
-from relaxion.web import many as many_module
-from relaxion.web.many import many_page
-from relaxion.web.page import LARGEST_BYTES
+from relaxion.apps.report import many as many_module
+from relaxion.apps.report.many import many_page
+from relaxion.apps.report.page import LARGEST_BYTES
 
 
 def structures() -> list[Atoms]:

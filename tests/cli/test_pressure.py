@@ -16,12 +16,13 @@ from ase.io import read, write
 from ase.units import GPa
 from test_report import data_of, facts, part
 
+import relaxion
 from relaxion import Relaxer, relax_batch
-from relaxion.bench.comparison import compared
-from relaxion.bench.runs import Run
+from relaxion.apps.compare.comparison import compared
+from relaxion.apps.report.view import report
+from relaxion.database.store import TrajectoryStore
 from relaxion.errors import FileError
-from relaxion.memory.store import TrajectoryStore
-from relaxion.web.view import report
+from relaxion.train.judge.runs import Run
 
 PRESSURE = 30  # GPa; with EMT copper the energy rises by more than 0.2 eV while the enthalpy falls
 
@@ -61,7 +62,7 @@ def test_the_history_tells_energy_and_enthalpy_apart() -> None:
     assert heading.split() == ["Step", "Time", "Energy", "Enthalpy", "fmax"]
     assert [float(word) for word in line.split()[3:5]] == pytest.approx(start, abs=1e-5)
     assert opt.pressure_gpa == pytest.approx(PRESSURE)
-    tiles = {tile["label"]: tile["value"] for tile in part(opt.view().data, "tiles")["tiles"]}
+    tiles = {tile["label"]: tile["value"] for tile in part(relaxion.report(opt).data, "tiles")["tiles"]}
     assert float(tiles["Energy change"].replace("−", "-")) == pytest.approx(last.energy_ev - start[0], abs=6e-4)
 
 

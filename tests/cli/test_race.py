@@ -9,9 +9,9 @@ from ase import Atoms
 from ase.io import write
 from test_report import data_of, part
 
-from relaxion.bench.runs import Run
-from relaxion.web.page import LARGEST_BYTES
-from relaxion.web.race import Race, race_page, verdict
+from relaxion.apps.report.page import LARGEST_BYTES
+from relaxion.apps.report.race import Race, race_page, verdict
+from relaxion.train.judge.runs import Run
 
 
 def test_winner_by_force_calls_counted_inside_the_calculator(relaxion, alloy_file):

@@ -22,14 +22,14 @@ from ase.units import GPa
 
 from relaxion import Relaxer
 from relaxion import potential as relaxion_potential
-from relaxion.cli import calculators
-from relaxion.cli.flags import declared_options
+from relaxion.apps.cli import calculators
+from relaxion.apps.cli.flags import declared_options
+from relaxion.apps.relax_many.inputs import places
+from relaxion.apps.relax_many.worker import atoms_of, task_line
 from relaxion.files import part_of
-from relaxion.scaling.relax_many.inputs import places
-from relaxion.scaling.relax_many.worker import atoms_of, task_line
 
 ROOT = Path(__file__).parents[2]
-COMMAND = [sys.executable, "-c", "from relaxion.cli.app import main; main()"]
+COMMAND = [sys.executable, "-c", "from relaxion.apps.cli.app import main; main()"]
 HELD = "calculators_for_test:Held"
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "NO_COLOR": "1"}
 

@@ -14,7 +14,7 @@ from ase.constraints import FixAtoms, FixCartesian
 from ase.io import read, write
 from ase.optimize import BFGS
 
-from relaxion.optimize.choice import Chooser
+from relaxion.optimizer.choice import Chooser
 
 KEYS = {
     "file", "formula", "converged", "outcome", "force_calls", "energy_ev", "enthalpy_ev", "pressure_gpa",

@@ -1,4 +1,4 @@
-"""`relax --report`, `relaxion report` and `opt.view()`: what is in the page, and what is refused."""
+"""`relax --report`, `relaxion report` and `relaxion.report(opt)`: what is in the page, and what is refused."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from ase.filters import FrechetCellFilter
 from ase.io import read, write
 from ase.optimize import BFGS
 
+import relaxion
 import relaxion as package
 from relaxion import Relaxer
+from relaxion.apps.report.film import Reel, film_parts
+from relaxion.apps.report.page import LARGEST_BYTES, Page, as_data_block, own_bytes
+from relaxion.apps.report.words import closest_pair, space_group
 from relaxion.errors import FileError, SettingsError
-from relaxion.optimize.film import Frame
+from relaxion.optimizer.film import Frame
 from relaxion.version import __version__
-from relaxion.web.film import Reel, film_parts
-from relaxion.web.page import LARGEST_BYTES, Page, as_data_block, own_bytes
-from relaxion.web.words import closest_pair, space_group
 
 FILM_BYTES = 330_000
 
@@ -106,7 +107,7 @@ def test_moves_executed_and_proposed(alloy):
     alloy.calc = EMT()
     opt = Relaxer(alloy, logfile=None, maxstep=0.05)
     opt.run(fmax=0.05, steps=4)
-    film = part(opt.view().data, "film")["films"][0]
+    film = part(relaxion.report(opt).data, "film")["films"][0]
     assert film["bases"][:3] == [None, 1, 2]
     proposed = np.array(film["proposed"][1]).reshape(-1, 3) / 1000
     executed = positions(film, 1) - positions(film, 0)
@@ -143,8 +144,8 @@ def test_a_page_that_cannot_be_written_is_an_error_but_the_result_is_kept(relaxi
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("relaxion.web.page.replace_file", full)
-    monkeypatch.setattr("relaxion.bench.result_folder._write_manifest", lambda *_: None)
+    monkeypatch.setattr("relaxion.apps.report.page.replace_file", full)
+    monkeypatch.setattr("relaxion.apps.compare.result_folder._write_manifest", lambda *_: None)
     answer = relaxion("relax", alloy_file, "--report")
     assert answer.code == 1
     assert "the report could not be written" in answer.err
@@ -220,10 +221,10 @@ def test_view_and_report_in_python(alloy, tmp_path):
     alloy.calc = EMT()
     opt = Relaxer(FrechetCellFilter(alloy), logfile=None)
     with pytest.raises(SettingsError, match=r"call run\(\) first"):
-        opt.view()
+        relaxion.report(opt)
     opt.run(fmax=0.05)
     calls = opt.force_calls
-    page = opt.view()
+    page = relaxion.report(opt)
     assert opt.force_calls == calls, "looking costs nothing"
     assert page.title == f"Au2Cu6 relaxed in {calls} force calls"
     assert package.report(opt).data == page.data
@@ -253,7 +254,7 @@ def test_only_our_scripts_may_run_and_no_request_may_leave(alloy):
     alloy.calc = EMT()
     opt = Relaxer(alloy, logfile=None)
     opt.run(fmax=0.05)
-    html = opt.view().html
+    html = relaxion.report(opt).html
     policy = re.search(r'Content-Security-Policy" content="([^"]*)"', html)
     assert policy is not None
     assert policy.group(1).startswith("default-src 'none'; script-src 'sha256-")

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 import relaxion as package
-from relaxion.training.diagnostics import DIAGNOSTICS
-from relaxion.web.page import LARGEST_BYTES, as_data_block
-from relaxion.web.run import watched
-from relaxion.web.training import training_page, training_report
+from relaxion.apps.report.page import LARGEST_BYTES, as_data_block
+from relaxion.apps.report.run import watched
+from relaxion.apps.report.training import training_page, training_report
+from relaxion.train.diagnostics import DIAGNOSTICS
 from training_runs import ATOMS, PENDULUM, train_small
 
 HOSTILE = "</script><script>window.hacked = 1</script>"

@@ -129,7 +129,7 @@ def test_returns_outside_the_support_are_told(relaxion: Callable[..., Any]) -> N
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_interrupted_from_outside(relaxion: Callable[..., Any], number: signal.Signals, code: int) -> None:
-    command = [sys.executable, "-c", "from relaxion.cli.app import main; main()", *words(steps=100_000)]
+    command = [sys.executable, "-c", "from relaxion.apps.cli.app import main; main()", *words(steps=100_000)]
     child = subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 600
     while not _has_lines(Path("run/metrics.jsonl"), 3) and time.monotonic() < deadline:
@@ -150,7 +150,9 @@ def _has_lines(file: Path, count: int) -> bool:
 
 
 def test_recipes_are_listed_without_torch() -> None:
-    code = "import sys; from relaxion.cli.app import app; app(['train'], standalone_mode=False); print(*sys.modules)"
+    code = (
+        "import sys; from relaxion.apps.cli.app import app; app(['train'], standalone_mode=False); print(*sys.modules)"
+    )
     began = resource.getrusage(resource.RUSAGE_CHILDREN)
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)

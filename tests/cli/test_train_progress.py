@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from relaxion.cli.train import NewestAlarm, alarms_as_sentences, progress
-from relaxion.training.diagnostics import DIAGNOSIS
-from relaxion.training.settings import RunSettings
+from relaxion.apps.cli.train import NewestAlarm, alarms_as_sentences, progress
+from relaxion.train.diagnostics import DIAGNOSIS
+from relaxion.train.runs.settings import RunSettings
 
 WALL, CRITIC = "diagnosis/alarm_wall", "diagnosis/alarm_overestimation"
 

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from relaxion.training.loop import train
-from relaxion.training.recipe import settings_from_recipe
+from relaxion.train.runs.loop import train
+from relaxion.train.runs.recipe import settings_from_recipe
 
-CHILD = "import sys; from relaxion.cli.app import main; sys.exit(main())"
+CHILD = "import sys; from relaxion.apps.cli.app import main; sys.exit(main())"
 SET = {
     "widths": "[8,8]", "warmup_steps": 100, "assessment_starts": 1, "assessment_interval_steps": 0,
     "checkpoint_interval_steps": 50, "log_interval_steps": 50,
@@ -113,7 +113,7 @@ def test_wrong_words(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from relaxion.cli import app as cli
+    from relaxion.apps.cli import app as cli
 
     monkeypatch.setattr(sys, "argv", ["relaxion", *WORDS, "--out", str(tmp_path / "sweep"), "--trials", "2", *words])
     with pytest.raises(SystemExit) as stop:

@@ -21,15 +21,15 @@ from typing import Any
 import pytest
 
 from live_server import InThread
-from relaxion.web import live as live_module
-from relaxion.web.live import Board
-from relaxion.web.page import LARGEST_BYTES
-from relaxion.web.run import watched
-from relaxion.web.training import TrainingRuns
+from relaxion.apps.report import live as live_module
+from relaxion.apps.report.live import Board
+from relaxion.apps.report.page import LARGEST_BYTES
+from relaxion.apps.report.run import watched
+from relaxion.apps.report.training import TrainingRuns
 from training_runs import ATOMS, PENDULUM, train_small
 
 HOSTILE = "<script>window.hacked = 1</script>"
-COMMAND = [sys.executable, "-c", "from relaxion.cli.app import main; main()"]
+COMMAND = [sys.executable, "-c", "from relaxion.apps.cli.app import main; main()"]
 PATIENCE = 600.0  # seconds: only what never comes fails, whatever else the machine does
 
 
@@ -243,7 +243,7 @@ def test_bad_input_is_a_sentence(relaxion, finished: Path) -> None:
 
 
 def test_without_the_extra_it_says_what_to_install(relaxion, finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "relaxion.web.live")
+    monkeypatch.delitem(sys.modules, "relaxion.apps.report.live")
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     answer = relaxion("watch", str(finished))
     assert answer.code == 1

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from relaxion.apps.report import tail as tail_module
+from relaxion.apps.report.run import FINISHED, RUNNING, STOPPED, WAITING, WatchedRun, check_run, watched
+from relaxion.apps.report.tail import MOST_POINTS, Curve, History, Tail
 from relaxion.errors import FileError, RunError
-from relaxion.web import tail as tail_module
-from relaxion.web.run import FINISHED, RUNNING, STOPPED, WAITING, WatchedRun, check_run, watched
-from relaxion.web.tail import MOST_POINTS, Curve, History, Tail
 
 CALLS = "eval/force_calls_mean"
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from relaxion.agents import AGENT_SETTINGS, Agent, NoisyExplorer, SACSettings, vector_agent
-from relaxion.experience.replay import Batch
-from relaxion.networks.roles import ActionDomain
-from relaxion.networks.vector import BoxActions, VectorNetworkSettings
+from relaxion.model.roles import ActionDomain
+from relaxion.train.agents import AGENT_SETTINGS, Agent, NoisyExplorer, SACSettings, vector_agent
+from relaxion.train.agents.vector_networks import BoxActions, VectorNetworkSettings
+from relaxion.train.experience.replay import Batch
 
 AGENTS = sorted(AGENT_SETTINGS)
 LOW, HIGH = [-1.5, -2.0], [2.0, 1.25]  # crooked on purpose; -s always lies inside

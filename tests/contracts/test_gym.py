@@ -12,14 +12,14 @@ import pytest
 import torch
 from gymnasium.utils.env_checker import check_env
 
-import relaxion.experience.gym
+import relaxion.train.experience.gym
 from relaxion.errors import StructureError
-from relaxion.experience.environment import EnvironmentSettings
-from relaxion.generators.alloys import fcc_alloys
-from relaxion.generators.perturbations import perturbation
-from relaxion.generators.starts import PerturbedStarts
+from relaxion.train.data.alloys import fcc_alloys
+from relaxion.train.data.perturbations import perturbation
+from relaxion.train.data.starts import PerturbedStarts
+from relaxion.train.experience.environment import EnvironmentSettings
 
-NAMES = list(relaxion.experience.gym.ENVIRONMENTS)
+NAMES = list(relaxion.train.experience.gym.ENVIRONMENTS)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -146,13 +146,15 @@ def run_fresh(code: str) -> str:
 
 
 def test_module_form_in_a_fresh_interpreter() -> None:
-    made = run_fresh("import gymnasium; print(gymnasium.make('relaxion.experience.gym:relaxion/Relax-v0').spec.id)")
+    made = run_fresh(
+        "import gymnasium; print(gymnasium.make('relaxion.train.experience.gym:relaxion/Relax-v0').spec.id)"
+    )
     assert made.strip() == "relaxion/Relax-v0"
 
 
 def test_registering_loads_no_torch_and_twice_is_harmless() -> None:
     shown = run_fresh(
-        "import sys, relaxion.experience.gym as g; g.register_environments(); print('torch' in sys.modules)"
+        "import sys, relaxion.train.experience.gym as g; g.register_environments(); print('torch' in sys.modules)"
     )
     assert shown.strip() == "False"
 
@@ -160,4 +162,4 @@ def test_registering_loads_no_torch_and_twice_is_harmless() -> None:
 def test_registration_does_not_warn() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        relaxion.experience.gym.register_environments()
+        relaxion.train.experience.gym.register_environments()

@@ -13,15 +13,15 @@ from ase.io import write
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from relaxion.apps.relax_many.folder import Folder, read_manifest, results
+from relaxion.apps.relax_many.frames import ResultFrame, scan, written
+from relaxion.apps.relax_many.settings import ManySettings
 from relaxion.errors import FileError, RelaxionError, SettingsError
 from relaxion.files import Format, decoded
-from relaxion.optimize.restart import read_restart
+from relaxion.optimizer.restart import read_restart
 from relaxion.potentials.eam_tables import read_eam_tables
-from relaxion.scaling.relax_many.folder import Folder, read_manifest, results
-from relaxion.scaling.relax_many.frames import ResultFrame, scan, written
-from relaxion.scaling.relax_many.settings import ManySettings
-from relaxion.structures.dataset import read
-from relaxion.training.recipe import read_toml, settings_from_recipe
+from relaxion.train.data.dataset import read
+from relaxion.train.runs.recipe import read_toml, settings_from_recipe
 
 FORMAT = Format(version=1, error=FileError)
 SHARED = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -11,17 +11,17 @@ from typing import Any
 import pytest
 import torch
 
-from relaxion.agents.shared import adam
 from relaxion.potentials import potential
 from relaxion.potentials.potential import Potential
 from relaxion.structures import Evaluation, Move, State, Structures
-from relaxion.training.diagnostics import Event
-from relaxion.training.diagnostics.diagnosis import closest_pairs
-from relaxion.training.loop import Interrupted, train
-from relaxion.training.relax import RelaxTrainer
-from relaxion.training.relax_settings import RelaxRunSettings
-from relaxion.training.relax_task import RelaxTask, relax_task
-from relaxion.training.settings import RunSettings
+from relaxion.train.agents.shared import adam
+from relaxion.train.diagnostics import Event
+from relaxion.train.diagnostics.diagnosis import closest_pairs
+from relaxion.train.runs.loop import Interrupted, train
+from relaxion.train.runs.settings import RunSettings
+from relaxion.train.tasks.relax import RelaxTrainer
+from relaxion.train.tasks.relax_settings import RelaxRunSettings
+from relaxion.train.tasks.relax_task import RelaxTask, relax_task
 from training_runs import without_times
 
 SMALL: dict[str, Any] = {

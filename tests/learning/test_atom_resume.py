@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from test_resume import AGENTS, fork_and_kill, records, start_and_kill
 
-from relaxion.training.loop import train
-from relaxion.training.relax_settings import RelaxRunSettings
+from relaxion.train.runs.loop import train
+from relaxion.train.tasks.relax_settings import RelaxRunSettings
 
 SMALL = {
     "task": "relax",

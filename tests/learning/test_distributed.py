@@ -21,12 +21,12 @@ from test_resume import CHILD, lines, records
 
 from relaxion.errors import CheckpointError, RelaxionWarning, RunError, SettingsError
 from relaxion.files import digest
-from relaxion.scaling.collectors import team, trainer_with
-from relaxion.scaling.collectors.trainer import DistributedRelaxTrainer
-from relaxion.training.loop import MakeTrainer, train
-from relaxion.training.relax_settings import RelaxRunSettings
-from relaxion.training.relax_task import relax_task
-from relaxion.training.settings import RunSettings
+from relaxion.train.collectors import team, trainer_with
+from relaxion.train.collectors.trainer import DistributedRelaxTrainer
+from relaxion.train.runs.loop import MakeTrainer, train
+from relaxion.train.runs.settings import RunSettings
+from relaxion.train.tasks.relax_settings import RelaxRunSettings
+from relaxion.train.tasks.relax_task import relax_task
 from relaxion.workers import WorkerPlace
 from relaxion.workers.on_ray import RayEngine, remove_left_behind
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from relaxion.training.loop import train
-from relaxion.training.settings import RunSettings
+from relaxion.train.runs.loop import train
+from relaxion.train.runs.settings import RunSettings
 from training_runs import without_times
 
 AGENTS = ("ddpg", "td3", "d4pg", "sac")
@@ -32,7 +32,7 @@ SMALL = {
     "assessment_starts": 2,
     "checkpoint_interval_steps": 30,
 }
-CHILD = "import sys; from relaxion.cli.app import main; sys.exit(main())"
+CHILD = "import sys; from relaxion.apps.cli.app import main; sys.exit(main())"
 
 
 def settings_for(agent: str) -> RunSettings:

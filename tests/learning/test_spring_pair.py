@@ -11,10 +11,10 @@ from gymnasium.spaces import Box
 from gymnasium.wrappers import TimeLimit
 from torch import Tensor
 
-from relaxion.agents import D4PG, DDPG, SAC, TD3
-from relaxion.experience.vector_environment import task
-from relaxion.training.control import assess
-from relaxion.training.facade import VectorLearner
+from relaxion.train import D4PG, DDPG, SAC, TD3
+from relaxion.train.experience.vector_environment import task
+from relaxion.train.tasks.control import assess
+from relaxion.train.tasks.facade import VectorLearner
 
 STIFFNESS, REST = 2.0, 2.5  # eV/Å², Å
 

@@ -16,13 +16,13 @@ from ase.build import bulk, fcc111
 from ase.constraints import FixAtoms
 from torch import Tensor, nn
 
-from relaxion.networks.atom_critics import AtomCategoricalCritic, AtomCritics
-from relaxion.networks.atom_policies import AtomGaussianPolicy, AtomPolicy
-from relaxion.networks.environment_information import INFORMATION
-from relaxion.networks.move_actions import MoveActions
-from relaxion.networks.observer import AtomNetworkSettings
-from relaxion.networks.strains import strain_matrices, strain_vectors
+from relaxion.model.direct_policy import AtomGaussianPolicy, AtomPolicy
+from relaxion.model.environment_information import INFORMATION
+from relaxion.model.move_actions import MoveActions
+from relaxion.model.observer import AtomNetworkSettings
+from relaxion.model.strains import strain_matrices, strain_vectors
 from relaxion.structures import Evaluation, Move, State, Structures
+from relaxion.train.agents.atom_critics import AtomCategoricalCritic, AtomCritics
 
 TOLERANCES = {torch.float64: 1e-9, torch.float32: 2e-4}
 

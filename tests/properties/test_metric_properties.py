@@ -21,12 +21,12 @@ from test_equivariance import (
     turned,
 )
 
-from relaxion.networks.environment_information import INFORMATION
-from relaxion.networks.metric.matrices import dense
-from relaxion.networks.metric.network import MetricNetwork, MetricSettings, pulls_of
-from relaxion.networks.metric.policies import MetricGaussianPolicy, MetricPolicy
-from relaxion.networks.metric.solve import solve
-from relaxion.networks.move_actions import MoveActions
+from relaxion.model.environment_information import INFORMATION
+from relaxion.model.matrices import dense
+from relaxion.model.move_actions import MoveActions
+from relaxion.model.solve import solve
+from relaxion.model.stiffness_network import MetricNetwork, MetricSettings, pulls_of
+from relaxion.model.stiffness_policy import MetricGaussianPolicy, MetricPolicy
 
 KINDS = {
     "plain": (MetricPolicy, {}),

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import relaxion
-from relaxion.experience.environment import Environment, EnvironmentSettings
-from relaxion.generators.perturbations import perturbation
-from relaxion.generators.starts import PerturbedStarts
-from relaxion.potentials.corrector import correct
 from relaxion.structures import Graph, Move, Structures
+from relaxion.structures.minimum_distance import correct
+from relaxion.train.data.perturbations import perturbation
+from relaxion.train.data.starts import PerturbedStarts
+from relaxion.train.experience.environment import Environment, EnvironmentSettings
 
 quick = settings(max_examples=40, deadline=None)
 seeds = st.integers(0, 2**31)

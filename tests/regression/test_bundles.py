@@ -12,12 +12,12 @@ import pytest
 import torch
 from ase.build import bulk
 
-from relaxion.bundles import ModelCard, PolicyBundle
-from relaxion.bundles.bundle import FORMAT
-from relaxion.bundles.networks import described, policy_of
-from relaxion.networks.atom_policies import AtomPolicy
-from relaxion.networks.move_actions import MoveActions
-from relaxion.networks.observer import AtomNetworkSettings
+from relaxion.model.card import ModelCard
+from relaxion.model.direct_policy import AtomPolicy
+from relaxion.model.move_actions import MoveActions
+from relaxion.model.observer import AtomNetworkSettings
+from relaxion.model.policy_file import FORMAT, PolicyBundle
+from relaxion.model.rebuild import described, policy_of
 from relaxion.structures import Evaluation, Move, State, Structures
 
 HERE = Path(__file__).parent / "bundles"

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from relaxion.agents import AGENT_SETTINGS, vector_agent
-from relaxion.experience.replay import Batch
-from relaxion.networks.vector import BoxActions, VectorNetworkSettings
+from relaxion.train.agents import AGENT_SETTINGS, vector_agent
+from relaxion.train.agents.vector_networks import BoxActions, VectorNetworkSettings
+from relaxion.train.experience.replay import Batch
 
 STORED = Path(__file__).with_name("updates.json")
 

@@ -36,8 +36,8 @@ def repository(folder: Path, **files: str) -> Path:
 
 class TestPieces:
     def test_code_is_cut_out_by_name(self):
-        text = filled(ROOT, "before\n\n<!-- code: src/relaxion/agents/sac.py SAC.explore -->\n\nafter")
-        assert code_of(ROOT / "src/relaxion/agents/sac.py", "SAC.explore") in text
+        text = filled(ROOT, "before\n\n<!-- code: src/relaxion/train/agents/sac.py SAC.explore -->\n\nafter")
+        assert code_of(ROOT / "src/relaxion/train/agents/sac.py", "SAC.explore") in text
         assert "@torch.no_grad()\ndef explore(self" in text
         assert "def update" not in text
         assert text.endswith("```\n\n<!-- end -->\n\nafter")
@@ -52,7 +52,7 @@ class TestPieces:
 
     def test_a_name_that_is_gone_is_an_error(self):
         with pytest.raises(NoSuchName, match=r"has no 'TD3\.gone'; there are: .*explore"):
-            filled(ROOT, "<!-- code: src/relaxion/agents/td3.py TD3.gone -->")
+            filled(ROOT, "<!-- code: src/relaxion/train/agents/td3.py TD3.gone -->")
 
     @pytest.mark.parametrize("page", fill_pages.pages(), ids=lambda page: page.name)
     def test_a_page_shows_the_code_as_it_is(self, page: Path):
@@ -77,11 +77,11 @@ class TestPieces:
         assert "expert" not in text  # not run
 
     def test_settings_show_default_and_meaning(self):
-        text = described(ROOT, "relaxion.agents.td3", "TD3Settings")
+        text = described(ROOT, "relaxion.train.agents.td3", "TD3Settings")
         assert "- `policy_delay` (`int`, default `2`): Critic updates per policy update" in text
 
     def test_signatures_and_methods(self):
-        text = described(ROOT, "relaxion.optimize", "Relaxer")
+        text = described(ROOT, "relaxion.optimizer", "Relaxer")
         assert "policy: str | Path | None = 'auto'" in text
         assert "- **`force_calls`**: Structures evaluated" in text
         assert "_propose" not in text

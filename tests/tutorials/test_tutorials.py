@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+import relaxion
+
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
 
@@ -69,7 +71,7 @@ def test_the_notebook_runs_and_shows_what_it_prints(tmp_path: Path, monkeypatch:
         assert without_numbers(out.getvalue()) == without_numbers(shown)
         assert numbers(out.getvalue()) == pytest.approx(numbers(shown), rel=0.02)
     assert len(codes) == 4
-    assert names_of_cells["opt"].view()._repr_html_().startswith("<iframe")
+    assert relaxion.report(names_of_cells["opt"])._repr_html_().startswith("<iframe")
 
 
 def test_the_page_of_the_swap_shows_a_gain():

@@ -16,31 +16,21 @@ from ase.build import bulk
 from safetensors.torch import save_file
 from torch import nn
 
-from relaxion.bundles import (
-    CardResult,
-    ModelCard,
-    Network,
-    PolicyBundle,
-    covers,
-    find_policy,
-    known_policies,
-    library,
-    uncovered,
-    user_folder,
-)
-from relaxion.bundles import (
-    bundle as bundle_module,
-)
-from relaxion.bundles import networks as bundled
-from relaxion.bundles.networks import described, policy_of
 from relaxion.errors import PolicyError
 from relaxion.files import Stored
-from relaxion.networks.atom_policies import AtomGaussianPolicy, AtomPolicy
-from relaxion.networks.environment_information import INFORMATION
-from relaxion.networks.metric.network import MetricSettings
-from relaxion.networks.metric.policies import MetricGaussianPolicy, MetricPolicy
-from relaxion.networks.move_actions import MoveActions
-from relaxion.networks.observer import AtomNetworkSettings
+from relaxion.model import policy_file as bundle_module
+from relaxion.model import rebuild as bundled
+from relaxion.model.card import CardResult, ModelCard
+from relaxion.model.direct_policy import AtomGaussianPolicy, AtomPolicy
+from relaxion.model.environment_information import INFORMATION
+from relaxion.model.move_actions import MoveActions
+from relaxion.model.observer import AtomNetworkSettings
+from relaxion.model.policy_file import Network, PolicyBundle, covers, uncovered
+from relaxion.model.rebuild import described, policy_of
+from relaxion.model.stiffness_network import MetricSettings
+from relaxion.model.stiffness_policy import MetricGaussianPolicy, MetricPolicy
+from relaxion.policies import library
+from relaxion.policies.library import find_policy, known_policies, user_folder
 from relaxion.structures import Evaluation, Move, State, Structures
 
 CARD = ModelCard(
@@ -173,10 +163,10 @@ def test_reading_and_rebuilding_load_no_training_code(path: Path) -> None:
     make_bundle().write(path)
     code = f"""
 import sys
-from relaxion.bundles import find_policy
-from relaxion.bundles.networks import policy_of
+from relaxion.model import find_policy
+from relaxion.model.rebuild import policy_of
 policy_of(find_policy({str(path)!r}))
-print([n for n in sys.modules if n.startswith(("relaxion.agents", "relaxion.experience", "relaxion.training",
+print([n for n in sys.modules if n.startswith(("relaxion.train.agents", "relaxion.train.experience", "relaxion.train",
                                                "gymnasium", "e3nn", "tensorboard", "matplotlib"))])
 """
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -12,8 +12,8 @@ from ase.build import bulk
 from ase.calculators.emt import EMT
 
 from relaxion import Relaxer
-from relaxion.experience.vector_environment import task
-from relaxion.training.control import Trainer, VectorRunSettings
+from relaxion.train.experience.vector_environment import task
+from relaxion.train.tasks.control import Trainer, VectorRunSettings
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "relaxion"
@@ -89,4 +89,4 @@ def test_the_way_of_a_td3_update():
         for _ in range(2):  # the second one moves the policy
             trainer.agent.update(trainer.replay.sample(8, trainer.normaliser))
 
-    assert {"training/control.py", *files_entered(update)} == set(way)
+    assert {"train/tasks/control.py", *files_entered(update)} == set(way)

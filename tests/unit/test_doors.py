@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from relaxion.cli.flags import declared_options, flag_of, flags, in_flags
+from relaxion.apps.cli.flags import declared_options, flag_of, flags, in_flags
 from relaxion.settings import command_words
 
 PACKAGE = Path(__file__).parents[2] / "src" / "relaxion"

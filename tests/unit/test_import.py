@@ -29,7 +29,7 @@ atoms.calc = EMT()
 opt = relaxion.Relaxer(atoms, logfile=None, policy={str(metric_bundle) if policy == "file" else policy!r})
 opt.run()
 assert {policy!r} != "file" or opt.policy_used == "untrained"
-print([n for n in sys.modules if n.startswith(("relaxion.agents", "relaxion.experience", "relaxion.training",
+print([n for n in sys.modules if n.startswith(("relaxion.train.agents", "relaxion.train.experience", "relaxion.train",
                                                "gymnasium", "e3nn", "tensorboard"))])
 """
     assert run_fresh(code) == "[]"
@@ -39,13 +39,13 @@ def test_learning_pendulum_loads_few_modules():
     """A student can read all of it: no networks for atoms, no potentials, no relaxer."""
     code = """
 import sys
-from relaxion.agents import TD3
+from relaxion.train import TD3
 agent = TD3("Pendulum-v1", widths=(8, 8), warmup_steps=20, batch_size=8).learn(40)
 assert agent.metrics()["train/n_updates"] > 0
 print(" ".join(n for n in sys.modules if n.split(".")[0] == "relaxion"))
 """
     loaded = run_fresh(code).split()
-    assert "relaxion.agents.td3" in loaded
+    assert "relaxion.train.agents.td3" in loaded
     assert len(loaded) < 33, sorted(loaded)
 
 
@@ -56,7 +56,8 @@ def look():
     return (torch.get_default_dtype(), torch.get_num_threads(), torch.get_rng_state().sum().item(),
             torch.is_grad_enabled(), numpy.geterr(), numpy.random.get_state()[1].sum(), random.getstate()[1][:9])
 before = look()
-import relaxion, relaxion.structures, relaxion.potentials, relaxion.experience, relaxion.optimize, relaxion.cli.app
+import relaxion, relaxion.structures, relaxion.potentials, relaxion.optimizer
+import relaxion.train.experience, relaxion.apps.cli.app
 assert look() == before, (before, look())
 print("same")
 """

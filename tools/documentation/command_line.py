@@ -8,7 +8,7 @@ from typing import Any
 import typer.main
 
 from documentation.api import wrapped
-from relaxion.cli.app import app
+from relaxion.apps.cli.app import app
 
 
 def reference() -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from relaxion.training.diagnostics import DIAGNOSTICS, RULES
+from relaxion.train.diagnostics import DIAGNOSTICS, RULES
 
 
 def alarms() -> str:

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from relaxion.bench.sets import LENNARD_JONES, SETS
-from relaxion.bench.statistics import SAME_MINIMUM_EV_PER_ATOM, p95_where_same, resampled
+from relaxion.apps.compare.sets import LENNARD_JONES, SETS
+from relaxion.train.judge.statistics import SAME_MINIMUM_EV_PER_ATOM, p95_where_same, resampled
 
 TITLES = {  # the rows of the results page, in order
     "emt-bulk": "random alloys, 4–32 atoms",

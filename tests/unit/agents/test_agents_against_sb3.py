@@ -17,12 +17,12 @@ from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.type_aliases import ReplayBufferSamples
 from torch import Tensor, nn
 
-from relaxion.agents import DDPGSettings, SACSettings, TD3Settings, vector_agent
-from relaxion.agents.ddpg import DDPG
-from relaxion.agents.sac import SAC
-from relaxion.agents.td3 import TD3
-from relaxion.experience.replay import Batch
-from relaxion.networks.vector import BoxActions, Layers, VectorNetworkSettings
+from relaxion.train.agents import DDPGSettings, SACSettings, TD3Settings, vector_agent
+from relaxion.train.agents.ddpg import DDPG
+from relaxion.train.agents.sac import SAC
+from relaxion.train.agents.td3 import TD3
+from relaxion.train.agents.vector_networks import BoxActions, Layers, VectorNetworkSettings
+from relaxion.train.experience.replay import Batch
 
 LOW, HIGH = np.array([-2.0, 0.5], np.float32), np.array([3.0, 0.75], np.float32)
 DISCOUNT, WIDTHS, BATCH = 0.97, (16, 8), 32

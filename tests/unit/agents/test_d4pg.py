@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from relaxion.agents.d4pg import D4PG, D4PGSettings
 from relaxion.errors import SettingsError
-from relaxion.experience.replay import Batch
-from relaxion.training.settings import RunSettings
+from relaxion.train.agents.d4pg import D4PG, D4PGSettings
+from relaxion.train.experience.replay import Batch
+from relaxion.train.runs.settings import RunSettings
 
 
 @pytest.fixture

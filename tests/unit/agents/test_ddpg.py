@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-import relaxion.agents.ddpg as module
-from relaxion.agents.ddpg import DDPG, DDPGSettings
-from relaxion.experience.replay import Batch
+import relaxion.train.agents.ddpg as module
+from relaxion.train.agents.ddpg import DDPG, DDPGSettings
+from relaxion.train.experience.replay import Batch
 
 
 @pytest.fixture

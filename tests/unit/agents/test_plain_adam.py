@@ -12,14 +12,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from relaxion.agents import AGENT_SETTINGS, d4pg, ddpg, sac, td3, vector_agent
-from relaxion.agents.shared import parameters_of
-from relaxion.experience.replay import Batch
-from relaxion.networks.vector import BoxActions, VectorNetworkSettings
-from relaxion.training.relax import RelaxTrainer
-from relaxion.training.relax_collector import make_agent
-from relaxion.training.relax_settings import RelaxRunSettings
-from relaxion.training.relax_task import relax_task
+from relaxion.train.agents import AGENT_SETTINGS, d4pg, ddpg, sac, td3, vector_agent
+from relaxion.train.agents.shared import parameters_of
+from relaxion.train.agents.vector_networks import BoxActions, VectorNetworkSettings
+from relaxion.train.experience.replay import Batch
+from relaxion.train.tasks.relax import RelaxTrainer
+from relaxion.train.tasks.relax_collector import make_agent
+from relaxion.train.tasks.relax_settings import RelaxRunSettings
+from relaxion.train.tasks.relax_task import relax_task
 
 N_UPDATES = 10
 AGENTS = sorted(AGENT_SETTINGS)

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-import relaxion.agents.sac as module
-from relaxion.agents.make import atom_agent, vector_agent
-from relaxion.agents.sac import SAC, SACSettings
-from relaxion.experience.replay import Batch
-from relaxion.networks.metric.network import MetricSettings
-from relaxion.networks.metric.policies import MetricActions
-from relaxion.networks.move_actions import MoveActions
-from relaxion.networks.vector import BoxActions, VectorNetworkSettings
+import relaxion.train.agents.sac as module
+from relaxion.model.move_actions import MoveActions
+from relaxion.model.stiffness_network import MetricSettings
+from relaxion.model.stiffness_policy import MetricActions
+from relaxion.train.agents.make import atom_agent, vector_agent
+from relaxion.train.agents.sac import SAC, SACSettings
+from relaxion.train.agents.vector_networks import BoxActions, VectorNetworkSettings
+from relaxion.train.experience.replay import Batch
 
 STILL = 1e-12
 

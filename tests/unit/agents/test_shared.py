@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from relaxion.agents.shared import (
+from relaxion.train.agents.shared import (
     adam,
     bellman_target,
     descend,

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from relaxion.agents import AGENT_SETTINGS, TD3Settings, vector_agent
 from relaxion.errors import RestartError
-from relaxion.experience.replay import Batch
-from relaxion.networks.vector import BoxActions, VectorNetworkSettings
+from relaxion.train.agents import AGENT_SETTINGS, TD3Settings, vector_agent
+from relaxion.train.agents.vector_networks import BoxActions, VectorNetworkSettings
+from relaxion.train.experience.replay import Batch
 
 
 def make_agent(name: str, seed: int = 0, widths: tuple[int, ...] = (8, 8)) -> Any:

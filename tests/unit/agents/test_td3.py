@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-import relaxion.agents.td3 as module
-from relaxion.agents.shared import parameters_of
-from relaxion.agents.td3 import TD3, TD3Settings
-from relaxion.experience.replay import Batch
+import relaxion.train.agents.td3 as module
+from relaxion.train.agents.shared import parameters_of
+from relaxion.train.agents.td3 import TD3, TD3Settings
+from relaxion.train.experience.replay import Batch
 
 STILL = 1e-12  # a learning rate that leaves the critics where they are
 

@@ -12,7 +12,15 @@ import torch
 from ase.filters import FrechetCellFilter
 
 from relaxion import Relaxer, potential
-from relaxion.bench.assessment import (
+from relaxion.errors import FileError
+from relaxion.optimizer.choice import new_stepper
+from relaxion.optimizer.step import Stepper
+from relaxion.potentials.ase import PotentialCalculator
+from relaxion.structures import Evaluation, Move, Outcome, State, Structures
+from relaxion.train.data.alloys import fcc_alloys
+from relaxion.train.data.perturbations import perturbation
+from relaxion.train.data.starts import PerturbedStarts
+from relaxion.train.judge.assessment import (
     Assessed,
     AssessmentStopped,
     Assessor,
@@ -21,15 +29,7 @@ from relaxion.bench.assessment import (
     read_baselines,
     under_guard,
 )
-from relaxion.bench.films import MOST_SHOTS, Filming, Relaxed, film_of, shot
-from relaxion.errors import FileError
-from relaxion.generators.alloys import fcc_alloys
-from relaxion.generators.perturbations import perturbation
-from relaxion.generators.starts import PerturbedStarts
-from relaxion.optimize.choice import new_stepper
-from relaxion.optimize.stepper import Stepper
-from relaxion.potentials.ase import PotentialCalculator
-from relaxion.structures import Evaluation, Move, Outcome, State, Structures
+from relaxion.train.judge.films import MOST_SHOTS, Filming, Relaxed, film_of, shot
 
 EMT, EAM = potential("emt"), potential("eam")
 

@@ -14,10 +14,10 @@ from ase.calculators.emt import EMT
 from ase.optimize import BFGS, BFGSLineSearch, GPMin
 
 import relaxion
-from relaxion.bench.contest import Conditions, contest, fell_apart, pieces, relax_one
-from relaxion.bench.optimizers import Contestant, classical_contestants, our_contestants
-from relaxion.bench.runs import largest_force
-from relaxion.bench.sets import SETS
+from relaxion.apps.compare.sets import SETS
+from relaxion.train.judge.contest import Conditions, contest, fell_apart, pieces, relax_one
+from relaxion.train.judge.optimizers import Contestant, classical_contestants, our_contestants
+from relaxion.train.judge.runs import largest_force
 
 
 @pytest.fixture

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from ase.data import covalent_radii
 
-from relaxion.bench.checks import check_structure
-from relaxion.bench.sets import SETS, find_set
+from relaxion.apps.compare.checks import check_structure
+from relaxion.apps.compare.sets import SETS, find_set
 from relaxion.errors import SettingsError
-from relaxion.generators.alloys import LATTICE_CONSTANTS
+from relaxion.train.data.alloys import LATTICE_CONSTANTS
 
 DEAR = ("crystals", "crystals-cell", "new-elements")  # brought to equilibrium first, by CHGNet
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from ase.build import bulk, molecule
 
-from relaxion.bench.contest import Score
-from relaxion.bench.statistics import (
+from relaxion.train.judge.contest import Score
+from relaxion.train.judge.statistics import (
     Circumstances,
     Comparison,
     ContestResult,
@@ -121,7 +121,7 @@ def test_the_best_classical_is_neither_ours_nor_the_core():
 
 
 def test_the_picture_is_a_png(tmp_path):
-    from relaxion.bench.statistics import draw_profile
+    from relaxion.train.judge.statistics import draw_profile
 
     draw_profile(result({"relaxion": [score(1)], "core": [score(2)], "BFGS": [score(None)]}), tmp_path / "p.png")
     assert (tmp_path / "p.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"

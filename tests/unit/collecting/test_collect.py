@@ -17,18 +17,18 @@ import torch
 from ase.build import bulk
 from ase.filters import FrechetCellFilter
 
-from relaxion.collecting.collect import collect, jobs, summary
-from relaxion.collecting.relaxing import Pool, Skipped
-from relaxion.collecting.settings import CollectSettings
-from relaxion.collecting.starts import Start, make_start
+from relaxion.database.store import TrajectoryStore
+from relaxion.database.trajectory import Trajectory
 from relaxion.errors import PotentialError, RunError, SettingsError
-from relaxion.memory.store import TrajectoryStore
-from relaxion.memory.trajectory import Trajectory
-from relaxion.optimize.choice import new_stepper
+from relaxion.optimizer.choice import new_stepper
 from relaxion.potentials import potential
 from relaxion.potentials.potential import Potential
 from relaxion.structures import Evaluation, Outcome, Structures
-from relaxion.training.recipe import find, read_toml
+from relaxion.train.collecting.collect import collect, jobs, summary
+from relaxion.train.collecting.relaxing import Pool, Skipped
+from relaxion.train.collecting.settings import CollectSettings
+from relaxion.train.collecting.starts import Start, make_start
+from relaxion.train.runs.recipe import find, read_toml
 
 RECIPE = {
     "seed": 3,
@@ -205,7 +205,7 @@ def test_killed_with_its_workers_left_behind_and_continued(tmp_path: Path) -> No
     )
     store = tmp_path / "store"
     words = ["collect", str(recipe), "--out", str(store), "-q", "--workers", "2"]
-    process = subprocess.Popen([sys.executable, "-c", "from relaxion.cli.app import main; main()", *words])
+    process = subprocess.Popen([sys.executable, "-c", "from relaxion.apps.cli.app import main; main()", *words])
     _wait_for(lambda: len(list(store.glob("shard-*"))) >= 2)
     process.send_signal(signal.SIGKILL)
     process.wait()
@@ -224,7 +224,7 @@ def test_killed_with_its_workers_left_behind_and_continued(tmp_path: Path) -> No
 
 
 def _keys_in(shard: Path) -> list[str]:
-    from relaxion.memory.store import FORMAT, KIND
+    from relaxion.database.store import FORMAT, KIND
 
     values = FORMAT.read(shard, KIND).values
     return [entry["key"] for entry in values["about"]] + list(values["skipped"])

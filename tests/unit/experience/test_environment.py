@@ -14,15 +14,15 @@ from ase.calculators.emt import EMT
 from ase.constraints import FixAtoms
 
 from relaxion.errors import StructureError
-from relaxion.experience.environment import Environment, EnvironmentSettings
-from relaxion.experience.transition import Source
-from relaxion.generators.alloys import fcc_alloys
-from relaxion.generators.perturbations import perturbation
-from relaxion.generators.starts import PerturbedStarts
 from relaxion.potentials.ase import AsePotential
 from relaxion.potentials.potential import Potential
-from relaxion.potentials.reward import Reward, RewardSettings, largest_force
 from relaxion.structures import Evaluation, Graph, Move, Outcome, State, Structures
+from relaxion.train.data.alloys import fcc_alloys
+from relaxion.train.data.perturbations import perturbation
+from relaxion.train.data.starts import PerturbedStarts
+from relaxion.train.experience.environment import Environment, EnvironmentSettings
+from relaxion.train.experience.reward import Reward, RewardSettings, largest_force
+from relaxion.train.experience.transition import Source
 
 
 class Wall(Potential):

@@ -7,9 +7,9 @@ import pytest
 from ase.data import covalent_radii
 from ase.neighborlist import neighbor_list
 
-from relaxion.generators.chemistry import COMMON_ELEMENTS, NOBLE, bond_length, electronegativity, similar
-from relaxion.generators.molecules import g2_molecules, random_molecule
-from relaxion.generators.prototypes import (
+from relaxion.train.data.chemistry import COMMON_ELEMENTS, NOBLE, bond_length, electronegativity, similar
+from relaxion.train.data.molecules import g2_molecules, random_molecule
+from relaxion.train.data.prototypes import (
     charges_balance,
     is_salt,
     prototypes,
@@ -17,8 +17,8 @@ from relaxion.generators.prototypes import (
     random_element,
     random_perovskite,
 )
-from relaxion.generators.slabs import random_surface
-from relaxion.structures.splits import ELEMENTS
+from relaxion.train.data.slabs import random_surface
+from relaxion.train.data.splits import ELEMENTS
 
 
 def nearest_share(atoms) -> float:

@@ -8,13 +8,13 @@ import torch
 from ase import Atoms
 
 from relaxion.errors import SettingsError
-from relaxion.generators.alloys import EAM_METALS, EMT_METALS, lattices_of, mean_volume
-from relaxion.generators.clusters import ball
-from relaxion.generators.defects import bicrystal, defective_crystal
-from relaxion.generators.facets import faceted_slab
-from relaxion.generators.perturbations import closest
-from relaxion.generators.slabs import ADSORBATES
-from relaxion.generators.starts import MetalStarts
+from relaxion.train.data.alloys import EAM_METALS, EMT_METALS, lattices_of, mean_volume
+from relaxion.train.data.clusters import ball
+from relaxion.train.data.defects import bicrystal, defective_crystal
+from relaxion.train.data.facets import faceted_slab
+from relaxion.train.data.perturbations import closest
+from relaxion.train.data.slabs import ADSORBATES
+from relaxion.train.data.starts import MetalStarts
 
 
 def slabs(number: int, elements: tuple[str, ...] = EMT_METALS, **how: bool) -> list[Atoms]:

@@ -10,9 +10,9 @@ from ase.constraints import FixAtoms
 from ase.geometry import get_distances
 
 from relaxion.errors import SettingsError, StructureError
-from relaxion.generators.packings import pack
-from relaxion.generators.perturbations import compose, perturbation, rattle, strain, vacancy
 from relaxion.structures import Graph, Structures
+from relaxion.train.data.packings import pack
+from relaxion.train.data.perturbations import compose, perturbation, rattle, strain, vacancy
 
 
 def slab() -> Atoms:

@@ -11,16 +11,16 @@ from ase.build import bulk
 from ase.io import write
 
 from relaxion.errors import InputError, SettingsError
-from relaxion.generators.sources import (
+from relaxion.potentials.registry import potential
+from relaxion.structures import Structures
+from relaxion.train.data.dataset import composition
+from relaxion.train.data.sources import (
     first_at_hand,
     held_apart_sides,
     potential_at_hand,
     source_at_hand,
     structure_source,
 )
-from relaxion.potentials.registry import potential
-from relaxion.structures import Structures
-from relaxion.structures.dataset import composition
 
 
 def images(word: str, number: int = 40, seed: int = 0) -> list[Atoms]:

@@ -14,10 +14,10 @@ from ase.calculators.emt import EMT
 from ase.calculators.lj import LennardJones
 
 from relaxion import Relaxer
+from relaxion.database.journal import HEAD, Beginning, JournalPoint, read_journal
+from relaxion.database.recording import Memory
+from relaxion.database.store import TrajectoryStore
 from relaxion.errors import FileError
-from relaxion.memory.journal import HEAD, Beginning, JournalPoint, read_journal
-from relaxion.memory.recording import Memory
-from relaxion.memory.store import TrajectoryStore
 from relaxion.structures import Outcome
 
 
@@ -166,7 +166,7 @@ def test_a_full_disk_is_a_sentence_and_relaxing_goes_on(tmp_path, monkeypatch, c
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return real(file, content)
 
-    monkeypatch.setattr("relaxion.memory.recording.os.write", full)
+    monkeypatch.setattr("relaxion.database.recording.os.write", full)
     with caplog.at_level(logging.WARNING):
         assert relaxer.run(fmax=0.05)
     assert caplog.text.count("No space left on device") == 1

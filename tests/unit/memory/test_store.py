@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from relaxion.database.store import MANIFEST, TrajectoryStore
+from relaxion.database.trajectory import Trajectory
 from relaxion.errors import FileError
-from relaxion.memory.store import MANIFEST, TrajectoryStore
-from relaxion.memory.trajectory import Trajectory
 from relaxion.potentials import potential
 
 
@@ -143,8 +143,8 @@ def test_foreign_and_damaged_stores_are_refused_with_a_sentence(tmp_path: Path) 
 
 def test_stored_forces_are_those_of_the_potential(tmp_path: Path) -> None:
     """A trajectory evaluated again gives the same numbers: nothing is turned, wrapped or rounded on its way."""
-    from relaxion.collecting.collect import Collector, jobs, stepper_maker
-    from relaxion.collecting.settings import CollectSettings
+    from relaxion.train.collecting.collect import Collector, jobs, stepper_maker
+    from relaxion.train.collecting.settings import CollectSettings
 
     kind = {"make": "metal", "engine": "emt", "number": 6, "free_cell_share": 0.5}
     settings = CollectSettings.of({"kinds": {"alloy": kind}}, {})

@@ -9,20 +9,20 @@ from ase.build import bulk
 from ase.constraints import FixAtoms
 
 import relaxion
-from relaxion.agents.d4pg import D4PG, D4PGSettings
-from relaxion.agents.ddpg import DDPG
-from relaxion.agents.sac import SAC
-from relaxion.agents.shared import Agent
-from relaxion.agents.td3 import TD3
-from relaxion.experience.environment import Environment, EnvironmentSettings
-from relaxion.experience.replay import Batch
-from relaxion.generators.perturbations import perturbation
-from relaxion.generators.starts import PerturbedStarts
-from relaxion.networks.atom_critics import AtomCategoricalCritic, AtomCritics
-from relaxion.networks.atom_policies import AtomGaussianPolicy, AtomPolicy
-from relaxion.networks.move_actions import MoveActions
-from relaxion.networks.observer import AtomNetworkSettings
+from relaxion.model.direct_policy import AtomGaussianPolicy, AtomPolicy
+from relaxion.model.move_actions import MoveActions
+from relaxion.model.observer import AtomNetworkSettings
 from relaxion.structures import Structures
+from relaxion.train.agents.atom_critics import AtomCategoricalCritic, AtomCritics
+from relaxion.train.agents.d4pg import D4PG, D4PGSettings
+from relaxion.train.agents.ddpg import DDPG
+from relaxion.train.agents.sac import SAC
+from relaxion.train.agents.shared import Agent
+from relaxion.train.agents.td3 import TD3
+from relaxion.train.data.perturbations import perturbation
+from relaxion.train.data.starts import PerturbedStarts
+from relaxion.train.experience.environment import Environment, EnvironmentSettings
+from relaxion.train.experience.replay import Batch
 
 ACTIONS = MoveActions(0.5, 0.1)
 

@@ -15,13 +15,12 @@ from ase.data import covalent_radii as radii_of_ase
 from torch import Tensor
 
 from relaxion.errors import MissingExtraError, SettingsError, StructureError
-from relaxion.networks.atom_critics import AtomCritics
-from relaxion.networks.atom_policies import AtomPolicy
-from relaxion.networks.backbone import AtomInputs, BackboneSettings, LightMessages, backbone_class
-from relaxion.networks.layers import Scratch, SummedMessages
-from relaxion.networks.move_actions import MoveActions
-from relaxion.networks.observer import AtomNetworkSettings
-from relaxion.networks.species import (
+from relaxion.model.backbone import AtomInputs, BackboneSettings, LightMessages, backbone_class
+from relaxion.model.direct_policy import AtomPolicy
+from relaxion.model.layers import Scratch, SummedMessages
+from relaxion.model.move_actions import MoveActions
+from relaxion.model.observer import AtomNetworkSettings
+from relaxion.model.species import (
     COVALENT_RADII,
     ELECTRONEGATIVITIES,
     HEAVIEST,
@@ -30,9 +29,10 @@ from relaxion.networks.species import (
     group_and_period,
     valence,
 )
-from relaxion.networks.surroundings import Surroundings, smooth_step, with_graph
-from relaxion.networks.tensor_field import PATHS, TensorMessages, coupling, pair_couplings
+from relaxion.model.surroundings import Surroundings, smooth_step, with_graph
+from relaxion.model.tensor_field import PATHS, TensorMessages, coupling, pair_couplings
 from relaxion.structures import Evaluation, Graph, State, Structures
+from relaxion.train.agents.atom_critics import AtomCritics
 
 
 def state_of(structures: Structures) -> State:
@@ -207,8 +207,8 @@ def test_a_missing_e3nn_is_named_with_the_command_that_helps(monkeypatch: pytest
 
 def test_the_light_network_loads_no_e3nn() -> None:
     code = (
-        "import sys; from relaxion.networks.atom_policies import AtomPolicy; "
-        "from relaxion.networks.move_actions import MoveActions; "
+        "import sys; from relaxion.model.direct_policy import AtomPolicy; "
+        "from relaxion.model.move_actions import MoveActions; "
         "AtomPolicy(MoveActions()); print('e3nn' in sys.modules)"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

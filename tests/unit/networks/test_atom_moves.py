@@ -11,9 +11,9 @@ from ase.build import bulk
 from ase.constraints import FixAtoms
 
 from relaxion.errors import SettingsError
-from relaxion.networks.atom_policies import gaussian_log_density, log_volume_change, squashed
-from relaxion.networks.move_actions import MoveActions, uniform_in_ball
-from relaxion.networks.strains import strain_matrices, strain_vectors, symmetric_outer
+from relaxion.model.direct_policy import gaussian_log_density, log_volume_change, squashed
+from relaxion.model.move_actions import MoveActions, uniform_in_ball
+from relaxion.model.strains import strain_matrices, strain_vectors, symmetric_outer
 from relaxion.structures import Evaluation, Move, State, Structures
 
 

@@ -14,13 +14,13 @@ from ase.constraints import FixAtoms
 from torch import Tensor, nn
 
 from relaxion.errors import MissingStressError, SettingsError
-from relaxion.networks.atom_critics import AtomCategoricalCritic, AtomCritics
-from relaxion.networks.atom_policies import AtomGaussianPolicy, AtomPolicy
-from relaxion.networks.environment_information import INFORMATION, Gate, environment_information
-from relaxion.networks.move_actions import MoveActions
-from relaxion.networks.observer import AtomNetworkSettings
-from relaxion.networks.strains import strain_vectors
+from relaxion.model.direct_policy import AtomGaussianPolicy, AtomPolicy
+from relaxion.model.environment_information import INFORMATION, Gate, environment_information
+from relaxion.model.move_actions import MoveActions
+from relaxion.model.observer import AtomNetworkSettings
+from relaxion.model.strains import strain_vectors
 from relaxion.structures import Evaluation, Move, State, Structures
+from relaxion.train.agents.atom_critics import AtomCategoricalCritic, AtomCritics
 
 BOUNDS = MoveActions(max_displacement_angstrom=0.4, max_strain=0.08)
 both_backbones = pytest.mark.parametrize("backbone", ["light", "tensor_field"])

@@ -13,15 +13,15 @@ from ase.constraints import FixAtoms
 from torch import Tensor
 
 import relaxion
-from relaxion.networks.metric.matrices import by_size, dense
-from relaxion.networks.metric.network import Frame, MetricNetwork, MetricSettings, pulls_of
-from relaxion.networks.metric.policies import MetricActions, MetricGaussianPolicy, MetricPolicy
-from relaxion.networks.metric.solve import LEAST_STIFF, SHARES, Method, softened_by, solve
-from relaxion.networks.metric.stiffness import Stiffness, Unknowns
-from relaxion.networks.move_actions import MoveActions
-from relaxion.networks.strains import strain_matrices, strain_vectors
-from relaxion.optimize.point import Geometry
-from relaxion.optimize.springs import SpringSettings, springs_at
+from relaxion.model.matrices import by_size, dense
+from relaxion.model.move_actions import MoveActions
+from relaxion.model.solve import LEAST_STIFF, SHARES, Method, softened_by, solve
+from relaxion.model.stiffness import Stiffness, Unknowns
+from relaxion.model.stiffness_network import Frame, MetricNetwork, MetricSettings, pulls_of
+from relaxion.model.stiffness_policy import MetricActions, MetricGaussianPolicy, MetricPolicy
+from relaxion.model.strains import strain_matrices, strain_vectors
+from relaxion.optimizer.hessian.springs import SpringSettings, springs_at
+from relaxion.optimizer.point import Geometry
 from relaxion.structures import Evaluation, Graph, State, Structures
 
 ACTIONS = MoveActions(0.3, 0.05)
@@ -254,7 +254,7 @@ def test_large_structures_are_softened_without_a_matrix(monkeypatch: pytest.Monk
     pulls = Unknowns(*[torch.randn(n, generator=generator, dtype=torch.float64) for n in ((11, 3), (2, 6))])
     softening = torch.stack([0.9 * stiffness.along, 0.9 * stiffness.across], dim=1)
     by_matrix = [softened_by(stiffness, factor * softening, pulls) for factor in (0.2, 5.0)]
-    monkeypatch.setattr("relaxion.networks.metric.solve.LARGEST_DENSE", 0)
+    monkeypatch.setattr("relaxion.model.solve.LARGEST_DENSE", 0)
     without = [softened_by(stiffness, factor * softening, pulls) for factor in (0.2, 5.0)]
     for one, other in zip(by_matrix, without, strict=True):
         torch.testing.assert_close(one.along, other.along)
@@ -280,7 +280,7 @@ def test_sizes_solved_apart_are_solved_alike(cell_free: bool, monkeypatch: pytes
     assert [len({round(float(s), 6) for s in share[stiffness.link_structure[::2] == n]}) for n in (0, 1)] == [1, 1]
     assert float(share[0]) == pytest.approx(1.0)
     assert float(share[-1]) < 0.6
-    monkeypatch.setattr("relaxion.networks.metric.matrices.SMALL", 1)
+    monkeypatch.setattr("relaxion.model.matrices.SMALL", 1)
     assert [which.tolist() for which, _ in by_size(stiffness)] == [[1], [0]]
     for one, other in zip(together, answers(), strict=True):
         torch.testing.assert_close(one, other)

@@ -8,20 +8,20 @@ from ase import Atoms
 from ase.build import bulk
 
 import relaxion
-from relaxion.agents.d4pg import D4PG, D4PGSettings
-from relaxion.agents.ddpg import DDPG
-from relaxion.agents.sac import SAC
-from relaxion.agents.shared import Agent
-from relaxion.agents.td3 import TD3
-from relaxion.experience.environment import Environment, EnvironmentSettings
-from relaxion.experience.replay import Batch
-from relaxion.generators.perturbations import perturbation
-from relaxion.generators.starts import PerturbedStarts
-from relaxion.networks.atom_critics import AtomCategoricalCritic, AtomCritics
-from relaxion.networks.metric.network import MetricSettings
-from relaxion.networks.metric.policies import MetricActions, MetricGaussianPolicy, MetricPolicy
-from relaxion.networks.observer import AtomNetworkSettings
+from relaxion.model.observer import AtomNetworkSettings
+from relaxion.model.stiffness_network import MetricSettings
+from relaxion.model.stiffness_policy import MetricActions, MetricGaussianPolicy, MetricPolicy
 from relaxion.structures import Structures
+from relaxion.train.agents.atom_critics import AtomCategoricalCritic, AtomCritics
+from relaxion.train.agents.d4pg import D4PG, D4PGSettings
+from relaxion.train.agents.ddpg import DDPG
+from relaxion.train.agents.sac import SAC
+from relaxion.train.agents.shared import Agent
+from relaxion.train.agents.td3 import TD3
+from relaxion.train.data.perturbations import perturbation
+from relaxion.train.data.starts import PerturbedStarts
+from relaxion.train.experience.environment import Environment, EnvironmentSettings
+from relaxion.train.experience.replay import Batch
 
 ACTIONS = MetricActions(0.5, 0.1)
 CRITIC = AtomNetworkSettings(channels=4)

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from relaxion.errors import SettingsError
-from relaxion.networks.roles import squashed_log_density
-from relaxion.networks.vector import (
+from relaxion.model.roles import squashed_log_density
+from relaxion.train.agents.vector_networks import (
     BoxActions,
     Layers,
     VectorCategoricalCritic,

@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 import relaxion
 from relaxion.errors import SettingsError
-from relaxion.networks.metric.network import MetricNetwork
+from relaxion.model.stiffness_network import MetricNetwork
 from relaxion.potentials.chgnet import Chgnet
 from relaxion.structures import Structures
 from relaxion.structures.devices import device_of, moved_to
@@ -104,7 +104,7 @@ def test_doors_pass_the_device_on(monkeypatch: pytest.MonkeyPatch) -> None:
         asked.append(word)
         return torch.device("cpu")
 
-    for module in ("relaxion.optimize.choice", "relaxion.potentials.registry", "relaxion.potentials.chgnet"):
+    for module in ("relaxion.optimizer.choice", "relaxion.potentials.registry", "relaxion.potentials.chgnet"):
         monkeypatch.setattr(f"{module}.device_of", remember)
     relaxion.Relaxer(salt(), device="cuda:7", logfile=None)
     relaxion.potential("chgnet", device="cuda:8")

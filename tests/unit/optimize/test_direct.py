@@ -14,16 +14,16 @@ from ase.constraints import FixAtoms
 from ase.filters import FrechetCellFilter
 
 from relaxion import Outcome, Relaxer
-from relaxion.networks.atom_policies import AtomPolicy
-from relaxion.networks.move_actions import MoveActions
-from relaxion.networks.observer import AtomNetworkSettings
-from relaxion.optimize.ase_interface import read_point
-from relaxion.optimize.choice import new_stepper
-from relaxion.optimize.learned import DirectMetrics, Metric, Past, states_at
-from relaxion.optimize.models import Base, models_at
-from relaxion.optimize.point import Point
-from relaxion.optimize.springs import SpringSettings, springs_at
-from relaxion.optimize.stepper import Stepper, propose
+from relaxion.model.direct_policy import AtomPolicy
+from relaxion.model.move_actions import MoveActions
+from relaxion.model.observer import AtomNetworkSettings
+from relaxion.optimizer.ase_interface import read_point
+from relaxion.optimizer.choice import new_stepper
+from relaxion.optimizer.hessian.learned import DirectMetrics, Metric, Past, states_at
+from relaxion.optimizer.hessian.models import Base, models_at
+from relaxion.optimizer.hessian.springs import SpringSettings, springs_at
+from relaxion.optimizer.point import Point
+from relaxion.optimizer.step import Stepper, propose
 from relaxion.structures import Move, State
 
 

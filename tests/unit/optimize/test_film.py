@@ -11,9 +11,9 @@ from ase.constraints import FixBondLength
 from ase.filters import FrechetCellFilter, UnitCellFilter
 
 from relaxion import Relaxer
-from relaxion.optimize.ase_interface import place, read_point
-from relaxion.optimize.film import Film, Frame, frame_of, proposal_in_space
-from relaxion.optimize.point import Proposal
+from relaxion.optimizer.ase_interface import place, read_point
+from relaxion.optimizer.film import Film, Frame, frame_of, proposal_in_space
+from relaxion.optimizer.point import Proposal
 
 
 def frame(call: int, n_atoms: int = 10) -> Frame:

@@ -18,16 +18,16 @@ from ase.constraints import FixAtoms
 
 from relaxion import Relaxer
 from relaxion.errors import PolicyError, SettingsError, StructureError
-from relaxion.optimize import guard as guard_module
-from relaxion.optimize.ase_interface import read_point
-from relaxion.optimize.guard import Feedback, Guard, GuardSettings
-from relaxion.optimize.learned import Asked, Metric
-from relaxion.optimize.models import Base, LocalModel, models_at
-from relaxion.optimize.point import Geometry, Point, Proposal, dot
-from relaxion.optimize.quasi_newton import QuasiNewton, QuasiNewtonSettings
-from relaxion.optimize.secants import Secant, believed, corrected, damped, missed
-from relaxion.optimize.stepper import Stepper, propose
-from relaxion.optimize.trust_rule import DEFAULT, StepControl, constant_network, rule_of
+from relaxion.optimizer import safeguard as guard_module
+from relaxion.optimizer.ase_interface import read_point
+from relaxion.optimizer.classical import QuasiNewton, QuasiNewtonSettings
+from relaxion.optimizer.hessian.learned import Asked, Metric
+from relaxion.optimizer.hessian.models import Base, LocalModel, models_at
+from relaxion.optimizer.point import Geometry, Point, Proposal, dot
+from relaxion.optimizer.safeguard import Feedback, Guard, GuardSettings
+from relaxion.optimizer.secants import Secant, believed, corrected, damped, missed
+from relaxion.optimizer.step import Stepper, propose
+from relaxion.optimizer.step_rule import DEFAULT, StepControl, constant_network, rule_of
 
 FMAX = 0.02
 CREDULOUS = GuardSettings(smallest_cosine=-1.0, largest_ratio=1e9)

@@ -16,17 +16,17 @@ from ase.filters import Filter, FrechetCellFilter, UnitCellFilter
 from ase.stress import voigt_6_to_full_3x3_stress
 
 from relaxion import Relaxer
-from relaxion.networks.metric import solve as metric_solve
-from relaxion.networks.metric.network import MetricNetwork, pulls_of
-from relaxion.networks.strains import strain_matrices
-from relaxion.optimize import learned as learned_metric
-from relaxion.optimize.ase_interface import read_point
-from relaxion.optimize.choice import new_stepper
-from relaxion.optimize.learned import LearnedMetrics, Metric
-from relaxion.optimize.models import Base, models_at
-from relaxion.optimize.point import Point, cell_factor_of
-from relaxion.optimize.quasi_newton import QuasiNewtonSettings
-from relaxion.optimize.stepper import propose
+from relaxion.model import solve as metric_solve
+from relaxion.model.stiffness_network import MetricNetwork, pulls_of
+from relaxion.model.strains import strain_matrices
+from relaxion.optimizer.ase_interface import read_point
+from relaxion.optimizer.choice import new_stepper
+from relaxion.optimizer.classical import QuasiNewtonSettings
+from relaxion.optimizer.hessian import learned as learned_metric
+from relaxion.optimizer.hessian.learned import LearnedMetrics, Metric
+from relaxion.optimizer.hessian.models import Base, models_at
+from relaxion.optimizer.point import Point, cell_factor_of
+from relaxion.optimizer.step import propose
 from relaxion.structures import Evaluation, State, Structures
 
 MASK = [1, 1, 0, 0, 0, 1]  # xx yy zz yz xz xy

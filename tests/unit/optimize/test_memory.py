@@ -14,9 +14,9 @@ from ase.constraints import FixAtoms
 from ase.filters import FrechetCellFilter
 
 from relaxion import Relaxer, relax_batch
-from relaxion.memory.recording import Memory
-from relaxion.memory.store import TrajectoryStore
-from relaxion.optimize.remembering import Remembered
+from relaxion.database.recording import Memory
+from relaxion.database.store import TrajectoryStore
+from relaxion.optimizer.recorded import Remembered
 from relaxion.structures import Outcome
 
 

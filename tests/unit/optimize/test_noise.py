@@ -11,9 +11,9 @@ from ase import Atoms
 from ase.filters import FrechetCellFilter
 
 from relaxion import Relaxer
-from relaxion.bench.sets import find_set
-from relaxion.optimize.point import Point
-from relaxion.optimize.trust_region import CERTAIN_CHANGE, energy_change
+from relaxion.apps.compare.sets import find_set
+from relaxion.optimizer.point import Point
+from relaxion.optimizer.trust_region import CERTAIN_CHANGE, energy_change
 from relaxion.potentials import Emt
 from relaxion.structures import Structures
 

@@ -20,10 +20,10 @@ from ase.filters import FrechetCellFilter, UnitCellFilter
 from ase.mep import NEB
 
 from relaxion import Outcome, Relaxer
-from relaxion.bundles import Network
 from relaxion.errors import PolicyError, RestartError, SettingsError, StructureError
-from relaxion.optimize.choice import CORE, Chooser, load
-from relaxion.optimize.trust_rule import StepControl, constant_network
+from relaxion.model.policy_file import Network
+from relaxion.optimizer.choice import CORE, Chooser, load
+from relaxion.optimizer.step_rule import StepControl, constant_network
 
 
 class Counted(EMT):

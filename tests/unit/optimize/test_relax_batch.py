@@ -16,9 +16,9 @@ from ase.filters import FrechetCellFilter
 
 import relaxion
 from relaxion import Outcome, Relaxer, relax_batch, relax_stream
-from relaxion.bench.sets import find_set
+from relaxion.apps.compare.sets import find_set
+from relaxion.batch import BatchRelaxer, BatchSettings
 from relaxion.errors import MissingStressError, SettingsError
-from relaxion.optimize.batch import BatchRelaxer, BatchSettings
 from relaxion.potentials.emt import Emt
 from relaxion.potentials.potential import Potential
 from relaxion.structures import Evaluation

@@ -12,12 +12,12 @@ from ase.constraints import FixAtoms, FixBondLengths, FixCartesian, FixInternals
 from ase.filters import FrechetCellFilter
 
 from relaxion import Relaxer, relax_batch
-from relaxion.bench.sets import find_set
-from relaxion.optimize import quasi_newton
-from relaxion.optimize.ase_interface import molecular_share, read_point
-from relaxion.optimize.choice import CORE, Chooser, new_stepper
-from relaxion.optimize.quasi_newton import QuasiNewtonSettings
-from relaxion.optimize.stepper import propose
+from relaxion.apps.compare.sets import find_set
+from relaxion.optimizer import classical as quasi_newton
+from relaxion.optimizer.ase_interface import molecular_share, read_point
+from relaxion.optimizer.choice import CORE, Chooser, new_stepper
+from relaxion.optimizer.classical import QuasiNewtonSettings
+from relaxion.optimizer.step import propose
 from relaxion.structures.state import Outcome
 
 
@@ -188,7 +188,7 @@ def test_a_model_that_cannot_be_made_leaves_the_step_to_springs(monkeypatch):
     def fails(*_: object) -> None:
         raise np.linalg.LinAlgError("not positive definite")
 
-    monkeypatch.setattr("relaxion.optimize.valence.model.ValenceModel.prepare", fails)
+    monkeypatch.setattr("relaxion.optimizer.hessian.internal.model.ValenceModel.prepare", fails)
     optimizer = relaxed(ethanol())
     assert optimizer.outcome is Outcome.CONVERGED
     assert {entry.method for entry in optimizer.history} <= {"start", "springs", "plain", "fire"}

@@ -16,9 +16,9 @@ from ase.calculators.emt import EMT
 from ase.filters import FrechetCellFilter
 from ase.optimize import BFGS
 
-from relaxion.bundles.library import SHIPPED
-from relaxion.optimize import Relaxer
+from relaxion.policies.library import SHIPPED
 from relaxion.potentials.chgnet import Chgnet
+from relaxion.relaxer import Relaxer
 
 
 def crystals() -> list[Atoms]:

@@ -10,7 +10,7 @@ from ase.build import bulk
 from ase.calculators.emt import EMT
 
 from relaxion import Relaxer
-from relaxion.optimize import relaxer as relaxer_module
+from relaxion import relaxer as relaxer_module
 
 
 class Slow(EMT):

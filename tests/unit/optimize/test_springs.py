@@ -7,9 +7,9 @@ from ase.build import bulk, molecule
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from relaxion.optimize import springs
-from relaxion.optimize.point import Geometry
-from relaxion.optimize.springs import SpringMetric, SpringSettings, bonds_of, radii_scale, springs_at
+from relaxion.optimizer.hessian import springs
+from relaxion.optimizer.hessian.springs import SpringMetric, SpringSettings, bonds_of, radii_scale, springs_at
+from relaxion.optimizer.point import Geometry
 
 
 def geometry(atoms, cell_factor=0.0, fixed=()) -> Geometry:

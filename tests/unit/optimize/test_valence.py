@@ -9,18 +9,18 @@ from ase import Atoms
 from ase.build import bulk, fcc111, graphene, molecule
 from ase.build.tube import nanotube
 
-from relaxion.optimize.choice import new_stepper
-from relaxion.optimize.point import Geometry, Point, longest
-from relaxion.optimize.quasi_newton import QuasiNewtonSettings
-from relaxion.optimize.springs import SpringSettings, bonds_of
-from relaxion.optimize.stepper import propose
-from relaxion.optimize.valence.constants import ValenceSettings, constants_of
-from relaxion.optimize.valence.coordinates import difference, values_at
-from relaxion.optimize.valence.factors import factors_of
-from relaxion.optimize.valence.memory import ValenceMemory
-from relaxion.optimize.valence.model import LARGEST_DENSE, ValenceModel, valence_at
-from relaxion.optimize.valence.path import along_internals, moved
-from relaxion.optimize.valence.topology import Topology, bonds_in, topology_of
+from relaxion.optimizer.choice import new_stepper
+from relaxion.optimizer.classical import QuasiNewtonSettings
+from relaxion.optimizer.hessian.internal.constants import ValenceSettings, constants_of
+from relaxion.optimizer.hessian.internal.coordinates import difference, values_at
+from relaxion.optimizer.hessian.internal.factors import factors_of
+from relaxion.optimizer.hessian.internal.model import LARGEST_DENSE, ValenceModel, valence_at
+from relaxion.optimizer.hessian.internal.path import along_internals, moved
+from relaxion.optimizer.hessian.internal.secants import ValenceMemory
+from relaxion.optimizer.hessian.internal.topology import Topology, bonds_in, topology_of
+from relaxion.optimizer.hessian.springs import SpringSettings, bonds_of
+from relaxion.optimizer.point import Geometry, Point, longest
+from relaxion.optimizer.step import propose
 
 sys.path.append(str(Path(__file__).parents[3] / "benchmarks" / "relaxation"))  # last: `tables` is PyTables too
 

@@ -7,11 +7,11 @@ import pytest
 from ase import Atoms
 from ase.build import molecule
 
-from relaxion.optimize.point import Geometry
-from relaxion.optimize.springs import bonds_of
-from relaxion.optimize.valence import factors
-from relaxion.optimize.valence.factors import LOGARITHMS, factors_of, labels_of, near_factors, ring_bonds
-from relaxion.optimize.valence.topology import Topology, bonds_in, topology_of
+from relaxion.optimizer.hessian.internal import factors
+from relaxion.optimizer.hessian.internal.factors import LOGARITHMS, factors_of, labels_of, near_factors, ring_bonds
+from relaxion.optimizer.hessian.internal.topology import Topology, bonds_in, topology_of
+from relaxion.optimizer.hessian.springs import bonds_of
+from relaxion.optimizer.point import Geometry
 
 
 def topology(atoms: Atoms) -> Topology:

@@ -11,8 +11,8 @@ from ase import Atoms
 from ase.data import covalent_radii
 
 from relaxion.errors import StructureError
-from relaxion.potentials.corrector import LONGEST_STEP_ANGSTROM, Nearest, correct, first_touch
 from relaxion.structures import Move, Structures
+from relaxion.structures.minimum_distance import LONGEST_STEP_ANGSTROM, Nearest, correct, first_touch
 
 
 def image_vectors(atoms: Atoms, reach: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -14,8 +14,8 @@ from ase.filters import FrechetCellFilter
 
 from relaxion.errors import SettingsError
 from relaxion.potentials.ase import AsePotential
-from relaxion.potentials.reward import REWARDS, Reward, RewardSettings, largest_force
 from relaxion.structures import Evaluation, Structures
+from relaxion.train.experience.reward import REWARDS, Reward, RewardSettings, largest_force
 
 
 def two_copper(force_x: float, energy: float) -> tuple[Structures, Evaluation]:

@@ -9,9 +9,9 @@ from ase import Atoms
 from ase.io import write
 from inline_workers import InlineWorkers, alloy
 
-from relaxion.scaling.relax_many.driver import Driver
-from relaxion.scaling.relax_many.folder import Folder
-from relaxion.scaling.relax_many.settings import ManySettings, WorkerSettings
+from relaxion.apps.relax_many.driver import Driver
+from relaxion.apps.relax_many.folder import Folder
+from relaxion.apps.relax_many.settings import ManySettings, WorkerSettings
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ from ase.io import read, write
 from inline_workers import InlineWorkers, alloy
 
 from relaxion import relax_batch
+from relaxion.apps.relax_many.folder import failures, results
+from relaxion.apps.relax_many.settings import WorkerSettings
+from relaxion.apps.relax_many.summary import make_summary, merge, read_counts
 from relaxion.errors import FileError
-from relaxion.scaling.relax_many.folder import failures, results
-from relaxion.scaling.relax_many.settings import WorkerSettings
-from relaxion.scaling.relax_many.summary import make_summary, merge, read_counts
 
 
 def test_results_are_those_of_relax_batch(tmp_path, input_file, drive, structures):

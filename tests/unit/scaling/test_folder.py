@@ -11,10 +11,10 @@ from ase import Atoms
 from ase.constraints import FixAtoms
 from ase.io import read
 
+from relaxion.apps.relax_many.folder import Folder, failures, is_locked, results
+from relaxion.apps.relax_many.frames import ResultFrame, scan, sealed, written
+from relaxion.apps.relax_many.settings import ManySettings, calculator_details, policy_weights, structure_key
 from relaxion.errors import FileError, SettingsError
-from relaxion.scaling.relax_many.folder import Folder, failures, is_locked, results
-from relaxion.scaling.relax_many.frames import ResultFrame, scan, sealed, written
-from relaxion.scaling.relax_many.settings import ManySettings, calculator_details, policy_weights, structure_key
 
 
 def frame(number: int) -> tuple[str, str]:
@@ -79,7 +79,7 @@ def test_a_key_has_one_result(tmp_path, settings):
 
 
 def test_shards_are_of_bounded_size(tmp_path, settings, monkeypatch):
-    monkeypatch.setattr("relaxion.scaling.relax_many.folder.LARGEST_SHARD", 400)
+    monkeypatch.setattr("relaxion.apps.relax_many.folder.LARGEST_SHARD", 400)
     for start in (0, 10):
         with opened(tmp_path, settings) as folder:
             for number in range(start, start + 5):

@@ -10,12 +10,12 @@ import torch
 from ase.io import write
 from inline_workers import InlineWorkers, alloy
 
-from relaxion.scaling.relax_many.driver import Driver
-from relaxion.scaling.relax_many.folder import Folder
-from relaxion.scaling.relax_many.learning import Learner, read_fit
-from relaxion.scaling.relax_many.settings import ManySettings, WorkerSettings
-from relaxion.scaling.relax_many.summary import make_summary
-from relaxion.training.supervised.fine_tune import FineTuneSettings
+from relaxion.apps.relax_many.driver import Driver
+from relaxion.apps.relax_many.folder import Folder
+from relaxion.apps.relax_many.learning import Learner, read_fit
+from relaxion.apps.relax_many.settings import ManySettings, WorkerSettings
+from relaxion.apps.relax_many.summary import make_summary
+from relaxion.train.supervised.fine_tune import FineTuneSettings
 
 QUICK = FineTuneSettings(n_updates=2, n_examples=4, validation_one_in=2, least_validation=2, learning_rate=2e-3)
 

@@ -10,11 +10,11 @@ import pytest
 from ase.io import read, write
 from inline_workers import alloy
 
+from relaxion.apps.relax_many.driver import Driver
+from relaxion.apps.relax_many.folder import Folder, failures, results
+from relaxion.apps.relax_many.settings import ManySettings, WorkerSettings
+from relaxion.apps.relax_many.worker import RelaxWorker
 from relaxion.errors import RunError, SettingsError
-from relaxion.scaling.relax_many.driver import Driver
-from relaxion.scaling.relax_many.folder import Folder, failures, results
-from relaxion.scaling.relax_many.settings import ManySettings, WorkerSettings
-from relaxion.scaling.relax_many.worker import RelaxWorker
 from relaxion.workers import LocalPool, WorkerPlace
 
 HERE = Path(__file__).parent

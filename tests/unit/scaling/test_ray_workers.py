@@ -12,13 +12,13 @@ import torch
 from ase.io import write
 from inline_workers import InlineWorkers, alloy
 
-from relaxion.scaling.relax_many.driver import Driver
-from relaxion.scaling.relax_many.folder import Folder, results
-from relaxion.scaling.relax_many.learning import Learner, read_fit
-from relaxion.scaling.relax_many.settings import ManySettings, WorkerSettings
-from relaxion.scaling.relax_many.summary import read_force_calls
-from relaxion.scaling.relax_many.worker import RelaxWorker
-from relaxion.training.supervised.fine_tune import FineTuneSettings
+from relaxion.apps.relax_many.driver import Driver
+from relaxion.apps.relax_many.folder import Folder, results
+from relaxion.apps.relax_many.learning import Learner, read_fit
+from relaxion.apps.relax_many.settings import ManySettings, WorkerSettings
+from relaxion.apps.relax_many.summary import read_force_calls
+from relaxion.apps.relax_many.worker import RelaxWorker
+from relaxion.train.supervised.fine_tune import FineTuneSettings
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # Ray warns of its own future
 

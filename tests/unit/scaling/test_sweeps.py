@@ -12,12 +12,12 @@ import pytest
 from inline_workers import InlinePool
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
+from relaxion.apps.tuning.space import read_space, values_of
+from relaxion.apps.tuning.sweep import Sweep, SweepPlan
+from relaxion.apps.tuning.trial import Ended, run_trial
 from relaxion.errors import FileError, RunError, SettingsError
-from relaxion.scaling.sweeps.space import read_space, values_of
-from relaxion.scaling.sweeps.sweep import Sweep, SweepPlan
-from relaxion.scaling.sweeps.trial import Ended, run_trial
-from relaxion.training.recipe import find, read_toml, settings_from_recipe
-from relaxion.training.relax_settings import RelaxRunSettings
+from relaxion.train.runs.recipe import find, read_toml, settings_from_recipe
+from relaxion.train.tasks.relax_settings import RelaxRunSettings
 
 SMALL = {
     "steps": 120, "widths": [8, 8], "batch_size": 8, "warmup_steps": 40, "assessment_starts": 1,

@@ -14,7 +14,7 @@ from ase import Atoms
 from ase.build import bulk
 
 from relaxion.errors import FileError, InputError
-from relaxion.structures.dataset import Dataset, read
+from relaxion.train.data.dataset import Dataset, read
 
 METALS = ("Al", "Ni", "Cu", "Pd", "Ag", "Pt", "Au", "Fe")
 
@@ -130,7 +130,7 @@ def test_split_does_not_depend_on_order_or_company() -> None:
 
 def test_split_does_not_depend_on_the_hash_seed() -> None:
     code = (
-        "from ase import Atoms; from relaxion.structures.dataset import Dataset;"
+        "from ase import Atoms; from relaxion.train.data.dataset import Dataset;"
         "print(Dataset.of([Atoms(f'Al{n}Fe') for n in range(1, 30)]).split(0.5)[0].keys)"
     )
     runs = {

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from relaxion.generators.perturbations import rattle
 from relaxion.structures import Evaluation, Graph, Move, State, Structures
 from relaxion.structures.state import concatenate_graphs, select_graph
+from relaxion.train.data.perturbations import rattle
 
 
 def state_of(structures: Structures, generator: torch.Generator, stresses: bool = True) -> State:

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from relaxion.bench.films import MOST_NUMBERS, RelaxationRecord, Relaxed, film_of, shot
 from relaxion.errors import RelaxionWarning
-from relaxion.training.control import AssessedReturns
-from relaxion.training.loop import train
-from relaxion.training.records import leave_record
-from relaxion.training.relax_settings import RelaxRunSettings
+from relaxion.train.judge.films import MOST_NUMBERS, RelaxationRecord, Relaxed, film_of, shot
+from relaxion.train.runs.loop import train
+from relaxion.train.runs.records import leave_record
+from relaxion.train.tasks.control import AssessedReturns
+from relaxion.train.tasks.relax_settings import RelaxRunSettings
 
 SMALL = {
     "task": "relax", "agent": "td3", "structures": "alloys:Al-Cu-Ni:2-4", "n_pooled": 40, "steps": 64,

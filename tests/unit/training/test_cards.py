@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 import relaxion
-from relaxion.bundles import PolicyBundle
 from relaxion.errors import RelaxionWarning
+from relaxion.model.policy_file import PolicyBundle
 from relaxion.settings import assigned
-from relaxion.training.recipe import find, settings_from_recipe
-from relaxion.training.settings import RunSettings
+from relaxion.train.runs.recipe import find, settings_from_recipe
+from relaxion.train.runs.settings import RunSettings
 
 SHIPPED = sorted((Path(relaxion.__file__).parent / "bundles" / "policies").glob("*.safetensors"))
 

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from relaxion.errors import CheckpointError
 from relaxion.files import Stored, digest
-from relaxion.training import checkpoint
+from relaxion.train.runs import checkpoint
 
 KIND = "test file"
 

@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from relaxion.errors import CheckpointError, RelaxionWarning
-from relaxion.experience.replay import Batch
-from relaxion.experience.vector_environment import task
 from relaxion.files import Stored, digest
-from relaxion.training.control import Trainer
-from relaxion.training.settings import RunSettings
+from relaxion.train.experience.replay import Batch
+from relaxion.train.experience.vector_environment import task
+from relaxion.train.runs.settings import RunSettings
+from relaxion.train.tasks.control import Trainer
 
 SMALL: dict[str, Any] = {
     "agent": "td3", "task": "Pendulum-v1", "seed": 4, "widths": [8, 8], "batch_size": 8, "warmup_steps": 210,
@@ -157,8 +157,8 @@ def test_episodes_that_do_not_repeat_are_cut() -> None:
 
 CLOSURE = """
 import sys
-from relaxion.training.loop import make_trainer
-from relaxion.training.recipe import find, settings_from_recipe
+from relaxion.train.runs.loop import make_trainer
+from relaxion.train.runs.recipe import find, settings_from_recipe
 make_trainer(settings_from_recipe(find("pendulum"), "td3", {}))
 loaded = [name for name in sys.modules if name.split(".")[0] == "relaxion"]
 print([name for name in loaded if not hasattr(sys.modules[name], "__path__")])

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from relaxion.errors import AssessmentStopped, RelaxionWarning, RunError
-from relaxion.experience.vector_environment import task
-from relaxion.training.control import ReturnsAssessor, assess
+from relaxion.train.experience.vector_environment import task
+from relaxion.train.tasks.control import ReturnsAssessor, assess
 
 PENDULUM = task("Pendulum-v1")
 

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from relaxion.errors import FileError, RelaxionWarning, RunError
-from relaxion.training import curves
-from relaxion.training.curves import (
+from relaxion.train.runs import curves
+from relaxion.train.runs.curves import (
     FORCE_CALLS,
     STEPS,
     SUCCESS,
@@ -25,8 +25,8 @@ from relaxion.training.curves import (
     read_run,
     write_curve,
 )
-from relaxion.training.loop import train
-from relaxion.training.settings import RunSettings
+from relaxion.train.runs.loop import train
+from relaxion.train.runs.settings import RunSettings
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -191,7 +191,7 @@ def test_nothing_global_changes_and_matplotlib_comes_late(tmp_path: Path) -> Non
     code = f"""
 import sys
 from pathlib import Path
-from relaxion.training.curves import write_curve
+from relaxion.train.runs.curves import write_curve
 assert "matplotlib" not in sys.modules
 import matplotlib
 before = matplotlib.rcParams.copy()

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box
 
-from relaxion.agents import D4PG, DDPG, SAC, TD3
 from relaxion.errors import CheckpointError, RelaxionError, RelaxionWarning, SettingsError
-from relaxion.training.facade import VectorLearner
+from relaxion.train import D4PG, DDPG, SAC, TD3
+from relaxion.train.tasks.facade import VectorLearner
 
 SMALL: dict[str, Any] = {"widths": (8, 8), "batch_size": 8, "warmup_steps": 20, "replay_capacity": 100}
 KINDS = (DDPG, TD3, D4PG, SAC)

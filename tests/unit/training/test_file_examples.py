@@ -9,10 +9,10 @@ import torch
 from ase.build import bulk
 from ase.io import write
 
-from relaxion.bundles import find_policy
 from relaxion.errors import CheckpointError, RunError
-from relaxion.training.loop import read_weights, train
-from relaxion.training.recipe import find, settings_from_recipe
+from relaxion.policies.library import find_policy
+from relaxion.train.runs.loop import read_weights, train
+from relaxion.train.runs.recipe import find, settings_from_recipe
 
 QUICK = {
     "steps": 2, "fit_updates": 2, "example_relaxations": 2, "examples_per_update": 4, "example_rounds_before": 1,

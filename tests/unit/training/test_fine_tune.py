@@ -9,13 +9,13 @@ import pytest
 import torch
 from ase import Atoms
 
+from relaxion.database.trajectory import Trajectory
 from relaxion.files import Stored
-from relaxion.memory.trajectory import Trajectory
-from relaxion.networks.metric.network import MetricNetwork, MetricSettings
+from relaxion.model.stiffness_network import MetricNetwork, MetricSettings
 from relaxion.structures import Outcome
-from relaxion.training.supervised.examples import Examples, bases_of, secants_of
-from relaxion.training.supervised.fine_tune import FineTune, FineTuneSettings, held_out
-from relaxion.training.supervised.fit import relative_errors
+from relaxion.train.supervised.examples import Examples, bases_of, secants_of
+from relaxion.train.supervised.fine_tune import FineTune, FineTuneSettings, held_out
+from relaxion.train.supervised.fit import relative_errors
 
 SMALL = MetricSettings(channels=8, n_hidden=8, n_layers=1, cutoff_angstrom=4.0)
 

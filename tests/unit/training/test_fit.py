@@ -9,11 +9,11 @@ import torch
 from ase.build import bulk
 
 from relaxion.errors import SettingsError
-from relaxion.networks.metric.network import MetricNetwork, MetricSettings
+from relaxion.model.stiffness_network import MetricNetwork, MetricSettings
 from relaxion.potentials import potential
 from relaxion.structures import Move, State, Structures
-from relaxion.training.supervised.examples import Examples
-from relaxion.training.supervised.fit import ExampleSet, Fit, FitSettings, by_muon, relative_errors
+from relaxion.train.supervised.examples import Examples
+from relaxion.train.supervised.fit import ExampleSet, Fit, FitSettings, by_muon, relative_errors
 
 SETTINGS = FitSettings(fit_updates=8, fit_optimizer="muon", fit_learning_rate=1e-3)
 needs_muon = pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch before 2.9")

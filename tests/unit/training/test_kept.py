@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 import torch
 
-from relaxion.bench.assessment import Assessed
-from relaxion.bench.films import Relaxed
-from relaxion.training import checkpoint
-from relaxion.training.kept import KeptPolicy, policy_weights
-from relaxion.training.loop import train
-from relaxion.training.packaging import bundle_from_run
-from relaxion.training.relax import RelaxTrainer
-from relaxion.training.run_folder import AGENT, CHECKPOINT
-from relaxion.training.settings import RunSettings
+from relaxion.train.judge.assessment import Assessed
+from relaxion.train.judge.films import Relaxed
+from relaxion.train.runs import checkpoint
+from relaxion.train.runs.kept import KeptPolicy, policy_weights
+from relaxion.train.runs.loop import train
+from relaxion.train.runs.packaging import bundle_from_run
+from relaxion.train.runs.run_folder import AGENT, CHECKPOINT
+from relaxion.train.runs.settings import RunSettings
+from relaxion.train.tasks.relax import RelaxTrainer
 from training_runs import ATOMS
 
 LOSES = {  # springs are good before the first update; lost at once

@@ -9,12 +9,12 @@ import torch
 
 from relaxion.errors import RelaxionWarning, RunError
 from relaxion.files import digest
-from relaxion.training.loop import read_weights, train
-from relaxion.training.metric import MetricRunSettings
-from relaxion.training.packaging import bundle_from_run
-from relaxion.training.settings import RunSettings
-from relaxion.training.supervised.kinds import KindStarts
-from relaxion.training.supervised.live import LiveExamples
+from relaxion.train.runs.loop import read_weights, train
+from relaxion.train.runs.packaging import bundle_from_run
+from relaxion.train.runs.settings import RunSettings
+from relaxion.train.supervised.kinds import KindStarts
+from relaxion.train.supervised.live import LiveExamples
+from relaxion.train.tasks.stiffness import MetricRunSettings
 
 KINDS = """
 seed = 5

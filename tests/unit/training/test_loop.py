@@ -18,11 +18,11 @@ from gymnasium.envs.classic_control import PendulumEnv
 
 from relaxion.errors import CheckpointError, FileError, RunError, SettingsError
 from relaxion.files import write_json
-from relaxion.training import checkpoint
-from relaxion.training.control import ReturnsAssessor, Trainer
-from relaxion.training.loop import Interrupted, train
-from relaxion.training.run_folder import RunFolder
-from relaxion.training.settings import RunSettings
+from relaxion.train.runs import checkpoint
+from relaxion.train.runs.loop import Interrupted, train
+from relaxion.train.runs.run_folder import RunFolder
+from relaxion.train.runs.settings import RunSettings
+from relaxion.train.tasks.control import ReturnsAssessor, Trainer
 from training_runs import without_times
 
 SMALL: dict[str, Any] = {

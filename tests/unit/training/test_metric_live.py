@@ -7,18 +7,18 @@ import json
 import pytest
 import torch
 
-from relaxion.bundles import covers, uncovered
 from relaxion.errors import SettingsError
 from relaxion.files import Stored, digest
-from relaxion.generators.starts import KINDS
-from relaxion.optimize.choice import load
-from relaxion.training.checkpoint import DivergedError
-from relaxion.training.loop import train
-from relaxion.training.metric import MetricRunSettings, MetricTrainer
-from relaxion.training.packaging import bundle_from_run
-from relaxion.training.recipe import find, settings_from_recipe
-from relaxion.training.settings import RunSettings
-from relaxion.training.supervised.live import LiveExamples
+from relaxion.model.policy_file import covers, uncovered
+from relaxion.optimizer.choice import load
+from relaxion.train.data.starts import KINDS
+from relaxion.train.runs.checkpoint import DivergedError
+from relaxion.train.runs.loop import train
+from relaxion.train.runs.packaging import bundle_from_run
+from relaxion.train.runs.recipe import find, settings_from_recipe
+from relaxion.train.runs.settings import RunSettings
+from relaxion.train.supervised.live import LiveExamples
+from relaxion.train.tasks.stiffness import MetricRunSettings, MetricTrainer
 
 TINY = {
     "channels": 4, "n_hidden": 4, "n_coordinates": 1, "n_radial": 4, "n_layers": 1, "fit_updates": 4,

@@ -12,29 +12,29 @@ from ase.build import bulk
 from ase.calculators.emt import EMT
 
 from relaxion import Relaxer
-from relaxion.agents.make import AGENT_SETTINGS
 from relaxion.errors import CheckpointError, RunError, SettingsError
-from relaxion.experience.transition import Source
 from relaxion.files import Stored
-from relaxion.generators.sources import source_at_hand, structure_source
-from relaxion.networks.metric.network import pulls_of
-from relaxion.networks.metric.policies import MetricGaussianPolicy, MetricPolicy
-from relaxion.networks.metric.stiffness import Unknowns
-from relaxion.networks.strains import strain_vectors
-from relaxion.optimize.guard import Guard
-from relaxion.optimize.learned import LearnedMetrics
+from relaxion.model.stiffness import Unknowns
+from relaxion.model.stiffness_network import pulls_of
+from relaxion.model.stiffness_policy import MetricGaussianPolicy, MetricPolicy
+from relaxion.model.strains import strain_vectors
+from relaxion.optimizer.hessian.learned import LearnedMetrics
+from relaxion.optimizer.safeguard import Guard
 from relaxion.potentials.registry import potential
 from relaxion.structures import Move
-from relaxion.training.loop import train
-from relaxion.training.packaging import bundle_from_run, training_command
-from relaxion.training.recipe import find, settings_from_recipe
-from relaxion.training.relax import RelaxTrainer
-from relaxion.training.relax_settings import RelaxRunSettings
-from relaxion.training.relax_task import relax_task
-from relaxion.training.run_folder import RunFolder
-from relaxion.training.settings import RunSettings
-from relaxion.training.supervised.examples import Examples
-from relaxion.training.supervised.fit import relative_errors
+from relaxion.train.agents.make import AGENT_SETTINGS
+from relaxion.train.data.sources import source_at_hand, structure_source
+from relaxion.train.experience.transition import Source
+from relaxion.train.runs.loop import train
+from relaxion.train.runs.packaging import bundle_from_run, training_command
+from relaxion.train.runs.recipe import find, settings_from_recipe
+from relaxion.train.runs.run_folder import RunFolder
+from relaxion.train.runs.settings import RunSettings
+from relaxion.train.supervised.examples import Examples
+from relaxion.train.supervised.fit import relative_errors
+from relaxion.train.tasks.relax import RelaxTrainer
+from relaxion.train.tasks.relax_settings import RelaxRunSettings
+from relaxion.train.tasks.relax_task import relax_task
 
 SMALL = {
     "task": "relax",

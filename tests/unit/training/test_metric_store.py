@@ -8,26 +8,26 @@ from pathlib import Path
 import pytest
 import torch
 
-from relaxion.bundles import PolicyBundle
-from relaxion.collecting.collect import collect
-from relaxion.collecting.settings import CollectSettings
+from relaxion.database.store import TrajectoryStore
 from relaxion.errors import FileError, RunError
 from relaxion.files import Stored, digest
-from relaxion.memory.store import TrajectoryStore
-from relaxion.potentials.reward import largest_force
+from relaxion.model.policy_file import PolicyBundle
 from relaxion.structures import Outcome
-from relaxion.training.loop import train
-from relaxion.training.metric import MetricTrainer
-from relaxion.training.packaging import bundle_from_run
-from relaxion.training.settings import RunSettings
-from relaxion.training.supervised.examples import examples_of_minimised, is_validation
-from relaxion.training.supervised.store import (
+from relaxion.train.collecting.collect import collect
+from relaxion.train.collecting.settings import CollectSettings
+from relaxion.train.experience.reward import largest_force
+from relaxion.train.runs.loop import train
+from relaxion.train.runs.packaging import bundle_from_run
+from relaxion.train.runs.settings import RunSettings
+from relaxion.train.supervised.examples import examples_of_minimised, is_validation
+from relaxion.train.supervised.store import (
     StoreSettings,
     grouped_examples,
     mean_error,
     split_store,
     stored_calls,
 )
+from relaxion.train.tasks.stiffness import MetricTrainer
 
 RECIPE = {
     "seed": 5,

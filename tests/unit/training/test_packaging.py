@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from ase.symbols import Symbols
 
-from relaxion.bench.assessment import Assessed
-from relaxion.bench.films import Relaxed, film_of
 from relaxion.structures import Outcome
-from relaxion.training.packaging import failures_in_words
+from relaxion.train.judge.assessment import Assessed
+from relaxion.train.judge.films import Relaxed, film_of
+from relaxion.train.runs.packaging import failures_in_words
 
 FORMULAS = ["AlCu", "Al2", "Cu3", "AlCu2", "Al3", "Cu2", "Al2Cu"]
 DONE, LIMIT, STALLED = Outcome.CONVERGED, Outcome.STEP_LIMIT, Outcome.STALLED

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from relaxion.training.loop import train
-from relaxion.training.recipe import find, settings_from_recipe
-from relaxion.training.relax_settings import RelaxRunSettings
+from relaxion.train.runs.loop import train
+from relaxion.train.runs.recipe import find, settings_from_recipe
+from relaxion.train.tasks.relax_settings import RelaxRunSettings
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from relaxion.agents.make import AGENT_SETTINGS
 from relaxion.errors import FileError, SettingsError
-from relaxion.networks.vector import VectorNetworkSettings
 from relaxion.settings import SETTINGS_PAGE, assigned
-from relaxion.training.recipe import SHIPPED, find, read_toml, run_folder, settings_from_recipe
-from relaxion.training.settings import RunSettings, TrainingSettings
+from relaxion.train.agents.make import AGENT_SETTINGS
+from relaxion.train.agents.vector_networks import VectorNetworkSettings
+from relaxion.train.runs.recipe import SHIPPED, find, read_toml, run_folder, settings_from_recipe
+from relaxion.train.runs.settings import RunSettings, TrainingSettings
 
 RECIPE = """
 task = "Pendulum-v1"

@@ -15,21 +15,21 @@ from ase.calculators.emt import EMT
 from ase.io import write
 from ase.optimize import BFGS
 
-from relaxion.agents.make import AGENT_SETTINGS
 from relaxion.errors import FileError, InputError, MissingElementError, RelaxionWarning, SettingsError, StructureError
-from relaxion.experience.environment import EnvironmentSettings
-from relaxion.experience.expert import Expert
-from relaxion.experience.replay import Batch
-from relaxion.experience.transition import Source
 from relaxion.files import digest
 from relaxion.potentials.registry import potential
 from relaxion.structures import Move, State, Structures
-from relaxion.structures.dataset import composition
-from relaxion.training.loop import make_trainer, train
-from relaxion.training.relax import PolicyPenalties, RelaxTrainer, deviation, imitation
-from relaxion.training.relax_settings import RelaxRunSettings, reward_weights
-from relaxion.training.relax_task import relax_task
-from relaxion.training.settings import RunSettings
+from relaxion.train.agents.make import AGENT_SETTINGS
+from relaxion.train.data.dataset import composition
+from relaxion.train.experience.environment import EnvironmentSettings
+from relaxion.train.experience.expert import Expert
+from relaxion.train.experience.replay import Batch
+from relaxion.train.experience.transition import Source
+from relaxion.train.runs.loop import make_trainer, train
+from relaxion.train.runs.settings import RunSettings
+from relaxion.train.tasks.relax import PolicyPenalties, RelaxTrainer, deviation, imitation
+from relaxion.train.tasks.relax_settings import RelaxRunSettings, reward_weights
+from relaxion.train.tasks.relax_task import relax_task
 
 SMALL = {
     "task": "relax",

@@ -1,0 +1,261 @@
+"""`relaxion bench`: a set of starts, every optimizer on each of them, a paired table, JSON and a picture."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from ase import Atoms
+from rich.console import Console
+
+from relaxion.apps.cli.bench_output import as_plain, as_table, sentences
+from relaxion.apps.cli.command import DONE, INCOMPLETE, interrupts
+from relaxion.apps.cli.inputs import command_line, sliced
+from relaxion.apps.cli.options import check_numbers
+from relaxion.apps.cli.progress import bar, one_line, say, tell
+from relaxion.apps.compare.checks import check_structure
+from relaxion.apps.compare.sets import FIRST_SEED, SETS, find_set
+from relaxion.errors import FileError, InputError, PotentialError, SettingsError
+from relaxion.files import part_of, replace_file
+from relaxion.optimizer.choice import Chooser
+from relaxion.paths import without_slice
+from relaxion.potentials.potential import Potential
+from relaxion.potentials.registry import make_potential
+from relaxion.structures import Structures
+from relaxion.train.data.dataset import read
+from relaxion.train.data.perturbations import Perturbation, perturbation
+from relaxion.train.judge.contest import Conditions, OnScore, Score, contest
+from relaxion.train.judge.optimizers import Contestant, classical_contestants, our_contestants, policy_argument
+from relaxion.train.judge.statistics import Circumstances, ContestResult, draw_profile
+
+STDOUT = Path("-")
+PERTURBED_NUMBER = 50  # starts from a file that is perturbed, unless --number says otherwise
+FILE_CALCULATOR = "emt"
+
+
+@dataclass(frozen=True)
+class BenchRequest:
+    """What `relaxion bench` was asked."""
+
+    what: str  # the name of a set, or a structure file
+    calc: str | None = None
+    optimizers: str = ""
+    policy: str = "auto"
+    allow_unseen: bool = False
+    perturb: str | None = None
+    cell: bool = False
+    fmax: float = 0.05  # eV/Å
+    steps: int = 500
+    number: int | None = None
+    seed: int = FIRST_SEED
+    json_file: Path | None = None
+    plot: Path | None = None
+    force: bool = False
+    quiet: bool = False
+
+
+def run_bench(request: BenchRequest) -> int:
+    check_numbers(request.fmax, request.steps, fewest_steps=1)
+    if request.number is not None and request.number < 1:
+        raise SettingsError(f"--number is 1 or more, got {request.number}; try --number 50")
+    for file in (request.json_file, request.plot):
+        _check_file(file, request.force)
+    ours = our_contestants(policy_argument(request.policy), allow_unseen=request.allow_unseen)
+    starts = find_starts(request)
+    others = classical_contestants(request.optimizers, without_gpmin=starts.without_gpmin, free_cell=starts.free_cell)
+    if request.seed < FIRST_SEED and not request.quiet:
+        say(f"relaxion: seeds below {FIRST_SEED} are for training; a policy may have seen starts of their kind")
+    with closing(starts.potential):
+        result = measure(starts, [*ours, *others], _circumstances(request, starts), quiet=request.quiet)
+    with interrupts.held():
+        _publish(request, _of_what_was_done(request, starts, result))
+    if result.circumstances.interrupted or interrupts.noticed:
+        return interrupts.exit_code
+    return INCOMPLETE if result.summaries[result.ours].failures else DONE
+
+
+@dataclass(frozen=True)
+class ContestStarts:
+    """Structures to relax, and how."""
+
+    name: str
+    title: str
+    images: Sequence[Atoms]
+    potential: Potential
+    calculator: str
+    free_cell: bool
+    without_gpmin: bool = False
+
+
+def find_starts(request: BenchRequest) -> ContestStarts:
+    """By the name of a set, or from a file; perturbed if asked for, all checked at once."""
+    disturb = None if request.perturb is None else perturbation(request.perturb)
+    starts = _from_set(request) if request.what in SETS else _from_file(request)
+    images = [_start(image, disturb, request.seed, index) for index, image in enumerate(starts.images)]
+    for index, image in enumerate(images):
+        try:
+            check_structure(image, starts.potential, free_cell=starts.free_cell)
+        except (InputError, PotentialError) as error:
+            raise FileError(f"{starts.name}, structure {index}: {error}") from error
+    return replace(starts, images=images)
+
+
+def _from_set(request: BenchRequest) -> ContestStarts:
+    known = find_set(request.what)
+    spec = request.calc
+    images = known.starts(request.number or known.number, request.seed)
+    potential = known.make_potential() if spec is None else make_potential(spec)
+    cell = request.cell or known.free_cell
+    return ContestStarts(
+        request.what, known.title, images, potential, spec or known.calculator, cell, known.without_gpmin
+    )
+
+
+def _from_file(request: BenchRequest) -> ContestStarts:
+    what = request.what
+    number = request.number
+    spec = request.calc or FILE_CALCULATOR
+    path = Path(request.what)
+    path, words = without_slice(path)
+    if not path.exists() and path.suffix == "" and path.name == what:
+        find_set(what)  # raises: it looks like the name of a set
+    images = read(path)
+    images = images if words is None else [images[place] for place in sliced(path, words, len(images))]
+    if number is None:
+        number = len(images) if request.perturb is None else max(PERTURBED_NUMBER, len(images))
+    if number > len(images) and request.perturb is None:
+        raise SettingsError(
+            f"--number {number}: {what} holds {len(images)} structures; ask for fewer, or make more of each "
+            "with --perturb rattle:0.1"
+        )
+    chosen = [images[index % len(images)] for index in range(number)]
+    return ContestStarts(what, f"structures of {path.name}", chosen, make_potential(spec), spec, request.cell)
+
+
+def _start(image: Atoms, disturb: Perturbation | None, seed: int, index: int) -> Atoms:
+    """Each start has random numbers of its own, whatever the others are."""
+    if disturb is None:
+        return image
+    own = int(np.random.default_rng([seed, index]).integers(2**62))
+    return disturb(Structures.from_ase(image), torch.Generator().manual_seed(own)).to_ase()[0]
+
+
+def _circumstances(request: BenchRequest, starts: ContestStarts) -> Circumstances:
+    return Circumstances(
+        starts.name, starts.title, starts.calculator, request.policy, request.fmax, request.steps, starts.free_cell,
+        request.seed, request.perturb, command_line(), policies_used=_policies_used(request, starts),
+    )  # fmt: skip
+
+
+def _policies_used(request: BenchRequest, starts: ContestStarts) -> dict[str, int]:
+    """How many of the structures each policy relaxes; one line where elements leave some of them to the core."""
+    chooser = Chooser(policy_argument(request.policy), allow_unseen=request.allow_unseen)
+    decisions = [chooser.decide_for(atoms) for atoms in starts.images]
+    notes = [decision.note for decision in decisions if decision.note]
+    if notes and not request.quiet:
+        say(f"relaxion: {len(notes)} of {len(decisions)} structures: {notes[0]}")
+    return dict(Counter(decision.name for decision in decisions))
+
+
+def _of_what_was_done(request: BenchRequest, starts: ContestStarts, result: ContestResult) -> ContestResult:
+    """The same, where it was interrupted with the policies of those structures alone that are counted."""
+    if not result.circumstances.interrupted:
+        return result
+    done = replace(starts, images=starts.images[: result.n_structures])
+    used = _policies_used(replace(request, quiet=True), done)
+    return replace(result, circumstances=replace(result.circumstances, policies_used=used))
+
+
+def measure(
+    starts: ContestStarts, contestants: list[Contestant], circumstances: Circumstances, *, quiet: bool
+) -> ContestResult:
+    """All contestants on all starts; Ctrl-C keeps the starts that all of them have done."""
+    conditions = Conditions(starts.potential, circumstances.fmax, circumstances.cap, starts.free_cell)
+    done: dict[str, list[Score]] = {contestant.name: [] for contestant in contestants}
+    try:
+        with _progress(len(starts.images) * len(contestants), quiet) as on_score, _silence():
+            for scores in contest(contestants, starts.images, conditions, on_score):
+                for name, score in scores.items():
+                    done[name].append(score)
+    except KeyboardInterrupt:
+        if not all(done.values()):
+            raise
+        circumstances = replace(circumstances, interrupted=True)
+    return ContestResult(circumstances, done, [other.name for other in contestants if other.classical])
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """ASE's optimizers warn about their defaults and log what fails; here the table says it."""
+    ase_logger = logging.getLogger("ase")
+    before = ase_logger.level
+    ase_logger.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        ase_logger.setLevel(before)
+
+
+def _publish(request: BenchRequest, result: ContestResult) -> None:
+    """Files first: they are what a program waits for."""
+    text = json.dumps(as_plain(result), indent=1, ensure_ascii=False, allow_nan=False)
+    if request.json_file is not None and request.json_file != STDOUT:
+        replace_file(request.json_file, (text + "\n").encode())
+    if request.plot is not None:
+        draw_profile(result, part_of(request.plot))
+        part_of(request.plot).replace(request.plot)
+    if result.circumstances.interrupted:
+        say(f"relaxion: interrupted; what follows is {result.n_structures} structures that all optimizers have done")
+    for name, errors in ({} if request.quiet else result.errors()).items():
+        say(f"relaxion: {name} failed {len(errors)} times with an error, the first: {one_line(errors[0], 200)}")
+    if request.json_file == STDOUT:
+        tell(text)
+        return
+    # wide enough for all columns where nobody watches: a table in a file or a pipe is not to be cut
+    Console(highlight=False, width=None if sys.stdout.isatty() else 140).print(as_table(result))
+    for sentence in sentences(result):
+        tell(sentence)
+
+
+def _check_file(file: Path | None, force: bool) -> None:
+    """Refuse, before any force call, what could not be written afterwards."""
+    if file is None or file == STDOUT:
+        return
+    folder = file.absolute().parent
+    if file.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+        raise FileError(f"{file} cannot be written: name a file in a folder that exists and may be written to")
+    if file.exists() and not force:
+        raise FileError(f"{file} exists; try --force to replace it, or another name")
+
+
+@contextmanager
+def _progress(total: int, quiet: bool) -> Iterator[OnScore | None]:
+    """A bar in a terminal, elsewhere a line per start, when the next one begins."""
+    place = 0
+    words = ""
+    with bar("relaxations", total, quiet=quiet) as advance:
+
+        def report(name: str, index: int, score: Score) -> None:
+            nonlocal place, words
+            if advance is not None:
+                advance(advance=1, description=f"structure {index}, {name}")
+                return
+            if index != place:
+                say(f"structure {place}:{words}")
+                place = index
+                words = ""
+            words += f" {name} {score.spent if score.converged else 'failed'}"
+
+        yield None if quiet else report

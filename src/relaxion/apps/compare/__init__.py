@@ -1,0 +1,1 @@
+"""Comparisons of optimizers, as commands show them."""

@@ -1,0 +1,1 @@
+"""Thousands of structures on a pool of workers."""

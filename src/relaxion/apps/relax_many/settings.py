@@ -1,0 +1,198 @@
+"""What decides a result of `relax-many`, and the key by which a structure's result is known."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from ase import Atoms
+from ase.io.jsonio import encode
+from pydantic import Field
+
+from relaxion.batch import BATCH_SIZE, MAX_FORCE_CALLS, BatchSettings
+from relaxion.errors import SettingsError
+from relaxion.optimizer.choice import learned_for, load
+from relaxion.policies.library import shipped_names
+from relaxion.potentials.ase import AsePotential
+from relaxion.potentials.potential import Potential
+from relaxion.potentials.registry import potential
+from relaxion.settings import Settings
+
+KEY_BYTES = 16  # 128 bits: no two of 10¹² structures meet
+RELEVANT_INFO = ("charge", "spin", "multiplicity")  # that calculators read from `atoms.info`
+
+
+class ManySettings(Settings):
+    """Everything that decides a result. A folder of results holds to one of these."""
+
+    younger = ("learn_every", "pressure_gpa", "cell_mask", "keep_symmetry")
+
+    calculator: str = "emt"
+    """By the name that `potential` takes."""
+
+    calculator_details: dict[str, Any] = Field(default_factory=dict)
+    """What the word stands for here: class, parameters, digest of its file, version of its package."""
+
+    policy: str = "auto"
+    """"auto", "none", a name or a file."""
+
+    policy_weights: dict[str, str] = Field(default_factory=dict)
+    """SHA-256 of the weights of every policy that may be asked, by name."""
+
+    allow_unseen: bool = False
+    """Let the policy speak about elements it was not trained on."""
+
+    fmax_ev_per_angstrom: float = Field(default=0.05, gt=0)
+    """Converged when no force (nor cell row) is longer."""
+
+    free_cell: bool = False
+    """Relax the cells too."""
+
+    pressure_gpa: float = 0.0
+    """External pressure on free cells."""
+
+    cell_mask: str = ""
+    """Components of free cells that may change, some of xx,yy,zz,yz,xz,xy; empty: all."""
+
+    keep_symmetry: bool = False
+    """Hold each structure to the space group of its start."""
+
+    max_force_calls: int = Field(default=MAX_FORCE_CALLS, ge=1)
+    """A structure that needs more ends at its step limit."""
+
+    learn_every: int = Field(default=0, ge=0)
+    """Policies study after so many structures; 0: they stay as they are."""
+
+    @property
+    def context(self) -> bytes:
+        """Digest of all this, part of every key."""
+        return hashlib.sha256(json.dumps(self.model_dump(), sort_keys=True).encode()).digest()
+
+    def key(self, atoms: Atoms) -> str:
+        """The name of the result of this structure under these settings."""
+        return structure_key(atoms, self.context)
+
+
+class WorkerSettings(Settings):
+    """What a worker must know."""
+
+    many: ManySettings
+    """What decides results."""
+
+    time_limit_seconds: float | None = Field(default=None, gt=0)
+    """Of one structure; None: no end. It decides no result: whoever exceeds it is set aside."""
+
+    batch_size: int = Field(default=BATCH_SIZE, ge=1)
+    """Structures at once, where the calculator takes many."""
+
+    device: str | None = None
+    """Where networks compute; None: on the CPU. It decides no result beyond rounding."""
+
+    memory: str | None = None
+    """Where every evaluated geometry is kept; it decides no result."""
+
+    folder: str = "."
+    """The working directory: calculators of the user's own are looked for here."""
+
+    def batch_settings(self) -> BatchSettings:
+        many = self.many
+        return BatchSettings(
+            policy=None if many.policy == "none" else many.policy,
+            fmax=many.fmax_ev_per_angstrom,
+            cell=many.free_cell,
+            max_force_calls=many.max_force_calls,
+            allow_unseen=many.allow_unseen,
+            pressure_gpa=many.pressure_gpa,
+            cell_mask=many.cell_mask,
+            keep_symmetry=many.keep_symmetry,
+            time_limit_seconds=self.time_limit_seconds,
+            device=self.device,
+        )
+
+
+def structure_key(atoms: Atoms, context: bytes) -> str:
+    """SHA-256 of all about a structure that can change its result, shortened; the "s" keeps it from being a number."""
+    hasher = hashlib.sha256(context)
+    hasher.update(np.ascontiguousarray(atoms.numbers, dtype=np.int64).tobytes())
+    # + 0.0: a zero is a zero, whatever its sign
+    for numbers in (atoms.positions, atoms.cell.array, atoms.pbc):
+        hasher.update((np.ascontiguousarray(numbers, dtype=np.float64) + 0.0).tobytes())
+    for name in ("initial_magmoms", "initial_charges"):
+        if (values := atoms.arrays.get(name)) is not None and np.any(values):
+            hasher.update(name.encode() + np.ascontiguousarray(values, dtype=np.float64).tobytes())
+    extra = {name: str(atoms.info[name]) for name in RELEVANT_INFO if name in atoms.info}
+    constraints = [constraint.todict() for constraint in atoms.constraints]
+    hasher.update(encode([extra, constraints]).encode())
+    return "s" + hasher.digest()[:KEY_BYTES].hex()
+
+
+def policy_weights(policy: str, calculator: object = None) -> dict[str, str]:
+    """Digests of all policies that the word may lead to; PolicyError where it leads to none."""
+    names = shipped_names() if policy == "auto" else ([] if policy == "none" else [policy])
+    found = [load(name) for name in names] + (learned_for(calculator) if policy == "auto" else [])
+    return {loaded.bundle.name: loaded.weights_sha256 for loaded in found}
+
+
+def calculator_details(spec: str, made: Potential | None = None) -> dict[str, Any]:
+    """What a calculator's word stands for here and now, as far as it can be known."""
+    made = made or potential(spec)
+    details: dict[str, Any] = {"name": made.name}
+    head, _, tail = spec.partition(":")
+    if head == "eam" and tail:
+        details["sha256"] = _file_digest(Path(tail))
+    if isinstance(made, AsePotential):
+        module = type(made.calculator).__module__
+        details["class"] = f"{module}.{type(made.calculator).__qualname__}"
+        details["parameters"] = json.loads(json.dumps(_parameters(made), sort_keys=True, default=str))
+        details |= _package_version(module)
+        if tail and (file := _source_of(head)) is not None:
+            details["sha256"] = _file_digest(file)
+    return details
+
+
+def _parameters(made: AsePotential) -> dict[str, Any]:
+    given = getattr(made.calculator, "parameters", None)
+    plain = dict(given) if isinstance(given, dict) else {}
+    return {str(name): value for name, value in plain.items() if isinstance(value, bool | int | float | str | None)}
+
+
+def _package_version(module: str) -> dict[str, str]:
+    package = module.partition(".")[0]
+    try:
+        return {"version": version(package)}
+    except PackageNotFoundError:
+        return {}
+
+
+def _source_of(module: str) -> Path | None:
+    try:
+        found = find_spec(module)
+    except (ImportError, ValueError):
+        return None
+    file = Path(found.origin) if found is not None and found.origin else None
+    return file if file is not None and file.is_file() else None
+
+
+def _file_digest(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def check_same(kept: ManySettings, now: ManySettings, folder: Path) -> None:
+    """Refuse to mix results of different settings in one folder, naming the first that differs."""
+    for name in ManySettings.model_fields:
+        before, after = getattr(kept, name), getattr(now, name)
+        if before != after:
+            raise SettingsError(
+                f"{folder} was begun with {name} = {_short(before)}, now it is {_short(after)}; "
+                "use the same again, or another folder"
+            )
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) < 120 else text[:119] + "…"

@@ -1,0 +1,273 @@
+"""The report of one relaxation: film, curves, comparison, facts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from ase import Atoms
+from ase.constraints import FixAtoms
+
+from relaxion.apps.compare.comparison import Compared, in_words, minima_in_words
+from relaxion.apps.report.film import FAINT, HOW, METHODS, Reel, film_parts
+from relaxion.apps.report.page import Page, Part, columns, facts, notes, tile
+from relaxion.apps.report.words import (
+    CITATION,
+    atoms_words,
+    calls,
+    cell_words,
+    closest_pair,
+    outcome_words,
+    rounded,
+    signed,
+    space_group,
+    versions,
+)
+from relaxion.optimizer.choice import CORE
+from relaxion.optimizer.film import Frame
+from relaxion.train.judge.runs import Reading, Run
+from relaxion.train.judge.statistics import SAME_MINIMUM_EV_PER_ATOM
+
+OURS = "Relaxion"
+
+
+@dataclass(frozen=True)
+class RelaxationReport:
+    """Everything the page tells; whoever has relaxed something fills it in."""
+
+    label: str  # usually the file
+    start: Atoms
+    run: Run  # with readings and frames; `final` is where it ended
+    tolerance: float | None  # fmax asked for, eV/Å
+    calculator: str
+    policy: str
+    free_cell: bool
+    command: str | None = None
+    others: Sequence[Compared] = ()
+    hints: Sequence[str] = ()
+
+    @property
+    def formula(self) -> str:
+        return self.start.symbols.formula.format("metal")
+
+
+def relaxation_page(told: RelaxationReport) -> Page:
+    """The whole report."""
+    films, thinned = film_parts([reel(OURS, told.start, told.run)])
+    runs = [(OURS, told.run), *((other.name, other.run) for other in told.others)]
+    parts: list[Part] = [
+        {"kind": "tiles", "title": "Result", "tiles": _tiles(told)},
+        film_part(films, "Relaxation"),
+        fmax_plot(runs, told.tolerance),
+        energy_plot(runs),
+    ]
+    if told.others:
+        parts.append(comparison_table(told.run, told.others, "Comparison with other optimizers, from the same start"))
+    parts += [_structure_facts(told), _run_facts(told)]
+    parts += notes([*thinned, *told.hints, *filter(None, [minima_in_words(told.run, told.others)])])
+    words = calls(told.run.force_calls)
+    return Page(
+        title=f"{told.formula} "
+        + (f"relaxed in {words}" if told.run.converged else f"after {words}: {outcome_words(told.run.outcome)}"),
+        eyebrow=f"Relaxion report · {told.label}",
+        lead=_lead(told),
+        parts=[*parts, citation()],
+        last_call=max([reading.call for reading in told.run.readings], default=1),
+    )
+
+
+def citation() -> Part:
+    return facts("How to cite", [("BibTeX", CITATION)], id="citation")
+
+
+def reel(name: str, start: Atoms, run: Run, *, winner: bool = False) -> Reel:
+    """A film of a run; of one that failed at once, a still of the start."""
+    frames = run.frames or (Frame(1, np.asarray(start.positions, dtype=np.float32), np.asarray(start.cell)),)
+    end = outcome_words(run.outcome, run.fmax_ev_per_angstrom)
+    periodic = bool(start.pbc.any())
+    held = fixed_atoms(start)
+    return Reel(name, start.numbers, periodic, frames, run.readings, end, run.converged, winner, held)
+
+
+def fixed_atoms(atoms: Atoms) -> frozenset[int]:
+    """Those that cannot move at all."""
+    held = [np.ravel(one.get_indices()) for one in atoms.constraints if isinstance(one, FixAtoms)]
+    return frozenset(int(index) for some in held for index in some)
+
+
+def film_part(films: list[dict[str, Any]], title: str) -> Part:
+    """Beside two plots on a wide screen; several films take the whole width."""
+    shape = {"span": 7, "rows_tall": 2} if len(films) == 1 else {"span": 12}
+    said = [HOW, *([FAINT] if any(film["fixed"] for film in films) else [])]
+    return {"kind": "film", "title": title, "films": films, "notes": said, **shape}
+
+
+def policy_in_words(asked: str | Path | None, used: str | None) -> str:
+    """What was asked for, and who relaxed."""
+    asked = "none" if asked is None else str(asked)
+    if used is None or used == CORE:
+        return f"{asked}: the classical optimizer"
+    return used if used == asked else f"{asked}: {used}"
+
+
+def _lead(told: RelaxationReport) -> str:
+    """What it cost the others, or how small the forces became."""
+    if told.others:
+        return f"{in_words(told.run, told.others)}, counted inside the calculator."
+    if told.run.error:
+        return told.run.error
+    cell = "Atoms and cell" if told.free_cell else "Atoms in a fixed cell" if told.start.pbc.any() else "Atoms"
+    pressure = f" at {told.run.pressure_gpa:g} GPa" if told.run.pressure_gpa else ""
+    return f"{cell}{pressure}, {len(told.start)} in all, calculator {told.calculator}."
+
+
+def _tiles(told: RelaxationReport) -> list[dict[str, str]]:
+    run = told.run
+    first = next((one for one in told.run.readings if one.energy_ev is not None), None)
+    tone = "good" if run.converged else "warn" if run.error is None else "bad"
+    found = [tile("Force calls", str(run.force_calls), note=outcome_words(run.outcome), tone=tone)]
+    if run.fmax_ev_per_angstrom is not None:
+        asked = "" if told.tolerance is None else f"asked for: {told.tolerance:g}"
+        found.append(tile("Largest force", f"{run.fmax_ev_per_angstrom:.2g}", "eV/Å", asked))
+    if first is not None:
+        found += _change("Energy change", first.energy_ev, run.energy_ev)
+        at = f" at {run.pressure_gpa:g} GPa"
+        found += _change("Enthalpy change", first.enthalpy_ev, run.enthalpy_ev, at) if run.pressure_gpa else []
+    if run.final is not None:
+        moved = np.linalg.norm(run.final.positions - told.start.positions, axis=1)
+        where = f"atom {int(moved.argmax())}, mean {moved.mean():.2g}"
+        found.append(tile("Farthest move", f"{moved.max():.2g}", "Å", where))
+    if run.final is not None and told.free_cell:
+        after = run.final.get_volume()
+        change = signed(100 * (after / told.start.get_volume() - 1), ".1f")
+        found.append(tile("Volume", change, "%", f"to {after:.2f} Å³"))
+    if run.wall_time_seconds > 0:
+        found.append(tile("Wall time", f"{run.wall_time_seconds:.2g}", "s", "calculator included"))
+    return found
+
+
+def _change(label: str, first: float | None, last: float | None, where: str = "") -> list[dict[str, str]]:
+    if first is None or last is None:
+        return []
+    return [tile(label, signed(last - first, ".3f"), "eV", f"to {last:.4f} eV{where}")]
+
+
+def fmax_plot(runs: Sequence[tuple[str, Run]], tolerance: float | None) -> Part:
+    """On a logarithmic axis, with the line to get below."""
+    limits = [] if tolerance is None else [{"value": tolerance, "label": f"tolerance {tolerance:g} eV/Å"}]
+    series = [_series(name, run.readings, "fmax_ev_per_angstrom") for name, run in runs if run.readings]
+    return _plot("Largest force", "fmax (eV/Å)", series, log=True, limits=limits)
+
+
+def energy_plot(runs: Sequence[tuple[str, Run]]) -> Part:
+    """What is minimised, above the end of the first run; on a logarithmic axis, so that small differences show."""
+    ours, first = runs[0]
+    zero = first.enthalpy_ev
+    what = "enthalpy" if first.pressure_gpa else "energy"
+    series = [_series(name, run.readings, "enthalpy_ev", zero or 0.0) for name, run in runs if run.readings]
+    title = what.capitalize() + ("" if zero is None else f" above the final {what} of {ours}")
+    above = [value for one in series for value in one["y"] if value is not None and value > 0]
+    return _plot(title, f"{what} (eV)", series, log=zero is not None and len(above) > 1)
+
+
+def _plot(title: str, y_label: str, series: list[dict[str, Any]], **more: Any) -> Part:
+    known = [[f"{value:.3g}" for value in one["y"] if value is not None] or ["nothing"] for one in series]
+    ends = [
+        f"{one['name']} from {values[0]} to {values[-1]} in {one['x'][-1]} calls"
+        for one, values in zip(series, known, strict=True)
+    ]
+    return {
+        "kind": "plot", "title": title, "span": 5, "x_label": "force calls", "y_label": y_label, "series": series,
+        "summary": f"{y_label} against force calls; {'; '.join(ends)}.", **more,
+    }  # fmt: skip
+
+
+def _series(name: str, readings: Sequence[Reading], what: str, zero: float = 0.0) -> dict[str, Any]:
+    values = [getattr(reading, what) for reading in readings]
+    return {
+        "name": name,
+        "x": [reading.call for reading in readings],
+        "y": [None if value is None else rounded([value - zero])[0] for value in values],
+        "open": [not reading.accepted for reading in readings],
+    }
+
+
+def comparison_table(ours: Run, others: Sequence[Compared], caption: str) -> Part:
+    """Ours and the others; whoever needed the fewest calls stands out."""
+    everybody = [(OURS, ours, ""), *((other.name, other.run, _same_minimum(ours, other)) for other in others)]
+    fewest = min((run.force_calls for _, run, _ in everybody if run.converged), default=None)
+    rows = [
+        {"cells": [name, *_cells(run), same], "best": run.converged and run.force_calls == fewest}
+        for name, run, same in everybody
+    ]
+    enthalpy = [f"Enthalpy at {ours.pressure_gpa:g} GPa (eV)"] if ours.pressure_gpa else []
+    headings = ["Optimizer", "Force calls", "Outcome", "Energy (eV)", *enthalpy, "fmax (eV/Å)", "Time (s)"]
+    headings.append("Same minimum")
+    return {
+        "kind": "table",
+        "caption": caption,
+        "columns": columns(headings, ("Outcome", "Same minimum")),
+        "rows": rows,
+        "note": "Force calls are counted inside the calculator; rejected points and line searches count. Minima are "
+        f"the same within {SAME_MINIMUM_EV_PER_ATOM * 1000:g} meV{' of enthalpy' if enthalpy else ''} per atom. "
+        "The green row needed the fewest calls.",
+    }
+
+
+def _cells(run: Run) -> list[str]:
+    enthalpy = [(run.enthalpy_ev, ".4f")] if run.pressure_gpa else []
+    numbers = [(run.energy_ev, ".4f"), *enthalpy, (run.fmax_ev_per_angstrom, ".2g"), (run.wall_time_seconds, ".2f")]
+    shown = ["–" if value is None else format(value, style).replace("-", "−") for value, style in numbers]
+    return [str(run.force_calls), outcome_words(run.outcome), *shown]
+
+
+def _same_minimum(ours: Run, other: Compared) -> str:
+    gap = other.above_ours_ev_per_atom
+    if gap is None or not (ours.converged and other.run.converged):
+        return "–"
+    return "yes" if not other.other_minimum else f"no, {signed(1000 * gap, '.1f')} meV/atom"
+
+
+def _structure_facts(told: RelaxationReport) -> Part:
+    start = told.start
+    final = told.run.final
+    comment = told.start.info.get("comment")
+    found = [
+        ("Formula", told.formula),
+        ("Atoms", atoms_words(start)),
+        ("Cell", cell_words(start)),
+        ("Cell after", cell_words(final) if final is not None and told.free_cell else None),
+        ("Space group before", space_group(start)),
+        ("Space group after", None if final is None else space_group(final)),
+        ("Closest pair before", closest_pair(start)),
+        ("Closest pair after", None if final is None else closest_pair(final)),
+        ("Comment in the file", comment if isinstance(comment, str) and comment.strip() else None),
+    ]
+    return facts("Structure", found, span=6)
+
+
+def _run_facts(told: RelaxationReport) -> Part:
+    run = told.run
+    found = [
+        ("Outcome", outcome_words(run.outcome, run.fmax_ev_per_angstrom)),
+        ("Policy", told.policy),
+        ("Calculator", told.calculator),
+        ("Pressure", f"{run.pressure_gpa:g} GPa" if run.pressure_gpa else None),
+        ("Tolerance", None if told.tolerance is None else f"fmax {told.tolerance:g} eV/Å"),
+        ("Steps made by", _methods_in_words(run.readings)),
+        ("Error", run.error),
+        ("Command", told.command),
+        ("Versions", versions()),
+    ]
+    return facts("How it was made", found, span=6)
+
+
+def _methods_in_words(readings: Sequence[Reading]) -> str:
+    made = Counter(METHODS.get(one.method, one.method) for one in readings if one.method not in ("", "start"))
+    made["rejected"] = sum(not reading.accepted for reading in readings)
+    words = {"rejected": f"{made['rejected']} rejected"}
+    return ", ".join(words.get(method, f"{method} {number}") for method, number in made.items() if number)

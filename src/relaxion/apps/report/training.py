@@ -1,0 +1,374 @@
+"""The page of training runs: curves beside BFGS and FIRE, diagnosis, profile, scatter, parity, the hardest structures.
+
+The report embeds its parts; the live page (`live.py`) is sent those that change, by their ids.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from relaxion.apps.report.film import LARGEST_BYTES as MOST_FILM_BYTES
+from relaxion.apps.report.page import LARGEST_BYTES, SCRIPTS, Page, Part, columns, facts, notes, own_bytes, tile
+from relaxion.apps.report.relaxation import citation
+from relaxion.apps.report.run import FINISHED, RUNNING, STOPPED, WatchedRun, watched
+from relaxion.apps.report.training_structures import structure_parts
+from relaxion.apps.report.words import count, duration, rounded, short, versions
+from relaxion.errors import RunError
+from relaxion.settings import command_words
+from relaxion.train.diagnostics import DIAGNOSTICS, PREFIX, RULES, Diagnostic, Rule
+from relaxion.train.runs.curves import ASSESSED_RETURN, EXPLORED_RETURN, FORCE_CALLS, REFERENCES, SUCCESS
+
+TRAINING_SCRIPTS = (*SCRIPTS[:-1], "training.js", SCRIPTS[-1])
+MOST_RUNS = 12  # on one page: more curves than that nobody tells apart
+LEAST_FILM_BYTES = 40_000
+SEEDS = "assessments start from seeds of their own, the same for all runs"
+X_LABEL = "environment steps"  # the true total, those before a resume included
+
+NOTHING_YET = "no assessment yet; the first one is made before training begins"
+SPARK_POINTS = 50
+SHOWN_BY = {"share_non_finite": "outcome_non_finite"}  # numbers of rules that are not logged under their own name
+UNITS = ("_ev_per_angstrom", "_angstrom", "_transitions")  # shown behind the value instead
+AGENT_PREFIXES = ("train/", "rollout/", "fit/", "time/fps")
+MOST_ALARMS_SHOWN = 60
+
+
+def training_report(folder: Path) -> Page:
+    """Of a run folder, finished or not."""
+    (run,) = watched([folder])
+    run.poll(seconds=600.0)
+    if run.history.step < 0:
+        words = "its lines cannot be read" if run.unreadable else "it has no line yet"
+        raise RunError(f"{folder} has nothing to report: {run.files.metrics.name}: {words}; wait for the first one")
+    return training_page([run])
+
+
+class TrainingRuns:
+    """Runs as the live page follows them."""
+
+    def __init__(self, runs: Sequence[WatchedRun]) -> None:
+        self.runs = runs
+
+    def poll(self, seconds: float) -> bool:
+        news = [run.poll(seconds / len(self.runs)) for run in self.runs]
+        return any(news)
+
+    def heading(self) -> dict[str, Any]:
+        return heading(self.runs)
+
+    def parts(self) -> list[Part]:
+        return training_parts(self.runs, MOST_FILM_BYTES)
+
+    def page(self) -> Page:
+        return training_page(self.runs)
+
+
+def training_page(runs: Sequence[WatchedRun]) -> Page:
+    """Complete in itself and below 1 MB: films get what the rest leaves."""
+    rest = len(json.dumps(training_parts(runs, film_bytes=0), ensure_ascii=False).encode())
+    room = min(MOST_FILM_BYTES, LARGEST_BYTES - own_bytes(TRAINING_SCRIPTS) - rest - 8_000)
+    parts = training_parts(runs, film_bytes=max(LEAST_FILM_BYTES, room))
+    return Page(**heading(runs), parts=parts, scripts=TRAINING_SCRIPTS)
+
+
+def heading(runs: Sequence[WatchedRun]) -> dict[str, Any]:
+    """Title, the line above and the sentence below."""
+    several = len(runs) > 1
+    title = f"{len(runs)} training runs" if several else _title(runs[0])
+    lead = "; ".join(f"{run.label}: {status(run)}" for run in runs) if several else _lead(runs[0])
+    return {"title": title, "eyebrow": f"Relaxion training · {', '.join(run.label for run in runs)}", "lead": lead}
+
+
+def _title(run: WatchedRun) -> str:
+    who = f"{run.agent.upper()}, seed {run.seed}"
+    calls = run.newest(FORCE_CALLS)
+    bfgs = run.newest(REFERENCES["BFGS"])
+    returns = _newest_return(run)
+    if calls is None:
+        return f"{who}: {'no assessment yet' if returns is None else f'mean return {short(returns)}'}"
+    beside = "" if bfgs is None else f", BFGS needs {short(bfgs)}"
+    return f"{who}: {short(calls)} force calls per relaxation{beside}"
+
+
+def _lead(run: WatchedRun) -> str:
+    settings = run.settings
+    said = status(run)
+    names = ("structures", "potential") if run.on_structures else ("task",)
+    words = [str(settings[name]) for name in names if name in settings] or [str(settings.get("task", "a run"))]
+    tolerance = settings.get("force_tolerance_ev_per_angstrom")
+    words += [f"to {tolerance:g} eV/Å"] if isinstance(tolerance, int | float) else []
+    return f"{', '.join(words)}. {said[0].upper()}{said[1:]}."
+
+
+def status(run: WatchedRun) -> str:
+    """`running, step 12 000 of 20 000`."""
+    steps = run.settings.get("steps")
+    at = f"step {_step(run)}" + (f" of {count(steps)}" if isinstance(steps, int) else "")
+    if run.status == STOPPED:
+        return f"stopped at {at}; it can be resumed"
+    return f"{run.status} at {at}" if run.status in (FINISHED, RUNNING) else run.status
+
+
+def _step(run: WatchedRun) -> str:
+    return count(max(run.history.step, 0))
+
+
+def training_parts(runs: Sequence[WatchedRun], film_bytes: int) -> list[Part]:
+    """Everything, each part with an id that stays."""
+    several = len(runs) > 1
+    parts: list[Part] = [_runs_table(runs) if several else _tiles(runs[0]), *_curves(runs), _alarm_list(runs)]
+    if several:
+        choices = [f"{run.label} ({run.agent.upper()}, seed {run.seed})" for run in runs]
+        chooser = {"id": "chooser", "kind": "chooser", "title": "One run closely", "label": "Show"}
+        parts.append({**chooser, "choices": choices})
+    for place, run in enumerate(runs):
+        own = _parts_of(run, film_bytes // len(runs))
+        parts += [{**part, "id": f"{part['id']}-{place}", **({"run": place} if several else {})} for part in own]
+    return [*parts, citation()]
+
+
+def _parts_of(run: WatchedRun, film_bytes: int) -> list[Part]:
+    found, missing = run.kept(f"structures {film_bytes}", lambda: structure_parts(run, film_bytes))
+    settings = {
+        "id": "settings", "kind": "folded", "title": "Settings", "text": run.settings_text,
+        "summary": f"All {len(run.settings)} settings, as in settings.toml",
+    }  # fmt: skip
+    shown = [*_diagnosis_gauges(run), *found, *_agent_gauges(run), _facts(run)]
+    return [*shown, *([settings] if run.settings_text else []), *notes([*missing, *_problems(run)], id="notes")]
+
+
+def _tiles(run: WatchedRun) -> Part:
+    tiles = _structure_tiles(run) if run.on_structures else [_return_tile(run)]
+    steps = run.settings.get("steps")
+    standing = run.standing()
+    of = f"of {count(steps)}, {run.status}" if isinstance(steps, int) else run.status
+    tiles.append(tile("Environment steps", _step(run), note=of))
+    spent = run.newest("time/force_calls")
+    tiles += [tile("Spent on training", count(spent), "force calls")] if spent else []
+    seconds = (run.result or {}).get("wall_time_seconds", run.newest("time/time_elapsed"))
+    tiles += [tile("Time", duration(seconds), note="resumes included")] if seconds else []
+    if run.history.names("diagnosis/"):
+        names = ", ".join(standing).replace("_", " ")
+        tiles.append(tile("Alarms", str(len(standing)), note=names or "none stands", tone="bad" if names else "good"))
+    return {"id": "tiles", "kind": "tiles", "title": "Result", "tiles": tiles}
+
+
+def _structure_tiles(run: WatchedRun) -> list[dict[str, str]]:
+    steps, calls = run.history.points(FORCE_CALLS)
+    if not calls:
+        return [tile("Force calls per relaxation", "–", note="not assessed yet")]
+    classical = {name: run.newest(scalar) for name, scalar in REFERENCES.items()}
+    bfgs = classical["BFGS"]
+    success = run.newest(SUCCESS)
+    note = (f"{short(calls[0])} " if len(calls) > 1 else "") + f"at step {count(steps[0])}"
+    tiles = [tile("Force calls per relaxation", short(calls[-1]), note=note)]
+    if bfgs:
+        beside = ", ".join(f"{name} {short(value)}" for name, value in classical.items() if value is not None)
+        tone = "good" if calls[-1] < bfgs else "warn"
+        tiles.append(tile("Beside BFGS", f"{calls[-1] / bfgs:.2f} ×", note=beside, tone=tone))
+    if success is not None:
+        tone = "good" if success >= 0.99 else "warn"
+        tiles.append(tile("Converged", f"{100 * success:.0f} %", note="of the starts", tone=tone))
+    return tiles
+
+
+def _return_tile(run: WatchedRun) -> dict[str, str]:
+    returns = _newest_return(run)
+    found = (run.assessment or {}).get("returns") or []
+    known = [value for value in found if isinstance(value, int | float)]
+    worst = min(known) if known else run.newest("eval/worst_reward")
+    return tile("Mean return", short(returns), note="" if worst is None else f"worst {short(worst)}")
+
+
+def _newest_return(run: WatchedRun) -> float | None:
+    assessed = run.newest(ASSESSED_RETURN)
+    return run.newest(EXPLORED_RETURN) if assessed is None else assessed
+
+
+def _runs_table(runs: Sequence[WatchedRun]) -> Part:
+    headings = ["Run", "Agent", "Seed", "Status", "Step", "Force calls", "Converged", "Mean return", "Alarms"]
+    rows = [{"cells": _cells(run)} for run in runs]
+    kinds = columns(headings, ("Agent", "Status"))
+    return {"id": "runs", "kind": "table", "caption": "Runs", "columns": kinds, "rows": rows}
+
+
+def _cells(run: WatchedRun) -> list[str]:
+    calls, success, returns = (run.newest(scalar) for scalar in (FORCE_CALLS, SUCCESS, ASSESSED_RETURN))
+    converged = "–" if success is None else f"{short(100 * success)} %"
+    first = [run.label, run.agent.upper(), str(run.seed), run.status, _step(run)]
+    return [*first, short(calls), converged, short(returns), str(len(run.standing()))]
+
+
+def _curves(runs: Sequence[WatchedRun]) -> list[Part]:
+    structures, others = ([run for run in runs if run.on_structures is kind] for kind in (True, False))
+    parts = [_force_call_curve(structures, runs), _success_curve(structures, runs)] if structures else []
+    return parts + ([_return_curve(others, runs)] if others else [])
+
+
+def _force_call_curve(shown: Sequence[WatchedRun], runs: Sequence[WatchedRun]) -> Part:
+    series = [_series(run, FORCE_CALLS, runs) for run in shown]
+    limits = []
+    for place, (name, scalar) in enumerate(REFERENCES.items()):
+        known = [value for run in shown if (value := run.newest(scalar)) is not None]
+        limits += [{"value": value, "label": f"{name} {short(value)}", "style": place + 1} for value in known[:1]]
+    values = [value for one in series for value in one["y"]] + [limit["value"] for limit in limits]
+    wide = bool(values) and max(values) > 8 * max(min(values), 1)  # else the end of the curve would be pressed flat
+    more = {"limits": limits, "log": wide} | ({} if wide or not values else {"y_range": [0, 1.08 * max(values)]})
+    words = "mean force calls", series, "mean force calls of assessments"
+    return _curve("curve", "Force calls per relaxation", 7, *words, **more)
+
+
+def _success_curve(shown: Sequence[WatchedRun], runs: Sequence[WatchedRun]) -> Part:
+    series = [_series(run, SUCCESS, runs, scale=100.0) for run in shown]
+    what = "share of starts that converge, per cent"
+    return _curve("success", "Converged", 5, "starts (%)", series, what, y_range=[-3, 103])
+
+
+def _return_curve(shown: Sequence[WatchedRun], runs: Sequence[WatchedRun]) -> Part:
+    assessed = all(run.newest(ASSESSED_RETURN) is not None for run in shown)
+    scalar, y_label = (ASSESSED_RETURN, "mean return") if assessed else (EXPLORED_RETURN, "mean return, exploring")
+    series = [_series(run, scalar, runs) for run in shown]
+    if len(shown) == 1 and assessed:
+        place = series[0]["style"]
+        for number, (name, other) in enumerate((("worst start", "eval/worst_reward"), ("exploring", EXPLORED_RETURN))):
+            series.append({**_series(shown[0], other, runs), "name": name, "style": place + number + 1})
+    series = [one for one in series if one["x"]] or series[:1]
+    return _curve("returns", "Return", 12, y_label, series, y_label, empty="no episode has ended yet")
+
+
+def _curve(
+    name: str, title: str, span: int, y_label: str, series: Sequence[dict[str, Any]], what: str, **more: Any
+) -> Part:
+    ends = [
+        f"{one['name']} from {short(one['y'][0])} to {short(one['y'][-1])} at step {count(one['x'][-1])}"
+        for one in series
+        if one["y"]
+    ]
+    said = "; ".join([*ends, *(limit["label"] for limit in more.get("limits", ()))])
+    return {
+        "id": name, "kind": "plot", "title": title, "span": span, "x_label": X_LABEL, "y_label": y_label,
+        "series": series, "x_range": [0, max([1, *(one["x"][-1] for one in series if one["x"])])],
+        "empty": NOTHING_YET, "summary": f"{what} against environment steps; {said or 'nothing yet'}.", **more,
+    }  # fmt: skip
+
+
+def _series(run: WatchedRun, scalar: str, runs: Sequence[WatchedRun], scale: float = 1.0) -> dict[str, Any]:
+    """With the colour of its run, the same in all plots."""
+    steps, values = run.history.points(scalar)
+    name = run.label if len(runs) > 1 else run.agent.upper()
+    place = [other is run for other in runs].index(True)
+    return {"name": name, "x": steps, "y": rounded((scale * value for value in values), 5), "style": place}
+
+
+def _facts(run: WatchedRun) -> Part:
+    settings = run.settings
+    result = run.result or {}
+    record = run.assessment or {}
+    found = [
+        ("Folder", run.folder),
+        ("Status", run.status),
+        ("Agent", run.agent.upper()),
+        ("Task", settings.get("task", "not recorded")),
+        ("Structures", settings.get("structures")),
+        ("Held out", settings.get("held_apart")),
+        ("Potential", settings.get("potential", result.get("potential"))),
+        ("Seed", f"{run.seed} for all random numbers; {SEEDS}"),
+        ("Assessed at", f"step {count(record['step'])}" if isinstance(record.get("step"), int) else None),
+        ("Weights", f"SHA-256 {result['weights_sha256']}" if "weights_sha256" in result else None),
+        ("Versions", f"{versions()} (of this page)"),
+        ("Command", record["command"] if isinstance(record.get("command"), str) else None),
+        ("The same again", " ".join(command_words("train", f"{run.folder}/settings.toml", out="NEW"))),
+    ]
+    return facts(f"How {run.label} was made", found, id="facts")
+
+
+def _problems(run: WatchedRun) -> list[str]:
+    found = list(run.problems.values())
+    name = run.files.metrics.name
+    if run.unreadable:
+        found.append(f"{run.unreadable} line{'' if run.unreadable == 1 else 's'} of {name} could not be read.")
+    if run.cut_line:
+        found.append(f"{name} ends with an incomplete line, which is left out: the run was interrupted while writing.")
+    if run.thinned:
+        found.append(f"{name} is long: curves show a selection of its lines, all assessments included.")
+    return found
+
+
+def _diagnosis_gauges(run: WatchedRun) -> list[Part]:
+    """Each number with its healthy range, its way there and its alarm; none where a kind of run has no diagnosis."""
+    gauges = [_gauge(run, one) for one in DIAGNOSTICS if run.newest(PREFIX + one.name) is not None]
+    if not gauges:
+        return []
+    note = "Newest value and history of each. Meanings and what to do: docs/diagnostics.md."
+    return [{"id": "diagnosis", "kind": "gauges", "title": "Diagnosis", "gauges": gauges, "note": note}]
+
+
+def _gauge(run: WatchedRun, diagnostic: Diagnostic) -> dict[str, Any]:
+    rules = [rule for rule in RULES if SHOWN_BY.get(rule.needs[0], rule.needs[0]) == diagnostic.name]
+    standing = [(rule, words) for rule in rules if (words := _alarm(run, rule)) is not None]
+    tone = "" if not standing else "warn" if all(rule.is_advice for rule, _ in standing) else "bad"
+    return {
+        **_number(run, PREFIX + diagnostic.name, _label(diagnostic.name)),
+        "unit": diagnostic.unit if diagnostic.unit not in ("reward", "relaxations", "force calls") else "",
+        "healthy": diagnostic.healthy,
+        "meaning": diagnostic.meaning[0].upper() + diagnostic.meaning[1:] + ".",
+        "alarm_when": "; or ".join(f"“{rule.headline}” when {rule.when}" for rule in rules),
+        "alarm": " ".join(words for _, words in standing),
+        "tone": tone,
+    }
+
+
+def _alarm(run: WatchedRun, rule: Rule) -> str | None:
+    """What is said while it stands: the sentence it began with, or its headline where that was not kept."""
+    without = f"{rule.headline}: {rule.remedy}" if run.newest(rule.column) == 1.0 else None
+    return run.standing().get(rule.name, without)
+
+
+def _agent_gauges(run: WatchedRun) -> list[Part]:
+    """Losses, gradient norms, entropy weight: what the agent logs of itself."""
+    names = [name for prefix in AGENT_PREFIXES for name in run.history.names(prefix)]
+    if not names:
+        return []
+    gauges = [_number(run, name, name.split("/", 1)[1].replace("_", " ")) for name in names]
+    note = "What each means: docs/agents.md." if run.agent in ("ddpg", "td3", "d4pg", "sac") else ""
+    return [{"id": "agent", "kind": "gauges", "title": "The agent's own numbers", "gauges": gauges, "note": note}]
+
+
+def _number(run: WatchedRun, name: str, label: str) -> dict[str, Any]:
+    spark = rounded(run.history.points(name, SPARK_POINTS)[1], 4)
+    return {"name": name, "label": label, "value": short(run.newest(name)), "spark": spark}
+
+
+def _label(name: str) -> str:
+    for unit in UNITS:
+        name = name.removesuffix(unit)
+    return name.replace("_", " ")
+
+
+def _alarm_list(runs: Sequence[WatchedRun]) -> Part:
+    """Of all runs, the newest first."""
+    found = [(event["step"], place, event) for place, run in enumerate(runs) for event in run.alarms]
+    found.sort(key=lambda one: one[:2], reverse=True)
+    shown = [_event(event, runs[place].label if len(runs) > 1 else "") for _, place, event in found[:MOST_ALARMS_SHOWN]]
+    diagnosed = any(run.history.names(PREFIX) for run in runs)
+    none = "None so far." if diagnosed else "There are no diagnostics for this kind of run; its records are below."
+    none = _first_numbers(runs) if all(run.history.step < 0 for run in runs) else none
+    return {"id": "alarms", "kind": "alarms", "title": "Alarms", "alarms": shown, "none": none}
+
+
+def _first_numbers(runs: Sequence[WatchedRun]) -> str:
+    """When something will be seen, as far as the settings say."""
+    found = [run.settings.get("log_interval_steps") for run in runs]
+    intervals = [interval for interval in found if isinstance(interval, int)]
+    return f"The first numbers come at step {count(min(intervals))}." if intervals else "No numbers yet."
+
+
+def _event(event: dict[str, Any], label: str) -> dict[str, Any]:
+    advice = "advice" in event
+    begins = event.get("event") == "begins"
+    badge = "ended" if not begins else "advice" if advice else "alarm"
+    tone = "good" if not begins else "warn" if advice else "bad"
+    when = f"{label}, step {count(event['step'])}" if label else f"step {count(event['step'])}"
+    return {"when": when, "badge": badge, "tone": tone, "sentence": event["sentence"]}

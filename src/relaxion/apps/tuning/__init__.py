@@ -1,0 +1,1 @@
+"""Settings tried in an Optuna study."""

@@ -1,1 +1,0 @@
-"""The store of evaluated structures, and who fills it."""

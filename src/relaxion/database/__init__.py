@@ -1,0 +1,1 @@
+"""Relaxations on disk."""

@@ -1,1 +1,0 @@
-"""Transitions and where they come from: environment, replay, exploration, expert, normaliser; Gymnasium tasks."""

@@ -1,1 +1,0 @@
-"""Where starts come from: alloys, slabs, clusters, packings, prototypes, molecules, perturbations; all seeded."""

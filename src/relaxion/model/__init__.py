@@ -1,0 +1,1 @@
+"""From a structure to its stiffness or a move, and policy files."""

@@ -1,0 +1,198 @@
+"""What a backbone is: one shape of constructor, what goes in, what comes out; chosen by a word. And the light one.
+
+The light backbone has scalars and vectors only, after PaiNN (Schütt, Unke, Gastegger 2021).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from relaxion.model.layers import (
+    Generator,
+    InvariantUpdate,
+    Messages,
+    PairFilter,
+    Scratch,
+    StackedLinear,
+    StackedMLP,
+    SummedMessages,
+    mixed,
+    packed,
+    unpacked,
+)
+from relaxion.model.surroundings import Surroundings
+from relaxion.settings import Settings
+
+
+class BackboneSettings(Settings):
+    """Size and reach of the network that looks at atoms."""
+
+    backbone: Literal["light", "tensor_field"] = "light"
+    """light: scalars and vectors, plain PyTorch. tensor_field: up to l = 2, on e3nn; several times slower."""
+
+    channels: int = Field(default=16, ge=1)
+    """Scalars, vectors (and l = 2 tensors) of each atom. A multiple of 16 fills the processor's registers."""
+
+    n_layers: int = Field(default=2, ge=1)
+    """Rounds of messages: an atom sees `n_layers` · cutoff far."""
+
+    cutoff_angstrom: float = Field(default=4.5, gt=0)
+    """How far an atom sees in one round: second neighbours in most metals. Every neighbour within it counts."""
+
+    n_radial: int = Field(default=8, ge=2)
+    """Functions of the reduced distance, from 0.5 to 2.5 sums of covalent radii."""
+
+    stiffness_ev_per_angstrom2: float = Field(default=5.0, gt=0)
+    """Unit in which moves are compared with forces: F/k is the step a usual metal bond asks for."""
+
+
+class InformationSettings(Settings):
+    """How far environment information may speak: in the gate of a policy and the tail of critics."""
+
+    environment_information: tuple[str, ...] = ()
+    """Names of numbers per structure for gate and critics' tail (`environment_information.py`). None: the plain
+    network, with no trace of either."""
+
+    n_information_hidden: int = Field(default=16, ge=1)
+    """Hidden units of the gate, and width of the projected information in the critics' tail."""
+
+    largest_gate_factor: float = Field(default=10.0, gt=1)
+    """The gate's factor lies between this and its inverse. In a metric scale and floor have such a factor each, and the
+    trust radius is shortened by at most it."""
+
+
+@dataclass(frozen=True, eq=False)
+class AtomInputs:
+    """What is known of each atom before it looks around."""
+
+    scalars: Tensor  # (n_atoms, n_scalars), the same in every frame
+    vectors: Tensor  # (n_atoms, n_vectors, 3), turning with the structure
+    force_scales: Tensor  # (n_atoms,) eV/Å, size of the forces around each atom; never 0
+
+
+@dataclass(frozen=True, eq=False)
+class Features:
+    """What each atom knows after it has looked around, once for each of the networks that run side by side."""
+
+    scalars: Tensor  # (n_networks, n_atoms, channels), the same in every frame
+    vectors: Tensor  # (n_networks, n_atoms, channels, 3), turning with the structure
+
+
+class Backbone(nn.Module, ABC):
+    """Atoms and pairs -> what each atom knows. Sees no environment information, ever (R6.3)."""
+
+    n_embedded: int  # vectors of each channel before the first layer
+    layer: type[nn.Module]  # one round of messages
+
+    def __init__(
+        self,
+        settings: BackboneSettings,
+        n_scalars: int,
+        n_vectors: int,
+        n_pair_extras: int,
+        n_networks: int,
+        generator: Generator,
+    ) -> None:
+        super().__init__()
+        channels, n_pair_inputs = settings.channels, settings.n_radial * (1 + n_pair_extras)
+        self.embed_scalars = StackedMLP(n_scalars, channels, channels, n_networks, generator)
+        self.embed_vectors = StackedLinear(n_vectors, self.n_embedded * channels, n_networks, generator, bias=False)
+        are_last = [False] * (settings.n_layers - 1) + [True]
+        self.layers = nn.ModuleList(
+            [self.layer(channels, n_pair_inputs, n_networks, generator, is_last) for is_last in are_last]
+        )
+
+    @abstractmethod
+    def forward(
+        self, inputs: AtomInputs, surroundings: Surroundings, pair_inputs: Tensor, n_networks: int
+    ) -> Features: ...
+
+    def _embedded(self, inputs: AtomInputs, n_networks: int) -> tuple[Tensor, Tensor]:
+        """Scalars (n_networks, n_atoms, channels), vectors (n_networks, n_atoms, 3, n_embedded · channels)."""
+        vectors = inputs.vectors.transpose(1, 2).expand(n_networks, -1, -1, -1)
+        return self.embed_scalars(inputs.scalars.expand(n_networks, -1, -1)), mixed(self.embed_vectors, vectors)
+
+
+def backbone_class(settings: BackboneSettings) -> type[Backbone]:
+    """The backbone that the settings name. e3nn is loaded only where it is asked for."""
+    if settings.backbone == "light":
+        return LightBackbone
+    from relaxion.model.tensor_field import TensorFieldBackbone
+
+    return TensorFieldBackbone
+
+
+class LightMessages(Messages):
+    """(f₀ w₀, f₁ w₁ v + f₂ w₂ r̂): f filters of the pair, w words and v vectors of the neighbour. A scalar, a vector."""
+
+    n_heard, numbers_at_once = 4, 24576
+
+    def said(self, scratch: Scratch, near: Tensor, filters: Tensor, geometry: Sequence[Tensor]) -> Tensor:
+        words = filters.mul_(near[:, :3])
+        messages = scratch("messages", len(near), 4, near.shape[2])
+        messages[:, 0] = words[:, 0]
+        vectors = torch.mul(words[:, 1:2], near[:, 3:], out=messages[:, 1:])
+        vectors.addcmul_(words[:, 2:3], geometry[0][:, :, None])
+        return messages
+
+    def gradients(
+        self, scratch: Scratch, near: Tensor, back: Tensor, filters: Tensor, geometry: Sequence[Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        products, to_words = (scratch(name, *filters.shape) for name in ("products", "to_words"))
+        to_words[:, 0] = back[:, 0]
+        torch.sum(torch.mul(back[:, 1:], near[:, 3:], out=products), dim=1, out=to_words[:, 1])
+        torch.sum(torch.mul(back[:, 1:], geometry[0][:, :, None], out=products), dim=1, out=to_words[:, 2])
+        to_near = scratch("to_near", *near.shape)
+        torch.mul(to_words, filters, out=to_near[:, :3])
+        torch.mul((filters[:, 1] * near[:, 1])[:, None], back[:, 1:], out=to_near[:, 3:])
+        return to_near, to_words.mul_(near[:, :3])
+
+
+class LightLayer(nn.Module):
+    """Neighbours speak, then the atom thinks."""
+
+    def __init__(
+        self,
+        channels: int,
+        n_pair_inputs: int,
+        n_networks: int,
+        generator: Generator,
+        is_last: bool,  # noqa: ARG002  all alike
+    ) -> None:
+        super().__init__()
+        self.words = StackedMLP(channels, channels, 3 * channels, n_networks, generator)
+        self.filter = PairFilter(n_pair_inputs, 3, channels, n_networks, generator)
+        self.update = InvariantUpdate(channels, 1, 1, n_networks, generator)
+
+    def forward(
+        self, scalars: Tensor, vectors: Tensor, surroundings: Surroundings, pair_inputs: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """scalars (n_networks, n_atoms, channels), vectors (n_networks, n_atoms, 3, channels)."""
+        n_networks, n_atoms, channels = scalars.shape
+        words = self.words(scalars).view(n_networks, n_atoms, 3, channels)
+        spoken, ends = packed(torch.cat([words, vectors], dim=2)), (surroundings.centers, surroundings.neighbors)
+        heard = SummedMessages.apply(
+            LightMessages(), spoken, pair_inputs, self.filter(n_networks), *ends, surroundings.directions
+        )  # (n_atoms, 4, n_networks · channels)
+        heard = unpacked(heard * surroundings.normalisers[:, None, None], n_networks)
+        scalars, (vectors,) = self.update(scalars + heard[:, :, 0], [vectors + heard[:, :, 1:]])
+        return scalars, vectors
+
+
+class LightBackbone(Backbone):
+    """l ≤ 1: quick on a CPU, and needs nothing but PyTorch where a policy is used."""
+
+    n_embedded, layer = 1, LightLayer
+
+    def forward(self, inputs: AtomInputs, surroundings: Surroundings, pair_inputs: Tensor, n_networks: int) -> Features:
+        scalars, vectors = self._embedded(inputs, n_networks)
+        for layer in self.layers:
+            scalars, vectors = layer(scalars, vectors, surroundings, pair_inputs)
+        return Features(scalars, vectors.transpose(2, 3))

@@ -1,0 +1,203 @@
+"""How stiff a structure is against every small change of it: springs, collective coordinates, floors.
+
+A change of atoms u (and of the cell, a symmetric strain ε) changes the vector of a link i→j by δr = u_j - u_i + r·ε.
+To second order it costs
+
+    ½ Σ_pairs δr·[k∥ r̂r̂ᵀ + k⊥ (1 - r̂r̂ᵀ)]·δr + ½ Σ_im (Σ_j a_ijm·δr_ij)² + ½ μ Σ_i |u_i|² + ½ κ |ε|²,
+
+each pair once, self-images included. With k∥, k⊥ ≥ 0 and μ, κ > 0 its matrix B is symmetric positive definite whatever
+the numbers are, so that B⁻¹F always goes downhill.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from relaxion.model.strains import strain_matrices, strain_vectors
+from relaxion.structures import Structures
+from relaxion.structures.structures import atom_rows, per_structure_sum, rows_of
+
+LEARNED = ("along", "across", "arms", "floors", "cell_floors")  # parts of a stiffness that a network says
+
+
+@dataclass(frozen=True, eq=False)
+class Unknowns:
+    """What moves, or what pulls at it: a vector per atom, six orthonormal components per cell (`strains.py`)."""
+
+    atoms: Tensor  # (n_atoms, 3)
+    cells: Tensor  # (n_structures, 6)
+
+    def masked(self, free: Unknowns) -> Unknowns:
+        """Zero where `free` (booleans) is False."""
+        return Unknowns(self.atoms * free.atoms, self.cells * free.cells)
+
+    def __add__(self, other: Unknowns) -> Unknowns:
+        return Unknowns(self.atoms + other.atoms, self.cells + other.cells)
+
+    def __sub__(self, other: Unknowns) -> Unknowns:
+        return Unknowns(self.atoms - other.atoms, self.cells - other.cells)
+
+    def dot(self, other: Unknowns, structures: Structures) -> Tensor:
+        """Scalar product of each structure's part, (n_structures,)."""
+        of_atoms = (self.atoms * other.atoms).sum(dim=1)
+        summed = per_structure_sum(of_atoms, structures.structure_index, structures.n_structures)
+        return summed + (self.cells * other.cells).sum(dim=1)
+
+    def select(self, counts: Tensor, which: Tensor) -> Unknowns:
+        """Those of the chosen structures (`counts`: atoms of each structure)."""
+        return Unknowns(self.atoms[atom_rows(counts, which)[0]], self.cells[which])
+
+    def scaled(self, factors: Tensor, structures: Structures) -> Unknowns:
+        """Each structure's part times its own factor."""
+        return Unknowns(self.atoms * factors[structures.structure_index, None], self.cells * factors[:, None])
+
+
+@dataclass(frozen=True, eq=False)
+class Stiffness:
+    """B in parts. Links have every pair twice, i→j and j→i one after the other; springs have every pair once."""
+
+    structures: Structures
+    centers: Tensor  # (n_links,) int64, atom i
+    neighbors: Tensor  # (n_links,) int64, atom j
+    link_structure: Tensor  # (n_links,) int64
+    vectors: Tensor  # (n_links, 3) Å, from i to the image of j
+    along: Tensor  # (n_links / 2,) eV/Å², k∥ of the pairs
+    across: Tensor  # (n_links / 2,) eV/Å², k⊥
+    arms: Tensor  # (n_links, M, 3) √(eV/Å²), a_ijm
+    floors: Tensor  # (n_structures,) eV/Å², μ
+    cell_floors: Tensor  # (n_structures,) eV, κ
+    free: Unknowns  # booleans: which coordinates may change
+
+    @classmethod
+    def all_free(cls, structures: Structures) -> Unknowns:
+        """What a structure lets move: atoms that are movable, cells that are free."""
+        return Unknowns(structures.movable[:, None].expand(-1, 3), structures.cell_free[:, None].expand(-1, 6))
+
+    def restricted(self, atoms: Tensor | None = None, cells: Tensor | None = None) -> Stiffness:
+        """The same with fewer free coordinates: booleans, (n_atoms, 3) and (n_structures, 6) for xx yy zz yz xz xy."""
+        free = self.free
+        if atoms is not None:
+            free = replace(free, atoms=free.atoms & atoms)
+        if cells is not None:
+            free = replace(free, cells=free.cells & cells)
+        return replace(self, free=free)
+
+    def select(self, which: Tensor) -> Stiffness:
+        """That of the structures numbered by `which`, in that order."""
+        counts, (links, link_structure) = self.structures.counts, self.links_of(which)
+        chosen = counts[which]
+        moved = ((chosen.cumsum(0) - chosen) - (counts.cumsum(0) - counts)[which])[link_structure]  # of atom numbers
+        return Stiffness(
+            structures=self.structures.select(which),
+            centers=self.centers[links] + moved,
+            neighbors=self.neighbors[links] + moved,
+            link_structure=link_structure,
+            free=self.free.select(counts, which),
+            **rows_of(self, ("vectors", "arms"), links),
+            **rows_of(self, ("along", "across"), links[::2] // 2),
+            **rows_of(self, ("floors", "cell_floors"), which),
+        )
+
+    def links_of(self, which: Tensor) -> tuple[Tensor, Tensor]:
+        """Rows of the links of the chosen structures, and the structure of each. Every second, halved: the pairs."""
+        return atom_rows(torch.bincount(self.link_structure, minlength=self.structures.n_structures), which)
+
+    @property
+    def has_free_cell(self) -> bool:
+        return bool(self.free.cells.any())
+
+    @cached_property
+    def directions(self) -> Tensor:
+        """(n_pairs, 3), of the springs."""
+        vectors = self.vectors[::2]
+        return vectors / torch.linalg.vector_norm(vectors, dim=1, keepdim=True).clamp_min(1e-9)
+
+    @cached_property
+    def blocks(self) -> Tensor:
+        """k∥ r̂r̂ᵀ + k⊥ (1 - r̂r̂ᵀ) of every spring, (n_pairs, 3, 3) eV/Å²."""
+        unit = self.directions
+        outer = ((self.along - self.across)[:, None] * unit)[:, :, None] * unit[:, None, :]
+        return outer + self.across[:, None, None] * torch.eye(3, dtype=unit.dtype)
+
+    def apply(self, change: Unknowns) -> Unknowns:
+        """B·(u, ε), without building B. What is not free neither changes nor answers."""
+        change = change.masked(self.free)
+        shifts = self._link_changes(change)
+        coordinates = (self.arms * shifts[:, None]).sum(dim=2)  # (n_links, M)
+        summed = coordinates.new_zeros((len(change.atoms), coordinates.shape[1])).index_add(
+            0, self.centers, coordinates
+        )
+        pulls = (self.arms * summed.index_select(0, self.centers)[:, :, None]).sum(dim=1)  # (n_links, 3) eV/Å
+        pairs = shifts[::2]
+        stretch = (pairs * self.directions).sum(dim=1, keepdim=True)
+        springs = self.across[:, None] * pairs + (self.along - self.across)[:, None] * stretch * self.directions
+        return self._gathered(pulls, springs, change)
+
+    def _link_changes(self, change: Unknowns) -> Tensor:
+        """δr = u_j - u_i + r·ε of every link, (n_links, 3)."""
+        shifts = change.atoms.index_select(0, self.neighbors) - change.atoms.index_select(0, self.centers)
+        if self.has_free_cell:
+            strains = strain_matrices(change.cells).index_select(0, self.link_structure)
+            shifts = shifts + torch.bmm(self.vectors[:, None], strains)[:, 0]
+        return shifts
+
+    def _gathered(self, pulls: Tensor, springs: Tensor, change: Unknowns) -> Unknowns:
+        """What pulls at links and pairs, and the floors, do to atoms and cells."""
+        index, n_structures = self.structures.structure_index, self.structures.n_structures
+        both = pulls.clone()
+        both[::2] = both[::2] + springs
+        atoms = self.floors.index_select(0, index)[:, None] * change.atoms
+        atoms = atoms.index_add(0, self.neighbors, both).index_add(0, self.centers, -both)
+        cells = self.cell_floors[:, None] * change.cells
+        if self.has_free_cell:
+            outer = self.vectors[:, :, None] * both[:, None, :]
+            virials = per_structure_sum(outer, self.link_structure, n_structures)
+            cells = cells + strain_vectors((virials + virials.mT) / 2)
+        return Unknowns(atoms, cells).masked(self.free)
+
+    def cell_springs(self, cells: Tensor) -> tuple[Tensor, Tensor]:
+        """Of unit strains through the springs: pulls at atoms (n_atoms, 6, 3) eV/Å; `cells` (…, 6, 6) eV and theirs."""
+        strains = strain_columns(self.vectors[::2])  # (n_pairs, 6, 3)
+        felt = torch.bmm(strains, self.blocks)  # (n_pairs, 6, 3) eV/Å
+        atoms = felt.new_zeros((self.structures.n_atoms, 6, 3))
+        atoms.index_add_(0, self.neighbors[::2], felt).index_add_(0, self.centers[::2], -felt)
+        return atoms, cells.index_add(0, self.link_structure[::2], torch.bmm(felt, strains.mT))
+
+    def cell_coordinates(self) -> Tensor:
+        """∂q_im/∂ε of the collective coordinates, (n_atoms, M, 6)."""
+        felt = torch.bmm(self.arms, strain_columns(self.vectors).mT)  # (n_links, M, 6)
+        return felt.new_zeros((self.structures.n_atoms, *felt.shape[1:])).index_add_(0, self.centers, felt)
+
+    def to(self, dtype: torch.dtype) -> Stiffness:
+        """The same in another precision."""
+        return replace(self, **{name: getattr(self, name).to(dtype) for name in ("vectors", *LEARNED)})
+
+    def detached(self) -> Stiffness:
+        """The same without gradients."""
+        return replace(self, **{name: getattr(self, name).detach() for name in LEARNED})
+
+    @property
+    def differentiable(self) -> bool:
+        """Whether anything here carries gradients."""
+        return torch.is_grad_enabled() and any(getattr(self, name).requires_grad for name in LEARNED)
+
+
+def strain_columns(vectors: Tensor) -> Tensor:
+    """r·ε for each of the six unit strains, (n, 6, 3)."""
+    half = math.sqrt(0.5)
+    x, y, z = vectors.unbind(dim=1)
+    zero = torch.zeros_like(x)
+    columns = [
+        [x, zero, zero],
+        [zero, y, zero],
+        [zero, zero, z],
+        [zero, half * z, half * y],
+        [half * z, zero, half * x],
+        [half * y, half * x, zero],
+    ]
+    return torch.stack([torch.stack(column, dim=1) for column in columns], dim=1)

@@ -1,0 +1,288 @@
+"""The metric network: from a state to how stiff the structure is. The way through it: docs/how-it-works.md."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn.functional import silu
+
+from relaxion.model.backbone import AtomInputs, BackboneSettings, InformationSettings, backbone_class
+from relaxion.model.layers import Generator, StackedLinear, StackedMLP, mixed, tamed
+from relaxion.model.move_actions import stresses_of
+from relaxion.model.observer import N_STATE_SCALARS, N_STATE_VECTORS, state_inputs
+from relaxion.model.solve import COARSE_TOLERANCE, softened_by, solve
+from relaxion.model.species import covalent_radii
+from relaxion.model.stiffness import Stiffness, Unknowns
+from relaxion.model.strains import strain_matrices, strain_vectors
+from relaxion.model.surroundings import Surroundings, pair_inputs, softened, stress_along, structure_mean
+from relaxion.settings import Settings
+from relaxion.structures import State
+from relaxion.structures.devices import moved_to
+
+LARGEST_ANSWER = 4.0  # springs and floors lie within e^±4 of the prior, arms within ±4: B stays far from singular
+SWITCH_WIDTH = 1.0  # Å before the cutoff, over which springs fade
+FORCE_SCALARS, HISTORY_SCALARS = slice(N_STATE_SCALARS - 4, N_STATE_SCALARS - 2), slice(N_STATE_SCALARS - 2, None)
+FIRST_SOFTENING = -3.0  # logarithm of what softens a pair before learning, of its k∥: k⊥ then begins at about 0
+N_DOTS = 8  # vectors of each atom that are looked at along each link
+
+
+class MetricShape(Settings):
+    """What a metric has beyond its backbone. Springs begin as those of `optimizer/hessian/springs.py`."""
+
+    younger = ("damped", "softens")
+
+    n_hidden: int = Field(default=32, ge=1)
+    """Hidden units of the head that looks at links."""
+
+    n_coordinates: int = Field(default=4, ge=0)
+    """M, collective coordinates of each atom: what embedding and angles look like to second order."""
+
+    sees_forces: bool = True
+    """Forces are inputs: how far the minimum is, and so how much stiffness changes on the way."""
+
+    sees_history: bool = False
+    """Last move and change of forces are inputs."""
+
+    looks_ahead: bool = True
+    """A first solve with the springs alone tells the network by how much each pair is going to change."""
+
+    damped: bool = False
+    """The move is shortened where the last one met more stiffness than the metric says (`policies.damping`). Of the
+    bare policy only: the guard has secants of its own."""
+
+    softens: bool = False
+    """Pairs may also soften a structure: k∥ and k⊥ may be negative, as they are where a bond is pressed together or
+    stretched beyond the steepest place of its attraction. B stays positive definite, as far as that can be seen without
+    its matrix where a structure is large (`solve.softened_by`)."""
+
+    spring_stiffness_ev_per_angstrom2: float = Field(default=4.0, gt=0)
+    """k₀ of a bond as long as the sum of covalent radii."""
+
+    spring_decay: float = Field(default=7.0, gt=0)
+    """a: springs are k₀ exp(-a (r/(R_i + R_j) - 1))."""
+
+    largest_spring_exponent: float = Field(default=3.0, gt=0)
+    """Bonds pressed together are not stiffer than k₀·exp of this."""
+
+    spring_across: float = Field(default=0.05, gt=0)
+    """k⊥ as a share of k∥, before learning."""
+
+    floor_ev_per_angstrom2: float = Field(default=0.5, gt=0)
+    """μ before learning."""
+
+    cell_floor_ev_per_angstrom3: float = Field(default=0.1, gt=0)
+    """κ per volume of the cell, before learning."""
+
+
+class MetricSettings(InformationSettings, BackboneSettings, MetricShape):
+    """The metric network: backbone, shape and gate. Springs are those of the classical core, times exp(network)."""
+
+    channels: int = Field(default=32, ge=1)
+    """As in every backbone."""
+
+    cutoff_angstrom: float = Field(default=5.0, gt=0)
+    """How far springs reach: second neighbours of the largest metals, smoothly."""
+
+    n_radial: int = Field(default=12, ge=2)
+    """Functions of the reduced distance."""
+
+
+@dataclass(frozen=True, eq=False)
+class Frame:
+    """Pairs, pulls and springs of a state before any learning; links in the order of the graph."""
+
+    state: State
+    surroundings: Surroundings
+    springs: Tensor  # (n_links,) eV/Å², prior k∥, faded out at the cutoff
+    pulls: Unknowns  # forces and -V·stress, float64
+
+    @classmethod
+    def of(cls, state: State, settings: MetricSettings, dtype: torch.dtype) -> Frame:
+        surroundings = Surroundings.of(state, settings.cutoff_angstrom, settings.n_radial, dtype)
+        distances = torch.linalg.vector_norm(surroundings.vectors, dim=1)
+        radii = covalent_radii(state.structures.atomic_numbers, dtype)
+        natural = radii.index_select(0, surroundings.centers) + radii.index_select(0, surroundings.neighbors)
+        exponent = -settings.spring_decay * (distances / natural - 1)
+        springs = settings.spring_stiffness_ev_per_angstrom2 * torch.exp(
+            exponent.clamp_max(settings.largest_spring_exponent)
+        )
+        fraction = ((distances - settings.cutoff_angstrom) / SWITCH_WIDTH + 1).clamp(0, 1)
+        faded = 1 - fraction.square() * (3 - 2 * fraction)
+        return cls(state, surroundings, springs * faded, pulls_of(state))
+
+    def prior(self, settings: MetricSettings) -> Stiffness:
+        """The springs alone."""
+        structures = self.state.structures
+        floors = self.springs.new_full((structures.n_structures,), settings.floor_ev_per_angstrom2)
+        cell_floors = settings.cell_floor_ev_per_angstrom3 * structures.volumes.to(floors.dtype).clamp_min(1)
+        pairs = self.springs[::2]
+        arms = self.springs.new_zeros((len(self.springs), 0, 3))
+        return self.stiffness(
+            along=pairs, across=settings.spring_across * pairs, arms=arms, floors=floors, cell_floors=cell_floors
+        )
+
+    def stiffness(self, **learned: Tensor) -> Stiffness:
+        """B of these pairs with its `LEARNED` parts."""
+        around = self.surroundings
+        return Stiffness(
+            structures=self.state.structures,
+            centers=around.centers,
+            neighbors=around.neighbors,
+            link_structure=around.pair_structure,
+            vectors=around.vectors,
+            free=Stiffness.all_free(self.state.structures),
+            **learned,
+        )
+
+    def stretches(self, move: Unknowns) -> Tensor:
+        """What a move does to each link, along it and across it, in tenths of an Å, softened, (n_links, 2)."""
+        around, dtype = self.surroundings, self.springs.dtype
+        atoms = move.atoms.to(dtype)
+        changes = atoms.index_select(0, around.neighbors) - atoms.index_select(0, around.centers)
+        if bool(self.state.structures.cell_free.any()):
+            strains = strain_matrices(move.cells.to(dtype)).index_select(0, around.pair_structure)
+            changes = changes + torch.bmm(around.vectors[:, None], strains)[:, 0]
+        along = (changes * around.directions).sum(dim=1, keepdim=True)
+        across = torch.linalg.vector_norm(changes - along * around.directions, dim=1, keepdim=True)
+        return torch.cat([softened(10 * along), torch.log1p(10 * across)], dim=1)
+
+
+def pulls_of(state: State) -> Unknowns:
+    """What drives atoms and cells: forces, and -V·stress of free cells; zero for what may not move. float64."""
+    structures = state.structures
+    atoms = (state.evaluation.forces * structures.movable[:, None]).double()
+    if not bool(structures.cell_free.any()):
+        return Unknowns(atoms, atoms.new_zeros((structures.n_structures, 6)))
+    stresses = stresses_of(state, torch.float64)
+    symmetric = (stresses + stresses.mT) / 2
+    cells = -(structures.volumes.double() * structures.cell_free)[:, None] * strain_vectors(symmetric)
+    return Unknowns(atoms, cells)
+
+
+class MetricNetwork(nn.Module):
+    """State -> Stiffness, the same in every frame."""
+
+    def __init__(self, settings: MetricSettings | None = None, generator: Generator = None) -> None:
+        super().__init__()
+        self.settings = settings = settings or MetricSettings()
+        n_scalars, n_vectors = self._n_inputs()
+        self.n_pair_extras = 1 + 2 * settings.looks_ahead  # stress along the pair; what is going to happen to it
+        self.backbone = backbone_class(settings)(settings, n_scalars, n_vectors, self.n_pair_extras, 1, generator)
+        channels, hidden = settings.channels, settings.n_hidden
+        self.dots = StackedLinear(channels + n_vectors, N_DOTS + settings.n_coordinates, 1, generator, bias=False)
+        self.from_center = StackedLinear(channels, hidden, 1, generator)
+        self.from_neighbor = StackedLinear(channels, hidden, 1, generator, bias=False)
+        n_link = settings.n_radial * (1 + self.n_pair_extras) + 2 * N_DOTS
+        self.from_link = StackedLinear(n_link, hidden, 1, generator, bias=False)
+        self.think = StackedLinear(hidden, hidden, 1, generator)
+        self.to_springs = StackedLinear(hidden, 2, 1, generator)
+        self.to_arms = StackedLinear(hidden, 2 * settings.n_coordinates, 1, generator)
+        self.to_floors = StackedMLP(channels, channels, 2, 1, generator)
+        small = [self.to_springs, self.to_arms, self.to_floors.answer]
+        if settings.softens:
+            self.to_softening = StackedLinear(hidden, 2, 1, generator)
+            small.append(self.to_softening)
+        with torch.no_grad():  # an untrained network says about what the springs say
+            for layer in small:
+                layer.weight.mul_(0.1)
+
+    def _n_inputs(self) -> tuple[int, int]:
+        hidden = (not self.settings.sees_forces) + (not self.settings.sees_history)
+        n_vectors = (2 if self.settings.sees_forces else 0) + (2 if self.settings.sees_history else 0)
+        return N_STATE_SCALARS - 2 * hidden, max(n_vectors, 1)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Precision of the parameters; states are cast to it. Solves are in float64 always."""
+        return self.to_springs.weight.dtype
+
+    def forward(self, state: State) -> Stiffness:
+        frame = Frame.of(state, self.settings, self.dtype)
+        return self.stiffness(frame)
+
+    def stiffness(self, frame: Frame, floor_factors: Tensor | None = None) -> Stiffness:
+        """The learned springs, coordinates and floors; `floor_factors`: of each structure, a gate's."""
+        extras = [stress_along(frame.state, frame.surroundings)]
+        if self.settings.looks_ahead:
+            with torch.no_grad():
+                ahead = solve(frame.prior(self.settings), frame.pulls, tolerance=COARSE_TOLERANCE)
+                extras.append(frame.stretches(ahead))
+        pairs = pair_inputs(frame.surroundings, torch.cat(extras, dim=1))
+        inputs = self._inputs(frame)
+        here, device = frame.springs.device, self.to_springs.weight.device
+        learned = self._learned(moved_to(device, frame), moved_to(device, inputs), moved_to(device, pairs))
+        answer = {name: moved_to(here, tensor) for name, tensor in learned.items()}
+        softening = answer.pop("softening", None)
+        stiffness = frame.stiffness(**answer)
+        if floor_factors is not None:
+            floors, cell_floors = stiffness.floors * floor_factors, stiffness.cell_floors * floor_factors
+            stiffness = replace(stiffness, floors=floors, cell_floors=cell_floors)
+        return stiffness if softening is None else softened_by(stiffness, softening, frame.pulls)
+
+    def _learned(self, frame: Frame, inputs: AtomInputs, pairs: Tensor) -> dict[str, Tensor]:
+        """What only the network knows, where the network is."""
+        features = self.backbone(inputs, frame.surroundings, pairs, 1)
+        vectors = torch.cat([features.vectors[0], inputs.vectors], dim=1)
+        return self._answer(frame, features.scalars[0], vectors, pairs)
+
+    def _inputs(self, frame: Frame) -> AtomInputs:
+        inputs = state_inputs(frame.state, frame.surroundings, self.settings.stiffness_ev_per_angstrom2)
+        scalars, vectors = [inputs.scalars[:, : FORCE_SCALARS.start]], []
+        if self.settings.sees_forces:
+            scalars.append(inputs.scalars[:, FORCE_SCALARS])
+            vectors += [inputs.vectors[:, :1], softened(frame.pulls.atoms.to(self.dtype))[:, None]]
+        if self.settings.sees_history:
+            scalars.append(inputs.scalars[:, HISTORY_SCALARS])
+            vectors.append(inputs.vectors[:, 1:N_STATE_VECTORS])
+        if not vectors:
+            vectors.append(torch.zeros_like(inputs.vectors[:, :1]))
+        return AtomInputs(torch.cat(scalars, dim=1), torch.cat(vectors, dim=1), inputs.force_scales)
+
+    def _answer(self, frame: Frame, scalars: Tensor, vectors: Tensor, pairs: Tensor) -> dict[str, Tensor]:
+        settings, around = self.settings, frame.surroundings
+        scalars = tamed(scalars)
+        looked_at = mixed(self.dots, vectors.transpose(1, 2)[None])[0].transpose(1, 2)  # (n_atoms, N_DOTS + M, 3)
+        links = self._links(frame, scalars, softened(looked_at[:, :N_DOTS]), pairs)  # (n_links, n_hidden)
+        pairs = (links[::2] + links[1::2])[None]  # a pair is what both of its ends say of it
+        springs = frame.springs[::2, None] * torch.exp(bounded(self.to_springs(pairs)[0]))  # (n_pairs, 2)
+        floors = structure_mean(self.to_floors(scalars[None])[0], frame.state.structures)  # (n_structures, 2)
+        floors = torch.exp(bounded(floors))
+        volumes = frame.state.structures.volumes.to(floors.dtype).clamp_min(1)
+        answer = {
+            "along": springs[:, 0],
+            "across": settings.spring_across * springs[:, 1],
+            "arms": self._arms(links, frame, looked_at[:, N_DOTS:].index_select(0, around.centers)),
+            "floors": settings.floor_ev_per_angstrom2 * floors[:, 0],
+            "cell_floors": settings.cell_floor_ev_per_angstrom3 * volumes * floors[:, 1],
+        }
+        if settings.softens:
+            softening = torch.exp(bounded(self.to_softening(pairs)[0]) + FIRST_SOFTENING)
+            answer["softening"] = frame.springs[::2, None] * softening  # (n_pairs, 2) eV/Å²
+        return answer
+
+    def _links(self, frame: Frame, scalars: Tensor, looked_at: Tensor, pairs: Tensor) -> Tensor:
+        """What is known of each link i→j."""
+        around = frame.surroundings
+        directions = around.directions[:, :, None]
+        dots = [
+            torch.bmm(looked_at.index_select(0, end), directions)[:, :, 0] for end in (around.centers, around.neighbors)
+        ]
+        known = self.from_link(torch.cat([pairs, *dots], dim=1)[None])[0]
+        known = known + self.from_center(scalars[None])[0].index_select(0, around.centers)
+        known = known + self.from_neighbor(scalars[None])[0].index_select(0, around.neighbors)
+        return silu(self.think(silu(known)[None])[0])
+
+    def _arms(self, links: Tensor, frame: Frame, vectors: Tensor) -> Tensor:
+        """a_ijm = √k · (α_m r̂ + β_m v_im)."""
+        weights = bounded(self.to_arms(links[None])[0]) * torch.sqrt(frame.springs)[:, None]
+        along, towards = weights.chunk(2, dim=1)
+        vectors = vectors * torch.rsqrt(1 + vectors.square().sum(dim=2, keepdim=True))
+        return along[:, :, None] * frame.surroundings.directions[:, None] + towards[:, :, None] * vectors
+
+
+def bounded(values: Tensor) -> Tensor:
+    """Themselves while small, within ±`LARGEST_ANSWER` always."""
+    return LARGEST_ANSWER * torch.tanh(values / LARGEST_ANSWER)

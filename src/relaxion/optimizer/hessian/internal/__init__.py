@@ -1,0 +1,1 @@
+"""Internal coordinates of molecules."""

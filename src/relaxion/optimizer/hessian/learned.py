@@ -1,0 +1,314 @@
+"""Policies as the guard asks them: points in, the stiffness at each of them out, in the coordinates of the points.
+
+A metric policy answers with the stiffness its network sees. A direct policy has a move only: that is the answer to the
+forces at its point, and springs stand in for everything else.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from relaxion.errors import StructureError
+from relaxion.model.matrices import by_size, dense, sparse_product
+from relaxion.model.roles import Policy
+from relaxion.model.solve import COARSE_TOLERANCE, LARGEST_DENSE, Inverse, gradients_of
+from relaxion.model.stiffness import Stiffness, Unknowns
+from relaxion.model.stiffness_network import MetricNetwork
+from relaxion.model.strains import strain_vectors
+from relaxion.optimizer.hessian.springs import FACTOR, SOLVE, SpringMetric
+from relaxion.optimizer.point import Array, Geometry, Point, structures_of
+from relaxion.structures import Evaluation, Move, State, Structures
+
+TRUST = 0.3  # Å; part of every state, the same throughout a training
+STRAIN_PLACES = [0, 4, 8, 5, 2, 1]  # xx yy zz yz xz xy in a flat 3 × 3 matrix
+
+
+class Metric(Protocol):
+    """A symmetric positive definite stiffness at one geometry, in the coordinates of the points."""
+
+    knows_curvature: bool
+    """Whether steps can be held against it."""
+
+    def apply(self, step: Array) -> Array:
+        """B·u."""
+        ...
+
+    def solve(self, forces: Array, extra_floor: float = 0.0) -> Array:
+        """(B + extra_floor·1)⁻¹·f; the floor in eV/Å². Not a number where it cannot be solved."""
+        ...
+
+
+@dataclass(frozen=True)
+class Past:
+    """How the relaxer came to a base: policies may see a short history."""
+
+    calls: int = 1
+    """Force calls since the start, or since FIRE helped out."""
+    coordinates: Array | None = None
+    """Of the base before; None at the start."""
+    forces: Array | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Asked:
+    """A base at which a policy is asked, how the relaxer came there, and the springs drawn there."""
+
+    point: Point
+    geometry: Geometry  # of the point
+    past: Past
+    springs: SpringMetric
+
+
+class MetricSource(Protocol):
+    """A policy; many relaxations may share one."""
+
+    def covers(self, geometry: Geometry) -> bool:
+        """Whether it was trained on all these elements."""
+        ...
+
+    def at(self, asked: Sequence[Asked], structures: Structures) -> Sequence[Metric]:
+        """At each point; `structures` are those of the points, in order."""
+        ...
+
+
+class _Source:
+    elements: frozenset[int] | None
+
+    def covers(self, geometry: Geometry) -> bool:
+        return self.elements is None or self.elements.issuperset(geometry.numbers.tolist())
+
+
+def asked_of(source: MetricSource, asked: Sequence[Asked], structures: Structures) -> list[Metric | str]:
+    """What the policy says at each point; a sentence where it has no answer: the classical optimizer steps there.
+
+    A matrix that cannot be factorised, atoms too far apart for a neighbour search and too little memory on a device are
+    reasons to go on without the policy. Every other error is a fault, and is raised.
+    """
+    try:
+        return list(source.at(asked, structures))
+    except (StructureError, torch.linalg.LinAlgError, torch.OutOfMemoryError) as error:  # pyright: ignore[reportPrivateImportUsage]
+        if len(asked) == 1:
+            return [f"the policy has no answer here ({type(error).__name__}: {str(error).splitlines()[0][:200]})"]
+    return [asked_of(source, [one], structures_of([one.geometry]))[0] for one in asked]
+
+
+class LearnedMetrics(_Source):
+    """A metric network."""
+
+    def __init__(self, network: MetricNetwork, elements: Collection[int] | None = None) -> None:
+        """`elements`: atomic numbers the network may speak about; None: all."""
+        self.network, self.elements = network, None if elements is None else frozenset(elements)
+
+    def at(self, asked: Sequence[Asked], structures: Structures) -> list[Metric]:
+        geometries = [one.geometry for one in asked]
+        with torch.no_grad():
+            stiffness = self.network(states_at([one.point for one in asked], structures)).to(torch.float64)
+            atoms = torch.from_numpy(np.concatenate([geometry.free[: geometry.n_atoms] for geometry in geometries]))
+            stiffness = stiffness.restricted(atoms, torch.cat([_free_strains(geometry) for geometry in geometries]))
+            free_cells, frees = stiffness.free.cells.numpy(), list[Array]()
+            for number, geometry in enumerate(geometries):
+                parts = [geometry.free[: geometry.n_atoms].ravel(), free_cells[number] if geometry.cell_factor else []]
+                frees.append(np.concatenate(parts).astype(np.float64))
+            if len(asked) == 1 and geometries[0].n_atoms > LARGEST_DENSE:
+                return [SparseMetric(geometries[0], frees[0], stiffness)]
+            matrices = [(which, *dense(some)) for which, some in by_size(stiffness)]
+        result = dict[int, Metric]()
+        for which, own, layout in matrices:
+            for number, matrix in zip(which.tolist(), own.numpy(), strict=True):
+                geometry, rows = geometries[number], np.arange(3 * geometries[number].n_atoms)
+                if geometry.cell_factor:
+                    rows = np.concatenate([rows, 3 * layout.n_largest + np.arange(6)])
+                result[number] = DenseMetric(geometry, frees[number], matrix[rows[:, None], rows])
+        return [result[number] for number in range(len(asked))]
+
+
+class _InStrains:
+    """B in coordinates of the network, three per atom and six for a free cell; ASE has nine for the cell."""
+
+    knows_curvature = True
+
+    def __init__(self, geometry: Geometry, free: Array) -> None:
+        self.geometry, self.free = geometry, free  # free: (n_coordinates,) 1 where it may change, else 0
+
+    def apply(self, step: Array) -> Array:
+        scale = 1 / self.geometry.cell_factor if self.geometry.cell_factor else 0.0
+        return self._rows(self._product(self._flat(step, scale)), scale)
+
+    def solve(self, forces: Array, extra_floor: float = 0.0) -> Array:
+        scale = self.geometry.cell_factor
+        answer = self._solution(self._flat(forces, scale), extra_floor)
+        return np.full_like(forces, np.nan) if answer is None else self._rows(answer, scale)
+
+    def _flat(self, rows: Array, cell_scale: float) -> Array:
+        n_atoms = self.geometry.n_atoms
+        if not self.geometry.cell_factor:
+            return rows.ravel() * self.free
+        cell = cell_scale * rows[n_atoms:]
+        strain = ((cell + cell.T) / 2).flat[STRAIN_PLACES] * [1, 1, 1, *[math.sqrt(2)] * 3]
+        return np.concatenate([rows[:n_atoms].ravel(), strain]) * self.free
+
+    def _rows(self, flat: Array, cell_scale: float) -> Array:
+        n_atoms, flat = self.geometry.n_atoms, flat * self.free
+        if not self.geometry.cell_factor:
+            return flat.reshape(-1, 3)
+        strain = (flat[3 * n_atoms :] * [1, 1, 1, *[math.sqrt(0.5)] * 3])[[0, 5, 4, 5, 1, 3, 4, 3, 2]]
+        return np.concatenate([flat[: 3 * n_atoms].reshape(-1, 3), cell_scale * strain.reshape(3, 3)])
+
+    @abstractmethod
+    def _product(self, flat: Array) -> Array: ...
+
+    @abstractmethod
+    def _solution(self, flat: Array, extra_floor: float) -> Array | None:
+        """None: the weights are no numbers."""
+
+
+class DenseMetric(_InStrains):
+    """A learned stiffness as a matrix."""
+
+    def __init__(self, geometry: Geometry, free: Array, matrix: Array) -> None:
+        super().__init__(geometry, free)
+        self.matrix = matrix
+        self._factors: dict[float, Array | None] = {}
+
+    def _product(self, flat: Array) -> Array:
+        return self.matrix @ flat
+
+    def _solution(self, flat: Array, extra_floor: float) -> Array | None:
+        if extra_floor not in self._factors:
+            stiffened = self.matrix.copy()
+            atoms = np.arange(3 * self.geometry.n_atoms)
+            stiffened[atoms, atoms] += extra_floor
+            factor, failed = FACTOR(stiffened.T, overwrite_a=True)
+            self._factors[extra_floor] = None if failed else factor
+        factor = self._factors[extra_floor]
+        return None if factor is None else SOLVE(factor, flat)[0]
+
+
+class SparseMetric(_InStrains):
+    """The same for a structure too large for a matrix: conjugate gradients solve."""
+
+    def __init__(self, geometry: Geometry, free: Array, stiffness: Stiffness) -> None:
+        super().__init__(geometry, free)
+        self.stiffness = stiffness
+        self._inverses: dict[float, Inverse] = {}  # by extra floor
+
+    @cached_property
+    def _apply(self) -> Inverse:
+        return sparse_product(self.stiffness, coarse=True)
+
+    def _product(self, flat: Array) -> Array:
+        return self._numbers(self._apply(self._unknowns(flat)))
+
+    def _solution(self, flat: Array, extra_floor: float) -> Array | None:
+        try:
+            if extra_floor not in self._inverses:
+                floored = replace(self.stiffness, floors=self.stiffness.floors + extra_floor)
+                apply = self._apply if extra_floor == 0 else sparse_product(floored, coarse=True)
+                self._inverses[extra_floor] = gradients_of(floored, apply, COARSE_TOLERANCE)
+            return self._numbers(self._inverses[extra_floor](self._unknowns(flat)))
+        except torch.linalg.LinAlgError:  # pyright: ignore[reportPrivateImportUsage]
+            return None
+
+    def _unknowns(self, flat: Array) -> Unknowns:
+        n = 3 * self.geometry.n_atoms
+        cell = flat[n:] if self.geometry.cell_factor else np.zeros(6)
+        return Unknowns(torch.from_numpy(flat[:n].reshape(-1, 3)), torch.from_numpy(cell)[None])
+
+    def _numbers(self, answer: Unknowns) -> Array:
+        parts = [answer.atoms.numpy().ravel(), *([answer.cells.numpy()[0]] if self.geometry.cell_factor else [])]
+        return np.concatenate(parts)
+
+
+def _free_strains(geometry: Geometry) -> Tensor:
+    """Components of the strain that the filter leaves free, (1, 6) bool."""
+    if not geometry.cell_factor:
+        return torch.zeros((1, 6), dtype=torch.bool)
+    mask = torch.from_numpy(geometry.free[geometry.n_atoms :].astype(np.float64))[None]
+    return strain_vectors(mask * mask.mT) > 0
+
+
+class DirectMetrics(_Source):
+    """A policy whose moves are the steps. It may see how the relaxer came to a point."""
+
+    def __init__(self, policy: Policy, elements: Collection[int] | None = None, trust: float = TRUST) -> None:
+        """`trust`: the trust radius that states had in training, Å."""
+        self.policy, self.elements = policy, None if elements is None else frozenset(elements)
+        self.trust = trust
+
+    def at(self, asked: Sequence[Asked], structures: Structures) -> list[Metric]:
+        with torch.no_grad():
+            move = self.policy(self._states(asked, structures))
+        displacements = np.split(move.displacements.double().numpy(), structures.counts.cumsum(0)[:-1].tolist())
+        strains, result = move.strains.double().numpy(), list[Metric]()
+        for one, rows, strain in zip(asked, displacements, strains, strict=True):
+            geometry = one.geometry
+            step = np.concatenate([rows, geometry.cell_factor * strain]) if geometry.cell_factor else rows
+            result.append(DirectMetric(one.point.forces, np.asarray(step * geometry.free), one.springs))
+        return result
+
+    def _states(self, asked: Sequence[Asked], structures: Structures) -> State:
+        state = states_at([one.point for one in asked], structures)
+        moves, forces = zip(*(_history(one) for one in asked), strict=True)
+        return replace(
+            state,
+            last_move=Move.concatenate(moves),
+            last_forces=torch.from_numpy(np.concatenate(forces)),
+            trust_radii=torch.full((len(asked),), self.trust, dtype=torch.float64),
+            calls=torch.tensor([one.past.calls for one in asked]),
+        )
+
+
+def _history(asked: Asked) -> tuple[Move, Array]:
+    """The last move, and the forces before it; at the start none, and the forces of now."""
+    geometry, past, n_atoms = asked.geometry, asked.past, asked.geometry.n_atoms
+    step, forces = np.zeros_like(asked.point.coordinates), asked.point.forces
+    if past.coordinates is not None and past.forces is not None and past.coordinates.shape == step.shape:
+        step, forces = asked.point.coordinates - past.coordinates, past.forces
+    strain = step[n_atoms:] / geometry.cell_factor if geometry.cell_factor else np.zeros((3, 3))
+    return Move(torch.from_numpy(step[:n_atoms]), torch.from_numpy((strain + strain.T) / 2)[None]), forces[:n_atoms]
+
+
+class DirectMetric:
+    """Answers the forces of its point with the policy's move, everything else as springs do."""
+
+    knows_curvature = False
+
+    def __init__(self, forces: Array, step: Array, springs: SpringMetric) -> None:
+        self.forces, self.step, self.springs = forces, step, springs
+
+    def apply(self, step: Array) -> Array:
+        return self.springs.apply(step)
+
+    def solve(self, forces: Array, extra_floor: float = 0.0) -> Array:
+        """The floor has no meaning for a move that comes from no stiffness; the rule's scale has."""
+        del extra_floor
+        return self.step if forces is self.forces else self.springs.solve(forces)
+
+
+def states_at(points: Sequence[Point], structures: Structures | None = None) -> State:
+    """Points as networks see them, without a past. Stresses are those that the filter's forces on the cell amount to.
+
+    `structures`: those of the points, where somebody has made them already.
+    """
+    geometries = [point.geometry for point in points]
+    known = [geometry for geometry in geometries if geometry is not None]
+    assert len(known) == len(points), "a point without geometry is no structure"
+    structures = structures_of(known) if structures is None else structures
+    stresses = torch.zeros((len(points), 3, 3), dtype=torch.float64)
+    for number, (point, geometry) in enumerate(zip(points, known, strict=True)):
+        if factor := geometry.cell_factor:
+            pulls = -point.forces[geometry.n_atoms :] * factor / max(geometry.volume, 1e-12)
+            stresses[number] = torch.from_numpy(pulls)
+    rows = [point.forces[: geometry.n_atoms] for point, geometry in zip(points, known, strict=True)]
+    forces = torch.from_numpy(np.concatenate(rows))
+    energies = torch.tensor([point.energy for point in points], dtype=torch.float64)
+    return State.without_past(structures, Evaluation(energies, forces, stresses), TRUST)

@@ -1,0 +1,442 @@
+"""`relaxion.Relaxer`: a drop-in ASE optimizer that counts force calls and spends few of them."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Generator, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import IO, Any, ClassVar
+
+import numpy as np
+from ase import Atoms
+from ase.filters import Filter, UnitCellFilter
+from ase.optimize.optimize import DEFAULT_MAX_STEPS, Optimizer
+from ase.units import GPa
+from ase.utils.abc import Optimizable
+
+from relaxion.database.recording import Memory
+from relaxion.errors import RestartError, SettingsError
+from relaxion.optimizer.ase_interface import (
+    SHORTEST_MOTION,
+    STEPS_WITHOUT_MOTION,
+    Coordinates,
+    bare_atoms,
+    check_door,
+    has_geometry,
+    images_in,
+    place,
+    points_at,
+    read_coordinates,
+    read_energy,
+    read_point,
+    unwrapped,
+)
+from relaxion.optimizer.choice import CORE, chosen
+from relaxion.optimizer.classical import QuasiNewtonSettings
+from relaxion.optimizer.film import Film, frame_of, proposal_in_space
+from relaxion.optimizer.foreign import without_foreign
+from relaxion.optimizer.point import Array, Point, Proposal, longest
+from relaxion.optimizer.recorded import Remembered, memory_at
+from relaxion.optimizer.restart import Saved, read_restart, write_restart
+from relaxion.optimizer.safeguard import Guard
+from relaxion.optimizer.step import propose
+from relaxion.optimizer.trust_region import TrustRegionSettings
+from relaxion.settings import shown
+from relaxion.structures.devices import DeviceLike
+from relaxion.structures.state import Outcome
+
+logger = logging.getLogger(__name__)
+
+LARGE = 200  # atoms; only above it may a policy's step cost more than a force call
+TIMED_STEPS = 2  # in a row that took longer than their force calls: the policy is too slow to pay
+MOVED_BY_HAND = 1e-3  # Å; atoms found farther than this from where we left them were moved by somebody else
+
+
+@dataclass(frozen=True)
+class HistoryEntry:
+    """One force call."""
+
+    call: int
+    energy_ev: float  # of the calculator; the one that belongs to the forces, where it has several
+    enthalpy_ev: float  # energy + pressure × volume: what is minimised; equal to the energy without pressure
+    fmax_ev_per_angstrom: float
+    method: str  # that led here: "start", "policy", "valence", "springs", "plain" or "fire"
+    step_length_angstrom: float  # longest executed displacement, from the base of the step
+    trust_angstrom: float  # that the step had to keep to; at the start that of the core
+    accepted: bool = True
+    reason: str = ""  # why that method, in the guard's words; why FIRE took over
+    control: Mapping[str, float] = field(default_factory=dict)  # scale, trust factor, … of a policy's step
+
+
+class Relaxer(Optimizer):
+    """Relax atoms (or a cell filter around them) with few force calls.
+
+    Every step of `run` is one force call; rejected points count too. Use it as any ASE optimizer:
+
+    >>> Relaxer(atoms).run(fmax=0.05)
+    >>> Relaxer(FrechetCellFilter(atoms)).run(fmax=0.05)
+
+    After the run: `outcome`, `force_calls`, `history`, `fallback_used`. `relaxion.report(opt)` shows it in a notebook.
+    """
+
+    defaults: ClassVar[dict[str, Any]] = {**Optimizer.defaults, "maxstep": 0.6}
+
+    def __init__(
+        self,
+        atoms: Atoms | Filter | Optimizable,
+        restart: str | Path | None = None,
+        logfile: IO | str | Path | None = "-",
+        trajectory: str | Path | None = None,
+        append_trajectory: bool = False,
+        policy: str | Path | None = "auto",
+        maxstep: float | None = None,
+        allow_unseen: bool = False,
+        memory: str | Path | Memory | int | None = None,
+        device: DeviceLike = None,
+        **kwargs: Any,
+    ) -> None:
+        """`policy`: "auto" takes a shipped policy that covers the elements, a name or path takes that one, None the
+        classical optimizer. `maxstep`: longest displacement in one step, Å. `allow_unseen`: use the policy also
+        for elements it was not trained on. `memory`: a folder in which every evaluated geometry is kept, to learn from
+        (`relaxion learn`). `device`: where the network of a metric policy computes ("cuda"). All else as in ASE;
+        options that only other optimizers have (alpha, dt, a number for memory, …) are named in a warning and
+        ignored."""
+        check_door(atoms)
+        atoms = unwrapped(atoms)
+        self.maxstep = _checked_maxstep(self.defaults["maxstep"] if maxstep is None else maxstep)
+        self.policy = policy
+        policy = policy if has_geometry(atoms) else _not_asked(policy, atoms)
+        if isinstance(memory, int):
+            kwargs, memory = {**kwargs, "memory": memory}, None  # of LBFGS
+        if memory is not None and isinstance(atoms, Coordinates):
+            raise SettingsError(f"memory keeps structures, and {type(atoms.__ase_optimizable__()).__name__} is none")
+        kept_in = memory_at(memory)
+        choice = chosen(
+            policy,
+            bare_atoms(atoms) if isinstance(atoms, Atoms | Filter) else None,
+            QuasiNewtonSettings(TrustRegionSettings(largest=self.maxstep)),
+            allow_unseen=allow_unseen,
+            device=device,
+        )
+        self.policy_used, self._stepper, self._weights_sha256 = choice.name, choice.stepper, choice.weights_sha256
+        self._remembered = None if kept_in is None else Remembered(kept_in, atoms, choice.name)  # pyright: ignore[reportArgumentType]
+        self.history: list[HistoryEntry] = []
+        self.film = Film()
+        self._base_call: int | None = None  # the force call at whose point the next step begins
+        self._calls_before = 0  # in the run that wrote the restart file
+        self._seen_at: Array | None = None  # where the last step began
+        self._left_at: Array | None = None  # where it led
+        self._counted: bytes | None = None  # the geometry of the last entry of the history
+        self._read: tuple[bytes, Array] | None = None  # a geometry, and its coordinates as the filter has them
+        self._motionless = 0
+        self._warned = False
+        self._call_began: float | None = None  # when the last step had been made, s
+        self._call_seconds = math.inf  # of the last force call
+        self._slow_steps = 0  # of the policy, in a row
+        self._stopped: Outcome | None = None
+        self.reason = ""  # why it stopped before its time, in words
+        if restart is not None and Path(restart).exists() and not Path(restart).is_file():
+            raise RestartError(f"{restart} is not a file; name another restart file")
+        super().__init__(
+            atoms,  # pyright: ignore[reportArgumentType]  # ASE's hint forgets filters
+            restart=restart,
+            logfile=logfile,
+            trajectory=trajectory,
+            append_trajectory=append_trajectory,
+            **without_foreign(kwargs),
+        )
+
+    @property
+    def force_calls(self) -> int:
+        """Structures evaluated, rejected ones and those before a restart included."""
+        return self._calls_before + len(self.history)
+
+    @property
+    def calls_before(self) -> int:
+        """Those in the runs before the restart file was written."""
+        return self._calls_before
+
+    @property
+    def pressure_gpa(self) -> float:
+        """The external pressure that the cell filter works against; 0 without such a filter."""
+        return float(getattr(self.atoms, "scalar_pressure", 0.0)) / GPa
+
+    @property
+    def fallback_used(self) -> int:
+        """Steps made by another method than the one asked for: by the classical optimizer or FIRE instead of the
+        policy, by FIRE instead of the classical optimizer."""
+        return self._stepper.fallback_used
+
+    @property
+    def policy_steps(self) -> int:
+        """Steps made by the policy itself."""
+        return self._stepper.policy_steps
+
+    @property
+    def outcome(self) -> Outcome:
+        """How the relaxation stands."""
+        if self._stopped is not None:
+            return self._stopped
+        if self.fmax is not None and self.history and self.history[-1].fmax_ev_per_angstrom < self.fmax:
+            return Outcome.CONVERGED
+        if self.history and self.nsteps >= self.max_steps:
+            return Outcome.STEP_LIMIT
+        return Outcome.RUNNING
+
+    def initialize(self) -> None:
+        """Nothing learned yet."""
+        self._stepper.reset()
+
+    def read(self) -> None:
+        """Go on from the restart file."""
+        path = Path(str(self.restart))
+        saved = read_restart(path, self.atoms)
+        if saved.policy != self.policy_used:
+            asked = None if saved.policy == CORE else saved.policy
+            raise RestartError(
+                f"{path} was written with the policy {saved.policy[:80]}, now it is {self.policy_used}; "
+                f"give policy={shown(asked)}, or delete the file to start afresh"
+            )
+        if saved.weights_sha256 != self._weights_sha256:
+            raise RestartError(
+                f"{path} was written with other weights of the policy {saved.policy} "
+                f"(sha256 {saved.weights_sha256[:12]}, now {self._weights_sha256[:12]}); "
+                "use the file of that time, or delete the restart file to start afresh"
+            )
+        self._calls_before, self._seen_at, self._left_at = saved.force_calls, saved.seen_at, saved.left_at
+        try:
+            self._stepper.restore(saved.core)
+            self._stepper.check_rows(len(saved.seen_at))
+        except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
+            raise RestartError(f"{path} is damaged ({shown(error)}); delete it to start afresh") from error
+
+    def replay_trajectory(self, traj: str | Path | Iterable[Atoms]) -> None:
+        """Learn from the images of an earlier run, at no force call, and go on at its last image.
+
+        From anywhere else a relaxation starts afresh. TypeError where images do not give the coordinates of the filter.
+        """
+        target = self.atoms
+        if not isinstance(target, Atoms | UnitCellFilter) and type(target) is not Filter:
+            raise TypeError(f"{type(target).__name__} has coordinates that images do not show; start without a replay")
+        points = [point for point in points_at(target, images_in(traj)) if point.finite]
+        moved = [p for p, q in pairwise(points) if longest(p.coordinates - q.coordinates) > SHORTEST_MOTION]
+        self._stepper.reset()
+        for point in moved:
+            propose([self._stepper], [point])
+        if moved:
+            self._seen_at, self._left_at = moved[-1].coordinates, points[-1].coordinates
+        self._calls_before = len(moved)
+
+    def go_on(self) -> None:
+        """After a restart: put the atoms where the run before would have looked next, so that no force call is lost."""
+        if self._left_at is not None:
+            place(self.atoms, self._left_at)
+
+    def save(self, path: str | Path) -> None:
+        """Write a restart file, as every step does where `restart` is given; before the first step there is none."""
+        if self._seen_at is None or self._left_at is None:
+            return
+        who = self.policy_used, self._weights_sha256
+        saved = Saved(self.force_calls, self._seen_at, self._left_at, self._stepper.snapshot(), *who)
+        write_restart(Path(path), self.atoms, saved)
+
+    def todict(self) -> dict[str, Any]:
+        """For the header of the trajectory."""
+        return {**super().todict(), "policy": self.policy_used}
+
+    def run(self, fmax: float = 0.05, steps: int = DEFAULT_MAX_STEPS) -> bool:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Relax until the largest force is below `fmax` (eV/Å) or `steps` steps are done. Whether it converged."""
+        self._begin(fmax)
+        converged = bool(super().run(fmax, steps))
+        if self.outcome is Outcome.STEP_LIMIT:
+            self._settle()
+        elif self.outcome is Outcome.NON_FINITE and self._stepper.last is not None:
+            place(self.atoms, self._stepper.last.base.coordinates)  # the last point with finite forces
+        if self._remembered is not None:
+            self._remembered.end(self.outcome)
+        return converged
+
+    def irun(self, fmax: float = 0.05, steps: int = DEFAULT_MAX_STEPS) -> Generator[bool]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """The same as a generator; the atoms stay at the last point tried, even if it was a bad one."""
+        self._begin(fmax)
+        return super().irun(fmax, steps)
+
+    def _begin(self, fmax: float) -> None:
+        _check_fmax(fmax)
+        self._stopped, self._motionless, self.reason = None, 0, ""
+        if self._remembered is not None:
+            self._remembered.fmax = fmax
+        if self.nsteps > 0 and self._counted != self._geometry():
+            self.log(self.optimizable.get_gradient())  # ASE logs, and we count, the first point of the first run only
+
+    def _settle(self) -> None:
+        """Judge the last point of an unfinished run; where it is bad, leave the atoms at the better one before it."""
+        point = read_point(self.atoms, self._coordinates())
+        self._propose(point)
+        base = self._stepper.last.base if self._stepper.last is not None else point
+        if base is not point:
+            place(self.atoms, base.coordinates)
+        self._seen_at, self._left_at = base.coordinates, None
+
+    def log(self, gradient: Any = None) -> None:
+        """ASE calls this once per evaluated point: the place where calls are counted."""
+        if self._call_began is not None:
+            self._call_seconds = time.perf_counter() - self._call_began
+            self._call_began = None
+        enthalpy = read_energy(self.atoms)
+        energy = read_energy(bare_atoms(self.atoms)) if self.pressure_gpa else enthalpy
+        largest_force = float(self.optimizable.gradient_norm(gradient))
+        if self.pressure_gpa:
+            self._log_under_pressure(energy, enthalpy, largest_force)
+        else:
+            super().log(gradient)
+        geometry = self._geometry()
+        if self._counted == geometry:
+            return
+        self._counted = geometry
+        last = self._stepper.last
+        travelled = 0.0 if last is None else last.base.reach(self._coordinates() - last.base.coordinates)
+        self.history.append(
+            HistoryEntry(
+                call=self.force_calls + 1,
+                energy_ev=energy,
+                enthalpy_ev=enthalpy,
+                fmax_ev_per_angstrom=largest_force,
+                method="start" if last is None else last.method,
+                step_length_angstrom=travelled,
+                trust_angstrom=self._stepper.method.region.radius if last is None else last.trust,
+                reason="" if last is None else last.reason,
+                control={} if last is None else last.control,
+            )
+        )
+        proposed = None if last is None else proposal_in_space(self.atoms, last)
+        base_call = None if last is None else self._base_call
+        self.film.add(frame_of(bare_atoms(self.atoms), self.force_calls, base_call, proposed))
+        if self._remembered is not None:
+            self._remembered.point(self.force_calls, base_call)
+
+    def _log_under_pressure(self, energy: float, enthalpy: float, largest_force: float) -> None:
+        """ASE's line with one more column: ASE itself would write the enthalpy under the heading "Energy"."""
+        if self.logfile is None:
+            return
+        name = type(self).__name__
+        if self.nsteps == 0:
+            headings = f"{'Step':>4} {'Time':>8} {'Energy':>15} {'Enthalpy':>15}  {'fmax':>12}"
+            self.logfile.write(f"{' ' * len(name)}  {headings}\n")
+        now = time.strftime("%H:%M:%S")
+        numbers = f"{energy:15.6f} {enthalpy:15.6f} {largest_force:15.6f}"
+        self.logfile.write(f"{name}:  {self.nsteps:3d} {now} {numbers}\n")
+
+    def step(self, *_: Any) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Judge the present point, move on to the next. (Older ASE passes forces; they are read afresh.)"""
+        point = read_point(self.atoms, self._coordinates())
+        began = time.perf_counter()
+        proposal = self._propose(point)
+        self._watch_time(time.perf_counter() - began)
+        if proposal is None:
+            self._stop(Outcome.NON_FINITE, f"not finite: {point.not_finite} at call {self.force_calls}, the start")
+            return
+        if self._stepper.hopeless:
+            self._stop(Outcome.NON_FINITE, f"not finite: {self._stepper.hopeless}")
+            return
+        self._warn_of_energies()
+        place(self.atoms, proposal.base.coordinates + proposal.step)
+        self._seen_at, self._left_at = point.coordinates, self._coordinates()
+        self._watch_motion(longest(self._left_at - point.coordinates))
+        if self.restart is not None and self.comm.rank == 0:
+            self.save(self.restart)
+        self._call_began = time.perf_counter()
+
+    def _watch_time(self, seconds: float) -> None:
+        """Where forces are cheap and the structure is large, "auto" leaves the policy for what is quicker in all."""
+        method = self._stepper.method
+        large = self.policy == "auto" and len(bare_atoms(self.atoms)) > LARGE
+        if not large or not isinstance(method, Guard) or method.source is None:
+            return
+        self._slow_steps = self._slow_steps + 1 if seconds > self._call_seconds else 0
+        if self._slow_steps == TIMED_STEPS:
+            method.leave()
+            logger.info(
+                "a step of the policy takes %.2g s, a force call %.2g s: the classical optimizer goes on, which is "
+                "quicker in all; policy='%s' keeps the policy",
+                seconds,
+                self._call_seconds,
+                self.policy_used,
+            )
+
+    def _warn_of_energies(self) -> None:
+        """Once, where the calculator's energies contradict its forces."""
+        said = self._stepper.method.region.contradiction
+        if said and not self._warned:
+            logger.warning("%s; do cutoffs, k-points or spins change with the cell?", said)
+            self._warned = True
+
+    def _propose(self, point: Point) -> Proposal | None:
+        """The next step; None where there is no finite point to begin at.
+
+        Atoms found where the last step began have not been moved yet (a kill before the force call, or an unfinished
+        run that was settled): the same step is taken again. Atoms found elsewhere were moved by somebody else.
+        """
+        from_left, from_seen = _distance(point.coordinates, self._left_at), _distance(point.coordinates, self._seen_at)
+        if from_seen < min(from_left, MOVED_BY_HAND) and self._stepper.last is not None:
+            return self._stepper.last
+        if from_left > MOVED_BY_HAND:
+            self._stepper.reset()
+        if self._stepper.last is None and not point.finite:
+            return None
+        proposal = propose([self._stepper], [point])[0]
+        if proposal.base is not point and self.history:
+            self.history[-1] = replace(self.history[-1], accepted=False)
+        elif proposal.base is point:
+            self._base_call = self.force_calls
+        return proposal
+
+    def _geometry(self) -> bytes:
+        atoms = bare_atoms(self.atoms)
+        return atoms.positions.tobytes() + np.asarray(atoms.cell).tobytes()
+
+    def _coordinates(self) -> Array:
+        """As the filter has them, read once per geometry: FrechetCellFilter takes a logarithm of a matrix for it."""
+        geometry = self._geometry()
+        if self._read is None or self._read[0] != geometry:
+            self._read = geometry, read_coordinates(self.atoms)
+        return self._read[1]
+
+    def _watch_motion(self, length: float) -> None:
+        """Constraints may undo every move; then going on would only burn calls."""
+        self._motionless = self._motionless + 1 if length < SHORTEST_MOTION else 0
+        if self._motionless >= STEPS_WITHOUT_MOTION:
+            self._stop(Outcome.STALLED, f"{self._motionless} moves in a row had no effect: constraints undo them")
+
+    def _stop(self, outcome: Outcome, reason: str) -> None:
+        """End ASE's loop after this step."""
+        logger.warning("relaxation stopped (%s): %s", outcome.label, reason)
+        self._stopped, self.reason = outcome, reason
+        self.max_steps = self.nsteps
+
+
+def _distance(coordinates: Array, place: Array | None) -> float:
+    return math.inf if place is None else longest(coordinates - place)
+
+
+def _not_asked(policy: str | Path | None, target: Any) -> None:
+    """No policy, with a word about it where one was named."""
+    if policy not in (None, "none", "auto"):
+        name = type(target).__name__
+        logger.warning("the policy %s knows no coordinates of %s, so plain L-BFGS makes every step", policy, name)
+
+
+def _check_fmax(fmax: float) -> None:
+    """0 is allowed, as in ASE: all steps are then made."""
+    if not (math.isfinite(fmax) and fmax >= 0):
+        raise SettingsError(f"fmax is a force in eV/Å above 0, got {fmax}; try fmax=0.05")
+
+
+def _checked_maxstep(maxstep: float) -> float:
+    if not (math.isfinite(maxstep) and maxstep > 0):
+        raise SettingsError(f"maxstep is a length in Å above 0, got {maxstep}")
+    return float(maxstep)

@@ -1,1 +1,0 @@
-"""Many structures, many processes, many machines: relax-many, Ray collectors, sweeps."""

@@ -1,1 +1,0 @@
-"""Sweeps: many short runs of one recipe, each with other settings that Optuna proposes."""

@@ -1,0 +1,1 @@
+"""Training data: generated starts, relaxed into a database."""

@@ -1,0 +1,227 @@
+"""Training on structures with collectors elsewhere.
+
+Collectors take turns in a fixed order. The learner waits for the one whose turn it is, stores its step, makes the
+updates that the step pays for, and sends it off again with the newest weights; meanwhile the others step. So with N
+collectors a step was taken with weights N - 1 turns old, and with one the loop is that of the local trainer, to the
+bit. Nothing depends on who is quicker: the order of arrival is the order of turns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from relaxion.errors import CheckpointError
+from relaxion.files import Stored, joined
+from relaxion.structures import State
+from relaxion.train.collectors.collector import Orders, RemoteCollector
+from relaxion.train.collectors.messages import (
+    CollectorPlace,
+    CollectorRequest,
+    arrays,
+    packed_state,
+    tensors,
+    unpacked,
+)
+from relaxion.train.collectors.team import Team
+from relaxion.train.diagnostics.tally import RelaxationsUnderWay
+from relaxion.train.experience.exploration import NoisyExplorer
+from relaxion.train.experience.state_store import state_from_tensors, state_tensors
+from relaxion.train.runs.checkpoint import named_generator, taken_back
+from relaxion.train.tasks.relax import RelaxTrainer
+from relaxion.train.tasks.relax_collector import GENERATORS, Collected
+from relaxion.train.tasks.relax_settings import RelaxRunSettings
+from relaxion.train.tasks.relax_task import RelaxTask
+from relaxion.workers import WorkerPlace
+
+
+class _Part:
+    """One collector's share of the run, as of the last of its steps that was stored."""
+
+    def __init__(self, state: State | None, generators: dict[str, Tensor], n_structures: int) -> None:
+        self.state, self.generators = state, generators
+        self.under_way = torch.zeros(0, dtype=torch.int64)  # of the replay
+        self.relaxations = RelaxationsUnderWay()  # of the diagnosis
+        self.rewards: list[list[float]] = [[] for _ in range(n_structures)]  # of the episodes under way
+        self.asked: CollectorRequest | None = None  # what it was last sent off with
+
+    def place(self) -> CollectorPlace:
+        state = None if self.state is None else packed_state(self.state)
+        return CollectorPlace(state, arrays(self.generators))
+
+    def snapshot(self) -> dict[str, Tensor]:
+        parts = {"generators": self.generators, "relaxations": self.relaxations.snapshot()}
+        parts |= {"replay": {"lanes": self.under_way}, "episodes": _ragged(self.rewards)}
+        if self.state is not None:
+            parts["state"] = state_tensors(self.state)
+        if self.asked is not None:
+            parts["asked"] = self.asked.snapshot()
+        return joined(parts)
+
+    def restore(self, stored: Stored) -> None:
+        state, asked = stored.part("state"), stored.part("asked")
+        self.state = state_from_tensors(state) if state else None
+        self.generators = {name: stored.part("generators")[name] for name in GENERATORS}
+        self.relaxations.restore(stored.part("relaxations"))
+        self.rewards = _from_ragged(stored.part("episodes"))
+        self.under_way = stored.part("replay")["lanes"]
+        self.asked = CollectorRequest.restored(asked) if asked else None
+
+
+def _ragged(rows: list[list[float]]) -> dict[str, Tensor]:
+    return {
+        "lengths": torch.tensor([len(row) for row in rows]),
+        "numbers": torch.tensor([number for row in rows for number in row], dtype=torch.float64),
+    }
+
+
+def _from_ragged(values: Mapping[str, Tensor]) -> list[list[float]]:
+    return [row.tolist() for row in values["numbers"].split(values["lengths"].tolist())]
+
+
+class DistributedRelaxTrainer(RelaxTrainer):
+    """An `RelaxTrainer` whose steps are taken elsewhere. Its checkpoint with one collector is the local trainer's."""
+
+    def __init__(self, settings: RelaxRunSettings, task: RelaxTask, collectors: WorkerPlace) -> None:
+        super().__init__(settings, task)
+        self._collectors = collectors
+        self._number = collectors.number
+        self._team: Team | None = None
+        self._sent_off = False
+        self._parts: list[_Part] = []
+        self._turn = 0  # whose step is stored next
+
+    @property
+    def n_collectors(self) -> int:
+        """As asked for, else one for each core of the cluster."""
+        if self._number is None:
+            self._number = self.team.pool.n_workers
+        return self._number
+
+    @property
+    def team(self) -> Team:
+        """The collectors, started when they are first needed."""
+        if self._team is None:
+            orders = Orders(self.settings, self.task.pools["training"], torch.get_num_threads(), str(Path.cwd()))
+            place = replace(self._collectors, number=self._number)
+            self._team = Team(place.open(partial(RemoteCollector, orders)))
+        return self._team
+
+    def prepare(self, folder: Path) -> None:
+        """All collectors are sent off first: they need not wait for BFGS and FIRE."""
+        if not self._in_fit:
+            self._send_off_all()
+        super().prepare(folder)
+
+    def advance(self) -> None:
+        """Store the step of the collector whose turn it is, update, send it off again."""
+        if self._in_fit:
+            super().advance()
+            return
+        self._send_off_all()
+        super().advance()
+        self._send_off(self._turn)
+        self._turn = (self._turn + 1) % self.n_collectors
+
+    @property
+    def _in_fit(self) -> bool:
+        """A metric learns by itself before the agent's first step."""
+        return self.fit is not None and not self.fit.done
+
+    def _send_off_all(self) -> None:
+        """After the start and after a resume nobody is under way."""
+        if self._sent_off:
+            return
+        self._sent_off = True
+        if not self._parts:
+            self._parts = self._fresh_parts()
+        for number, part in enumerate(self._parts):
+            self._send_off(number, part.asked)
+
+    def _fresh_parts(self) -> list[_Part]:
+        """The first collector has the local trainer's state and generators; the others begin by themselves."""
+        own = {name: self.generators[name].get_state() for name in GENERATORS}
+        parts = [_Part(self.state, own, self.steps_per_round)]
+        parts[0].under_way, parts[0].relaxations = self.replay.under_way, self.diagnosis.relaxations
+        parts[0].rewards = self.episodes.under_way
+        for number in range(1, self.n_collectors):
+            seed = self.settings.training.seed
+            states = {name: named_generator(seed, f"{name} {number}").get_state() for name in GENERATORS}
+            parts.append(_Part(None, states, self.steps_per_round))
+        return parts
+
+    def _send_off(self, number: int, request: CollectorRequest | None = None) -> None:
+        """With the newest weights, unless it was under way with older ones when the run was stopped."""
+        part = self._parts[number]
+        policy = {f"policy.{name}": tensor for name, tensor in self.agent.policy.state_dict().items()}
+        part.asked = request or CollectorRequest(arrays(policy), len(self.replay), self.reinforced_steps)
+        self.team.ask(number, part.asked, part.place)
+
+    def _collect(self) -> None:
+        """With what belongs to this collector's structures in its place."""
+        part = self._parts[self._turn]
+        self.replay.under_way, self.diagnosis.relaxations = part.under_way, part.relaxations
+        self.episodes.under_way = part.rewards
+        super()._collect()
+        part.under_way, part.state = self.replay.under_way, self.state
+
+    def _next_collected(self) -> Collected:
+        part = self._parts[self._turn]
+        answer = self.team.answer(self._turn)
+        part.generators = tensors(answer.generators)
+        for name, state in part.generators.items():
+            self.generators[name].set_state(state)
+        self._note_noise(part)
+        return unpacked(answer, part.state)
+
+    def _note_noise(self, part: _Part) -> None:
+        """What the collector's agent was set to, for the log."""
+        noise, asked = self.exploration.noise, part.asked
+        if noise is None or asked is None or self.exploration.at_random(asked.n_stored):
+            return
+        if isinstance(self.agent, NoisyExplorer):
+            self.agent.exploration_scale = noise(asked.step)
+
+    def snapshot(self) -> dict[str, Tensor]:
+        """With one collector that of the local trainer: it was sent off with the newest weights."""
+        own = super().snapshot()
+        if self.n_collectors == 1:
+            return own
+        parts = {str(number): part.snapshot() for number, part in enumerate(self._parts)}
+        counters = {"counters": {"turn": torch.tensor(self._turn), "number": torch.tensor(self.n_collectors)}}
+        return own | joined({"collectors": joined(parts | counters)})
+
+    def restore(self, stored: Stored) -> None:
+        super().restore(stored)
+        if self.n_collectors == 1:
+            return
+        with taken_back():
+            collectors = Stored(stored.part("collectors"), {})
+            self._turn = int(collectors.part("counters")["turn"])
+            self._parts = []
+            if collectors.part("0"):
+                self._parts = self._fresh_parts()
+                for number, part in enumerate(self._parts):
+                    part.restore(Stored(collectors.part(str(number)), {}))
+
+    def _check_collectors(self, number: int) -> None:
+        """A checkpoint holds the share of every collector."""
+        if self._number is None:
+            self._number = number  # a cluster may have more or fewer cores today
+        if self._number != number:
+            kind = self._collectors.kind
+            where = "" if self._collectors.address is None else f"@{self._collectors.address}"
+            raise CheckpointError(
+                f"this run has {number} collectors, {self._number} were asked for; "
+                f"continue with `collectors={kind}:{number}{where}`"
+            )
+
+    def close(self) -> None:
+        super().close()
+        if self._team is not None:
+            self._team.pool.close()

@@ -1,0 +1,1 @@
+"""Starts, structure files, splits and what is in a relaxation database."""

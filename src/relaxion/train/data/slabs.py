@@ -1,0 +1,202 @@
+"""Slabs of metals, and those cut from any crystal: with a fixed bottom or without, bare or with something on top."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from ase import Atom, Atoms
+from ase.build import add_adsorbate, fcc100, fcc111, molecule, surface
+from ase.constraints import FixAtoms
+from ase.neighborlist import neighbor_list
+
+from relaxion.errors import SettingsError, StructureError
+from relaxion.train.data.alloys import mean_volume, random_symbols
+from relaxion.train.data.chemistry import COMMON_ELEMENTS, NOBLE, bond_length, is_metal
+from relaxion.train.data.prototypes import CRYSTAL, prototypes, random_crystal
+from relaxion.train.data.splits import LABEL, Reason, Side, belongs, reasons_of
+
+INDICES = ((1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 0), (1, 0, 1), (0, 1, 1), (1, 1, 1))
+GUESTS = ("H", "C", "N", "O", "S", "F", "Cl", "OH", "CO", "NO", "NH2", "H2O", "NH3", "CH3", "CH3OH")
+LOWEST = {"OH": 0, "CO": 1, "NO": 0, "NH2": 0, "H2O": 0, "NH3": 0, "CH3": 0, "CH3OH": 1, "N2": 0, "O2": 0}
+"""Molecules, and the atom of each that binds."""
+THINNEST, NARROWEST = 3.5, 2.7  # Å
+LIFT, MOST_LIFTS = 0.1, 60  # Å; an adsorbate is raised until nothing is nearer than its bond
+METAL_SHARE = 0.35  # of the slabs: what surfaces are mostly calculated of
+METAL_LATTICES = ("A_cF4_225_a", "A_cI2_229_a", "A_hP2_194_c")
+KEPT_SHARE = 0.5  # of the bonds, at the worst place
+TRIES = 2000
+ADSORBATES = ("H", "C", "N", "O")  # that EMT knows
+PURE_SLABS = 0.4  # of alloy slabs; surfaces that people look at are mostly of one metal
+MOST_BUILT = 1000  # tries to find a size
+
+
+def random_surface(
+    random: np.random.Generator,
+    *,
+    side: Side,
+    sizes: tuple[int, int] = (4, 24),
+    adsorbate_share: float = 0.4,
+    fixed_share: float = 0.6,
+    why: Reason | None = None,
+) -> Atoms:
+    """A slab of a crystal that `random_crystal` draws; vacuum along the third axis, periodic there in half of them.
+
+    Adsorbates are not looked up among what is held out: H, C, N, O and so on are trained in any case.
+    """
+    for _ in range(TRIES):
+        simple = why is None and random.random() < METAL_SHARE
+        crystal = _metal(random, side) if simple else random_crystal(random, side=side, sizes=(1, 12), why=why)
+        slab = None if crystal is None else _cut(crystal, random, sizes)
+        if crystal is None or slab is None:
+            continue
+        slab.info = {name: crystal.info[name] for name in (LABEL, CRYSTAL)}
+        if random.random() < fixed_share:
+            heights = slab.positions[:, 2]
+            low = heights < heights.min() + 0.4 * (heights.max() - heights.min())
+            slab.set_constraint(FixAtoms(mask=low))
+        if random.random() < adsorbate_share:
+            slab = _with_adsorbate(slab, random)
+        slab.pbc = [True, True, bool(random.integers(2))]
+        return slab
+    raise StructureError(
+        f"no slab of {sizes[0]} to {sizes[1]} atoms was found for {side} in {TRIES} draws; allow more sizes"
+    )
+
+
+def _metal(random: np.random.Generator, side: Side) -> Atoms | None:
+    """A metal on a close-packed or body-centred lattice; None where this draw is of the other side."""
+    lattice = str(random.choice(METAL_LATTICES))
+    prototype = next(p for p in prototypes() if p.label == lattice)
+    atoms = prototype.with_elements(
+        {prototype.species[0]: str(random.choice([s for s in COMMON_ELEMENTS if is_metal(s)]))}
+    )
+    atoms.info[CRYSTAL] = atoms.copy()
+    return atoms if belongs(reasons_of(atoms), side) else None
+
+
+def _cut(crystal: Atoms, random: np.random.Generator, sizes: tuple[int, int]) -> Atoms | None:
+    """One to four layers of a low-index face; None where it is too thin, too narrow or not of the sizes asked for."""
+    indices = INDICES[int(random.integers(len(INDICES)))]
+    slab = surface(crystal, indices, int(random.integers(1, 5)), vacuum=float(random.uniform(5.5, 8.0)))
+    for axis in (0, 1):
+        while slab.cell.lengths()[axis] < NARROWEST and len(slab) <= sizes[1]:
+            slab = slab * [2 if k == axis else 1 for k in range(3)]
+    if not sizes[0] <= len(slab) <= sizes[1] or np.ptp(slab.positions[:, 2]) < THINNEST:
+        return None
+    if (
+        crystal.get_chemical_symbols()[0] in NOBLE
+        or _coordination(slab).min() < KEPT_SHARE * _coordination(crystal).min()
+    ):  # would fall to pieces or reconstruct
+        return None
+    return Atoms(slab.get_chemical_symbols(), slab.positions, cell=slab.cell, pbc=True)
+
+
+def _coordination(atoms: Atoms) -> np.ndarray:
+    """Neighbours of each atom within 1.2 natural lengths."""
+    symbols = atoms.get_chemical_symbols()
+    cutoffs = {(a, b): 1.2 * bond_length(a, b) for a in set(symbols) for b in set(symbols)}
+    return np.bincount(neighbor_list("i", atoms, cutoffs), minlength=len(atoms))
+
+
+def _with_adsorbate(slab: Atoms, random: np.random.Generator) -> Atoms:
+    """Something above a random place between the topmost atom and a neighbour of it."""
+    guest, binding = random_guest(random, GUESTS)
+    top = slab.positions[int(np.argmax(slab.positions[:, 2]))]
+    along = random.uniform(0, 0.5, 2)
+    return put_on(slab, guest, binding, top + along @ slab.cell.array[:2])
+
+
+def random_guest(random: np.random.Generator, names: Sequence[str]) -> tuple[Atoms, int]:
+    """An atom or a molecule of these names, upright, and which atom of it is to bind; that one is at the origin."""
+    name = str(random.choice(names))
+    guest = molecule(name) if name in LOWEST else Atoms(name)
+    binding = LOWEST.get(name, 0)
+    guest.positions -= guest.positions[binding]
+    upwards = guest.positions.mean(axis=0)
+    if np.linalg.norm(upwards) > 0.1:  # the rest upwards; flat ones may lie
+        guest.rotate(upwards, "z", center=(0, 0, 0))
+    guest.rotate(float(random.uniform(0, 360)), "z", center=(0, 0, 0))
+    return guest, binding
+
+
+def put_on(slab: Atoms, guest: Atoms, binding: int, place: np.ndarray) -> Atoms:
+    """Both, the guest above this place as low as its bonds allow."""
+    guest.positions += place
+    natural = np.array([[bond_length(a, b) for b in guest.get_chemical_symbols()] for a in slab.get_chemical_symbols()])
+    natural[:, np.arange(len(guest)) != binding] *= 1.1
+    for _ in range(MOST_LIFTS):
+        distances = (slab + guest).get_all_distances(mic=True)[: len(slab), len(slab) :]
+        if (distances > 0.95 * natural).all():
+            break
+        guest.positions[:, 2] += LIFT
+    both = slab + guest
+    both.info = slab.info
+    both.set_constraint(slab.constraints)
+    return both
+
+
+# Close-packed faces of metals and alloys
+
+
+def slab_with_adsorbate(random: np.random.Generator, metals: Sequence[str]) -> Atoms:
+    """fcc(111) of one metal, 12 atoms, lowest layer fixed, one atom on top, all displaced by 0.08 Å."""
+    atoms = fcc111(random.choice(metals), (2, 2, 3), vacuum=7)
+    place = random.choice(["ontop", "bridge", "fcc"])
+    add_adsorbate(atoms, random.choice(ADSORBATES), 1.2, place)
+    lowest = np.flatnonzero(atoms.get_tags() == 3)
+    atoms.positions += random.normal(0, 0.08, (len(atoms), 3))
+    atoms.set_constraint(FixAtoms(lowest))
+    return atoms
+
+
+def alloy_slab(
+    random: np.random.Generator, elements: Sequence[str], sizes: tuple[int, int], adsorbates: Sequence[str] = ()
+) -> Atoms:
+    """Two to four layers of a metal or an alloy, often with the lowest fixed, often with atoms on top."""
+    build = fcc111 if random.random() < 0.6 else fcc100
+    size = _slab_size(random, sizes)
+    symbols = random_symbols(random, elements, math.prod(size))
+    if random.random() < PURE_SLABS:
+        symbols = symbols[:1] * len(symbols)
+    atoms = build("Cu", size, a=float((4 * mean_volume(symbols)) ** (1 / 3)), vacuum=6.0)
+    atoms.set_chemical_symbols(symbols)
+    lowest = np.flatnonzero(atoms.get_tags() == size[2])
+    if random.random() < (0.7 if adsorbates else 0.4):
+        atoms += _on_top(atoms, size, elements, adsorbates, random)
+    atoms.pbc = [True, True, False]
+    if random.random() < 0.6:
+        atoms.set_constraint(FixAtoms(lowest))
+    return atoms
+
+
+def _slab_size(random: np.random.Generator, sizes: tuple[int, int]) -> tuple[int, int, int]:
+    """Atoms along both directions of the surface, and layers."""
+    for _ in range(MOST_BUILT):
+        size = (int(random.integers(1, 4)), int(random.integers(2, 4)), int(random.integers(2, 5)))
+        if sizes[0] <= math.prod(size) <= sizes[1]:
+            return size
+    raise SettingsError(f"no slab of {sizes[0]} to {sizes[1]} atoms was found: they have 4 to 36; allow others")
+
+
+def _on_top(
+    atoms: Atoms,
+    size: tuple[int, int, int],
+    elements: Sequence[str],
+    adsorbates: Sequence[str],
+    random: np.random.Generator,
+) -> Atoms:
+    """Atoms above places of the slab, no two above the same: metals, or nearer to it adsorbates."""
+    top = atoms[atoms.get_tags() == 1]
+    places = random.permutation(len(top))[: max(1, min(int(random.integers(1, 4)), len(top) // 2))]
+    edges = atoms.cell.array[0] / size[0], atoms.cell.array[1] / size[1]
+    found = []
+    for place in places:
+        along, across = random.choice((0.0, 1 / 3, 0.5, 2 / 3), 2) if random.random() < 0.5 else random.uniform(0, 1, 2)
+        if adsorbates and random.random() < 0.7:
+            symbol, height = str(random.choice(adsorbates)), random.uniform(0.9, 1.6)
+        else:
+            symbol, height = random_symbols(random, elements, 1)[0], random.uniform(1.7, 2.4)
+        found.append(Atom(symbol, top.positions[place] + along * edges[0] + across * edges[1] + [0, 0, height]))
+    return Atoms(found)

@@ -1,0 +1,274 @@
+"""The diagnosis of a run on structures: numbers for every line of the log, and what is wrong with them in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import softmax
+
+from relaxion.errors import StructureError
+from relaxion.files import Stored, joined
+from relaxion.model.roles import CategoricalCritic, Critics
+from relaxion.structures import Move, Outcome, State, Structures
+from relaxion.structures.graph import Pairs
+from relaxion.train.diagnostics.rules import LIMITS, PREFIX, Alarms, Event, Seen
+from relaxion.train.diagnostics.tally import Averages, Finished, Mean, RelaxationsUnderWay, Tally
+from relaxion.train.experience.reward import largest_force
+from relaxion.train.experience.structure_replay import StructureReplay
+from relaxion.train.experience.transition import Source, Transition
+
+# What is rarer than steps is remembered for fewer of its kind.
+RELAXATIONS_PER_STEP, DRIVEN_PER_STEP = 1 / 40, 1 / 10
+FEWEST_RELAXATIONS = 20.0  # to judge by, however short the memory
+OF_RELAXATIONS = (
+    "q_at_start", "return_from_start", "squared_return", "bonus_discount", "entropy_bonus", "returns_outside_support",
+    "force_calls_per_relaxation",
+)  # fmt: skip
+PAIR_SEARCH_ANGSTROM = 4.0  # beyond any bond; a structure without a nearer pair counts as this much
+PARTS = ("tally", "averages", "relaxations", "alarms")  # that change, by their names in a checkpoint
+INTERNAL = ("squared_return", "bonus_discount", "atoms_per_structure", "replay_forgets")
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What does not change in a run and what numbers are measured against."""
+
+    force_tolerance_ev_per_angstrom: float
+    minimum_distance_angstrom: float
+    max_displacement_angstrom: float
+    stiffness_ev_per_angstrom2: float  # of the springs that moves are compared with
+    expert_fades_within_steps: int
+    memory_steps: int = 2000
+    """Environment steps that alarms are judged by, at least."""
+
+
+class Diagnosis:
+    """`add` every step, `scalars` at every line; everything that changes is in `snapshot` (R10)."""
+
+    def __init__(self, facts: Facts) -> None:
+        self.facts = facts
+        self.tally, self.averages = Tally(), Averages()
+        self.relaxations, self.alarms = RelaxationsUnderWay(), Alarms()
+        self.steps = 0  # since the last line
+        self.trained_steps = 0  # since the warm-up
+        self.first_expert_share: float | None = None
+        self.calls_beside_bfgs: float | None = None  # of the newest assessment
+        self.calls_beside_best: float | None = None  # likewise, from validation starts
+
+    def add(self, transition: Transition, agent: Any | None) -> None:
+        """One step of all structures. No agent: warm-up, whose critic knows nothing yet."""
+        self.steps += transition.n_structures
+        fresh = self.relaxations.fresh(transition.n_structures)
+        if len(fresh):
+            first = transition if len(fresh) == transition.n_structures else transition.select(fresh)
+            values = None if agent is None else critic_values(agent, first.state, first.proposed)
+            self.relaxations.begin(fresh, values)
+        self._add_moves(transition)
+        self._add_structures(transition)
+        if agent is not None:
+            self.trained_steps += transition.n_structures
+        self.tally.mean("expert_share", transition.source == Source.EXPERT)
+        finished = self.relaxations.add(transition.reward, transition.discount, transition.finished)
+        self._add_ends(transition, finished, agent)
+
+    def _add_moves(self, transition: Transition) -> None:
+        structures = transition.state.structures
+        self.tally.mean("proposed_move_angstrom", transition.proposed.largest_displacements(structures))
+        self.tally.mean("executed_move_angstrom", transition.executed.largest_displacements(structures))
+        self.tally.mean("back_off", transition.back_off)
+        self.tally.mean("reward_size", transition.reward.abs())
+        driven = self._driven(transition.state) & (transition.source == Source.POLICY)
+        self.tally.mean("blocked_share", transition.back_off[driven] >= LIMITS["undone"])
+
+    def _add_structures(self, transition: Transition) -> None:
+        after, minimum = transition.next_state, self.facts.minimum_distance_angstrom
+        closest = closest_pairs(after.structures)
+        self.tally.lowest("closest_pair_angstrom", closest)
+        self.tally.mean("crowded_share", closest <= (1 + LIMITS["crowded"]) * minimum)
+        forces = largest_force(after.structures, after.evaluation).clamp_min(1e-12)
+        self.tally.mean("log_force", torch.log10(forces))
+        self.tally.mean("atoms_per_structure", after.structures.counts)
+
+    def _driven(self, state: State) -> Tensor:
+        """Structures that have every reason to move."""
+        force = largest_force(state.structures, state.evaluation)
+        return force > LIMITS["large_force"] * self.facts.force_tolerance_ev_per_angstrom
+
+    def _spring_moves(self, state: State) -> Tensor:
+        """How far the atom with the largest force would move on a spring, F/k, within what is allowed; (n,) Å."""
+        force = largest_force(state.structures, state.evaluation).double()
+        return (force / self.facts.stiffness_ev_per_angstrom2).clamp_max(self.facts.max_displacement_angstrom)
+
+    def _add_ends(self, transition: Transition, finished: Finished, agent: Any | None) -> None:
+        ended = transition.finished
+        for outcome in set(Outcome) - {Outcome.RUNNING}:
+            self.tally.total(f"outcome_{outcome.name.lower()}", float((transition.outcome == outcome).sum()))
+        if not ended.any():
+            return
+        self.tally.mean("force_calls_per_relaxation", transition.next_state.calls[ended])
+        for outcome in (Outcome.CONVERGED, Outcome.BLOCKED, Outcome.NON_FINITE):
+            if agent is not None:
+                self.tally.mean(f"share_{outcome.name.lower()}", transition.outcome[ended] == outcome)
+        valued = ~finished.values.isnan()
+        returns = finished.returns[valued]
+        self.tally.mean("q_at_start", finished.values[valued])
+        self.tally.mean("return_from_start", returns)
+        self.tally.mean("squared_return", returns.square())
+        self.tally.mean("bonus_discount", finished.bonus_discounts[valued])
+        support = getattr(agent, "support", None)
+        if support is not None:
+            self.tally.mean("returns_outside_support", (returns < support[0]) | (returns > support[-1]))
+
+    def scalars(
+        self, step: int, state: State, agent: Any | None, replay: StructureReplay, others: Mapping[str, float]
+    ) -> dict[str, float]:
+        """One line: what has built up since the last, what agent and replay show now, and the alarms.
+
+        `others` are numbers the trainer knows: `imitation_weight` as scheduled, and the agent's own scalars, of which
+        SAC's entropy is needed. No agent: warm-up, which is logged and not judged.
+        """
+        means, line = self.tally.take()
+        means |= self._looked_at(state, agent) | self._entropy(means, others) | _replay_ages(replay, self.steps)
+        line |= {name: others[name] for name in ("imitation_weight",) if name in others}
+        if agent is not None:
+            self._judge(step, means, agent)
+        self.steps = 0
+        line |= {name: mean.value for name, mean in means.items()}
+        line |= self._assessments()
+        return _public(line) | self.alarms.scalars()
+
+    def _judge(self, step: int, means: Mapping[str, Mean], agent: Any) -> None:
+        for name, mean in means.items():
+            self.averages.add(name, mean, self._memory(name))
+        now = self.averages.now()
+        if self.first_expert_share is None:
+            self.first_expert_share = now.get("expert_share")
+        self.alarms.judge(step, Seen(now | self._known(agent), self.averages.before()))
+
+    def assessed(self, beside_bfgs: float | None, beside_best: float | None) -> None:
+        """Mean force calls of an assessment, beside BFGS and beside the best assessment of the run."""
+        self.calls_beside_bfgs, self.calls_beside_best = beside_bfgs, beside_best
+
+    def _assessments(self) -> dict[str, float]:
+        known = {"bfgs": self.calls_beside_bfgs, "best": self.calls_beside_best}
+        return {f"assessed_calls_beside_{name}": ratio for name, ratio in known.items() if ratio is not None}
+
+    def take_events(self) -> list[Event]:
+        return self.alarms.take_events()
+
+    def _looked_at(self, state: State, agent: Any | None) -> dict[str, Mean]:
+        """What the policy wants without noise, and how far its gate is open, just now."""
+        if agent is None:
+            return {}
+        weight = float(max(self.steps, 1))  # stands for all steps since the last line
+        logs = gate_factors(agent, state).log()
+        seen = {"gate_factor": Mean(float(logs.mean().exp()), weight)}
+        driven = self._driven(state)
+        if driven.any():
+            part = state.select(driven)
+            lengths = agent.act(part).largest_displacements(part.structures)
+            seen["policy_move_angstrom"] = Mean(float(lengths.double().mean()), weight)
+            shares = lengths.double() / self._spring_moves(part)
+            seen["policy_move_beside_springs"] = Mean(float(shares.mean()), weight)
+        return seen
+
+    def _entropy(self, means: Mapping[str, Mean], others: Mapping[str, float]) -> dict[str, Mean]:
+        """Of SAC: its weight, how far it is below its target, and what it adds to a return."""
+        if "train/entropy" not in others:
+            return {}
+        weight, entropy, target = (others[f"train/{name}"] for name in ("ent_coef", "entropy", "target_entropy"))
+        steps = float(max(self.steps, 1))
+        gap = (target - entropy) / max(abs(target), 1.0)
+        found = {"entropy_weight": Mean(weight, steps), "entropy_gap": Mean(gap, steps)}
+        if "bonus_discount" in means:
+            discounts = means["bonus_discount"]
+            found["entropy_bonus"] = Mean(weight * entropy * discounts.value, discounts.count)
+        return found
+
+    def _memory(self, name: str) -> float:
+        """How many numbers of this name an average is of."""
+        if name in OF_RELAXATIONS or name.startswith("share_"):
+            return max(FEWEST_RELAXATIONS, self.facts.memory_steps * RELAXATIONS_PER_STEP)
+        return self.facts.memory_steps * (DRIVEN_PER_STEP if name == "blocked_share" else 1.0)
+
+    def _known(self, agent: Any) -> dict[str, float]:
+        """Facts for the rules, as far as they are known."""
+        facts: dict[str, float | None] = dict(vars(self.facts))
+        facts["trained_steps"] = float(self.trained_steps)
+        facts["first_expert_share"] = self.first_expert_share
+        facts["lowest_gate_factor"] = lowest_gate_factor(agent)
+        facts |= self._assessments()
+        return {name: float(value) for name, value in facts.items() if value is not None}
+
+    def snapshot(self) -> dict[str, Tensor]:
+        numbers = (self.first_expert_share, self.calls_beside_bfgs, self.calls_beside_best)
+        known = [torch.nan if number is None else number for number in numbers]
+        counters = torch.tensor([self.steps, self.trained_steps])
+        own = {"counters": counters, "known": torch.tensor(known, dtype=torch.float64)}
+        return own | joined({name: getattr(self, name).snapshot() for name in PARTS})
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        self.steps, self.trained_steps = (int(number) for number in tensors["counters"])
+        known = [None if number != number else number for number in tensors["known"].tolist()]
+        self.first_expert_share, self.calls_beside_bfgs, self.calls_beside_best, *_ = [*known, None]  # older: two
+        for name in PARTS:
+            getattr(self, name).restore(Stored(dict(tensors), {}).part(name))
+
+
+def _replay_ages(replay: StructureReplay, steps: int) -> dict[str, Mean]:
+    """Batches are drawn uniformly, so the mean age of sampled transitions are that of all there is."""
+    if len(replay) == 0:
+        return {}
+    age, weight = (len(replay) - 1) / 2, float(max(steps, 1))
+    return {
+        "replay_age_transitions": Mean(age, weight),
+        "replay_age": Mean(age / replay.capacity, weight),
+        "replay_forgets": Mean(float(replay.oldest > 0), weight),
+    }
+
+
+def _public(line: dict[str, float]) -> dict[str, float]:
+    """As metrics.jsonl has them."""
+    named = {name: value for name, value in line.items() if name not in INTERNAL and not name.startswith("share_")}
+    if "log_force" in named:
+        named["largest_force_ev_per_angstrom"] = 10 ** named.pop("log_force")
+    return {f"{PREFIX}{name}": value for name, value in sorted(named.items())}
+
+
+def closest_pairs(structures: Structures) -> Tensor:
+    """Distance of the nearest two atoms, own images included, (n_structures,) Å; at most the search's reach."""
+    closest = torch.full((structures.n_structures,), PAIR_SEARCH_ANGSTROM, dtype=torch.float64)
+    try:
+        pairs = Pairs.of(structures, PAIR_SEARCH_ANGSTROM)
+    except StructureError:
+        return closest  # an atom has flown away: the potential's business, not a reason to end a run here
+    owners = structures.structure_index[pairs.ends[0]]
+    return closest.scatter_reduce(0, owners, pairs.vectors.norm(dim=1), "amin")
+
+
+@torch.no_grad()
+def critic_values(agent: Any, state: State, move: Move) -> Tensor | None:
+    """What the critic expects of these moves, (n_structures,): the smallest of several, the mean of a distribution."""
+    critic = getattr(agent, "critics", getattr(agent, "critic", None))
+    if isinstance(critic, CategoricalCritic):
+        return (softmax(critic(state, move), dim=1) @ agent.support).double()
+    if isinstance(critic, Critics):
+        return critic(state, move).amin(dim=1).double()
+    return None
+
+
+@torch.no_grad()
+def gate_factors(agent: Any, state: State) -> Tensor:
+    """The gate's factor of each structure, exactly 1 where there is no gate (R6.4), (n_structures,)."""
+    factors = getattr(getattr(agent, "policy", None), "gate_factors", None)
+    return torch.ones(state.n_structures, dtype=torch.float64) if factors is None else factors(state).double()
+
+
+def lowest_gate_factor(agent: Any) -> float | None:
+    """How far the gate can close; None where there is none."""
+    policy: Any = getattr(agent, "policy", None)
+    return None if getattr(policy, "gate", None) is None else 1 / float(policy.settings.largest_gate_factor)

@@ -1,0 +1,1 @@
+"""Transitions: environments, replay, exploration, expert, rewards."""

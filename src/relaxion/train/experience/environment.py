@@ -1,0 +1,251 @@
+"""The environment: thousands of relaxations side by side, as pure functions of state, move and generator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from pydantic import Field
+from torch import Generator, Tensor
+
+from relaxion.errors import StructureError
+from relaxion.potentials.potential import Potential
+from relaxion.settings import Settings
+from relaxion.structures import Evaluation, Graph, Move, Outcome, State, Structures
+from relaxion.structures.minimum_distance import Nearest, correct
+from relaxion.train.data.starts import Starts
+from relaxion.train.experience.reward import Reward, largest_force
+from relaxion.train.experience.transition import Source, Transition
+
+
+class EnvironmentSettings(Settings):
+    """What a relaxation is: when it ends, how far a step may go, where it may begin."""
+
+    n_structures: int = Field(default=64, ge=1)
+    """Relaxations side by side. 64 small ones cost a batched potential little more than one."""
+
+    force_tolerance_ev_per_angstrom: float = Field(default=0.05, gt=0)
+    """Converged at or below. ASE's customary fmax."""
+
+    max_force_calls: int = Field(default=100, ge=2)
+    """Force calls per relaxation, the first included. Several times what BFGS needs on small alloys."""
+
+    discount_factor: float = Field(default=0.95, ge=0, le=1)
+    """γ. Looks some 20 steps ahead: a whole relaxation of a small cell."""
+
+    max_displacement_angstrom: float = Field(default=0.5, gt=0)
+    """Farthest an atom moves in one step; the whole move is scaled. Wide: small boxes lose to BFGS."""
+
+    max_strain: float = Field(default=0.1, gt=0, lt=0.5)
+    """Largest strain (Frobenius norm) of one step, for free cells."""
+
+    minimum_distance_angstrom: float = Field(default=0.7, gt=0)
+    """No step brings two atoms nearer. Just below the shortest bond there is (H2, 0.74 Å)."""
+
+    minimum_distance_share: float | None = Field(default=None, gt=0, lt=1)
+    """Where given, a share of the sum of covalent radii takes the place of that distance; 0.55 is what relaxing with a
+    policy keeps to."""
+
+    blocked_back_off: float = Field(default=0.99, gt=0, le=1)
+    """Blocked when at least this fraction of a move is undone."""
+
+    stall_length_angstrom: float = Field(default=1e-5, ge=0)
+    """Stalled when no atom or cell edge moves farther: 1e-3 eV/Å against a stiff bond of 100 eV/Å²."""
+
+    trust_radius_angstrom: float = Field(default=0.3, gt=0)
+    """Trust radius at the start. The environment only carries it: to change it is the policy's business."""
+
+    graph_cutoff_angstrom: float | None = Field(default=None, gt=0)
+    """Neighbours in the state reach this far; None: no graph, for policies that need none."""
+
+    non_finite_penalty: float = Field(default=1.0, ge=0)
+    """Taken off the reward when the potential answers NaN or infinity. Our agents never learn from it, since replay
+    leaves such steps out (they join no two states); agents of others, who come through Gymnasium, may."""
+
+    start_force_limit_ev_per_angstrom: float = Field(default=1e4, gt=0)
+    """Starts with a larger force are drawn again: atoms on top of each other teach nothing."""
+
+    start_tries: int = Field(default=20, ge=1)
+    """How often an unusable start is drawn again before giving up with an error."""
+
+    @property
+    def nearest(self) -> Nearest:
+        """As the corrector takes it."""
+        share = self.minimum_distance_share
+        return Nearest(self.minimum_distance_angstrom) if share is None else Nearest(share_of_radii=share)
+
+
+class Environment:
+    """`reset`, `step` and `renew` alone touch the potential, whose call counter is all that ever changes."""
+
+    def __init__(
+        self,
+        potential: Potential,
+        starts: Starts,
+        settings: EnvironmentSettings | None = None,
+        reward: Reward | None = None,
+    ) -> None:
+        self.potential = potential
+        self.starts = starts
+        self.settings = settings or EnvironmentSettings()
+        self.reward = reward or Reward()
+
+    def reset(self, generator: Generator, n_structures: int | None = None) -> State:
+        """New relaxations. Starts that are not finite, too wild or already relaxed are drawn again."""
+        wanted = n_structures or self.settings.n_structures
+        state = self.begin(self.starts.sample(generator, wanted))
+        unusable = self._unusable(state)
+        for _ in range(self.settings.start_tries):
+            if len(unusable) == 0:
+                break
+            state = _replaced(state, unusable, self.begin(self.starts.sample(generator, len(unusable))))
+            unusable = self._unusable(state)
+        if len(unusable):
+            raise StructureError(self._why_unusable(state, unusable))
+        return self._with_graph(state)
+
+    def step(self, state: State, move: Move, source: Source | Tensor = Source.POLICY) -> Transition:
+        """Do the move as far as it is allowed, and say what came of it."""
+        settings = self.settings
+        proposed = _symmetric(move.to(state.structures.dtype)).allowed(state.structures)  # networks think in float32
+        bounded = proposed.bounded(state.structures, settings.max_displacement_angstrom, settings.max_strain)
+        correction = correct(state.structures, bounded, settings.nearest)
+        tried = state.structures.moved(correction.executed)
+        answer = self.potential(tried)
+        finite = answer.finite(tried)
+        next_state = self._next_state(state, correction.executed, tried, answer, finite)
+        before, after = (state.structures, state.evaluation), (next_state.structures, next_state.evaluation)
+        reward = self.reward(*before, *after, correction.back_off)
+        outcome = self._outcomes(next_state, correction.executed, correction.back_off, finite)
+        sources = source if isinstance(source, Tensor) else torch.full_like(outcome, int(source))
+        return Transition(
+            state=state,
+            proposed=proposed,
+            executed=correction.executed,
+            reward=reward - settings.non_finite_penalty * ~finite,
+            discount=self._discounts(outcome, reward.dtype),
+            next_state=next_state,
+            source=sources,
+            outcome=outcome,
+            back_off=correction.back_off,
+        )
+
+    def renew(self, transition: Transition, generator: Generator) -> State:
+        """The next state, with a new start in place of every finished relaxation; the others are kept."""
+        finished = transition.finished.nonzero().flatten()
+        if len(finished) == 0:
+            return transition.next_state
+        return _replaced(transition.next_state, finished, self.reset(generator, len(finished)))
+
+    def begin(self, structures: Structures) -> State:
+        """These structures evaluated, without a past and a graph."""
+        return State.without_past(structures, self.potential(structures), self.settings.trust_radius_angstrom)
+
+    def _with_graph(self, state: State) -> State:
+        cutoff = self.settings.graph_cutoff_angstrom
+        return state if cutoff is None else replace(state, graph=Graph.of(state.structures, cutoff))
+
+    def _unusable(self, state: State) -> Tensor:
+        force = largest_force(state.structures, state.evaluation)
+        settings = self.settings
+        wild = force > settings.start_force_limit_ev_per_angstrom
+        relaxed = force <= settings.force_tolerance_ev_per_angstrom
+        return (~state.evaluation.finite(state.structures) | wild | relaxed).nonzero().flatten()  # numbers
+
+    def _why_unusable(self, state: State, unusable: Tensor) -> str:
+        forces = largest_force(state.structures, state.evaluation)[unusable]
+        relaxed = int((forces <= self.settings.force_tolerance_ev_per_angstrom).sum())
+        settings = self.settings
+        return (
+            f"{len(unusable)} of {state.n_structures} starts are unusable after {settings.start_tries} more "
+            f"draws: {relaxed} are relaxed already (tolerance {settings.force_tolerance_ev_per_angstrom} "
+            f"eV/Å), {len(unusable) - relaxed} are not finite or above "
+            f"{settings.start_force_limit_ev_per_angstrom} eV/Å; perturb the former more, the latter less"
+        )
+
+    def _next_state(self, state: State, executed: Move, tried: Structures, answer: Evaluation, finite: Tensor) -> State:
+        after = replace(
+            state,
+            structures=tried,
+            evaluation=answer,
+            graph=None,
+            last_move=executed,
+            last_forces=state.evaluation.forces,
+            calls=state.calls + 1,
+        )
+        if not finite.all():
+            # Where the potential failed the last finite state stands, so that no NaN ever enters a replay.
+            # The call has been made and counts.
+            lost = (~finite).nonzero().flatten()
+            still = Move.zero(state.structures)
+            stay = replace(after, structures=state.structures, evaluation=state.evaluation, last_move=still)
+            after = _replaced(after, lost, stay.select(lost))
+        return self._with_graph(after)
+
+    def _outcomes(self, state: State, executed: Move, back_off: Tensor, finite: Tensor) -> Tensor:
+        """Later lines overrule earlier ones."""
+        settings, structures = self.settings, state.structures
+        edges = structures.cells.norm(dim=2).amax(dim=1)  # (n_structures,) Å
+        length = torch.maximum(executed.largest_displacements(structures), executed.strain_sizes() * edges)
+        outcome = torch.full_like(state.calls, int(Outcome.RUNNING))
+        outcome[state.calls >= settings.max_force_calls] = int(Outcome.STEP_LIMIT)
+        outcome[length <= settings.stall_length_angstrom] = int(Outcome.STALLED)
+        outcome[back_off >= settings.blocked_back_off] = int(Outcome.BLOCKED)
+        converged = largest_force(structures, state.evaluation) <= settings.force_tolerance_ev_per_angstrom
+        outcome[converged] = int(Outcome.CONVERGED)
+        outcome[~finite] = int(Outcome.NON_FINITE)
+        return outcome  # (n_structures,) int64
+
+    def _discounts(self, outcome: Tensor, dtype: torch.dtype) -> Tensor:
+        # Only convergence is an end. Every other outcome cuts the episode short, and the value of going on is
+        # still bootstrapped: were it 0, giving up would be the cheapest way out wherever rewards ahead are
+        # negative (a terminal penalty of -50 has taught agents just that).
+        discounts = torch.full(outcome.shape, self.settings.discount_factor, dtype=dtype)
+        return discounts.masked_fill(outcome == Outcome.CONVERGED, 0.0)
+
+
+def _symmetric(move: Move) -> Move:
+    """Without the rotation that a raw (3, 3) output may hold: turning a crystal changes no energy."""
+    return replace(move, strains=(move.strains + move.strains.transpose(1, 2)) / 2)
+
+
+def _replaced(state: State, places: Tensor, fresh: State) -> State:
+    """`state` with the structures of `fresh` in the given places."""
+    which = torch.arange(state.n_structures)
+    which[places] = state.n_structures + torch.arange(fresh.n_structures)
+    return State.concatenate([state, fresh]).select(which)
+
+
+@dataclass(frozen=True, eq=False)
+class Relaxations:
+    """What a policy did from given starts, in their order."""
+
+    visited: list[tuple[Tensor, State]]  # numbers of the relaxations still running, and their states
+    ends: State
+    outcomes: Tensor  # (n_starts,) int64, `Outcome`
+    calls: Tensor  # (n_starts,) int64
+    returns: Tensor  # (n_starts,) float64, undiscounted
+    lengths: Tensor  # (n_starts,) int64, steps
+
+
+def rollout(environment: Environment, policy: Callable[[State], Move], state: State) -> Relaxations:
+    """Follow the policy alone, no guard, from the given states to the end of each relaxation."""
+    running, visited = torch.arange(state.n_structures), list[tuple[Tensor, State]]()
+    outcomes, calls, lengths = (torch.zeros_like(running) for _ in range(3))
+    returns = torch.zeros(state.n_structures, dtype=torch.float64)
+    finished: list[tuple[Tensor, State]] = []
+    while len(running):
+        visited.append((running, state))
+        with torch.no_grad():
+            transition = environment.step(state, policy(state))
+        done, after = transition.finished, transition.next_state
+        outcomes[running], calls[running] = transition.outcome, after.calls
+        returns[running] += transition.reward.double()
+        lengths[running] += 1
+        if bool(done.any()):
+            finished.append((running[done], after.select(done)))
+        running, state = running[~done], after.select(~done)
+    order = torch.argsort(torch.cat([numbers for numbers, _ in finished]))
+    ends = State.concatenate([ended for _, ended in finished]).select(order)
+    return Relaxations(visited, ends, outcomes, calls, returns, lengths)

@@ -1,0 +1,160 @@
+"""Replay for vectors: a preallocated ring of transitions, from which n-step batches are drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Generator, Tensor
+
+from relaxion.errors import SettingsError
+from relaxion.train.experience.normaliser import Normaliser
+
+COLUMNS = ("observations", "actions", "rewards", "next_observations", "terminated", "ended")
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Sampled transitions, observations already normalised.
+
+    Observations and actions are opaque here and in the agents: tensors for control tasks, states and moves for atoms.
+    `discounts` is γⁿ, and 0 only where the episode truly ended; a time limit bootstraps.
+    """
+
+    observations: Any
+    actions: Any
+    rewards: Tensor  # (batch,), n-step sums where n > 1
+    discounts: Tensor  # (batch,)
+    next_observations: Any
+    sources: Tensor | None = None  # (batch,) int64, `Source`: who proposed the actions; None where nobody asks
+
+
+class VectorReplay:
+    """The newest transition replaces the oldest; batches are uniform without replacement (R1.3).
+
+    Several environments write one row each, in turn, so that the row after row i of the same environment is
+    i + n_environments. Observations are raw; what a batch shows is normalised with the statistics of the moment.
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        observation_size: int,
+        action_size: int,
+        *,
+        generator: Generator,
+        discount_factor: float = 0.99,
+        n_steps: int = 1,
+        n_environments: int = 1,
+    ) -> None:
+        if capacity < n_environments or capacity % n_environments:
+            raise SettingsError(f"a replay of {capacity} rows cannot be shared by {n_environments} environments evenly")
+        self.capacity, self.n_steps, self.n_environments = capacity, n_steps, n_environments
+        self.generator = generator
+        self.observations = torch.zeros(capacity, observation_size)
+        self.actions = torch.zeros(capacity, action_size)
+        self.rewards = torch.zeros(capacity)
+        self.next_observations = torch.zeros(capacity, observation_size)
+        self.terminated = torch.zeros(capacity, dtype=torch.bool)  # the episode truly ended
+        self.ended = torch.zeros(capacity, dtype=torch.bool)  # terminated or cut by a time limit
+        self.total_added = 0
+        self._powers = discount_factor ** torch.arange(n_steps + 1, dtype=torch.float64)  # γ⁰ … γⁿ
+        self._strides = torch.arange(n_steps) * n_environments
+
+    def __len__(self) -> int:
+        return min(self.total_added, self.capacity)
+
+    @property
+    def head(self) -> int:
+        """The row to be written next; once the ring is full, also the oldest."""
+        return self.total_added % self.capacity
+
+    def add(
+        self,
+        observations: Tensor,
+        actions: Tensor,
+        rewards: Tensor,
+        next_observations: Tensor,
+        terminated: Tensor,
+        truncated: Tensor,
+    ) -> None:
+        """One transition of every environment. `next_observations` is what the step led to, never a reset's."""
+        rows = slice(self.head, self.head + self.n_environments)  # capacity is a multiple: never wraps in between
+        self.observations[rows] = observations
+        self.actions[rows] = actions
+        self.rewards[rows] = rewards
+        self.next_observations[rows] = next_observations
+        self.terminated[rows] = terminated
+        self.ended[rows] = terminated | truncated
+        self.total_added += self.n_environments
+
+    def cut(self) -> None:
+        """The newest row of every environment becomes the last of its episode, as if cut by a time limit."""
+        if self.total_added:
+            newest = (self.head - self.n_environments) % self.capacity
+            self.ended[newest : newest + self.n_environments] = True
+
+    def sample(self, batch_size: int, normaliser: Normaliser | None = None) -> Batch:
+        """So many different transitions, each lengthened to n steps as far as its episode and the head allow."""
+        return self.assemble(draw_without_replacement(len(self), batch_size, self.generator), normaliser)
+
+    def assemble(self, first: Tensor, normaliser: Normaliser | None = None) -> Batch:
+        """The batch of n-step transitions that begin in the rows `first`, (batch,)."""
+        rewards, discounts, last = self._single(first) if self.n_steps == 1 else self._windows(first)
+        observations = self.observations.index_select(0, first)
+        next_observations = self.next_observations.index_select(0, last)
+        if normaliser is not None:
+            observations, next_observations = normaliser(observations), normaliser(next_observations)
+        return Batch(observations, self.actions.index_select(0, first), rewards, discounts, next_observations)
+
+    def _single(self, first: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        discounts = self._powers[1] * ~self.terminated[first]
+        return self.rewards[first], discounts.to(self.rewards.dtype), first
+
+    def _windows(self, first: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Σ γᵏ r, γ^(steps really used) or 0 at termination, and the last row used."""
+        rows = (first[:, None] + self._strides) % self.capacity  # (batch, n_steps)
+        # A window stops before the write head: age counts from the oldest row, and must not wrap to the newest.
+        oldest = self.head if self.total_added > self.capacity else 0
+        age = (first - oldest) % self.capacity
+        used = age[:, None] + self._strides < len(self)
+        used[:, 1:] &= ~self.ended[rows[:, :-1]].cummax(dim=1).values  # nor does it go on in another episode
+        length = used.sum(dim=1)
+        last = rows.gather(1, length[:, None] - 1).squeeze(1)
+        rewards = (self.rewards[rows] * used * self._powers[:-1]).sum(dim=1)
+        discounts = self._powers[length] * ~self.terminated[last]
+        return rewards.to(self.rewards.dtype), discounts.to(self.rewards.dtype), last
+
+    def snapshot(self) -> dict[str, Tensor]:
+        """The rows in use and the counter; the generator is its owner's to save."""
+        stored = {name: getattr(self, name)[: len(self)] for name in COLUMNS}
+        return stored | {"total_added": torch.tensor(self.total_added)}
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """The opposite of `snapshot`; a KeyError or ValueError when the tensors are not those of this replay."""
+        total = int(tensors["total_added"])
+        rows = min(total, self.capacity)
+        for name in COLUMNS:
+            column: Tensor = getattr(self, name)
+            if tensors[name].shape != (rows, *column.shape[1:]):
+                raise ValueError(f"replay {name} {tuple(tensors[name].shape)}, expected {rows} rows of this replay")
+            column[:rows] = tensors[name]
+        self.total_added = total
+
+
+def draw_without_replacement(size: int, count: int, generator: Generator) -> Tensor:
+    """`count` different numbers below `size`, every set equally likely, in time independent of `size`."""
+    if count > size:
+        raise SettingsError(f"{count} different transitions were asked for, the replay holds {size}")
+    if size >= 4 * count:
+        draws = torch.randint(size, (2 * count,), generator=generator)
+        values, order = draws.sort(stable=True)
+        repeats = torch.zeros(2 * count, dtype=torch.bool)
+        repeats[order[1:]] = values[1:] == values[:-1]
+        different = draws[~repeats]
+        # Too few is next to impossible. No number is special, so what is drawn in its stead keeps all sets equal.
+        if len(different) >= count:
+            return different[:count]
+    return torch.randperm(size, generator=generator)[:count]

@@ -1,0 +1,1 @@
+"""Force calls of optimizers on the same starts, judged in one way."""

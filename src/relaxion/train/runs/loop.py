@@ -1,0 +1,352 @@
+"""A whole training run in its folder: begin or resume, assess and save on the way, end with a result."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from relaxion.errors import AssessmentStopped, CheckpointError, FileError, RunError, SettingsError
+from relaxion.files import Stored, kind_of, replace_file, write_json, write_text
+from relaxion.settings import shown
+from relaxion.train.runs import checkpoint
+from relaxion.train.runs.checkpoint import DIVERGED, DivergedError, NonFiniteError
+from relaxion.train.runs.records import AlarmFile, Clock, Records, Result, leave_record
+from relaxion.train.runs.run_folder import AGENT, CHECKPOINT, RunFolder
+from relaxion.train.runs.settings import LoopSettings, RunSettings
+
+# none of them changes what is learned; intervals come of the steps that are asked for
+MAY_DIFFER_ON_RESUME = ("steps", "log_interval_steps", "assessment_interval_steps", "checkpoint_interval_steps")
+
+OnProgress = Callable[[int, Mapping[str, float]], None]  # step, the newest value of everything logged
+
+
+class RunTrainer(Protocol):
+    """Whoever trains. Everything that changes can be taken out (`snapshot`) and put back (`restore`), to the bit."""
+
+    @property
+    def step(self) -> int:
+        """Environment steps so far, of all environments or structures."""
+        ...
+
+    @property
+    def settings(self) -> RunSettings: ...
+
+    @property
+    def steps_per_round(self) -> int:
+        """Environment steps that one `advance` takes."""
+        ...
+
+    def prepare(self, folder: Path) -> None:
+        """What is done once at the start and kept in the run folder."""
+
+    def advance(self) -> None:
+        """Collect, store, update."""
+
+    def scalars(self) -> dict[str, float]:
+        """What has built up since the last call; one line of the log."""
+        ...
+
+    def take_events(self) -> list[Any]:
+        """Alarms that began or ended since the last call (`diagnostics.Event`)."""
+        ...
+
+    def assess(self, stop: Callable[[], bool]) -> Any:
+        """An assessment without noise from fixed starts, with `scalars()` for the log; training never notices."""
+
+    def result(self, final: Any, wall_time_seconds: float) -> Result: ...
+
+    def weights(self) -> dict[str, Tensor]:
+        """What it takes to act, or to start a new run from."""
+        ...
+
+    def snapshot(self) -> dict[str, Tensor]: ...
+
+    def restore(self, stored: Stored) -> None: ...
+
+    def start_from(self, stored: Stored) -> None:
+        """Take over old networks; counters and Adam's memory stay at 0 (R10.2)."""
+
+    def close(self) -> None: ...
+
+
+MakeTrainer = Callable[[RunSettings], RunTrainer]
+
+
+class Interrupted(Exception):
+    """The user stopped the run; it can be resumed."""
+
+
+def train(
+    settings: RunSettings,
+    out: Path,
+    *,
+    resume: bool = False,
+    from_weights: Path | None = None,
+    force: bool = False,
+    on_progress: OnProgress | None = None,
+    make: MakeTrainer | None = None,
+) -> Result:
+    """Train in the folder `out` until `settings.training.steps`, and write down everything.
+
+    `make`: another maker of the trainer, for instance one whose structures are stepped by collectors on Ray.
+    """
+    if resume and (force or from_weights is not None):
+        raise RunError("`resume=True` continues a run; it cannot be combined with `force=True` or `from_weights=...`")
+    folder = RunFolder(out)
+    if resume and not folder.checkpoint.exists():
+        raise CheckpointError(f"{out} holds no checkpoint to resume from; leave `resume=True` out to begin")
+    trainer = (make or make_trainer)(settings)  # a wrong task is refused before anything is written
+    old_weights = None if from_weights is None else read_weights(from_weights)
+    if not resume and not folder.is_run:
+        folder.check_empty()  # a folder that never was a run's gets not even a lock, and nothing is removed there
+    with folder.owned():
+        if resume:
+            return _resumed(trainer, folder, on_progress).go()
+        run = _begun(trainer, folder, old_weights, force, on_progress)
+        if from_weights is not None:
+            replace_file(folder.origin, f"{from_weights}\n".encode())
+        return run.go()
+
+
+def make_trainer(settings: RunSettings) -> RunTrainer:
+    """Who trains on this kind of task."""
+    with enough_memory():
+        return settings.trainer()
+
+
+@contextmanager
+def enough_memory() -> Iterator[None]:
+    """A SettingsError where what is made inside asks for more memory than there is."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "allocate memory" not in str(error):
+            raise
+        raise SettingsError(
+            "replay, networks or structures of these settings ask for more memory than there is; try smaller ones"
+        ) from error
+
+
+def read_weights(path: Path) -> Stored:
+    """The weights of a run folder (its newest checkpoint), of a file, or of a policy by its name."""
+    if not path.exists() or kind_of(path) not in (None, CHECKPOINT, AGENT):
+        from relaxion.train.runs.origins import weights_of_policy  # runs on vectors need no policies
+
+        return weights_of_policy(path)
+    file = RunFolder(path).checkpoint if path.is_dir() else path
+    return checkpoint.read(file, CHECKPOINT, AGENT)
+
+
+def _begun(
+    trainer: RunTrainer, folder: RunFolder, old_weights: Stored | None, force: bool, on_progress: OnProgress | None
+) -> _Run:
+    if old_weights is not None:
+        trainer.start_from(old_weights)
+    if force:
+        folder.clear()
+    else:
+        folder.check_empty()
+    return _Run(trainer, folder, _records(trainer.settings, folder), AlarmFile(folder.alarms), Clock(), on_progress)
+
+
+def _resumed(trainer: RunTrainer, folder: RunFolder, on_progress: OnProgress | None) -> _Run:
+    settings = trainer.settings
+    stored = checkpoint.read(folder.checkpoint, CHECKPOINT)
+    _check_values(folder.checkpoint, stored.values)
+    refuse_changes(RunSettings.read(stored.values["settings"]).flat(), settings.flat())
+    trainer.restore(stored)
+    if trainer.step - trainer.steps_per_round >= settings.training.steps:  # the last round may overshoot
+        raise RunError(
+            f"{folder.path} has already done {trainer.step} steps, more than the {settings.training.steps} asked for"
+        )
+    clock, logged_up_to = Clock(stored.values["wall_time_seconds"], trainer.step), stored.values["logged_up_to"]
+    records = _records(settings, folder, stored.values["metrics_position"], trainer.step)
+    try:
+        folder.result.unlink(missing_ok=True)  # of fewer steps, or about to be written again; all else is read by now
+    except OSError as error:
+        raise FileError(f"{folder.result} cannot be replaced ({error.strerror}); move it out of the way") from error
+    alarms = AlarmFile(folder.alarms, stored.values.get("alarms_position", 0))
+    return _Run(trainer, folder, records, alarms, clock, on_progress, logged_up_to)
+
+
+def _check_values(path: Path, values: Mapping[str, Any]) -> None:
+    """What `_Run.save` writes, of the kinds it writes."""
+    counts = ("metrics_position", "alarms_position", "logged_up_to")
+    seconds = values.get("wall_time_seconds")
+    good = isinstance(values.get("settings"), dict) and isinstance(seconds, int | float) and seconds >= 0
+    good &= all(type(values.get(name, 0 if name == "alarms_position" else None)) is int for name in counts)
+    if not good or min(values.get(name, 0) for name in counts) < 0:
+        raise CheckpointError(f"{path} is damaged: it does not say how far its run was; use an older copy")
+
+
+def _records(settings: RunSettings, folder: RunFolder, position: int = 0, resumed_at: int | None = None) -> Records:
+    board = folder.tensorboard if settings.training.tensorboard else None
+    return Records(folder.metrics, position=position, tensorboard=board, resumed_at=resumed_at)
+
+
+def refuse_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+    """A resumed run must be the same run."""
+    names = [n for n in sorted(old.keys() | new.keys()) if n not in MAY_DIFFER_ON_RESUME and old.get(n) != new.get(n)]
+    if names:
+        changes = ", ".join(f"{name} (was {shown(old.get(name))}, now {shown(new.get(name))})" for name in names[:5])
+        raise RunError(f"a resume keeps its settings, but these differ: {changes}; `from_weights=...` starts a new run")
+
+
+@dataclass
+class _Run:
+    """The loop: train, log, assess, save."""
+
+    trainer: RunTrainer
+    folder: RunFolder
+    records: Records
+    alarms: AlarmFile
+    clock: Clock
+    on_progress: OnProgress | None
+    _logged_up_to: int = 0  # a step; behind the trainer's only when an assessment was interrupted
+    _interrupted: threading.Event = field(default_factory=threading.Event)
+    _newest: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def training(self) -> LoopSettings:
+        return self.trainer.settings.training
+
+    def go(self) -> Result:
+        """To the end, unless interrupted or the numbers run away."""
+        try:
+            if not self.folder.checkpoint.exists():
+                self.save()  # killed before this, the run can begin again; killed after it, resume
+            write_text(self.folder.settings, self.trainer.settings.as_toml())
+            with noticing_interrupts() as self._interrupted:
+                self.trainer.prepare(self.folder.path)
+                self._assess_start()
+                if self._logged_up_to < self.trainer.step:
+                    self._log()
+                while self.trainer.step < self.training.steps:
+                    self._step()
+                    if self._interrupted.is_set():
+                        raise self._saved_interrupt()
+                return self._finish()
+        except DivergedError as error:
+            write_json(self.folder.offender, error.transition)
+            raise RunError(
+                f"{error.what} at step {self.trainer.step} is not finite: {DIVERGED}; {self.folder.checkpoint} keeps "
+                "what was saved before, for `from_weights=...`"
+            ) from error
+        except NonFiniteError as error:
+            write_json(self.folder.offender, error.transition)
+            raise RunError(
+                f"{error.what} at step {self.trainer.step} is not finite in 32 bits; the transition is in "
+                f"{self.folder.offender}, and once its cause is fixed `resume=True` continues from the last checkpoint"
+            ) from error
+        finally:
+            self.records.close()
+            self.trainer.close()
+
+    def _saved_interrupt(self) -> Interrupted:
+        self.save()
+        return Interrupted(f"stopped at step {self.trainer.step}, saved in {self.folder.path}")
+
+    def _step(self) -> None:
+        before = self.trainer.step
+        self.trainer.advance()
+        self._log()
+        if self._due(before, self.training.checkpoint_interval_steps):
+            self.save()
+        if self.on_progress is not None:
+            self.on_progress(self.trainer.step, self._newest)
+
+    def _due(self, before: int, interval: int) -> bool:
+        return interval > 0 and self.trainer.step // interval > before // interval
+
+    def _log(self) -> None:
+        before = self._logged_up_to
+        assessed: dict[str, float] = {}
+        if self._due(before, self.training.assessment_interval_steps):
+            assessed = self._assessed().scalars()  # first: interrupted here, nothing is taken out of the trainer yet
+        scalars: dict[str, float] = {}
+        if self._due(before, self.training.log_interval_steps):
+            scalars |= self.trainer.scalars() | self.clock.scalars(self.trainer.step)
+        scalars |= assessed
+        if scalars:
+            self._record(scalars)
+            self.alarms.write(self.trainer.take_events())
+        self._logged_up_to = self.trainer.step
+
+    def _assess_start(self) -> None:
+        """What training begins with: the first point of the curve."""
+        if self.trainer.step == 0 and 0 < self.training.assessment_interval_steps <= self.training.steps:
+            self._record(self._assessed().scalars())
+
+    def _record(self, scalars: Mapping[str, float]) -> None:
+        self.records.write({"time/total_timesteps": self.trainer.step, **scalars})
+        self._newest |= scalars
+
+    def _record_end(self, scalars: Mapping[str, float]) -> None:
+        """The assessment at the end, unless an interval ended with the last round and has recorded it."""
+        if not self._due(self.trainer.step - self.trainer.steps_per_round, self.training.assessment_interval_steps):
+            self._record(scalars)
+
+    def _assessed(self) -> Any:
+        try:
+            assessed = self.trainer.assess(self._interrupted.is_set)
+        except AssessmentStopped as stopped:
+            raise self._saved_interrupt() from stopped
+        leave_record(self.folder.assessment, assessed, self.trainer.step)
+        return assessed
+
+    def save(self) -> None:
+        values = {
+            "settings": self.trainer.settings.flat(),
+            "metrics_position": self.records.position(),
+            "alarms_position": self.alarms.position(),
+            "logged_up_to": self._logged_up_to,
+            "wall_time_seconds": self.clock.seconds(),
+        }
+        checkpoint.write(self.folder.checkpoint, CHECKPOINT, self.trainer.snapshot(), values)
+
+    def _finish(self) -> Result:
+        self.save()
+        final = self._assessed()  # not in the checkpoint: a run that goes on from it is one that never stopped here
+        write_agent(self.folder.agent, self.trainer)
+        self._record_end(final.scalars())
+        result = self.trainer.result(final, self.clock.seconds())
+        write_json(self.folder.result, asdict(result))
+        from relaxion.train.runs.curves import leave_curve  # learning alone needs no picture
+
+        leave_curve(self.folder.path)
+        return result
+
+
+def write_agent(path: Path, trainer: RunTrainer) -> None:
+    """Networks and normaliser with the settings they belong to: enough to act, or to begin a new run from."""
+    checkpoint.write(path, AGENT, trainer.weights(), {"settings": trainer.settings.flat()})
+
+
+@contextmanager
+def noticing_interrupts() -> Iterator[threading.Event]:
+    """Ctrl-C and a polite kill set a flag, to be looked at between two steps; a second one stops at once."""
+    noticed = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield noticed  # only the main thread may listen to signals
+        return
+    wanted = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.getsignal(number) for number in wanted}
+
+    def notice(number: int, _frame: Any) -> None:
+        noticed.set()
+        signal.signal(number, before[signal.Signals(number)])
+
+    for number in wanted:
+        signal.signal(number, notice)
+    try:
+        yield noticed
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

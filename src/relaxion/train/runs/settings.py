@@ -1,0 +1,218 @@
+"""Settings of a run: one flat table in files, typed parts inside. Which parts there are is said by its task.
+
+A task is a module that is imported when a run asks for it (`TASKS`); all other words are ids of Gymnasium (`control`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from pydantic import Field
+
+from relaxion.train.agents.make import AGENT_SETTINGS, AgentSettings
+from relaxion.errors import SettingsError
+from relaxion.train.experience.exploration import LinearSchedule, NoisyExplorer
+from relaxion.files import Stored
+from relaxion.settings import SETTINGS_PAGE, Settings, nearest
+
+if TYPE_CHECKING:
+    from relaxion.train.runs.loop import RunTrainer
+    from relaxion.train.runs.packaging import Packed
+
+DEFAULT_AGENT = "td3"
+D4PG_STEPS = 5  # of reward before the bootstrap
+VECTOR_CAPACITY = 100_000  # transitions in replay
+TASKS = {"relax": "relaxion.train.tasks.relax_settings", "metric": "relaxion.train.tasks.stiffness"}
+CONTROL = "relaxion.train.tasks.control"
+
+
+class LoopSettings(Settings):
+    """What is learned, for how long, and what is written down: the same for every task."""
+
+    task: str
+    """Any Gymnasium id with a bounded Box of actions; "relax": an agent on atomic structures; "metric": a
+    stiffness, fitted to relaxations."""
+
+    steps: int = Field(default=10_000, ge=1)
+    """Environment steps in all, or updates of a metric. A resume may change it, and the intervals below."""
+
+    seed: int = Field(default=0, ge=0)
+    """Seed of all random numbers: weights, exploration, batches, starts."""
+
+    log_interval_steps: int = Field(default=1_000, ge=1)
+    """A line in metrics.jsonl every so many steps."""
+
+    assessment_interval_steps: int = Field(default=5_000, ge=0)
+    """Assess the policy without noise every so many steps; 0: only at the end."""
+
+    assessment_starts: int = Field(default=20, ge=1)
+    """Fixed starts, the same for every agent and seed; of the task metric, so many of each kind."""
+
+    checkpoint_interval_steps: int = Field(default=5_000, ge=1)
+    """Most steps that a kill can cost. A checkpoint holds the whole replay."""
+
+    tensorboard: bool = False
+    """Also write TensorBoard files (extra: relaxion[train])."""
+
+
+class TrainingSettings(LoopSettings):
+    """What every agent needs besides."""
+
+    replay_capacity: int | None = Field(default=None, ge=1)
+    """Transitions kept; the newest replaces the oldest. None: 100 000 of vectors, and on atoms as many as suit the size
+    of the structures (R8.1), 5 000 for 4 atoms."""
+
+    batch_size: int = Field(default=128, ge=1)
+    """Transitions per update, drawn without replacement."""
+
+    warmup_steps: int = Field(default=1_000, ge=1)
+    """Transitions collected by random actions before the first update (R1.2)."""
+
+    n_steps: int = Field(default=1, ge=1)
+    """Steps of reward before the bootstrap; 5 for D4PG unless given, as in its paper (R5.2)."""
+
+    exploration_noise_final: float | None = Field(default=None, ge=0)
+    """The agent's `exploration_noise` goes linearly to this, half ranges of the action; None: it stays."""
+
+    exploration_noise_steps: int = Field(default=10_000, ge=1)
+    """Environment steps until `exploration_noise_final` is reached."""
+
+    learning_rate_final_share: float = Field(default=1.0, gt=0, le=1)
+    """The learning rates of policy and critics go linearly to this share of theirs; 1: they stay."""
+
+    learning_rate_steps: int = Field(default=100_000, ge=1)
+    """Environment steps until `learning_rate_final_share` is reached."""
+
+    @classmethod
+    def read(cls, values: Mapping[str, Any]) -> Self:
+        settings = super().read(values)
+        settings._check_together()
+        return settings
+
+    @property
+    def learning_rate_schedule(self) -> LinearSchedule:
+        """Of the share of the learning rates."""
+        return LinearSchedule(1.0, self.learning_rate_final_share, self.learning_rate_steps)
+
+    def noise_schedule(self, agent: object) -> LinearSchedule | None:
+        """Of the exploration noise; None for an agent that explores by itself."""
+        if not isinstance(agent, NoisyExplorer):
+            return None
+        start = agent.exploration_scale
+        end = self.exploration_noise_final
+        return LinearSchedule(start, start if end is None else end, self.exploration_noise_steps)
+
+    def capacity(self, advised: int = VECTOR_CAPACITY) -> int:
+        """`replay_capacity`, or what is advised where none is given, with room for the warm-up."""
+        return max(advised, self.warmup_steps) if self.replay_capacity is None else self.replay_capacity
+
+    def _check_together(self) -> None:
+        for small, large, reason in (
+            ("replay_capacity", "batch_size", "a batch needs that many different transitions"),
+            ("warmup_steps", "batch_size", "the first batch needs that many different transitions"),
+            ("replay_capacity", "warmup_steps", "the first update would never come"),
+        ):
+            own = getattr(self, small)
+            least = getattr(self, large)
+            if own is not None and own < least:
+                raise SettingsError(f"{small} {own} is below {large} {least}: {reason}")
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """Of the loop; each task adds its parts as fields, and says who trains and what becomes of it."""
+
+    agent_name: str  # a run of the task metric has none; the word stays in its records
+    training: LoopSettings
+
+    COUNTS_FORCE_CALLS: ClassVar[bool] = True  # assessments do: few are good. Else returns, and many
+
+    @classmethod
+    def parts(cls, values: Mapping[str, Any]) -> dict[str, type[Settings]]:
+        """By field, those that these values ask for; `agent` depends on the agent."""
+        raise NotImplementedError
+
+    @classmethod
+    def read(cls, values: Mapping[str, Any]) -> Self:
+        """From a flat table with the keys `agent` and `task` and settings of all kinds that the task has."""
+        if cls is not RunSettings:
+            return cls._read(values)
+        return import_module(TASKS.get(str(values.get("task")), CONTROL)).RUN_SETTINGS._read(values)
+
+    @classmethod
+    def _read(cls, values: Mapping[str, Any]) -> Self:
+        rest = dict(values)
+        name = agent_name(rest.pop("agent", DEFAULT_AGENT))
+        kinds = cls.parts({**rest, "agent": name})
+        known = [key for kind in kinds.values() for key in kind.model_fields]
+        for key in rest:
+            if key not in known:
+                raise SettingsError(f"unknown setting '{key}' for {name}: {nearest(key, known, SETTINGS_PAGE)}")
+        if "task" not in rest:
+            raise SettingsError(
+                'no task: a recipe names a Gymnasium id, for example task = "Pendulum-v1", or task = "relax" for atoms'
+            )
+        parts: dict[str, Any] = {
+            field: kind.read({key: rest[key] for key in rest if key in kind.model_fields})
+            for field, kind in kinds.items()
+        }
+        settings = cls(agent_name=name, **parts)
+        settings.check_together()
+        return settings
+
+    def check_together(self) -> None:
+        """Refuse what does not go together although each part is right."""
+
+    def flat(self) -> dict[str, Any]:
+        """One table of plain values; `read` takes it back."""
+        parts = [part for part in vars(self).values() if isinstance(part, Settings)]
+        return {"agent": self.agent_name} | {k: v for part in parts for k, v in part.model_dump(mode="json").items()}
+
+    def as_toml(self) -> str:
+        """A recipe that repeats this run. (JSON's numbers, strings and lists are TOML's as well; None is left out.)"""
+        return "".join(f"{key} = {json.dumps(value)}\n" for key, value in self.flat().items() if value is not None)
+
+    def trainer(self) -> RunTrainer:
+        """Who trains."""
+        raise NotImplementedError
+
+    def assessed_on_validation(self) -> Self:
+        """The same, for choosing settings: what is chosen must not have seen the structures of the results."""
+        return self
+
+    def packed(self, _stored: Stored, /) -> Packed | None:
+        """What a bundle is made of, from the weights of a run; None where the run relaxes no atoms."""
+        return None
+
+
+@dataclass(frozen=True)
+class AgentRunSettings(RunSettings):
+    """Of a task in which an agent acts."""
+
+    training: TrainingSettings
+    agent: AgentSettings
+
+    @classmethod
+    def _read(cls, values: Mapping[str, Any]) -> Self:
+        by_agent = {"n_steps": D4PG_STEPS} if agent_name(values.get("agent", DEFAULT_AGENT)) == "d4pg" else {}
+        return super()._read(by_agent | dict(values))
+
+    def check_together(self) -> None:
+        noisy = "exploration_noise" in type(self.agent).model_fields
+        if self.training.exploration_noise_final is not None and not noisy:
+            raise SettingsError(
+                f"exploration_noise_final has no meaning for {self.agent_name}, which explores by itself"
+            )
+
+
+def agent_name(word: Any, owner: str = "") -> str:
+    """The agent meant by a word of the user."""
+    if not isinstance(word, str):
+        raise SettingsError(f"{owner}an agent is named by a word ({', '.join(AGENT_SETTINGS)}), got {word!r}")
+    if (name := word.lower()) not in AGENT_SETTINGS:
+        raise SettingsError(f"{owner}no agent named '{word}': {nearest(name, AGENT_SETTINGS)}")
+    return name

@@ -1,0 +1,208 @@
+"""The world of the task `relax`: potential, structures to train on and held out, rewards; how its policy is assessed
+there and what becomes of it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from ase.data import chemical_symbols
+
+from relaxion.errors import AssessmentStopped, MissingElementError, RelaxionWarning, RunError, SettingsError
+from relaxion.files import Stored
+from relaxion.model.rebuild import network_of, policy_of
+from relaxion.potentials.potential import Potential
+from relaxion.potentials.registry import potential
+from relaxion.structures import Move, Outcome, State, Structures
+from relaxion.train.data.perturbations import perturbation
+from relaxion.train.data.sources import held_apart_sides, structure_source
+from relaxion.train.data.starts import PerturbedStarts
+from relaxion.train.experience.environment import Environment, rollout
+from relaxion.train.experience.reward import Reward, RewardSettings
+from relaxion.train.experience.structure_replay import capacity_advice, capacity_range
+from relaxion.train.judge.assessment import Assessor, Relax, Starts, Stop
+from relaxion.train.judge.films import Filming, Relaxed
+from relaxion.train.runs.checkpoint import DIVERGED, named_generator
+from relaxion.train.runs.kept import PART, policy_weights
+from relaxion.train.runs.packaging import Packed
+from relaxion.train.tasks.relax_settings import AtomTaskSettings, RelaxRunSettings, reward_weights
+
+COMPARED = ("BFGS", "FIRE")
+SIDES = ("training", "validation", "held_apart")
+STATES_PER_TRANSITION = 1.5  # a running relaxation has one of each; short ones have an end more
+SIDE_SEEDS = (0, 20, 9000)  # of random structures and of assessed starts, whatever the run's seed
+
+
+@dataclass(frozen=True)
+class RelaxTask:
+    """Everything a run needs of the world outside."""
+
+    settings: RelaxRunSettings
+    potential: Potential
+    pools: dict[str, Structures]  # by side
+
+    def environment(self, side: str = "training", engine: Potential | None = None) -> Environment:
+        """Relaxations of the structures of one side; `engine`: another counter of force calls."""
+        atoms = self.settings.atoms
+        reward = RewardSettings(weights=reward_weights(atoms.reward), back_off_penalty=atoms.back_off_penalty)
+        starts = PerturbedStarts(self.pools[side], [perturbation(atoms.perturbation)])
+        return Environment(engine or self.potential, starts, self.settings.environment, Reward(reward))
+
+    def assessor(self) -> Assessor:
+        """Fixed starts held out, the same for every agent and seed."""
+        return self._assessor(self.settings.atoms.assess_on, COMPARED)
+
+    def validation_assessor(self) -> Assessor | None:
+        """As many starts to choose a policy by; None where the assessor takes them already."""
+        return None if self.settings.atoms.assess_on == "validation" else self._assessor("validation", ())
+
+    def _assessor(self, side: str, compared: Sequence[str]) -> Assessor:
+        settings = self.settings
+        world = self.settings.environment
+
+        def starts() -> list[Starts]:
+            generator = named_generator(SIDE_SEEDS[SIDES.index(side)], "assessment")
+            state = self.environment(side).reset(generator, settings.training.assessment_starts)
+            return [Starts("", self.potential, state.structures)]
+
+        return Assessor(starts, world.force_tolerance_ev_per_angstrom, world.max_force_calls, compared)
+
+    def following(self, policy: Callable[[State], Move]) -> Relax:
+        """Relaxations that follow the policy alone, all at once on the batched potential."""
+
+        def relax(engine: Potential, structures: Structures, stop: Stop | None) -> list[Relaxed]:
+            environment = self.environment(self.settings.atoms.assess_on, engine)
+
+            def act(state: State) -> Move:
+                if stop is not None and stop():
+                    raise AssessmentStopped
+                return _checked_finite(policy(state), int(state.calls.max()) - 1)
+
+            found = rollout(environment, act, environment.begin(structures))
+            filming = Filming(structures)
+            for places, state in found.visited:
+                filming.shoot(places, state)
+            filming.shoot(torch.arange(len(structures)), found.ends)
+            converged = found.outcomes == Outcome.CONVERGED
+            calls = torch.where(converged, found.calls, environment.settings.max_force_calls)
+            return filming.relaxed(found.outcomes, calls, found.returns, found.lengths)
+
+        return relax
+
+    @property
+    def mean_atoms(self) -> float:
+        return self.pools["training"].n_atoms / self.pools["training"].n_structures
+
+    @property
+    def replay_capacity(self) -> int:
+        """Transitions in replay: as many as asked for, or the most that suit these structures (R8.1)."""
+        advised = max(capacity_range(self.mean_atoms)[1], self.settings.environment.n_structures)
+        return self.settings.training.capacity(advised)
+
+    @property
+    def atom_capacity(self) -> int:
+        """Rows for the states of `replay_capacity` transitions, and for the largest step that may come on top."""
+        atoms = self.settings.atoms
+        capacity = self.replay_capacity
+        if atoms.replay_atom_capacity is not None:
+            return atoms.replay_atom_capacity
+        largest = int(self.pools["training"].counts.max())
+        # relaxations of a few steps have a state more each; a step writes two states of every structure at worst
+        return (
+            round(STATES_PER_TRANSITION * capacity * self.mean_atoms)
+            + 4 * self.settings.environment.n_structures * largest
+        )
+
+
+def relax_task(settings: RelaxRunSettings) -> RelaxTask:
+    """The task of these settings, refused in one sentence when it cannot be learned here."""
+    engine = potential(settings.atoms.potential)
+    task = RelaxTask(settings, engine, _pools(settings.atoms, engine))
+    _check_room_for_warmup(task)
+    if (advice := capacity_advice(task.replay_capacity, task.mean_atoms)) is not None:
+        warnings.warn(advice, RelaxionWarning, stacklevel=2)
+    return task
+
+
+def _check_room_for_warmup(task: RelaxTask) -> None:
+    """A replay that forgets before the warm-up is over would keep it warming up for ever."""
+    given = task.settings.atoms.replay_atom_capacity
+    warmup = task.settings.training.warmup_steps
+    needed = round(STATES_PER_TRANSITION * warmup * task.mean_atoms)
+    if given is not None and given < needed:
+        raise SettingsError(
+            f"replay_atom_capacity {given} cannot hold warmup_steps = {warmup} transitions of structures with "
+            f"{task.mean_atoms:.1f} atoms in the mean, so the warm-up would never end; give at least {needed}, or "
+            "lower warmup_steps"
+        )
+
+
+def _pools(atoms: AtomTaskSettings, engine: Potential) -> dict[str, Structures]:
+    perturbation(atoms.perturbation)  # wrong words are refused before anything is built
+    source = structure_source(atoms.structures)
+    made = [source(atoms.n_pooled, named_generator(seed, "structures"), engine) for seed in SIDE_SEEDS]
+    sizes = range(atoms.fewest_atoms, atoms.most_atoms + 1)
+    pools = held_apart_sides(atoms.held_apart, [[i for i in images if len(i) in sizes] for images in made])
+    found: dict[str, Structures] = {}
+    for side, images in zip(SIDES, pools, strict=True):
+        if not images:
+            n_made = len(made[SIDES.index(side)])
+            raise SettingsError(
+                f"no structure is left for {side.replace('_', ' ')}: {atoms.structures} has {n_made}, none with "
+                f"{atoms.fewest_atoms} to {atoms.most_atoms} atoms on that side of held_apart = '{atoms.held_apart}'; "
+                "widen one of them"
+            )
+        found[side] = Structures.from_ase(images, cell_free=atoms.cell_free)
+        _check_elements(engine, found[side], atoms.structures)
+    return found
+
+
+def _check_elements(engine: Potential, structures: Structures, source: str) -> None:
+    try:
+        engine.check_elements(structures)
+    except MissingElementError as error:
+        raise MissingElementError(f"structures = '{source}': {error}; choose other structures or potential") from error
+
+
+def _checked_finite(move: Move, step: int) -> Move:
+    if not (torch.isfinite(move.displacements).all() and torch.isfinite(move.strains).all()):
+        raise RunError(f"the policy's move in step {step} of an assessment is not finite; {DIVERGED}")
+    return move
+
+
+def packed(settings: RelaxRunSettings, stored: Stored) -> Packed:
+    """With results on what was held out for them, also where the run itself looked at other structures."""
+    atoms = settings.atoms.model_copy(update={"assess_on": "held_apart"})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RelaxionWarning)  # advice for training comes too late
+        task = relax_task(replace(settings, atoms=atoms))
+    kept = stored.part(PART)
+    weights = policy_weights(kept or stored.part("agent"))
+    trained = task.pools["training"]
+    return Packed(
+        networks={"policy": network_of(settings.policy, weights, stochastic=settings.agent_name == "sac")},
+        card={
+            "elements": tuple(chemical_symbols[number] for number in trained.atomic_numbers.unique().tolist()),
+            "smallest_n_atoms": int(trained.counts.min()),
+            "largest_n_atoms": int(trained.counts.max()),
+            "potential": atoms.potential,
+            "starts": (atoms.structures, f"perturbed by {atoms.perturbation}", f"held out by {atoms.held_apart}"),
+            "cells": "free" if atoms.cell_free else "fixed",
+            "force_tolerance_ev_per_angstrom": settings.environment.force_tolerance_ev_per_angstrom,
+            "agent": _trained_by(settings),
+            "policy_step": int(kept["numbers"][0]) if kept else None,
+        },
+        assessor=task.assessor(),
+        relax=lambda bundle: task.following(policy_of(bundle)),
+        same_starts=settings.atoms.assess_on == "held_apart",
+    )
+
+
+def _trained_by(settings: RelaxRunSettings) -> str:
+    """Who trained it, in words."""
+    if settings.fit is None or settings.fit.fit_updates == 0:
+        return settings.agent_name
+    reinforced = settings.training.steps > settings.fit.fit_updates
+    return f"imitation, then {settings.agent_name}" if reinforced else "imitation"

@@ -1,0 +1,213 @@
+"""The task `metric`: a stiffness is fitted to finished relaxations; a step is an update.
+
+What differs between the policies `metals`, `universal` and a user's own is the recipe: examples from live relaxations
+of metals (`examples = "live"`), of any kinds with any engine ("kinds"), of own structures ("files"), or from a store
+of relaxations ("store").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import Field
+from torch import Tensor
+
+from relaxion.files import Stored, digest, joined
+from relaxion.model.move_actions import MoveActions
+from relaxion.model.policy_file import PolicyBundle
+from relaxion.model.rebuild import network_of, policy_of
+from relaxion.model.stiffness_network import MetricSettings
+from relaxion.model.stiffness_policy import MetricPolicy
+from relaxion.optimizer.choice import new_stepper
+from relaxion.optimizer.hessian.learned import LearnedMetrics
+from relaxion.optimizer.step import Stepper
+from relaxion.optimizer.step_rule import DEFAULT, GATE, INEXACT, StepControl, constant_network, rule_of
+from relaxion.settings import Settings
+from relaxion.train.judge.assessment import FMAX, Assessed, under_guard
+from relaxion.train.runs.checkpoint import checked_finite, named_generator, taken_back
+from relaxion.train.runs.packaging import Packed
+from relaxion.train.runs.records import RelaxationResult, ScalarMeans
+from relaxion.train.runs.settings import LoopSettings, RunSettings
+from relaxion.train.supervised.files import FilePlan, FileSourceSettings
+from relaxion.train.supervised.fit import Fit
+from relaxion.train.supervised.kinds import KindPlan, KindSourceSettings
+from relaxion.train.supervised.live import FitPlan
+from relaxion.train.supervised.metals import MetalsPlan, MetalsSettings
+from relaxion.train.supervised.store import StorePlan, StoreSettings
+
+LONGEST_MOVE = 1.0  # Å; of the bare policy. The safeguard's trust radius is what binds in use.
+LARGEST_STRAIN = 0.1
+
+
+class MetricTaskSettings(Settings):
+    """Where the examples come from, and the trust rule of the bundle."""
+
+    examples: Literal["live", "kinds", "store", "files"] = "live"
+    """Live relaxations by the policy itself: of metals, of the kinds of a recipe to collect, or (files) of the user's
+    own structures; or a store that `relaxion collect` filled."""
+
+    secant_weight: float | None = Field(default=None, ge=0, le=1)
+    """Of the bundle's own trust rule: how far the secants of short steps correct the metric. None: the guard's own
+    rule, and the next setting is not used."""
+
+    n_secants: int = Field(default=1, ge=1)
+    """So many of them, the newest ones."""
+
+    def control(self) -> StepControl | None:
+        """What the bundle's own rule says at every step: the usual, but for the secants."""
+        if self.secant_weight is None:
+            return None
+        return replace(DEFAULT, secant_weight=self.secant_weight, n_secants=self.n_secants, secant_length=INEXACT)
+
+
+@dataclass(frozen=True)
+class MetricRunSettings(RunSettings):
+    """No agent acts here; one may go on from the metric (task relax with policy = metric, from these weights)."""
+
+    metric: MetricSettings
+    bundle: MetricTaskSettings
+    fit: MetalsSettings | KindSourceSettings | StoreSettings | FileSourceSettings
+
+    @classmethod
+    def parts(cls, values: Mapping[str, Any]) -> dict[str, type[Settings]]:
+        kinds = {"store": StoreSettings, "files": FileSourceSettings, "kinds": KindSourceSettings}
+        fit = kinds.get(values.get("examples", ""), MetalsSettings)
+        return {"training": LoopSettings, "metric": MetricSettings, "bundle": MetricTaskSettings, "fit": fit}
+
+    @classmethod
+    def _read(cls, values: Mapping[str, Any]) -> Self:
+        """The rate falls over all steps, unless the settings say how many updates it takes."""
+        settings = super()._read(values)
+        if settings.fit.fit_updates:
+            return settings
+        return replace(settings, fit=settings.fit.model_copy(update={"fit_updates": settings.training.steps}))
+
+    @property
+    def plan(self) -> FitPlan:
+        starts = self.training.assessment_starts
+        match self.fit:
+            case FileSourceSettings():
+                return FilePlan(self.fit, starts)
+            case KindSourceSettings():
+                return KindPlan(self.fit, starts, self.bundle.control())
+            case StoreSettings():
+                return StorePlan(self.fit, starts)
+            case MetalsSettings():
+                return MetalsPlan(self.fit, starts)
+
+    def trainer(self) -> MetricTrainer:
+        return MetricTrainer(self)
+
+    def packed(self, stored: Stored, /) -> Packed:
+        plan = self.plan
+        control = self.bundle.control()
+        networks = {"policy": network_of(self.metric, stored.part("metric"), stochastic=False)}
+        if control is not None:
+            networks[GATE] = constant_network(control)
+        return Packed(
+            networks=networks,
+            card=plan.card() | {"agent": "imitation", "force_tolerance_ev_per_angstrom": FMAX},
+            assessor=plan.assessor,
+            relax=lambda bundle: under_guard(lambda: stepper_of(bundle)),
+            fails_on=plan.fails_on,
+            steps_are_updates=True,
+        )
+
+
+RUN_SETTINGS = MetricRunSettings
+
+
+def stepper_of(bundle: PolicyBundle) -> Stepper:
+    """What a relaxer would use: metric and trust rule as they come out of the bundle."""
+    policy = policy_of(bundle)
+    gate = bundle.networks.get(GATE)
+    assert isinstance(policy, MetricPolicy)
+    rule = None if gate is None else rule_of(gate, bundle.name)
+    return new_stepper(metrics=LearnedMetrics(policy.network), rule=rule)
+
+
+class MetricTrainer:
+    """`advance` is one update, after a round of relaxations where one is due; resumable to the bit."""
+
+    def __init__(self, settings: MetricRunSettings) -> None:
+        self.settings = settings
+        self.plan = settings.plan
+        seed = settings.training.seed
+        bounds = MoveActions(LONGEST_MOVE, LARGEST_STRAIN)
+        self.policy = MetricPolicy(bounds, settings.metric, named_generator(seed, "agent"))
+        dataset = self.plan.dataset(self.policy.network, named_generator(seed, "replay"))
+        self.fit = Fit(self.policy.network, dataset, settings.fit)
+        self.means = ScalarMeans()
+
+    @property
+    def step(self) -> int:
+        return self.fit.n_updates
+
+    @property
+    def steps_per_round(self) -> int:
+        return 1
+
+    @property
+    def force_calls(self) -> int:
+        """Spent on the examples."""
+        return self.fit.dataset.force_calls
+
+    def prepare(self, folder: Path) -> None:
+        self.plan.compare(folder)
+
+    def advance(self) -> None:
+        self.means.add(self.fit.update())
+
+    def scalars(self) -> dict[str, float]:
+        own: dict[str, float] = {"time/total_timesteps": self.step, "time/force_calls": self.force_calls}
+        return own | self.means.take()
+
+    def take_events(self) -> list[Any]:
+        """Diagnoses are for agents."""
+        return []
+
+    def stepper(self) -> Stepper:
+        """What a relaxer would use."""
+        return new_stepper(metrics=LearnedMetrics(self.policy.network), rule=self.settings.bundle.control())
+
+    def assess(self, stop: Callable[[], bool] | None = None) -> Assessed:
+        errors = self.plan.errors(self.policy.network)
+        return replace(self.plan.assessor(under_guard(self.stepper), stop), extra=errors)
+
+    def result(self, final: Assessed, wall_time_seconds: float) -> RelaxationResult:
+        return RelaxationResult.of(
+            self.settings,
+            final,
+            steps=self.step,
+            episodes=0,
+            wall_time_seconds=wall_time_seconds,
+            weights_sha256=digest(self.weights()),
+            training_force_calls=self.force_calls,
+            potential=self.plan.engines,
+            structures=self.plan.structures,
+        )
+
+    def weights(self) -> dict[str, Tensor]:
+        return joined({"metric": self.policy.state_dict()})
+
+    def start_from(self, stored: Stored) -> None:
+        """Take over an old metric."""
+        with taken_back():
+            self.policy.load_state_dict(stored.part("metric"))
+
+    def snapshot(self) -> dict[str, Tensor]:
+        """Everything a resume needs. A DivergedError when the metric is not worth keeping."""
+        checked_finite(self.policy.state_dict(), self.step)
+        return joined({"metric": self.policy.state_dict(), "fit": self.fit.snapshot(), "means": self.means.snapshot()})
+
+    def restore(self, stored: Stored) -> None:
+        with taken_back():
+            self.policy.load_state_dict(stored.part("metric"))
+            self.fit.restore(stored.part("fit"))
+            self.means.restore(stored.part("means"))
+
+    def close(self) -> None:
+        """Nothing is open."""

@@ -1,1 +1,0 @@
-"""Loop and records: trainer, assessment, checkpoints."""

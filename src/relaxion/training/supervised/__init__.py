@@ -1,1 +1,0 @@
-"""Supervised learning of stiffness: examples from relaxations, one fit, one test of what was learned."""

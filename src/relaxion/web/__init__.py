@@ -1,1 +1,0 @@
-"""Pages: reports, races, the live view of a run."""
