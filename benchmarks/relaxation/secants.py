@@ -24,9 +24,8 @@ from relaxion.batch import BatchRelaxer, BatchSettings
 from relaxion.model.stiffness_network import MetricNetwork
 from relaxion.optimizer.batch_relaxation import Relaxed
 from relaxion.optimizer.choice import new_stepper
-from relaxion.optimizer.classical import QuasiNewtonSettings
-from relaxion.optimizer.hessian.learned import Asked, LearnedMetrics, Metric, Past
-from relaxion.optimizer.hessian.springs import bonds_of, springs_at
+from relaxion.optimizer.hessian.base import Hessian
+from relaxion.optimizer.hessian.learned import Base, LearnedMetrics
 from relaxion.optimizer.point import Array, Point, dot, structures_of
 from relaxion.optimizer.secants import Secant, believed, corrected, damped
 from relaxion.optimizer.step_rule import StepControl
@@ -40,17 +39,17 @@ SEED, KEPT = 8280, 8
 SMALLEST_FORCE, FARTHEST, LARGEST_ERROR = 0.03, 1.0, 3.0  # eV/Å, Å: as in examples
 PLACES = {"first": (0, 0), "second": (1, 1), "third": (2, 2), "to the 6th": (3, 5), "15th": (6, 14), "later": (15, 999)}
 
-Correction = Callable[[Array, list[Secant], Metric], Array]
+Correction = Callable[[Array, list[Secant], Hessian], Array]
 
 
-def alone(forces: Array, _: list[Secant], metric: Metric) -> Array:
+def alone(forces: Array, _: list[Secant], metric: Hessian) -> Array:
     return metric.solve(forces)
 
 
 def mean_of_steps(weight: float, number: int) -> Correction:
     """The rule of before: so much of the way from the metric's step to that of L-BFGS on top of it."""
 
-    def step(forces: Array, secants: list[Secant], metric: Metric) -> Array:
+    def step(forces: Array, secants: list[Secant], metric: Hessian) -> Array:
         plain, newest = metric.solve(forces), damped(secants[-number:], metric.apply)
         return plain + weight * (corrected(forces, newest, metric.solve) - plain)
 
@@ -125,12 +124,9 @@ def errors(one: Relaxed, network: MetricNetwork) -> Iterator[tuple[int, list[flo
         place += 1
 
 
-def metrics_at(bases: list[Point], network: MetricNetwork) -> list[Metric]:
+def metrics_at(bases: list[Point], network: MetricNetwork) -> list[Hessian]:
     geometries = [base.geometry for base in bases if base.geometry is not None]
-    springs = springs_at(geometries, QuasiNewtonSettings().springs, bonds_of(geometries))
-    each = zip(bases, geometries, springs, strict=True)
-    asked = [Asked(base, geometry, Past(), own) for base, geometry, own in each]
-    return LearnedMetrics(network).at(asked, structures_of(geometries))
+    return LearnedMetrics(network).at([Base(base) for base in bases], structures_of(geometries))
 
 
 def main() -> None:

@@ -42,7 +42,6 @@ from relaxion.optimizer.foreign import without_foreign
 from relaxion.optimizer.point import Array, Point, Proposal, longest
 from relaxion.optimizer.recorded import Remembered, memory_at
 from relaxion.optimizer.restart import Saved, read_restart, write_restart
-from relaxion.optimizer.safeguard import Guard
 from relaxion.optimizer.step import propose
 from relaxion.optimizer.trust_region import TrustRegionSettings
 from relaxion.settings import shown
@@ -308,7 +307,7 @@ class Relaxer(Optimizer):
                 fmax_ev_per_angstrom=largest_force,
                 method="start" if last is None else last.method,
                 step_length_angstrom=travelled,
-                trust_angstrom=self._stepper.method.region.radius if last is None else last.trust,
+                trust_angstrom=self._stepper.region.radius if last is None else last.trust,
                 reason="" if last is None else last.reason,
                 control={} if last is None else last.control,
             )
@@ -353,13 +352,13 @@ class Relaxer(Optimizer):
 
     def _watch_time(self, seconds: float) -> None:
         """Where forces are cheap and the structure is large, "auto" leaves the policy for what is quicker in all."""
-        method = self._stepper.method
+        safeguard = self._stepper.safeguard
         large = self.policy == "auto" and len(bare_atoms(self.atoms)) > LARGE
-        if not large or not isinstance(method, Guard) or method.source is None:
+        if not large or not safeguard.has_policy:
             return
         self._slow_steps = self._slow_steps + 1 if seconds > self._call_seconds else 0
         if self._slow_steps == TIMED_STEPS:
-            method.leave()
+            safeguard.leave_policy()
             logger.info(
                 "a step of the policy takes %.2g s, a force call %.2g s: the classical optimizer goes on, which is "
                 "quicker in all; policy='%s' keeps the policy",
@@ -370,7 +369,7 @@ class Relaxer(Optimizer):
 
     def _warn_of_energies(self) -> None:
         """Once, where the calculator's energies contradict its forces."""
-        said = self._stepper.method.region.contradiction
+        said = self._stepper.region.contradiction
         if said and not self._warned:
             logger.warning("%s; do cutoffs, k-points or spins change with the cell?", said)
             self._warned = True

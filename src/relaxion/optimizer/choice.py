@@ -20,9 +20,8 @@ from relaxion.model.rebuild import policy_of
 from relaxion.model.roles import Policy
 from relaxion.model.stiffness_policy import MetricPolicy
 from relaxion.optimizer.ase_interface import in_vacuum, molecular_share
-from relaxion.optimizer.classical import QuasiNewton, QuasiNewtonSettings
-from relaxion.optimizer.hessian.learned import TRUST, DirectMetrics, LearnedMetrics, MetricSource
-from relaxion.optimizer.safeguard import Guard
+from relaxion.optimizer.classical import QuasiNewtonSettings
+from relaxion.optimizer.hessian.learned import TRUST, DirectMetrics, LearnedMetrics, PolicyModel
 from relaxion.optimizer.step import Stepper
 from relaxion.optimizer.step_rule import GATE, StepControl, rule_of
 from relaxion.policies.library import find_file, own_files, shipped_names
@@ -53,16 +52,16 @@ class Loaded:
         return [numbers_of[symbol] for symbol in (*card.elements, *card.adsorbates, *card.unseen)]
 
     @cached_property
-    def covered(self) -> MetricSource:
+    def covered(self) -> PolicyModel:
         """The policy, for the elements it knows."""
         return self._source(self.elements)
 
     @cached_property
-    def insisted(self) -> MetricSource:
+    def insisted(self) -> PolicyModel:
         """The policy, for all elements."""
         return self._source(None)
 
-    def _source(self, elements: Collection[int] | None) -> MetricSource:
+    def _source(self, elements: Collection[int] | None) -> PolicyModel:
         if isinstance(self.policy, MetricPolicy):
             return LearnedMetrics(self.policy.network, elements)
         trust = self.bundle.card.training_settings.get("trust_radius_angstrom", TRUST)
@@ -91,7 +90,7 @@ class Decision:
 def new_stepper(
     settings: QuasiNewtonSettings | None = None,
     *,
-    metrics: MetricSource | None = None,
+    metrics: PolicyModel | None = None,
     rule: StepControl | None = None,
     sees_molecules: bool = False,
 ) -> Stepper:
@@ -99,11 +98,7 @@ def new_stepper(
 
     `sees_molecules`: beside a policy that may not know molecules, internal coordinates of theirs may make steps.
     """
-    settings = settings or QuasiNewtonSettings()
-    method = QuasiNewton(settings)
-    if metrics is not None:
-        method = Guard(settings, metrics, rule, sees_molecules=sees_molecules)
-    return Stepper(method)
+    return Stepper(settings, metrics, rule, sees_molecules=sees_molecules or metrics is None)
 
 
 @dataclass(frozen=True)

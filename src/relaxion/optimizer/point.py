@@ -100,7 +100,8 @@ class Proposal:
     reason: str = ""  # why this method, where the guard chose it, or FIRE came to help
     wanted: Array | None = None  # the step before trust radius and screen; None: as it is
     trust: float = 0.0  # Å, the trust radius it had to keep to
-    control: Mapping[str, float] = field(default_factory=dict)  # what the trust rule says; empty without a policy
+    control: Mapping[str, float] = field(default_factory=dict)  # the step rule of a policy; empty without one
+    uphill: bool = False  # the secants led uphill and were left out
 
 
 def cell_factor_of(numbers: NDArray[np.int64]) -> float:

@@ -10,6 +10,7 @@ import numpy as np
 from relaxion.optimizer.point import Array, dot, longest
 
 Solve = Callable[[Array], Array]
+ShiftedSolve = Callable[[Array, float], Array]
 Measure = Callable[[Array], float]
 
 SOFTEST_SHARE = 0.2  # Powell's damping: a secant softer than this share of the stiffness is stiffened
@@ -28,17 +29,25 @@ class Secant:
         return dot(self.step, self.drop)
 
 
-def corrected(forces: Array, secants: list[Secant], solve: Solve) -> Array:
+def corrected(forces: Array, secants: Sequence[Secant], solve: Solve) -> Array:
     """The two-loop recursion of L-BFGS (Nocedal 1980) with `solve` as the initial inverse stiffness."""
-    right, weights = forces.copy(), []
+    right = forces
+    weights = []
     for secant in reversed(secants):
         weight = dot(secant.step, right) / secant.curvature
-        right -= weight * secant.drop
+        right = right - weight * secant.drop
         weights.append(weight)
     step = solve(right)
     for secant, weight in zip(secants, reversed(weights), strict=True):
         step = step + (weight - dot(secant.drop, step) / secant.curvature) * secant.step
     return step
+
+
+def quasi_newton(forces: Array, secants: Sequence[Secant], solve: ShiftedSolve, shift: float = 0.0) -> Array:
+    """The step of a Hessian that secants correct, everything stiffer by a shift (eV/Å²), the secants included."""
+    if shift > 0:
+        secants = [Secant(secant.step, secant.drop + shift * secant.step) for secant in secants]
+    return corrected(forces, secants, lambda right: solve(right, shift))
 
 
 def downhill(step: Array, forces: Array) -> bool:

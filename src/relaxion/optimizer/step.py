@@ -1,7 +1,7 @@
 """The one stepper: judges the points just evaluated and proposes the next ones, for many structures at once.
 
-Each structure has a `Stepper` that remembers its way: quasi-Newton steps, guarded steps of a policy where it has one,
-and damped FIRE behind both. What is costly is made for all of them together (`models.py`).
+Each structure has a `Stepper` with its trust region, its secants, its safeguard and damped FIRE behind them. What is
+costly, the Hessians at the new points, is made for all of them together (`hessian/models.py`).
 """
 
 from __future__ import annotations
@@ -12,14 +12,21 @@ from typing import Any
 
 import numpy as np
 
-from relaxion.optimizer.classical import QuasiNewton
+from relaxion.optimizer.classical import INTERNAL, QuasiNewtonSettings, Secants
 from relaxion.optimizer.fire import Fire
-from relaxion.optimizer.hessian.models import Base, KnownPairs, LocalModel, models_at
+from relaxion.optimizer.hessian.internal.secants import ValenceMemory
+from relaxion.optimizer.hessian.learned import Base, PolicyModel
+from relaxion.optimizer.hessian.models import Hessians, KnownPairs, hessians_at
 from relaxion.optimizer.point import Array, Geometry, Point, Proposal
+from relaxion.optimizer.safeguard import POLICY, Safeguard
 from relaxion.optimizer.secants import Secant
+from relaxion.optimizer.step_rule import StepControl
+from relaxion.optimizer.trust_region import TrustRegion
 
+FIRE = "fire"
 LARGEST = 1e100  # beyond it squares are infinite
 FIRE_STEPS = 20  # at least so many before the quasi-Newton method is trusted again
+BLOCKED = 0.1  # of a step along internal coordinates is left by the minimum distance: springs part what is crowded
 MOST_NOT_FINITE = 4  # answers in a row; each step is a quarter of the one before, so it is not the step
 
 
@@ -38,36 +45,46 @@ def propose(
     bases = []
     for number in asked:
         base = begun[number][0]
-        bases.append(steppers[number].asks(base, places[number] if places and base is points[number] else None))
-    for number, model in zip(asked, models_at(bases, known), strict=True):
-        steppers[number].model = begun[number][0], model
+        place = places[number] if places and base is points[number] else None
+        bases.append(steppers[number].base(base, place))
+    models = [steppers[number].safeguard.models for number in asked]
+    for number, hessians in zip(asked, hessians_at(bases, models, known), strict=True):
+        steppers[number].known = begun[number][0], hessians
     return [stepper.step(base, by_fire) for stepper, (base, by_fire) in zip(steppers, begun, strict=True)]
 
 
 class Stepper:
-    """The memory of one relaxation; switches to FIRE when the quasi-Newton method is lost."""
+    """The memory of one relaxation; switches to FIRE when quasi-Newton steps have lost their way."""
 
-    def __init__(self, method: QuasiNewton) -> None:
-        """`method`: the classical core, or a guard with a policy."""
-        self.method = method
-        self.fire = Fire(method.settings.region.largest)
-        self.fire_steps_left = 0
-        self.fire_reason = ""
+    def __init__(
+        self,
+        settings: QuasiNewtonSettings | None = None,
+        policy: PolicyModel | None = None,
+        rule: StepControl | None = None,
+        *,
+        sees_molecules: bool = True,
+    ) -> None:
+        """`policy`, `rule`: a learned model and how steps are made of it; None: the classical optimizer alone.
+
+        `sees_molecules`: internal coordinates may make steps where there are molecules.
+        """
+        self.settings = settings or QuasiNewtonSettings()
+        self.safeguard = Safeguard(self.settings, policy, rule, sees_molecules=sees_molecules)
+        self.fire = Fire(self.settings.region.largest)
         self.fire_steps = 0  # proposals made by FIRE
         self.calls = 0  # points judged
         self.not_finite: list[str] = []  # what was not, in the last answers in a row
-        self.last: Proposal | None = None
-        self.model: tuple[Point, LocalModel] | None = None  # after a rejected point the same base is asked again
+        self.reset()
 
     @property
     def fallback_used(self) -> int:
-        """Steps made by the core or FIRE in place of the policy, or by FIRE in place of the core."""
-        return self.fire_steps + self.method.core_steps
+        """Steps made by the classical optimizer or FIRE in place of the policy, or by FIRE where there is none."""
+        return self.fire_steps + self.safeguard.core_steps
 
     @property
     def policy_steps(self) -> int:
         """Steps made by the policy."""
-        return self.method.policy_steps
+        return self.safeguard.policy_steps
 
     @property
     def hopeless(self) -> str:
@@ -78,56 +95,84 @@ class Stepper:
 
     def reset(self) -> None:
         """Forget everything learned, for instance because somebody else moved the atoms."""
-        self.method.reset()
+        self.region = TrustRegion(self.settings.region)
+        self.secants = Secants(self.settings.plain_memory)
+        self.safeguard.reset()
         self.fire.reset()
-        self.fire_steps_left, self.fire_reason = 0, ""
-        self.last, self.model = None, None
+        self.fire_steps_left = 0
+        self.fire_reason = ""
+        self.last: Proposal | None = None
+        self.known: tuple[Point, Hessians] | None = None  # after a rejected point the same base is asked again
 
     def judge(self, point: Point) -> tuple[Point, bool]:
         """Take in what was found; where the next step begins, and whether FIRE makes it."""
         self.calls += 1
         self.not_finite = [] if point.finite else [*self.not_finite, f"{point.not_finite} at call {self.calls}"]
-        # FIRE knows its last finite point; the quasi-Newton method, fresh after FIRE, would have none to go back to
-        if self.fire_steps_left > 0 or (not point.finite and self.method.last is None):
+        last = None if self.last is None or self.last.method == FIRE else self.last
+        # FIRE has a finite point to go back to; quasi-Newton steps, fresh after FIRE, have none
+        if self.fire_steps_left > 0 or (not point.finite and last is None):
             return point, True
-        base = self.method.judged(point)
-        if reason := self.method.region.lost:
+        base = point
+        if last is not None:
+            accepted = self.region.judge(point, last)
+            if point.finite:
+                self.secants.learn(last.base, point)
+            self.safeguard.watch(point, last, self.region, accepted=accepted)
+            base = point if accepted else last.base
+        if base is point:
+            self.region.begin(point)
+        if reason := self.region.lost:
             self.reset()
-            self.fire_steps_left, self.fire_reason = FIRE_STEPS, reason
+            self.fire_steps_left = FIRE_STEPS
+            self.fire_reason = reason
             return base, True
         return base, False
 
     def lacks(self, base: Point) -> bool:
-        """Whether a model must be made there."""
-        return self.model is None or self.model[0] is not base
+        """Whether Hessians must be made there."""
+        return self.known is None or self.known[0] is not base
 
-    def asks(self, base: Point, place: int | None) -> Base:
-        """What it wants to know of a base; `place`: among the structures just evaluated, if it is one of them."""
-        method = self.method
-        topology = method.valence.topology
-        valence = method.settings.valence if method.sees_molecules else None
-        steps = len(method.secants)
-        return Base(base, method.settings.springs, method.source, method.past, place, valence, topology, steps)
+    def base(self, point: Point, place: int | None) -> Base:
+        """A base for which Hessians are to be made; `place`: among the structures just evaluated, if it is one."""
+        steps = len(self.secants.recent)
+        return Base(point, self.safeguard.past, steps, self.secants.internal.topology, place)
 
     def step(self, base: Point, by_fire: bool) -> Proposal:
-        """The next proposal, from where `judge` said."""
+        """The next proposal, from where `judge` decided."""
         if by_fire:
             self.fire_steps_left -= 1
             self.fire_steps += 1
             self.last = replace(self.fire.propose(base), reason=self.fire_reason)
         else:
-            assert self.model is not None
-            self.method.last = self.last = self.method.step_from(base, self.model[1])
+            assert self.known is not None
+            self.last = self.step_from(base, self.known[1])
         return self.last
+
+    def step_from(self, base: Point, hessians: Hessians) -> Proposal:
+        """The step of the first candidate that is not blocked."""
+        proposal = None
+        for candidate in self.safeguard.candidates(base, hessians, self.secants, self.region):
+            proposal = self.region.propose(base, hessians.bonds, candidate)
+            if proposal.uphill and candidate.method != POLICY:
+                self.secants.forget(candidate.method)
+            blocked = candidate.method == INTERNAL and _is_blocked(proposal)
+            if candidate.method not in (POLICY, INTERNAL) or blocked:
+                self.secants.internal = ValenceMemory()
+            if not blocked:
+                self.safeguard.took(base, hessians, candidate, proposal)
+                return proposal
+        raise AssertionError("a multiple of 1 is never blocked")
 
     def snapshot(self) -> dict[str, Any]:
         """Everything needed to go on as if never stopped; plain numbers, lists and arrays."""
-        newton, fire = self.method, self.fire
+        fire = self.fire
+        internal = self.secants.internal
+        known = {"valence": internal.plain()} if internal.topology is not None else {}
         return {
-            **newton.region.plain(),
-            "secants": [{"step": secant.step, "drop": secant.drop} for secant in newton.secants],
+            **self.region.plain(),
+            "secants": [{"step": secant.step, "drop": secant.drop} for secant in self.secants.recent],
             "last": None if self.last is None else _proposal_to_plain(self.last),
-            "more": newton.more(),
+            "more": known | self.safeguard.plain(),
             "calls": self.calls,
             "not_finite": self.not_finite,
             "fire_steps_left": self.fire_steps_left,
@@ -144,10 +189,11 @@ class Stepper:
 
     def check_rows(self, number: int) -> None:
         """A ValueError where what was restored is not finite or belongs to another number of coordinates."""
-        newton, fire = self.method, self.fire
+        fire = self.fire
         points = [self.last.base] if self.last is not None else []
         points += [fire.last_finite] if fire.last_finite is not None else []
-        arrays = [*newton.arrays(), *(array for point in points for array in (point.coordinates, point.forces))]
+        arrays = [*self.secants.arrays(), *self.region.places, *self.safeguard.arrays()]
+        arrays += [array for point in points for array in (point.coordinates, point.forces)]
         arrays += [self.last.step] if self.last is not None else []
         arrays += [fire.velocities] if fire.velocities is not None else []
         for array in arrays:
@@ -156,21 +202,24 @@ class Stepper:
         for point in points:
             if point.geometry is not None:
                 _check_geometry(point.geometry, number)
-        region = newton.region
+        region = self.region
         numbers = [region.radius, fire.time_step, fire.mixing, *region.recent_energies, *(p.energy for p in points)]
         if not (np.abs(numbers) < LARGEST).all() or region.radius <= 0 or fire.time_step <= 0:
             raise ValueError("an impossible trust radius, time step or energy")
 
     def restore(self, plain: dict[str, Any]) -> None:
         """The opposite of `snapshot`. Raises KeyError, TypeError or ValueError when the content is foreign."""
-        newton, fire = self.method, self.fire
-        newton.region.restore(plain)
-        newton.secants = [Secant(_rows(secant["step"]), _rows(secant["drop"])) for secant in plain["secants"]]
+        fire = self.fire
+        self.region.restore(plain)
+        self.secants.recent = [Secant(_rows(secant["step"]), _rows(secant["drop"])) for secant in plain["secants"]]
         self.last = None if plain["last"] is None else _proposal_from_plain(plain["last"])
-        newton.last = None if self.last is None or self.last.method == "fire" else self.last
-        if newton.last is not None and not newton.region.recent_energies:
+        by_newton = self.last is not None and self.last.method != FIRE
+        if by_newton and not self.region.recent_energies:
             raise ValueError("recent_energies is empty although a step was taken")
-        newton.take_more(plain.get("more", {}))
+        more = plain.get("more", {})
+        if "valence" in more and self.last is not None and by_newton:
+            self.secants.internal = ValenceMemory.restored(more["valence"], self.last.base)
+        self.safeguard.restore(more)
         self.calls, self.not_finite = int(plain["calls"]), [str(words) for words in plain["not_finite"]]
         self.fire_steps_left, self.fire_reason = int(plain["fire_steps_left"]), str(plain["fire_reason"])
         self.fire_steps = int(plain["fallback_used"])
@@ -179,6 +228,11 @@ class Stepper:
         fire.time_step, fire.mixing = float(saved["time_step"]), float(saved["mixing"])
         fire.downhill = int(saved["downhill"])
         fire.last_finite = None if saved["last_finite"] is None else _point_from_plain(saved["last_finite"])
+
+
+def _is_blocked(proposal: Proposal) -> bool:
+    wanted = proposal.step if proposal.wanted is None else proposal.wanted
+    return proposal.base.reach(proposal.step) <= BLOCKED * proposal.base.reach(wanted)
 
 
 def _check_geometry(geometry: Geometry, n_rows: int) -> None:
@@ -199,7 +253,7 @@ def _rows(values: Any) -> Array:
 
 def _proposal_to_plain(proposal: Proposal) -> dict[str, Any]:
     plain = asdict(replace(proposal, wanted=None))
-    return {name: value for name, value in plain.items() if name not in ("wanted", "control")} | {
+    return {name: value for name, value in plain.items() if name not in ("wanted", "control", "uphill")} | {
         "knobs": plain["control"]
     }
 

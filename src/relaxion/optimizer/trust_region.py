@@ -12,8 +12,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from relaxion.optimizer.hessian.base import Candidate
 from relaxion.optimizer.hessian.springs import Bonds
 from relaxion.optimizer.point import Array, Point, Proposal, dot, longest
+from relaxion.optimizer.secants import downhill, quasi_newton
 from relaxion.structures.minimum_distance import Nearest, first_touch
 
 CERTAIN_CHANGE = 0.05  # eV; smaller differences of energies are not believed against the forces
@@ -21,6 +23,8 @@ RETURNED = 0.25  # of the last step: so near a place left before, the steps undo
 PLACES = 8  # that are remembered
 MOST_REJECTIONS = 6  # in a row, then another method takes over
 NEAREST = Nearest(share_of_radii=0.55)  # shorter bonds hardly exist, and forces there say little of the rest
+SHIFTS = 6  # tried until a shifted step fits the radius
+NEARLY = 0.85  # of the radius is near enough
 SMALLEST_SHARE = 0.1  # of the step is always taken: a call that teaches is better than standing still
 
 
@@ -39,7 +43,7 @@ class TrustRegionSettings:
 
 
 class TrustRegion:
-    """`judge` says whether a point is accepted, and adapts the radius; `limited` makes a proposal of a step."""
+    """`judge` accepts or rejects a point and adapts the radius; `propose` makes the next step of a Hessian."""
 
     def __init__(self, settings: TrustRegionSettings) -> None:
         self.settings = settings
@@ -132,14 +136,56 @@ class TrustRegion:
         if self.returned:
             self.radius = min(self.radius, length / 4)
 
-    def limited(
-        self, base: Point, bonds: Bonds | None, step: Array, method: str, radius: float, reason: str = ""
-    ) -> Proposal:
-        """The step inside a radius, shortened where it would bring a pair of atoms too near."""
-        share = min(1.0, radius / max(base.reach(step), 1e-12))
-        expected = -dot(base.forces, step) * share * (1 - share / 2)
-        proposal = Proposal(base, share * step, min(expected, -1e-16), method, reason, step, radius)
-        return screened(proposal, bonds)
+    def propose(self, base: Point, bonds: Bonds | None, candidate: Candidate) -> Proposal:
+        """The candidate's step inside its radius, shortened where it would bring two atoms too near."""
+        secants = list(candidate.secants)
+        shift = candidate.shift
+        step = quasi_newton(base.forces, secants, candidate.hessian.solve, shift)
+        uphill = not downhill(step, base.forces)
+        if uphill:
+            secants = []
+            step = quasi_newton(base.forces, secants, candidate.hessian.solve, shift)
+        added = 0.0
+        if candidate.curve is not None:
+            step, added = self._shifted(base, step, replace(candidate, secants=secants))
+        step = candidate.scale * step
+        share = min(1.0, candidate.radius / max(base.reach(step), 1e-12))
+        # a quadratic model: t·f·s - t²/2·(f·s - λ·s²) for the share t of the step s with a shift of λ
+        expected = -dot(base.forces, step) * share * (1 - share / 2) - added * share**2 * dot(step, step) / 2
+        proposal = Proposal(
+            base, share * step, min(expected, -1e-16), candidate.method, candidate.reason, step, candidate.radius,
+            candidate.control, uphill and len(candidate.secants) > 0,
+        )  # fmt: skip
+        proposal = screened(proposal, bonds)
+        if candidate.curve is None:
+            return proposal
+        return screened(replace(proposal, step=candidate.curve(proposal.step)), bonds)
+
+    def _shifted(self, base: Point, step: Array, candidate: Candidate) -> tuple[Array, float]:
+        """The step of (B + λ·1) inside the radius with as little λ as that takes, and λ (eV/Å²).
+
+        Stiff coordinates relax in full, soft ones as far as they may; a shortened step would leave all of them
+        unrelaxed. 1/length is nearly linear in λ, so that a few trials are enough.
+        """
+        radius = candidate.radius
+        forces = base.forces
+        low = shift = high = length_high = 0.0
+        length_low = length = base.reach(step)
+        for _ in range(SHIFTS):
+            if length <= radius and (shift == 0 or length > NEARLY * radius):
+                break
+            if length > radius:
+                low, length_low = shift, length
+            else:
+                high, length_high = shift, length
+            if high == 0:
+                shift = low + dot(forces, step) / dot(step, step) * (length / radius - 1)
+            else:
+                share = (1 / radius - 1 / length_low) / (1 / length_high - 1 / length_low)
+                shift = low + float(np.clip(share, 0.1, 0.9)) * (high - low)
+            step = quasi_newton(forces, candidate.secants, candidate.hessian.solve, shift)
+            length = base.reach(step)
+        return step, shift
 
 
 def screened(proposal: Proposal, bonds: Bonds | None) -> Proposal:

@@ -19,8 +19,9 @@ from relaxion.model.move_actions import MoveActions
 from relaxion.model.observer import AtomNetworkSettings
 from relaxion.optimizer.ase_interface import read_point
 from relaxion.optimizer.choice import new_stepper
-from relaxion.optimizer.hessian.learned import DirectMetrics, Metric, Past, states_at
-from relaxion.optimizer.hessian.models import Base, models_at
+from relaxion.optimizer.hessian.base import Hessian
+from relaxion.optimizer.hessian.learned import Base, DirectMetrics, Past, states_at
+from relaxion.optimizer.hessian.models import Models, hessians_at
 from relaxion.optimizer.hessian.springs import SpringSettings, springs_at
 from relaxion.optimizer.point import Point
 from relaxion.optimizer.step import Stepper, propose
@@ -42,8 +43,8 @@ def alloy(seed: int = 4) -> Atoms:
     return atoms
 
 
-def asked(source: DirectMetrics, point: Point, past: Past | None = None) -> Metric | None:
-    return models_at([Base(point, SpringSettings(), source, past or Past())])[0].metric
+def asked(source: DirectMetrics, point: Point, past: Past | None = None) -> Hessian | None:
+    return hessians_at([Base(point, past or Past())], [Models(SpringSettings(), policy=source)])[0].learned
 
 
 def test_its_step_is_the_policys_move(policy: AtomPolicy) -> None:

@@ -20,11 +20,11 @@ from relaxion import Relaxer
 from relaxion.errors import PolicyError, SettingsError, StructureError
 from relaxion.optimizer import safeguard as guard_module
 from relaxion.optimizer.ase_interface import read_point
-from relaxion.optimizer.classical import QuasiNewton, QuasiNewtonSettings
-from relaxion.optimizer.hessian.learned import Asked, Metric
-from relaxion.optimizer.hessian.models import Base, LocalModel, models_at
+from relaxion.optimizer.hessian.base import Hessian
+from relaxion.optimizer.hessian.learned import Base
+from relaxion.optimizer.hessian.models import hessians_at
 from relaxion.optimizer.point import Geometry, Point, Proposal, dot
-from relaxion.optimizer.safeguard import Feedback, Guard, GuardSettings
+from relaxion.optimizer.safeguard import POLICY, Feedback, GuardSettings, Safeguard
 from relaxion.optimizer.secants import Secant, believed, corrected, damped, missed
 from relaxion.optimizer.step import Stepper, propose
 from relaxion.optimizer.step_rule import DEFAULT, StepControl, constant_network, rule_of
@@ -36,7 +36,7 @@ CREDULOUS = GuardSettings(smallest_cosine=-1.0, largest_ratio=1e9)
 class Planted:
     """A metric given as a matrix."""
 
-    knows_curvature = True
+    has_curvature = True
 
     def __init__(self, matrix: np.ndarray) -> None:
         self.matrix = matrix
@@ -44,22 +44,22 @@ class Planted:
     def apply(self, step: np.ndarray) -> np.ndarray:
         return (self.matrix @ step.ravel()).reshape(step.shape)
 
-    def solve(self, forces: np.ndarray, extra_floor: float = 0.0) -> np.ndarray:
-        matrix = self.matrix + extra_floor * np.eye(len(self.matrix))
+    def solve(self, forces: np.ndarray, shift: float = 0.0) -> np.ndarray:
+        matrix = self.matrix + shift * np.eye(len(self.matrix))
         return np.linalg.solve(matrix, forces.ravel()).reshape(forces.shape)
 
 
 class Source:
     """A policy that answers each point with a function of it; None: it has no say."""
 
-    def __init__(self, answer: Callable[[Point], Metric | None]) -> None:
+    def __init__(self, answer: Callable[[Point], Hessian | None]) -> None:
         self.answer = answer
 
     def covers(self, _: Geometry) -> bool:
         return True
 
-    def at(self, asked: Sequence[Asked], _) -> list[Any]:
-        return [self.answer(one.point) for one in asked]
+    def at(self, bases: Sequence[Base], _) -> list[Any]:
+        return [self.answer(one.point) for one in bases]
 
 
 def rattled(seed: int) -> Atoms:
@@ -99,16 +99,19 @@ def calls(atoms: Atoms, chain: Stepper, fmax: float = FMAX) -> int:
     return 200
 
 
-def guarded(source, rule: StepControl | None = None) -> tuple[Stepper, Guard]:
-    guard = Guard(QuasiNewtonSettings(), Source(source), rule)
-    return Stepper(guard), guard
+def guarded(
+    source, rule: StepControl | None = None, settings: GuardSettings | None = None
+) -> tuple[Stepper, Safeguard]:
+    stepper = Stepper(None, Source(source), rule, sees_molecules=False)
+    stepper.safeguard.settings = settings or GuardSettings()
+    return stepper, stepper.safeguard
 
 
 def core() -> Stepper:
-    return Stepper(QuasiNewton(QuasiNewtonSettings()))
+    return Stepper()
 
 
-def exact(point: Point) -> Metric:
+def exact(point: Point) -> Hessian:
     assert point.geometry is not None
     atoms = Atoms(
         point.geometry.numbers, point.geometry.positions, cell=point.geometry.cell, pbc=True, calculator=EMT()
@@ -127,15 +130,15 @@ def test_true_curvature_saves_calls() -> None:
 
 
 @pytest.mark.parametrize("times", [1.9, 2.2])
-@pytest.mark.parametrize("knows_curvature", [True, False])
-def test_steps_that_are_too_long_cost_little(times: float, knows_curvature: bool) -> None:
+@pytest.mark.parametrize("has_curvature", [True, False])
+def test_steps_that_are_too_long_cost_little(times: float, has_curvature: bool) -> None:
     """Also of a policy that has a move only, which no secants correct."""
 
-    def long(point: Point) -> Metric:
+    def long(point: Point) -> Hessian:
         true = exact(point)
         assert isinstance(true, Planted)
         metric = Planted(true.matrix / times)
-        metric.knows_curvature = knows_curvature
+        metric.has_curvature = has_curvature
         return metric
 
     ours = [calls(rattled(seed), guarded(long)[0]) for seed in range(3)]
@@ -147,7 +150,7 @@ def test_noise_in_place_of_a_metric_costs_little(size: float) -> None:
     """Any symmetric positive definite matrix: soft, stiff, pointing anywhere."""
     generator = np.random.default_rng(0)
 
-    def noise(point: Point) -> Metric:
+    def noise(point: Point) -> Hessian:
         root = generator.normal(size=(point.forces.size, point.forces.size))
         return Planted(size * (root @ root.T) + 1e-3 * np.eye(len(root)))
 
@@ -169,7 +172,7 @@ def test_mistrust_is_told_and_ends_by_itself() -> None:
     """A metric that is far too stiff at first and right from the third point on."""
     seen = 0
 
-    def late(point: Point) -> Metric:
+    def late(point: Point) -> Hessian:
         nonlocal seen
         seen += 1
         true = exact(point)
@@ -190,12 +193,10 @@ def test_mistrust_is_told_and_ends_by_itself() -> None:
 
 def test_damped_secants_keep_the_correction_positive() -> None:
     """Also where a secant is softer than the metric, or would be without Powell's damping."""
-    guard = Guard(QuasiNewtonSettings(), Source(exact))
     generator = np.random.default_rng(1)
     metric = Planted(np.eye(9) * 10)
     step = generator.normal(size=(3, 3))
-    guard.secants = [Secant(step, 1e-3 * step)]
-    (softened,) = damped(guard.secants, metric.apply)
+    (softened,) = damped([Secant(step, 1e-3 * step)], metric.apply)
     assert softened.curvature == pytest.approx(0.2 * dot(step, metric.apply(step)))
 
 
@@ -222,11 +223,13 @@ def test_secants_that_the_metric_knows_change_nothing() -> None:
     np.testing.assert_allclose(corrected(forces, secants, metric.solve), metric.solve(forces), rtol=1e-9)
 
 
-def told(**changes: float | bool) -> Guard:
-    """A guard that has just judged a step of its metric, of which this was said."""
-    guard = Guard(QuasiNewtonSettings(), Source(exact))
-    guard.feedback = Feedback(**{"by_policy": True, **changes})  # pyright: ignore[reportArgumentType]
-    guard._judge_policy()
+def told(**changes: float | bool) -> Safeguard:
+    """A safeguard that has just seen where a step of its policy led, with this feedback."""
+    stepper, guard = guarded(exact)
+    guard._feedback = lambda *_, **__: Feedback(**changes)  # pyright: ignore[reportAttributeAccessIssue, reportArgumentType]
+    point = read_point(rattled(0))
+    last = Proposal(point, np.zeros_like(point.forces), -1.0, POLICY)
+    guard.watch(point, last, stepper.region, accepted=True)
     return guard
 
 
@@ -241,13 +244,8 @@ def test_which_steps_hand_over_to_the_core() -> None:
     assert told(log_curvature_ratio=0.5, log_force_ratio=0.3, energy_ratio=0.1).core_steps_left == 0
 
 
-def model_of(guard: Guard, base: Point) -> LocalModel:
-    return models_at([Base(base, guard.settings.springs, guard.source, guard.past)])[0]
-
-
 def with_control(control: StepControl, base: Point) -> Proposal:
-    guard = Guard(QuasiNewtonSettings(), Source(exact), control)
-    return guard.step_from(guard.judged(base), model_of(guard, base))
+    return propose([guarded(exact, control)[0]], [base])[0]
 
 
 def test_the_control_acts() -> None:
@@ -269,13 +267,14 @@ def test_the_rule_says_how_secants_correct_the_step() -> None:
     steps = [0.05 * np.random.default_rng(seed).normal(size=base.forces.shape) for seed in range(3)]
     secants = [Secant(step, 1.5 * metric.apply(step)) for step in steps]
 
-    def step(control: StepControl, knows_curvature: bool = True) -> np.ndarray:
+    def step(control: StepControl, has_curvature: bool = True) -> np.ndarray:
         planted = Planted(metric.matrix) if isinstance(metric, Planted) else metric
-        planted.knows_curvature = knows_curvature
-        guard = Guard(QuasiNewtonSettings(), Source(lambda _: planted), control, CREDULOUS)
-        guard.judged(base)
-        guard.secants = secants
-        return guard.step_from(base, model_of(guard, base)).step
+        planted.has_curvature = has_curvature
+        stepper, guard = guarded(lambda _: planted, control, CREDULOUS)
+        stepper.judge(base)
+        stepper.secants.recent = secants
+        (hessians,) = hessians_at([Base(base)], [guard.models])
+        return stepper.step_from(base, hessians).step
 
     free = StepControl(log_trust=5.0)  # nothing is cut
     expected = corrected(base.forces, believed(secants, metric.apply, 0.9, 0.1), metric.solve)
@@ -284,7 +283,7 @@ def test_the_rule_says_how_secants_correct_the_step() -> None:
     np.testing.assert_allclose(
         step(replace(free, secant_weight=0.5, n_secants=1, secant_length=0.3)), newest, rtol=1e-9
     )
-    for plain in (step(replace(free, secant_weight=0.0)), step(free, knows_curvature=False)):
+    for plain in (step(replace(free, secant_weight=0.0)), step(free, has_curvature=False)):
         np.testing.assert_allclose(plain, metric.solve(base.forces), rtol=1e-9)
     floored = step(replace(free, floor=20.0))
     assert np.linalg.norm(floored) < 1.5 * np.linalg.norm(metric.solve(base.forces, 20.0))
@@ -317,11 +316,9 @@ def test_feedback_by_hand() -> None:
         forces = -(matrix @ coordinates.ravel()).reshape(-1, 3)
         return Point(coordinates, forces, 0.5 * float(coordinates.ravel() @ matrix @ coordinates.ravel()), geometry)
 
-    source = Source(lambda _: Planted(2 * matrix))
-    guard = Guard(QuasiNewtonSettings(), source, StepControl(), CREDULOUS)
-    base = guard.judged(at(place))
-    guard.last = proposal = guard.step_from(base, model_of(guard, base))
-    guard.judged(at(place + proposal.step))
+    stepper, guard = guarded(lambda _: Planted(2 * matrix), StepControl(), CREDULOUS)
+    (proposal,) = propose([stepper], [at(place)])
+    stepper.judge(at(place + proposal.step))
     assert guard.feedback.log_curvature_ratio == pytest.approx(np.log(0.5))
     # half the way to the minimum: ¾ of the energy is gone, where the stiffer metric expected ½ of ½
     assert guard.feedback.energy_ratio == pytest.approx(1.5)
@@ -340,11 +337,11 @@ def test_error_of_a_metric_counts_its_scale() -> None:
 def test_guard_snapshot_goes_on_as_if_never_stopped() -> None:
     """With a metric that has just disappointed, which must be remembered."""
 
-    def stiff(point: Point) -> Metric:
+    def stiff(point: Point) -> Hessian:
         return Planted(2e3 * np.eye(point.forces.size))
 
     def made() -> Stepper:
-        return Stepper(Guard(QuasiNewtonSettings(), Source(stiff), StepControl(secant_weight=0.5), CREDULOUS))
+        return guarded(stiff, StepControl(secant_weight=0.5), CREDULOUS)[0]
 
     straight, cut = made(), made()
     first, second = rattled(7), rattled(7)
@@ -363,7 +360,7 @@ def test_guard_snapshot_goes_on_as_if_never_stopped() -> None:
 
 
 def test_the_core_is_untouched() -> None:
-    """A Guard without a metric proposes exactly what QuasiNewton does."""
+    """A policy without an answer leaves exactly what the classical optimizer proposes."""
     atoms = rattled(4)
     point = read_point(atoms)
     alone, guard = core(), guarded(lambda _: None)[0]
@@ -373,7 +370,7 @@ def test_the_core_is_untouched() -> None:
 def test_a_metric_that_cannot_be_made_leaves_it_to_the_core() -> None:
     """For instance atoms strewn so far apart that no neighbours can be searched."""
 
-    def broken(_: Point) -> Metric:
+    def broken(_: Point) -> Hessian:
         raise StructureError("extends over 2 km")
 
     chain, guard = guarded(broken)
@@ -382,7 +379,7 @@ def test_a_metric_that_cannot_be_made_leaves_it_to_the_core() -> None:
 
 
 def test_mistrust_outlives_the_help_of_fire() -> None:
-    guard = Guard(QuasiNewtonSettings(), Source(exact))
+    _, guard = guarded(exact)
     guard.bad_steps, guard.core_steps, guard.policy_steps = 3, 5, 2
     guard.reset()
     assert (guard.bad_steps, guard.core_steps, guard.policy_steps) == (3, 5, 2)
@@ -470,7 +467,7 @@ FAULTS = {
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_policy_without_an_answer_is_named_with_its_reason(name: str) -> None:
-    def fail(_: Point) -> Metric:
+    def fail(_: Point) -> Hessian:
         raise FAULTS[name]
 
     stepper, guard = guarded(fail)
@@ -483,7 +480,7 @@ def test_a_policy_without_an_answer_is_named_with_its_reason(name: str) -> None:
 def test_faults_of_the_network_are_raised() -> None:
     """A tensor on the wrong device is no reason to go on quietly with another method."""
 
-    def fail(_: Point) -> Metric:
+    def fail(_: Point) -> Hessian:
         raise RuntimeError("Expected all tensors to be on the same device")
 
     with pytest.raises(RuntimeError, match="same device"):

@@ -23,8 +23,9 @@ from relaxion.optimizer.ase_interface import read_point
 from relaxion.optimizer.choice import new_stepper
 from relaxion.optimizer.classical import QuasiNewtonSettings
 from relaxion.optimizer.hessian import learned as learned_metric
-from relaxion.optimizer.hessian.learned import LearnedMetrics, Metric
-from relaxion.optimizer.hessian.models import Base, models_at
+from relaxion.optimizer.hessian.base import Hessian
+from relaxion.optimizer.hessian.learned import Base, LearnedMetrics
+from relaxion.optimizer.hessian.models import Models, hessians_at
 from relaxion.optimizer.point import Point, cell_factor_of
 from relaxion.optimizer.step import propose
 from relaxion.structures import Evaluation, State, Structures
@@ -65,15 +66,15 @@ def own_state(atoms: Atoms, free_cell: bool, mask: np.ndarray) -> State:
     return State.without_past(structures, evaluation, 0.3)
 
 
-def metric_at(target: Atoms | Filter, network: MetricNetwork) -> tuple[Metric, np.ndarray]:
+def metric_at(target: Atoms | Filter, network: MetricNetwork) -> tuple[Hessian, np.ndarray]:
     point = read_point(target)
     metric = asked(LearnedMetrics(network), point)
     assert metric is not None
     return metric, point.forces
 
 
-def asked(source: LearnedMetrics, point: Point) -> Metric | None:
-    return models_at([Base(point, QuasiNewtonSettings().springs, source)])[0].metric
+def asked(source: LearnedMetrics, point: Point) -> Hessian | None:
+    return hessians_at([Base(point)], [Models(QuasiNewtonSettings().springs, policy=source)])[0].learned
 
 
 FILTERS: dict[str, Callable[[Atoms], Atoms | Filter]] = {
@@ -110,7 +111,7 @@ def test_the_networks_own_solve(name: str, fixed: tuple[int, ...], network: Metr
         assert np.abs(strain).max() > 1e-4
 
 
-def matrix_of(metric: Metric, shape: tuple[int, ...]) -> np.ndarray:
+def matrix_of(metric: Hessian, shape: tuple[int, ...]) -> np.ndarray:
     return np.stack([metric.apply(unit.reshape(shape)).ravel() for unit in np.eye(int(np.prod(shape)))])
 
 
@@ -159,12 +160,12 @@ def test_one_is_many(network: MetricNetwork) -> None:
         FrechetCellFilter(crystal((2, 2, 2), 6)),
     ]
     points, source = [read_point(target) for target in targets], LearnedMetrics(network)
-    models = models_at([Base(point, QuasiNewtonSettings().springs, source) for point in points])
-    for point, model in zip(points, models, strict=True):
+    models = [Models(QuasiNewtonSettings().springs, policy=source)] * len(points)
+    for point, model in zip(points, hessians_at([Base(point) for point in points], models), strict=True):
         alone = asked(source, point)
         assert alone is not None
-        assert model.metric is not None
-        step = model.metric.solve(point.forces)
+        assert model.learned is not None
+        step = model.learned.solve(point.forces)
         np.testing.assert_allclose(step, alone.solve(point.forces), rtol=1e-6, atol=1e-9)
         assert np.abs(step).max() > 1e-3 or len(point.forces) == 1
 
@@ -221,7 +222,8 @@ def test_many_at_once_are_one_by_one(network: MetricNetwork) -> None:
     points = [read_point(one) for one in (atoms[0], atoms[1], FrechetCellFilter(atoms[2], mask=MASK), gold)]
     source, calls = LearnedMetrics(network, elements=[29, 79]), []
     handle = network.register_forward_hook(lambda *_: calls.append(1))
-    together = [model.metric for model in models_at([Base(p, QuasiNewtonSettings().springs, source) for p in points])]
+    models = [Models(QuasiNewtonSettings().springs, policy=source)] * len(points)
+    together = [found.learned for found in hessians_at([Base(point) for point in points], models)]
     handle.remove()
     assert len(calls) == 1
     assert together[3] is None

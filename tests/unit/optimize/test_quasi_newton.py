@@ -10,9 +10,8 @@ from ase import Atoms
 from relaxion.apps.compare.sets import find_set
 from relaxion.batch import BatchRelaxer, BatchSettings
 from relaxion.optimizer.choice import new_stepper
-from relaxion.optimizer.classical import QuasiNewton, QuasiNewtonSettings
+from relaxion.optimizer.classical import QuasiNewtonSettings, Secants
 from relaxion.optimizer.fire import Fire
-from relaxion.optimizer.hessian.models import LocalModel
 from relaxion.optimizer.hessian.springs import bonds_of
 from relaxion.optimizer.point import Geometry, Point, Proposal, dot, longest
 from relaxion.optimizer.secants import Secant, corrected, weighted_error
@@ -41,10 +40,9 @@ def random_stiffness(size, smallest=1.0, largest=30.0):
     return directions @ np.diag(np.geomspace(smallest, largest, size)) @ directions.T
 
 
-def proposed(method: QuasiNewton, point: Point) -> Proposal:
-    """One step of the method alone, with nothing known of the structure."""
-    method.last = method.step_from(method.judged(point), LocalModel())
-    return method.last
+def proposed(stepper: Stepper, point: Point) -> Proposal:
+    """One step with nothing known of the structure."""
+    return propose([stepper], [point])[0]
 
 
 def descend(proposing, start, stiffness, steps):
@@ -83,20 +81,18 @@ def test_the_correction_equals_dense_bfgs():
 
 def test_finds_the_bottom_of_a_bowl():
     stiffness = random_stiffness(9)
-    point, _ = descend(
-        partial(proposed, QuasiNewton(QuasiNewtonSettings())), 0.2 * GENERATOR.normal(size=(3, 3)), stiffness, 20
-    )
+    point, _ = descend(partial(proposed, Stepper()), 0.2 * GENERATOR.normal(size=(3, 3)), stiffness, 20)
     assert longest(point.forces) < 1e-4
 
 
 def test_steps_never_exceed_the_trust_radius():
-    method = QuasiNewton(QuasiNewtonSettings(TrustRegionSettings(largest=0.1)))
+    method = Stepper(QuasiNewtonSettings(TrustRegionSettings(largest=0.1)))
     proposal = proposed(method, bowl(5 * np.ones((2, 3)), np.eye(6)))
     assert longest(proposal.step) == pytest.approx(0.1)
 
 
 def test_a_worse_point_is_rejected_and_teaches():
-    method = QuasiNewton(QuasiNewtonSettings(TrustRegionSettings(first=1.0, largest=1.0), plain_stiffness=1.0))
+    method = Stepper(QuasiNewtonSettings(TrustRegionSettings(first=1.0, largest=1.0), plain_stiffness=1.0))
     stiffness = 30.0 * np.eye(3)
     start = bowl(np.array([[0.2, 0.0, 0.0]]), stiffness)
     first = proposed(method, start)
@@ -104,29 +100,31 @@ def test_a_worse_point_is_rejected_and_teaches():
     assert worse.energy > start.energy
     second = proposed(method, worse)
     assert second.base is start
-    assert len(method.secants) == 1
+    assert len(method.secants.recent) == 1
     assert np.allclose(start.coordinates + second.step, 0, atol=1e-12)  # one secant suffices for one stiffness
 
 
 def test_a_point_that_is_not_finite_is_rejected_and_not_learned():
-    method = QuasiNewton(QuasiNewtonSettings())
+    method = Stepper()
     start = bowl(np.ones((2, 3)), np.eye(6))
     proposed(method, start)
     broken = Point(np.zeros((2, 3)), np.full((2, 3), np.nan), 0.0, None)
     proposal = proposed(method, broken)
     assert proposal.base is start
-    assert method.secants == []
+    assert method.secants.recent == []
     assert np.isfinite(proposal.step).all()
 
 
 def test_negative_curvature_is_not_learned():
-    method = QuasiNewton(QuasiNewtonSettings())
-    method._learn(Secant(np.ones((1, 3)), -np.ones((1, 3))))
-    assert method.secants == []
+    secants = Secants(10)
+    secants.learn(bowl(np.ones((1, 3)), -np.eye(3)), bowl(2 * np.ones((1, 3)), -np.eye(3)))
+    assert secants.recent == []
+    secants.learn(bowl(np.ones((1, 3)), np.eye(3)), bowl(2 * np.ones((1, 3)), np.eye(3)))
+    assert len(secants.recent) == 1
 
 
 def test_many_rejections_hand_over_to_fire_and_back():
-    chain = Stepper(QuasiNewton(QuasiNewtonSettings()))
+    chain = Stepper()
     stiffness = 10 * np.eye(6)
     point, methods = bowl(0.3 * np.ones((2, 3)), stiffness), []
     for number in range(40):

@@ -13,7 +13,7 @@ from ase.filters import FrechetCellFilter
 
 from relaxion import Relaxer, relax_batch
 from relaxion.apps.compare.sets import find_set
-from relaxion.optimizer import classical as quasi_newton
+from relaxion.optimizer import trust_region
 from relaxion.optimizer.ase_interface import molecular_share, read_point
 from relaxion.optimizer.choice import CORE, Chooser, new_stepper
 from relaxion.optimizer.classical import QuasiNewtonSettings
@@ -198,13 +198,13 @@ def test_where_the_screen_stops_steps_of_molecules_springs_step(monkeypatch):
     """Oxygens that chance has crowded are no molecules: along their bonds a random oxide crept for ever."""
     atoms = ethanol()
     atoms.calc = MorsePotential()
-    whole = quasi_newton.screened
+    whole = trust_region.screened
 
     def nothing_left(proposal, bonds):
         return replace(proposal, step=0.01 * proposal.step) if proposal.method == "valence" else whole(proposal, bonds)
 
     (free,) = propose([new_stepper()], [read_point(atoms)])
-    monkeypatch.setattr(quasi_newton, "screened", nothing_left)
+    monkeypatch.setattr(trust_region, "screened", nothing_left)
     (stopped,) = propose([new_stepper()], [read_point(atoms)])
     assert (free.method, stopped.method) == ("valence", "springs")
 

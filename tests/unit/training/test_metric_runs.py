@@ -19,7 +19,6 @@ from relaxion.model.stiffness_network import pulls_of
 from relaxion.model.stiffness_policy import MetricGaussianPolicy, MetricPolicy
 from relaxion.model.strains import strain_vectors
 from relaxion.optimizer.hessian.learned import LearnedMetrics
-from relaxion.optimizer.safeguard import Guard
 from relaxion.potentials.registry import potential
 from relaxion.structures import Move
 from relaxion.train.agents.make import AGENT_SETTINGS
@@ -276,10 +275,8 @@ class TestRuns:
         atoms.calc = EMT()
         opt = Relaxer(atoms, policy=tmp_path / "taught.safetensors", logfile=None)
         opt.run(fmax=0.05)
-        guard = opt._stepper.method
-        assert isinstance(guard, Guard)
-        assert isinstance(guard.source, LearnedMetrics)
-        assert guard.policy_steps > 0
+        assert isinstance(opt._stepper.safeguard.models.policy, LearnedMetrics)
+        assert opt.policy_steps > 0
 
 
 def test_sources_together() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Protocol
 
@@ -24,27 +24,14 @@ from relaxion.model.solve import COARSE_TOLERANCE, LARGEST_DENSE, Inverse, gradi
 from relaxion.model.stiffness import Stiffness, Unknowns
 from relaxion.model.stiffness_network import MetricNetwork
 from relaxion.model.strains import strain_vectors
+from relaxion.optimizer.hessian.base import Hessian
+from relaxion.optimizer.hessian.internal.topology import Topology
 from relaxion.optimizer.hessian.springs import FACTOR, SOLVE, SpringMetric
 from relaxion.optimizer.point import Array, Geometry, Point, structures_of
 from relaxion.structures import Evaluation, Move, State, Structures
 
 TRUST = 0.3  # Å; part of every state, the same throughout a training
 STRAIN_PLACES = [0, 4, 8, 5, 2, 1]  # xx yy zz yz xz xy in a flat 3 × 3 matrix
-
-
-class Metric(Protocol):
-    """A symmetric positive definite stiffness at one geometry, in the coordinates of the points."""
-
-    knows_curvature: bool
-    """Whether steps can be held against it."""
-
-    def apply(self, step: Array) -> Array:
-        """B·u."""
-        ...
-
-    def solve(self, forces: Array, extra_floor: float = 0.0) -> Array:
-        """(B + extra_floor·1)⁻¹·f; the floor in eV/Å². Not a number where it cannot be solved."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -59,24 +46,36 @@ class Past:
 
 
 @dataclass(frozen=True, eq=False)
-class Asked:
-    """A base at which a policy is asked, how the relaxer came there, and the springs drawn there."""
+class Base:
+    """Where a step begins, and what is known there before any model is made."""
 
     point: Point
-    geometry: Geometry  # of the point
-    past: Past
-    springs: SpringMetric
+    past: Past = field(default_factory=Past)
+    steps: int = 0  # that led there, as far as they are remembered
+    topology: Topology | None = None  # of the molecules, as known so far
+    place: int | None = None  # among the structures just evaluated, where it is one of them
+    springs: SpringMetric | None = None  # drawn there
+
+    @property
+    def has_springs(self) -> bool:
+        """Whether it is a plain structure, between whose atoms springs can be drawn."""
+        return self.point.geometry is not None and self.point.geometry.drawn
+
+    @property
+    def geometry(self) -> Geometry:
+        assert self.point.geometry is not None  # `has_springs`
+        return self.point.geometry
 
 
-class MetricSource(Protocol):
-    """A policy; many relaxations may share one."""
+class PolicyModel(Protocol):
+    """A policy as a model of the Hessian; many relaxations may share one."""
 
     def covers(self, geometry: Geometry) -> bool:
         """Whether it was trained on all these elements."""
         ...
 
-    def at(self, asked: Sequence[Asked], structures: Structures) -> Sequence[Metric]:
-        """At each point; `structures` are those of the points, in order."""
+    def at(self, bases: Sequence[Base], structures: Structures) -> Sequence[Hessian]:
+        """At each base; `structures` are those of the bases, in order."""
         ...
 
 
@@ -87,18 +86,18 @@ class _Source:
         return self.elements is None or self.elements.issuperset(geometry.numbers.tolist())
 
 
-def asked_of(source: MetricSource, asked: Sequence[Asked], structures: Structures) -> list[Metric | str]:
+def asked_of(source: PolicyModel, bases: Sequence[Base], structures: Structures) -> list[Hessian | str]:
     """What the policy says at each point; a sentence where it has no answer: the classical optimizer steps there.
 
     A matrix that cannot be factorised, atoms too far apart for a neighbour search and too little memory on a device are
     reasons to go on without the policy. Every other error is a fault, and is raised.
     """
     try:
-        return list(source.at(asked, structures))
+        return list(source.at(bases, structures))
     except (StructureError, torch.linalg.LinAlgError, torch.OutOfMemoryError) as error:  # pyright: ignore[reportPrivateImportUsage]
-        if len(asked) == 1:
+        if len(bases) == 1:
             return [f"the policy has no answer here ({type(error).__name__}: {str(error).splitlines()[0][:200]})"]
-    return [asked_of(source, [one], structures_of([one.geometry]))[0] for one in asked]
+    return [asked_of(source, [one], structures_of([one.geometry]))[0] for one in bases]
 
 
 class LearnedMetrics(_Source):
@@ -108,33 +107,33 @@ class LearnedMetrics(_Source):
         """`elements`: atomic numbers the network may speak about; None: all."""
         self.network, self.elements = network, None if elements is None else frozenset(elements)
 
-    def at(self, asked: Sequence[Asked], structures: Structures) -> list[Metric]:
-        geometries = [one.geometry for one in asked]
+    def at(self, bases: Sequence[Base], structures: Structures) -> list[Hessian]:
+        geometries = [one.geometry for one in bases]
         with torch.no_grad():
-            stiffness = self.network(states_at([one.point for one in asked], structures)).to(torch.float64)
+            stiffness = self.network(states_at([one.point for one in bases], structures)).to(torch.float64)
             atoms = torch.from_numpy(np.concatenate([geometry.free[: geometry.n_atoms] for geometry in geometries]))
             stiffness = stiffness.restricted(atoms, torch.cat([_free_strains(geometry) for geometry in geometries]))
             free_cells, frees = stiffness.free.cells.numpy(), list[Array]()
             for number, geometry in enumerate(geometries):
                 parts = [geometry.free[: geometry.n_atoms].ravel(), free_cells[number] if geometry.cell_factor else []]
                 frees.append(np.concatenate(parts).astype(np.float64))
-            if len(asked) == 1 and geometries[0].n_atoms > LARGEST_DENSE:
+            if len(bases) == 1 and geometries[0].n_atoms > LARGEST_DENSE:
                 return [SparseMetric(geometries[0], frees[0], stiffness)]
             matrices = [(which, *dense(some)) for which, some in by_size(stiffness)]
-        result = dict[int, Metric]()
+        result = dict[int, Hessian]()
         for which, own, layout in matrices:
             for number, matrix in zip(which.tolist(), own.numpy(), strict=True):
                 geometry, rows = geometries[number], np.arange(3 * geometries[number].n_atoms)
                 if geometry.cell_factor:
                     rows = np.concatenate([rows, 3 * layout.n_largest + np.arange(6)])
                 result[number] = DenseMetric(geometry, frees[number], matrix[rows[:, None], rows])
-        return [result[number] for number in range(len(asked))]
+        return [result[number] for number in range(len(bases))]
 
 
 class _InStrains:
     """B in coordinates of the network, three per atom and six for a free cell; ASE has nine for the cell."""
 
-    knows_curvature = True
+    has_curvature = True
 
     def __init__(self, geometry: Geometry, free: Array) -> None:
         self.geometry, self.free = geometry, free  # free: (n_coordinates,) 1 where it may change, else 0
@@ -143,9 +142,9 @@ class _InStrains:
         scale = 1 / self.geometry.cell_factor if self.geometry.cell_factor else 0.0
         return self._rows(self._product(self._flat(step, scale)), scale)
 
-    def solve(self, forces: Array, extra_floor: float = 0.0) -> Array:
+    def solve(self, forces: Array, shift: float = 0.0) -> Array:
         scale = self.geometry.cell_factor
-        answer = self._solution(self._flat(forces, scale), extra_floor)
+        answer = self._solution(self._flat(forces, scale), shift)
         return np.full_like(forces, np.nan) if answer is None else self._rows(answer, scale)
 
     def _flat(self, rows: Array, cell_scale: float) -> Array:
@@ -167,7 +166,7 @@ class _InStrains:
     def _product(self, flat: Array) -> Array: ...
 
     @abstractmethod
-    def _solution(self, flat: Array, extra_floor: float) -> Array | None:
+    def _solution(self, flat: Array, shift: float) -> Array | None:
         """None: the weights are no numbers."""
 
 
@@ -182,14 +181,14 @@ class DenseMetric(_InStrains):
     def _product(self, flat: Array) -> Array:
         return self.matrix @ flat
 
-    def _solution(self, flat: Array, extra_floor: float) -> Array | None:
-        if extra_floor not in self._factors:
+    def _solution(self, flat: Array, shift: float) -> Array | None:
+        if shift not in self._factors:
             stiffened = self.matrix.copy()
             atoms = np.arange(3 * self.geometry.n_atoms)
-            stiffened[atoms, atoms] += extra_floor
+            stiffened[atoms, atoms] += shift
             factor, failed = FACTOR(stiffened.T, overwrite_a=True)
-            self._factors[extra_floor] = None if failed else factor
-        factor = self._factors[extra_floor]
+            self._factors[shift] = None if failed else factor
+        factor = self._factors[shift]
         return None if factor is None else SOLVE(factor, flat)[0]
 
 
@@ -208,13 +207,13 @@ class SparseMetric(_InStrains):
     def _product(self, flat: Array) -> Array:
         return self._numbers(self._apply(self._unknowns(flat)))
 
-    def _solution(self, flat: Array, extra_floor: float) -> Array | None:
+    def _solution(self, flat: Array, shift: float) -> Array | None:
         try:
-            if extra_floor not in self._inverses:
-                floored = replace(self.stiffness, floors=self.stiffness.floors + extra_floor)
-                apply = self._apply if extra_floor == 0 else sparse_product(floored, coarse=True)
-                self._inverses[extra_floor] = gradients_of(floored, apply, COARSE_TOLERANCE)
-            return self._numbers(self._inverses[extra_floor](self._unknowns(flat)))
+            if shift not in self._inverses:
+                floored = replace(self.stiffness, floors=self.stiffness.floors + shift)
+                apply = self._apply if shift == 0 else sparse_product(floored, coarse=True)
+                self._inverses[shift] = gradients_of(floored, apply, COARSE_TOLERANCE)
+            return self._numbers(self._inverses[shift](self._unknowns(flat)))
         except torch.linalg.LinAlgError:  # pyright: ignore[reportPrivateImportUsage]
             return None
 
@@ -244,43 +243,48 @@ class DirectMetrics(_Source):
         self.policy, self.elements = policy, None if elements is None else frozenset(elements)
         self.trust = trust
 
-    def at(self, asked: Sequence[Asked], structures: Structures) -> list[Metric]:
+    def at(self, bases: Sequence[Base], structures: Structures) -> list[Hessian]:
         with torch.no_grad():
-            move = self.policy(self._states(asked, structures))
+            move = self.policy(self._states(bases, structures))
         displacements = np.split(move.displacements.double().numpy(), structures.counts.cumsum(0)[:-1].tolist())
-        strains, result = move.strains.double().numpy(), list[Metric]()
-        for one, rows, strain in zip(asked, displacements, strains, strict=True):
+        strains, result = move.strains.double().numpy(), list[Hessian]()
+        for one, rows, strain in zip(bases, displacements, strains, strict=True):
             geometry = one.geometry
             step = np.concatenate([rows, geometry.cell_factor * strain]) if geometry.cell_factor else rows
-            result.append(DirectMetric(one.point.forces, np.asarray(step * geometry.free), one.springs))
+            result.append(DirectMetric(one.point.forces, np.asarray(step * geometry.free), _springs_of(one)))
         return result
 
-    def _states(self, asked: Sequence[Asked], structures: Structures) -> State:
-        state = states_at([one.point for one in asked], structures)
-        moves, forces = zip(*(_history(one) for one in asked), strict=True)
+    def _states(self, bases: Sequence[Base], structures: Structures) -> State:
+        state = states_at([one.point for one in bases], structures)
+        moves, forces = zip(*(_history(one) for one in bases), strict=True)
         return replace(
             state,
             last_move=Move.concatenate(moves),
             last_forces=torch.from_numpy(np.concatenate(forces)),
-            trust_radii=torch.full((len(asked),), self.trust, dtype=torch.float64),
-            calls=torch.tensor([one.past.calls for one in asked]),
+            trust_radii=torch.full((len(bases),), self.trust, dtype=torch.float64),
+            calls=torch.tensor([one.past.calls for one in bases]),
         )
 
 
-def _history(asked: Asked) -> tuple[Move, Array]:
+def _history(base: Base) -> tuple[Move, Array]:
     """The last move, and the forces before it; at the start none, and the forces of now."""
-    geometry, past, n_atoms = asked.geometry, asked.past, asked.geometry.n_atoms
-    step, forces = np.zeros_like(asked.point.coordinates), asked.point.forces
+    geometry, past, n_atoms = base.geometry, base.past, base.geometry.n_atoms
+    step, forces = np.zeros_like(base.point.coordinates), base.point.forces
     if past.coordinates is not None and past.forces is not None and past.coordinates.shape == step.shape:
-        step, forces = asked.point.coordinates - past.coordinates, past.forces
+        step, forces = base.point.coordinates - past.coordinates, past.forces
     strain = step[n_atoms:] / geometry.cell_factor if geometry.cell_factor else np.zeros((3, 3))
     return Move(torch.from_numpy(step[:n_atoms]), torch.from_numpy((strain + strain.T) / 2)[None]), forces[:n_atoms]
+
+
+def _springs_of(base: Base) -> SpringMetric:
+    assert base.springs is not None  # drawn before policies are asked
+    return base.springs
 
 
 class DirectMetric:
     """Answers the forces of its point with the policy's move, everything else as springs do."""
 
-    knows_curvature = False
+    has_curvature = False
 
     def __init__(self, forces: Array, step: Array, springs: SpringMetric) -> None:
         self.forces, self.step, self.springs = forces, step, springs
@@ -288,9 +292,9 @@ class DirectMetric:
     def apply(self, step: Array) -> Array:
         return self.springs.apply(step)
 
-    def solve(self, forces: Array, extra_floor: float = 0.0) -> Array:
+    def solve(self, forces: Array, shift: float = 0.0) -> Array:
         """The floor has no meaning for a move that comes from no stiffness; the rule's scale has."""
-        del extra_floor
+        del shift
         return self.step if forces is self.forces else self.springs.solve(forces)
 
 

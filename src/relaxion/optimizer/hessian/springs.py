@@ -176,7 +176,9 @@ def _between_atoms(bonds: Sequence[Bonds], blocks: Sequence[Array], counts: Sequ
 
 
 class SpringMetric:
-    """The stiffness matrix B of the springs at one geometry: `apply` gives B·u, `solve` gives B⁻¹·f."""
+    """The Hessian of the springs at one geometry."""
+
+    has_curvature = True
 
     def __init__(
         self, geometry: Geometry, settings: SpringSettings, bonds: Bonds, blocks: Array, between_atoms: Array | None
@@ -185,6 +187,7 @@ class SpringMetric:
         self.geometry, self.settings, self.bonds = geometry, settings, bonds
         self._blocks, self._between_atoms = blocks, between_atoms
         self._free = geometry.free.ravel()
+        self._factors: dict[float, Array] = {}  # by shift
 
     @cached_property
     def _floors(self) -> Array:
@@ -207,18 +210,19 @@ class SpringMetric:
             result[n_atoms:] += pulls.T @ bonds.vectors / self.geometry.cell_factor
         return np.where(self.geometry.free, result, 0.0)
 
-    def solve(self, forces: Array) -> Array:
-        """B⁻¹·f on the free coordinates, zero elsewhere."""
+    def solve(self, forces: Array, shift: float = 0.0) -> Array:
+        """(B + shift·1)⁻¹·f on the free coordinates, zero elsewhere; the shift in eV/Å²."""
         result = np.zeros(forces.size)
         right = forces.ravel()[self._free]
         if self._between_atoms is None:
-            result[self._free] = self._conjugate_gradients(right)
+            result[self._free] = self._conjugate_gradients(right, shift)
         else:
-            result[self._free] = SOLVE(self._factor, right)[0]
+            if shift not in self._factors:
+                self._factors[shift] = self._factor(shift)
+            result[self._free] = SOLVE(self._factors[shift], right)[0]
         return result.reshape(forces.shape)
 
-    @cached_property
-    def _factor(self) -> Array:
+    def _factor(self, shift: float) -> Array:
         """The Cholesky factor of the free rows and columns, dense."""
         assert self._between_atoms is not None
         n = 3 * self.geometry.n_atoms
@@ -227,7 +231,7 @@ class SpringMetric:
         if self.geometry.cell_factor:
             full[:n, n:], full[n:, n:] = self._with_cell, self._of_cell
             full[n:, :n] = self._with_cell.T
-        full[np.diag_indices_from(full)] += self._floors.ravel()
+        full[np.diag_indices_from(full)] += self._floors.ravel() + shift
         if not self._free.all():
             full = full[np.ix_(self._free, self._free)]
         factor, failed = FACTOR(full.T, overwrite_a=True)
@@ -280,8 +284,10 @@ class SpringMetric:
         corner = (self._blocks.reshape(-1, 9).T @ outer).reshape(3, 3, 3, 3)  # a, c, b, d
         return corner.transpose(0, 2, 1, 3).reshape(9, 9)
 
-    def _conjugate_gradients(self, right: Array) -> Array:
-        matrix = self._matrix
+    def _conjugate_gradients(self, right: Array, shift: float) -> Array:
+        matrix: Any = self._matrix
+        if shift > 0:
+            matrix = matrix + shift * scipy.sparse.eye_array(matrix.shape[0], format="csr")
         scale = scipy.sparse.diags_array(1 / matrix.diagonal())
         result, _ = scipy.sparse.linalg.cg(matrix, right, rtol=1e-6, maxiter=500, M=scale)
         return result

@@ -13,10 +13,12 @@ import torch
 from pydantic import Field
 from torch import Generator, Tensor
 
-from relaxion.optimizer.classical import QuasiNewton, QuasiNewtonSettings
-from relaxion.optimizer.hessian.models import Base, models_at
+from relaxion.optimizer.classical import QuasiNewtonSettings
+from relaxion.optimizer.hessian.learned import Base
+from relaxion.optimizer.hessian.models import Models, hessians_at
 from relaxion.optimizer.point import Array, Geometry, Point, cell_factor_of
 from relaxion.optimizer.secants import Secant
+from relaxion.optimizer.step import Stepper
 from relaxion.optimizer.trust_region import TrustRegionSettings
 from relaxion.settings import Settings
 from relaxion.structures import Move, State
@@ -60,11 +62,11 @@ class Expert:
 
     def _step(self, state: State, number: int, rows: slice) -> Array:
         """One step in the coordinates of the optimizer: atoms, then a factor × strain where the cell is free."""
-        method = QuasiNewton(self._method)
+        stepper = Stepper(self._method)
         geometry = _geometry(state, number, rows)
         forces = _numpy(state.evaluation.forces[rows]) * geometry.free[: geometry.n_atoms]
         if not geometry.cell_factor:
-            method.secants = _secants(state, rows, forces)
+            stepper.secants.recent = _secants(state, rows, forces)
         else:
             # the stress before the last move is not part of a state, so a free cell has no whole secant
             assert state.evaluation.stresses is not None
@@ -72,8 +74,8 @@ class Expert:
             forces = np.concatenate([forces, pull])
         start = np.zeros_like(forces)
         point = Point(start, forces, float(state.evaluation.energies[number]), geometry)
-        (model,) = models_at([Base(point, self._method.springs)])
-        return method.step_from(point, model).step
+        (hessians,) = hessians_at([Base(point)], [Models(self._method.springs)])
+        return stepper.step_from(point, hessians).step
 
 
 def _geometry(state: State, number: int, rows: slice) -> Geometry:

@@ -88,7 +88,9 @@ class Place:
 
 
 class ValenceModel(Place):
-    """The stiffness matrix B at one geometry: `apply` gives B·u, `solve` gives B⁻¹·f."""
+    """The Hessian of a structure with molecules at one geometry."""
+
+    has_curvature = True
 
     def __init__(
         self, topology: Topology, geometry: Geometry, springs: SpringSettings, valence: ValenceSettings, near: Bonds
@@ -116,12 +118,12 @@ class ValenceModel(Place):
         """B·u without what may not move."""
         return (self.matrix @ np.where(self._free, step.ravel(), 0.0)).reshape(step.shape) * self.geometry.free
 
-    def solve(self, forces: Array, extra_floor: float = 0.0) -> Array:
-        """(B + extra_floor·1)⁻¹·f on the free coordinates, zero elsewhere; the floor in eV/Å²."""
+    def solve(self, forces: Array, shift: float = 0.0) -> Array:
+        """(B + shift·1)⁻¹·f on the free coordinates, zero elsewhere; the floor in eV/Å²."""
         right = np.where(self._free, forces.ravel(), 0.0)
         factor = self._factor
-        if extra_floor > 0:
-            factor = Factor(self.matrix + extra_floor * scipy.sparse.eye_array(len(right)))
+        if shift > 0:
+            factor = Factor(self.matrix + shift * scipy.sparse.eye_array(len(right)))
         return factor.solve(right).reshape(forces.shape)
 
 
