@@ -25,12 +25,8 @@ from ase.optimize.optimize import OptimizableAtoms
 from ase.utils.abc import Optimizable
 
 from relaxion.errors import StructureError
-from relaxion.optimizer.hessian.internal.topology import NON_METALS, bonds_in, topology_of
-from relaxion.optimizer.hessian.springs import bonds_of
 from relaxion.optimizer.point import Array, Geometry, Point, cell_factor_of
 from relaxion.structures.conversion import check_atoms
-
-LARGEST_VOLUME = 25.0  # Å³ per atom of a molecular crystal; ice has 11, benzene 10
 
 STEPS_WITHOUT_MOTION = 3  # so many executed moves of length zero in a row: constraints leave no way
 SHORTEST_MOTION = 1e-10  # Å
@@ -193,31 +189,17 @@ def read_geometry(target: Atoms | Filter) -> Geometry | None:
         return _geometry_of_cell_filter(target)
     if not has_geometry(target):
         return None
-    return _geometry(bare_atoms(target), _free_coordinates(bare_atoms(target)), 0.0)
-
-
-def in_vacuum(atoms: Atoms) -> bool:
-    """Whether there is more room than a crystal has: a periodic box is often only what a code asks for."""
-    return not atoms.pbc.all() or atoms.cell.volume > LARGEST_VOLUME * len(atoms)
-
-
-def molecular_share(atoms: Atoms) -> float:
-    """Share of the atoms that belong to molecules, as the classical optimizer sees it: bonds decide, not `pbc`."""
-    if NON_METALS[atoms.numbers].sum() < 2:
-        return 0.0
-    geometry = _geometry(atoms, np.ones((len(atoms), 3), dtype=bool), 0.0)
-    topology = topology_of(geometry, bonds_in(geometry, bonds_of([geometry])[0], None))
-    return 0.0 if topology is None else float(topology.members.mean())
+    return geometry_of(bare_atoms(target), _free_coordinates(bare_atoms(target)), 0.0)
 
 
 def _geometry_of_cell_filter(target: UnitCellFilter) -> Geometry:
     atoms = target.atoms
     allowed = np.asarray(target.mask, dtype=bool)
-    geometry = _geometry(atoms, np.concatenate([_free_coordinates(atoms), allowed]), cell_factor_of(atoms.numbers))
+    geometry = geometry_of(atoms, np.concatenate([_free_coordinates(atoms), allowed]), cell_factor_of(atoms.numbers))
     return replace(geometry, ase_cell_factor=_ase_cell_factor(target), drawn=has_geometry(target))
 
 
-def _geometry(atoms: Atoms, free: np.ndarray, cell_factor: float) -> Geometry:
+def geometry_of(atoms: Atoms, free: np.ndarray, cell_factor: float) -> Geometry:
     return Geometry(
         positions=np.array(atoms.positions),
         cell=np.array(atoms.cell),

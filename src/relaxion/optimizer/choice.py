@@ -19,8 +19,8 @@ from relaxion.model.policy_file import PolicyBundle, uncovered
 from relaxion.model.rebuild import policy_of
 from relaxion.model.roles import Policy
 from relaxion.model.stiffness_policy import MetricPolicy
-from relaxion.optimizer.ase_interface import in_vacuum, molecular_share
 from relaxion.optimizer.classical import QuasiNewtonSettings
+from relaxion.optimizer.hessian.internal.topology import in_vacuum, molecular_share
 from relaxion.optimizer.hessian.learned import TRUST, DirectMetrics, LearnedMetrics, PolicyModel
 from relaxion.optimizer.step import Stepper
 from relaxion.optimizer.step_rule import GATE, StepControl, rule_of

@@ -18,8 +18,8 @@ from relaxion.optimizer.hessian.internal.path import along_internals
 from relaxion.optimizer.hessian.internal.secants import ValenceMemory
 from relaxion.optimizer.hessian.models import Hessians
 from relaxion.optimizer.hessian.springs import SpringSettings
-from relaxion.optimizer.point import Array, Point, cosine, dot
-from relaxion.optimizer.secants import Secant, damped, weighted_error
+from relaxion.optimizer.point import Point, cosine, dot
+from relaxion.optimizer.secants import Secant, Secants, damped, weighted_error
 from relaxion.optimizer.trust_region import TrustRegionSettings
 
 INTERNAL = "valence"  # methods, as the history has them
@@ -50,36 +50,6 @@ class QuasiNewtonSettings:
     """Of molecules; None: springs everywhere."""
 
 
-class Secants:
-    """What the steps of one relaxation met: Cartesian secants, and those in internal coordinates of molecules."""
-
-    def __init__(self, most: int) -> None:
-        """`most`: Cartesian secants that are kept."""
-        self.most = most
-        self.recent: list[Secant] = []
-        self.internal = ValenceMemory()
-
-    def learn(self, before: Point, after: Point) -> None:
-        """Keep a secant of positive curvature; others would make the Hessian indefinite."""
-        secant = Secant(after.coordinates - before.coordinates, before.forces - after.forces)
-        if secant.curvature > 1e-5 * dot(secant.step, secant.step):
-            self.recent = [*self.recent, secant][-self.most :]
-        if self.internal.topology is not None and after.geometry is not None:
-            self.internal.learn(before, after)
-
-    def forget(self, method: str) -> None:
-        """Those that correct this method led uphill."""
-        if method == INTERNAL:
-            self.internal.pairs = []
-        else:
-            self.recent = []
-
-    def arrays(self) -> list[Array]:
-        """Everything that has a row for each coordinate."""
-        own = [array for secant in self.recent for array in (secant.step, secant.drop)]
-        return own + [array for point in self.internal.points() for array in (point.coordinates, point.forces)]
-
-
 def candidates(
     base: Point, hessians: Hessians, secants: Secants, settings: QuasiNewtonSettings, radius: float
 ) -> Iterator[Candidate]:
@@ -90,6 +60,8 @@ def candidates(
     """
     if hessians.internal is not None:
         here = hessians.internal
+        if secants.internal is None:
+            secants.internal = ValenceMemory()
         carried = [Secant(*secant) for secant in secants.internal.secants(here)]
         curve = partial(along_internals, here, largest=settings.region.largest, reach=base.reach)
         yield Candidate(INTERNAL, here, damped(carried, here.apply), radius, curve=curve)

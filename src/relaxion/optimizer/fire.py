@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+from typing import Any
+
 import numpy as np
 
-from relaxion.optimizer.point import Point, Proposal, dot
+from relaxion.optimizer.point import Point, Proposal, dot, rows_of_three
 
 FIRST_TIME_STEP = 0.1
 LARGEST_TIME_STEP = 0.5
@@ -18,10 +21,6 @@ class Fire:
 
     def __init__(self, longest_step: float = LONGEST_STEP) -> None:
         self.longest_step = min(longest_step, LONGEST_STEP)
-        self.reset()
-
-    def reset(self) -> None:
-        """Stand still."""
         self.velocities: np.ndarray | None = None
         self.time_step = FIRST_TIME_STEP
         self.mixing = FIRST_MIXING
@@ -54,3 +53,19 @@ class Fire:
             self.time_step = min(1.1 * self.time_step, LARGEST_TIME_STEP)
             self.mixing *= 0.99
         return mixed
+
+    def plain(self) -> dict[str, Any]:
+        """For a restart file."""
+        names = ("velocities", "time_step", "mixing", "downhill")
+        last = None if self.last_finite is None else asdict(self.last_finite)
+        return {name: getattr(self, name) for name in names} | {"last_finite": last}
+
+    def restore(self, plain: dict[str, Any]) -> None:
+        """The opposite. KeyError, TypeError or ValueError where the content is foreign."""
+        self.velocities = None if plain["velocities"] is None else rows_of_three(plain["velocities"])
+        self.time_step = float(plain["time_step"])
+        self.mixing = float(plain["mixing"])
+        self.downhill = int(plain["downhill"])
+        self.last_finite = None if plain["last_finite"] is None else Point.restored(plain["last_finite"])
+        if not 0 < self.time_step <= LARGEST_TIME_STEP or not 0 <= self.mixing <= 1:
+            raise ValueError("an impossible time step or mixing")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -53,6 +53,23 @@ class Point:
     forces: Array  # (n_rows, 3) eV/Å
     energy: float  # eV
     geometry: Geometry | None  # None: not a plain structure, springs cannot be drawn
+
+    @classmethod
+    def restored(cls, plain: Mapping[str, Any]) -> Point:
+        """From a restart file, where `asdict` of it was written."""
+        saved = plain["geometry"]
+        geometry = saved and Geometry(
+            positions=rows_of_three(saved["positions"]),
+            cell=rows_of_three(saved["cell"]),
+            periodic=np.asarray(saved["periodic"], dtype=bool),
+            numbers=np.asarray(saved["numbers"], dtype=np.int64),
+            free=np.asarray(saved["free"], dtype=bool),
+            cell_factor=float(saved["cell_factor"]),
+            ase_cell_factor=float(saved["ase_cell_factor"]),
+            drawn=bool(saved["drawn"]),
+        )
+        coordinates = rows_of_three(plain["coordinates"])
+        return cls(coordinates, rows_of_three(plain["forces"]), float(plain["energy"]), geometry)
 
     @property
     def largest_force(self) -> float:
@@ -112,6 +129,14 @@ def cell_factor_of(numbers: NDArray[np.int64]) -> float:
     """
     bond = max(2 * float(covalent_radii[numbers].mean()), SHORTEST_BOND)
     return float(np.sqrt(len(numbers))) * bond
+
+
+def rows_of_three(values: Any) -> Array:
+    """Coordinates, forces or vectors from a file. ValueError where they are none."""
+    rows = np.asarray(values, dtype=np.float64)
+    if rows.ndim != 2 or rows.shape[1] != 3:
+        raise ValueError(f"expected rows of three numbers, found shape {rows.shape}")
+    return rows
 
 
 def longest(rows: Array) -> float:

@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from relaxion.optimizer.classical import INTERNAL, QuasiNewtonSettings, Secants, candidates
+from relaxion.optimizer.classical import INTERNAL, QuasiNewtonSettings, candidates
 from relaxion.optimizer.hessian.base import Candidate, Hessian, Scaled
 from relaxion.optimizer.hessian.learned import Past, PolicyModel
 from relaxion.optimizer.hessian.models import Hessians, Models
 from relaxion.optimizer.point import Array, Point, Proposal, dot
-from relaxion.optimizer.secants import believed, missed
+from relaxion.optimizer.secants import Secant, Secants, believed, missed
 from relaxion.optimizer.step_rule import DEFAULT, StepControl
 from relaxion.optimizer.trust_region import TrustRegion
 
@@ -203,7 +203,7 @@ class Safeguard:
             control=rule.as_factors(),
         )
 
-    def _left_to_molecules(self, hessians: Hessians, judged: list) -> str:
+    def _left_to_molecules(self, hessians: Hessians, judged: list[Secant]) -> str:
         """Why internal coordinates make the step where there are molecules; empty where the policy does.
 
         They make the first; afterwards the model that misses less of the last steps makes the next.

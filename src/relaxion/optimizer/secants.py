@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from relaxion.optimizer.point import Array, dot, longest
+from relaxion.optimizer.point import Array, Point, dot, longest
+
+if TYPE_CHECKING:
+    from relaxion.optimizer.hessian.internal.secants import ValenceMemory
+    from relaxion.optimizer.hessian.internal.topology import Topology
 
 Solve = Callable[[Array], Array]
 ShiftedSolve = Callable[[Array, float], Array]
@@ -27,6 +32,35 @@ class Secant:
     @property
     def curvature(self) -> float:
         return dot(self.step, self.drop)
+
+
+class Secants:
+    """What the steps of one relaxation met: Cartesian secants, and those in internal coordinates of molecules."""
+
+    def __init__(self, most: int) -> None:
+        """`most`: Cartesian secants that are kept."""
+        self.most = most
+        self.recent: list[Secant] = []
+        self.internal: ValenceMemory | None = None  # while internal coordinates make steps
+
+    @property
+    def topology(self) -> Topology | None:
+        """The molecules in which the internal secants are seen."""
+        return None if self.internal is None else self.internal.topology
+
+    def learn(self, before: Point, after: Point) -> None:
+        """Keep a secant of positive curvature; others would make the Hessian indefinite."""
+        secant = Secant(after.coordinates - before.coordinates, before.forces - after.forces)
+        if secant.curvature > 1e-5 * dot(secant.step, secant.step):
+            self.recent = [*self.recent, secant][-self.most :]
+        if self.internal is not None and self.internal.topology is not None and after.geometry is not None:
+            self.internal.learn(before, after)
+
+    def arrays(self) -> list[Array]:
+        """Everything that has a row for each coordinate."""
+        points = [] if self.internal is None else self.internal.points()
+        own = [array for secant in self.recent for array in (secant.step, secant.drop)]
+        return own + [array for point in points for array in (point.coordinates, point.forces)]
 
 
 def corrected(forces: Array, secants: Sequence[Secant], solve: Solve) -> Array:

@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from relaxion.optimizer.classical import INTERNAL, QuasiNewtonSettings, Secants
+from relaxion.optimizer.classical import INTERNAL, QuasiNewtonSettings
 from relaxion.optimizer.fire import Fire
 from relaxion.optimizer.hessian.internal.secants import ValenceMemory
 from relaxion.optimizer.hessian.learned import Base, PolicyModel
 from relaxion.optimizer.hessian.models import Hessians, KnownPairs, hessians_at
-from relaxion.optimizer.point import Array, Geometry, Point, Proposal
+from relaxion.optimizer.point import Geometry, Point, Proposal, rows_of_three
 from relaxion.optimizer.safeguard import POLICY, Safeguard
-from relaxion.optimizer.secants import Secant
+from relaxion.optimizer.secants import Secant, Secants
 from relaxion.optimizer.step_rule import StepControl
 from relaxion.optimizer.trust_region import TrustRegion
 
@@ -70,7 +70,6 @@ class Stepper:
         """
         self.settings = settings or QuasiNewtonSettings()
         self.safeguard = Safeguard(self.settings, policy, rule, sees_molecules=sees_molecules)
-        self.fire = Fire(self.settings.region.largest)
         self.fire_steps = 0  # proposals made by FIRE
         self.calls = 0  # points judged
         self.not_finite: list[str] = []  # what was not, in the last answers in a row
@@ -98,7 +97,7 @@ class Stepper:
         self.region = TrustRegion(self.settings.region)
         self.secants = Secants(self.settings.plain_memory)
         self.safeguard.reset()
-        self.fire.reset()
+        self.fire: Fire | None = None  # while it steps, or has stepped last
         self.fire_steps_left = 0
         self.fire_reason = ""
         self.last: Proposal | None = None
@@ -135,13 +134,14 @@ class Stepper:
     def base(self, point: Point, place: int | None) -> Base:
         """A base for which Hessians are to be made; `place`: among the structures just evaluated, if it is one."""
         steps = len(self.secants.recent)
-        return Base(point, self.safeguard.past, steps, self.secants.internal.topology, place)
+        return Base(point, self.safeguard.past, steps, self.secants.topology, place)
 
     def step(self, base: Point, by_fire: bool) -> Proposal:
         """The next proposal, from where `judge` decided."""
         if by_fire:
             self.fire_steps_left -= 1
             self.fire_steps += 1
+            self.fire = self.fire or Fire(self.settings.region.largest)
             self.last = replace(self.fire.propose(base), reason=self.fire_reason)
         else:
             assert self.known is not None
@@ -153,11 +153,13 @@ class Stepper:
         proposal = None
         for candidate in self.safeguard.candidates(base, hessians, self.secants, self.region):
             proposal = self.region.propose(base, hessians.bonds, candidate)
-            if proposal.uphill and candidate.method != POLICY:
-                self.secants.forget(candidate.method)
+            if proposal.uphill and candidate.method == INTERNAL and self.secants.internal is not None:
+                self.secants.internal.pairs = []
+            elif proposal.uphill and candidate.method != POLICY:
+                self.secants.recent = []
             blocked = candidate.method == INTERNAL and _is_blocked(proposal)
             if candidate.method not in (POLICY, INTERNAL) or blocked:
-                self.secants.internal = ValenceMemory()
+                self.secants.internal = None
             if not blocked:
                 self.safeguard.took(base, hessians, candidate, proposal)
                 return proposal
@@ -165,9 +167,8 @@ class Stepper:
 
     def snapshot(self) -> dict[str, Any]:
         """Everything needed to go on as if never stopped; plain numbers, lists and arrays."""
-        fire = self.fire
         internal = self.secants.internal
-        known = {"valence": internal.plain()} if internal.topology is not None else {}
+        known = {} if internal is None or internal.topology is None else {"valence": internal.plain()}
         return {
             **self.region.plain(),
             "secants": [{"step": secant.step, "drop": secant.drop} for secant in self.secants.recent],
@@ -178,40 +179,35 @@ class Stepper:
             "fire_steps_left": self.fire_steps_left,
             "fire_reason": self.fire_reason,
             "fallback_used": self.fire_steps,
-            "fire": {
-                "velocities": fire.velocities,
-                "time_step": fire.time_step,
-                "mixing": fire.mixing,
-                "downhill": fire.downhill,
-                "last_finite": None if fire.last_finite is None else asdict(fire.last_finite),
-            },
+            "fire": None if self.fire is None else self.fire.plain(),
         }
 
     def check_rows(self, number: int) -> None:
         """A ValueError where what was restored is not finite or belongs to another number of coordinates."""
-        fire = self.fire
-        points = [self.last.base] if self.last is not None else []
-        points += [fire.last_finite] if fire.last_finite is not None else []
+        points = [] if self.last is None else [self.last.base]
         arrays = [*self.secants.arrays(), *self.region.places, *self.safeguard.arrays()]
+        if self.last is not None:
+            arrays.append(self.last.step)
+        if self.fire is not None:
+            points += [] if self.fire.last_finite is None else [self.fire.last_finite]
+            arrays += [] if self.fire.velocities is None else [self.fire.velocities]
         arrays += [array for point in points for array in (point.coordinates, point.forces)]
-        arrays += [self.last.step] if self.last is not None else []
-        arrays += [fire.velocities] if fire.velocities is not None else []
         for array in arrays:
             if array.shape != (number, 3) or not (np.abs(array) < LARGEST).all():  # NaN is not smaller either
                 raise ValueError(f"{number} rows of sensible numbers were expected, found an array of {array.shape}")
         for point in points:
             if point.geometry is not None:
                 _check_geometry(point.geometry, number)
-        region = self.region
-        numbers = [region.radius, fire.time_step, fire.mixing, *region.recent_energies, *(p.energy for p in points)]
-        if not (np.abs(numbers) < LARGEST).all() or region.radius <= 0 or fire.time_step <= 0:
-            raise ValueError("an impossible trust radius, time step or energy")
+        numbers = [self.region.radius, *self.region.recent_energies, *(point.energy for point in points)]
+        if not (np.abs(numbers) < LARGEST).all() or self.region.radius <= 0:
+            raise ValueError("an impossible trust radius or energy")
 
     def restore(self, plain: dict[str, Any]) -> None:
         """The opposite of `snapshot`. Raises KeyError, TypeError or ValueError when the content is foreign."""
-        fire = self.fire
         self.region.restore(plain)
-        self.secants.recent = [Secant(_rows(secant["step"]), _rows(secant["drop"])) for secant in plain["secants"]]
+        self.secants.recent = [
+            Secant(rows_of_three(secant["step"]), rows_of_three(secant["drop"])) for secant in plain["secants"]
+        ]
         self.last = None if plain["last"] is None else _proposal_from_plain(plain["last"])
         by_newton = self.last is not None and self.last.method != FIRE
         if by_newton and not self.region.recent_energies:
@@ -220,14 +216,15 @@ class Stepper:
         if "valence" in more and self.last is not None and by_newton:
             self.secants.internal = ValenceMemory.restored(more["valence"], self.last.base)
         self.safeguard.restore(more)
-        self.calls, self.not_finite = int(plain["calls"]), [str(words) for words in plain["not_finite"]]
-        self.fire_steps_left, self.fire_reason = int(plain["fire_steps_left"]), str(plain["fire_reason"])
+        self.calls = int(plain["calls"])
+        self.not_finite = [str(words) for words in plain["not_finite"]]
+        self.fire_steps_left = int(plain["fire_steps_left"])
+        self.fire_reason = str(plain["fire_reason"])
         self.fire_steps = int(plain["fallback_used"])
-        saved = plain["fire"]
-        fire.velocities = None if saved["velocities"] is None else _rows(saved["velocities"])
-        fire.time_step, fire.mixing = float(saved["time_step"]), float(saved["mixing"])
-        fire.downhill = int(saved["downhill"])
-        fire.last_finite = None if saved["last_finite"] is None else _point_from_plain(saved["last_finite"])
+        self.fire = None
+        if plain["fire"] is not None:
+            self.fire = Fire(self.settings.region.largest)
+            self.fire.restore(plain["fire"])
 
 
 def _is_blocked(proposal: Proposal) -> bool:
@@ -243,14 +240,6 @@ def _check_geometry(geometry: Geometry, n_rows: int) -> None:
         raise ValueError("an impossible geometry")
 
 
-def _rows(values: Any) -> Array:
-    """Coordinates, forces or vectors from a file."""
-    rows = np.asarray(values, dtype=np.float64)
-    if rows.ndim != 2 or rows.shape[1] != 3:
-        raise ValueError(f"expected rows of three numbers, found shape {rows.shape}")
-    return rows
-
-
 def _proposal_to_plain(proposal: Proposal) -> dict[str, Any]:
     plain = asdict(replace(proposal, wanted=None))
     return {name: value for name, value in plain.items() if name not in ("wanted", "control", "uphill")} | {
@@ -259,28 +248,13 @@ def _proposal_to_plain(proposal: Proposal) -> dict[str, Any]:
 
 
 def _proposal_from_plain(plain: dict[str, Any]) -> Proposal:
-    base = _point_from_plain(plain["base"])
+    base = Point.restored(plain["base"])
     return Proposal(
         base,
-        _rows(plain["step"]),
+        rows_of_three(plain["step"]),
         float(plain["expected_change"]),
         str(plain["method"]),
         str(plain["reason"]),
         trust=float(plain["trust"]),
         control={str(name): float(value) for name, value in plain["knobs"].items()},
     )
-
-
-def _point_from_plain(plain: dict[str, Any]) -> Point:
-    saved = plain["geometry"]
-    geometry = saved and Geometry(
-        positions=_rows(saved["positions"]),
-        cell=_rows(saved["cell"]),
-        periodic=np.asarray(saved["periodic"], dtype=bool),
-        numbers=np.asarray(saved["numbers"], dtype=np.int64),
-        free=np.asarray(saved["free"], dtype=bool),
-        cell_factor=float(saved["cell_factor"]),
-        ase_cell_factor=float(saved["ase_cell_factor"]),
-        drawn=bool(saved["drawn"]),
-    )
-    return Point(_rows(plain["coordinates"]), _rows(plain["forces"]), float(plain["energy"]), geometry)

@@ -16,13 +16,13 @@ from relaxion.optimizer.hessian.base import Candidate
 from relaxion.optimizer.hessian.springs import Bonds
 from relaxion.optimizer.point import Array, Point, Proposal, dot, longest
 from relaxion.optimizer.secants import downhill, quasi_newton
-from relaxion.structures.minimum_distance import Nearest, first_touch
+from relaxion.structures.minimum_distance import first_touch
 
 CERTAIN_CHANGE = 0.05  # eV; smaller differences of energies are not believed against the forces
 RETURNED = 0.25  # of the last step: so near a place left before, the steps undo each other
 PLACES = 8  # that are remembered
 MOST_REJECTIONS = 6  # in a row, then another method takes over
-NEAREST = Nearest(share_of_radii=0.55)  # shorter bonds hardly exist, and forces there say little of the rest
+SHORTEST_BOND = 0.55  # of the sum of covalent radii; shorter bonds hardly exist, and forces there mislead
 SHIFTS = 6  # tried until a shifted step fits the radius
 NEARLY = 0.85  # of the radius is near enough
 SMALLEST_SHARE = 0.1  # of the step is always taken: a call that teaches is better than standing still
@@ -193,12 +193,13 @@ def screened(proposal: Proposal, bonds: Bonds | None) -> Proposal:
     geometry = proposal.base.geometry
     if geometry is None or bonds is None or len(bonds.first) == 0:
         return proposal
-    limits = NEAREST.limits(torch.from_numpy(bonds.natural_lengths))
-    room = float((bonds.lengths - limits.numpy()).min())
+    limits = SHORTEST_BOND * bonds.natural_lengths
+    room = float((bonds.lengths - limits).min())
     if not geometry.cell_factor and 2 * longest(proposal.step) < room:  # the usual case, at a tenth of the cost
         return proposal
     changes = torch.from_numpy(bonds.changes(proposal.step, geometry))
-    share = max(float(first_touch(torch.from_numpy(bonds.vectors), changes, limits).min()), SMALLEST_SHARE)
+    touches = first_touch(torch.from_numpy(bonds.vectors), changes, torch.from_numpy(limits))
+    share = max(float(touches.min()), SMALLEST_SHARE)
     if share >= 1:
         return proposal
     # a quadratic model along the step, with the full step as its minimum, expects 2t - t² of the whole change

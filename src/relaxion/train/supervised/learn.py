@@ -31,8 +31,8 @@ from relaxion.model.card import LearnedFrom
 from relaxion.model.policy_file import PolicyBundle
 from relaxion.model.rebuild import network_of
 from relaxion.model.stiffness_policy import MetricPolicy
-from relaxion.optimizer.ase_interface import in_vacuum, molecular_share
 from relaxion.optimizer.choice import CORE, Loaded, leaves_molecules, new_stepper
+from relaxion.optimizer.hessian.internal.topology import in_vacuum, molecular_share
 from relaxion.optimizer.hessian.learned import LearnedMetrics
 from relaxion.potentials.details import fingerprint
 from relaxion.potentials.potential import Potential

@@ -14,9 +14,11 @@ from dataclasses import dataclass
 from itertools import combinations, product
 
 import numpy as np
+from ase import Atoms
 from numpy.typing import NDArray
 
-from relaxion.optimizer.hessian.springs import Bonds
+from relaxion.optimizer.ase_interface import geometry_of
+from relaxion.optimizer.hessian.springs import Bonds, bonds_of
 from relaxion.optimizer.point import Array, Geometry
 
 Indices = NDArray[np.int64]
@@ -32,6 +34,7 @@ TOO_LINEAR = np.cos(np.radians(173))  # here an ordinary bend or torsion has bec
 NOT_LINEAR = np.cos(np.radians(145))  # and here the perpendicular ones
 TURNED = 0.5  # largest cosine between a perpendicular bend's direction and its axis
 LONGEST_AXIS = 12  # atoms in a straight chain that a torsion looks across
+LARGEST_VOLUME = 25.0  # Å³ per atom of a molecular crystal; ice has 11, benzene 10
 
 
 @dataclass(frozen=True, eq=False)
@@ -319,3 +322,17 @@ def still_fits(topology: Topology, geometry: Geometry) -> bool:
         and (in_line < NOT_LINEAR).all()
         and (turned < TURNED).all()
     )
+
+
+def in_vacuum(atoms: Atoms) -> bool:
+    """Whether there is more room than a crystal has: a periodic box is often only what a code asks for."""
+    return not atoms.pbc.all() or atoms.cell.volume > LARGEST_VOLUME * len(atoms)
+
+
+def molecular_share(atoms: Atoms) -> float:
+    """Share of the atoms that belong to molecules, as the classical optimizer sees it: bonds decide, not `pbc`."""
+    if NON_METALS[atoms.numbers].sum() < 2:
+        return 0.0
+    geometry = geometry_of(atoms, np.ones((len(atoms), 3), dtype=bool), 0.0)
+    topology = topology_of(geometry, bonds_in(geometry, bonds_of([geometry])[0], None))
+    return 0.0 if topology is None else float(topology.members.mean())
