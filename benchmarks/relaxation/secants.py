@@ -25,7 +25,8 @@ from relaxion.model.stiffness_network import MetricNetwork
 from relaxion.optimizer.batch_relaxation import Relaxed
 from relaxion.optimizer.choice import new_stepper
 from relaxion.optimizer.hessian.base import Hessian
-from relaxion.optimizer.hessian.learned import Base, LearnedMetrics
+from relaxion.optimizer.hessian.learned import LearnedMetrics
+from relaxion.optimizer.hessian.models import Base
 from relaxion.optimizer.point import Array, Point, dot, structures_of
 from relaxion.optimizer.secants import Secant, believed, corrected, damped
 from relaxion.optimizer.step_rule import StepControl

@@ -21,7 +21,8 @@ from relaxion.model.roles import Policy
 from relaxion.model.stiffness_policy import MetricPolicy
 from relaxion.optimizer.classical import QuasiNewtonSettings
 from relaxion.optimizer.hessian.internal.topology import in_vacuum, molecular_share
-from relaxion.optimizer.hessian.learned import TRUST, DirectMetrics, LearnedMetrics, PolicyModel
+from relaxion.optimizer.hessian.learned import TRUST, DirectMetrics, LearnedMetrics
+from relaxion.optimizer.hessian.models import PolicyModel
 from relaxion.optimizer.step import Stepper
 from relaxion.optimizer.step_rule import GATE, StepControl, rule_of
 from relaxion.policies.library import find_file, own_files, shipped_names

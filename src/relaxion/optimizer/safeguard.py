@@ -18,8 +18,7 @@ import numpy as np
 
 from relaxion.optimizer.classical import INTERNAL, QuasiNewtonSettings, candidates
 from relaxion.optimizer.hessian.base import Candidate, Hessian, Scaled
-from relaxion.optimizer.hessian.learned import Past, PolicyModel
-from relaxion.optimizer.hessian.models import Hessians, Models
+from relaxion.optimizer.hessian.models import Hessians, Models, Past, PolicyModel
 from relaxion.optimizer.point import Array, Point, Proposal, dot
 from relaxion.optimizer.secants import Secant, Secants, believed, missed
 from relaxion.optimizer.step_rule import DEFAULT, StepControl

@@ -15,8 +15,7 @@ import numpy as np
 from relaxion.optimizer.classical import INTERNAL, QuasiNewtonSettings
 from relaxion.optimizer.fire import Fire
 from relaxion.optimizer.hessian.internal.secants import ValenceMemory
-from relaxion.optimizer.hessian.learned import Base, PolicyModel
-from relaxion.optimizer.hessian.models import Hessians, KnownPairs, hessians_at
+from relaxion.optimizer.hessian.models import Base, Hessians, KnownPairs, PolicyModel, hessians_at
 from relaxion.optimizer.point import Geometry, Point, Proposal, rows_of_three
 from relaxion.optimizer.safeguard import POLICY, Safeguard
 from relaxion.optimizer.secants import Secant, Secants

@@ -20,8 +20,8 @@ from relaxion.model.observer import AtomNetworkSettings
 from relaxion.optimizer.ase_interface import read_point
 from relaxion.optimizer.choice import new_stepper
 from relaxion.optimizer.hessian.base import Hessian
-from relaxion.optimizer.hessian.learned import Base, DirectMetrics, Past, states_at
-from relaxion.optimizer.hessian.models import Models, hessians_at
+from relaxion.optimizer.hessian.learned import DirectMetrics, states_at
+from relaxion.optimizer.hessian.models import Base, Models, Past, hessians_at
 from relaxion.optimizer.hessian.springs import SpringSettings, springs_at
 from relaxion.optimizer.point import Point
 from relaxion.optimizer.step import Stepper, propose

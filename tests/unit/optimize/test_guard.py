@@ -21,8 +21,7 @@ from relaxion.errors import PolicyError, SettingsError, StructureError
 from relaxion.optimizer import safeguard as guard_module
 from relaxion.optimizer.ase_interface import read_point
 from relaxion.optimizer.hessian.base import Hessian
-from relaxion.optimizer.hessian.learned import Base
-from relaxion.optimizer.hessian.models import hessians_at
+from relaxion.optimizer.hessian.models import Base, hessians_at
 from relaxion.optimizer.point import Geometry, Point, Proposal, dot
 from relaxion.optimizer.safeguard import POLICY, Feedback, GuardSettings, Safeguard
 from relaxion.optimizer.secants import Secant, believed, corrected, damped, missed

@@ -24,8 +24,8 @@ from relaxion.optimizer.choice import new_stepper
 from relaxion.optimizer.classical import QuasiNewtonSettings
 from relaxion.optimizer.hessian import learned as learned_metric
 from relaxion.optimizer.hessian.base import Hessian
-from relaxion.optimizer.hessian.learned import Base, LearnedMetrics
-from relaxion.optimizer.hessian.models import Models, hessians_at
+from relaxion.optimizer.hessian.learned import LearnedMetrics
+from relaxion.optimizer.hessian.models import Base, Models, hessians_at
 from relaxion.optimizer.point import Point, cell_factor_of
 from relaxion.optimizer.step import propose
 from relaxion.structures import Evaluation, State, Structures

@@ -9,15 +9,13 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cached_property
-from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from relaxion.errors import StructureError
 from relaxion.model.matrices import by_size, dense, sparse_product
 from relaxion.model.roles import Policy
 from relaxion.model.solve import COARSE_TOLERANCE, LARGEST_DENSE, Inverse, gradients_of
@@ -25,7 +23,7 @@ from relaxion.model.stiffness import Stiffness, Unknowns
 from relaxion.model.stiffness_network import MetricNetwork
 from relaxion.model.strains import strain_vectors
 from relaxion.optimizer.hessian.base import Hessian
-from relaxion.optimizer.hessian.internal.topology import Topology
+from relaxion.optimizer.hessian.models import Base
 from relaxion.optimizer.hessian.springs import FACTOR, SOLVE, SpringMetric
 from relaxion.optimizer.point import Array, Geometry, Point, structures_of
 from relaxion.structures import Evaluation, Move, State, Structures
@@ -34,70 +32,11 @@ TRUST = 0.3  # Å; part of every state, the same throughout a training
 STRAIN_PLACES = [0, 4, 8, 5, 2, 1]  # xx yy zz yz xz xy in a flat 3 × 3 matrix
 
 
-@dataclass(frozen=True)
-class Past:
-    """How the relaxer came to a base: policies may see a short history."""
-
-    calls: int = 1
-    """Force calls since the start, or since FIRE helped out."""
-    coordinates: Array | None = None
-    """Of the base before; None at the start."""
-    forces: Array | None = None
-
-
-@dataclass(frozen=True, eq=False)
-class Base:
-    """Where a step begins, and what is known there before any model is made."""
-
-    point: Point
-    past: Past = field(default_factory=Past)
-    steps: int = 0  # that led there, as far as they are remembered
-    topology: Topology | None = None  # of the molecules, as known so far
-    place: int | None = None  # among the structures just evaluated, where it is one of them
-    springs: SpringMetric | None = None  # drawn there
-
-    @property
-    def has_springs(self) -> bool:
-        """Whether it is a plain structure, between whose atoms springs can be drawn."""
-        return self.point.geometry is not None and self.point.geometry.drawn
-
-    @property
-    def geometry(self) -> Geometry:
-        assert self.point.geometry is not None  # `has_springs`
-        return self.point.geometry
-
-
-class PolicyModel(Protocol):
-    """A policy as a model of the Hessian; many relaxations may share one."""
-
-    def covers(self, geometry: Geometry) -> bool:
-        """Whether it was trained on all these elements."""
-        ...
-
-    def at(self, bases: Sequence[Base], structures: Structures) -> Sequence[Hessian]:
-        """At each base; `structures` are those of the bases, in order."""
-        ...
-
-
 class _Source:
     elements: frozenset[int] | None
 
     def covers(self, geometry: Geometry) -> bool:
         return self.elements is None or self.elements.issuperset(geometry.numbers.tolist())
-
-
-def asked_of(source: PolicyModel, bases: Sequence[Base], structures: Structures) -> list[Hessian | str]:
-    """What the policy says at each point; a sentence where it has no answer: the classical optimizer steps there.
-
-    A matrix that cannot be factorised, atoms too far apart for a neighbour search and too little memory on a device are
-    reasons to go on without the policy. Every other error is a fault, and is raised.
-    """
-    try:
-        return list(source.at(bases, structures))
-    except (StructureError, torch.linalg.LinAlgError, torch.OutOfMemoryError) as error:  # pyright: ignore[reportPrivateImportUsage]
-        if len(bases) == 1:
-            return [f"the policy has no answer here ({type(error).__name__}: {str(error).splitlines()[0][:200]})"]
-    return [asked_of(source, [one], structures_of([one.geometry]))[0] for one in bases]
 
 
 class LearnedMetrics(_Source):

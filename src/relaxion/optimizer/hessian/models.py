@@ -3,21 +3,68 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import torch
 
+from relaxion.errors import StructureError
 from relaxion.optimizer.hessian.base import Hessian
 from relaxion.optimizer.hessian.internal.constants import ValenceSettings
 from relaxion.optimizer.hessian.internal.model import ValenceModel, valence_at
-from relaxion.optimizer.hessian.learned import Base, PolicyModel, asked_of
+from relaxion.optimizer.hessian.internal.topology import Topology
 from relaxion.optimizer.hessian.springs import Bonds, SpringMetric, SpringSettings, bonds_of, radii_scale, springs_at
-from relaxion.optimizer.point import structures_of
+from relaxion.optimizer.point import Array, Geometry, Point, structures_of
 from relaxion.structures import Structures
 from relaxion.structures.graph import Pairs
 
 LARGEST_TOGETHER = 64  # atoms; larger structures keep a core busy by themselves
 MOST_TOGETHER = 64  # structures of about the same size: matrices are padded to the largest
+
+
+@dataclass(frozen=True)
+class Past:
+    """How the relaxer came to a base: policies may see a short history."""
+
+    calls: int = 1
+    """Force calls since the start, or since FIRE helped out."""
+    coordinates: Array | None = None
+    """Of the base before; None at the start."""
+    forces: Array | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Base:
+    """Where a step begins, and what is known there before any model is made."""
+
+    point: Point
+    past: Past = field(default_factory=Past)
+    steps: int = 0  # that led there, as far as they are remembered
+    topology: Topology | None = None  # of the molecules, as known so far
+    place: int | None = None  # among the structures just evaluated, where it is one of them
+    springs: SpringMetric | None = None  # drawn there
+
+    @property
+    def has_springs(self) -> bool:
+        """Whether it is a plain structure, between whose atoms springs can be drawn."""
+        return self.point.geometry is not None and self.point.geometry.drawn
+
+    @property
+    def geometry(self) -> Geometry:
+        assert self.point.geometry is not None  # `has_springs`
+        return self.point.geometry
+
+
+class PolicyModel(Protocol):
+    """A policy as a model of the Hessian; many relaxations may share one."""
+
+    def covers(self, geometry: Geometry) -> bool:
+        """Whether it was trained on all these elements."""
+        ...
+
+    def at(self, bases: Sequence[Base], structures: Structures) -> Sequence[Hessian]:
+        """At each base; `structures` are those of the bases, in order."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,6 +180,20 @@ def _learned(
         for number, answer in zip(numbers, asked_of(policy, some, own), strict=True):
             result[number] = answer
     return result
+
+
+def asked_of(source: PolicyModel, bases: Sequence[Base], structures: Structures) -> list[Hessian | str]:
+    """What the policy says at each point; a sentence where it has no answer: the classical optimizer steps there.
+
+    A matrix that cannot be factorised, atoms too far apart for a neighbour search and too little memory on a device are
+    reasons to go on without the policy. Every other error is a fault, and is raised.
+    """
+    try:
+        return list(source.at(bases, structures))
+    except (StructureError, torch.linalg.LinAlgError, torch.OutOfMemoryError) as error:  # pyright: ignore[reportPrivateImportUsage]
+        if len(bases) == 1:
+            return [f"the policy has no answer here ({type(error).__name__}: {str(error).splitlines()[0][:200]})"]
+    return [asked_of(source, [one], structures_of([one.geometry]))[0] for one in bases]
 
 
 def _fitted(bases: Sequence[Base], bonds: Sequence[Bonds]) -> tuple[list[Bonds], list[Bonds]]:
