@@ -1,14 +1,28 @@
-"""What the world answers: potentials, and what may be moved (`corrector`) and wanted (`reward`)."""
+"""Potentials: energies, forces and stresses of many structures at once, and adapters from and to ASE.
 
-from relaxion.potentials.ase import AsePotential, PotentialCalculator
-from relaxion.potentials.eam import TabulatedEam
-from relaxion.potentials.eam_zhou import ZhouEam
-from relaxion.potentials.emt import Emt
-from relaxion.potentials.pair import LennardJones, Morse
-from relaxion.potentials.potential import PairGraphPotential, Potential
-from relaxion.potentials.registry import PotentialEntry, known_potentials, potential
+The names below are loaded when first used.
+"""
 
-__all__ = [
-    "AsePotential", "Emt", "LennardJones", "Morse", "PairGraphPotential", "Potential", "PotentialCalculator",
-    "PotentialEntry", "TabulatedEam", "ZhouEam", "known_potentials", "potential",
-]  # fmt: skip
+from importlib import import_module
+from typing import Any
+
+_HOMES = {
+    "AsePotential": "ase",
+    "Emt": "emt",
+    "LennardJones": "pair",
+    "Morse": "pair",
+    "PairGraphPotential": "base",
+    "Potential": "base",
+    "PotentialCalculator": "ase",
+    "PotentialEntry": "registry",
+    "TabulatedEam": "eam",
+    "ZhouEam": "eam_zhou",
+    "known_potentials": "registry",
+    "potential": "registry",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'relaxion.potentials' has no attribute '{name}'")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -11,7 +11,6 @@ from typing import Any
 
 from relaxion.potentials.ase import AsePotential, PotentialCalculator
 from relaxion.potentials.counting import CountingCalculator
-from relaxion.potentials.eam import TabulatedEam
 from relaxion.potentials.potential import Potential
 
 LONGEST_VALUE = 400  # characters of one parameter
@@ -45,9 +44,8 @@ def _options(potential: Potential) -> dict[str, Any]:
 
 
 def _table(potential: Potential) -> dict[str, str]:
-    if not isinstance(potential, TabulatedEam):
-        return {}
-    return {"sha256": potential.tables_sha256}
+    sha256 = getattr(potential, "tables_sha256", None)  # of tabulated potentials
+    return {} if sha256 is None else {"sha256": sha256}
 
 
 def _parameters(calculator: object) -> dict[str, Any]:
