@@ -24,14 +24,12 @@ from relaxion.batch import BatchRelaxer, BatchSettings
 from relaxion.model.stiffness_network import MetricNetwork
 from relaxion.optimizer.batch_relaxation import Relaxed
 from relaxion.optimizer.choice import new_stepper
-from relaxion.optimizer.hessian.base import Hessian
+from relaxion.optimizer.hessian.base import Base, Hessian, Secant, believed, corrected, damped
 from relaxion.optimizer.hessian.learned import LearnedMetrics
-from relaxion.optimizer.hessian.models import Base
 from relaxion.optimizer.point import Array, Point, dot, structures_of
-from relaxion.optimizer.secants import Secant, believed, corrected, damped
-from relaxion.optimizer.step_rule import StepControl
-from relaxion.potentials import potential
-from relaxion.potentials.potential import Potential
+from relaxion.optimizer.safeguard import StepControl
+from relaxion.potentials.base import Potential
+from relaxion.potentials.registry import potential
 from relaxion.train.runs.recipe import find, settings_from_recipe
 from relaxion.train.supervised.metals import MetalsSettings
 from relaxion.train.tasks.stiffness import MetricRunSettings

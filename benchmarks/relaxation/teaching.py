@@ -29,10 +29,9 @@ import torch
 from own_kinds import metric_of
 from torch import Tensor
 
-from relaxion.model.stiffness import Unknowns
+from relaxion.model.stiffness import Unknowns, strain_vectors
 from relaxion.model.stiffness_network import Frame, MetricNetwork, MetricSettings, pulls_of
-from relaxion.model.strains import strain_vectors
-from relaxion.potentials.potential import Potential
+from relaxion.potentials.base import Potential
 from relaxion.structures import Structures
 from relaxion.train.runs.recipe import find, settings_from_recipe
 from relaxion.train.supervised.examples import Examples
@@ -120,7 +119,7 @@ def newton(lesson: Examples, engine: Potential) -> Tensor:
 def missed(lesson: Examples, step: Tensor) -> float:
     """The relative error of a step, as the fit has it."""
     structure, shape = lesson.state.structures, MetricSettings()
-    springs = Frame.of(lesson.state, shape, torch.float32).prior(shape).to(torch.float64)
+    springs = Frame.of(lesson.state, shape, torch.float32).prior().to(torch.float64)
     goal = Unknowns(lesson.goal.displacements.double(), strain_vectors(lesson.goal.strains).double())
     wrong = Unknowns(step, torch.zeros_like(goal.cells)) - goal
     return float(torch.sqrt(wrong.dot(springs.apply(wrong), structure) / goal.dot(springs.apply(goal), structure)))

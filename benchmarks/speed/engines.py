@@ -19,7 +19,7 @@ import torch
 from ase import Atoms
 from ase.build import bulk
 
-from relaxion.potentials import potential
+from relaxion.potentials.registry import potential
 from relaxion.structures import Structures
 from relaxion.train.data.dataset import read
 

@@ -14,7 +14,7 @@ from relaxion.version import __version__
 if TYPE_CHECKING:
     from relaxion.apps.report.view import report
     from relaxion.batch import relax_batch, relax_stream
-    from relaxion.potentials import potential
+    from relaxion.potentials.registry import potential
     from relaxion.relaxer import Relaxer
     from relaxion.structures import Evaluation, Graph, Move, Outcome, State, Structures
 

@@ -89,6 +89,9 @@ class Settings(BaseModel):
     younger: ClassVar[tuple[str, ...]] = ()
     """Fields younger than folders and files that are still read: at their defaults they are not written down."""
 
+    retired: ClassVar[dict[str, Any]] = {}
+    """Former fields that files may still have, with the one value they may have: it is a constant now."""
+
     @model_serializer(mode="wrap")
     def _without_younger(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         values: dict[str, Any] = handler(self)
@@ -101,6 +104,8 @@ class Settings(BaseModel):
         """Settings from plain values (TOML, command line), with errors a person can act on."""
         if not isinstance(values, Mapping):
             raise SettingsError(f"{cls.__name__} is a table of settings, got {shown(values)}")
+        gone = {name: value for kind in cls.__mro__ for name, value in getattr(kind, "retired", {}).items()}
+        values = {key: value for key, value in values.items() if key not in gone or value != gone[key]}
         for key in values:
             if key not in cls.model_fields:
                 word = str(key)[:60]

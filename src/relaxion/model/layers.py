@@ -9,12 +9,98 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, TypeAlias
 
+import ase.data
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import silu
+
+from relaxion.errors import SettingsError, StructureError
+from relaxion.structures import Graph, Move, State, Structures
+from relaxion.structures.structures import per_structure_sum
+
+HEAVIEST = 103
+
+# Å: Cordero et al. 2008 (1 to 96, ASE's), single-bond radii of Pyykkö and Atsumi 2009 (97 to 103)
+COVALENT_RADII = (*ase.data.covalent_radii[1:97].tolist(), 1.68, 1.68, 1.65, 1.67, 1.73, 1.76, 1.61)
+
+# Pauling's scale; He, Ne and Ar, which have none there, on Allen's
+# fmt: off
+ELECTRONEGATIVITIES = (
+    2.20, 4.16, 0.98, 1.57, 2.04, 2.55, 3.04, 3.44, 3.98, 4.79, 0.93, 1.31, 1.61, 1.90, 2.19, 2.58, 3.16, 3.24,
+    0.82, 1.00, 1.36, 1.54, 1.63, 1.66, 1.55, 1.83, 1.88, 1.91, 1.90, 1.65, 1.81, 2.01, 2.18, 2.55, 2.96, 3.00,
+    0.82, 0.95, 1.22, 1.33, 1.60, 2.16, 1.90, 2.20, 2.28, 2.20, 1.93, 1.69, 1.78, 1.96, 2.05, 2.10, 2.66, 2.60,
+    0.79, 0.89, 1.10, 1.12, 1.13, 1.14, 1.13, 1.17, 1.20, 1.20, 1.10, 1.22, 1.23, 1.24, 1.25, 1.10, 1.27,
+    1.30, 1.50, 2.36, 1.90, 2.20, 2.20, 2.28, 2.54, 2.00, 1.62, 2.33, 2.02, 2.00, 2.20, 2.20,
+    0.70, 0.90, 1.10, 1.30, 1.50, 1.38, 1.36, 1.28, 1.30, 1.30, 1.30, 1.30, 1.30, 1.30, 1.30, 1.30, 1.30,
+)
+# fmt: on
+
+NOBLE_GASES = (0, 2, 10, 18, 36, 54, 86, 118)
+N_DESCRIPTORS = 5  # radius, electronegativity, group, period, valence
+
+
+def group_and_period(number: int) -> tuple[int, int]:
+    """Column and row of the periodic table; the f elements all stand in column 3."""
+    period = next(row for row, noble in enumerate(NOBLE_GASES) if number <= noble)
+    place = number - NOBLE_GASES[period - 1]
+    length = NOBLE_GASES[period] - NOBLE_GASES[period - 1]
+    if place <= 2 and period > 1:
+        return place, period
+    if length == 32 and place <= 17:  # lanthanides and actinides, their last one included
+        return 3, period
+    return (1 if number == 1 else place + 18 - length), period
+
+
+def valence(number: int) -> int:
+    """Electrons outside the noble gas and any full d or f shell; this tells the f elements apart."""
+    group, period = group_and_period(number)
+    if number == 2:
+        return 2
+    if group == 3 and period >= 6:
+        place = number - NOBLE_GASES[period - 1]
+        return 3 if place == 17 else place
+    return group - 10 if group > 12 else group
+
+
+@lru_cache(maxsize=4)
+def _table(dtype: torch.dtype) -> Tensor:
+    rows = [[0.0] * N_DESCRIPTORS]
+    for number in range(1, HEAVIEST + 1):
+        group, period = group_and_period(number)
+        radius, negativity = COVALENT_RADII[number - 1], ELECTRONEGATIVITIES[number - 1]
+        # from -1 to 1 over the table, about
+        rows.append([radius - 1.4, negativity - 1.8, (group - 9) / 9, (period - 4) / 3, (valence(number) - 6) / 6])
+    return torch.tensor(rows, dtype=dtype)  # (104, 5)
+
+
+@lru_cache(maxsize=4)
+def _radii(dtype: torch.dtype) -> Tensor:
+    return torch.tensor([0.0, *COVALENT_RADII], dtype=dtype)  # (104,) Å
+
+
+def descriptors(atomic_numbers: Tensor, dtype: torch.dtype) -> Tensor:
+    """What a network sees of each element, order one."""
+    _refuse_unknown(atomic_numbers)
+    return _table(dtype).index_select(0, atomic_numbers)  # (n_atoms, 5)
+
+
+def covalent_radii(atomic_numbers: Tensor, dtype: torch.dtype) -> Tensor:
+    """Radii by which distances are reduced."""
+    _refuse_unknown(atomic_numbers)
+    return _radii(dtype).index_select(0, atomic_numbers)  # (n_atoms,) Å
+
+
+def _refuse_unknown(atomic_numbers: Tensor) -> None:
+    if len(atomic_numbers) and int(atomic_numbers.max()) > HEAVIEST:
+        raise StructureError(
+            f"element number {int(atomic_numbers.max())} is not described; the networks know 1 (H) to {HEAVIEST} (Lr)"
+        )
+
 
 Generator: TypeAlias = torch.Generator | None
 """What parameters are drawn with; None: torch's own."""
@@ -225,3 +311,141 @@ class InvariantUpdate(nn.Module):
             t + g[:, :, None] * u for t, g, (_, u) in zip(tensors[: self.n_changed], gates, halves, strict=False)
         ]
         return scalars, changed
+
+
+REDUCED_RANGE = (0.5, 2.5)  # of the radial functions, in sums of covalent radii: from a crushed to a fourth neighbour
+STRESS_UNIT = 0.01  # eV/Å³ (1.6 GPa), where stress goes over to its logarithm
+
+
+@dataclass(frozen=True, eq=False)
+class Surroundings:
+    """All pairs within the cutoff, each twice, in the network's precision."""
+
+    centers: Tensor  # (n_pairs,) int64, atom i, who listens
+    neighbors: Tensor  # (n_pairs,) int64, atom j, who speaks
+    pair_structure: Tensor  # (n_pairs,) int64
+    vectors: Tensor  # (n_pairs, 3) Å, from i to the image of j
+    directions: Tensor  # (n_pairs, 3)
+    envelope: Tensor  # (n_pairs,) 1 at no distance … 0 at the cutoff, smooth
+    radial: Tensor  # (n_pairs, n_radial) functions of the reduced distance, times the envelope
+    normalisers: Tensor  # (n_atoms,) 1/√(1 + Σ envelope): keeps sums of messages of order one
+
+    @classmethod
+    def of(cls, state: State, cutoff: float, n_radial: int, dtype: torch.dtype) -> Surroundings:
+        """From the state's graph where it has one, else from a new one."""
+        structures, graph = state.structures, graph_within(state, cutoff)
+        vectors = graph.vectors(structures)  # in the state's precision: differences of large positions
+        distances = torch.linalg.vector_norm(vectors, dim=1).clamp_min(1e-6)
+        radii = covalent_radii(structures.atomic_numbers, structures.dtype)
+        reduced = distances / (radii.index_select(0, graph.centers) + radii.index_select(0, graph.neighbors))
+        envelope = smooth_step(distances / cutoff).to(dtype)
+        total = per_structure_sum(envelope, graph.centers, structures.n_atoms)
+        return cls(
+            centers=graph.centers,
+            neighbors=graph.neighbors,
+            pair_structure=graph.pair_structure,
+            vectors=vectors.to(dtype),
+            directions=(vectors / distances[:, None]).to(dtype),
+            envelope=envelope,
+            radial=radial_functions(reduced.to(dtype), n_radial) * envelope[:, None],
+            normalisers=torch.rsqrt(1 + total),
+        )
+
+
+def with_graph(state: State, cutoff: float) -> State:
+    """The state with its graph. For a batch that several networks look at: the search is done once."""
+    return state if state.graph is not None else replace(state, graph=Graph.of(state.structures, cutoff))
+
+
+def graph_within(state: State, cutoff: float) -> Graph:
+    """Pairs nearer than the cutoff (Å); none is left out, however many an atom has."""
+    graph = state.graph
+    if graph is None:
+        return Graph.of(state.structures, cutoff)
+    if graph.cutoff < cutoff:
+        raise SettingsError(
+            f"the state's graph reaches {graph.cutoff:g} Å, the network looks {cutoff:g} Å far; set "
+            f"graph_cutoff_angstrom = {cutoff:g} for the environment, or give the state no graph"
+        )
+    if graph.cutoff == cutoff:
+        return graph
+    near = (torch.linalg.vector_norm(graph.vectors(state.structures), dim=1) < cutoff).nonzero().flatten()
+    return Graph(graph.centers[near], graph.neighbors[near], graph.shifts[near], graph.pair_structure[near], cutoff)
+
+
+def smooth_step(fraction: Tensor) -> Tensor:
+    """1 - 10x³ + 15x⁴ - 6x⁵: falls from 1 to 0 with vanishing slope and curvature at both ends."""
+    x = fraction.clamp(0, 1)
+    return 1 - x**3 * (10 - 15 * x + 6 * x * x)
+
+
+def radial_functions(reduced: Tensor, number: int) -> Tensor:
+    """Gaussians side by side, (n_pairs, number)."""
+    first, last = REDUCED_RANGE
+    centres = torch.linspace(first, last, number, dtype=reduced.dtype)
+    width = (last - first) / max(1, number - 1)
+    return torch.exp(-0.5 * ((reduced[:, None] - centres) / width).square())
+
+
+def stress_along(state: State, surroundings: Surroundings) -> Tensor:
+    """How strongly each pair is pulled by the stress of a free cell, r̂·σ·r̂ on a logarithmic scale, (n_pairs, 1).
+
+    Zero for fixed cells, whose stress nobody relaxes.
+    """
+    directions = surroundings.directions
+    if state.evaluation.stresses is None or not bool(state.structures.cell_free.any()):
+        return directions.new_zeros((len(directions), 1))
+    stress = soft_stress(state).to(directions.dtype)  # (n_structures, 3, 3)
+    of_pairs = stress.index_select(0, surroundings.pair_structure)
+    return torch.einsum("pi,pij,pj->p", directions, of_pairs, directions)[:, None]
+
+
+def soft_stress(state: State) -> Tensor:
+    """Stress of free cells in units of 0.01 eV/Å³, long ones as their logarithm; zero elsewhere."""
+    assert state.evaluation.stresses is not None
+    free = state.evaluation.stresses * state.structures.cell_free[:, None, None] / STRESS_UNIT
+    return softened(free.flatten(1)).view(-1, 3, 3)  # (n_structures, 3, 3)
+
+
+def changes_along(move: Move, surroundings: Surroundings, stiffness: float, force_scales: Tensor) -> Tensor:
+    """What a move does to each pair, δr = r·ε + u_j - u_i: along the pair and in all, (n_pairs, 2).
+
+    Measured in the step F/k that the forces around ask for, so that small moves near the minimum are seen as clearly
+    as large ones far away.
+    """
+    centers, neighbors = surroundings.centers, surroundings.neighbors
+    strains = move.strains.index_select(0, surroundings.pair_structure)
+    stretched = torch.bmm(surroundings.vectors[:, None], strains)[:, 0]
+    displacements = move.displacements
+    changes = stretched + displacements.index_select(0, neighbors) - displacements.index_select(0, centers)
+    scales = 0.5 * (force_scales.index_select(0, centers) + force_scales.index_select(0, neighbors))
+    changes = changes * (stiffness / scales)[:, None]  # (n_pairs, 3)
+    along = (changes * surroundings.directions).sum(dim=1, keepdim=True)
+    return torch.cat([softened(along), torch.log1p(lengths(changes, 1e-3))[:, None]], dim=1)
+
+
+def pair_inputs(surroundings: Surroundings, extras: Tensor) -> Tensor:
+    """Radial functions, and their products with what else is known of the pairs, (n_pairs, n_radial · (1 + extras)).
+
+    Products, because the filters are linear: what a stretch means depends on the distance.
+    """
+    products = surroundings.radial[:, None, :] * extras[:, :, None]
+    return torch.cat([surroundings.radial, products.flatten(1)], dim=1)
+
+
+def structure_mean(values: Tensor, structures: Structures) -> Tensor:
+    """Mean over the atoms of each structure of (n_atoms, …), (n_structures, …)."""
+    counts = structures.counts.clamp_min(1).to(values.dtype)
+    total = per_structure_sum(values, structures.structure_index, structures.n_structures)
+    return total / counts.view(-1, *[1] * (values.ndim - 1))
+
+
+def lengths(vectors: Tensor, floor: float) -> Tensor:
+    """√(|v|² + floor²) over the last axis: smooth at zero, never zero."""
+    return torch.sqrt(vectors.square().sum(dim=-1) + floor * floor)
+
+
+def softened(vectors: Tensor) -> Tensor:
+    """v · log(1 + |v|) / |v| over the last axis: v where it is short, its logarithm's length where it is long."""
+    size = lengths(vectors, 1e-6)[..., None]
+    return vectors * (torch.log1p(size) / size)

@@ -18,11 +18,54 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from relaxion.model.strains import strain_matrices, strain_vectors
 from relaxion.structures import Structures
 from relaxion.structures.structures import atom_rows, per_structure_sum, rows_of
 
+
+def strain_vectors(strains: Tensor) -> Tensor:
+    """(n, 3, 3) symmetric -> (n, 6): xx, yy, zz, √2 yz, √2 xz, √2 xy."""
+    diagonal = strains.diagonal(dim1=1, dim2=2)
+    across = torch.stack([strains[:, 1, 2], strains[:, 0, 2], strains[:, 0, 1]], dim=1)
+    return torch.cat([diagonal, math.sqrt(2) * across], dim=1)
+
+
+def strain_matrices(vectors: Tensor) -> Tensor:
+    """(n, 6) -> (n, 3, 3), the opposite of `strain_vectors`."""
+    xx, yy, zz, yz, xz, xy = (vectors * vectors.new_tensor([1, 1, 1, *[math.sqrt(0.5)] * 3])).unbind(dim=1)
+    return torch.stack([xx, xy, xz, xy, yy, yz, xz, yz, zz], dim=1).view(-1, 3, 3)
+
+
+def symmetric_outer(one: Tensor, other: Tensor) -> Tensor:
+    """Half of a⊗b + b⊗a over the last axis: trace (l = 0) and deviator (l = 2) of two vectors."""
+    product = one[..., :, None] * other[..., None, :]
+    return (product + product.transpose(-1, -2)) / 2
+
+
 LEARNED = ("along", "across", "arms", "floors", "cell_floors")  # parts of a stiffness that a network says
+
+
+@dataclass(frozen=True)
+class SpringSettings:
+    """Springs between neighbours: of the classical optimizer, and of a stiffness model before it has learned.
+
+    Tuned on EMT alloys, clusters, slabs, GFN2 molecules and CHGNet crystals (docs/decisions.md).
+    """
+
+    stiffness: float = 4.0
+    """k₀, eV/Å², of a bond as long as the sum of covalent radii."""
+    decay: float = 7.0
+    """a: how fast stiffness falls with reduced length."""
+    largest_exponent: float = 3.0
+    """Bonds pressed together are not stiffer than k₀·exp of this."""
+    across: float = 0.05
+    """Stiffness across a bond as a share of that along it."""
+    floor: float = 0.5
+    """Stiffness of every atom against its place, eV/Å²: keeps soft modes from running away."""
+    cell_floor: float = 0.1
+    """Stiffness of the cell, eV/Å³, beside what the springs give."""
+
+
+SPRINGS = SpringSettings()
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,24 +3,41 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
-from relaxion.model.backbone import AtomInputs, BackboneSettings, InformationSettings, backbone_class
-from relaxion.model.layers import Generator, StackedLinear, StackedMLP, mixed, tamed
-from relaxion.model.move_actions import stresses_of
-from relaxion.model.observer import N_STATE_SCALARS, N_STATE_VECTORS, state_inputs
+from relaxion.model.backbone import (
+    N_STATE_SCALARS,
+    N_STATE_VECTORS,
+    AtomInputs,
+    BackboneSettings,
+    InformationSettings,
+    backbone_class,
+    state_inputs,
+)
+from relaxion.model.layers import (
+    Generator,
+    StackedLinear,
+    StackedMLP,
+    Surroundings,
+    covalent_radii,
+    mixed,
+    pair_inputs,
+    softened,
+    stress_along,
+    structure_mean,
+    tamed,
+)
+from relaxion.model.roles import stresses_of
 from relaxion.model.solve import COARSE_TOLERANCE, softened_by, solve
-from relaxion.model.species import covalent_radii
-from relaxion.model.stiffness import Stiffness, Unknowns
-from relaxion.model.strains import strain_matrices, strain_vectors
-from relaxion.model.surroundings import Surroundings, pair_inputs, softened, stress_along, structure_mean
+from relaxion.model.stiffness import SPRINGS, Stiffness, Unknowns, strain_matrices, strain_vectors
 from relaxion.settings import Settings
 from relaxion.structures import State
-from relaxion.structures.devices import moved_to
+from relaxion.structures.structures import moved_to
 
 LARGEST_ANSWER = 4.0  # springs and floors lie within e^±4 of the prior, arms within ±4: B stays far from singular
 SWITCH_WIDTH = 1.0  # Å before the cutoff, over which springs fade
@@ -33,6 +50,14 @@ class MetricShape(Settings):
     """What a metric has beyond its backbone. Springs begin as those of `optimizer/hessian/springs.py`."""
 
     younger = ("damped", "softens")
+    retired: ClassVar[dict[str, float]] = {
+        "spring_stiffness_ev_per_angstrom2": 4.0,
+        "spring_decay": 7.0,
+        "largest_spring_exponent": 3.0,
+        "spring_across": 0.05,
+        "floor_ev_per_angstrom2": 0.5,
+        "cell_floor_ev_per_angstrom3": 0.1,
+    }
 
     n_hidden: int = Field(default=32, ge=1)
     """Hidden units of the head that looks at links."""
@@ -57,24 +82,6 @@ class MetricShape(Settings):
     """Pairs may also soften a structure: k∥ and k⊥ may be negative, as they are where a bond is pressed together or
     stretched beyond the steepest place of its attraction. B stays positive definite, as far as that can be seen without
     its matrix where a structure is large (`solve.softened_by`)."""
-
-    spring_stiffness_ev_per_angstrom2: float = Field(default=4.0, gt=0)
-    """k₀ of a bond as long as the sum of covalent radii."""
-
-    spring_decay: float = Field(default=7.0, gt=0)
-    """a: springs are k₀ exp(-a (r/(R_i + R_j) - 1))."""
-
-    largest_spring_exponent: float = Field(default=3.0, gt=0)
-    """Bonds pressed together are not stiffer than k₀·exp of this."""
-
-    spring_across: float = Field(default=0.05, gt=0)
-    """k⊥ as a share of k∥, before learning."""
-
-    floor_ev_per_angstrom2: float = Field(default=0.5, gt=0)
-    """μ before learning."""
-
-    cell_floor_ev_per_angstrom3: float = Field(default=0.1, gt=0)
-    """κ per volume of the cell, before learning."""
 
 
 class MetricSettings(InformationSettings, BackboneSettings, MetricShape):
@@ -105,23 +112,21 @@ class Frame:
         distances = torch.linalg.vector_norm(surroundings.vectors, dim=1)
         radii = covalent_radii(state.structures.atomic_numbers, dtype)
         natural = radii.index_select(0, surroundings.centers) + radii.index_select(0, surroundings.neighbors)
-        exponent = -settings.spring_decay * (distances / natural - 1)
-        springs = settings.spring_stiffness_ev_per_angstrom2 * torch.exp(
-            exponent.clamp_max(settings.largest_spring_exponent)
-        )
+        exponent = -SPRINGS.decay * (distances / natural - 1)
+        springs = SPRINGS.stiffness * torch.exp(exponent.clamp_max(SPRINGS.largest_exponent))
         fraction = ((distances - settings.cutoff_angstrom) / SWITCH_WIDTH + 1).clamp(0, 1)
         faded = 1 - fraction.square() * (3 - 2 * fraction)
         return cls(state, surroundings, springs * faded, pulls_of(state))
 
-    def prior(self, settings: MetricSettings) -> Stiffness:
+    def prior(self) -> Stiffness:
         """The springs alone."""
         structures = self.state.structures
-        floors = self.springs.new_full((structures.n_structures,), settings.floor_ev_per_angstrom2)
-        cell_floors = settings.cell_floor_ev_per_angstrom3 * structures.volumes.to(floors.dtype).clamp_min(1)
+        floors = self.springs.new_full((structures.n_structures,), SPRINGS.floor)
+        cell_floors = SPRINGS.cell_floor * structures.volumes.to(floors.dtype).clamp_min(1)
         pairs = self.springs[::2]
         arms = self.springs.new_zeros((len(self.springs), 0, 3))
         return self.stiffness(
-            along=pairs, across=settings.spring_across * pairs, arms=arms, floors=floors, cell_floors=cell_floors
+            along=pairs, across=SPRINGS.across * pairs, arms=arms, floors=floors, cell_floors=cell_floors
         )
 
     def stiffness(self, **learned: Tensor) -> Stiffness:
@@ -208,7 +213,7 @@ class MetricNetwork(nn.Module):
         extras = [stress_along(frame.state, frame.surroundings)]
         if self.settings.looks_ahead:
             with torch.no_grad():
-                ahead = solve(frame.prior(self.settings), frame.pulls, tolerance=COARSE_TOLERANCE)
+                ahead = solve(frame.prior(), frame.pulls, tolerance=COARSE_TOLERANCE)
                 extras.append(frame.stretches(ahead))
         pairs = pair_inputs(frame.surroundings, torch.cat(extras, dim=1))
         inputs = self._inputs(frame)
@@ -253,10 +258,10 @@ class MetricNetwork(nn.Module):
         volumes = frame.state.structures.volumes.to(floors.dtype).clamp_min(1)
         answer = {
             "along": springs[:, 0],
-            "across": settings.spring_across * springs[:, 1],
+            "across": SPRINGS.across * springs[:, 1],
             "arms": self._arms(links, frame, looked_at[:, N_DOTS:].index_select(0, around.centers)),
-            "floors": settings.floor_ev_per_angstrom2 * floors[:, 0],
-            "cell_floors": settings.cell_floor_ev_per_angstrom3 * volumes * floors[:, 1],
+            "floors": SPRINGS.floor * floors[:, 0],
+            "cell_floors": SPRINGS.cell_floor * volumes * floors[:, 1],
         }
         if settings.softens:
             softening = torch.exp(bounded(self.to_softening(pairs)[0]) + FIRST_SOFTENING)

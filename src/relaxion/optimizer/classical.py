@@ -12,14 +12,21 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from relaxion.optimizer.hessian.base import Candidate, Hessian, Identity, Scaled
+from relaxion.optimizer.hessian.base import (
+    Candidate,
+    Hessian,
+    Hessians,
+    Identity,
+    Scaled,
+    Secant,
+    Secants,
+    damped,
+    weighted_error,
+)
 from relaxion.optimizer.hessian.internal.constants import ValenceSettings
-from relaxion.optimizer.hessian.internal.path import along_internals
-from relaxion.optimizer.hessian.internal.secants import ValenceMemory
-from relaxion.optimizer.hessian.models import Hessians
+from relaxion.optimizer.hessian.internal.model import ValenceMemory, along_internals
 from relaxion.optimizer.hessian.springs import SpringSettings
 from relaxion.optimizer.point import Point, cosine, dot
-from relaxion.optimizer.secants import Secant, Secants, damped, weighted_error
 from relaxion.optimizer.trust_region import TrustRegionSettings
 
 INTERNAL = "valence"  # methods, as the history has them

@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from relaxion.optimizer.hessian.base import Candidate
+from relaxion.optimizer.hessian.base import Candidate, downhill, quasi_newton
 from relaxion.optimizer.hessian.springs import Bonds
 from relaxion.optimizer.point import Array, Point, Proposal, dot, longest
-from relaxion.optimizer.secants import downhill, quasi_newton
 from relaxion.structures.minimum_distance import first_touch
 
 CERTAIN_CHANGE = 0.05  # eV; smaller differences of energies are not believed against the forces

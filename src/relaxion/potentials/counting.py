@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Self
 
 import numpy as np
@@ -13,7 +17,7 @@ from ase.calculators.calculator import BaseCalculator, Calculator, PropertyNotIm
 
 from relaxion.errors import PotentialError, RelaxionError
 from relaxion.potentials.ase import AsePotential, PotentialCalculator
-from relaxion.potentials.potential import Potential
+from relaxion.potentials.base import Potential
 
 
 class CalculatorFailed(PotentialError):
@@ -139,3 +143,66 @@ def error_in_words(error: Exception) -> str:
     if isinstance(error, RelaxionError):
         return str(error)
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+LONGEST_VALUE = 400  # characters of one parameter
+
+
+def details_of(thing: object) -> dict[str, Any]:
+    """Of a potential or of any ASE calculator, seen through the wrappers of this package."""
+    if isinstance(thing, CountingCalculator):
+        return details_of(thing.potential)
+    if isinstance(thing, PotentialCalculator):
+        return details_of(thing.potential)
+    if isinstance(thing, AsePotential):
+        return details_of(thing.calculator) | _options(thing)
+    if isinstance(thing, Potential):
+        return {"name": thing.name, **_table(thing), **_options(thing)}
+    if thing is None:
+        return {"name": "unknown"}
+    module = type(thing).__module__
+    plain = {"name": type(thing).__name__, "class": f"{module}.{type(thing).__qualname__}"}
+    return plain | _package_version(module.partition(".")[0]) | _parameters(thing)
+
+
+def fingerprint(details: Mapping[str, Any]) -> str:
+    """Of name and settings; the version of a package may change."""
+    known = {name: value for name, value in details.items() if name != "version"}
+    return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _options(potential: Potential) -> dict[str, Any]:
+    return {"options": dict(potential.options)} if potential.options else {}
+
+
+def _table(potential: Potential) -> dict[str, str]:
+    sha256 = getattr(potential, "tables_sha256", None)  # of tabulated potentials
+    return {} if sha256 is None else {"sha256": sha256}
+
+
+def _parameters(calculator: object) -> dict[str, Any]:
+    given = getattr(calculator, "parameters", None)
+    plain = {str(name): value for name, value in given.items()} if isinstance(given, dict) else {}
+    text = json.dumps({name: _plain(value) for name, value in plain.items()}, sort_keys=True, default=str)
+    known = json.loads(text)
+    return {"parameters": known} if known else {}
+
+
+def _plain(value: Any) -> Any:
+    """Numbers, words and lists of them as they are; of everything else its words, which must not name an address."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value][:LONGEST_VALUE]
+    if isinstance(value, Mapping):
+        return {str(name): _plain(one) for name, one in value.items()}
+    words = str(value)
+    return type(value).__name__ if " at 0x" in words else words[:LONGEST_VALUE]
+
+
+@lru_cache(maxsize=64)
+def _package_version(package: str) -> dict[str, str]:
+    try:
+        return {"version": version(package)}
+    except PackageNotFoundError:
+        return {}

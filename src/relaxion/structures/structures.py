@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Self
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any, Self, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -12,11 +12,45 @@ from ase import Atoms
 from ase.constraints import FixAtoms
 from torch import Tensor
 
-from relaxion.errors import StructureError
+from relaxion.errors import SettingsError, StructureError
 from relaxion.structures.conversion import check_atoms, movable
 
-if TYPE_CHECKING:
-    from relaxion.structures.move import Move
+DeviceLike: TypeAlias = str | torch.device | None
+"""A word ("cpu", "cuda", "cuda:1", "mps"), a `torch.device`, or None for the CPU."""
+
+
+def device_of(word: DeviceLike) -> torch.device:
+    """The device meant by `word`; a sentence where torch does not know it, or does not see it on this machine."""
+    try:
+        device = torch.device(word or "cpu")
+    except (RuntimeError, TypeError) as error:
+        raise SettingsError(f"unknown device '{word}'; try 'cpu', 'cuda' or 'cuda:1'") from error
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise SettingsError(f"the device '{device}' is not there: torch sees {_seen()}; try 'cpu'")
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        raise SettingsError("the device 'mps' is not there; try 'cpu'")
+    return device
+
+
+Thing = TypeVar("Thing")
+
+
+def moved_to(device: torch.device, thing: Thing) -> Thing:
+    """A tensor, or a dataclass with all tensors in it, on that device; itself where it is there already."""
+    if isinstance(thing, torch.Tensor):
+        return thing.to(device)  # pyright: ignore[reportReturnType] - it is a Tensor too
+    if not is_dataclass(thing) or isinstance(thing, type):
+        return thing
+    parts: dict[str, Any] = {part.name: getattr(thing, part.name) for part in fields(thing)}
+    moved = {name: moved_to(device, value) for name, value in parts.items()}
+    changed = {name: value for name, value in moved.items() if value is not parts[name]}
+    return replace(thing, **changed) if changed else thing  # pyright: ignore[reportReturnType]
+
+
+def _seen() -> str:
+    number = torch.cuda.device_count()
+    return "no CUDA device" if number == 0 else f"{number} CUDA device{'s' if number > 1 else ''}"
+
 
 # fields of `Structures`, and the shape of what belongs to one atom or structure
 PER_ATOM = {"positions": (3,), "atomic_numbers": (), "structure_index": (), "movable": ()}
@@ -178,3 +212,80 @@ def per_structure_max(values: Tensor, structure_index: Tensor, n_structures: int
     """Largest per-atom (or per-pair) value of each structure; `empty` where there is none."""
     start = values.new_full((n_structures,), empty)
     return start.scatter_reduce(0, structure_index, values, "amax", include_self=False)
+
+
+@dataclass(frozen=True, eq=False)
+class Move:
+    """Displacements and strains; the strain is zero where the cell is fixed."""
+
+    displacements: Tensor  # (n_atoms, 3) Å
+    strains: Tensor  # (n_structures, 3, 3), symmetric, no unit
+
+    @classmethod
+    def zero(cls, structures: Structures) -> Move:
+        """The move that changes nothing."""
+        return cls(torch.zeros_like(structures.positions), torch.zeros_like(structures.cells))
+
+    @classmethod
+    def between(cls, before: Structures, after: Structures) -> Move:
+        """The move that takes `before` to `after`, measured without wrapping through the cell.
+
+        The strain is read from the cells (zero for a structure without volume); displacements are the rest.
+        """
+        strains = torch.zeros_like(before.cells)
+        solid = before.volumes > 0
+        identity = torch.eye(3, dtype=before.dtype)
+        strains[solid] = torch.linalg.solve(before.cells[solid], after.cells[solid]) - identity
+        strained = before.moved(cls(torch.zeros_like(before.positions), strains)).positions
+        return cls(after.positions - strained, strains)
+
+    def to(self, dtype: torch.dtype) -> Self:
+        """The same move in another precision."""
+        return replace(self, displacements=self.displacements.to(dtype), strains=self.strains.to(dtype))
+
+    def scaled(self, factors: Tensor, structures: Structures) -> Self:
+        """Each structure's part of the move times its own factor."""
+        return replace(
+            self,
+            displacements=self.displacements * factors[structures.structure_index, None],
+            strains=self.strains * factors[:, None, None],
+        )
+
+    def allowed(self, structures: Structures) -> Self:
+        """Nothing for atoms that may not move, no strain for fixed cells."""
+        return replace(
+            self,
+            displacements=self.displacements * structures.movable[:, None],
+            strains=self.strains * structures.cell_free[:, None, None],
+        )
+
+    def select(self, counts: Tensor, which: Tensor) -> Self:
+        """The part that belongs to the chosen structures (`counts`: atoms of each structure)."""
+        which = numbers_of(which)
+        rows, _ = atom_rows(counts, which)
+        return replace(self, displacements=self.displacements[rows], strains=self.strains[which])
+
+    @classmethod
+    def concatenate(cls, parts: Sequence[Move]) -> Move:
+        """One move from several, in order."""
+        return cls(**concatenated(parts, ("displacements", "strains")))
+
+    def largest_displacements(self, structures: Structures) -> Tensor:
+        """How far the atom that moves most moves, for each structure."""
+        lengths = self.displacements.norm(dim=1)  # (n_atoms,) Å
+        return per_structure_max(lengths, structures.structure_index, structures.n_structures)
+
+    def strain_sizes(self) -> Tensor:
+        """Frobenius norms of the strains: the same in every frame, never below the largest stretch."""
+        return self.strains.flatten(1).norm(dim=1)  # (n_structures,)
+
+    def bounded(self, structures: Structures, max_displacement: float, max_strain: float) -> Self:
+        """Shortened as a whole until no atom moves farther (Å) and no strain is larger than the bounds.
+
+        One factor per structure, taken from lengths: the direction survives, and with it equivariance (R6.5).
+        """
+        factors = torch.minimum(
+            max_displacement / self.largest_displacements(structures).clamp_min(max_displacement),
+            max_strain / self.strain_sizes().clamp_min(max_strain),
+        )
+        return self.scaled(factors, structures)

@@ -7,7 +7,7 @@ from ase.build import bulk
 from ase.constraints import FixAtoms
 from ase.optimize import BFGS
 
-from relaxion.potentials import potential
+from relaxion.potentials.registry import potential
 from relaxion.structures import Move, Outcome, Structures
 from relaxion.train.data import perturbations as perturb
 from relaxion.train.data.alloys import fcc_alloys

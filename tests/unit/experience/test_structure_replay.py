@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from relaxion.errors import SettingsError
-from relaxion.potentials import potential
+from relaxion.potentials.registry import potential
 from relaxion.structures import Move, Outcome, State, Structures
 from relaxion.train.data import perturbations as perturb
 from relaxion.train.data.alloys import fcc_alloys

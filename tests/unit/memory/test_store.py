@@ -12,7 +12,7 @@ import torch
 from relaxion.database.store import MANIFEST, TrajectoryStore
 from relaxion.database.trajectory import Trajectory
 from relaxion.errors import FileError
-from relaxion.potentials import potential
+from relaxion.potentials.registry import potential
 
 
 def trajectory(key: str, n_atoms: int = 3, steps: int = 4, *, cell_free: bool = False) -> Trajectory:

@@ -19,14 +19,19 @@ from ase.constraints import FixAtoms
 from relaxion import Relaxer
 from relaxion.errors import PolicyError, SettingsError, StructureError
 from relaxion.optimizer import safeguard as guard_module
-from relaxion.optimizer.ase_interface import read_point
-from relaxion.optimizer.hessian.base import Hessian
-from relaxion.optimizer.hessian.models import Base, hessians_at
-from relaxion.optimizer.point import Geometry, Point, Proposal, dot
-from relaxion.optimizer.safeguard import POLICY, Feedback, GuardSettings, Safeguard
-from relaxion.optimizer.secants import Secant, believed, corrected, damped, missed
+from relaxion.optimizer.hessian.base import Base, Hessian, Secant, believed, corrected, damped, hessians_at, missed
+from relaxion.optimizer.point import Geometry, Point, Proposal, dot, read_point
+from relaxion.optimizer.safeguard import (
+    DEFAULT,
+    POLICY,
+    Feedback,
+    GuardSettings,
+    Safeguard,
+    StepControl,
+    constant_network,
+    rule_of,
+)
 from relaxion.optimizer.step import Stepper, propose
-from relaxion.optimizer.step_rule import DEFAULT, StepControl, constant_network, rule_of
 
 FMAX = 0.02
 CREDULOUS = GuardSettings(smallest_cosine=-1.0, largest_ratio=1e9)

@@ -19,8 +19,8 @@ from relaxion import Outcome, Relaxer, relax_batch, relax_stream
 from relaxion.apps.compare.sets import find_set
 from relaxion.batch import BatchRelaxer, BatchSettings
 from relaxion.errors import MissingStressError, SettingsError
+from relaxion.potentials.base import Potential
 from relaxion.potentials.emt import Emt
-from relaxion.potentials.potential import Potential
 from relaxion.structures import Evaluation
 
 SEED = 8300  # below 9000: not of a benchmark

@@ -14,10 +14,10 @@ from ase.filters import FrechetCellFilter
 from relaxion import Relaxer, relax_batch
 from relaxion.apps.compare.sets import find_set
 from relaxion.optimizer import trust_region
-from relaxion.optimizer.ase_interface import read_point
 from relaxion.optimizer.choice import CORE, Chooser, new_stepper
 from relaxion.optimizer.classical import QuasiNewtonSettings
 from relaxion.optimizer.hessian.internal.topology import molecular_share
+from relaxion.optimizer.point import read_point
 from relaxion.optimizer.step import propose
 from relaxion.structures.state import Outcome
 

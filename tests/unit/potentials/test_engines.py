@@ -16,11 +16,10 @@ from ase import Atoms
 from ase.build import bulk, fcc111, molecule
 
 from relaxion.errors import MissingElementError, PotentialError, StructureError
-from relaxion.potentials import potential
-from relaxion.potentials.chgnet import Chgnet
+from relaxion.potentials.chgnet import Chgnet, angles_between
 from relaxion.potentials.chgnet import load_network as load_chgnet
-from relaxion.potentials.chgnet_network import angles_between
 from relaxion.potentials.gfn2 import Gfn2
+from relaxion.potentials.registry import potential
 from relaxion.structures import Structures
 
 ENERGY, FORCE, STRESS = 1e-4, 1e-3, 1e-4  # eV, eV/Å and eV/Å³ that float32 may cost against the packages themselves

@@ -10,7 +10,7 @@ from ase.build import bulk
 
 from relaxion.errors import SettingsError
 from relaxion.model.stiffness_network import MetricNetwork, MetricSettings
-from relaxion.potentials import potential
+from relaxion.potentials.registry import potential
 from relaxion.structures import Move, State, Structures
 from relaxion.train.supervised.examples import Examples
 from relaxion.train.supervised.fit import ExampleSet, Fit, FitSettings, by_muon, relative_errors

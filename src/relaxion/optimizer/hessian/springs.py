@@ -22,9 +22,10 @@ from numpy.typing import NDArray
 from scipy.linalg import get_lapack_funcs
 
 from relaxion.errors import StructureError
+from relaxion.model.stiffness import SpringSettings
 from relaxion.optimizer.point import Array, Geometry, structures_of
 from relaxion.structures import Structures
-from relaxion.structures.graph import Pairs
+from relaxion.structures.state import Pairs
 
 LARGEST_DENSE = 900  # coordinates; above it conjugate gradients are quicker than a Cholesky factorisation
 LARGEST_CUTOFF = 8.0  # Å
@@ -34,24 +35,6 @@ SQUEEZED_STEPS = 8  # in which atoms that begin pressed together part; those tha
 LARGEST_SCALE = 16  # of radii, tried for a structure without neighbours
 FACTOR: Any = get_lapack_funcs("potrf", dtype=np.float64)  # scipy's cho_factor and cho_solve take longer to check
 SOLVE: Any = get_lapack_funcs("potrs", dtype=np.float64)  # small matrices than LAPACK takes for them
-
-
-@dataclass(frozen=True)
-class SpringSettings:
-    """Tuned on EMT alloys, clusters, slabs, GFN2 molecules and CHGNet crystals (docs/decisions.md)."""
-
-    stiffness: float = 4.0
-    """k₀, eV/Å², of a bond as long as the sum of covalent radii."""
-    decay: float = 7.0
-    """a: how fast stiffness falls with reduced length."""
-    largest_exponent: float = 3.0
-    """Bonds pressed together are not stiffer than k₀·exp of this."""
-    across: float = 0.05
-    """Stiffness across a bond as a share of that along it."""
-    floor: float = 0.5
-    """Stiffness of every atom against its place, eV/Å²: keeps soft modes from running away."""
-    cell_floor: float = 0.1
-    """Stiffness of the cell, eV/Å³, beside what the springs give."""
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,8 @@ from ase.formula import Formula
 from torch import Generator
 
 from relaxion.errors import SettingsError
-from relaxion.potentials.extras import is_installed
-from relaxion.potentials.potential import Potential
-from relaxion.potentials.registry import EXTRAS
+from relaxion.potentials.base import Potential
+from relaxion.potentials.registry import EXTRAS, is_installed
 from relaxion.settings import nearest
 from relaxion.structures import Structures
 from relaxion.train.data import dataset

@@ -14,9 +14,8 @@ from pydantic import Field
 from torch import Generator, Tensor
 
 from relaxion.optimizer.classical import QuasiNewtonSettings
-from relaxion.optimizer.hessian.models import Base, Models, hessians_at
+from relaxion.optimizer.hessian.base import Base, Models, Secant, hessians_at
 from relaxion.optimizer.point import Array, Geometry, Point, cell_factor_of
-from relaxion.optimizer.secants import Secant
 from relaxion.optimizer.step import Stepper
 from relaxion.optimizer.trust_region import TrustRegionSettings
 from relaxion.settings import Settings

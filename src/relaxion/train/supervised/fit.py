@@ -21,9 +21,8 @@ from torch import Tensor
 from relaxion.errors import SettingsError
 from relaxion.files import Stored, joined
 from relaxion.model.solve import solve
-from relaxion.model.stiffness import Unknowns
+from relaxion.model.stiffness import Unknowns, strain_vectors
 from relaxion.model.stiffness_network import Frame, MetricNetwork
-from relaxion.model.strains import strain_vectors
 from relaxion.settings import Settings
 from relaxion.train.supervised.examples import Examples
 
@@ -43,7 +42,7 @@ def relative_errors(network: MetricNetwork, examples: Examples) -> Tensor:
     goal = Unknowns(examples.goal.displacements.double(), strain_vectors(examples.goal.strains).double())
     missed = solve(network.stiffness(frame), pulls) - goal
     with torch.no_grad():
-        springs = frame.prior(network.settings).to(torch.float64)
+        springs = frame.prior().to(torch.float64)
         size = goal.dot(springs.apply(goal), structures)
     squares = missed.dot(springs.apply(missed), structures) / size.clamp_min(1e-300)
     return torch.sqrt(squares + SMALLEST_SQUARE)

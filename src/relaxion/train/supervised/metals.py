@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from torch import Generator
 
 from relaxion.model.stiffness_network import MetricNetwork
-from relaxion.potentials import potential
+from relaxion.potentials.registry import potential
 from relaxion.settings import nearest
 from relaxion.structures import Structures
 from relaxion.train.data.alloys import EAM_METALS, EMT_METALS

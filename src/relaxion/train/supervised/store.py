@@ -19,7 +19,7 @@ from relaxion.database.trajectory import Trajectory
 from relaxion.errors import RunError
 from relaxion.files import Stored
 from relaxion.model.stiffness_network import MetricNetwork
-from relaxion.potentials import potential
+from relaxion.potentials.registry import potential
 from relaxion.train.data.splits import ELEMENTS as HELD_APART
 from relaxion.train.experience.reward import largest_force
 from relaxion.train.judge.assessment import CAP, FMAX, Calls, Starts

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -12,9 +14,15 @@ from ase.data import covalent_radii
 from numpy.typing import NDArray
 
 from relaxion.errors import StructureError
-from relaxion.optimizer.hessian.internal.constants import FARTHEST, ValenceSettings, constants_of, shares
-from relaxion.optimizer.hessian.internal.coordinates import changes_of, values_at
-from relaxion.optimizer.hessian.internal.factors import factors_of, near_factors
+from relaxion.optimizer.hessian.internal.constants import (
+    FARTHEST,
+    ValenceSettings,
+    constants_of,
+    factors_of,
+    near_factors,
+    shares,
+)
+from relaxion.optimizer.hessian.internal.coordinates import changes_of, difference, values_at
 from relaxion.optimizer.hessian.internal.topology import (
     NON_METALS,
     Indices,
@@ -32,8 +40,8 @@ from relaxion.optimizer.hessian.springs import (
     SpringSettings,
     blocks_of,
 )
-from relaxion.optimizer.point import Array, Geometry, structures_of
-from relaxion.structures.graph import Pairs
+from relaxion.optimizer.point import Array, Geometry, Point, longest, structures_of
+from relaxion.structures.state import Pairs
 
 LARGEST_DENSE = 250  # coordinates; above it a sparse factorisation is quicker, since molecules are mostly chains
 CARTESIAN = 0.1  # c, 1/Å: weight of x among internal coordinates; it speaks where none of them does
@@ -206,3 +214,166 @@ def valence_at(
     except (np.linalg.LinAlgError, RuntimeError):  # SuperLU's singular matrix
         return None
     return model
+
+
+WEIGHTS = (40.0, 4.0, 4.0, 0.5, 0.5)  # of bonds, bends, straight bends, torsions and wags
+CARTESIAN_WEIGHT = 0.01  # of the straight step: where molecules turn or move as a whole
+ITERATIONS = 5
+GOOD = 1e-4  # Å, the last correction
+LONGEST = 1.5  # times the straight step
+
+
+def moved(geometry: Geometry, step: Array) -> Geometry:
+    """The geometry after a step, cell included."""
+    number = geometry.n_atoms
+    if not geometry.cell_factor:
+        return replace(geometry, positions=geometry.positions + step)
+    growth = np.eye(3) + step[number:] / geometry.cell_factor
+    positions = (geometry.positions + step[:number]) @ growth.T
+    return replace(geometry, positions=positions, cell=geometry.cell @ growth.T)
+
+
+def along_internals(place: Place, step: Array, largest: float, reach: Callable[[Array], float] = longest) -> Array:
+    """The curved step whose internal coordinates change as the straight one says to first order.
+
+    A few Gauss-Newton iterations on Σ w (q₀ + G·d - q(x))² + w_x |d - (x - x₀)|²; the straight step where that fails.
+    `largest`: no atom goes farther, Å, measured by `reach`.
+    """
+    found = step
+    for _ in range(ITERATIONS):
+        correction = _correction(place, step, found)
+        if correction is None:
+            return step
+        found = found + correction
+        if not reach(found) < LONGEST * reach(step):  # not a number is not smaller
+            return step
+        if reach(correction) < GOOD:
+            break
+    return found * min(1.0, largest / max(reach(found), 1e-12))
+
+
+def _correction(place: Place, step: Array, found: Array) -> Array | None:
+    """One iteration; None where there is no answer."""
+    topology, geometry = place.topology, place.geometry
+    here = Place(topology, moved(geometry, found))
+    missing = place.slopes @ step.ravel() - difference(topology, here.values.q, place.values.q)
+    weighted = here.slopes.T @ scipy.sparse.diags_array(weights_of(topology))
+    matrix = weighted @ here.slopes
+    floor = CARTESIAN_WEIGHT * scipy.sparse.eye_array(matrix.shape[0])
+    right = weighted @ missing + CARTESIAN_WEIGHT * (step - found).ravel()
+    try:
+        return Factor(matrix + floor).solve(right).reshape(step.shape) * geometry.free
+    except (np.linalg.LinAlgError, RuntimeError):  # SuperLU's singular matrix
+        return None
+
+
+def weights_of(topology: Topology) -> Array:
+    counts = (topology.n_bonds, len(topology.bends), 2 * len(topology.straight), len(topology.torsions))
+    return np.repeat(WEIGHTS, (*counts, len(topology.wags)))
+
+
+MOST_NUMBERS = 60_000  # coordinates times secants remembered
+FEWEST, MOST = 8, 60  # secants remembered, by that
+
+
+@dataclass(frozen=True, eq=False)
+class Visited:
+    """A point in internal coordinates."""
+
+    point: Point
+    q: Array
+    by_q: Array  # gradient
+    by_x: Array
+
+
+class ValenceMemory:
+    """Pairs of points between which steps were taken, and the topology in which they are seen."""
+
+    def __init__(self) -> None:
+        self.topology: Topology | None = None
+        self.pairs: list[tuple[Point, Point]] = []
+        self._seen: dict[int, Visited] = {}  # by the identity of the point, in the present topology
+
+    def learn(self, before: Point, after: Point) -> None:
+        """Keep what this step taught."""
+        most = int(np.clip(MOST_NUMBERS // after.coordinates.size, FEWEST, MOST))
+        self.pairs = [*self.pairs, (before, after)][-most:]
+
+    def points(self) -> list[Point]:
+        """All that are remembered, each once, in order."""
+        return list({id(point): point for pair in self.pairs for point in pair}.values())
+
+    def plain(self) -> dict[str, Any]:
+        """For the restart file: topology and points by where they are, pairs by the numbers of their points."""
+        assert self.topology is not None
+        points = self.points()
+        numbers = {id(point): number for number, point in enumerate(points)}
+        made_at = self.topology.made_at
+        return {
+            "bonds": sorted(self.topology.made_of),
+            "made_at": {"positions": made_at.positions, "cell": made_at.cell},
+            "points": [_point_to_plain(point) for point in points],
+            "pairs": [[numbers[id(before)], numbers[id(after)]] for before, after in self.pairs],
+        }
+
+    @classmethod
+    def restored(cls, plain: dict[str, Any], base: Point) -> ValenceMemory:
+        """The opposite; `base`: the last one, whose elements and constraints are those of all points."""
+        if base.geometry is None:
+            raise ValueError("valence coordinates without a geometry")
+        memory = cls()
+        bonds = {tuple(int(number) for number in bond) for bond in plain["bonds"]}
+        memory.topology = topology_of(_geometry(plain["made_at"], base.geometry), bonds)
+        points = [_point(saved, base) for saved in plain["points"]]
+        memory.pairs = [(points[before], points[after]) for before, after in plain["pairs"]]
+        return memory
+
+    def secants(self, here: Place) -> list[tuple[Array, Array]]:
+        """Steps and drops of the forces as they are at this place, in order."""
+        if here.topology is not self.topology:
+            self.topology, self._seen = here.topology, {}
+        if not self.pairs:
+            return []
+        ends = [(self._visited(before, here), self._visited(after, here)) for before, after in self.pairs]
+        self._seen = {id(one.point): one for pair in ends for one in pair}
+        columns = [_change(here.topology, before, after) for before, after in ends]
+        changes, steps, by_q, by_x = (np.stack(parts, axis=1) for parts in zip(*columns, strict=True))
+        shape = here.geometry.free.shape
+        carried, drops = here.carried_out(changes, steps), here.joined(by_q, by_x)
+        return [(step.reshape(shape), drop.reshape(shape)) for step, drop in zip(carried.T, drops.T, strict=True)]
+
+    def _visited(self, point: Point, here: Place) -> Visited:
+        known = self._seen.get(id(point))
+        if known is not None:
+            return known
+        assert point.geometry is not None
+        place = here if point.geometry is here.geometry else Place(here.topology, point.geometry)
+        return Visited(point, place.values.q, *place.split(-point.forces))
+
+
+def _change(topology: Topology, before: Visited, after: Visited) -> tuple[Array, Array, Array, Array]:
+    step = (after.point.coordinates - before.point.coordinates).ravel()
+    return difference(topology, after.q, before.q), step, after.by_q - before.by_q, after.by_x - before.by_x
+
+
+def _point_to_plain(point: Point) -> dict[str, Any]:
+    assert point.geometry is not None
+    where = {"positions": point.geometry.positions, "cell": point.geometry.cell}
+    return {"coordinates": point.coordinates, "forces": point.forces, "energy": point.energy, **where}
+
+
+def _point(plain: dict[str, Any], like: Point) -> Point:
+    if _same(plain, like):  # the last base is one object here and there, as it was
+        return like
+    assert like.geometry is not None
+    coordinates, forces = (np.asarray(plain[k], dtype=np.float64).reshape(-1, 3) for k in ("coordinates", "forces"))
+    return Point(coordinates, forces, float(plain["energy"]), _geometry(plain, like.geometry))
+
+
+def _same(plain: dict[str, Any], point: Point) -> bool:
+    return np.array_equal(np.asarray(plain["coordinates"]), point.coordinates)
+
+
+def _geometry(plain: dict[str, Any], like: Geometry) -> Geometry:
+    positions = np.asarray(plain["positions"], dtype=np.float64).reshape(like.positions.shape)
+    return replace(like, positions=positions, cell=np.asarray(plain["cell"], dtype=np.float64).reshape(3, 3))

@@ -17,9 +17,8 @@ import numpy as np
 from ase import Atoms
 from numpy.typing import NDArray
 
-from relaxion.optimizer.ase_interface import geometry_of
 from relaxion.optimizer.hessian.springs import Bonds, bonds_of
-from relaxion.optimizer.point import Array, Geometry
+from relaxion.optimizer.point import Array, Geometry, geometry_of
 
 Indices = NDArray[np.int64]
 
