@@ -15,8 +15,8 @@ from torch.nn import functional
 
 from relaxion.errors import PotentialError, SettingsError
 from relaxion.potentials.base import Potential
+from relaxion.potentials.engines import package_folder
 from relaxion.potentials.pairwise import evaluated_in_portions, on_device
-from relaxion.potentials.registry import package_folder
 from relaxion.structures import Evaluation, Structures
 from relaxion.structures.state import Pairs
 from relaxion.structures.structures import DeviceLike, device_of, per_structure_sum

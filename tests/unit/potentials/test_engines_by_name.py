@@ -19,8 +19,8 @@ from ase.build import bulk
 from ase.calculators.emt import EMT
 
 from relaxion.errors import FileError, MissingElementError, PotentialError, SettingsError, UnknownPotentialError
-from relaxion.potentials.engines import ENGINES, elements_of_commands
-from relaxion.potentials.registry import is_installed, potential
+from relaxion.potentials.engines import ENGINES, elements_of_commands, is_installed
+from relaxion.potentials.registry import potential
 from relaxion.structures import Structures
 
 

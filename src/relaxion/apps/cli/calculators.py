@@ -18,7 +18,8 @@ from relaxion.errors import PotentialError
 from relaxion.potentials.base import elements_in_words
 from relaxion.potentials.eam_zhou import ZhouEam
 from relaxion.potentials.emt import Emt
-from relaxion.potentials.registry import EXTRAS, PotentialEntry, is_installed, known_potentials, make_potential
+from relaxion.potentials.engines import is_installed
+from relaxion.potentials.registry import EXTRAS, PotentialEntry, known_potentials, make_potential
 
 AUTO = "auto"
 FOR_CRYSTALS = ("chgnet", "sevennet", "mace")  # in this order, those that are installed

@@ -17,7 +17,8 @@ from torch import Generator
 
 from relaxion.errors import SettingsError
 from relaxion.potentials.base import Potential
-from relaxion.potentials.registry import EXTRAS, is_installed
+from relaxion.potentials.engines import is_installed
+from relaxion.potentials.registry import EXTRAS
 from relaxion.settings import nearest
 from relaxion.structures import Structures
 from relaxion.train.data import dataset
