@@ -35,20 +35,15 @@ TIP = (
 LEARN, USE, BOTH = "learn", "use", "box"
 # from the top; in a row the left one may use the right one
 ROOMS = [
-    [("cli", "command line", BOTH), ("web", "pages", BOTH)],
-    [("scaling", "relax-many, collectors on Ray, sweeps", BOTH)],
-    [
-        ("training", "loop, tasks, checkpoints", LEARN),
-        ("agents", "DDPG, TD3, D4PG, SAC", LEARN),
-        ("experience", "environment, replay", LEARN),
-    ],
-    [("collecting", "training data", LEARN), ("bench", "sets, runs, assessment", USE)],
-    [("torchsim", "Relaxion inside TorchSim", USE)],
-    [("optimize", "stepper, guard, Relaxer, relax_batch", USE)],
-    [("bundles", "policies as files, cards", USE), ("networks", "policies, critics, metric", BOTH)],
-    [("generators", "where starts come from", BOTH), ("potentials", "energy, forces, corrector", BOTH)],
-    [("memory", "relaxations on disk", BOTH), ("structures", "Structures, Graph, State, Move", BOTH)],
-    [(name, "", BOTH) for name in ("workers", "files", "settings", "paths", "errors")],
+    [("apps", "command line, pages, relax-many, compare, tuning", BOTH)],
+    [("train", "agents, experience, tasks, supervised, runs, data, judge", LEARN)],
+    [("search", "from minimum to minimum", USE), ("workers", "local processes or Ray", BOTH)],
+    [("torchsim", "", USE), ("batch", "many structures", USE), ("relaxer", "one structure (ASE)", USE)],
+    [("optimizer", "step, trust region, safeguard, models of the Hessian", USE)],
+    [("policies", "shipped", USE), ("model", "networks, policy files", BOTH)],
+    [("potentials", "energy, forces", BOTH), ("database", "relaxations on disk", BOTH)],
+    [("structures", "Structures, Graph, State, Move", BOTH)],
+    [(name, "", BOTH) for name in ("files", "settings", "paths", "errors")],
 ]
 
 
@@ -145,7 +140,7 @@ def picture() -> str:
         words(EDGE, 48, "in a row the left one may use the right one; orange relaxes, blue learns"),
         *rooms(62),
         words(EDGE, 615, "The loop: from a state to a step", "title"),
-        words(EDGE, 633, "right: what training by an agent adds; there the corrector stands in place of the guard"),
+        words(EDGE, 633, "right: what training by an agent adds; there the minimum distance alone limits moves"),
         *loop(651),
         "</svg>",
     ]
