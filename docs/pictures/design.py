@@ -11,7 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 
 PICTURE = Path(__file__).with_name("design.svg")
-WIDTH, HEIGHT, EDGE, GAP = 720, 969, 20, 10
+WIDTH, HEIGHT, EDGE, GAP = 720, 916, 20, 10
 # in the system's colours, light or dark, and on a ground of its own: readable wherever it is put
 STYLE = """
 .ground { fill: #ffffff; stroke: #d0d7de }
@@ -101,7 +101,7 @@ def loop(top: float) -> list[str]:
         ("potential", "one force call: energy, forces, stress", BOTH),
         ("state", "graph, forces, the last move", BOTH),
         ("policy", "how stiff the structure is, or a move", USE),
-        ("stepper", "guard, trust region, screen for close pairs", USE),
+        ("stepper", "safeguard, trust region, minimum distance", USE),
     ]
     boxes = [Box(x, top + number * step, width + 20, height, *one) for number, one in enumerate(names)]
     right = 450
@@ -139,9 +139,9 @@ def picture() -> str:
         words(EDGE, 30, "Packages: imports go downwards only", "title"),
         words(EDGE, 48, "in a row the left one may use the right one; orange relaxes, blue learns"),
         *rooms(62),
-        words(EDGE, 615, "The loop: from a state to a step", "title"),
-        words(EDGE, 633, "right: what training by an agent adds; there the minimum distance alone limits moves"),
-        *loop(651),
+        words(EDGE, 562, "The loop: from a state to a step", "title"),
+        words(EDGE, 580, "right: what training by an agent adds; there the minimum distance alone limits moves"),
+        *loop(598),
         "</svg>",
     ]
     return "\n".join(parts) + "\n"
