@@ -20,7 +20,7 @@ from own_kinds import MOST_CALLS, calls
 from relaxion.potentials.potential import Potential
 from relaxion.train.data.starts import KINDS, MetalStarts
 from relaxion.train.runs.recipe import find, settings_from_recipe
-from relaxion.train.supervised.metals import MetalsSettings
+from relaxion.train.supervised.sources import MetalsSettings
 from relaxion.train.tasks.stiffness import MetricRunSettings
 
 SEED = 8200

@@ -37,7 +37,7 @@ from relaxion.train.runs.recipe import find, read_toml
 from relaxion.train.supervised.examples import Examples, way_to
 from relaxion.train.supervised.fine_tune import LARGEST_ERROR
 from relaxion.train.supervised.fit import relative_errors
-from relaxion.train.supervised.kinds import KindStarts
+from relaxion.train.supervised.sources import KindStarts
 
 SEED = 8400
 FMAX, END, MOST_CALLS = 0.05, 0.005, 200

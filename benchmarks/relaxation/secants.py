@@ -33,7 +33,7 @@ from relaxion.optimizer.step_rule import StepControl
 from relaxion.potentials import potential
 from relaxion.potentials.potential import Potential
 from relaxion.train.runs.recipe import find, settings_from_recipe
-from relaxion.train.supervised.metals import MetalsSettings
+from relaxion.train.supervised.sources import MetalsSettings
 from relaxion.train.tasks.stiffness import MetricRunSettings
 
 SEED, KEPT = 8280, 8

@@ -35,9 +35,9 @@ from relaxion.model.strains import strain_vectors
 from relaxion.potentials.potential import Potential
 from relaxion.structures import Structures
 from relaxion.train.runs.recipe import find, settings_from_recipe
+from relaxion.train.supervised.dataset import LiveExamples
 from relaxion.train.supervised.examples import Examples
-from relaxion.train.supervised.fit import ExampleSet, Fit, relative_errors
-from relaxion.train.supervised.live import LiveExamples
+from relaxion.train.supervised.fit import Dataset, Fit, relative_errors
 from relaxion.train.tasks.stiffness import MetricRunSettings
 
 SEED, AT_ONCE = 77, 200
@@ -136,7 +136,7 @@ def taught(
     """A new network, or this one, by lessons drawn as in training."""
     generator = torch.Generator().manual_seed(seed)
     network = MetricNetwork(settings.metric, generator) if network is None else deepcopy(network).requires_grad_()
-    fit = Fit(network, ExampleSet(), settings.fit)
+    fit = Fit(network, Dataset(), settings.fit)
     while not fit.done:
         drawn = []
         for place, pool in pools.items():

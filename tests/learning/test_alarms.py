@@ -18,7 +18,7 @@ from relaxion.train.agents.shared import adam
 from relaxion.train.diagnostics import Event
 from relaxion.train.diagnostics.diagnosis import closest_pairs
 from relaxion.train.runs.loop import Interrupted, train
-from relaxion.train.runs.settings import RunSettings
+from relaxion.train.runs.recipe import read_settings
 from relaxion.train.tasks.relax import RelaxTrainer
 from relaxion.train.tasks.relax_settings import RelaxRunSettings
 from relaxion.train.tasks.relax_task import RelaxTask, relax_task
@@ -50,7 +50,7 @@ GATED = {"environment_information": ("log_largest_force",)}
 
 
 def settings(agent: str = "td3", **changes: Any) -> RelaxRunSettings:
-    read = RunSettings.read({**SMALL, **AGENTS[agent], "agent": agent, **changes})
+    read = read_settings({**SMALL, **AGENTS[agent], "agent": agent, **changes})
     assert isinstance(read, RelaxRunSettings)
     return read
 

@@ -13,7 +13,7 @@ import relaxion.train.agents.sac as module
 from relaxion.model.move_actions import MoveActions
 from relaxion.model.stiffness_network import MetricSettings
 from relaxion.model.stiffness_policy import MetricActions
-from relaxion.train.agents.make import atom_agent, vector_agent
+from relaxion.train.agents import atom_agent, vector_agent
 from relaxion.train.agents.sac import SAC, SACSettings
 from relaxion.train.agents.vector_networks import BoxActions, VectorNetworkSettings
 from relaxion.train.experience.replay import Batch

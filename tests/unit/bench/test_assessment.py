@@ -22,10 +22,10 @@ from relaxion.train.data.perturbations import perturbation
 from relaxion.train.data.starts import PerturbedStarts
 from relaxion.train.judge.assessment import (
     Assessed,
+    AssessedStarts,
     AssessmentStopped,
     Assessor,
     Calls,
-    Starts,
     read_baselines,
     under_guard,
 )
@@ -41,14 +41,14 @@ def alloys(seed: int, number: int, cell_free: bool = False) -> Structures:
 
 
 STARTS = (
-    Starts("bulk", EMT, alloys(1, 3)),
-    Starts("eam", EAM, alloys(2, 2)),
-    Starts("cell", EMT, alloys(3, 2, cell_free=True)),
-    Starts("bulk", EAM, alloys(4, 1)),
+    AssessedStarts("bulk", EMT, alloys(1, 3)),
+    AssessedStarts("eam", EAM, alloys(2, 2)),
+    AssessedStarts("cell", EMT, alloys(3, 2, cell_free=True)),
+    AssessedStarts("bulk", EAM, alloys(4, 1)),
 )
 
 
-def one_by_one(starts: Starts) -> list[int]:
+def one_by_one(starts: AssessedStarts) -> list[int]:
     """What the relaxer needs."""
     found = []
     for atoms, free in zip(starts.structures.to_ase(), starts.structures.cell_free.tolist(), strict=True):
@@ -103,7 +103,7 @@ def test_it_stops_when_asked() -> None:
 def test_starts_are_made_once_and_only_when_needed() -> None:
     made = count()
 
-    def make() -> tuple[Starts, ...]:
+    def make() -> tuple[AssessedStarts, ...]:
         next(made)
         return STARTS[:1]
 

@@ -20,9 +20,8 @@ from relaxion.structures import Evaluation, Graph, Move, Outcome, State, Structu
 from relaxion.train.data.alloys import fcc_alloys
 from relaxion.train.data.perturbations import perturbation
 from relaxion.train.data.starts import PerturbedStarts
-from relaxion.train.experience.environment import Environment, EnvironmentSettings
+from relaxion.train.experience.environment import Environment, EnvironmentSettings, Source
 from relaxion.train.experience.reward import Reward, RewardSettings, largest_force
-from relaxion.train.experience.transition import Source
 
 
 class Wall(Potential):

@@ -12,12 +12,11 @@ from relaxion.files import Stored, digest
 from relaxion.model.policy_file import covers, uncovered
 from relaxion.optimizer.choice import load
 from relaxion.train.data.starts import KINDS
-from relaxion.train.runs.checkpoint import DivergedError
 from relaxion.train.runs.loop import train
 from relaxion.train.runs.packaging import bundle_from_run
-from relaxion.train.runs.recipe import find, settings_from_recipe
-from relaxion.train.runs.settings import RunSettings
-from relaxion.train.supervised.live import LiveExamples
+from relaxion.train.runs.recipe import find, read_settings, settings_from_recipe
+from relaxion.train.supervised.dataset import LiveExamples
+from relaxion.train.tasks.checkpoint import DivergedError
 from relaxion.train.tasks.stiffness import MetricRunSettings, MetricTrainer
 
 TINY = {
@@ -30,7 +29,7 @@ TINY = {
 
 
 def tiny(**changes) -> MetricRunSettings:
-    settings = RunSettings.read({"task": "metric", "examples": "live", "cutoff_angstrom": 4.5, **TINY, **changes})
+    settings = read_settings({"task": "metric", "examples": "live", "cutoff_angstrom": 4.5, **TINY, **changes})
     assert isinstance(settings, MetricRunSettings)
     return settings
 
@@ -98,8 +97,7 @@ def test_two_runs_of_the_shipped_recipe_are_equal_to_the_bit():
     small = {name: TINY[name] for name in ("n_coordinates", "n_radial", "n_layers")} | {"channels": 8, "n_hidden": 8}
     few = {"fit_updates": 2, "steps": 2, "example_rounds_before": 1, "example_relaxations": 20}
     few |= {"examples_per_update": 20, "example_force_calls": 30, "example_tolerance_ev_per_angstrom": 0.05}
-    few |= {"largest_n_atoms": 6, "largest_slab_n_atoms": 12, "largest_defect_n_atoms": 16}
-    few |= {"largest_particle_n_atoms": 8}
+    few |= {"largest_n_atoms": 6, "largest_slab_n_atoms": 12}
     few["metal_starts"] = "+".join(KINDS)
     settings = settings_from_recipe(find("metals"), None, small | few)
     assert isinstance(settings, MetricRunSettings)
@@ -151,7 +149,7 @@ def test_a_metric_that_is_no_longer_a_number_is_not_kept():
 
 def test_settings_survive_their_own_file():
     settings = tiny()
-    assert RunSettings.read(settings.flat()) == settings
+    assert read_settings(settings.flat()) == settings
     assert tiny(fit_updates=0, steps=7).fit.fit_updates == 7, "the rate falls over all steps"
 
 

@@ -18,15 +18,11 @@ from relaxion.train.collecting.settings import CollectSettings
 from relaxion.train.experience.reward import largest_force
 from relaxion.train.runs.loop import train
 from relaxion.train.runs.packaging import bundle_from_run
-from relaxion.train.runs.settings import RunSettings
+from relaxion.train.runs.recipe import read_settings
+from relaxion.train.supervised.dataset import grouped_examples, mean_error
 from relaxion.train.supervised.examples import examples_of_minimised, is_validation
-from relaxion.train.supervised.store import (
-    StoreSettings,
-    grouped_examples,
-    mean_error,
-    split_store,
-    stored_calls,
-)
+from relaxion.train.supervised.sources import StoreSettings, split_store, stored_calls
+from relaxion.train.tasks.settings import RunSettings
 from relaxion.train.tasks.stiffness import MetricTrainer
 
 RECIPE = {
@@ -54,7 +50,7 @@ def settings(store: Path | str, **given: object) -> RunSettings:
         "fit_updates": 30,
         "assessment_starts": 3,
     }
-    return RunSettings.read(table | SMALL | given)
+    return read_settings(table | SMALL | given)
 
 
 def test_every_state_is_taught_the_way_to_the_end_of_its_own_relaxation(store: Path) -> None:

@@ -21,7 +21,7 @@ from relaxion.optimizer.trust_region import TrustRegionSettings
 from relaxion.settings import Settings
 from relaxion.structures import Move, State
 from relaxion.structures.structures import per_structure_sum
-from relaxion.train.experience.transition import Source
+from relaxion.train.experience.environment import Source
 
 
 class ExpertSettings(Settings):

@@ -1,6 +1,6 @@
-"""How good is a policy? Force calls from fixed starts of every kind, beside the classical core, BFGS and FIRE.
+"""How good is a policy? Force calls from fixed starts of every kind, beside the classical optimizer, BFGS and FIRE.
 
-Who relaxes is handed in: steppers under the guard (`under_guard`), or a rollout through the environment of an agent.
+The relaxations are handed in: under the safeguard (`under_guard`), or by a rollout through the environment of an agent.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
+import torch
 from ase import Atoms
+from torch import Tensor
 
 from relaxion import batch
 from relaxion.errors import AssessmentStopped, FileError
@@ -23,9 +25,9 @@ from relaxion.optimizer.step import Stepper
 from relaxion.potentials.potential import Potential
 from relaxion.settings import shown
 from relaxion.structures import Outcome, Structures
-from relaxion.train.judge.contest import Conditions, relax_one
 from relaxion.train.judge.films import RelaxationRecord, Relaxed, Shot, film_of, shot
 from relaxion.train.judge.optimizers import CORE, classical_contestants
+from relaxion.train.judge.runs import Conditions, relax_one
 
 FMAX = 0.05  # eV/Å
 CAP = 200  # force calls
@@ -38,8 +40,8 @@ Relax: TypeAlias = Callable[[Potential, Structures, Stop | None], Sequence[Relax
 
 
 @dataclass(frozen=True, eq=False)
-class Starts:
-    """Starts of one kind, and the potential that they are relaxed on."""
+class AssessedStarts:
+    """AssessedStarts of one kind, and the potential that they are relaxed on."""
 
     kind: str  # empty where there is only one
     potential: Potential
@@ -138,7 +140,7 @@ class Assessor:
 
     def __init__(
         self,
-        starts: Callable[[], Sequence[Starts]] | Sequence[Starts],
+        starts: Callable[[], Sequence[AssessedStarts]] | Sequence[AssessedStarts],
         fmax: float = FMAX,
         cap: int = CAP,
         compared: Sequence[str] = (*COMPARED, CORE),
@@ -151,7 +153,7 @@ class Assessor:
         self.baselines: dict[str, float] = {}
 
     @cached_property
-    def starts(self) -> list[Starts]:
+    def starts(self) -> list[AssessedStarts]:
         return list(self._given() if callable(self._given) else self._given)
 
     @property
@@ -236,3 +238,71 @@ def _shot(call: int, visit: batch_relaxation.Visit) -> Shot:
     geometry = visit.point.geometry
     assert geometry is not None  # of plain atoms, and of the cell filter that the batch makes
     return shot(call, geometry.positions, geometry.cell, point.energy, point.largest_force)
+
+
+PART = "kept"  # names in checkpoints and files of agents
+POLICY = "policy."
+NUMBERS = ("step", "validation_force_calls_mean", "force_calls_mean", "force_calls_median", "success_rate")
+
+
+@dataclass(frozen=True, eq=False)
+class Kept:
+    """Numbers and weights of one policy."""
+
+    step: int
+    validation_force_calls_mean: float  # what it was chosen by
+    force_calls_mean: float  # this and the others: from the starts that results are made of
+    force_calls_median: float
+    success_rate: float
+    weights: Mapping[str, Tensor] = field(repr=False)
+
+    def result(self) -> dict[str, float]:
+        """For result.json."""
+        return {f"kept_{name}": getattr(self, name) for name in NUMBERS}
+
+
+class KeptPolicy:
+    """Ties go to the earlier one."""
+
+    def __init__(self) -> None:
+        self.best: Kept | None = None
+
+    def offer(self, step: int, validated: Assessed, assessed: Assessed, weights: Mapping[str, Tensor]) -> None:
+        """The policy of this step, as validation starts and the starts of the results found it."""
+        calls = float(validated.force_calls.mean())
+        if self.best is None or calls < self.best.validation_force_calls_mean:
+            median = float(np.median(assessed.force_calls))
+            copies = {name: tensor.detach().clone() for name, tensor in weights.items()}
+            mean = float(assessed.force_calls.mean())
+            self.best = Kept(step, calls, mean, median, assessed.success_rate, copies)
+
+    def beside_best(self, validated: Assessed) -> float:
+        """Force calls in units of the fewest there were."""
+        return 1.0 if self.best is None else float(validated.force_calls.mean()) / self.best.validation_force_calls_mean
+
+    def scalars(self) -> dict[str, float]:
+        """For the line of an assessment."""
+        if self.best is None:
+            return {}
+        return {
+            "eval/kept_step": float(self.best.step),
+            "eval/kept_validation_force_calls_mean": self.best.validation_force_calls_mean,
+        }
+
+    def snapshot(self) -> dict[str, Tensor]:
+        if self.best is None:
+            return {}
+        numbers = torch.tensor([float(getattr(self.best, name)) for name in NUMBERS], dtype=torch.float64)
+        return {"numbers": numbers} | {f"{POLICY}{name}": tensor for name, tensor in self.best.weights.items()}
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Nothing is kept in checkpoints of releases that kept nothing."""
+        self.best = None
+        if tensors:
+            step, *others = tensors["numbers"].tolist()
+            self.best = Kept(int(step), *others, weights=policy_weights(tensors))
+
+
+def policy_weights(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Of what was kept, or of a whole agent."""
+    return {name.removeprefix(POLICY): tensor for name, tensor in tensors.items() if name.startswith(POLICY)}

@@ -20,27 +20,24 @@ from relaxion.structures.minimum_distance import correct
 from relaxion.train.agents.shared import Agent, best_actions, scale_learning_rates
 from relaxion.train.diagnostics import Diagnosis, Event, Facts
 from relaxion.train.experience.environment import EnvironmentSettings
+from relaxion.train.experience.environment import Source as WhoMoved
 from relaxion.train.experience.expert import imitation_distance
 from relaxion.train.experience.exploration import LinearSchedule, NoisyExplorer
 from relaxion.train.experience.replay import Batch
-from relaxion.train.experience.state_store import state_from_tensors, state_tensors
-from relaxion.train.experience.structure_replay import StructureReplay
-from relaxion.train.experience.transition import Source as WhoMoved
-from relaxion.train.judge.assessment import Assessed
-from relaxion.train.runs.checkpoint import (
+from relaxion.train.experience.structure_replay import StructureReplay, state_from_tensors, state_tensors
+from relaxion.train.judge.assessment import PART, Assessed, KeptPolicy
+from relaxion.train.supervised.dataset import LiveExamples, LiveSource
+from relaxion.train.supervised.fit import Fit
+from relaxion.train.tasks.checkpoint import (
     checked_finite,
     named_generator,
     start_agent_from,
     stored_settings,
     taken_back,
 )
-from relaxion.train.runs.kept import PART, KeptPolicy
-from relaxion.train.runs.records import Episodes, RelaxationResult, ReturnsWatch, ScalarMeans
-from relaxion.train.supervised.fit import Fit
-from relaxion.train.supervised.live import LiveExamples, LiveSource
-from relaxion.train.tasks.relax_collector import Collected, RelaxCollector, make_agent
+from relaxion.train.tasks.progress import Episodes, RelaxationResult, ReturnsWatch, ScalarMeans
 from relaxion.train.tasks.relax_settings import RelaxRunSettings
-from relaxion.train.tasks.relax_task import RelaxTask
+from relaxion.train.tasks.relax_task import Collected, RelaxCollector, RelaxTask, make_agent
 
 GATE = ("environment_information", "n_information_hidden", "largest_gate_factor")  # of no meaning for a metric alone
 NETWORK = "network."  # of a MetricPolicy's own names

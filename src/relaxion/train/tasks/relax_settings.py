@@ -13,16 +13,16 @@ from relaxion.files import Stored
 from relaxion.model.observer import AtomNetworkSettings
 from relaxion.model.stiffness_network import MetricSettings, MetricShape
 from relaxion.settings import Settings, nearest
-from relaxion.train.agents.make import AGENT_SETTINGS
+from relaxion.train.agents import AGENT_SETTINGS
 from relaxion.train.data.sources import first_at_hand, potential_at_hand, source_at_hand
 from relaxion.train.experience.environment import EnvironmentSettings
 from relaxion.train.experience.reward import REWARDS, RewardName
-from relaxion.train.runs.settings import AgentRunSettings, TrainingSettings
-from relaxion.train.supervised.live import LiveSettings
+from relaxion.train.supervised.dataset import LiveSettings
+from relaxion.train.tasks.settings import AgentRunSettings, TrainingSettings
 
 if TYPE_CHECKING:
-    from relaxion.train.runs.packaging import Packed
     from relaxion.train.tasks.relax import RelaxTrainer
+    from relaxion.train.tasks.settings import Packed
 
 POLICIES = ("direct", "metric")  # kinds of policies on atoms
 
@@ -181,8 +181,8 @@ class RelaxRunSettings(AgentRunSettings):
         return parts | ({"metric": MetricPolicySettings, "fit": FitBeforeSettings} if policy == "metric" else {})
 
     @classmethod
-    def _read(cls, values: Mapping[str, Any]) -> Self:
-        return super()._read({key: value for key, value in values.items() if (key, value) != ("policy", "direct")})
+    def read(cls, values: Mapping[str, Any]) -> Self:
+        return super().read({key: value for key, value in values.items() if (key, value) != ("policy", "direct")})
 
     @property
     def policy(self) -> AtomNetworkSettings | MetricSettings:
@@ -224,6 +224,3 @@ class RelaxRunSettings(AgentRunSettings):
     def assessed_on_validation(self) -> Self:
         """The same, for choosing settings: what is chosen must not have seen the structures of the results."""
         return replace(self, atoms=self.atoms.model_copy(update={"assess_on": "validation"}))
-
-
-RUN_SETTINGS = RelaxRunSettings

@@ -27,16 +27,11 @@ from relaxion.optimizer.step import Stepper
 from relaxion.optimizer.step_rule import DEFAULT, GATE, INEXACT, StepControl, constant_network, rule_of
 from relaxion.settings import Settings
 from relaxion.train.judge.assessment import FMAX, Assessed, under_guard
-from relaxion.train.runs.checkpoint import checked_finite, named_generator, taken_back
-from relaxion.train.runs.packaging import Packed
-from relaxion.train.runs.records import RelaxationResult, ScalarMeans
-from relaxion.train.runs.settings import LoopSettings, RunSettings
-from relaxion.train.supervised.files import FilePlan, FileSourceSettings
 from relaxion.train.supervised.fit import Fit
-from relaxion.train.supervised.kinds import KindPlan, KindSourceSettings
-from relaxion.train.supervised.live import FitPlan
-from relaxion.train.supervised.metals import MetalsPlan, MetalsSettings
-from relaxion.train.supervised.store import StorePlan, StoreSettings
+from relaxion.train.supervised.sources import SOURCES, FitSource, TrainingData
+from relaxion.train.tasks.checkpoint import checked_finite, named_generator, taken_back
+from relaxion.train.tasks.progress import RelaxationResult, ScalarMeans
+from relaxion.train.tasks.settings import LoopSettings, Packed, RunSettings
 
 LONGEST_MOVE = 1.0  # Å; of the bare policy. The safeguard's trust radius is what binds in use.
 LARGEST_STRAIN = 0.1
@@ -69,55 +64,44 @@ class MetricRunSettings(RunSettings):
 
     metric: MetricSettings
     bundle: MetricTaskSettings
-    fit: MetalsSettings | KindSourceSettings | StoreSettings | FileSourceSettings
+    fit: FitSource
 
     @classmethod
     def parts(cls, values: Mapping[str, Any]) -> dict[str, type[Settings]]:
-        kinds = {"store": StoreSettings, "files": FileSourceSettings, "kinds": KindSourceSettings}
-        fit = kinds.get(values.get("examples", ""), MetalsSettings)
+        fit, _ = SOURCES.get(str(values.get("examples")), SOURCES["live"])
         return {"training": LoopSettings, "metric": MetricSettings, "bundle": MetricTaskSettings, "fit": fit}
 
     @classmethod
-    def _read(cls, values: Mapping[str, Any]) -> Self:
+    def read(cls, values: Mapping[str, Any]) -> Self:
         """The rate falls over all steps, unless the settings say how many updates it takes."""
-        settings = super()._read(values)
+        settings = super().read(values)
         if settings.fit.fit_updates:
             return settings
         return replace(settings, fit=settings.fit.model_copy(update={"fit_updates": settings.training.steps}))
 
     @property
-    def plan(self) -> FitPlan:
-        starts = self.training.assessment_starts
-        match self.fit:
-            case FileSourceSettings():
-                return FilePlan(self.fit, starts)
-            case KindSourceSettings():
-                return KindPlan(self.fit, starts, self.bundle.control())
-            case StoreSettings():
-                return StorePlan(self.fit, starts)
-            case MetalsSettings():
-                return MetalsPlan(self.fit, starts)
+    def data(self) -> TrainingData:
+        """What is learned from and assessed."""
+        _, data = SOURCES[self.bundle.examples]
+        return data(self.fit, self.training.assessment_starts, self.bundle.control())
 
     def trainer(self) -> MetricTrainer:
         return MetricTrainer(self)
 
     def packed(self, stored: Stored, /) -> Packed:
-        plan = self.plan
+        data = self.data
         control = self.bundle.control()
         networks = {"policy": network_of(self.metric, stored.part("metric"), stochastic=False)}
         if control is not None:
             networks[GATE] = constant_network(control)
         return Packed(
             networks=networks,
-            card=plan.card() | {"agent": "imitation", "force_tolerance_ev_per_angstrom": FMAX},
-            assessor=plan.assessor,
+            card=data.card() | {"agent": "imitation", "force_tolerance_ev_per_angstrom": FMAX},
+            assessor=data.assessor,
             relax=lambda bundle: under_guard(lambda: stepper_of(bundle)),
-            fails_on=plan.fails_on,
+            fails_on=data.fails_on,
             steps_are_updates=True,
         )
-
-
-RUN_SETTINGS = MetricRunSettings
 
 
 def stepper_of(bundle: PolicyBundle) -> Stepper:
@@ -134,11 +118,11 @@ class MetricTrainer:
 
     def __init__(self, settings: MetricRunSettings) -> None:
         self.settings = settings
-        self.plan = settings.plan
+        self.data = settings.data
         seed = settings.training.seed
         bounds = MoveActions(LONGEST_MOVE, LARGEST_STRAIN)
         self.policy = MetricPolicy(bounds, settings.metric, named_generator(seed, "agent"))
-        dataset = self.plan.dataset(self.policy.network, named_generator(seed, "replay"))
+        dataset = self.data.dataset(self.policy.network, named_generator(seed, "replay"))
         self.fit = Fit(self.policy.network, dataset, settings.fit)
         self.means = ScalarMeans()
 
@@ -156,7 +140,7 @@ class MetricTrainer:
         return self.fit.dataset.force_calls
 
     def prepare(self, folder: Path) -> None:
-        self.plan.compare(folder)
+        self.data.compare(folder)
 
     def advance(self) -> None:
         self.means.add(self.fit.update())
@@ -174,8 +158,8 @@ class MetricTrainer:
         return new_stepper(metrics=LearnedMetrics(self.policy.network), rule=self.settings.bundle.control())
 
     def assess(self, stop: Callable[[], bool] | None = None) -> Assessed:
-        errors = self.plan.errors(self.policy.network)
-        return replace(self.plan.assessor(under_guard(self.stepper), stop), extra=errors)
+        errors = self.data.errors(self.policy.network)
+        return replace(self.data.assessor(under_guard(self.stepper), stop), extra=errors)
 
     def result(self, final: Assessed, wall_time_seconds: float) -> RelaxationResult:
         return RelaxationResult.of(
@@ -186,8 +170,8 @@ class MetricTrainer:
             wall_time_seconds=wall_time_seconds,
             weights_sha256=digest(self.weights()),
             training_force_calls=self.force_calls,
-            potential=self.plan.engines,
-            structures=self.plan.structures,
+            potential=self.data.engines,
+            structures=self.data.structures,
         )
 
     def weights(self) -> dict[str, Tensor]:
