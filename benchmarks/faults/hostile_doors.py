@@ -62,7 +62,7 @@ ATOM_RUN = {
 VECTOR_RUN = {
     "task": "Pendulum-v1", "agent": "td3", "seed": 4, "steps": 40, "widths": [4], "batch_size": 4, "warmup_steps": 10,
     "replay_capacity": 64, "assessment_starts": 2, "assessment_interval_steps": 20, "log_interval_steps": 10,
-    "checkpoint_interval_steps": 20, "assessment_max_steps": 20,
+    "checkpoint_interval_steps": 20,
 }  # fmt: skip
 
 

@@ -209,7 +209,7 @@ class Fragile(Potential):
 
 
 def test_a_potential_that_fails() -> None:
-    chosen = settings(exploration_unit="bounds", exploration_noise=0.5)  # far into the unknown
+    chosen = settings(exploration_noise=5.0)  # far into the unknown
     events = events_of(chosen, engine=Fragile(nearest=2.2))
     assert sentence(events, "non_finite").startswith("the potential fails too often: ")
     assert "raise minimum_distance_angstrom" in sentence(events, "non_finite")

@@ -30,7 +30,7 @@ def policy_of(seed: int = 0) -> MetricPolicy:
 
 
 def world(**settings) -> Environment:
-    chosen = EnvironmentSettings(stall_length_angstrom=0, max_displacement_angstrom=0.3, **settings)
+    chosen = EnvironmentSettings(max_displacement_angstrom=0.3, **settings)
     return Environment(relaxion.potential("emt"), TINY, chosen)
 
 

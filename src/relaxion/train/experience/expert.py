@@ -10,7 +10,6 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from pydantic import Field
 from torch import Generator, Tensor
 
 from relaxion.optimizer.classical import QuasiNewton, QuasiNewtonSettings
@@ -18,31 +17,22 @@ from relaxion.optimizer.hessian.models import Base, models_at
 from relaxion.optimizer.point import Array, Geometry, Point, cell_factor_of
 from relaxion.optimizer.secants import Secant
 from relaxion.optimizer.trust_region import TrustRegionSettings
-from relaxion.settings import Settings
 from relaxion.structures import Move, State
 from relaxion.structures.structures import per_structure_sum
 from relaxion.train.experience.environment import Source
 
 
-class ExpertSettings(Settings):
-    """How the expert steps."""
-
-    longest_step_angstrom: float = Field(default=0.3, gt=0)
-    """No atom goes farther in one step. The relaxer's first trust radius."""
-
-    springs: bool = True
-    """Springs between neighbours, as the relaxer has them; False: a multiple of the forces, a weaker teacher."""
-
-
 class Expert:
     """`expert(state)` answers with one step for every structure."""
 
-    def __init__(self, settings: ExpertSettings | None = None) -> None:
-        self.settings = settings or ExpertSettings()
-        length = self.settings.longest_step_angstrom
-        self._method = QuasiNewtonSettings(
-            TrustRegionSettings(first=length, largest=length), use_springs=self.settings.springs
-        )
+    def __init__(self, longest_step_angstrom: float = 0.3, *, springs: bool = True) -> None:
+        """A classical optimizer.
+
+        longest_step_angstrom: no atom goes farther in one step, Å; the relaxer's first trust radius.
+        springs: between neighbours, as the relaxer has them; False: a multiple of the forces, a weaker expert.
+        """
+        trust = TrustRegionSettings(first=longest_step_angstrom, largest=longest_step_angstrom)
+        self._method = QuasiNewtonSettings(trust, use_springs=springs)
 
     def __call__(self, state: State) -> Move:
         """Single steps (never a jump to the minimum), zero for atoms that may not move."""

@@ -65,12 +65,12 @@ class RelaxEnvironment(gymnasium.Env):
         sizes = [n_atoms] if isinstance(n_atoms, int) else list(n_atoms)
         self.max_atoms = max_atoms or max(sizes)
         settings = settings or EnvironmentSettings()
-        cutoff = settings.graph_cutoff_angstrom or self.graph_cutoff_angstrom
         self.environment = Environment(
             potential if isinstance(potential, Potential) else relaxion.potential(potential),
             starts or alloy_starts(elements, sizes, rattle_angstrom),
-            settings.model_copy(update={"graph_cutoff_angstrom": cutoff}),
+            settings,
             reward,
+            self.graph_cutoff_angstrom,
         )
         self.render_mode = render_mode
         self.generator = torch.Generator().manual_seed(0)

@@ -82,8 +82,7 @@ class VectorLearner:
 
     def assess(self, n_starts: int = 20) -> AssessedReturns:
         """Returns without noise from fixed starts, in environments of their own."""
-        limit = self._trainer.settings.training.assessment_max_steps
-        return assess(self._trainer.act, self._trainer.task, n_starts, limit)
+        return assess(self._trainer.act, self._trainer.task, n_starts)
 
     def metrics(self) -> dict[str, float]:
         """What training reported since the last call, under the names of metrics.jsonl."""

@@ -35,7 +35,7 @@ from relaxion.train.tasks.progress import Episodes, Result, ReturnsWatch, Scalar
 from relaxion.train.tasks.settings import AgentRunSettings, TrainingSettings
 
 STARTS_SEED = 20  # of all assessments, whatever the run's seed: every agent meets the same starts
-MAX_STEPS = 10_000  # per episode, unless told otherwise
+MAX_STEPS = 10_000  # of an assessed episode that has no end of its own
 
 
 class VectorTrainingSettings(TrainingSettings):
@@ -49,9 +49,6 @@ class VectorTrainingSettings(TrainingSettings):
 
     normalise_observations: bool = True
     """By the running mean and variance (R3.1); part of the policy from then on."""
-
-    assessment_max_steps: int = Field(default=10_000, ge=1)
-    """An assessed episode without an end of its own is cut after so many steps."""
 
     def _check_together(self) -> None:
         super()._check_together()
@@ -152,7 +149,7 @@ class ReturnsAssessor:
         self._warned = True
         warnings.warn(
             f"{self.task.name} did not end by itself: {n_cut} of {self.n_starts} episodes of an assessment were cut "
-            f"after assessment_max_steps = {self.max_steps}, and their returns count up to there",
+            f"after {self.max_steps} steps, and their returns count up to there",
             RelaxionWarning,
             stacklevel=3,
         )
@@ -219,7 +216,7 @@ class Trainer:
             noise=training.noise_schedule(self.agent),
         )
         self.environments = VectorEnvironments(task.make, training.n_environments, self.generators["starts"])
-        self.assessor = ReturnsAssessor(task, training.assessment_starts, training.assessment_max_steps)
+        self.assessor = ReturnsAssessor(task, training.assessment_starts)
         self.episodes = Episodes(training.n_environments)
         self.means = ScalarMeans()
         self.check_returns = ReturnsWatch()

@@ -16,7 +16,7 @@ from relaxion.model.roles import Policy
 from relaxion.model.stiffness_network import MetricSettings
 from relaxion.model.surroundings import with_graph
 from relaxion.structures import Move, State
-from relaxion.structures.minimum_distance import correct
+from relaxion.structures.minimum_distance import Nearest, correct
 from relaxion.train.agents.shared import Agent, best_actions, scale_learning_rates
 from relaxion.train.diagnostics import Diagnosis, Event, Facts
 from relaxion.train.experience.environment import EnvironmentSettings
@@ -70,7 +70,7 @@ def deviation(state: State, proposed: Move, settings: EnvironmentSettings) -> Te
     asked = proposed.to(state.structures.dtype)
     with torch.no_grad():
         bounded = asked.bounded(state.structures, settings.max_displacement_angstrom, settings.max_strain)
-        executed = correct(state.structures, bounded, settings.nearest).executed
+        executed = correct(state.structures, bounded, Nearest(settings.minimum_distance_angstrom)).executed
     return imitation_distance(state, asked, executed)
 
 

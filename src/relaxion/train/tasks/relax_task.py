@@ -16,7 +16,7 @@ from torch import Generator, Tensor
 
 from relaxion.errors import AssessmentStopped, MissingElementError, RelaxionWarning, RunError, SettingsError
 from relaxion.files import Stored
-from relaxion.model.move_actions import ForceMoveActions, MoveActions
+from relaxion.model.move_actions import ForceMoveActions
 from relaxion.model.rebuild import network_of, policy_of
 from relaxion.model.stiffness_network import MetricSettings
 from relaxion.model.stiffness_policy import MetricActions
@@ -32,7 +32,7 @@ from relaxion.train.data.starts import PerturbedStarts
 from relaxion.train.experience.environment import Environment, Source, Transition, rollout
 from relaxion.train.experience.expert import Expert, guided
 from relaxion.train.experience.exploration import Exploration, LinearSchedule
-from relaxion.train.experience.reward import Reward, RewardSettings
+from relaxion.train.experience.reward import Reward
 from relaxion.train.experience.structure_replay import capacity_advice, capacity_range
 from relaxion.train.judge.assessment import PART, AssessedStarts, Assessor, Relax, Stop, policy_weights
 from relaxion.train.judge.films import Filming, Relaxed
@@ -57,9 +57,9 @@ class RelaxTask:
     def environment(self, side: str = "training", engine: Potential | None = None) -> Environment:
         """Relaxations of the structures of one side; `engine`: another counter of force calls."""
         atoms = self.settings.atoms
-        reward = RewardSettings(weights=reward_weights(atoms.reward), back_off_penalty=atoms.back_off_penalty)
+        reward = Reward(reward_weights(atoms.reward), atoms.back_off_penalty)
         starts = PerturbedStarts(self.pools[side], [perturbation(atoms.perturbation)])
-        return Environment(engine or self.potential, starts, self.settings.environment, Reward(reward))
+        return Environment(engine or self.potential, starts, self.settings.environment, reward)
 
     def assessor(self) -> Assessor:
         """Fixed starts held out, the same for every agent and seed."""
@@ -285,14 +285,11 @@ class MetricForceActions(MetricActions, ForceMoveActions):
     """Noise in units of the forces; the choice has the dimensions of a metric's gate."""
 
 
-def action_domain(settings: RelaxRunSettings) -> MoveActions:
-    """By the unit of exploration, and by what SAC's entropy counts."""
-    world, follows_metric = settings.environment, settings.metric is not None
-    bounds = (world.max_displacement_angstrom, world.max_strain)
-    if settings.atoms.exploration_unit == "forces":
-        kind = MetricForceActions if follows_metric else ForceMoveActions
-        return kind(*bounds, settings.networks.stiffness_ev_per_angstrom2)
-    return MetricActions(*bounds) if follows_metric else MoveActions(*bounds)
+def action_domain(settings: RelaxRunSettings) -> ForceMoveActions:
+    """Noise in units of F/k, the step the forces around an atom ask for: it shrinks on the way to the minimum."""
+    world = settings.environment
+    kind = ForceMoveActions if settings.metric is None else MetricForceActions
+    return kind(world.max_displacement_angstrom, world.max_strain, settings.networks.stiffness_ev_per_angstrom2)
 
 
 def make_agent(settings: RelaxRunSettings, generator: Generator, penalty: PolicyPenalty | None = None) -> LearningAgent:
@@ -305,6 +302,5 @@ def make_agent(settings: RelaxRunSettings, generator: Generator, penalty: Policy
         settings.networks,
         penalty,
         policy if isinstance(policy, MetricSettings) else None,
-        # a metric that was fitted waits until the critics know something of it
-        0 if settings.fit is None else settings.fit.critic_updates_before,
+        settings.atoms.critic_updates_before,
     )

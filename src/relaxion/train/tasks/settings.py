@@ -22,6 +22,12 @@ if TYPE_CHECKING:
 
 DEFAULT_AGENT = "td3"
 VECTOR_CAPACITY = 100_000  # transitions in replay
+GIVEN_UP = {  # settings of 0.2 that are constants now: files of its runs may name them with this value
+    "n_critics": 2, "blocked_back_off": 0.99, "stall_length_angstrom": 1e-5, "trust_radius_angstrom": 0.3,
+    "graph_cutoff_angstrom": None, "non_finite_penalty": 1.0, "start_force_limit_ev_per_angstrom": 1e4,
+    "start_tries": 20, "minimum_distance_share": None, "exploration_unit": "forces", "assessment_max_steps": 10_000,
+    "largest_defect_n_atoms": 40, "largest_particle_n_atoms": 60,
+}  # fmt: skip
 
 
 class LoopSettings(Settings):
@@ -146,11 +152,13 @@ class RunSettings:
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> Self:
         """From a flat table with the keys `agent` and `task` and settings of all kinds that the task has."""
-        rest = dict(values)
+        rest = {key: value for key, value in values.items() if key not in GIVEN_UP or value != GIVEN_UP[key]}
         name = agent_name(rest.pop("agent", DEFAULT_AGENT))
         kinds = cls.parts({**rest, "agent": name})
         known = [key for kind in kinds.values() for key in kind.model_fields]
         for key in rest:
+            if key in GIVEN_UP:
+                raise SettingsError(f"{key} is no setting any more: it is {GIVEN_UP[key]}, got {rest[key]!r}")
             if key not in known:
                 raise SettingsError(f"unknown setting '{key}' for {name}: {nearest(key, known, SETTINGS_PAGE)}")
         if "task" not in rest:
