@@ -15,7 +15,7 @@ from relaxion.settings import assigned
 from relaxion.train.runs.recipe import find, read_settings, settings_from_recipe
 from relaxion.train.tasks.settings import RunSettings
 
-SHIPPED = sorted((Path(relaxion.__file__).parent / "bundles" / "policies").glob("*.safetensors"))
+SHIPPED = sorted((Path(relaxion.__file__).parent / "policies").glob("*.safetensors"))
 
 
 def settings_of(command: str) -> RunSettings:

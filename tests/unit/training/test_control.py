@@ -162,6 +162,7 @@ make_trainer(settings_from_recipe(find("pendulum"), "td3", {}))
 loaded = [name for name in sys.modules if name.split(".")[0] == "relaxion"]
 print([name for name in loaded if not hasattr(sys.modules[name], "__path__")])
 print(sorted({name.split(".")[1] for name in loaded if "." in name}), "ase" in sys.modules)
+print(sorted({name.split(".")[2] for name in loaded if name.startswith("relaxion.train.")}))
 """
 
 
@@ -171,5 +172,6 @@ def test_pendulum_needs_few_modules_and_no_atoms() -> None:
         [sys.executable, "-c", CLOSURE], capture_output=True, text=True, check=True
     ).stdout.splitlines()
     assert len(ast.literal_eval(out[0])) < 30
-    rooms = ["agents", "errors", "experience", "files", "networks", "settings", "training", "version"]
+    rooms = ["errors", "files", "model", "settings", "train", "version"]
     assert out[1] == f"{rooms} False"
+    assert out[2] == str(["agents", "experience", "recipes", "runs", "tasks"])

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from relaxion.train.judge.assessment import Assessed, KeptPolicy, policy_weights
-from relaxion.train.judge.films import Relaxed
+from relaxion.train.judge.films import AssessedRelaxation
 from relaxion.train.runs.loop import train
 from relaxion.train.runs.packaging import bundle_from_run
 from relaxion.train.runs.recipe import read_settings
@@ -27,7 +27,7 @@ LOSES = {  # springs are good before the first update; lost at once
 
 def assessed(*calls: int) -> Assessed:
     found: list[Any] = [
-        Relaxed(torch.tensor([13]).numpy(), True, "converged", number, -1.0, film=None)  # pyright: ignore
+        AssessedRelaxation(torch.tensor([13]).numpy(), True, "converged", number, -1.0, film=None)  # pyright: ignore
         for number in calls
     ]
     return Assessed(found, {})

@@ -14,7 +14,7 @@ from relaxion.train.runs.packaging import bundle_from_run
 from relaxion.train.runs.recipe import read_settings
 from relaxion.train.supervised.dataset import LiveExamples
 from relaxion.train.supervised.sources import KindStarts
-from relaxion.train.tasks.stiffness import MetricRunSettings
+from relaxion.train.tasks.stiffness import StiffnessRunSettings
 
 KINDS = """
 seed = 5
@@ -49,10 +49,10 @@ QUICK = {
 }  # fmt: skip
 
 
-def settings(folder: Path, kinds: str = KINDS, **given: object) -> MetricRunSettings:
+def settings(folder: Path, kinds: str = KINDS, **given: object) -> StiffnessRunSettings:
     (folder / "kinds.toml").write_text(kinds)
     read = read_settings(QUICK | {"kinds_of": str(folder / "kinds.toml")} | given)
-    assert isinstance(read, MetricRunSettings)
+    assert isinstance(read, StiffnessRunSettings)
     return read
 
 

@@ -260,7 +260,7 @@ class TestRuns:
             make("sac", n_coordinates=2).start_from(stored)
         with pytest.raises(CheckpointError, match=r"these differ: softens \(was False, now True\)"):
             make("sac", softens=True).start_from(stored)
-        with pytest.raises(CheckpointError, match="has no metric to begin with"):
+        with pytest.raises(CheckpointError, match="has no stiffness model to begin with"):
             make("sac").start_from(Stored({}, {"settings": {"task": "relax", "agent": "td3"}}))
 
     def test_packaged_and_used_by_the_relaxer(self, tmp_path: Path) -> None:

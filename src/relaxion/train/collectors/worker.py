@@ -61,7 +61,7 @@ class CollectorRequest:
 
 @dataclass(frozen=True, eq=False)
 class CollectorAnswer:
-    """What one step brought. The learner knows the state it began in, unless `first_state` says it."""
+    """What one step brought. The learner has the state it began in, unless `first_state` holds it."""
 
     first_state: Arrays | None
     proposed: Arrays

@@ -195,7 +195,7 @@ class Diagnosis:
         self.calls_beside_best: float | None = None  # likewise, from validation starts
 
     def add(self, transition: Transition, agent: Any | None) -> None:
-        """One step of all structures. No agent: warm-up, whose critic knows nothing yet."""
+        """One step of all structures. No agent: warm-up, whose critic has learned nothing yet."""
         self.steps += transition.n_structures
         fresh = self.relaxations.fresh(transition.n_structures)
         if len(fresh):
@@ -263,7 +263,7 @@ class Diagnosis:
     ) -> dict[str, float]:
         """One line: what has built up since the last, what agent and replay show now, and the alarms.
 
-        `others` are numbers the trainer knows: `imitation_weight` as scheduled, and the agent's own scalars, of which
+        `others` are numbers of the trainer: `imitation_weight` as scheduled, and the agent's own scalars, of which
         SAC's entropy is needed. No agent: warm-up, which is logged and not judged.
         """
         means, line = self.tally.take()
@@ -296,7 +296,7 @@ class Diagnosis:
         return self.alarms.take_events()
 
     def _looked_at(self, state: State, agent: Any | None) -> dict[str, Mean]:
-        """What the policy wants without noise, and how far its gate is open, just now."""
+        """How far the policy moves without noise, and how far its gate is open, just now."""
         if agent is None:
             return {}
         weight = float(max(self.steps, 1))  # stands for all steps since the last line

@@ -143,7 +143,7 @@ class Environment:
         return self._with_graph(state)
 
     def step(self, state: State, move: Move, source: Source | Tensor = Source.POLICY) -> Transition:
-        """Do the move as far as it is allowed, and say what came of it."""
+        """Do the move as far as it is allowed; what came of it."""
         settings = self.settings
         proposed = _symmetric(move.to(state.structures.dtype)).allowed(state.structures)  # networks think in float32
         bounded = proposed.bounded(state.structures, settings.max_displacement_angstrom, settings.max_strain)
@@ -267,7 +267,7 @@ class Relaxations:
 
 
 def rollout(environment: Environment, policy: Callable[[State], Move], state: State) -> Relaxations:
-    """Follow the policy alone, no guard, from the given states to the end of each relaxation."""
+    """Follow the policy alone, without the safeguard, from the given states to the end of each relaxation."""
     running, visited = torch.arange(state.n_structures), list[tuple[Tensor, State]]()
     outcomes, calls, lengths = (torch.zeros_like(running) for _ in range(3))
     returns = torch.zeros(state.n_structures, dtype=torch.float64)

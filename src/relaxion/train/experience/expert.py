@@ -18,7 +18,6 @@ from relaxion.optimizer.point import Array, Geometry, Point, cell_factor_of
 from relaxion.optimizer.secants import Secant
 from relaxion.optimizer.trust_region import TrustRegionSettings
 from relaxion.structures import Move, State
-from relaxion.structures.structures import per_structure_sum
 from relaxion.train.experience.environment import Source
 
 
@@ -83,7 +82,7 @@ def _geometry(state: State, number: int, rows: slice) -> Geometry:
 
 
 def _secants(state: State, rows: slice, forces: Array) -> list[Secant]:
-    """What the last move taught, if there was one and it met positive curvature."""
+    """The secant of the last move, if there was one and it met positive curvature."""
     step = _numpy(state.last_move.displacements[rows])
     drop = (_numpy(state.last_forces[rows]) - forces) * _numpy(state.structures.movable[rows])[:, None]
     secant = Secant(step, drop)
@@ -105,16 +104,8 @@ def guided(
     sources = torch.where(by_expert, int(Source.EXPERT), int(who))
     if not bool(by_expert.any()):
         return own, sources
-    taught = expert(state.select(by_expert))
+    demonstrated = expert(state.select(by_expert))
     displacements, strains = own.displacements.clone(), own.strains.clone()
-    displacements[by_expert[state.structures.structure_index]] = taught.displacements.to(displacements.dtype)
-    strains[by_expert] = taught.strains.to(strains.dtype)
+    displacements[by_expert[state.structures.structure_index]] = demonstrated.displacements.to(displacements.dtype)
+    strains[by_expert] = demonstrated.strains.to(strains.dtype)
     return Move(displacements, strains), sources
-
-
-def imitation_distance(state: State, move: Move, demonstrated: Move) -> Tensor:
-    """Mean squared distance to the demonstrated displacements (Å²) plus that of the strains, per structure."""
-    index, number = state.structures.structure_index, state.n_structures
-    squares = (move.displacements - demonstrated.displacements).square().sum(dim=1)
-    mean = per_structure_sum(squares, index, number) / state.structures.counts
-    return mean + (move.strains - demonstrated.strains).square().sum(dim=(1, 2))  # (n_structures,)

@@ -1,6 +1,7 @@
 """How good is a policy? Force calls from fixed starts of every kind, beside the classical optimizer, BFGS and FIRE.
 
-The relaxations are handed in: under the safeguard (`under_guard`), or by a rollout through the environment of an agent.
+The relaxations are handed in: under the safeguard (`under_safeguard`), or by a rollout through
+the environment of an agent.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from relaxion.optimizer.step import Stepper
 from relaxion.potentials.potential import Potential
 from relaxion.settings import shown
 from relaxion.structures import Outcome, Structures
-from relaxion.train.judge.films import RelaxationRecord, Relaxed, Shot, film_of, shot
+from relaxion.train.judge.films import AssessedRelaxation, RelaxationRecord, Shot, film_of, shot
 from relaxion.train.judge.optimizers import CORE, classical_contestants
 from relaxion.train.judge.runs import Conditions, relax_one
 
@@ -35,7 +36,7 @@ COMPARED = ("BFGS", "FIRE")
 BASELINES = "baselines.json"
 
 Stop: TypeAlias = Callable[[], bool]
-Relax: TypeAlias = Callable[[Potential, Structures, Stop | None], Sequence[Relaxed]]
+Relax: TypeAlias = Callable[[Potential, Structures, Stop | None], Sequence[AssessedRelaxation]]
 """One relaxation of each structure, in their order; what does not converge is charged the cap."""
 
 
@@ -78,7 +79,7 @@ class Calls:
 class Assessed:
     """One relaxation from each start, kind after kind."""
 
-    relaxed: Sequence[Relaxed]
+    relaxed: Sequence[AssessedRelaxation]
     baselines: Mapping[str, float]  # mean force calls of others, by name
     fmax: float = FMAX
     cap: int = CAP
@@ -109,9 +110,9 @@ class Assessed:
         """Mean force calls in units of those of a baseline; None where it was not measured."""
         return float(self.force_calls.mean()) / max(self.baselines[name], 1.0) if name in self.baselines else None
 
-    def by_kind(self) -> dict[str, list[Relaxed]]:
+    def by_kind(self) -> dict[str, list[AssessedRelaxation]]:
         """In the order in which the kinds come."""
-        found: dict[str, list[Relaxed]] = {}
+        found: dict[str, list[AssessedRelaxation]] = {}
         for one in self.relaxed:
             found.setdefault(one.label, []).append(one)
         return found
@@ -162,7 +163,7 @@ class Assessor:
 
     def __call__(self, relax: Relax, stop: Stop | None = None) -> Assessed:
         """One relaxation from each start, those of one potential side by side; `stop` is asked on the way."""
-        found: dict[int, list[Relaxed]] = {}
+        found: dict[int, list[AssessedRelaxation]] = {}
         for potential in {id(group.potential): group.potential for group in self.starts}.values():
             places = [place for place, group in enumerate(self.starts) if group.potential is potential]
             groups = [self.starts[place] for place in places]
@@ -181,9 +182,9 @@ class Assessor:
         self.baselines = read_baselines(file)
 
     def measure(self, name: str) -> Calls:
-        """What an optimizer of ASE with its defaults needs from every start, or our classical core ("core")."""
+        """What an optimizer of ASE with its defaults needs from every start, or our classical optimizer ("core")."""
         if name == CORE:
-            return self(under_guard(new_stepper, self.fmax, self.cap)).calls
+            return self(under_safeguard(new_stepper, self.fmax, self.cap)).calls
         [contestant] = classical_contestants(name, without_gpmin=False, free_cell=True)
         scores = []
         for group in self.starts:
@@ -202,16 +203,16 @@ def read_baselines(file: Path, names: Sequence[str] | None = None) -> dict[str, 
         raise FileError(f"{file} cannot be read ({shown(error)}); remove it, and the run measures again") from error
 
 
-def under_guard(make_stepper: Callable[[], Stepper], fmax: float = FMAX, cap: int = CAP) -> Relax:
+def under_safeguard(make_stepper: Callable[[], Stepper], fmax: float = FMAX, cap: int = CAP) -> Relax:
     """Relaxations as `relaxion.relax_batch` makes them, each with a new stepper; `stop` is asked at each force call."""
 
-    def relax(potential: Potential, structures: Structures, stop: Stop | None) -> list[Relaxed]:
+    def relax(potential: Potential, structures: Structures, stop: Stop | None) -> list[AssessedRelaxation]:
         settings = batch.BatchSettings(fmax=fmax, max_force_calls=cap, record=True)
         relaxer = batch.BatchRelaxer(potential, settings, lambda _: ("", make_stepper()))
         starts = structures.to_ase()
         for place, (atoms, free) in enumerate(zip(starts, structures.cell_free.tolist(), strict=True)):
             relaxer.add(atoms, place, cell=free)
-        found: dict[int, Relaxed] = {}
+        found: dict[int, AssessedRelaxation] = {}
         while relaxer.n_running or relaxer.has_finished:
             if stop is not None and stop():
                 raise AssessmentStopped
@@ -221,9 +222,9 @@ def under_guard(make_stepper: Callable[[], Stepper], fmax: float = FMAX, cap: in
     return relax
 
 
-def _seen(start: Atoms, ended: batch_relaxation.Relaxed, cap: int) -> Relaxed:
+def _seen(start: Atoms, ended: batch_relaxation.Relaxed, cap: int) -> AssessedRelaxation:
     shots = (_shot(call, visit) for call, visit in enumerate(ended.visited, start=1))
-    return Relaxed(
+    return AssessedRelaxation(
         numbers=start.numbers,
         periodic=bool(start.pbc.any()),
         outcome=(Outcome.STEP_LIMIT if ended.outcome is Outcome.RUNNING else ended.outcome).name.lower(),

@@ -60,7 +60,7 @@ class Reading:
     fmax_ev_per_angstrom: float | None
     accepted: bool = True
     method: str = ""
-    reason: str = ""  # why that method, in the guard's words
+    reason: str = ""  # why that method, in the safeguard's words
     pressure_volume_ev: float = 0.0
 
     @property

@@ -213,7 +213,7 @@ class ContestResult:
 
     @property
     def ours(self) -> str:
-        """Whom the ratios are about: our relaxer with its policy, or the core where no policy was asked for."""
+        """The subject of the ratios: our relaxer with its policy, or our classical optimizer without one."""
         return OURS if OURS in self.scores else CORE
 
     @property
@@ -283,7 +283,7 @@ def draw_profile(result: ContestResult, path: Path) -> None:
 
 
 def _style(name: str, place: int) -> dict[str, Any]:
-    """Ours in warm colours, thick and on top, the core dashed: both can be seen where they coincide."""
+    """Ours in warm colours, thick and on top, the classical optimizer dashed: both can be seen where they coincide."""
     if name in OUR_COLOURS:
         dash = "--" if name == CORE else "-"
         return {"color": OUR_COLOURS[name], "linestyle": dash, "linewidth": 2.4, "zorder": 4 + (name == CORE)}

@@ -304,7 +304,7 @@ def noticing_interrupts() -> Iterator[threading.Event]:
 
 
 def weights_of_policy(name_or_path: Path) -> Stored:
-    """Of a bundle, as a run that makes such would have left them. CheckpointError where there is no such metric."""
+    """Of a policy file, as the run that made it left them; a CheckpointError where it predicts no stiffness."""
     from relaxion.policies.library import find_policy  # runs on vectors need no policies
 
     try:

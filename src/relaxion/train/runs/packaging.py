@@ -1,7 +1,7 @@
-"""From a run on structures to a bundle: the policy's weights and a model card.
+"""From a run on structures to a policy file: the policy's weights and a model card.
 
 Results on the card are not copied from the run: the held-out starts are relaxed once more by the policy as it comes
-out of the bundle, so a card is true of the file it stands beside.
+out of the policy file, so a card is true of the file it stands beside.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def _result(folder: RunFolder) -> dict[str, Any]:
 
 
 def with_results(bundle: PolicyBundle, packed: Packed, folder: RunFolder) -> ModelCard:
-    """The card with the results of the policy, as it comes out of the bundle, beside the classical ones."""
+    """The card with the results of the policy, as it comes out of the policy file, beside the classical ones."""
     assessor = packed.assessor
     with torch.no_grad():
         assessed = assessor(packed.relax(bundle))

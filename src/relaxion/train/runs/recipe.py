@@ -24,9 +24,9 @@ def read_settings(values: Mapping[str, Any]) -> RunSettings:
 
             return RelaxRunSettings.read(values)
         case "metric":
-            from relaxion.train.tasks.stiffness import MetricRunSettings
+            from relaxion.train.tasks.stiffness import StiffnessRunSettings
 
-            return MetricRunSettings.read(values)
+            return StiffnessRunSettings.read(values)
         case _:  # an id of Gymnasium, or a mistake that its settings describe
             from relaxion.train.tasks.control import VectorRunSettings
 

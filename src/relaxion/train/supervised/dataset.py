@@ -33,7 +33,7 @@ from relaxion.train.supervised.examples import (
     examples_of_minimised,
     towards_minimum,
 )
-from relaxion.train.supervised.fit import Dataset, FitSettings, relative_errors
+from relaxion.train.supervised.fit import ExampleDataset, FitSettings, relative_errors
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ class LiveSource:
     share: float = 1.0
 
 
-class LiveExamples(Dataset):
+class LiveExamples(ExampleDataset):
     """Fresh starts of every source relaxed with the present network; each update has examples of every source.
 
     One kind of start does not push out another.
@@ -246,7 +246,7 @@ def grouped_examples(trajectories: Iterable[Trajectory]) -> dict[str, WeightedEx
     return groups
 
 
-class StoredExamples(Dataset):
+class StoredExamples(ExampleDataset):
     """Examples that are all there: groups are drawn from by shares, examples by weights."""
 
     def __init__(
@@ -287,7 +287,7 @@ def mean_error(network: MetricNetwork, examples: Examples, batch: int = 256) -> 
     return float(torch.cat(errors).mean())
 
 
-class RelaxationSet(Dataset):
+class RelaxationSet(ExampleDataset):
     """Relaxations to learn from; the newest replace the oldest."""
 
     def __init__(self, number: int, most: int, seed: int) -> None:

@@ -74,7 +74,7 @@ def by_muon(parameter: Tensor) -> bool:
     return parameter.ndim == 3 and len(parameter) == 1 and min(parameter.shape[1:]) >= NARROWEST
 
 
-class Dataset:
+class ExampleDataset:
     """Examples to draw from; all that is random comes from its own generator.
 
     Three kinds: relaxations made between the updates (`LiveExamples`), all relaxations of a store (`StoredExamples`),
@@ -101,7 +101,7 @@ class Fit:
     def __init__(
         self,
         network: MetricNetwork,
-        dataset: Dataset,
+        dataset: ExampleDataset,
         settings: FitSettings,
         final_learning_rate: float = FINAL_LEARNING_RATE,
     ) -> None:
@@ -121,7 +121,7 @@ class Fit:
         self.muon = self._new_muon()
 
     def _new_muon(self) -> torch.optim.Optimizer | None:
-        """Of the matrices as Muon wants them, without the place of the network; they share the parameters' memory."""
+        """Of the matrices as Muon takes them, without the place of the network; they share the parameters' memory."""
         if not self.matrices:
             return None
         if not hasattr(torch.optim, "Muon"):

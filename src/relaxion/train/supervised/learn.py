@@ -37,7 +37,7 @@ from relaxion.optimizer.hessian.learned import LearnedMetrics
 from relaxion.potentials.details import fingerprint
 from relaxion.potentials.potential import Potential
 from relaxion.structures import Structures
-from relaxion.train.judge.assessment import CAP, FMAX, Relax, under_guard
+from relaxion.train.judge.assessment import CAP, FMAX, Relax, under_safeguard
 from relaxion.train.judge.statistics import Interval, resampled
 from relaxion.train.supervised.examples import RelaxationExamples, formula_of, secants_of
 from relaxion.train.supervised.fine_tune import SEED, Acceptance, FineTune, held_out
@@ -246,7 +246,7 @@ class StoreFineTune:
 
     def _calls(self, starts: Sequence[Trajectory], potential: Potential, network: Any, stop: Stop) -> np.ndarray:
         rule = self.origin.rule
-        relax: Relax = under_guard(lambda: new_stepper(metrics=LearnedMetrics(network), rule=rule), FMAX, CAP)
+        relax: Relax = under_safeguard(lambda: new_stepper(metrics=LearnedMetrics(network), rule=rule), FMAX, CAP)
         structures = Structures.concatenate([t.structures.select(torch.tensor([0])) for t in starts])
         return np.array([one.force_calls for one in relax(potential, structures, stop)], dtype=np.float64)
 

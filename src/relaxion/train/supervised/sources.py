@@ -41,7 +41,7 @@ from relaxion.train.recipes import find, read_toml
 from relaxion.train.supervised.dataset import (
     CRYSTALS,
     MOLECULES,
-    Dataset,
+    ExampleDataset,
     LiveExamples,
     LiveSettings,
     LiveSource,
@@ -78,7 +78,7 @@ class TrainingData:
         self.per_kind = per_kind
         self.rule = rule
 
-    def dataset(self, network: MetricNetwork, generator: Generator, /) -> Dataset:
+    def dataset(self, network: MetricNetwork, generator: Generator, /) -> ExampleDataset:
         """Examples for the network."""
         raise NotImplementedError
 

@@ -117,7 +117,7 @@ class RelaxationResult(Result):
 
     @classmethod
     def of(cls, settings: RunSettings, final: Assessed, **own: Any) -> RelaxationResult:
-        """From the final assessment and what the trainer knows besides."""
+        """From the final assessment and what the trainer has counted besides."""
         scalars = final.scalars()
         return cls(
             agent=settings.agent_name,

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class AtomTaskSettings(Settings):
-    """What is relaxed and how it is taught. When a relaxation ends is in `EnvironmentSettings`.
+    """What is relaxed and how it is learned. When a relaxation ends is in `EnvironmentSettings`.
 
     `potential` and `structures` may name alternatives, `first | second`: the first that is at hand is taken, and it
     alone is what the settings of a run say from then on.

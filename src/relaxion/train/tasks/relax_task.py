@@ -35,7 +35,7 @@ from relaxion.train.experience.exploration import Exploration, LinearSchedule
 from relaxion.train.experience.reward import Reward
 from relaxion.train.experience.structure_replay import capacity_advice, capacity_range
 from relaxion.train.judge.assessment import PART, AssessedStarts, Assessor, Relax, Stop, policy_weights
-from relaxion.train.judge.films import Filming, Relaxed
+from relaxion.train.judge.films import AssessedRelaxation, Filming
 from relaxion.train.tasks.checkpoint import DIVERGED, DivergedError, named_generator
 from relaxion.train.tasks.relax_settings import AtomTaskSettings, RelaxRunSettings, reward_weights
 from relaxion.train.tasks.settings import Packed
@@ -83,7 +83,7 @@ class RelaxTask:
     def following(self, policy: Callable[[State], Move]) -> Relax:
         """Relaxations that follow the policy alone, all at once on the batched potential."""
 
-        def relax(engine: Potential, structures: Structures, stop: Stop | None) -> list[Relaxed]:
+        def relax(engine: Potential, structures: Structures, stop: Stop | None) -> list[AssessedRelaxation]:
             environment = self.environment(self.settings.atoms.assess_on, engine)
 
             def act(state: State) -> Move:
@@ -264,7 +264,7 @@ class RelaxCollector:
         return Collected(transition, renewed, self.potential.calls - before)
 
     def proposed(self, state: State, n_stored: int, step: int) -> tuple[Move, Tensor]:
-        """What the policy, chance or the expert wants to do, and who of them it was."""
+        """The move of the policy, of chance or of the expert, and which of them it was."""
         seen = with_graph(state, self.settings.networks.cutoff_angstrom)
         own = self._lengthened(self.exploration(seen, n_stored, step).to(state.structures.dtype), state)
         if not (torch.isfinite(own.displacements).all() and torch.isfinite(own.strains).all()):

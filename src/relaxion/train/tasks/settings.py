@@ -124,12 +124,12 @@ class TrainingSettings(LoopSettings):
 
 @dataclass(frozen=True)
 class Packed:
-    """What a task makes a bundle of: networks, facts for the card, and who measures the results."""
+    """What a task makes a policy file of: networks, facts for the card, and how the results are measured."""
 
     networks: Mapping[str, Network]
     card: Mapping[str, Any]
     assessor: Assessor
-    relax: Callable[[PolicyBundle], Relax]  # as a user of the bundle would
+    relax: Callable[[PolicyBundle], Relax]  # as a user of the policy file would
     fails_on: tuple[str, ...] = ()  # sentences beside what the assessment shows
     same_starts: bool = True  # the run measured its baselines on the starts of the assessor
     steps_are_updates: bool = False  # not of an environment, whose steps a card counts
@@ -194,7 +194,7 @@ class RunSettings:
         return self
 
     def packed(self, _stored: Stored, /) -> Packed | None:
-        """What a bundle is made of, from the weights of a run; None where the run relaxes no atoms."""
+        """What a policy file is made of, from the weights of a run; None where the run relaxes no atoms."""
         return None
 
 

@@ -26,7 +26,7 @@ from relaxion.optimizer.hessian.learned import LearnedMetrics
 from relaxion.optimizer.step import Stepper
 from relaxion.optimizer.step_rule import DEFAULT, GATE, INEXACT, StepControl, constant_network, rule_of
 from relaxion.settings import Settings
-from relaxion.train.judge.assessment import FMAX, Assessed, under_guard
+from relaxion.train.judge.assessment import FMAX, Assessed, under_safeguard
 from relaxion.train.supervised.fit import Fit
 from relaxion.train.supervised.sources import SOURCES, FitSource, TrainingData
 from relaxion.train.tasks.checkpoint import checked_finite, named_generator, taken_back
@@ -37,39 +37,39 @@ LONGEST_MOVE = 1.0  # Å; of the bare policy. The safeguard's trust radius is wh
 LARGEST_STRAIN = 0.1
 
 
-class MetricTaskSettings(Settings):
-    """Where the examples come from, and the trust rule of the bundle."""
+class StiffnessTaskSettings(Settings):
+    """Where the examples come from, and the step rule of the policy file."""
 
     examples: Literal["live", "kinds", "store", "files"] = "live"
     """Live relaxations by the policy itself: of metals, of the kinds of a recipe to collect, or (files) of the user's
     own structures; or a store that `relaxion collect` filled."""
 
     secant_weight: float | None = Field(default=None, ge=0, le=1)
-    """Of the bundle's own trust rule: how far the secants of short steps correct the metric. None: the guard's own
-    rule, and the next setting is not used."""
+    """Of the policy file's own step rule: how far the secants of short steps correct the stiffness. None: that of
+    the safeguard, and the next setting is not used."""
 
     n_secants: int = Field(default=1, ge=1)
     """So many of them, the newest ones."""
 
     def control(self) -> StepControl | None:
-        """What the bundle's own rule says at every step: the usual, but for the secants."""
+        """The step rule of the policy file: the usual one, but for the secants."""
         if self.secant_weight is None:
             return None
         return replace(DEFAULT, secant_weight=self.secant_weight, n_secants=self.n_secants, secant_length=INEXACT)
 
 
 @dataclass(frozen=True)
-class MetricRunSettings(RunSettings):
+class StiffnessRunSettings(RunSettings):
     """No agent acts here; one may go on from the metric (task relax with policy = metric, from these weights)."""
 
     metric: MetricSettings
-    bundle: MetricTaskSettings
+    bundle: StiffnessTaskSettings
     fit: FitSource
 
     @classmethod
     def parts(cls, values: Mapping[str, Any]) -> dict[str, type[Settings]]:
         fit, _ = SOURCES.get(str(values.get("examples")), SOURCES["live"])
-        return {"training": LoopSettings, "metric": MetricSettings, "bundle": MetricTaskSettings, "fit": fit}
+        return {"training": LoopSettings, "metric": MetricSettings, "bundle": StiffnessTaskSettings, "fit": fit}
 
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> Self:
@@ -85,8 +85,8 @@ class MetricRunSettings(RunSettings):
         _, data = SOURCES[self.bundle.examples]
         return data(self.fit, self.training.assessment_starts, self.bundle.control())
 
-    def trainer(self) -> MetricTrainer:
-        return MetricTrainer(self)
+    def trainer(self) -> StiffnessTrainer:
+        return StiffnessTrainer(self)
 
     def packed(self, stored: Stored, /) -> Packed:
         data = self.data
@@ -98,14 +98,14 @@ class MetricRunSettings(RunSettings):
             networks=networks,
             card=data.card() | {"agent": "imitation", "force_tolerance_ev_per_angstrom": FMAX},
             assessor=data.assessor,
-            relax=lambda bundle: under_guard(lambda: stepper_of(bundle)),
+            relax=lambda bundle: under_safeguard(lambda: stepper_of(bundle)),
             fails_on=data.fails_on,
             steps_are_updates=True,
         )
 
 
 def stepper_of(bundle: PolicyBundle) -> Stepper:
-    """What a relaxer would use: metric and trust rule as they come out of the bundle."""
+    """What a relaxer would use: stiffness model and step rule as they come out of the policy file."""
     policy = policy_of(bundle)
     gate = bundle.networks.get(GATE)
     assert isinstance(policy, MetricPolicy)
@@ -113,10 +113,10 @@ def stepper_of(bundle: PolicyBundle) -> Stepper:
     return new_stepper(metrics=LearnedMetrics(policy.network), rule=rule)
 
 
-class MetricTrainer:
+class StiffnessTrainer:
     """`advance` is one update, after a round of relaxations where one is due; resumable to the bit."""
 
-    def __init__(self, settings: MetricRunSettings) -> None:
+    def __init__(self, settings: StiffnessRunSettings) -> None:
         self.settings = settings
         self.data = settings.data
         seed = settings.training.seed
@@ -159,7 +159,7 @@ class MetricTrainer:
 
     def assess(self, stop: Callable[[], bool] | None = None) -> Assessed:
         errors = self.data.errors(self.policy.network)
-        return replace(self.data.assessor(under_guard(self.stepper), stop), extra=errors)
+        return replace(self.data.assessor(under_safeguard(self.stepper), stop), extra=errors)
 
     def result(self, final: Assessed, wall_time_seconds: float) -> RelaxationResult:
         return RelaxationResult.of(
@@ -178,12 +178,12 @@ class MetricTrainer:
         return joined({"metric": self.policy.state_dict()})
 
     def start_from(self, stored: Stored) -> None:
-        """Take over an old metric."""
+        """Take over an old stiffness model."""
         with taken_back():
             self.policy.load_state_dict(stored.part("metric"))
 
     def snapshot(self) -> dict[str, Tensor]:
-        """Everything a resume needs. A DivergedError when the metric is not worth keeping."""
+        """Everything a resume needs. A DivergedError when the stiffness model is not worth keeping."""
         checked_finite(self.policy.state_dict(), self.step)
         return joined({"metric": self.policy.state_dict(), "fit": self.fit.snapshot(), "means": self.means.snapshot()})
 
