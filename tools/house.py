@@ -21,14 +21,14 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "relaxion"
 COUNTS = {  # what is counted: (limit, goal)
-    "files": (240, 150),
-    "lines": (37424, 28500),
+    "files": (229, 150),
+    "lines": (37222, 28500),
     "files of a relaxation step": (30, 15),
-    "files of a TD3 update on atoms": (24, 15),
-    "files of a TD3 update on Pendulum": (6, 6),
+    "files of a TD3 update on atoms": (19, 15),
+    "files of a TD3 update on Pendulum": (4, 6),
     "modules loaded by Relaxer and one run": (82, 45),
-    "settings": (305, 250),
-    "class names used twice": (4, 0),
+    "settings": (276, 250),
+    "class names used twice": (2, 0),
     "flags outside the command line": (0, 0),
 }
 TRACED = """
