@@ -19,8 +19,8 @@ from ase.units import GPa
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
-from relaxion.optimizer.ase_interface import quiet_filters
-from relaxion.optimizer.film import Film, Frame, frame_of
+from relaxion.optimizer.point import Film, Frame, frame_of, quiet_filters
+from relaxion.potentials.base import Potential
 from relaxion.potentials.counting import (
     Answered,
     CalculatorFailed,
@@ -28,7 +28,6 @@ from relaxion.potentials.counting import (
     CountingCalculator,
     error_in_words,
 )
-from relaxion.potentials.potential import Potential
 from relaxion.settings import strain_mask
 from relaxion.structures.conversion import forget_symmetry
 from relaxion.train.judge.optimizers import Contestant

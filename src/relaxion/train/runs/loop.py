@@ -305,7 +305,7 @@ def noticing_interrupts() -> Iterator[threading.Event]:
 
 def weights_of_policy(name_or_path: Path) -> Stored:
     """Of a policy file, as the run that made it left them; a CheckpointError where it predicts no stiffness."""
-    from relaxion.policies.library import find_policy  # runs on vectors need no policies
+    from relaxion.policies import find_policy  # runs on vectors need no policies
 
     try:
         bundle = find_policy(str(name_or_path))

@@ -20,9 +20,9 @@ from relaxion.database.store import TrajectoryStore
 from relaxion.database.trajectory import Trajectory
 from relaxion.errors import MissingStressError, RelaxionWarning, RunError
 from relaxion.model.stiffness_network import MetricNetwork
-from relaxion.optimizer.step_rule import StepControl
+from relaxion.optimizer.safeguard import StepControl
 from relaxion.potentials import potential
-from relaxion.potentials.potential import Potential
+from relaxion.potentials.base import Potential
 from relaxion.potentials.registry import make_potential
 from relaxion.settings import nearest
 from relaxion.structures import Structures

@@ -16,12 +16,12 @@ from torch import Generator, Tensor
 
 from relaxion.errors import AssessmentStopped, MissingElementError, RelaxionWarning, RunError, SettingsError
 from relaxion.files import Stored
-from relaxion.model.move_actions import ForceMoveActions
-from relaxion.model.rebuild import network_of, policy_of
+from relaxion.model.layers import with_graph
+from relaxion.model.policy_file import network_of, policy_of
+from relaxion.model.roles import ForceMoveActions
 from relaxion.model.stiffness_network import MetricSettings
 from relaxion.model.stiffness_policy import MetricActions
-from relaxion.model.surroundings import with_graph
-from relaxion.potentials.potential import Potential
+from relaxion.potentials.base import Potential
 from relaxion.potentials.registry import potential
 from relaxion.structures import Move, Outcome, State, Structures
 from relaxion.train.agents import LearningAgent, atom_agent
