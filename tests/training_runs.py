@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from relaxion.train.runs.loop import train
-from relaxion.train.runs.settings import RunSettings
+from relaxion.train.runs.recipe import read_settings
 
 ATOMS = {
     "task": "relax", "agent": "td3", "structures": "alloys:Al-Cu-Ni:2-4", "n_pooled": 40, "steps": 96,
@@ -23,7 +23,7 @@ PENDULUM = {
 
 def train_small(kind: dict[str, object], out: Path, **changes: object) -> Path:
     """The folder of a finished run."""
-    train(RunSettings.read({**kind, **changes}), out)
+    train(read_settings({**kind, **changes}), out)
     return out
 
 

@@ -21,8 +21,8 @@ from relaxion.model.policy_file import PolicyBundle
 from relaxion.policies import find_file, find_policy
 from relaxion.train.judge.assessment import CORE
 from relaxion.train.runs.packaging import training_command, with_results
+from relaxion.train.runs.recipe import read_settings
 from relaxion.train.runs.run_folder import RunFolder
-from relaxion.train.runs.settings import RunSettings
 from relaxion.version import __version__
 
 RUNS = Path(__file__).parents[1] / "benchmarks" / "relaxation"
@@ -31,7 +31,7 @@ RUNS = Path(__file__).parents[1] / "benchmarks" / "relaxation"
 def measured(name: str) -> PolicyBundle:
     bundle, folder = find_policy(name), RunFolder(RUNS / f"{name}_run")
     weights = {f"metric.{key}": tensor for key, tensor in bundle.policy.weights.items()}
-    settings = RunSettings.read(bundle.card.training_settings)
+    settings = read_settings(bundle.card.training_settings)
     packed = settings.packed(Stored(weights, {}))
     assert packed is not None, f"{name} relaxes no atoms"
     baselines = json_of(folder.baselines) | {CORE: packed.assessor.measure(CORE).as_plain()}

@@ -15,8 +15,8 @@ import torch
 from half_cheetah import RECIPE, make_sb3
 from torch import Tensor
 
-from relaxion.train.runs.checkpoint import named_generator
 from relaxion.train.runs.recipe import find, settings_from_recipe
+from relaxion.train.tasks.checkpoint import named_generator
 from relaxion.train.tasks.control import Trainer
 
 STEPS = 1_500  # an episode and a half

@@ -24,13 +24,12 @@ import torch
 HERE = Path(__file__).parent
 os.chdir(HERE)  # where collectors look for slow_emt, too
 
-from relaxion.train.collectors.messages import CollectorRequest, arrays, packed, unpacked  # noqa: E402
 from relaxion.train.collectors.trainer import DistributedRelaxTrainer  # noqa: E402
+from relaxion.train.collectors.worker import CollectorRequest, arrays, packed, unpacked  # noqa: E402
 from relaxion.train.runs.recipe import find, settings_from_recipe  # noqa: E402
 from relaxion.train.tasks.relax import RelaxTrainer  # noqa: E402
-from relaxion.train.tasks.relax_collector import Collected  # noqa: E402
 from relaxion.train.tasks.relax_settings import RelaxRunSettings  # noqa: E402
-from relaxion.train.tasks.relax_task import relax_task  # noqa: E402
+from relaxion.train.tasks.relax_task import Collected, relax_task  # noqa: E402
 from relaxion.workers import WorkerPlace  # noqa: E402
 from relaxion.workers.on_ray import RayEngine  # noqa: E402
 

@@ -47,11 +47,10 @@ from relaxion.model import policy_file as bundles
 from relaxion.optimizer.choice import load
 from relaxion.potentials.registry import potential
 from relaxion.train import TD3
-from relaxion.train.runs import checkpoint
 from relaxion.train.runs.loop import make_trainer, read_weights, train
-from relaxion.train.runs.recipe import find, settings_from_recipe
+from relaxion.train.runs.recipe import find, read_settings, settings_from_recipe
 from relaxion.train.runs.run_folder import AGENT, CHECKPOINT
-from relaxion.train.runs.settings import RunSettings
+from relaxion.train.tasks import checkpoint
 
 FAULTS = Path(__file__).parent
 ATOM_RUN = {
@@ -63,7 +62,7 @@ ATOM_RUN = {
 VECTOR_RUN = {
     "task": "Pendulum-v1", "agent": "td3", "seed": 4, "steps": 40, "widths": [4], "batch_size": 4, "warmup_steps": 10,
     "replay_capacity": 64, "assessment_starts": 2, "assessment_interval_steps": 20, "log_interval_steps": 10,
-    "checkpoint_interval_steps": 20, "assessment_max_steps": 20,
+    "checkpoint_interval_steps": 20,
 }  # fmt: skip
 
 
@@ -123,8 +122,8 @@ class World:
         torch.set_num_threads(1)
         self.root.mkdir(parents=True, exist_ok=True)
         _make_bundles(self.root)
-        train(RunSettings.read(VECTOR_RUN), self.root / "vector-run")
-        train(RunSettings.read(ATOM_RUN), self.root / "atom-run")
+        train(read_settings(VECTOR_RUN), self.root / "vector-run")
+        train(read_settings(ATOM_RUN), self.root / "atom-run")
         (self.root / "recipe.toml").write_text("".join(f"{k} = {json.dumps(v)}\n" for k, v in VECTOR_RUN.items()))
         text = "".join(f"{k} = {json.dumps(v)}\n" for k, v in ATOM_RUN.items() if k != "agent")
         (self.root / "atom-recipe.toml").write_text(f"{text}[agent.td3]\npolicy_learning_rate = 1e-3\n")
@@ -288,7 +287,7 @@ def list_policies(path: Path) -> Any:
 
 def resume(kind: dict[str, Any]) -> Callable[[Path], Any]:
     def door(path: Path) -> Any:
-        settings = RunSettings.read({**kind, "steps": int(kind["steps"]) + 4})
+        settings = read_settings({**kind, "steps": int(kind["steps"]) + 4})
         return train(settings, path, resume=True).steps
 
     return door
@@ -299,7 +298,7 @@ def resume_by_command(path: Path) -> Any:
 
 
 def start_from(path: Path) -> Any:
-    trainer = make_trainer(RunSettings.read(VECTOR_RUN))
+    trainer = make_trainer(read_settings(VECTOR_RUN))
     trainer.start_from(read_weights(path))
     return None
 

@@ -37,7 +37,7 @@ def main() -> None:
     policy, told = work / "night.safetensors", work / "night.json"
     if not told.exists():
         words = ["learn", str(work / "learning" / "memory"), "--from", given.origin, "--out", str(policy), "--json"]
-        words += ["--set", f"n_updates={given.updates}"]
+        words += ["--set", f"fit_updates={given.updates}"]
         told.write_text(subprocess.run([*COMMAND, *words, "--force"], capture_output=True, text=True).stdout)
     learned = json.loads(told.read_text())
     file, place = work / "unseen.extxyz", list(FAMILIES).index(given.family)

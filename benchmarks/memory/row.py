@@ -37,7 +37,7 @@ from relaxion.train.data.prototypes import random_perovskite
 from relaxion.train.data.slabs import ADSORBATES, alloy_slab
 from relaxion.train.judge.statistics import resampled
 from relaxion.train.supervised.examples import secants_of
-from relaxion.train.supervised.fine_tune import FineTuneSettings, errors_of, held_out
+from relaxion.train.supervised.fine_tune import errors_of, held_out
 
 RESULTS = Path(__file__).with_name("results")
 SEED = 9700
@@ -112,10 +112,10 @@ def error_ratio(learning: Path) -> float | None:
     name = str(stored.values["policy"])
     policy = load(name).policy
     assert isinstance(policy, MetricPolicy)
-    network, settings = deepcopy(policy.network), FineTuneSettings()
+    network = deepcopy(policy.network)
     network.load_state_dict(stored.part("network"))
     every = (secants_of(t) for t in TrajectoryStore.open(learning / "memory") if t.policy == name)
-    apart = [one for one in every if one is not None and held_out(one.key, settings.validation_one_in)]
+    apart = [one for one in every if one is not None and held_out(one.key)]
     return float(errors_of(network, apart).mean() / errors_of(policy.network, apart).mean())
 
 

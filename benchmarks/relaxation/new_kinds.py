@@ -20,8 +20,8 @@ from own_kinds import MOST_CALLS, calls
 from relaxion.potentials.base import Potential
 from relaxion.train.data.starts import KINDS, MetalStarts
 from relaxion.train.runs.recipe import find, settings_from_recipe
-from relaxion.train.supervised.metals import MetalsSettings
-from relaxion.train.tasks.stiffness import MetricRunSettings
+from relaxion.train.supervised.sources import MetalsSettings
+from relaxion.train.tasks.stiffness import StiffnessRunSettings
 
 SEED = 8200
 
@@ -42,7 +42,7 @@ class Kind:
 def all_kinds(number: int, only: Collection[str] | None = None) -> Iterator[Kind]:
     """So many starts of each kind, with EMT and with EAM."""
     settings = settings_from_recipe(find("metals"), None, {"metal_starts": "+".join(KINDS)})
-    assert isinstance(settings, MetricRunSettings)
+    assert isinstance(settings, StiffnessRunSettings)
     assert isinstance(settings.fit, MetalsSettings)
     for place, source in enumerate(settings.fit.sources()):
         assert isinstance(source.starts, MetalStarts)

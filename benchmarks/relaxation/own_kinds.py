@@ -29,15 +29,15 @@ from relaxion.model.stiffness_policy import MetricPolicy
 from relaxion.optimizer.choice import load, new_stepper
 from relaxion.optimizer.hessian.learned import LearnedMetrics, MetricSource, states_at
 from relaxion.optimizer.safeguard import StepControl
+from relaxion.potentials import potential
 from relaxion.potentials.base import Potential
-from relaxion.potentials.registry import potential
 from relaxion.train.collecting.settings import CollectSettings
 from relaxion.train.collecting.starts import file_structures
 from relaxion.train.runs.recipe import find, read_toml
 from relaxion.train.supervised.examples import Examples, way_to
 from relaxion.train.supervised.fine_tune import LARGEST_ERROR
 from relaxion.train.supervised.fit import relative_errors
-from relaxion.train.supervised.kinds import KindStarts
+from relaxion.train.supervised.sources import KindStarts
 
 SEED = 8400
 FMAX, END, MOST_CALLS = 0.05, 0.005, 200

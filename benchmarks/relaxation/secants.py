@@ -28,11 +28,11 @@ from relaxion.optimizer.hessian.base import Base, Hessian, Secant, believed, cor
 from relaxion.optimizer.hessian.learned import LearnedMetrics
 from relaxion.optimizer.point import Array, Point, dot, structures_of
 from relaxion.optimizer.safeguard import StepControl
+from relaxion.potentials import potential
 from relaxion.potentials.base import Potential
-from relaxion.potentials.registry import potential
 from relaxion.train.runs.recipe import find, settings_from_recipe
-from relaxion.train.supervised.metals import MetalsSettings
-from relaxion.train.tasks.stiffness import MetricRunSettings
+from relaxion.train.supervised.sources import MetalsSettings
+from relaxion.train.tasks.stiffness import StiffnessRunSettings
 
 SEED, KEPT = 8280, 8
 SMALLEST_FORCE, FARTHEST, LARGEST_ERROR = 0.03, 1.0, 3.0  # eV/Å, Å: as in examples
@@ -79,7 +79,7 @@ def groups(policy: str, number: int) -> Iterator[tuple[Potential, list[tuple[Ato
         yield engine, own_kinds.starts(engine, number, SEED)
         return
     settings = settings_from_recipe(find("metals"), None, {})
-    assert isinstance(settings, MetricRunSettings)
+    assert isinstance(settings, StiffnessRunSettings)
     assert isinstance(settings.fit, MetalsSettings)
     for place, source in enumerate(settings.fit.sources()):
         made = source.starts.sample(torch.Generator().manual_seed(SEED + place), 4 * number)

@@ -18,8 +18,8 @@ from ase.optimize import BFGS
 from ase.spacegroup import crystal
 
 from relaxion.apps.compare.comparison import run_ase_optimizer, run_relaxer
+from relaxion.potentials import potential
 from relaxion.potentials.base import Potential
-from relaxion.potentials.registry import potential
 from relaxion.train.judge.optimizers import PolicyChoice
 from relaxion.train.judge.runs import RelaxationTask
 

@@ -23,7 +23,7 @@ from typing import Any
 
 from relaxion.apps.cli.bench_output import as_plain
 from relaxion.files import replace_file
-from relaxion.train.judge.contest import Score
+from relaxion.train.judge.runs import Score
 from relaxion.train.judge.statistics import Circumstances, ContestResult
 
 HERE = Path(__file__).parent

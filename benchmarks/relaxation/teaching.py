@@ -34,10 +34,10 @@ from relaxion.model.stiffness_network import Frame, MetricNetwork, MetricSetting
 from relaxion.potentials.base import Potential
 from relaxion.structures import Structures
 from relaxion.train.runs.recipe import find, settings_from_recipe
+from relaxion.train.supervised.dataset import LiveExamples
 from relaxion.train.supervised.examples import Examples
-from relaxion.train.supervised.fit import ExampleSet, Fit, relative_errors
-from relaxion.train.supervised.live import LiveExamples
-from relaxion.train.tasks.stiffness import MetricRunSettings
+from relaxion.train.supervised.fit import ExampleDataset, Fit, relative_errors
+from relaxion.train.tasks.stiffness import StiffnessRunSettings
 
 SEED, AT_ONCE = 77, 200
 SHIFT, FLOOR, LARGEST_ERROR = 0.01, 0.3, 3.0  # Å, eV/Å²
@@ -49,9 +49,9 @@ FURTHER = {"fit_learning_rate": 5e-4}
 Errors = Callable[[int, Examples], np.ndarray]  # of a source's lessons
 
 
-def settings_of(recipe: str, changes: Mapping[str, object]) -> MetricRunSettings:
+def settings_of(recipe: str, changes: Mapping[str, object]) -> StiffnessRunSettings:
     settings = settings_from_recipe(find(recipe), None, {"seed": SEED, **changes})
-    assert isinstance(settings, MetricRunSettings)
+    assert isinstance(settings, StiffnessRunSettings)
     return settings
 
 
@@ -128,14 +128,14 @@ def missed(lesson: Examples, step: Tensor) -> float:
 def taught(
     examples: LiveExamples,
     pools: dict[int, Examples],
-    settings: MetricRunSettings,
+    settings: StiffnessRunSettings,
     seed: int,
     network: MetricNetwork | None = None,
 ) -> MetricNetwork:
     """A new network, or this one, by lessons drawn as in training."""
     generator = torch.Generator().manual_seed(seed)
     network = MetricNetwork(settings.metric, generator) if network is None else deepcopy(network).requires_grad_()
-    fit = Fit(network, ExampleSet(), settings.fit)
+    fit = Fit(network, ExampleDataset(), settings.fit)
     while not fit.done:
         drawn = []
         for place, pool in pools.items():

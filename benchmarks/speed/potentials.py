@@ -23,9 +23,8 @@ from ase.calculators.emt import EMT
 from ase.calculators.lj import LennardJones as AseLennardJones
 from ase.calculators.morse import MorsePotential
 
-from relaxion.potentials import LennardJones, Morse, Potential, TabulatedEam
+from relaxion.potentials import LennardJones, Morse, Potential, TabulatedEam, potential
 from relaxion.potentials.eam import read_eam_tables
-from relaxion.potentials.registry import potential
 from relaxion.structures import Structures
 
 METALS = ["Al", "Cu", "Ag", "Au", "Ni", "Pd", "Pt"]

@@ -43,7 +43,7 @@ def remembered(number: int = 16, folder: str = "memory") -> None:
     relax_batch([alloy(seed) for seed in range(number)], "emt", memory=folder, fmax=0.02)
 
 
-QUICK = ["--set", "n_updates=3", "--set", "n_examples=4", "-q"]
+QUICK = ["--set", "fit_updates=3", "--set", "examples_per_update=4", "-q"]
 
 
 def test_relaxations_are_kept_shown_and_exported(relaxion):
@@ -114,8 +114,8 @@ def test_a_policy_learns_and_is_chosen_where_it_fits(relaxion):
 def learned(error_ratio: float = 0.5, elements: tuple[str, ...] = ("Cu", "Au")) -> None:
     """A policy as `learn` would have left it."""
     from relaxion.model.card import LearnedFrom
+    from relaxion.potentials import potential
     from relaxion.potentials.counting import details_of, fingerprint
-    from relaxion.potentials.registry import potential
 
     metals = PolicyBundle.read(SHIPPED / "metals.safetensors")
     source = LearnedFrom(
@@ -262,11 +262,11 @@ def test_a_damaged_shard_is_named_and_the_rest_is_used(relaxion):
 
 def test_an_interrupted_fit_goes_on():
     from relaxion.optimizer.choice import load
-    from relaxion.train.supervised.fine_tune import FineTuneSettings
+    from relaxion.train.supervised.fit import FitSettings
     from relaxion.train.supervised.learn import StoreFineTune, gathered
 
     remembered()
-    settings = FineTuneSettings(n_updates=4, n_examples=4, least_validation=3)
+    settings = FitSettings(fit_updates=4, examples_per_update=4, fit_learning_rate=8e-4)
 
     def tuned() -> StoreFineTune:
         return StoreFineTune(Path("memory"), load("metals"), gathered(Path("memory"), None, print), settings)

@@ -17,10 +17,9 @@ from relaxion.model.direct_policy import AtomGaussianPolicy
 from relaxion.model.policy_file import PolicyBundle, policy_of
 from relaxion.policies import find_policy
 from relaxion.settings import assigned
-from relaxion.train.runs import checkpoint
 from relaxion.train.runs.loop import train
-from relaxion.train.runs.recipe import find, settings_from_recipe
-from relaxion.train.runs.settings import RunSettings
+from relaxion.train.runs.recipe import find, read_settings, settings_from_recipe
+from relaxion.train.tasks import checkpoint
 
 TINY = {
     "task": "relax", "structures": "alloys:Al-Cu:2-3", "n_pooled": 20, "held_apart": "seed", "n_structures": 4,
@@ -35,9 +34,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Finished runs, one of each kind of policy, and one on vectors."""
     folder = tmp_path_factory.mktemp("runs")
     for agent in ("td3", "sac"):
-        train(RunSettings.read({**TINY, "agent": agent}), folder / agent)
+        train(read_settings({**TINY, "agent": agent}), folder / agent)
     vector = {"task": "Pendulum-v1", "agent": "td3", "widths": [4], "steps": 30, "warmup_steps": 8, "batch_size": 8}
-    train(RunSettings.read({**vector, "assessment_starts": 1, "log_interval_steps": 10}), folder / "vector")
+    train(read_settings({**vector, "assessment_starts": 1, "log_interval_steps": 10}), folder / "vector")
     return folder
 
 
@@ -111,13 +110,13 @@ def test_the_command_of_the_card_has_the_settings_of_the_run(relaxion: Callable[
 def test_a_card_holds_the_recipe_of_its_run(relaxion: Callable[..., Any], runs: Path) -> None:
     relaxion("package", runs / "td3", "mine")
     Path("again.toml").write_text(relaxion("policies", "mine").out.split("```toml\n")[1].split("```")[0])
-    expected = RunSettings.read({**TINY, "agent": "td3"})
+    expected = read_settings({**TINY, "agent": "td3"})
     assert settings_from_recipe(Path("again.toml"), None, {}).flat() == expected.flat()
 
 
 def test_results_are_of_what_was_held_apart(relaxion: Callable[..., Any], runs: Path) -> None:
     """Settings were chosen on validation structures; a card is not to shine with those."""
-    settings = RunSettings.read({**TINY, "agent": "td3", "assess_on": "validation"})
+    settings = read_settings({**TINY, "agent": "td3", "assess_on": "validation"})
     train(settings, Path("validated"))
     assert relaxion("package", "validated", "validated").code == 0
     assert relaxion("package", runs / "td3", "plain").code == 0
@@ -187,7 +186,7 @@ def test_runs_that_have_nothing_to_give(relaxion: Callable[..., Any], runs: Path
     answer = relaxion("package", run, "mine")
     assert answer.code == 1
     assert "agent.safetensors is damaged" in answer.err
-    early = RunSettings.read({**TINY, "agent": "td3", "warmup_steps": 100, "steps": 8})
+    early = read_settings({**TINY, "agent": "td3", "warmup_steps": 100, "steps": 8})
     train(early, Path("early"))
     Path("early/result.json").unlink()
     assert "early has learned nothing yet" in relaxion("package", "early", "mine").err

@@ -9,7 +9,7 @@ import pytest
 
 from relaxion.apps.cli.train import NewestAlarm, alarms_as_sentences, progress
 from relaxion.train.diagnostics import DIAGNOSIS
-from relaxion.train.runs.settings import RunSettings
+from relaxion.train.runs.recipe import read_settings
 
 WALL, CRITIC = "diagnosis/alarm_wall", "diagnosis/alarm_overestimation"
 
@@ -31,7 +31,7 @@ def test_advice_is_not_in_the_bar():
 def test_the_bar_says_it(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     monkeypatch.setenv("FORCE_COLOR", "1")  # rich takes the stream for a terminal
     monkeypatch.setenv("COLUMNS", "200")
-    settings = RunSettings.read({"task": "relax", "structures": "b2:AlCu", "steps": 100})
+    settings = read_settings({"task": "relax", "structures": "b2:AlCu", "steps": 100})
     with progress(settings, Path("out"), quiet=False) as report:
         assert report is not None
         report(100, {WALL: 1.0, "eval/force_calls_mean": 7.2, "eval/force_calls_bfgs": 9.1})
@@ -51,7 +51,7 @@ def test_each_alarm_is_a_line_on_stderr(capsys: pytest.CaptureFixture[str]):
 
 
 def test_where_nobody_watches_there_is_a_line_for_each_interval(capsys: pytest.CaptureFixture[str]):
-    settings = RunSettings.read({"task": "relax", "structures": "b2:AlCu", "steps": 100, "log_interval_steps": 50})
+    settings = read_settings({"task": "relax", "structures": "b2:AlCu", "steps": 100, "log_interval_steps": 50})
     with progress(settings, Path("out"), quiet=False) as report:
         assert report is not None
         for step in (30, 60, 90, 120):

@@ -152,11 +152,8 @@ def test_module_form_in_a_fresh_interpreter() -> None:
     assert made.strip() == "relaxion/Relax-v0"
 
 
-def test_registering_loads_no_torch_and_twice_is_harmless() -> None:
-    shown = run_fresh(
-        "import sys, relaxion.train.experience.gym as g; g.register_environments(); print('torch' in sys.modules)"
-    )
-    assert shown.strip() == "False"
+def test_registering_twice_is_harmless() -> None:
+    run_fresh("import relaxion.train.experience.gym as g; g.register_environments(); g.register_environments()")
 
 
 def test_registration_does_not_warn() -> None:

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 import torch
 
+from relaxion.potentials import potential
 from relaxion.potentials.base import Potential
-from relaxion.potentials.registry import potential
 from relaxion.structures import Evaluation, Move, State, Structures
 from relaxion.train.agents.shared import adam
 from relaxion.train.diagnostics import Event
 from relaxion.train.diagnostics.diagnosis import closest_pairs
 from relaxion.train.runs.loop import Interrupted, train
-from relaxion.train.runs.settings import RunSettings
+from relaxion.train.runs.recipe import read_settings
 from relaxion.train.tasks.relax import RelaxTrainer
 from relaxion.train.tasks.relax_settings import RelaxRunSettings
 from relaxion.train.tasks.relax_task import RelaxTask, relax_task
@@ -50,7 +50,7 @@ GATED = {"environment_information": ("log_largest_force",)}
 
 
 def settings(agent: str = "td3", **changes: Any) -> RelaxRunSettings:
-    read = RunSettings.read({**SMALL, **AGENTS[agent], "agent": agent, **changes})
+    read = read_settings({**SMALL, **AGENTS[agent], "agent": agent, **changes})
     assert isinstance(read, RelaxRunSettings)
     return read
 
@@ -209,7 +209,7 @@ class Fragile(Potential):
 
 
 def test_a_potential_that_fails() -> None:
-    chosen = settings(exploration_unit="bounds", exploration_noise=0.5)  # far into the unknown
+    chosen = settings(exploration_noise=5.0)  # far into the unknown
     events = events_of(chosen, engine=Fragile(nearest=2.2))
     assert sentence(events, "non_finite").startswith("the potential fails too often: ")
     assert "raise minimum_distance_angstrom" in sentence(events, "non_finite")

@@ -21,10 +21,11 @@ from test_resume import CHILD, lines, records
 
 from relaxion.errors import CheckpointError, RelaxionWarning, RunError, SettingsError
 from relaxion.files import digest
-from relaxion.train.collectors import team, trainer_with
+from relaxion.train.collectors import trainer as collectors_trainer
+from relaxion.train.collectors import trainer_with
 from relaxion.train.collectors.trainer import DistributedRelaxTrainer
 from relaxion.train.runs.loop import MakeTrainer, train
-from relaxion.train.runs.settings import RunSettings
+from relaxion.train.runs.recipe import read_settings
 from relaxion.train.tasks.relax_settings import RelaxRunSettings
 from relaxion.train.tasks.relax_task import relax_task
 from relaxion.workers import WorkerPlace
@@ -133,7 +134,7 @@ def test_a_step_that_kills_every_collector_is_given_up_with_a_sentence(
     (tmp_path / "deadly.py").write_text(DEADLY)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)  # where collectors look for modules, too
-    monkeypatch.setattr(team, "MOST_LOSSES", 2)
+    monkeypatch.setattr(collectors_trainer, "MOST_LOSSES", 2)
     trainer = trainer_of(settings_for("td3", **SHORT, potential="deadly:calculator"), 1)
     Path("armed").touch()
     with (
@@ -191,7 +192,7 @@ def test_local_collectors_are_those_on_ray_and_killed_ones_are_replaced(tmp_path
 
 def test_vectors_are_refused_in_a_sentence() -> None:
     with pytest.raises(SettingsError, match="a step of Pendulum-v1 costs less than sending it"):
-        on_ray(2)(RunSettings.read({"task": "Pendulum-v1"}))
+        on_ray(2)(read_settings({"task": "Pendulum-v1"}))
 
 
 def test_no_cluster_where_it_should_be(tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from relaxion.train.runs.loop import train
-from relaxion.train.runs.settings import RunSettings
+from relaxion.train.runs.recipe import read_settings
+from relaxion.train.tasks.settings import RunSettings
 from training_runs import without_times
 
 AGENTS = ("ddpg", "td3", "d4pg", "sac")
@@ -38,7 +39,7 @@ CHILD = "import sys; from relaxion.apps.cli.app import main; sys.exit(main())"
 def settings_for(agent: str) -> RunSettings:
     noisy = {"exploration_noise_final": 0.05, "exploration_noise_steps": 300} if agent != "sac" else {}
     support = {"lowest_value": -1600.0, "highest_value": 10.0} if agent == "d4pg" else {}
-    return RunSettings.read({**SMALL, **noisy, **support, "agent": agent})
+    return read_settings({**SMALL, **noisy, **support, "agent": agent})
 
 
 def records(out: Path) -> list[dict[str, float]]:

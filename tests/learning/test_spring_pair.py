@@ -13,8 +13,8 @@ from torch import Tensor
 
 from relaxion.train import D4PG, DDPG, SAC, TD3
 from relaxion.train.experience.vector_environment import task
+from relaxion.train.runs.learner import VectorLearner
 from relaxion.train.tasks.control import assess
-from relaxion.train.tasks.facade import VectorLearner
 
 STIFFNESS, REST = 2.0, 2.5  # eV/Å², Å
 

@@ -8,8 +8,10 @@ from typing import Any
 
 
 def __getattr__(name: str) -> Any:
-    if name not in ("DDPG", "TD3", "D4PG", "SAC"):
-        raise AttributeError(f"module 'relaxion.train' has no attribute '{name}'")
-    from relaxion.train.tasks.facade import learner
+    if name.isupper():
+        from relaxion.train.agents import AGENTS
+        from relaxion.train.runs.learner import learner
 
-    return learner(name.lower())
+        if name.lower() in AGENTS:
+            return learner(name.lower())
+    raise AttributeError(f"module 'relaxion.train' has no attribute '{name}'")

@@ -13,7 +13,7 @@ import torch
 from relaxion.errors import SettingsError
 from relaxion.train.agents.d4pg import D4PG, D4PGSettings
 from relaxion.train.experience.replay import Batch
-from relaxion.train.runs.settings import RunSettings
+from relaxion.train.runs.recipe import read_settings
 
 
 @pytest.fixture
@@ -101,6 +101,6 @@ def test_a_critic_with_other_bins_is_refused_at_once(linear: dict[str, Any], bin
 
 @pytest.mark.parametrize(("agent", "given", "expected"), [("d4pg", {}, 5), ("d4pg", {"n_steps": 2}, 2), ("td3", {}, 1)])
 def test_r5_2_several_steps_are_the_default(agent: str, given: dict[str, int], expected: int) -> None:
-    settings = RunSettings.read({"task": "Pendulum-v1", "agent": agent, **given})
+    settings = read_settings({"task": "Pendulum-v1", "agent": agent, **given})
     assert settings.flat()["n_steps"] == expected
-    assert RunSettings.read(settings.flat()) == settings
+    assert read_settings(settings.flat()) == settings

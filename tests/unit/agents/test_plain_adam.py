@@ -17,9 +17,8 @@ from relaxion.train.agents.shared import parameters_of
 from relaxion.train.agents.vector_networks import BoxActions, VectorNetworkSettings
 from relaxion.train.experience.replay import Batch
 from relaxion.train.tasks.relax import RelaxTrainer
-from relaxion.train.tasks.relax_collector import make_agent
 from relaxion.train.tasks.relax_settings import RelaxRunSettings
-from relaxion.train.tasks.relax_task import relax_task
+from relaxion.train.tasks.relax_task import make_agent, relax_task
 
 N_UPDATES = 10
 AGENTS = sorted(AGENT_SETTINGS)

@@ -13,7 +13,7 @@ import relaxion.train.agents.sac as module
 from relaxion.model.roles import MoveActions
 from relaxion.model.stiffness_network import MetricSettings
 from relaxion.model.stiffness_policy import MetricActions
-from relaxion.train.agents.make import atom_agent, vector_agent
+from relaxion.train.agents import atom_agent, vector_agent
 from relaxion.train.agents.sac import SAC, SACSettings
 from relaxion.train.agents.vector_networks import BoxActions, VectorNetworkSettings
 from relaxion.train.experience.replay import Batch
@@ -103,7 +103,7 @@ def test_r3_5_the_action_penalty_is_a_setting(weight: float) -> None:
     settings = SACSettings(action_penalty=weight)
     vectors = vector_agent(3, BoxActions([-1.0], [1.0]), generator, settings, VectorNetworkSettings(widths=(8,)))
     atoms = atom_agent(MoveActions(), generator, settings)
-    metric = atom_agent(MetricActions(), generator, settings, metric=MetricSettings())
+    metric = atom_agent(MetricActions(), generator, settings, stiffness=MetricSettings())
     assert [agent.policy.penalty_weight for agent in (vectors, atoms, metric)] == [weight] * 3
 
 

@@ -22,14 +22,14 @@ from relaxion.train.data.perturbations import perturbation
 from relaxion.train.data.starts import PerturbedStarts
 from relaxion.train.judge.assessment import (
     Assessed,
+    AssessedStarts,
     AssessmentStopped,
     Assessor,
     Calls,
-    Starts,
     read_baselines,
-    under_guard,
+    under_safeguard,
 )
-from relaxion.train.judge.films import MOST_SHOTS, Filming, Relaxed, film_of, shot
+from relaxion.train.judge.films import MOST_SHOTS, AssessedRelaxation, Filming, film_of, shot
 
 EMT, EAM = potential("emt"), potential("eam")
 
@@ -41,14 +41,14 @@ def alloys(seed: int, number: int, cell_free: bool = False) -> Structures:
 
 
 STARTS = (
-    Starts("bulk", EMT, alloys(1, 3)),
-    Starts("eam", EAM, alloys(2, 2)),
-    Starts("cell", EMT, alloys(3, 2, cell_free=True)),
-    Starts("bulk", EAM, alloys(4, 1)),
+    AssessedStarts("bulk", EMT, alloys(1, 3)),
+    AssessedStarts("eam", EAM, alloys(2, 2)),
+    AssessedStarts("cell", EMT, alloys(3, 2, cell_free=True)),
+    AssessedStarts("bulk", EAM, alloys(4, 1)),
 )
 
 
-def one_by_one(starts: Starts) -> list[int]:
+def one_by_one(starts: AssessedStarts) -> list[int]:
     """What the relaxer needs."""
     found = []
     for atoms, free in zip(starts.structures.to_ase(), starts.structures.cell_free.tolist(), strict=True):
@@ -60,7 +60,7 @@ def one_by_one(starts: Starts) -> list[int]:
 
 
 def test_every_start_is_relaxed_as_the_relaxer_does_it_on_its_own_potential() -> None:
-    assessed = Assessor(STARTS)(under_guard(new_stepper))
+    assessed = Assessor(STARTS)(under_safeguard(new_stepper))
     assert assessed.force_calls.tolist() == [calls for group in STARTS for calls in one_by_one(group)]
     assert [one.label for one in assessed.relaxed] == ["bulk"] * 3 + ["eam"] * 2 + ["cell"] * 2 + ["bulk"]
     assert {kind: len(ones) for kind, ones in assessed.by_kind().items()} == {"bulk": 4, "eam": 2, "cell": 2}
@@ -75,7 +75,7 @@ def test_every_start_is_relaxed_as_the_relaxer_does_it_on_its_own_potential() ->
 
 
 def test_what_does_not_converge_is_charged_the_cap() -> None:
-    assessed = Assessor(STARTS[:1], cap=3)(under_guard(new_stepper, cap=3))
+    assessed = Assessor(STARTS[:1], cap=3)(under_safeguard(new_stepper, cap=3))
     assert assessed.force_calls.tolist() == [3, 3, 3]
     assert assessed.success_rate == 0
     assert assessed.calls.energies_ev == (None, None, None)
@@ -89,21 +89,21 @@ def test_each_relaxation_gets_a_stepper_of_its_own() -> None:
         made.append(new_stepper())
         return made[-1]
 
-    Assessor(STARTS[:2])(under_guard(make))
+    Assessor(STARTS[:2])(under_safeguard(make))
     assert len({id(stepper) for stepper in made}) == 5
 
 
 def test_it_stops_when_asked() -> None:
     asked = count()
     with pytest.raises(AssessmentStopped):
-        Assessor(STARTS[:1])(under_guard(new_stepper), stop=lambda: next(asked) > 1)
+        Assessor(STARTS[:1])(under_safeguard(new_stepper), stop=lambda: next(asked) > 1)
     assert next(asked) == 3
 
 
 def test_starts_are_made_once_and_only_when_needed() -> None:
     made = count()
 
-    def make() -> tuple[Starts, ...]:
+    def make() -> tuple[AssessedStarts, ...]:
         next(made)
         return STARTS[:1]
 
@@ -144,10 +144,10 @@ def test_ases_optimizers_are_counted_and_capped() -> None:
     assert (free.failures, capped.failures) == (0, 8)
 
 
-def relaxed(label: str, calls: int, outcome: str = "converged", **rewarded: float) -> Relaxed:
+def relaxed(label: str, calls: int, outcome: str = "converged", **rewarded: float) -> AssessedRelaxation:
     film = film_of([shot(1, np.zeros((2, 3)), np.eye(3), 0.0, 1.0)], 2)
     energy = 0.5 if outcome == "converged" else None
-    return Relaxed(np.array([13, 29]), True, outcome, calls, energy, film, label, **rewarded)  # pyright: ignore[reportArgumentType]
+    return AssessedRelaxation(np.array([13, 29]), True, outcome, calls, energy, film, label, **rewarded)  # pyright: ignore[reportArgumentType]
 
 
 def test_scalars_have_the_names_that_logs_know() -> None:

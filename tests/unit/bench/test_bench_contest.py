@@ -15,9 +15,8 @@ from ase.optimize import BFGS, BFGSLineSearch, GPMin
 
 import relaxion
 from relaxion.apps.compare.sets import SETS
-from relaxion.train.judge.contest import Conditions, contest, fell_apart, pieces, relax_one
 from relaxion.train.judge.optimizers import Contestant, classical_contestants, our_contestants
-from relaxion.train.judge.runs import largest_force
+from relaxion.train.judge.runs import Conditions, contest, fell_apart, largest_force, pieces, relax_one
 
 
 @pytest.fixture

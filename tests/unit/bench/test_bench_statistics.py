@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from ase.build import bulk, molecule
 
-from relaxion.train.judge.contest import Score
+from relaxion.train.judge.runs import Score
 from relaxion.train.judge.statistics import (
     Circumstances,
     Comparison,

@@ -21,8 +21,8 @@ from relaxion.database.store import TrajectoryStore
 from relaxion.database.trajectory import Trajectory
 from relaxion.errors import PotentialError, RunError, SettingsError
 from relaxion.optimizer.choice import new_stepper
+from relaxion.potentials import potential
 from relaxion.potentials.base import Potential
-from relaxion.potentials.registry import potential
 from relaxion.structures import Evaluation, Outcome, Structures
 from relaxion.train.collecting.collect import collect, jobs, summary
 from relaxion.train.collecting.relaxing import Pool, Skipped

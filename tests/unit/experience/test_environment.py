@@ -20,9 +20,8 @@ from relaxion.structures import Evaluation, Graph, Move, Outcome, State, Structu
 from relaxion.train.data.alloys import fcc_alloys
 from relaxion.train.data.perturbations import perturbation
 from relaxion.train.data.starts import PerturbedStarts
-from relaxion.train.experience.environment import Environment, EnvironmentSettings
-from relaxion.train.experience.reward import Reward, RewardSettings, largest_force
-from relaxion.train.experience.transition import Source
+from relaxion.train.experience.environment import Environment, EnvironmentSettings, Source
+from relaxion.train.experience.reward import Reward, largest_force
 
 
 class Wall(Potential):
@@ -89,8 +88,8 @@ def pull(state: State, *rows: list[float]) -> Move:
 def alloys(generator: torch.Generator) -> Environment:
     pool = Structures.concatenate([fcc_alloys(["Cu", "Au", "Ni"], 6, generator, n_atoms=n) for n in (2, 4, 6)])
     starts = PerturbedStarts(pool, [perturbation("rattle:0.15")])
-    settings = EnvironmentSettings(n_structures=6, graph_cutoff_angstrom=4.0)
-    return Environment(AsePotential(EMT()), starts, settings)
+    settings = EnvironmentSettings(n_structures=6)
+    return Environment(AsePotential(EMT()), starts, settings, graph_cutoff_angstrom=4.0)
 
 
 def steepest(state: State, rate: float = 0.02) -> Move:
@@ -158,11 +157,12 @@ def test_steepest_descent_converges_and_renews(alloys: Environment, generator: t
 def test_renew_replaces_the_finished_and_keeps_the_rest(springs, make_generator) -> None:
     pool = Structures.from_ase([Atoms("Cu2", positions=[[0, 0, 0], [3, 0, 0]]), Atoms("Cu", positions=[[0, 3, 0]])])
     far = PerturbedStarts(pool, [lambda s, _: replace(s, positions=s.positions + 0.5)])
-    environment = Environment(springs, far, EnvironmentSettings(n_structures=8, graph_cutoff_angstrom=3.5))
+    environment = Environment(springs, far, EnvironmentSettings(n_structures=8), graph_cutoff_angstrom=3.5)
     state = environment.reset(make_generator(1))
     rates = torch.tensor([1.0, 0.1] * 4, dtype=torch.float64)
     move = Move(state.evaluation.forces, torch.zeros_like(state.structures.cells)).scaled(rates, state.structures)
-    environment = Environment(springs, far, environment.settings.model_copy(update={"max_displacement_angstrom": 2.0}))
+    settings = environment.settings.model_copy(update={"max_displacement_angstrom": 2.0})
+    environment = Environment(springs, far, settings, graph_cutoff_angstrom=3.5)
     transition = environment.step(state, move)
     assert transition.finished.tolist() == [True, False] * 4
     renewed = environment.renew(transition, make_generator(2))
@@ -190,7 +190,7 @@ def test_outcomes_side_by_side(make_generator) -> None:
 
 
 def test_failure_of_the_potential_keeps_the_last_finite_state(make_generator) -> None:
-    environment = environment_of(Wall(), [single(4.9), single(1.0)], n_structures=2, non_finite_penalty=2.5)
+    environment = environment_of(Wall(), [single(4.9), single(1.0)], n_structures=2)
     state = environment.reset(make_generator(0))
     calls = environment.potential.calls
     transition = environment.step(state, pull(state, [0.4, 0, 0], [-0.1, 0, 0]))
@@ -200,7 +200,7 @@ def test_failure_of_the_potential_keeps_the_last_finite_state(make_generator) ->
     assert torch.equal(after.evaluation.forces[:2], state.evaluation.forces[:2])
     assert after.calls.tolist() == [2, 2]
     assert environment.potential.calls == calls + 2
-    assert transition.reward[0] == pytest.approx(-2.5)
+    assert transition.reward[0] == pytest.approx(-1.0)
     assert transition.executed.displacements[0, 0] == pytest.approx(0.4)  # what was tried, and what failed
     assert after.structures.positions[2, 0] == pytest.approx(0.9)
 
@@ -309,9 +309,10 @@ def test_wild_starts_are_drawn_again(make_generator) -> None:
         environment_of(Wall(), [single(6.0)], n_structures=50).reset(make_generator(0))
 
 
-def test_force_limit_of_starts(springs, make_generator) -> None:
+def test_force_limit_of_starts(springs, make_generator, monkeypatch) -> None:
+    monkeypatch.setattr("relaxion.train.experience.environment.LARGEST_START_FORCE", 0.5)
     with pytest.raises(StructureError, match=r"above 0\.5 eV/Å"):
-        environment_of(springs, [single(1.0)], start_force_limit_ev_per_angstrom=0.5).reset(make_generator(0))
+        environment_of(springs, [single(1.0)]).reset(make_generator(0))
 
 
 def test_two_thousand_structures_at_once(springs, make_generator) -> None:
@@ -350,7 +351,7 @@ def test_source_may_differ_per_structure(springs, make_generator) -> None:
 
 
 def test_reward_is_a_choice(springs, make_generator) -> None:
-    reward = Reward(RewardSettings(weights={"step": 1.0}))
+    reward = Reward({"step": 1.0})
     environment = Environment(springs, Fixed([single(1.0)]), EnvironmentSettings(n_structures=1), reward)
     state = environment.reset(make_generator(0))
     assert environment.step(state, pull(state, [-0.1, 0, 0])).reward.tolist() == [-1.0]

@@ -15,7 +15,7 @@ from ase.filters import FrechetCellFilter
 from relaxion.errors import SettingsError
 from relaxion.potentials.ase import AsePotential
 from relaxion.structures import Evaluation, Structures
-from relaxion.train.experience.reward import REWARDS, Reward, RewardSettings, largest_force
+from relaxion.train.experience.reward import REWARDS, Reward, largest_force
 
 
 def two_copper(force_x: float, energy: float) -> tuple[Structures, Evaluation]:
@@ -30,7 +30,7 @@ def reward_of(before: float, after: float, energies: tuple[float, float] = (0.0,
     start, first = two_copper(before, energies[0])
     end, second = two_copper(after, energies[1])
     back_off = torch.tensor([settings.pop("back_off", 0.0), 0.0], dtype=torch.float64)
-    return float(Reward(RewardSettings(**settings))(start, first, end, second, back_off)[0])
+    return float(Reward(**settings)(start, first, end, second, back_off)[0])
 
 
 def test_each_reward_by_hand() -> None:
@@ -57,7 +57,7 @@ def test_no_start_makes_a_reward_explode(name: str, before: float, after: float)
 
 def test_unknown_reward_is_an_error() -> None:
     with pytest.raises(SettingsError, match="log_forces"):
-        RewardSettings.read({"weights": {"log_forces": 1.0}})
+        Reward({"log_forces": 1.0})
 
 
 def strained_alloy():

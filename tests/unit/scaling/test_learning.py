@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,9 +16,15 @@ from relaxion.apps.relax_many.folder import Folder
 from relaxion.apps.relax_many.learning import Learner, read_fit
 from relaxion.apps.relax_many.settings import ManySettings, WorkerSettings
 from relaxion.apps.relax_many.summary import make_summary
-from relaxion.train.supervised.fine_tune import FineTuneSettings
+from relaxion.train.supervised.fine_tune import FineTune
+from relaxion.train.supervised.fit import FitSettings
 
-QUICK = FineTuneSettings(n_updates=2, n_examples=4, validation_one_in=2, least_validation=2, learning_rate=2e-3)
+QUICK = partial(
+    FineTune,
+    settings=FitSettings(fit_updates=2, examples_per_update=4, fit_learning_rate=2e-3),
+    validation_one_in=2,
+    least_validation=2,
+)
 
 
 @pytest.fixture

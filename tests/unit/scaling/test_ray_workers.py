@@ -18,7 +18,8 @@ from relaxion.apps.relax_many.learning import Learner, read_fit
 from relaxion.apps.relax_many.settings import ManySettings, WorkerSettings
 from relaxion.apps.relax_many.summary import read_force_calls
 from relaxion.apps.relax_many.worker import RelaxWorker
-from relaxion.train.supervised.fine_tune import FineTuneSettings
+from relaxion.train.supervised.fine_tune import FineTune
+from relaxion.train.supervised.fit import FitSettings
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # Ray warns of its own future
 
@@ -67,7 +68,12 @@ def test_learning_on_ray_stopped_and_resumed_is_as_in_one_process(tmp_path, ray_
     del ray_of_two
     write(tmp_path / "in.extxyz", [alloy(seed) for seed in range(12)])
     many = ManySettings(policy="metals", fmax_ev_per_angstrom=0.02, learn_every=3)
-    quick = FineTuneSettings(n_updates=2, n_examples=4, validation_one_in=2, least_validation=2, learning_rate=2e-3)
+    quick = partial(
+        FineTune,
+        settings=FitSettings(fit_updates=2, examples_per_update=4, fit_learning_rate=2e-3),
+        validation_one_in=2,
+        least_validation=2,
+    )
 
     def learn(out: Path, workers, most: int) -> tuple[list[int], dict[str, torch.Tensor]]:
         worker = WorkerSettings(many=many, memory=str(out / "memory"))

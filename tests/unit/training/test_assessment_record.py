@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from relaxion.errors import RelaxionWarning
-from relaxion.train.judge.films import MOST_NUMBERS, RelaxationRecord, Relaxed, film_of, shot
+from relaxion.train.judge.films import MOST_NUMBERS, AssessedRelaxation, RelaxationRecord, film_of, shot
 from relaxion.train.runs.loop import train
 from relaxion.train.runs.records import leave_record
 from relaxion.train.tasks.control import AssessedReturns
@@ -25,9 +25,9 @@ SMALL = {
 }  # fmt: skip
 
 
-def relaxed(calls: int, outcome: str = "converged", n_atoms: int = 2) -> Relaxed:
+def relaxed(calls: int, outcome: str = "converged", n_atoms: int = 2) -> AssessedRelaxation:
     shots = [shot(n, np.full((n_atoms, 3), 0.001 * n), np.eye(3), 0.0, 1.0 / n) for n in range(1, calls + 1)]
-    return Relaxed(np.full(n_atoms, 29), True, outcome, calls, 0.5, film_of(shots, n_atoms))
+    return AssessedRelaxation(np.full(n_atoms, 29), True, outcome, calls, 0.5, film_of(shots, n_atoms))
 
 
 def test_the_hardest_come_first_and_failures_before_slow_successes() -> None:

@@ -12,10 +12,10 @@ import relaxion
 from relaxion.errors import RelaxionWarning
 from relaxion.model.policy_file import PolicyBundle
 from relaxion.settings import assigned
-from relaxion.train.runs.recipe import find, settings_from_recipe
-from relaxion.train.runs.settings import RunSettings
+from relaxion.train.runs.recipe import find, read_settings, settings_from_recipe
+from relaxion.train.tasks.settings import RunSettings
 
-SHIPPED = sorted((Path(relaxion.__file__).parent / "bundles" / "policies").glob("*.safetensors"))
+SHIPPED = sorted((Path(relaxion.__file__).parent / "policies").glob("*.safetensors"))
 
 
 def settings_of(command: str) -> RunSettings:
@@ -33,7 +33,7 @@ def test_the_command_on_a_card_has_the_settings_on_it(file: Path) -> None:
     card = PolicyBundle.read(file).card
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RelaxionWarning)
-        assert settings_of(card.training_command).flat() == RunSettings.read(card.training_settings).flat()
+        assert settings_of(card.training_command).flat() == read_settings(card.training_settings).flat()
 
 
 @pytest.mark.parametrize("file", SHIPPED, ids=lambda file: file.stem)

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from relaxion.errors import CheckpointError
 from relaxion.files import Stored, digest
-from relaxion.train.runs import checkpoint
+from relaxion.train.tasks import checkpoint
 
 KIND = "test file"
 

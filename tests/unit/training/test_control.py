@@ -15,8 +15,7 @@ from relaxion.errors import CheckpointError, RelaxionWarning
 from relaxion.files import Stored, digest
 from relaxion.train.experience.replay import Batch
 from relaxion.train.experience.vector_environment import task
-from relaxion.train.runs.settings import RunSettings
-from relaxion.train.tasks.control import Trainer
+from relaxion.train.tasks.control import Trainer, VectorRunSettings
 
 SMALL: dict[str, Any] = {
     "agent": "td3", "task": "Pendulum-v1", "seed": 4, "widths": [8, 8], "batch_size": 8, "warmup_steps": 210,
@@ -25,7 +24,7 @@ SMALL: dict[str, Any] = {
 
 
 def make_trainer(steps: int = 0, **changes: Any) -> Trainer:
-    trainer = Trainer(RunSettings.read({**SMALL, **changes}), task("Pendulum-v1"))
+    trainer = Trainer(VectorRunSettings.read({**SMALL, **changes}), task("Pendulum-v1"))
     for _ in range(steps):
         trainer.advance()
     return trainer
@@ -121,7 +120,7 @@ def test_old_weights_of_another_meaning_are_refused(changes: dict[str, Any], sen
 @pytest.mark.parametrize("agent", ["ddpg", "td3", "d4pg", "sac"])
 def test_old_weights_for_other_bounds_of_actions_are_refused(agent: str) -> None:
     narrow = replace(task("Pendulum-v1"), highest_action=torch.ones(1))
-    new = Trainer(RunSettings.read({**SMALL, "agent": agent}), narrow)
+    new = Trainer(VectorRunSettings.read({**SMALL, "agent": agent}), narrow)
     before = digest(new.weights())
     with pytest.raises(
         CheckpointError, match=r"centre of actions \(was \[0.0\], now \[-0.5\]\), half_range of actions"
@@ -163,6 +162,7 @@ make_trainer(settings_from_recipe(find("pendulum"), "td3", {}))
 loaded = [name for name in sys.modules if name.split(".")[0] == "relaxion"]
 print([name for name in loaded if not hasattr(sys.modules[name], "__path__")])
 print(sorted({name.split(".")[1] for name in loaded if "." in name}), "ase" in sys.modules)
+print(sorted({name.split(".")[2] for name in loaded if name.startswith("relaxion.train.")}))
 """
 
 
@@ -172,5 +172,6 @@ def test_pendulum_needs_few_modules_and_no_atoms() -> None:
         [sys.executable, "-c", CLOSURE], capture_output=True, text=True, check=True
     ).stdout.splitlines()
     assert len(ast.literal_eval(out[0])) < 30
-    rooms = ["agents", "errors", "experience", "files", "networks", "settings", "training", "version"]
+    rooms = ["errors", "files", "model", "settings", "train", "version"]
     assert out[1] == f"{rooms} False"
+    assert out[2] == str(["agents", "experience", "recipes", "runs", "tasks"])

@@ -26,7 +26,8 @@ from relaxion.train.runs.curves import (
     write_curve,
 )
 from relaxion.train.runs.loop import train
-from relaxion.train.runs.settings import RunSettings
+from relaxion.train.runs.recipe import read_settings
+from relaxion.train.tasks.settings import RunSettings
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -152,7 +153,7 @@ def test_a_resumed_run_has_the_curve_of_a_straight_one(tmp_path: Path) -> None:
 
     def settings(steps: int) -> RunSettings:
         small = {"task": "Pendulum-v1", "widths": [4], "warmup_steps": 8, "batch_size": 8, "assessment_starts": 1}
-        return RunSettings.read({**small, "steps": steps, "log_interval_steps": 10, "assessment_interval_steps": 15})
+        return read_settings({**small, "steps": steps, "log_interval_steps": 10, "assessment_interval_steps": 15})
 
     train(settings(40), tmp_path / "resumed")
     train(settings(70), tmp_path / "resumed", resume=True)

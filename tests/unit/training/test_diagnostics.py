@@ -15,22 +15,29 @@ from ase.build import bulk
 
 from relaxion.model.backbone import AtomNetworkSettings
 from relaxion.model.roles import MoveActions
-from relaxion.potentials.registry import potential
+from relaxion.potentials import potential
 from relaxion.structures import Move, Outcome, State, Structures
+from relaxion.train.agents import atom_agent
 from relaxion.train.agents.d4pg import D4PGSettings
 from relaxion.train.agents.ddpg import DDPGSettings
-from relaxion.train.agents.make import atom_agent
 from relaxion.train.agents.sac import SACSettings
 from relaxion.train.agents.td3 import TD3Settings
 from relaxion.train.data import perturbations as perturb
 from relaxion.train.data.alloys import fcc_alloys
 from relaxion.train.data.starts import PerturbedStarts
 from relaxion.train.diagnostics import DIAGNOSTICS, RULES, Alarms, Diagnosis, Facts, Seen, standing
-from relaxion.train.diagnostics.diagnosis import closest_pairs, critic_values, gate_factors, lowest_gate_factor
-from relaxion.train.diagnostics.tally import Averages, Mean, RelaxationsUnderWay, Tally
-from relaxion.train.experience.environment import Environment, EnvironmentSettings
+from relaxion.train.diagnostics.diagnosis import (
+    Averages,
+    Mean,
+    RelaxationsUnderWay,
+    Tally,
+    closest_pairs,
+    critic_values,
+    gate_factors,
+    lowest_gate_factor,
+)
+from relaxion.train.experience.environment import Environment, EnvironmentSettings, Source
 from relaxion.train.experience.structure_replay import StructureReplay
-from relaxion.train.experience.transition import Source
 
 PAGE = Path(__file__).parents[3] / "docs/diagnostics.md"
 FACTS = Facts(0.05, 0.7, 0.5, 5.0, expert_fades_within_steps=1000, memory_steps=20)

@@ -14,7 +14,7 @@ from relaxion.files import Stored
 from relaxion.model.stiffness_network import MetricNetwork, MetricSettings
 from relaxion.structures import Outcome
 from relaxion.train.supervised.examples import Examples, bases_of, secants_of
-from relaxion.train.supervised.fine_tune import FineTune, FineTuneSettings, held_out
+from relaxion.train.supervised.fine_tune import USUAL, FineTune, held_out
 from relaxion.train.supervised.fit import relative_errors
 
 SMALL = MetricSettings(channels=8, n_hidden=8, n_layers=1, cutoff_angstrom=4.0)
@@ -77,8 +77,8 @@ def test_what_no_stiffness_fits_is_left_out():
     assert secants_of(quadratic(0, points=1)) is None
 
 
-def filled(settings: FineTuneSettings, number: int = 24, points: int = 4) -> FineTune:
-    tuning = FineTune(network(), settings)
+def filled(number: int = 24, points: int = 4, least_validation: int = 10, **changes: float) -> FineTune:
+    tuning = FineTune(network(), USUAL.model_copy(update=changes), least_validation=least_validation)
     for seed in range(number):
         found = secants_of(quadratic(seed, points=points))
         assert found is not None
@@ -87,7 +87,7 @@ def filled(settings: FineTuneSettings, number: int = 24, points: int = 4) -> Fin
 
 
 def test_a_better_network_takes_over_and_its_origin_stays():
-    tuning = filled(FineTuneSettings(n_updates=30, n_examples=8, learning_rate=3e-3, least_validation=3))
+    tuning = filled(fit_updates=30, examples_per_update=8, fit_learning_rate=3e-3, least_validation=3)
     before = [parameter.clone() for parameter in tuning.network.parameters()]
     assert {held_out(one.key, 4) for one in tuning.training.relaxations} == {False}
     found = tuning.learn()
@@ -100,7 +100,7 @@ def test_a_better_network_takes_over_and_its_origin_stays():
 
 
 def test_a_worse_network_never_takes_over_and_starts_again():
-    tuning = filled(FineTuneSettings(n_updates=30, n_examples=8, learning_rate=3e-3, least_validation=3))
+    tuning = filled(fit_updates=30, examples_per_update=8, fit_learning_rate=3e-3, least_validation=3)
     for _ in range(30):
         tuning.update()
     tuning.network.load_state_dict(tuning.learning.state_dict())  # good already
@@ -116,14 +116,14 @@ def test_a_worse_network_never_takes_over_and_starts_again():
 
 
 def test_too_few_relaxations_held_out_prove_nothing():
-    tuning = filled(FineTuneSettings(n_updates=2, n_examples=4, least_validation=1000))
+    tuning = filled(fit_updates=2, examples_per_update=4, least_validation=1000)
     assert tuning.learn() is None
     assert tuning.n_adopted == 0
     assert FineTune(network()).learn() is None  # nothing to learn from
 
 
 def test_a_round_that_brought_nothing_new_is_fitted_to_too():
-    tuning = filled(FineTuneSettings(n_updates=1, n_examples=4))
+    tuning = filled(fit_updates=1, examples_per_update=4)
     tuning.learn()
     assert tuning.training.n_new == 0
     tuning.learn()
@@ -131,14 +131,13 @@ def test_a_round_that_brought_nothing_new_is_fitted_to_too():
 
 
 def test_long_relaxations_are_validated_by_few_examples():
-    tuning = filled(FineTuneSettings(), points=6)
+    tuning = filled(points=6)
     assert {one.number for one in tuning.validation} == {3}
     assert max(one.number for one in tuning.training.relaxations) > 3
 
 
 def test_a_resumed_fit_is_the_same_to_the_bit():
-    settings = FineTuneSettings(n_updates=6, n_examples=4)
-    straight, first, second = filled(settings), filled(settings), filled(settings)
+    straight, first, second = (filled(fit_updates=6, examples_per_update=4) for _ in range(3))
     straight.learn()
     for _ in range(3):
         first.update()
@@ -160,7 +159,7 @@ def test_mixed_with_secants_of_unfinished_ones():
 
 
 def test_what_turned_out_worse_than_the_beginning_is_taken_back():
-    tuning = filled(FineTuneSettings(n_updates=30, n_examples=8, learning_rate=3e-3, least_validation=3))
+    tuning = filled(fit_updates=30, examples_per_update=8, fit_learning_rate=3e-3, least_validation=3)
     for _ in range(30):
         tuning.update()
     tuning.origin.load_state_dict(tuning.learning.state_dict())  # it began well

@@ -13,7 +13,7 @@ from relaxion.model.stiffness_network import MetricNetwork, MetricSettings
 from relaxion.potentials.registry import potential
 from relaxion.structures import Move, State, Structures
 from relaxion.train.supervised.examples import Examples
-from relaxion.train.supervised.fit import ExampleSet, Fit, FitSettings, by_muon, relative_errors
+from relaxion.train.supervised.fit import ExampleDataset, Fit, FitSettings, by_muon, relative_errors
 
 SETTINGS = FitSettings(fit_updates=8, fit_optimizer="muon", fit_learning_rate=1e-3)
 needs_muon = pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch before 2.9")
@@ -42,7 +42,7 @@ def rattled() -> Examples:
 @needs_muon
 def test_muon_steps_matrices_and_adam_all_else_as_torch_would() -> None:
     taught, plain, examples = network(), network(), rattled()
-    fit = Fit(taught, ExampleSet(), SETTINGS)
+    fit = Fit(taught, ExampleDataset(), SETTINGS)
     parameters = list(plain.parameters())
     flat = [torch.nn.Parameter(p.detach()[0].clone()) for p in parameters if by_muon(p)]
     rate = 0.02 / 3  # a third of the usual rate, as Adam's
@@ -69,10 +69,10 @@ def test_muon_steps_matrices_and_adam_all_else_as_torch_would() -> None:
 
 @needs_muon
 def test_an_interrupted_fit_goes_on_to_the_bit() -> None:
-    straight, examples = Fit(network(), ExampleSet(), SETTINGS), rattled()
+    straight, examples = Fit(network(), ExampleDataset(), SETTINGS), rattled()
     for _ in range(3):
         straight.learn_from(examples)
-    later = Fit(copy.deepcopy(straight.network), ExampleSet(), SETTINGS)
+    later = Fit(copy.deepcopy(straight.network), ExampleDataset(), SETTINGS)
     later.restore(straight.snapshot())
     for fit in (straight, later):
         for _ in range(3):
@@ -84,4 +84,4 @@ def test_an_interrupted_fit_goes_on_to_the_bit() -> None:
 def test_without_muon_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(torch.optim, "Muon", raising=False)
     with pytest.raises(SettingsError, match=r"needs torch 2\.9.*fit_optimizer = adam"):
-        Fit(network(), ExampleSet(), SETTINGS)
+        Fit(network(), ExampleDataset(), SETTINGS)

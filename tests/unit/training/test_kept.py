@@ -9,14 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from relaxion.train.judge.assessment import Assessed
-from relaxion.train.judge.films import Relaxed
-from relaxion.train.runs import checkpoint
-from relaxion.train.runs.kept import KeptPolicy, policy_weights
+from relaxion.train.judge.assessment import Assessed, KeptPolicy, policy_weights
+from relaxion.train.judge.films import AssessedRelaxation
 from relaxion.train.runs.loop import train
 from relaxion.train.runs.packaging import bundle_from_run
+from relaxion.train.runs.recipe import read_settings
 from relaxion.train.runs.run_folder import AGENT, CHECKPOINT
-from relaxion.train.runs.settings import RunSettings
+from relaxion.train.tasks import checkpoint
 from relaxion.train.tasks.relax import RelaxTrainer
 from training_runs import ATOMS
 
@@ -28,7 +27,7 @@ LOSES = {  # springs are good before the first update; lost at once
 
 def assessed(*calls: int) -> Assessed:
     found: list[Any] = [
-        Relaxed(torch.tensor([13]).numpy(), True, "converged", number, -1.0, film=None)  # pyright: ignore
+        AssessedRelaxation(torch.tensor([13]).numpy(), True, "converged", number, -1.0, film=None)  # pyright: ignore
         for number in calls
     ]
     return Assessed(found, {})
@@ -66,7 +65,7 @@ class TestKeptPolicy:
 def lost(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run whose policy gets worse."""
     out = tmp_path_factory.mktemp("lost") / "run"
-    train(RunSettings.read({**ATOMS, **LOSES}), out)
+    train(read_settings({**ATOMS, **LOSES}), out)
     return out
 
 
@@ -98,7 +97,7 @@ def test_the_kept_policy_is_packaged_with_its_own_results(lost: Path) -> None:
 
 def test_a_checkpoint_holds_what_was_kept(lost: Path) -> None:
     stored = checkpoint.read(lost / "checkpoint.safetensors", CHECKPOINT)
-    trainer = RunSettings.read(stored.values["settings"]).trainer()
+    trainer = read_settings(stored.values["settings"]).trainer()
     assert isinstance(trainer, RelaxTrainer)
     trainer.restore(stored)
     assert trainer.kept.best is not None
@@ -106,21 +105,21 @@ def test_a_checkpoint_holds_what_was_kept(lost: Path) -> None:
 
 
 def test_validation_starts_are_others_than_those_of_the_results() -> None:
-    trainer = RunSettings.read(ATOMS).trainer()
+    trainer = read_settings(ATOMS).trainer()
     assert isinstance(trainer, RelaxTrainer)
     assert trainer.validation is not None
     (results,), (validation,) = trainer.assessor.starts, trainer.validation.starts
     assert len(results.structures) == len(validation.structures)
     assert not torch.equal(results.structures.counts, validation.structures.counts)
-    chosen_on = RunSettings.read({**ATOMS, "assess_on": "validation"}).trainer()
+    chosen_on = read_settings({**ATOMS, "assess_on": "validation"}).trainer()
     assert isinstance(chosen_on, RelaxTrainer)
     assert chosen_on.validation is None
 
 
 @pytest.mark.parametrize("agent", ["td3", "sac"])
 def test_the_slow_copy_is_what_is_assessed_where_there_is_one(agent: str) -> None:
-    trainer = RunSettings.read({**ATOMS, "agent": agent}).trainer()
-    online = RunSettings.read({**ATOMS, "agent": agent, "averaged_policy": False}).trainer()
+    trainer = read_settings({**ATOMS, "agent": agent}).trainer()
+    online = read_settings({**ATOMS, "agent": agent, "averaged_policy": False}).trainer()
     assert isinstance(trainer, RelaxTrainer)
     assert isinstance(online, RelaxTrainer)
     expected: Any = trainer.agent.policy if agent == "sac" else trainer.agent.target_policy  # pyright: ignore

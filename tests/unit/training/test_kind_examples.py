@@ -11,10 +11,10 @@ from relaxion.errors import RelaxionWarning, RunError
 from relaxion.files import digest
 from relaxion.train.runs.loop import read_weights, train
 from relaxion.train.runs.packaging import bundle_from_run
-from relaxion.train.runs.settings import RunSettings
-from relaxion.train.supervised.kinds import KindStarts
-from relaxion.train.supervised.live import LiveExamples
-from relaxion.train.tasks.stiffness import MetricRunSettings
+from relaxion.train.runs.recipe import read_settings
+from relaxion.train.supervised.dataset import LiveExamples
+from relaxion.train.supervised.sources import KindStarts
+from relaxion.train.tasks.stiffness import StiffnessRunSettings
 
 KINDS = """
 seed = 5
@@ -49,10 +49,10 @@ QUICK = {
 }  # fmt: skip
 
 
-def settings(folder: Path, kinds: str = KINDS, **given: object) -> MetricRunSettings:
+def settings(folder: Path, kinds: str = KINDS, **given: object) -> StiffnessRunSettings:
     (folder / "kinds.toml").write_text(kinds)
-    read = RunSettings.read(QUICK | {"kinds_of": str(folder / "kinds.toml")} | given)
-    assert isinstance(read, MetricRunSettings)
+    read = read_settings(QUICK | {"kinds_of": str(folder / "kinds.toml")} | given)
+    assert isinstance(read, StiffnessRunSettings)
     return read
 
 
@@ -79,8 +79,8 @@ def test_kinds_whose_files_are_missing_are_named(tmp_path):
 
 
 def test_starts_come_at_the_volume_of_their_engine_and_never_twice(tmp_path):
-    plan = settings(tmp_path).plan
-    copper = plan._starts_of("copper")  # pyright: ignore[reportAttributeAccessIssue]
+    plan = settings(tmp_path).data
+    copper = plan.starts_of("copper")  # pyright: ignore[reportAttributeAccessIssue]
     one, other = (copper.sample(torch.Generator().manual_seed(seed), 6) for seed in (1, 2))
     again = copper.sample(torch.Generator().manual_seed(1), 6)
     assert torch.equal(one.positions, again.positions)

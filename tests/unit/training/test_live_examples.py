@@ -17,9 +17,9 @@ from relaxion.train.data.alloys import EAM_METALS
 from relaxion.train.data.slabs import ADSORBATES
 from relaxion.train.data.starts import KINDS, MetalStarts
 from relaxion.train.experience.environment import Environment, EnvironmentSettings, rollout
+from relaxion.train.supervised.dataset import LiveExamples, LiveSettings, LiveSource
 from relaxion.train.supervised.examples import Examples, way_to
 from relaxion.train.supervised.fit import Fit, relative_errors
-from relaxion.train.supervised.live import LiveExamples, LiveSettings, LiveSource
 
 SETTINGS = MetricSettings(channels=8, n_hidden=8, n_layers=1, cutoff_angstrom=4.0)
 TINY = MetalStarts(elements=("Cu", "Ni"), sizes=(2, 4), rattle_angstrom=(0.05, 0.15))
@@ -30,7 +30,7 @@ def policy_of(seed: int = 0) -> MetricPolicy:
 
 
 def world(**settings) -> Environment:
-    chosen = EnvironmentSettings(stall_length_angstrom=0, max_displacement_angstrom=0.3, **settings)
+    chosen = EnvironmentSettings(max_displacement_angstrom=0.3, **settings)
     return Environment(relaxion.potential("emt"), TINY, chosen)
 
 

@@ -18,11 +18,12 @@ from gymnasium.envs.classic_control import PendulumEnv
 
 from relaxion.errors import CheckpointError, FileError, RunError, SettingsError
 from relaxion.files import write_json
-from relaxion.train.runs import checkpoint
 from relaxion.train.runs.loop import Interrupted, train
+from relaxion.train.runs.recipe import read_settings
 from relaxion.train.runs.run_folder import RunFolder
-from relaxion.train.runs.settings import RunSettings
+from relaxion.train.tasks import checkpoint
 from relaxion.train.tasks.control import ReturnsAssessor, Trainer
+from relaxion.train.tasks.settings import RunSettings
 from training_runs import without_times
 
 SMALL: dict[str, Any] = {
@@ -59,7 +60,7 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def make_settings(**changes: Any) -> RunSettings:
-    return RunSettings.read({**SMALL, **changes})
+    return read_settings({**SMALL, **changes})
 
 
 def records(out: Path) -> list[dict[str, float]]:

@@ -12,13 +12,12 @@ from relaxion.files import Stored, digest
 from relaxion.model.policy_file import covers, uncovered
 from relaxion.optimizer.choice import load
 from relaxion.train.data.starts import KINDS
-from relaxion.train.runs.checkpoint import DivergedError
 from relaxion.train.runs.loop import train
 from relaxion.train.runs.packaging import bundle_from_run
-from relaxion.train.runs.recipe import find, settings_from_recipe
-from relaxion.train.runs.settings import RunSettings
-from relaxion.train.supervised.live import LiveExamples
-from relaxion.train.tasks.stiffness import MetricRunSettings, MetricTrainer
+from relaxion.train.runs.recipe import find, read_settings, settings_from_recipe
+from relaxion.train.supervised.dataset import LiveExamples
+from relaxion.train.tasks.checkpoint import DivergedError
+from relaxion.train.tasks.stiffness import StiffnessRunSettings, StiffnessTrainer
 
 TINY = {
     "channels": 4, "n_hidden": 4, "n_coordinates": 1, "n_radial": 4, "n_layers": 1, "fit_updates": 4,
@@ -29,9 +28,9 @@ TINY = {
 }  # fmt: skip
 
 
-def tiny(**changes) -> MetricRunSettings:
-    settings = RunSettings.read({"task": "metric", "examples": "live", "cutoff_angstrom": 4.5, **TINY, **changes})
-    assert isinstance(settings, MetricRunSettings)
+def tiny(**changes) -> StiffnessRunSettings:
+    settings = read_settings({"task": "metric", "examples": "live", "cutoff_angstrom": 4.5, **TINY, **changes})
+    assert isinstance(settings, StiffnessRunSettings)
     return settings
 
 
@@ -52,12 +51,12 @@ def test_it_learns_and_is_written_down(finished):
 
 def test_cut_and_resumed_it_is_the_straight_run(finished):
     _, straight = finished
-    trainer = MetricTrainer(tiny())
+    trainer = StiffnessTrainer(tiny())
     for end in (1, 3, 4):
         while trainer.step < end:
             trainer.advance()
         tensors = {name: tensor.clone() for name, tensor in trainer.snapshot().items()}
-        trainer = MetricTrainer(tiny())
+        trainer = StiffnessTrainer(tiny())
         trainer.restore(Stored(tensors, {}))
     assert digest(trainer.weights()) == straight.weights_sha256
 
@@ -69,7 +68,7 @@ SEVERAL = {
 
 
 def test_every_update_has_examples_of_every_kind():
-    dataset = MetricTrainer(tiny(**SEVERAL)).fit.dataset
+    dataset = StiffnessTrainer(tiny(**SEVERAL)).fit.dataset
     assert isinstance(dataset, LiveExamples)
     examples, scalars = dataset.draw(0)
     assert len(dataset.sources) == 4  # alloys and vacancies, with EMT and with EAM
@@ -80,13 +79,13 @@ def test_every_update_has_examples_of_every_kind():
 
 
 def test_of_several_kinds_cut_and_resumed_it_is_the_straight_run():
-    straight, trainer = MetricTrainer(tiny(**SEVERAL)), MetricTrainer(tiny(**SEVERAL))
+    straight, trainer = StiffnessTrainer(tiny(**SEVERAL)), StiffnessTrainer(tiny(**SEVERAL))
     for _ in range(4):
         straight.advance()
     while trainer.step < 4:
         trainer.advance()
         tensors = {name: tensor.clone() for name, tensor in trainer.snapshot().items()}
-        trainer = MetricTrainer(tiny(**SEVERAL))
+        trainer = StiffnessTrainer(tiny(**SEVERAL))
         trainer.restore(Stored(tensors, {}))
     assert digest(trainer.weights()) == digest(straight.weights())
     assert trainer.force_calls == straight.force_calls
@@ -98,12 +97,11 @@ def test_two_runs_of_the_shipped_recipe_are_equal_to_the_bit():
     small = {name: TINY[name] for name in ("n_coordinates", "n_radial", "n_layers")} | {"channels": 8, "n_hidden": 8}
     few = {"fit_updates": 2, "steps": 2, "example_rounds_before": 1, "example_relaxations": 20}
     few |= {"examples_per_update": 20, "example_force_calls": 30, "example_tolerance_ev_per_angstrom": 0.05}
-    few |= {"largest_n_atoms": 6, "largest_slab_n_atoms": 12, "largest_defect_n_atoms": 16}
-    few |= {"largest_particle_n_atoms": 8}
+    few |= {"largest_n_atoms": 6, "largest_slab_n_atoms": 12}
     few["metal_starts"] = "+".join(KINDS)
     settings = settings_from_recipe(find("metals"), None, small | few)
-    assert isinstance(settings, MetricRunSettings)
-    one, two = MetricTrainer(settings), MetricTrainer(settings)
+    assert isinstance(settings, StiffnessRunSettings)
+    one, two = StiffnessTrainer(settings), StiffnessTrainer(settings)
     assert one.fit.muon is not None
     assert len(one.fit.dataset.sources) == 2 * len(KINDS)
     untaught = digest(one.weights())
@@ -142,7 +140,7 @@ def test_a_trust_rule_of_its_own_travels_in_the_bundle(finished, tmp_path):
 
 
 def test_a_metric_that_is_no_longer_a_number_is_not_kept():
-    trainer = MetricTrainer(tiny())
+    trainer = StiffnessTrainer(tiny())
     with torch.no_grad():
         trainer.policy.network.to_arms.weight[0, 0, 0] = torch.nan
     with pytest.raises(DivergedError, match="to_arms"):
@@ -151,7 +149,7 @@ def test_a_metric_that_is_no_longer_a_number_is_not_kept():
 
 def test_settings_survive_their_own_file():
     settings = tiny()
-    assert RunSettings.read(settings.flat()) == settings
+    assert read_settings(settings.flat()) == settings
     assert tiny(fit_updates=0, steps=7).fit.fit_updates == 7, "the rate falls over all steps"
 
 

@@ -20,14 +20,13 @@ from relaxion.model.stiffness_policy import MetricGaussianPolicy, MetricPolicy
 from relaxion.optimizer.hessian.learned import LearnedMetrics
 from relaxion.potentials.registry import potential
 from relaxion.structures import Move
-from relaxion.train.agents.make import AGENT_SETTINGS
+from relaxion.train.agents import AGENT_SETTINGS
 from relaxion.train.data.sources import source_at_hand, structure_source
-from relaxion.train.experience.transition import Source
+from relaxion.train.experience.environment import Source
 from relaxion.train.runs.loop import train
 from relaxion.train.runs.packaging import bundle_from_run, training_command
-from relaxion.train.runs.recipe import find, settings_from_recipe
+from relaxion.train.runs.recipe import find, read_settings, settings_from_recipe
 from relaxion.train.runs.run_folder import RunFolder
-from relaxion.train.runs.settings import RunSettings
 from relaxion.train.supervised.examples import Examples
 from relaxion.train.supervised.fit import relative_errors
 from relaxion.train.tasks.relax import RelaxTrainer
@@ -96,7 +95,7 @@ class TestSettings:
     def test_one_flat_table_there_and_back(self) -> None:
         read = settings("sac", environment_information=["density"])
         assert read.metric is not None
-        assert RunSettings.read(read.flat()) == read
+        assert read_settings(read.flat()) == read
         assert 'policy = "metric"' in read.as_toml()
 
     def test_direct_is_the_default_and_not_written_down(self) -> None:
@@ -259,7 +258,7 @@ class TestRuns:
             make("sac", n_coordinates=2).start_from(stored)
         with pytest.raises(CheckpointError, match=r"these differ: softens \(was False, now True\)"):
             make("sac", softens=True).start_from(stored)
-        with pytest.raises(CheckpointError, match="has no metric to begin with"):
+        with pytest.raises(CheckpointError, match="has no stiffness model to begin with"):
             make("sac").start_from(Stored({}, {"settings": {"task": "relax", "agent": "td3"}}))
 
     def test_packaged_and_used_by_the_relaxer(self, tmp_path: Path) -> None:

@@ -18,16 +18,12 @@ from relaxion.train.collecting.settings import CollectSettings
 from relaxion.train.experience.reward import largest_force
 from relaxion.train.runs.loop import train
 from relaxion.train.runs.packaging import bundle_from_run
-from relaxion.train.runs.settings import RunSettings
+from relaxion.train.runs.recipe import read_settings
+from relaxion.train.supervised.dataset import grouped_examples, mean_error
 from relaxion.train.supervised.examples import examples_of_minimised, is_validation
-from relaxion.train.supervised.store import (
-    StoreSettings,
-    grouped_examples,
-    mean_error,
-    split_store,
-    stored_calls,
-)
-from relaxion.train.tasks.stiffness import MetricTrainer
+from relaxion.train.supervised.sources import StoreSettings, split_store, stored_calls
+from relaxion.train.tasks.settings import RunSettings
+from relaxion.train.tasks.stiffness import StiffnessTrainer
 
 RECIPE = {
     "seed": 5,
@@ -54,7 +50,7 @@ def settings(store: Path | str, **given: object) -> RunSettings:
         "fit_updates": 30,
         "assessment_starts": 3,
     }
-    return RunSettings.read(table | SMALL | given)
+    return read_settings(table | SMALL | given)
 
 
 def test_every_state_is_taught_the_way_to_the_end_of_its_own_relaxation(store: Path) -> None:
@@ -85,7 +81,7 @@ def test_the_two_sides_of_a_store_never_mix(store: Path) -> None:
 
 
 def test_it_learns(store: Path) -> None:
-    trainer = MetricTrainer(settings(store, steps=120, fit_updates=120))  # pyright: ignore[reportArgumentType]
+    trainer = StiffnessTrainer(settings(store, steps=120, fit_updates=120))  # pyright: ignore[reportArgumentType]
     _, validation = split_store(StoreSettings(store=str(store)))
     unseen = grouped_examples(validation)["crystals"].examples
     before = mean_error(trainer.policy.network, unseen)
@@ -95,11 +91,11 @@ def test_it_learns(store: Path) -> None:
 
 
 def test_it_goes_on_to_the_bit(store: Path) -> None:
-    straight = MetricTrainer(settings(store))  # pyright: ignore[reportArgumentType]
+    straight = StiffnessTrainer(settings(store))  # pyright: ignore[reportArgumentType]
     for _ in range(4):
         straight.advance()
     kept = Stored(straight.snapshot(), {})
-    resumed = MetricTrainer(settings(store))  # pyright: ignore[reportArgumentType]
+    resumed = StiffnessTrainer(settings(store))  # pyright: ignore[reportArgumentType]
     resumed.restore(kept)
     for trainer in (straight, resumed):
         for _ in range(4):

@@ -6,7 +6,7 @@ from ase.symbols import Symbols
 
 from relaxion.structures import Outcome
 from relaxion.train.judge.assessment import Assessed
-from relaxion.train.judge.films import Relaxed, film_of
+from relaxion.train.judge.films import AssessedRelaxation, film_of
 from relaxion.train.runs.packaging import failures_in_words
 
 FORMULAS = ["AlCu", "Al2", "Cu3", "AlCu2", "Al3", "Cu2", "Al2Cu"]
@@ -15,7 +15,7 @@ DONE, LIMIT, STALLED = Outcome.CONVERGED, Outcome.STEP_LIMIT, Outcome.STALLED
 
 def assessed(calls: list[int], outcomes: list[Outcome], kinds: list[str] | None = None) -> Assessed:
     relaxed = [
-        Relaxed(Symbols.fromsymbols(formula).numbers, True, end.name.lower(), n, None, film_of((), 2), kind)
+        AssessedRelaxation(Symbols.fromsymbols(formula).numbers, True, end.name.lower(), n, None, film_of((), 2), kind)
         for formula, n, end, kind in zip(FORMULAS, calls, outcomes, kinds or [""] * len(calls), strict=False)
     ]
     return Assessed(relaxed, {}, cap=30)

@@ -8,10 +8,10 @@ import pytest
 
 from relaxion.errors import FileError, SettingsError
 from relaxion.settings import SETTINGS_PAGE, assigned
-from relaxion.train.agents.make import AGENT_SETTINGS
+from relaxion.train.agents import AGENT_SETTINGS
 from relaxion.train.agents.vector_networks import VectorNetworkSettings
-from relaxion.train.runs.recipe import SHIPPED, find, read_toml, run_folder, settings_from_recipe
-from relaxion.train.runs.settings import RunSettings, TrainingSettings
+from relaxion.train.runs.recipe import SHIPPED, find, read_settings, read_toml, run_folder, settings_from_recipe
+from relaxion.train.tasks.settings import TrainingSettings
 
 RECIPE = """
 task = "Pendulum-v1"
@@ -96,7 +96,7 @@ def test_words_of_the_command_line() -> None:
 )
 def test_settings_that_cannot_be(values: dict[str, object], words: str) -> None:
     with pytest.raises(SettingsError, match=words):
-        RunSettings.read({"agent": "sac", "task": "Pendulum-v1"} | values)
+        read_settings({"agent": "sac", "task": "Pendulum-v1"} | values)
 
 
 def test_recipes_that_cannot_be(tmp_path: Path) -> None:

@@ -19,14 +19,13 @@ from relaxion.errors import FileError, InputError, MissingElementError, Relaxion
 from relaxion.files import digest
 from relaxion.potentials.registry import potential
 from relaxion.structures import Move, State, Structures
-from relaxion.train.agents.make import AGENT_SETTINGS
+from relaxion.train.agents import AGENT_SETTINGS
 from relaxion.train.data.dataset import composition
-from relaxion.train.experience.environment import EnvironmentSettings
+from relaxion.train.experience.environment import EnvironmentSettings, Source
 from relaxion.train.experience.expert import Expert
 from relaxion.train.experience.replay import Batch
-from relaxion.train.experience.transition import Source
 from relaxion.train.runs.loop import make_trainer, train
-from relaxion.train.runs.settings import RunSettings
+from relaxion.train.runs.recipe import read_settings
 from relaxion.train.tasks.relax import PolicyPenalties, RelaxTrainer, deviation, imitation
 from relaxion.train.tasks.relax_settings import RelaxRunSettings, reward_weights
 from relaxion.train.tasks.relax_task import relax_task
@@ -64,7 +63,7 @@ def make(agent: str = "td3", **changes: Any) -> RelaxTrainer:
 class TestSettings:
     def test_one_flat_table_there_and_back(self) -> None:
         read = settings("sac", environment_information=["density"], reward="step:0.5+energy:2")
-        assert RunSettings.read(read.flat()) == read
+        assert read_settings(read.flat()) == read
         assert 'reward = "step:0.5+energy:2"' in read.as_toml()
 
     @pytest.mark.parametrize("agent", AGENT_SETTINGS)

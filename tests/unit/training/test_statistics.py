@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from relaxion.train.runs.records import Episodes, ScalarMeans, discounted_returns
+from relaxion.train.tasks.progress import Episodes, ScalarMeans, discounted_returns
 
 
 def test_episodes_of_two_environments() -> None:

@@ -34,8 +34,8 @@ from relaxion.potentials.registry import make_potential
 from relaxion.structures import Structures
 from relaxion.train.data.dataset import read
 from relaxion.train.data.perturbations import Perturbation, perturbation
-from relaxion.train.judge.contest import Conditions, OnScore, Score, contest
 from relaxion.train.judge.optimizers import Contestant, classical_contestants, our_contestants, policy_argument
+from relaxion.train.judge.runs import Conditions, OnScore, Score, contest
 from relaxion.train.judge.statistics import Circumstances, ContestResult, draw_profile
 
 STDOUT = Path("-")

@@ -26,7 +26,7 @@ from relaxion.settings import assigned
 from relaxion.train.data.overview import export as export_to
 from relaxion.train.data.overview import overview
 from relaxion.train.data.taking import take_in
-from relaxion.train.supervised.fine_tune import FineTuneSettings
+from relaxion.train.supervised.fit import FitSettings
 from relaxion.train.supervised.learn import (
     USUAL,
     Learned,
@@ -85,7 +85,7 @@ def learn_from_memory(request: LearnRequest) -> int:
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)
     name, out = _named(request)
-    settings = FineTuneSettings.read(USUAL.model_dump() | assigned(request.assignments or (), "--set"))
+    settings = FitSettings.read(USUAL.model_dump() | assigned(request.assignments or (), "--set"))
     origin = _origin(request.origin)
     potential = None if request.calc is None else make_potential(request.calc)
     trajectories = gathered(request.folder, request.calculator, _note)

@@ -9,7 +9,7 @@ the same results as one that was never stopped.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import asdict
 from functools import lru_cache
@@ -30,7 +30,7 @@ from relaxion.optimizer.classical import QuasiNewtonSettings
 from relaxion.optimizer.hessian.learned import LearnedMetrics
 from relaxion.optimizer.step import Stepper
 from relaxion.train.supervised.examples import secants_of
-from relaxion.train.supervised.fine_tune import FineTune, FineTuneSettings
+from relaxion.train.supervised.fine_tune import FineTune
 
 logger = logging.getLogger(__name__)
 
@@ -50,10 +50,10 @@ class Learner:
         memory: Path,
         every: int,
         policies: Mapping[str, str],
-        settings: FineTuneSettings | None = None,
+        tune: Callable[[MetricNetwork], FineTune] = FineTune,
     ) -> None:
-        """`policies`: what to load for each policy that may relax, by its name."""
-        self.settings = settings or FineTuneSettings()
+        """`policies`: what to load for each policy that may relax, by its name; `tune`: how they are fine-tuned."""
+        self.tune = tune
         self.folder = folder / FOLDER
         self.every = every
         self.policies = dict(policies)
@@ -159,7 +159,7 @@ class Learner:
         if name not in self._tunings and name in self.policies:
             policy = load(self.policies[name]).policy
             if isinstance(policy, MetricPolicy):
-                self._tunings[name] = FineTune(policy.network, self.settings)
+                self._tunings[name] = self.tune(policy.network)
         return self._tunings.get(name)
 
     def _file(self, number: int, name: str) -> Path:

@@ -13,9 +13,8 @@ from relaxion.apps.report.page import Part, columns
 from relaxion.apps.report.run import WatchedRun
 from relaxion.apps.report.words import count, outcome_words, rounded, short, signed
 from relaxion.optimizer.point import Frame
-from relaxion.train.judge.contest import Score
 from relaxion.train.judge.films import MILLI
-from relaxion.train.judge.runs import Reading
+from relaxion.train.judge.runs import Reading, Score
 from relaxion.train.judge.statistics import SAME_MINIMUM_EV_PER_ATOM, performance_profile
 
 POLICY = "Policy"

@@ -35,7 +35,7 @@ from relaxion.errors import FileError, RunError, SettingsError
 from relaxion.files import write_text
 from relaxion.train.runs.recipe import settings_from_recipe
 from relaxion.train.runs.run_folder import RunFolder
-from relaxion.train.runs.settings import RunSettings
+from relaxion.train.tasks.settings import RunSettings
 from relaxion.workers import WorkerPool
 
 if TYPE_CHECKING:

@@ -24,10 +24,10 @@ PolicyPenalty: TypeAlias = Callable[[Batch, Any], Tensor]
 
 @runtime_checkable
 class Agent(Protocol):
-    """Acts by day, learns by night. Updates touch a batch only, never an environment (R1.4)."""
+    """Acts, explores and learns. Updates touch a batch only, never an environment (R1.4)."""
 
     def act(self, observations: Any) -> Any:
-        """What the agent believes best, inside the bounds. No exploration, no gradient."""
+        """The best known action, inside the bounds. No exploration, no gradient."""
 
     def explore(self, observations: Any, generator: torch.Generator) -> Any:
         """What to try while collecting, inside the bounds. No gradient."""
@@ -42,6 +42,15 @@ class Agent(Protocol):
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """The opposite of `snapshot`; raises RestartError on missing, left-over or misshapen tensors."""
+
+
+class LearningAgent(Agent, Protocol):
+    """An agent with the parts that every one here has."""
+
+    policy: Any
+    policy_optimizer: Adam
+    critic_optimizer: Adam
+    action_domain: Any
 
 
 @torch.no_grad()

@@ -78,9 +78,6 @@ class VectorNetworkSettings(Settings):
     widths: tuple[PositiveInt, ...] = Field(default=(256, 256), min_length=1)
     """Hidden units of each layer, of policy and critics alike. (256, 256) in SAC's paper and TD3's code."""
 
-    n_critics: int = Field(default=2, ge=2)
-    """Critics of TD3 and SAC; the smallest of their answers counts. 2 in both papers. DDPG and D4PG have one."""
-
 
 class Layers(nn.Module):
     """`n_networks` separate multilayer perceptrons of equal shape, run as one batched product per layer.

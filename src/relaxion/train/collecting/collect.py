@@ -27,7 +27,7 @@ from relaxion.model.stiffness_policy import MetricPolicy
 from relaxion.optimizer.choice import new_stepper
 from relaxion.optimizer.hessian.learned import LearnedMetrics
 from relaxion.policies import find_file
-from relaxion.potentials.registry import potential
+from relaxion.potentials import potential
 from relaxion.structures import Outcome
 from relaxion.train.collecting.relaxing import MakeStepper, Pool, Skipped
 from relaxion.train.collecting.settings import CollectSettings

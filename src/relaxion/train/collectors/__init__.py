@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from relaxion.errors import SettingsError
-from relaxion.train.runs.loop import MakeTrainer, RunTrainer, enough_memory
-from relaxion.train.runs.settings import RunSettings
+from relaxion.train.runs.loop import MakeTrainer, enough_memory
+from relaxion.train.tasks.progress import RunTrainer
 from relaxion.train.tasks.relax_settings import RelaxRunSettings
+from relaxion.train.tasks.settings import RunSettings
 from relaxion.workers import WorkerPlace
 
 

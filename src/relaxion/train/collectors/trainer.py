@@ -8,36 +8,107 @@ bit. Nothing depends on who is quicker: the order of arrival is the order of tur
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import warnings
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from relaxion.errors import CheckpointError
+from relaxion.errors import CheckpointError, RelaxionWarning, RunError
 from relaxion.files import Stored, joined
 from relaxion.structures import State
-from relaxion.train.collectors.collector import Orders, RemoteCollector
-from relaxion.train.collectors.messages import (
+from relaxion.train.collectors.worker import (
+    CollectorAnswer,
     CollectorPlace,
     CollectorRequest,
+    Orders,
+    RemoteCollector,
     arrays,
     packed_state,
     tensors,
     unpacked,
 )
-from relaxion.train.collectors.team import Team
-from relaxion.train.diagnostics.tally import RelaxationsUnderWay
+from relaxion.train.diagnostics.diagnosis import RelaxationsUnderWay
 from relaxion.train.experience.exploration import NoisyExplorer
-from relaxion.train.experience.state_store import state_from_tensors, state_tensors
-from relaxion.train.runs.checkpoint import named_generator, taken_back
+from relaxion.train.experience.structure_replay import state_from_tensors, state_tensors
+from relaxion.train.tasks.checkpoint import named_generator, taken_back
 from relaxion.train.tasks.relax import RelaxTrainer
-from relaxion.train.tasks.relax_collector import GENERATORS, Collected
 from relaxion.train.tasks.relax_settings import RelaxRunSettings
-from relaxion.train.tasks.relax_task import RelaxTask
-from relaxion.workers import WorkerPlace
+from relaxion.train.tasks.relax_task import GENERATORS, Collected, RelaxTask
+from relaxion.workers import WorkerPlace, WorkerPool
+
+PATIENCE_SECONDS = 120  # without an answer before a word is said
+MOST_LOSSES = 3  # of one collector over the same step: then the step itself is what kills
+
+
+class Team:
+    """Collectors by number. In the place of a lost one a new one is put where the lost one stood."""
+
+    def __init__(self, pool: WorkerPool[Any]) -> None:
+        self.pool = pool
+        self._asked: dict[int, tuple[CollectorRequest, Callable[[], CollectorPlace]]] = {}  # without an answer yet
+        self._to_give: set[int] = set()  # asked, but their collector has not been given its request
+        self._in_place: set[int] = set()  # collectors that stand where their last step ended
+        self._answers: dict[int, CollectorAnswer] = {}
+        self._losses: Counter[int] = Counter()  # over the same step
+
+    def ask(self, number: int, request: CollectorRequest, place: Callable[[], CollectorPlace]) -> None:
+        """Begin a step. `place` says where the collector stands, for one that must be put there first."""
+        self._asked[number] = request, place
+        self._to_give.add(number)
+        self._hear(0.0)
+
+    def answer(self, number: int) -> CollectorAnswer:
+        """Wait for it, redoing what was lost."""
+        while number not in self._answers:
+            self._hear(PATIENCE_SECONDS)
+            if number in self._asked and self.pool.silence(number) > PATIENCE_SECONDS:
+                warnings.warn(
+                    f"collector {number} has not answered for {PATIENCE_SECONDS} s: a slow potential, or no free core "
+                    "('ray status' shows it)",
+                    RelaxionWarning,
+                    stacklevel=3,
+                )
+        return self._answers.pop(number)
+
+    def _hear(self, timeout: float) -> None:
+        self._give()
+        for news in self.pool.hear(timeout):
+            for answer in news.results:
+                self._answers[news.worker] = answer
+                del self._asked[news.worker]
+                self._losses[news.worker] = 0
+            if news.lost:
+                self._lost(news.worker)
+        self._give()
+
+    def _give(self) -> None:
+        for number in self._to_give.intersection(self.pool.idle()):
+            request, place = self._asked[number]
+            if number not in self._in_place:
+                request = replace(request, place=place())
+                self._in_place.add(number)
+            self.pool.give(number, request)
+            self._to_give.discard(number)
+
+    def _lost(self, number: int) -> None:
+        self._in_place.discard(number)
+        if number not in self._asked:
+            return
+        self._to_give.add(number)
+        self._losses[number] += 1
+        if self._losses[number] == MOST_LOSSES:
+            raise RunError(
+                f"collector {number} was lost {MOST_LOSSES} times over the same step, so something in that step ends "
+                "it (the potential? memory?); run without collectors to see it; `resume=True` continues from the last "
+                "checkpoint"
+            )
+        warnings.warn(f"collector {number} was lost; a new one repeats its step", RelaxionWarning, stacklevel=4)
 
 
 class _Part:

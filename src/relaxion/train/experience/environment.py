@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from enum import IntEnum
+from typing import Self
 
 import torch
 from pydantic import Field
@@ -16,7 +18,64 @@ from relaxion.structures import Evaluation, Graph, Move, Outcome, State, Structu
 from relaxion.structures.minimum_distance import Nearest, correct
 from relaxion.train.data.starts import Starts
 from relaxion.train.experience.reward import Reward, largest_force
-from relaxion.train.experience.transition import Source, Transition
+
+BLOCKED_BACK_OFF = 0.99  # blocked when at least this fraction of a move is undone
+STALL_LENGTH = 1e-5  # Å: stalled when no atom or cell edge moves farther; 1e-3 eV/Å against a stiff bond of 100 eV/Å²
+TRUST_RADIUS = 0.3  # Å, at the start; the environment only carries it, a policy may change it
+# Taken off the reward when the potential answers NaN or infinity. Our agents never learn from it, since replay leaves
+# such steps out (they join no two states); agents of others, who come through Gymnasium, may.
+NON_FINITE_PENALTY = 1.0
+LARGEST_START_FORCE = 1e4  # eV/Å: starts with a larger force are drawn again, atoms on top of each other teach nothing
+START_TRIES = 20  # how often an unusable start is drawn again before an error
+
+
+class Source(IntEnum):
+    """Who proposed a move."""
+
+    POLICY = 0
+    RANDOM = 1
+    EXPERT = 2
+
+
+@dataclass(frozen=True, eq=False)
+class Transition:
+    """State, move and what came of it. `discount` is γ, and 0 only where the relaxation converged."""
+
+    state: State
+    proposed: Move  # what was asked for
+    executed: Move  # what was done, measured without wrapping
+    reward: Tensor  # (n_structures,)
+    discount: Tensor  # (n_structures,)
+    next_state: State
+    source: Tensor  # (n_structures,) int64, `Source`
+    outcome: Tensor  # (n_structures,) int64, `Outcome`
+    back_off: Tensor  # (n_structures,) 0 free … 1 blocked
+
+    @property
+    def n_structures(self) -> int:
+        return self.state.n_structures
+
+    @property
+    def finished(self) -> Tensor:
+        """Which relaxations are over, for whatever reason."""
+        return self.outcome != Outcome.RUNNING  # (n_structures,) bool
+
+    def select(self, which: Tensor) -> Self:
+        """The transitions numbered or masked by `which`, in that order."""
+        which = which.nonzero().flatten() if which.dtype == torch.bool else which
+        counts = self.state.structures.counts
+        return replace(
+            self,
+            state=self.state.select(which),
+            proposed=self.proposed.select(counts, which),
+            executed=self.executed.select(counts, which),
+            reward=self.reward[which],
+            discount=self.discount[which],
+            next_state=self.next_state.select(which),
+            source=self.source[which],
+            outcome=self.outcome[which],
+            back_off=self.back_off[which],
+        )
 
 
 class EnvironmentSettings(Settings):
@@ -43,38 +102,6 @@ class EnvironmentSettings(Settings):
     minimum_distance_angstrom: float = Field(default=0.7, gt=0)
     """No step brings two atoms nearer. Just below the shortest bond there is (H2, 0.74 Å)."""
 
-    minimum_distance_share: float | None = Field(default=None, gt=0, lt=1)
-    """Where given, a share of the sum of covalent radii takes the place of that distance; 0.55 is what relaxing with a
-    policy keeps to."""
-
-    blocked_back_off: float = Field(default=0.99, gt=0, le=1)
-    """Blocked when at least this fraction of a move is undone."""
-
-    stall_length_angstrom: float = Field(default=1e-5, ge=0)
-    """Stalled when no atom or cell edge moves farther: 1e-3 eV/Å against a stiff bond of 100 eV/Å²."""
-
-    trust_radius_angstrom: float = Field(default=0.3, gt=0)
-    """Trust radius at the start. The environment only carries it: to change it is the policy's business."""
-
-    graph_cutoff_angstrom: float | None = Field(default=None, gt=0)
-    """Neighbours in the state reach this far; None: no graph, for policies that need none."""
-
-    non_finite_penalty: float = Field(default=1.0, ge=0)
-    """Taken off the reward when the potential answers NaN or infinity. Our agents never learn from it, since replay
-    leaves such steps out (they join no two states); agents of others, who come through Gymnasium, may."""
-
-    start_force_limit_ev_per_angstrom: float = Field(default=1e4, gt=0)
-    """Starts with a larger force are drawn again: atoms on top of each other teach nothing."""
-
-    start_tries: int = Field(default=20, ge=1)
-    """How often an unusable start is drawn again before giving up with an error."""
-
-    @property
-    def nearest(self) -> Nearest:
-        """As the corrector takes it."""
-        share = self.minimum_distance_share
-        return Nearest(self.minimum_distance_angstrom) if share is None else Nearest(share_of_radii=share)
-
 
 class Environment:
     """`reset`, `step` and `renew` alone touch the potential, whose call counter is all that ever changes."""
@@ -85,18 +112,28 @@ class Environment:
         starts: Starts,
         settings: EnvironmentSettings | None = None,
         reward: Reward | None = None,
+        graph_cutoff_angstrom: float | None = None,
     ) -> None:
+        """Relaxations with one potential.
+
+        starts: draws the structures that relaxations begin with.
+        settings: when a relaxation ends and how far a step may go.
+        reward: of a step.
+        graph_cutoff_angstrom: neighbours in the state reach this far, Å; None: no graph, for policies that need none.
+        """
         self.potential = potential
         self.starts = starts
         self.settings = settings or EnvironmentSettings()
         self.reward = reward or Reward()
+        self.graph_cutoff_angstrom = graph_cutoff_angstrom
+        self.nearest = Nearest(self.settings.minimum_distance_angstrom)
 
     def reset(self, generator: Generator, n_structures: int | None = None) -> State:
         """New relaxations. Starts that are not finite, too wild or already relaxed are drawn again."""
         wanted = n_structures or self.settings.n_structures
         state = self.begin(self.starts.sample(generator, wanted))
         unusable = self._unusable(state)
-        for _ in range(self.settings.start_tries):
+        for _ in range(START_TRIES):
             if len(unusable) == 0:
                 break
             state = _replaced(state, unusable, self.begin(self.starts.sample(generator, len(unusable))))
@@ -106,11 +143,11 @@ class Environment:
         return self._with_graph(state)
 
     def step(self, state: State, move: Move, source: Source | Tensor = Source.POLICY) -> Transition:
-        """Do the move as far as it is allowed, and say what came of it."""
+        """Do the move as far as it is allowed; what came of it."""
         settings = self.settings
         proposed = _symmetric(move.to(state.structures.dtype)).allowed(state.structures)  # networks think in float32
         bounded = proposed.bounded(state.structures, settings.max_displacement_angstrom, settings.max_strain)
-        correction = correct(state.structures, bounded, settings.nearest)
+        correction = correct(state.structures, bounded, self.nearest)
         tried = state.structures.moved(correction.executed)
         answer = self.potential(tried)
         finite = answer.finite(tried)
@@ -123,7 +160,7 @@ class Environment:
             state=state,
             proposed=proposed,
             executed=correction.executed,
-            reward=reward - settings.non_finite_penalty * ~finite,
+            reward=reward - NON_FINITE_PENALTY * ~finite,
             discount=self._discounts(outcome, reward.dtype),
             next_state=next_state,
             source=sources,
@@ -140,16 +177,16 @@ class Environment:
 
     def begin(self, structures: Structures) -> State:
         """These structures evaluated, without a past and a graph."""
-        return State.without_past(structures, self.potential(structures), self.settings.trust_radius_angstrom)
+        return State.without_past(structures, self.potential(structures), TRUST_RADIUS)
 
     def _with_graph(self, state: State) -> State:
-        cutoff = self.settings.graph_cutoff_angstrom
+        cutoff = self.graph_cutoff_angstrom
         return state if cutoff is None else replace(state, graph=Graph.of(state.structures, cutoff))
 
     def _unusable(self, state: State) -> Tensor:
         force = largest_force(state.structures, state.evaluation)
         settings = self.settings
-        wild = force > settings.start_force_limit_ev_per_angstrom
+        wild = force > LARGEST_START_FORCE
         relaxed = force <= settings.force_tolerance_ev_per_angstrom
         return (~state.evaluation.finite(state.structures) | wild | relaxed).nonzero().flatten()  # numbers
 
@@ -158,10 +195,10 @@ class Environment:
         relaxed = int((forces <= self.settings.force_tolerance_ev_per_angstrom).sum())
         settings = self.settings
         return (
-            f"{len(unusable)} of {state.n_structures} starts are unusable after {settings.start_tries} more "
+            f"{len(unusable)} of {state.n_structures} starts are unusable after {START_TRIES} more "
             f"draws: {relaxed} are relaxed already (tolerance {settings.force_tolerance_ev_per_angstrom} "
             f"eV/Å), {len(unusable) - relaxed} are not finite or above "
-            f"{settings.start_force_limit_ev_per_angstrom} eV/Å; perturb the former more, the latter less"
+            f"{LARGEST_START_FORCE:g} eV/Å; perturb the former more, the latter less"
         )
 
     def _next_state(self, state: State, executed: Move, tried: Structures, answer: Evaluation, finite: Tensor) -> State:
@@ -190,8 +227,8 @@ class Environment:
         length = torch.maximum(executed.largest_displacements(structures), executed.strain_sizes() * edges)
         outcome = torch.full_like(state.calls, int(Outcome.RUNNING))
         outcome[state.calls >= settings.max_force_calls] = int(Outcome.STEP_LIMIT)
-        outcome[length <= settings.stall_length_angstrom] = int(Outcome.STALLED)
-        outcome[back_off >= settings.blocked_back_off] = int(Outcome.BLOCKED)
+        outcome[length <= STALL_LENGTH] = int(Outcome.STALLED)
+        outcome[back_off >= BLOCKED_BACK_OFF] = int(Outcome.BLOCKED)
         converged = largest_force(structures, state.evaluation) <= settings.force_tolerance_ev_per_angstrom
         outcome[converged] = int(Outcome.CONVERGED)
         outcome[~finite] = int(Outcome.NON_FINITE)
@@ -230,7 +267,7 @@ class Relaxations:
 
 
 def rollout(environment: Environment, policy: Callable[[State], Move], state: State) -> Relaxations:
-    """Follow the policy alone, no guard, from the given states to the end of each relaxation."""
+    """Follow the policy alone, without the safeguard, from the given states to the end of each relaxation."""
     running, visited = torch.arange(state.n_structures), list[tuple[Tensor, State]]()
     outcomes, calls, lengths = (torch.zeros_like(running) for _ in range(3))
     returns = torch.zeros(state.n_structures, dtype=torch.float64)

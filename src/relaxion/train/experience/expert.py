@@ -10,7 +10,6 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from pydantic import Field
 from torch import Generator, Tensor
 
 from relaxion.optimizer.classical import QuasiNewtonSettings
@@ -18,31 +17,21 @@ from relaxion.optimizer.hessian.base import Base, Models, Secant, hessians_at
 from relaxion.optimizer.point import Array, Geometry, Point, cell_factor_of
 from relaxion.optimizer.step import Stepper
 from relaxion.optimizer.trust_region import TrustRegionSettings
-from relaxion.settings import Settings
 from relaxion.structures import Move, State
-from relaxion.structures.structures import per_structure_sum
-from relaxion.train.experience.transition import Source
-
-
-class ExpertSettings(Settings):
-    """How the expert steps."""
-
-    longest_step_angstrom: float = Field(default=0.3, gt=0)
-    """No atom goes farther in one step. The relaxer's first trust radius."""
-
-    springs: bool = True
-    """Springs between neighbours, as the relaxer has them; False: a multiple of the forces, a weaker teacher."""
+from relaxion.train.experience.environment import Source
 
 
 class Expert:
     """`expert(state)` answers with one step for every structure."""
 
-    def __init__(self, settings: ExpertSettings | None = None) -> None:
-        self.settings = settings or ExpertSettings()
-        length = self.settings.longest_step_angstrom
-        self._method = QuasiNewtonSettings(
-            TrustRegionSettings(first=length, largest=length), use_springs=self.settings.springs
-        )
+    def __init__(self, longest_step_angstrom: float = 0.3, *, springs: bool = True) -> None:
+        """A classical optimizer.
+
+        longest_step_angstrom: no atom goes farther in one step, Å; the relaxer's first trust radius.
+        springs: between neighbours, as the relaxer has them; False: a multiple of the forces, a weaker expert.
+        """
+        trust = TrustRegionSettings(first=longest_step_angstrom, largest=longest_step_angstrom)
+        self._method = QuasiNewtonSettings(trust, use_springs=springs)
 
     def __call__(self, state: State) -> Move:
         """Single steps (never a jump to the minimum), zero for atoms that may not move."""
@@ -93,7 +82,7 @@ def _geometry(state: State, number: int, rows: slice) -> Geometry:
 
 
 def _secants(state: State, rows: slice, forces: Array) -> list[Secant]:
-    """What the last move taught, if there was one and it met positive curvature."""
+    """The secant of the last move, if there was one and it met positive curvature."""
     step = _numpy(state.last_move.displacements[rows])
     drop = (_numpy(state.last_forces[rows]) - forces) * _numpy(state.structures.movable[rows])[:, None]
     secant = Secant(step, drop)
@@ -115,16 +104,8 @@ def guided(
     sources = torch.where(by_expert, int(Source.EXPERT), int(who))
     if not bool(by_expert.any()):
         return own, sources
-    taught = expert(state.select(by_expert))
+    demonstrated = expert(state.select(by_expert))
     displacements, strains = own.displacements.clone(), own.strains.clone()
-    displacements[by_expert[state.structures.structure_index]] = taught.displacements.to(displacements.dtype)
-    strains[by_expert] = taught.strains.to(strains.dtype)
+    displacements[by_expert[state.structures.structure_index]] = demonstrated.displacements.to(displacements.dtype)
+    strains[by_expert] = demonstrated.strains.to(strains.dtype)
     return Move(displacements, strains), sources
-
-
-def imitation_distance(state: State, move: Move, demonstrated: Move) -> Tensor:
-    """Mean squared distance to the demonstrated displacements (Å²) plus that of the strains, per structure."""
-    index, number = state.structures.structure_index, state.n_structures
-    squares = (move.displacements - demonstrated.displacements).square().sum(dim=1)
-    mean = per_structure_sum(squares, index, number) / state.structures.counts
-    return mean + (move.strains - demonstrated.strains).square().sum(dim=(1, 2))  # (n_structures,)

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from relaxion.errors import SettingsError
-from relaxion.settings import Settings
+from relaxion.settings import nearest
 from relaxion.structures import Evaluation, Structures
 from relaxion.structures.structures import per_structure_max
 
 RewardName = Literal["force", "log_force", "step", "energy", "log_force_decrease"]
+LOWEST_FORCE = 1e-3  # eV/Å: forces below count as this much, so that no reward runs to infinity on the last step
+HIGHEST_FORCE = 1e3  # eV/Å: forces above count as this much, so that a bad start does not drown all others
+LARGEST_ENERGY_CHANGE = 10.0  # eV per atom: larger changes count as this much, for the same reason
 
 
 def largest_force(structures: Structures, evaluation: Evaluation) -> Tensor:
@@ -35,27 +37,8 @@ def largest_force(structures: Structures, evaluation: Evaluation) -> Tensor:
     return torch.where(structures.cell_free, torch.maximum(largest, cell_forces), largest)
 
 
-class RewardSettings(Settings):
-    """Which rewards, how much of each, and what back-off costs."""
-
-    weights: dict[RewardName, float] = Field(default={"log_force_decrease": 1.0}, min_length=1)
-    """Weight of each reward in the sum. The decrease of log force is stable from any start."""
-
-    back_off_penalty: float = Field(default=0.5, ge=0)
-    """Taken off for a move wholly undone, in proportion for a part. Half a decade of force: felt, no more."""
-
-    lowest_force_ev_per_angstrom: float = Field(default=1e-3, gt=0)
-    """Forces below count as this much, so that no reward runs to infinity on the last step."""
-
-    highest_force_ev_per_angstrom: float = Field(default=1e3, gt=0)
-    """Forces above count as this much, so that a bad start does not drown all others."""
-
-    largest_energy_change_ev_per_atom: float = Field(default=10.0, gt=0)
-    """Energy changes per atom are cut here, for the same reason."""
-
-
 @dataclass(frozen=True, eq=False)
-class Progress:
+class StepProgress:
     """One step of many structures, as rewards see it: all (n_structures,), already cut to their ranges."""
 
     force_before: Tensor  # eV/Å
@@ -63,7 +46,7 @@ class Progress:
     energy_decrease: Tensor  # eV per atom
 
 
-REWARDS: dict[RewardName, Callable[[Progress], Tensor]] = {
+REWARDS: dict[RewardName, Callable[[StepProgress], Tensor]] = {
     "force": lambda progress: -progress.force_after,
     "log_force": lambda progress: -torch.log10(progress.force_after),
     "step": lambda progress: -torch.ones_like(progress.force_after),
@@ -75,24 +58,27 @@ REWARDS: dict[RewardName, Callable[[Progress], Tensor]] = {
 class Reward:
     """A weighted sum of rewards, minus the penalty for back-off."""
 
-    def __init__(self, settings: RewardSettings | None = None) -> None:
-        self.settings = settings or RewardSettings()
+    def __init__(self, weights: Mapping[RewardName, float] | None = None, back_off_penalty: float = 0.5) -> None:
+        """Rewards and what back-off costs.
+
+        weights: of each reward in the sum; None: the decrease of the log force, which is stable from any start.
+        back_off_penalty: taken off for a move wholly undone, in proportion for a part. Half a decade of force.
+        """
+        self.weights = dict(weights or {"log_force_decrease": 1.0})
+        self.back_off_penalty = back_off_penalty
+        for name in self.weights:
+            if name not in REWARDS:
+                raise SettingsError(f"unknown reward '{name}': {nearest(name, REWARDS)}")
 
     def __call__(
         self, start: Structures, before: Evaluation, end: Structures, after: Evaluation, back_off: Tensor
     ) -> Tensor:
         """The reward of the step from `start` to `end`."""
-        progress = self._progress(start, before, end, after)
-        terms = [weight * REWARDS[name](progress) for name, weight in self.settings.weights.items()]
-        return torch.stack(terms).sum(dim=0) - self.settings.back_off_penalty * back_off  # (n_structures,)
-
-    def _progress(self, start: Structures, before: Evaluation, end: Structures, after: Evaluation) -> Progress:
-        settings = self.settings
-        lowest, highest = settings.lowest_force_ev_per_angstrom, settings.highest_force_ev_per_angstrom
-        limit = settings.largest_energy_change_ev_per_atom
         decrease = (before.energies - after.energies) / start.counts
-        return Progress(
-            force_before=largest_force(start, before).clamp(lowest, highest),
-            force_after=largest_force(end, after).clamp(lowest, highest),
-            energy_decrease=decrease.clamp(-limit, limit),
+        progress = StepProgress(
+            force_before=largest_force(start, before).clamp(LOWEST_FORCE, HIGHEST_FORCE),
+            force_after=largest_force(end, after).clamp(LOWEST_FORCE, HIGHEST_FORCE),
+            energy_decrease=decrease.clamp(-LARGEST_ENERGY_CHANGE, LARGEST_ENERGY_CHANGE),
         )
+        terms = [weight * REWARDS[name](progress) for name, weight in self.weights.items()]
+        return torch.stack(terms).sum(dim=0) - self.back_off_penalty * back_off  # (n_structures,)

@@ -1,19 +1,228 @@
-"""Replay for structures of any size: each state is stored once, transitions are pairs of numbers."""
+"""Replay for structures of any size: each state is stored once, transitions are pairs of numbers.
+
+States lie in a ring, one row of numbers per atom and one per structure, under a number that only grows. Packing and
+unpacking lose nothing but precision.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
 
 import torch
 from torch import Generator, Tensor
 
 from relaxion.errors import SettingsError
 from relaxion.files import Stored, joined
-from relaxion.structures import Outcome
+from relaxion.structures import Evaluation, Move, Outcome, State, Structures
+from relaxion.train.experience.environment import Transition
 from relaxion.train.experience.replay import Batch, draw_without_replacement
-from relaxion.train.experience.state_store import StateStore
-from relaxion.train.experience.transition import Transition
+
+# position, force, last displacement, last force, element, movable; proposed displacement
+ATOM_WIDTHS = [3, 3, 3, 3, 1, 1, 3]
+# cell, stress, last strain, periodic, energy, trust, calls, free; its strain
+STRUCTURE_WIDTHS = [9, 9, 9, 3, 1, 1, 1, 1, 9]
+ATOM_COLUMNS = sum(ATOM_WIDTHS[:-1])  # of the state; the columns of the proposed move follow
+STRUCTURE_COLUMNS = sum(STRUCTURE_WIDTHS[:-1])
+STORE_COLUMNS = ("atoms", "structures", "first_rows", "counts")  # of a store, by their names in a checkpoint
+
+
+def pack_atoms(state: State, dtype: torch.dtype) -> Tensor:
+    """(n_atoms, ATOM_COLUMNS)"""
+    structures = state.structures
+    columns = [
+        structures.positions,
+        state.evaluation.forces,
+        state.last_move.displacements,
+        state.last_forces,
+        structures.atomic_numbers[:, None],
+        structures.movable[:, None],
+    ]
+    return torch.cat([column.to(dtype) for column in columns], dim=1)
+
+
+def pack_structures(state: State, dtype: torch.dtype) -> Tensor:
+    """(n_structures, STRUCTURE_COLUMNS); stresses nobody asked for are zero."""
+    structures, stresses = state.structures, state.evaluation.stresses
+    columns = [
+        structures.cells.flatten(1),
+        (torch.zeros_like(structures.cells) if stresses is None else stresses).flatten(1),
+        state.last_move.strains.flatten(1),
+        structures.periodic,
+        state.evaluation.energies[:, None],
+        state.trust_radii[:, None],
+        state.calls[:, None],
+        structures.cell_free[:, None],
+    ]
+    return torch.cat([column.to(dtype) for column in columns], dim=1)
+
+
+def state_tensors(state: State) -> dict[str, Tensor]:
+    """A whole state, without its graph, for a checkpoint; float64 loses nothing."""
+    return {
+        "atoms": pack_atoms(state, torch.float64),
+        "structures": pack_structures(state, torch.float64),
+        "counts": state.structures.counts,
+    }
+
+
+def state_from_tensors(tensors: Mapping[str, Tensor]) -> State:
+    """The opposite of `state_tensors`; a KeyError or ValueError when the tensors are no state's."""
+    counts = tensors["counts"]
+    expected = [(int(counts.sum()), ATOM_COLUMNS), (len(counts), STRUCTURE_COLUMNS)]
+    rows = [tensors["atoms"], tensors["structures"]]
+    if [tuple(row.shape) for row in rows] != expected:
+        raise ValueError(f"a state of {[tuple(row.shape) for row in rows]} numbers, expected {expected}")
+    padded = [
+        torch.cat([row, row.new_zeros(len(row), widths[-1])], dim=1)
+        for row, widths in zip(rows, (ATOM_WIDTHS, STRUCTURE_WIDTHS), strict=True)
+    ]
+    state = unpack(padded[0], padded[1], torch.repeat_interleave(counts))[0]
+    return _own_memory(state)
+
+
+def _own_memory(thing: Any) -> Any:
+    """The same with every tensor lying by itself, as a step leaves it: sums over strides may round otherwise."""
+    if isinstance(thing, Tensor):
+        return thing.clone(memory_format=torch.contiguous_format)
+    if is_dataclass(thing) and not isinstance(thing, type):
+        return replace(thing, **{f.name: _own_memory(getattr(thing, f.name)) for f in fields(thing)})
+    return thing
+
+
+def unpack(atoms: Tensor, structures: Tensor, structure_index: Tensor) -> tuple[State, Move]:
+    """The states again, without a graph (edges cost more to store than to find), and the moves proposed from them.
+
+    One `split` per kind of row: a draw of a hundred structures is bound by the number of calls, not by their size.
+    """
+    positions, forces, displacements, last_forces, numbers, movable, proposed = atoms.split(ATOM_WIDTHS, dim=1)
+    cells, stresses, strains, periodic, energies, trust, calls, free, proposed_strains = structures.split(
+        STRUCTURE_WIDTHS, dim=1
+    )
+    square = (len(structures), 3, 3)
+    state = State(
+        structures=Structures(
+            positions=positions,
+            cells=cells.view(square),
+            periodic=periodic.bool(),
+            atomic_numbers=numbers.squeeze(1).long(),
+            structure_index=structure_index,
+            movable=movable.squeeze(1).bool(),
+            cell_free=free.squeeze(1).bool(),
+        ),
+        evaluation=Evaluation(energies.squeeze(1), forces, stresses.view(square)),
+        graph=None,
+        last_move=Move(displacements, strains.view(square)),
+        last_forces=last_forces,
+        trust_radii=trust.squeeze(1),
+        calls=calls.squeeze(1).long(),
+    )
+    return state, Move(proposed, proposed_strains.view(square))
+
+
+class StateStore:
+    """States `oldest` … `newest - 1` can be read. Room is made by `forget_before`, never silently.
+
+    Beside each state there is place for the move proposed from it, which has the same atoms.
+    """
+
+    def __init__(self, atom_capacity: int, state_capacity: int, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+        self.atoms = torch.zeros(atom_capacity, sum(ATOM_WIDTHS), dtype=dtype)
+        self.structures = torch.zeros(state_capacity, sum(STRUCTURE_WIDTHS), dtype=dtype)
+        self.first_rows = torch.zeros(state_capacity, dtype=torch.int64)
+        self.counts = torch.zeros(state_capacity, dtype=torch.int64)
+        self.oldest, self.newest, self.head = 0, 0, 0
+
+    def room_for(self, counts: Tensor) -> bool:
+        """Whether states of so many atoms each can be added without touching a readable one."""
+        if self.newest - self.oldest + len(counts) > len(self.structures):
+            return False
+        if self.newest == self.oldest:
+            return int(counts.sum()) <= len(self.atoms)
+        tail = int(self.first_rows[self.oldest % len(self.first_rows)])
+        needed, end = int(counts.sum()), len(self.atoms)
+        if self.head > tail:  # free rows: head … end, and 0 … tail
+            return self.head + needed <= end or needed < tail
+        return self.head + needed < tail
+
+    def add(self, state: State) -> Tensor:
+        """Store the states one after the other; their numbers, (n_structures,)."""
+        counts = state.structures.counts
+        if not self.room_for(counts):
+            raise SettingsError(f"no room for {len(counts)} states of {int(counts.sum())} atoms in the replay")
+        needed = int(counts.sum())
+        start = self.head if self.head + needed <= len(self.atoms) else 0  # together, or from the beginning
+        if self.newest == self.oldest:
+            start = 0
+        numbers = torch.arange(self.newest, self.newest + len(counts))
+        slots = numbers % len(self.structures)
+        self.atoms[start : start + needed, :ATOM_COLUMNS] = pack_atoms(state, self.dtype)
+        self.structures[slots, :STRUCTURE_COLUMNS] = pack_structures(state, self.dtype)
+        self.first_rows[slots] = start + counts.cumsum(0) - counts
+        self.counts[slots] = counts
+        self.head, self.newest = start + needed, self.newest + len(counts)
+        return numbers
+
+    def forget_before(self, number: int) -> None:
+        """Make room: states below `number` can no longer be read."""
+        self.oldest = max(self.oldest, min(number, self.newest))
+
+    def rows(self, numbers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Slots of the states, rows of their atoms, and which state each row belongs to."""
+        slots = numbers % len(self.structures)
+        counts = self.counts.index_select(0, slots)  # quicker than slots in brackets
+        offsets = self.first_rows.index_select(0, slots) - counts.cumsum(0) + counts
+        index = torch.repeat_interleave(counts)
+        rows = torch.arange(len(index)).add_(offsets.index_select(0, index))
+        return slots, rows, index
+
+    def set_moves(self, numbers: Tensor, move: Move) -> None:
+        """Write the move that was proposed from each state."""
+        slots, rows, _ = self.rows(numbers)
+        self.atoms[rows, ATOM_COLUMNS:] = move.displacements.detach().to(self.dtype)
+        self.structures[slots, STRUCTURE_COLUMNS:] = move.strains.detach().flatten(1).to(self.dtype)
+
+    def read(self, numbers: Tensor) -> State:
+        """The states of these numbers."""
+        return self.read_with_moves(numbers)[0]
+
+    def read_with_moves(self, numbers: Tensor) -> tuple[State, Move]:
+        """The states and the moves proposed from them."""
+        slots, rows, index = self.rows(numbers)
+        atoms, structures = self.atoms.index_select(0, rows), self.structures.index_select(0, slots)
+        return unpack(atoms, structures, index)
+
+    def holds(self, numbers: Tensor, state: State) -> Tensor:
+        """Whether these are the stored states, number for number; (n_structures,) bool."""
+        counts = state.structures.counts
+        same = (numbers >= self.oldest) & (numbers < self.newest)
+        same &= self.counts[numbers % len(self.counts)] == counts
+        which = same.nonzero().flatten()
+        part = state.select(which)
+        slots, rows, index = self.rows(numbers[which])
+        atoms_equal = (self.atoms[rows, :ATOM_COLUMNS] == pack_atoms(part, self.dtype)).all(dim=1)
+        wrong = torch.zeros(len(which), dtype=torch.int64).index_add_(0, index, (~atoms_equal).long())
+        structures_equal = (self.structures[slots, :STRUCTURE_COLUMNS] == pack_structures(part, self.dtype)).all(dim=1)
+        same[which] = (wrong == 0) & structures_equal
+        return same
+
+    def snapshot(self) -> dict[str, Tensor]:
+        """Everything, as it lies."""
+        counters = torch.tensor([self.oldest, self.newest, self.head])
+        return {name: getattr(self, name) for name in STORE_COLUMNS} | {"counters": counters}
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """The opposite of `snapshot`; a KeyError or ValueError when the tensors are those of another store."""
+        for name in STORE_COLUMNS:
+            own: Tensor = getattr(self, name)
+            if tensors[name].shape != own.shape or tensors[name].dtype != own.dtype:
+                raise ValueError(f"store of {tuple(tensors[name].shape)} {name}, expected {tuple(own.shape)}")
+            own.copy_(tensors[name])
+        self.oldest, self.newest, self.head = (int(number) for number in tensors["counters"])
+
 
 COLUMNS = ("states", "next_states", "rewards", "discounts", "followers", "sources", "outcomes", "back_offs")
 NOBODY = -1

@@ -1,6 +1,7 @@
-"""How good is a policy? Force calls from fixed starts of every kind, beside the classical core, BFGS and FIRE.
+"""How good is a policy? Force calls from fixed starts of every kind, beside the classical optimizer, BFGS and FIRE.
 
-Who relaxes is handed in: steppers under the guard (`under_guard`), or a rollout through the environment of an agent.
+The relaxations are handed in: under the safeguard (`under_safeguard`), or by a rollout through
+the environment of an agent.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
+import torch
 from ase import Atoms
+from torch import Tensor
 
 from relaxion import batch
 from relaxion.errors import AssessmentStopped, FileError
@@ -23,9 +26,9 @@ from relaxion.optimizer.step import Stepper
 from relaxion.potentials.base import Potential
 from relaxion.settings import shown
 from relaxion.structures import Outcome, Structures
-from relaxion.train.judge.contest import Conditions, relax_one
-from relaxion.train.judge.films import RelaxationRecord, Relaxed, Shot, film_of, shot
+from relaxion.train.judge.films import AssessedRelaxation, RelaxationRecord, Shot, film_of, shot
 from relaxion.train.judge.optimizers import CORE, classical_contestants
+from relaxion.train.judge.runs import Conditions, relax_one
 
 FMAX = 0.05  # eV/Å
 CAP = 200  # force calls
@@ -33,13 +36,13 @@ COMPARED = ("BFGS", "FIRE")
 BASELINES = "baselines.json"
 
 Stop: TypeAlias = Callable[[], bool]
-Relax: TypeAlias = Callable[[Potential, Structures, Stop | None], Sequence[Relaxed]]
+Relax: TypeAlias = Callable[[Potential, Structures, Stop | None], Sequence[AssessedRelaxation]]
 """One relaxation of each structure, in their order; what does not converge is charged the cap."""
 
 
 @dataclass(frozen=True, eq=False)
-class Starts:
-    """Starts of one kind, and the potential that they are relaxed on."""
+class AssessedStarts:
+    """AssessedStarts of one kind, and the potential that they are relaxed on."""
 
     kind: str  # empty where there is only one
     potential: Potential
@@ -76,7 +79,7 @@ class Calls:
 class Assessed:
     """One relaxation from each start, kind after kind."""
 
-    relaxed: Sequence[Relaxed]
+    relaxed: Sequence[AssessedRelaxation]
     baselines: Mapping[str, float]  # mean force calls of others, by name
     fmax: float = FMAX
     cap: int = CAP
@@ -107,9 +110,9 @@ class Assessed:
         """Mean force calls in units of those of a baseline; None where it was not measured."""
         return float(self.force_calls.mean()) / max(self.baselines[name], 1.0) if name in self.baselines else None
 
-    def by_kind(self) -> dict[str, list[Relaxed]]:
+    def by_kind(self) -> dict[str, list[AssessedRelaxation]]:
         """In the order in which the kinds come."""
-        found: dict[str, list[Relaxed]] = {}
+        found: dict[str, list[AssessedRelaxation]] = {}
         for one in self.relaxed:
             found.setdefault(one.label, []).append(one)
         return found
@@ -138,7 +141,7 @@ class Assessor:
 
     def __init__(
         self,
-        starts: Callable[[], Sequence[Starts]] | Sequence[Starts],
+        starts: Callable[[], Sequence[AssessedStarts]] | Sequence[AssessedStarts],
         fmax: float = FMAX,
         cap: int = CAP,
         compared: Sequence[str] = (*COMPARED, CORE),
@@ -151,7 +154,7 @@ class Assessor:
         self.baselines: dict[str, float] = {}
 
     @cached_property
-    def starts(self) -> list[Starts]:
+    def starts(self) -> list[AssessedStarts]:
         return list(self._given() if callable(self._given) else self._given)
 
     @property
@@ -160,7 +163,7 @@ class Assessor:
 
     def __call__(self, relax: Relax, stop: Stop | None = None) -> Assessed:
         """One relaxation from each start, those of one potential side by side; `stop` is asked on the way."""
-        found: dict[int, list[Relaxed]] = {}
+        found: dict[int, list[AssessedRelaxation]] = {}
         for potential in {id(group.potential): group.potential for group in self.starts}.values():
             places = [place for place, group in enumerate(self.starts) if group.potential is potential]
             groups = [self.starts[place] for place in places]
@@ -179,9 +182,9 @@ class Assessor:
         self.baselines = read_baselines(file)
 
     def measure(self, name: str) -> Calls:
-        """What an optimizer of ASE with its defaults needs from every start, or our classical core ("core")."""
+        """What an optimizer of ASE with its defaults needs from every start, or our classical optimizer ("core")."""
         if name == CORE:
-            return self(under_guard(new_stepper, self.fmax, self.cap)).calls
+            return self(under_safeguard(new_stepper, self.fmax, self.cap)).calls
         [contestant] = classical_contestants(name, without_gpmin=False, free_cell=True)
         scores = []
         for group in self.starts:
@@ -200,16 +203,16 @@ def read_baselines(file: Path, names: Sequence[str] | None = None) -> dict[str, 
         raise FileError(f"{file} cannot be read ({shown(error)}); remove it, and the run measures again") from error
 
 
-def under_guard(make_stepper: Callable[[], Stepper], fmax: float = FMAX, cap: int = CAP) -> Relax:
+def under_safeguard(make_stepper: Callable[[], Stepper], fmax: float = FMAX, cap: int = CAP) -> Relax:
     """Relaxations as `relaxion.relax_batch` makes them, each with a new stepper; `stop` is asked at each force call."""
 
-    def relax(potential: Potential, structures: Structures, stop: Stop | None) -> list[Relaxed]:
+    def relax(potential: Potential, structures: Structures, stop: Stop | None) -> list[AssessedRelaxation]:
         settings = batch.BatchSettings(fmax=fmax, max_force_calls=cap, record=True)
         relaxer = batch.BatchRelaxer(potential, settings, lambda _: ("", make_stepper()))
         starts = structures.to_ase()
         for place, (atoms, free) in enumerate(zip(starts, structures.cell_free.tolist(), strict=True)):
             relaxer.add(atoms, place, cell=free)
-        found: dict[int, Relaxed] = {}
+        found: dict[int, AssessedRelaxation] = {}
         while relaxer.n_running or relaxer.has_finished:
             if stop is not None and stop():
                 raise AssessmentStopped
@@ -219,9 +222,9 @@ def under_guard(make_stepper: Callable[[], Stepper], fmax: float = FMAX, cap: in
     return relax
 
 
-def _seen(start: Atoms, ended: batch_relaxation.Relaxed, cap: int) -> Relaxed:
+def _seen(start: Atoms, ended: batch_relaxation.Relaxed, cap: int) -> AssessedRelaxation:
     shots = (_shot(call, visit) for call, visit in enumerate(ended.visited, start=1))
-    return Relaxed(
+    return AssessedRelaxation(
         numbers=start.numbers,
         periodic=bool(start.pbc.any()),
         outcome=(Outcome.STEP_LIMIT if ended.outcome is Outcome.RUNNING else ended.outcome).name.lower(),
@@ -236,3 +239,71 @@ def _shot(call: int, visit: batch_relaxation.Visit) -> Shot:
     geometry = visit.point.geometry
     assert geometry is not None  # of plain atoms, and of the cell filter that the batch makes
     return shot(call, geometry.positions, geometry.cell, point.energy, point.largest_force)
+
+
+PART = "kept"  # names in checkpoints and files of agents
+POLICY = "policy."
+NUMBERS = ("step", "validation_force_calls_mean", "force_calls_mean", "force_calls_median", "success_rate")
+
+
+@dataclass(frozen=True, eq=False)
+class Kept:
+    """Numbers and weights of one policy."""
+
+    step: int
+    validation_force_calls_mean: float  # what it was chosen by
+    force_calls_mean: float  # this and the others: from the starts that results are made of
+    force_calls_median: float
+    success_rate: float
+    weights: Mapping[str, Tensor] = field(repr=False)
+
+    def result(self) -> dict[str, float]:
+        """For result.json."""
+        return {f"kept_{name}": getattr(self, name) for name in NUMBERS}
+
+
+class KeptPolicy:
+    """Ties go to the earlier one."""
+
+    def __init__(self) -> None:
+        self.best: Kept | None = None
+
+    def offer(self, step: int, validated: Assessed, assessed: Assessed, weights: Mapping[str, Tensor]) -> None:
+        """The policy of this step, as validation starts and the starts of the results found it."""
+        calls = float(validated.force_calls.mean())
+        if self.best is None or calls < self.best.validation_force_calls_mean:
+            median = float(np.median(assessed.force_calls))
+            copies = {name: tensor.detach().clone() for name, tensor in weights.items()}
+            mean = float(assessed.force_calls.mean())
+            self.best = Kept(step, calls, mean, median, assessed.success_rate, copies)
+
+    def beside_best(self, validated: Assessed) -> float:
+        """Force calls in units of the fewest there were."""
+        return 1.0 if self.best is None else float(validated.force_calls.mean()) / self.best.validation_force_calls_mean
+
+    def scalars(self) -> dict[str, float]:
+        """For the line of an assessment."""
+        if self.best is None:
+            return {}
+        return {
+            "eval/kept_step": float(self.best.step),
+            "eval/kept_validation_force_calls_mean": self.best.validation_force_calls_mean,
+        }
+
+    def snapshot(self) -> dict[str, Tensor]:
+        if self.best is None:
+            return {}
+        numbers = torch.tensor([float(getattr(self.best, name)) for name in NUMBERS], dtype=torch.float64)
+        return {"numbers": numbers} | {f"{POLICY}{name}": tensor for name, tensor in self.best.weights.items()}
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Nothing is kept in checkpoints of releases that kept nothing."""
+        self.best = None
+        if tensors:
+            step, *others = tensors["numbers"].tolist()
+            self.best = Kept(int(step), *others, weights=policy_weights(tensors))
+
+
+def policy_weights(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Of what was kept, or of a whole agent."""
+    return {name.removeprefix(POLICY): tensor for name, tensor in tensors.items() if name.startswith(POLICY)}

@@ -50,7 +50,7 @@ def film_of(shots: Iterable[Shot], n_atoms: int) -> Film:
 
 
 @dataclass(frozen=True, eq=False)
-class Relaxed:
+class AssessedRelaxation:
     """How the policy fared from one start."""
 
     numbers: np.ndarray  # (n_atoms,) atomic numbers
@@ -92,13 +92,13 @@ class Filming:
 
     def relaxed(
         self, outcomes: Tensor, calls: Tensor, returns: Tensor | None = None, lengths: Tensor | None = None
-    ) -> list[Relaxed]:
+    ) -> list[AssessedRelaxation]:
         """How all of them ended; `calls` is the cap where one did not converge."""
         found = []
         for place, (outcome, film) in enumerate(zip(outcomes.tolist(), self._films, strict=True)):
             last: Any = film.frames[-1]
             found.append(
-                Relaxed(
+                AssessedRelaxation(
                     numbers=self._numbers[place],
                     periodic=self._periodic[place],
                     outcome=Outcome(outcome).name.lower(),
@@ -122,7 +122,7 @@ class RelaxationRecord:
 
     fmax_ev_per_angstrom: float
     cap: int  # force calls charged for a failure
-    relaxed: Sequence[Relaxed]
+    relaxed: Sequence[AssessedRelaxation]
 
     def as_plain(self) -> dict[str, Any]:
         return {
@@ -145,7 +145,7 @@ class RelaxationRecord:
         return sorted(range(len(key)), key=lambda place: key[place], reverse=True)[:WORST]
 
 
-def _film(relaxed: Relaxed, room: int) -> dict[str, Any]:
+def _film(relaxed: AssessedRelaxation, room: int) -> dict[str, Any]:
     """Whole thousandths of an Å; first and last shot at least."""
     fits = max(2, room // max(1, 3 * len(relaxed.numbers)))
     taken = relaxed.shots

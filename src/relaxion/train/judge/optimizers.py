@@ -1,4 +1,4 @@
-"""Who can be measured: ours with any policy, our classical core, and everything ASE ships."""
+"""Who can be measured: ours with any policy, our classical optimizer, and everything ASE ships."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def _all_but_aliases() -> Iterable[str]:
 
 
 def our_contestants(policy: str | None, *, allow_unseen: bool = False) -> list[Contestant]:
-    """Ours as asked, and the core beside it; one of them where they are the same thing."""
+    """Ours as asked, and our classical optimizer beside it; one of them where they are the same thing."""
     core = Contestant(CORE, partial(Relaxer, logfile=None, policy=None), classical=False)
     if policy is None:
         return [core]
@@ -135,11 +135,11 @@ def _ours(policy: str, allow_unseen: bool, target: Atoms | Filter) -> Optimizer:
 
 @dataclass(frozen=True)
 class PolicyChoice:
-    """Who relaxes one structure: with "auto" it may be a policy for one and the core for the next."""
+    """Who relaxes one structure: with "auto" it may be a policy for one and the classical optimizer for the next."""
 
-    policy: str | None  # the relaxer's `policy=`; None where its elements leave only the core
+    policy: str | None  # the relaxer's `policy=`; None where its elements leave only the classical optimizer
     allow_unseen: bool
-    note: str  # why the core, where somebody may have expected a policy
+    note: str  # why the classical optimizer, where somebody may have expected a policy
     device: str | None = None  # where its network computes
 
     @classmethod
@@ -159,7 +159,7 @@ class PolicyChoice:
 
 
 def policy_argument(text: str) -> str | None:
-    """What the command line says, as the relaxer's `policy=`: `none` is the classical core, all else is passed on."""
+    """A word of the command line as the relaxer's `policy=`: `none` is the classical optimizer, else the word."""
     return None if text.strip().lower() == "none" else text
 
 

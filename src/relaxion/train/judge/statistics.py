@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from ase import Atoms
 
-from relaxion.train.judge.contest import Score
 from relaxion.train.judge.optimizers import CORE, OURS
+from relaxion.train.judge.runs import Score
 
 Array = np.ndarray
 SAME_MINIMUM_EV_PER_ATOM = 1e-3
@@ -77,14 +77,16 @@ def charged(scores: Sequence[Score]) -> Array:
 
 def resampled(calls: Array, others: Array | None = None) -> Interval:
     """The mean, or with `others` the ratio of both means, paired: a structure is drawn for both or for neither."""
+    value = calls.mean() if others is None else calls.mean() / others.mean()
+    low, high = np.percentile(resampled_means(calls, others), [(100 - SHARE) / 2, (100 + SHARE) / 2])
+    return Interval(float(value), float(low), float(high))
+
+
+def resampled_means(calls: Array, others: Array | None = None) -> Array:
+    """The mean, or the ratio of both means, in each resampling of the structures, (RESAMPLES,)."""
     which = np.random.default_rng(SEED).integers(len(calls), size=(RESAMPLES, len(calls)))
     means = calls[which].mean(axis=1)
-    value = calls.mean()
-    if others is not None:
-        means = means / others[which].mean(axis=1)
-        value = value / others.mean()
-    low, high = np.percentile(means, [(100 - SHARE) / 2, (100 + SHARE) / 2])
-    return Interval(float(value), float(low), float(high))
+    return means if others is None else means / others[which].mean(axis=1)
 
 
 def best_classical(scores: Mapping[str, Sequence[Score]], classical: Sequence[str]) -> str | None:
@@ -211,7 +213,7 @@ class ContestResult:
 
     @property
     def ours(self) -> str:
-        """Whom the ratios are about: our relaxer with its policy, or the core where no policy was asked for."""
+        """The subject of the ratios: our relaxer with its policy, or our classical optimizer without one."""
         return OURS if OURS in self.scores else CORE
 
     @property
@@ -281,7 +283,7 @@ def draw_profile(result: ContestResult, path: Path) -> None:
 
 
 def _style(name: str, place: int) -> dict[str, Any]:
-    """Ours in warm colours, thick and on top, the core dashed: both can be seen where they coincide."""
+    """Ours in warm colours, thick and on top, the classical optimizer dashed: both can be seen where they coincide."""
     if name in OUR_COLOURS:
         dash = "--" if name == CORE else "-"
         return {"color": OUR_COLOURS[name], "linestyle": dash, "linewidth": 2.4, "zorder": 4 + (name == CORE)}

@@ -8,72 +8,23 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from torch import Tensor
-
-from relaxion.errors import AssessmentStopped, CheckpointError, FileError, RunError, SettingsError
-from relaxion.files import Stored, kind_of, replace_file, write_json, write_text
+from relaxion.errors import AssessmentStopped, CheckpointError, FileError, PolicyError, RunError, SettingsError
+from relaxion.files import Stored, joined, kind_of, replace_file, write_json, write_text
 from relaxion.settings import shown
-from relaxion.train.runs import checkpoint
-from relaxion.train.runs.checkpoint import DIVERGED, DivergedError, NonFiniteError
-from relaxion.train.runs.records import AlarmFile, Clock, Records, Result, leave_record
+from relaxion.train.runs.recipe import read_settings
+from relaxion.train.runs.records import AlarmFile, Clock, Records, leave_record
 from relaxion.train.runs.run_folder import AGENT, CHECKPOINT, RunFolder
-from relaxion.train.runs.settings import LoopSettings, RunSettings
+from relaxion.train.tasks import checkpoint
+from relaxion.train.tasks.checkpoint import DIVERGED, DivergedError, NonFiniteError
+from relaxion.train.tasks.progress import Result, RunTrainer
+from relaxion.train.tasks.settings import LoopSettings, RunSettings
 
 # none of them changes what is learned; intervals come of the steps that are asked for
 MAY_DIFFER_ON_RESUME = ("steps", "log_interval_steps", "assessment_interval_steps", "checkpoint_interval_steps")
 
 OnProgress = Callable[[int, Mapping[str, float]], None]  # step, the newest value of everything logged
-
-
-class RunTrainer(Protocol):
-    """Whoever trains. Everything that changes can be taken out (`snapshot`) and put back (`restore`), to the bit."""
-
-    @property
-    def step(self) -> int:
-        """Environment steps so far, of all environments or structures."""
-        ...
-
-    @property
-    def settings(self) -> RunSettings: ...
-
-    @property
-    def steps_per_round(self) -> int:
-        """Environment steps that one `advance` takes."""
-        ...
-
-    def prepare(self, folder: Path) -> None:
-        """What is done once at the start and kept in the run folder."""
-
-    def advance(self) -> None:
-        """Collect, store, update."""
-
-    def scalars(self) -> dict[str, float]:
-        """What has built up since the last call; one line of the log."""
-        ...
-
-    def take_events(self) -> list[Any]:
-        """Alarms that began or ended since the last call (`diagnostics.Event`)."""
-        ...
-
-    def assess(self, stop: Callable[[], bool]) -> Any:
-        """An assessment without noise from fixed starts, with `scalars()` for the log; training never notices."""
-
-    def result(self, final: Any, wall_time_seconds: float) -> Result: ...
-
-    def weights(self) -> dict[str, Tensor]:
-        """What it takes to act, or to start a new run from."""
-        ...
-
-    def snapshot(self) -> dict[str, Tensor]: ...
-
-    def restore(self, stored: Stored) -> None: ...
-
-    def start_from(self, stored: Stored) -> None:
-        """Take over old networks; counters and Adam's memory stay at 0 (R10.2)."""
-
-    def close(self) -> None: ...
 
 
 MakeTrainer = Callable[[RunSettings], RunTrainer]
@@ -137,7 +88,7 @@ def enough_memory() -> Iterator[None]:
 def read_weights(path: Path) -> Stored:
     """The weights of a run folder (its newest checkpoint), of a file, or of a policy by its name."""
     if not path.exists() or kind_of(path) not in (None, CHECKPOINT, AGENT):
-        from relaxion.train.runs.origins import weights_of_policy  # runs on vectors need no policies
+        from relaxion.train.runs.loop import weights_of_policy  # runs on vectors need no policies
 
         return weights_of_policy(path)
     file = RunFolder(path).checkpoint if path.is_dir() else path
@@ -160,7 +111,7 @@ def _resumed(trainer: RunTrainer, folder: RunFolder, on_progress: OnProgress | N
     settings = trainer.settings
     stored = checkpoint.read(folder.checkpoint, CHECKPOINT)
     _check_values(folder.checkpoint, stored.values)
-    refuse_changes(RunSettings.read(stored.values["settings"]).flat(), settings.flat())
+    refuse_changes(read_settings(stored.values["settings"]).flat(), settings.flat())
     trainer.restore(stored)
     if trainer.step - trainer.steps_per_round >= settings.training.steps:  # the last round may overshoot
         raise RunError(
@@ -350,3 +301,18 @@ def noticing_interrupts() -> Iterator[threading.Event]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def weights_of_policy(name_or_path: Path) -> Stored:
+    """Of a policy file, as the run that made it left them; a CheckpointError where it predicts no stiffness."""
+    from relaxion.policies import find_policy  # runs on vectors need no policies
+
+    try:
+        bundle = find_policy(str(name_or_path))
+    except PolicyError as error:
+        raise CheckpointError(
+            f"{name_or_path} is neither a run, nor a file of weights, nor a policy: {error}"
+        ) from error
+    if bundle.policy.kind != "metric":
+        raise CheckpointError(f"the policy {bundle.name} does not predict stiffness; start from the run that made it")
+    return Stored(joined({"metric": dict(bundle.policy.weights)}), {"settings": {}})

@@ -1,7 +1,7 @@
-"""From a run on structures to a bundle: the policy's weights and a model card.
+"""From a run on structures to a policy file: the policy's weights and a model card.
 
 Results on the card are not copied from the run: the held-out starts are relaxed once more by the policy as it comes
-out of the bundle, so a card is true of the file it stands beside.
+out of the policy file, so a card is true of the file it stands beside.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 import shlex
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -19,20 +19,19 @@ import numpy as np
 import torch
 from ase.symbols import Symbols
 
-from relaxion.train.judge.assessment import CORE, Assessed, Assessor, Relax
-from relaxion.train.judge.statistics import resampled
-from relaxion.model.card import CardResult, ModelCard
-from relaxion.model.policy_file import Network, PolicyBundle
-from relaxion.model.card import POLICY
 from relaxion.errors import RelaxionError, RelaxionWarning, RunError
 from relaxion.files import Stored, json_of, text_of
+from relaxion.model.card import POLICY, CardResult, ModelCard
+from relaxion.model.policy_file import PolicyBundle
 from relaxion.settings import assignment, command_words, option_words, shown
 from relaxion.structures import Outcome
-from relaxion.train.runs import checkpoint
-from relaxion.train.runs.checkpoint import stored_settings
-from relaxion.train.runs.recipe import SHIPPED, settings_from_recipe
+from relaxion.train.judge.assessment import CORE, Assessed, Assessor
+from relaxion.train.judge.statistics import resampled
+from relaxion.train.runs.recipe import SHIPPED, read_settings, settings_from_recipe
 from relaxion.train.runs.run_folder import AGENT, CHECKPOINT, RunFolder
-from relaxion.train.runs.settings import RunSettings
+from relaxion.train.tasks import checkpoint
+from relaxion.train.tasks.checkpoint import stored_settings
+from relaxion.train.tasks.settings import Packed, RunSettings
 from relaxion.version import __version__
 
 N_NAMED = 5  # structures that a sentence about failures names
@@ -40,24 +39,11 @@ OWN_OPTIONS = ("agent", "seed", "steps")  # of `relaxion train`; all else is a s
 NAMES = {CORE: "classical core"}  # on a card, where they differ
 
 
-@dataclass(frozen=True)
-class Packed:
-    """What a task makes a bundle of: networks, facts for the card, and who measures the results."""
-
-    networks: Mapping[str, Network]
-    card: Mapping[str, Any]
-    assessor: Assessor
-    relax: Callable[[PolicyBundle], Relax]  # as a user of the bundle would
-    fails_on: tuple[str, ...] = ()  # sentences beside what the assessment shows
-    same_starts: bool = True  # the run measured its baselines on the starts of the assessor
-    steps_are_updates: bool = False  # not of an environment, whose steps a card counts
-
-
 def bundle_from_run(path: Path, name: str) -> PolicyBundle:
     """The policy of a finished run, or of the last checkpoint of one that is not."""
     folder = RunFolder(path)
     stored = read_weights(folder)
-    settings = RunSettings.read(stored_settings(stored))
+    settings = read_settings(stored_settings(stored))
     if (packed := settings.packed(stored)) is None:
         raise RunError(
             f"{path} learned {settings.training.task}, which relaxes no atoms; package a run on structures, whose task "
@@ -129,7 +115,7 @@ def _result(folder: RunFolder) -> dict[str, Any]:
 
 
 def with_results(bundle: PolicyBundle, packed: Packed, folder: RunFolder) -> ModelCard:
-    """The card with the results of the policy, as it comes out of the bundle, beside the classical ones."""
+    """The card with the results of the policy, as it comes out of the policy file, beside the classical ones."""
     assessor = packed.assessor
     with torch.no_grad():
         assessed = assessor(packed.relax(bundle))

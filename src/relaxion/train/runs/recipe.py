@@ -1,53 +1,36 @@
-"""Recipes: TOML files that say what to train, found by name or path, with overrides from the command line."""
+"""The settings of a run, from a recipe with overrides from the command line."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from relaxion.errors import FileError, SettingsError
-from relaxion.files import toml_of
-from relaxion.settings import nearest
-from relaxion.train.runs.settings import DEFAULT_AGENT, RunSettings, agent_name
+from relaxion.errors import SettingsError
+from relaxion.train.recipes import SHIPPED, find, read_toml, run_folder
+from relaxion.train.tasks.settings import DEFAULT_AGENT, RunSettings, agent_name
 
-SHIPPED = Path(__file__).parent.parent / "recipes"
-SETTINGS = "settings.toml"  # in the folder of a run
 COLLECTED = "kinds"  # of structures: the mark of a recipe for `relaxion collect`
 
 
-def find(name_or_path: str) -> Path:
-    """A shipped recipe by name, or a file, or the settings of an earlier run by its folder."""
-    shipped = _shipped()
-    if name_or_path in shipped:  # ./pendulum and pendulum/ are paths, pendulum is not
-        return shipped[name_or_path]
-    path = Path(name_or_path)
-    if path.is_file():
-        return path
-    if (folder := run_folder(name_or_path)) is not None:
-        return folder / SETTINGS
-    if path.is_dir():
-        raise FileError(f"the folder '{name_or_path}' holds no run: it has no {SETTINGS} with an agent and a task")
-    raise FileError(f"no recipe '{name_or_path}', neither shipped nor a file: {_meant(name_or_path, shipped)}")
+__all__ = ["SHIPPED", "find", "read_settings", "read_toml", "run_folder", "settings_from_recipe"]
 
 
-def _meant(word: str, names: Iterable[str]) -> str:
-    """All recipes that begin with the word, or the one nearest to it."""
-    longer = [f"'{name}'" for name in sorted(names) if word and name.startswith(word)]
-    return f"did you mean {' or '.join(longer)}?" if longer else nearest(word, names)
+def read_settings(values: Mapping[str, Any]) -> RunSettings:
+    """The settings of any run, from a flat table; its `task` decides which parts there are."""
+    match values.get("task"):
+        case "relax":
+            from relaxion.train.tasks.relax_settings import RelaxRunSettings
 
+            return RelaxRunSettings.read(values)
+        case "metric":
+            from relaxion.train.tasks.stiffness import StiffnessRunSettings
 
-def run_folder(name_or_path: str) -> Path | None:
-    """The folder, if this names one of an earlier run; no other folder is ever taken for one."""
-    folder = Path(name_or_path)
-    if name_or_path in _shipped() or not (folder / SETTINGS).is_file():
-        return None
-    values = read_toml(folder / SETTINGS)
-    return folder if isinstance(values.get("agent"), str) and isinstance(values.get("task"), str) else None
+            return StiffnessRunSettings.read(values)
+        case _:  # an id of Gymnasium, or a mistake that its settings describe
+            from relaxion.train.tasks.control import VectorRunSettings
 
-
-def _shipped() -> dict[str, Path]:
-    return {file.stem: file for file in SHIPPED.glob("*.toml")}
+            return VectorRunSettings.read(values)
 
 
 def settings_from_recipe(path: Path, agent: str | None, overrides: Mapping[str, Any]) -> RunSettings:
@@ -72,7 +55,7 @@ def settings_from_recipe(path: Path, agent: str | None, overrides: Mapping[str, 
     values = {name: value for layer in layers for name, value in layer.items()}
     if "steps" in given and not of_a_run:  # a run that goes on keeps its intervals
         values = _with_shorter_intervals(values, table | layers[1], given)
-    return RunSettings.read({**values, "agent": chosen})
+    return read_settings({**values, "agent": chosen})
 
 
 INTERVALS = ("log_interval_steps", "assessment_interval_steps", "checkpoint_interval_steps")
@@ -110,13 +93,3 @@ def _sections(sections: Any, owner: str) -> dict[str, dict[str, Any]]:
             raise SettingsError(f"{owner}[agent.{word}] names an agent twice")
         named[name] = section
     return named
-
-
-def read_toml(path: Path) -> dict[str, Any]:
-    """A recipe; a sentence where it is none."""
-    try:
-        return toml_of(path)
-    except (OSError, UnicodeDecodeError) as error:
-        raise FileError(f"{path} cannot be read: {error}") from error
-    except ValueError as error:
-        raise SettingsError(f"{path} is not valid TOML: {str(error)[:200]}") from error

@@ -26,7 +26,7 @@ from relaxion.structures.structures import per_structure_sum
 from relaxion.train.experience.reward import largest_force
 
 SMALLEST_FORCE = 0.03  # eV/Å: nobody steps from states below, and single precision blurs their way
-FARTHEST = 1.0  # Å: from states with an atom farther from the end no quadratic form knows the way
+FARTHEST = 1.0  # Å: from states with an atom farther from the end no quadratic form leads there
 SHORTEST = 5e-3  # Å: shorter secants are rounding
 SOFTEST = 0.05  # eV/Å²: secants with less curvature bend downwards or are rounding, and no stiffness fits them
 LARGEST_N_ATOMS = 400  # of a relaxation that secants are taken from: an update would take seconds

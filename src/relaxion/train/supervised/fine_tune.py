@@ -14,50 +14,32 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from relaxion.files import Stored, joined
 from relaxion.model.stiffness_network import MetricNetwork
-from relaxion.settings import Settings
+from relaxion.train.judge.statistics import resampled, resampled_means
+from relaxion.train.supervised.dataset import RelaxationSet
 from relaxion.train.supervised.examples import Examples, RelaxationExamples, is_validation
-from relaxion.train.supervised.fit import ExampleSet, Fit, FitSettings, relative_errors
+from relaxion.train.supervised.fit import Fit, FitSettings, relative_errors
 
 logger = logging.getLogger(__name__)
 
-RESAMPLES = 2000
-SEED = 0
+SEED = 0  # of the examples drawn
 CERTAINTY = 0.975  # share of the resamplings in which a network must be better to take over, or worse to start again
 LARGEST_ERROR = 3.0  # of one example: beyond it a step is useless however wrong it is
 MOST_AT_ONCE = 2000  # atoms in one batch of errors
-NEWEST_SHARE = 0.25  # of the examples of an update, those from relaxations that no earlier fit has seen
 FINAL_LEARNING_RATE = 2e-5
+VALIDATION_ONE_IN = 4  # one relaxation in so many is held out
+# Fewer relaxations held out prove nothing: the network stays as it is. With three, the first hundred packings of a row
+# took 1.08 (1.01–1.14) of the shipped policy's calls: a smaller error on so few need not mean fewer calls.
+LEAST_VALIDATION = 10
 MOST_VALIDATION_EXAMPLES = 3  # of one relaxation: all of them would take longer to judge by than to learn from
 
 
-class FineTuneSettings(Settings):
-    """How a stiffness learns from relaxations that were made with it."""
-
-    n_updates: int = Field(default=20, ge=0)
-    """Of one fit; the rate falls along half a cosine over them. Twice as many, of 24 examples, take twice as long and
-    leave 0.86 of the error where these leave 0.87 (110 Al–Fe packings, a fit every ten). 0, for `relaxion learn`: four
-    for each relaxation, between 200 and 1500."""
-
-    n_examples: int = Field(default=16, ge=1)
-    """Examples per update."""
-
-    learning_rate: float = Field(default=8e-4, gt=0)
-    """Of Adam at the start of a fit; measured for policies that are good already."""
-
-    validation_one_in: int = Field(default=4, ge=2)
-    """One relaxation in so many is held out."""
-
-    least_validation: int = Field(default=10, ge=2)
-    """Fewer relaxations held out prove nothing: the network stays as it is. With three, the first hundred packings of a
-    row took 1.08 (1.01–1.14) of the shipped policy's calls: a smaller error on so few need not mean fewer calls."""
-
-    seed: int = Field(default=0, ge=0)
-    """Of what is drawn."""
+# Of one fit while relaxing; the rate was measured for policies that are good already. Twice as many updates of 24
+# examples take twice as long and leave 0.86 of the error where these leave 0.87 (110 Al–Fe packings, a fit every ten).
+USUAL = FitSettings(fit_updates=20, examples_per_update=16, fit_learning_rate=8e-4)
 
 
 @dataclass(frozen=True)
@@ -83,47 +65,16 @@ class Acceptance:
     @classmethod
     def of(cls, after: np.ndarray, before: np.ndarray) -> Acceptance:
         """From the errors on each relaxation, paired."""
-        which = np.random.default_rng(SEED).integers(len(after), size=(RESAMPLES, len(after)))
-        ratios = after[which].mean(axis=1) / before[which].mean(axis=1)
-        low, high = np.percentile(ratios, [2.5, 97.5])
+        ratio = resampled(after, before)
         return cls(
             n_validation=len(after),
             error_before=float(before.mean()),
             error_after=float(after.mean()),
-            ratio=float(after.mean() / before.mean()),
-            low=float(low),
-            high=float(high),
-            share_better=float((ratios < 1).mean()),
+            ratio=ratio.value,
+            low=ratio.low,
+            high=ratio.high,
+            share_better=float((resampled_means(after, before) < 1).mean()),
         )
-
-
-class RelaxationSet(ExampleSet):
-    """Relaxations to learn from; the newest replace the oldest."""
-
-    def __init__(self, number: int, most: int, seed: int) -> None:
-        """`number`: examples per update; `most`: relaxations kept."""
-        self.number = number
-        self.most = most
-        self.relaxations: list[RelaxationExamples] = []
-        self.n_new = 0  # that no earlier fit has seen
-        self.generator = torch.Generator().manual_seed(seed)
-
-    def add(self, found: RelaxationExamples) -> None:
-        self.relaxations = [*self.relaxations, found][-self.most :]
-        self.n_new += 1
-
-    def draw(self, _n_updates: int, /) -> tuple[Examples, dict[str, float]]:
-        """Relaxations first, then one example of each: long ones count no more than short ones."""
-        total = len(self.relaxations)
-        n_newest = round(self.number * NEWEST_SHARE) if 0 < self.n_new < total else 0
-        first = total - self.n_new if n_newest else 0  # where all are new, or none is, anyone is drawn
-        newest = torch.randint(first, total, (n_newest,), generator=self.generator)
-        anyone = torch.randint(total, (self.number - n_newest,), generator=self.generator)
-        parts = []
-        for place in [*newest.tolist(), *anyone.tolist()]:
-            singles = self.relaxations[place].singles
-            parts.append(singles[int(torch.randint(len(singles), (1,), generator=self.generator))])
-        return Examples.concatenate(parts), {}
 
 
 class FineTune:
@@ -132,17 +83,28 @@ class FineTune:
     def __init__(
         self,
         network: MetricNetwork,
-        settings: FineTuneSettings | None = None,
+        settings: FitSettings = USUAL,
         most_training: int = 2000,
         most_validation: int = 60,
+        *,
+        least_validation: int = LEAST_VALIDATION,
+        validation_one_in: int = VALIDATION_ONE_IN,
     ) -> None:
-        """`most_training`, `most_validation`: relaxations remembered; the newest replace the oldest."""
-        self.settings = settings or FineTuneSettings()
+        """From a network that is not changed.
+
+        settings: of each fit.
+        most_training, most_validation: relaxations remembered; the newest replace the oldest.
+        least_validation: with fewer relaxations held out nothing is tested, and the network stays.
+        validation_one_in: one relaxation in so many is held out.
+        """
+        self.settings = settings
         self.most_validation = most_validation
+        self.least_validation = least_validation
+        self.validation_one_in = validation_one_in
         self.network = deepcopy(network).requires_grad_(False)  # in use
         self.learning = deepcopy(network).requires_grad_(True)
         self.origin = deepcopy(network).requires_grad_(False)
-        self.training = RelaxationSet(self.settings.n_examples, most_training, self.settings.seed)
+        self.training = RelaxationSet(settings.examples_per_update, most_training, SEED)
         self.validation: list[RelaxationExamples] = []
         self.n_fits = 0
         self.n_adopted = 0
@@ -155,7 +117,7 @@ class FineTune:
 
     def add(self, found: RelaxationExamples) -> None:
         """One more relaxation: to learn from, or for validation."""
-        if held_out(found.key, self.settings.validation_one_in):
+        if held_out(found.key, self.validation_one_in):
             self.validation = [*self.validation, found.thinned(MOST_VALIDATION_EXAMPLES)][-self.most_validation :]
         else:
             self.training.add(found)
@@ -179,16 +141,15 @@ class FineTune:
         return 0 if self._fit is None else self._fit.n_updates
 
     def update(self) -> dict[str, float]:
-        """One of `n_updates`; scalars for the log."""
+        """One of `fit_updates`; scalars for the log."""
         return self.fit.update()
 
     @property
     def fit(self) -> Fit:
         """Each begins at the full rate, with nothing in Adam's memory."""
         if self._fit is None:
-            rate = self.settings.learning_rate
-            settings = FitSettings(fit_updates=self.settings.n_updates, fit_learning_rate=rate)
-            self._fit = Fit(self.learning, self.training, settings, min(FINAL_LEARNING_RATE, rate))
+            last = min(FINAL_LEARNING_RATE, self.settings.fit_learning_rate)
+            self._fit = Fit(self.learning, self.training, self.settings, last)
         return self._fit
 
     def test(self) -> Acceptance | None:
@@ -200,7 +161,7 @@ class FineTune:
             logger.warning("learning gave weights that are not finite; they were discarded")
             self.learning.load_state_dict(self.network.state_dict())
             return None
-        if len(self.validation) < self.settings.least_validation:
+        if len(self.validation) < self.least_validation:
             return None
         before = errors_of(self.network, self.validation)
         self.acceptance = Acceptance.of(errors_of(self.learning, self.validation), before)
@@ -237,7 +198,7 @@ class FineTune:
             self.fit.restore(fit)
 
 
-def held_out(key: str, one_in: int) -> bool:
+def held_out(key: str, one_in: int = VALIDATION_ONE_IN) -> bool:
     """Whether a relaxation with this key is for validation."""
     return is_validation(f"apart {key}", one_in)
 

@@ -73,13 +73,17 @@ def by_muon(parameter: Tensor) -> bool:
     return parameter.ndim == 3 and len(parameter) == 1 and min(parameter.shape[1:]) >= NARROWEST
 
 
-class ExampleSet:
-    """Examples to draw from; all that is random comes from its own generator."""
+class ExampleDataset:
+    """Examples to draw from; all that is random comes from its own generator.
+
+    Three kinds: relaxations made between the updates (`LiveExamples`), all relaxations of a store (`StoredExamples`),
+    and the relaxations that a policy is fine-tuned with (`RelaxationSet`).
+    """
 
     force_calls = 0  # spent on them
 
     def draw(self, _n_updates: int, /) -> tuple[Examples, dict[str, float]]:
-        """For the next update, so many having been made; and scalars for the log."""
+        """Examples for the next update, so many having been made; and scalars for the log."""
         raise NotImplementedError
 
     def snapshot(self) -> dict[str, Tensor]:
@@ -96,7 +100,7 @@ class Fit:
     def __init__(
         self,
         network: MetricNetwork,
-        dataset: ExampleSet,
+        dataset: ExampleDataset,
         settings: FitSettings,
         final_learning_rate: float = FINAL_LEARNING_RATE,
     ) -> None:
@@ -116,7 +120,7 @@ class Fit:
         self.muon = self._new_muon()
 
     def _new_muon(self) -> torch.optim.Optimizer | None:
-        """Of the matrices as Muon wants them, without the place of the network; they share the parameters' memory."""
+        """Of the matrices as Muon takes them, without the place of the network; they share the parameters' memory."""
         if not self.matrices:
             return None
         if not hasattr(torch.optim, "Muon"):

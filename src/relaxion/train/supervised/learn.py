@@ -26,7 +26,7 @@ from ase.symbols import Symbols
 from relaxion.database.store import Note, TrajectoryStore
 from relaxion.database.trajectory import Trajectory
 from relaxion.errors import CheckpointError, PolicyError, RunError
-from relaxion.files import open_lock
+from relaxion.files import Format, open_lock
 from relaxion.model.card import LearnedFrom
 from relaxion.model.policy_file import PolicyBundle, network_of
 from relaxion.model.stiffness_policy import MetricPolicy
@@ -36,13 +36,14 @@ from relaxion.optimizer.hessian.learned import LearnedMetrics
 from relaxion.potentials.base import Potential
 from relaxion.potentials.counting import fingerprint
 from relaxion.structures import Structures
-from relaxion.train.judge.assessment import CAP, FMAX, Relax, under_guard
+from relaxion.train.judge.assessment import CAP, FMAX, Relax, under_safeguard
 from relaxion.train.judge.statistics import Interval, resampled
-from relaxion.train.runs import checkpoint
 from relaxion.train.supervised.examples import RelaxationExamples, formula_of, secants_of
-from relaxion.train.supervised.fine_tune import Acceptance, FineTune, FineTuneSettings, held_out
+from relaxion.train.supervised.fine_tune import SEED, Acceptance, FineTune, held_out
+from relaxion.train.supervised.fit import FitSettings
 from relaxion.version import __version__
 
+FORMAT = Format(version=2, error=CheckpointError)
 LOCK = ".learning"
 UNFINISHED = ".fit.safetensors"
 UNFINISHED_KIND = "unfinished fit"
@@ -50,7 +51,8 @@ SECONDS_BETWEEN_SAVES = 20.0
 FEWEST_FORMULAS = 10  # from so many on whole compositions are held out, else single relaxations
 MOST_TRAINING = 100_000  # relaxations learned from
 MOST_VALIDATION = 1000  # relaxations held out
-USUAL = FineTuneSettings(n_updates=0, n_examples=32, least_validation=3)  # a store may be small; intervals are told
+USUAL = FitSettings(fit_updates=0, examples_per_update=32, fit_learning_rate=8e-4)  # 0 updates: by the relaxations
+LEAST_VALIDATION = 3  # relaxations held out: a database may be small, and intervals are shown
 CALLS_EXPONENT = 0.5  # measured: calls fall about with the square root of the error (benchmarks/memory/README.md)
 
 Stop = Callable[[], bool]
@@ -130,19 +132,19 @@ def _in_words(settings: Mapping[str, Any]) -> str:
     return f"{settings.get('name', 'unknown')}{f' ({more})' if more else ''}"
 
 
-def grouped(trajectories: Sequence[Trajectory], one_in: int) -> list[RelaxationExamples]:
+def grouped(trajectories: Sequence[Trajectory]) -> list[RelaxationExamples]:
     """Their examples. The keys, which decide what is held out, are compositions where there are many of them."""
     found = [one for t in trajectories if (one := secants_of(t)) is not None]
     if len({one.formula for one in found}) < FEWEST_FORMULAS:
         return found
-    sides = {held_out(one.formula, one_in) for one in found}
+    sides = {held_out(one.formula) for one in found}
     return [replace(one, key=one.formula) for one in found] if len(sides) == 2 else found
 
 
 class StoreFineTune:
     """One fit to the relaxations of one store, from one policy."""
 
-    def __init__(self, memory: Path, origin: Loaded, trajectories: Sequence[Trajectory], settings: FineTuneSettings):
+    def __init__(self, memory: Path, origin: Loaded, trajectories: Sequence[Trajectory], settings: FitSettings):
         """RunError where the store has too few examples."""
         if not isinstance(origin.policy, MetricPolicy):
             raise PolicyError(
@@ -152,18 +154,24 @@ class StoreFineTune:
         self.origin = origin
         self.policy = origin.policy
         self.trajectories = list(trajectories)
-        examples = grouped(self.trajectories, settings.validation_one_in)
-        updates = settings.n_updates or int(np.clip(4 * len(examples), 200, 1500))
-        self.settings = settings.model_copy(update={"n_updates": updates})
-        self.tuning = FineTune(self.policy.network, self.settings, MOST_TRAINING, MOST_VALIDATION)
+        examples = grouped(self.trajectories)
+        updates = settings.fit_updates or int(np.clip(4 * len(examples), 200, 1500))
+        self.settings = settings.model_copy(update={"fit_updates": updates})
+        self.tuning = FineTune(
+            self.policy.network,
+            self.settings,
+            MOST_TRAINING,
+            MOST_VALIDATION,
+            least_validation=LEAST_VALIDATION,
+        )
         for one in examples:
             self.tuning.add(one)
         training = len(self.tuning.training.relaxations)
         validation = len(self.tuning.validation)
-        if not training or validation < self.settings.least_validation:
+        if not training or validation < LEAST_VALIDATION:
             raise RunError(
                 f"the memory {memory} has {training} relaxations to learn from and {validation} to judge by, of "
-                f"{len(self.trajectories)} in all; at least 1 and {self.settings.least_validation} are needed: relax "
+                f"{len(self.trajectories)} in all; at least 1 and {LEAST_VALIDATION} are needed: relax "
                 "more"
             )
 
@@ -184,7 +192,7 @@ class StoreFineTune:
                 return False
             scalars = self.tuning.update()
             if on_update is not None:
-                on_update(self.tuning.n_updates, self.settings.n_updates, scalars)
+                on_update(self.tuning.n_updates, self.settings.fit_updates, scalars)
             if time.monotonic() - saved > SECONDS_BETWEEN_SAVES:
                 self._save()
                 saved = time.monotonic()
@@ -206,7 +214,7 @@ class StoreFineTune:
             kept=acceptance.better and (measured is None or measured.value <= 1),
             n_training=len(training),
             n_examples=sum(one.number for one in training),
-            n_updates=self.settings.n_updates,
+            n_updates=self.settings.fit_updates,
             seconds=seconds,
             expected_calls_ratio=acceptance.ratio**CALLS_EXPONENT,
             calls_before=float(np.mean(calls)) if calls else None,
@@ -217,13 +225,13 @@ class StoreFineTune:
     def _resume(self) -> None:
         """What an interrupted run of the same fit has left."""
         with suppress(CheckpointError, KeyError, RuntimeError, ValueError):
-            stored = checkpoint.read(self.memory / UNFINISHED, UNFINISHED_KIND)
+            stored = FORMAT.read(self.memory / UNFINISHED, UNFINISHED_KIND)
             if stored.values.get("identity") == self.identity:
                 self.tuning.restore(stored)
 
     def _save(self) -> None:
         values = {"identity": self.identity}
-        checkpoint.write(self.memory / UNFINISHED, UNFINISHED_KIND, self.tuning.snapshot(), values)
+        FORMAT.write(self.memory / UNFINISHED, UNFINISHED_KIND, self.tuning.snapshot(), values)
 
     def measure(self, potential: Potential, number: int, stop: Stop = lambda: False) -> Interval:
         """The ratio of real calls, after over before, from starts held out. Called before `tested`."""
@@ -237,7 +245,7 @@ class StoreFineTune:
 
     def _calls(self, starts: Sequence[Trajectory], potential: Potential, network: Any, stop: Stop) -> np.ndarray:
         rule = self.origin.rule
-        relax: Relax = under_guard(lambda: new_stepper(metrics=LearnedMetrics(network), rule=rule), FMAX, CAP)
+        relax: Relax = under_safeguard(lambda: new_stepper(metrics=LearnedMetrics(network), rule=rule), FMAX, CAP)
         structures = Structures.concatenate([t.structures.select(torch.tensor([0])) for t in starts])
         return np.array([one.force_calls for one in relax(potential, structures, stop)], dtype=np.float64)
 
@@ -271,7 +279,7 @@ def bundle_of(name: str, tuned: StoreFineTune, learned: Learned, command: str) -
             "starts": (f"{len(trajectories)} relaxations of a memory, after {origin.name}",),
             "agent": "imitation",
             "training_command": command,
-            "seed": tuned.settings.seed,
+            "seed": SEED,
             "environment_steps": sum(map(len, trajectories)),
             "wall_time_seconds": learned.seconds,
             "n_assessment_starts": None,

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import torch
 from pydantic import Field
@@ -16,14 +16,13 @@ from torch import Tensor
 from relaxion.errors import AssessmentStopped, CheckpointError, RelaxionWarning, RunError, SettingsError
 from relaxion.files import Stored, digest, joined
 from relaxion.settings import Settings
-from relaxion.train.agents.make import AGENT_SETTINGS, vector_agent
+from relaxion.train.agents import AGENT_SETTINGS, vector_agent
 from relaxion.train.agents.shared import scale_learning_rates
 from relaxion.train.agents.vector_networks import BoxActions, VectorNetworkSettings
 from relaxion.train.experience.exploration import Exploration, NoisyExplorer
-from relaxion.train.experience.normaliser import Normaliser
-from relaxion.train.experience.replay import VectorReplay
+from relaxion.train.experience.replay import Normaliser, VectorReplay
 from relaxion.train.experience.vector_environment import VectorEnvironments, VectorTask, task
-from relaxion.train.runs.checkpoint import (
+from relaxion.train.tasks.checkpoint import (
     DIVERGED,
     DivergedError,
     NonFiniteError,
@@ -32,11 +31,11 @@ from relaxion.train.runs.checkpoint import (
     start_agent_from,
     taken_back,
 )
-from relaxion.train.runs.records import Episodes, Result, ReturnsWatch, ScalarMeans
-from relaxion.train.runs.settings import AgentRunSettings, TrainingSettings
+from relaxion.train.tasks.progress import Episodes, Result, ReturnsWatch, ScalarMeans
+from relaxion.train.tasks.settings import AgentRunSettings, TrainingSettings
 
 STARTS_SEED = 20  # of all assessments, whatever the run's seed: every agent meets the same starts
-MAX_STEPS = 10_000  # per episode, unless told otherwise
+MAX_STEPS = 10_000  # of an assessed episode that has no end of its own
 
 
 class VectorTrainingSettings(TrainingSettings):
@@ -50,9 +49,6 @@ class VectorTrainingSettings(TrainingSettings):
 
     normalise_observations: bool = True
     """By the running mean and variance (R3.1); part of the policy from then on."""
-
-    assessment_max_steps: int = Field(default=10_000, ge=1)
-    """An assessed episode without an end of its own is cut after so many steps."""
 
     def _check_together(self) -> None:
         super()._check_together()
@@ -69,7 +65,7 @@ class VectorRunSettings(AgentRunSettings):
     training: VectorTrainingSettings
     networks: VectorNetworkSettings
 
-    COUNTS_FORCE_CALLS: ClassVar[bool] = False
+    COUNTS_FORCE_CALLS = False
 
     @classmethod
     def parts(cls, values: Mapping[str, Any]) -> dict[str, type[Settings]]:
@@ -81,9 +77,6 @@ class VectorRunSettings(AgentRunSettings):
 
     def trainer(self) -> Trainer:
         return Trainer(self, task(self.training.task))
-
-
-RUN_SETTINGS = VectorRunSettings
 
 
 @dataclass(frozen=True)
@@ -156,7 +149,7 @@ class ReturnsAssessor:
         self._warned = True
         warnings.warn(
             f"{self.task.name} did not end by itself: {n_cut} of {self.n_starts} episodes of an assessment were cut "
-            f"after assessment_max_steps = {self.max_steps}, and their returns count up to there",
+            f"after {self.max_steps} steps, and their returns count up to there",
             RelaxionWarning,
             stacklevel=3,
         )
@@ -223,7 +216,7 @@ class Trainer:
             noise=training.noise_schedule(self.agent),
         )
         self.environments = VectorEnvironments(task.make, training.n_environments, self.generators["starts"])
-        self.assessor = ReturnsAssessor(task, training.assessment_starts, training.assessment_max_steps)
+        self.assessor = ReturnsAssessor(task, training.assessment_starts)
         self.episodes = Episodes(training.n_environments)
         self.means = ScalarMeans()
         self.check_returns = ReturnsWatch()

@@ -16,33 +16,31 @@ from relaxion.model.layers import with_graph
 from relaxion.model.roles import Policy
 from relaxion.model.stiffness_network import MetricSettings
 from relaxion.structures import Move, State
-from relaxion.structures.minimum_distance import correct
+from relaxion.structures.minimum_distance import Nearest, correct
+from relaxion.structures.structures import per_structure_sum
 from relaxion.train.agents.shared import Agent, best_actions, scale_learning_rates
 from relaxion.train.diagnostics import Diagnosis, Event, Facts
 from relaxion.train.experience.environment import EnvironmentSettings
-from relaxion.train.experience.expert import imitation_distance
+from relaxion.train.experience.environment import Source as WhoMoved
 from relaxion.train.experience.exploration import LinearSchedule, NoisyExplorer
 from relaxion.train.experience.replay import Batch
-from relaxion.train.experience.state_store import state_from_tensors, state_tensors
-from relaxion.train.experience.structure_replay import StructureReplay
-from relaxion.train.experience.transition import Source as WhoMoved
-from relaxion.train.judge.assessment import Assessed
-from relaxion.train.runs.checkpoint import (
+from relaxion.train.experience.structure_replay import StructureReplay, state_from_tensors, state_tensors
+from relaxion.train.judge.assessment import PART, Assessed, KeptPolicy
+from relaxion.train.supervised.dataset import LiveExamples, LiveSource
+from relaxion.train.supervised.fit import Fit
+from relaxion.train.tasks.checkpoint import (
     checked_finite,
     named_generator,
     start_agent_from,
     stored_settings,
     taken_back,
 )
-from relaxion.train.runs.kept import PART, KeptPolicy
-from relaxion.train.runs.records import Episodes, RelaxationResult, ReturnsWatch, ScalarMeans
-from relaxion.train.supervised.fit import Fit
-from relaxion.train.supervised.live import LiveExamples, LiveSource
-from relaxion.train.tasks.relax_collector import Collected, RelaxCollector, make_agent
+from relaxion.train.tasks.progress import Episodes, RelaxationResult, ReturnsWatch, ScalarMeans
 from relaxion.train.tasks.relax_settings import RelaxRunSettings
-from relaxion.train.tasks.relax_task import RelaxTask
+from relaxion.train.tasks.relax_task import Collected, RelaxCollector, RelaxTask, make_agent
 
-GATE = ("environment_information", "n_information_hidden", "largest_gate_factor")  # of no meaning for a metric alone
+# settings that have no meaning for a stiffness model alone
+GATE = ("environment_information", "n_information_hidden", "largest_gate_factor")
 NETWORK = "network."  # of a MetricPolicy's own names
 LENGTH_FLOOR = 1e-3  # Å: shorter demonstrations count as this long, so that none is worth more than others
 
@@ -66,14 +64,14 @@ class PolicyPenalties:
 
 
 def deviation(state: State, proposed: Move, settings: EnvironmentSettings) -> Tensor:
-    """Mean squared distance between the proposed move and what bounds and corrector leave of it, (n_structures,).
+    """Mean squared distance between the proposed move and what bounds and minimum distance leave, (n_structures,).
 
     The executed move stands still: its gradient would say how the wall moves, not where it is.
     """
     asked = proposed.to(state.structures.dtype)
     with torch.no_grad():
         bounded = asked.bounded(state.structures, settings.max_displacement_angstrom, settings.max_strain)
-        executed = correct(state.structures, bounded, settings.nearest).executed
+        executed = correct(state.structures, bounded, Nearest(settings.minimum_distance_angstrom)).executed
     return imitation_distance(state, asked, executed)
 
 
@@ -89,8 +87,16 @@ def imitation(batch: Batch, actions: Move) -> Tensor:
     return distance / length * (batch.sources == WhoMoved.EXPERT)
 
 
+def imitation_distance(state: State, move: Move, demonstrated: Move) -> Tensor:
+    """Mean squared distance to the demonstrated displacements (Å²) plus that of the strains, per structure."""
+    index, number = state.structures.structure_index, state.n_structures
+    squares = (move.displacements - demonstrated.displacements).square().sum(dim=1)
+    mean = per_structure_sum(squares, index, number) / state.structures.counts
+    return mean + (move.strains - demonstrated.strains).square().sum(dim=(1, 2))  # (n_structures,)
+
+
 class RelaxTrainer:
-    """One agent, its structures, its replay; where its policy follows a metric, also the fit of that.
+    """One agent, its structures, its replay; with a stiffness policy also the fit of its stiffness model.
 
     `step` counts the updates of the fit before, then environment steps.
     """
@@ -135,7 +141,7 @@ class RelaxTrainer:
         self.state, self.force_calls = self.collector.begin()
 
     def _new_fit(self) -> Fit | None:
-        """Of a policy that follows a metric."""
+        """Of a stiffness policy."""
         settings = self.settings
         if settings.fit is None:
             return None
@@ -266,9 +272,9 @@ class RelaxTrainer:
     def start_from(self, stored: Stored) -> None:
         """Take over old networks; counters and Adam's memory stay at 0 (R10.2).
 
-        Of a run with another agent, or of the task metals, a metric policy takes the metric alone.
+        Of a run with another agent, or of the task metric, a stiffness policy takes the stiffness model alone.
         """
-        if self.fit is not None and (metric := metric_in(stored, self.settings.flat())) is not None:
+        if self.fit is not None and (metric := stiffness_in(stored, self.settings.flat())) is not None:
             self.fit.network.load_state_dict(metric)
             follow(self.agent)
         else:
@@ -322,10 +328,12 @@ def follow(agent: Any) -> None:
         target.load_state_dict(agent.policy.state_dict())
 
 
-def metric_in(stored: Stored, settings: Mapping[str, Any]) -> dict[str, Tensor] | None:
-    """Weights of the metric in a run of another kind (agent, gate, task); None for one alike: it is taken over whole.
+def stiffness_in(stored: Stored, settings: Mapping[str, Any]) -> dict[str, Tensor] | None:
+    """Weights of the stiffness model in a run of another kind (agent, gate, task).
 
-    `settings` are the flat ones of the new run. A CheckpointError where the old metric is of another shape.
+    None for a run alike, which is taken over whole.
+
+    `settings` are the flat ones of the new run. A CheckpointError where the old stiffness model is of another shape.
     """
     old = stored_settings(stored)
     same = ("task", "agent", "policy", *GATE)
@@ -334,11 +342,13 @@ def metric_in(stored: Stored, settings: Mapping[str, Any]) -> dict[str, Tensor] 
     prefix = f"agent.policy.{NETWORK}" if old.get("task") == settings["task"] else f"metric.{NETWORK}"
     found = {key.removeprefix(prefix): tensor for key, tensor in stored.tensors.items() if key.startswith(prefix)}
     if not found:
-        raise CheckpointError("the old run has no metric to begin with; it must be one with policy = metric, or metals")
+        raise CheckpointError(
+            "the old run has no stiffness model to begin with; it must have policy = metric or task = metric"
+        )
     names = [name for name in MetricSettings.model_fields if name not in (*GATE, "damped")]
     usual = {name: MetricSettings.model_fields[name].default for name in MetricSettings.younger}  # not written down
     old, settings = (usual | dict(values) for values in (old, settings))
     changes = [f"{n} (was {old[n]!r}, now {settings[n]!r})" for n in names if n in old and old[n] != settings[n]]
     if changes:
-        raise CheckpointError(f"the old metric is another one, because these differ: {', '.join(changes)}")
+        raise CheckpointError(f"the old stiffness model is another one, because these differ: {', '.join(changes)}")
     return found

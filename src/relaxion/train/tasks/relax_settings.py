@@ -13,22 +13,20 @@ from relaxion.files import Stored
 from relaxion.model.backbone import AtomNetworkSettings
 from relaxion.model.stiffness_network import MetricSettings, MetricShape
 from relaxion.settings import Settings, nearest
-from relaxion.train.agents.make import AGENT_SETTINGS
+from relaxion.train.agents import AGENT_SETTINGS
 from relaxion.train.data.sources import first_at_hand, potential_at_hand, source_at_hand
 from relaxion.train.experience.environment import EnvironmentSettings
 from relaxion.train.experience.reward import REWARDS, RewardName
-from relaxion.train.runs.settings import AgentRunSettings, TrainingSettings
-from relaxion.train.supervised.live import LiveSettings
+from relaxion.train.supervised.dataset import LiveSettings
+from relaxion.train.tasks.settings import AgentRunSettings, TrainingSettings
 
 if TYPE_CHECKING:
-    from relaxion.train.runs.packaging import Packed
     from relaxion.train.tasks.relax import RelaxTrainer
-
-POLICIES = ("direct", "metric")  # kinds of policies on atoms
+    from relaxion.train.tasks.settings import Packed
 
 
 class AtomTaskSettings(Settings):
-    """What is relaxed and how it is taught. When a relaxation ends is in `EnvironmentSettings`.
+    """What is relaxed and how it is learned. When a relaxation ends is in `EnvironmentSettings`.
 
     `potential` and `structures` may name alternatives, `first | second`: the first that is at hand is taken, and it
     alone is what the settings of a run say from then on.
@@ -75,12 +73,16 @@ class AtomTaskSettings(Settings):
     replay_atom_capacity: int | None = Field(default=None, ge=1)
     """Atoms kept in replay, all states together; None: enough for `replay_capacity` transitions of the mean size."""
 
+    policy: Literal["direct", "metric"] = "direct"
+    """Which kind of policy: "direct" predicts the move; with "metric" the move is what a predicted stiffness makes of
+    the forces (docs/how-it-works.md)."""
+
+    critic_updates_before: int = Field(default=0, ge=0)
+    """Updates of the agent in which only its critics learn: a policy that was fitted before would be undone by critics
+    that have learned nothing yet."""
+
     updates_per_round: int = Field(default=16, ge=0)
     """Updates after each step of all structures side by side."""
-
-    exploration_unit: Literal["forces", "bounds"] = "forces"
-    """Noise of exploration and of TD3's smoothing is measured in F/k, the step the forces around an atom ask for, so
-    that it shrinks on the way to the minimum; or in the greatest displacement allowed."""
 
     exploration_length_noise: float = Field(default=0.0, ge=0)
     """While collecting, the whole move of each structure is also made longer or shorter by exp(N(0, this)). Noise on
@@ -138,23 +140,6 @@ def reward_weights(text: str) -> dict[RewardName, float]:
     return weights
 
 
-class MetricPolicySettings(MetricShape):
-    """The policy follows a metric. Backbone, reach and gate are those of the critics (`AtomNetworkSettings`)."""
-
-    policy: Literal["metric"] = "metric"
-    """Which kind of policy: the step is what the stiffness makes of the forces (docs/how-it-works.md)."""
-
-    damped: bool = True
-    """The policy relaxes alone here, and without damping far starts fail (docs/how-it-works.md)."""
-
-
-class FitBeforeSettings(LiveSettings):
-    """A fit to finished relaxations, before reinforcement learning."""
-
-    critic_updates_before: int = Field(default=0, ge=0)
-    """Updates of the agent in which only its critics learn: what a critic says before would undo the fit."""
-
-
 @dataclass(frozen=True)
 class RelaxRunSettings(AgentRunSettings):
     """An agent on atomic structures, its policy direct or following a metric that may be fitted before."""
@@ -162,15 +147,11 @@ class RelaxRunSettings(AgentRunSettings):
     atoms: AtomTaskSettings
     environment: EnvironmentSettings
     networks: AtomNetworkSettings
-    metric: MetricPolicySettings | None = None
-    fit: FitBeforeSettings | None = None
+    metric: MetricShape | None = None  # of a stiffness policy, as the next
+    fit: LiveSettings | None = None  # to finished relaxations, before reinforcement learning
 
     @classmethod
     def parts(cls, values: Mapping[str, Any]) -> dict[str, type[Settings]]:
-        """`policy` = direct, which is never written down, or metric."""
-        policy = values.get("policy", "direct")
-        if policy not in POLICIES:
-            raise SettingsError(f"policy = {policy!r}: {nearest(str(policy), POLICIES)}")
         parts: dict[str, type[Settings]] = {
             "training": TrainingSettings,
             "agent": AGENT_SETTINGS[values["agent"]],
@@ -178,11 +159,13 @@ class RelaxRunSettings(AgentRunSettings):
             "environment": EnvironmentSettings,
             "networks": AtomNetworkSettings,
         }
-        return parts | ({"metric": MetricPolicySettings, "fit": FitBeforeSettings} if policy == "metric" else {})
+        return parts | ({"metric": MetricShape, "fit": LiveSettings} if values.get("policy") == "metric" else {})
 
     @classmethod
-    def _read(cls, values: Mapping[str, Any]) -> Self:
-        return super()._read({key: value for key, value in values.items() if (key, value) != ("policy", "direct")})
+    def read(cls, values: Mapping[str, Any]) -> Self:
+        """The policy relaxes alone here: without damping far starts fail (docs/how-it-works.md)."""
+        alone = {"damped": True} if values.get("policy") == "metric" else {}
+        return super().read({**alone, **values})
 
     @property
     def policy(self) -> AtomNetworkSettings | MetricSettings:
@@ -224,6 +207,3 @@ class RelaxRunSettings(AgentRunSettings):
     def assessed_on_validation(self) -> Self:
         """The same, for choosing settings: what is chosen must not have seen the structures of the results."""
         return replace(self, atoms=self.atoms.model_copy(update={"assess_on": "validation"}))
-
-
-RUN_SETTINGS = RelaxRunSettings

@@ -1,33 +1,44 @@
-"""The world of the task `relax`: potential, structures to train on and held out, rewards; how its policy is assessed
-there and what becomes of it."""
+"""The world of the task `relax`: potential, structures to train on and held out, rewards; one step of all.
+
+The collector has neither replay nor updates, so that it can run beside the learner or on another machine.
+"""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from ase.data import chemical_symbols
+from torch import Generator, Tensor
 
 from relaxion.errors import AssessmentStopped, MissingElementError, RelaxionWarning, RunError, SettingsError
 from relaxion.files import Stored
+from relaxion.model.layers import with_graph
 from relaxion.model.policy_file import network_of, policy_of
+from relaxion.model.roles import ForceMoveActions
+from relaxion.model.stiffness_network import MetricSettings
+from relaxion.model.stiffness_policy import MetricActions
 from relaxion.potentials.base import Potential
 from relaxion.potentials.registry import potential
 from relaxion.structures import Move, Outcome, State, Structures
+from relaxion.train.agents import LearningAgent, atom_agent
+from relaxion.train.agents.shared import PolicyPenalty
 from relaxion.train.data.perturbations import perturbation
 from relaxion.train.data.sources import held_apart_sides, structure_source
 from relaxion.train.data.starts import PerturbedStarts
-from relaxion.train.experience.environment import Environment, rollout
-from relaxion.train.experience.reward import Reward, RewardSettings
+from relaxion.train.experience.environment import Environment, Source, Transition, rollout
+from relaxion.train.experience.expert import Expert, guided
+from relaxion.train.experience.exploration import Exploration, LinearSchedule
+from relaxion.train.experience.reward import Reward
 from relaxion.train.experience.structure_replay import capacity_advice, capacity_range
-from relaxion.train.judge.assessment import Assessor, Relax, Starts, Stop
-from relaxion.train.judge.films import Filming, Relaxed
-from relaxion.train.runs.checkpoint import DIVERGED, named_generator
-from relaxion.train.runs.kept import PART, policy_weights
-from relaxion.train.runs.packaging import Packed
+from relaxion.train.judge.assessment import PART, AssessedStarts, Assessor, Relax, Stop, policy_weights
+from relaxion.train.judge.films import AssessedRelaxation, Filming
+from relaxion.train.tasks.checkpoint import DIVERGED, DivergedError, named_generator
 from relaxion.train.tasks.relax_settings import AtomTaskSettings, RelaxRunSettings, reward_weights
+from relaxion.train.tasks.settings import Packed
 
 COMPARED = ("BFGS", "FIRE")
 SIDES = ("training", "validation", "held_apart")
@@ -46,9 +57,9 @@ class RelaxTask:
     def environment(self, side: str = "training", engine: Potential | None = None) -> Environment:
         """Relaxations of the structures of one side; `engine`: another counter of force calls."""
         atoms = self.settings.atoms
-        reward = RewardSettings(weights=reward_weights(atoms.reward), back_off_penalty=atoms.back_off_penalty)
+        reward = Reward(reward_weights(atoms.reward), atoms.back_off_penalty)
         starts = PerturbedStarts(self.pools[side], [perturbation(atoms.perturbation)])
-        return Environment(engine or self.potential, starts, self.settings.environment, Reward(reward))
+        return Environment(engine or self.potential, starts, self.settings.environment, reward)
 
     def assessor(self) -> Assessor:
         """Fixed starts held out, the same for every agent and seed."""
@@ -62,17 +73,17 @@ class RelaxTask:
         settings = self.settings
         world = self.settings.environment
 
-        def starts() -> list[Starts]:
+        def starts() -> list[AssessedStarts]:
             generator = named_generator(SIDE_SEEDS[SIDES.index(side)], "assessment")
             state = self.environment(side).reset(generator, settings.training.assessment_starts)
-            return [Starts("", self.potential, state.structures)]
+            return [AssessedStarts("", self.potential, state.structures)]
 
         return Assessor(starts, world.force_tolerance_ev_per_angstrom, world.max_force_calls, compared)
 
     def following(self, policy: Callable[[State], Move]) -> Relax:
         """Relaxations that follow the policy alone, all at once on the batched potential."""
 
-        def relax(engine: Potential, structures: Structures, stop: Stop | None) -> list[Relaxed]:
+        def relax(engine: Potential, structures: Structures, stop: Stop | None) -> list[AssessedRelaxation]:
             environment = self.environment(self.settings.atoms.assess_on, engine)
 
             def act(state: State) -> Move:
@@ -206,3 +217,90 @@ def _trained_by(settings: RelaxRunSettings) -> str:
         return settings.agent_name
     reinforced = settings.training.steps > settings.fit.fit_updates
     return f"imitation, then {settings.agent_name}" if reinforced else "imitation"
+
+
+GENERATORS = ("exploration", "starts", "expert")  # those that collecting draws from
+
+
+@dataclass(frozen=True, eq=False)
+class Collected:
+    """What one step brought."""
+
+    transition: Transition
+    state: State  # where the next step begins: new starts in place of what is finished
+    force_calls: int  # of the step and of the new starts
+
+
+class RelaxCollector:
+    """`collect` is a function of state, generators, weights, `n_stored` and `step`, and of nothing else."""
+
+    def __init__(
+        self, settings: RelaxRunSettings, task: RelaxTask, agent: Any, generators: Mapping[str, Generator]
+    ) -> None:
+        training, atoms = settings.training, settings.atoms
+        self.settings, self.potential, self.generators = settings, task.potential, generators
+        self.environment = task.environment()
+        self.exploration = Exploration(
+            agent,
+            action_domain(settings),
+            generators["exploration"],
+            warmup_steps=training.warmup_steps,
+            noise=training.noise_schedule(agent),
+            random_warmup=settings.metric is None,  # a metric goes downhill, learned or not
+        )
+        self.expert = Expert()
+        self.expert_share = LinearSchedule(atoms.expert_share, atoms.expert_share_final, atoms.expert_steps)
+
+    def begin(self) -> tuple[State, int]:
+        """New relaxations, and the force calls of their starts."""
+        before = self.potential.calls
+        return self.environment.reset(self.generators["starts"]), self.potential.calls - before
+
+    def collect(self, state: State, n_stored: int, step: int) -> Collected:
+        """`n_stored` transitions and `step` environment steps are what the learner has at the moment."""
+        before = self.potential.calls
+        transition = self.environment.step(state, *self.proposed(state, n_stored, step))
+        renewed = self.environment.renew(transition, self.generators["starts"])
+        return Collected(transition, renewed, self.potential.calls - before)
+
+    def proposed(self, state: State, n_stored: int, step: int) -> tuple[Move, Tensor]:
+        """The move of the policy, of chance or of the expert, and which of them it was."""
+        seen = with_graph(state, self.settings.networks.cutoff_angstrom)
+        own = self._lengthened(self.exploration(seen, n_stored, step).to(state.structures.dtype), state)
+        if not (torch.isfinite(own.displacements).all() and torch.isfinite(own.strains).all()):
+            raise DivergedError("the policy's move", {"step": step, "displacements": own.displacements.tolist()})
+        who = Source.RANDOM if self.exploration.at_random(n_stored) else Source.POLICY
+        return guided(state, own, who, self.expert, self.expert_share(step), self.generators["expert"])
+
+    def _lengthened(self, move: Move, state: State) -> Move:
+        """Whole moves longer or shorter by chance, inside the bounds."""
+        if (size := self.settings.atoms.exploration_length_noise) == 0:
+            return move
+        noise = torch.randn(state.n_structures, generator=self.generators["exploration"], dtype=state.structures.dtype)
+        world, longer = self.settings.environment, move.scaled(torch.exp(size * noise), state.structures)
+        return longer.bounded(state.structures, world.max_displacement_angstrom, world.max_strain)
+
+
+class MetricForceActions(MetricActions, ForceMoveActions):
+    """Noise in units of the forces; the choice has the dimensions of a metric's gate."""
+
+
+def action_domain(settings: RelaxRunSettings) -> ForceMoveActions:
+    """Noise in units of F/k, the step the forces around an atom ask for: it shrinks on the way to the minimum."""
+    world = settings.environment
+    kind = ForceMoveActions if settings.metric is None else MetricForceActions
+    return kind(world.max_displacement_angstrom, world.max_strain, settings.networks.stiffness_ev_per_angstrom2)
+
+
+def make_agent(settings: RelaxRunSettings, generator: Generator, penalty: PolicyPenalty | None = None) -> LearningAgent:
+    """The agent of a run, with fresh networks, whatever kind its policy is."""
+    policy = settings.policy
+    return atom_agent(
+        action_domain(settings),
+        generator,
+        settings.agent,
+        settings.networks,
+        penalty,
+        policy if isinstance(policy, MetricSettings) else None,
+        settings.atoms.critic_updates_before,
+    )

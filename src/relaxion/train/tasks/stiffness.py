@@ -25,102 +25,86 @@ from relaxion.optimizer.hessian.learned import LearnedMetrics
 from relaxion.optimizer.safeguard import DEFAULT, GATE, INEXACT, StepControl, constant_network, rule_of
 from relaxion.optimizer.step import Stepper
 from relaxion.settings import Settings
-from relaxion.train.judge.assessment import FMAX, Assessed, under_guard
-from relaxion.train.runs.checkpoint import checked_finite, named_generator, taken_back
-from relaxion.train.runs.packaging import Packed
-from relaxion.train.runs.records import RelaxationResult, ScalarMeans
-from relaxion.train.runs.settings import LoopSettings, RunSettings
-from relaxion.train.supervised.files import FilePlan, FileSourceSettings
+from relaxion.train.judge.assessment import FMAX, Assessed, under_safeguard
 from relaxion.train.supervised.fit import Fit
-from relaxion.train.supervised.kinds import KindPlan, KindSourceSettings
-from relaxion.train.supervised.live import FitPlan
-from relaxion.train.supervised.metals import MetalsPlan, MetalsSettings
-from relaxion.train.supervised.store import StorePlan, StoreSettings
+from relaxion.train.supervised.sources import SOURCES, FitSource, TrainingData
+from relaxion.train.tasks.checkpoint import checked_finite, named_generator, taken_back
+from relaxion.train.tasks.progress import RelaxationResult, ScalarMeans
+from relaxion.train.tasks.settings import LoopSettings, Packed, RunSettings
 
 LONGEST_MOVE = 1.0  # Å; of the bare policy. The safeguard's trust radius is what binds in use.
 LARGEST_STRAIN = 0.1
 
 
-class MetricTaskSettings(Settings):
-    """Where the examples come from, and the trust rule of the bundle."""
+class StiffnessTaskSettings(Settings):
+    """Where the examples come from, and the step rule of the policy file."""
 
     examples: Literal["live", "kinds", "store", "files"] = "live"
     """Live relaxations by the policy itself: of metals, of the kinds of a recipe to collect, or (files) of the user's
     own structures; or a store that `relaxion collect` filled."""
 
     secant_weight: float | None = Field(default=None, ge=0, le=1)
-    """Of the bundle's own trust rule: how far the secants of short steps correct the metric. None: the guard's own
-    rule, and the next setting is not used."""
+    """Of the policy file's own step rule: how far the secants of short steps correct the stiffness. None: that of
+    the safeguard, and the next setting is not used."""
 
     n_secants: int = Field(default=1, ge=1)
     """So many of them, the newest ones."""
 
     def control(self) -> StepControl | None:
-        """What the bundle's own rule says at every step: the usual, but for the secants."""
+        """The step rule of the policy file: the usual one, but for the secants."""
         if self.secant_weight is None:
             return None
         return replace(DEFAULT, secant_weight=self.secant_weight, n_secants=self.n_secants, secant_length=INEXACT)
 
 
 @dataclass(frozen=True)
-class MetricRunSettings(RunSettings):
+class StiffnessRunSettings(RunSettings):
     """No agent acts here; one may go on from the metric (task relax with policy = metric, from these weights)."""
 
     metric: MetricSettings
-    bundle: MetricTaskSettings
-    fit: MetalsSettings | KindSourceSettings | StoreSettings | FileSourceSettings
+    bundle: StiffnessTaskSettings
+    fit: FitSource
 
     @classmethod
     def parts(cls, values: Mapping[str, Any]) -> dict[str, type[Settings]]:
-        kinds = {"store": StoreSettings, "files": FileSourceSettings, "kinds": KindSourceSettings}
-        fit = kinds.get(values.get("examples", ""), MetalsSettings)
-        return {"training": LoopSettings, "metric": MetricSettings, "bundle": MetricTaskSettings, "fit": fit}
+        fit, _ = SOURCES.get(str(values.get("examples")), SOURCES["live"])
+        return {"training": LoopSettings, "metric": MetricSettings, "bundle": StiffnessTaskSettings, "fit": fit}
 
     @classmethod
-    def _read(cls, values: Mapping[str, Any]) -> Self:
+    def read(cls, values: Mapping[str, Any]) -> Self:
         """The rate falls over all steps, unless the settings say how many updates it takes."""
-        settings = super()._read(values)
+        settings = super().read(values)
         if settings.fit.fit_updates:
             return settings
         return replace(settings, fit=settings.fit.model_copy(update={"fit_updates": settings.training.steps}))
 
     @property
-    def plan(self) -> FitPlan:
-        starts = self.training.assessment_starts
-        match self.fit:
-            case FileSourceSettings():
-                return FilePlan(self.fit, starts)
-            case KindSourceSettings():
-                return KindPlan(self.fit, starts, self.bundle.control())
-            case StoreSettings():
-                return StorePlan(self.fit, starts)
-            case MetalsSettings():
-                return MetalsPlan(self.fit, starts)
+    def data(self) -> TrainingData:
+        """What is learned from and assessed."""
+        _, data = SOURCES[self.bundle.examples]
+        return data(self.fit, self.training.assessment_starts, self.bundle.control())
 
-    def trainer(self) -> MetricTrainer:
-        return MetricTrainer(self)
+    def trainer(self) -> StiffnessTrainer:
+        return StiffnessTrainer(self)
 
     def packed(self, stored: Stored, /) -> Packed:
-        plan = self.plan
+        data = self.data
         control = self.bundle.control()
         networks = {"policy": network_of(self.metric, stored.part("metric"), stochastic=False)}
         if control is not None:
             networks[GATE] = constant_network(control)
         return Packed(
             networks=networks,
-            card=plan.card() | {"agent": "imitation", "force_tolerance_ev_per_angstrom": FMAX},
-            assessor=plan.assessor,
-            relax=lambda bundle: under_guard(lambda: stepper_of(bundle)),
-            fails_on=plan.fails_on,
+            card=data.card() | {"agent": "imitation", "force_tolerance_ev_per_angstrom": FMAX},
+            assessor=data.assessor,
+            relax=lambda bundle: under_safeguard(lambda: stepper_of(bundle)),
+            fails_on=data.fails_on,
             steps_are_updates=True,
         )
 
 
-RUN_SETTINGS = MetricRunSettings
-
-
 def stepper_of(bundle: PolicyBundle) -> Stepper:
-    """What a relaxer would use: metric and trust rule as they come out of the bundle."""
+    """What a relaxer would use: stiffness model and step rule as they come out of the policy file."""
     policy = policy_of(bundle)
     gate = bundle.networks.get(GATE)
     assert isinstance(policy, MetricPolicy)
@@ -128,16 +112,16 @@ def stepper_of(bundle: PolicyBundle) -> Stepper:
     return new_stepper(metrics=LearnedMetrics(policy.network), rule=rule)
 
 
-class MetricTrainer:
+class StiffnessTrainer:
     """`advance` is one update, after a round of relaxations where one is due; resumable to the bit."""
 
-    def __init__(self, settings: MetricRunSettings) -> None:
+    def __init__(self, settings: StiffnessRunSettings) -> None:
         self.settings = settings
-        self.plan = settings.plan
+        self.data = settings.data
         seed = settings.training.seed
         bounds = MoveActions(LONGEST_MOVE, LARGEST_STRAIN)
         self.policy = MetricPolicy(bounds, settings.metric, named_generator(seed, "agent"))
-        dataset = self.plan.dataset(self.policy.network, named_generator(seed, "replay"))
+        dataset = self.data.dataset(self.policy.network, named_generator(seed, "replay"))
         self.fit = Fit(self.policy.network, dataset, settings.fit)
         self.means = ScalarMeans()
 
@@ -155,7 +139,7 @@ class MetricTrainer:
         return self.fit.dataset.force_calls
 
     def prepare(self, folder: Path) -> None:
-        self.plan.compare(folder)
+        self.data.compare(folder)
 
     def advance(self) -> None:
         self.means.add(self.fit.update())
@@ -173,8 +157,8 @@ class MetricTrainer:
         return new_stepper(metrics=LearnedMetrics(self.policy.network), rule=self.settings.bundle.control())
 
     def assess(self, stop: Callable[[], bool] | None = None) -> Assessed:
-        errors = self.plan.errors(self.policy.network)
-        return replace(self.plan.assessor(under_guard(self.stepper), stop), extra=errors)
+        errors = self.data.errors(self.policy.network)
+        return replace(self.data.assessor(under_safeguard(self.stepper), stop), extra=errors)
 
     def result(self, final: Assessed, wall_time_seconds: float) -> RelaxationResult:
         return RelaxationResult.of(
@@ -185,20 +169,20 @@ class MetricTrainer:
             wall_time_seconds=wall_time_seconds,
             weights_sha256=digest(self.weights()),
             training_force_calls=self.force_calls,
-            potential=self.plan.engines,
-            structures=self.plan.structures,
+            potential=self.data.engines,
+            structures=self.data.structures,
         )
 
     def weights(self) -> dict[str, Tensor]:
         return joined({"metric": self.policy.state_dict()})
 
     def start_from(self, stored: Stored) -> None:
-        """Take over an old metric."""
+        """Take over an old stiffness model."""
         with taken_back():
             self.policy.load_state_dict(stored.part("metric"))
 
     def snapshot(self) -> dict[str, Tensor]:
-        """Everything a resume needs. A DivergedError when the metric is not worth keeping."""
+        """Everything a resume needs. A DivergedError when the stiffness model is not worth keeping."""
         checked_finite(self.policy.state_dict(), self.step)
         return joined({"metric": self.policy.state_dict(), "fit": self.fit.snapshot(), "means": self.means.snapshot()})
 

@@ -1,33 +1,33 @@
-"""Settings of a run: one flat table in files, typed parts inside. Which parts there are is said by its task.
-
-A task is a module that is imported when a run asks for it (`TASKS`); all other words are ids of Gymnasium (`control`).
-"""
+"""Settings of a run: one flat table in files, typed parts inside. Its task decides which parts there are."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import Field
 
-from relaxion.train.agents.make import AGENT_SETTINGS, AgentSettings
 from relaxion.errors import SettingsError
-from relaxion.train.experience.exploration import LinearSchedule, NoisyExplorer
 from relaxion.files import Stored
 from relaxion.settings import SETTINGS_PAGE, Settings, nearest
+from relaxion.train.agents import AGENT_SETTINGS, AGENTS
+from relaxion.train.experience.exploration import LinearSchedule, NoisyExplorer
 
 if TYPE_CHECKING:
-    from relaxion.train.runs.loop import RunTrainer
-    from relaxion.train.runs.packaging import Packed
+    from relaxion.model.policy_file import Network, PolicyBundle
+    from relaxion.train.judge.assessment import Assessor, Relax
+    from relaxion.train.tasks.progress import RunTrainer
 
 DEFAULT_AGENT = "td3"
-D4PG_STEPS = 5  # of reward before the bootstrap
 VECTOR_CAPACITY = 100_000  # transitions in replay
-TASKS = {"relax": "relaxion.train.tasks.relax_settings", "metric": "relaxion.train.tasks.stiffness"}
-CONTROL = "relaxion.train.tasks.control"
+GIVEN_UP = {  # settings of 0.2 that are constants now: files of its runs may name them with this value
+    "n_critics": 2, "blocked_back_off": 0.99, "stall_length_angstrom": 1e-5, "trust_radius_angstrom": 0.3,
+    "graph_cutoff_angstrom": None, "non_finite_penalty": 1.0, "start_force_limit_ev_per_angstrom": 1e4,
+    "start_tries": 20, "minimum_distance_share": None, "exploration_unit": "forces", "assessment_max_steps": 10_000,
+    "largest_defect_n_atoms": 40, "largest_particle_n_atoms": 60,
+}  # fmt: skip
 
 
 class LoopSettings(Settings):
@@ -123,13 +123,26 @@ class TrainingSettings(LoopSettings):
 
 
 @dataclass(frozen=True)
+class Packed:
+    """What a task makes a policy file of: networks, facts for the card, and how the results are measured."""
+
+    networks: Mapping[str, Network]
+    card: Mapping[str, Any]
+    assessor: Assessor
+    relax: Callable[[PolicyBundle], Relax]  # as a user of the policy file would
+    fails_on: tuple[str, ...] = ()  # sentences beside what the assessment shows
+    same_starts: bool = True  # the run measured its baselines on the starts of the assessor
+    steps_are_updates: bool = False  # not of an environment, whose steps a card counts
+
+
+@dataclass(frozen=True)
 class RunSettings:
     """Of the loop; each task adds its parts as fields, and says who trains and what becomes of it."""
 
     agent_name: str  # a run of the task metric has none; the word stays in its records
     training: LoopSettings
 
-    COUNTS_FORCE_CALLS: ClassVar[bool] = True  # assessments do: few are good. Else returns, and many
+    COUNTS_FORCE_CALLS = True  # assessments do: few are good. Else returns, and many
 
     @classmethod
     def parts(cls, values: Mapping[str, Any]) -> dict[str, type[Settings]]:
@@ -139,17 +152,13 @@ class RunSettings:
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> Self:
         """From a flat table with the keys `agent` and `task` and settings of all kinds that the task has."""
-        if cls is not RunSettings:
-            return cls._read(values)
-        return import_module(TASKS.get(str(values.get("task")), CONTROL)).RUN_SETTINGS._read(values)
-
-    @classmethod
-    def _read(cls, values: Mapping[str, Any]) -> Self:
-        rest = dict(values)
+        rest = {key: value for key, value in values.items() if key not in GIVEN_UP or value != GIVEN_UP[key]}
         name = agent_name(rest.pop("agent", DEFAULT_AGENT))
         kinds = cls.parts({**rest, "agent": name})
         known = [key for kind in kinds.values() for key in kind.model_fields]
         for key in rest:
+            if key in GIVEN_UP:
+                raise SettingsError(f"{key} is no setting any more: it is {GIVEN_UP[key]}, got {rest[key]!r}")
             if key not in known:
                 raise SettingsError(f"unknown setting '{key}' for {name}: {nearest(key, known, SETTINGS_PAGE)}")
         if "task" not in rest:
@@ -185,7 +194,7 @@ class RunSettings:
         return self
 
     def packed(self, _stored: Stored, /) -> Packed | None:
-        """What a bundle is made of, from the weights of a run; None where the run relaxes no atoms."""
+        """What a policy file is made of, from the weights of a run; None where the run relaxes no atoms."""
         return None
 
 
@@ -194,12 +203,12 @@ class AgentRunSettings(RunSettings):
     """Of a task in which an agent acts."""
 
     training: TrainingSettings
-    agent: AgentSettings
+    agent: Settings
 
     @classmethod
-    def _read(cls, values: Mapping[str, Any]) -> Self:
-        by_agent = {"n_steps": D4PG_STEPS} if agent_name(values.get("agent", DEFAULT_AGENT)) == "d4pg" else {}
-        return super()._read(by_agent | dict(values))
+    def read(cls, values: Mapping[str, Any]) -> Self:
+        by_agent = AGENTS[agent_name(values.get("agent", DEFAULT_AGENT))].training
+        return super().read({**by_agent, **values})
 
     def check_together(self) -> None:
         noisy = "exploration_noise" in type(self.agent).model_fields

@@ -1,9 +1,14 @@
-"""What goes between learner and collectors, as plain arrays: small, exact, and copied nowhere by pickle's own ways."""
+"""The collector's side: a worker that steps structures with the weights it is sent, and the messages between both.
+
+Messages are plain arrays: small, exact, and copied nowhere by pickle's own ways.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,11 +16,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from relaxion.errors import RunError
 from relaxion.files import Stored, joined
-from relaxion.structures import Move, State
-from relaxion.train.experience.state_store import state_from_tensors, state_tensors
-from relaxion.train.experience.transition import Transition
-from relaxion.train.tasks.relax_collector import Collected
+from relaxion.potentials.registry import potential
+from relaxion.structures import Move, State, Structures
+from relaxion.train.agents.shared import restore_snapshot
+from relaxion.train.experience.environment import Transition
+from relaxion.train.experience.structure_replay import state_from_tensors, state_tensors
+from relaxion.train.tasks.checkpoint import named_generator
+from relaxion.train.tasks.relax_settings import RelaxRunSettings
+from relaxion.train.tasks.relax_task import GENERATORS, Collected, RelaxCollector, RelaxTask, make_agent
+from relaxion.version import __version__
 
 Arrays = dict[str, NDArray[Any]]
 HAS_STRESSES = "has_stresses"  # beside the numbers of a state, where stresses nobody asked for are zero
@@ -50,7 +61,7 @@ class CollectorRequest:
 
 @dataclass(frozen=True, eq=False)
 class CollectorAnswer:
-    """What one step brought. The learner knows the state it began in, unless `first_state` says it."""
+    """What one step brought. The learner has the state it began in, unless `first_state` holds it."""
 
     first_state: Arrays | None
     proposed: Arrays
@@ -117,3 +128,47 @@ def arrays(values: Mapping[str, Tensor]) -> Arrays:
 def tensors(values: Mapping[str, NDArray[Any]]) -> dict[str, Tensor]:
     """Copies, because what comes out of Ray may not be written to."""
     return {name: torch.from_numpy(np.array(value)) for name, value in values.items()}
+
+
+@dataclass(frozen=True)
+class Orders:
+    """The same for all collectors of a run, sent once."""
+
+    settings: RelaxRunSettings
+    pool: Structures  # to train on; files are read by the learner alone
+    n_threads: int  # sums depend on it
+    folder: str  # where a potential looks for its tables
+    version: str = __version__
+
+
+class RemoteCollector:
+    """A worker. Between two requests it stays where it is; a request with a place puts it there."""
+
+    def __init__(self, orders: Orders) -> None:
+        if orders.version != __version__:
+            both = f"{__version__} is installed here, {orders.version} where the learner runs"
+            raise RunError(f"relaxion {both}; install the same everywhere")
+        if Path(orders.folder).is_dir():
+            os.chdir(orders.folder)
+        torch.set_num_threads(orders.n_threads)
+        settings = orders.settings
+        self.agent = make_agent(settings, named_generator(settings.training.seed, "agent"))
+        self.generators = {name: torch.Generator() for name in GENERATORS}
+        task = RelaxTask(settings, potential(settings.atoms.potential), {"training": orders.pool})
+        self.collector = RelaxCollector(settings, task, self.agent, self.generators)
+        self.state: State | None = None
+
+    def __call__(self, request: CollectorRequest) -> Iterator[CollectorAnswer]:
+        """One step of all structures."""
+        if (place := request.place) is not None:
+            self.state = None if place.state is None else unpacked_state(place.state)
+            for name, state in tensors(place.generators).items():
+                self.generators[name].set_state(state)
+        restore_snapshot({"policy": self.agent.policy}, tensors(request.policy))
+        began, calls = self.state is None, 0
+        if self.state is None:
+            self.state, calls = self.collector.begin()
+        collected = self.collector.collect(self.state, request.n_stored, request.step)
+        self.state = collected.state
+        generators = arrays({name: generator.get_state() for name, generator in self.generators.items()})
+        yield packed(collected, began, generators, calls + collected.force_calls)

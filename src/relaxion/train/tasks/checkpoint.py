@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from relaxion.train.agents.shared import Agent
 from relaxion.errors import CheckpointError
 from relaxion.files import Format, Stored
+from relaxion.train.agents.shared import Agent
 
 FORMAT = Format(version=2, error=CheckpointError)  # 1 left the plain values out of the digest
 MEANING = ("normalise_observations", "lowest_value", "highest_value", "n_bins")  # settings that weights depend on

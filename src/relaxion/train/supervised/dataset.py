@@ -1,22 +1,22 @@
-"""Examples from live relaxations, made between the updates by the policy that learns, under the safeguard as in use.
+"""Datasets of relaxations, live or stored: each gives an update its examples.
 
-So the policy learns from the states that it comes to itself (data aggregation), and what it cannot finish alone becomes
-examples too.
+Live relaxations are made between the updates by the policy that learns, under the safeguard as in use. So the policy
+learns from the states that it comes to itself (data aggregation), and what it cannot finish alone becomes examples too.
+Stored ones were made once, for potentials whose force calls are expensive.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from pathlib import Path
-from typing import Any, ClassVar
 
 import torch
 from pydantic import Field
 from torch import Generator, Tensor
 
 from relaxion.batch import BatchRelaxer, BatchSettings
+from relaxion.database.trajectory import Trajectory
 from relaxion.errors import RunError
 from relaxion.files import Stored, joined
 from relaxion.model.stiffness_network import MetricNetwork
@@ -26,12 +26,20 @@ from relaxion.optimizer.hessian.learned import LearnedMetrics, states_at
 from relaxion.optimizer.safeguard import StepControl
 from relaxion.potentials.base import Potential
 from relaxion.train.data.starts import Starts
-from relaxion.train.judge.assessment import Assessor
-from relaxion.train.judge.assessment import Starts as AssessedStarts
-from relaxion.train.supervised.examples import FARTHEST, Examples, towards_minimum
-from relaxion.train.supervised.fit import ExampleSet, FitSettings
+from relaxion.train.supervised.examples import (
+    FARTHEST,
+    Examples,
+    RelaxationExamples,
+    examples_of_minimised,
+    towards_minimum,
+)
+from relaxion.train.supervised.fit import ExampleDataset, FitSettings, relative_errors
 
-VALIDATION_SEED = 8500  # of validation starts: neither trained on nor those of any benchmark
+logger = logging.getLogger(__name__)
+
+MOLECULES = "molecules"
+CRYSTALS = "crystals"
+NEWEST_SHARE = 0.25  # of the examples of an update, those from relaxations that no earlier fit has seen
 
 
 class LiveSettings(FitSettings):
@@ -65,7 +73,7 @@ class LiveSource:
     share: float = 1.0
 
 
-class LiveExamples(ExampleSet):
+class LiveExamples(ExampleDataset):
     """Fresh starts of every source relaxed with the present network; each update has examples of every source.
 
     One kind of start does not push out another.
@@ -204,33 +212,105 @@ def _examples(relaxed: Sequence[Relaxed]) -> Examples | None:
     return Examples.concatenate(parts) if parts else None
 
 
-class FitPlan:
-    """What a run of the task `metric` learns from, what it is assessed on, what its card says."""
+def group_of(trajectory: Trajectory) -> str:
+    """Whether anything is periodic."""
+    return CRYSTALS if bool(trajectory.pbc.any()) else MOLECULES
 
-    structures: ClassVar[str]  # in words, for the result
-    fails_on: tuple[str, ...]
-    engines: str
 
-    def dataset(self, network: MetricNetwork, generator: Generator, /) -> ExampleSet:
-        """Examples for the network."""
-        raise NotImplementedError
+@dataclass(frozen=True, eq=False)
+class WeightedExamples:
+    """Examples of one group, and how often each is drawn relative to the others."""
 
-    def starts(self) -> list[AssessedStarts]:
-        """To be assessed, never trained on; the same every time, so many of each kind."""
-        raise NotImplementedError
+    examples: Examples
+    weights: Tensor  # (number,)
 
-    @cached_property
-    def assessor(self) -> Assessor:
-        return Assessor(self.starts)
 
-    def compare(self, folder: Path) -> None:
-        """The classical optimizer, BFGS and FIRE on the assessed starts."""
-        self.assessor.compare(folder)
+def grouped_examples(trajectories: Iterable[Trajectory]) -> dict[str, WeightedExamples]:
+    """All examples of the relaxations, in groups.
 
-    def errors(self, _network: MetricNetwork, /) -> dict[str, float]:
-        """On validation examples, for the log, where there are some."""
-        return {}
+    A relaxation that took long has many examples, most of them on the last soft mode. So that they do not drown the
+    others, an example weighs the less the more its relaxation has: 1/√n.
+    """
+    parts: dict[str, list[Examples]] = {}
+    n_read = 0
+    for trajectory in trajectories:
+        n_read += 1
+        if (examples := examples_of_minimised(trajectory)) is not None:
+            parts.setdefault(group_of(trajectory), []).append(examples)
+    n_useless = n_read - sum(len(own) for own in parts.values())
+    logger.info("%d relaxations read, %d of them without examples", n_read, n_useless)
+    groups = {}
+    for name, own in sorted(parts.items()):
+        weights = [torch.full((part.number,), part.number**-0.5) for part in own]
+        groups[name] = WeightedExamples(Examples.concatenate(own), torch.cat(weights))
+    return groups
 
-    def card(self) -> dict[str, Any]:
-        """What is trained on."""
-        raise NotImplementedError
+
+class StoredExamples(ExampleDataset):
+    """Examples that are all there: groups are drawn from by shares, examples by weights."""
+
+    def __init__(
+        self, groups: Mapping[str, WeightedExamples], shares: Mapping[str, float], number: int, generator: Generator
+    ) -> None:
+        self.number = number
+        self.generator = generator
+        self.groups = {name: found for name, found in groups.items() if shares[name] > 0}
+        self.shares = torch.tensor([shares[name] for name in self.groups], dtype=torch.float64)
+        self.sums = {name: found.weights.double().cumsum(0) for name, found in self.groups.items()}
+
+    def draw(self, _n_updates: int, /) -> tuple[Examples, dict[str, float]]:
+        """As many as an update takes, from the groups by their shares."""
+        drawn = torch.multinomial(self.shares, self.number, replacement=True, generator=self.generator)
+        parts = []
+        for place, (name, found) in enumerate(self.groups.items()):
+            count = int((drawn == place).sum())
+            if count:
+                sums = self.sums[name]
+                places = torch.rand(count, generator=self.generator, dtype=torch.float64) * sums[-1]
+                parts.append(found.examples.select(torch.searchsorted(sums, places).clamp_max(len(sums) - 1)))
+        return Examples.concatenate(parts), {}
+
+    def snapshot(self) -> dict[str, Tensor]:
+        return {"generator": self.generator.get_state()}
+
+    def restore(self, stored: Stored) -> None:
+        self.generator.set_state(stored.tensors["generator"])
+
+
+def mean_error(network: MetricNetwork, examples: Examples, batch: int = 256) -> float:
+    """The mean relative error on all of the examples, without learning from them."""
+    errors = []
+    with torch.no_grad():
+        for first in range(0, examples.number, batch):
+            which = torch.arange(first, min(first + batch, examples.number))
+            errors.append(relative_errors(network, examples.select(which)))
+    return float(torch.cat(errors).mean())
+
+
+class RelaxationSet(ExampleDataset):
+    """Relaxations to learn from; the newest replace the oldest."""
+
+    def __init__(self, number: int, most: int, seed: int) -> None:
+        """`number`: examples per update; `most`: relaxations kept."""
+        self.number = number
+        self.most = most
+        self.relaxations: list[RelaxationExamples] = []
+        self.n_new = 0  # that no earlier fit has seen
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def add(self, found: RelaxationExamples) -> None:
+        self.relaxations = [*self.relaxations, found][-self.most :]
+        self.n_new += 1
+
+    def draw(self, _n_updates: int, /) -> tuple[Examples, dict[str, float]]:
+        """Relaxations first, then one example of each: long ones count no more than short ones."""
+        total = len(self.relaxations)
+        n_newest = round(self.number * NEWEST_SHARE) if 0 < self.n_new < total else 0
+        first = total - self.n_new if n_newest else 0  # where all are new, or none is, anyone is drawn
+        newest = torch.randint(first, total, (n_newest,), generator=self.generator)
+        anyone = torch.randint(total, (self.number - n_newest,), generator=self.generator)
+        parts = []
+        for place in [*newest.tolist(), *anyone.tolist()]:
+            singles = self.relaxations[place].singles
+            parts.append(singles[int(torch.randint(len(singles), (1,), generator=self.generator))])
+        return Examples.concatenate(parts), {}

@@ -13,12 +13,12 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from relaxion.errors import CheckpointError, RunError, SettingsError
-from relaxion.train.agents.make import AGENTS
+from relaxion.train.agents import AGENTS
 from relaxion.train.experience.vector_environment import MakeEnvironment, shaped, task
-from relaxion.train.runs.checkpoint import NonFiniteError, stored_settings
 from relaxion.train.runs.loop import read_weights, write_agent
-from relaxion.train.runs.settings import RunSettings
+from relaxion.train.tasks.checkpoint import NonFiniteError, stored_settings
 from relaxion.train.tasks.control import AssessedReturns, Trainer, VectorRunSettings, assess
+from relaxion.train.tasks.settings import RunSettings
 
 
 class VectorLearner:
@@ -82,8 +82,7 @@ class VectorLearner:
 
     def assess(self, n_starts: int = 20) -> AssessedReturns:
         """Returns without noise from fixed starts, in environments of their own."""
-        limit = self._trainer.settings.training.assessment_max_steps
-        return assess(self._trainer.act, self._trainer.task, n_starts, limit)
+        return assess(self._trainer.act, self._trainer.task, n_starts)
 
     def metrics(self) -> dict[str, float]:
         """What training reported since the last call, under the names of metrics.jsonl."""
