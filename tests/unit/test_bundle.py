@@ -161,7 +161,7 @@ def test_reading_and_rebuilding_load_no_training_code(path: Path) -> None:
     make_bundle().write(path)
     code = f"""
 import sys
-from relaxion.model import find_policy
+from relaxion.policies import find_policy
 from relaxion.model.policy_file import policy_of
 policy_of(find_policy({str(path)!r}))
 print([n for n in sys.modules if n.startswith(("relaxion.train.agents", "relaxion.train.experience", "relaxion.train",
