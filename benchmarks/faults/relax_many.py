@@ -38,7 +38,7 @@ from ase import Atoms
 from ase.build import bulk
 from ase.io import iread, write
 
-from relaxion.apps.relax_many.folder import failures, results
+from relaxion.apps.relax_many.results import failures, results
 from relaxion.train.data.alloys import LATTICE_CONSTANTS
 
 METALS = ("Al", "Cu", "Ag", "Au", "Ni", "Pt")  # palladium kills, see the hostile calculators

@@ -1,4 +1,4 @@
-"""`relaxion collect`: a recipe, a store; progress on stderr, a summary on stdout."""
+"""`relaxion collect`: a recipe, a relaxation database; progress on stderr, a summary on stdout."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from relaxion.train.runs.recipe import find, read_toml
 SECONDS_BETWEEN_PLAIN_LINES = 20.0
 
 
-def collect_into_store(
+def collect_into_database(
     recipe: str,
     out: Path,
-    workers: int,
+    workers: str,
     assignments: Sequence[str],
     limit_minutes: float | None,
     policy: str | None,

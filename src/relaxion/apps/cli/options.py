@@ -118,7 +118,9 @@ CellMaskOption = Annotated[
 KeepSymmetryOption = Annotated[
     bool, flag("--keep-symmetry", "Keep the space group of the start (within 0.01 Å); needs spglib.")
 ]
-MemoryOption = Annotated[Path | None, option("DIR", "Keep every evaluated geometry there, to learn from; see 'learn'.")]
+DatabaseOption = Annotated[
+    Path | None, option("DIR", "Keep every evaluated structure in this relaxation database; see 'learn'.")
+]
 SettingsFileOption = Annotated[
     Path | None,
     option(
@@ -138,7 +140,9 @@ AgentOption = Annotated[str | None, option("NAME", "ddpg, td3, d4pg or sac.", au
 AssignmentsOption = Annotated[list[str] | None, option("KEY=VALUE", "Change a setting; may be repeated.", "--set")]
 
 # results, progress
-MemoryArgument = Annotated[Path, argument("DIR", "The --memory of 'relax' or 'relax-many', or a store of 'collect'.")]
+DatabaseArgument = Annotated[
+    Path, argument("DIR", "The --database of 'relax' or 'relax-many', or the --out of 'collect'.")
+]
 ManyArgument = Annotated[Path, argument("DIR", "The --out of 'relax-many'.")]
 JsonResultOption = Annotated[bool, flag("--json", "The result as one JSON object on stdout.")]
 JsonEverythingOption = Annotated[bool, flag("--json", "Everything as one JSON object.")]

@@ -75,7 +75,7 @@ def relax_structures(request: RelaxRequest) -> int:
     check_policy(policy_argument(request.policy))
     optimizers = chosen_optimizers(request.compare, "--compare")
     check_out(request.out)
-    memory_at(request.memory)
+    memory_at(request.database)
     jobs = _left(request, [_checked(request, job) for job in read_jobs(request.files)])
     progress = ProgressLine(quiet=request.quiet)
     if all(job.error is not None for job in jobs):  # nothing to relax: no calculator is loaded to say so
@@ -182,7 +182,7 @@ class _Session:
                 if file.is_file():
                     shutil.copy(file, folder)
             reporter = self.progress.reporter(job.label, "Relaxion")
-            run = run_relaxer(task, choice, log, trajectory, reporter, request.memory, restart)
+            run = run_relaxer(task, choice, log, trajectory, reporter, request.database, restart)
             with interrupts.held():
                 hints = self._hints(job, run, task, choice.note)
                 report = self._save(Report(job, run, hints=hints), run, folder, final)

@@ -16,13 +16,20 @@ from relaxion.apps.cli.calculators import AUTO, calculator_for
 from relaxion.apps.cli.command import DONE, ERROR, INCOMPLETE, interrupts
 from relaxion.apps.cli.inputs import RelaxingOptions, calculator_word
 from relaxion.apps.cli.progress import Now, say, tell
-from relaxion.apps.relax_many.driver import Driver, ManyTally
-from relaxion.apps.relax_many.folder import MANIFEST, PROGRESS, Folder, is_locked, read_manifest
-from relaxion.apps.relax_many.inputs import check_files, places
 from relaxion.apps.relax_many.learning import Learner
+from relaxion.apps.relax_many.results import (
+    MANIFEST,
+    PROGRESS,
+    Counts,
+    ResultFolder,
+    is_locked,
+    make_summary,
+    read_counts,
+    read_manifest,
+)
+from relaxion.apps.relax_many.results import merge as merge_into
+from relaxion.apps.relax_many.run import ManyRun, ManyTally, check_files, places
 from relaxion.apps.relax_many.settings import ManySettings, WorkerSettings, calculator_details, policy_weights
-from relaxion.apps.relax_many.summary import Counts, make_summary, read_counts
-from relaxion.apps.relax_many.summary import merge as merge_into
 from relaxion.apps.relax_many.worker import RelaxWorker
 from relaxion.errors import RelaxionError, SettingsError
 from relaxion.files import json_of
@@ -58,19 +65,17 @@ def relax_all(request: ManyRequest) -> int:
     calc = _calculator(request, files) if request.calc == AUTO else request.calc
     request = replace(request, calc=calculator_word(calc, request.calc_options))
     worker, chunk_size = _worker_settings(request)
-    with Folder(request.out, worker.many, files) as folder:
-        if folder.torn_bytes:
-            say(f"relaxion: the last shard ended in {folder.torn_bytes} bytes of an incomplete frame; removed")
+    with ResultFolder(request.out, worker.many, files) as folder:
         if request.retry_failed and (number := folder.forget_failures()):
             say(f"relaxion: {number} structures that had been set aside will be tried again")
         with place.open(partial(RelaxWorker, worker)) as workers:
-            driver = Driver(
+            run = ManyRun(
                 folder=folder, workers=workers, settings=worker.many, files=files, chunk_size=chunk_size,
                 time_limit_seconds=worker.time_limit_seconds, stop=lambda: interrupts.noticed,
                 report=_lines(quiet=request.quiet), learner=_learner(request, worker),
             )  # fmt: skip
             with interrupts.held():
-                tally = driver.run()
+                tally = run.run()
             interrupted = interrupts.noticed
         counts = make_summary(request.out)
     _announce(request, tally, counts)
@@ -118,24 +123,24 @@ def _worker_settings(request: ManyRequest) -> tuple[WorkerSettings, int]:
         cell_mask=request.cell_mask, keep_symmetry=request.keep_symmetry, max_force_calls=request.steps + 1,
         learn_every=request.learn,
     )  # fmt: skip
-    learning = request.out / "memory" if request.learn else None
-    memory = memory_at(request.memory or learning)
+    learning = request.out / "database" if request.learn else None
+    database = memory_at(request.database or learning)
     worker = WorkerSettings(
         many=many,
         time_limit_seconds=limit,
         batch_size=request.batch_size,
         device=request.device,
-        memory=None if memory is None else str(memory.path),
+        database=None if database is None else str(database.path),
         folder=str(Path.cwd()),
     )
     return worker, 1 if isinstance(made, AsePotential) or request.learn else 2 * request.batch_size
 
 
 def _learner(request: ManyRequest, worker: WorkerSettings) -> Learner | None:
-    if not request.learn or worker.memory is None:
+    if not request.learn or worker.database is None:
         return None
     words = {name: name if request.policy == "auto" else request.policy for name in worker.many.policy_weights}
-    return Learner(request.out, Path(worker.memory), request.learn, words)
+    return Learner(request.out, Path(worker.database), request.learn, words)
 
 
 def _lines(*, quiet: bool) -> Callable[[ManyTally], None]:
@@ -168,7 +173,7 @@ def _announce(request: ManyRequest, tally: ManyTally, counts: Counts) -> None:
         return
     tell(f"{request.out}: {_counts_in_words(counts)}")
     if counts.failed:
-        say(f"relaxion: {counts.failed} structures were set aside; {request.out}/failed/*/reason.json say why")
+        say(f"relaxion: {counts.failed} structures were set aside; {request.out}/summary.csv lists the reasons")
 
 
 def _plain(counts: Counts) -> dict[str, Any]:
@@ -222,7 +227,7 @@ def merge_results(folder: Path, out: Path, *, force: bool) -> int:
     merged = merge_into(folder, out, force=force)
     tell(f"{out}: {merged.written} structures")
     if merged.failed:
-        say(f"relaxion: {merged.failed} structures have no result ({folder}/failed)")
+        say(f"relaxion: {merged.failed} structures have no result ({folder}/summary.csv lists the reasons)")
     if merged.waiting:
         say(f"relaxion: {merged.waiting} structures are not relaxed yet; run relax-many again, then merge with --force")
         return INCOMPLETE

@@ -18,6 +18,8 @@ from relaxion.apps.cli.options import (
     CalculatorOption,
     CalculatorSettingOption,
     CellMaskOption,
+    DatabaseArgument,
+    DatabaseOption,
     DeviceOption,
     FmaxOption,
     FreeCellOption,
@@ -25,8 +27,6 @@ from relaxion.apps.cli.options import (
     JsonResultOption,
     KeepSymmetryOption,
     ManyArgument,
-    MemoryArgument,
-    MemoryOption,
     PolicyOption,
     PressureOption,
     QuietOption,
@@ -68,7 +68,7 @@ def relax(
     pressure: PressureOption = 0.0,
     cell_mask: CellMaskOption = "",
     keep_symmetry: KeepSymmetryOption = False,
-    memory: MemoryOption = None,
+    database: DatabaseOption = None,
     settings: SettingsFileOption = None,
     compare: Annotated[
         str,
@@ -133,7 +133,7 @@ def relax_many(
     pressure: PressureOption = 0.0,
     cell_mask: CellMaskOption = "",
     keep_symmetry: KeepSymmetryOption = False,
-    memory: MemoryOption = None,
+    database: DatabaseOption = None,
     settings: SettingsFileOption = None,
     out: Annotated[Path, option("DIR", "Results; run the same command again to continue.")] = Path("relaxed-many"),
     learn: Annotated[
@@ -157,7 +157,7 @@ def relax_many(
     relaxion relax-many structures.xyz --out relaxed --workers 4
     relaxion relax-many *.cif --out relaxed --calc chgnet --time-limit 600
     relaxion relax-many structures.xyz --out relaxed --workers ray:auto
-    relaxion relax-many slabs.xyz --out relaxed --memory relaxations --learn 20
+    relaxion relax-many slabs.xyz --out relaxed --database relaxations --learn 20
     relaxion status relaxed && relaxion merge relaxed all.extxyz
     Units.
     Exit codes: 0 all converged, 1 some were set aside or the run could not continue, 2 usage, 3 not all converged, 130
@@ -202,8 +202,8 @@ def merge(
 
 
 @command()
-def memory(
-    folder: MemoryArgument,
+def database(
+    folder: DatabaseArgument,
     more: Annotated[list[Path] | None, argument("FILES", "More files for --add.")] = None,
     add: Annotated[list[Path] | None, option("FILE", "Add a file that ASE reads; may be repeated.", "--add")] = None,
     calculator: Annotated[
@@ -213,23 +213,23 @@ def memory(
     as_json: JsonEverythingOption = False,
     force: Annotated[bool, flag("--force", "Replace an earlier export.")] = False,
 ) -> int:
-    """Show what a memory of relaxations holds; export it; take in relaxations that you have already.
+    """Show what a relaxation database holds; export it; add relaxations that you have already.
 
-    relaxion relax slab.cif --memory relaxations && relaxion memory relaxations
-    relaxion memory relaxations --add old.traj runs/*/vasprun.xml --calculator PBE
-    relaxion memory relaxations --export all.extxyz
+    relaxion relax slab.cif --database relaxations && relaxion database relaxations
+    relaxion database relaxations --add old.traj runs/*/vasprun.xml --calculator PBE
+    relaxion database relaxations --export all.extxyz
     Units.
     Exit codes: 0 done, 1 error, 2 usage.
     """
-    from relaxion.apps.cli.memory import show_memory
+    from relaxion.apps.cli.database import show_database
 
     added = [*(add or ()), *(more or ())]
-    return show_memory(folder, added, calculator, export, as_json=as_json, force=force)
+    return show_database(folder, added, calculator, export, as_json=as_json, force=force)
 
 
 @command(usage=RELAXING)
 def learn(
-    folder: MemoryArgument,
+    folder: DatabaseArgument,
     origin: Annotated[
         str, option("NAME|FILE", "The policy to start from.", "--from", autocompletion=completion.policies)
     ] = "universal",
@@ -249,7 +249,7 @@ def learn(
     force: Annotated[bool, flag("--force", "Replace an earlier policy of that name.")] = False,
     quiet: QuietOption = False,
 ) -> int:
-    """Let a policy learn from a memory of relaxations, without a force call; kept only if it proved better.
+    """Let a policy learn from a relaxation database, without a force call; kept only if it proved better.
 
     relaxion learn relaxations --from universal --out my-policy
     relaxion learn relaxations --from metals --out my-slabs --calc emt
@@ -258,9 +258,9 @@ def learn(
     (in both cases the same command continues).
     """
     options = locals()
-    from relaxion.apps.cli.memory import LearnRequest, learn_from_memory
+    from relaxion.apps.cli.database import LearnRequest, learn_from_database
 
-    return learn_from_memory(LearnRequest(**options))
+    return learn_from_database(LearnRequest(**options))
 
 
 @command()
@@ -325,8 +325,8 @@ def train(
 @command()
 def collect(
     recipe: Annotated[str, argument("RECIPE", "A shipped recipe (universal-data) or a TOML file.")],
-    out: Annotated[Path, option("STORE", "Folder of the store; an existing one is completed.")],
-    workers: Annotated[int, option("N", "Processes, one core each.", min=1)] = 1,
+    out: Annotated[Path, option("DIR", "The relaxation database; an existing one is completed.")],
+    workers: Annotated[str, option("N|KIND", "N or local:N, ray:auto, ray:ADDRESS; one processor each.")] = "local:1",
     assignments: Annotated[
         list[str] | None,
         option("KEY=VALUE", "seed=7; molecule.number=100: one kind; number=10: all kinds.", "--set"),
@@ -345,15 +345,15 @@ def collect(
     as_json: Annotated[bool, flag("--json", "The summary as one JSON object on stdout.")] = False,
     quiet: QuietOption = False,
 ) -> int:
-    """Relax training structures with expensive potentials and store every evaluation. Run again to continue.
+    """Relax training structures with expensive potentials and keep every evaluation. Run again to continue.
 
-    relaxion collect universal-data --out stores/universal --workers 2
-    relaxion collect universal-data --out stores/trial --set number=10 --limit-minutes 5
+    relaxion collect universal-data --out data/universal --workers 2
+    relaxion collect universal-data --out data/trial --set number=10 --limit-minutes 5
     Exit codes: 0 complete, 1 error, 2 usage, 3 time limit reached, 130, 143 stopped (the same command continues).
     """
-    from relaxion.apps.cli.collect import collect_into_store
+    from relaxion.apps.cli.collect import collect_into_database
 
-    return collect_into_store(
+    return collect_into_database(
         recipe, out, workers, assignments or (), limit_minutes, policy, as_json=as_json, quiet=quiet
     )
 

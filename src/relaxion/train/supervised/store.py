@@ -14,7 +14,7 @@ from ase.data import chemical_symbols
 from pydantic import Field
 from torch import Generator, Tensor
 
-from relaxion.database.store import TrajectoryStore
+from relaxion.database.relaxations import RelaxationDatabase
 from relaxion.database.trajectory import Trajectory
 from relaxion.errors import RunError
 from relaxion.files import Stored
@@ -56,7 +56,7 @@ def split_store(settings: StoreSettings) -> tuple[list[Trajectory], list[Traject
     training: list[Trajectory] = []
     validation: list[Trajectory] = []
     for path in settings.store.split(BETWEEN_STORES):
-        for trajectory in TrajectoryStore.open(Path(path)):
+        for trajectory in RelaxationDatabase.open(Path(path)):
             if settings.shares[group_of(trajectory)] > 0:
                 held_out = is_validation(trajectory.key, VALIDATION_ONE_IN, digits=64)
                 (validation if held_out else training).append(trajectory)
