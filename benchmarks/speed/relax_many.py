@@ -47,7 +47,8 @@ def main() -> None:
         tasks = timed("task", lambda: [task_line(key, atoms) for key, atoms in zip(keys, images, strict=True)])
         timed("worker: read the task", lambda: [atoms_of(task) for task in tasks])
         frames = timed(
-            "worker: frame", lambda: [(key, written(a, {"key": key})) for key, a in zip(keys, images, strict=True)]
+            "worker: frame",
+            lambda: [{"key": key, "frame": written(a, {"key": key})} for key, a in zip(keys, images, strict=True)],
         )
         with ResultFolder(Path(folder) / "out", settings, []) as out:
             timed("append", lambda: [out.append([frame]) for frame in frames])

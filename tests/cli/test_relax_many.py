@@ -25,7 +25,7 @@ from ase.units import GPa
 from relaxion import Relaxer
 from relaxion import potential as relaxion_potential
 from relaxion.apps.cli import calculators
-from relaxion.apps.cli.flags import declared_options
+from relaxion.apps.cli.progress import declared_options
 from relaxion.apps.relax_many.results import results
 from relaxion.apps.relax_many.run import places
 from relaxion.apps.relax_many.worker import atoms_of, task_line

@@ -9,7 +9,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from relaxion.apps.cli import completion
 from relaxion.apps.cli.command import DONE, RELAXING, command
 from relaxion.apps.cli.options import (
     AgentOption,
@@ -40,8 +39,12 @@ from relaxion.apps.cli.options import (
     check_numbers,
     check_recipe,
     check_structure_files,
+    complete_optimizers,
+    complete_policies,
+    complete_recipes,
     flag,
     option,
+    trainable,
 )
 
 AGAIN = "interrupted; run the same command again to continue"
@@ -75,7 +78,7 @@ def relax(
         option(
             "NAMES",
             "Also run these ASE optimizers from the same start: BFGS,FIRE,...",
-            autocompletion=completion.optimizers,
+            autocompletion=complete_optimizers,
         ),
     ] = "",
     out: Annotated[Path, option("DIR", "Results go to DIR/NAME/.")] = Path("relaxed"),
@@ -231,7 +234,7 @@ def database(
 def learn(
     folder: DatabaseArgument,
     origin: Annotated[
-        str, option("NAME|FILE", "The policy to start from.", "--from", autocompletion=completion.policies)
+        str, option("NAME|FILE", "The policy to start from.", "--from", autocompletion=complete_policies)
     ] = "universal",
     out: Annotated[str, option("NAME|FILE", "The new policy; a NAME is found by --policy, and by auto.")] = "learned",
     calculator: Annotated[str | None, option("NAME", "Learn from this calculator's relaxations only, or all.")] = None,
@@ -267,7 +270,7 @@ def learn(
 def train(
     recipe: Annotated[
         str | None,
-        argument("RECIPE", "A shipped recipe, a TOML file or a run folder.", autocompletion=completion.recipes),
+        argument("RECIPE", "A shipped recipe, a TOML file or a run folder.", autocompletion=complete_recipes),
     ] = None,
     out: Annotated[Path | None, option("RUN", "The run's own folder.", show_default="runs/RECIPE-AGENT-SEED")] = None,
     agent: AgentOption = None,
@@ -284,7 +287,7 @@ def train(
             "POLICY|RUN|FILE",
             "The same; from a policy, its network and trust rule too.",
             "--from",
-            autocompletion=completion.policies,
+            autocompletion=complete_policies,
         ),
     ] = None,
     calc: Annotated[str | None, option("SPEC", "Calculator, for recipes on your own structures (fine-tune).")] = None,
@@ -314,7 +317,7 @@ def train(
     if recipe is None:
         from relaxion.apps.cli.progress import print_table
 
-        print_table([("recipe", True), ("what", False)], completion.trainable().items())
+        print_table([("recipe", True), ("what", False)], trainable().items())
         return DONE
     check_recipe(recipe)
     from relaxion.apps.cli.train import TrainRequest, train_by_recipe
@@ -339,7 +342,7 @@ def collect(
         option(
             "NAME|FILE",
             "Relax with this policy instead of the classical optimizer.",
-            autocompletion=completion.policies,
+            autocompletion=complete_policies,
         ),
     ] = None,
     as_json: Annotated[bool, flag("--json", "The summary as one JSON object on stdout.")] = False,
@@ -351,7 +354,7 @@ def collect(
     relaxion collect universal-data --out data/trial --set number=10 --limit-minutes 5
     Exit codes: 0 complete, 1 error, 2 usage, 3 time limit reached, 130, 143 stopped (the same command continues).
     """
-    from relaxion.apps.cli.collect import collect_into_database
+    from relaxion.apps.cli.relax_many import collect_into_database
 
     return collect_into_database(
         recipe, out, workers, assignments or (), limit_minutes, policy, as_json=as_json, quiet=quiet
@@ -360,7 +363,7 @@ def collect(
 
 @command()
 def tune(
-    recipe: Annotated[str, argument("RECIPE", "As in 'train'.", autocompletion=completion.recipes)],
+    recipe: Annotated[str, argument("RECIPE", "As in 'train'.", autocompletion=complete_recipes)],
     out: Annotated[Path, option("DIR", "Folder of the sweep; an existing sweep is continued.", show_default=False)],
     trials: Annotated[int, option("N", "Total trials, including those of earlier commands.", min=1)],
     varied: Annotated[
