@@ -10,11 +10,11 @@ import pytest
 import torch
 from ase import Atoms
 from ase.build import bulk
+from relaxion.potentials.base import Potential
 
 from relaxion.model.card import ModelCard
 from relaxion.model.policy_file import Network, PolicyBundle
 from relaxion.model.roles import Policy
-from relaxion.potentials.potential import Potential
 from relaxion.structures import Evaluation, Structures
 from relaxion.structures.structures import per_structure_sum
 
@@ -53,7 +53,7 @@ METALS = ("Al", "Ni", "Cu", "Pd", "Ag", "Pt", "Au")
 
 def small_metric_policy(seed: int = 0) -> Policy:
     """Untrained: it says about what springs say, and takes steps of its own."""
-    from relaxion.model.move_actions import MoveActions
+    from relaxion.model.roles import MoveActions
     from relaxion.model.stiffness_network import MetricSettings
     from relaxion.model.stiffness_policy import MetricPolicy
 
@@ -66,7 +66,7 @@ def write_bundle(
     periodic: bool | None = None,
 ) -> Path:  # fmt: skip
     """A bundle of the policy, named as its file."""
-    from relaxion.model.rebuild import described
+    from relaxion.model.policy_file import described
 
     card = ModelCard(
         elements=tuple(elements), smallest_n_atoms=2, largest_n_atoms=16, potential="emt", agent="none", seed=0,
@@ -100,7 +100,7 @@ def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder in place of the policies that ship; the user has none either."""
     folder = tmp_path / "shipped"
     folder.mkdir()
-    monkeypatch.setattr("relaxion.policies.library.SHIPPED", folder)
+    monkeypatch.setattr("relaxion.policies.SHIPPED", folder)
     monkeypatch.setenv("RELAXION_POLICIES", str(tmp_path / "users-own"))
     return folder
 

@@ -18,7 +18,7 @@ import torch
 from relaxion.apps.cli.policies import write_bundle
 from relaxion.files import Stored, json_of, write_json
 from relaxion.model.policy_file import PolicyBundle
-from relaxion.policies.library import find_file, find_policy
+from relaxion.policies import find_file, find_policy
 from relaxion.train.judge.assessment import CORE
 from relaxion.train.runs.packaging import training_command, with_results
 from relaxion.train.runs.run_folder import RunFolder

@@ -15,7 +15,7 @@ import time
 import torch
 from torch import Tensor
 
-from relaxion.model.surroundings import with_graph
+from relaxion.model.layers import with_graph
 from relaxion.settings import assigned
 from relaxion.structures import Move, State
 from relaxion.train.agents.td3 import TD3

@@ -156,12 +156,11 @@ def copper(moved: float = 0.1) -> Atoms:
 
 
 def _make_bundles(root: Path) -> None:
+    from relaxion.model.backbone import AtomNetworkSettings
     from relaxion.model.card import ModelCard
     from relaxion.model.direct_policy import AtomPolicy
-    from relaxion.model.move_actions import MoveActions
-    from relaxion.model.observer import AtomNetworkSettings
-    from relaxion.model.policy_file import PolicyBundle
-    from relaxion.model.rebuild import described
+    from relaxion.model.policy_file import PolicyBundle, described
+    from relaxion.model.roles import MoveActions
     from relaxion.model.stiffness_network import MetricSettings
     from relaxion.model.stiffness_policy import MetricPolicy
 

@@ -37,11 +37,11 @@ from row import CAP, RESULTS, molecule
 from relaxion import Relaxer
 from relaxion.database import RelaxationDatabase, Trajectory
 from relaxion.optimizer import classical as quasi_newton
-from relaxion.optimizer.hessian.internal import factors, model
+from relaxion.optimizer.hessian.internal import constants as factors
+from relaxion.optimizer.hessian.internal import model
 from relaxion.optimizer.hessian.internal.constants import ValenceSettings, shares
 from relaxion.optimizer.hessian.internal.coordinates import changes_of
-from relaxion.optimizer.hessian.internal.model import ValenceModel, near_pairs, valence_at
-from relaxion.optimizer.hessian.internal.secants import ValenceMemory
+from relaxion.optimizer.hessian.internal.model import ValenceMemory, ValenceModel, near_pairs, valence_at
 from relaxion.optimizer.hessian.internal.topology import Topology
 from relaxion.optimizer.hessian.springs import SpringSettings, bonds_of
 from relaxion.optimizer.point import Array, Geometry, Point, dot, longest

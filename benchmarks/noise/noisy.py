@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from relaxion.potentials.base import Potential
 
-from relaxion.potentials.potential import Potential
 from relaxion.structures import Evaluation, Structures
 
 

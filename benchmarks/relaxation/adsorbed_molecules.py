@@ -16,13 +16,13 @@ import numpy as np
 from ase import Atoms
 from ase.build import add_adsorbate, fcc100, fcc111, molecule
 from ase.constraints import FixAtoms
+from relaxion.potentials.base import Potential
 
 from relaxion.batch import BatchRelaxer, BatchSettings
 from relaxion.optimizer.batch_relaxation import Relaxed
 from relaxion.optimizer.choice import new_stepper
 from relaxion.optimizer.classical import QuasiNewtonSettings
 from relaxion.potentials import potential
-from relaxion.potentials.potential import Potential
 
 LATTICE_CONSTANTS = {"Cu": 3.61, "Ag": 4.09, "Au": 4.08, "Ni": 3.52, "Pd": 3.89, "Pt": 3.92, "Al": 4.05}
 MOLECULES = ("CO", "OH", "H2O", "NH3", "CH3", "NO", "N2")

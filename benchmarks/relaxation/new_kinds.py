@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from ase import Atoms
 from own_kinds import MOST_CALLS, calls
+from relaxion.potentials.base import Potential
 
-from relaxion.potentials.potential import Potential
 from relaxion.train.data.starts import KINDS, MetalStarts
 from relaxion.train.runs.recipe import find, settings_from_recipe
 from relaxion.train.supervised.metals import MetalsSettings

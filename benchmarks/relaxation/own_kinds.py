@@ -22,15 +22,15 @@ import argparse
 import numpy as np
 import torch
 from ase import Atoms
+from relaxion.potentials.base import Potential
 
 from relaxion.batch import BatchRelaxer, BatchSettings, relax_batch
 from relaxion.model.stiffness_network import MetricNetwork
 from relaxion.model.stiffness_policy import MetricPolicy
 from relaxion.optimizer.choice import load, new_stepper
 from relaxion.optimizer.hessian.learned import LearnedMetrics, MetricSource, states_at
-from relaxion.optimizer.step_rule import StepControl
+from relaxion.optimizer.safeguard import StepControl
 from relaxion.potentials import potential
-from relaxion.potentials.potential import Potential
 from relaxion.train.collecting.settings import CollectSettings
 from relaxion.train.collecting.starts import file_structures
 from relaxion.train.runs.recipe import find, read_toml

@@ -19,6 +19,8 @@ import numpy as np
 import own_kinds
 import torch
 from ase import Atoms
+from relaxion.optimizer.hessian.base import Secant, believed, corrected, damped
+from relaxion.potentials.base import Potential
 
 from relaxion.batch import BatchRelaxer, BatchSettings
 from relaxion.model.stiffness_network import MetricNetwork
@@ -28,10 +30,8 @@ from relaxion.optimizer.classical import QuasiNewtonSettings
 from relaxion.optimizer.hessian.learned import Asked, LearnedMetrics, Metric, Past
 from relaxion.optimizer.hessian.springs import bonds_of, springs_at
 from relaxion.optimizer.point import Array, Point, dot, structures_of
-from relaxion.optimizer.secants import Secant, believed, corrected, damped
-from relaxion.optimizer.step_rule import StepControl
+from relaxion.optimizer.safeguard import StepControl
 from relaxion.potentials import potential
-from relaxion.potentials.potential import Potential
 from relaxion.train.runs.recipe import find, settings_from_recipe
 from relaxion.train.supervised.metals import MetalsSettings
 from relaxion.train.tasks.stiffness import MetricRunSettings

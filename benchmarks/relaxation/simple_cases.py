@@ -16,10 +16,10 @@ from ase import Atoms
 from ase.build import bulk
 from ase.optimize import BFGS
 from ase.spacegroup import crystal
+from relaxion.potentials.base import Potential
 
 from relaxion.apps.compare.comparison import run_ase_optimizer, run_relaxer
 from relaxion.potentials import potential
-from relaxion.potentials.potential import Potential
 from relaxion.train.judge.optimizers import PolicyChoice
 from relaxion.train.judge.runs import RelaxationTask
 

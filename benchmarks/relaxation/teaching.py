@@ -27,12 +27,11 @@ from itertools import product
 import numpy as np
 import torch
 from own_kinds import metric_of
+from relaxion.potentials.base import Potential
 from torch import Tensor
 
-from relaxion.model.stiffness import Unknowns
+from relaxion.model.stiffness import Unknowns, strain_vectors
 from relaxion.model.stiffness_network import Frame, MetricNetwork, MetricSettings, pulls_of
-from relaxion.model.strains import strain_vectors
-from relaxion.potentials.potential import Potential
 from relaxion.structures import Structures
 from relaxion.train.runs.recipe import find, settings_from_recipe
 from relaxion.train.supervised.examples import Examples

@@ -26,9 +26,8 @@ from molecular_sets import find_set
 from scipy.optimize import minimize
 
 from relaxion import Relaxer
-from relaxion.optimizer.hessian.internal import factors
-from relaxion.optimizer.hessian.internal.constants import ValenceSettings
-from relaxion.optimizer.hessian.internal.factors import labels_of, near_labels
+from relaxion.optimizer.hessian.internal import constants as factors
+from relaxion.optimizer.hessian.internal.constants import ValenceSettings, labels_of, near_labels
 from relaxion.optimizer.hessian.internal.model import ValenceModel, between, near_pairs, valence_at
 from relaxion.optimizer.hessian.springs import Bonds, SpringSettings, bonds_of
 from relaxion.optimizer.point import Array, Geometry

@@ -24,7 +24,7 @@ from ase.calculators.lj import LennardJones as AseLennardJones
 from ase.calculators.morse import MorsePotential
 
 from relaxion.potentials import LennardJones, Morse, Potential, TabulatedEam, potential
-from relaxion.potentials.eam_tables import read_eam_tables
+from relaxion.potentials.eam import read_eam_tables
 from relaxion.structures import Structures
 
 METALS = ["Al", "Cu", "Ag", "Au", "Ni", "Pd", "Pt"]

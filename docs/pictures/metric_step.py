@@ -20,8 +20,8 @@ from matplotlib.collections import LineCollection
 from PIL import Image
 
 from relaxion import Relaxer, State, Structures, potential
-from relaxion.model.rebuild import policy_of
-from relaxion.policies.library import find_policy
+from relaxion.model.policy_file import policy_of
+from relaxion.policies import find_policy
 
 HERE = Path(__file__).parent
 ORANGE, TEAL = "#d9480f", "#0b7285"

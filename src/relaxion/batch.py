@@ -22,23 +22,23 @@ from ase.calculators.calculator import BaseCalculator
 
 from relaxion.database.relaxations import RelaxationDatabase
 from relaxion.errors import MissingStressError, PotentialError, RelaxionError, SettingsError, StructureError
-from relaxion.optimizer.ase_interface import quiet_filters
 from relaxion.optimizer.batch_relaxation import Answer, Relaxation, Relaxed, needs_stress
 from relaxion.optimizer.choice import Chooser, stepper_of
 from relaxion.optimizer.classical import QuasiNewtonSettings
-from relaxion.optimizer.hessian.models import MOST_TOGETHER, KnownPairs
+from relaxion.optimizer.hessian.base import MOST_TOGETHER, KnownPairs
+from relaxion.optimizer.point import quiet_filters
 from relaxion.optimizer.recorded import memory_at
 from relaxion.optimizer.step import Stepper, propose
 from relaxion.potentials.ase import AsePotential
+from relaxion.potentials.base import Potential
 from relaxion.potentials.counting import error_in_words
 from relaxion.potentials.pairwise import PairwisePotential
-from relaxion.potentials.potential import Potential
 from relaxion.potentials.registry import potential as potential_of
 from relaxion.settings import strain_mask
 from relaxion.structures import Structures
 from relaxion.structures.conversion import check_atoms, symmetric
-from relaxion.structures.devices import DeviceLike
 from relaxion.structures.state import Outcome
+from relaxion.structures.structures import DeviceLike
 
 logger = logging.getLogger(__name__)
 

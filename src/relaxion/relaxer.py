@@ -20,34 +20,39 @@ from ase.utils.abc import Optimizable
 
 from relaxion.database.relaxations import RelaxationDatabase
 from relaxion.errors import RestartError, SettingsError
-from relaxion.optimizer.ase_interface import (
+from relaxion.optimizer.choice import CORE, chosen
+from relaxion.optimizer.classical import QuasiNewtonSettings
+from relaxion.optimizer.point import (
     SHORTEST_MOTION,
     STEPS_WITHOUT_MOTION,
+    Array,
     Coordinates,
+    Film,
+    Point,
+    Proposal,
     bare_atoms,
     check_door,
+    frame_of,
     has_geometry,
     images_in,
+    longest,
     place,
     points_at,
+    proposal_in_space,
     read_coordinates,
     read_energy,
     read_point,
     unwrapped,
+    without_foreign,
 )
-from relaxion.optimizer.choice import CORE, chosen
-from relaxion.optimizer.classical import QuasiNewtonSettings
-from relaxion.optimizer.film import Film, frame_of, proposal_in_space
-from relaxion.optimizer.foreign import without_foreign
-from relaxion.optimizer.point import Array, Point, Proposal, longest
 from relaxion.optimizer.recorded import Remembered, memory_at
 from relaxion.optimizer.restart import Saved, read_restart, write_restart
 from relaxion.optimizer.safeguard import Guard
 from relaxion.optimizer.step import propose
 from relaxion.optimizer.trust_region import TrustRegionSettings
 from relaxion.settings import shown
-from relaxion.structures.devices import DeviceLike
 from relaxion.structures.state import Outcome
+from relaxion.structures.structures import DeviceLike
 
 logger = logging.getLogger(__name__)
 

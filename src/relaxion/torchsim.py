@@ -26,14 +26,13 @@ from ase.filters import FrechetCellFilter
 from torch import Tensor
 
 from relaxion.errors import MissingExtraError, SettingsError, StructureError
-from relaxion.optimizer.ase_interface import cell_ratio, place, read_geometry, read_point
 from relaxion.optimizer.batch_relaxation import Answer, Told
 from relaxion.optimizer.choice import Chooser, Decision, stepper_of
 from relaxion.optimizer.classical import QuasiNewtonSettings
-from relaxion.optimizer.packed import packed, unpacked
-from relaxion.optimizer.point import Point, Proposal, longest
+from relaxion.optimizer.point import Point, Proposal, cell_ratio, longest, place, read_geometry, read_point
 from relaxion.optimizer.step import propose
-from relaxion.structures.devices import DeviceLike
+from relaxion.structures.structures import DeviceLike
+from relaxion.torchsim import packed, unpacked
 
 FILTER_SETTINGS = ("hydrostatic_strain", "constant_volume", "scalar_pressure")
 VOIGT = [0, 4, 8, 5, 2, 1]  # xx yy zz yz xz xy in a flat 3 × 3 matrix

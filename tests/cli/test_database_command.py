@@ -23,7 +23,7 @@ from relaxion.errors import PolicyError
 from relaxion.files import Format
 from relaxion.model.policy_file import KIND, PolicyBundle
 from relaxion.optimizer.choice import Chooser
-from relaxion.policies.library import SHIPPED
+from relaxion.policies import SHIPPED
 
 
 @pytest.fixture(autouse=True)
@@ -116,7 +116,7 @@ def learned(error_ratio: float = 0.5, elements: tuple[str, ...] = ("Cu", "Au")) 
     """A policy as `learn` would have left it."""
     from relaxion.model.card import LearnedFrom
     from relaxion.potentials import potential
-    from relaxion.potentials.details import details_of, fingerprint
+    from relaxion.potentials.counting import details_of, fingerprint
 
     metals = PolicyBundle.read(SHIPPED / "metals.safetensors")
     source = LearnedFrom(

@@ -12,11 +12,10 @@ from typing import Any
 import pytest
 import torch
 
+from relaxion import policies as library
 from relaxion.model.direct_policy import AtomGaussianPolicy
-from relaxion.model.policy_file import PolicyBundle
-from relaxion.model.rebuild import policy_of
-from relaxion.policies import library
-from relaxion.policies.library import find_policy
+from relaxion.model.policy_file import PolicyBundle, policy_of
+from relaxion.policies import find_policy
 from relaxion.settings import assigned
 from relaxion.train.runs import checkpoint
 from relaxion.train.runs.loop import train

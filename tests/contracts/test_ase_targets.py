@@ -21,7 +21,7 @@ from ase.utils.abc import Optimizable
 import relaxion
 from relaxion import Relaxer
 from relaxion.errors import SettingsError, StructureError
-from relaxion.optimizer.ase_interface import gradient_sign
+from relaxion.optimizer.point import gradient_sign
 
 TRIANGLE = [[0.0, 0.0, 0.0], [1.3, 0.0, 0.0], [0.0, 1.2, 0.3]]
 

@@ -26,7 +26,7 @@ from relaxion.potentials import (
     ZhouEam,
 )
 from relaxion.potentials.chgnet import Chgnet
-from relaxion.potentials.eam_tables import EamTables
+from relaxion.potentials.eam import EamTables
 from relaxion.structures import Evaluation, Graph, Move, Structures
 from relaxion.structures.structures import per_structure_sum
 

@@ -54,7 +54,7 @@ def test_every_option_of_the_common_optimizers_is_known():
 
     from ase import optimize
 
-    from relaxion.optimizer.foreign import OPTIONS
+    from relaxion.optimizer.point import OPTIONS
 
     ours = {*inspect.signature(Relaxer).parameters, "self", "args"}
     for name in ("BFGS", "LBFGS", "LBFGSLineSearch", "FIRE", "FIRE2", "MDMin", "BFGSLineSearch", "CellAwareBFGS"):

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import torch
+from relaxion.potentials.base import Potential
 
 from relaxion.potentials import potential
-from relaxion.potentials.potential import Potential
 from relaxion.structures import Evaluation, Move, State, Structures
 from relaxion.train.agents.shared import adam
 from relaxion.train.diagnostics import Event

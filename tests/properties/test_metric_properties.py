@@ -21,10 +21,8 @@ from test_equivariance import (
     turned,
 )
 
-from relaxion.model.environment_information import INFORMATION
-from relaxion.model.matrices import dense
-from relaxion.model.move_actions import MoveActions
-from relaxion.model.solve import solve
+from relaxion.model.roles import INFORMATION, MoveActions
+from relaxion.model.solve import dense, solve
 from relaxion.model.stiffness_network import MetricNetwork, MetricSettings, pulls_of
 from relaxion.model.stiffness_policy import MetricGaussianPolicy, MetricPolicy
 

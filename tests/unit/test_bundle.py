@@ -16,21 +16,19 @@ from ase.build import bulk
 from safetensors.torch import save_file
 from torch import nn
 
+from relaxion import policies as library
 from relaxion.errors import PolicyError
 from relaxion.files import Stored
 from relaxion.model import policy_file as bundle_module
-from relaxion.model import rebuild as bundled
+from relaxion.model import policy_file as bundled
+from relaxion.model.backbone import AtomNetworkSettings
 from relaxion.model.card import CardResult, ModelCard
 from relaxion.model.direct_policy import AtomGaussianPolicy, AtomPolicy
-from relaxion.model.environment_information import INFORMATION
-from relaxion.model.move_actions import MoveActions
-from relaxion.model.observer import AtomNetworkSettings
-from relaxion.model.policy_file import Network, PolicyBundle, covers, uncovered
-from relaxion.model.rebuild import described, policy_of
+from relaxion.model.policy_file import Network, PolicyBundle, covers, described, policy_of, uncovered
+from relaxion.model.roles import INFORMATION, MoveActions
 from relaxion.model.stiffness_network import MetricSettings
 from relaxion.model.stiffness_policy import MetricGaussianPolicy, MetricPolicy
-from relaxion.policies import library
-from relaxion.policies.library import find_policy, known_policies, user_folder
+from relaxion.policies import find_policy, known_policies, user_folder
 from relaxion.structures import Evaluation, Move, State, Structures
 
 CARD = ModelCard(
@@ -164,7 +162,7 @@ def test_reading_and_rebuilding_load_no_training_code(path: Path) -> None:
     code = f"""
 import sys
 from relaxion.model import find_policy
-from relaxion.model.rebuild import policy_of
+from relaxion.model.policy_file import policy_of
 policy_of(find_policy({str(path)!r}))
 print([n for n in sys.modules if n.startswith(("relaxion.train.agents", "relaxion.train.experience", "relaxion.train",
                                                "gymnasium", "e3nn", "tensorboard", "matplotlib"))])

@@ -23,11 +23,11 @@ from relaxion.model.layers import (
     StackedLinear,
     StackedMLP,
     SummedMessages,
+    Surroundings,
     mixed,
     packed,
     unpacked,
 )
-from relaxion.model.surroundings import Surroundings
 from relaxion.settings import Settings
 
 

@@ -39,7 +39,7 @@ class LearnedFrom(Settings):
     """Of the weights of that."""
 
     calculators: tuple[str, ...]
-    """Fingerprints of the calculators of the memory (`potentials/details.py`)."""
+    """Fingerprints of the calculators of the memory (`potentials/counting.py`)."""
 
     elements: tuple[str, ...]
     """Symbols of the elements in the memory."""

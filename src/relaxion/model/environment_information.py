@@ -9,9 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from relaxion.errors import SettingsError
-from relaxion.model.layers import Generator, StackedMLP
-from relaxion.model.species import covalent_radii
-from relaxion.model.surroundings import structure_mean
+from relaxion.model.layers import Generator, StackedMLP, covalent_radii, structure_mean
 from relaxion.settings import nearest
 from relaxion.structures import State
 from relaxion.structures.structures import per_structure_max, per_structure_sum

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from relaxion.errors import MissingStressError, SettingsError
-from relaxion.model.strains import strain_matrices, strain_vectors
-from relaxion.model.surroundings import structure_mean
+from relaxion.model.layers import structure_mean
+from relaxion.model.stiffness import strain_matrices, strain_vectors
 from relaxion.structures import Move, State, Structures
 from relaxion.structures.structures import per_structure_sum
 

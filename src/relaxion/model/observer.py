@@ -6,9 +6,17 @@ import torch
 from torch import Tensor, nn
 
 from relaxion.model.backbone import AtomInputs, BackboneSettings, Features, InformationSettings, backbone_class
-from relaxion.model.layers import Generator
-from relaxion.model.species import N_DESCRIPTORS, descriptors
-from relaxion.model.surroundings import Surroundings, changes_along, lengths, pair_inputs, softened, stress_along
+from relaxion.model.layers import (
+    N_DESCRIPTORS,
+    Generator,
+    Surroundings,
+    changes_along,
+    descriptors,
+    lengths,
+    pair_inputs,
+    softened,
+    stress_along,
+)
 from relaxion.structures import Move, State
 from relaxion.structures.structures import per_structure_sum
 

@@ -31,7 +31,7 @@ FORMAT = Format(version=1, error=PolicyError, upgrades=UPGRADES, advice="downloa
 class Network:
     """One network: of which kind, made with which settings, and what it learned.
 
-    Kinds are known to `relaxion.model.rebuild`, which makes networks from this and the other way round.
+    Kinds are known to `relaxion.model.policy_file`, which makes networks from this and the other way round.
     """
 
     kind: str

@@ -12,9 +12,8 @@ from torch import Tensor, nn
 
 from relaxion.errors import PolicyError, SettingsError
 from relaxion.model.backbone import BackboneSettings
-from relaxion.model.move_actions import MoveActions
 from relaxion.model.policy_file import Network, PolicyBundle
-from relaxion.model.roles import Policy
+from relaxion.model.roles import MoveActions, Policy
 from relaxion.settings import shown
 
 
@@ -28,8 +27,8 @@ class Family:
 
 
 def _direct() -> Family:
+    from relaxion.model.backbone import AtomNetworkSettings
     from relaxion.model.direct_policy import AtomGaussianPolicy, AtomPolicy
-    from relaxion.model.observer import AtomNetworkSettings
 
     return Family(AtomNetworkSettings, AtomPolicy, AtomGaussianPolicy)
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from relaxion.model.matrices import by_size, dense, sparse_product
+from relaxion.model.solve import by_size, dense, sparse_product
 from relaxion.model.stiffness import Stiffness, Unknowns
 from relaxion.structures.structures import atom_rows
 

@@ -18,7 +18,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from relaxion.model.strains import strain_matrices, strain_vectors
+from relaxion.model.stiffness import strain_matrices, strain_vectors
 from relaxion.structures import Structures
 from relaxion.structures.structures import atom_rows, per_structure_sum, rows_of
 

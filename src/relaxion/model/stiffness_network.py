@@ -9,18 +9,34 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
-from relaxion.model.backbone import AtomInputs, BackboneSettings, InformationSettings, backbone_class
-from relaxion.model.layers import Generator, StackedLinear, StackedMLP, mixed, tamed
-from relaxion.model.move_actions import stresses_of
-from relaxion.model.observer import N_STATE_SCALARS, N_STATE_VECTORS, state_inputs
+from relaxion.model.backbone import (
+    N_STATE_SCALARS,
+    N_STATE_VECTORS,
+    AtomInputs,
+    BackboneSettings,
+    InformationSettings,
+    backbone_class,
+    state_inputs,
+)
+from relaxion.model.layers import (
+    Generator,
+    StackedLinear,
+    StackedMLP,
+    Surroundings,
+    covalent_radii,
+    mixed,
+    pair_inputs,
+    softened,
+    stress_along,
+    structure_mean,
+    tamed,
+)
+from relaxion.model.roles import stresses_of
 from relaxion.model.solve import COARSE_TOLERANCE, softened_by, solve
-from relaxion.model.species import covalent_radii
-from relaxion.model.stiffness import Stiffness, Unknowns
-from relaxion.model.strains import strain_matrices, strain_vectors
-from relaxion.model.surroundings import Surroundings, pair_inputs, softened, stress_along, structure_mean
+from relaxion.model.stiffness import Stiffness, Unknowns, strain_matrices, strain_vectors
 from relaxion.settings import Settings
 from relaxion.structures import State
-from relaxion.structures.devices import moved_to
+from relaxion.structures.structures import moved_to
 
 LARGEST_ANSWER = 4.0  # springs and floors lie within e^±4 of the prior, arms within ±4: B stays far from singular
 SWITCH_WIDTH = 1.0  # Å before the cutoff, over which springs fade

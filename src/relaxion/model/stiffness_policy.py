@@ -8,14 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from relaxion.model.environment_information import Gate
 from relaxion.model.layers import Generator
-from relaxion.model.move_actions import MoveActions
-from relaxion.model.roles import Policy, StochasticPolicy, squashed_log_density
+from relaxion.model.roles import Gate, MoveActions, Policy, StochasticPolicy, squashed_log_density
 from relaxion.model.solve import solve
-from relaxion.model.stiffness import Stiffness, Unknowns
+from relaxion.model.stiffness import Stiffness, Unknowns, strain_matrices
 from relaxion.model.stiffness_network import Frame, MetricNetwork, MetricSettings
-from relaxion.model.strains import strain_matrices
 from relaxion.structures import Move, State
 
 SMALLEST_FACTOR = 0.1

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from relaxion.errors import SettingsError
-from relaxion.model.species import covalent_radii
+from relaxion.model.layers import covalent_radii
 from relaxion.structures import Graph, Move, State, Structures
 from relaxion.structures.structures import per_structure_sum
 

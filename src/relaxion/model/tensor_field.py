@@ -28,11 +28,11 @@ from relaxion.model.layers import (
     Scratch,
     StackedLinear,
     SummedMessages,
+    Surroundings,
     mixed,
     packed,
     unpacked,
 )
-from relaxion.model.surroundings import Surroundings
 
 SIZES = (1, 3, 5)  # components of 0e, 1o, 2e
 

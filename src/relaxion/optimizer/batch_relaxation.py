@@ -16,12 +16,21 @@ from ase.units import GPa
 
 from relaxion.database.relaxations import RelaxationDatabase
 from relaxion.errors import PotentialError
-from relaxion.optimizer.ase_interface import SHORTEST_MOTION, STEPS_WITHOUT_MOTION, place, read_coordinates, read_point
-from relaxion.optimizer.point import Array, Point, Proposal, longest
+from relaxion.optimizer.point import (
+    SHORTEST_MOTION,
+    STEPS_WITHOUT_MOTION,
+    Array,
+    Point,
+    Proposal,
+    longest,
+    place,
+    read_coordinates,
+    read_point,
+)
 from relaxion.optimizer.recorded import Remembered
 from relaxion.optimizer.step import Stepper
+from relaxion.potentials.base import Potential
 from relaxion.potentials.counting import CountingCalculator
-from relaxion.potentials.potential import Potential
 from relaxion.settings import strain_mask
 from relaxion.structures.conversion import forget_symmetry
 from relaxion.structures.state import Outcome

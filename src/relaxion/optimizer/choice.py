@@ -15,19 +15,17 @@ from ase.data import atomic_numbers as numbers_of
 
 from relaxion.errors import PolicyError, SettingsError
 from relaxion.model.card import BODIES, ModelCard
-from relaxion.model.policy_file import PolicyBundle, uncovered
-from relaxion.model.rebuild import policy_of
+from relaxion.model.policy_file import PolicyBundle, policy_of, uncovered
 from relaxion.model.roles import Policy
 from relaxion.model.stiffness_policy import MetricPolicy
-from relaxion.optimizer.ase_interface import in_vacuum, molecular_share
 from relaxion.optimizer.classical import QuasiNewton, QuasiNewtonSettings
 from relaxion.optimizer.hessian.learned import TRUST, DirectMetrics, LearnedMetrics, MetricSource
-from relaxion.optimizer.safeguard import Guard
+from relaxion.optimizer.point import in_vacuum, molecular_share
+from relaxion.optimizer.safeguard import GATE, Guard, StepControl, rule_of
 from relaxion.optimizer.step import Stepper
-from relaxion.optimizer.step_rule import GATE, StepControl, rule_of
-from relaxion.policies.library import find_file, own_files, shipped_names
-from relaxion.potentials.details import details_of, fingerprint
-from relaxion.structures.devices import DeviceLike, device_of
+from relaxion.policies import find_file, own_files, shipped_names
+from relaxion.potentials.counting import details_of, fingerprint
+from relaxion.structures.structures import DeviceLike, device_of
 
 logger = logging.getLogger(__name__)
 

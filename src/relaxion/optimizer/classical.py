@@ -16,15 +16,12 @@ from typing import Any
 
 import numpy as np
 
+from relaxion.optimizer.hessian.base import LocalModel, Secant, Solve, corrected, damped, downhill, weighted_error
 from relaxion.optimizer.hessian.internal.constants import ValenceSettings
-from relaxion.optimizer.hessian.internal.model import ValenceModel
-from relaxion.optimizer.hessian.internal.path import along_internals
-from relaxion.optimizer.hessian.internal.secants import ValenceMemory
+from relaxion.optimizer.hessian.internal.model import ValenceMemory, ValenceModel, along_internals
 from relaxion.optimizer.hessian.learned import MetricSource, Past
-from relaxion.optimizer.hessian.models import LocalModel
 from relaxion.optimizer.hessian.springs import SpringSettings
 from relaxion.optimizer.point import Array, Point, Proposal, cosine, dot
-from relaxion.optimizer.secants import Secant, Solve, corrected, damped, downhill, weighted_error
 from relaxion.optimizer.trust_region import TrustRegion, TrustRegionSettings, screened
 
 FLOORS = 6  # tried until a step of molecules fits the trust radius

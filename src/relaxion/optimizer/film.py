@@ -9,8 +9,7 @@ from ase import Atoms
 from ase.filters import Filter, FrechetCellFilter, UnitCellFilter
 from numpy.typing import NDArray
 
-from relaxion.optimizer.ase_interface import cell_ratio
-from relaxion.optimizer.point import Array, Proposal
+from relaxion.optimizer.point import Array, Proposal, cell_ratio
 
 LARGEST_BYTES = 64_000_000  # then every second frame goes: a film must never be what fills the memory
 FARTHEST = 1e6  # Å; of an arrow

@@ -11,9 +11,8 @@ from ase.filters import Filter, UnitCellFilter
 
 from relaxion.database.relaxations import USER, EvaluatedPoint, Recording, RelaxationDatabase, key_of
 from relaxion.database.trajectory import RelaxationStart
-from relaxion.optimizer.ase_interface import bare_atoms, read_energy, read_geometry
-from relaxion.optimizer.point import Array
-from relaxion.potentials.details import details_of
+from relaxion.optimizer.point import Array, bare_atoms, read_energy, read_geometry
+from relaxion.potentials.counting import details_of
 
 
 def memory_at(given: str | Path | RelaxationDatabase | None) -> RelaxationDatabase | None:

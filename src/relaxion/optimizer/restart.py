@@ -13,8 +13,7 @@ from ase.filters import Filter, UnitCellFilter
 
 from relaxion.errors import RestartError
 from relaxion.files import json_of
-from relaxion.optimizer.ase_interface import bare_atoms
-from relaxion.optimizer.point import Array
+from relaxion.optimizer.point import Array, bare_atoms
 from relaxion.settings import shown
 from relaxion.structures.conversion import LARGEST_EXTENT, SMALLEST_VOLUME
 

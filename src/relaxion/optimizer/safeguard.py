@@ -15,11 +15,10 @@ from typing import Any
 import numpy as np
 
 from relaxion.optimizer.classical import QuasiNewton, QuasiNewtonSettings
+from relaxion.optimizer.hessian.base import LocalModel, Secant, Solve, believed, corrected, missed
 from relaxion.optimizer.hessian.learned import Metric, MetricSource, Past
-from relaxion.optimizer.hessian.models import LocalModel
 from relaxion.optimizer.point import Array, Point, Proposal, dot
-from relaxion.optimizer.secants import Secant, Solve, believed, corrected, missed
-from relaxion.optimizer.step_rule import DEFAULT, StepControl
+from relaxion.optimizer.safeguard import DEFAULT, StepControl
 
 POLICY = "policy"  # the method of its proposals
 

@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 
 from relaxion.optimizer.classical import QuasiNewton
-from relaxion.optimizer.fire import Fire
-from relaxion.optimizer.hessian.models import Base, KnownPairs, LocalModel, models_at
+from relaxion.optimizer.hessian.base import Base, KnownPairs, LocalModel, Secant, models_at
 from relaxion.optimizer.point import Array, Geometry, Point, Proposal
-from relaxion.optimizer.secants import Secant
+from relaxion.optimizer.step import Fire
 
 LARGEST = 1e100  # beyond it squares are infinite
 FIRE_STEPS = 20  # at least so many before the quasi-Newton method is trusted again

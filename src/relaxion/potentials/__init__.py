@@ -1,11 +1,11 @@
 """What the world answers: potentials, and what may be moved (`corrector`) and wanted (`reward`)."""
 
 from relaxion.potentials.ase import AsePotential, PotentialCalculator
+from relaxion.potentials.base import PairGraphPotential, Potential
 from relaxion.potentials.eam import TabulatedEam
 from relaxion.potentials.eam_zhou import ZhouEam
 from relaxion.potentials.emt import Emt
 from relaxion.potentials.pair import LennardJones, Morse
-from relaxion.potentials.potential import PairGraphPotential, Potential
 from relaxion.potentials.registry import PotentialEntry, known_potentials, potential
 
 __all__ = [

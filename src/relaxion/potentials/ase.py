@@ -8,8 +8,8 @@ from ase import Atoms
 from ase.calculators.calculator import BaseCalculator, Calculator, all_changes
 
 from relaxion.errors import PotentialError
-from relaxion.potentials.closing import close_calculator
-from relaxion.potentials.potential import Potential
+from relaxion.potentials.ase import close_calculator
+from relaxion.potentials.base import Potential
 from relaxion.structures import Evaluation, Structures
 
 

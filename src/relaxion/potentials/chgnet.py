@@ -8,14 +8,13 @@ import torch
 from torch import Tensor
 
 from relaxion.errors import PotentialError, SettingsError
-from relaxion.potentials.chgnet_network import ANGLE_CUTOFF, CUTOFF, ChgnetGraph, ChgnetNetwork
-from relaxion.potentials.extras import package_folder
+from relaxion.potentials.base import Potential
+from relaxion.potentials.chgnet import ANGLE_CUTOFF, CUTOFF, ChgnetGraph, ChgnetNetwork
+from relaxion.potentials.engines import package_folder
 from relaxion.potentials.pairwise import evaluated_in_portions, on_device
-from relaxion.potentials.potential import Potential
 from relaxion.structures import Evaluation, Structures
-from relaxion.structures.devices import DeviceLike, device_of
-from relaxion.structures.graph import Pairs
-from relaxion.structures.structures import per_structure_sum
+from relaxion.structures.state import Pairs
+from relaxion.structures.structures import DeviceLike, device_of, per_structure_sum
 
 REPAIR = "pip install 'chgnet>=0.4,<0.5'"
 VERSION = "0.3.0"  # what `chgnet.model.CHGNet.load()` loads

@@ -13,7 +13,7 @@ from ase.calculators.calculator import BaseCalculator, Calculator, PropertyNotIm
 
 from relaxion.errors import PotentialError, RelaxionError
 from relaxion.potentials.ase import AsePotential, PotentialCalculator
-from relaxion.potentials.potential import Potential
+from relaxion.potentials.base import Potential
 
 
 class CalculatorFailed(PotentialError):

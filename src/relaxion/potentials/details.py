@@ -10,9 +10,9 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from relaxion.potentials.ase import AsePotential, PotentialCalculator
+from relaxion.potentials.base import Potential
 from relaxion.potentials.counting import CountingCalculator
 from relaxion.potentials.eam import TabulatedEam
-from relaxion.potentials.potential import Potential
 
 LONGEST_VALUE = 400  # characters of one parameter
 

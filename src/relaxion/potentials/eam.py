@@ -19,7 +19,7 @@ import torch
 from scipy.interpolate import CubicSpline
 from torch import Tensor
 
-from relaxion.potentials.eam_tables import EamTables, read_eam_tables
+from relaxion.potentials.eam import EamTables, read_eam_tables
 from relaxion.potentials.pairwise import ElementPotential, PairTerms, pick
 
 

@@ -20,7 +20,7 @@ from ase.data import atomic_numbers
 from relaxion.errors import FileError, PotentialError
 from relaxion.files import json_of, text_of
 from relaxion.potentials.ase import AsePotential
-from relaxion.potentials.extras import Extra
+from relaxion.potentials.engines import Extra
 
 ENGINES: dict[str, Extra] = {
     "sevennet": Extra(

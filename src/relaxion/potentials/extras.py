@@ -14,7 +14,7 @@ from relaxion.errors import MissingExtraError, SettingsError, UnknownPotentialEr
 if TYPE_CHECKING:
     import torch
 
-    from relaxion.potentials.potential import Potential
+    from relaxion.potentials.base import Potential
 
 
 @dataclass(frozen=True)

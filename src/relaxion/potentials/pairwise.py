@@ -16,9 +16,9 @@ import torch
 from ase.data import atomic_numbers
 from torch import Tensor
 
-from relaxion.potentials.potential import Potential
+from relaxion.potentials.base import Potential
 from relaxion.structures import Evaluation, Structures
-from relaxion.structures.graph import Pairs
+from relaxion.structures.state import Pairs
 from relaxion.structures.structures import per_structure_sum
 
 BondNetwork: TypeAlias = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]

@@ -19,16 +19,15 @@ from ase.data import chemical_symbols
 
 from relaxion.errors import PotentialError, RelaxionError, SettingsError, UnknownPotentialError
 from relaxion.potentials.ase import AsePotential, PotentialCalculator
+from relaxion.potentials.base import Potential
 from relaxion.potentials.eam import TabulatedEam
 from relaxion.potentials.eam_zhou import ZhouEam
 from relaxion.potentials.emt import Emt
-from relaxion.potentials.engines import ENGINES
-from relaxion.potentials.extras import Extra, is_installed
+from relaxion.potentials.engines import ENGINES, Extra, is_installed
 from relaxion.potentials.pair import LennardJones, Morse
-from relaxion.potentials.potential import Potential
 from relaxion.potentials.torchsim import TorchSimPotential, is_torchsim_model
 from relaxion.settings import assigned, assignment, nearest
-from relaxion.structures.devices import DeviceLike, device_of
+from relaxion.structures.structures import DeviceLike, device_of
 
 BUILT_IN: dict[str, tuple[Callable[..., Potential], str]] = {
     "emt": (Emt, "effective medium theory, equal to ASE's EMT; batched"),

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from relaxion.errors import PotentialError
-from relaxion.potentials.potential import Potential
+from relaxion.potentials.base import Potential
 from relaxion.structures import Evaluation, Structures
 
 TRAITS = ("compute_forces", "compute_stress", "memory_scales_with", "device", "dtype", "forward")

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from relaxion.errors import StructureError
 from relaxion.structures import Move, Structures
-from relaxion.structures.graph import Pairs
+from relaxion.structures.state import Pairs
 from relaxion.structures.structures import per_structure_max
 
 # A longer step is first cut to this length: no runaway atom may ask for a search over the whole crystal.

@@ -10,9 +10,16 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from relaxion.structures.graph import Graph
-from relaxion.structures.move import Move
-from relaxion.structures.structures import Structures, atom_rows, concatenated, numbers_of, per_structure_max, rows_of
+from relaxion.structures.state import Graph
+from relaxion.structures.structures import (
+    Move,
+    Structures,
+    atom_rows,
+    concatenated,
+    numbers_of,
+    per_structure_max,
+    rows_of,
+)
 
 
 class Outcome(IntEnum):

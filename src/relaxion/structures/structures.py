@@ -16,7 +16,7 @@ from relaxion.errors import StructureError
 from relaxion.structures.conversion import check_atoms, movable
 
 if TYPE_CHECKING:
-    from relaxion.structures.move import Move
+    from relaxion.structures.structures import Move
 
 # fields of `Structures`, and the shape of what belongs to one atom or structure
 PER_ATOM = {"positions": (3,), "atomic_numbers": (), "structure_index": (), "movable": ()}

@@ -17,12 +17,12 @@ import pytest
 import torch
 from ase.build import bulk
 from ase.filters import FrechetCellFilter
+from relaxion.potentials.base import Potential
 
 from relaxion.database import RelaxationDatabase, Trajectory
 from relaxion.errors import FileError, PotentialError, RunError, SettingsError
 from relaxion.optimizer.choice import new_stepper
 from relaxion.potentials import potential
-from relaxion.potentials.potential import Potential
 from relaxion.structures import Evaluation, Outcome, Structures
 from relaxion.train.collecting.collect import collect, jobs, summary
 from relaxion.train.collecting.relaxing import Pool, Skipped

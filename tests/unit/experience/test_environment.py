@@ -12,10 +12,10 @@ from ase import Atoms
 from ase.build import bulk
 from ase.calculators.emt import EMT
 from ase.constraints import FixAtoms
+from relaxion.potentials.base import Potential
 
 from relaxion.errors import StructureError
 from relaxion.potentials.ase import AsePotential
-from relaxion.potentials.potential import Potential
 from relaxion.structures import Evaluation, Graph, Move, Outcome, State, Structures
 from relaxion.train.data.alloys import fcc_alloys
 from relaxion.train.data.perturbations import perturbation

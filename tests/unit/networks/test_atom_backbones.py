@@ -15,21 +15,23 @@ from ase.data import covalent_radii as radii_of_ase
 from torch import Tensor
 
 from relaxion.errors import MissingExtraError, SettingsError, StructureError
-from relaxion.model.backbone import AtomInputs, BackboneSettings, LightMessages, backbone_class
+from relaxion.model.backbone import AtomInputs, AtomNetworkSettings, BackboneSettings, LightMessages, backbone_class
 from relaxion.model.direct_policy import AtomPolicy
-from relaxion.model.layers import Scratch, SummedMessages
-from relaxion.model.move_actions import MoveActions
-from relaxion.model.observer import AtomNetworkSettings
-from relaxion.model.species import (
+from relaxion.model.layers import (
     COVALENT_RADII,
     ELECTRONEGATIVITIES,
     HEAVIEST,
+    Scratch,
+    SummedMessages,
+    Surroundings,
     covalent_radii,
     descriptors,
     group_and_period,
+    smooth_step,
     valence,
+    with_graph,
 )
-from relaxion.model.surroundings import Surroundings, smooth_step, with_graph
+from relaxion.model.roles import MoveActions
 from relaxion.model.tensor_field import PATHS, TensorMessages, coupling, pair_couplings
 from relaxion.structures import Evaluation, Graph, State, Structures
 from relaxion.train.agents.atom_critics import AtomCritics
@@ -208,7 +210,7 @@ def test_a_missing_e3nn_is_named_with_the_command_that_helps(monkeypatch: pytest
 def test_the_light_network_loads_no_e3nn() -> None:
     code = (
         "import sys; from relaxion.model.direct_policy import AtomPolicy; "
-        "from relaxion.model.move_actions import MoveActions; "
+        "from relaxion.model.roles import MoveActions; "
         "AtomPolicy(MoveActions()); print('e3nn' in sys.modules)"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

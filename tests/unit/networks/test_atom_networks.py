@@ -14,11 +14,10 @@ from ase.constraints import FixAtoms
 from torch import Tensor, nn
 
 from relaxion.errors import MissingStressError, SettingsError
+from relaxion.model.backbone import AtomNetworkSettings
 from relaxion.model.direct_policy import AtomGaussianPolicy, AtomPolicy
-from relaxion.model.environment_information import INFORMATION, Gate, environment_information
-from relaxion.model.move_actions import MoveActions
-from relaxion.model.observer import AtomNetworkSettings
-from relaxion.model.strains import strain_vectors
+from relaxion.model.roles import INFORMATION, Gate, MoveActions, environment_information
+from relaxion.model.stiffness import strain_vectors
 from relaxion.structures import Evaluation, Move, State, Structures
 from relaxion.train.agents.atom_critics import AtomCategoricalCritic, AtomCritics
 

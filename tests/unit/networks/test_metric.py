@@ -13,13 +13,11 @@ from ase.constraints import FixAtoms
 from torch import Tensor
 
 import relaxion
-from relaxion.model.matrices import by_size, dense
-from relaxion.model.move_actions import MoveActions
-from relaxion.model.solve import LEAST_STIFF, SHARES, Method, softened_by, solve
-from relaxion.model.stiffness import Stiffness, Unknowns
+from relaxion.model.roles import MoveActions
+from relaxion.model.solve import LEAST_STIFF, SHARES, Method, by_size, dense, softened_by, solve
+from relaxion.model.stiffness import Stiffness, Unknowns, strain_matrices, strain_vectors
 from relaxion.model.stiffness_network import Frame, MetricNetwork, MetricSettings, pulls_of
 from relaxion.model.stiffness_policy import MetricActions, MetricGaussianPolicy, MetricPolicy
-from relaxion.model.strains import strain_matrices, strain_vectors
 from relaxion.optimizer.hessian.springs import SpringSettings, springs_at
 from relaxion.optimizer.point import Geometry
 from relaxion.structures import Evaluation, Graph, State, Structures
@@ -280,7 +278,7 @@ def test_sizes_solved_apart_are_solved_alike(cell_free: bool, monkeypatch: pytes
     assert [len({round(float(s), 6) for s in share[stiffness.link_structure[::2] == n]}) for n in (0, 1)] == [1, 1]
     assert float(share[0]) == pytest.approx(1.0)
     assert float(share[-1]) < 0.6
-    monkeypatch.setattr("relaxion.model.matrices.SMALL", 1)
+    monkeypatch.setattr("relaxion.model.solve.SMALL", 1)
     assert [which.tolist() for which, _ in by_size(stiffness)] == [[1], [0]]
     for one, other in zip(together, answers(), strict=True):
         torch.testing.assert_close(one, other)

@@ -8,7 +8,7 @@ from ase import Atoms
 from ase.build import bulk
 
 import relaxion
-from relaxion.model.observer import AtomNetworkSettings
+from relaxion.model.backbone import AtomNetworkSettings
 from relaxion.model.stiffness_network import MetricSettings
 from relaxion.model.stiffness_policy import MetricActions, MetricGaussianPolicy, MetricPolicy
 from relaxion.structures import Structures

@@ -19,7 +19,7 @@ from relaxion.errors import SettingsError
 from relaxion.model.stiffness_network import MetricNetwork
 from relaxion.potentials.chgnet import Chgnet
 from relaxion.structures import Structures
-from relaxion.structures.devices import device_of, moved_to
+from relaxion.structures.structures import device_of, moved_to
 
 MAKERS = ("tensor", "as_tensor", "zeros", "ones", "empty", "full", "arange", "linspace", "eye", "rand", "randn")
 

@@ -12,17 +12,16 @@ from ase.build import bulk
 from ase.calculators.emt import EMT
 from ase.constraints import FixAtoms
 from ase.filters import FrechetCellFilter
+from relaxion.optimizer.hessian.base import Base, models_at
 
 from relaxion import Outcome, Relaxer
+from relaxion.model.backbone import AtomNetworkSettings
 from relaxion.model.direct_policy import AtomPolicy
-from relaxion.model.move_actions import MoveActions
-from relaxion.model.observer import AtomNetworkSettings
-from relaxion.optimizer.ase_interface import read_point
+from relaxion.model.roles import MoveActions
 from relaxion.optimizer.choice import new_stepper
 from relaxion.optimizer.hessian.learned import DirectMetrics, Metric, Past, states_at
-from relaxion.optimizer.hessian.models import Base, models_at
 from relaxion.optimizer.hessian.springs import SpringSettings, springs_at
-from relaxion.optimizer.point import Point
+from relaxion.optimizer.point import Point, read_point
 from relaxion.optimizer.step import Stepper, propose
 from relaxion.structures import Move, State
 

@@ -11,9 +11,7 @@ from ase.constraints import FixBondLength
 from ase.filters import FrechetCellFilter, UnitCellFilter
 
 from relaxion import Relaxer
-from relaxion.optimizer.ase_interface import place, read_point
-from relaxion.optimizer.film import Film, Frame, frame_of, proposal_in_space
-from relaxion.optimizer.point import Proposal
+from relaxion.optimizer.point import Film, Frame, Proposal, frame_of, place, proposal_in_space, read_point
 
 
 def frame(call: int, n_atoms: int = 10) -> Frame:

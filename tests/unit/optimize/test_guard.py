@@ -15,19 +15,16 @@ from ase.build import bulk
 from ase.calculators.calculator import Calculator, all_changes
 from ase.calculators.emt import EMT
 from ase.constraints import FixAtoms
+from relaxion.optimizer.hessian.base import Base, LocalModel, Secant, believed, corrected, damped, missed, models_at
 
 from relaxion import Relaxer
 from relaxion.errors import PolicyError, SettingsError, StructureError
 from relaxion.optimizer import safeguard as guard_module
-from relaxion.optimizer.ase_interface import read_point
 from relaxion.optimizer.classical import QuasiNewton, QuasiNewtonSettings
 from relaxion.optimizer.hessian.learned import Asked, Metric
-from relaxion.optimizer.hessian.models import Base, LocalModel, models_at
-from relaxion.optimizer.point import Geometry, Point, Proposal, dot
-from relaxion.optimizer.safeguard import Feedback, Guard, GuardSettings
-from relaxion.optimizer.secants import Secant, believed, corrected, damped, missed
+from relaxion.optimizer.point import Geometry, Point, Proposal, dot, read_point
+from relaxion.optimizer.safeguard import DEFAULT, Feedback, Guard, GuardSettings, StepControl, constant_network, rule_of
 from relaxion.optimizer.step import Stepper, propose
-from relaxion.optimizer.step_rule import DEFAULT, StepControl, constant_network, rule_of
 
 FMAX = 0.02
 CREDULOUS = GuardSettings(smallest_cosine=-1.0, largest_ratio=1e9)

@@ -14,18 +14,17 @@ from ase.calculators.emt import EMT
 from ase.constraints import FixAtoms, FixCartesian
 from ase.filters import Filter, FrechetCellFilter, UnitCellFilter
 from ase.stress import voigt_6_to_full_3x3_stress
+from relaxion.optimizer.hessian.base import Base, models_at
 
 from relaxion import Relaxer
 from relaxion.model import solve as metric_solve
+from relaxion.model.stiffness import strain_matrices
 from relaxion.model.stiffness_network import MetricNetwork, pulls_of
-from relaxion.model.strains import strain_matrices
-from relaxion.optimizer.ase_interface import read_point
 from relaxion.optimizer.choice import new_stepper
 from relaxion.optimizer.classical import QuasiNewtonSettings
 from relaxion.optimizer.hessian import learned as learned_metric
 from relaxion.optimizer.hessian.learned import LearnedMetrics, Metric
-from relaxion.optimizer.hessian.models import Base, models_at
-from relaxion.optimizer.point import Point, cell_factor_of
+from relaxion.optimizer.point import Point, cell_factor_of, read_point
 from relaxion.optimizer.step import propose
 from relaxion.structures import Evaluation, State, Structures
 

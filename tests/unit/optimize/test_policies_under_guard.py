@@ -23,7 +23,7 @@ from relaxion import Outcome, Relaxer
 from relaxion.errors import PolicyError, RestartError, SettingsError, StructureError
 from relaxion.model.policy_file import Network
 from relaxion.optimizer.choice import CORE, Chooser, load
-from relaxion.optimizer.step_rule import StepControl, constant_network
+from relaxion.optimizer.safeguard import StepControl, constant_network
 
 
 class Counted(EMT):

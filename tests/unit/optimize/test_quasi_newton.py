@@ -6,20 +6,18 @@ from functools import partial
 import numpy as np
 import pytest
 from ase import Atoms
+from relaxion.optimizer.hessian.base import LocalModel, Secant, corrected, weighted_error
+from relaxion.potentials.base import Potential
 
 from relaxion.apps.compare.sets import find_set
 from relaxion.batch import BatchRelaxer, BatchSettings
 from relaxion.optimizer.choice import new_stepper
 from relaxion.optimizer.classical import QuasiNewton, QuasiNewtonSettings
-from relaxion.optimizer.fire import Fire
-from relaxion.optimizer.hessian.models import LocalModel
 from relaxion.optimizer.hessian.springs import bonds_of
 from relaxion.optimizer.point import Geometry, Point, Proposal, dot, longest
-from relaxion.optimizer.secants import Secant, corrected, weighted_error
-from relaxion.optimizer.step import Stepper, propose
+from relaxion.optimizer.step import Fire, Stepper, propose
 from relaxion.optimizer.trust_region import TrustRegionSettings, energy_change, noise, screened
 from relaxion.potentials.pair import LennardJones
-from relaxion.potentials.potential import Potential
 from relaxion.train.data.clusters import optbench_cluster
 
 GENERATOR = np.random.default_rng(0)

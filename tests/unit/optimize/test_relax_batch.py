@@ -13,6 +13,7 @@ from ase.calculators.calculator import Calculator
 from ase.calculators.emt import EMT
 from ase.constraints import FixAtoms, FixBondLengths, FixCartesian, FixCom
 from ase.filters import FrechetCellFilter
+from relaxion.potentials.base import Potential
 
 import relaxion
 from relaxion import Outcome, Relaxer, relax_batch, relax_stream
@@ -20,7 +21,6 @@ from relaxion.apps.compare.sets import find_set
 from relaxion.batch import BatchRelaxer, BatchSettings
 from relaxion.errors import MissingStressError, SettingsError
 from relaxion.potentials.emt import Emt
-from relaxion.potentials.potential import Potential
 from relaxion.structures import Evaluation
 
 SEED = 8300  # below 9000: not of a benchmark

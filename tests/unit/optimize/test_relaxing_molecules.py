@@ -14,9 +14,9 @@ from ase.filters import FrechetCellFilter
 from relaxion import Relaxer, relax_batch
 from relaxion.apps.compare.sets import find_set
 from relaxion.optimizer import classical as quasi_newton
-from relaxion.optimizer.ase_interface import molecular_share, read_point
 from relaxion.optimizer.choice import CORE, Chooser, new_stepper
 from relaxion.optimizer.classical import QuasiNewtonSettings
+from relaxion.optimizer.point import molecular_share, read_point
 from relaxion.optimizer.step import propose
 from relaxion.structures.state import Outcome
 

@@ -16,7 +16,7 @@ from ase.calculators.emt import EMT
 from ase.filters import FrechetCellFilter
 from ase.optimize import BFGS
 
-from relaxion.policies.library import SHIPPED
+from relaxion.policies import SHIPPED
 from relaxion.potentials.chgnet import Chgnet
 from relaxion.relaxer import Relaxer
 

@@ -226,7 +226,7 @@ def test_steps_in_single_precision(cell: bool) -> None:
 
 
 def test_packed_snapshots_are_what_they_were() -> None:
-    from relaxion.optimizer.packed import packed, unpacked
+    from relaxion.torchsim import packed, unpacked
 
     plain = {
         "none": None,

@@ -11,12 +11,16 @@ from ase.build.tube import nanotube
 
 from relaxion.optimizer.choice import new_stepper
 from relaxion.optimizer.classical import QuasiNewtonSettings
-from relaxion.optimizer.hessian.internal.constants import ValenceSettings, constants_of
+from relaxion.optimizer.hessian.internal.constants import ValenceSettings, constants_of, factors_of
 from relaxion.optimizer.hessian.internal.coordinates import difference, values_at
-from relaxion.optimizer.hessian.internal.factors import factors_of
-from relaxion.optimizer.hessian.internal.model import LARGEST_DENSE, ValenceModel, valence_at
-from relaxion.optimizer.hessian.internal.path import along_internals, moved
-from relaxion.optimizer.hessian.internal.secants import ValenceMemory
+from relaxion.optimizer.hessian.internal.model import (
+    LARGEST_DENSE,
+    ValenceMemory,
+    ValenceModel,
+    along_internals,
+    moved,
+    valence_at,
+)
 from relaxion.optimizer.hessian.internal.topology import Topology, bonds_in, topology_of
 from relaxion.optimizer.hessian.springs import SpringSettings, bonds_of
 from relaxion.optimizer.point import Geometry, Point, longest

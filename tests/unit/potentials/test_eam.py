@@ -16,8 +16,7 @@ from scipy.interpolate import InterpolatedUnivariateSpline
 
 from relaxion.errors import FileError
 from relaxion.potentials import TabulatedEam, ZhouEam
-from relaxion.potentials.eam import Splines
-from relaxion.potentials.eam_tables import read_eam_tables
+from relaxion.potentials.eam import Splines, read_eam_tables
 from relaxion.structures import Structures
 
 N_RHO, N_R, CUTOFF, LARGEST_DENSITY = 400, 500, 6.0, 40.0

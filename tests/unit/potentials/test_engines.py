@@ -17,9 +17,8 @@ from ase.build import bulk, fcc111, molecule
 
 from relaxion.errors import MissingElementError, PotentialError, StructureError
 from relaxion.potentials import potential
-from relaxion.potentials.chgnet import Chgnet
+from relaxion.potentials.chgnet import Chgnet, angles_between
 from relaxion.potentials.chgnet import load_network as load_chgnet
-from relaxion.potentials.chgnet_network import angles_between
 from relaxion.potentials.gfn2 import Gfn2
 from relaxion.structures import Structures
 

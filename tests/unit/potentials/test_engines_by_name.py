@@ -20,8 +20,7 @@ from ase.calculators.emt import EMT
 
 from relaxion.errors import FileError, MissingElementError, PotentialError, SettingsError, UnknownPotentialError
 from relaxion.potentials import potential
-from relaxion.potentials.engines import ENGINES, elements_of_commands
-from relaxion.potentials.extras import is_installed
+from relaxion.potentials.engines import ENGINES, elements_of_commands, is_installed
 from relaxion.structures import Structures
 
 

@@ -12,8 +12,8 @@ from ase.build import bulk, fcc111
 
 from relaxion.errors import StructureError
 from relaxion.structures import Graph, Structures
-from relaxion.structures import graph as neighbors
-from relaxion.structures.graph import Pairs
+from relaxion.structures import state as neighbors
+from relaxion.structures.state import Pairs
 
 CUTOFF = 4.1
 

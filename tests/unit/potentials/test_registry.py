@@ -12,7 +12,7 @@ from ase.calculators.emt import EMT
 import relaxion
 from relaxion.errors import FileError, MissingExtraError, SettingsError, UnknownPotentialError
 from relaxion.potentials import AsePotential, Emt, LennardJones, Morse, Potential, PotentialCalculator, ZhouEam
-from relaxion.potentials.details import details_of, fingerprint
+from relaxion.potentials.counting import details_of, fingerprint
 from relaxion.potentials.registry import EXTRAS, known_potentials, potential, with_options, without_options
 from relaxion.structures import Structures
 

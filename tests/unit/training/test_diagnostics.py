@@ -13,8 +13,8 @@ import torch
 from ase import Atoms
 from ase.build import bulk
 
-from relaxion.model.move_actions import MoveActions
-from relaxion.model.observer import AtomNetworkSettings
+from relaxion.model.backbone import AtomNetworkSettings
+from relaxion.model.roles import MoveActions
 from relaxion.potentials import potential
 from relaxion.structures import Move, Outcome, State, Structures
 from relaxion.train.agents.d4pg import D4PGSettings

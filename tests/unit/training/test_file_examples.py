@@ -10,7 +10,7 @@ from ase.build import bulk
 from ase.io import write
 
 from relaxion.errors import CheckpointError, RunError
-from relaxion.policies.library import find_policy
+from relaxion.policies import find_policy
 from relaxion.train.runs.loop import read_weights, train
 from relaxion.train.runs.recipe import find, settings_from_recipe
 

@@ -14,10 +14,9 @@ from ase.calculators.emt import EMT
 from relaxion import Relaxer
 from relaxion.errors import CheckpointError, RunError, SettingsError
 from relaxion.files import Stored
-from relaxion.model.stiffness import Unknowns
+from relaxion.model.stiffness import Unknowns, strain_vectors
 from relaxion.model.stiffness_network import pulls_of
 from relaxion.model.stiffness_policy import MetricGaussianPolicy, MetricPolicy
-from relaxion.model.strains import strain_vectors
 from relaxion.optimizer.hessian.learned import LearnedMetrics
 from relaxion.optimizer.safeguard import Guard
 from relaxion.potentials.registry import potential

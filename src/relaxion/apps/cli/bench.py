@@ -34,7 +34,7 @@ from relaxion.files import part_of, replace_file
 from relaxion.optimizer.choice import CORE as CLASSICAL
 from relaxion.optimizer.choice import Chooser
 from relaxion.paths import without_slice
-from relaxion.potentials.potential import Potential
+from relaxion.potentials.base import Potential
 from relaxion.potentials.registry import make_potential
 from relaxion.structures import Structures
 from relaxion.train.data.dataset import read

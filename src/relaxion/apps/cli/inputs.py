@@ -17,7 +17,7 @@ from relaxion.apps.compare.checks import check_structure, rattled
 from relaxion.apps.compare.result_folder import stem
 from relaxion.errors import FileError, SettingsError
 from relaxion.paths import chosen_numbers, without_slice
-from relaxion.potentials.potential import Potential
+from relaxion.potentials.base import Potential
 from relaxion.potentials.registry import with_options
 from relaxion.settings import assigned
 from relaxion.train.data.dataset import read

@@ -13,7 +13,7 @@ from relaxion.errors import FileError, SettingsError
 from relaxion.files import replace_file
 from relaxion.model.card import POLICY, percent
 from relaxion.model.policy_file import SUFFIX, PolicyBundle
-from relaxion.policies.library import (
+from relaxion.policies import (
     KnownPolicy,
     find_policy,
     known_policies,

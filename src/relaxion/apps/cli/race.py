@@ -23,7 +23,7 @@ from relaxion.apps.report.race import Race, race_page, raced, verdict
 from relaxion.apps.report.relaxation import OURS
 from relaxion.errors import FileError, SettingsError
 from relaxion.paths import without_slice
-from relaxion.potentials.potential import Potential
+from relaxion.potentials.base import Potential
 from relaxion.potentials.registry import make_potential
 from relaxion.train.data.dataset import read
 from relaxion.train.judge.optimizers import PolicyChoice, check_policy, chosen_optimizers, policy_argument

@@ -50,8 +50,8 @@ from relaxion.apps.compare.result_folder import (
 )
 from relaxion.errors import FileError
 from relaxion.optimizer.recorded import memory_at
+from relaxion.potentials.base import Potential
 from relaxion.potentials.counting import error_in_words
-from relaxion.potentials.potential import Potential
 from relaxion.potentials.registry import make_potential
 from relaxion.structures.conversion import symmetric
 from relaxion.train.judge.optimizers import PolicyChoice, check_policy, chosen_optimizers, policy_argument

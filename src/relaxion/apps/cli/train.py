@@ -19,7 +19,7 @@ from relaxion.apps.tuning import Sweep, SweepPlan, Trial, TrialWorker, first_val
 from relaxion.errors import FileError, SettingsError
 from relaxion.files import kind_of
 from relaxion.model.policy_file import KIND as POLICY_KIND
-from relaxion.policies.library import find_policy
+from relaxion.policies import find_policy
 from relaxion.settings import assigned
 from relaxion.train.collectors import trainer_with
 from relaxion.train.diagnostics import DIAGNOSIS, standing

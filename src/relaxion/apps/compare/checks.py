@@ -11,7 +11,7 @@ from ase.constraints import FixAtoms
 from ase.neighborlist import neighbor_list
 
 from relaxion.errors import MissingStressError, StructureError
-from relaxion.potentials.potential import Potential
+from relaxion.potentials.base import Potential
 from relaxion.structures import Structures
 from relaxion.structures.conversion import check_atoms
 from relaxion.train.data.perturbations import rattle

@@ -11,8 +11,8 @@ from pathlib import Path
 from ase.io import Trajectory
 from ase.optimize.optimize import Optimizer
 
-from relaxion.optimizer.ase_interface import quiet_filters
 from relaxion.optimizer.choice import CORE
+from relaxion.optimizer.point import quiet_filters
 from relaxion.potentials.counting import error_in_words
 from relaxion.relaxer import Relaxer
 from relaxion.train.judge.optimizers import PolicyChoice

@@ -17,8 +17,8 @@ from ase.filters import FrechetCellFilter
 from relaxion.errors import SettingsError
 from relaxion.potentials import potential
 from relaxion.potentials.ase import PotentialCalculator
+from relaxion.potentials.base import Potential
 from relaxion.potentials.pair import LennardJones
-from relaxion.potentials.potential import Potential
 from relaxion.relaxer import Relaxer
 from relaxion.settings import nearest
 from relaxion.train.data.alloys import EMT_METALS, LATTICE_CONSTANTS, by_lattice_constant, random_alloy

@@ -11,7 +11,7 @@ import numpy as np
 from ase.data import chemical_symbols, covalent_radii
 from ase.data.colors import jmol_colors
 
-from relaxion.optimizer.film import Frame
+from relaxion.optimizer.point import Frame
 from relaxion.train.judge.runs import Reading
 
 LARGEST_BYTES = 330_000  # of all films of a page; library, style and scripts need about 600 000

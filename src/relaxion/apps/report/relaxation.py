@@ -28,7 +28,7 @@ from relaxion.apps.report.words import (
     versions,
 )
 from relaxion.optimizer.choice import CORE
-from relaxion.optimizer.film import Frame
+from relaxion.optimizer.point import Frame
 from relaxion.train.judge.runs import Reading, Run
 from relaxion.train.judge.statistics import SAME_MINIMUM_EV_PER_ATOM
 

@@ -12,7 +12,7 @@ from relaxion.apps.report.film import HOW, Reel, film_parts
 from relaxion.apps.report.page import Part, columns
 from relaxion.apps.report.run import WatchedRun
 from relaxion.apps.report.words import count, outcome_words, rounded, short, signed
-from relaxion.optimizer.film import Frame
+from relaxion.optimizer.point import Frame
 from relaxion.train.judge.contest import Score
 from relaxion.train.judge.films import MILLI
 from relaxion.train.judge.runs import Reading

@@ -18,8 +18,7 @@ from relaxion.apps.report.relaxation import RelaxationReport, policy_in_words, r
 from relaxion.apps.report.run import looks_like_run
 from relaxion.apps.report.training import training_report
 from relaxion.errors import FileError, SettingsError
-from relaxion.optimizer.ase_interface import bare_atoms
-from relaxion.optimizer.film import Film, Frame, frame_of
+from relaxion.optimizer.point import Film, Frame, bare_atoms, frame_of
 from relaxion.relaxer import Relaxer
 from relaxion.train.data.dataset import read
 from relaxion.train.judge.runs import Reading, Run, finite, largest_force

@@ -18,12 +18,10 @@ import torch
 from torch import Tensor
 
 from relaxion.errors import StructureError
-from relaxion.model.matrices import by_size, dense, sparse_product
 from relaxion.model.roles import Policy
-from relaxion.model.solve import COARSE_TOLERANCE, LARGEST_DENSE, Inverse, gradients_of
-from relaxion.model.stiffness import Stiffness, Unknowns
+from relaxion.model.solve import COARSE_TOLERANCE, LARGEST_DENSE, Inverse, by_size, dense, gradients_of, sparse_product
+from relaxion.model.stiffness import Stiffness, Unknowns, strain_vectors
 from relaxion.model.stiffness_network import MetricNetwork
-from relaxion.model.strains import strain_vectors
 from relaxion.optimizer.hessian.springs import FACTOR, SOLVE, SpringMetric
 from relaxion.optimizer.point import Array, Geometry, Point, structures_of
 from relaxion.structures import Evaluation, Move, State, Structures

@@ -14,7 +14,7 @@ from relaxion.optimizer.hessian.learned import Asked, Metric, MetricSource, Past
 from relaxion.optimizer.hessian.springs import Bonds, SpringMetric, SpringSettings, bonds_of, radii_scale, springs_at
 from relaxion.optimizer.point import Geometry, Point, structures_of
 from relaxion.structures import Structures
-from relaxion.structures.graph import Pairs
+from relaxion.structures.state import Pairs
 
 LARGEST_TOGETHER = 64  # atoms; larger structures keep a core busy by themselves
 MOST_TOGETHER = 64  # structures of about the same size: matrices are padded to the largest

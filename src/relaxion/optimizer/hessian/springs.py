@@ -24,7 +24,7 @@ from scipy.linalg import get_lapack_funcs
 from relaxion.errors import StructureError
 from relaxion.optimizer.point import Array, Geometry, structures_of
 from relaxion.structures import Structures
-from relaxion.structures.graph import Pairs
+from relaxion.structures.state import Pairs
 
 LARGEST_DENSE = 900  # coordinates; above it conjugate gradients are quicker than a Cholesky factorisation
 LARGEST_CUTOFF = 8.0  # Å

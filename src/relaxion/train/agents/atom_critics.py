@@ -6,12 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
-from relaxion.model.backbone import Features
-from relaxion.model.environment_information import check_names, environment_information
-from relaxion.model.layers import Generator, StackedLinear, StackedMLP, tamed
-from relaxion.model.observer import AtomNetworkSettings, Observer
-from relaxion.model.roles import CategoricalCritic, Critics
-from relaxion.model.surroundings import structure_mean
+from relaxion.model.backbone import AtomNetworkSettings, Features, Observer
+from relaxion.model.layers import Generator, StackedLinear, StackedMLP, structure_mean, tamed
+from relaxion.model.roles import CategoricalCritic, Critics, check_names, environment_information
 from relaxion.structures import Move, State, Structures
 
 

@@ -25,8 +25,8 @@ from relaxion.train.agents.vector_networks import (
 )
 
 if TYPE_CHECKING:
-    from relaxion.model.move_actions import MoveActions
-    from relaxion.model.observer import AtomNetworkSettings
+    from relaxion.model.backbone import AtomNetworkSettings
+    from relaxion.model.roles import MoveActions
     from relaxion.model.stiffness_network import MetricSettings
 
 AnyAgent: TypeAlias = TD3 | SAC | DDPG | D4PG

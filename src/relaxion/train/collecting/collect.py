@@ -21,14 +21,13 @@ import torch
 from relaxion.database.relaxations import RelaxationDatabase
 from relaxion.database.trajectory import Trajectory
 from relaxion.errors import FileError, PolicyError, RelaxionWarning, RunError
-from relaxion.model.policy_file import PolicyBundle
-from relaxion.model.rebuild import policy_of
+from relaxion.model.policy_file import PolicyBundle, policy_of
 from relaxion.model.stiffness_policy import MetricPolicy
 from relaxion.optimizer.choice import new_stepper
 from relaxion.optimizer.hessian.learned import LearnedMetrics
-from relaxion.policies.library import find_file
+from relaxion.policies import find_file
 from relaxion.potentials import potential
-from relaxion.potentials.potential import Potential
+from relaxion.potentials.base import Potential
 from relaxion.structures import Outcome
 from relaxion.train.collecting.relaxing import MakeStepper, Pool
 from relaxion.train.collecting.settings import CollectSettings

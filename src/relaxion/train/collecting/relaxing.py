@@ -17,7 +17,7 @@ from relaxion.batch import BatchRelaxer, BatchSettings
 from relaxion.database.trajectory import Trajectory
 from relaxion.optimizer.batch_relaxation import TOO_LARGE_A_FORCE, Relaxed, Visit
 from relaxion.optimizer.step import Stepper
-from relaxion.potentials.potential import Potential
+from relaxion.potentials.base import Potential
 from relaxion.structures import Outcome, Structures
 from relaxion.train.collecting.settings import CollectSettings
 from relaxion.train.collecting.starts import Start

@@ -13,8 +13,7 @@ from torch import Generator
 
 from relaxion.errors import SettingsError, StructureError
 from relaxion.settings import nearest
-from relaxion.structures.move import Move
-from relaxion.structures.structures import PER_ATOM, Structures, per_structure_sum, rows_of
+from relaxion.structures.structures import PER_ATOM, Move, Structures, per_structure_sum, rows_of
 
 Perturbation = Callable[[Structures, Generator], Structures]
 

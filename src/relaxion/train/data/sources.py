@@ -16,8 +16,8 @@ from ase.formula import Formula
 from torch import Generator
 
 from relaxion.errors import SettingsError
-from relaxion.potentials.extras import is_installed
-from relaxion.potentials.potential import Potential
+from relaxion.potentials.base import Potential
+from relaxion.potentials.engines import is_installed
 from relaxion.potentials.registry import EXTRAS
 from relaxion.settings import nearest
 from relaxion.structures import Structures

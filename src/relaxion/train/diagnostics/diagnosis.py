@@ -14,7 +14,7 @@ from relaxion.errors import StructureError
 from relaxion.files import Stored, joined
 from relaxion.model.roles import CategoricalCritic, Critics
 from relaxion.structures import Move, Outcome, State, Structures
-from relaxion.structures.graph import Pairs
+from relaxion.structures.state import Pairs
 from relaxion.train.diagnostics.rules import LIMITS, PREFIX, Alarms, Event, Seen
 from relaxion.train.diagnostics.tally import Averages, Finished, Mean, RelaxationsUnderWay, Tally
 from relaxion.train.experience.reward import largest_force

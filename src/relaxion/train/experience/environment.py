@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Generator, Tensor
 
 from relaxion.errors import StructureError
-from relaxion.potentials.potential import Potential
+from relaxion.potentials.base import Potential
 from relaxion.settings import Settings
 from relaxion.structures import Evaluation, Graph, Move, Outcome, State, Structures
 from relaxion.structures.minimum_distance import Nearest, correct

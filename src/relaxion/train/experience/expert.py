@@ -14,9 +14,8 @@ from pydantic import Field
 from torch import Generator, Tensor
 
 from relaxion.optimizer.classical import QuasiNewton, QuasiNewtonSettings
-from relaxion.optimizer.hessian.models import Base, models_at
+from relaxion.optimizer.hessian.base import Base, Secant, models_at
 from relaxion.optimizer.point import Array, Geometry, Point, cell_factor_of
-from relaxion.optimizer.secants import Secant
 from relaxion.optimizer.trust_region import TrustRegionSettings
 from relaxion.settings import Settings
 from relaxion.structures import Move, State

@@ -18,7 +18,7 @@ from torch import Tensor
 
 import relaxion
 from relaxion.errors import StructureError
-from relaxion.potentials.potential import Potential
+from relaxion.potentials.base import Potential
 from relaxion.structures import Move, Outcome, State, Structures
 from relaxion.structures.structures import per_structure_sum
 from relaxion.train.data.alloys import fcc_alloys

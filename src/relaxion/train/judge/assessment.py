@@ -20,7 +20,7 @@ from relaxion.files import json_of, write_json
 from relaxion.optimizer import batch_relaxation
 from relaxion.optimizer.choice import new_stepper
 from relaxion.optimizer.step import Stepper
-from relaxion.potentials.potential import Potential
+from relaxion.potentials.base import Potential
 from relaxion.settings import shown
 from relaxion.structures import Outcome, Structures
 from relaxion.train.judge.contest import Conditions, relax_one

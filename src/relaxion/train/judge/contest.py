@@ -13,9 +13,9 @@ from ase.neighborlist import natural_cutoffs, neighbor_list
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
-from relaxion.optimizer.ase_interface import quiet_filters
+from relaxion.optimizer.point import quiet_filters
+from relaxion.potentials.base import Potential
 from relaxion.potentials.counting import CalculatorFailed, CallLimitReached, error_in_words
-from relaxion.potentials.potential import Potential
 from relaxion.train.judge.optimizers import Contestant
 from relaxion.train.judge.runs import RelaxationTask, Stage, largest_force
 

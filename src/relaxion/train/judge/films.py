@@ -10,7 +10,7 @@ import numpy as np
 from ase.symbols import Symbols
 from torch import Tensor
 
-from relaxion.optimizer.film import Film, Frame
+from relaxion.optimizer.point import Film, Frame
 from relaxion.structures import Outcome, State, Structures
 from relaxion.train.experience.reward import largest_force
 from relaxion.train.judge.runs import finite

@@ -16,8 +16,8 @@ from ase.optimize.cellawarebfgs import CellAwareBFGS
 from ase.optimize.optimize import DEFAULT_MAX_STEPS, Optimizer
 
 from relaxion.errors import SettingsError
-from relaxion.optimizer.ase_interface import bare_atoms
 from relaxion.optimizer.choice import Chooser
+from relaxion.optimizer.point import bare_atoms
 from relaxion.relaxer import Relaxer
 from relaxion.settings import nearest
 

@@ -13,9 +13,9 @@ from ase.calculators.singlepoint import SinglePointCalculator
 from ase.filters import Filter, FrechetCellFilter
 from ase.units import GPa
 
-from relaxion.optimizer.film import Film, Frame, frame_of
+from relaxion.optimizer.point import Film, Frame, frame_of
+from relaxion.potentials.base import Potential
 from relaxion.potentials.counting import Answered, CountingCalculator
-from relaxion.potentials.potential import Potential
 from relaxion.settings import strain_mask
 from relaxion.structures.conversion import forget_symmetry
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from relaxion.policies.library import find_policy
+from relaxion.policies import find_policy
 from relaxion.errors import CheckpointError, PolicyError
 from relaxion.files import Stored, joined
 

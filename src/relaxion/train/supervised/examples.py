@@ -19,9 +19,8 @@ from scipy.linalg import polar
 from torch import Tensor
 
 from relaxion.database.trajectory import Trajectory
-from relaxion.model.stiffness import Unknowns
+from relaxion.model.stiffness import Unknowns, strain_vectors
 from relaxion.model.stiffness_network import pulls_of
-from relaxion.model.strains import strain_vectors
 from relaxion.structures import Evaluation, Move, Outcome, State, Structures
 from relaxion.structures.structures import per_structure_sum
 from relaxion.train.experience.reward import largest_force

@@ -12,7 +12,7 @@ from torch import Generator
 
 from relaxion.errors import MissingStressError, RunError
 from relaxion.model.stiffness_network import MetricNetwork
-from relaxion.potentials.potential import Potential
+from relaxion.potentials.base import Potential
 from relaxion.potentials.registry import make_potential
 from relaxion.structures import Structures
 from relaxion.train.data.perturbations import perturbation

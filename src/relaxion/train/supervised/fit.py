@@ -21,9 +21,8 @@ from torch import Tensor
 from relaxion.errors import SettingsError
 from relaxion.files import Stored, joined
 from relaxion.model.solve import solve
-from relaxion.model.stiffness import Unknowns
+from relaxion.model.stiffness import Unknowns, strain_vectors
 from relaxion.model.stiffness_network import Frame, MetricNetwork
-from relaxion.model.strains import strain_vectors
 from relaxion.settings import Settings
 from relaxion.train.supervised.examples import Examples
 

@@ -17,9 +17,9 @@ from torch import Generator
 
 from relaxion.errors import RelaxionWarning, RunError
 from relaxion.model.stiffness_network import MetricNetwork
-from relaxion.optimizer.step_rule import StepControl
+from relaxion.optimizer.safeguard import StepControl
 from relaxion.potentials import potential
-from relaxion.potentials.potential import Potential
+from relaxion.potentials.base import Potential
 from relaxion.structures import Structures
 from relaxion.train.collecting.relaxing import Sizing, bring_to_volume
 from relaxion.train.collecting.settings import CollectSettings, KindSettings

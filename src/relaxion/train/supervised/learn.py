@@ -28,14 +28,13 @@ from relaxion.database.trajectory import Trajectory
 from relaxion.errors import CheckpointError, PolicyError, RunError
 from relaxion.files import open_lock
 from relaxion.model.card import LearnedFrom
-from relaxion.model.policy_file import PolicyBundle
-from relaxion.model.rebuild import network_of
+from relaxion.model.policy_file import PolicyBundle, network_of
 from relaxion.model.stiffness_policy import MetricPolicy
-from relaxion.optimizer.ase_interface import in_vacuum, molecular_share
 from relaxion.optimizer.choice import CORE, Loaded, leaves_molecules, new_stepper
 from relaxion.optimizer.hessian.learned import LearnedMetrics
-from relaxion.potentials.details import fingerprint
-from relaxion.potentials.potential import Potential
+from relaxion.optimizer.point import in_vacuum, molecular_share
+from relaxion.potentials.base import Potential
+from relaxion.potentials.counting import fingerprint
 from relaxion.structures import Structures
 from relaxion.train.judge.assessment import CAP, FMAX, Relax, under_guard
 from relaxion.train.judge.statistics import Interval, resampled

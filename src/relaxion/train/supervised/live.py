@@ -23,8 +23,8 @@ from relaxion.model.stiffness_network import MetricNetwork
 from relaxion.optimizer.batch_relaxation import Relaxed
 from relaxion.optimizer.choice import new_stepper
 from relaxion.optimizer.hessian.learned import LearnedMetrics, states_at
-from relaxion.optimizer.step_rule import StepControl
-from relaxion.potentials.potential import Potential
+from relaxion.optimizer.safeguard import StepControl
+from relaxion.potentials.base import Potential
 from relaxion.train.data.starts import Starts
 from relaxion.train.judge.assessment import Assessor
 from relaxion.train.judge.assessment import Starts as AssessedStarts

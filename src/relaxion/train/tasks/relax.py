@@ -12,9 +12,9 @@ from torch import Tensor
 
 from relaxion.errors import CheckpointError
 from relaxion.files import Stored, digest, joined
+from relaxion.model.layers import with_graph
 from relaxion.model.roles import Policy
 from relaxion.model.stiffness_network import MetricSettings
-from relaxion.model.surroundings import with_graph
 from relaxion.structures import Move, State
 from relaxion.structures.minimum_distance import correct
 from relaxion.train.agents.shared import Agent, best_actions, scale_learning_rates

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from relaxion.model.move_actions import ForceMoveActions, MoveActions
+from relaxion.model.layers import with_graph
+from relaxion.model.roles import ForceMoveActions, MoveActions
 from relaxion.model.stiffness_network import MetricSettings
 from relaxion.model.stiffness_policy import MetricActions
-from relaxion.model.surroundings import with_graph
 from relaxion.structures import Move, State
 from relaxion.train.agents.make import AnyAgent, atom_agent
 from relaxion.train.agents.shared import PolicyPenalty

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from relaxion.errors import SettingsError
 from relaxion.files import Stored
-from relaxion.model.observer import AtomNetworkSettings
+from relaxion.model.backbone import AtomNetworkSettings
 from relaxion.model.stiffness_network import MetricSettings, MetricShape
 from relaxion.settings import Settings, nearest
 from relaxion.train.agents.make import AGENT_SETTINGS

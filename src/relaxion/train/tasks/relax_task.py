@@ -12,8 +12,8 @@ from ase.data import chemical_symbols
 
 from relaxion.errors import AssessmentStopped, MissingElementError, RelaxionWarning, RunError, SettingsError
 from relaxion.files import Stored
-from relaxion.model.rebuild import network_of, policy_of
-from relaxion.potentials.potential import Potential
+from relaxion.model.policy_file import network_of, policy_of
+from relaxion.potentials.base import Potential
 from relaxion.potentials.registry import potential
 from relaxion.structures import Move, Outcome, State, Structures
 from relaxion.train.data.perturbations import perturbation

@@ -16,15 +16,14 @@ from pydantic import Field
 from torch import Tensor
 
 from relaxion.files import Stored, digest, joined
-from relaxion.model.move_actions import MoveActions
-from relaxion.model.policy_file import PolicyBundle
-from relaxion.model.rebuild import network_of, policy_of
+from relaxion.model.policy_file import PolicyBundle, network_of, policy_of
+from relaxion.model.roles import MoveActions
 from relaxion.model.stiffness_network import MetricSettings
 from relaxion.model.stiffness_policy import MetricPolicy
 from relaxion.optimizer.choice import new_stepper
 from relaxion.optimizer.hessian.learned import LearnedMetrics
+from relaxion.optimizer.safeguard import DEFAULT, GATE, INEXACT, StepControl, constant_network, rule_of
 from relaxion.optimizer.step import Stepper
-from relaxion.optimizer.step_rule import DEFAULT, GATE, INEXACT, StepControl, constant_network, rule_of
 from relaxion.settings import Settings
 from relaxion.train.judge.assessment import FMAX, Assessed, under_guard
 from relaxion.train.runs.checkpoint import checked_finite, named_generator, taken_back

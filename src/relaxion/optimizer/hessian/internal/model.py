@@ -12,9 +12,15 @@ from ase.data import covalent_radii
 from numpy.typing import NDArray
 
 from relaxion.errors import StructureError
-from relaxion.optimizer.hessian.internal.constants import FARTHEST, ValenceSettings, constants_of, shares
+from relaxion.optimizer.hessian.internal.constants import (
+    FARTHEST,
+    ValenceSettings,
+    constants_of,
+    factors_of,
+    near_factors,
+    shares,
+)
 from relaxion.optimizer.hessian.internal.coordinates import changes_of, values_at
-from relaxion.optimizer.hessian.internal.factors import factors_of, near_factors
 from relaxion.optimizer.hessian.internal.topology import (
     NON_METALS,
     Indices,
@@ -33,7 +39,7 @@ from relaxion.optimizer.hessian.springs import (
     blocks_of,
 )
 from relaxion.optimizer.point import Array, Geometry, structures_of
-from relaxion.structures.graph import Pairs
+from relaxion.structures.state import Pairs
 
 LARGEST_DENSE = 250  # coordinates; above it a sparse factorisation is quicker, since molecules are mostly chains
 CARTESIAN = 0.1  # c, 1/Å: weight of x among internal coordinates; it speaks where none of them does
