@@ -53,7 +53,7 @@ METALS = ("Al", "Ni", "Cu", "Pd", "Ag", "Pt", "Au")
 
 def small_metric_policy(seed: int = 0) -> Policy:
     """Untrained: it says about what springs say, and takes steps of its own."""
-    from relaxion.model.roles import MoveActions
+    from relaxion.model.actions import MoveActions
     from relaxion.model.stiffness_network import MetricSettings
     from relaxion.model.stiffness_policy import MetricPolicy
 

@@ -38,8 +38,8 @@ from hostile_corpus import (
 )
 
 from relaxion import Relaxer
-from relaxion.apps.relax_many.folder import Folder
-from relaxion.apps.relax_many.inputs import places
+from relaxion.apps.relax_many.results import ResultFolder
+from relaxion.apps.relax_many.run import places
 from relaxion.apps.relax_many.settings import ManySettings, calculator_details, policy_weights
 from relaxion.database import store as evaluated
 from relaxion.errors import RelaxionError
@@ -155,11 +155,11 @@ def copper(moved: float = 0.1) -> Atoms:
 
 
 def _make_bundles(root: Path) -> None:
+    from relaxion.model.actions import MoveActions
     from relaxion.model.backbone import AtomNetworkSettings
     from relaxion.model.card import ModelCard
     from relaxion.model.direct_policy import AtomPolicy
     from relaxion.model.policy_file import PolicyBundle, described
-    from relaxion.model.roles import MoveActions
     from relaxion.model.stiffness_network import MetricSettings
     from relaxion.model.stiffness_policy import MetricPolicy
 
@@ -191,10 +191,10 @@ def _make_restarts(root: Path) -> None:
 
 
 def _make_store(path: Path) -> None:
-    from relaxion.database.store import TrajectoryStore
+    from relaxion.database import RelaxationDatabase
     from relaxion.database.trajectory import Trajectory
 
-    store = TrajectoryStore.create(path, {"recipe": "none"})
+    store = RelaxationDatabase.create(path, {"recipe": "none"})
     generator = torch.Generator().manual_seed(0)
     for number in range(2):
         steps, atoms = 2 + number, 3
@@ -229,9 +229,9 @@ def _make_many(path: Path) -> None:
     sys.path.insert(0, str(FAULTS.parents[1] / "tests" / "unit" / "scaling"))
     from inline_workers import InlineWorkers
 
-    from relaxion.apps.relax_many.driver import Driver
+    from relaxion.apps.relax_many.results import make_summary
+    from relaxion.apps.relax_many.run import ManyRun
     from relaxion.apps.relax_many.settings import WorkerSettings
-    from relaxion.apps.relax_many.summary import make_summary
 
     images = [copper(0.05 * number) for number in range(3)]
     images += [Atoms("Xe", positions=[[0, 0, 0]])]  # EMT has no parameters: set aside
@@ -240,8 +240,8 @@ def _make_many(path: Path) -> None:
     file = path.with_name("many.extxyz")
     ase.io.write(file, images)
     worker = WorkerSettings(many=_many_settings())
-    with Folder(path, worker.many, [file]) as folder:
-        Driver(
+    with ResultFolder(path, worker.many, [file]) as folder:
+        ManyRun(
             folder=folder, workers=InlineWorkers(worker), settings=worker.many, files=[file], chunk_size=4,
             time_limit_seconds=None, stop=lambda: False, report=lambda _: None,
         ).run()  # fmt: skip
@@ -365,7 +365,7 @@ def go_on(name: str) -> Callable[[Path], Any]:
 
 
 def read_store(path: Path) -> Any:
-    store = evaluated.TrajectoryStore.open(path)
+    store = evaluated.RelaxationDatabase.open(path)
     found = len(store), sorted(store.keys()), store.skipped(), store.cost(), store.description
     for trajectory in store:
         trajectory.structures, trajectory.evaluation  # noqa: B018
@@ -384,13 +384,13 @@ def many_merge(path: Path) -> Any:
 
 
 def many_go_on(path: Path) -> Any:
-    from relaxion.apps.relax_many.summary import make_summary
+    from relaxion.apps.relax_many.results import make_summary
 
     file = path.parent.parent / "seeds" / "many.extxyz"
     outside = path.parent / "outside.txt"
     outside.write_text("mine\n")
     try:
-        with Folder(path, _many_settings(), [file]) as folder:
+        with ResultFolder(path, _many_settings(), [file]) as folder:
             folder.append([("s" + "ab" * 16, "not looked at\n")])
             folder.forget_failures()
             make_summary(path)
@@ -442,7 +442,7 @@ DOORS: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "restart=, core": ("restart file", go_on("core")),
     "restart=, cell": ("restart file", go_on("cell")),
     "restart=, policy": ("restart file", go_on("policy")),
-    "TrajectoryStore": ("store", read_store),
+    "RelaxationDatabase": ("store", read_store),
     "relaxion status": ("folder of relax-many", many_status),
     "relaxion merge": ("folder of relax-many", many_merge),
     "relax-many goes on": ("folder of relax-many", many_go_on),
@@ -581,7 +581,7 @@ def _restart_cases(world: World) -> Iterator[Case]:
 
 
 def _store_cases(world: World) -> Iterator[Case]:
-    door, store = "TrajectoryStore", world.seed("store")
+    door, store = "RelaxationDatabase", world.seed("store")
     yield from any_file(door, "store", store / "manifest.json", "manifest.json", flips=10, cuts=4)
     yield from json_file(door, "store", store / "manifest.json", "manifest.json", 40)
     shard = store / "shard-0.safetensors"
@@ -606,8 +606,7 @@ def _many_cases(world: World) -> Iterator[Case]:
 
 def _crafted_frames(door: str, many: Path, shard: str) -> Iterator[Case]:
     """Frames with the right digest and wrong facts."""
-    from relaxion.apps.relax_many.frames import sealed
-    from relaxion.apps.relax_many.summary import SEAL
+    from relaxion.apps.relax_many.results import SEAL, sealed
 
     lines = (many / shard).read_text().split("\n")
     frame = lines[: int(lines[0]) + 2]

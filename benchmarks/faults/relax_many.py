@@ -38,7 +38,7 @@ from ase import Atoms
 from ase.build import bulk
 from ase.io import iread, write
 
-from relaxion.apps.relax_many.folder import failures, results
+from relaxion.apps.relax_many.results import failures, results
 from relaxion.train.data.alloys import LATTICE_CONSTANTS
 
 METALS = ("Al", "Cu", "Ag", "Au", "Ni", "Pt")  # palladium kills, see the hostile calculators
@@ -182,7 +182,7 @@ def by_place(out: Path) -> dict[str, Atoms | None]:
 def compare(calm: Path, disturbed: Path) -> dict[str, Any]:
     """Place by place."""
     wanted, found = by_place(calm), by_place(disturbed)
-    keys = Counter(result.key for result in results(disturbed))
+    keys = Counter(result["key"] for result in results(disturbed))
     keys.update(reason["key"] for reason in failures(disturbed))
     lost = [place for place, atoms in wanted.items() if atoms is not None and found.get(place) is None]
     position = energy = 0.0

@@ -42,6 +42,9 @@ from typing import Any
 import numpy as np
 from relax_many import write_input
 
+from relaxion.apps.relax_many.results import results
+from relaxion.errors import FileError
+
 COMMAND = [sys.executable, "-c", "from relaxion.apps.cli.app import main; main()"]
 MARK = "RELAXION_SOAK"  # in the environment of everything that is started here
 TICK = os.sysconf("SC_CLK_TCK")
@@ -315,10 +318,10 @@ class Soak:
 
     def _wait_for_results(self, process: subprocess.Popen[bytes], out: Path, number: int) -> None:
         """So many results, or the end."""
-        shard = out / "shards" / "00001.extxyz"
         while process.poll() is None:
-            if shard.exists() and shard.read_bytes().count(b"relaxion_key") >= number:
-                return
+            with contextlib.suppress(FileError):
+                if len(results(out)) >= number:
+                    return
             time.sleep(0.05)
 
     def _awaited(self, process: subprocess.Popen[bytes]) -> tuple[int, bytes, float]:

@@ -35,8 +35,7 @@ from ase import Atoms
 from row import CAP, RESULTS, molecule
 
 from relaxion import Relaxer
-from relaxion.database.store import TrajectoryStore
-from relaxion.database.trajectory import Trajectory
+from relaxion.database import RelaxationDatabase, Trajectory
 from relaxion.optimizer import classical as quasi_newton
 from relaxion.optimizer.hessian.internal import constants as factors
 from relaxion.optimizer.hessian.internal import model
@@ -93,7 +92,7 @@ def remembered(work: Path, number: int) -> list[Trajectory]:
     folder = work / "memory"
     if not (work / "memory.json").exists():
         (work / "memory.json").write_text(json.dumps(relaxed(LEARNED_FROM, number, folder)))
-    return [each for each in TrajectoryStore.open(folder) if each.outcome == Outcome.CONVERGED]
+    return [each for each in RelaxationDatabase.open(folder) if each.outcome == Outcome.CONVERGED]
 
 
 # ---- stiffness ------------------------------------------------------------------------------------------------------

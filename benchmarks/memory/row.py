@@ -27,7 +27,7 @@ from ase.io import write
 
 from relaxion.apps.compare.sets import find_set
 from relaxion.apps.relax_many.learning import read_fit
-from relaxion.database.store import TrajectoryStore
+from relaxion.database import RelaxationDatabase
 from relaxion.model.stiffness_policy import MetricPolicy
 from relaxion.optimizer.choice import load
 from relaxion.train.data.alloys import EMT_METALS
@@ -114,7 +114,7 @@ def error_ratio(learning: Path) -> float | None:
     assert isinstance(policy, MetricPolicy)
     network = deepcopy(policy.network)
     network.load_state_dict(stored.part("network"))
-    every = (secants_of(t) for t in TrajectoryStore.open(learning / "memory") if t.policy == name)
+    every = (secants_of(t) for t in RelaxationDatabase.open(learning / "memory") if t.policy == name)
     apart = [one for one in every if one is not None and held_out(one.key)]
     return float(errors_of(network, apart).mean() / errors_of(policy.network, apart).mean())
 

@@ -18,8 +18,7 @@ import sys
 from pathlib import Path
 
 from relaxion import Relaxer
-from relaxion.apps.cli.bench import BenchRequest, find_starts, measure
-from relaxion.apps.cli.bench_output import HEADINGS, as_plain, cells, sentences
+from relaxion.apps.cli.bench import HEADINGS, BenchRequest, as_plain, cells, find_starts, measure, sentences
 from relaxion.apps.compare.sets import FIRST_SEED, SETS
 from relaxion.optimizer.choice import new_stepper
 from relaxion.optimizer.classical import QuasiNewtonSettings

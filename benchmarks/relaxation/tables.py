@@ -21,7 +21,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from relaxion.apps.cli.bench_output import as_plain
+from relaxion.apps.cli.bench import as_plain
 from relaxion.files import replace_file
 from relaxion.train.judge.runs import Score
 from relaxion.train.judge.statistics import Circumstances, ContestResult

@@ -20,10 +20,10 @@ from dataclasses import replace
 import torch
 
 import relaxion
+from relaxion.model.actions import MoveActions
 from relaxion.model.backbone import AtomNetworkSettings
 from relaxion.model.direct_policy import AtomPolicy
 from relaxion.model.layers import with_graph
-from relaxion.model.roles import MoveActions
 from relaxion.structures import State
 from relaxion.train.agents.atom_critics import AtomCritics
 from relaxion.train.agents.td3 import TD3

@@ -18,9 +18,8 @@ from typing import Any
 from ase.io import write
 
 from relaxion.apps.compare.sets import find_set
-from relaxion.apps.relax_many.folder import Folder
-from relaxion.apps.relax_many.frames import written
-from relaxion.apps.relax_many.inputs import places
+from relaxion.apps.relax_many.results import ResultFolder, written
+from relaxion.apps.relax_many.run import places
 from relaxion.apps.relax_many.settings import ManySettings, structure_key
 from relaxion.apps.relax_many.worker import atoms_of, task_line
 
@@ -48,9 +47,10 @@ def main() -> None:
         tasks = timed("task", lambda: [task_line(key, atoms) for key, atoms in zip(keys, images, strict=True)])
         timed("worker: read the task", lambda: [atoms_of(task) for task in tasks])
         frames = timed(
-            "worker: frame", lambda: [(key, written(a, {"key": key})) for key, a in zip(keys, images, strict=True)]
+            "worker: frame",
+            lambda: [{"key": key, "frame": written(a, {"key": key})} for key, a in zip(keys, images, strict=True)],
         )
-        with Folder(Path(folder) / "out", settings, []) as out:
+        with ResultFolder(Path(folder) / "out", settings, []) as out:
             timed("append", lambda: [out.append([frame]) for frame in frames])
     for name, milliseconds in taken.items():
         print(f"{name:24} {milliseconds:.3f} ms")

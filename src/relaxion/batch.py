@@ -20,7 +20,7 @@ import torch
 from ase import Atoms
 from ase.calculators.calculator import BaseCalculator
 
-from relaxion.database.recording import Memory
+from relaxion.database.relaxations import RelaxationDatabase
 from relaxion.errors import MissingStressError, PotentialError, RelaxionError, SettingsError, StructureError
 from relaxion.optimizer.batch_relaxation import Answer, Relaxation, Relaxed, needs_stress
 from relaxion.optimizer.choice import Chooser, stepper_of
@@ -90,7 +90,7 @@ def relax_batch(
     max_force_calls: int = MAX_FORCE_CALLS,
     batch_size: int = BATCH_SIZE,
     allow_unseen: bool = False,
-    memory: str | Path | Memory | None = None,
+    memory: str | Path | RelaxationDatabase | None = None,
     device: DeviceLike = None,
     pressure_gpa: float = 0.0,
 ) -> list[Relaxed]:
@@ -111,7 +111,7 @@ def relax_stream(
     settings: BatchSettings | None = None,
     batch_size: int = BATCH_SIZE,
     make_stepper: MakeStepper | None = None,
-    memory: str | Path | Memory | None = None,
+    memory: str | Path | RelaxationDatabase | None = None,
 ) -> Iterator[Relaxed]:
     """The same as a generator, for input of any length: no more is read ahead than four batches.
 
@@ -147,7 +147,7 @@ class BatchRelaxer:
         potential: str | BaseCalculator | Potential,
         settings: BatchSettings,
         make_stepper: MakeStepper | None = None,
-        memory: str | Path | Memory | None = None,
+        memory: str | Path | RelaxationDatabase | None = None,
     ) -> None:
         """`make_stepper`: who relaxes, in place of the policy that the settings name. `memory`: a folder in which
         every evaluated geometry is kept; tags that are words are the names of relaxations there."""

@@ -18,7 +18,7 @@ from ase.optimize.optimize import DEFAULT_MAX_STEPS, Optimizer
 from ase.units import GPa
 from ase.utils.abc import Optimizable
 
-from relaxion.database.recording import Memory
+from relaxion.database.relaxations import RelaxationDatabase
 from relaxion.errors import RestartError, SettingsError
 from relaxion.optimizer.choice import CORE, chosen
 from relaxion.optimizer.classical import QuasiNewtonSettings
@@ -99,7 +99,7 @@ class Relaxer(Optimizer):
         policy: str | Path | None = "auto",
         maxstep: float | None = None,
         allow_unseen: bool = False,
-        memory: str | Path | Memory | int | None = None,
+        memory: str | Path | RelaxationDatabase | int | None = None,
         device: DeviceLike = None,
         **kwargs: Any,
     ) -> None:

@@ -19,6 +19,7 @@ from relaxion.apps.cli.app import app
 
 CALCULATORS = '''
 from pathlib import Path
+import sqlite3
 import time
 import numpy as np
 from ase.calculators.calculator import all_changes
@@ -81,8 +82,15 @@ class Stuck(EMT):
 class Held(EMT):
     """Waits after the first results for as long as there is a file named hold."""
 
+    def has_results(self):
+        try:
+            with sqlite3.connect("file:out/results.sqlite?mode=ro", uri=True) as database:
+                return database.execute("SELECT count(*) FROM results").fetchone() != (0,)
+        except sqlite3.Error:
+            return False
+
     def calculate(self, atoms=None, properties=("energy",), system_changes=all_changes):
-        while Path("hold").exists() and Path("out/shards/00001.extxyz").exists():
+        while Path("hold").exists() and self.has_results():
             time.sleep(0.05)
         super().calculate(atoms, properties, system_changes)
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import typer.main
 
-from relaxion.apps.cli import completion
 from relaxion.apps.cli import doctor as doctor_checks
+from relaxion.apps.cli import options
 from relaxion.apps.cli.app import app
 from relaxion.apps.cli.doctor import FAIL, OK, examined
 from relaxion.potentials.registry import BUILT_IN, EXTRAS
@@ -60,14 +60,14 @@ def test_a_check_that_breaks_is_a_finding():
 
 
 def test_completion_offers_what_there_is():
-    assert {word.rstrip(":") for word in completion.CALCULATORS} == {*BUILT_IN, *EXTRAS}
-    assert set(completion.OPTIMIZERS) <= set(known_optimizers())
-    assert completion.optimizers("BF") == ["BFGS", "BFGSLineSearch"]
-    assert completion.optimizers("bfgs,fi") == ["bfgs,FIRE", "bfgs,FIRE2"]
-    assert "BFGS,BFGS" not in completion.optimizers("BFGS,")
-    assert "pendulum" in completion.recipes("p")
-    assert completion.policies("n") == ["none"]
-    assert completion.agents("") == ["ddpg", "td3", "d4pg", "sac"]
+    assert {word.rstrip(":") for word in options.CALCULATORS} == {*BUILT_IN, *EXTRAS}
+    assert set(options.OPTIMIZERS) <= set(known_optimizers())
+    assert options.complete_optimizers("BF") == ["BFGS", "BFGSLineSearch"]
+    assert options.complete_optimizers("bfgs,fi") == ["bfgs,FIRE", "bfgs,FIRE2"]
+    assert "BFGS,BFGS" not in options.complete_optimizers("BFGS,")
+    assert "pendulum" in options.complete_recipes("p")
+    assert options.complete_policies("n") == ["none"]
+    assert options.complete_agents("") == ["ddpg", "td3", "d4pg", "sac"]
 
 
 def test_the_shell_is_told(tmp_path):

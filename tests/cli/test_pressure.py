@@ -20,7 +20,7 @@ import relaxion
 from relaxion import Relaxer, relax_batch
 from relaxion.apps.compare.comparison import compared
 from relaxion.apps.report.view import report
-from relaxion.database.store import TrajectoryStore
+from relaxion.database import RelaxationDatabase
 from relaxion.errors import FileError
 from relaxion.train.judge.runs import Run
 
@@ -162,7 +162,7 @@ def test_a_memory_keeps_energies_and_tells_pressures_apart() -> None:
         atoms.calc = EMT()
         opt = Relaxer(FrechetCellFilter(atoms, scalar_pressure=pressure * GPa), logfile=None, memory="memory")
         opt.run(fmax=0.02)
-        found = list(TrajectoryStore.open(Path("memory")))
+        found = list(RelaxationDatabase.open(Path("memory")))
         energies = [entry.energy_ev for entry in opt.history]
         assert any(one.energies.tolist() == pytest.approx(energies) for one in found), pressure
     assert len(found) == 3

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,10 @@ from ase.io import write
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from relaxion.apps.relax_many.folder import Folder, read_manifest, results
-from relaxion.apps.relax_many.frames import ResultFrame, scan, written
+from relaxion import relax_batch
+from relaxion.apps.relax_many.results import ResultFolder, read_manifest, results
 from relaxion.apps.relax_many.settings import ManySettings
+from relaxion.database import RelaxationDatabase
 from relaxion.errors import FileError, RelaxionError, SettingsError
 from relaxion.files import Format, decoded
 from relaxion.optimizer.restart import read_restart
@@ -35,26 +37,29 @@ WORDS = st.text(st.characters(codec="utf-8", exclude_characters='"\\'), max_size
 
 @SHARED
 @given(content=st.binary(max_size=400) | st.text(max_size=200).map(str.encode))
-def test_a_shard_of_any_bytes_has_an_end(content: bytes, tmp_path: Path) -> None:
-    file = tmp_path / "00001.extxyz"
-    file.write_bytes(content)
-    *frames, end = scan(file)
-    assert isinstance(end, int)
-    assert 0 <= end <= len(content)
-    assert not frames  # nothing here has our digest
+def test_a_database_of_any_bytes_is_refused(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "relaxations-a.sqlite").write_bytes(content)
+    with pytest.raises(FileError):
+        RelaxationDatabase.open(tmp_path)
 
 
 @SHARED
-@given(place=st.integers(0, 10**6), bit=st.integers(0, 7), name=WORDS)
-def test_a_flipped_bit_in_a_shard_is_noticed(place: int, bit: int, name: str, tmp_path: Path) -> None:
-    atoms = bulk("Cu", cubic=True)
-    first, second = (written(atoms, {"key": "s" + word * 32, "policy": name}).encode() for word in "ab")
-    content = bytearray(first + second)
+@given(place=st.integers(0, 10**6), bit=st.integers(0, 7), cut=st.integers(0, 10**6))
+def test_a_damaged_database_is_refused_or_read(place: int, bit: int, cut: int, tmp_path: Path) -> None:
+    folder = tmp_path / f"{place}-{bit}-{cut}"
+    relax_batch([bulk("Cu", cubic=True)], "emt", policy=None, memory=RelaxationDatabase.open_or_create(folder, {}))
+    (file,) = RelaxationDatabase(folder).files()
+    with sqlite3.connect(file) as database:
+        database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    content = bytearray(file.read_bytes())
     content[place % len(content)] ^= 1 << bit
-    (tmp_path / "00001.extxyz").write_bytes(content)
-    kept = {frame.key for frame in scan(tmp_path / "00001.extxyz") if isinstance(frame, ResultFrame)}
-    whole = {"s" + "a" * 32, "s" + "b" * 32}
-    assert kept < whole  # the damaged one is not there, and nothing else has come
+    for damaged in (bytes(content), bytes(content)[: cut % len(content)]):
+        file.write_bytes(damaged)
+        try:
+            found = list(RelaxationDatabase.open(folder))
+        except FileError:
+            continue
+        assert len(found) <= 1
 
 
 @SHARED
@@ -107,18 +112,17 @@ def test_what_is_nested_too_deeply_is_a_value_error() -> None:
         decoded("[" * 100_000)
 
 
-def test_a_link_in_place_of_a_shard_is_left_alone(tmp_path: Path) -> None:
-    """A shard is cut where its last whole frame ends; a link would lead the knife to somebody else's file."""
-    outside = tmp_path / "precious.txt"
-    outside.write_text("not a frame")
-    many = ManySettings()
-    with Folder(tmp_path / "out", many, []):
+def test_a_link_in_place_of_the_database_is_left_alone(tmp_path: Path) -> None:
+    outside = tmp_path / "precious.sqlite"
+    sqlite3.connect(outside).close()
+    with ResultFolder(tmp_path / "out", ManySettings(), []):
         pass
-    (tmp_path / "out" / "shards" / "00001.extxyz").symlink_to(outside)
-    with Folder(tmp_path / "out", many, []) as folder, pytest.raises(FileError, match="cannot be written"):
-        folder.append([("s" + "ab" * 16, "1\n\nCu 0 0 0\n")])
-    assert outside.read_text() == "not a frame"
-    assert not list(results(tmp_path / "out"))
+    (tmp_path / "out" / "results.sqlite").unlink()
+    (tmp_path / "out" / "results.sqlite").symlink_to(outside)
+    with pytest.raises(FileError, match="cannot be written"):
+        ResultFolder(tmp_path / "out", ManySettings(), [])
+    with pytest.raises(FileError, match="is a link"):
+        results(tmp_path / "out")
 
 
 def test_a_link_in_place_of_the_lock_is_refused(tmp_path: Path) -> None:
@@ -127,7 +131,7 @@ def test_a_link_in_place_of_the_lock_is_refused(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "lock").symlink_to(outside)
     with pytest.raises(FileError, match="name a folder that can be written"):
-        Folder(tmp_path / "out", ManySettings(), [])
+        ResultFolder(tmp_path / "out", ManySettings(), [])
     assert outside.read_text() == "mine"
 
 

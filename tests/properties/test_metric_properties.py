@@ -21,7 +21,7 @@ from test_equivariance import (
     turned,
 )
 
-from relaxion.model.roles import INFORMATION, MoveActions
+from relaxion.model.actions import INFORMATION, MoveActions
 from relaxion.model.solve import dense, solve
 from relaxion.model.stiffness_network import MetricNetwork, MetricSettings, pulls_of
 from relaxion.model.stiffness_policy import MetricGaussianPolicy, MetricPolicy

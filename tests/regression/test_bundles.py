@@ -12,11 +12,11 @@ import pytest
 import torch
 from ase.build import bulk
 
+from relaxion.model.actions import MoveActions
 from relaxion.model.backbone import AtomNetworkSettings
 from relaxion.model.card import ModelCard
 from relaxion.model.direct_policy import AtomPolicy
 from relaxion.model.policy_file import FORMAT, PolicyBundle, described, policy_of
-from relaxion.model.roles import MoveActions
 from relaxion.structures import Evaluation, Move, State, Structures
 
 HERE = Path(__file__).parent / "bundles"

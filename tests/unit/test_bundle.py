@@ -21,11 +21,11 @@ from relaxion.errors import PolicyError
 from relaxion.files import Stored
 from relaxion.model import policy_file as bundle_module
 from relaxion.model import policy_file as bundled
+from relaxion.model.actions import INFORMATION, MoveActions
 from relaxion.model.backbone import AtomNetworkSettings
 from relaxion.model.card import CardResult, ModelCard
 from relaxion.model.direct_policy import AtomGaussianPolicy, AtomPolicy
 from relaxion.model.policy_file import Network, PolicyBundle, covers, described, policy_of, uncovered
-from relaxion.model.roles import INFORMATION, MoveActions
 from relaxion.model.stiffness_network import MetricSettings
 from relaxion.model.stiffness_policy import MetricGaussianPolicy, MetricPolicy
 from relaxion.policies import find_policy, known_policies, user_folder

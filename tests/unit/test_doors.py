@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from relaxion.apps.cli.flags import declared_options, flag_of, flags, in_flags
+from relaxion.apps.cli.progress import declared_options, flag_of, flags, in_flags
 from relaxion.settings import command_words
 
 PACKAGE = Path(__file__).parents[2] / "src" / "relaxion"
-COMMAND_LINE = PACKAGE / "cli"
+COMMAND_LINE = PACKAGE / "apps" / "cli"
 FLAG = re.compile(r"(?<![\w-])--[a-z]")
 MENTION = re.compile(r"`([a-z_]+)=")
 # a call with arguments such as Relaxer(atoms, ...), and an argument with a value of Python
@@ -63,7 +63,7 @@ def test_every_argument_that_the_library_mentions_has_an_option():
     mentioned = {
         name for file in library() for _, text in literals(file, docstrings=False) for name in MENTION.findall(text)
     }
-    assert {"allow_unseen", "force", "memory", "resume"} <= mentioned
+    assert {"allow_unseen", "force", "database", "resume"} <= mentioned
     assert mentioned <= flags().keys()
 
 
@@ -79,8 +79,8 @@ def test_an_argument_has_the_same_option_in_every_command():
     ("said", "shown"),
     [
         ("`allow_unseen=True` uses it", "--allow-unseen uses it"),
-        ("relax with `memory='a b'` first", "relax with --memory a b first"),
-        ("`memory=...` or `from_weights=...`", "--memory DIR or --from-weights RUN|FILE|POLICY"),
+        ("relax with `database='a b'` first", "relax with --database a b first"),
+        ("`database=...` or `from_weights=...`", "--database DIR or --from-weights RUN|FILE|POLICY"),
         ("a file `x=3` and `no_such_argument=True` stay", "a file `x=3` and `no_such_argument=True` stay"),
         ("got 'steps=3'", "got 'steps=3'"),
     ],

@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
-from ase.stress import voigt_6_to_full_3x3_stress
 from torch import Tensor
 
-from relaxion.database.journal import Entry
 from relaxion.structures import Evaluation, Outcome, Structures
+
+
+@dataclass(frozen=True, eq=False)
+class RelaxationStart:
+    """A relaxation before its first point."""
+
+    key: str
+    kind: str
+    calculator: Mapping[str, Any]  # name and settings
+    fmax: float  # eV/Å
+    cell_free: bool
+    numbers: np.ndarray  # (n_atoms,)
+    pbc: np.ndarray  # (3,)
+    movable: np.ndarray  # (n_atoms,)
+    cell: np.ndarray  # (3, 3) Å
+    policy: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,43 +83,25 @@ class Trajectory:
         """What the potential said of them."""
         return Evaluation(self.energies, self.forces.reshape(-1, 3), self.stresses)
 
+    @property
+    def start(self) -> RelaxationStart:
+        """What was known before its first point."""
+        return RelaxationStart(
+            key=self.key,
+            kind=self.kind,
+            calculator={**self.calculator, "name": self.engine},
+            fmax=self.fmax,
+            cell_free=self.cell_free,
+            numbers=self.numbers.numpy(),
+            pbc=self.pbc.numpy(),
+            movable=self.movable.numpy(),
+            cell=self.cells[0].numpy(),
+            policy=self.policy,
+        )
 
-def trajectory_of(entry: Entry) -> Trajectory:
-    """A relaxation of a journal that has at least one point."""
-    beginning = entry.beginning
-    points = entry.points
-    cells = [beginning.cell if point.cell is None else point.cell for point in points]
-    stresses = [voigt_6_to_full_3x3_stress(np.zeros(6) if p.stress is None else p.stress) for p in points]
-    return Trajectory(
-        key=beginning.key,
-        kind=beginning.kind,
-        engine=str(beginning.calculator.get("name", "unknown")),
-        outcome=_outcome(entry),
-        cell_free=beginning.cell_free,
-        numbers=torch.from_numpy(beginning.numbers),
-        pbc=torch.from_numpy(beginning.pbc),
-        movable=torch.from_numpy(beginning.movable),
-        cells=_stacked(cells),
-        positions=_stacked([point.positions for point in points]),
-        energies=torch.tensor([point.energy for point in points], dtype=torch.float64),
-        forces=_stacked([point.forces for point in points]),
-        stresses=_stacked(stresses),
-        bases=torch.tensor([point.base for point in points]),
-        calculator=beginning.calculator,
-        policy=beginning.policy,
-        fmax=beginning.fmax,
-    )
-
-
-def _outcome(entry: Entry) -> int:
-    """As told; whoever drives a relaxer step by step tells no end, but its last forces do."""
-    beginning = entry.beginning
-    forces = entry.points[-1].forces
-    if entry.outcome != Outcome.RUNNING or beginning.cell_free or not beginning.movable.any():
-        return entry.outcome
-    largest = np.linalg.norm(forces[beginning.movable], axis=1).max()
-    return int(Outcome.CONVERGED if largest < beginning.fmax else Outcome.RUNNING)
-
-
-def _stacked(arrays: Sequence[np.ndarray]) -> Tensor:
-    return torch.from_numpy(np.stack(arrays))
+    def with_outcome_of_forces(self) -> Trajectory:
+        """Whoever drives a relaxer step by step writes no outcome, but its last forces show one."""
+        if self.outcome != Outcome.RUNNING or self.cell_free or not bool(self.movable.any()):
+            return self
+        largest = self.forces[-1][self.movable].norm(dim=1).max()
+        return replace(self, outcome=int(Outcome.CONVERGED)) if float(largest) < self.fmax else self

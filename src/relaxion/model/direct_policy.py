@@ -11,9 +11,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from relaxion.model.actions import Gate, MoveActions, strain_scales, stresses_of
 from relaxion.model.backbone import N_STATE_VECTORS, AtomNetworkSettings, Observer
 from relaxion.model.layers import Generator, StackedLinear, StackedMLP, mixed, structure_mean, tamed
-from relaxion.model.roles import Gate, MoveActions, Policy, StochasticPolicy, log_tanh_slope, strain_scales, stresses_of
+from relaxion.model.roles import Policy, StochasticPolicy, log_tanh_slope
 from relaxion.model.stiffness import strain_matrices, strain_vectors, symmetric_outer
 from relaxion.structures import Move, State
 from relaxion.structures.structures import per_structure_sum

@@ -10,6 +10,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
+from relaxion.model.actions import stresses_of
 from relaxion.model.backbone import (
     N_STATE_SCALARS,
     N_STATE_VECTORS,
@@ -32,7 +33,6 @@ from relaxion.model.layers import (
     structure_mean,
     tamed,
 )
-from relaxion.model.roles import stresses_of
 from relaxion.model.solve import COARSE_TOLERANCE, softened_by, solve
 from relaxion.model.stiffness import SPRINGS, Stiffness, Unknowns, strain_matrices, strain_vectors
 from relaxion.settings import Settings

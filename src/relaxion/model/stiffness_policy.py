@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from relaxion.model.actions import Gate, MoveActions
 from relaxion.model.layers import Generator
-from relaxion.model.roles import Gate, MoveActions, Policy, StochasticPolicy, squashed_log_density
+from relaxion.model.roles import Policy, StochasticPolicy, squashed_log_density
 from relaxion.model.solve import solve
 from relaxion.model.stiffness import Stiffness, Unknowns, strain_matrices
 from relaxion.model.stiffness_network import Frame, MetricNetwork, MetricSettings

@@ -14,7 +14,7 @@ from ase.calculators.singlepoint import SinglePointCalculator
 from ase.filters import Filter, FrechetCellFilter
 from ase.units import GPa
 
-from relaxion.database.recording import Memory
+from relaxion.database.relaxations import RelaxationDatabase
 from relaxion.errors import PotentialError
 from relaxion.optimizer.point import (
     SHORTEST_MOTION,
@@ -147,7 +147,7 @@ class Relaxation:
         self._remembered: Remembered | None = None
         self._base_call: int | None = None  # the force call at which the next step begins
 
-    def remember(self, memory: Memory, potential: Potential) -> None:
+    def remember(self, memory: RelaxationDatabase, potential: Potential) -> None:
         """Keep all of it from now on."""
         key = self.tag if isinstance(self.tag, str) else ""
         self._remembered = Remembered(memory, self.target, self.policy_used, potential, key)

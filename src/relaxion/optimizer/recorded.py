@@ -9,22 +9,22 @@ import numpy as np
 from ase import Atoms
 from ase.filters import Filter, UnitCellFilter
 
-from relaxion.database.journal import Beginning, JournalPoint
-from relaxion.database.recording import MEMORY, Memory, Recording, key_of
+from relaxion.database.relaxations import USER, EvaluatedPoint, Recording, RelaxationDatabase, key_of
+from relaxion.database.trajectory import RelaxationStart
 from relaxion.optimizer.point import Array, bare_atoms, read_energy, read_geometry
 from relaxion.potentials.counting import details_of
 
 
-def memory_at(given: str | Path | Memory | None) -> Memory | None:
-    """The memory that `memory=` names. FileError where that is no folder for one."""
-    return given if given is None or isinstance(given, Memory) else Memory.at(given)
+def memory_at(given: str | Path | RelaxationDatabase | None) -> RelaxationDatabase | None:
+    """The database that `memory=` names. FileError where that is no folder for one."""
+    return given if given is None or isinstance(given, RelaxationDatabase) else RelaxationDatabase.at(given)
 
 
 class Remembered:
     """One relaxation of atoms, or of a cell filter around them."""
 
     def __init__(
-        self, memory: Memory, target: Atoms | Filter, policy: str, potential: object = None, key: str = ""
+        self, memory: RelaxationDatabase, target: Atoms | Filter, policy: str, potential: object = None, key: str = ""
     ) -> None:
         """`potential`: who answers, if not the calculator of the atoms; `key`: of the relaxation, if it has one."""
         self.memory = memory
@@ -47,7 +47,7 @@ class Remembered:
         atoms = bare_atoms(self.target)
         if self._recording is None:
             self._recording = self.memory.begin(self._beginning(atoms))
-        told = JournalPoint(
+        told = EvaluatedPoint(
             base=-1 if base is None else base,
             energy=energy,
             positions=np.array(atoms.positions),
@@ -62,7 +62,7 @@ class Remembered:
         if self._recording is not None:
             self._recording.end(outcome)
 
-    def _beginning(self, atoms: Atoms) -> Beginning:
+    def _beginning(self, atoms: Atoms) -> RelaxationStart:
         geometry = read_geometry(self.target)
         free = np.ones((len(atoms), 3), bool) if geometry is None else geometry.free[: len(atoms)]
         start = {
@@ -78,9 +78,9 @@ class Remembered:
         if pressure := float(getattr(self.target, "scalar_pressure", 0.0)):
             who["pressure"] = pressure  # eV/Å³; another relaxation of the same start
         key = self.key or key_of(start | who)
-        return Beginning(
+        return RelaxationStart(
             key=key,
-            kind=MEMORY,
+            kind=USER,
             calculator=details,
             fmax=self.fmax,
             cell_free=cell_free,
@@ -88,7 +88,6 @@ class Remembered:
             pbc=np.array(atoms.pbc),
             movable=np.asarray(free.any(axis=1)),
             cell=np.array(atoms.cell),
-            positions=np.array(atoms.positions),
             policy=self.policy,
         )
 

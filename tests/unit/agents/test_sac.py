@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import relaxion.train.agents.sac as module
-from relaxion.model.roles import MoveActions
+from relaxion.model.actions import MoveActions
 from relaxion.model.stiffness_network import MetricSettings
 from relaxion.model.stiffness_policy import MetricActions
 from relaxion.train.agents import atom_agent, vector_agent

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -17,9 +18,8 @@ import torch
 from ase.build import bulk
 from ase.filters import FrechetCellFilter
 
-from relaxion.database.store import TrajectoryStore
-from relaxion.database.trajectory import Trajectory
-from relaxion.errors import PotentialError, RunError, SettingsError
+from relaxion.database import RelaxationDatabase, Trajectory
+from relaxion.errors import FileError, PotentialError, RunError, SettingsError
 from relaxion.optimizer.choice import new_stepper
 from relaxion.potentials import potential
 from relaxion.potentials.base import Potential
@@ -32,7 +32,6 @@ from relaxion.train.runs.recipe import find, read_toml
 
 RECIPE = {
     "seed": 3,
-    "structures_per_shard": 4,
     "kinds": {
         "alloy": {"make": "metal", "engine": "emt", "number": 12, "free_cell_share": 0.4},
         "other": {"make": "metal", "engine": "eam", "number": 6, "largest_n_atoms": 8},
@@ -200,34 +199,35 @@ def test_killed_with_its_workers_left_behind_and_continued(tmp_path: Path) -> No
     """SIGKILL for the parent of two workers; they notice, the next run completes, nothing is lost, double or other."""
     recipe = tmp_path / "recipe.toml"
     recipe.write_text(
-        'seed = 3\nstructures_per_shard = 3\n[kinds.alloy]\nmake = "metal"\nengine = "emt"\nnumber = 200\n'
+        'seed = 3\nbatch_n_structures = 3\n[kinds.alloy]\nmake = "metal"\nengine = "emt"\nnumber = 200\n'
         "free_cell_share = 0.5\n"
     )
     store = tmp_path / "store"
     words = ["collect", str(recipe), "--out", str(store), "-q", "--workers", "2"]
     process = subprocess.Popen([sys.executable, "-c", "from relaxion.apps.cli.app import main; main()", *words])
-    _wait_for(lambda: len(list(store.glob("shard-*"))) >= 2)
+    _wait_for(lambda: _n_kept(store) >= 6)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    kept = TrajectoryStore.open(store).keys()
+    kept = RelaxationDatabase.open(store).keys()
     found = CollectSettings.of(read_toml(recipe), {"number": 40})
     assert collect(found, store).complete
-    final = TrajectoryStore.open(store)
+    final = RelaxationDatabase.open(store)
     assert final.keys() >= kept
-    every = [key for shard in final.shards() for key in _keys_in(shard)]
+    with sqlite3.connect(final.files()[0]) as database:
+        every = database.execute("SELECT key FROM relaxations UNION ALL SELECT key FROM skipped").fetchall()
     assert len(every) == len(set(every))
     collect(found, tmp_path / "straight")
-    straight = {one.key: one for one in TrajectoryStore.open(tmp_path / "straight")}
+    straight = {one.key: one for one in RelaxationDatabase.open(tmp_path / "straight")}
     shared = [one for one in final if one.key in straight]
     assert len(shared) == len(straight)
     assert all(torch.allclose(one.positions, straight[one.key].positions, atol=1e-6) for one in shared)
 
 
-def _keys_in(shard: Path) -> list[str]:
-    from relaxion.database.store import FORMAT, KIND
-
-    values = FORMAT.read(shard, KIND).values
-    return [entry["key"] for entry in values["about"]] + list(values["skipped"])
+def _n_kept(store: Path) -> int:
+    try:
+        return len(RelaxationDatabase.open(store))
+    except FileError:
+        return 0
 
 
 def _wait_for(condition: Callable[[], bool], seconds: float = 600.0) -> None:
@@ -251,4 +251,4 @@ def test_time_is_kept_and_the_summary_says_so(tmp_path: Path) -> None:
     found = collect(settings(number=4000), tmp_path / "store", limit_minutes=0.0)
     assert not found.complete
     assert "not complete: the same command continues" in found.lines()[0]
-    assert summary(TrajectoryStore.open(tmp_path / "store")).trajectories == found.trajectories
+    assert summary(RelaxationDatabase.open(tmp_path / "store")).trajectories == found.trajectories

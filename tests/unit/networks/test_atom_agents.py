@@ -9,9 +9,9 @@ from ase.build import bulk
 from ase.constraints import FixAtoms
 
 import relaxion
+from relaxion.model.actions import MoveActions
 from relaxion.model.backbone import AtomNetworkSettings
 from relaxion.model.direct_policy import AtomGaussianPolicy, AtomPolicy
-from relaxion.model.roles import MoveActions
 from relaxion.structures import Structures
 from relaxion.train.agents.atom_critics import AtomCategoricalCritic, AtomCritics
 from relaxion.train.agents.d4pg import D4PG, D4PGSettings

@@ -15,6 +15,7 @@ from ase.data import covalent_radii as radii_of_ase
 from torch import Tensor
 
 from relaxion.errors import MissingExtraError, SettingsError, StructureError
+from relaxion.model.actions import MoveActions
 from relaxion.model.backbone import AtomInputs, AtomNetworkSettings, BackboneSettings, LightMessages, backbone_class
 from relaxion.model.direct_policy import AtomPolicy
 from relaxion.model.layers import (
@@ -31,7 +32,6 @@ from relaxion.model.layers import (
     valence,
     with_graph,
 )
-from relaxion.model.roles import MoveActions
 from relaxion.model.tensor_field import PATHS, TensorMessages, coupling, pair_couplings
 from relaxion.structures import Evaluation, Graph, State, Structures
 from relaxion.train.agents.atom_critics import AtomCritics

@@ -9,7 +9,7 @@ import torch
 from ase.build import bulk
 
 from relaxion.errors import SettingsError
-from relaxion.model.roles import ForceMoveActions
+from relaxion.model.actions import ForceMoveActions
 from relaxion.structures import Evaluation, Move, State, Structures
 
 ACTIONS = ForceMoveActions(0.5, 0.1, 5.0)

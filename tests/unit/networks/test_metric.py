@@ -13,7 +13,7 @@ from ase.constraints import FixAtoms
 from torch import Tensor
 
 import relaxion
-from relaxion.model.roles import MoveActions
+from relaxion.model.actions import MoveActions
 from relaxion.model.solve import LEAST_STIFF, SHARES, Method, by_size, dense, softened_by, solve
 from relaxion.model.stiffness import Stiffness, Unknowns, strain_matrices, strain_vectors
 from relaxion.model.stiffness_network import Frame, MetricNetwork, MetricSettings, pulls_of

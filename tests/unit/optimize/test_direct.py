@@ -14,9 +14,9 @@ from ase.constraints import FixAtoms
 from ase.filters import FrechetCellFilter
 
 from relaxion import Outcome, Relaxer
+from relaxion.model.actions import MoveActions
 from relaxion.model.backbone import AtomNetworkSettings
 from relaxion.model.direct_policy import AtomPolicy
-from relaxion.model.roles import MoveActions
 from relaxion.optimizer.choice import new_stepper
 from relaxion.optimizer.hessian.base import Base, Hessian, Models, Past, hessians_at
 from relaxion.optimizer.hessian.learned import DirectMetrics, states_at

@@ -9,8 +9,8 @@ from ase import Atoms
 from ase.io import write
 from inline_workers import InlineWorkers, alloy
 
-from relaxion.apps.relax_many.driver import Driver
-from relaxion.apps.relax_many.folder import Folder
+from relaxion.apps.relax_many.results import ResultFolder
+from relaxion.apps.relax_many.run import ManyRun
 from relaxion.apps.relax_many.settings import ManySettings, WorkerSettings
 
 
@@ -36,8 +36,8 @@ def drive(tmp_path: Path, settings: ManySettings):
 
     def run(files, *, out="out", chunk_size=8, workers=None, **more):
         worker = WorkerSettings(many=settings, folder=str(Path.cwd()))
-        with Folder(tmp_path / out, settings, list(files)) as folder:
+        with ResultFolder(tmp_path / out, settings, list(files)) as folder:
             workers = workers or InlineWorkers(worker)
-            return Driver(folder, workers, settings, list(files), chunk_size, **more).run()
+            return ManyRun(folder, workers, settings, list(files), chunk_size, **more).run()
 
     return run

@@ -11,19 +11,19 @@ from ase import Atoms
 from ase.constraints import FixAtoms
 from ase.io import read
 
-from relaxion.apps.relax_many.folder import Folder, failures, is_locked, results
-from relaxion.apps.relax_many.frames import ResultFrame, scan, sealed, written
+from relaxion.apps.relax_many.results import ResultFolder, failures, is_locked, results, written
 from relaxion.apps.relax_many.settings import ManySettings, calculator_details, policy_weights, structure_key
 from relaxion.errors import FileError, SettingsError
 
 
-def frame(number: int) -> tuple[str, str]:
+def record(number: int) -> dict[str, str]:
     key = f"s{number:032x}"
-    return key, written(Atoms("CuAu", [[0, 0, 0], [0, 0, 2.5]]), {"key": key, "outcome": "converged"})
+    frame = written(Atoms("CuAu", [[0, 0, 0], [0, 0, 2.5]]), {"key": key, "outcome": "converged"})
+    return {"key": key, "outcome": "converged", "frame": frame}
 
 
-def opened(path: Path, settings: ManySettings) -> Folder:
-    return Folder(path, settings, [])
+def opened(path: Path, settings: ManySettings) -> ResultFolder:
+    return ResultFolder(path, settings, [])
 
 
 def test_frames_are_read_by_ase_and_tell_their_facts(tmp_path):
@@ -35,80 +35,63 @@ def test_frames_are_read_by_ase_and_tell_their_facts(tmp_path):
     assert back.info["name"] == "a b"
     assert back.info["relaxion_outcome"] == "step_limit"
     assert (back.constraints[0].index == [0]).all()
-    found, end = list(scan(tmp_path / "one.extxyz"))
-    assert isinstance(found, ResultFrame)
-    assert end == len(text)
-    assert found.facts == {"key": "s1", "outcome": "step_limit", "force_calls": 3}
-
-
-@pytest.mark.parametrize("cut", [1, 20, 150, 190])
-def test_a_torn_frame_is_cut_off_and_nothing_else(tmp_path, settings, cut):
-    with opened(tmp_path, settings) as folder:
-        folder.append([frame(1), frame(2)])
-    shard = tmp_path / "shards" / "00001.extxyz"
-    whole = shard.read_bytes()
-    shard.write_bytes(whole + frame(3)[1].encode()[:cut])
-    with opened(tmp_path, settings) as folder:
-        assert folder.torn_bytes == cut
-        assert len(folder.done) == 2
-        assert shard.read_bytes() == whole
-        folder.append([frame(3)])
-    assert [found.key for found in results(tmp_path)] == [frame(number)[0] for number in (1, 2, 3)]
-
-
-def test_a_damaged_frame_is_no_result(tmp_path, settings):
-    with opened(tmp_path, settings) as folder:
-        folder.append([frame(1), frame(2), frame(3)])
-    shard = tmp_path / "shards" / "00001.extxyz"
-    content = bytearray(shard.read_bytes())
-    place = len(frame(1)[1]) + len(frame(2)[1]) - 30  # a digit of the second frame
-    content[place] ^= 1
-    shard.write_bytes(content)
-    with opened(tmp_path, settings) as folder:
-        assert not folder.has(frame(2)[0])
-        assert folder.has(frame(3)[0])
+    assert back.info["relaxion_key"] == "s1"
+    assert back.info["relaxion_force_calls"] == 3
+    assert "relaxion_fmax" not in back.info
 
 
 def test_a_key_has_one_result(tmp_path, settings):
     with opened(tmp_path, settings) as folder:
-        folder.append([frame(1), frame(1)])
-        folder.append([frame(1)])
-        folder.set_aside(frame(1)[0], {"reason": "late"}, {})
-    assert len(list(results(tmp_path))) == 1
-    assert not list(failures(tmp_path))
+        folder.append([record(1), record(1)])
+        folder.append([record(1)])
+        folder.set_aside(record(1)["key"], "late", {}, {})
+    assert len(results(tmp_path)) == 1
+    assert not failures(tmp_path)
 
 
-def test_shards_are_of_bounded_size(tmp_path, settings, monkeypatch):
-    monkeypatch.setattr("relaxion.apps.relax_many.folder.LARGEST_SHARD", 400)
-    for start in (0, 10):
-        with opened(tmp_path, settings) as folder:
-            for number in range(start, start + 5):
-                folder.append([frame(number)])
-    assert len(list((tmp_path / "shards").iterdir())) == 5
-    assert len(list(results(tmp_path))) == 10
+def test_what_was_set_aside_is_tried_again_when_asked_for(tmp_path, settings):
+    with opened(tmp_path, settings) as folder:
+        folder.append([record(1)])
+        folder.set_aside(record(2)["key"], "licence server", {"force_calls": 3}, {"input": "frame"})
+    with opened(tmp_path, settings) as folder:
+        assert folder.has(record(2)["key"])
+        assert folder.forget_failures() == 1
+        assert not folder.has(record(2)["key"])
+        assert folder.has(record(1)["key"])
 
 
 def test_a_full_disk_loses_nothing(tmp_path, settings):
     """The limit of file sizes stands for a full disk: writes fail half-way through."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     with opened(tmp_path, settings) as folder:
-        folder.append([frame(1)])
-        size = (tmp_path / "shards" / "00001.extxyz").stat().st_size
+        folder.append([record(1)])
+        size = (tmp_path / "results.sqlite-wal").stat().st_size
         resource.setrlimit(resource.RLIMIT_FSIZE, (size + 100, hard))
         try:
             with pytest.raises(FileError, match=r"no space left.*free some space and run the same command again"):
-                folder.append([frame(2), frame(3)])
+                folder.append([record(2), record(3)])
             with pytest.raises(FileError, match="no space left"):
-                folder.set_aside(frame(4)[0], {"reason": "x" * 5000}, {})
+                folder.set_aside(record(4)["key"], "x" * 5000, {}, {})
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        assert (tmp_path / "shards" / "00001.extxyz").stat().st_size == size
-        assert not list((tmp_path / "failed").iterdir())
-        assert not folder.has(frame(2)[0])
-        folder.append([frame(2)])
-        folder.set_aside(frame(4)[0], {"reason": "x" * 5000}, {})
-    assert len(list(results(tmp_path))) == 2
-    assert len(list(failures(tmp_path))) == 1
+        assert [one["key"] for one in results(tmp_path)] == [record(1)["key"]]
+        assert not failures(tmp_path)
+        assert not folder.has(record(2)["key"])
+        folder.append([record(2)])
+        folder.set_aside(record(4)["key"], "x" * 5000, {}, {})
+    assert len(results(tmp_path)) == 2
+    assert len(failures(tmp_path)) == 1
+
+
+def test_a_damaged_file_is_a_sentence(tmp_path, settings):
+    with opened(tmp_path, settings) as folder:
+        folder.append([record(number) for number in range(50)])
+    file = tmp_path / "results.sqlite"
+    file.write_bytes(b"no database at all" * 500)
+    with pytest.raises(FileError, match=r"results\.sqlite"):
+        results(tmp_path)
+    with pytest.raises(FileError, match="cannot be written"):
+        opened(tmp_path, settings)
 
 
 def test_one_driver_at_a_time(tmp_path, settings):
@@ -178,7 +161,3 @@ def test_settings_know_calculator_and_policy(tmp_path, monkeypatch):
     assert details["parameters"]["asap_cutoff"] is True
     module.write_text(module.read_text() + "# changed\n")
     assert calculator_details("my_calculator_of_many:make")["sha256"] != details["sha256"]
-
-
-def test_sealing_is_stable():
-    assert sealed("1\nkey=1\nCu 0 0 0\n") == sealed("1\nkey=1\nCu 0 0 0\n")

@@ -11,11 +11,10 @@ import torch
 from ase.io import write
 from inline_workers import InlineWorkers, alloy
 
-from relaxion.apps.relax_many.driver import Driver
-from relaxion.apps.relax_many.folder import Folder
 from relaxion.apps.relax_many.learning import Learner, read_fit
+from relaxion.apps.relax_many.results import ResultFolder, make_summary
+from relaxion.apps.relax_many.run import ManyRun
 from relaxion.apps.relax_many.settings import ManySettings, WorkerSettings
-from relaxion.apps.relax_many.summary import make_summary
 from relaxion.train.supervised.fine_tune import FineTune
 from relaxion.train.supervised.fit import FitSettings
 
@@ -35,10 +34,10 @@ def row(tmp_path: Path) -> Path:
 
 def relax(row: Path, out: Path, stop=lambda: False, every: int = 3) -> Learner:
     many = ManySettings(policy="metals", fmax_ev_per_angstrom=0.02, learn_every=every)
-    worker = WorkerSettings(many=many, memory=str(out / "memory"))
-    with Folder(out, many, [row]) as folder, InlineWorkers(worker) as workers:
+    worker = WorkerSettings(many=many, database=str(out / "memory"))
+    with ResultFolder(out, many, [row]) as folder, InlineWorkers(worker) as workers:
         learner = Learner(out, out / "memory", every, {"metals": "metals"}, QUICK)
-        Driver(folder, workers, many, [row], chunk_size=1, stop=stop, learner=learner).run()
+        ManyRun(folder, workers, many, [row], chunk_size=1, stop=stop, learner=learner).run()
     return learner
 
 

@@ -4,14 +4,15 @@ import os
 import signal
 import time
 from functools import partial
+from io import StringIO
 from pathlib import Path
 
 import pytest
 from ase.io import read, write
 from inline_workers import alloy
 
-from relaxion.apps.relax_many.driver import Driver
-from relaxion.apps.relax_many.folder import Folder, failures, results
+from relaxion.apps.relax_many.results import ResultFolder, failures, results
+from relaxion.apps.relax_many.run import ManyRun
 from relaxion.apps.relax_many.settings import ManySettings, WorkerSettings
 from relaxion.apps.relax_many.worker import RelaxWorker
 from relaxion.errors import RunError, SettingsError
@@ -22,8 +23,8 @@ HERE = Path(__file__).parent
 
 def run(folder: Path, settings: ManySettings, file: Path, *, chunk_size: int, time_limit=None, make=LocalPool):
     worker = WorkerSettings(many=settings, time_limit_seconds=time_limit, batch_size=8, folder=str(HERE))
-    with Folder(folder, settings, [file]) as opened, make(2, partial(RelaxWorker, worker)) as workers:
-        return Driver(opened, workers, settings, [file], chunk_size, time_limit).run()
+    with ResultFolder(folder, settings, [file]) as opened, make(2, partial(RelaxWorker, worker)) as workers:
+        return ManyRun(opened, workers, settings, [file], chunk_size, time_limit).run()
 
 
 class DisturbedWorkers(LocalPool):
@@ -50,12 +51,12 @@ def test_killed_workers_lose_and_double_nothing(tmp_path, settings):
     tally = run(tmp_path / "out", settings, tmp_path / "in.extxyz", chunk_size=16, make=DisturbedWorkers)
     assert calm.relaxed == tally.relaxed == 60
     assert tally.worker_deaths >= 2  # one may be done before it is killed
-    wanted = {found.key: found.facts for found in results(tmp_path / "calm")}
+    wanted = {found["key"]: found for found in results(tmp_path / "calm")}
     found = list(results(tmp_path / "out"))
     assert len(found) == 60
     for frame in found:
-        assert frame.facts["force_calls"] == wanted[frame.key]["force_calls"]
-        assert frame.facts["energy_ev"] == pytest.approx(wanted[frame.key]["energy_ev"], abs=1e-6)
+        assert frame["force_calls"] == wanted[frame["key"]]["force_calls"]
+        assert frame["energy_ev"] == pytest.approx(wanted[frame["key"]]["energy_ev"], abs=1e-6)
 
 
 @pytest.mark.parametrize(("calculator", "chunk_size"), [("HostileEMT", 1), ("HostileBatch", 16)])
@@ -70,7 +71,7 @@ def test_hostile_calculators_are_survived(tmp_path, settings, calculator, chunk_
     tally = run(tmp_path / "out", hostile, tmp_path / "in.extxyz", chunk_size=chunk_size, time_limit=1.0)
     assert (tally.relaxed, tally.failed) == (9, len(trouble))
     said = {
-        read(tmp_path / "out" / "failed" / reason["key"] / "input.extxyz").symbols[0]: reason["reason"]
+        read(StringIO(reason["input"]), format="extxyz").symbols[0]: reason["reason"]
         for reason in failures(tmp_path / "out")
     }
     assert said.keys() == trouble.keys()

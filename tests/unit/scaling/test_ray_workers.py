@@ -12,11 +12,10 @@ import torch
 from ase.io import write
 from inline_workers import InlineWorkers, alloy
 
-from relaxion.apps.relax_many.driver import Driver
-from relaxion.apps.relax_many.folder import Folder, results
 from relaxion.apps.relax_many.learning import Learner, read_fit
+from relaxion.apps.relax_many.results import ResultFolder, read_rows, results
+from relaxion.apps.relax_many.run import ManyRun
 from relaxion.apps.relax_many.settings import ManySettings, WorkerSettings
-from relaxion.apps.relax_many.summary import read_force_calls
 from relaxion.apps.relax_many.worker import RelaxWorker
 from relaxion.train.supervised.fine_tune import FineTune
 from relaxion.train.supervised.fit import FitSettings
@@ -48,17 +47,17 @@ def test_actors_relax_and_killed_ones_are_replaced(tmp_path, settings, ray_of_tw
             killed.append(pid)
 
     with (
-        Folder(tmp_path / "out", settings, [tmp_path / "in.extxyz"]) as folder,
+        ResultFolder(tmp_path / "out", settings, [tmp_path / "in.extxyz"]) as folder,
         RayPool(None, "auto", partial(RelaxWorker, worker)) as workers,
     ):
         assert workers.n_workers == 2
         thread = threading.Thread(target=disturb, args=(workers,), daemon=True)
         thread.start()
-        tally = Driver(folder, workers, settings, [tmp_path / "in.extxyz"], 8).run()
+        tally = ManyRun(folder, workers, settings, [tmp_path / "in.extxyz"], 8).run()
         thread.join(timeout=600)
     assert tally.relaxed == 60
     assert len(killed) == 2
-    assert len({found.key for found in results(tmp_path / "out")}) == 60
+    assert len({found["key"] for found in results(tmp_path / "out")}) == 60
 
 
 def test_learning_on_ray_stopped_and_resumed_is_as_in_one_process(tmp_path, ray_of_two):
@@ -76,14 +75,14 @@ def test_learning_on_ray_stopped_and_resumed_is_as_in_one_process(tmp_path, ray_
     )
 
     def learn(out: Path, workers, most: int) -> tuple[list[int], dict[str, torch.Tensor]]:
-        worker = WorkerSettings(many=many, memory=str(out / "memory"))
-        with Folder(out, many, [tmp_path / "in.extxyz"]) as folder, workers(worker) as at_work:
+        worker = WorkerSettings(many=many, database=str(out / "memory"))
+        with ResultFolder(out, many, [tmp_path / "in.extxyz"]) as folder, workers(worker) as at_work:
             learner = Learner(out, out / "memory", 3, {"metals": "metals"}, quick)
-            driver = Driver(folder, at_work, many, [tmp_path / "in.extxyz"], 1, learner=learner)
+            driver = ManyRun(folder, at_work, many, [tmp_path / "in.extxyz"], 1, learner=learner)
             driver.stop = lambda: driver.tally.relaxed >= most
             driver.run()
         last = out / "learned" / "00003-metals.safetensors"
-        return read_force_calls(out), dict(read_fit(last).tensors) if last.exists() else {}
+        return [row.force_calls for row in read_rows(out)], dict(read_fit(last).tensors) if last.exists() else {}
 
     def on_ray(worker: WorkerSettings) -> RayPool:
         return RayPool(None, "auto", partial(RelaxWorker, worker))

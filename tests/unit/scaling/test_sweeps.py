@@ -12,9 +12,7 @@ import pytest
 from inline_workers import InlinePool
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
-from relaxion.apps.tuning.space import read_space, values_of
-from relaxion.apps.tuning.sweep import Sweep, SweepPlan
-from relaxion.apps.tuning.trial import Ended, run_trial
+from relaxion.apps.tuning import Ended, Sweep, SweepPlan, read_space, run_trial, values_of
 from relaxion.errors import FileError, RunError, SettingsError
 from relaxion.train.runs.recipe import find, read_toml, settings_from_recipe
 from relaxion.train.tasks.relax_settings import RelaxRunSettings

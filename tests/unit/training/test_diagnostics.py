@@ -13,8 +13,8 @@ import torch
 from ase import Atoms
 from ase.build import bulk
 
+from relaxion.model.actions import MoveActions
 from relaxion.model.backbone import AtomNetworkSettings
-from relaxion.model.roles import MoveActions
 from relaxion.potentials import potential
 from relaxion.structures import Move, Outcome, State, Structures
 from relaxion.train.agents import atom_agent

@@ -9,7 +9,7 @@ from ase.build import bulk
 
 import relaxion
 from relaxion.errors import SettingsError
-from relaxion.model.roles import MoveActions
+from relaxion.model.actions import MoveActions
 from relaxion.model.stiffness_network import MetricNetwork, MetricSettings
 from relaxion.model.stiffness_policy import MetricPolicy
 from relaxion.structures import Move, Outcome, Structures

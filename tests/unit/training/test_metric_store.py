@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from relaxion.database.store import TrajectoryStore
+from relaxion.database import RelaxationDatabase
 from relaxion.errors import FileError, RunError
 from relaxion.files import Stored, digest
 from relaxion.model.policy_file import PolicyBundle
@@ -54,7 +54,7 @@ def settings(store: Path | str, **given: object) -> RunSettings:
 
 
 def test_every_state_is_taught_the_way_to_the_end_of_its_own_relaxation(store: Path) -> None:
-    trajectory = next(t for t in TrajectoryStore.open(store) if t.outcome == Outcome.CONVERGED and not t.cell_free)
+    trajectory = next(t for t in RelaxationDatabase.open(store) if t.outcome == Outcome.CONVERGED and not t.cell_free)
     examples = examples_of_minimised(trajectory)
     assert examples is not None
     ends = examples.state.structures.moved(examples.goal).positions.reshape(examples.number, -1, 3)
@@ -65,7 +65,7 @@ def test_every_state_is_taught_the_way_to_the_end_of_its_own_relaxation(store: P
 
 
 def test_relaxations_without_an_end_teach_nothing(store: Path) -> None:
-    whole = next(t for t in TrajectoryStore.open(store) if len(t) > 4)
+    whole = next(t for t in RelaxationDatabase.open(store) if len(t) > 4)
     names = ("cells", "positions", "energies", "forces", "stresses")
     cut = replace(whole, outcome=int(Outcome.STEP_LIMIT), **{name: getattr(whole, name)[:2] for name in names})
     assert examples_of_minimised(cut) is None

@@ -20,7 +20,7 @@ from typing import Any, Self
 import typer
 from typer.core import TyperCommand
 
-from relaxion.apps.cli import completion
+from relaxion.apps.cli.options import trainable
 from relaxion.errors import PolicyError, RelaxionError, SettingsError, UnknownPotentialError
 
 # exit codes; 130 or 143 where a signal ended it: Interrupts
@@ -85,7 +85,7 @@ def help_of(function: Callable[..., int]) -> tuple[str, str]:
     if "Units." in below:
         parts.append(UNITS)
     if {"recipe", "agent"} <= set(function.__annotations__):  # recipes with a task, as `train` and `tune` take them
-        parts.append(f"[bold]Recipes[/bold]: {', '.join(completion.trainable())}")
+        parts.append(f"[bold]Recipes[/bold]: {', '.join(trainable())}")
     codes = re.search(r"Exit codes(: .*)", below, re.DOTALL)
     if codes:
         parts.append(f"[bold]Exit codes[/bold]{codes[1]}")

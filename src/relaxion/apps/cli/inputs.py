@@ -38,7 +38,7 @@ class RelaxingOptions:
     pressure: float  # GPa
     cell_mask: str
     keep_symmetry: bool
-    memory: Path | None
+    database: Path | None
     settings: Path | None
 
 

@@ -1,16 +1,18 @@
-"""Options that several commands have, each declared once, and their checks. Loads neither torch nor ASE."""
+"""Options that several commands have, each declared once, what the shell completes, and checks of values.
+
+Loads neither torch nor ASE: completion must be quick.
+"""
 
 from __future__ import annotations
 
 import math
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 from typer import Argument, BadParameter, Context, Option
 
-from relaxion.apps.cli import completion
 from relaxion.errors import SettingsError
 from relaxion.paths import check_file, without_slice
 from relaxion.settings import assignment, nearest, strain_mask
@@ -19,6 +21,54 @@ AS_IN_RELAX = "As in 'relax'."
 FITTING = "emt for its metals, else the first installed of chgnet, sevennet, mace; for molecules gfn2"
 QUIET = "No progress on stderr."
 QUIET_AND_NO_HINTS = "No progress and no hints on stderr."
+
+
+# ---- what the shell offers after TAB; a test holds the words to the truth
+
+CALCULATORS = (
+    "emt", "eam", "eam:", "lj", "morse", "chgnet", "sevennet", "gfn2", "mace", "mace:", "orb", "mattersim", "uma",
+    "fairchem", "nequip:", "matgl", "lammps:", "gpaw",
+)  # fmt: skip
+OPTIMIZERS = ("BFGS", "BFGSLineSearch", "LBFGS", "FIRE", "FIRE2", "GPMin", "MDMin", "CG", "GoodOldQuasiNewton")
+AGENTS = ("ddpg", "td3", "d4pg", "sac")
+PACKAGE = Path(__file__).parents[2]
+
+
+def among(find: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
+    """What begins like the word that is being typed."""
+
+    def complete(incomplete: str) -> list[str]:
+        return [word for word in find() if word.lower().startswith(incomplete.lower())]
+
+    return complete
+
+
+def complete_optimizers(incomplete: str) -> list[str]:
+    """Of a list with commas, the last word; those named already are not offered again."""
+    *named, last = incomplete.split(",")
+    taken = {name.lower() for name in named}
+    offered = among(lambda: [name for name in OPTIMIZERS if name.lower() not in taken])(last)
+    return [",".join([*named, name]) for name in offered]
+
+
+def _shipped(folder: str, suffix: str) -> list[str]:
+    return sorted(file.name.removesuffix(suffix) for file in (PACKAGE / folder).glob(f"*{suffix}"))
+
+
+def trainable() -> dict[str, str]:
+    """Recipes that `train` takes, and the first line of each; those of `collect` name kinds in place of a task."""
+    names = _shipped("train/recipes", ".toml")
+    texts = {name: (PACKAGE / "train" / "recipes" / f"{name}.toml").read_text(encoding="utf-8") for name in names}
+    return {name: text.splitlines()[0].removeprefix("# ") for name, text in texts.items() if "\ntask" in text}
+
+
+complete_calculators = among(lambda: CALCULATORS)
+complete_agents = among(lambda: AGENTS)
+complete_recipes = among(lambda: _shipped("train/recipes", ".toml"))
+complete_policies = among(lambda: ["auto", "none", *_shipped("policies", ".safetensors")])
+
+
+# ---- declarations
 
 
 def argument(metavar: str, words: str, **more: Any) -> Any:
@@ -71,12 +121,12 @@ CalculatorOption = Annotated[
     option(
         "SPEC",
         "emt, eam, eam:FILE, lj, morse, chgnet, sevennet, gfn2, mace, module:factory; see 'calculators'.",
-        autocompletion=completion.calculators,
+        autocompletion=complete_calculators,
         show_default=FITTING,
     ),
 ]
 CalculatorAsInRelaxOption = Annotated[
-    str, option("SPEC", AS_IN_RELAX, autocompletion=completion.calculators, show_default=FITTING)
+    str, option("SPEC", AS_IN_RELAX, autocompletion=complete_calculators, show_default=FITTING)
 ]
 CalculatorSettingOption = Annotated[
     list[str] | None,
@@ -88,10 +138,10 @@ PolicyOption = Annotated[
         "NAME|FILE",
         "auto: a shipped policy that covers all elements, else the classical optimizer; none: the classical "
         "optimizer; NAME or FILE: that policy. See 'policies'.",
-        autocompletion=completion.policies,
+        autocompletion=complete_policies,
     ),
 ]
-PolicyAsInRelaxOption = Annotated[str, option("NAME|FILE", AS_IN_RELAX, autocompletion=completion.policies)]
+PolicyAsInRelaxOption = Annotated[str, option("NAME|FILE", AS_IN_RELAX, autocompletion=complete_policies)]
 DeviceOption = Annotated[
     str | None,
     option("NAME", "Device of the networks of policies and named calculators: cuda, cuda:1.", show_default="cpu"),
@@ -118,7 +168,9 @@ CellMaskOption = Annotated[
 KeepSymmetryOption = Annotated[
     bool, flag("--keep-symmetry", "Keep the space group of the start (within 0.01 Å); needs spglib.")
 ]
-MemoryOption = Annotated[Path | None, option("DIR", "Keep every evaluated geometry there, to learn from; see 'learn'.")]
+DatabaseOption = Annotated[
+    Path | None, option("DIR", "Keep every evaluated structure in this relaxation database; see 'learn'.")
+]
 SettingsFileOption = Annotated[
     Path | None,
     option(
@@ -134,11 +186,13 @@ RattleOption = Annotated[
 RattleSeedOption = Annotated[int, option("N", "Seed of --rattle.", min=0)]
 
 # training
-AgentOption = Annotated[str | None, option("NAME", "ddpg, td3, d4pg or sac.", autocompletion=completion.agents)]
+AgentOption = Annotated[str | None, option("NAME", "ddpg, td3, d4pg or sac.", autocompletion=complete_agents)]
 AssignmentsOption = Annotated[list[str] | None, option("KEY=VALUE", "Change a setting; may be repeated.", "--set")]
 
 # results, progress
-MemoryArgument = Annotated[Path, argument("DIR", "The --memory of 'relax' or 'relax-many', or a store of 'collect'.")]
+DatabaseArgument = Annotated[
+    Path, argument("DIR", "The --database of 'relax' or 'relax-many', or the --out of 'collect'.")
+]
 ManyArgument = Annotated[Path, argument("DIR", "The --out of 'relax-many'.")]
 JsonResultOption = Annotated[bool, flag("--json", "The result as one JSON object on stdout.")]
 JsonEverythingOption = Annotated[bool, flag("--json", "Everything as one JSON object.")]
@@ -174,6 +228,6 @@ def check_structure_files(files: Sequence[Path]) -> None:
 
 
 def check_recipe(word: str) -> None:
-    known = completion.recipes("")
+    known = complete_recipes("")
     if word not in known and not Path(word).exists():
         raise SettingsError(f"no recipe '{word}', neither shipped nor a file: {nearest(word, known)}")

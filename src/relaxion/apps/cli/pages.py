@@ -9,7 +9,7 @@ from relaxion.apps.cli.command import DONE, ERROR
 from relaxion.apps.cli.inputs import refuse_folder
 from relaxion.apps.cli.progress import counted, say, tell
 from relaxion.apps.compare.result_folder import PAGE, stem
-from relaxion.apps.relax_many.folder import MANIFEST
+from relaxion.apps.relax_many.results import MANIFEST
 from relaxion.apps.report.many import ManyFolder, many_page
 from relaxion.apps.report.run import watched
 from relaxion.apps.report.training import MOST_RUNS, TrainingRuns

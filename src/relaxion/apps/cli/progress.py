@@ -1,26 +1,34 @@
-"""Sentences and progress on stderr: a line or a bar in a terminal, a plain line now and then elsewhere."""
+"""Sentences and progress on stderr: a line or a bar in a terminal, a plain line now and then elsewhere.
+
+Messages of the library name Python arguments in backticks, `database=relaxations` or `resume=True`; here they become
+options, `--database relaxations` and `--resume`. The table comes from the declared options.
+"""
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
+from typer.main import get_command
 
-from relaxion.apps.cli.flags import in_flags
 from relaxion.errors import RelaxionWarning
 
 if TYPE_CHECKING:
     from relaxion.train.judge.runs import OnCall
 
 SECONDS_BETWEEN_PLAIN_LINES = 5.0
+MENTION = re.compile(r"`([a-z_]+)=([^`]*)`")
+ANY_VALUE = "..."  # in a mention: a value of the reader's own
 Advance = Callable[..., None]  # of a bar: `completed=`, `advance=`, `total=`, `description=`, `words=`
 
 
@@ -144,3 +152,47 @@ def one_line(text: str, longest: int = 600) -> str:
 def counted(number: int, what: str) -> str:
     """`1 run`, `2 runs`."""
     return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+# ---- arguments of the library as options
+
+
+def declared_options() -> dict[str, list[Any]]:
+    """The options of every command, as typer has them."""
+    from relaxion.apps.cli.app import app  # which has loaded every command, and they say their sentences by this module
+
+    commands: dict[str, Any] = getattr(get_command(app), "commands")  # noqa: B009 - of a group, which this is
+    return {
+        name: [one for one in command.params if one.param_type_name == "option"] for name, command in commands.items()
+    }
+
+
+def flag_of(declared: Any) -> str:
+    """The long name: the first that begins with two hyphens."""
+    return next(name for name in declared.opts if name.startswith("--"))
+
+
+@cache
+def flags() -> dict[str, tuple[str, str]]:
+    """Flag and word for its value, by the name of the parameter. A test holds all commands to the same ones."""
+    found: dict[str, tuple[str, str]] = {}
+    for options in declared_options().values():
+        for one in options:
+            found.setdefault(one.name, (flag_of(one), one.metavar or ""))
+    return found
+
+
+def in_flags(text: str) -> str:
+    """The same text with options in place of arguments; other words in backticks stay."""
+    return MENTION.sub(_option, text)
+
+
+def _option(mention: re.Match[str]) -> str:
+    name = mention[1]
+    value = mention[2].strip("'\"")
+    if name not in flags():
+        return mention[0]
+    flag, metavar = flags()[name]
+    if value == "True":
+        return flag
+    return f"{flag} {metavar if value == ANY_VALUE else value}".rstrip()

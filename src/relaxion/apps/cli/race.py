@@ -16,7 +16,7 @@ from relaxion.apps.cli.calculators import AUTO, calculator_for
 from relaxion.apps.cli.command import DONE, ERROR, INCOMPLETE
 from relaxion.apps.cli.inputs import checked_start, command_line, refuse_folder, sliced
 from relaxion.apps.cli.progress import ProgressLine, say, speaks_ascii_only, tell
-from relaxion.apps.cli.sentences import compared_as_json
+from relaxion.apps.cli.relax import compared_as_json
 from relaxion.apps.compare.checks import emt_note, occupancy_note
 from relaxion.apps.compare.comparison import in_words, who_relaxed
 from relaxion.apps.report.race import Race, race_page, raced, verdict

@@ -1,11 +1,12 @@
-"""`relaxion relax-many`, `status` and `merge`."""
+"""`relaxion relax-many`, `status` and `merge`; and `collect`, which relaxes generated structures."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
-from contextlib import suppress
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -13,25 +14,37 @@ from pathlib import Path
 from typing import Any
 
 from relaxion.apps.cli.calculators import AUTO, calculator_for
-from relaxion.apps.cli.command import DONE, ERROR, INCOMPLETE, interrupts
+from relaxion.apps.cli.command import DONE, ERROR, INCOMPLETE, as_usage, interrupts
 from relaxion.apps.cli.inputs import RelaxingOptions, calculator_word
-from relaxion.apps.cli.progress import Now, say, tell
-from relaxion.apps.relax_many.driver import Driver, ManyTally
-from relaxion.apps.relax_many.folder import MANIFEST, PROGRESS, Folder, is_locked, read_manifest
-from relaxion.apps.relax_many.inputs import check_files, places
+from relaxion.apps.cli.progress import Now, bar, say, tell, warnings_as_sentences
 from relaxion.apps.relax_many.learning import Learner
+from relaxion.apps.relax_many.results import (
+    MANIFEST,
+    PROGRESS,
+    Counts,
+    ResultFolder,
+    is_locked,
+    make_summary,
+    read_counts,
+    read_manifest,
+)
+from relaxion.apps.relax_many.results import merge as merge_into
+from relaxion.apps.relax_many.run import ManyRun, ManyTally, check_files, places
 from relaxion.apps.relax_many.settings import ManySettings, WorkerSettings, calculator_details, policy_weights
-from relaxion.apps.relax_many.summary import Counts, make_summary, read_counts
-from relaxion.apps.relax_many.summary import merge as merge_into
 from relaxion.apps.relax_many.worker import RelaxWorker
-from relaxion.errors import RelaxionError, SettingsError
+from relaxion.errors import FileError, RelaxionError, SettingsError
 from relaxion.files import json_of
 from relaxion.optimizer.recorded import memory_at
 from relaxion.potentials.ase import AsePotential
 from relaxion.potentials.registry import make_potential, without_options
+from relaxion.settings import assigned
+from relaxion.train.collecting.collect import CollectProgress, OnProgress, collect
+from relaxion.train.collecting.settings import CollectSettings
+from relaxion.train.runs.recipe import find, read_toml
 from relaxion.workers import WorkerPlace
 
 SECONDS_BETWEEN_LINES = 5.0
+SECONDS_BETWEEN_COLLECT_LINES = 20.0
 MOST_LOOKED_AT = 10_000  # structures, to choose a calculator by; a few seconds of reading
 
 
@@ -58,19 +71,17 @@ def relax_all(request: ManyRequest) -> int:
     calc = _calculator(request, files) if request.calc == AUTO else request.calc
     request = replace(request, calc=calculator_word(calc, request.calc_options))
     worker, chunk_size = _worker_settings(request)
-    with Folder(request.out, worker.many, files) as folder:
-        if folder.torn_bytes:
-            say(f"relaxion: the last shard ended in {folder.torn_bytes} bytes of an incomplete frame; removed")
+    with ResultFolder(request.out, worker.many, files) as folder:
         if request.retry_failed and (number := folder.forget_failures()):
             say(f"relaxion: {number} structures that had been set aside will be tried again")
         with place.open(partial(RelaxWorker, worker)) as workers:
-            driver = Driver(
+            run = ManyRun(
                 folder=folder, workers=workers, settings=worker.many, files=files, chunk_size=chunk_size,
                 time_limit_seconds=worker.time_limit_seconds, stop=lambda: interrupts.noticed,
                 report=_lines(quiet=request.quiet), learner=_learner(request, worker),
             )  # fmt: skip
             with interrupts.held():
-                tally = driver.run()
+                tally = run.run()
             interrupted = interrupts.noticed
         counts = make_summary(request.out)
     _announce(request, tally, counts)
@@ -118,24 +129,24 @@ def _worker_settings(request: ManyRequest) -> tuple[WorkerSettings, int]:
         cell_mask=request.cell_mask, keep_symmetry=request.keep_symmetry, max_force_calls=request.steps + 1,
         learn_every=request.learn,
     )  # fmt: skip
-    learning = request.out / "memory" if request.learn else None
-    memory = memory_at(request.memory or learning)
+    learning = request.out / "database" if request.learn else None
+    database = memory_at(request.database or learning)
     worker = WorkerSettings(
         many=many,
         time_limit_seconds=limit,
         batch_size=request.batch_size,
         device=request.device,
-        memory=None if memory is None else str(memory.path),
+        database=None if database is None else str(database.path),
         folder=str(Path.cwd()),
     )
     return worker, 1 if isinstance(made, AsePotential) or request.learn else 2 * request.batch_size
 
 
 def _learner(request: ManyRequest, worker: WorkerSettings) -> Learner | None:
-    if not request.learn or worker.memory is None:
+    if not request.learn or worker.database is None:
         return None
     words = {name: name if request.policy == "auto" else request.policy for name in worker.many.policy_weights}
-    return Learner(request.out, Path(worker.memory), request.learn, words)
+    return Learner(request.out, Path(worker.database), request.learn, words)
 
 
 def _lines(*, quiet: bool) -> Callable[[ManyTally], None]:
@@ -168,7 +179,7 @@ def _announce(request: ManyRequest, tally: ManyTally, counts: Counts) -> None:
         return
     tell(f"{request.out}: {_counts_in_words(counts)}")
     if counts.failed:
-        say(f"relaxion: {counts.failed} structures were set aside; {request.out}/failed/*/reason.json say why")
+        say(f"relaxion: {counts.failed} structures were set aside; {request.out}/summary.csv lists the reasons")
 
 
 def _plain(counts: Counts) -> dict[str, Any]:
@@ -222,8 +233,60 @@ def merge_results(folder: Path, out: Path, *, force: bool) -> int:
     merged = merge_into(folder, out, force=force)
     tell(f"{out}: {merged.written} structures")
     if merged.failed:
-        say(f"relaxion: {merged.failed} structures have no result ({folder}/failed)")
+        say(f"relaxion: {merged.failed} structures have no result ({folder}/summary.csv lists the reasons)")
     if merged.waiting:
         say(f"relaxion: {merged.waiting} structures are not relaxed yet; run relax-many again, then merge with --force")
         return INCOMPLETE
     return DONE
+
+
+# ---- collect
+
+
+def collect_into_database(
+    recipe: str,
+    out: Path,
+    workers: str,
+    assignments: Sequence[str],
+    limit_minutes: float | None,
+    policy: str | None,
+    *,
+    as_json: bool,
+    quiet: bool,
+) -> int:
+    """The first signal is only noticed, so that all that is finished gets written."""
+    with as_usage(FileError):
+        settings = CollectSettings.of(read_toml(find(recipe)), assigned(assignments, "--set"))
+    with interrupts.held(), warnings_as_sentences(), _collect_progress(out, quiet) as on_progress:
+        found = collect(
+            settings, out, workers=workers, limit_minutes=limit_minutes, policy=policy, on_progress=on_progress,
+            stop=lambda: interrupts.noticed,
+        )  # fmt: skip
+    lines = [f"{out}{os.sep}", *found.lines()]
+    tell(json.dumps(found.as_dict()) if as_json else "\n".join(lines))
+    if interrupts.noticed:
+        return interrupts.exit_code
+    return DONE if found.complete else INCOMPLETE
+
+
+@contextmanager
+def _collect_progress(out: Path, quiet: bool) -> Iterator[OnProgress | None]:
+    """A bar in a terminal, a plain line now and then elsewhere."""
+    due = Now(SECONDS_BETWEEN_COLLECT_LINES)
+    with bar(str(out), None, quiet=quiet) as advance:
+
+        def report(reached: CollectProgress) -> None:
+            if advance is not None:
+                advance(total=reached.wanted, completed=reached.done, words=_collect_words(reached))
+            elif due():
+                say(f"{reached.done} of {reached.wanted}, {_collect_words(reached)}")
+
+        yield None if quiet else report
+
+
+def _collect_words(reached: CollectProgress) -> str:
+    left = (reached.wanted - reached.done) / max(reached.per_minute, 1e-9)
+    return (
+        f"{reached.per_minute:.0f}/min, {reached.force_calls} force calls, {reached.converged} of "
+        f"{reached.trajectories} converged, {reached.skipped} skipped, {left:.0f} min left"
+    )

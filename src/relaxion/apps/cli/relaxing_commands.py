@@ -9,7 +9,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from relaxion.apps.cli import completion
 from relaxion.apps.cli.command import DONE, RELAXING, command
 from relaxion.apps.cli.options import (
     AgentOption,
@@ -18,6 +17,8 @@ from relaxion.apps.cli.options import (
     CalculatorOption,
     CalculatorSettingOption,
     CellMaskOption,
+    DatabaseArgument,
+    DatabaseOption,
     DeviceOption,
     FmaxOption,
     FreeCellOption,
@@ -25,8 +26,6 @@ from relaxion.apps.cli.options import (
     JsonResultOption,
     KeepSymmetryOption,
     ManyArgument,
-    MemoryArgument,
-    MemoryOption,
     PolicyOption,
     PressureOption,
     QuietOption,
@@ -40,8 +39,12 @@ from relaxion.apps.cli.options import (
     check_numbers,
     check_recipe,
     check_structure_files,
+    complete_optimizers,
+    complete_policies,
+    complete_recipes,
     flag,
     option,
+    trainable,
 )
 
 AGAIN = "interrupted; run the same command again to continue"
@@ -68,14 +71,14 @@ def relax(
     pressure: PressureOption = 0.0,
     cell_mask: CellMaskOption = "",
     keep_symmetry: KeepSymmetryOption = False,
-    memory: MemoryOption = None,
+    database: DatabaseOption = None,
     settings: SettingsFileOption = None,
     compare: Annotated[
         str,
         option(
             "NAMES",
             "Also run these ASE optimizers from the same start: BFGS,FIRE,...",
-            autocompletion=completion.optimizers,
+            autocompletion=complete_optimizers,
         ),
     ] = "",
     out: Annotated[Path, option("DIR", "Results go to DIR/NAME/.")] = Path("relaxed"),
@@ -133,7 +136,7 @@ def relax_many(
     pressure: PressureOption = 0.0,
     cell_mask: CellMaskOption = "",
     keep_symmetry: KeepSymmetryOption = False,
-    memory: MemoryOption = None,
+    database: DatabaseOption = None,
     settings: SettingsFileOption = None,
     out: Annotated[Path, option("DIR", "Results; run the same command again to continue.")] = Path("relaxed-many"),
     learn: Annotated[
@@ -157,7 +160,7 @@ def relax_many(
     relaxion relax-many structures.xyz --out relaxed --workers 4
     relaxion relax-many *.cif --out relaxed --calc chgnet --time-limit 600
     relaxion relax-many structures.xyz --out relaxed --workers ray:auto
-    relaxion relax-many slabs.xyz --out relaxed --memory relaxations --learn 20
+    relaxion relax-many slabs.xyz --out relaxed --database relaxations --learn 20
     relaxion status relaxed && relaxion merge relaxed all.extxyz
     Units.
     Exit codes: 0 all converged, 1 some were set aside or the run could not continue, 2 usage, 3 not all converged, 130
@@ -202,8 +205,8 @@ def merge(
 
 
 @command()
-def memory(
-    folder: MemoryArgument,
+def database(
+    folder: DatabaseArgument,
     more: Annotated[list[Path] | None, argument("FILES", "More files for --add.")] = None,
     add: Annotated[list[Path] | None, option("FILE", "Add a file that ASE reads; may be repeated.", "--add")] = None,
     calculator: Annotated[
@@ -213,25 +216,25 @@ def memory(
     as_json: JsonEverythingOption = False,
     force: Annotated[bool, flag("--force", "Replace an earlier export.")] = False,
 ) -> int:
-    """Show what a memory of relaxations holds; export it; take in relaxations that you have already.
+    """Show what a relaxation database holds; export it; add relaxations that you have already.
 
-    relaxion relax slab.cif --memory relaxations && relaxion memory relaxations
-    relaxion memory relaxations --add old.traj runs/*/vasprun.xml --calculator PBE
-    relaxion memory relaxations --export all.extxyz
+    relaxion relax slab.cif --database relaxations && relaxion database relaxations
+    relaxion database relaxations --add old.traj runs/*/vasprun.xml --calculator PBE
+    relaxion database relaxations --export all.extxyz
     Units.
     Exit codes: 0 done, 1 error, 2 usage.
     """
-    from relaxion.apps.cli.memory import show_memory
+    from relaxion.apps.cli.database import show_database
 
     added = [*(add or ()), *(more or ())]
-    return show_memory(folder, added, calculator, export, as_json=as_json, force=force)
+    return show_database(folder, added, calculator, export, as_json=as_json, force=force)
 
 
 @command(usage=RELAXING)
 def learn(
-    folder: MemoryArgument,
+    folder: DatabaseArgument,
     origin: Annotated[
-        str, option("NAME|FILE", "The policy to start from.", "--from", autocompletion=completion.policies)
+        str, option("NAME|FILE", "The policy to start from.", "--from", autocompletion=complete_policies)
     ] = "universal",
     out: Annotated[str, option("NAME|FILE", "The new policy; a NAME is found by --policy, and by auto.")] = "learned",
     calculator: Annotated[str | None, option("NAME", "Learn from this calculator's relaxations only, or all.")] = None,
@@ -249,7 +252,7 @@ def learn(
     force: Annotated[bool, flag("--force", "Replace an earlier policy of that name.")] = False,
     quiet: QuietOption = False,
 ) -> int:
-    """Let a policy learn from a memory of relaxations, without a force call; kept only if it proved better.
+    """Let a policy learn from a relaxation database, without a force call; kept only if it proved better.
 
     relaxion learn relaxations --from universal --out my-policy
     relaxion learn relaxations --from metals --out my-slabs --calc emt
@@ -258,16 +261,16 @@ def learn(
     (in both cases the same command continues).
     """
     options = locals()
-    from relaxion.apps.cli.memory import LearnRequest, learn_from_memory
+    from relaxion.apps.cli.database import LearnRequest, learn_from_database
 
-    return learn_from_memory(LearnRequest(**options))
+    return learn_from_database(LearnRequest(**options))
 
 
 @command()
 def train(
     recipe: Annotated[
         str | None,
-        argument("RECIPE", "A shipped recipe, a TOML file or a run folder.", autocompletion=completion.recipes),
+        argument("RECIPE", "A shipped recipe, a TOML file or a run folder.", autocompletion=complete_recipes),
     ] = None,
     out: Annotated[Path | None, option("RUN", "The run's own folder.", show_default="runs/RECIPE-AGENT-SEED")] = None,
     agent: AgentOption = None,
@@ -284,7 +287,7 @@ def train(
             "POLICY|RUN|FILE",
             "The same; from a policy, its network and trust rule too.",
             "--from",
-            autocompletion=completion.policies,
+            autocompletion=complete_policies,
         ),
     ] = None,
     calc: Annotated[str | None, option("SPEC", "Calculator, for recipes on your own structures (fine-tune).")] = None,
@@ -314,7 +317,7 @@ def train(
     if recipe is None:
         from relaxion.apps.cli.progress import print_table
 
-        print_table([("recipe", True), ("what", False)], completion.trainable().items())
+        print_table([("recipe", True), ("what", False)], trainable().items())
         return DONE
     check_recipe(recipe)
     from relaxion.apps.cli.train import TrainRequest, train_by_recipe
@@ -325,8 +328,8 @@ def train(
 @command()
 def collect(
     recipe: Annotated[str, argument("RECIPE", "A shipped recipe (universal-data) or a TOML file.")],
-    out: Annotated[Path, option("STORE", "Folder of the store; an existing one is completed.")],
-    workers: Annotated[int, option("N", "Processes, one core each.", min=1)] = 1,
+    out: Annotated[Path, option("DIR", "The relaxation database; an existing one is completed.")],
+    workers: Annotated[str, option("N|KIND", "N or local:N, ray:auto, ray:ADDRESS; one processor each.")] = "local:1",
     assignments: Annotated[
         list[str] | None,
         option("KEY=VALUE", "seed=7; molecule.number=100: one kind; number=10: all kinds.", "--set"),
@@ -339,28 +342,28 @@ def collect(
         option(
             "NAME|FILE",
             "Relax with this policy instead of the classical optimizer.",
-            autocompletion=completion.policies,
+            autocompletion=complete_policies,
         ),
     ] = None,
     as_json: Annotated[bool, flag("--json", "The summary as one JSON object on stdout.")] = False,
     quiet: QuietOption = False,
 ) -> int:
-    """Relax training structures with expensive potentials and store every evaluation. Run again to continue.
+    """Relax training structures with expensive potentials and keep every evaluation. Run again to continue.
 
-    relaxion collect universal-data --out stores/universal --workers 2
-    relaxion collect universal-data --out stores/trial --set number=10 --limit-minutes 5
+    relaxion collect universal-data --out data/universal --workers 2
+    relaxion collect universal-data --out data/trial --set number=10 --limit-minutes 5
     Exit codes: 0 complete, 1 error, 2 usage, 3 time limit reached, 130, 143 stopped (the same command continues).
     """
-    from relaxion.apps.cli.collect import collect_into_store
+    from relaxion.apps.cli.relax_many import collect_into_database
 
-    return collect_into_store(
+    return collect_into_database(
         recipe, out, workers, assignments or (), limit_minutes, policy, as_json=as_json, quiet=quiet
     )
 
 
 @command()
 def tune(
-    recipe: Annotated[str, argument("RECIPE", "As in 'train'.", autocompletion=completion.recipes)],
+    recipe: Annotated[str, argument("RECIPE", "As in 'train'.", autocompletion=complete_recipes)],
     out: Annotated[Path, option("DIR", "Folder of the sweep; an existing sweep is continued.", show_default=False)],
     trials: Annotated[int, option("N", "Total trials, including those of earlier commands.", min=1)],
     varied: Annotated[

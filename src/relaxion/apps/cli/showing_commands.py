@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from relaxion.apps.cli import completion
 from relaxion.apps.cli.command import RELAXING, command
 from relaxion.apps.cli.options import (
     AS_IN_RELAX,
@@ -20,6 +19,7 @@ from relaxion.apps.cli.options import (
     argument,
     check_numbers,
     check_structure_files,
+    complete_optimizers,
     flag,
     option,
 )
@@ -88,7 +88,7 @@ def race(
     file: Annotated[Path, argument("FILE", "A structure file in any format ASE reads.")],
     optimizers: Annotated[
         str,
-        option("NAMES", "ASE's optimizers to compare with, up to 5.", "--with", autocompletion=completion.optimizers),
+        option("NAMES", "ASE's optimizers to compare with, up to 5.", "--with", autocompletion=complete_optimizers),
     ] = "BFGS,FIRE",
     out: Annotated[Path, option("FILE.html", "The page.")] = Path("race.html"),
     calc: CalculatorAsInRelaxOption = "auto",

@@ -15,9 +15,7 @@ from typing import Any
 
 from relaxion.apps.cli.command import DONE, ERROR, as_usage, interrupts
 from relaxion.apps.cli.progress import bar, say, tell, warnings_as_sentences
-from relaxion.apps.tuning.space import first_values, read_space
-from relaxion.apps.tuning.sweep import Sweep, SweepPlan, Trial
-from relaxion.apps.tuning.trial import TrialWorker
+from relaxion.apps.tuning import Sweep, SweepPlan, Trial, TrialWorker, first_values, read_space
 from relaxion.errors import FileError, SettingsError
 from relaxion.files import kind_of
 from relaxion.model.policy_file import KIND as POLICY_KIND

@@ -46,7 +46,7 @@ def run_relaxer(
     log: Path | None,
     trajectory: Path | None,
     on_call: OnCall,
-    memory: Path | None = None,
+    database: Path | None = None,
     restart: Path | None = None,
 ) -> Run:
     """Our optimizer, held to the same count as the others; `restart`: go on from this file of an earlier run."""
@@ -58,7 +58,7 @@ def run_relaxer(
         trajectory=trajectory if restart is None else None,
         policy=choice.policy,
         allow_unseen=choice.allow_unseen,
-        memory=memory,
+        memory=database,
         device=choice.device,
     )
     if restart is not None and trajectory is not None:

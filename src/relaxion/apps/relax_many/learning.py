@@ -18,9 +18,7 @@ from typing import Any
 
 from ase import Atoms
 
-from relaxion.database.journal import Contents, read_journal
-from relaxion.database.store import JOURNAL, JOURNAL_SUFFIX
-from relaxion.database.trajectory import Trajectory, trajectory_of
+from relaxion.database.relaxations import RelaxationDatabase
 from relaxion.errors import CheckpointError, FileError
 from relaxion.files import Format, Stored
 from relaxion.model.stiffness_network import MetricNetwork
@@ -29,6 +27,7 @@ from relaxion.optimizer.choice import Chooser, Loaded, load, new_stepper, steppe
 from relaxion.optimizer.classical import QuasiNewtonSettings
 from relaxion.optimizer.hessian.learned import LearnedMetrics
 from relaxion.optimizer.step import Stepper
+from relaxion.structures import Outcome
 from relaxion.train.supervised.examples import secants_of
 from relaxion.train.supervised.fine_tune import FineTune
 
@@ -47,7 +46,7 @@ class Learner:
     def __init__(
         self,
         folder: Path,
-        memory: Path,
+        database: Path,
         every: int,
         policies: Mapping[str, str],
         tune: Callable[[MetricNetwork], FineTune] = FineTune,
@@ -57,7 +56,7 @@ class Learner:
         self.folder = folder / FOLDER
         self.every = every
         self.policies = dict(policies)
-        self._memory = Reader(memory)
+        self._database = RelaxationDatabase.at(database)
         self._tunings: dict[str, FineTune] = {}
         self._keys: list[list[str]] = []  # of each round, in the order of the input
         self._left: list[int] = []  # of each round, structures that have not ended
@@ -117,9 +116,11 @@ class Learner:
         """Policies that have something new to fit to; those that did so before a kill have not."""
         names = set[str]()
         for key in self._keys[self.round]:
-            trajectory = self._memory.take(key)
-            tuning = None if trajectory is None else self._tuning(trajectory.policy)
-            if trajectory is not None and tuning is not None:
+            trajectory = self._database.find(key)
+            if trajectory is None or trajectory.outcome == Outcome.RUNNING:  # set aside
+                continue
+            tuning = self._tuning(trajectory.policy)
+            if tuning is not None:
                 found = secants_of(trajectory)
                 if found is not None:
                     tuning.add(found)
@@ -164,32 +165,6 @@ class Learner:
 
     def _file(self, number: int, name: str) -> Path:
         return self.folder / f"{number:05}-{name}.safetensors"
-
-
-class Reader:
-    """Relaxations of a memory by key, as they come in: every journal is read once, from where it was left."""
-
-    def __init__(self, memory: Path) -> None:
-        self._path = memory
-        self._journals: dict[Path, Contents] = {}
-        self._found: dict[str, Trajectory] = {}
-
-    def take(self, key: str) -> Trajectory | None:
-        """The relaxation of this key that came to an end; None: there is none."""
-        if key not in self._found:
-            self._read()
-        return self._found.pop(key, None)
-
-    def _read(self) -> None:
-        for path in sorted(self._path.glob(f"{JOURNAL}*{JOURNAL_SUFFIX}")):
-            try:
-                known = self._journals[path] = read_journal(path, self._journals.get(path))
-            except OSError as error:
-                logger.warning("%s cannot be read (%s); it was left out", path, error.strerror)
-                continue
-            for number in [number for number, entry in known.entries.items() if entry.points and entry.ended]:
-                found = trajectory_of(known.entries.pop(number))
-                self._found.setdefault(found.key, found)
 
 
 def read_fit(file: Path) -> Stored:

@@ -93,8 +93,8 @@ class WorkerSettings(Settings):
     device: str | None = None
     """Where networks compute; None: on the CPU. It decides no result beyond rounding."""
 
-    memory: str | None = None
-    """Where every evaluated geometry is kept; it decides no result."""
+    database: str | None = None
+    """The relaxation database for every evaluated structure; it decides no result."""
 
     folder: str = "."
     """The working directory: calculators of the user's own are looked for here."""

@@ -12,8 +12,8 @@ import torch
 from ase import Atoms
 from ase.io.jsonio import decode, encode
 
-from relaxion.apps.relax_many.frames import plain_info, written
 from relaxion.apps.relax_many.learning import LearnedPolicies
+from relaxion.apps.relax_many.results import plain_info, written
 from relaxion.apps.relax_many.settings import WorkerSettings
 from relaxion.batch import BatchRelaxer
 from relaxion.optimizer.batch_relaxation import Relaxed
@@ -55,7 +55,7 @@ class RelaxWorker:
             unseen, device = batch.allow_unseen, settings.device
             chooser = Chooser(batch.policy, allow_unseen=unseen, calculator=potential, device=device)
             self.learned = LearnedPolicies(chooser, allow_unseen=batch.allow_unseen)
-        self.relaxer = BatchRelaxer(potential, batch, self.learned, settings.memory)
+        self.relaxer = BatchRelaxer(potential, batch, self.learned, settings.database)
 
     def close(self) -> None:
         self.relaxer.potential.close()
@@ -91,7 +91,7 @@ class RelaxWorker:
             "seconds": round(relaxed.seconds, 4),
         }
         if relaxed.error is None and relaxed.outcome not in SET_ASIDE:
-            return {**facts, "frame": written(relaxed.atoms, facts)}
+            return {**facts, "energy_ev": relaxed.energy_ev, "frame": written(relaxed.atoms, facts)}
         return {**facts, "error": _reason(relaxed), "last": _last_frame(relaxed, facts)}
 
 

@@ -12,9 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from relaxion.apps.relax_many.folder import inputs_are_listed, read_manifest
 from relaxion.apps.relax_many.learning import FOLDER, LAG, read_fit
-from relaxion.apps.relax_many.summary import CSV, Row, read_force_calls, read_rows
+from relaxion.apps.relax_many.results import CSV, DATABASE, Row, read_counts, read_manifest, read_rows
 from relaxion.apps.report.page import Page, Part, columns, facts, notes, tile
 from relaxion.apps.report.words import count, outcome_words, rounded
 from relaxion.errors import CheckpointError, FileError
@@ -50,18 +49,18 @@ class ManyFolder:
         self.input_read = False
         self.studies: list[dict[str, Any]] = []
         self.others: dict[str, np.ndarray] = {}
-        self._seen: list[tuple[str, int]] = []
+        self._seen: list[tuple[str, int, int]] = []
 
     def poll(self, seconds: float) -> bool:
         """All of it anew where any file has grown, however long that takes."""
         del seconds
         files = sorted(file for path in (self.folder, *self.against) for file in _grow(path))
-        seen = [(str(file), file.stat().st_size) for file in files]
+        seen = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
         if seen == self._seen:
             return False
         self._seen = seen
         self.rows = read_rows(self.folder)
-        self.input_read = inputs_are_listed(self.folder)
+        self.input_read = read_counts(self.folder).input_read
         self.others = {name: calls for path in self.against for name, calls in _calls_of(path).items()}
         self.studies = studies_of(self.folder) if self.every else []
         return True
@@ -110,14 +109,18 @@ def _grow(path: Path) -> list[Path]:
     """The files of a result that grow."""
     if path.is_file():
         return [path]
-    patterns = ("shards/*", "inputs/*", "failed/*/reason.json", f"{FOLDER}/*.safetensors")
+    patterns = (DATABASE, f"{DATABASE}-wal", f"{FOLDER}/*.safetensors")
     return [file for pattern in patterns for file in path.glob(pattern)]
 
 
 def _calls_of(path: Path) -> dict[str, np.ndarray]:
     """Of another folder, or of each optimizer of a benchmark on the same structures, by what to call it."""
     if path.is_dir():
-        return {path.name: np.array(read_force_calls(path), dtype=float)}
+        return {
+            path.name: np.array(
+                [row.force_calls for row in read_rows(path) if row.force_calls and row.reason is None], dtype=float
+            )
+        }
     try:
         told = json_of(path)
         own = {told["ours"]: " and ".join(told["policies_used"])}
@@ -178,7 +181,7 @@ def _reasons(failed: Sequence[Row], folder: Path) -> Part:
     return {
         "kind": "table", "id": "failures", "caption": "Failed: why, and which",
         "columns": columns(["Reason", "Structures", "Which"], ("Which",)), "rows": rows[:MOST_ROWS],
-        "note": f"{folder.name}/failed/KEY/ has each structure as it came and as it was last.{left}",
+        "note": f"{folder.name}/{DATABASE} holds each structure as it came and as it was last (table results).{left}",
     }  # fmt: skip
 
 

@@ -29,8 +29,8 @@ from relaxion.train.agents.vector_networks import (
 )
 
 if TYPE_CHECKING:
+    from relaxion.model.actions import MoveActions
     from relaxion.model.backbone import AtomNetworkSettings
-    from relaxion.model.roles import MoveActions
     from relaxion.model.stiffness_network import MetricSettings
 
 N_CRITICS = 2  # of agents with several, as in the papers of TD3 and SAC; the smallest of their answers counts

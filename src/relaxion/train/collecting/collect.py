@@ -1,13 +1,12 @@
-"""`relaxion collect`: relax many starts with expensive potentials on several processes, keep all that was evaluated.
+"""`relaxion collect`: generated starts, relaxed on the pool of workers; every evaluated structure is kept.
 
-Which start is whose is decided by its key alone, and done is what stands in the store. So a collection that was killed
-goes on where it was, on as many processes as one likes, and does nothing twice.
+Seed, kind and number decide about a start, and done is what the database holds. So a collection that was killed
+continues where it was, on any number of workers, and does nothing twice.
 """
 
 from __future__ import annotations
 
 import fcntl
-import signal
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,7 +18,7 @@ from typing import Any
 
 import torch
 
-from relaxion.database.store import TrajectoryStore
+from relaxion.database.relaxations import RelaxationDatabase
 from relaxion.database.trajectory import Trajectory
 from relaxion.errors import FileError, PolicyError, RelaxionWarning, RunError
 from relaxion.model.policy_file import PolicyBundle, policy_of
@@ -28,16 +27,16 @@ from relaxion.optimizer.choice import new_stepper
 from relaxion.optimizer.hessian.learned import LearnedMetrics
 from relaxion.policies import find_file
 from relaxion.potentials import potential
+from relaxion.potentials.base import Potential
 from relaxion.structures import Outcome
-from relaxion.train.collecting.relaxing import MakeStepper, Pool, Skipped
+from relaxion.train.collecting.relaxing import MakeStepper, Pool
 from relaxion.train.collecting.settings import CollectSettings
 from relaxion.train.collecting.starts import file_structures, make_start
-from relaxion.workers import LocalPool
+from relaxion.workers import TaskDriver, WorkerPlace, WorkerTask
+from relaxion.workers.driver import Record
 
 LOCK = ".collecting"
-WORKERS_LOCK = ".working"
-SECONDS_TO_LISTEN = 0.5
-MOST_LOSSES = 3  # of workers: then it is a start that kills
+BATCHES_PER_CHUNK = 4  # a worker's batch is full most of the time
 
 
 @dataclass(frozen=True)
@@ -47,29 +46,6 @@ class CollectJob:
     kind: str
     number: int
     key: str
-
-
-@dataclass(frozen=True)
-class CollectWork:
-    """What is to be done, by whom and until when: the same for every worker."""
-
-    settings: CollectSettings
-    store: Path
-    policy: str | None
-    deadline: float | None  # by the clock of time.time()
-
-    def lacking(self) -> list[CollectJob]:
-        done = TrajectoryStore.open(self.store).keys()
-        return [job for job in jobs(self.settings) if job.key not in done]
-
-    @property
-    def late(self) -> bool:
-        return self.deadline is not None and time.time() > self.deadline
-
-    def do(self, todo: Sequence[CollectJob], over: Callable[[], bool]) -> Iterator[Mapping[str, float]]:
-        """What was written, shard by shard."""
-        store = TrajectoryStore.open(self.store)
-        return Collector(self.settings, store, todo, stepper_maker(self.policy)).run(lambda: over() or self.late)
 
 
 @dataclass
@@ -93,14 +69,10 @@ class CollectProgress:
     def per_minute(self) -> float:
         return 60 * (self.trajectories + self.skipped) / max(time.monotonic() - self.began, 1e-9)
 
-    def add(self, news: Mapping[str, float]) -> None:
-        for name, value in news.items():
-            setattr(self, name, getattr(self, name) + value)
-
 
 @dataclass(frozen=True)
 class KindSummary:
-    """What the store holds of one kind."""
+    """What the database holds of one kind."""
 
     engine: str
     trajectories: int
@@ -112,7 +84,7 @@ class KindSummary:
 
 @dataclass(frozen=True)
 class CollectSummary:
-    """What the store holds, and what it took."""
+    """What the database holds, and what it took."""
 
     complete: bool
     trajectories: int
@@ -147,33 +119,104 @@ def collect(
     settings: CollectSettings,
     out: Path,
     *,
-    workers: int = 1,
+    workers: str = "local:1",
     limit_minutes: float | None = None,
     policy: str | None = None,
     on_progress: OnProgress | None = None,
-    stop: Callable[[], bool] | None = None,
+    stop: Callable[[], bool] = lambda: False,
 ) -> CollectSummary:
-    """Do what the store lacks, or as much of it as the time allows; `stop` is asked about twice a second."""
+    """Relax the starts that the database lacks, or as many of them as the time allows.
+
+    settings: kinds of starts and how each is relaxed.
+    out: folder of the database.
+    workers: as `WorkerPlace.read` takes them.
+    policy: name or file of the policy that relaxes; None: the classical optimizer.
+    stop: is asked about twice a second; True ends the collection.
+    """
     settings = _present(settings)
     stepper_maker(policy)  # complaints come before work, and from this process
-    store = _store(settings, out)
-    work = CollectWork(settings, out, policy, None if limit_minutes is None else time.time() + 60 * limit_minutes)
+    place = WorkerPlace.read(workers)
+    database = _database(settings, out)
+    deadline = None if limit_minutes is None else time.monotonic() + 60 * limit_minutes
     with _alone(out):
-        store.sweep()
-        todo, wanted = work.lacking(), sum(own.number for own in settings.kinds.values())
-        progress = CollectProgress(wanted, wanted - len(todo))
+        done = database.keys()
+        todo = [job for job in jobs(settings) if job.key not in done]
+        wanted = sum(own.number for own in settings.kinds.values())
+        collection = _Collection(database, CollectProgress(wanted, wanted - len(todo)), on_progress)
+        tasks = (WorkerTask(job.key, (job.kind, job.number)) for job in todo)
+        if todo:
+            with place.open(partial(CollectWorker, settings, policy)) as pool:
+                size = BATCHES_PER_CHUNK * settings.batch_n_structures
+                driver = TaskDriver(pool, tasks, size, collection.ended, collection.failed)
+                driver.run(lambda: stop() or (deadline is not None and time.monotonic() > deadline), lambda: False)
+    return summary(database, settings)
 
-        def tell(news: Mapping[str, float]) -> None:
-            progress.add(news)
-            if on_progress is not None:
-                on_progress(progress)
 
-        if todo and workers == 1:  # here: no second process to start and to look after
-            for news in work.do(todo, stop or (lambda: False)):
-                tell(news)
-        elif todo:
-            _by_workers(work, workers, tell, stop or (lambda: False))
-    return summary(store, settings)
+class _Collection:
+    """What becomes of the records."""
+
+    def __init__(self, database: RelaxationDatabase, progress: CollectProgress, on_progress: OnProgress | None) -> None:
+        self.database = database
+        self.progress = progress
+        self.on_progress = on_progress
+
+    def ended(self, came: Sequence[tuple[WorkerTask, Record]]) -> None:
+        records = [record for _, record in came]
+        found: list[Trajectory] = [record["trajectory"] for record in records if "trajectory" in record]
+        skipped = {record["key"]: record["skipped"] for record in records if "skipped" in record}
+        spent = {name: sum(record["spent"][name] for record in records) for name in ("force_calls", "cpu_seconds")}
+        self.database.append(found, skipped, spent)
+        self.progress.trajectories += len(found)
+        self.progress.converged += sum(one.outcome == Outcome.CONVERGED for one in found)
+        self.progress.skipped += len(skipped)
+        self.progress.force_calls += int(spent["force_calls"])
+        self.progress.cpu_seconds += spent["cpu_seconds"]
+        if self.on_progress is not None:
+            self.on_progress(self.progress)
+
+    def failed(self, task: WorkerTask, reason: str) -> None:
+        """The start that its workers did not survive counts as skipped."""
+        kind, _ = task.content
+        self.database.append([], {task.key: f"{reason} ({kind})"})
+        self.progress.skipped += 1
+
+
+class CollectWorker:
+    """One process: starts by kind and number, relaxed in batches, one batch for each potential."""
+
+    def __init__(self, settings: CollectSettings, policy: str | None) -> None:
+        torch.set_num_threads(1)
+        warnings.simplefilter("ignore")  # of potentials; the parent has shown its own
+        self.settings = settings
+        self.make_stepper = stepper_maker(policy)
+        self.potentials: dict[str, Potential] = {}
+        self._spent_before = (0, time.process_time())
+
+    def __call__(self, chunk: Sequence[tuple[str, int]]) -> Iterator[dict[str, Any] | None]:
+        by_engine: dict[str, list[tuple[str, int]]] = {}
+        for kind, number in chunk:
+            by_engine.setdefault(self.settings.kinds[kind].engine, []).append((kind, number))
+        pools = {engine: self._pool(engine, starts) for engine, starts in by_engine.items()}
+        while running := [engine for engine, pool in pools.items() if not pool.done]:
+            # engines keep step
+            behind = min(running, key=lambda engine: pools[engine].ended / len(by_engine[engine]))
+            for found in pools[behind].advance():
+                what = {"trajectory": found} if isinstance(found, Trajectory) else {"skipped": found.words}
+                yield {"key": found.key, **what, "spent": self._spent()}
+            yield None  # a sign of life
+
+    def _pool(self, engine: str, starts: Sequence[tuple[str, int]]) -> Pool:
+        if engine not in self.potentials:
+            self.potentials[engine] = potential(engine)
+        made = (make_start(self.settings, kind, number) for kind, number in starts)
+        return Pool(self.potentials[engine], engine, self.settings, made, self.make_stepper)
+
+    def _spent(self) -> dict[str, float]:
+        """Since the last time."""
+        before = self._spent_before
+        now = (sum(own.calls for own in self.potentials.values()), time.process_time())
+        self._spent_before = now
+        return {"force_calls": now[0] - before[0], "cpu_seconds": now[1] - before[1]}
 
 
 def jobs(settings: CollectSettings) -> list[CollectJob]:
@@ -202,135 +245,31 @@ def _present(settings: CollectSettings) -> CollectSettings:
     return settings.model_copy(update={"kinds": kinds})
 
 
-def _store(settings: CollectSettings, out: Path) -> TrajectoryStore:
-    description = settings.model_dump(mode="json")
-    if not out.exists() or not any(out.iterdir()):
-        return TrajectoryStore.create(out, description)
-    store = TrajectoryStore.open(out)
-    if store.description.get("side") != settings.side:
+def _database(settings: CollectSettings, out: Path) -> RelaxationDatabase:
+    database = RelaxationDatabase.open_or_create(out, settings.model_dump(mode="json"))
+    side = database.description.get("side")
+    if side != settings.side:
         raise RunError(
-            f"the store {out} holds structures for {store.description.get('side')}, not for {settings.side}; "
-            "choose another folder"
+            f"the database {out} holds structures for {side}, not for {settings.side}; choose another folder"
         )
-    return store
+    return database
 
 
 @contextmanager
 def _alone(out: Path) -> Iterator[None]:
-    """Two collections into one store would do everything twice. (Others may append; their keys are their own.)"""
-    with (out / LOCK).open("w") as file, (out / WORKERS_LOCK).open("w") as workers:
+    """Two collections into one database would do everything twice. (Others may append; their keys are their own.)"""
+    with (out / LOCK).open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise RunError(
                 f"another 'relaxion collect' is busy with {out}; wait for it, or stop it and take more workers"
             ) from error
-        fcntl.flock(workers, fcntl.LOCK_EX)  # those of a parent that was killed still write what they have
-        fcntl.flock(workers, fcntl.LOCK_UN)
         yield
 
 
-def _by_workers(
-    work: CollectWork, number: int, tell: Callable[[Mapping[str, float]], None], asked_to_stop: Callable[[], bool]
-) -> None:
-    """Each worker does the share of its number. A lost one is replaced, and its share gone on with."""
-    pool = LocalPool(number, partial(CollectWorker, work, number))
-    unfinished = set(range(number))
-    to_give = set(unfinished)
-    losses = 0
-    try:
-        while unfinished and not asked_to_stop():
-            for worker in to_give.intersection(pool.idle()):
-                pool.give(worker, worker)
-                to_give.discard(worker)
-            for news in pool.hear(SECONDS_TO_LISTEN):
-                for written in news.results:
-                    tell(written)
-                if news.done:
-                    unfinished.discard(news.worker)
-                if news.lost and news.worker in unfinished:
-                    losses += 1
-                    to_give.add(news.worker)
-            if losses >= MOST_LOSSES:
-                raise RunError(f"{losses} workers died (out of memory?); results are kept, the same command continues")
-    finally:
-        pool.stop()  # those at work write what they have
-
-
-class CollectWorker:
-    """One process: shares of what the store lacks. SIGTERM asks it to write what it has and to end its share."""
-
-    def __init__(self, work: CollectWork, n_shares: int) -> None:
-        self.work = work
-        self.n_shares = n_shares
-        self._asked_to_stop = False
-        signal.signal(signal.SIGTERM, self._stop)
-        torch.set_num_threads(1)
-        warnings.simplefilter("ignore")  # of potentials; the parent has told its own
-        self._working = (work.store / WORKERS_LOCK).open("w")  # held as long as this process lives
-        fcntl.flock(self._working, fcntl.LOCK_SH)
-
-    def _stop(self, *_: object) -> None:
-        self._asked_to_stop = True
-
-    def __call__(self, share: int) -> Iterator[Mapping[str, float]]:
-        todo = [job for job in self.work.lacking() if int(job.key[:8], 16) % self.n_shares == share]
-        return self.work.do(todo, lambda: self._asked_to_stop)
-
-
-class Collector:
-    """What one process does: pools of relaxations, one for each engine, whose results go into the store."""
-
-    def __init__(
-        self,
-        settings: CollectSettings,
-        store: TrajectoryStore,
-        todo: Sequence[CollectJob],
-        make_stepper: MakeStepper,
-    ) -> None:
-        self.settings = settings
-        self.store = store
-        engines = list(dict.fromkeys(settings.kinds[job.kind].engine for job in todo))
-        own = {engine: [job for job in todo if settings.kinds[job.kind].engine == engine] for engine in engines}
-        self.pools = [
-            Pool(
-                potential(engine),
-                engine,
-                settings,
-                (make_start(settings, job.kind, job.number) for job in own[engine]),
-                make_stepper,
-            )
-            for engine in engines
-        ]
-        self.sizes = [len(own[engine]) for engine in engines]
-        self.finished: list[Trajectory | Skipped] = []
-        self.written_at, self.cpu_at, self.calls_at = time.monotonic(), time.process_time(), 0
-
-    def run(self, over: Callable[[], bool]) -> Iterator[Mapping[str, float]]:
-        """Until all is done or `over` says so; what is finished is written then too. Yields what was written."""
-        while not over() and (pools := [k for k, pool in enumerate(self.pools) if not pool.done]):
-            behind = min(pools, key=lambda k: self.pools[k].ended / self.sizes[k])  # engines keep step
-            self.finished += self.pools[behind].advance()
-            late = time.monotonic() - self.written_at > self.settings.seconds_per_shard
-            if len(self.finished) >= self.settings.structures_per_shard or late:
-                yield from self._write()
-        yield from self._write()
-
-    def _write(self) -> Iterator[Mapping[str, float]]:
-        trajectories = [found for found in self.finished if isinstance(found, Trajectory)]
-        skipped = {found.key: f"{found.reason} ({found.kind})" for found in self.finished if isinstance(found, Skipped)}
-        calls, cpu = sum(pool.potential.calls for pool in self.pools), time.process_time()
-        cost = {"force_calls": calls - self.calls_at, "cpu_seconds": cpu - self.cpu_at}
-        self.store.append(trajectories, skipped, cost)
-        self.finished, self.written_at = [], time.monotonic()
-        if trajectories or skipped:  # what was spent in between goes with the next shard
-            self.calls_at, self.cpu_at = calls, cpu
-            converged = sum(found.outcome == Outcome.CONVERGED for found in trajectories)
-            yield {"trajectories": len(trajectories), "converged": converged, "skipped": len(skipped), **cost}
-
-
 def stepper_maker(policy: str | None) -> MakeStepper:
-    """Who relaxes: the classical core, or a metric of a bundle under guard, so that data comes from where it goes."""
+    """What relaxes: the classical optimizer, or the stiffness model of a policy file under the safeguard."""
     if policy is None:
         return new_stepper
     bundle = PolicyBundle.read(find_file(policy, ()))
@@ -342,10 +281,12 @@ def stepper_maker(policy: str | None) -> MakeStepper:
     return lambda: new_stepper(metrics=LearnedMetrics(network.network))
 
 
-def summary(store: TrajectoryStore, settings: CollectSettings | None = None) -> CollectSummary:
-    """Of all that the store holds; complete where it has everything that the settings ask for."""
-    about, skipped, cost = store.about(), store.skipped(), store.cost()
-    keys = store.keys()
+def summary(database: RelaxationDatabase, settings: CollectSettings | None = None) -> CollectSummary:
+    """Of all that the database holds; complete where it has everything that the settings ask for."""
+    about = database.about()
+    skipped = database.skipped()
+    spent = database.spent()
+    keys = {entry["key"] for entry in about} | set(skipped)
     by_kind: dict[str, list[dict[str, Any]]] = {}
     for entry in about:
         by_kind.setdefault(entry["kind"], []).append(entry)
@@ -357,8 +298,8 @@ def summary(store: TrajectoryStore, settings: CollectSettings | None = None) -> 
         trajectories=len(about),
         structures=sum(entry["n_steps"] for entry in about),
         skipped=reasons,
-        force_calls=int(cost["force_calls"]),
-        cpu_seconds=cost["cpu_seconds"],
+        force_calls=int(spent["force_calls"]),
+        cpu_seconds=spent["cpu_seconds"],
         kinds={kind: _kind_summary(entries) for kind, entries in sorted(by_kind.items())},
     )
 

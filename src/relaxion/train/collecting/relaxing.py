@@ -39,6 +39,11 @@ class Skipped:
     kind: str
     reason: str
 
+    @property
+    def words(self) -> str:
+        """As the database keeps it."""
+        return f"{self.reason} ({self.kind})"
+
 
 class Sizing:
     """A crystal whose volume follows its pressure: Newton's method on ln V, the bulk modulus learned on the way."""

@@ -32,7 +32,7 @@ class KindSettings(Settings):
     """The potential that relaxes them: chgnet, gfn2, emt, ..."""
 
     number: int = Field(default=0, ge=0)
-    """How many starts. More may be asked of an existing store; what is there stays."""
+    """How many starts. More may be asked of an existing database; what is there stays."""
 
     share: float = Field(default=1.0, ge=0)
     """Weight of this kind among the others where examples are made of it (`relaxion train universal`)."""
@@ -112,12 +112,6 @@ class CollectSettings(Settings):
 
     batch_n_atoms: int = Field(default=256, ge=1)
     """And the atoms of them all, unless a single one has more: memory and caches."""
-
-    structures_per_shard: int = Field(default=48, ge=1)
-    """Finished relaxations are written when so many are there, or after `seconds_per_shard`."""
-
-    seconds_per_shard: float = Field(default=30.0, gt=0)
-    """The most that a kill can cost, beside the relaxations under way."""
 
     kinds: dict[str, KindSettings] = Field(min_length=1)
     """By name; the name is stored with each trajectory."""

@@ -23,7 +23,7 @@ from ase import Atoms
 from ase.data import atomic_numbers as numbers_of
 from ase.symbols import Symbols
 
-from relaxion.database.store import Note, TrajectoryStore
+from relaxion.database.relaxations import Note, RelaxationDatabase
 from relaxion.database.trajectory import Trajectory
 from relaxion.errors import CheckpointError, PolicyError, RunError
 from relaxion.files import Format, open_lock
@@ -83,9 +83,9 @@ class Learned:
 
 def gathered(memory: Path, calculator: str | None, note: Note) -> list[Trajectory]:
     """All relaxations of one calculator. RunError where there are none, or of several and none was chosen."""
-    found = list(TrajectoryStore.open(memory).trajectories(note))
+    found = list(RelaxationDatabase.open(memory).trajectories(note))
     if not found:
-        raise RunError(f"the memory {memory} is empty; relax with `memory={memory}` first, or take in files")
+        raise RunError(f"the database {memory} is empty; relax with `database={memory}` first, or add files")
     names = sorted({trajectory.engine for trajectory in found})
     if calculator is not None and calculator != "all":
         chosen = [trajectory for trajectory in found if trajectory.engine == calculator]

@@ -16,7 +16,7 @@ from ase.symbols import Symbols
 from pydantic import Field, model_validator
 from torch import Generator
 
-from relaxion.database.store import TrajectoryStore
+from relaxion.database.relaxations import RelaxationDatabase
 from relaxion.database.trajectory import Trajectory
 from relaxion.errors import MissingStressError, RelaxionWarning, RunError
 from relaxion.model.stiffness_network import MetricNetwork
@@ -428,7 +428,7 @@ def split_store(settings: StoreSettings) -> tuple[list[Trajectory], list[Traject
     training: list[Trajectory] = []
     validation: list[Trajectory] = []
     for path in settings.store.split(":"):
-        for trajectory in TrajectoryStore.open(Path(path)):
+        for trajectory in RelaxationDatabase.open(Path(path)):
             if settings.shares[group_of(trajectory)] > 0:
                 held_out = is_validation(trajectory.key, STORE_VALIDATION_ONE_IN, digits=64)
                 (validation if held_out else training).append(trajectory)

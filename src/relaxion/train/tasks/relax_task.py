@@ -16,9 +16,9 @@ from torch import Generator, Tensor
 
 from relaxion.errors import AssessmentStopped, MissingElementError, RelaxionWarning, RunError, SettingsError
 from relaxion.files import Stored
+from relaxion.model.actions import ForceMoveActions
 from relaxion.model.layers import with_graph
 from relaxion.model.policy_file import network_of, policy_of
-from relaxion.model.roles import ForceMoveActions
 from relaxion.model.stiffness_network import MetricSettings
 from relaxion.model.stiffness_policy import MetricActions
 from relaxion.potentials.base import Potential

@@ -16,8 +16,8 @@ from pydantic import Field
 from torch import Tensor
 
 from relaxion.files import Stored, digest, joined
+from relaxion.model.actions import MoveActions
 from relaxion.model.policy_file import PolicyBundle, network_of, policy_of
-from relaxion.model.roles import MoveActions
 from relaxion.model.stiffness_network import MetricSettings
 from relaxion.model.stiffness_policy import MetricPolicy
 from relaxion.optimizer.choice import new_stepper

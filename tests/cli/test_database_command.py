@@ -48,16 +48,17 @@ QUICK = ["--set", "fit_updates=3", "--set", "examples_per_update=4", "-q"]
 
 def test_relaxations_are_kept_shown_and_exported(relaxion):
     write("alloys.extxyz", [alloy(seed) for seed in range(2)])
-    assert relaxion("relax", "alloys.extxyz", "--memory", "memory", "-q").code == 0
+    assert relaxion("relax", "alloys.extxyz", "--database", "memory", "-q").code == 0
     assert (
-        relaxion("relax-many", "alloys.extxyz", "--out", "many", "--workers", "local:1", "--memory", "memory").code == 0
+        relaxion("relax-many", "alloys.extxyz", "--out", "many", "--workers", "local:1", "--database", "memory").code
+        == 0
     )
-    (told,) = relaxion("memory", "memory", "--json").objects
+    (told,) = relaxion("database", "memory", "--json").objects
     assert (told["relaxations"], told["converged"]) == (4, 4)
     assert [one["name"] for one in told["calculators"]] == ["EMT"]
     assert told["elements"] == ["Cu", "Au"]
     assert 24 < told["bytes_per_atom_and_point"] < 120
-    assert relaxion("memory", "memory", "--export", "all.extxyz").code == 0
+    assert relaxion("database", "memory", "--export", "all.extxyz").code == 0
     images = read("all.extxyz", ":")
     assert len(images) == told["force_calls"]
     assert np.isfinite(images[0].get_forces()).all()
@@ -77,7 +78,7 @@ def test_relaxations_are_kept_shown_and_exported(relaxion):
     assert (answer.code, "neither a folder of 'relax-many' nor a JSON file" in answer.err) == (1, True)
     refused = relaxion("report", "relaxed/alloys-0", "--against", "many")
     assert (refused.code, "--against compares folders of 'relax-many'" in refused.err) == (2, True)
-    again = relaxion("memory", "memory", "--export", "all.extxyz")
+    again = relaxion("database", "memory", "--export", "all.extxyz")
     assert again.code == 1
     assert "--force" in again.err
 
@@ -90,14 +91,14 @@ def test_files_of_others_are_taken_in_once(relaxion):
             optimizer = BFGS(atoms, logfile=None)
             optimizer.attach(file)
             optimizer.run(fmax=0.05)
-    first = relaxion("memory", "memory", "--add", "0.traj", "1.traj", "--calculator", "PBE", "--json")
+    first = relaxion("database", "memory", "--add", "0.traj", "1.traj", "--calculator", "PBE", "--json")
     assert first.code == 0
     assert (first.objects[0]["relaxations"], first.objects[0]["converged"]) == (2, 2)
     assert first.objects[0]["calculators"][0]["name"] == "PBE"
-    second = relaxion("memory", "memory", "--add", "0.traj", "--calculator", "PBE")
+    second = relaxion("database", "memory", "--add", "0.traj", "--calculator", "PBE")
     assert "1 were there already" in second.err
     write("bare.xyz", alloy(0))
-    bare = relaxion("memory", "memory", "--add", "bare.xyz")
+    bare = relaxion("database", "memory", "--add", "bare.xyz")
     assert bare.code == 1
     assert "there is nothing to keep" in bare.err
 
@@ -200,9 +201,9 @@ def test_a_damaged_own_policy_does_not_disturb_auto():
 
 def test_empty_mixed_and_foreign_memories_get_a_sentence(relaxion):
     relax_batch([], "emt", memory="empty")
-    assert "empty" in relaxion("memory", "empty").out
+    assert "empty" in relaxion("database", "empty").out
     answer = relaxion("learn", "empty", "--from", "metals", "--out", "mine")
-    assert (answer.code, "is empty; relax with --memory" in answer.err) == (1, True)
+    assert (answer.code, "is empty; relax with --database" in answer.err) == (1, True)
     remembered(2, "mixed")
     atoms = alloy(0)
     atoms.calc = LennardJones(sigma=2.3, epsilon=0.4)
@@ -217,16 +218,14 @@ def test_empty_mixed_and_foreign_memories_get_a_sentence(relaxion):
     assert "relaxations to learn from" in answer.err
     Path("thesis").mkdir()
     Path("thesis/chapter.tex").touch()
-    for command in (["memory", "thesis"], ["learn", "thesis", "--out", "mine"]):
+    for command in (["database", "thesis"], ["learn", "thesis", "--out", "mine"]):
         answer = relaxion(*command)
         assert answer.code == 1
-        assert "holds no store" in answer.err
+        assert "holds no relaxation database" in answer.err
         answer = relaxion(*[word.replace("thesis", "nosuch") for word in command])
-        assert (
-            answer.err == "relaxion: there is no store of relaxations nosuch; relaxing with --memory nosuch makes one\n"
-        )
+        assert "nosuch does not exist; relaxing with --database nosuch makes one" in answer.err
     write("one.extxyz", alloy(0))
-    answer = relaxion("relax", "one.extxyz", "--memory", "thesis")
+    answer = relaxion("relax", "one.extxyz", "--database", "thesis")
     assert answer.code == 1
     assert "choose another folder" in answer.err
 
@@ -251,12 +250,12 @@ def test_two_learners_at_once_and_wrong_beginnings(relaxion):
     assert (answer.code, "ships with relaxion" in answer.err) == (2, True)
 
 
-def test_a_damaged_shard_is_named_and_the_rest_is_used(relaxion):
+def test_a_damaged_file_is_named_and_the_rest_is_used(relaxion):
     remembered(3)
-    Path("memory/shard-0.safetensors").write_bytes(b"half a shard")
-    answer = relaxion("memory", "memory", "--json")
+    Path("memory/relaxations-other.sqlite").write_bytes(b"half a file" * 1000)
+    answer = relaxion("database", "memory", "--json")
     assert answer.code == 0
-    assert "is damaged or not a shard" in answer.err
+    assert "relaxations-other.sqlite" in answer.err
     assert answer.objects[0]["relaxations"] == 3
 
 

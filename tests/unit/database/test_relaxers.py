@@ -14,8 +14,7 @@ from ase.constraints import FixAtoms
 from ase.filters import FrechetCellFilter
 
 from relaxion import Relaxer, relax_batch
-from relaxion.database.recording import Memory
-from relaxion.database.store import TrajectoryStore
+from relaxion.database import RelaxationDatabase
 from relaxion.optimizer.recorded import Remembered
 from relaxion.structures import Outcome
 
@@ -44,7 +43,7 @@ def test_every_point_is_kept_and_no_call_is_made_for_it(tmp_path):
     relaxer.attach(lambda: seen.append(atoms.positions.copy()))
     assert relaxer.run(fmax=0.05)
     assert atoms.calc.calls == relaxer.force_calls
-    (found,) = TrajectoryStore.open(tmp_path / "memory")
+    (found,) = RelaxationDatabase.open(tmp_path / "memory")
     assert len(found) == relaxer.force_calls
     assert found.positions.numpy() == pytest.approx(np.stack(seen), abs=1e-7)
     assert found.energies.tolist() == pytest.approx([entry.energy_ev for entry in relaxer.history])
@@ -61,14 +60,14 @@ def test_free_cells_and_step_limits(tmp_path):
     atoms.calc = EMT()
     relaxer = Relaxer(FrechetCellFilter(atoms), memory=tmp_path / "memory", logfile=None, policy=None)
     relaxer.run(fmax=0.001, steps=2)
-    (found,) = TrajectoryStore.open(tmp_path / "memory")
+    (found,) = RelaxationDatabase.open(tmp_path / "memory")
     assert found.outcome == Outcome.STEP_LIMIT
     assert found.cell_free
     assert len(found) == 3
     assert float(found.stresses[0].abs().max()) > 0
     assert found.cells[-1].numpy() == pytest.approx(np.asarray(atoms.cell), abs=1e-6)
     relaxer.run(fmax=0.05)  # goes on, and so does what is written
-    (found,) = TrajectoryStore.open(tmp_path / "memory")
+    (found,) = RelaxationDatabase.open(tmp_path / "memory")
     assert found.outcome == Outcome.CONVERGED
     assert len(found) == relaxer.force_calls
 
@@ -79,7 +78,7 @@ def test_batches_are_kept_as_single_ones_are(tmp_path):
     for start in starts:
         start.calc = EMT()
         Relaxer(start, memory=tmp_path / "single", logfile=None).run(fmax=0.05)
-    batch, single = (sorted(TrajectoryStore.open(tmp_path / name), key=len) for name in ("batch", "single"))
+    batch, single = (sorted(RelaxationDatabase.open(tmp_path / name), key=len) for name in ("batch", "single"))
     assert sorted(one.force_calls for one in relaxed) == [len(one) for one in batch]
     for one, other in zip(batch, single, strict=True):
         assert torch.equal(one.numbers, other.numbers)
@@ -92,7 +91,7 @@ def test_the_same_start_relaxed_twice_is_there_once(tmp_path):
         atoms = slab()
         atoms.calc = EMT()
         Relaxer(atoms, memory=tmp_path / "memory", logfile=None).run(fmax=0.05)
-    assert len(TrajectoryStore.open(tmp_path / "memory")) == 1
+    assert len(RelaxationDatabase.open(tmp_path / "memory")) == 1
 
 
 def test_a_number_is_the_memory_of_another_optimizer(caplog):
@@ -107,7 +106,7 @@ def test_it_takes_less_than_two_milliseconds_per_call(tmp_path):
     atoms = slab()
     atoms.calc = EMT()
     atoms.get_forces()
-    remembered = Remembered(Memory(tmp_path / "memory"), atoms, "")
+    remembered = Remembered(RelaxationDatabase.at(tmp_path / "memory"), atoms, "")
     took = []
     for number in range(50):
         began = time.process_time()

@@ -1,15 +1,16 @@
-"""The store of evaluated structures: what goes in comes out, whoever writes, whenever somebody is killed."""
+"""The relaxation database: what goes in comes out, whoever writes, whenever somebody is killed."""
 
 from __future__ import annotations
 
-import json
 import multiprocessing
+import sqlite3
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
-from relaxion.database.store import MANIFEST, TrajectoryStore
+from relaxion.database import RelaxationDatabase
 from relaxion.database.trajectory import Trajectory
 from relaxion.errors import FileError
 from relaxion.potentials.registry import potential
@@ -49,19 +50,17 @@ def same(first: Trajectory, second: Trajectory) -> bool:
 
 
 def test_what_goes_in_comes_out(tmp_path: Path) -> None:
-    store = TrajectoryStore.create(tmp_path / "store", {"seed": 6})
+    store = RelaxationDatabase.create(tmp_path / "store", {"seed": 6})
     written = [trajectory("a"), trajectory("b", 1, 1, cell_free=True), trajectory("c", 7, 2)]
-    store.append(written[:2], skipped={"x": "too large a force"}, cost={"force_calls": 9, "cpu_seconds": 1.5})
-    store.append(written[2:], cost={"force_calls": 1, "cpu_seconds": 0.5})
-    store.append([])  # no empty shards
-    again = TrajectoryStore.open(tmp_path / "store")
+    store.append(written[:2], skipped={"x": "too large a force"}, spent={"force_calls": 9, "cpu_seconds": 1.5})
+    store.append(written[2:], spent={"force_calls": 1, "cpu_seconds": 0.5})
+    again = RelaxationDatabase.open(tmp_path / "store")
     assert again.description == {"seed": 6}
     assert all(same(a, b) for a, b in zip(written, again, strict=True))
     assert len(again) == 3
     assert again.keys() == {"a", "b", "c", "x"}
     assert again.skipped() == {"x": "too large a force"}
-    assert again.cost() == {"force_calls": 10, "cpu_seconds": 2.0}
-    assert len(again.shards()) == 2
+    assert again.spent() == {"force_calls": 10, "cpu_seconds": 2.0}
 
 
 def test_a_trajectory_is_structures_and_their_evaluation() -> None:
@@ -74,7 +73,7 @@ def test_a_trajectory_is_structures_and_their_evaluation() -> None:
 
 
 def test_the_same_key_twice_comes_once(tmp_path: Path) -> None:
-    store = TrajectoryStore.create(tmp_path / "store", {})
+    store = RelaxationDatabase.create(tmp_path / "store", {})
     store.append([trajectory("a")])
     store.append([trajectory("a"), trajectory("bb")])
     assert [one.key for one in store] == ["a", "bb"]
@@ -82,74 +81,90 @@ def test_the_same_key_twice_comes_once(tmp_path: Path) -> None:
 
 
 def _write(path: Path, writer: int) -> None:
-    store = TrajectoryStore.open(path)
+    store = RelaxationDatabase.open(path)
     for number in range(20):
         store.append([trajectory(f"{writer}-{number}")])
 
 
 def test_several_processes_write_at_once(tmp_path: Path) -> None:
     path = tmp_path / "store"
-    TrajectoryStore.create(path, {})
+    RelaxationDatabase.create(path, {})
     context = multiprocessing.get_context("spawn")
     writers = [context.Process(target=_write, args=(path, number)) for number in range(2)]
     for writer in writers:
         writer.start()
     for writer in writers:
         writer.join()
-    assert TrajectoryStore.open(path).keys() == {f"{w}-{n}" for w in range(2) for n in range(20)}
+    assert RelaxationDatabase.open(path).keys() == {f"{w}-{n}" for w in range(2) for n in range(20)}
 
 
-def test_what_a_killed_writer_left_is_no_shard(tmp_path: Path) -> None:
-    store = TrajectoryStore.create(tmp_path / "store", {})
-    store.append([trajectory("a")])
-    left = store.path / f".{store.shards()[0].name}.part"
-    left.write_bytes(b"half a shard")
-    assert len(store) == 1
-    store.sweep(older_than_seconds=3600)
-    assert left.exists()  # perhaps somebody is busy with it
-    store.sweep(older_than_seconds=-1)
-    assert not left.exists()
-    assert len(store) == 1
-
-
-def test_foreign_and_damaged_stores_are_refused_with_a_sentence(tmp_path: Path) -> None:
-    with pytest.raises(FileError, match="holds no store"):
-        TrajectoryStore.open(tmp_path)
-    store = TrajectoryStore.create(tmp_path / "store", {})
-    with pytest.raises(FileError, match="holds a store already"):
-        TrajectoryStore.create(tmp_path / "store", {})
-    manifest = store.path / MANIFEST
-    text = manifest.read_text()
-    manifest.write_text(json.dumps(json.loads(text) | {"format_version": 99}))
-    with pytest.raises(FileError, match="format version 99, this relaxion reads 1; collect it again"):
-        TrajectoryStore.open(store.path)
-    manifest.write_text("{}")
-    with pytest.raises(FileError, match="not written by relaxion"):
-        TrajectoryStore.open(store.path)
-    manifest.write_text(text)
-    store.append([trajectory("a", 20)])
-    shard = store.shards()[0]
-    content = bytearray(shard.read_bytes())
-    content[-5] ^= 1
-    shard.write_bytes(content)
-    with pytest.raises(FileError, match="damaged"):
-        list(store)
+def test_foreign_old_and_damaged_databases_are_refused_with_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(FileError, match="holds no relaxation database"):
+        RelaxationDatabase.open(tmp_path)
+    database = RelaxationDatabase.create(tmp_path / "database", {})
+    with pytest.raises(FileError, match="already"):
+        RelaxationDatabase.create(tmp_path / "database", {})
+    (file,) = database.files()
+    with sqlite3.connect(file) as connection:
+        connection.execute("UPDATE description SET value = '99' WHERE name = 'format_version'")
+    with pytest.raises(FileError, match="format version 99, this relaxion reads 2"):
+        RelaxationDatabase.open(database.path)
+    old = tmp_path / "old"
+    old.mkdir()
+    (old / "manifest.json").write_text("{}")
+    with pytest.raises(FileError, match=r"relaxion 0\.2.*convert"):
+        RelaxationDatabase.open(old)
     other = tmp_path / "full"
     other.mkdir()
     (other / "thesis.tex").write_text("x")
-    with pytest.raises(FileError, match="is not empty and holds no store"):
-        TrajectoryStore.create(other, {})
+    with pytest.raises(FileError, match="is not empty and holds no relaxation database"):
+        RelaxationDatabase.create(other, {})
+
+
+def test_files_of_two_machines_are_one_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for host in ("one", "two"):
+        monkeypatch.setattr("relaxion.database.relaxations.socket.gethostname", lambda host=host: host)
+        database = RelaxationDatabase.open_or_create(tmp_path / "database", {"made_by": host})
+        database.append([trajectory("a"), trajectory(host * 4)])
+    assert len(database.files()) == 2
+    assert database.keys() == {"a", "one" * 4, "two" * 4}
+    assert database.description["made_by"] == "one"
+
+
+def test_it_is_read_without_relaxion(tmp_path: Path) -> None:
+    database = RelaxationDatabase.create(tmp_path / "database", {})
+    written = trajectory("a", 3, 4)
+    database.append([written])
+    (file,) = database.files()
+    with sqlite3.connect(file) as connection:
+        rows = connection.execute(
+            "SELECT energy_ev, positions FROM points JOIN relaxations ON relaxation = id ORDER BY number"
+        ).fetchall()
+    assert [energy for energy, _ in rows] == written.energies.tolist()
+    assert np.array_equal(np.frombuffer(rows[2][1]).reshape(-1, 3), written.positions[2].numpy())
+
+
+def test_a_damaged_file_is_named_and_the_others_are_read(tmp_path: Path) -> None:
+    database = RelaxationDatabase.create(tmp_path / "database", {})
+    database.append([trajectory("a")])
+    (database.path / "relaxations-zzz.sqlite").write_bytes(b"half a file" * 1000)
+    with pytest.raises(FileError, match=r"relaxations-zzz\.sqlite"):
+        list(database)
+    notes = list[str]()
+    assert [one.key for one in database.trajectories(notes.append)] == ["a"]
+    assert "relaxations-zzz.sqlite" in notes[0]
 
 
 def test_stored_forces_are_those_of_the_potential(tmp_path: Path) -> None:
     """A trajectory evaluated again gives the same numbers: nothing is turned, wrapped or rounded on its way."""
-    from relaxion.train.collecting.collect import Collector, jobs, stepper_maker
+    from relaxion.train.collecting.collect import CollectWorker
     from relaxion.train.collecting.settings import CollectSettings
 
     kind = {"make": "metal", "engine": "emt", "number": 6, "free_cell_share": 0.5}
     settings = CollectSettings.of({"kinds": {"alloy": kind}}, {})
-    store = TrajectoryStore.create(tmp_path / "store", {})
-    list(Collector(settings, store, jobs(settings), stepper_maker(None)).run(lambda: False))
+    store = RelaxationDatabase.create(tmp_path / "store", {})
+    records = [one for one in CollectWorker(settings, None)([("alloy", number) for number in range(6)]) if one]
+    store.append([record["trajectory"] for record in records if "trajectory" in record])
     emt = potential("emt")
     found = list(store)
     assert {one.cell_free for one in found} == {True, False}

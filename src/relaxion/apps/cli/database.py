@@ -1,4 +1,4 @@
-"""`relaxion memory` and `learn`: what a memory of relaxations holds, and what a policy learns from it."""
+"""`relaxion database` and `learn`: what a relaxation database holds, and what a policy learns from it."""
 
 from __future__ import annotations
 
@@ -16,16 +16,14 @@ from relaxion.apps.cli.command import DONE, INCOMPLETE, interrupts
 from relaxion.apps.cli.inputs import command_line
 from relaxion.apps.cli.policies import refuse_to_overwrite, target_of, write_bundle
 from relaxion.apps.cli.progress import Now, bar, say, tell
-from relaxion.database.recording import MEMORY
-from relaxion.database.store import TrajectoryStore
+from relaxion.database.relaxations import USER, RelaxationDatabase
 from relaxion.errors import PolicyError, SettingsError
 from relaxion.model.policy_file import SUFFIX
 from relaxion.optimizer.choice import CORE, WORDS, Loaded, load
 from relaxion.potentials.registry import make_potential
 from relaxion.settings import assigned
-from relaxion.train.data.overview import export as export_to
-from relaxion.train.data.overview import overview
-from relaxion.train.data.taking import take_in
+from relaxion.train.data.exchange import add_files, overview
+from relaxion.train.data.exchange import export as export_to
 from relaxion.train.supervised.fit import FitSettings
 from relaxion.train.supervised.learn import (
     USUAL,
@@ -41,24 +39,23 @@ from relaxion.train.supervised.learn import (
 SECONDS_BETWEEN_PLAIN_LINES = 10.0
 
 
-def show_memory(
+def show_database(
     folder: Path, added: Sequence[Path], calculator: str | None, export: Path | None, *, as_json: bool, force: bool
 ) -> int:
-    """Take in, export, tell; in this order."""
+    """Add, export, show; in this order."""
     if calculator is not None and not added:
         raise SettingsError("--calculator names the calculator that made the files of --add; there are none")
     if added:
-        store = TrajectoryStore.open_or_create(folder, {"made_by": MEMORY})
-        taken = take_in(store, added, calculator)
-        words = f"{taken.relaxations} relaxations with {taken.structures} structures taken in"
-        words += f", {taken.already} were there already" * bool(taken.already)
-        words += f"; {taken.without_forces} structures without energy and forces left out" * bool(taken.without_forces)
+        found = add_files(RelaxationDatabase.open_or_create(folder, {"made_by": USER}), added, calculator)
+        words = f"{found.relaxations} relaxations with {found.structures} structures added"
+        words += f", {found.already} were there already" * bool(found.already)
+        words += f"; {found.without_forces} structures without energy and forces left out" * bool(found.without_forces)
         say(f"relaxion: {words}")
-    store = TrajectoryStore.open(folder)
+    database = RelaxationDatabase.open(folder)
     if export is not None:
-        number = export_to(store, export, force=force, note=_note)
+        number = export_to(database, export, force=force, note=_note)
         say(f"relaxion: {number} structures -> {export}")
-    found = overview(store, None if export is not None else _note)
+    found = overview(database, None if export is not None else _note)
     for line in [json.dumps(found.as_dict())] if as_json else [f"{folder}/", *found.lines()]:
         tell(line)
     return DONE
@@ -80,7 +77,7 @@ class LearnRequest:
     quiet: bool
 
 
-def learn_from_memory(request: LearnRequest) -> int:
+def learn_from_database(request: LearnRequest) -> int:
     """The first signal is only noticed: the fit is saved, and the same command goes on."""
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)

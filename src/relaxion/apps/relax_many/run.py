@@ -1,0 +1,266 @@
+"""One run of `relax-many`: reads structures, gives them to workers, writes down what comes back.
+
+Every structure of the input ends in exactly one place: it has a result, or a reason why it was set aside.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import ase.io
+from ase import Atoms
+
+from relaxion.apps.relax_many.learning import Learner
+from relaxion.apps.relax_many.results import ResultFolder, written
+from relaxion.apps.relax_many.settings import ManySettings, structure_key
+from relaxion.apps.relax_many.worker import atoms_of, task_line
+from relaxion.errors import RelaxionError, SettingsError
+from relaxion.paths import check_file, chosen_numbers, without_slice
+from relaxion.potentials.counting import error_in_words
+from relaxion.train.data.dataset import opened_for_ase, reading_error
+from relaxion.workers import TaskDriver, WorkerPool, WorkerTask
+from relaxion.workers.driver import Record
+
+NOTHING: Mapping[str, Any] = MappingProxyType({})
+SECONDS_BETWEEN_REPORTS = 2.0
+
+
+@dataclass(frozen=True, eq=False)
+class InputPlace:
+    """One structure of the input, or why there is none."""
+
+    file: Path
+    index: int
+    atoms: Atoms | None
+    error: str | None = None
+
+    @property
+    def label(self) -> str:
+        return f"{self.file}#{self.index}"
+
+    def key_of_error(self) -> str:
+        """Under which a place that cannot be read is set aside."""
+        return "s" + hashlib.sha256(f"{self.label} {self.error}".encode()).hexdigest()[:32]
+
+
+def check_files(files: Sequence[Path]) -> None:
+    """Refuse what is not there before anything is begun."""
+    seen: set[Path] = set()
+    for file in files:
+        check_file(without_slice(file)[0])
+        if file.absolute() in seen:
+            raise SettingsError(f"{file} is given twice; name each file once")
+        seen.add(file.absolute())
+
+
+def places(file: Path) -> Generator[InputPlace]:
+    """Every structure of a file, or those that `file@0:2` means, in order; one that cannot be read says why."""
+    file, words = without_slice(file)
+    if words is None:
+        yield from _all_places(file)
+        return
+    counted = sum(1 for _ in _all_places(file)) if "-" in words else sys.maxsize  # from the end: how many there are
+    chosen = chosen_numbers(words, counted)
+    found = False
+    last = max(chosen[0], chosen[-1]) if chosen else -1
+    for place in _all_places(file):
+        if place.index > last and place.error is None:
+            break
+        if place.index in chosen or place.error is not None:
+            found = True
+            yield place
+    if not found:
+        yield InputPlace(file, 0, None, f"{file}@{words} means no structure: it has fewer structures")
+
+
+def _all_places(file: Path) -> Generator[InputPlace]:
+    """Where a file cannot be read on, a last place says why."""
+    index = 0
+    try:
+        check_file(file)
+        with opened_for_ase(file) as (source, form):
+            images = ase.io.iread(source, index=":", format=form, do_not_split_by_at_sign=True)
+            while (atoms := next(images, None)) is not None:
+                atoms.calc = None  # energies that came with it are of no use
+                yield InputPlace(file, index, atoms)
+                index += 1
+    except GeneratorExit:
+        raise
+    except Exception as error:  # noqa: BLE001 - ASE's readers have no common error: damaged files bring any kind
+        yield InputPlace(file, index, None, f"{file} cannot be read from structure {index} on: {reading_error(error)}")
+        return
+    if index == 0:
+        yield InputPlace(file, 0, None, f"{file} holds no structure")
+
+
+@dataclass
+class ManyTally:
+    """How a run stands."""
+
+    read: int = 0  # places in the input
+    already: int = 0  # of them with a result when they were read, or on their way: earlier runs, doubles
+    relaxed: int = 0  # by this run
+    failed: int = 0
+    not_converged: int = 0  # of those relaxed by this run
+    worker_deaths: int = 0
+    seconds: float = 0.0
+    input_read: bool = False  # to its end
+
+    def plain(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+
+@dataclass
+class ManyRun:
+    """One run over some files. `stop` is asked between two pieces of work."""
+
+    folder: ResultFolder
+    workers: WorkerPool[Any]
+    settings: ManySettings
+    files: Sequence[Path]
+    chunk_size: int
+    time_limit_seconds: float | None = None
+    stop: Callable[[], bool] = lambda: False
+    report: Callable[[ManyTally], None] = lambda _: None
+    learner: Learner | None = None
+    tally: ManyTally = field(default_factory=ManyTally)
+
+    def __post_init__(self) -> None:
+        self._keys_out: set[str] = set()
+        self._rounds: dict[str, int] = {}  # by key, where policies learn: of structures that have not ended
+        self._seen: set[str] = set()  # keys of the input, where rounds are counted
+        self._began = self._reported = time.monotonic()
+        self._context = self.settings.context
+
+    def run(self) -> ManyTally:
+        """Until everything has its result, or `stop` returns True."""
+        with closing(self._opened_tasks()) as tasks:
+            self._driver = TaskDriver(
+                self.workers, tasks, self.chunk_size, self._ended, self._fail, self.time_limit_seconds
+            )
+            self._driver.run(self.stop, self._meanwhile)
+        self._report(now=True)
+        return self.tally
+
+    def _meanwhile(self) -> bool:
+        """Policies learn a little; whether they have more to do."""
+        busy = self.learner is not None and self.learner.busy
+        if self.learner is not None:
+            self.learner.advance()
+        self._report()
+        return busy
+
+    def _opened_tasks(self) -> Generator[WorkerTask | None]:
+        """Tasks with the weights of their round; None while the next one waits for a fit."""
+        for task in self._tasks():
+            number = self._rounds.get(task.key)
+            if self.learner is not None and number is not None:
+                while not self.learner.is_open(number):
+                    yield None
+                if weights := self.learner.weights(number):
+                    task.content = json.dumps({**json.loads(task.content), "weights": weights})
+            yield task
+
+    def _tasks(self) -> Generator[WorkerTask]:
+        """Every structure of the input that has no result yet and is not on its way."""
+        for file in self.files:
+            n_places = 0
+            with closing(places(file)) as found:
+                for place in found:
+                    self.tally.read += 1
+                    key, task = self._looked_at(place)
+                    self.folder.list_input(file, n_places, place.index, key, place.atoms)
+                    n_places += 1
+                    if task is not None:
+                        yield task
+            self.folder.end_of_input(file, n_places)
+        self.tally.input_read = True
+
+    def _looked_at(self, place: InputPlace) -> tuple[str, WorkerTask | None]:
+        key = line = ""
+        try:
+            if place.atoms is not None:
+                key = structure_key(place.atoms, self._context)
+                line = task_line(key, place.atoms)
+        except Exception as error:  # noqa: BLE001 - constraints of other packages may lack what is needed to store them
+            place = InputPlace(place.file, place.index, None, f"it cannot be stored: {error_in_words(error)}")
+        if place.atoms is None:
+            self._set_aside(place.key_of_error(), str(place.error))
+            return place.key_of_error(), None
+        number = self._round(key)
+        if key in self._keys_out or self.folder.has(key):
+            self.tally.already += 1
+            return key, None
+        self._keys_out.add(key)
+        if number is not None:
+            self._rounds[key] = number
+        return key, WorkerTask(key, line)
+
+    def _round(self, key: str) -> int | None:
+        """Of a structure that comes for the first time in this input."""
+        if self.learner is None or key in self._seen:
+            return None
+        self._seen.add(key)
+        return self.learner.enter(key, ended=self.folder.has(key))
+
+    def _ended(self, came: Sequence[tuple[WorkerTask, Record]]) -> None:
+        """Results first, in one transaction: a record that was taken in is safe."""
+        relaxed = [record for _, record in came if "frame" in record]
+        self.folder.append(relaxed)
+        for task, record in came:
+            if "frame" in record:
+                self._leave(task)
+                self.tally.relaxed += 1
+                self.tally.not_converged += record["outcome"] != "converged"
+            else:
+                self._fail(task, record["error"], record)
+
+    def _leave(self, task: WorkerTask) -> None:
+        self._keys_out.discard(task.key)
+        number = self._rounds.pop(task.key, None)
+        if self.learner is not None and number is not None:
+            self.learner.ended(number)
+
+    def _fail(self, task: WorkerTask, reason: str, record: Record = NOTHING) -> None:
+        """Set it aside, with what its worker found and the structure as it came."""
+        self._leave(task)
+        frames = {"input": _input_frame(task)}
+        if record.get("last") is not None:
+            frames["last"] = record["last"]
+        facts = {name: value for name, value in record.items() if name != "outcome"}
+        self._set_aside(task.key, reason, facts, frames)
+
+    def _set_aside(
+        self, key: str, reason: str, facts: Mapping[str, Any] = NOTHING, frames: Mapping[str, str] = NOTHING
+    ) -> None:
+        if self.folder.has(key):
+            self.tally.already += 1
+            return
+        self.folder.set_aside(key, reason, facts, frames)
+        self.tally.failed += 1
+
+    def _report(self, *, now: bool = False) -> None:
+        if not now and time.monotonic() - self._reported < SECONDS_BETWEEN_REPORTS:
+            return
+        self._reported = time.monotonic()
+        self.tally.seconds = self._reported - self._began
+        self.tally.worker_deaths = self._driver.worker_deaths
+        plain = {**self.tally.plain(), "on_their_way": self._driver.n_on_their_way, "workers": self.workers.n_workers}
+        self.folder.write_progress(plain)
+        self.report(self.tally)
+
+
+def _input_frame(task: WorkerTask) -> str:
+    try:
+        return written(atoms_of(task.content), {"key": task.key})
+    except (RelaxionError, ValueError, TypeError, KeyError):  # not fit for extxyz; the line holds it all
+        return json.dumps(json.loads(task.content)) + "\n"

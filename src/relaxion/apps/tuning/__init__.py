@@ -1,1 +1,0 @@
-"""Settings tried in an Optuna study."""
