@@ -21,13 +21,13 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "relaxion"
 COUNTS = {  # what is counted: (limit, goal)
-    "files": (229, 150),
-    "lines": (37222, 28500),
-    "files of a relaxation step": (30, 15),
-    "files of a TD3 update on atoms": (19, 15),
+    "files": (191, 150),
+    "lines": (36687, 28500),
+    "files of a relaxation step": (15, 15),
+    "files of a TD3 update on atoms": (14, 15),
     "files of a TD3 update on Pendulum": (4, 6),
-    "modules loaded by Relaxer and one run": (82, 45),
-    "settings": (276, 250),
+    "modules loaded by Relaxer and one run": (49, 45),
+    "settings": (270, 250),
     "class names used twice": (2, 0),
     "flags outside the command line": (0, 0),
 }
