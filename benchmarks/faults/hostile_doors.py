@@ -41,7 +41,7 @@ from relaxion import Relaxer
 from relaxion.apps.relax_many.results import ResultFolder
 from relaxion.apps.relax_many.run import places
 from relaxion.apps.relax_many.settings import ManySettings, calculator_details, policy_weights
-from relaxion.database import store as evaluated
+from relaxion.database import relaxations as evaluated
 from relaxion.errors import RelaxionError
 from relaxion.model import policy_file as bundles
 from relaxion.optimizer.choice import load
