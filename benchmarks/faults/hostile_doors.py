@@ -12,6 +12,7 @@ import json
 import os
 import random
 import shutil
+import sqlite3
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -41,7 +42,7 @@ from relaxion import Relaxer
 from relaxion.apps.relax_many.results import ResultFolder
 from relaxion.apps.relax_many.run import places
 from relaxion.apps.relax_many.settings import ManySettings, calculator_details, policy_weights
-from relaxion.database import relaxations as evaluated
+from relaxion.database import RelaxationDatabase, Trajectory
 from relaxion.errors import RelaxionError
 from relaxion.model import policy_file as bundles
 from relaxion.optimizer.choice import load
@@ -191,9 +192,6 @@ def _make_restarts(root: Path) -> None:
 
 
 def _make_store(path: Path) -> None:
-    from relaxion.database import RelaxationDatabase
-    from relaxion.database.trajectory import Trajectory
-
     store = RelaxationDatabase.create(path, {"recipe": "none"})
     generator = torch.Generator().manual_seed(0)
     for number in range(2):
@@ -210,10 +208,11 @@ def _make_store(path: Path) -> None:
                 )
             ],
             skipped={f"skipped{number}": "no reason"},
-            cost={"force_calls": 3.0},
+            spent={"force_calls": 3.0},
         )  # fmt: skip
-    for place, shard in enumerate(store.shards()):
-        shard.rename(shard.with_name(f"shard-{place}.safetensors"))
+    store.close()
+    (file,) = store.files()
+    file.rename(path / "relaxations-host.sqlite")
 
 
 def _many_settings() -> ManySettings:
@@ -365,8 +364,8 @@ def go_on(name: str) -> Callable[[Path], Any]:
 
 
 def read_store(path: Path) -> Any:
-    store = evaluated.RelaxationDatabase.open(path)
-    found = len(store), sorted(store.keys()), store.skipped(), store.cost(), store.description
+    store = RelaxationDatabase.open(path)
+    found = len(store), sorted(store.keys()), store.skipped(), store.spent(), store.description
     for trajectory in store:
         trajectory.structures, trajectory.evaluation  # noqa: B018
     return found
@@ -391,7 +390,7 @@ def many_go_on(path: Path) -> Any:
     outside.write_text("mine\n")
     try:
         with ResultFolder(path, _many_settings(), [file]) as folder:
-            folder.append([("s" + "ab" * 16, "not looked at\n")])
+            folder.append([{"key": "s" + "ab" * 16, "frame": "not looked at\n"}])
             folder.forget_failures()
             make_summary(path)
             return len(folder.done)
@@ -581,75 +580,62 @@ def _restart_cases(world: World) -> Iterator[Case]:
 
 
 def _store_cases(world: World) -> Iterator[Case]:
-    door, store = "RelaxationDatabase", world.seed("store")
-    yield from any_file(door, "store", store / "manifest.json", "manifest.json", flips=10, cuts=4)
-    yield from json_file(door, "store", store / "manifest.json", "manifest.json", 40)
-    shard = store / "shard-0.safetensors"
-    yield from any_file(door, "store", shard, shard.name, flips=16, cuts=8)
-    yield from crafted(door, "store", shard, shard.name, evaluated.FORMAT, evaluated.KIND, n_values=60, n_tensors=60)
+    door, file = "RelaxationDatabase", world.seed("store") / "relaxations-host.sqlite"
+    yield from any_file(door, "store", file, file.name, flips=60, cuts=20)
+    yield from _crafted_rows(door, "store", file)
 
 
 def _many_cases(world: World) -> Iterator[Case]:
     many = world.seed("many")
-    shard, listing = "shards/00001.extxyz", "inputs/00001.jsonl"
-    reason = str(next((many / "failed").glob("*/reason.json")).relative_to(many))
+    database = many / "results.sqlite"
     for door in ("relaxion status", "relaxion merge", "relax-many goes on"):
-        yield from any_file(door, "many", many / shard, shard, flips=8, cuts=4)
+        yield from any_file(door, "many", database, database.name, flips=16, cuts=8)
         yield from json_file(door, "many", many / "relaxion-many.json", "relaxion-many.json", 20)
-        yield from json_file(door, "many", many / reason, reason, 12)
-        for name in (listing, "progress.json", "lock", "relaxion-many.json"):
+        for name in ("progress.json", "lock", "relaxion-many.json"):
             yield from any_file(door, "many", many / name, name, flips=2, cuts=1)
-        yield from _crafted_frames(door, many, shard)
-        yield from _crafted_lines(door, many, listing)
+        yield from _crafted_rows(door, "many", database)
         yield from _strange_folders(door)
 
 
-def _crafted_frames(door: str, many: Path, shard: str) -> Iterator[Case]:
-    """Frames with the right digest and wrong facts."""
-    from relaxion.apps.relax_many.results import SEAL, sealed
-
-    lines = (many / shard).read_text().split("\n")
-    frame = lines[: int(lines[0]) + 2]
-    second = SEAL.sub("", frame[1])
-    key = next(word for word in second.split() if word.startswith("relaxion_key="))
-    changes = {
-        "a key that is no number": second.replace(key, "relaxion_key=szz"),
-        "a key of a path": second.replace(key, "relaxion_key=s../../etc"),
-        "an empty key": second.replace(key, 'relaxion_key=""'),
-        "a key that is a list": second.replace(key, 'relaxion_key="[1]"'),
-        "a key that is a number": second.replace(key, "relaxion_key=12"),
-        "a key of a megabyte": second.replace(key, f"relaxion_key=s{'ab' * 400_000}"),
-        "facts nested too deeply": f"{second} relaxion_policy={'[' * 200_000}",
-        "facts of 10 000 digits": f"{second} relaxion_seconds={'9' * 10_000}",
-        "facts that are huge": f"{second} relaxion_force_calls={10**25}",
-        "facts that are lists": f"{second} relaxion_force_calls=[1,2]",
-        "facts that are tables": second + ' relaxion_force_calls={"a":1}',
-        "facts that are NaN": f"{second} relaxion_seconds=NaN",
-        "facts with a lone surrogate": second + ' relaxion_policy="\\ud800"',
-        "no key": second.replace(key, ""),
-    }
-    for words, changed in changes.items():
-        text = sealed("\n".join([frame[0], changed, *frame[2:], ""]))
-        yield Case(door, "many", f"crafted frame: {words}", _at(shard, text.encode()))
+STRANGE_CELLS: dict[str, Any] = {
+    "null": None,
+    "a number": 7,
+    "a negative number": -(2**62),
+    "a huge number": 1e308,
+    "text": "../../etc/passwd",
+    "text of a megabyte": "ab" * 500_000,
+    "nested too deeply": "[" * 200_000,
+    "bytes": b"\x00\xff" * 20,
+    "nothing": b"",
+}
 
 
-def _crafted_lines(door: str, many: Path, listing: str) -> Iterator[Case]:
-    """Lines of the listing with the wrong kinds in them."""
-    first, *rest = (many / listing).read_text().splitlines(keepends=True)
-    plain = json.loads(first)
-    lines: dict[str, str] = {
-        "a list": "[]",
-        "a number": "7",
-        "null": "null",
-        "deep": "[" * 100_000,
-        "10 000 digits": "9" * 10_000,
-    }
-    for name in plain:
-        for word, value in STRANGE_VALUES.items():
-            if len(lines) < 40:
-                lines[f"{name} is {word}"] = json.dumps({**plain, name: value})
-    for words, line in lines.items():
-        yield Case(door, "many", f"listing: {words}", _at(listing, "".join([line, "\n", *rest]).encode()))
+def _crafted_rows(door: str, seed: str, file: Path) -> Iterator[Case]:
+    """A whole database with the wrong values, tables and triggers in it."""
+
+    def changed(*statements: tuple[str, tuple[Any, ...]]) -> Callable[[Path], None]:
+        def spoil(root: Path) -> None:
+            with contextlib.closing(sqlite3.connect(root / file.name)) as connection:
+                for statement, values in statements:
+                    with contextlib.suppress(sqlite3.Error):  # a constraint of the table
+                        connection.execute(statement, values)
+                connection.commit()
+
+        return spoil
+
+    with contextlib.closing(sqlite3.connect(file)) as connection:
+        rows = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
+        tables = {table: [row[1] for row in connection.execute(f"PRAGMA table_info({table})")] for (table,) in rows}
+    for table, columns in tables.items():
+        yield Case(door, seed, f"no table {table}", changed((f"DROP TABLE {table}", ())))
+        yield Case(door, seed, f"{table} is empty", changed((f"DELETE FROM {table}", ())))
+        yield Case(door, seed, f"a view named {table}", changed(
+            (f"DROP TABLE {table}", ()), (f"CREATE VIEW {table} AS SELECT 1 AS key, randomblob(1000) AS value", ()),
+        ))  # fmt: skip
+        for column in columns:
+            for words, value in STRANGE_CELLS.items():
+                statement = f"UPDATE OR IGNORE {table} SET {column} = ?"
+                yield Case(door, seed, f"{table}.{column} is {words}", changed((statement, (value,))))
 
 
 def _strange_folders(door: str) -> Iterator[Case]:
@@ -675,20 +661,13 @@ def _strange_folders(door: str) -> Iterator[Case]:
         return spoil
 
     names = (
-        "shards/00001.extxyz", "shards/00002.extxyz", "lock", "relaxion-many.json", ".relaxion-many.json.part",
-        "progress.json", ".progress.json.part", "inputs/00001.jsonl", "summary.csv", ".summary.csv.part",
-        "summary.sqlite", ".summary.sqlite.part", "failed", "shards", "inputs",
+        "results.sqlite", "results.sqlite-wal", "lock", "relaxion-many.json", ".relaxion-many.json.part",
+        "progress.json", ".progress.json.part", "summary.csv", ".summary.csv.part",
     )  # fmt: skip
     for name in names:
         yield Case(door, "many", f"{name} is a link to a file outside", linked(name))
-    for name in ("shards/0x.extxyz", "shards/99999999999999999999.extxyz", "shards/²1.extxyz", "failed/szz/reason.json",
-                 "failed/é/reason.json", "failed/s/reason.json", "failed/.hidden/x", "shards/7 7.extxyz"):  # fmt: skip
+    for name in ("results.sqlite-wal", "results.sqlite-journal", "results.sqlite-shm", "shards/00001.extxyz"):
         yield Case(door, "many", f"there is a {name}", named(name))
-
-    def loop(root: Path) -> None:
-        (root / "failed" / ".loop").symlink_to(root)
-
-    yield Case(door, "many", "failed/.loop is a link to the folder itself", loop)
 
 
 def _structure_cases(world: World) -> Iterator[Case]:

@@ -81,7 +81,7 @@ class TestPieces:
         assert "- `policy_delay` (`int`, default `2`): Critic updates per policy update" in text
 
     def test_signatures_and_methods(self):
-        text = described(ROOT, "relaxion.optimizer", "Relaxer")
+        text = described(ROOT, "relaxion.relaxer", "Relaxer")
         assert "policy: str | Path | None = 'auto'" in text
         assert "- **`force_calls`**: Structures evaluated" in text
         assert "_propose" not in text

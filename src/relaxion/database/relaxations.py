@@ -240,6 +240,13 @@ class RelaxationDatabase:
                 )  # fmt: skip
                 return None
 
+    def close(self) -> None:
+        """Everything is in the file itself afterwards, nothing in its log; writing opens it again."""
+        with self._lock:
+            if self._connection is not None and self._process == os.getpid():
+                self._connection.close()
+            self._connection = None
+
     # ---- reading
 
     def files(self) -> list[Path]:
@@ -275,7 +282,7 @@ class RelaxationDatabase:
 
     def skipped(self) -> dict[str, str]:
         """Starts that gave no relaxation: key and reason."""
-        return dict(self._all("SELECT key, reason FROM skipped"))
+        return {str(key): str(reason) for key, reason in self._all("SELECT key, reason FROM skipped")}
 
     def spent(self) -> dict[str, float]:
         """`force_calls` and `cpu_seconds`, as far as they were written down."""
@@ -499,8 +506,8 @@ def _trajectory(file: Path, connection: sqlite3.Connection, number: int) -> Traj
     points = connection.execute(POINTS, (number,)).fetchall()
     try:
         return _from_rows(_calculator(file, row[2]), row, points)
-    except (TypeError, ValueError, KeyError) as error:
-        raise FileError(f"{file} is damaged (relaxation {number}: {error})") from error
+    except (TypeError, ValueError, KeyError, RuntimeError, OverflowError) as error:  # torch raises RuntimeError
+        raise FileError(f"{file} is damaged (relaxation {number}: {str(error)[:200]})") from error
 
 
 def _from_rows(calculator: dict[str, Any], row: tuple[Any, ...], points: Sequence[tuple[Any, ...]]) -> Trajectory:

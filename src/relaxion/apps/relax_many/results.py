@@ -258,7 +258,7 @@ class ResultFolder:
         """So that they are tried once more; how many there were."""
         with self._writing(), transaction(self._database):
             rows = self._database.execute("DELETE FROM results WHERE reason IS NOT NULL RETURNING key").fetchall()
-        self.done.difference_update(bytes.fromhex(key[1:]) for (key,) in rows)
+        self.done.difference_update(bytes.fromhex(key[1:]) for (key,) in rows if KEY.fullmatch(str(key)))
         return len(rows)
 
     def list_input(self, file: Path, place: int, structure: int, key: str, atoms: Atoms | None) -> None:
@@ -483,7 +483,9 @@ def merge(path: Path, out: Path, *, force: bool) -> Merged:
     return Merged(written, failed, waiting)
 
 
-def _labelled(frame: str, source: str) -> str:
+def _labelled(frame: Any, source: str) -> str:
+    if not isinstance(frame, str) or frame.count("\n") < 2:
+        raise FileError(f"the result of {source[-200:]} is damaged: it is not a frame of extended XYZ")
     first, second, rest = frame.split("\n", 2)
     quoted = source.replace("\n", " ").replace("\\", "\\\\").replace('"', '\\"')
     return f'{first}\n{second} {PREFIX}input="{quoted}"\n{rest}'

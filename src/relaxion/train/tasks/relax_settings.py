@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 from pydantic import Field
 
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from relaxion.train.tasks.relax import RelaxTrainer
     from relaxion.train.tasks.settings import Packed
 
+PolicyKind = Literal["direct", "metric"]
+POLICIES: tuple[str, ...] = get_args(PolicyKind)
+
 
 class AtomTaskSettings(Settings):
     """What is relaxed and how it is learned. When a relaxation ends is in `EnvironmentSettings`.
@@ -31,6 +34,8 @@ class AtomTaskSettings(Settings):
     `potential` and `structures` may name alternatives, `first | second`: the first that is at hand is taken, and it
     alone is what the settings of a run say from then on.
     """
+
+    younger = ("policy",)
 
     potential: str = "emt"
     """As `relaxion calculators` lists them. Files are looked for from the working directory."""
@@ -73,7 +78,7 @@ class AtomTaskSettings(Settings):
     replay_atom_capacity: int | None = Field(default=None, ge=1)
     """Atoms kept in replay, all states together; None: enough for `replay_capacity` transitions of the mean size."""
 
-    policy: Literal["direct", "metric"] = "direct"
+    policy: PolicyKind = "direct"
     """Which kind of policy: "direct" predicts the move; with "metric" the move is what a predicted stiffness makes of
     the forces (docs/how-it-works.md)."""
 
@@ -164,7 +169,10 @@ class RelaxRunSettings(AgentRunSettings):
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> Self:
         """The policy relaxes alone here: without damping far starts fail (docs/how-it-works.md)."""
-        alone = {"damped": True} if values.get("policy") == "metric" else {}
+        policy = values.get("policy", "direct")
+        if policy not in POLICIES:
+            raise SettingsError(f"policy = {policy!r}: {nearest(str(policy), POLICIES)}")
+        alone = {"damped": True} if policy == "metric" else {}
         return super().read({**alone, **values})
 
     @property

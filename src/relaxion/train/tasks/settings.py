@@ -152,13 +152,17 @@ class RunSettings:
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> Self:
         """From a flat table with the keys `agent` and `task` and settings of all kinds that the task has."""
-        rest = {key: value for key, value in values.items() if key not in GIVEN_UP or value != GIVEN_UP[key]}
-        name = agent_name(rest.pop("agent", DEFAULT_AGENT))
-        kinds = cls.parts({**rest, "agent": name})
+        name = agent_name(values.get("agent", DEFAULT_AGENT))
+        kinds = cls.parts({**values, "agent": name})
+        gone = dict(GIVEN_UP)
+        for kind in kinds.values():
+            gone |= kind.retired
+        rest = {key: value for key, value in values.items() if key not in gone or value != gone[key]}
+        rest.pop("agent", None)
         known = [key for kind in kinds.values() for key in kind.model_fields]
         for key in rest:
-            if key in GIVEN_UP:
-                raise SettingsError(f"{key} is no setting any more: it is {GIVEN_UP[key]}, got {rest[key]!r}")
+            if key in gone:
+                raise SettingsError(f"{key} is no setting any more: it is {gone[key]}, got {rest[key]!r}")
             if key not in known:
                 raise SettingsError(f"unknown setting '{key}' for {name}: {nearest(key, known, SETTINGS_PAGE)}")
         if "task" not in rest:
