@@ -12,7 +12,7 @@ from ase import Atoms
 from ase.build import bulk
 
 from relaxion.model.card import ModelCard
-from relaxion.model.policy_file import Network, PolicyBundle
+from relaxion.model.policy_file import Network, PolicyFile
 from relaxion.model.roles import Policy
 from relaxion.potentials.base import Potential
 from relaxion.structures import Evaluation, Structures
@@ -54,11 +54,11 @@ METALS = ("Al", "Ni", "Cu", "Pd", "Ag", "Pt", "Au")
 def small_metric_policy(seed: int = 0) -> Policy:
     """Untrained: it says about what springs say, and takes steps of its own."""
     from relaxion.model.actions import MoveActions
-    from relaxion.model.stiffness_network import MetricSettings
-    from relaxion.model.stiffness_policy import MetricPolicy
+    from relaxion.model.stiffness_network import StiffnessSettings
+    from relaxion.model.stiffness_policy import StiffnessPolicy
 
-    settings = MetricSettings(channels=8, n_hidden=8, n_radial=6, n_coordinates=2)
-    return MetricPolicy(MoveActions(), settings, torch.Generator().manual_seed(seed))
+    settings = StiffnessSettings(channels=8, n_hidden=8, n_radial=6, n_coordinates=2)
+    return StiffnessPolicy(MoveActions(), settings, torch.Generator().manual_seed(seed))
 
 
 def write_bundle(
@@ -74,7 +74,7 @@ def write_bundle(
         date="2026-11-16", periodic=periodic,
     )  # fmt: skip
     networks = {"policy": described(policy)} | ({} if gate is None else {"gate": gate})
-    PolicyBundle(file.name.removesuffix(".safetensors"), networks, card).write(file)
+    PolicyFile(file.name.removesuffix(".safetensors"), networks, card).write(file)
     return file
 
 

@@ -17,7 +17,7 @@ import torch
 
 from relaxion.apps.cli.policies import write_bundle
 from relaxion.files import Stored, json_of, write_json
-from relaxion.model.policy_file import PolicyBundle
+from relaxion.model.policy_file import PolicyFile
 from relaxion.policies import find_file, find_policy
 from relaxion.train.judge.assessment import CORE
 from relaxion.train.runs.packaging import training_command, with_results
@@ -28,7 +28,7 @@ from relaxion.version import __version__
 RUNS = Path(__file__).parents[1] / "benchmarks" / "relaxation"
 
 
-def measured(name: str) -> PolicyBundle:
+def measured(name: str) -> PolicyFile:
     bundle, folder = find_policy(name), RunFolder(RUNS / f"{name}_run")
     weights = {f"metric.{key}": tensor for key, tensor in bundle.policy.weights.items()}
     settings = read_settings(bundle.card.training_settings)

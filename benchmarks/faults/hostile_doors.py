@@ -160,9 +160,9 @@ def _make_bundles(root: Path) -> None:
     from relaxion.model.backbone import AtomNetworkSettings
     from relaxion.model.card import ModelCard
     from relaxion.model.direct_policy import AtomPolicy
-    from relaxion.model.policy_file import PolicyBundle, described
-    from relaxion.model.stiffness_network import MetricSettings
-    from relaxion.model.stiffness_policy import MetricPolicy
+    from relaxion.model.policy_file import PolicyFile, described
+    from relaxion.model.stiffness_network import StiffnessSettings
+    from relaxion.model.stiffness_policy import StiffnessPolicy
 
     card = ModelCard(
         elements=("Cu", "Au"), smallest_n_atoms=2, largest_n_atoms=16, potential="emt", agent="none", seed=0,
@@ -170,13 +170,13 @@ def _make_bundles(root: Path) -> None:
         date="2026-11-16", training_settings={"trust_radius_angstrom": 0.3},
     )  # fmt: skip
     generator = torch.Generator().manual_seed(0)
-    small = MetricSettings(channels=4, n_hidden=4, n_radial=4, n_coordinates=2)
+    small = StiffnessSettings(channels=4, n_hidden=4, n_radial=4, n_coordinates=2)
     policies = {
-        "metric": MetricPolicy(MoveActions(), small, generator),
+        "metric": StiffnessPolicy(MoveActions(), small, generator),
         "direct": AtomPolicy(MoveActions(), AtomNetworkSettings(channels=4, n_layers=1), generator),
     }
     for name, policy in policies.items():
-        PolicyBundle(name, {"policy": described(policy)}, card).write(root / f"{name}.safetensors")
+        PolicyFile(name, {"policy": described(policy)}, card).write(root / f"{name}.safetensors")
 
 
 def _make_restarts(root: Path) -> None:

@@ -39,9 +39,9 @@ from relaxion.database import RelaxationDatabase, Trajectory
 from relaxion.optimizer import classical as quasi_newton
 from relaxion.optimizer.hessian.internal import constants as factors
 from relaxion.optimizer.hessian.internal import model
-from relaxion.optimizer.hessian.internal.constants import ValenceSettings, shares
+from relaxion.optimizer.hessian.internal.constants import InternalSettings, shares
 from relaxion.optimizer.hessian.internal.coordinates import changes_of
-from relaxion.optimizer.hessian.internal.model import ValenceMemory, ValenceModel, near_pairs, valence_at
+from relaxion.optimizer.hessian.internal.model import InternalHessian, InternalSecants, internal_at, near_pairs
 from relaxion.optimizer.hessian.internal.topology import Topology
 from relaxion.optimizer.hessian.springs import SpringSettings, bonds_of
 from relaxion.optimizer.point import Array, Geometry, Point, dot, longest
@@ -80,7 +80,7 @@ def relaxed(seed: int, number: int, memory: Path | None = None) -> list[list[int
     potential, result = make_potential("gfn2", None), list[list[int]]()
     for atoms in starts(seed, number):
         atoms.calc = CountingCalculator(potential, stress=False, limit=CAP)
-        optimizer = Relaxer(atoms, logfile=None, policy=None, memory=memory)
+        optimizer = Relaxer(atoms, logfile=None, policy=None, database=memory)
         optimizer.run(fmax=LIMITS[-1], steps=CAP)
         forces = [entry.fmax_ev_per_angstrom for entry in optimizer.history]
         result.append([next((k for k, f in enumerate(forces, start=1) if f < limit), CAP) for limit in LIMITS])
@@ -102,7 +102,7 @@ def remembered(work: Path, number: int) -> list[Trajectory]:
 class Rows:
     """The model at one base as rows: B = Σ k rows·rowsᵀ + floor."""
 
-    model: ValenceModel
+    model: InternalHessian
     slopes: Array  # (n_rows, 3·n_atoms)
     constants: Array  # with the shipped factors
     labels: list[Labels]
@@ -125,8 +125,8 @@ def points_of(trajectory: Trajectory) -> list[Point]:
     ]
 
 
-def model_at(geometry: Geometry, known: Topology | None = None) -> ValenceModel | None:
-    return valence_at(geometry, bonds_of([geometry])[0], known, SpringSettings(), ValenceSettings())
+def model_at(geometry: Geometry, known: Topology | None = None) -> InternalHessian | None:
+    return internal_at(geometry, bonds_of([geometry])[0], known, SpringSettings(), InternalSettings())
 
 
 def rows_at(point: Point, known: Topology | None) -> Rows | None:
@@ -139,7 +139,7 @@ def rows_at(point: Point, known: Topology | None) -> Rows | None:
     changes = changes_of(near.first, near.second, near.vectors, geometry).toarray().reshape(len(near.first), 3, -1)
     along = np.einsum("pi,pix->px", near.vectors / near.lengths[:, None], changes)
     stretches = np.minimum(shares(geometry, near.first, near.second, near.lengths), 1.0)
-    stretches *= ValenceSettings().stretch * factors.near_factors(geometry, near)
+    stretches *= InternalSettings().stretch * factors.near_factors(geometry, near)
     labels = [*factors.labels_of(found.topology), *((name,) for name in factors.near_labels(geometry, near).tolist())]
     slopes = np.concatenate([found.slopes.toarray(), along])
     return Rows(found, slopes, np.concatenate([found.constants, stretches]), labels)
@@ -155,7 +155,7 @@ def secants_of(trajectory: Trajectory, random: np.random.Generator) -> list[Exam
             continue
         known = rows.model.topology
         for later in {after, bases[-1]}:
-            memory = ValenceMemory()
+            memory = InternalSecants()
             memory.learn(points[here], points[later])
             step, drop = memory.secants(rows.model)[0]
             if SHORTEST < longest(step) < FARTHEST and dot(step, drop) > SOFTEST * dot(step, step):
@@ -222,7 +222,7 @@ def _tensors(example: Example, place: Mapping[str, int]) -> tuple[torch.Tensor, 
 
 
 def _stiffness(slopes: torch.Tensor, constants: torch.Tensor) -> torch.Tensor:
-    floor = ValenceSettings().floor * torch.eye(slopes.shape[1], dtype=torch.float64)
+    floor = InternalSettings().floor * torch.eye(slopes.shape[1], dtype=torch.float64)
     return slopes.mT @ (constants[:, None] * slopes) + floor
 
 
@@ -283,7 +283,7 @@ def natural_values(trajectories: Sequence[Trajectory]) -> Natural:
     return {label: (float(those.mean()), float(those.var(ddof=1)), len(those)) for label, those in enough.items()}
 
 
-def goals_of(found: ValenceModel, natural: Natural) -> tuple[Array, Array]:
+def goals_of(found: InternalHessian, natural: Natural) -> tuple[Array, Array]:
     """The natural value of each coordinate by its most special label, and how sure it is (1/variance; 0: unknown)."""
     goals, weights = np.zeros(len(found.values.q)), np.zeros(len(found.values.q))
     for row, labels in enumerate(finer_labels(found.topology)):
@@ -301,7 +301,7 @@ def by_natural_values(trajectories: Sequence[Trajectory]) -> AbstractContextMana
     """The first steps are drawn to natural values, as strongly as the model's own answer is in doubt."""
     natural, within = natural_values(trajectories), quasi_newton.within
 
-    def drawn(trust: float, forces: Array, secants: list[Any], found: ValenceModel) -> tuple[Array, float]:
+    def drawn(trust: float, forces: Array, secants: list[Any], found: InternalHessian) -> tuple[Array, float]:
         step, floor = within(trust, forces, secants, found)
         if len(secants) >= DRAWN_STEPS:
             return step, floor
@@ -323,15 +323,15 @@ def by_natural_values(trajectories: Sequence[Trajectory]) -> AbstractContextMana
 
 def by_hessian(_trajectories: Sequence[Trajectory]) -> AbstractContextManager[Any]:
     """The Hessian at every base, without secants; its calls are not counted."""
-    plain = ValenceModel.__init__
+    plain = InternalHessian.__init__
 
-    def exact(self: ValenceModel, topology: Topology, geometry: Geometry, *rest: Any) -> None:
+    def exact(self: InternalHessian, topology: Topology, geometry: Geometry, *rest: Any) -> None:
         plain(self, topology, geometry, *rest)
         self.matrix = scipy.sparse.csr_array(hessian_of(geometry))
 
     stack = ExitStack()
-    stack.enter_context(mock.patch.object(model.ValenceModel, "__init__", exact))
-    stack.enter_context(mock.patch.object(ValenceMemory, "secants", return_value=[]))
+    stack.enter_context(mock.patch.object(model.InternalHessian, "__init__", exact))
+    stack.enter_context(mock.patch.object(InternalSecants, "secants", return_value=[]))
     return stack
 
 
@@ -346,7 +346,7 @@ def hessian_of(geometry: Geometry) -> Array:
         atoms.positions = moved
         rows.append((before - atoms.get_forces().ravel()) / SHIFT)
     values, vectors = np.linalg.eigh((np.array(rows) + np.array(rows).T) / 2)
-    return (vectors * np.maximum(np.abs(values), ValenceSettings().floor)) @ vectors.T
+    return (vectors * np.maximum(np.abs(values), InternalSettings().floor)) @ vectors.T
 
 
 TRIES: dict[str, Callable[[Sequence[Trajectory]], AbstractContextManager[Any]]] = {

@@ -28,7 +28,7 @@ from ase.io import write
 from relaxion.apps.compare.sets import find_set
 from relaxion.apps.relax_many.learning import read_fit
 from relaxion.database import RelaxationDatabase
-from relaxion.model.stiffness_policy import MetricPolicy
+from relaxion.model.stiffness_policy import StiffnessPolicy
 from relaxion.optimizer.choice import load
 from relaxion.train.data.alloys import EMT_METALS
 from relaxion.train.data.molecules import random_molecule
@@ -111,7 +111,7 @@ def error_ratio(learning: Path) -> float | None:
     stored = read_fit(studies[-1])
     name = str(stored.values["policy"])
     policy = load(name).policy
-    assert isinstance(policy, MetricPolicy)
+    assert isinstance(policy, StiffnessPolicy)
     network = deepcopy(policy.network)
     network.load_state_dict(stored.part("network"))
     every = (secants_of(t) for t in RelaxationDatabase.open(learning / "memory") if t.policy == name)

@@ -21,8 +21,8 @@ from relaxion.train.judge.runs import RelaxationTask
 
 FMAX = 0.05  # eV/Å
 MOST_CALLS = 300
-UNSCALED = partial(guard.GuardSettings, another_scale=1e9)
-METHODS = {"auto": guard.GuardSettings, "auto, never scaled": UNSCALED, "none": guard.GuardSettings}
+UNSCALED = partial(guard.SafeguardSettings, another_scale=1e9)
+METHODS = {"auto": guard.SafeguardSettings, "auto, never scaled": UNSCALED, "none": guard.SafeguardSettings}
 
 
 class Scaled(Potential):
@@ -46,7 +46,7 @@ class Scaled(Potential):
 def calls(name: str, factor: float, method: str, number: int) -> float:
     """On average; a failure counts as all calls allowed."""
     chosen, found = find_set(name), []
-    guard.GuardSettings = METHODS[method]  # pyright: ignore[reportAttributeAccessIssue]
+    guard.SafeguardSettings = METHODS[method]  # pyright: ignore[reportAttributeAccessIssue]
     for start in chosen.starts(number, 8100):
         choice = PolicyChoice.of(method.split(",")[0], start, allow_unseen=False)
         task = RelaxationTask(start, Scaled(factor), FMAX, MOST_CALLS, chosen.free_cell)

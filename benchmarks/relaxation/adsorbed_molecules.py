@@ -20,15 +20,15 @@ from ase.constraints import FixAtoms
 from relaxion.batch import BatchRelaxer, BatchSettings
 from relaxion.optimizer.batch_relaxation import Relaxed
 from relaxion.optimizer.choice import new_stepper
-from relaxion.optimizer.classical import QuasiNewtonSettings
+from relaxion.optimizer.classical import ClassicalSettings
 from relaxion.potentials import potential
 from relaxion.potentials.base import Potential
 
 LATTICE_CONSTANTS = {"Cu": 3.61, "Ag": 4.09, "Au": 4.08, "Ni": 3.52, "Pd": 3.89, "Pt": 3.92, "Al": 4.05}
 MOLECULES = ("CO", "OH", "H2O", "NH3", "CH3", "NO", "N2")
 CLASSICAL = {
-    "springs": QuasiNewtonSettings(valence=None),
-    "plain L-BFGS": QuasiNewtonSettings(valence=None, use_springs=False),
+    "springs": ClassicalSettings(internal=None),
+    "plain L-BFGS": ClassicalSettings(internal=None, use_springs=False),
 }
 POLICIES = {
     "auto": BatchSettings(),

@@ -16,7 +16,7 @@ import torch
 from relaxion.apps.compare.sets import find_set
 from relaxion.batch import BatchRelaxer, BatchSettings
 from relaxion.optimizer.choice import new_stepper
-from relaxion.optimizer.classical import QuasiNewtonSettings
+from relaxion.optimizer.classical import ClassicalSettings
 from relaxion.train.judge.statistics import SAME_MINIMUM_EV_PER_ATOM, resampled
 
 SETS = ("emt-bulk", "emt-large", "emt-bulk-cell", "emt-slabs", "emt-clusters", "mixed", "alfe", "alfe-cell", "lj38")
@@ -27,7 +27,7 @@ CAP = 500
 def relaxed(name: str, number: int, seed: int, *, springs: bool) -> tuple[np.ndarray, np.ndarray]:
     """Force calls and energies per atom; a failure counts the most calls allowed."""
     own = find_set(name)
-    settings = QuasiNewtonSettings(use_springs=springs)
+    settings = ClassicalSettings(use_springs=springs)
     batch = BatchRelaxer(
         own.make_potential(), BatchSettings(max_force_calls=CAP), lambda _: ("core", new_stepper(settings))
     )

@@ -21,7 +21,7 @@ from relaxion import Relaxer
 from relaxion.apps.cli.bench import HEADINGS, BenchRequest, as_plain, cells, find_starts, measure, sentences
 from relaxion.apps.compare.sets import FIRST_SEED, SETS
 from relaxion.optimizer.choice import new_stepper
-from relaxion.optimizer.classical import QuasiNewtonSettings
+from relaxion.optimizer.classical import ClassicalSettings
 from relaxion.optimizer.trust_region import TrustRegionSettings
 from relaxion.train.judge.optimizers import (
     Contestant,
@@ -41,7 +41,7 @@ class WithoutSprings(Relaxer):
 
     def __init__(self, atoms):
         super().__init__(atoms, logfile=None, policy=None)
-        self._stepper = new_stepper(QuasiNewtonSettings(TrustRegionSettings(largest=self.maxstep), use_springs=False))
+        self._stepper = new_stepper(ClassicalSettings(TrustRegionSettings(largest=self.maxstep), use_springs=False))
 
 
 PLAIN = Contestant("core without springs", WithoutSprings, classical=False)

@@ -24,11 +24,11 @@ import torch
 from ase import Atoms
 
 from relaxion.batch import BatchRelaxer, BatchSettings, relax_batch
-from relaxion.model.stiffness_network import MetricNetwork
-from relaxion.model.stiffness_policy import MetricPolicy
+from relaxion.model.stiffness_network import StiffnessNetwork
+from relaxion.model.stiffness_policy import StiffnessPolicy
 from relaxion.optimizer.choice import load, new_stepper
-from relaxion.optimizer.hessian.learned import LearnedMetrics, MetricSource, states_at
-from relaxion.optimizer.safeguard import StepControl
+from relaxion.optimizer.hessian.learned import LearnedHessians, MetricSource, states_at
+from relaxion.optimizer.safeguard import StepRule
 from relaxion.potentials import potential
 from relaxion.potentials.base import Potential
 from relaxion.train.collecting.settings import CollectSettings
@@ -97,7 +97,7 @@ def lessons(policy: str, begun: list[tuple[Atoms, bool]], chgnet: Potential) -> 
     """Of each relaxation that converged: the bases of its steps and their ways to the end."""
     network, rule = metric_of(policy)
     settings = BatchSettings(fmax=END, max_force_calls=MOST_CALLS, record=True)
-    batch = BatchRelaxer(chgnet, settings, lambda _: (policy, new_stepper(metrics=LearnedMetrics(network), rule=rule)))
+    batch = BatchRelaxer(chgnet, settings, lambda _: (policy, new_stepper(metrics=LearnedHessians(network), rule=rule)))
     for atoms, cell in begun:
         batch.add(atoms, cell=cell)
     found = list[Examples]()
@@ -120,9 +120,9 @@ def errors(policy: str, taught: list[Examples]) -> np.ndarray:
     return np.array(rows)
 
 
-def metric_of(policy: str) -> tuple[MetricNetwork, StepControl | None]:
+def metric_of(policy: str) -> tuple[StiffnessNetwork, StepRule | None]:
     loaded = load(policy)
-    if not isinstance(loaded.policy, MetricPolicy):
+    if not isinstance(loaded.policy, StiffnessPolicy):
         raise SystemExit(f"{policy} does not predict stiffness")
     return loaded.policy.network, loaded.rule
 

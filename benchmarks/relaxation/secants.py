@@ -21,13 +21,13 @@ import torch
 from ase import Atoms
 
 from relaxion.batch import BatchRelaxer, BatchSettings
-from relaxion.model.stiffness_network import MetricNetwork
+from relaxion.model.stiffness_network import StiffnessNetwork
 from relaxion.optimizer.batch_relaxation import Relaxed
 from relaxion.optimizer.choice import new_stepper
 from relaxion.optimizer.hessian.base import Base, Hessian, Secant, believed, corrected, damped
-from relaxion.optimizer.hessian.learned import LearnedMetrics
+from relaxion.optimizer.hessian.learned import LearnedHessians
 from relaxion.optimizer.point import Array, Point, dot, structures_of
-from relaxion.optimizer.safeguard import StepControl
+from relaxion.optimizer.safeguard import StepRule
 from relaxion.potentials import potential
 from relaxion.potentials.base import Potential
 from relaxion.train.runs.recipe import find, settings_from_recipe
@@ -87,17 +87,17 @@ def groups(policy: str, number: int) -> Iterator[tuple[Potential, list[tuple[Ato
 
 
 def relaxed(
-    network: MetricNetwork, rule: StepControl | None, engine: Potential, begun: list[tuple[Atoms, bool]]
+    network: StiffnessNetwork, rule: StepRule | None, engine: Potential, begun: list[tuple[Atoms, bool]]
 ) -> Iterator[Relaxed]:
     settings = BatchSettings(fmax=own_kinds.END, max_force_calls=own_kinds.MOST_CALLS, record=True)
-    batch = BatchRelaxer(engine, settings, lambda _: ("", new_stepper(metrics=LearnedMetrics(network), rule=rule)))
+    batch = BatchRelaxer(engine, settings, lambda _: ("", new_stepper(metrics=LearnedHessians(network), rule=rule)))
     for atoms, cell in begun:
         batch.add(atoms, cell=cell)
     while batch.n_running or batch.has_finished:
         yield from (one for one in batch.advance() if one.converged)
 
 
-def errors(one: Relaxed, network: MetricNetwork) -> Iterator[tuple[int, list[float]]]:
+def errors(one: Relaxed, network: StiffnessNetwork) -> Iterator[tuple[int, list[float]]]:
     """At each base of a relaxation: which one it is, and the error of every correction."""
     visits = [visit for visit in one.visited if visit.point.finite]
     bases = [visit.point for visit in visits if visit.accepted]
@@ -123,9 +123,9 @@ def errors(one: Relaxed, network: MetricNetwork) -> Iterator[tuple[int, list[flo
         place += 1
 
 
-def metrics_at(bases: list[Point], network: MetricNetwork) -> list[Hessian]:
+def metrics_at(bases: list[Point], network: StiffnessNetwork) -> list[Hessian]:
     geometries = [base.geometry for base in bases if base.geometry is not None]
-    return LearnedMetrics(network).at([Base(base) for base in bases], structures_of(geometries))
+    return LearnedHessians(network).at([Base(base) for base in bases], structures_of(geometries))
 
 
 def main() -> None:

@@ -30,7 +30,7 @@ from own_kinds import metric_of
 from torch import Tensor
 
 from relaxion.model.stiffness import Unknowns, strain_vectors
-from relaxion.model.stiffness_network import Frame, MetricNetwork, MetricSettings, pulls_of
+from relaxion.model.stiffness_network import SolveInputs, StiffnessNetwork, StiffnessSettings, pulls_of
 from relaxion.potentials.base import Potential
 from relaxion.structures import Structures
 from relaxion.train.runs.recipe import find, settings_from_recipe
@@ -76,7 +76,7 @@ def tested(lessons: Examples, most_atoms: int, most: int) -> Examples:
     return lessons.select(good[torch.randperm(len(good), generator=torch.Generator().manual_seed(SEED))[:most]])
 
 
-def of_network(network: MetricNetwork, factor: float = 1.0) -> Errors:
+def of_network(network: StiffnessNetwork, factor: float = 1.0) -> Errors:
     """With a stiffness so many times as large: what a step misses if forces are smaller by that."""
 
     def errors(_: int, lessons: Examples) -> np.ndarray:
@@ -118,8 +118,8 @@ def newton(lesson: Examples, engine: Potential) -> Tensor:
 
 def missed(lesson: Examples, step: Tensor) -> float:
     """The relative error of a step, as the fit has it."""
-    structure, shape = lesson.state.structures, MetricSettings()
-    springs = Frame.of(lesson.state, shape, torch.float32).prior().to(torch.float64)
+    structure, shape = lesson.state.structures, StiffnessSettings()
+    springs = SolveInputs.of(lesson.state, shape, torch.float32).prior().to(torch.float64)
     goal = Unknowns(lesson.goal.displacements.double(), strain_vectors(lesson.goal.strains).double())
     wrong = Unknowns(step, torch.zeros_like(goal.cells)) - goal
     return float(torch.sqrt(wrong.dot(springs.apply(wrong), structure) / goal.dot(springs.apply(goal), structure)))
@@ -130,11 +130,11 @@ def taught(
     pools: dict[int, Examples],
     settings: StiffnessRunSettings,
     seed: int,
-    network: MetricNetwork | None = None,
-) -> MetricNetwork:
+    network: StiffnessNetwork | None = None,
+) -> StiffnessNetwork:
     """A new network, or this one, by lessons drawn as in training."""
     generator = torch.Generator().manual_seed(seed)
-    network = MetricNetwork(settings.metric, generator) if network is None else deepcopy(network).requires_grad_()
+    network = StiffnessNetwork(settings.metric, generator) if network is None else deepcopy(network).requires_grad_()
     fit = Fit(network, ExampleDataset(), settings.fit)
     while not fit.done:
         drawn = []

@@ -27,8 +27,8 @@ from scipy.optimize import minimize
 
 from relaxion import Relaxer
 from relaxion.optimizer.hessian.internal import constants as factors
-from relaxion.optimizer.hessian.internal.constants import ValenceSettings, labels_of, near_labels
-from relaxion.optimizer.hessian.internal.model import ValenceModel, between, near_pairs, valence_at
+from relaxion.optimizer.hessian.internal.constants import InternalSettings, labels_of, near_labels
+from relaxion.optimizer.hessian.internal.model import InternalHessian, between, internal_at, near_pairs
 from relaxion.optimizer.hessian.springs import Bonds, SpringSettings, bonds_of
 from relaxion.optimizer.point import Array, Geometry
 from relaxion.potentials.ase import PotentialCalculator
@@ -96,10 +96,10 @@ def geometry_of(atoms: Atoms) -> Geometry:
     return Geometry(atoms.positions.copy(), np.zeros((3, 3)), np.zeros(3, dtype=bool), atoms.numbers, free)
 
 
-def model_at(geometry: Geometry) -> ValenceModel | None:
+def model_at(geometry: Geometry) -> InternalHessian | None:
     """As it is without factors."""
     with mock.patch.object(factors, "LOGARITHMS", {}):
-        return valence_at(geometry, bonds_of([geometry])[0], None, SpringSettings(), ValenceSettings())
+        return internal_at(geometry, bonds_of([geometry])[0], None, SpringSettings(), InternalSettings())
 
 
 def example_of(path: Path) -> Example | None:
@@ -120,7 +120,7 @@ def example_of(path: Path) -> Example | None:
     return Example(hessian, np.array(terms), SOFTEST * np.eye(len(hessian)), kinds)
 
 
-def _near(model: ValenceModel, geometry: Geometry) -> dict[str, Array]:
+def _near(model: InternalHessian, geometry: Geometry) -> dict[str, Array]:
     """The springs between pairs that are not bonded, by kind."""
     near = near_pairs(geometry, model.topology)
     kinds = near_labels(geometry, near)
@@ -128,7 +128,7 @@ def _near(model: ValenceModel, geometry: Geometry) -> dict[str, Array]:
     for kind in sorted(set(kinds.tolist())):
         some = Bonds(*(getattr(near, name)[kinds == kind] for name in Bonds.__annotations__))
         with mock.patch.object(factors, "LOGARITHMS", {}):
-            parts[kind] = between(model.topology, geometry, SpringSettings(), ValenceSettings(), some).toarray()
+            parts[kind] = between(model.topology, geometry, SpringSettings(), InternalSettings(), some).toarray()
     return parts
 
 

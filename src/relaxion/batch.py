@@ -24,10 +24,10 @@ from relaxion.database.relaxations import RelaxationDatabase
 from relaxion.errors import MissingStressError, PotentialError, RelaxionError, SettingsError, StructureError
 from relaxion.optimizer.batch_relaxation import Answer, Relaxation, Relaxed, needs_stress
 from relaxion.optimizer.choice import Chooser, stepper_of
-from relaxion.optimizer.classical import QuasiNewtonSettings
+from relaxion.optimizer.classical import ClassicalSettings
 from relaxion.optimizer.hessian.base import MOST_TOGETHER, KnownPairs
 from relaxion.optimizer.point import quiet_filters
-from relaxion.optimizer.recorded import memory_at
+from relaxion.optimizer.recorded import database_at
 from relaxion.optimizer.step import Stepper, propose
 from relaxion.potentials.ase import AsePotential
 from relaxion.potentials.base import Potential
@@ -90,7 +90,7 @@ def relax_batch(
     max_force_calls: int = MAX_FORCE_CALLS,
     batch_size: int = BATCH_SIZE,
     allow_unseen: bool = False,
-    memory: str | Path | RelaxationDatabase | None = None,
+    database: str | Path | RelaxationDatabase | None = None,
     device: DeviceLike = None,
     pressure_gpa: float = 0.0,
 ) -> list[Relaxed]:
@@ -98,11 +98,11 @@ def relax_batch(
 
     `structures`: ASE atoms, with constraints if need be; they are not changed. `potential`: a name ("emt"), an ASE
     calculator (asked one structure after the other) or a potential. `policy`, `allow_unseen`: as in `Relaxer`. `fmax`:
-    eV/Å. `cell`: relax the cells too, against `pressure_gpa`. `memory`: as in `Relaxer`. `device`: where the networks
+    eV/Å. `cell`: relax the cells too, against `pressure_gpa`. `database`: as in `Relaxer`. `device`: where the networks
     of the policy and of a named potential compute. An error of the potential ends only that structure, not the others.
     """
     settings = BatchSettings(policy, fmax, cell, max_force_calls, allow_unseen, pressure_gpa, device=device)
-    return list(relax_stream(structures, potential, settings, batch_size, memory=memory))
+    return list(relax_stream(structures, potential, settings, batch_size, database=database))
 
 
 def relax_stream(
@@ -111,7 +111,7 @@ def relax_stream(
     settings: BatchSettings | None = None,
     batch_size: int = BATCH_SIZE,
     make_stepper: MakeStepper | None = None,
-    memory: str | Path | RelaxationDatabase | None = None,
+    database: str | Path | RelaxationDatabase | None = None,
 ) -> Iterator[Relaxed]:
     """The same as a generator, for input of any length: no more is read ahead than four batches.
 
@@ -119,7 +119,7 @@ def relax_stream(
     """
     if batch_size < 1:
         raise SettingsError(f"batch_size is 1 or more, got {batch_size}; try {BATCH_SIZE}")
-    relaxer = BatchRelaxer(potential, settings or BatchSettings(), make_stepper, memory)
+    relaxer = BatchRelaxer(potential, settings or BatchSettings(), make_stepper, database)
     source, waiting, first, read = iter(structures), {}, 0, 0
     more = True
     while True:
@@ -147,11 +147,11 @@ class BatchRelaxer:
         potential: str | BaseCalculator | Potential,
         settings: BatchSettings,
         make_stepper: MakeStepper | None = None,
-        memory: str | Path | RelaxationDatabase | None = None,
+        database: str | Path | RelaxationDatabase | None = None,
     ) -> None:
-        """`make_stepper`: who relaxes, in place of the policy that the settings name. `memory`: a folder in which
+        """`make_stepper`: who relaxes, in place of the policy that the settings name. `database`: a folder in which
         every evaluated geometry is kept; tags that are words are the names of relaxations there."""
-        self.settings, self.memory = settings, memory_at(memory)
+        self.settings, self.database = settings, database_at(database)
         self.potential = potential_of(potential, settings.device if isinstance(potential, str) else None)
         if settings.cell and not self.potential.has_stress:
             raise MissingStressError(
@@ -200,8 +200,8 @@ class BatchRelaxer:
             self._said.add(assumed)
             logger.warning("%s: %s; it is said once, of the first such structure", atoms.symbols, assumed)
         relaxation = Relaxation(atoms, tag, settings, self.potential, name, stepper, together=self.together)
-        if self.memory is not None:
-            relaxation.remember(self.memory, self.potential)
+        if self.database is not None:
+            relaxation.remember(self.database, self.potential)
         self._running.append(relaxation)
 
     def _check(self, atoms: Atoms, cell: bool) -> None:
@@ -220,7 +220,7 @@ class BatchRelaxer:
         if decision.note and decision.note not in self._said:
             logger.log(logging.WARNING if decision.loud else logging.INFO, decision.note)
             self._said.add(decision.note)
-        chosen = stepper_of(decision, QuasiNewtonSettings(), allow_unseen=settings.allow_unseen)
+        chosen = stepper_of(decision, ClassicalSettings(), allow_unseen=settings.allow_unseen)
         return chosen.name, chosen.stepper
 
     def advance(self) -> list[Relaxed]:

@@ -21,7 +21,7 @@ from ase.utils.abc import Optimizable
 from relaxion.database.relaxations import RelaxationDatabase
 from relaxion.errors import RestartError, SettingsError
 from relaxion.optimizer.choice import CORE, chosen
-from relaxion.optimizer.classical import QuasiNewtonSettings
+from relaxion.optimizer.classical import ClassicalSettings
 from relaxion.optimizer.point import (
     SHORTEST_MOTION,
     STEPS_WITHOUT_MOTION,
@@ -45,7 +45,7 @@ from relaxion.optimizer.point import (
     unwrapped,
     without_foreign,
 )
-from relaxion.optimizer.recorded import Remembered, memory_at
+from relaxion.optimizer.recorded import Remembered, database_at
 from relaxion.optimizer.restart import Saved, read_restart, write_restart
 from relaxion.optimizer.step import propose
 from relaxion.optimizer.trust_region import TrustRegionSettings
@@ -68,7 +68,7 @@ class HistoryEntry:
     energy_ev: float  # of the calculator; the one that belongs to the forces, where it has several
     enthalpy_ev: float  # energy + pressure × volume: what is minimised; equal to the energy without pressure
     fmax_ev_per_angstrom: float
-    method: str  # that led here: "start", "policy", "valence", "springs", "plain" or "fire"
+    method: str  # that led here: "start", "policy", "internal", "springs", "plain" or "fire"
     step_length_angstrom: float  # longest executed displacement, from the base of the step
     trust_angstrom: float  # that the step had to keep to; at the start that of the core
     accepted: bool = True
@@ -99,30 +99,30 @@ class Relaxer(Optimizer):
         policy: str | Path | None = "auto",
         maxstep: float | None = None,
         allow_unseen: bool = False,
-        memory: str | Path | RelaxationDatabase | int | None = None,
+        database: str | Path | RelaxationDatabase | None = None,
         device: DeviceLike = None,
         **kwargs: Any,
     ) -> None:
         """`policy`: "auto" takes a shipped policy that covers the elements, a name or path takes that one, None the
         classical optimizer. `maxstep`: longest displacement in one step, Å. `allow_unseen`: use the policy also
-        for elements it was not trained on. `memory`: a folder in which every evaluated geometry is kept, to learn from
+        for elements it was not trained on. `database`: a folder in which evaluated geometries are kept, to learn from
         (`relaxion learn`). `device`: where the network of a metric policy computes ("cuda"). All else as in ASE;
-        options that only other optimizers have (alpha, dt, a number for memory, …) are named in a warning and
+        options that only other optimizers have (alpha, dt, memory, …) are named in a warning and
         ignored."""
         check_door(atoms)
         atoms = unwrapped(atoms)
         self.maxstep = _checked_maxstep(self.defaults["maxstep"] if maxstep is None else maxstep)
         self.policy = policy
         policy = policy if has_geometry(atoms) else _not_asked(policy, atoms)
-        if isinstance(memory, int):
-            kwargs, memory = {**kwargs, "memory": memory}, None  # of LBFGS
-        if memory is not None and isinstance(atoms, Coordinates):
-            raise SettingsError(f"memory keeps structures, and {type(atoms.__ase_optimizable__()).__name__} is none")
-        kept_in = memory_at(memory)
+        if database is not None and isinstance(atoms, Coordinates):
+            raise SettingsError(
+                f"a database keeps structures, and {type(atoms.__ase_optimizable__()).__name__} is none"
+            )
+        kept_in = database_at(database)
         choice = chosen(
             policy,
             bare_atoms(atoms) if isinstance(atoms, Atoms | Filter) else None,
-            QuasiNewtonSettings(TrustRegionSettings(largest=self.maxstep)),
+            ClassicalSettings(TrustRegionSettings(largest=self.maxstep)),
             allow_unseen=allow_unseen,
             device=device,
         )

@@ -29,7 +29,7 @@ from torch import Tensor
 from relaxion.errors import MissingExtraError, SettingsError, StructureError
 from relaxion.optimizer.batch_relaxation import Answer, Told
 from relaxion.optimizer.choice import Chooser, Decision, stepper_of
-from relaxion.optimizer.classical import QuasiNewtonSettings
+from relaxion.optimizer.classical import ClassicalSettings
 from relaxion.optimizer.point import Point, Proposal, cell_ratio, longest, place, read_geometry, read_point
 from relaxion.optimizer.step import propose
 from relaxion.structures.structures import DeviceLike
@@ -139,7 +139,7 @@ class Relaxing:
         known = unpacked(memory) if memory else {}
         decision = self._decisions.get(known.get("policy", "")) or self._chooser.decide_for(atoms)
         self._decisions[decision.key] = decision
-        stepper = stepper_of(decision, QuasiNewtonSettings(), allow_unseen=self._allow_unseen).stepper
+        stepper = stepper_of(decision, ClassicalSettings(), allow_unseen=self._allow_unseen).stepper
         target: Atoms | FrechetCellFilter = atoms
         if free:
             target = FrechetCellFilter(atoms, **dict(zip(FILTER_SETTINGS, settings, strict=True)))

@@ -21,7 +21,7 @@ from relaxion.apps.report.live import Board
 from relaxion.apps.report.many import ManyFolder
 from relaxion.errors import PolicyError
 from relaxion.files import Format
-from relaxion.model.policy_file import KIND, PolicyBundle
+from relaxion.model.policy_file import KIND, PolicyFile
 from relaxion.optimizer.choice import Chooser
 from relaxion.policies import SHIPPED
 
@@ -40,7 +40,7 @@ def alloy(seed: int):
 
 
 def remembered(number: int = 16, folder: str = "memory") -> None:
-    relax_batch([alloy(seed) for seed in range(number)], "emt", memory=folder, fmax=0.02)
+    relax_batch([alloy(seed) for seed in range(number)], "emt", database=folder, fmax=0.02)
 
 
 QUICK = ["--set", "fit_updates=3", "--set", "examples_per_update=4", "-q"]
@@ -118,7 +118,7 @@ def learned(error_ratio: float = 0.5, elements: tuple[str, ...] = ("Cu", "Au")) 
     from relaxion.potentials import potential
     from relaxion.potentials.counting import details_of, fingerprint
 
-    metals = PolicyBundle.read(SHIPPED / "metals.safetensors")
+    metals = PolicyFile.read(SHIPPED / "metals.safetensors")
     source = LearnedFrom(
         origin="metals",
         origin_sha256=metals.weights_sha256,
@@ -132,7 +132,7 @@ def learned(error_ratio: float = 0.5, elements: tuple[str, ...] = ("Cu", "Au")) 
     )
     card = metals.card.model_copy(update={"learned_from": source, "results": ()})
     Path("policies").mkdir(exist_ok=True)
-    PolicyBundle("mine", metals.networks, card).write(Path("policies/mine.safetensors"))
+    PolicyFile("mine", metals.networks, card).write(Path("policies/mine.safetensors"))
 
 
 def test_auto_takes_it_for_its_calculator_and_elements_only(relaxion):
@@ -169,7 +169,7 @@ def test_auto_leaves_molecules_to_the_classical_optimizer_whatever_was_learned()
 
 
 def test_nothing_is_learned_from_molecules_that_no_policy_relaxes(relaxion):
-    relax_batch(displaced_molecules(), "emt", memory="memory", fmax=0.1)
+    relax_batch(displaced_molecules(), "emt", database="memory", fmax=0.1)
     learning = ("learn", "memory", "--from", "metals", "--out", "mine", *QUICK)
     answer = relaxion(*learning)
     assert (answer.code, Path("policies/mine.safetensors").exists()) == (1, False)
@@ -179,7 +179,7 @@ def test_nothing_is_learned_from_molecules_that_no_policy_relaxes(relaxion):
     assert "6 relaxations of molecules are left out" in mixed.err
     (told,) = mixed.objects
     assert told["n_training"] + told["acceptance"]["n_validation"] == 16
-    relax_batch(displaced_molecules(), "emt", memory="named", policy="metals", allow_unseen=True, fmax=0.1)
+    relax_batch(displaced_molecules(), "emt", database="named", policy="metals", allow_unseen=True, fmax=0.1)
     assert "molecules" not in relaxion("learn", "named", *learning[2:], "--force").err  # somebody wants them relaxed so
 
 
@@ -200,14 +200,14 @@ def test_a_damaged_own_policy_does_not_disturb_auto():
 
 
 def test_empty_mixed_and_foreign_memories_get_a_sentence(relaxion):
-    relax_batch([], "emt", memory="empty")
+    relax_batch([], "emt", database="empty")
     assert "empty" in relaxion("database", "empty").out
     answer = relaxion("learn", "empty", "--from", "metals", "--out", "mine")
     assert (answer.code, "is empty; relax with --database" in answer.err) == (1, True)
     remembered(2, "mixed")
     atoms = alloy(0)
     atoms.calc = LennardJones(sigma=2.3, epsilon=0.4)
-    Relaxer(atoms, memory="mixed", logfile=None, policy=None).run(fmax=0.05, steps=3)
+    Relaxer(atoms, database="mixed", logfile=None, policy=None).run(fmax=0.05, steps=3)
     answer = relaxion("learn", "mixed", "--from", "metals", "--out", "mine")
     assert answer.code == 1
     assert "mixes 2 calculators" in answer.err
@@ -285,7 +285,7 @@ def test_elements_that_the_policy_never_saw_are_learned_from_too(relaxion):
         atoms = bulk("Ar", "fcc", a=5.2, cubic=True)
         atoms.positions += np.random.default_rng(seed).normal(0, 0.2, (4, 3))
         images.append(atoms)
-    relax_batch(images, LennardJones(sigma=3.4, epsilon=0.3), policy=None, memory="argon", max_force_calls=60)
+    relax_batch(images, LennardJones(sigma=3.4, epsilon=0.3), policy=None, database="argon", max_force_calls=60)
     answer = relaxion("learn", "argon", "--from", "metals", "--out", "argon", "--json", *QUICK)
     assert answer.code in (0, 3), answer.err
     assert answer.objects[0]["n_training"] > 0

@@ -14,7 +14,7 @@ import torch
 
 from relaxion import policies as library
 from relaxion.model.direct_policy import AtomGaussianPolicy
-from relaxion.model.policy_file import PolicyBundle, policy_of
+from relaxion.model.policy_file import PolicyFile, policy_of
 from relaxion.policies import find_policy
 from relaxion.settings import assigned
 from relaxion.train.runs.loop import train
@@ -208,7 +208,7 @@ def test_the_list(relaxion: Callable[..., Any], runs: Path) -> None:
     broken, mine = relaxion("policies", "--json").objects
     assert (broken["name"], "damaged" in broken["error"]) == ("broken", True)
     assert (mine["name"], mine["kind"], mine["elements"], mine["shipped"]) == ("mine", "direct", ["Al", "Cu"], False)
-    assert mine["weights_sha256"] == PolicyBundle.read(Path("policies/mine.safetensors")).weights_sha256
+    assert mine["weights_sha256"] == PolicyFile.read(Path("policies/mine.safetensors")).weights_sha256
 
 
 def test_the_card_of_one(relaxion: Callable[..., Any], runs: Path) -> None:

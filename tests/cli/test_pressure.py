@@ -160,7 +160,7 @@ def test_a_memory_keeps_energies_and_tells_pressures_apart() -> None:
     for pressure in (0, 10, 20):
         atoms = copper()
         atoms.calc = EMT()
-        opt = Relaxer(FrechetCellFilter(atoms, scalar_pressure=pressure * GPa), logfile=None, memory="memory")
+        opt = Relaxer(FrechetCellFilter(atoms, scalar_pressure=pressure * GPa), logfile=None, database="memory")
         opt.run(fmax=0.02)
         found = list(RelaxationDatabase.open(Path("memory")))
         energies = [entry.energy_ev for entry in opt.history]

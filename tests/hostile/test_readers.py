@@ -47,7 +47,7 @@ def test_a_database_of_any_bytes_is_refused(content: bytes, tmp_path: Path) -> N
 @given(place=st.integers(0, 10**6), bit=st.integers(0, 7), cut=st.integers(0, 10**6))
 def test_a_damaged_database_is_refused_or_read(place: int, bit: int, cut: int, tmp_path: Path) -> None:
     folder = tmp_path / f"{place}-{bit}-{cut}"
-    relax_batch([bulk("Cu", cubic=True)], "emt", policy=None, memory=RelaxationDatabase.open_or_create(folder, {}))
+    relax_batch([bulk("Cu", cubic=True)], "emt", policy=None, database=RelaxationDatabase.open_or_create(folder, {}))
     (file,) = RelaxationDatabase(folder).files()
     with sqlite3.connect(file) as database:
         database.execute("PRAGMA wal_checkpoint(TRUNCATE)")

@@ -23,23 +23,23 @@ from test_equivariance import (
 
 from relaxion.model.actions import INFORMATION, MoveActions
 from relaxion.model.solve import dense, solve
-from relaxion.model.stiffness_network import MetricNetwork, MetricSettings, pulls_of
-from relaxion.model.stiffness_policy import MetricGaussianPolicy, MetricPolicy
+from relaxion.model.stiffness_network import StiffnessNetwork, StiffnessSettings, pulls_of
+from relaxion.model.stiffness_policy import StiffnessGaussianPolicy, StiffnessPolicy
 
 KINDS = {
-    "plain": (MetricPolicy, {}),
-    "gated": (MetricPolicy, {"environment_information": tuple(INFORMATION)}),
-    "short-sighted": (MetricPolicy, {"looks_ahead": False, "sees_forces": False, "n_coordinates": 0}),
-    "remembering": (MetricPolicy, {"sees_history": True}),
-    "softening": (MetricPolicy, {"softens": True}),
-    "gaussian": (MetricGaussianPolicy, {"environment_information": ("log_largest_force",)}),
+    "plain": (StiffnessPolicy, {}),
+    "gated": (StiffnessPolicy, {"environment_information": tuple(INFORMATION)}),
+    "short-sighted": (StiffnessPolicy, {"looks_ahead": False, "sees_forces": False, "n_coordinates": 0}),
+    "remembering": (StiffnessPolicy, {"sees_history": True}),
+    "softening": (StiffnessPolicy, {"softens": True}),
+    "gaussian": (StiffnessGaussianPolicy, {"environment_information": ("log_largest_force",)}),
 }
 every_kind = pytest.mark.parametrize("kind", KINDS)
 
 
-def policy_of(kind: str, dtype: torch.dtype = torch.float64, seed: int = 0) -> MetricPolicy:
+def policy_of(kind: str, dtype: torch.dtype = torch.float64, seed: int = 0) -> StiffnessPolicy:
     make, changes = KINDS[kind]
-    chosen = MetricSettings.read({"channels": 6, "n_hidden": 8, "cutoff_angstrom": 4.5, **changes})
+    chosen = StiffnessSettings.read({"channels": 6, "n_hidden": 8, "cutoff_angstrom": 4.5, **changes})
     policy = make(MoveActions(0.5, 0.1), chosen, torch.Generator().manual_seed(seed))
     with torch.no_grad():  # far from the springs, where every part speaks
         for layer in (policy.network.to_springs, policy.network.to_floors.answer, policy.network.to_arms):
@@ -47,9 +47,9 @@ def policy_of(kind: str, dtype: torch.dtype = torch.float64, seed: int = 0) -> M
     return policy.to(dtype)
 
 
-def ask(policy: MetricPolicy, case: Case) -> Answer:
+def ask(policy: StiffnessPolicy, case: Case) -> Answer:
     with torch.no_grad():
-        if isinstance(policy, MetricGaussianPolicy):
+        if isinstance(policy, StiffnessGaussianPolicy):
             # three numbers per structure that do not turn: the diagonal of the cells' noise
             move, densities, _ = policy.sample_with(case.state, case.cell_noise[:, :3].to(policy.network.dtype))
             return Answer(densities, move.displacements, move.strains)
@@ -137,8 +137,8 @@ def test_both_solvers_agree(kind: str) -> None:
 @given(seed=some.integers(0, 10**6), size=some.floats(0, 30), history=some.booleans(), single=some.booleans())
 def test_positive_definite_and_downhill_for_any_weights(seed: int, size: float, history: bool, single: bool) -> None:
     generator = torch.Generator().manual_seed(seed)
-    chosen = MetricSettings(channels=5, n_hidden=6, n_layers=1, cutoff_angstrom=4.0, sees_history=history)
-    network = MetricNetwork(chosen, generator)
+    chosen = StiffnessSettings(channels=5, n_hidden=6, n_layers=1, cutoff_angstrom=4.0, sees_history=history)
+    network = StiffnessNetwork(chosen, generator)
     with torch.no_grad():
         for parameter in network.parameters():
             parameter.copy_(size * torch.randn(parameter.shape, generator=generator))

@@ -16,7 +16,7 @@ from relaxion.model.actions import MoveActions
 from relaxion.model.backbone import AtomNetworkSettings
 from relaxion.model.card import ModelCard
 from relaxion.model.direct_policy import AtomPolicy
-from relaxion.model.policy_file import FORMAT, PolicyBundle, described, policy_of
+from relaxion.model.policy_file import FORMAT, PolicyFile, described, policy_of
 from relaxion.structures import Evaluation, Move, State, Structures
 
 HERE = Path(__file__).parent / "bundles"
@@ -40,7 +40,7 @@ def make_state() -> State:
 
 @pytest.mark.parametrize("file", sorted(HERE.glob("*.safetensors")), ids=lambda file: file.stem)
 def test_old_bundles_mean_the_same(file: Path) -> None:
-    bundle = PolicyBundle.read(file)
+    bundle = PolicyFile.read(file)
     expected = json.loads(file.with_suffix(".json").read_text())
     assert bundle.weights_sha256 == expected["weights_sha256"]
     card = bundle.card.model_dump(mode="json")
@@ -72,7 +72,7 @@ def write() -> None:
         relaxion_version="0.1.0",
         date="2026-11-16",
     )
-    bundle = PolicyBundle("old", {"policy": described(policy)}, card)
+    bundle = PolicyFile("old", {"policy": described(policy)}, card)
     file = HERE / f"version_{FORMAT.version}.safetensors"
     HERE.mkdir(exist_ok=True)
     bundle.write(file)

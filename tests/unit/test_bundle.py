@@ -25,9 +25,9 @@ from relaxion.model.actions import INFORMATION, MoveActions
 from relaxion.model.backbone import AtomNetworkSettings
 from relaxion.model.card import CardResult, ModelCard
 from relaxion.model.direct_policy import AtomGaussianPolicy, AtomPolicy
-from relaxion.model.policy_file import Network, PolicyBundle, covers, described, policy_of, uncovered
-from relaxion.model.stiffness_network import MetricSettings
-from relaxion.model.stiffness_policy import MetricGaussianPolicy, MetricPolicy
+from relaxion.model.policy_file import Network, PolicyFile, covers, described, policy_of, uncovered
+from relaxion.model.stiffness_network import StiffnessSettings
+from relaxion.model.stiffness_policy import StiffnessGaussianPolicy, StiffnessPolicy
 from relaxion.policies import find_policy, known_policies, user_folder
 from relaxion.structures import Evaluation, Move, State, Structures
 
@@ -68,13 +68,13 @@ backbones = pytest.mark.parametrize("backbone", ["light", pytest.param("tensor_f
 
 def make_policy(kind: type[Any] = AtomPolicy, backbone: str = "light", gated: bool = False) -> Any:
     names = tuple(INFORMATION)[:2] if gated else ()
-    settings_kind = MetricSettings if issubclass(kind, MetricPolicy) else AtomNetworkSettings
+    settings_kind = StiffnessSettings if issubclass(kind, StiffnessPolicy) else AtomNetworkSettings
     settings = settings_kind.read({"backbone": backbone, "channels": 4, "environment_information": names})
     return kind(MoveActions(0.3, 0.07), settings, torch.Generator().manual_seed(5))
 
 
-def make_bundle(policy: Any = None, **changes: Any) -> PolicyBundle:
-    return replace(PolicyBundle("metals", {"policy": described(policy or make_policy())}, CARD), **changes)
+def make_bundle(policy: Any = None, **changes: Any) -> PolicyFile:
+    return replace(PolicyFile("metals", {"policy": described(policy or make_policy())}, CARD), **changes)
 
 
 def make_state() -> State:
@@ -116,17 +116,17 @@ def own_library(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mo
     [
         (AtomPolicy, "direct"),
         (AtomGaussianPolicy, "direct"),
-        (MetricPolicy, "metric"),
-        (MetricGaussianPolicy, "metric"),
+        (StiffnessPolicy, "metric"),
+        (StiffnessGaussianPolicy, "metric"),
     ],
 )
 def test_the_same_moves_to_the_bit(path: Path, backbone: str, dtype: torch.dtype, kind: type[Any], word: str) -> None:
     before = make_policy(kind, backbone, gated=True).to(dtype)
     make_bundle(before).write(path)
     global_draws = torch.get_rng_state()
-    after = policy_of(PolicyBundle.read(path))
+    after = policy_of(PolicyFile.read(path))
     assert torch.equal(torch.get_rng_state(), global_draws)
-    assert (type(after), PolicyBundle.read(path).kind) == (kind, word)
+    assert (type(after), PolicyFile.read(path).kind) == (kind, word)
     state = make_state()
     with torch.no_grad():
         expected, got = before(state), after(state)
@@ -140,7 +140,7 @@ def test_the_same_moves_to_the_bit(path: Path, backbone: str, dtype: torch.dtype
 def test_everything_comes_back(path: Path) -> None:
     bundle = make_bundle()
     bundle.write(path)
-    read = PolicyBundle.read(path)
+    read = PolicyFile.read(path)
     assert (read.name, read.kind, read.card) == ("metals", "direct", CARD)
     assert read.policy.settings == bundle.policy.settings
     assert read.weights_sha256 == bundle.weights_sha256
@@ -151,7 +151,7 @@ def test_a_trust_rule_beside_the_policy(path: Path) -> None:
     gate = Network("gate", {"width": 2}, {"weight": torch.ones(2)}, {})
     bundle = make_bundle()
     replace(bundle, networks={**bundle.networks, "gate": gate}).write(path)
-    read = PolicyBundle.read(path)
+    read = PolicyFile.read(path)
     assert read.kind == "direct + trust rule"
     assert read.networks["gate"].weights["weight"].tolist() == [1, 1]
     assert policy_of(read).state_dict().keys() == make_policy().state_dict().keys()
@@ -174,7 +174,7 @@ print([n for n in sys.modules if n.startswith(("relaxion.train.agents", "relaxio
 def test_a_newer_format(path: Path) -> None:
     replace(bundle_module.FORMAT, version=2).write(path, bundle_module.KIND, {}, {})
     with pytest.raises(PolicyError, match="has format version 2, this relaxion reads 1; update relaxion"):
-        PolicyBundle.read(path)
+        PolicyFile.read(path)
 
 
 def test_an_older_format_is_upgraded(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,7 +184,7 @@ def test_an_older_format_is_upgraded(path: Path, monkeypatch: pytest.MonkeyPatch
         return Stored(stored.tensors, {**stored.values, "name": stored.values["name"].upper()})
 
     monkeypatch.setattr(bundle_module, "FORMAT", replace(bundle_module.FORMAT, version=2, upgrades={1: renamed}))
-    assert PolicyBundle.read(path).name == "METALS"
+    assert PolicyFile.read(path).name == "METALS"
 
 
 @pytest.mark.parametrize("keep", [0, 7, 200, -1])
@@ -192,7 +192,7 @@ def test_truncated(path: Path, keep: int) -> None:
     make_bundle().write(path)
     path.write_bytes(path.read_bytes()[:keep])
     with pytest.raises(PolicyError, match=r"is damaged or not a safetensors file .*; download it again"):
-        PolicyBundle.read(path)
+        PolicyFile.read(path)
 
 
 def test_one_changed_bit_and_a_changed_card(path: Path) -> None:
@@ -204,27 +204,27 @@ def test_one_changed_bit_and_a_changed_card(path: Path) -> None:
         assert content != whole
         path.write_bytes(content)
         with pytest.raises(PolicyError, match="do not match their digest"):
-            PolicyBundle.read(path)
+            PolicyFile.read(path)
 
 
 def test_foreign(path: Path) -> None:
     save_file({"x": torch.zeros(1)}, path)
     with pytest.raises(PolicyError, match="was not written by relaxion"):
-        PolicyBundle.read(path)
+        PolicyFile.read(path)
     bundle_module.FORMAT.write(path, "relaxion agent", {"x": torch.zeros(1)}, {})
     with pytest.raises(PolicyError, match="holds a relaxion agent, not a relaxion policy"):
-        PolicyBundle.read(path)
+        PolicyFile.read(path)
     torch.save({"x": torch.zeros(1)}, path)  # a pickle
     with pytest.raises(PolicyError, match="damaged or not a safetensors file"):
-        PolicyBundle.read(path)
+        PolicyFile.read(path)
     with pytest.raises(PolicyError, match="does not exist"):
-        PolicyBundle.read(path.with_name("nothing"))
+        PolicyFile.read(path.with_name("nothing"))
 
 
 def test_half_a_bundle(path: Path) -> None:
     bundle_module.FORMAT.write(path, bundle_module.KIND, {"policy.x": torch.zeros(1)}, {"name": "metals"})
     with pytest.raises(PolicyError, match=r"metals.safetensors is not a complete policy: .*networks.*; card"):
-        PolicyBundle.read(path)
+        PolicyFile.read(path)
     with pytest.raises(PolicyError, match="the bundle metals has no policy, only gate"):
         make_bundle(networks={"gate": Network("gate", {}, {"x": torch.zeros(1)}, {})})
     with pytest.raises(PolicyError, match="no weights"):

@@ -103,7 +103,7 @@ def stress_directions(state: State, dtype: torch.dtype) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class Proposal:
+class RawMove:
     """A move before its bounds, in units of the greatest lengths. No strain is proposed where no cell is free."""
 
     atoms: Tensor  # (n_atoms, 3)
@@ -156,7 +156,7 @@ class AtomPolicy(Policy):
         largest = math.log(self.settings.largest_gate_factor)
         return torch.exp(largest * torch.tanh(self.gate(observations)[:, 0]))
 
-    def propose(self, state: State) -> Proposal:
+    def propose(self, state: State) -> RawMove:
         """The move before gate and bounds."""
         features, inputs = self.observer(state)
         scalars, force_scales = features.scalars[0], inputs.force_scales
@@ -165,10 +165,10 @@ class AtomPolicy(Policy):
         atom_units = self._units(force_scales / self.observer.stiffness, 0)
         atoms = atom_units[:, None] * self.displacement_head(scalars, vectors)
         if not bool(state.structures.cell_free.any()):
-            return Proposal(atoms, None, scalars, atom_units, None)
+            return RawMove(atoms, None, scalars, atom_units, None)
         cell_units = self._units(strain_scales(state, force_scales, self.observer.stiffness), 1)
         cells = cell_units[:, None] * self.strain_head(state, scalars, vectors)
-        return Proposal(atoms, cells, scalars, atom_units, cell_units)
+        return RawMove(atoms, cells, scalars, atom_units, cell_units)
 
     def _units(self, asked_for: Tensor, bound: int) -> Tensor:
         """The size the forces ask for, or the greatest length, as a share of the latter."""
@@ -196,7 +196,7 @@ def _gated(state: State, atoms: Tensor, cells: Tensor | None, factors: Tensor | 
 class AtomGaussianPolicy(AtomPolicy, StochasticPolicy):
     """A Gaussian around the proposal, alike in every direction, then gate and bounds; `forward` is its middle.
 
-    The density is that of the move in the units the policy acts in (`Proposal`): F/k where moves follow the forces, so
+    The density is that of the move in the units the policy acts in (`RawMove`): F/k where moves follow the forces, so
     that the same spread around every state has the same entropy and large forces are no reward. Penalty:
     `penalty_weight` · mean square of the proposal, which keeps tanh awake.
     """
@@ -240,7 +240,7 @@ class AtomGaussianPolicy(AtomPolicy, StochasticPolicy):
             log_densities = log_densities + of_cells * structures.cell_free
         return self._bounded(observations, atoms, cells), log_densities, self._penalties(observations, proposal)
 
-    def log_deviations(self, state: State, proposal: Proposal) -> tuple[Tensor, Tensor]:
+    def log_deviations(self, state: State, proposal: RawMove) -> tuple[Tensor, Tensor]:
         """Before gate and squashing, of atoms (n_atoms,) and of cells (n_structures,), fixed ones without meaning."""
         heads = self.deviation_head(tamed(proposal.scalars)[None])[0]
         of_atoms = heads[:, 0] + proposal.atom_units.log()
@@ -249,7 +249,7 @@ class AtomGaussianPolicy(AtomPolicy, StochasticPolicy):
             of_cells = of_cells + proposal.cell_units.log()
         return of_atoms.clamp(*LOG_DEVIATION_RANGE), of_cells.clamp(*LOG_DEVIATION_RANGE)
 
-    def _penalties(self, state: State, proposal: Proposal) -> Tensor:
+    def _penalties(self, state: State, proposal: RawMove) -> Tensor:
         squares = proposal.atoms.square().mean(dim=1) * state.structures.movable
         return self.penalty_weight * structure_mean(squares, state.structures)  # (n_structures,)
 

@@ -1,4 +1,4 @@
-"""PolicyBundle: weights, what is needed to rebuild the networks, and the model card, in one safetensors file."""
+"""PolicyFile: weights, what is needed to rebuild the networks, and the model card, in one safetensors file."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class _Values(Settings):
 
 
 @dataclass(frozen=True, eq=False)
-class PolicyBundle:
+class PolicyFile:
     """A policy that can be shipped. `networks` has "policy", and where it has a trust rule of its own, "gate"."""
 
     name: str
@@ -132,7 +132,7 @@ class PolicyBundle:
         return joined({role: network.weights for role, network in self.networks.items()})
 
 
-def uncovered(bundle: PolicyBundle, atomic_numbers: Iterable[int]) -> tuple[str, ...]:
+def uncovered(bundle: PolicyFile, atomic_numbers: Iterable[int]) -> tuple[str, ...]:
     """Elements the policy does not cover, in the order of their numbers; empty: it covers all.
 
     Adsorbates are covered as long as they are a small part of the atoms, as they were in training.
@@ -145,7 +145,7 @@ def uncovered(bundle: PolicyBundle, atomic_numbers: Iterable[int]) -> tuple[str,
     return tuple(sorted(counts.keys() - known, key=numbers_of.__getitem__))
 
 
-def covers(bundle: PolicyBundle, atomic_numbers: Iterable[int]) -> bool:
+def covers(bundle: PolicyFile, atomic_numbers: Iterable[int]) -> bool:
     """Whether the policy was trained on every one of the elements."""
     return not uncovered(bundle, atomic_numbers)
 
@@ -167,16 +167,16 @@ def _direct() -> Family:
 
 
 def _metric() -> Family:
-    from relaxion.model.stiffness_network import MetricSettings
-    from relaxion.model.stiffness_policy import MetricGaussianPolicy, MetricPolicy
+    from relaxion.model.stiffness_network import StiffnessSettings
+    from relaxion.model.stiffness_policy import StiffnessGaussianPolicy, StiffnessPolicy
 
-    return Family(MetricSettings, MetricPolicy, MetricGaussianPolicy)
+    return Family(StiffnessSettings, StiffnessPolicy, StiffnessGaussianPolicy)
 
 
 FAMILIES: dict[str, Callable[[], Family]] = {"direct": _direct, "metric": _metric}  # by the bundle's word for them
 
 
-def policy_of(bundle: PolicyBundle) -> Policy:
+def policy_of(bundle: PolicyFile) -> Policy:
     """The policy of a bundle with its weights, ready to act (`eval`, no gradients)."""
     return rebuilt(bundle.policy, bundle.name)
 

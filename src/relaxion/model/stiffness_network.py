@@ -46,7 +46,7 @@ FIRST_SOFTENING = -3.0  # logarithm of what softens a pair before learning, of i
 N_DOTS = 8  # vectors of each atom that are looked at along each link
 
 
-class MetricShape(Settings):
+class StiffnessShape(Settings):
     """What a metric has beyond its backbone. Springs begin as those of `optimizer/hessian/springs.py`."""
 
     younger = ("damped", "softens")
@@ -84,7 +84,7 @@ class MetricShape(Settings):
     its matrix where a structure is large (`solve.softened_by`)."""
 
 
-class MetricSettings(InformationSettings, BackboneSettings, MetricShape):
+class StiffnessSettings(InformationSettings, BackboneSettings, StiffnessShape):
     """The metric network: backbone, shape and gate. Springs are those of the classical core, times exp(network)."""
 
     channels: int = Field(default=32, ge=1)
@@ -98,7 +98,7 @@ class MetricSettings(InformationSettings, BackboneSettings, MetricShape):
 
 
 @dataclass(frozen=True, eq=False)
-class Frame:
+class SolveInputs:
     """Pairs, pulls and springs of a state before any learning; links in the order of the graph."""
 
     state: State
@@ -107,7 +107,7 @@ class Frame:
     pulls: Unknowns  # forces and -V·stress, float64
 
     @classmethod
-    def of(cls, state: State, settings: MetricSettings, dtype: torch.dtype) -> Frame:
+    def of(cls, state: State, settings: StiffnessSettings, dtype: torch.dtype) -> SolveInputs:
         surroundings = Surroundings.of(state, settings.cutoff_angstrom, settings.n_radial, dtype)
         distances = torch.linalg.vector_norm(surroundings.vectors, dim=1)
         radii = covalent_radii(state.structures.atomic_numbers, dtype)
@@ -167,12 +167,12 @@ def pulls_of(state: State) -> Unknowns:
     return Unknowns(atoms, cells)
 
 
-class MetricNetwork(nn.Module):
+class StiffnessNetwork(nn.Module):
     """State -> Stiffness, the same in every frame."""
 
-    def __init__(self, settings: MetricSettings | None = None, generator: Generator = None) -> None:
+    def __init__(self, settings: StiffnessSettings | None = None, generator: Generator = None) -> None:
         super().__init__()
-        self.settings = settings = settings or MetricSettings()
+        self.settings = settings = settings or StiffnessSettings()
         n_scalars, n_vectors = self._n_inputs()
         self.n_pair_extras = 1 + 2 * settings.looks_ahead  # stress along the pair; what is going to happen to it
         self.backbone = backbone_class(settings)(settings, n_scalars, n_vectors, self.n_pair_extras, 1, generator)
@@ -205,10 +205,10 @@ class MetricNetwork(nn.Module):
         return self.to_springs.weight.dtype
 
     def forward(self, state: State) -> Stiffness:
-        frame = Frame.of(state, self.settings, self.dtype)
+        frame = SolveInputs.of(state, self.settings, self.dtype)
         return self.stiffness(frame)
 
-    def stiffness(self, frame: Frame, floor_factors: Tensor | None = None) -> Stiffness:
+    def stiffness(self, frame: SolveInputs, floor_factors: Tensor | None = None) -> Stiffness:
         """The learned springs, coordinates and floors; `floor_factors`: of each structure, a gate's."""
         extras = [stress_along(frame.state, frame.surroundings)]
         if self.settings.looks_ahead:
@@ -227,13 +227,13 @@ class MetricNetwork(nn.Module):
             stiffness = replace(stiffness, floors=floors, cell_floors=cell_floors)
         return stiffness if softening is None else softened_by(stiffness, softening, frame.pulls)
 
-    def _learned(self, frame: Frame, inputs: AtomInputs, pairs: Tensor) -> dict[str, Tensor]:
+    def _learned(self, frame: SolveInputs, inputs: AtomInputs, pairs: Tensor) -> dict[str, Tensor]:
         """What only the network knows, where the network is."""
         features = self.backbone(inputs, frame.surroundings, pairs, 1)
         vectors = torch.cat([features.vectors[0], inputs.vectors], dim=1)
         return self._answer(frame, features.scalars[0], vectors, pairs)
 
-    def _inputs(self, frame: Frame) -> AtomInputs:
+    def _inputs(self, frame: SolveInputs) -> AtomInputs:
         inputs = state_inputs(frame.state, frame.surroundings, self.settings.stiffness_ev_per_angstrom2)
         scalars, vectors = [inputs.scalars[:, : FORCE_SCALARS.start]], []
         if self.settings.sees_forces:
@@ -246,7 +246,7 @@ class MetricNetwork(nn.Module):
             vectors.append(torch.zeros_like(inputs.vectors[:, :1]))
         return AtomInputs(torch.cat(scalars, dim=1), torch.cat(vectors, dim=1), inputs.force_scales)
 
-    def _answer(self, frame: Frame, scalars: Tensor, vectors: Tensor, pairs: Tensor) -> dict[str, Tensor]:
+    def _answer(self, frame: SolveInputs, scalars: Tensor, vectors: Tensor, pairs: Tensor) -> dict[str, Tensor]:
         settings, around = self.settings, frame.surroundings
         scalars = tamed(scalars)
         looked_at = mixed(self.dots, vectors.transpose(1, 2)[None])[0].transpose(1, 2)  # (n_atoms, N_DOTS + M, 3)
@@ -268,7 +268,7 @@ class MetricNetwork(nn.Module):
             answer["softening"] = frame.springs[::2, None] * softening  # (n_pairs, 2) eV/Å²
         return answer
 
-    def _links(self, frame: Frame, scalars: Tensor, looked_at: Tensor, pairs: Tensor) -> Tensor:
+    def _links(self, frame: SolveInputs, scalars: Tensor, looked_at: Tensor, pairs: Tensor) -> Tensor:
         """What is known of each link i→j."""
         around = frame.surroundings
         directions = around.directions[:, :, None]
@@ -280,7 +280,7 @@ class MetricNetwork(nn.Module):
         known = known + self.from_neighbor(scalars[None])[0].index_select(0, around.neighbors)
         return silu(self.think(silu(known)[None])[0])
 
-    def _arms(self, links: Tensor, frame: Frame, vectors: Tensor) -> Tensor:
+    def _arms(self, links: Tensor, frame: SolveInputs, vectors: Tensor) -> Tensor:
         """a_ijm = √k · (α_m r̂ + β_m v_im)."""
         weights = bounded(self.to_arms(links[None])[0]) * torch.sqrt(frame.springs)[:, None]
         along, towards = weights.chunk(2, dim=1)

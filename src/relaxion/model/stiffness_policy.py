@@ -13,7 +13,7 @@ from relaxion.model.layers import Generator
 from relaxion.model.roles import Policy, StochasticPolicy, squashed_log_density
 from relaxion.model.solve import solve
 from relaxion.model.stiffness import Stiffness, Unknowns, strain_matrices
-from relaxion.model.stiffness_network import Frame, MetricNetwork, MetricSettings
+from relaxion.model.stiffness_network import SolveInputs, StiffnessNetwork, StiffnessSettings
 from relaxion.structures import Move, State
 
 SMALLEST_FACTOR = 0.1
@@ -40,7 +40,7 @@ class MoveFactors:
         return cls(scales, floors, torch.exp(logarithm * (values[:, 2] - 1) / 2))
 
 
-def damping(stiffness: Stiffness, frame: Frame) -> Tensor:
+def damping(stiffness: Stiffness, frame: SolveInputs) -> Tensor:
     """The factor of each structure's move, differentiable, float64; 1 at a start and for free cells. (n_structures,)
 
     Where the last move met more stiffness than the metric says, step less. A metric that is too soft along some mode
@@ -67,7 +67,7 @@ class MetricActions(MoveActions):
         return torch.full((observations.n_structures,), float(N_FACTORS))
 
 
-class MetricPolicy(Policy):
+class StiffnessPolicy(Policy):
     """π(s) = scale · B(s)⁻¹F, shortened as a whole to trust · bounds: one factor per structure, so always downhill.
 
     With `damped` it is also shortened where the last move met more stiffness than B has (`damping`).
@@ -78,11 +78,11 @@ class MetricPolicy(Policy):
     bounds: Tensor
 
     def __init__(
-        self, actions: MoveActions, settings: MetricSettings | None = None, generator: Generator = None
+        self, actions: MoveActions, settings: StiffnessSettings | None = None, generator: Generator = None
     ) -> None:
         super().__init__()
-        self.settings = settings = settings or MetricSettings()
-        self.network = MetricNetwork(settings, generator)
+        self.settings = settings = settings or StiffnessSettings()
+        self.network = StiffnessNetwork(settings, generator)
         self._make_more()
         # last, so that it takes no draws from the others
         names = settings.environment_information
@@ -117,7 +117,7 @@ class MetricPolicy(Policy):
 
     def newton(self, state: State, factors: MoveFactors | None = None) -> Unknowns:
         """B⁻¹F, damped where the settings say so, before scale and bounds."""
-        frame = Frame.of(state, self.settings, self.network.dtype)
+        frame = SolveInputs.of(state, self.settings, self.network.dtype)
         stiffness = self.network.stiffness(frame, None if factors is None else factors.floors)
         answer = solve(stiffness, frame.pulls)
         if self.settings.damped:
@@ -135,7 +135,7 @@ def _within(move: Move, state: State, bounds: Tensor, trusts: Tensor) -> Move:
     return move.scaled(factors, state.structures)
 
 
-class MetricGaussianPolicy(MetricPolicy, StochasticPolicy):
+class StiffnessGaussianPolicy(StiffnessPolicy, StochasticPolicy):
     """Noise on the factors: log scale, log floor and log trust of each structure; `forward` is its middle.
 
     The density is that of the factors, each between -1 and 1, so the target entropy is -3 per structure
@@ -147,7 +147,7 @@ class MetricGaussianPolicy(MetricPolicy, StochasticPolicy):
     def __init__(
         self,
         actions: MoveActions,
-        settings: MetricSettings | None = None,
+        settings: StiffnessSettings | None = None,
         generator: Generator = None,
         penalty_weight: float = 0.0,
     ) -> None:

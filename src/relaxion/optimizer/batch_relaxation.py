@@ -147,10 +147,10 @@ class Relaxation:
         self._remembered: Remembered | None = None
         self._base_call: int | None = None  # the force call at which the next step begins
 
-    def remember(self, memory: RelaxationDatabase, potential: Potential) -> None:
+    def remember(self, database: RelaxationDatabase, potential: Potential) -> None:
         """Keep all of it from now on."""
         key = self.tag if isinstance(self.tag, str) else ""
-        self._remembered = Remembered(memory, self.target, self.policy_used, potential, key)
+        self._remembered = Remembered(database, self.target, self.policy_used, potential, key)
         self._remembered.fmax = self.settings.fmax
 
     @property

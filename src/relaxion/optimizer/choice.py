@@ -15,14 +15,14 @@ from ase.data import atomic_numbers as numbers_of
 
 from relaxion.errors import PolicyError, SettingsError
 from relaxion.model.card import BODIES, ModelCard
-from relaxion.model.policy_file import PolicyBundle, policy_of, uncovered
+from relaxion.model.policy_file import PolicyFile, policy_of, uncovered
 from relaxion.model.roles import Policy
-from relaxion.model.stiffness_policy import MetricPolicy
-from relaxion.optimizer.classical import QuasiNewtonSettings
+from relaxion.model.stiffness_policy import StiffnessPolicy
+from relaxion.optimizer.classical import ClassicalSettings
 from relaxion.optimizer.hessian.base import PolicyModel
 from relaxion.optimizer.hessian.internal.topology import in_vacuum, molecular_share
-from relaxion.optimizer.hessian.learned import TRUST, DirectMetrics, LearnedMetrics
-from relaxion.optimizer.safeguard import GATE, StepControl, rule_of
+from relaxion.optimizer.hessian.learned import TRUST, DirectMoves, LearnedHessians
+from relaxion.optimizer.safeguard import GATE, StepRule, rule_of
 from relaxion.optimizer.step import Stepper
 from relaxion.policies import find_file, own_files, shipped_names
 from relaxion.potentials.counting import details_of, fingerprint
@@ -40,9 +40,9 @@ INSIST = "`allow_unseen=True` uses the policy all the same"
 class Loaded:
     """A bundle with its networks made, shared by all relaxers of a process: nothing in it ever changes."""
 
-    bundle: PolicyBundle
+    bundle: PolicyFile
     policy: Policy
-    rule: StepControl | None
+    rule: StepRule | None
     weights_sha256: str
 
     @cached_property
@@ -62,10 +62,10 @@ class Loaded:
         return self._source(None)
 
     def _source(self, elements: Collection[int] | None) -> PolicyModel:
-        if isinstance(self.policy, MetricPolicy):
-            return LearnedMetrics(self.policy.network, elements)
+        if isinstance(self.policy, StiffnessPolicy):
+            return LearnedHessians(self.policy.network, elements)
         trust = self.bundle.card.training_settings.get("trust_radius_angstrom", TRUST)
-        return DirectMetrics(self.policy, elements, float(trust))
+        return DirectMoves(self.policy, elements, float(trust))
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,10 +88,10 @@ class Decision:
 
 
 def new_stepper(
-    settings: QuasiNewtonSettings | None = None,
+    settings: ClassicalSettings | None = None,
     *,
     metrics: PolicyModel | None = None,
-    rule: StepControl | None = None,
+    rule: StepRule | None = None,
     sees_molecules: bool = False,
 ) -> Stepper:
     """The optimizer of one structure: guarded steps of the policy behind `metrics`, or the classical core.
@@ -113,7 +113,7 @@ class Chosen:
 def chosen(
     policy: str | Path | None,
     atoms: Atoms | None,
-    settings: QuasiNewtonSettings,
+    settings: ClassicalSettings,
     *,
     allow_unseen: bool = False,
     device: DeviceLike = None,
@@ -132,7 +132,7 @@ def chosen(
 
 def stepper_of(
     decision: Decision,
-    settings: QuasiNewtonSettings,
+    settings: ClassicalSettings,
     *,
     allow_unseen: bool = False,
 ) -> Chosen:
@@ -275,10 +275,10 @@ def load(name_or_path: str | Path, device: torch.device = CPU) -> Loaded:
 
 @lru_cache(maxsize=64)
 def _load(file: Path, _changed: int, _size: int, device: torch.device) -> Loaded:
-    bundle = PolicyBundle.read(file)
+    bundle = PolicyFile.read(file)
     gate = bundle.networks.get(GATE)
     rule = None if gate is None else rule_of(gate, bundle.name)
     policy = policy_of(bundle)
-    if isinstance(policy, MetricPolicy):
+    if isinstance(policy, StiffnessPolicy):
         policy.network.to(device)
     return Loaded(bundle, policy, rule, bundle.weights_sha256)

@@ -23,19 +23,19 @@ from relaxion.optimizer.hessian.base import (
     damped,
     weighted_error,
 )
-from relaxion.optimizer.hessian.internal.constants import ValenceSettings
-from relaxion.optimizer.hessian.internal.model import ValenceMemory, along_internals
+from relaxion.optimizer.hessian.internal.constants import InternalSettings
+from relaxion.optimizer.hessian.internal.model import InternalSecants, along_internals
 from relaxion.optimizer.hessian.springs import SpringSettings
 from relaxion.optimizer.point import Point, cosine, dot
 from relaxion.optimizer.trust_region import TrustRegionSettings
 
-INTERNAL = "valence"  # methods, as the history has them
+INTERNAL = "internal"  # methods, as the history has them
 SPRINGS = "springs"
 PLAIN = "plain"
 
 
 @dataclass(frozen=True)
-class QuasiNewtonSettings:
+class ClassicalSettings:
     """Lengths in Å, energies in eV. Tuned on structures apart from every benchmark (docs/decisions.md)."""
 
     region: TrustRegionSettings = field(default_factory=TrustRegionSettings)
@@ -53,12 +53,12 @@ class QuasiNewtonSettings:
     """Springs whose answers to all judged secants are this parallel to the plain ones add nothing."""
     springs: SpringSettings = field(default_factory=SpringSettings)
     use_springs: bool = True
-    valence: ValenceSettings | None = field(default_factory=ValenceSettings)
+    internal: InternalSettings | None = field(default_factory=InternalSettings)
     """Of molecules; None: springs everywhere."""
 
 
 def candidates(
-    base: Point, hessians: Hessians, secants: Secants, settings: QuasiNewtonSettings, radius: float
+    base: Point, hessians: Hessians, secants: Secants, settings: ClassicalSettings, radius: float
 ) -> Iterator[Candidate]:
     """The classical models for a step from `base`, the best one first; the last one always applies.
 
@@ -68,7 +68,7 @@ def candidates(
     if hessians.internal is not None:
         here = hessians.internal
         if secants.internal is None:
-            secants.internal = ValenceMemory()
+            secants.internal = InternalSecants()
         carried = [Secant(*secant) for secant in secants.internal.secants(here)]
         curve = partial(along_internals, here, largest=settings.region.largest, reach=base.reach)
         yield Candidate(INTERNAL, here, damped(carried, here.apply), radius, curve=curve)
@@ -85,7 +85,7 @@ def candidates(
     yield Candidate(PLAIN, plain, secants.recent[-settings.plain_memory :], radius)
 
 
-def _scaled_springs(springs: Hessian, judged: Sequence[Secant], settings: QuasiNewtonSettings) -> Hessian | None:
+def _scaled_springs(springs: Hessian, judged: Sequence[Secant], settings: ClassicalSettings) -> Hessian | None:
     """The springs, scaled by the newest secant; None where they add nothing to a multiple of 1, or are too wrong."""
     if not judged:
         return springs

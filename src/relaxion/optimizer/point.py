@@ -128,7 +128,7 @@ class Proposal:
     base: Point
     step: Array  # (n_rows, 3) Å
     expected_change: float  # eV, below 0
-    method: str  # "policy", "valence", "springs", "plain" or "fire"
+    method: str  # "policy", "internal", "springs", "plain" or "fire"
     reason: str = ""  # why this method, where the guard chose it, or FIRE came to help
     wanted: Array | None = None  # the step before trust radius and screen; None: as it is
     trust: float = 0.0  # Å, the trust radius it had to keep to
@@ -479,7 +479,7 @@ OPTIONS = frozenset(
 )
 # options of Relaxer in version 0.2
 REMOVED = {
-    "adapt": "keep the relaxations with memory=FOLDER and let 'relaxion learn FOLDER' fine-tune the policy",
+    "adapt": "keep the relaxations with database=FOLDER and let 'relaxion learn FOLDER' fine-tune the policy",
     "fallback": "FIRE takes over after many rejected steps, always",
 }
 
@@ -492,11 +492,13 @@ def without_foreign(options: dict[str, Any]) -> dict[str, Any]:
     for name, instead in REMOVED.items():
         if name in options:
             raise SettingsError(f"the option {name} of Relaxer was removed: {instead}; leave it out")
+    if not isinstance(options.get("memory", 0), int):  # a number is LBFGS's
+        raise SettingsError("the option memory of Relaxer is now called database; nothing else changed")
     foreign = sorted(OPTIONS & options.keys())
     if foreign:
         logger.warning(
             "%s: options of other optimizers, which Relaxer ignores; "
-            "its own are policy, maxstep, allow_unseen and memory (a folder)",
+            "its own are policy, maxstep, allow_unseen and database (a folder)",
             ", ".join(foreign),
         )
     return {name: value for name, value in options.items() if name not in OPTIONS}

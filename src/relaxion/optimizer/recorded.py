@@ -1,4 +1,4 @@
-"""Relaxations on their way into a memory: what a calculator has said already is written down, nothing is asked."""
+"""Relaxations on their way into a database: what a calculator has said already is written down, nothing is asked."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from relaxion.optimizer.point import Array, bare_atoms, read_energy, read_geomet
 from relaxion.potentials.counting import details_of
 
 
-def memory_at(given: str | Path | RelaxationDatabase | None) -> RelaxationDatabase | None:
-    """The database that `memory=` names. FileError where that is no folder for one."""
+def database_at(given: str | Path | RelaxationDatabase | None) -> RelaxationDatabase | None:
+    """The database that `database=` names. FileError where that is no folder for one."""
     return given if given is None or isinstance(given, RelaxationDatabase) else RelaxationDatabase.at(given)
 
 
@@ -24,10 +24,10 @@ class Remembered:
     """One relaxation of atoms, or of a cell filter around them."""
 
     def __init__(
-        self, memory: RelaxationDatabase, target: Atoms | Filter, policy: str, potential: object = None, key: str = ""
+        self, database: RelaxationDatabase, target: Atoms | Filter, policy: str, potential: object = None, key: str = ""
     ) -> None:
         """`potential`: who answers, if not the calculator of the atoms; `key`: of the relaxation, if it has one."""
-        self.memory = memory
+        self.database = database
         self.target = target
         self.policy = policy
         self.key = key
@@ -46,7 +46,7 @@ class Remembered:
         """The same, with what the calculator said; `stress`: six components."""
         atoms = bare_atoms(self.target)
         if self._recording is None:
-            self._recording = self.memory.begin(self._beginning(atoms))
+            self._recording = self.database.begin(self._beginning(atoms))
         told = EvaluatedPoint(
             base=-1 if base is None else base,
             energy=energy,

@@ -19,7 +19,7 @@ import torch
 
 from relaxion.errors import PolicyError
 from relaxion.model.policy_file import Network
-from relaxion.optimizer.classical import INTERNAL, QuasiNewtonSettings, candidates
+from relaxion.optimizer.classical import INTERNAL, ClassicalSettings, candidates
 from relaxion.optimizer.hessian.base import (
     Candidate,
     Hessian,
@@ -38,7 +38,7 @@ from relaxion.optimizer.trust_region import TrustRegion
 
 
 @dataclass(frozen=True)
-class StepControl:
+class StepRule:
     """How a step is made of a stiffness and of what the last steps met (`secants.believed`)."""
 
     log_scale: float = 0.0
@@ -65,7 +65,7 @@ class StepControl:
         }
 
 
-DEFAULT = StepControl(log_trust=float(np.log(2)))
+DEFAULT = StepRule(log_trust=float(np.log(2)))
 """Where a bundle has no rule: twice the core's trust radius. Measured in docs/decisions.md."""
 INEXACT = 0.3  # Å, `secant_length` of a metric for everything
 
@@ -74,7 +74,7 @@ CONSTANT = "steady"  # among its settings: it has no network, its weights are th
 CONSTANTS = ("log_scale", "log_trust", "secant_weight", "n_secants", "secant_length", "floor")
 
 
-def rule_of(network: Network, name: str) -> StepControl:
+def rule_of(network: Network, name: str) -> StepRule:
     """The rule of the bundle `name`."""
     if CONSTANT not in network.settings:
         raise PolicyError(
@@ -84,7 +84,7 @@ def rule_of(network: Network, name: str) -> StepControl:
     try:
         weights = {"secant_length": torch.tensor(INEXACT, dtype=torch.float64)} | dict(network.weights)
         values = {key: float(weights[key]) for key in CONSTANTS}
-        control = StepControl(**{**values, "n_secants": int(values["n_secants"])})
+        control = StepRule(**{**values, "n_secants": int(values["n_secants"])})
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise PolicyError(f"the steady gate of {name} cannot be rebuilt: {type(error).__name__} {error}") from error
     sound = control.n_secants >= 1 and control.secant_length > 0 and control.floor >= 0
@@ -96,7 +96,7 @@ def rule_of(network: Network, name: str) -> StepControl:
     return control
 
 
-def constant_network(control: StepControl) -> Network:
+def constant_network(control: StepRule) -> Network:
     """What a bundle keeps of its rule."""
     weights = {name: torch.tensor(float(getattr(control, name)), dtype=torch.float64) for name in CONSTANTS}
     return Network(GATE, {CONSTANT: True}, weights, {})
@@ -125,7 +125,7 @@ class Feedback:
 
 
 @dataclass(frozen=True)
-class GuardSettings:
+class SafeguardSettings:
     """When to use the policy's step. Tuned on structures outside every benchmark (docs/decisions.md).
 
     A step is bad if it is rejected, or useless: taken in full, the largest force hardly fell, and the curvature met
@@ -141,7 +141,7 @@ class GuardSettings:
     """Ratio of the curvature met and the Hessian's, either way, that is much."""
     least_kept: float = 0.25
     """Share of the predicted change of the energy."""
-    most_core_steps: int = 15
+    most_classical_steps: int = 15
     """Largest number of steps that the classical optimizer takes after several bad steps in a row."""
     smallest_cosine: float = 0.0
     """Smallest cosine between the policy's step and the springs' step; below it the classical optimizer steps."""
@@ -162,27 +162,27 @@ class Safeguard:
 
     def __init__(
         self,
-        classical: QuasiNewtonSettings,
+        classical: ClassicalSettings,
         policy: PolicyModel | None = None,
-        rule: StepControl | None = None,
-        settings: GuardSettings | None = None,
+        rule: StepRule | None = None,
+        settings: SafeguardSettings | None = None,
         *,
         sees_molecules: bool = True,
     ) -> None:
         """`sees_molecules`: internal coordinates may make steps too, where there are molecules."""
         self.classical = classical
-        self.models = Models(classical.springs, classical.valence if sees_molecules else None, policy)
+        self.models = Models(classical.springs, classical.internal if sees_molecules else None, policy)
         self.rule = rule or DEFAULT
-        self.settings = settings or GuardSettings()
+        self.settings = settings or SafeguardSettings()
         self.policy_steps = 0  # made by the policy
-        self.core_steps = 0  # made by the classical optimizer in place of a policy
+        self.classical_steps = 0  # made by the classical optimizer in place of a policy
         self.bad_steps = 0  # of the policy, in a row; kept when FIRE has helped out
         self.reset()
 
     def reset(self) -> None:
         """Forget the last steps, but not how often the policy failed."""
         self.feedback = Feedback()
-        self.core_steps_left = 0  # before the policy is asked again
+        self.classical_steps_left = 0  # before the policy is asked again
         self.past = Past()  # of the present base
         self.curvatures: list[float] = []  # of the last two steps, met over the policy's own, logarithms
         self._applied: Array | None = None  # B·step of the last proposal, by the policy's Hessian at its base
@@ -212,7 +212,7 @@ class Safeguard:
             return
         if self._was_bad():
             self.bad_steps += 1
-            self.core_steps_left = min(2**self.bad_steps - 1, self.settings.most_core_steps)
+            self.classical_steps_left = min(2**self.bad_steps - 1, self.settings.most_classical_steps)
         else:
             self.bad_steps = max(0, self.bad_steps - 1)
 
@@ -239,7 +239,7 @@ class Safeguard:
             back_off = 1 - base.reach(proposal.step) / max(base.reach(wanted), 1e-12)
             self.feedback = replace(self.feedback, back_off=float(np.clip(back_off, 0.0, 1.0)))
             return
-        self.core_steps += 1
+        self.classical_steps += 1
         self._scale = 1.0
         self._applied = None
         if hessians.learned is not None and candidate.method != INTERNAL:
@@ -297,8 +297,8 @@ class Safeguard:
 
     def _mistrust(self, base: Point, step: Array, springs: Hessian) -> str:
         """Why the policy's step is not taken here; empty where it is."""
-        if self.core_steps_left > 0:
-            self.core_steps_left -= 1
+        if self.classical_steps_left > 0:
+            self.classical_steps_left -= 1
             return f"bad steps of the policy so far: {self.bad_steps}"
         if dot(step, base.forces) <= 0:
             return "the policy's step does not go downhill"
@@ -359,7 +359,7 @@ class Safeguard:
         past = {"calls": self.past.calls, "coordinates": self.past.coordinates, "forces": self.past.forces}
         return {
             "lesson": asdict(self.feedback),
-            "steps": [self.policy_steps, self.core_steps, self.bad_steps, self.core_steps_left],
+            "steps": [self.policy_steps, self.classical_steps, self.bad_steps, self.classical_steps_left],
             "applied": self._applied,
             "past": past,
             "left": self._left,
@@ -375,7 +375,7 @@ class Safeguard:
         saved = {str(name): value for name, value in plain["lesson"].items() if name in Feedback.__annotations__}
         self.feedback = Feedback(**{name: type(getattr(Feedback(), name))(value) for name, value in saved.items()})
         counts = (int(number) for number in plain["steps"])
-        self.policy_steps, self.core_steps, self.bad_steps, self.core_steps_left = counts
+        self.policy_steps, self.classical_steps, self.bad_steps, self.classical_steps_left = counts
         self._applied = _array(plain["applied"])
         self._scale = float(plain.get("scale", 1.0))  # younger than the files
         self._alone = bool(plain.get("alone", False))

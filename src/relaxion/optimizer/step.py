@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from relaxion.optimizer.classical import INTERNAL, QuasiNewtonSettings
+from relaxion.optimizer.classical import INTERNAL, ClassicalSettings
 from relaxion.optimizer.hessian.base import Base, Hessians, KnownPairs, PolicyModel, Secant, Secants, hessians_at
-from relaxion.optimizer.hessian.internal.model import ValenceMemory
+from relaxion.optimizer.hessian.internal.model import InternalSecants
 from relaxion.optimizer.point import Geometry, Point, Proposal, dot, rows_of_three
-from relaxion.optimizer.safeguard import POLICY, Safeguard, StepControl
+from relaxion.optimizer.safeguard import POLICY, Safeguard, StepRule
 from relaxion.optimizer.trust_region import TrustRegion
 
 FIRST_TIME_STEP = 0.1
@@ -116,9 +116,9 @@ class Stepper:
 
     def __init__(
         self,
-        settings: QuasiNewtonSettings | None = None,
+        settings: ClassicalSettings | None = None,
         policy: PolicyModel | None = None,
-        rule: StepControl | None = None,
+        rule: StepRule | None = None,
         *,
         sees_molecules: bool = True,
     ) -> None:
@@ -126,7 +126,7 @@ class Stepper:
 
         `sees_molecules`: internal coordinates may make steps where there are molecules.
         """
-        self.settings = settings or QuasiNewtonSettings()
+        self.settings = settings or ClassicalSettings()
         self.safeguard = Safeguard(self.settings, policy, rule, sees_molecules=sees_molecules)
         self.fire_steps = 0  # proposals made by FIRE
         self.calls = 0  # points judged
@@ -136,7 +136,7 @@ class Stepper:
     @property
     def fallback_used(self) -> int:
         """Steps made by the classical optimizer or FIRE in place of the policy, or by FIRE where there is none."""
-        return self.fire_steps + self.safeguard.core_steps
+        return self.fire_steps + self.safeguard.classical_steps
 
     @property
     def policy_steps(self) -> int:
@@ -226,7 +226,7 @@ class Stepper:
     def snapshot(self) -> dict[str, Any]:
         """Everything needed to go on as if never stopped; plain numbers, lists and arrays."""
         internal = self.secants.internal
-        known = {} if internal is None or internal.topology is None else {"valence": internal.plain()}
+        known = {} if internal is None or internal.topology is None else {"internal": internal.plain()}
         return {
             **self.region.plain(),
             "secants": [{"step": secant.step, "drop": secant.drop} for secant in self.secants.recent],
@@ -271,8 +271,9 @@ class Stepper:
         if by_newton and not self.region.recent_energies:
             raise ValueError("recent_energies is empty although a step was taken")
         more = plain.get("more", {})
-        if "valence" in more and self.last is not None and by_newton:
-            self.secants.internal = ValenceMemory.restored(more["valence"], self.last.base)
+        internal = more.get("internal", more.get("valence"))  # files of 0.2 have the second word
+        if internal is not None and self.last is not None and by_newton:
+            self.secants.internal = InternalSecants.restored(internal, self.last.base)
         self.safeguard.restore(more)
         self.calls = int(plain["calls"])
         self.not_finite = [str(words) for words in plain["not_finite"]]
@@ -311,7 +312,7 @@ def _proposal_from_plain(plain: dict[str, Any]) -> Proposal:
         base,
         rows_of_three(plain["step"]),
         float(plain["expected_change"]),
-        str(plain["method"]),
+        INTERNAL if plain["method"] == "valence" else str(plain["method"]),
         str(plain["reason"]),
         trust=float(plain["trust"]),
         control={str(name): float(value) for name, value in plain["knobs"].items()},

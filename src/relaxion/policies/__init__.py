@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from relaxion.errors import PolicyError
-from relaxion.model.policy_file import SUFFIX, PolicyBundle
+from relaxion.model.policy_file import SUFFIX, PolicyFile
 from relaxion.settings import nearest
 
 SHIPPED = Path(__file__).parent
@@ -22,7 +22,7 @@ class KnownPolicy:
     name: str
     path: Path
     shipped: bool
-    bundle: PolicyBundle | None = None
+    bundle: PolicyFile | None = None
     error: str | None = None
 
 
@@ -49,10 +49,10 @@ def known_policies() -> list[KnownPolicy]:
     return [_known(*one) for one in found]
 
 
-def find_policy(name_or_path: str | Path) -> PolicyBundle:
+def find_policy(name_or_path: str | Path) -> PolicyFile:
     """A shipped bundle by name, then one of the user's, then a file by its path."""
     path = find_file(name_or_path)
-    return PolicyBundle.read(path)
+    return PolicyFile.read(path)
 
 
 def find_file(name_or_path: str | Path, words: Iterable[str] = ()) -> Path:
@@ -85,6 +85,6 @@ def _files(folder: Path) -> dict[str, Path]:
 
 def _known(name: str, path: Path, shipped: bool) -> KnownPolicy:
     try:
-        return KnownPolicy(name, path, shipped, bundle=PolicyBundle.read(path))
+        return KnownPolicy(name, path, shipped, bundle=PolicyFile.read(path))
     except PolicyError as error:
         return KnownPolicy(name, path, shipped, error=str(error))

@@ -11,7 +11,7 @@ import torch
 
 import relaxion.train.agents.sac as module
 from relaxion.model.actions import MoveActions
-from relaxion.model.stiffness_network import MetricSettings
+from relaxion.model.stiffness_network import StiffnessSettings
 from relaxion.model.stiffness_policy import MetricActions
 from relaxion.train.agents import atom_agent, vector_agent
 from relaxion.train.agents.sac import SAC, SACSettings
@@ -103,7 +103,7 @@ def test_r3_5_the_action_penalty_is_a_setting(weight: float) -> None:
     settings = SACSettings(action_penalty=weight)
     vectors = vector_agent(3, BoxActions([-1.0], [1.0]), generator, settings, VectorNetworkSettings(widths=(8,)))
     atoms = atom_agent(MoveActions(), generator, settings)
-    metric = atom_agent(MetricActions(), generator, settings, stiffness=MetricSettings())
+    metric = atom_agent(MetricActions(), generator, settings, stiffness=StiffnessSettings())
     assert [agent.policy.penalty_weight for agent in (vectors, atoms, metric)] == [weight] * 3
 
 

@@ -138,7 +138,7 @@ def rattled(seed: int = 0):
 
 
 def test_a_full_disk_is_a_sentence_and_relaxing_goes_on(tmp_path, monkeypatch, caplog) -> None:
-    relaxer = Relaxer(rattled(), memory=tmp_path / "memory", logfile=None, policy=None)
+    relaxer = Relaxer(rattled(), database=tmp_path / "memory", logfile=None, policy=None)
     real = relaxer.step
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     log = tmp_path / "memory"
@@ -167,7 +167,7 @@ def test_several_calculators_in_one_memory_are_told_apart(tmp_path: Path) -> Non
     for calculator in (EMT(), LennardJones(sigma=2.3, epsilon=0.4), LennardJones(sigma=2.3, epsilon=0.5)):
         atoms = rattled()
         atoms.calc = calculator
-        Relaxer(atoms, memory=tmp_path / "memory", logfile=None, policy=None).run(fmax=0.1, steps=5)
+        Relaxer(atoms, database=tmp_path / "memory", logfile=None, policy=None).run(fmax=0.1, steps=5)
     found = list(RelaxationDatabase.open(tmp_path / "memory"))
     assert [one.engine for one in found] == ["EMT", "LennardJones", "LennardJones"]
     assert found[1].settings["parameters"]["epsilon"] == 0.4

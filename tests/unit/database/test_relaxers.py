@@ -15,6 +15,7 @@ from ase.filters import FrechetCellFilter
 
 from relaxion import Relaxer, relax_batch
 from relaxion.database import RelaxationDatabase
+from relaxion.errors import SettingsError
 from relaxion.optimizer.recorded import Remembered
 from relaxion.structures import Outcome
 
@@ -39,7 +40,7 @@ def test_every_point_is_kept_and_no_call_is_made_for_it(tmp_path):
     atoms = slab()
     atoms.calc = Counting()
     seen = list[np.ndarray]()
-    relaxer = Relaxer(atoms, memory=tmp_path / "memory", logfile=None)
+    relaxer = Relaxer(atoms, database=tmp_path / "memory", logfile=None)
     relaxer.attach(lambda: seen.append(atoms.positions.copy()))
     assert relaxer.run(fmax=0.05)
     assert atoms.calc.calls == relaxer.force_calls
@@ -58,7 +59,7 @@ def test_free_cells_and_step_limits(tmp_path):
     atoms.set_cell(atoms.cell * 1.05, scale_atoms=True)
     atoms.rattle(0.1, seed=1)
     atoms.calc = EMT()
-    relaxer = Relaxer(FrechetCellFilter(atoms), memory=tmp_path / "memory", logfile=None, policy=None)
+    relaxer = Relaxer(FrechetCellFilter(atoms), database=tmp_path / "memory", logfile=None, policy=None)
     relaxer.run(fmax=0.001, steps=2)
     (found,) = RelaxationDatabase.open(tmp_path / "memory")
     assert found.outcome == Outcome.STEP_LIMIT
@@ -74,10 +75,10 @@ def test_free_cells_and_step_limits(tmp_path):
 
 def test_batches_are_kept_as_single_ones_are(tmp_path):
     starts = [slab(seed) for seed in range(2)]
-    relaxed = relax_batch(starts, "emt", memory=tmp_path / "batch")
+    relaxed = relax_batch(starts, "emt", database=tmp_path / "batch")
     for start in starts:
         start.calc = EMT()
-        Relaxer(start, memory=tmp_path / "single", logfile=None).run(fmax=0.05)
+        Relaxer(start, database=tmp_path / "single", logfile=None).run(fmax=0.05)
     batch, single = (sorted(RelaxationDatabase.open(tmp_path / name), key=len) for name in ("batch", "single"))
     assert sorted(one.force_calls for one in relaxed) == [len(one) for one in batch]
     for one, other in zip(batch, single, strict=True):
@@ -90,7 +91,7 @@ def test_the_same_start_relaxed_twice_is_there_once(tmp_path):
     for _ in range(2):
         atoms = slab()
         atoms.calc = EMT()
-        Relaxer(atoms, memory=tmp_path / "memory", logfile=None).run(fmax=0.05)
+        Relaxer(atoms, database=tmp_path / "memory", logfile=None).run(fmax=0.05)
     assert len(RelaxationDatabase.open(tmp_path / "memory")) == 1
 
 
@@ -100,6 +101,13 @@ def test_a_number_is_the_memory_of_another_optimizer(caplog):
     with caplog.at_level(logging.WARNING):
         Relaxer(atoms, memory=100, logfile=None)
     assert "memory: options of other optimizers" in caplog.text
+
+
+def test_the_former_name_of_the_option_is_refused_and_nothing_is_lost(tmp_path):
+    atoms = bulk("Cu", cubic=True)
+    atoms.calc = EMT()
+    with pytest.raises(SettingsError, match="database"):
+        Relaxer(atoms, memory=tmp_path / "kept", logfile=None)
 
 
 def test_it_takes_less_than_two_milliseconds_per_call(tmp_path):

@@ -210,7 +210,7 @@ def test_a_missing_e3nn_is_named_with_the_command_that_helps(monkeypatch: pytest
 def test_the_light_network_loads_no_e3nn() -> None:
     code = (
         "import sys; from relaxion.model.direct_policy import AtomPolicy; "
-        "from relaxion.model.roles import MoveActions; "
+        "from relaxion.model.actions import MoveActions; "
         "AtomPolicy(MoveActions()); print('e3nn' in sys.modules)"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

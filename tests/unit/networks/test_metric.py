@@ -16,8 +16,8 @@ import relaxion
 from relaxion.model.actions import MoveActions
 from relaxion.model.solve import LEAST_STIFF, SHARES, Method, by_size, dense, softened_by, solve
 from relaxion.model.stiffness import Stiffness, Unknowns, strain_matrices, strain_vectors
-from relaxion.model.stiffness_network import Frame, MetricNetwork, MetricSettings, pulls_of
-from relaxion.model.stiffness_policy import MetricActions, MetricGaussianPolicy, MetricPolicy
+from relaxion.model.stiffness_network import SolveInputs, StiffnessNetwork, StiffnessSettings, pulls_of
+from relaxion.model.stiffness_policy import MetricActions, StiffnessGaussianPolicy, StiffnessPolicy
 from relaxion.optimizer.hessian.springs import SpringSettings, springs_at
 from relaxion.optimizer.point import Geometry
 from relaxion.structures import Evaluation, Graph, State, Structures
@@ -159,8 +159,8 @@ def test_gradients_by_finite_differences(method: Method) -> None:
 def test_the_prior_is_the_classical_springs(cell_free: bool) -> None:
     atoms = alloy()
     state = state_of([atoms], cell_free)
-    wide = MetricSettings(cutoff_angstrom=7.5)  # beyond every spring of the classical core
-    frame = Frame.of(state, wide, torch.float64)
+    wide = StiffnessSettings(cutoff_angstrom=7.5)  # beyond every spring of the classical core
+    frame = SolveInputs.of(state, wide, torch.float64)
     answer = solve(frame.prior(), frame.pulls)
     n_atoms = len(atoms)
     free = torch.ones((n_atoms + 3 * cell_free, 3), dtype=torch.bool).numpy()
@@ -176,8 +176,8 @@ def test_the_prior_is_the_classical_springs(cell_free: bool) -> None:
 
 def test_an_untrained_policy_relaxes_about_as_springs_do() -> None:
     state = state_of([alloy()])
-    policy = MetricPolicy(ACTIONS, MetricSettings.read(SMALL), torch.Generator().manual_seed(0))
-    frame = Frame.of(state, policy.settings, torch.float32)
+    policy = StiffnessPolicy(ACTIONS, StiffnessSettings.read(SMALL), torch.Generator().manual_seed(0))
+    frame = SolveInputs.of(state, policy.settings, torch.float32)
     with torch.no_grad():
         springs, learned = solve(frame.prior(), frame.pulls), policy.newton(state)
     cosine = torch.nn.functional.cosine_similarity(springs.atoms.flatten(), learned.atoms.flatten().double(), dim=0)
@@ -187,7 +187,7 @@ def test_an_untrained_policy_relaxes_about_as_springs_do() -> None:
 
 def test_moves_are_bounded_as_a_whole() -> None:
     state = state_of([rattled(alloy(), size=0.3), alloy()], [True, False])
-    policy = MetricPolicy(MoveActions(0.05, 0.001), MetricSettings.read(SMALL), torch.Generator().manual_seed(0))
+    policy = StiffnessPolicy(MoveActions(0.05, 0.001), StiffnessSettings.read(SMALL), torch.Generator().manual_seed(0))
     with torch.no_grad():
         move, newton = policy(state), policy.newton(state)
     assert float(move.largest_displacements(state.structures).max()) <= 0.05 * (1 + 1e-6)
@@ -204,7 +204,7 @@ def test_odd_structures() -> None:
     linear = Atoms("Cu3", [[0, 0, 0], [2.3, 0, 0], [4.9, 0, 0]])
     thin = Atoms("Al", cell=[[2.2, 0, 0], [0, 3, 0], [0, 0.3, 9]], pbc=True)
     images = [Atoms("Au"), fixed, linear, thin]
-    policy = MetricPolicy(ACTIONS, MetricSettings.read(SMALL), torch.Generator().manual_seed(0))
+    policy = StiffnessPolicy(ACTIONS, StiffnessSettings.read(SMALL), torch.Generator().manual_seed(0))
     for chosen in ([0], [1], [2], [3], [0, 1, 2, 3]):
         state = state_of([images[number] for number in chosen], [number == 3 for number in chosen])
         with torch.no_grad():
@@ -309,13 +309,13 @@ def test_an_indefinite_matrix_gives_no_nan_without_a_matrix() -> None:
 
 
 def test_a_gate_lowers_floors_before_pairs_soften() -> None:
-    settings = MetricSettings.read({**SMALL, "softens": True, "n_coordinates": 0})
-    policy = MetricPolicy(ACTIONS, settings, torch.Generator().manual_seed(0)).double()
+    settings = StiffnessSettings.read({**SMALL, "softens": True, "n_coordinates": 0})
+    policy = StiffnessPolicy(ACTIONS, settings, torch.Generator().manual_seed(0)).double()
     with torch.no_grad():
         assert policy.network.to_softening.bias is not None
         policy.network.to_softening.bias.add_(1.0)
     state = state_of([alloy()])
-    frame = Frame.of(state, settings, torch.float64)
+    frame = SolveInputs.of(state, settings, torch.float64)
     for factor in (1.0, 0.25, 0.1):
         stiffness = policy.network.stiffness(frame, torch.full((1,), factor, dtype=torch.float64))
         assert float(torch.linalg.eigvalsh(dense(stiffness.detached())[0]).min()) > 0
@@ -324,8 +324,8 @@ def test_a_gate_lowers_floors_before_pairs_soften() -> None:
 @pytest.mark.parametrize("softens", [False, True])
 def test_weights_get_gradients_and_none_is_dead(softens: bool) -> None:
     state = state_of([alloy(), Atoms("Cu2", [[0, 0, 0], [2.4, 0.1, 0]])], [True, False])
-    settings = MetricSettings.read({**SMALL, "softens": softens})
-    network = MetricNetwork(settings, torch.Generator().manual_seed(0)).double()
+    settings = StiffnessSettings.read({**SMALL, "softens": softens})
+    network = StiffnessNetwork(settings, torch.Generator().manual_seed(0)).double()
     answer = solve(network(state), pulls_of(state))
     (answer.atoms.square().sum() + answer.cells.square().sum()).backward()
     for name, parameter in network.named_parameters():
@@ -335,8 +335,8 @@ def test_weights_get_gradients_and_none_is_dead(softens: bool) -> None:
 
 def test_gradients_of_weights_by_finite_differences() -> None:
     state = state_of([alloy()], True)
-    settings = MetricSettings.read({**SMALL, "softens": True})
-    network = MetricNetwork(settings, torch.Generator().manual_seed(0)).double()
+    settings = StiffnessSettings.read({**SMALL, "softens": True})
+    network = StiffnessNetwork(settings, torch.Generator().manual_seed(0)).double()
 
     def loss() -> Tensor:
         answer = solve(network(state), pulls_of(state))
@@ -358,9 +358,9 @@ def test_gradients_of_weights_by_finite_differences() -> None:
 
 def test_without_information_there_is_no_gate() -> None:
     """R6.4: the same parameters, the same numbers, a factor of exactly 1."""
-    informed = MetricSettings.read({**SMALL, "environment_information": ("log_largest_force",)})
+    informed = StiffnessSettings.read({**SMALL, "environment_information": ("log_largest_force",)})
     plain, gated = [
-        MetricPolicy(ACTIONS, s, torch.Generator().manual_seed(4)) for s in (MetricSettings.read(SMALL), informed)
+        StiffnessPolicy(ACTIONS, s, torch.Generator().manual_seed(4)) for s in (StiffnessSettings.read(SMALL), informed)
     ]
     state = state_of([alloy()])
     assert bool((plain.gate_factors(state) == 1).all())
@@ -374,8 +374,8 @@ def test_without_information_there_is_no_gate() -> None:
 
 def test_draws_have_the_density_of_their_factors() -> None:
     """log p = log N - Σ log tanh', by the derivative of tanh itself."""
-    settings = MetricSettings.read({**SMALL, "environment_information": ("log_largest_force",)})
-    policy = MetricGaussianPolicy(MetricActions(0.3, 0.05), settings, torch.Generator().manual_seed(0), 0.5).double()
+    settings = StiffnessSettings.read({**SMALL, "environment_information": ("log_largest_force",)})
+    policy = StiffnessGaussianPolicy(MetricActions(0.3, 0.05), settings, torch.Generator().manual_seed(0), 0.5).double()
     state = state_of([alloy(), alloy()])
     noise = torch.randn(2, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     move, densities, penalties = policy.sample_with(state, noise)
@@ -397,7 +397,7 @@ def test_strains_answer_stress() -> None:
     atoms = bulk("Cu", cubic=True)
     atoms.set_cell(atoms.cell * 1.02, scale_atoms=True)
     state = state_of([atoms], True)
-    policy = MetricPolicy(MoveActions(0.5, 0.2), MetricSettings.read(SMALL), torch.Generator().manual_seed(0))
+    policy = StiffnessPolicy(MoveActions(0.5, 0.2), StiffnessSettings.read(SMALL), torch.Generator().manual_seed(0))
     strain = policy(state).strains[0].detach()
     assert -0.1 < float(strain.diagonal().mean()) < -0.005
     torch.testing.assert_close(strain, strain.diagonal().mean() * torch.eye(3), rtol=0, atol=1e-4)
@@ -408,4 +408,4 @@ def test_a_free_cell_without_stress_is_refused() -> None:
     state = state_of([alloy()], True)
     blind = Evaluation(state.evaluation.energies, state.evaluation.forces, None)
     with pytest.raises(relaxion.errors.MissingStressError, match="stress"):
-        MetricPolicy(ACTIONS, MetricSettings.read(SMALL))(replace(state, evaluation=blind))
+        StiffnessPolicy(ACTIONS, StiffnessSettings.read(SMALL))(replace(state, evaluation=blind))

@@ -9,8 +9,8 @@ from ase.build import bulk
 
 import relaxion
 from relaxion.model.backbone import AtomNetworkSettings
-from relaxion.model.stiffness_network import MetricSettings
-from relaxion.model.stiffness_policy import MetricActions, MetricGaussianPolicy, MetricPolicy
+from relaxion.model.stiffness_network import StiffnessSettings
+from relaxion.model.stiffness_policy import MetricActions, StiffnessGaussianPolicy, StiffnessPolicy
 from relaxion.structures import Structures
 from relaxion.train.agents.atom_critics import AtomCategoricalCritic, AtomCritics
 from relaxion.train.agents.d4pg import D4PG, D4PGSettings
@@ -47,12 +47,12 @@ def batch(environment: Environment) -> Batch:
 
 def make_agent(name: str, names: tuple[str, ...]) -> Agent:
     generator = torch.Generator().manual_seed(1)
-    settings = MetricSettings(channels=4, n_hidden=4, n_layers=1, cutoff_angstrom=4.0, environment_information=names)
+    settings = StiffnessSettings(channels=4, n_hidden=4, n_layers=1, cutoff_angstrom=4.0, environment_information=names)
     if name == "sac":
         return SAC(
-            MetricGaussianPolicy(ACTIONS, settings, generator), AtomCritics(CRITIC, 2, generator), ACTIONS, generator
+            StiffnessGaussianPolicy(ACTIONS, settings, generator), AtomCritics(CRITIC, 2, generator), ACTIONS, generator
         )
-    policy = MetricPolicy(ACTIONS, settings, generator)
+    policy = StiffnessPolicy(ACTIONS, settings, generator)
     if name == "d4pg":
         critic = AtomCategoricalCritic(CRITIC, 11, generator)
         return D4PG(policy, critic, ACTIONS, D4PGSettings(n_bins=11, lowest_value=-5, highest_value=5))

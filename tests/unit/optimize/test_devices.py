@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 import relaxion
 from relaxion.errors import SettingsError
-from relaxion.model.stiffness_network import MetricNetwork
+from relaxion.model.stiffness_network import StiffnessNetwork
 from relaxion.potentials.chgnet import Chgnet
 from relaxion.structures import Structures
 from relaxion.structures.structures import device_of, moved_to
@@ -75,7 +75,7 @@ def test_the_watch_notices(watched: Any) -> None:
 
 @pytest.mark.parametrize("cell", [False, True])
 def test_the_network_of_a_policy(watched: Any, cell: bool) -> None:
-    mode = watched(MetricNetwork, "_learned")
+    mode = watched(StiffnessNetwork, "_learned")
     (done,) = relaxion.relax_batch([salt()], "chgnet", policy="universal", cell=cell, device="cpu")
     assert done.policy_used == "universal"
     assert mode.seen > 100

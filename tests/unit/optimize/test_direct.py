@@ -19,7 +19,7 @@ from relaxion.model.backbone import AtomNetworkSettings
 from relaxion.model.direct_policy import AtomPolicy
 from relaxion.optimizer.choice import new_stepper
 from relaxion.optimizer.hessian.base import Base, Hessian, Models, Past, hessians_at
-from relaxion.optimizer.hessian.learned import DirectMetrics, states_at
+from relaxion.optimizer.hessian.learned import DirectMoves, states_at
 from relaxion.optimizer.hessian.springs import SpringSettings, springs_at
 from relaxion.optimizer.point import Point, read_point
 from relaxion.optimizer.step import Stepper, propose
@@ -41,7 +41,7 @@ def alloy(seed: int = 4) -> Atoms:
     return atoms
 
 
-def asked(source: DirectMetrics, point: Point, past: Past | None = None) -> Hessian | None:
+def asked(source: DirectMoves, point: Point, past: Past | None = None) -> Hessian | None:
     return hessians_at([Base(point, past or Past())], [Models(SpringSettings(), policy=source)])[0].learned
 
 
@@ -51,7 +51,7 @@ def test_its_step_is_the_policys_move(policy: AtomPolicy) -> None:
     target = FrechetCellFilter(atoms, mask=[1, 1, 1, 0, 0, 0])
     point = read_point(target)
     assert point.geometry is not None
-    metric = asked(DirectMetrics(policy), point)
+    metric = asked(DirectMoves(policy), point)
     assert metric is not None
     step = metric.solve(point.forces)
     with torch.no_grad():
@@ -82,7 +82,7 @@ class Remembering(torch.nn.Module):
 
 def test_it_sees_the_point_before() -> None:
     policy, atoms = Remembering(), alloy()
-    metrics = DirectMetrics(policy)  # pyright: ignore[reportArgumentType]
+    metrics = DirectMoves(policy)  # pyright: ignore[reportArgumentType]
     first = read_point(atoms)
     asked(metrics, first)
     atoms.positions[2, 0] += 0.1
@@ -102,7 +102,7 @@ def test_its_history_is_the_guards_so_a_reset_clears_it_and_a_restart_keeps_it()
     """Whatever was relaxed before, a state shows the base before or, at the start, none."""
 
     def chain_of(policy: Remembering) -> Stepper:
-        return new_stepper(metrics=DirectMetrics(policy, trust=0.2))  # pyright: ignore[reportArgumentType]
+        return new_stepper(metrics=DirectMoves(policy, trust=0.2))  # pyright: ignore[reportArgumentType]
 
     def advance(atoms: Atoms, chain: Stepper) -> None:
         (proposal,) = propose([chain], [read_point(atoms)])
@@ -143,4 +143,4 @@ def test_it_relaxes_from_a_file_and_the_guard_keeps_its_own_count(tmp_path, make
 
 
 def test_elements_it_does_not_know(policy: AtomPolicy) -> None:
-    assert asked(DirectMetrics(policy, elements=[29]), read_point(alloy())) is None
+    assert asked(DirectMoves(policy, elements=[29]), read_point(alloy())) is None

@@ -25,16 +25,16 @@ from relaxion.optimizer.safeguard import (
     DEFAULT,
     POLICY,
     Feedback,
-    GuardSettings,
     Safeguard,
-    StepControl,
+    SafeguardSettings,
+    StepRule,
     constant_network,
     rule_of,
 )
 from relaxion.optimizer.step import Stepper, propose
 
 FMAX = 0.02
-CREDULOUS = GuardSettings(smallest_cosine=-1.0, largest_ratio=1e9)
+CREDULOUS = SafeguardSettings(smallest_cosine=-1.0, largest_ratio=1e9)
 
 
 class Planted:
@@ -104,10 +104,10 @@ def calls(atoms: Atoms, chain: Stepper, fmax: float = FMAX) -> int:
 
 
 def guarded(
-    source, rule: StepControl | None = None, settings: GuardSettings | None = None
+    source, rule: StepRule | None = None, settings: SafeguardSettings | None = None
 ) -> tuple[Stepper, Safeguard]:
     stepper = Stepper(None, Source(source), rule, sees_molecules=False)
-    stepper.safeguard.settings = settings or GuardSettings()
+    stepper.safeguard.settings = settings or SafeguardSettings()
     return stepper, stepper.safeguard
 
 
@@ -169,7 +169,7 @@ def test_not_a_number_and_no_metric_are_the_core() -> None:
         chain, guard = guarded(source)
         assert calls(rattled(3), chain) == calls(rattled(3), core())
         assert guard.policy_steps == 0
-        assert guard.core_steps > 0
+        assert guard.classical_steps > 0
 
 
 def test_mistrust_is_told_and_ends_by_itself() -> None:
@@ -192,7 +192,7 @@ def test_mistrust_is_told_and_ends_by_itself() -> None:
     assert methods[0][0] == "springs"
     assert "times as long" in methods[0][1]
     assert methods[-1][0] == "policy"
-    assert guard.policy_steps + guard.core_steps == len(methods)
+    assert guard.policy_steps + guard.classical_steps == len(methods)
 
 
 def test_damped_secants_keep_the_correction_positive() -> None:
@@ -239,16 +239,16 @@ def told(**changes: float | bool) -> Safeguard:
 
 def test_which_steps_hand_over_to_the_core() -> None:
     wrong, slow = float(np.log(3.5)), -0.1
-    assert told(rejected=True).core_steps_left == 1
-    assert told(log_curvature_ratio=wrong, log_force_ratio=slow).core_steps_left == 1
-    assert told(log_curvature_ratio=-wrong, log_force_ratio=slow).core_steps_left == 1
+    assert told(rejected=True).classical_steps_left == 1
+    assert told(log_curvature_ratio=wrong, log_force_ratio=slow).classical_steps_left == 1
+    assert told(log_curvature_ratio=-wrong, log_force_ratio=slow).classical_steps_left == 1
     # what was shortened, what got ahead, and what was about right all the same
-    assert told(log_curvature_ratio=wrong, log_force_ratio=slow, back_off=0.5).core_steps_left == 0
-    assert told(log_curvature_ratio=wrong, log_force_ratio=-0.3).core_steps_left == 0
-    assert told(log_curvature_ratio=0.5, log_force_ratio=0.3, energy_ratio=0.1).core_steps_left == 0
+    assert told(log_curvature_ratio=wrong, log_force_ratio=slow, back_off=0.5).classical_steps_left == 0
+    assert told(log_curvature_ratio=wrong, log_force_ratio=-0.3).classical_steps_left == 0
+    assert told(log_curvature_ratio=0.5, log_force_ratio=0.3, energy_ratio=0.1).classical_steps_left == 0
 
 
-def with_control(control: StepControl, base: Point) -> Proposal:
+def with_control(control: StepRule, base: Point) -> Proposal:
     return propose([guarded(exact, control)[0]], [base])[0]
 
 
@@ -256,13 +256,13 @@ def test_the_control_acts() -> None:
     """Scale and trust make the step longer or shorter, the floor shortens it."""
     base = read_point(rattled(2))
 
-    def length(control: StepControl) -> float:
+    def length(control: StepRule) -> float:
         return float(np.linalg.norm(with_control(control, base).step))
 
-    plain = length(StepControl())
-    assert length(StepControl(log_scale=-0.5)) < plain
-    assert length(StepControl(log_trust=-3.0)) < plain
-    assert length(StepControl(floor=2.0)) < plain
+    plain = length(StepRule())
+    assert length(StepRule(log_scale=-0.5)) < plain
+    assert length(StepRule(log_trust=-3.0)) < plain
+    assert length(StepRule(floor=2.0)) < plain
 
 
 def test_the_rule_says_how_secants_correct_the_step() -> None:
@@ -271,7 +271,7 @@ def test_the_rule_says_how_secants_correct_the_step() -> None:
     steps = [0.05 * np.random.default_rng(seed).normal(size=base.forces.shape) for seed in range(3)]
     secants = [Secant(step, 1.5 * metric.apply(step)) for step in steps]
 
-    def step(control: StepControl, has_curvature: bool = True) -> np.ndarray:
+    def step(control: StepRule, has_curvature: bool = True) -> np.ndarray:
         planted = Planted(metric.matrix) if isinstance(metric, Planted) else metric
         planted.has_curvature = has_curvature
         stepper, guard = guarded(lambda _: planted, control, CREDULOUS)
@@ -280,7 +280,7 @@ def test_the_rule_says_how_secants_correct_the_step() -> None:
         (hessians,) = hessians_at([Base(base)], [guard.models])
         return stepper.step_from(base, hessians).step
 
-    free = StepControl(log_trust=5.0)  # nothing is cut
+    free = StepRule(log_trust=5.0)  # nothing is cut
     expected = corrected(base.forces, believed(secants, metric.apply, 0.9, 0.1), metric.solve)
     np.testing.assert_allclose(step(free), expected, rtol=1e-9)
     newest = corrected(base.forces, believed(secants[-1:], metric.apply, 0.5, 0.3), metric.solve)
@@ -294,7 +294,7 @@ def test_the_rule_says_how_secants_correct_the_step() -> None:
 
 
 def test_a_constant_rule_says_the_same_always() -> None:
-    rule = StepControl(log_trust=0.7, secant_weight=0.5, n_secants=1, secant_length=0.25)
+    rule = StepRule(log_trust=0.7, secant_weight=0.5, n_secants=1, secant_length=0.25)
     described = constant_network(rule)
     assert rule_of(described, "mine") == rule
     of_before = {name: value for name, value in described.weights.items() if name != "secant_length"}
@@ -320,7 +320,7 @@ def test_feedback_by_hand() -> None:
         forces = -(matrix @ coordinates.ravel()).reshape(-1, 3)
         return Point(coordinates, forces, 0.5 * float(coordinates.ravel() @ matrix @ coordinates.ravel()), geometry)
 
-    stepper, guard = guarded(lambda _: Planted(2 * matrix), StepControl(), CREDULOUS)
+    stepper, guard = guarded(lambda _: Planted(2 * matrix), StepRule(), CREDULOUS)
     (proposal,) = propose([stepper], [at(place)])
     stepper.judge(at(place + proposal.step))
     assert guard.feedback.log_curvature_ratio == pytest.approx(np.log(0.5))
@@ -345,7 +345,7 @@ def test_guard_snapshot_goes_on_as_if_never_stopped() -> None:
         return Planted(2e3 * np.eye(point.forces.size))
 
     def made() -> Stepper:
-        return guarded(stiff, StepControl(secant_weight=0.5), CREDULOUS)[0]
+        return guarded(stiff, StepRule(secant_weight=0.5), CREDULOUS)[0]
 
     straight, cut = made(), made()
     first, second = rattled(7), rattled(7)
@@ -384,9 +384,9 @@ def test_a_metric_that_cannot_be_made_leaves_it_to_the_core() -> None:
 
 def test_mistrust_outlives_the_help_of_fire() -> None:
     _, guard = guarded(exact)
-    guard.bad_steps, guard.core_steps, guard.policy_steps = 3, 5, 2
+    guard.bad_steps, guard.classical_steps, guard.policy_steps = 3, 5, 2
     guard.reset()
-    assert (guard.bad_steps, guard.core_steps, guard.policy_steps) == (3, 5, 2)
+    assert (guard.bad_steps, guard.classical_steps, guard.policy_steps) == (3, 5, 2)
 
 
 class Stiff(EMT):
@@ -411,7 +411,7 @@ def test_a_metric_from_a_softer_potential_is_scaled_by_the_curvature_met(monkeyp
         return total
 
     scaled = counted()
-    monkeypatch.setattr(guard_module, "GuardSettings", partial(GuardSettings, another_scale=1e9))
+    monkeypatch.setattr(guard_module, "SafeguardSettings", partial(SafeguardSettings, another_scale=1e9))
     assert scaled < counted() - 3
 
 
@@ -478,7 +478,7 @@ def test_a_policy_without_an_answer_is_named_with_its_reason(name: str) -> None:
     (proposal,) = propose([stepper], [read_point(rattled(0))])
     assert proposal.method == "springs"
     assert str(FAULTS[name]) in proposal.reason
-    assert (stepper.policy_steps, guard.core_steps) == (0, 1)
+    assert (stepper.policy_steps, guard.classical_steps) == (0, 1)
 
 
 def test_faults_of_the_network_are_raised() -> None:

@@ -18,12 +18,12 @@ from ase.stress import voigt_6_to_full_3x3_stress
 from relaxion import Relaxer
 from relaxion.model import solve as metric_solve
 from relaxion.model.stiffness import strain_matrices
-from relaxion.model.stiffness_network import MetricNetwork, pulls_of
+from relaxion.model.stiffness_network import StiffnessNetwork, pulls_of
 from relaxion.optimizer.choice import new_stepper
-from relaxion.optimizer.classical import QuasiNewtonSettings
+from relaxion.optimizer.classical import ClassicalSettings
 from relaxion.optimizer.hessian import learned as learned_metric
 from relaxion.optimizer.hessian.base import Base, Hessian, Models, hessians_at
-from relaxion.optimizer.hessian.learned import LearnedMetrics
+from relaxion.optimizer.hessian.learned import LearnedHessians
 from relaxion.optimizer.point import Point, cell_factor_of, read_point
 from relaxion.optimizer.step import propose
 from relaxion.structures import Evaluation, State, Structures
@@ -32,7 +32,7 @@ MASK = [1, 1, 0, 0, 0, 1]  # xx yy zz yz xz xy
 
 
 @pytest.fixture(scope="module")
-def network(make_metric_policy: Callable) -> MetricNetwork:
+def network(make_metric_policy: Callable) -> StiffnessNetwork:
     network = make_metric_policy(3).network.double()
     with torch.no_grad():
         for parameter in network.parameters():  # further from the springs than an untrained one
@@ -64,15 +64,15 @@ def own_state(atoms: Atoms, free_cell: bool, mask: np.ndarray) -> State:
     return State.without_past(structures, evaluation, 0.3)
 
 
-def metric_at(target: Atoms | Filter, network: MetricNetwork) -> tuple[Hessian, np.ndarray]:
+def metric_at(target: Atoms | Filter, network: StiffnessNetwork) -> tuple[Hessian, np.ndarray]:
     point = read_point(target)
-    metric = asked(LearnedMetrics(network), point)
+    metric = asked(LearnedHessians(network), point)
     assert metric is not None
     return metric, point.forces
 
 
-def asked(source: LearnedMetrics, point: Point) -> Hessian | None:
-    return hessians_at([Base(point)], [Models(QuasiNewtonSettings().springs, policy=source)])[0].learned
+def asked(source: LearnedHessians, point: Point) -> Hessian | None:
+    return hessians_at([Base(point)], [Models(ClassicalSettings().springs, policy=source)])[0].learned
 
 
 FILTERS: dict[str, Callable[[Atoms], Atoms | Filter]] = {
@@ -87,7 +87,7 @@ FILTERS: dict[str, Callable[[Atoms], Atoms | Filter]] = {
 
 @pytest.mark.parametrize("fixed", [(), (0, 5)])
 @pytest.mark.parametrize("name", FILTERS)
-def test_the_networks_own_solve(name: str, fixed: tuple[int, ...], network: MetricNetwork) -> None:
+def test_the_networks_own_solve(name: str, fixed: tuple[int, ...], network: StiffnessNetwork) -> None:
     atoms = alloy()
     atoms.set_constraint(FixAtoms(fixed))
     target = FILTERS[name](atoms)
@@ -116,7 +116,7 @@ def matrix_of(metric: Hessian, shape: tuple[int, ...]) -> np.ndarray:
 @pytest.mark.parametrize("large", [False, True])
 @pytest.mark.parametrize("name", ["fixed", "frechet", "unit cell mask"])
 def test_apply_and_solve_belong_together(
-    name: str, large: bool, network: MetricNetwork, monkeypatch: pytest.MonkeyPatch
+    name: str, large: bool, network: StiffnessNetwork, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also with conjugate gradients, as for large structures; with constraints on single coordinates; with a floor."""
     if large:
@@ -138,7 +138,7 @@ def test_apply_and_solve_belong_together(
     assert np.linalg.eigvalsh(matrix[np.ix_(free, free)]).min() > -1e-5
 
 
-def test_one_is_many(network: MetricNetwork) -> None:
+def test_one_is_many(network: StiffnessNetwork) -> None:
     """Sizes that are solved apart, in no order; cells that are free, fixed, partly fixed and fixed by their filter."""
 
     def crystal(size: tuple[int, int, int], seed: int) -> Atoms:
@@ -157,8 +157,8 @@ def test_one_is_many(network: MetricNetwork) -> None:
         FrechetCellFilter(crystal((4, 3, 3), 5), mask=MASK),
         FrechetCellFilter(crystal((2, 2, 2), 6)),
     ]
-    points, source = [read_point(target) for target in targets], LearnedMetrics(network)
-    models = [Models(QuasiNewtonSettings().springs, policy=source)] * len(points)
+    points, source = [read_point(target) for target in targets], LearnedHessians(network)
+    models = [Models(ClassicalSettings().springs, policy=source)] * len(points)
     for point, model in zip(points, hessians_at([Base(point) for point in points], models), strict=True):
         alone = asked(source, point)
         assert alone is not None
@@ -178,7 +178,7 @@ def test_a_cell_that_a_mask_holds_is_relaxed_by_the_policy() -> None:
     np.testing.assert_array_equal(atoms.cell.array, cell)
 
 
-def test_steps_keep_to_what_is_free_and_go_downhill(network: MetricNetwork) -> None:
+def test_steps_keep_to_what_is_free_and_go_downhill(network: StiffnessNetwork) -> None:
     atoms = alloy()
     atoms.set_constraint([FixAtoms([2]), FixCartesian([4], mask=(True, False, True))])
     metric, forces = metric_at(FrechetCellFilter(atoms, mask=MASK), network)
@@ -190,11 +190,11 @@ def test_steps_keep_to_what_is_free_and_go_downhill(network: MetricNetwork) -> N
     assert np.vdot(step, forces) > 0
 
 
-def test_a_base_is_looked_at_once(network: MetricNetwork) -> None:
+def test_a_base_is_looked_at_once(network: StiffnessNetwork) -> None:
     """After a rejected point the next step begins at the same base again."""
     seen = []
     handle = network.register_forward_hook(lambda *_: seen.append(1))
-    stepper, atoms = new_stepper(metrics=LearnedMetrics(network)), alloy()
+    stepper, atoms = new_stepper(metrics=LearnedHessians(network)), alloy()
     (first,) = propose([stepper], [read_point(atoms)])
     worse = replace(
         read_point(atoms),
@@ -208,7 +208,7 @@ def test_a_base_is_looked_at_once(network: MetricNetwork) -> None:
     assert len(seen) == 1
 
 
-def test_many_at_once_are_one_by_one(network: MetricNetwork) -> None:
+def test_many_at_once_are_one_by_one(network: StiffnessNetwork) -> None:
     """Free and fixed cells, constraints, elements it does not cover: the same answers in one call of the network."""
     atoms = [alloy(), alloy() * (2, 1, 1), alloy()]
     for one in atoms:
@@ -218,9 +218,9 @@ def test_many_at_once_are_one_by_one(network: MetricNetwork) -> None:
     gold.symbols[:] = "Ag"
     gold.calc = EMT()
     points = [read_point(one) for one in (atoms[0], atoms[1], FrechetCellFilter(atoms[2], mask=MASK), gold)]
-    source, calls = LearnedMetrics(network, elements=[29, 79]), []
+    source, calls = LearnedHessians(network, elements=[29, 79]), []
     handle = network.register_forward_hook(lambda *_: calls.append(1))
-    models = [Models(QuasiNewtonSettings().springs, policy=source)] * len(points)
+    models = [Models(ClassicalSettings().springs, policy=source)] * len(points)
     together = [found.learned for found in hessians_at([Base(point) for point in points], models)]
     handle.remove()
     assert len(calls) == 1
@@ -233,12 +233,12 @@ def test_many_at_once_are_one_by_one(network: MetricNetwork) -> None:
         np.testing.assert_allclose(metric.apply(point.forces), alone.apply(point.forces), rtol=1e-7, atol=1e-10)
 
 
-def test_where_it_has_no_say(network: MetricNetwork) -> None:
+def test_where_it_has_no_say(network: StiffnessNetwork) -> None:
     point = read_point(alloy())
-    assert asked(LearnedMetrics(network, elements=[29, 79]), point) is not None
-    assert asked(LearnedMetrics(network, elements=[29]), point) is None
+    assert asked(LearnedHessians(network, elements=[29, 79]), point) is not None
+    assert asked(LearnedHessians(network, elements=[29]), point) is None
     hydrostatic = read_point(FrechetCellFilter(alloy(), hydrostatic_strain=True))
-    assert asked(LearnedMetrics(network), hydrostatic) is None
+    assert asked(LearnedHessians(network), hydrostatic) is None
 
 
 def test_weights_that_are_no_numbers_answer_with_none(make_metric_policy: Callable) -> None:

@@ -23,7 +23,7 @@ from relaxion import Outcome, Relaxer
 from relaxion.errors import PolicyError, RestartError, SettingsError, StructureError
 from relaxion.model.policy_file import Network
 from relaxion.optimizer.choice import CORE, Chooser, load
-from relaxion.optimizer.safeguard import StepControl, constant_network
+from relaxion.optimizer.safeguard import StepRule, constant_network
 
 
 class Counted(EMT):
@@ -211,7 +211,7 @@ def test_weights_that_are_no_numbers_are_refused_and_would_do_no_harm(
 
 
 def test_the_rule_of_the_bundle_decides(tmp_path: Path, make_bundle: Callable, make_metric_policy: Callable) -> None:
-    policy, described = make_metric_policy(), constant_network(StepControl(log_trust=-1.0))
+    policy, described = make_metric_policy(), constant_network(StepRule(log_trust=-1.0))
     file = make_bundle(tmp_path / "ruled.safetensors", policy, gate=described)
     plain = make_bundle(tmp_path / "plain.safetensors", policy)
     ruled, unruled = (Relaxer(alloy(), logfile=None, policy=one) for one in (file, plain))

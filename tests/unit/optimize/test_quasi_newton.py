@@ -10,7 +10,7 @@ from ase import Atoms
 from relaxion.apps.compare.sets import find_set
 from relaxion.batch import BatchRelaxer, BatchSettings
 from relaxion.optimizer.choice import new_stepper
-from relaxion.optimizer.classical import QuasiNewtonSettings
+from relaxion.optimizer.classical import ClassicalSettings
 from relaxion.optimizer.hessian.base import Secant, Secants, corrected, weighted_error
 from relaxion.optimizer.hessian.springs import bonds_of
 from relaxion.optimizer.point import Geometry, Point, Proposal, dot, longest
@@ -85,13 +85,13 @@ def test_finds_the_bottom_of_a_bowl():
 
 
 def test_steps_never_exceed_the_trust_radius():
-    method = Stepper(QuasiNewtonSettings(TrustRegionSettings(largest=0.1)))
+    method = Stepper(ClassicalSettings(TrustRegionSettings(largest=0.1)))
     proposal = proposed(method, bowl(5 * np.ones((2, 3)), np.eye(6)))
     assert longest(proposal.step) == pytest.approx(0.1)
 
 
 def test_a_worse_point_is_rejected_and_teaches():
-    method = Stepper(QuasiNewtonSettings(TrustRegionSettings(first=1.0, largest=1.0), plain_stiffness=1.0))
+    method = Stepper(ClassicalSettings(TrustRegionSettings(first=1.0, largest=1.0), plain_stiffness=1.0))
     stiffness = 30.0 * np.eye(3)
     start = bowl(np.array([[0.2, 0.0, 0.0]]), stiffness)
     first = proposed(method, start)
@@ -198,7 +198,7 @@ def mean_calls(relaxer: BatchRelaxer, starts: Iterable[Atoms], *, cell: bool = F
 
 def core_and_plain(potential: Potential, limits: BatchSettings) -> list[BatchRelaxer]:
     """Plain: the same without springs, a curvature-scaled L-BFGS."""
-    both = QuasiNewtonSettings(), QuasiNewtonSettings(use_springs=False)
+    both = ClassicalSettings(), ClassicalSettings(use_springs=False)
     return [BatchRelaxer(potential, limits, lambda _, own=own: ("core", new_stepper(own))) for own in both]
 
 

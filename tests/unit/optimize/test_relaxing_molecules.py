@@ -15,7 +15,7 @@ from relaxion import Relaxer, relax_batch
 from relaxion.apps.compare.sets import find_set
 from relaxion.optimizer import trust_region
 from relaxion.optimizer.choice import CORE, Chooser, new_stepper
-from relaxion.optimizer.classical import QuasiNewtonSettings
+from relaxion.optimizer.classical import ClassicalSettings
 from relaxion.optimizer.hessian.internal.topology import molecular_share
 from relaxion.optimizer.point import read_point
 from relaxion.optimizer.step import propose
@@ -38,7 +38,7 @@ def ethanol(seed: int = 0) -> Atoms:
 def test_the_history_says_who_made_the_steps():
     optimizer = relaxed(ethanol())
     assert optimizer.outcome is Outcome.CONVERGED
-    assert {entry.method for entry in optimizer.history} == {"start", "valence"}
+    assert {entry.method for entry in optimizer.history} == {"start", "internal"}
 
 
 @pytest.mark.parametrize("stop", [1, 4])
@@ -94,7 +94,7 @@ def test_a_molecular_crystal_relaxes_with_its_cell():
     optimizer = Relaxer(FrechetCellFilter(atoms), logfile=None, policy=None)
     optimizer.run(fmax=0.05, steps=200)
     assert optimizer.outcome is Outcome.CONVERGED
-    assert optimizer.history[1].method == "valence"
+    assert optimizer.history[1].method == "internal"
 
 
 def test_a_molecule_on_a_metal():
@@ -105,7 +105,7 @@ def test_a_molecule_on_a_metal():
     both.set_constraint(FixAtoms(list(range(4))))
     optimizer = relaxed(both)
     assert optimizer.outcome is Outcome.CONVERGED
-    assert optimizer.history[1].method == "valence"
+    assert optimizer.history[1].method == "internal"
 
 
 def test_policy_and_internal_coordinates_share_molecules_on_metals():
@@ -125,7 +125,7 @@ def test_policy_and_internal_coordinates_share_molecules_on_metals():
     optimizer = Relaxer(molecular, logfile=None)
     assert optimizer.run(fmax=0.05)
     methods = [entry.method for entry in optimizer.history]
-    assert methods[1] == "valence"  # the first step, before anything is known
+    assert methods[1] == "internal"  # the first step, before anything is known
     assert "policy" in methods
     assert optimizer.force_calls < 0.7 * relaxed(start).force_calls
     assert optimizer.policy_steps == methods.count("policy")
@@ -165,7 +165,7 @@ def test_a_molecule_that_falls_apart_on_the_way_relaxes():
     atoms.calc = MorsePotential(epsilon=1.0, r0=2.6, rho0=4.0)
     optimizer = relaxed(atoms)
     assert optimizer.outcome is Outcome.CONVERGED
-    assert {"start", "valence"} < {entry.method for entry in optimizer.history}  # and others after it
+    assert {"start", "internal"} < {entry.method for entry in optimizer.history}  # and others after it
     assert atoms.get_all_distances()[np.triu_indices(3, 1)].min() > 2.3
 
 
@@ -176,7 +176,7 @@ def test_what_is_not_molecular_steps_as_before(name):
     for start in chosen.starts(2, 7000):
         start.calc = chosen.make_potential().as_calculator()
         target = FrechetCellFilter(start) if chosen.free_cell else start
-        with_terms, without = new_stepper(), new_stepper(QuasiNewtonSettings(valence=None))
+        with_terms, without = new_stepper(), new_stepper(ClassicalSettings(internal=None))
         for _ in range(4):
             point = read_point(target)
             (one,), (other,) = propose([with_terms], [point]), propose([without], [point])
@@ -189,7 +189,7 @@ def test_a_model_that_cannot_be_made_leaves_the_step_to_springs(monkeypatch):
     def fails(*_: object) -> None:
         raise np.linalg.LinAlgError("not positive definite")
 
-    monkeypatch.setattr("relaxion.optimizer.hessian.internal.model.ValenceModel.prepare", fails)
+    monkeypatch.setattr("relaxion.optimizer.hessian.internal.model.InternalHessian.prepare", fails)
     optimizer = relaxed(ethanol())
     assert optimizer.outcome is Outcome.CONVERGED
     assert {entry.method for entry in optimizer.history} <= {"start", "springs", "plain", "fire"}
@@ -202,12 +202,12 @@ def test_where_the_screen_stops_steps_of_molecules_springs_step(monkeypatch):
     whole = trust_region.screened
 
     def nothing_left(proposal, bonds):
-        return replace(proposal, step=0.01 * proposal.step) if proposal.method == "valence" else whole(proposal, bonds)
+        return replace(proposal, step=0.01 * proposal.step) if proposal.method == "internal" else whole(proposal, bonds)
 
     (free,) = propose([new_stepper()], [read_point(atoms)])
     monkeypatch.setattr(trust_region, "screened", nothing_left)
     (stopped,) = propose([new_stepper()], [read_point(atoms)])
-    assert (free.method, stopped.method) == ("valence", "springs")
+    assert (free.method, stopped.method) == ("internal", "springs")
 
 
 def test_complexes_of_a_metal_are_molecules():

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from relaxion.optimizer.hessian import springs
-from relaxion.optimizer.hessian.springs import SpringMetric, SpringSettings, bonds_of, radii_scale, springs_at
+from relaxion.optimizer.hessian.springs import SpringHessian, SpringSettings, bonds_of, radii_scale, springs_at
 from relaxion.optimizer.point import Geometry
 
 
@@ -27,12 +27,12 @@ def alloy(seed=0):
     return atoms
 
 
-def springs_of(place: Geometry, chosen: SpringSettings | None = None) -> SpringMetric:
+def springs_of(place: Geometry, chosen: SpringSettings | None = None) -> SpringHessian:
     (found,) = springs_at([place], chosen or SpringSettings())
     return found
 
 
-def matrix(metric: SpringMetric) -> np.ndarray:
+def matrix(metric: SpringHessian) -> np.ndarray:
     shape = metric.geometry.free.shape
     return np.stack([metric.apply(unit.reshape(shape)).ravel() for unit in np.eye(metric.geometry.free.size)])
 

@@ -10,16 +10,16 @@ from ase.build import bulk, fcc111, graphene, molecule
 from ase.build.tube import nanotube
 
 from relaxion.optimizer.choice import new_stepper
-from relaxion.optimizer.classical import QuasiNewtonSettings
-from relaxion.optimizer.hessian.internal.constants import ValenceSettings, constants_of, factors_of
+from relaxion.optimizer.classical import ClassicalSettings
+from relaxion.optimizer.hessian.internal.constants import InternalSettings, constants_of, factors_of
 from relaxion.optimizer.hessian.internal.coordinates import difference, values_at
 from relaxion.optimizer.hessian.internal.model import (
     LARGEST_DENSE,
-    ValenceMemory,
-    ValenceModel,
+    InternalHessian,
+    InternalSecants,
     along_internals,
+    internal_at,
     moved,
-    valence_at,
 )
 from relaxion.optimizer.hessian.internal.topology import Topology, bonds_in, topology_of
 from relaxion.optimizer.hessian.springs import SpringSettings, bonds_of
@@ -42,8 +42,8 @@ def topology(place: Geometry, known: Topology | None = None) -> Topology | None:
     return topology_of(place, bonds_in(place, bonds_of([place])[0], known))
 
 
-def model(place: Geometry, known: Topology | None = None) -> ValenceModel:
-    found = valence_at(place, bonds_of([place])[0], known, SpringSettings(), ValenceSettings())
+def model(place: Geometry, known: Topology | None = None) -> InternalHessian:
+    found = internal_at(place, bonds_of([place])[0], known, SpringSettings(), InternalSettings())
     assert found is not None
     return found
 
@@ -132,7 +132,7 @@ def test_torsions_look_across_straight_chains():
 )
 def test_what_is_no_molecule_keeps_springs(atoms):
     place = geometry(atoms)
-    assert valence_at(place, bonds_of([place])[0], None, SpringSettings(), ValenceSettings()) is None
+    assert internal_at(place, bonds_of([place])[0], None, SpringSettings(), InternalSettings()) is None
 
 
 def test_chains_and_molecules_on_metals_are_molecules():
@@ -164,7 +164,7 @@ def test_force_constants_are_those_of_lindh():
     atoms = molecule("C2H6")
     place = geometry(atoms)
     found = topology(place)
-    constants = constants_of(found, place, found.links.vectors(place), ValenceSettings())
+    constants = constants_of(found, place, found.links.vectors(place), InternalSettings())
     lengths = np.linalg.norm(found.links.vectors(place), axis=1)[0]
     g = np.exp(0.28 * (2.87**2 - (lengths / 0.529177) ** 2))
     assert constants[0] == pytest.approx(0.45 * g * 97.1736, rel=1e-4)
@@ -224,7 +224,7 @@ class Planted:
         values = values_at(self.topology, place)
         random = np.random.default_rng(seed)
         spread = random.uniform(0.5, 2.0, self.topology.size)
-        by_rule = constants_of(self.topology, place, values.vectors, ValenceSettings())
+        by_rule = constants_of(self.topology, place, values.vectors, InternalSettings())
         self.k = scale * spread * by_rule * factors_of(self.topology)
         self.q = values.q
 
@@ -236,7 +236,7 @@ class Planted:
         return Point(positions, forces, 0.5 * float(self.k @ apart**2), place)
 
 
-def calls(planted: Planted, start: np.ndarray, settings: QuasiNewtonSettings | None = None) -> int:
+def calls(planted: Planted, start: np.ndarray, settings: ClassicalSettings | None = None) -> int:
     stepper, positions = new_stepper(settings), start
     for number in range(1, 200):
         point = planted.at(positions)
@@ -252,7 +252,7 @@ def test_fewer_calls_than_springs_on_a_flexible_molecule():
     atoms = flexible_molecule(np.random.default_rng(3), 1)
     planted = Planted(atoms)
     start = atoms.positions + np.random.default_rng(0).normal(0, 0.08, atoms.positions.shape)
-    ours, springs = calls(planted, start), calls(planted, start, QuasiNewtonSettings(valence=None))
+    ours, springs = calls(planted, start), calls(planted, start, ClassicalSettings(internal=None))
     assert ours <= 20
     assert springs > 1.5 * ours
 
@@ -267,7 +267,7 @@ def test_flat_and_straight_molecules_relax(name):
 
 def test_secants_survive_a_change_of_the_topology():
     atoms = flexible_molecule(np.random.default_rng(3), 1)
-    planted, memory = Planted(atoms), ValenceMemory()
+    planted, memory = Planted(atoms), InternalSecants()
     random = np.random.default_rng(0)
     one, two = (planted.at(atoms.positions + random.normal(0, 0.02, (len(atoms), 3))) for _ in range(2))
     here = model(one.geometry)
@@ -277,7 +277,7 @@ def test_secants_survive_a_change_of_the_topology():
     (again,) = memory.secants(model(two.geometry))
     for first, second in zip(known, again, strict=True):
         assert np.linalg.norm(first - second) < 0.2 * np.linalg.norm(first)
-    restored = ValenceMemory.restored(memory.plain(), two)
+    restored = InternalSecants.restored(memory.plain(), two)
     assert restored.topology.made_of == memory.topology.made_of
     assert np.array_equal(restored.secants(model(two.geometry))[0][1], again[1])
 

@@ -10,7 +10,7 @@ import pytest
 
 import relaxion
 from relaxion.errors import RelaxionWarning
-from relaxion.model.policy_file import PolicyBundle
+from relaxion.model.policy_file import PolicyFile
 from relaxion.settings import assigned
 from relaxion.train.runs.recipe import find, read_settings, settings_from_recipe
 from relaxion.train.tasks.settings import RunSettings
@@ -30,7 +30,7 @@ def settings_of(command: str) -> RunSettings:
 
 @pytest.mark.parametrize("file", SHIPPED, ids=lambda file: file.stem)
 def test_the_command_on_a_card_has_the_settings_on_it(file: Path) -> None:
-    card = PolicyBundle.read(file).card
+    card = PolicyFile.read(file).card
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RelaxionWarning)
         assert settings_of(card.training_command).flat() == read_settings(card.training_settings).flat()
@@ -38,7 +38,7 @@ def test_the_command_on_a_card_has_the_settings_on_it(file: Path) -> None:
 
 @pytest.mark.parametrize("file", SHIPPED, ids=lambda file: file.stem)
 def test_the_card_to_read_is_the_card_in_the_bundle(file: Path) -> None:
-    card, text = PolicyBundle.read(file).card, file.with_suffix(".md").read_text()
+    card, text = PolicyFile.read(file).card, file.with_suffix(".md").read_text()
     assert card.training_command in text
     for name, value in card.training_settings.items():
         assert value is None or f"\n{name} = " in text

@@ -11,17 +11,17 @@ from ase import Atoms
 
 from relaxion.database.trajectory import Trajectory
 from relaxion.files import Stored
-from relaxion.model.stiffness_network import MetricNetwork, MetricSettings
+from relaxion.model.stiffness_network import StiffnessNetwork, StiffnessSettings
 from relaxion.structures import Outcome
 from relaxion.train.supervised.examples import Examples, bases_of, secants_of
 from relaxion.train.supervised.fine_tune import USUAL, FineTune, held_out
 from relaxion.train.supervised.fit import relative_errors
 
-SMALL = MetricSettings(channels=8, n_hidden=8, n_layers=1, cutoff_angstrom=4.0)
+SMALL = StiffnessSettings(channels=8, n_hidden=8, n_layers=1, cutoff_angstrom=4.0)
 
 
-def network(seed: int = 0) -> MetricNetwork:
-    return MetricNetwork(SMALL, torch.Generator().manual_seed(seed))
+def network(seed: int = 0) -> StiffnessNetwork:
+    return StiffnessNetwork(SMALL, torch.Generator().manual_seed(seed))
 
 
 def quadratic(

@@ -9,7 +9,7 @@ import torch
 from ase.build import bulk
 
 from relaxion.errors import SettingsError
-from relaxion.model.stiffness_network import MetricNetwork, MetricSettings
+from relaxion.model.stiffness_network import StiffnessNetwork, StiffnessSettings
 from relaxion.potentials.registry import potential
 from relaxion.structures import Move, State, Structures
 from relaxion.train.supervised.examples import Examples
@@ -19,9 +19,9 @@ SETTINGS = FitSettings(fit_updates=8, fit_optimizer="muon", fit_learning_rate=1e
 needs_muon = pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch before 2.9")
 
 
-def network() -> MetricNetwork:
-    shape = MetricSettings(channels=8, n_hidden=8, n_radial=6, n_coordinates=2, softens=True)
-    return MetricNetwork(shape, torch.Generator().manual_seed(0))
+def network() -> StiffnessNetwork:
+    shape = StiffnessSettings(channels=8, n_hidden=8, n_radial=6, n_coordinates=2, softens=True)
+    return StiffnessNetwork(shape, torch.Generator().manual_seed(0))
 
 
 def rattled() -> Examples:

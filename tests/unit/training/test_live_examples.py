@@ -10,8 +10,8 @@ from ase.build import bulk
 import relaxion
 from relaxion.errors import SettingsError
 from relaxion.model.actions import MoveActions
-from relaxion.model.stiffness_network import MetricNetwork, MetricSettings
-from relaxion.model.stiffness_policy import MetricPolicy
+from relaxion.model.stiffness_network import StiffnessNetwork, StiffnessSettings
+from relaxion.model.stiffness_policy import StiffnessPolicy
 from relaxion.structures import Move, Outcome, Structures
 from relaxion.train.data.alloys import EAM_METALS
 from relaxion.train.data.slabs import ADSORBATES
@@ -21,12 +21,12 @@ from relaxion.train.supervised.dataset import LiveExamples, LiveSettings, LiveSo
 from relaxion.train.supervised.examples import Examples, way_to
 from relaxion.train.supervised.fit import Fit, relative_errors
 
-SETTINGS = MetricSettings(channels=8, n_hidden=8, n_layers=1, cutoff_angstrom=4.0)
+SETTINGS = StiffnessSettings(channels=8, n_hidden=8, n_layers=1, cutoff_angstrom=4.0)
 TINY = MetalStarts(elements=("Cu", "Ni"), sizes=(2, 4), rattle_angstrom=(0.05, 0.15))
 
 
-def policy_of(seed: int = 0) -> MetricPolicy:
-    return MetricPolicy(MoveActions(0.3, 0.05), SETTINGS, torch.Generator().manual_seed(seed))
+def policy_of(seed: int = 0) -> StiffnessPolicy:
+    return StiffnessPolicy(MoveActions(0.3, 0.05), SETTINGS, torch.Generator().manual_seed(seed))
 
 
 def world(**settings) -> Environment:
@@ -34,7 +34,7 @@ def world(**settings) -> Environment:
     return Environment(relaxion.potential("emt"), TINY, chosen)
 
 
-def dataset_of(network: MetricNetwork, seed: int = 1, **changes) -> LiveExamples:
+def dataset_of(network: StiffnessNetwork, seed: int = 1, **changes) -> LiveExamples:
     chosen = LiveSettings(
         examples_per_update=16,
         example_relaxations=8,

@@ -16,8 +16,8 @@ from relaxion.errors import CheckpointError, RunError, SettingsError
 from relaxion.files import Stored
 from relaxion.model.stiffness import Unknowns, strain_vectors
 from relaxion.model.stiffness_network import pulls_of
-from relaxion.model.stiffness_policy import MetricGaussianPolicy, MetricPolicy
-from relaxion.optimizer.hessian.learned import LearnedMetrics
+from relaxion.model.stiffness_policy import StiffnessGaussianPolicy, StiffnessPolicy
+from relaxion.optimizer.hessian.learned import LearnedHessians
 from relaxion.potentials.registry import potential
 from relaxion.structures import Move
 from relaxion.train.agents import AGENT_SETTINGS
@@ -142,7 +142,7 @@ class TestFit:
     @pytest.mark.parametrize("agent", AGENT_SETTINGS)
     def test_the_fit_comes_first_and_the_target_follows(self, agent: str) -> None:
         trainer = make(agent)
-        kind = MetricGaussianPolicy if agent == "sac" else MetricPolicy
+        kind = StiffnessGaussianPolicy if agent == "sac" else StiffnessPolicy
         assert type(trainer.agent.policy) is kind
         fresh = weights(trainer, "policy")
         go(trainer, 6)
@@ -273,7 +273,7 @@ class TestRuns:
         atoms.calc = EMT()
         opt = Relaxer(atoms, policy=tmp_path / "taught.safetensors", logfile=None)
         opt.run(fmax=0.05)
-        assert isinstance(opt._stepper.safeguard.models.policy, LearnedMetrics)
+        assert isinstance(opt._stepper.safeguard.models.policy, LearnedHessians)
         assert opt.policy_steps > 0
 
 

@@ -13,7 +13,7 @@ import torch
 from relaxion.database import RelaxationDatabase
 from relaxion.errors import FileError, RunError
 from relaxion.files import Stored, digest
-from relaxion.model.policy_file import PolicyBundle
+from relaxion.model.policy_file import PolicyFile
 from relaxion.structures import Outcome
 from relaxion.train.collecting.collect import collect
 from relaxion.train.collecting.settings import CollectSettings
@@ -111,7 +111,7 @@ def test_a_run_becomes_a_bundle_with_the_elements_it_has_seen(store: Path, tmp_p
     bundle = bundle_from_run(tmp_path / "run", "mine")
     file = tmp_path / "mine.safetensors"
     bundle.write(file)
-    card = PolicyBundle.read(file).card
+    card = PolicyFile.read(file).card
     training, _ = split_store(StoreSettings(store=str(store)))
     assert len(card.elements) == len({int(z) for t in training for z in t.numbers})
     assert card.policy_result is not None

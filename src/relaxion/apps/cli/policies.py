@@ -12,7 +12,7 @@ from relaxion.apps.cli.progress import print_table, say, tell
 from relaxion.errors import FileError, SettingsError
 from relaxion.files import replace_file
 from relaxion.model.card import POLICY, percent
-from relaxion.model.policy_file import SUFFIX, PolicyBundle
+from relaxion.model.policy_file import SUFFIX, PolicyFile
 from relaxion.policies import (
     KnownPolicy,
     find_policy,
@@ -68,7 +68,7 @@ def refuse_to_overwrite(file: Path) -> None:
             raise FileError(f"{path} exists; choose another name, or --force to replace it")
 
 
-def write_bundle(bundle: PolicyBundle, file: Path) -> None:
+def write_bundle(bundle: PolicyFile, file: Path) -> None:
     """With its card beside it."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -78,7 +78,7 @@ def write_bundle(bundle: PolicyBundle, file: Path) -> None:
         raise FileError(f"{file} cannot be written: {error}") from error
 
 
-def _packaged_in_words(bundle: PolicyBundle, file: Path, *, found_by_name: bool) -> str:
+def _packaged_in_words(bundle: PolicyFile, file: Path, *, found_by_name: bool) -> str:
     calls = {result.optimizer: result.mean_force_calls for result in bundle.card.results}
     beside = ", ".join(f"{name} {number:.1f}" for name, number in calls.items() if name != POLICY)
     return (
@@ -135,7 +135,7 @@ def _as_plain(known: KnownPolicy) -> dict[str, Any]:
     return plain | _values(known.bundle, with_settings=False) | {"name": known.name}
 
 
-def _values(bundle: PolicyBundle, *, with_settings: bool = True) -> dict[str, Any]:
+def _values(bundle: PolicyFile, *, with_settings: bool = True) -> dict[str, Any]:
     card = bundle.card.model_dump(mode="json", exclude=None if with_settings else {"training_settings"})
     own = {"name": bundle.name, "kind": bundle.kind, "n_numbers": bundle.n_numbers}
     return own | {"weights_sha256": bundle.weights_sha256, **card}
@@ -152,7 +152,7 @@ def _policy(known: KnownPolicy) -> list[str]:
     return [known.name, known.bundle.kind, " ".join(card.elements), atoms, card.potential, calls, size, origin]
 
 
-def _result(bundle: PolicyBundle) -> str:
+def _result(bundle: PolicyFile) -> str:
     own = bundle.card.policy_result
     source = bundle.card.learned_from
     if own is None and source is not None:

@@ -49,7 +49,7 @@ from relaxion.apps.compare.result_folder import (
     write_structure,
 )
 from relaxion.errors import FileError
-from relaxion.optimizer.recorded import memory_at
+from relaxion.optimizer.recorded import database_at
 from relaxion.potentials.base import Potential
 from relaxion.potentials.counting import error_in_words
 from relaxion.potentials.registry import make_potential
@@ -87,7 +87,7 @@ def relax_structures(request: RelaxRequest) -> int:
     check_policy(policy_argument(request.policy))
     optimizers = chosen_optimizers(request.compare, "--compare")
     check_out(request.out)
-    memory_at(request.database)
+    database_at(request.database)
     jobs = _left(request, [_checked(request, job) for job in read_jobs(request.files)])
     progress = ProgressLine(quiet=request.quiet)
     if all(job.error is not None for job in jobs):  # nothing to relax: no calculator is loaded to say so

@@ -34,7 +34,7 @@ from relaxion.apps.relax_many.settings import ManySettings, WorkerSettings, calc
 from relaxion.apps.relax_many.worker import RelaxWorker
 from relaxion.errors import FileError, RelaxionError, SettingsError
 from relaxion.files import json_of
-from relaxion.optimizer.recorded import memory_at
+from relaxion.optimizer.recorded import database_at
 from relaxion.potentials.ase import AsePotential
 from relaxion.potentials.registry import make_potential, without_options
 from relaxion.settings import assigned
@@ -130,7 +130,7 @@ def _worker_settings(request: ManyRequest) -> tuple[WorkerSettings, int]:
         learn_every=request.learn,
     )  # fmt: skip
     learning = request.out / "database" if request.learn else None
-    database = memory_at(request.database or learning)
+    database = database_at(request.database or learning)
     worker = WorkerSettings(
         many=many,
         time_limit_seconds=limit,

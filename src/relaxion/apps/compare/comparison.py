@@ -58,7 +58,7 @@ def run_relaxer(
         trajectory=trajectory if restart is None else None,
         policy=choice.policy,
         allow_unseen=choice.allow_unseen,
-        memory=database,
+        database=database,
         device=choice.device,
     )
     if restart is not None and trajectory is not None:

@@ -21,11 +21,11 @@ from ase import Atoms
 from relaxion.database.relaxations import RelaxationDatabase
 from relaxion.errors import CheckpointError, FileError
 from relaxion.files import Format, Stored
-from relaxion.model.stiffness_network import MetricNetwork
-from relaxion.model.stiffness_policy import MetricPolicy
+from relaxion.model.stiffness_network import StiffnessNetwork
+from relaxion.model.stiffness_policy import StiffnessPolicy
 from relaxion.optimizer.choice import Chooser, Loaded, load, new_stepper, stepper_of
-from relaxion.optimizer.classical import QuasiNewtonSettings
-from relaxion.optimizer.hessian.learned import LearnedMetrics
+from relaxion.optimizer.classical import ClassicalSettings
+from relaxion.optimizer.hessian.learned import LearnedHessians
 from relaxion.optimizer.step import Stepper
 from relaxion.structures import Outcome
 from relaxion.train.supervised.examples import secants_of
@@ -49,7 +49,7 @@ class Learner:
         database: Path,
         every: int,
         policies: Mapping[str, str],
-        tune: Callable[[MetricNetwork], FineTune] = FineTune,
+        tune: Callable[[StiffnessNetwork], FineTune] = FineTune,
     ) -> None:
         """`policies`: what to load for each policy that may relax, by its name; `tune`: how they are fine-tuned."""
         self.tune = tune
@@ -159,7 +159,7 @@ class Learner:
     def _tuning(self, name: str) -> FineTune | None:
         if name not in self._tunings and name in self.policies:
             policy = load(self.policies[name]).policy
-            if isinstance(policy, MetricPolicy):
+            if isinstance(policy, StiffnessPolicy):
                 self._tunings[name] = self.tune(policy.network)
         return self._tunings.get(name)
 
@@ -189,14 +189,14 @@ class LearnedPolicies:
         loaded = decision.loaded
         file = self.weights.get(decision.name)
         if loaded is None or file is None:
-            chosen = stepper_of(decision, QuasiNewtonSettings(), allow_unseen=self._allow_unseen)
+            chosen = stepper_of(decision, ClassicalSettings(), allow_unseen=self._allow_unseen)
             return chosen.name, chosen.stepper
-        source = LearnedMetrics(self._network(loaded, file), None if self._allow_unseen else loaded.elements)
-        return decision.name, new_stepper(QuasiNewtonSettings(), metrics=source, rule=loaded.rule)
+        source = LearnedHessians(self._network(loaded, file), None if self._allow_unseen else loaded.elements)
+        return decision.name, new_stepper(ClassicalSettings(), metrics=source, rule=loaded.rule)
 
 
-def _network(loaded: Loaded, file: str) -> MetricNetwork:
-    assert isinstance(loaded.policy, MetricPolicy)  # others do not learn
+def _network(loaded: Loaded, file: str) -> StiffnessNetwork:
+    assert isinstance(loaded.policy, StiffnessPolicy)  # others do not learn
     network = deepcopy(loaded.policy.network)
     network.load_state_dict(read_fit(Path(file)).part("network"))
     return network.requires_grad_(False)

@@ -21,7 +21,7 @@ NONMETALS = frozenset([1, 2, *range(5, 11), *range(14, 19), *range(32, 37), *ran
 MOST_STICK_ATOMS = 150
 METHODS = {
     "policy": "the policy",
-    "valence": "valence terms",
+    "internal": "internal coordinates",
     "springs": "springs",
     "plain": "plain L-BFGS",
     "fire": "damped FIRE",

@@ -15,16 +15,16 @@ import numpy as np
 import torch
 
 from relaxion.errors import StructureError
-from relaxion.optimizer.hessian.internal.constants import ValenceSettings
-from relaxion.optimizer.hessian.internal.model import ValenceModel, valence_at
+from relaxion.optimizer.hessian.internal.constants import InternalSettings
+from relaxion.optimizer.hessian.internal.model import InternalHessian, internal_at
 from relaxion.optimizer.hessian.internal.topology import Topology
-from relaxion.optimizer.hessian.springs import Bonds, SpringMetric, SpringSettings, bonds_of, radii_scale, springs_at
+from relaxion.optimizer.hessian.springs import Bonds, SpringHessian, SpringSettings, bonds_of, radii_scale, springs_at
 from relaxion.optimizer.point import Array, Geometry, Point, dot, longest, structures_of
 from relaxion.structures import Structures
 from relaxion.structures.state import Pairs
 
 if TYPE_CHECKING:
-    from relaxion.optimizer.hessian.internal.model import ValenceMemory
+    from relaxion.optimizer.hessian.internal.model import InternalSecants
     from relaxion.optimizer.hessian.internal.topology import Topology
 
 Solve = Callable[[Array], Array]
@@ -54,7 +54,7 @@ class Secants:
         """`most`: Cartesian secants that are kept."""
         self.most = most
         self.recent: list[Secant] = []
-        self.internal: ValenceMemory | None = None  # while internal coordinates make steps
+        self.internal: InternalSecants | None = None  # while internal coordinates make steps
 
     @property
     def topology(self) -> Topology | None:
@@ -251,7 +251,7 @@ class Base:
     steps: int = 0  # that led there, as far as they are remembered
     topology: Topology | None = None  # of the molecules, as known so far
     place: int | None = None  # among the structures just evaluated, where it is one of them
-    springs: SpringMetric | None = None  # drawn there
+    springs: SpringHessian | None = None  # drawn there
 
     @property
     def has_springs(self) -> bool:
@@ -281,7 +281,7 @@ class Models:
     """The models that one relaxation uses, or many of the same kind."""
 
     springs: SpringSettings
-    internal: ValenceSettings | None = None  # None: molecules are not looked for
+    internal: InternalSettings | None = None  # None: molecules are not looked for
     policy: PolicyModel | None = None
 
 
@@ -290,8 +290,8 @@ class Hessians:
     """Bonds and Hessians at one base. None: that model does not apply there."""
 
     bonds: Bonds | None = None
-    springs: SpringMetric | None = None
-    internal: ValenceModel | None = None  # None: nothing is a molecule, or nobody asked
+    springs: SpringHessian | None = None
+    internal: InternalHessian | None = None  # None: nothing is a molecule, or nobody asked
     learned: Hessian | None = None
     not_learned: str = ""  # why a policy has none
 
@@ -360,7 +360,7 @@ def _of_group(bases: Sequence[Base], models: Sequence[Models], known: KnownPairs
     for number, (base, own, answer) in enumerate(zip(bases, models, learned, strict=True)):
         internal = None
         if own.internal is not None and base.point.finite:
-            internal = valence_at(base.geometry, bonds[number], base.topology, own.springs, own.internal)
+            internal = internal_at(base.geometry, bonds[number], base.topology, own.springs, own.internal)
         if isinstance(answer, str):
             result.append(Hessians(screening[number], base.springs, internal, None, answer))
         else:

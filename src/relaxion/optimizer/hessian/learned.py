@@ -19,9 +19,9 @@ from torch import Tensor
 from relaxion.model.roles import Policy
 from relaxion.model.solve import COARSE_TOLERANCE, LARGEST_DENSE, Inverse, by_size, dense, gradients_of, sparse_product
 from relaxion.model.stiffness import Stiffness, Unknowns, strain_vectors
-from relaxion.model.stiffness_network import MetricNetwork
+from relaxion.model.stiffness_network import StiffnessNetwork
 from relaxion.optimizer.hessian.base import Base, Hessian
-from relaxion.optimizer.hessian.springs import FACTOR, SOLVE, SpringMetric
+from relaxion.optimizer.hessian.springs import FACTOR, SOLVE, SpringHessian
 from relaxion.optimizer.point import Array, Geometry, Point, structures_of
 from relaxion.structures import Evaluation, Move, State, Structures
 
@@ -36,10 +36,10 @@ class _Source:
         return self.elements is None or self.elements.issuperset(geometry.numbers.tolist())
 
 
-class LearnedMetrics(_Source):
+class LearnedHessians(_Source):
     """A metric network."""
 
-    def __init__(self, network: MetricNetwork, elements: Collection[int] | None = None) -> None:
+    def __init__(self, network: StiffnessNetwork, elements: Collection[int] | None = None) -> None:
         """`elements`: atomic numbers the network may speak about; None: all."""
         self.network, self.elements = network, None if elements is None else frozenset(elements)
 
@@ -54,7 +54,7 @@ class LearnedMetrics(_Source):
                 parts = [geometry.free[: geometry.n_atoms].ravel(), free_cells[number] if geometry.cell_factor else []]
                 frees.append(np.concatenate(parts).astype(np.float64))
             if len(bases) == 1 and geometries[0].n_atoms > LARGEST_DENSE:
-                return [SparseMetric(geometries[0], frees[0], stiffness)]
+                return [SparseHessian(geometries[0], frees[0], stiffness)]
             matrices = [(which, *dense(some)) for which, some in by_size(stiffness)]
         result = dict[int, Hessian]()
         for which, own, layout in matrices:
@@ -62,7 +62,7 @@ class LearnedMetrics(_Source):
                 geometry, rows = geometries[number], np.arange(3 * geometries[number].n_atoms)
                 if geometry.cell_factor:
                     rows = np.concatenate([rows, 3 * layout.n_largest + np.arange(6)])
-                result[number] = DenseMetric(geometry, frees[number], matrix[rows[:, None], rows])
+                result[number] = DenseHessian(geometry, frees[number], matrix[rows[:, None], rows])
         return [result[number] for number in range(len(bases))]
 
 
@@ -106,7 +106,7 @@ class _InStrains:
         """None: the weights are no numbers."""
 
 
-class DenseMetric(_InStrains):
+class DenseHessian(_InStrains):
     """A learned stiffness as a matrix."""
 
     def __init__(self, geometry: Geometry, free: Array, matrix: Array) -> None:
@@ -128,7 +128,7 @@ class DenseMetric(_InStrains):
         return None if factor is None else SOLVE(factor, flat)[0]
 
 
-class SparseMetric(_InStrains):
+class SparseHessian(_InStrains):
     """The same for a structure too large for a matrix: conjugate gradients solve."""
 
     def __init__(self, geometry: Geometry, free: Array, stiffness: Stiffness) -> None:
@@ -171,7 +171,7 @@ def _free_strains(geometry: Geometry) -> Tensor:
     return strain_vectors(mask * mask.mT) > 0
 
 
-class DirectMetrics(_Source):
+class DirectMoves(_Source):
     """A policy whose moves are the steps. It may see how the relaxer came to a point."""
 
     def __init__(self, policy: Policy, elements: Collection[int] | None = None, trust: float = TRUST) -> None:
@@ -187,7 +187,7 @@ class DirectMetrics(_Source):
         for one, rows, strain in zip(bases, displacements, strains, strict=True):
             geometry = one.geometry
             step = np.concatenate([rows, geometry.cell_factor * strain]) if geometry.cell_factor else rows
-            result.append(DirectMetric(one.point.forces, np.asarray(step * geometry.free), _springs_of(one)))
+            result.append(DirectMove(one.point.forces, np.asarray(step * geometry.free), _springs_of(one)))
         return result
 
     def _states(self, bases: Sequence[Base], structures: Structures) -> State:
@@ -212,17 +212,17 @@ def _history(base: Base) -> tuple[Move, Array]:
     return Move(torch.from_numpy(step[:n_atoms]), torch.from_numpy((strain + strain.T) / 2)[None]), forces[:n_atoms]
 
 
-def _springs_of(base: Base) -> SpringMetric:
+def _springs_of(base: Base) -> SpringHessian:
     assert base.springs is not None  # drawn before policies are asked
     return base.springs
 
 
-class DirectMetric:
+class DirectMove:
     """Answers the forces of its point with the policy's move, everything else as springs do."""
 
     has_curvature = False
 
-    def __init__(self, forces: Array, step: Array, springs: SpringMetric) -> None:
+    def __init__(self, forces: Array, step: Array, springs: SpringHessian) -> None:
         self.forces, self.step, self.springs = forces, step, springs
 
     def apply(self, step: Array) -> Array:

@@ -112,7 +112,7 @@ def _typical_length(bonds: Bonds, n_atoms: int) -> float:
 
 def springs_at(
     geometries: Sequence[Geometry], settings: SpringSettings, bonds: Sequence[Bonds] | None = None
-) -> list[SpringMetric]:
+) -> list[SpringHessian]:
     """The springs of each geometry; what can be done for all of them at once is."""
     bonds = bonds_of(geometries) if bonds is None else bonds
     ends = np.cumsum([len(each.first) for each in bonds])[:-1]
@@ -122,7 +122,7 @@ def springs_at(
     counts = [geometries[number].n_atoms for number in small]
     dense = dict(zip(small, _between_atoms([bonds[n] for n in small], [blocks[n] for n in small], counts), strict=True))
     return [
-        SpringMetric(geometry, settings, bonds[number], blocks[number], dense.get(number))
+        SpringHessian(geometry, settings, bonds[number], blocks[number], dense.get(number))
         for number, geometry in enumerate(geometries)
     ]
 
@@ -158,7 +158,7 @@ def _between_atoms(bonds: Sequence[Bonds], blocks: Sequence[Array], counts: Sequ
     return [result[:, :, place, :count, :count] for place, count in enumerate(counts)]
 
 
-class SpringMetric:
+class SpringHessian:
     """The Hessian of the springs at one geometry."""
 
     has_curvature = True

@@ -31,7 +31,7 @@ from relaxion.train.agents.vector_networks import (
 if TYPE_CHECKING:
     from relaxion.model.actions import MoveActions
     from relaxion.model.backbone import AtomNetworkSettings
-    from relaxion.model.stiffness_network import MetricSettings
+    from relaxion.model.stiffness_network import StiffnessSettings
 
 N_CRITICS = 2  # of agents with several, as in the papers of TD3 and SAC; the smallest of their answers counts
 
@@ -105,7 +105,7 @@ def atom_agent(
     settings: Settings,
     networks: AtomNetworkSettings | None = None,
     policy_penalty: PolicyPenalty | None = None,
-    stiffness: MetricSettings | None = None,
+    stiffness: StiffnessSettings | None = None,
     critic_updates_before: int = 0,
 ) -> LearningAgent:
     """The agent that `settings` belong to, for atoms: with a direct policy, or with a stiffness policy.
@@ -119,17 +119,17 @@ def atom_agent(
     """
     # control tasks load none of these
     from relaxion.model.direct_policy import AtomGaussianPolicy, AtomPolicy
-    from relaxion.model.stiffness_policy import MetricGaussianPolicy, MetricPolicy
+    from relaxion.model.stiffness_policy import StiffnessGaussianPolicy, StiffnessPolicy
     from relaxion.train.agents.atom_critics import AtomCategoricalCritic, AtomCritics
 
     kind = kind_of_agent(settings)
     given: Any = settings
     shape: Any = networks if stiffness is None else stiffness
     if kind.gaussian_policy:
-        gaussian = AtomGaussianPolicy if stiffness is None else MetricGaussianPolicy
+        gaussian = AtomGaussianPolicy if stiffness is None else StiffnessGaussianPolicy
         policy = gaussian(actions, shape, generator, given.action_penalty)
     else:
-        deterministic = AtomPolicy if stiffness is None else MetricPolicy
+        deterministic = AtomPolicy if stiffness is None else StiffnessPolicy
         policy = deterministic(actions, shape, generator)
     if kind.categorical_critic:
         critics = AtomCategoricalCritic(networks, given.n_bins, generator)

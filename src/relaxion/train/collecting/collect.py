@@ -21,10 +21,10 @@ import torch
 from relaxion.database.relaxations import RelaxationDatabase
 from relaxion.database.trajectory import Trajectory
 from relaxion.errors import FileError, PolicyError, RelaxionWarning, RunError
-from relaxion.model.policy_file import PolicyBundle, policy_of
-from relaxion.model.stiffness_policy import MetricPolicy
+from relaxion.model.policy_file import PolicyFile, policy_of
+from relaxion.model.stiffness_policy import StiffnessPolicy
 from relaxion.optimizer.choice import new_stepper
-from relaxion.optimizer.hessian.learned import LearnedMetrics
+from relaxion.optimizer.hessian.learned import LearnedHessians
 from relaxion.policies import find_file
 from relaxion.potentials import potential
 from relaxion.potentials.base import Potential
@@ -272,13 +272,13 @@ def stepper_maker(policy: str | None) -> MakeStepper:
     """What relaxes: the classical optimizer, or the stiffness model of a policy file under the safeguard."""
     if policy is None:
         return new_stepper
-    bundle = PolicyBundle.read(find_file(policy, ()))
+    bundle = PolicyFile.read(find_file(policy, ()))
     network = policy_of(bundle)
-    if not isinstance(network, MetricPolicy):
+    if not isinstance(network, StiffnessPolicy):
         raise PolicyError(
             f"the policy {bundle.name} does not predict stiffness; collect with one that does, or without a policy"
         )
-    return lambda: new_stepper(metrics=LearnedMetrics(network.network))
+    return lambda: new_stepper(metrics=LearnedHessians(network.network))
 
 
 def summary(database: RelaxationDatabase, settings: CollectSettings | None = None) -> CollectSummary:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 
-from relaxion.optimizer.classical import QuasiNewtonSettings
+from relaxion.optimizer.classical import ClassicalSettings
 from relaxion.optimizer.hessian.base import Base, Models, Secant, hessians_at
 from relaxion.optimizer.point import Array, Geometry, Point, cell_factor_of
 from relaxion.optimizer.step import Stepper
@@ -31,7 +31,7 @@ class Expert:
         springs: between neighbours, as the relaxer has them; False: a multiple of the forces, a weaker expert.
         """
         trust = TrustRegionSettings(first=longest_step_angstrom, largest=longest_step_angstrom)
-        self._method = QuasiNewtonSettings(trust, use_springs=springs)
+        self._method = ClassicalSettings(trust, use_springs=springs)
 
     def __call__(self, state: State) -> Move:
         """Single steps (never a jump to the minimum), zero for atoms that may not move."""

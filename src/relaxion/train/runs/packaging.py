@@ -22,7 +22,7 @@ from ase.symbols import Symbols
 from relaxion.errors import RelaxionError, RelaxionWarning, RunError
 from relaxion.files import Stored, json_of, text_of
 from relaxion.model.card import POLICY, CardResult, ModelCard
-from relaxion.model.policy_file import PolicyBundle
+from relaxion.model.policy_file import PolicyFile
 from relaxion.settings import assignment, command_words, option_words, shown
 from relaxion.structures import Outcome
 from relaxion.train.judge.assessment import CORE, Assessed, Assessor
@@ -39,7 +39,7 @@ OWN_OPTIONS = ("agent", "seed", "steps")  # of `relaxion train`; all else is a s
 NAMES = {CORE: "classical core"}  # on a card, where they differ
 
 
-def bundle_from_run(path: Path, name: str) -> PolicyBundle:
+def bundle_from_run(path: Path, name: str) -> PolicyFile:
     """The policy of a finished run, or of the last checkpoint of one that is not."""
     folder = RunFolder(path)
     stored = read_weights(folder)
@@ -58,7 +58,7 @@ def bundle_from_run(path: Path, name: str) -> PolicyBundle:
         date=datetime.now(UTC).date().isoformat(),
         training_settings=settings.flat(),
     )
-    bundle = PolicyBundle(name, packed.networks, card)
+    bundle = PolicyFile(name, packed.networks, card)
     return replace(bundle, card=with_results(bundle, packed, folder))
 
 
@@ -114,7 +114,7 @@ def _result(folder: RunFolder) -> dict[str, Any]:
     return result
 
 
-def with_results(bundle: PolicyBundle, packed: Packed, folder: RunFolder) -> ModelCard:
+def with_results(bundle: PolicyFile, packed: Packed, folder: RunFolder) -> ModelCard:
     """The card with the results of the policy, as it comes out of the policy file, beside the classical ones."""
     assessor = packed.assessor
     with torch.no_grad():

@@ -19,11 +19,11 @@ from relaxion.batch import BatchRelaxer, BatchSettings
 from relaxion.database.trajectory import Trajectory
 from relaxion.errors import RunError
 from relaxion.files import Stored, joined
-from relaxion.model.stiffness_network import MetricNetwork
+from relaxion.model.stiffness_network import StiffnessNetwork
 from relaxion.optimizer.batch_relaxation import Relaxed
 from relaxion.optimizer.choice import new_stepper
-from relaxion.optimizer.hessian.learned import LearnedMetrics, states_at
-from relaxion.optimizer.safeguard import StepControl
+from relaxion.optimizer.hessian.learned import LearnedHessians, states_at
+from relaxion.optimizer.safeguard import StepRule
 from relaxion.potentials.base import Potential
 from relaxion.train.data.starts import Starts
 from relaxion.train.supervised.examples import (
@@ -81,11 +81,11 @@ class LiveExamples(ExampleDataset):
 
     def __init__(
         self,
-        network: MetricNetwork,
+        network: StiffnessNetwork,
         sources: Sequence[LiveSource],
         settings: LiveSettings,
         generator: Generator,
-        rule: StepControl | None = None,
+        rule: StepRule | None = None,
     ) -> None:
         """`rule`: the step rule of the policy file, if it has one."""
         self.network = network
@@ -142,7 +142,7 @@ class LiveExamples(ExampleDataset):
             max_force_calls=self.settings.example_force_calls,
             record=True,
         )
-        metrics = LearnedMetrics(self.network)
+        metrics = LearnedHessians(self.network)
         relaxer = BatchRelaxer(potential, settings, lambda _: ("guard", new_stepper(metrics=metrics, rule=self.rule)))
         drawn = [
             (place, self.sources[place].starts.sample(self.generator, self._number(place, "example_relaxations")))
@@ -277,7 +277,7 @@ class StoredExamples(ExampleDataset):
         self.generator.set_state(stored.tensors["generator"])
 
 
-def mean_error(network: MetricNetwork, examples: Examples, batch: int = 256) -> float:
+def mean_error(network: StiffnessNetwork, examples: Examples, batch: int = 256) -> float:
     """The mean relative error on all of the examples, without learning from them."""
     errors = []
     with torch.no_grad():

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from relaxion.files import Stored, joined
-from relaxion.model.stiffness_network import MetricNetwork
+from relaxion.model.stiffness_network import StiffnessNetwork
 from relaxion.train.judge.statistics import resampled, resampled_means
 from relaxion.train.supervised.dataset import RelaxationSet
 from relaxion.train.supervised.examples import Examples, RelaxationExamples, is_validation
@@ -82,7 +82,7 @@ class FineTune:
 
     def __init__(
         self,
-        network: MetricNetwork,
+        network: StiffnessNetwork,
         settings: FitSettings = USUAL,
         most_training: int = 2000,
         most_validation: int = 60,
@@ -203,7 +203,7 @@ def held_out(key: str, one_in: int = VALIDATION_ONE_IN) -> bool:
     return is_validation(f"apart {key}", one_in)
 
 
-def errors_of(network: MetricNetwork, relaxations: Sequence[RelaxationExamples]) -> np.ndarray:
+def errors_of(network: StiffnessNetwork, relaxations: Sequence[RelaxationExamples]) -> np.ndarray:
     """The mean relative error of each relaxation's predicted ways, (n_relaxations,)."""
     found: list[np.ndarray] = []
     group: list[RelaxationExamples] = []
@@ -215,7 +215,7 @@ def errors_of(network: MetricNetwork, relaxations: Sequence[RelaxationExamples])
     return np.concatenate([*found, _errors(network, group)])
 
 
-def _errors(network: MetricNetwork, group: Sequence[RelaxationExamples]) -> np.ndarray:
+def _errors(network: StiffnessNetwork, group: Sequence[RelaxationExamples]) -> np.ndarray:
     with torch.no_grad():
         errors = relative_errors(network, Examples.concatenate([one.examples for one in group]))
     parts = errors.clamp_max(LARGEST_ERROR).split([one.number for one in group])

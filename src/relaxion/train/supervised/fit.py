@@ -22,7 +22,7 @@ from relaxion.errors import SettingsError
 from relaxion.files import Stored, joined
 from relaxion.model.solve import solve
 from relaxion.model.stiffness import Unknowns, strain_vectors
-from relaxion.model.stiffness_network import Frame, MetricNetwork
+from relaxion.model.stiffness_network import SolveInputs, StiffnessNetwork
 from relaxion.settings import Settings
 from relaxion.train.supervised.examples import Examples
 
@@ -34,10 +34,10 @@ FINAL_LEARNING_RATE = 1e-5
 MUON_LEARNING_RATE = 0.02  # beside LEARNING_RATE; it changes as Adam's does
 
 
-def relative_errors(network: MetricNetwork, examples: Examples) -> Tensor:
+def relative_errors(network: StiffnessNetwork, examples: Examples) -> Tensor:
     """How far B⁻¹(F - F_end) misses the way to the end, relative to its length in the springs' energy, (number,)."""
     structures = examples.state.structures
-    frame = Frame.of(examples.state, network.settings, network.dtype)
+    frame = SolveInputs.of(examples.state, network.settings, network.dtype)
     pulls = frame.pulls if examples.left_over is None else frame.pulls - examples.left_over
     goal = Unknowns(examples.goal.displacements.double(), strain_vectors(examples.goal.strains).double())
     missed = solve(network.stiffness(frame), pulls) - goal
@@ -99,7 +99,7 @@ class Fit:
 
     def __init__(
         self,
-        network: MetricNetwork,
+        network: StiffnessNetwork,
         dataset: ExampleDataset,
         settings: FitSettings,
         final_learning_rate: float = FINAL_LEARNING_RATE,

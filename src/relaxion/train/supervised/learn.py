@@ -28,11 +28,11 @@ from relaxion.database.trajectory import Trajectory
 from relaxion.errors import CheckpointError, PolicyError, RunError
 from relaxion.files import Format, open_lock
 from relaxion.model.card import LearnedFrom
-from relaxion.model.policy_file import PolicyBundle, network_of
-from relaxion.model.stiffness_policy import MetricPolicy
+from relaxion.model.policy_file import PolicyFile, network_of
+from relaxion.model.stiffness_policy import StiffnessPolicy
 from relaxion.optimizer.choice import CORE, Loaded, leaves_molecules, new_stepper
 from relaxion.optimizer.hessian.internal.topology import in_vacuum, molecular_share
-from relaxion.optimizer.hessian.learned import LearnedMetrics
+from relaxion.optimizer.hessian.learned import LearnedHessians
 from relaxion.potentials.base import Potential
 from relaxion.potentials.counting import fingerprint
 from relaxion.structures import Structures
@@ -72,7 +72,7 @@ class Learned:
     expected_calls_ratio: float
     calls_before: float | None  # of the finished relaxations held out, as they were made
     measured: Interval | None  # ratio of calls on starts held out, where a calculator was given
-    policy: MetricPolicy
+    policy: StiffnessPolicy
 
     def plain(self) -> dict[str, Any]:
         """For JSON."""
@@ -146,7 +146,7 @@ class StoreFineTune:
 
     def __init__(self, memory: Path, origin: Loaded, trajectories: Sequence[Trajectory], settings: FitSettings):
         """RunError where the store has too few examples."""
-        if not isinstance(origin.policy, MetricPolicy):
+        if not isinstance(origin.policy, StiffnessPolicy):
             raise PolicyError(
                 f"the policy {origin.bundle.name} does not predict stiffness, so it cannot learn this way"
             )
@@ -245,12 +245,12 @@ class StoreFineTune:
 
     def _calls(self, starts: Sequence[Trajectory], potential: Potential, network: Any, stop: Stop) -> np.ndarray:
         rule = self.origin.rule
-        relax: Relax = under_safeguard(lambda: new_stepper(metrics=LearnedMetrics(network), rule=rule), FMAX, CAP)
+        relax: Relax = under_safeguard(lambda: new_stepper(metrics=LearnedHessians(network), rule=rule), FMAX, CAP)
         structures = Structures.concatenate([t.structures.select(torch.tensor([0])) for t in starts])
         return np.array([one.force_calls for one in relax(potential, structures, stop)], dtype=np.float64)
 
 
-def bundle_of(name: str, tuned: StoreFineTune, learned: Learned, command: str) -> PolicyBundle:
+def bundle_of(name: str, tuned: StoreFineTune, learned: Learned, command: str) -> PolicyFile:
     """What is kept: the origin with other weights, and a card that says what of."""
     trajectories = tuned.trajectories
     origin = tuned.origin.bundle
@@ -294,7 +294,7 @@ def bundle_of(name: str, tuned: StoreFineTune, learned: Learned, command: str) -
     )
     own = network_of(learned.policy.settings, learned.policy.state_dict(), stochastic=False)
     networks = {**origin.networks, "policy": own}
-    return PolicyBundle(name, networks, card)
+    return PolicyFile(name, networks, card)
 
 
 @contextmanager

@@ -19,8 +19,8 @@ from torch import Generator
 from relaxion.database.relaxations import RelaxationDatabase
 from relaxion.database.trajectory import Trajectory
 from relaxion.errors import MissingStressError, RelaxionWarning, RunError
-from relaxion.model.stiffness_network import MetricNetwork
-from relaxion.optimizer.safeguard import StepControl
+from relaxion.model.stiffness_network import StiffnessNetwork
+from relaxion.optimizer.safeguard import StepRule
 from relaxion.potentials import potential
 from relaxion.potentials.base import Potential
 from relaxion.potentials.registry import make_potential
@@ -73,12 +73,12 @@ class TrainingData:
     fails_on: tuple[str, ...]  # sentences of the card
     engines: str  # in words: the potentials
 
-    def __init__(self, per_kind: int, rule: StepControl | None) -> None:
+    def __init__(self, per_kind: int, rule: StepRule | None) -> None:
         """`per_kind`: assessed starts of each kind; `rule`: the step rule of the policy file, where it has its own."""
         self.per_kind = per_kind
         self.rule = rule
 
-    def dataset(self, network: MetricNetwork, generator: Generator, /) -> ExampleDataset:
+    def dataset(self, network: StiffnessNetwork, generator: Generator, /) -> ExampleDataset:
         """Examples for the network."""
         raise NotImplementedError
 
@@ -94,7 +94,7 @@ class TrainingData:
         """The classical optimizer, BFGS and FIRE on the assessed starts."""
         self.assessor.compare(folder)
 
-    def errors(self, _network: MetricNetwork, /) -> dict[str, float]:
+    def errors(self, _network: StiffnessNetwork, /) -> dict[str, float]:
         """On validation examples, for the log, where there are some."""
         return {}
 
@@ -192,7 +192,7 @@ class MetalsData(TrainingData):
     engines = "emt and eam"
     structures = "metals"
 
-    def __init__(self, settings: MetalsSettings, per_kind: int, rule: StepControl | None) -> None:
+    def __init__(self, settings: MetalsSettings, per_kind: int, rule: StepRule | None) -> None:
         super().__init__(per_kind, rule)
         self.settings = settings
         where = "on slabs and in defects" if "defect" in settings.shares else "on slabs"
@@ -201,7 +201,7 @@ class MetalsData(TrainingData):
             f"Bonding other than metallic was never seen; H, C, N and O only with EMT, {where}.",
         )
 
-    def dataset(self, network: MetricNetwork, generator: Generator, /) -> LiveExamples:
+    def dataset(self, network: StiffnessNetwork, generator: Generator, /) -> LiveExamples:
         return LiveExamples(network, self.settings.sources(), self.settings, generator)
 
     def starts(self) -> list[AssessedStarts]:
@@ -273,7 +273,7 @@ class KindData(TrainingData):
         "From single starts it needs more calls than the classical optimizer, often where it ends in a lower minimum.",
     )
 
-    def __init__(self, settings: KindSourceSettings, per_kind: int, rule: StepControl | None) -> None:
+    def __init__(self, settings: KindSourceSettings, per_kind: int, rule: StepRule | None) -> None:
         super().__init__(per_kind, rule)
         self.settings = settings
         self.collection = CollectSettings.of(read_toml(find(settings.kinds_of)), {})
@@ -293,7 +293,7 @@ class KindData(TrainingData):
     def starts_of(self, name: str) -> KindStarts:
         return KindStarts(self.collection, name, self.potentials[self.kinds[name].engine])
 
-    def dataset(self, network: MetricNetwork, generator: Generator, /) -> LiveExamples:
+    def dataset(self, network: StiffnessNetwork, generator: Generator, /) -> LiveExamples:
         self._warn_of_missing_files()
         found = [(self.starts_of(name), kind.share) for name, kind in self.kinds.items()]
         sources = [LiveSource(starts.potential, starts, share) for starts, share in found]
@@ -353,7 +353,7 @@ class FileData(TrainingData):
     structures = "own structures"
     fails_on = ("Structures other than those of its files, and other calculators, were never tried.",)
 
-    def __init__(self, settings: FileSourceSettings, per_kind: int, rule: StepControl | None) -> None:
+    def __init__(self, settings: FileSourceSettings, per_kind: int, rule: StepRule | None) -> None:
         super().__init__(per_kind, rule)
         if not settings.structures or not settings.calculator:
             raise RunError(
@@ -387,7 +387,7 @@ class FileData(TrainingData):
         pool = Structures.from_ase(images, cell_free=[self.settings.free_cell and bool(a.pbc.all()) for a in images])
         return PerturbedStarts(pool, [perturbation(self.settings.perturbation)])
 
-    def dataset(self, network: MetricNetwork, generator: Generator, /) -> LiveExamples:
+    def dataset(self, network: StiffnessNetwork, generator: Generator, /) -> LiveExamples:
         source = LiveSource(self.potential, self._starts_of(self._sides[0]))
         return LiveExamples(network, [source], self.settings, generator)
 
@@ -441,7 +441,7 @@ class StoredData(TrainingData):
     structures = "universal"
     fails_on = ("Potentials other than those named were not trained on; see docs/results/relaxing.md for others.",)
 
-    def __init__(self, settings: StoreSettings, per_kind: int, rule: StepControl | None) -> None:
+    def __init__(self, settings: StoreSettings, per_kind: int, rule: StepRule | None) -> None:
         super().__init__(per_kind, rule)
         if not settings.store:
             raise RunError(
@@ -452,7 +452,7 @@ class StoredData(TrainingData):
         self.training, self.validation = split_store(settings)
         self.engines = " and ".join(sorted({trajectory.engine for trajectory in self.training}))
 
-    def dataset(self, _network: MetricNetwork, generator: Generator, /) -> StoredExamples:
+    def dataset(self, _network: StiffnessNetwork, generator: Generator, /) -> StoredExamples:
         groups = grouped_examples(self.training)
         if not groups:
             raise RunError(f"the store {self.settings.store} holds no finished relaxation to learn from")
@@ -480,7 +480,7 @@ class StoredData(TrainingData):
         energies = tuple(float(t.energies[-1]) if n < CAP else None for t, n in zip(self.assessed, calls, strict=True))
         self.assessor.compare(folder, collector=Calls(calls, energies))
 
-    def errors(self, network: MetricNetwork, /) -> dict[str, float]:
+    def errors(self, network: StiffnessNetwork, /) -> dict[str, float]:
         groups = grouped_examples(self.validation)
         return {f"eval/relative_error_{name}": mean_error(network, found.examples) for name, found in groups.items()}
 

@@ -14,7 +14,7 @@ from relaxion.errors import CheckpointError
 from relaxion.files import Stored, digest, joined
 from relaxion.model.layers import with_graph
 from relaxion.model.roles import Policy
-from relaxion.model.stiffness_network import MetricSettings
+from relaxion.model.stiffness_network import StiffnessSettings
 from relaxion.structures import Move, State
 from relaxion.structures.minimum_distance import Nearest, correct
 from relaxion.structures.structures import per_structure_sum
@@ -41,7 +41,7 @@ from relaxion.train.tasks.relax_task import Collected, RelaxCollector, RelaxTask
 
 # settings that have no meaning for a stiffness model alone
 GATE = ("environment_information", "n_information_hidden", "largest_gate_factor")
-NETWORK = "network."  # of a MetricPolicy's own names
+NETWORK = "network."  # of a StiffnessPolicy's own names
 LENGTH_FLOOR = 1e-3  # Å: shorter demonstrations count as this long, so that none is worth more than others
 
 
@@ -345,8 +345,10 @@ def stiffness_in(stored: Stored, settings: Mapping[str, Any]) -> dict[str, Tenso
         raise CheckpointError(
             "the old run has no stiffness model to begin with; it must have policy = metric or task = metric"
         )
-    names = [name for name in MetricSettings.model_fields if name not in (*GATE, "damped")]
-    usual = {name: MetricSettings.model_fields[name].default for name in MetricSettings.younger}  # not written down
+    names = [name for name in StiffnessSettings.model_fields if name not in (*GATE, "damped")]
+    usual = {
+        name: StiffnessSettings.model_fields[name].default for name in StiffnessSettings.younger
+    }  # not written down
     old, settings = (usual | dict(values) for values in (old, settings))
     changes = [f"{n} (was {old[n]!r}, now {settings[n]!r})" for n in names if n in old and old[n] != settings[n]]
     if changes:

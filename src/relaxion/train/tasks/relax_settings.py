@@ -11,7 +11,7 @@ from pydantic import Field
 from relaxion.errors import SettingsError
 from relaxion.files import Stored
 from relaxion.model.backbone import AtomNetworkSettings
-from relaxion.model.stiffness_network import MetricSettings, MetricShape
+from relaxion.model.stiffness_network import StiffnessSettings, StiffnessShape
 from relaxion.settings import Settings, nearest
 from relaxion.train.agents import AGENT_SETTINGS
 from relaxion.train.data.sources import first_at_hand, potential_at_hand, source_at_hand
@@ -152,7 +152,7 @@ class RelaxRunSettings(AgentRunSettings):
     atoms: AtomTaskSettings
     environment: EnvironmentSettings
     networks: AtomNetworkSettings
-    metric: MetricShape | None = None  # of a stiffness policy, as the next
+    metric: StiffnessShape | None = None  # of a stiffness policy, as the next
     fit: LiveSettings | None = None  # to finished relaxations, before reinforcement learning
 
     @classmethod
@@ -164,7 +164,7 @@ class RelaxRunSettings(AgentRunSettings):
             "environment": EnvironmentSettings,
             "networks": AtomNetworkSettings,
         }
-        return parts | ({"metric": MetricShape, "fit": LiveSettings} if values.get("policy") == "metric" else {})
+        return parts | ({"metric": StiffnessShape, "fit": LiveSettings} if values.get("policy") == "metric" else {})
 
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> Self:
@@ -176,13 +176,13 @@ class RelaxRunSettings(AgentRunSettings):
         return super().read({**alone, **values})
 
     @property
-    def policy(self) -> AtomNetworkSettings | MetricSettings:
+    def policy(self) -> AtomNetworkSettings | StiffnessSettings:
         """Of the policy's network; a metric has its own shape, with backbone and gate of the critics' settings."""
         if self.metric is None:
             return self.networks
-        shared = {k: v for k, v in self.networks.model_dump().items() if k in MetricSettings.model_fields}
-        own = {name: getattr(self.metric, name) for name in MetricShape.model_fields}
-        return MetricSettings(**shared, **own)
+        shared = {k: v for k, v in self.networks.model_dump().items() if k in StiffnessSettings.model_fields}
+        own = {name: getattr(self.metric, name) for name in StiffnessShape.model_fields}
+        return StiffnessSettings(**shared, **own)
 
     def check_together(self) -> None:
         super().check_together()

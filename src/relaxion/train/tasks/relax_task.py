@@ -19,7 +19,7 @@ from relaxion.files import Stored
 from relaxion.model.actions import ForceMoveActions
 from relaxion.model.layers import with_graph
 from relaxion.model.policy_file import network_of, policy_of
-from relaxion.model.stiffness_network import MetricSettings
+from relaxion.model.stiffness_network import StiffnessSettings
 from relaxion.model.stiffness_policy import MetricActions
 from relaxion.potentials.base import Potential
 from relaxion.potentials.registry import potential
@@ -301,6 +301,6 @@ def make_agent(settings: RelaxRunSettings, generator: Generator, penalty: Policy
         settings.agent,
         settings.networks,
         penalty,
-        policy if isinstance(policy, MetricSettings) else None,
+        policy if isinstance(policy, StiffnessSettings) else None,
         settings.atoms.critic_updates_before,
     )

@@ -16,7 +16,7 @@ from relaxion.train.agents import AGENT_SETTINGS, AGENTS
 from relaxion.train.experience.exploration import LinearSchedule, NoisyExplorer
 
 if TYPE_CHECKING:
-    from relaxion.model.policy_file import Network, PolicyBundle
+    from relaxion.model.policy_file import Network, PolicyFile
     from relaxion.train.judge.assessment import Assessor, Relax
     from relaxion.train.tasks.progress import RunTrainer
 
@@ -129,7 +129,7 @@ class Packed:
     networks: Mapping[str, Network]
     card: Mapping[str, Any]
     assessor: Assessor
-    relax: Callable[[PolicyBundle], Relax]  # as a user of the policy file would
+    relax: Callable[[PolicyFile], Relax]  # as a user of the policy file would
     fails_on: tuple[str, ...] = ()  # sentences beside what the assessment shows
     same_starts: bool = True  # the run measured its baselines on the starts of the assessor
     steps_are_updates: bool = False  # not of an environment, whose steps a card counts

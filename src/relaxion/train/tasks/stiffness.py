@@ -17,12 +17,12 @@ from torch import Tensor
 
 from relaxion.files import Stored, digest, joined
 from relaxion.model.actions import MoveActions
-from relaxion.model.policy_file import PolicyBundle, network_of, policy_of
-from relaxion.model.stiffness_network import MetricSettings
-from relaxion.model.stiffness_policy import MetricPolicy
+from relaxion.model.policy_file import PolicyFile, network_of, policy_of
+from relaxion.model.stiffness_network import StiffnessSettings
+from relaxion.model.stiffness_policy import StiffnessPolicy
 from relaxion.optimizer.choice import new_stepper
-from relaxion.optimizer.hessian.learned import LearnedMetrics
-from relaxion.optimizer.safeguard import DEFAULT, GATE, INEXACT, StepControl, constant_network, rule_of
+from relaxion.optimizer.hessian.learned import LearnedHessians
+from relaxion.optimizer.safeguard import DEFAULT, GATE, INEXACT, StepRule, constant_network, rule_of
 from relaxion.optimizer.step import Stepper
 from relaxion.settings import Settings
 from relaxion.train.judge.assessment import FMAX, Assessed, under_safeguard
@@ -50,7 +50,7 @@ class StiffnessTaskSettings(Settings):
     n_secants: int = Field(default=1, ge=1)
     """So many of them, the newest ones."""
 
-    def control(self) -> StepControl | None:
+    def control(self) -> StepRule | None:
         """The step rule of the policy file: the usual one, but for the secants."""
         if self.secant_weight is None:
             return None
@@ -61,14 +61,14 @@ class StiffnessTaskSettings(Settings):
 class StiffnessRunSettings(RunSettings):
     """No agent acts here; one may go on from the metric (task relax with policy = metric, from these weights)."""
 
-    metric: MetricSettings
+    metric: StiffnessSettings
     bundle: StiffnessTaskSettings
     fit: FitSource
 
     @classmethod
     def parts(cls, values: Mapping[str, Any]) -> dict[str, type[Settings]]:
         fit, _ = SOURCES.get(str(values.get("examples")), SOURCES["live"])
-        return {"training": LoopSettings, "metric": MetricSettings, "bundle": StiffnessTaskSettings, "fit": fit}
+        return {"training": LoopSettings, "metric": StiffnessSettings, "bundle": StiffnessTaskSettings, "fit": fit}
 
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> Self:
@@ -103,13 +103,13 @@ class StiffnessRunSettings(RunSettings):
         )
 
 
-def stepper_of(bundle: PolicyBundle) -> Stepper:
+def stepper_of(bundle: PolicyFile) -> Stepper:
     """What a relaxer would use: stiffness model and step rule as they come out of the policy file."""
     policy = policy_of(bundle)
     gate = bundle.networks.get(GATE)
-    assert isinstance(policy, MetricPolicy)
+    assert isinstance(policy, StiffnessPolicy)
     rule = None if gate is None else rule_of(gate, bundle.name)
-    return new_stepper(metrics=LearnedMetrics(policy.network), rule=rule)
+    return new_stepper(metrics=LearnedHessians(policy.network), rule=rule)
 
 
 class StiffnessTrainer:
@@ -120,7 +120,7 @@ class StiffnessTrainer:
         self.data = settings.data
         seed = settings.training.seed
         bounds = MoveActions(LONGEST_MOVE, LARGEST_STRAIN)
-        self.policy = MetricPolicy(bounds, settings.metric, named_generator(seed, "agent"))
+        self.policy = StiffnessPolicy(bounds, settings.metric, named_generator(seed, "agent"))
         dataset = self.data.dataset(self.policy.network, named_generator(seed, "replay"))
         self.fit = Fit(self.policy.network, dataset, settings.fit)
         self.means = ScalarMeans()
@@ -154,7 +154,7 @@ class StiffnessTrainer:
 
     def stepper(self) -> Stepper:
         """What a relaxer would use."""
-        return new_stepper(metrics=LearnedMetrics(self.policy.network), rule=self.settings.bundle.control())
+        return new_stepper(metrics=LearnedHessians(self.policy.network), rule=self.settings.bundle.control())
 
     def assess(self, stop: Callable[[], bool] | None = None) -> Assessed:
         errors = self.data.errors(self.policy.network)

@@ -28,7 +28,7 @@ FARTHEST = 3.4  # Å; pairs that are not bonded have no stretch beyond
 
 
 @dataclass(frozen=True)
-class ValenceSettings:
+class InternalSettings:
     """Force constants. Lindh's where nothing else is said."""
 
     stretch: float = 0.45 * Hartree / Bohr**2
@@ -53,7 +53,7 @@ def shares(geometry: Geometry, first: Indices, second: Indices, lengths: Array) 
     return np.exp(DECAYS[one, other] * (LENGTHS[one, other] ** 2 - lengths**2))
 
 
-def constants_of(topology: Topology, geometry: Geometry, vectors: Array, settings: ValenceSettings) -> Array:
+def constants_of(topology: Topology, geometry: Geometry, vectors: Array, settings: InternalSettings) -> Array:
     """Of each coordinate in the order of `values_at`, eV/Å² or eV/rad²."""
     links = topology.links
     lengths = np.linalg.norm(vectors, axis=1)

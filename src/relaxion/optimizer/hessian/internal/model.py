@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from relaxion.errors import StructureError
 from relaxion.optimizer.hessian.internal.constants import (
     FARTHEST,
-    ValenceSettings,
+    InternalSettings,
     constants_of,
     factors_of,
     near_factors,
@@ -95,13 +95,13 @@ class Place:
         return self._normal.solve(self.slopes.T @ change + CARTESIAN**2 * step)
 
 
-class ValenceModel(Place):
+class InternalHessian(Place):
     """The Hessian of a structure with molecules at one geometry."""
 
     has_curvature = True
 
     def __init__(
-        self, topology: Topology, geometry: Geometry, springs: SpringSettings, valence: ValenceSettings, near: Bonds
+        self, topology: Topology, geometry: Geometry, springs: SpringSettings, valence: InternalSettings, near: Bonds
     ) -> None:
         """`near`: all pairs that may repel or attract each other."""
         super().__init__(topology, geometry)
@@ -135,7 +135,7 @@ class ValenceModel(Place):
         return factor.solve(right).reshape(forces.shape)
 
 
-def _floors(topology: Topology, geometry: Geometry, springs: SpringSettings, valence: ValenceSettings) -> Array:
+def _floors(topology: Topology, geometry: Geometry, springs: SpringSettings, valence: InternalSettings) -> Array:
     floors = np.full(geometry.free.shape, springs.floor)
     floors[: geometry.n_atoms][topology.members] = valence.floor
     if geometry.cell_factor:
@@ -144,7 +144,7 @@ def _floors(topology: Topology, geometry: Geometry, springs: SpringSettings, val
 
 
 def between(
-    topology: Topology, geometry: Geometry, springs: SpringSettings, valence: ValenceSettings, near: Bonds
+    topology: Topology, geometry: Geometry, springs: SpringSettings, valence: InternalSettings, near: Bonds
 ) -> Any:
     """The springs between pairs that are not bonded: Lindh's stretches around molecules, the usual ones elsewhere."""
     units = near.vectors / near.lengths[:, None]
@@ -192,13 +192,13 @@ def _codes(rows: Indices) -> Indices:
     return code + ((rows[:, 2] + 16) << 10) + ((rows[:, 3] + 16) << 5) + rows[:, 4] + 16
 
 
-def valence_at(
+def internal_at(
     geometry: Geometry,
     pairs: Bonds,
     known: Topology | None,
     springs: SpringSettings,
-    settings: ValenceSettings,
-) -> ValenceModel | None:
+    settings: InternalSettings,
+) -> InternalHessian | None:
     """The model there; None where nothing is a molecule. `known`: the topology so far, kept while bonds stay."""
     bonds = bonds_in(geometry, pairs, known)
     if not bonds:
@@ -209,7 +209,7 @@ def valence_at(
     if topology is None:
         return None
     try:
-        model = ValenceModel(topology, geometry, springs, settings, near_pairs(geometry, topology))
+        model = InternalHessian(topology, geometry, springs, settings, near_pairs(geometry, topology))
         model.prepare()
     except (np.linalg.LinAlgError, RuntimeError):  # SuperLU's singular matrix
         return None
@@ -286,7 +286,7 @@ class Visited:
     by_x: Array
 
 
-class ValenceMemory:
+class InternalSecants:
     """Pairs of points between which steps were taken, and the topology in which they are seen."""
 
     def __init__(self) -> None:
@@ -317,7 +317,7 @@ class ValenceMemory:
         }
 
     @classmethod
-    def restored(cls, plain: dict[str, Any], base: Point) -> ValenceMemory:
+    def restored(cls, plain: dict[str, Any], base: Point) -> InternalSecants:
         """The opposite; `base`: the last one, whose elements and constraints are those of all points."""
         if base.geometry is None:
             raise ValueError("valence coordinates without a geometry")
