@@ -100,7 +100,7 @@ def test_a_function_without_atoms_is_relaxed_by_plain_steps(tmp_path):
 
 
 def test_a_function_has_no_structures_to_remember(tmp_path):
-    with pytest.raises(SettingsError, match="memory keeps structures, and Booth is none"):
+    with pytest.raises(SettingsError, match="database keeps structures, and Booth is none"):
         Relaxer(Booth(), logfile=None, database=tmp_path)
 
 
