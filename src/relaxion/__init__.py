@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from relaxion.batch import relax_batch, relax_stream
     from relaxion.potentials.registry import potential
     from relaxion.relaxer import Relaxer
+    from relaxion.search.run import search
     from relaxion.structures import Evaluation, Graph, Move, Outcome, State, Structures
 
 _HOMES = {
@@ -30,11 +31,12 @@ _HOMES = {
     "relax_batch": "relaxion.batch",
     "relax_stream": "relaxion.batch",
     "report": "relaxion.apps.report.view",
+    "search": "relaxion.search",
 }
 
 __all__ = [
     "Evaluation", "Graph", "Move", "Outcome", "Relaxer", "State", "Structures", "__version__", "potential",
-    "relax_batch", "relax_stream", "report",
+    "relax_batch", "relax_stream", "report", "search",
 ]  # fmt: skip
 
 

@@ -8,11 +8,12 @@ from typing import Annotated
 
 import typer
 
-from relaxion.apps.cli import relaxing_commands, showing_commands
+from relaxion.apps.cli import relaxing_commands, search, showing_commands
 from relaxion.apps.cli.command import app, help_of
 from relaxion.version import __version__
 
-__all__ = ["app", "main", "relaxing_commands", "showing_commands"]  # commands are registered as they are imported
+# commands are registered as they are imported
+__all__ = ["app", "main", "relaxing_commands", "search", "showing_commands"]
 
 FIRST_STEPS = """
 [bold]First steps[/bold]

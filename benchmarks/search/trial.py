@@ -1,0 +1,249 @@
+"""Searches at equal force calls: `python benchmarks/search/trial.py SET ARM [ARM ...] [--critic NAME=FILE ...]`.
+
+SET: `tuning` (training pairs, for choosing settings), `unseen` (pairs that no critic and no setting has seen), `large`
+(unseen pairs, 30-50 atoms). ARM: see ARMS, or `critic:NAME`. Each arm of a set is one JSON file in the folder; one that
+exists is left as it is, so a stopped trial goes on. Without ARM the table of what is there is printed.
+Every arm begins a search at the same start, relaxes with Relaxion's own `relax_batch` code (0.05 eV/Å) and is charged
+for every force call. Found: within 1 meV per atom of the lowest energy of that system in any file of the set. A search
+that finds nothing is charged the whole budget.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from ase import Atoms
+
+from relaxion.files import write_json
+from relaxion.search.choices import Bandit, Candidate, Chooser, Draw, Mixture, Walker
+from relaxion.search.critic import Critic, CriticSettings, load_critic
+from relaxion.search.critic_choice import CriticChoice
+from relaxion.search.relaxing import TrialRelaxer, one_round
+from relaxion.search.settings import SearchSettings
+from relaxion.search.walk import Walk
+from relaxion.train.search.metals import TRAINED, UNSEEN, alloy_cluster
+
+HERE = Path(__file__).parent
+SIZES = (14, 16, 18, 20, 23, 25)
+LARGE_SIZES = (30, 38, 50)
+TUNED = {"swap": 0.6, "relocate": 0.25, "twist": 0.15}
+SAME_EV = 1e-3  # two relaxations of one minimum differ by less
+HOPS = {"swap": 0.5, "relocate": 0.35, "twist": 0.15}
+Arm = tuple[Callable[[], Chooser], dict[str, Any]]
+
+
+class Restarts(Mixture):
+    """Every trial is a new ball cut from a lattice: random restarts."""
+
+    def choose(self, walkers: Sequence[Walker], draw: Draw) -> list[Candidate | None]:  # noqa: ARG002
+        return [Candidate("restart", self._ball(walker)) for walker in walkers]
+
+    def _ball(self, walker: Walker) -> Atoms:
+        symbols = walker.atoms.get_chemical_symbols()
+        pair = tuple(sorted(set(symbols)))
+        fresh = alloy_cluster(pair, len(symbols), symbols.count(pair[0]), walker.random)
+        trial = walker.atoms.copy()
+        for symbol in pair:
+            trial.positions[walker.atoms.symbols == symbol] = fresh.positions[fresh.symbols == symbol]
+        return trial
+
+
+ARMS: dict[str, Arm] = {
+    "restarts": (Restarts, {"moves": {"rattle": 1.0}}),
+    "gaussian": (Mixture, {"moves": {"rattle": 1.0}, "temperature_ev": 0.1}),
+    "basin": (Mixture, {"moves": TUNED, "temperature_ev": 0.1}),
+    "bandit": (Bandit, {"moves": HOPS, "temperature_ev": 0.1}),
+}
+
+
+def arm_named(name: str, critics: dict[str, Path]) -> Arm:
+    """`basin@T` has another temperature (eV); `critic:NAME[:candidates[:softmax[:temperature[:online]]]]`."""
+    if name.startswith("mix@"):  # mix@swap=0.6,relocate=0.3@0.1
+        _, shares, temperature = name.split("@")
+        moves = {kind: float(share) for kind, share in (part.split("=") for part in shares.split(","))}
+        return Mixture, {"moves": moves, "temperature_ev": float(temperature)}
+    if name.startswith("critic:"):
+        words = name.split(":")
+        rest = [*words[2:], *["16", "0.03", "0.1", "off"][len(words) - 2 :]]
+        candidates, softmax, temperature, online = int(rest[0]), float(rest[1]), float(rest[2]), rest[3] == "on"
+        if words[1] == "untrained":
+            critic = Critic(CriticSettings(), torch.Generator().manual_seed(0))
+        else:
+            critic = load_critic(critics[words[1]])
+        options = {"candidates": candidates, "temperature_ev": softmax, "learn": online}
+        return lambda: CriticChoice(critic, **options), {"moves": HOPS, "temperature_ev": temperature}
+    make, settings = ARMS[name.split("@")[0]]
+    if "@" in name:
+        settings = {**settings, "temperature_ev": float(name.split("@")[1])}
+    return make, settings
+
+
+def systems(which: str) -> list[tuple[str, tuple[str, str], int, int]]:
+    """Name, pair, atoms, atoms of the first metal; compositions drawn once for each set."""
+    pairs = TRAINED[::2] if which == "tuning" else UNSEEN
+    sizes = {"tuning": (15, 19, 24), "unseen": SIZES, "large": LARGE_SIZES}[which]
+    random = np.random.default_rng({"tuning": 1, "unseen": 2, "large": 3}[which])
+    found = []
+    for pair in pairs:
+        for size in sizes:
+            first = int(random.integers(size // 4, size - size // 4 + 1))
+            found.append((f"{pair[0]}{first}{pair[1]}{size - first}", pair, size, first))
+    return found
+
+
+def run_arm(
+    which: str,
+    name: str,
+    critics: dict[str, Path],
+    calls: int,
+    searches: int,
+    seed: int,
+    known: dict[str, float],
+) -> dict[str, Any]:
+    """`known`: energies in eV; a search that reaches that of its system ends there, which saves time, not calls."""
+    make, options = arm_named(name, critics)
+    walks, labels = [], []
+    for number, (label, pair, size, first) in enumerate(systems(which)):
+        for search in range(searches):
+            start = alloy_cluster(pair, size, first, np.random.default_rng([seed, number, search]))
+            settings = SearchSettings(calls=calls, seed=1000 * seed + search, **options)
+            walks.append(Walk(start, settings, make()))
+            labels.append(label)
+    relax = TrialRelaxer("emt", SearchSettings())
+    began = time.monotonic()
+    while any(not walk.stopped for walk in walks):
+        one_round(walks, relax)
+        for label, walk in zip(labels, walks, strict=True):
+            if walk.best_ev <= known.get(label, -np.inf) + SAME_EV:
+                walk.stopped = walk.stopped or "the lowest energy known was reached"
+    records = [
+        {"system": label, "atoms": len(walk.start), "staircase": staircase(walk)}
+        for label, walk in zip(labels, walks, strict=True)
+    ]
+    return {"set": which, "arm": name, "calls": calls, "seed": seed, "seconds": time.monotonic() - began,
+            "records": records}  # fmt: skip
+
+
+def staircase(walk: Walk) -> list[list[float]]:
+    """Calls and energy (eV) wherever the best energy went down."""
+    steps: list[list[float]] = []
+    for step in walk.history:
+        if not steps or step.best_ev < steps[-1][1]:
+            steps.append([step.calls, step.best_ev])
+    return steps
+
+
+def lowest_of(runs: list[dict[str, Any]]) -> dict[str, float]:
+    """eV, of each system in any of the runs."""
+    best: dict[str, float] = {}
+    for run in runs:
+        for record in run["records"]:
+            lowest = record["staircase"][-1][1]
+            best[record["system"]] = min(best.get(record["system"], np.inf), lowest)
+    return best
+
+
+def table(files: list[Path], control: str) -> list[dict[str, Any]]:
+    runs = [json.loads(path.read_text()) for path in files]
+    best = lowest_of(runs)
+    arms: dict[str, list[dict[str, Any]]] = {}
+    for run in runs:
+        arms.setdefault(run["arm"], []).append(run)
+    numbers = {arm: _numbers(runs, best) for arm, runs in arms.items()}
+    return [_row(arm, own, numbers.get(control)) for arm, own in numbers.items()]
+
+
+def _numbers(runs: list[dict[str, Any]], best: dict[str, float]) -> dict[str, Any]:
+    calls: dict[str, list[float]] = {}
+    found: dict[str, list[float]] = {}
+    excess: dict[str, list[float]] = {}
+    for run in runs:
+        for record in run["records"]:
+            goal = best[record["system"]] + 0.001 * record["atoms"]
+            reached = [at for at, energy in record["staircase"] if energy <= goal]
+            calls.setdefault(record["system"], []).append(reached[0] if reached else run["calls"])
+            found.setdefault(record["system"], []).append(float(bool(reached)))
+            last = record["staircase"][-1][1]
+            excess.setdefault(record["system"], []).append(1000 * (last - best[record["system"]]) / record["atoms"])
+    return {"calls": calls, "found": found, "excess": excess, "seconds": sum(run["seconds"] for run in runs),
+            "runs": len(runs)}  # fmt: skip
+
+
+def _row(arm: str, own: dict[str, Any], control: dict[str, Any] | None) -> dict[str, Any]:
+    mean = {name: _by_system(own[name]) for name in ("calls", "found", "excess")}
+    row = {"arm": arm, "runs": own["runs"], "searches": sum(map(len, own["calls"].values()))}
+    row |= {"mean_calls": mean["calls"].mean(), "interval": _interval(mean["calls"])}
+    row |= {"found": mean["found"].mean(), "excess_mev_per_atom": mean["excess"].mean(), "seconds": own["seconds"]}
+    if control is not None:
+        for name in ("calls", "excess"):
+            theirs = _by_system(control[name])
+            row[f"{name}_ratio"] = mean[name].mean() / theirs.mean()
+            row[f"{name}_ratio_interval"] = _interval(mean[name], theirs)
+    return {name: _plain(value) for name, value in row.items()}
+
+
+def _plain(value: Any) -> Any:
+    return float(value) if isinstance(value, np.floating) else value
+
+
+def _by_system(values: dict[str, list[float]]) -> np.ndarray:
+    return np.array([np.mean(values[system]) for system in sorted(values)])
+
+
+def _interval(values: np.ndarray, over: np.ndarray | None = None) -> list[float]:
+    """95 %, systems drawn again 4000 times."""
+    random = np.random.default_rng(0)
+    rows = random.integers(len(values), size=(4000, len(values)))
+    means = values[rows].mean(axis=1)
+    means = means if over is None else means / over[rows].mean(axis=1)
+    return [float(end) for end in np.quantile(means, [0.025, 0.975])]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("set", choices=["tuning", "unseen", "large"])
+    parser.add_argument("arms", nargs="*")
+    parser.add_argument("--folder", type=Path, default=Path("runs/search/trial"))
+    parser.add_argument("--critic", action="append", default=[], metavar="NAME=FILE")
+    parser.add_argument("--calls", type=int, default=1000)
+    parser.add_argument("--searches", type=int, default=4, help="per system")
+    parser.add_argument("--seed", type=int, default=9000)
+    parser.add_argument(
+        "--stop-at-known", action="store_true", help="end a search at the lowest energy that the files in FOLDER have"
+    )
+    parser.add_argument("--control", default="basin")
+    parser.add_argument("--json", type=Path)
+    told = parser.parse_args()
+    torch.set_num_threads(1)
+    told.folder.mkdir(parents=True, exist_ok=True)
+    critics = {name: Path(file) for name, file in (word.split("=", 1) for word in told.critic)}
+    for arm in told.arms:
+        path = told.folder / f"{told.set}-{arm.replace('/', '_')}-{told.seed}.json"
+        if not path.exists():
+            others = [json.loads(file.read_text()) for file in told.folder.glob(f"{told.set}-*.json")]
+            known = lowest_of(others) if told.stop_at_known else {}
+            write_json(path, run_arm(told.set, arm, critics, told.calls, told.searches, told.seed, known))
+    rows = table(sorted(told.folder.glob(f"{told.set}-*.json")), told.control)
+    for row in sorted(rows, key=lambda row: row["mean_calls"]):
+        low, high = row["interval"]
+        ratio = row.get("calls_ratio", float("nan"))
+        rlow, rhigh = row.get("calls_ratio_interval", (float("nan"),) * 2)
+        print(
+            f"{row['arm']:44s} {row['searches']:4d} searches  {row['mean_calls']:6.0f} calls ({low:.0f}-{high:.0f})  "
+            f"ratio {ratio:.2f} ({rlow:.2f}-{rhigh:.2f})  found {row['found']:.2f}  "
+            f"excess {row['excess_mev_per_atom']:.2f} meV/atom  {row['seconds']:.0f} s",
+            flush=True,
+        )
+    if told.json is not None:
+        write_json(told.json, {"set": told.set, "control": told.control, "rows": rows})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,188 @@
+"""A search as a page: staircase of the best energy, the lowest minima in 3D, what each kind of move gained."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from ase import Atoms
+
+from relaxion.apps.report.film import FAINT, Reel, film_parts
+from relaxion.apps.report.page import Page, Part, columns, facts, notes, tile
+from relaxion.apps.report.relaxation import citation
+from relaxion.apps.report.words import versions
+from relaxion.optimizer.point import Frame
+from relaxion.search.geometry import free_atoms
+from relaxion.search.minima import Minimum
+from relaxion.search.results import gains, staircase
+from relaxion.search.run import SearchResult
+
+MOST_SHOWN = 6  # minima in 3D
+MOST_LISTED = 200
+BESIDE = "plain basin hopping"
+HOW_TO_TURN = "Drag to rotate, Ctrl and wheel to zoom."
+
+
+@dataclass(frozen=True, eq=False)
+class SearchReport:
+    """What the page says."""
+
+    label: str
+    start: Atoms
+    result: SearchResult
+    calculator: str
+    command: str
+    beside: SearchResult | None = None  # plain basin hopping from the same start with as many calls
+    hints: Sequence[str] = ()
+
+
+def search_page(told: SearchReport) -> Page:
+    """The whole page."""
+    result = told.result
+    formula = told.start.symbols.formula.format("metal")
+    if not result.found:
+        return Page(f"No minimum of {formula}", _eyebrow(told, formula), result.stopped, [_facts(told), citation()])
+    lowest = result.found[0]
+    shown = result.found[:MOST_SHOWN]
+    reels = [_best_so_far(result), *(_still(rank, one, lowest) for rank, one in enumerate(shown[1:], 2))]
+    films, thinned = film_parts(reels)
+    said = ["The first one shows the best structure so far over the force calls.", HOW_TO_TURN]
+    said += [FAINT] if films[0]["fixed"] else []
+    parts: list[Part] = [
+        {"kind": "tiles", "title": "Result", "tiles": _tiles(told)},
+        _staircase(told),
+        _moves(result),
+        {"kind": "film", "title": "The lowest minima", "films": films, "notes": said, "span": 12},
+        _minima(result),
+        _facts(told),
+        *notes([*thinned, *told.hints]),
+        citation(),
+    ]
+    return Page(
+        title=f"{formula}: {lowest.energy_ev:.4f} eV",
+        eyebrow=_eyebrow(told, formula),
+        lead=f"{len(result.found)} distinct minima in {result.force_calls} force calls; {result.stopped}. Energies are "
+        f"counted from the lowest one, found after {lowest.found_at_call} calls and {_times(lowest)} in all.",
+        parts=parts,
+        last_call=result.force_calls,
+    )
+
+
+def _eyebrow(told: SearchReport, formula: str) -> str:
+    return f"Relaxion search · {told.label} · {formula}"
+
+
+def _times(minimum: Minimum) -> str:
+    return "once" if minimum.times_found == 1 else f"{minimum.times_found} times"
+
+
+def _tiles(told: SearchReport) -> list[dict[str, str]]:
+    result = told.result
+    lowest = result.found[0]
+    gained = result.history[0].best_ev - lowest.energy_ev
+    tiles = [
+        tile("Lowest energy", f"{lowest.energy_ev:.4f}", "eV", f"{gained:.3f} eV below the relaxed start", "good"),
+        tile("Found after", str(lowest.found_at_call), "force calls", f"of {result.force_calls}"),
+        tile("Distinct minima", str(len(result.found)), "", f"{len(result.history) - 1} hops"),
+    ]
+    if told.beside is not None and told.beside.found:
+        behind = 1000 * (told.beside.found[0].energy_ev - lowest.energy_ev)
+        tiles.append(tile(BESIDE.capitalize(), f"{behind:+.1f}", "meV", f"after {told.beside.force_calls} force calls"))
+    return tiles
+
+
+def _staircase(told: SearchReport) -> Part:
+    runs = [("Relaxion search", told.result)]
+    if told.beside is not None:
+        runs.append((BESIDE, told.beside))
+    zero = min(run.found[0].energy_ev for _, run in runs if run.found)
+    series = [_series(name, staircase(run), zero) for name, run in runs if run.found]
+    ends = "; ".join(f"{one['name']} ends {one['y'][-1]:.4g} eV above the lowest" for one in series)
+    return {
+        "kind": "plot", "title": "Best energy over force calls", "span": 7, "x_label": "force calls",
+        "y_label": "energy above the lowest (eV)", "series": series, "summary": f"Staircases; {ends}.",
+    }  # fmt: skip
+
+
+def _series(name: str, steps: list[tuple[int, float]], zero: float) -> dict[str, Any]:
+    """Corners of a staircase: level until the call at which it falls."""
+    x: list[int] = []
+    y: list[float] = []
+    for calls, energy in steps:
+        if y and calls - 1 > x[-1]:
+            x.append(calls - 1)
+            y.append(y[-1])
+        if x and calls <= x[-1]:
+            y[-1] = round(energy - zero, 6)
+        else:
+            x.append(calls)
+            y.append(round(energy - zero, 6))
+    return {"name": name, "x": x, "y": y, "open": [False] * len(x)}
+
+
+def _moves(result: SearchResult) -> Part:
+    rows = []
+    for kind, own in sorted(gains(result).items(), key=lambda item: -item[1]["gained_ev"]):
+        calls = own["force_calls"] / own["hops"]
+        cells = [kind, str(own["hops"]), f"{calls:.1f}", str(own["new_minima"]), f"{own['gained_ev']:.3f}"]
+        rows.append({"cells": cells})
+    headings = ["kind", "hops", "calls each", "new minima", "gained (eV)"]
+    note = "Gained: by how much hops of this kind lowered the best energy of the search."
+    return {
+        "kind": "table", "title": "What each kind of move gained", "caption": "Hops by kind", "span": 5,
+        "columns": columns(headings), "rows": rows, "note": note,
+    }  # fmt: skip
+
+
+def _best_so_far(result: SearchResult) -> Reel:
+    """A film: the best structure whenever a better one was found, up to the lowest."""
+    found_at = {minimum.found_at_call: minimum for minimum in result.found}
+    better = [found_at[calls] for calls, _ in staircase(result)[:-1] if calls in found_at]
+    frames = [_frame(minimum) for minimum in better] or [_frame(result.found[0])]
+    return _reel("1: lowest", result.found[0], frames, winner=True)
+
+
+def _still(rank: int, minimum: Minimum, lowest: Minimum) -> Reel:
+    above = 1000 * (minimum.energy_ev - lowest.energy_ev)
+    return _reel(f"{rank}: {above:.1f} meV above", minimum, [_frame(minimum)])
+
+
+def _frame(minimum: Minimum) -> Frame:
+    return Frame(minimum.found_at_call, minimum.atoms.positions.astype(np.float32), minimum.atoms.cell.array)
+
+
+def _reel(name: str, minimum: Minimum, frames: list[Frame], *, winner: bool = False) -> Reel:
+    atoms = minimum.atoms
+    held = frozenset(range(len(atoms))) - frozenset(free_atoms(atoms).tolist())
+    end = f"found {_times(minimum)}, first at call {minimum.found_at_call}"
+    return Reel(name, atoms.numbers, bool(atoms.pbc.any()), frames, [], end, True, winner, held)
+
+
+def _minima(result: SearchResult) -> Part:
+    zero = result.found[0].energy_ev
+    rows = []
+    for rank, minimum in enumerate(result.found[:MOST_LISTED], start=1):
+        above = f"{1000 * (minimum.energy_ev - zero):.2f}"
+        numbers = [str(minimum.times_found), str(minimum.found_at_call)]
+        rows.append({"cells": [str(rank), f"{minimum.energy_ev:.5f}", above, *numbers]})
+    left = len(result.found) - len(rows)
+    return {
+        "kind": "table", "title": "Distinct minima", "caption": "By energy", "span": 12,
+        "columns": columns(["rank", "energy (eV)", "above the lowest (meV)", "times found", "first at call"]),
+        "rows": rows, "note": f"{left} more are in minima.extxyz." if left else "All are in minima.extxyz.",
+    }  # fmt: skip
+
+
+def _facts(told: SearchReport) -> Part:
+    cell = "periodic" if told.start.pbc.any() else "not periodic"
+    found = [
+        ("Structure", f"{told.start.symbols.formula.format('metal')}, {len(told.start)} atoms, {cell}"),
+        ("Calculator", told.calculator),
+        ("Hops chosen by", told.result.choice),
+        ("Wall time", f"{told.result.seconds:.1f} s"),
+        ("Command", told.command),
+        ("Versions", versions()),
+    ]
+    return facts("How it was made", found)

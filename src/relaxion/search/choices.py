@@ -1,0 +1,164 @@
+"""Who chooses the next hop of a walker: a fixed mixture of kinds, or a bandit over kinds. The critic: `critic.py`.
+
+A chooser has `choose(walkers, draw)`, one candidate for each walker; `learn(hop)`, called after each hop; `state()` and
+`restore(state)`, plain values for the state file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from ase import Atoms
+
+from relaxion.errors import SettingsError
+from relaxion.search.geometry import Geometry
+from relaxion.search.moves import Move
+
+TRIES = 30  # draws before a walker is said to have no move
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """A trial structure, not relaxed, and the kind of move that made it."""
+
+    kind: str
+    trial: Atoms
+
+
+@dataclass(eq=False)
+class Walker:
+    """One chain of minima."""
+
+    atoms: Atoms  # the minimum where it stands
+    energy_ev: float
+    minimum: int  # its number
+    best_ev: float
+    random: np.random.Generator
+
+
+@dataclass(frozen=True, eq=False)
+class Hop:
+    """One hop that was tried."""
+
+    walker: int
+    kind: str
+    before: Atoms
+    energy_before_ev: float
+    trial: Atoms
+    energy_after_ev: float | None  # None: it failed, or did not end in a minimum
+    calls: int
+    outcome: str  # one of the words of `search.OUTCOMES`
+    accepted: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Draw:
+    """Makes candidates: kinds with their functions, the atoms that may move, the usual bond length."""
+
+    moves: Mapping[str, Move]
+    shares: Mapping[str, float]  # of the fixed mixture, sum 1
+    free: np.ndarray
+    bond_scale: float
+
+    def of_kind(self, kind: str, walker: Walker) -> Candidate | None:
+        """None where this kind finds nothing, or brings atoms too near to each other."""
+        try:
+            trial = self.moves[kind](walker.atoms, self.free, walker.random)
+        except Exception as error:
+            raise SettingsError(f"the move '{kind}' failed: {type(error).__name__}: {error}") from error
+        if trial is None or Geometry.of(trial, self.bond_scale).too_close:
+            return None
+        return Candidate(kind, trial)
+
+    def one(self, walker: Walker, shares: Mapping[str, float] | None = None) -> Candidate | None:
+        """By the shares; None where `TRIES` draws brought nothing."""
+        shares = shares or self.shares
+        kinds = list(shares)
+        weights = np.array([shares[kind] for kind in kinds])
+        for _ in range(TRIES):
+            kind = kinds[int(walker.random.choice(len(kinds), p=weights / weights.sum()))]
+            if (candidate := self.of_kind(kind, walker)) is not None:
+                return candidate
+        return None
+
+
+class Chooser(Protocol):
+    """See the module."""
+
+    def choose(self, walkers: Sequence[Walker], draw: Draw) -> list[Candidate | None]: ...
+
+    def learn(self, hop: Hop) -> None: ...
+
+    def state(self) -> dict[str, Any]: ...
+
+    def restore(self, state: Mapping[str, Any]) -> None: ...
+
+
+class Mixture:
+    """Kinds by fixed shares."""
+
+    def choose(self, walkers: Sequence[Walker], draw: Draw) -> list[Candidate | None]:
+        return [draw.one(walker) for walker in walkers]
+
+    def learn(self, hop: Hop) -> None:
+        pass
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        pass
+
+
+@dataclass
+class Tally:
+    """What one kind has brought so far."""
+
+    hops: int = 0
+    lower: int = 0  # hops that ended below where they began
+    calls: int = 0
+
+
+@dataclass
+class Bandit:
+    """Thompson sampling over kinds: how often a hop ends lower, over the calls that it takes."""
+
+    prior_hops: float = 4.0  # hops that the prior is worth
+    tallies: dict[str, Tally] = field(default_factory=dict)
+
+    def choose(self, walkers: Sequence[Walker], draw: Draw) -> list[Candidate | None]:
+        return [self._one(walker, draw) for walker in walkers]
+
+    def _one(self, walker: Walker, draw: Draw) -> Candidate | None:
+        hops = sum(tally.hops for tally in self.tallies.values())
+        calls = sum(tally.calls for tally in self.tallies.values())
+        lower = sum(tally.lower for tally in self.tallies.values())
+        usual_calls = (calls + 10) / (hops + 1)
+        usual_chance = (lower + 0.2) / (hops + 2)
+        rates = {}
+        for kind in draw.shares:
+            tally = self.tallies.get(kind, Tally())
+            hits = self.prior_hops * usual_chance + tally.lower
+            misses = self.prior_hops * (1 - usual_chance) + tally.hops - tally.lower
+            cost = (self.prior_hops * usual_calls + tally.calls) / (self.prior_hops + tally.hops)
+            rates[kind] = walker.random.beta(hits, misses) / cost
+        for kind in sorted(rates, key=lambda kind: -rates[kind]):
+            for _ in range(3):
+                if (candidate := draw.of_kind(kind, walker)) is not None:
+                    return candidate
+        return draw.one(walker)
+
+    def learn(self, hop: Hop) -> None:
+        tally = self.tallies.setdefault(hop.kind, Tally())
+        tally.hops += 1
+        tally.calls += hop.calls
+        tally.lower += hop.energy_after_ev is not None and hop.energy_after_ev < hop.energy_before_ev - 1e-3
+
+    def state(self) -> dict[str, Any]:
+        return {kind: [tally.hops, tally.lower, tally.calls] for kind, tally in self.tallies.items()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.tallies = {kind: Tally(*numbers) for kind, numbers in state.items()}

@@ -1,0 +1,234 @@
+"""One search as ask and tell: which structures to relax next, and what came of them. The caller relaxes them.
+
+All walkers hop in rounds. A round is the unit of the state file, so that a search that is resumed goes on exactly as
+one that was never stopped.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from ase import Atoms
+
+from relaxion.errors import PotentialError, SettingsError, StructureError
+from relaxion.optimizer.batch_relaxation import Relaxed
+from relaxion.search.choices import Candidate, Chooser, Draw, Hop, Walker
+from relaxion.search.geometry import Geometry, free_atoms
+from relaxion.search.minima import Minima
+from relaxion.search.moves import move_named, usual_moves
+from relaxion.search.settings import SearchSettings
+from relaxion.structures.conversion import check_atoms
+
+FEWEST_CALLS = 30  # left for each relaxation of a round; fewer walkers hop near the end
+MOST_FAILURES = 20  # of the calculator in a row
+NEW, KNOWN, SAME = "new", "known", "same"
+EVAPORATED, UNFINISHED, FAILED = "evaporated", "unfinished", "failed"
+OUTCOMES = (NEW, KNOWN, SAME, EVAPORATED, UNFINISHED, FAILED)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One line of the history; the first one is the relaxation of the start."""
+
+    calls: int  # force calls of the search when this hop had ended
+    hop_calls: int
+    walker: int
+    kind: str
+    outcome: str
+    accepted: bool
+    energy_ev: float | None
+    best_ev: float
+    minimum: int | None  # its number, in the order of finding
+
+
+@dataclass(frozen=True, eq=False)
+class Trial:
+    """A structure to relax, with at most so many force calls."""
+
+    atoms: Atoms
+    calls: int
+
+
+class Walk:
+    """`ask` for trials until `stopped` has a reason; each answer goes to `tell`."""
+
+    def __init__(self, start: Atoms, settings: SearchSettings, chooser: Chooser) -> None:
+        check_atoms(start)
+        self.settings, self.chooser = settings, chooser
+        self.start = start.copy()
+        self.free = free_atoms(start)
+        shares = dict(settings.moves) or _usual(start, self.free, settings)
+        self.shares = {kind: share / sum(shares.values()) for kind, share in shares.items() if share}
+        self.moves = {kind: move_named(kind) for kind in self.shares}
+        _check_start(start, self.free)
+        self.minima = Minima()
+        self.walkers: list[Walker] = []
+        self.history: list[Step] = []
+        self.calls = 0
+        self.best_ev = math.inf
+        self.improved_at = 0  # calls when the best energy was reached
+        self.failures = 0  # in a row
+        self.stopped = ""  # why, in words
+        self.unfinished: Atoms | None = None  # the start as far as it was relaxed, where that did not end
+        self.allowed_fragments = 1
+        self.bond_scale = 1.0
+        self.is_whole = True  # False between a question and its answer: such a state must not be written
+        self._asked: list[tuple[int, Candidate]] = []
+
+    @property
+    def draw(self) -> Draw:
+        return Draw(self.moves, self.shares, self.free, self.bond_scale)
+
+    @property
+    def hopping(self) -> list[Walker]:
+        """The walkers that hop in the next round: fewer near the end, and none before the start is relaxed."""
+        if self.stopped or not self.walkers:
+            return []
+        left = self.settings.calls - self.calls
+        return self.walkers[: max(1, left // FEWEST_CALLS)]
+
+    def ask(self, chosen: Sequence[Candidate | None] | None = None) -> list[Trial]:
+        """Trials of the next round; none where the search has ended. `chosen`: for `hopping`, if not by the chooser."""
+        if self.stopped:
+            return []
+        self.is_whole = False
+        if not self.walkers:
+            return [Trial(self.start, self.settings.calls)]
+        hopping = self.hopping
+        limit = min(self.settings.calls_per_hop, (self.settings.calls - self.calls) // len(hopping))
+        if chosen is None:
+            chosen = self.chooser.choose(hopping, self.draw)
+        self._asked = [(n, candidate) for n, candidate in enumerate(chosen) if candidate is not None]
+        if not self._asked:
+            self.stopped = f"no hop was found: {', '.join(self.moves)} brought nothing"
+            self.is_whole = True
+        return [Trial(candidate.trial, limit) for _, candidate in self._asked]
+
+    def tell(self, relaxed: list[Relaxed]) -> list[Hop]:
+        """The hops of this round, in the order asked for."""
+        if not self.walkers:
+            self._begin(relaxed[0])
+            self.is_whole = True
+            return []
+        hops = [
+            self._hopped(number, candidate, result)
+            for (number, candidate), result in zip(self._asked, relaxed, strict=True)
+        ]
+        for hop in hops:
+            self.chooser.learn(hop)
+        self.stop_by_calls()
+        self.is_whole = True
+        return hops
+
+    def _begin(self, result: Relaxed) -> None:
+        self.calls += spent(result)
+        if result.error is not None:
+            raise PotentialError(f"the start could not be relaxed: {result.error}")
+        if not result.converged:
+            self.unfinished = result.atoms
+            limit = f"{self.settings.calls} force calls did not relax the start to {self.settings.fmax:g} eV/Å"
+            self.stopped = f"{limit} ({result.outcome.label}); give more calls, or check the structure"
+            return
+        atoms, energy = result.atoms, energy_of(result)
+        geometry = Geometry.of(atoms)
+        self.bond_scale = geometry.scale
+        self.allowed_fragments = geometry.n_fragments
+        number, _ = self.minima.add(atoms, energy, self.calls)
+        seeds = np.random.SeedSequence(self.settings.seed).spawn(self.settings.walkers)
+        self.walkers = [Walker(atoms, energy, number, energy, np.random.default_rng(seed)) for seed in seeds]
+        self.record(Step(self.calls, self.calls, 0, "start", NEW, True, energy, energy, number))
+        self.stop_by_calls()
+
+    def _hopped(self, number: int, candidate: Candidate, result: Relaxed) -> Hop:
+        walker = self.walkers[number]
+        self.calls += spent(result)
+        outcome, energy, minimum = self._judged(walker, result)
+        before, energy_before = walker.atoms, walker.energy_ev
+        accepted = energy is not None and outcome != SAME and self._accepts(walker, energy)
+        if accepted and energy is not None and minimum is not None:
+            walker.atoms, walker.energy_ev, walker.minimum = result.atoms, energy, minimum
+            walker.best_ev = min(walker.best_ev, energy)
+        own = spent(result)
+        best = self.best_ev if energy is None else min(self.best_ev, energy)
+        self.record(Step(self.calls, own, number, candidate.kind, outcome, accepted, energy, best, minimum))
+        return Hop(number, candidate.kind, before, energy_before, candidate.trial, energy, own, outcome, accepted)
+
+    def _judged(self, walker: Walker, result: Relaxed) -> tuple[str, float | None, int | None]:
+        """Outcome, energy in eV and number of the minimum."""
+        if result.error is not None:
+            self.failures += 1
+            if self.failures >= MOST_FAILURES:
+                self.stopped = f"the calculator failed {self.failures} times in a row: {result.error}"
+            return FAILED, None, None
+        self.failures = 0
+        if not result.converged:
+            return UNFINISHED, None, None
+        if not result.atoms.pbc.any() and self._has_evaporated(result.atoms):
+            return EVAPORATED, None, None
+        energy = energy_of(result)
+        minimum, new = self.minima.add(result.atoms, energy, self.calls)
+        if minimum == walker.minimum:
+            return SAME, energy, minimum
+        return (NEW if new else KNOWN), energy, minimum
+
+    def _has_evaporated(self, atoms: Atoms) -> bool:
+        return Geometry.of(atoms, self.bond_scale).n_fragments > self.allowed_fragments
+
+    def _accepts(self, walker: Walker, energy_ev: float) -> bool:
+        rise = energy_ev - walker.energy_ev
+        return rise <= 0 or walker.random.random() < math.exp(-rise / self.settings.temperature_ev)
+
+    def record(self, step: Step) -> None:
+        self.history.append(step)
+        if step.best_ev < self.best_ev:
+            self.best_ev = step.best_ev
+            self.improved_at = step.calls
+
+    def stop_by_calls(self) -> None:
+        """Between rounds, and when limits are others than before."""
+        patience = self.settings.patience_calls
+        idle = self.calls - self.improved_at
+        if self.calls >= self.settings.calls:
+            self.stopped = self.stopped or f"all {self.settings.calls} force calls are spent"
+        elif patience is not None and idle >= patience:
+            self.stopped = self.stopped or f"no lower minimum in the last {idle} force calls"
+
+
+def spent(result: Relaxed) -> int:
+    """Force calls of a relaxation; a call that failed was made too."""
+    refused = not result.policy_used  # before the first call
+    failed = result.error is not None and not refused
+    return result.force_calls + failed
+
+
+def energy_of(result: Relaxed) -> float:
+    """Enthalpy: what was minimised, equal to the energy without pressure."""
+    energy = result.enthalpy_ev if result.enthalpy_ev is not None else result.energy_ev
+    assert energy is not None  # of a converged relaxation
+    return energy
+
+
+def _usual(start: Atoms, free: np.ndarray, settings: SearchSettings) -> dict[str, float]:
+    if len(start) == 0 or not len(free):
+        return {"rattle": 1.0}  # refused by `_check_start` with a sentence
+    return usual_moves(start, free, cell=settings.cell)
+
+
+def _check_start(start: Atoms, free: np.ndarray) -> None:
+    if len(start) == 1:
+        raise StructureError("one atom has one minimum, so there is nothing to search; give two atoms or more")
+    if not len(free):
+        raise StructureError(f"constraints hold all {len(start)} atoms; free the atoms that hops may move")
+
+
+def check_moves(walk: Walk) -> None:
+    """Refuse swaps of one element before a force call is spent."""
+    elements = set(walk.start.numbers[walk.free].tolist())
+    if set(walk.moves) <= {"swap", "permute"} and len(elements) < 2:
+        raise SettingsError(
+            f"all free atoms are {walk.start.symbols[walk.free[0]]}, so a swap changes nothing; "
+            "add another kind of move, such as relocate"
+        )

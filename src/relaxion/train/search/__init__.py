@@ -1,0 +1,1 @@
+"""Learning to search: clusters to learn on, hops collected from walks, the hop environment of Gymnasium."""

@@ -1,0 +1,72 @@
+"""Hops for training: many searches of random training systems, in files of which each is made whole or not at all."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from ase import Atoms
+
+from relaxion.search.choices import Chooser, Hop
+from relaxion.search.hops import Hops
+from relaxion.search.relaxing import TrialRelaxer, one_round
+from relaxion.search.settings import SearchSettings
+from relaxion.search.walk import Walk
+
+logger = logging.getLogger(__name__)
+SHARES = {"swap": 0.45, "relocate": 0.35, "twist": 0.15, "rattle": 0.05}
+TEMPERATURES_EV = (0.05, 0.3)  # of Metropolis, between these for each walk
+
+
+def collect(
+    folder: Path,
+    files: range,
+    make_start: Callable[[np.random.Generator], Atoms],
+    make_chooser: Callable[[], Chooser],
+    potential: str = "emt",
+    walks: int = 96,
+    calls: int = 400,
+) -> list[Path]:
+    """Files `hops-NNNN.npz`, one for each number; those that exist are left as they are.
+
+    folder: where they go. make_start: a start, from a generator seeded by the number of the file. make_chooser: who
+    chooses the hops of a walk. walks: searches in one file. calls: force calls of each.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    relax = TrialRelaxer(potential, SearchSettings())
+    paths = []
+    for number in files:
+        path = folder / f"hops-{number:04d}.npz"
+        paths.append(path)
+        if path.exists():
+            continue
+        began = time.monotonic()
+        hops = _walked(np.random.default_rng([number, 32]), make_start, make_chooser, relax, walks, calls)
+        hops.save(path)
+        logger.info("%s: %d hops in %.0f s", path.name, len(hops), time.monotonic() - began)
+    return paths
+
+
+def _walked(
+    random: np.random.Generator,
+    make_start: Callable[[np.random.Generator], Atoms],
+    make_chooser: Callable[[], Chooser],
+    relax: TrialRelaxer,
+    walks: int,
+    calls: int,
+) -> Hops:
+    running = []
+    for _ in range(walks):
+        temperature = float(np.exp(random.uniform(*np.log(TEMPERATURES_EV))))
+        settings = SearchSettings(
+            calls=calls, temperature_ev=temperature, moves=SHARES, seed=int(random.integers(2**31))
+        )
+        running.append(Walk(make_start(random), settings, make_chooser()))
+    made: list[list[Hop]] = [[] for _ in running]
+    while any(not walk.stopped for walk in running):
+        for own, new in zip(made, one_round(running, relax), strict=True):
+            own.extend(new)
+    return Hops.of([own for own in made if own])
