@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from relaxion.search.choices import Chooser, Mixture
+from relaxion.search.choices import HopChooser, Mixture
 from relaxion.train.search.collecting import collect
 from relaxion.train.search.metals import training_cluster
 
@@ -21,7 +21,7 @@ def main() -> None:
     torch.set_num_threads(1)
     folder, first, last, *critic = sys.argv[1:]
 
-    def chooser() -> Chooser:
+    def chooser() -> HopChooser:
         if not critic:
             return Mixture()
         from relaxion.search.critic import load_critic

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from relaxion.search.critic import save_critic
-from relaxion.search.fitting import FitSettings, fit, quality
+from relaxion.search.fitting import CriticFitSettings, fit, quality
 from relaxion.search.hops import Hops
 
 
@@ -35,7 +35,7 @@ def main() -> None:
         return
     *used, apart = sorted(told.hops)
     hops = Hops.load(used)
-    settings = FitSettings(
+    settings = CriticFitSettings(
         updates=told.updates, batch=told.batch, seed=told.seed, discount_factor=told.gamma, n_steps=told.steps
     )
     began = time.monotonic()

@@ -22,7 +22,7 @@ import torch
 from ase import Atoms
 
 from relaxion.files import write_json
-from relaxion.search.choices import Bandit, Candidate, Chooser, Draw, Mixture, Walker
+from relaxion.search.choices import Bandit, Draw, HopChooser, Mixture, PossibleHop, Walker
 from relaxion.search.critic import Critic, CriticSettings, load_critic
 from relaxion.search.critic_choice import CriticChoice
 from relaxion.search.relaxing import TrialRelaxer, one_round
@@ -36,14 +36,14 @@ LARGE_SIZES = (30, 38, 50)
 TUNED = {"swap": 0.6, "relocate": 0.25, "twist": 0.15}
 SAME_EV = 1e-3  # two relaxations of one minimum differ by less
 HOPS = {"swap": 0.5, "relocate": 0.35, "twist": 0.15}
-Arm = tuple[Callable[[], Chooser], dict[str, Any]]
+Arm = tuple[Callable[[], HopChooser], dict[str, Any]]
 
 
 class Restarts(Mixture):
     """Every trial is a new ball cut from a lattice: random restarts."""
 
-    def choose(self, walkers: Sequence[Walker], draw: Draw) -> list[Candidate | None]:  # noqa: ARG002
-        return [Candidate("restart", self._ball(walker)) for walker in walkers]
+    def choose(self, walkers: Sequence[Walker], draw: Draw) -> list[PossibleHop | None]:  # noqa: ARG002
+        return [PossibleHop("restart", self._ball(walker)) for walker in walkers]
 
     def _ball(self, walker: Walker) -> Atoms:
         symbols = walker.atoms.get_chemical_symbols()

@@ -14,14 +14,14 @@ import numpy as np
 from ase import Atoms
 
 from relaxion.errors import SettingsError
-from relaxion.search.geometry import Geometry
+from relaxion.search.geometry import Distances
 from relaxion.search.moves import Move
 
 TRIES = 30  # draws before a walker is said to have no move
 
 
 @dataclass(frozen=True, eq=False)
-class Candidate:
+class PossibleHop:
     """A trial structure, not relaxed, and the kind of move that made it."""
 
     kind: str
@@ -63,17 +63,17 @@ class Draw:
     free: np.ndarray
     bond_scale: float
 
-    def of_kind(self, kind: str, walker: Walker) -> Candidate | None:
+    def of_kind(self, kind: str, walker: Walker) -> PossibleHop | None:
         """None where this kind finds nothing, or brings atoms too near to each other."""
         try:
             trial = self.moves[kind](walker.atoms, self.free, walker.random)
         except Exception as error:
             raise SettingsError(f"the move '{kind}' failed: {type(error).__name__}: {error}") from error
-        if trial is None or Geometry.of(trial, self.bond_scale).too_close:
+        if trial is None or Distances.of(trial, self.bond_scale).too_close:
             return None
-        return Candidate(kind, trial)
+        return PossibleHop(kind, trial)
 
-    def one(self, walker: Walker, shares: Mapping[str, float] | None = None) -> Candidate | None:
+    def one(self, walker: Walker, shares: Mapping[str, float] | None = None) -> PossibleHop | None:
         """By the shares; None where `TRIES` draws brought nothing."""
         shares = shares or self.shares
         kinds = list(shares)
@@ -85,10 +85,10 @@ class Draw:
         return None
 
 
-class Chooser(Protocol):
+class HopChooser(Protocol):
     """See the module."""
 
-    def choose(self, walkers: Sequence[Walker], draw: Draw) -> list[Candidate | None]: ...
+    def choose(self, walkers: Sequence[Walker], draw: Draw) -> list[PossibleHop | None]: ...
 
     def learn(self, hop: Hop) -> None: ...
 
@@ -100,7 +100,7 @@ class Chooser(Protocol):
 class Mixture:
     """Kinds by fixed shares."""
 
-    def choose(self, walkers: Sequence[Walker], draw: Draw) -> list[Candidate | None]:
+    def choose(self, walkers: Sequence[Walker], draw: Draw) -> list[PossibleHop | None]:
         return [draw.one(walker) for walker in walkers]
 
     def learn(self, hop: Hop) -> None:
@@ -114,7 +114,7 @@ class Mixture:
 
 
 @dataclass
-class Tally:
+class MoveTally:
     """What one kind has brought so far."""
 
     hops: int = 0
@@ -127,12 +127,12 @@ class Bandit:
     """Thompson sampling over kinds: how often a hop ends lower, over the calls that it takes."""
 
     prior_hops: float = 4.0  # hops that the prior is worth
-    tallies: dict[str, Tally] = field(default_factory=dict)
+    tallies: dict[str, MoveTally] = field(default_factory=dict)
 
-    def choose(self, walkers: Sequence[Walker], draw: Draw) -> list[Candidate | None]:
+    def choose(self, walkers: Sequence[Walker], draw: Draw) -> list[PossibleHop | None]:
         return [self._one(walker, draw) for walker in walkers]
 
-    def _one(self, walker: Walker, draw: Draw) -> Candidate | None:
+    def _one(self, walker: Walker, draw: Draw) -> PossibleHop | None:
         hops = sum(tally.hops for tally in self.tallies.values())
         calls = sum(tally.calls for tally in self.tallies.values())
         lower = sum(tally.lower for tally in self.tallies.values())
@@ -140,7 +140,7 @@ class Bandit:
         usual_chance = (lower + 0.2) / (hops + 2)
         rates = {}
         for kind in draw.shares:
-            tally = self.tallies.get(kind, Tally())
+            tally = self.tallies.get(kind, MoveTally())
             hits = self.prior_hops * usual_chance + tally.lower
             misses = self.prior_hops * (1 - usual_chance) + tally.hops - tally.lower
             cost = (self.prior_hops * usual_calls + tally.calls) / (self.prior_hops + tally.hops)
@@ -152,7 +152,7 @@ class Bandit:
         return draw.one(walker)
 
     def learn(self, hop: Hop) -> None:
-        tally = self.tallies.setdefault(hop.kind, Tally())
+        tally = self.tallies.setdefault(hop.kind, MoveTally())
         tally.hops += 1
         tally.calls += hop.calls
         tally.lower += hop.energy_after_ev is not None and hop.energy_after_ev < hop.energy_before_ev - 1e-3
@@ -161,4 +161,4 @@ class Bandit:
         return {kind: [tally.hops, tally.lower, tally.calls] for kind, tally in self.tallies.items()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        self.tallies = {kind: Tally(*numbers) for kind, numbers in state.items()}
+        self.tallies = {kind: MoveTally(*numbers) for kind, numbers in state.items()}

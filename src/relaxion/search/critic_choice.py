@@ -15,9 +15,9 @@ import torch
 from ase import Atoms
 from torch import Tensor
 
-from relaxion.search.choices import Candidate, Draw, Hop, Walker
+from relaxion.search.choices import Draw, Hop, PossibleHop, Walker
 from relaxion.search.critic import Critic
-from relaxion.search.fitting import HIGHEST_EV, LOWEST_EV, FitSettings, loss_of, targets
+from relaxion.search.fitting import HIGHEST_EV, LOWEST_EV, CriticFitSettings, loss_of, targets
 from relaxion.search.hops import Hops
 
 MEMORY = 0.95  # of the running errors: about the last 20 hops count
@@ -46,10 +46,10 @@ class CriticChoice:
         """The one that has been nearer to the truth of late."""
         return self.own if self.errors["own"] < self.errors["given"] else self.given
 
-    def choose(self, walkers: Sequence[Walker], draw: Draw) -> list[Candidate | None]:
+    def choose(self, walkers: Sequence[Walker], draw: Draw) -> list[PossibleHop | None]:
         return choose_together([(self, walkers, draw)])[0]
 
-    def draw(self, walkers: Sequence[Walker], draw: Draw) -> list[list[Candidate]]:
+    def draw(self, walkers: Sequence[Walker], draw: Draw) -> list[list[PossibleHop]]:
         """Candidates of each walker."""
         return [[c for c in (draw.one(walker) for _ in range(self.candidates)) if c] for walker in walkers]
 
@@ -66,7 +66,7 @@ class CriticChoice:
             return
         chosen = self._random.integers(len(self.hops), size=BATCH)
         batch = Hops.of([[self.hops[number] for number in chosen]])
-        loss = loss_of(self.own, batch, np.arange(BATCH), targets(batch, FitSettings()))
+        loss = loss_of(self.own, batch, np.arange(BATCH), targets(batch, CriticFitSettings()))
         self._parameters.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.own.parameters(), 1.0)
@@ -112,7 +112,7 @@ class CriticChoice:
 
 def choose_together(
     asked: Sequence[tuple[CriticChoice, Sequence[Walker], Draw]],
-) -> list[list[Candidate | None]]:
+) -> list[list[PossibleHop | None]]:
     """For the walkers of several searches; those that trust the same critic ask it once, in one batch."""
     drawn = [chooser.draw(walkers, draw) for chooser, walkers, draw in asked]
     minima: dict[int, list[Atoms]] = {}
@@ -134,7 +134,7 @@ def choose_together(
     chosen = []
     for (chooser, walkers, _), own in zip(asked, drawn, strict=True):
         said = expected[id(chooser.trusted)]
-        picked: list[Candidate | None] = []
+        picked: list[PossibleHop | None] = []
         for walker, candidates in zip(walkers, own, strict=True):
             scores = np.array([next(said) for _ in candidates])
             picked.append(candidates[chooser.pick(scores, walker.random)] if candidates else None)

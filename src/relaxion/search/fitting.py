@@ -26,7 +26,7 @@ LOWEST_EV = -2.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class FitSettings:
+class CriticFitSettings:
     """How critics are trained."""
 
     updates: int = 8000
@@ -39,7 +39,7 @@ class FitSettings:
     seed: int = 0
 
 
-def targets(hops: Hops, settings: FitSettings) -> np.ndarray:
+def targets(hops: Hops, settings: CriticFitSettings) -> np.ndarray:
     """(n_hops,) eV; NaN where a hop ended in no minimum and nothing can be said."""
     changes = hops.changes.astype(np.float64)
     reached = np.where(np.isnan(changes), HIGHEST_EV, changes)
@@ -49,7 +49,7 @@ def targets(hops: Hops, settings: FitSettings) -> np.ndarray:
     return np.clip(total, LOWEST_EV, HIGHEST_EV)
 
 
-def _later(hops: Hops, settings: FitSettings) -> np.ndarray:
+def _later(hops: Hops, settings: CriticFitSettings) -> np.ndarray:
     """Discounted changes of the next n-1 hops of the walk where a hop was accepted; rejected hops lead nowhere."""
     steps = np.where(hops.accepted, np.nan_to_num(hops.changes.astype(np.float64)), 0.0)
     later = np.zeros(len(hops))
@@ -71,7 +71,7 @@ def loss_of(critic: Critic, hops: Hops, chosen: np.ndarray, wanted: np.ndarray) 
 
 def fit(
     hops: Hops,
-    settings: FitSettings,
+    settings: CriticFitSettings,
     critic_settings: CriticSettings | None = None,
     critic: Critic | None = None,
     report: Callable[[int, float], None] | None = None,
@@ -114,7 +114,7 @@ def quality(critic: Critic, hops: Hops, batch: int = 128) -> dict[str, float]:
     """R² of the change of each kind, and the rank correlation over all; on hops that were not trained on."""
     from scipy.stats import spearmanr
 
-    wanted = targets(hops, FitSettings())
+    wanted = targets(hops, CriticFitSettings())
     parts = [np.arange(first, min(first + batch, len(hops))) for first in range(0, len(hops), batch)]
     predicted = np.concatenate([critic(batch_of_hops(hops, part)).mean(dim=0).numpy() for part in parts])
     found = {"spearman": float(np.asarray(spearmanr(predicted, wanted))[0])}

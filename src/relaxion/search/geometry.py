@@ -19,7 +19,7 @@ NEAREST = 0.6  # bonds; no trial has two atoms nearer than this
 
 
 @dataclass(frozen=True, eq=False)
-class Geometry:
+class Distances:
     """Distances of one structure; `vectors[i, j]` leads from atom i to the nearest image of atom j."""
 
     vectors: np.ndarray  # (n_atoms, n_atoms, 3) Å
@@ -28,7 +28,7 @@ class Geometry:
     scale: float  # usual bond length over the sum of covalent radii
 
     @classmethod
-    def of(cls, atoms: Atoms, scale: float | None = None) -> Geometry:
+    def of(cls, atoms: Atoms, scale: float | None = None) -> Distances:
         """`scale`: of a structure measured before; None measures it here."""
         vectors, distances = _separations(atoms)
         radii = covalent_radii[atoms.numbers]

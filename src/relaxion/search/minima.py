@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from ase import Atoms
 
-from relaxion.search.geometry import Geometry
+from relaxion.search.geometry import Distances
 from relaxion.structures import Structures
 from relaxion.structures.state import Pairs
 
@@ -69,7 +69,7 @@ class Minima:
 
 def fingerprint(atoms: Atoms) -> np.ndarray:
     """(n_pairs_of_elements · N_BINS,) smeared numbers of neighbours by distance."""
-    bond = float(np.median(Geometry.of(atoms).bonds))
+    bond = float(np.median(Distances.of(atoms).bonds))
     plain = atoms.copy()
     plain.set_constraint()
     pairs = Pairs.of(Structures.from_ase([plain]), REACH * bond)

@@ -13,7 +13,7 @@ from relaxion.potentials.base import Potential
 from relaxion.search.choices import Hop
 from relaxion.search.critic_choice import CriticChoice, choose_together
 from relaxion.search.settings import SearchSettings
-from relaxion.search.walk import Trial, Walk
+from relaxion.search.walk import ToRelax, Walk
 
 
 class TrialRelaxer:
@@ -25,7 +25,7 @@ class TrialRelaxer:
         )
         self._relaxer = BatchRelaxer(potential, self.settings)
 
-    def __call__(self, trials: Sequence[Trial]) -> list[Relaxed]:
+    def __call__(self, trials: Sequence[ToRelax]) -> list[Relaxed]:
         """In the order given."""
         results: dict[int, Relaxed] = {}
         for number, trial in enumerate(trials):

@@ -16,7 +16,7 @@ from ase.calculators.calculator import BaseCalculator
 
 from relaxion.errors import FileError, PolicyError, SettingsError
 from relaxion.potentials.base import Potential
-from relaxion.search.choices import Bandit, Chooser, Mixture
+from relaxion.search.choices import Bandit, HopChooser, Mixture
 from relaxion.search.critic import card_of, load_critic
 from relaxion.search.critic_choice import CriticChoice
 from relaxion.search.minima import Minimum
@@ -117,7 +117,7 @@ def settings_of(**options: Any) -> SearchSettings:
     return SearchSettings(**options)
 
 
-def chooser_of(settings: SearchSettings, atoms: Atoms) -> tuple[Chooser, str]:
+def chooser_of(settings: SearchSettings, atoms: Atoms) -> tuple[HopChooser, str]:
     """Who chooses the hops, and its name in words."""
     if settings.choice == "mixture":
         return Mixture(), "fixed mixture"

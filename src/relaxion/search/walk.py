@@ -15,8 +15,8 @@ from ase import Atoms
 
 from relaxion.errors import PotentialError, SettingsError, StructureError
 from relaxion.optimizer.batch_relaxation import Relaxed
-from relaxion.search.choices import Candidate, Chooser, Draw, Hop, Walker
-from relaxion.search.geometry import Geometry, free_atoms
+from relaxion.search.choices import Draw, Hop, HopChooser, PossibleHop, Walker
+from relaxion.search.geometry import Distances, free_atoms
 from relaxion.search.minima import Minima
 from relaxion.search.moves import move_named, usual_moves
 from relaxion.search.settings import SearchSettings
@@ -45,7 +45,7 @@ class Step:
 
 
 @dataclass(frozen=True, eq=False)
-class Trial:
+class ToRelax:
     """A structure to relax, with at most so many force calls."""
 
     atoms: Atoms
@@ -55,7 +55,7 @@ class Trial:
 class Walk:
     """`ask` for trials until `stopped` has a reason; each answer goes to `tell`."""
 
-    def __init__(self, start: Atoms, settings: SearchSettings, chooser: Chooser) -> None:
+    def __init__(self, start: Atoms, settings: SearchSettings, chooser: HopChooser) -> None:
         check_atoms(start)
         self.settings, self.chooser = settings, chooser
         self.start = start.copy()
@@ -76,7 +76,7 @@ class Walk:
         self.allowed_fragments = 1
         self.bond_scale = 1.0
         self.is_whole = True  # False between a question and its answer: such a state must not be written
-        self._asked: list[tuple[int, Candidate]] = []
+        self._asked: list[tuple[int, PossibleHop]] = []
 
     @property
     def draw(self) -> Draw:
@@ -90,13 +90,13 @@ class Walk:
         left = self.settings.calls - self.calls
         return self.walkers[: max(1, left // FEWEST_CALLS)]
 
-    def ask(self, chosen: Sequence[Candidate | None] | None = None) -> list[Trial]:
+    def ask(self, chosen: Sequence[PossibleHop | None] | None = None) -> list[ToRelax]:
         """Trials of the next round; none where the search has ended. `chosen`: for `hopping`, if not by the chooser."""
         if self.stopped:
             return []
         self.is_whole = False
         if not self.walkers:
-            return [Trial(self.start, self.settings.calls)]
+            return [ToRelax(self.start, self.settings.calls)]
         hopping = self.hopping
         limit = min(self.settings.calls_per_hop, (self.settings.calls - self.calls) // len(hopping))
         if chosen is None:
@@ -105,7 +105,7 @@ class Walk:
         if not self._asked:
             self.stopped = f"no hop was found: {', '.join(self.moves)} brought nothing"
             self.is_whole = True
-        return [Trial(candidate.trial, limit) for _, candidate in self._asked]
+        return [ToRelax(candidate.trial, limit) for _, candidate in self._asked]
 
     def tell(self, relaxed: list[Relaxed]) -> list[Hop]:
         """The hops of this round, in the order asked for."""
@@ -133,7 +133,7 @@ class Walk:
             self.stopped = f"{limit} ({result.outcome.label}); give more calls, or check the structure"
             return
         atoms, energy = result.atoms, energy_of(result)
-        geometry = Geometry.of(atoms)
+        geometry = Distances.of(atoms)
         self.bond_scale = geometry.scale
         self.allowed_fragments = geometry.n_fragments
         number, _ = self.minima.add(atoms, energy, self.calls)
@@ -142,7 +142,7 @@ class Walk:
         self.record(Step(self.calls, self.calls, 0, "start", NEW, True, energy, energy, number))
         self.stop_by_calls()
 
-    def _hopped(self, number: int, candidate: Candidate, result: Relaxed) -> Hop:
+    def _hopped(self, number: int, candidate: PossibleHop, result: Relaxed) -> Hop:
         walker = self.walkers[number]
         self.calls += spent(result)
         outcome, energy, minimum = self._judged(walker, result)
@@ -175,7 +175,7 @@ class Walk:
         return (NEW if new else KNOWN), energy, minimum
 
     def _has_evaporated(self, atoms: Atoms) -> bool:
-        return Geometry.of(atoms, self.bond_scale).n_fragments > self.allowed_fragments
+        return Distances.of(atoms, self.bond_scale).n_fragments > self.allowed_fragments
 
     def _accepts(self, walker: Walker, energy_ev: float) -> bool:
         rise = energy_ev - walker.energy_ev

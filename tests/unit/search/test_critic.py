@@ -15,7 +15,7 @@ from relaxion.errors import PolicyError
 from relaxion.search import search
 from relaxion.search.choices import Mixture
 from relaxion.search.critic import Critic, CriticSettings, batch_of_atoms, batch_of_hops, load_critic, save_critic
-from relaxion.search.fitting import FitSettings, fit, quality, targets
+from relaxion.search.fitting import CriticFitSettings, fit, quality, targets
 from relaxion.search.hops import Hops
 from relaxion.search.moves import MOVES
 from relaxion.search.run import shipped_critic
@@ -83,15 +83,15 @@ def test_n_step_targets_by_hand() -> None:
         above_best=np.zeros(4), calls=rows([3, 4, 5, 6], np.int32), walks=rows([0, 0, 0, 1], np.int32),
         accepted=rows([True, True, False, True], bool), kinds=rows(["swap"] * 4, str),
     )  # fmt: skip
-    assert np.allclose(targets(three, FitSettings()), [0.2, -0.5, 1.0, 0.1])
+    assert np.allclose(targets(three, CriticFitSettings()), [0.2, -0.5, 1.0, 0.1])
     # the first hop led to the second; the third was rejected; the fourth belongs to another walk
-    discounted = targets(three, FitSettings(discount_factor=0.5, n_steps=3))
+    discounted = targets(three, CriticFitSettings(discount_factor=0.5, n_steps=3))
     assert np.allclose(discounted, [0.2 - 0.25, -0.5, 1.0, 0.1])
 
 
 def test_learning_from_hops_predicts_them_better(hops: Hops) -> None:
     before = quality(Critic(CriticSettings(), torch.Generator().manual_seed(1)), hops)
-    after = quality(fit(hops, FitSettings(updates=40, batch=16, seed=1)), hops)
+    after = quality(fit(hops, CriticFitSettings(updates=40, batch=16, seed=1)), hops)
     assert after["spearman"] > max(before["spearman"], 0.2)
     assert after["r2 swap"] > before["r2 swap"]
 

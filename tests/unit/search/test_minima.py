@@ -6,7 +6,7 @@ import numpy as np
 from ase import Atoms
 
 from relaxion.batch import relax_batch
-from relaxion.search.geometry import Geometry
+from relaxion.search.geometry import Distances
 from relaxion.search.minima import FINGERPRINT_TOLERANCE, Minima, difference, fingerprint
 from relaxion.train.data.perturbations import displaced
 
@@ -48,5 +48,5 @@ def test_rough_relaxations_of_one_minimum_are_one_and_a_swap_is_another(cluster:
 
 def test_fragments() -> None:
     pair = Atoms("Cu4", [[0, 0, 0], [2.5, 0, 0], [0, 2.5, 0], [20, 0, 0]])
-    assert Geometry.of(pair[:3]).n_fragments == 1
-    assert Geometry.of(pair, Geometry.of(pair[:3]).scale).n_fragments == 2
+    assert Distances.of(pair[:3]).n_fragments == 1
+    assert Distances.of(pair, Distances.of(pair[:3]).scale).n_fragments == 2

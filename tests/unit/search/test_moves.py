@@ -9,7 +9,7 @@ from ase.build import bulk, fcc111, molecule
 from ase.constraints import FixAtoms, FixedPlane
 
 from relaxion.errors import SettingsError
-from relaxion.search.geometry import Geometry, free_atoms
+from relaxion.search.geometry import Distances, free_atoms
 from relaxion.search.moves import MOVES, move_named, usual_moves
 from relaxion.search.moves.torsion import rotatable
 
@@ -46,7 +46,7 @@ def test_relocate_moves_one_atom_to_a_place_where_it_touches_three() -> None:
     assert trial is not None
     moved = np.flatnonzero(np.abs(trial.positions - atoms.positions).max(axis=1) > 1e-9)
     assert len(moved) == 1
-    assert Geometry.of(trial, Geometry.of(atoms).scale).coordination[moved[0]] >= 3
+    assert Distances.of(trial, Distances.of(atoms).scale).coordination[moved[0]] >= 3
 
 
 def test_fixed_atoms_stay_and_partly_fixed_ones_are_not_hopped(cluster: Atoms) -> None:

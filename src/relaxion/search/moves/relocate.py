@@ -6,7 +6,7 @@ import numpy as np
 from ase import Atoms
 from ase.geometry import find_mic
 
-from relaxion.search.geometry import BONDED, Geometry, placed
+from relaxion.search.geometry import BONDED, Distances, placed
 
 TRIES = 40
 TEMPERATURE = 2.0  # neighbours; an atom with two neighbours less is chosen e times as often
@@ -17,7 +17,7 @@ def relocate(atoms: Atoms, free: np.ndarray, random: np.random.Generator) -> Ato
     """None where no place with room is found, as inside a dense crystal."""
     if not len(free) or len(atoms) < 4:
         return None
-    geometry = Geometry.of(atoms)
+    geometry = Distances.of(atoms)
     weights = np.exp(-geometry.coordination[free] / TEMPERATURE)
     mover = int(random.choice(free, p=weights / weights.sum()))
     bonded = geometry.distances < BONDED * geometry.bonds
@@ -41,7 +41,7 @@ def relocate(atoms: Atoms, free: np.ndarray, random: np.random.Generator) -> Ato
 
 
 def _touching(
-    geometry: Geometry, mover: int, anchor: int, pair: np.ndarray, random: np.random.Generator
+    geometry: Distances, mover: int, anchor: int, pair: np.ndarray, random: np.random.Generator
 ) -> np.ndarray | None:
     """From the anchor to a point one bond away from it and from both of the pair, (3,) Å; None where there is none."""
     first = geometry.vectors[anchor, pair[0]]
@@ -63,7 +63,7 @@ def _touching(
     return in_plane + sign * np.sqrt(height_square / square) * normal
 
 
-def _has_room(atoms: Atoms, geometry: Geometry, mover: int, anchor: int, place: np.ndarray) -> bool:
+def _has_room(atoms: Atoms, geometry: Distances, mover: int, anchor: int, place: np.ndarray) -> bool:
     """Whether no other atom is near, and the place is not the one that was left."""
     to_others = geometry.vectors[anchor] - place
     if atoms.pbc.any():

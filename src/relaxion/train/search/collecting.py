@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from ase import Atoms
 
-from relaxion.search.choices import Chooser, Hop
+from relaxion.search.choices import Hop, HopChooser
 from relaxion.search.hops import Hops
 from relaxion.search.relaxing import TrialRelaxer, one_round
 from relaxion.search.settings import SearchSettings
@@ -25,7 +25,7 @@ def collect(
     folder: Path,
     files: range,
     make_start: Callable[[np.random.Generator], Atoms],
-    make_chooser: Callable[[], Chooser],
+    make_chooser: Callable[[], HopChooser],
     potential: str = "emt",
     walks: int = 96,
     calls: int = 400,
@@ -53,7 +53,7 @@ def collect(
 def _walked(
     random: np.random.Generator,
     make_start: Callable[[np.random.Generator], Atoms],
-    make_chooser: Callable[[], Chooser],
+    make_chooser: Callable[[], HopChooser],
     relax: TrialRelaxer,
     walks: int,
     calls: int,

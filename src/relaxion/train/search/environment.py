@@ -18,7 +18,7 @@ from ase.calculators.calculator import BaseCalculator
 
 from relaxion.errors import SettingsError
 from relaxion.potentials.base import Potential
-from relaxion.search.choices import Candidate, Draw, Hop, Mixture, Walker
+from relaxion.search.choices import Draw, Hop, Mixture, PossibleHop, Walker
 from relaxion.search.relaxing import TrialRelaxer, one_round
 from relaxion.search.settings import SearchSettings
 from relaxion.search.walk import Walk
@@ -29,9 +29,9 @@ Observation = dict[str, np.ndarray]
 class _Agent(Mixture):
     """Takes the candidate that the agent named."""
 
-    next: Candidate | None = None
+    next: PossibleHop | None = None
 
-    def choose(self, walkers: Sequence[Walker], draw: Draw) -> list[Candidate | None]:  # noqa: ARG002
+    def choose(self, walkers: Sequence[Walker], draw: Draw) -> list[PossibleHop | None]:  # noqa: ARG002
         return [self.next for _ in walkers]
 
 
@@ -69,7 +69,7 @@ class HopEnvironment(gymnasium.Env[Observation, int]):
         self.observation_space = spaces
         self.walk: Walk | None = None
         self.last_hop: Hop | None = None
-        self._drawn: list[Candidate] = []
+        self._drawn: list[PossibleHop] = []
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
