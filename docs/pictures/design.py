@@ -37,7 +37,7 @@ LEARN, USE, BOTH = "learn", "use", "box"
 ROOMS = [
     [("apps", "command line, pages, relax-many, compare, tuning", BOTH)],
     [("train", "agents, experience, tasks, supervised, runs, data, judge", LEARN)],
-    [("workers", "local processes or Ray", BOTH)],
+    [("search", "from minimum to minimum", USE), ("workers", "local processes or Ray", BOTH)],
     [("torchsim", "", USE), ("batch", "many structures", USE), ("relaxer", "one structure (ASE)", USE)],
     [("optimizer", "step, trust region, safeguard, models of the Hessian", USE)],
     [("policies", "shipped", USE), ("model", "networks, policy files", BOTH)],
