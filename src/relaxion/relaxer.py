@@ -9,10 +9,11 @@ from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import IO, Any, ClassVar
+from typing import IO, TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from ase import Atoms
+from ase.calculators.calculator import BaseCalculator
 from ase.filters import Filter, UnitCellFilter
 from ase.optimize.optimize import DEFAULT_MAX_STEPS, Optimizer
 from ase.units import GPa
@@ -53,6 +54,9 @@ from relaxion.settings import shown
 from relaxion.structures.state import Outcome
 from relaxion.structures.structures import DeviceLike
 
+if TYPE_CHECKING:
+    from relaxion.optimizer.cheap import CheapModel
+
 logger = logging.getLogger(__name__)
 
 LARGE = 200  # atoms; only above it may a policy's step cost more than a force call
@@ -68,7 +72,7 @@ class HistoryEntry:
     energy_ev: float  # of the calculator; the one that belongs to the forces, where it has several
     enthalpy_ev: float  # energy + pressure × volume: what is minimised; equal to the energy without pressure
     fmax_ev_per_angstrom: float
-    method: str  # that led here: "start", "policy", "internal", "springs", "plain" or "fire"
+    method: str  # that led here: "start", "policy", "model", "internal", "springs", "plain" or "fire"
     step_length_angstrom: float  # longest executed displacement, from the base of the step
     trust_angstrom: float  # that the step had to keep to; at the start that of the core
     accepted: bool = True
@@ -101,12 +105,15 @@ class Relaxer(Optimizer):
         allow_unseen: bool = False,
         database: str | Path | RelaxationDatabase | None = None,
         device: DeviceLike = None,
+        model: str | BaseCalculator | None = None,
         **kwargs: Any,
     ) -> None:
         """`policy`: "auto" takes a shipped policy that covers the elements, a name or path takes that one, None the
         classical optimizer. `maxstep`: longest displacement in one step, Å. `allow_unseen`: use the policy also
         for elements it was not trained on. `database`: a folder in which evaluated geometries are kept, to learn from
-        (`relaxion learn`). `device`: where the network of a metric policy computes ("cuda"). All else as in ASE;
+        (`relaxion learn`). `device`: where the network of a metric policy computes ("cuda"). `model`: a cheaper
+        calculator, or its name, that plans for the calculator of the atoms; its calls are `model_calls`. All else as in
+        ASE;
         options that only other optimizers have (alpha, dt, memory, …) are named in a warning and
         ignored."""
         check_door(atoms)
@@ -127,6 +134,8 @@ class Relaxer(Optimizer):
             device=device,
         )
         self.policy_used, self._stepper, self._weights_sha256 = choice.name, choice.stepper, choice.weights_sha256
+        self._model = _model_of(model, atoms, self.maxstep)
+        self._without_model = choice.stepper
         self._remembered = None if kept_in is None else Remembered(kept_in, atoms, choice.name)  # pyright: ignore[reportArgumentType]
         self.history: list[HistoryEntry] = []
         self.film = Film()
@@ -160,6 +169,18 @@ class Relaxer(Optimizer):
         return self._calls_before + len(self.history)
 
     @property
+    def model_calls(self) -> int:
+        """Calls of the cheaper potential, those before a restart included; 0 without one."""
+        return 0 if self._model is None else self._model.calls
+
+    @property
+    def model_used(self) -> str:
+        """The cheaper potential, and why it was left where it was; empty without one."""
+        if self._model is None:
+            return ""
+        return f"{self._model.name}: {self._model.note}" if self._model.note else self._model.name
+
+    @property
     def calls_before(self) -> int:
         """Those in the runs before the restart file was written."""
         return self._calls_before
@@ -178,7 +199,12 @@ class Relaxer(Optimizer):
     @property
     def policy_steps(self) -> int:
         """Steps made by the policy itself."""
-        return self._stepper.policy_steps
+        return self._stepper.policy_steps if self._stepper is self._without_model else 0
+
+    @property
+    def model_steps(self) -> int:
+        """Steps planned by the cheaper potential."""
+        return 0 if self._stepper is self._without_model else self._stepper.policy_steps
 
     @property
     def outcome(self) -> Outcome:
@@ -213,6 +239,7 @@ class Relaxer(Optimizer):
             )
         self._calls_before, self._seen_at, self._left_at = saved.force_calls, saved.seen_at, saved.left_at
         try:
+            self._restore_model(path, saved.core.get("model"))
             self._stepper.restore(saved.core)
             self._stepper.check_rows(len(saved.seen_at))
         except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
@@ -245,7 +272,10 @@ class Relaxer(Optimizer):
         if self._seen_at is None or self._left_at is None:
             return
         who = self.policy_used, self._weights_sha256
-        saved = Saved(self.force_calls, self._seen_at, self._left_at, self._stepper.snapshot(), *who)
+        core = self._stepper.snapshot()
+        if self._model is not None:
+            core["model"] = self._model.plain() | {"plans": self._stepper is not self._without_model}
+        saved = Saved(self.force_calls, self._seen_at, self._left_at, core, *who)
         write_restart(Path(path), self.atoms, saved)
 
     def todict(self) -> dict[str, Any]:
@@ -274,6 +304,8 @@ class Relaxer(Optimizer):
         self._stopped, self._motionless, self.reason = None, 0, ""
         if self._remembered is not None:
             self._remembered.fmax = fmax
+        if self._model is not None:
+            self._plan(self._model, fmax)
         if self.nsteps > 0 and self._counted != self._geometry():
             self.log(self.optimizable.get_gradient())  # ASE logs, and we count, the first point of the first run only
 
@@ -338,6 +370,9 @@ class Relaxer(Optimizer):
     def step(self, *_: Any) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Judge the present point, move on to the next. (Older ASE passes forces; they are read afresh.)"""
         point = read_point(self.atoms, self._coordinates())
+        if self._model is not None and (there := self._model.elsewhere(point)) is not None:
+            self._begin_again(there, self._model.note)
+            return
         began = time.perf_counter()
         proposal = self._propose(point)
         self._watch_time(time.perf_counter() - began)
@@ -354,6 +389,51 @@ class Relaxer(Optimizer):
         if self.restart is not None and self.comm.rank == 0:
             self.save(self.restart)
         self._call_began = time.perf_counter()
+
+    def _plan(self, model: CheapModel, fmax: float) -> None:
+        """Before the first call: relax in the cheaper potential, and let it plan the steps where it can."""
+        model.fmax = fmax
+        if self.force_calls > 0 or self._seen_at is not None:
+            return
+        began = time.perf_counter()
+        moved = model.begin()
+        seconds = time.perf_counter() - began
+        where = "its minimum is the first point" if moved else "the first point is the start"
+        if model.note:
+            logger.warning("%s; the relaxation goes on without it", model.note)
+            where = f"not used: {model.note}"
+        elif model.plans:
+            self._stepper = model.stepper(self._stepper.settings)
+        if self.logfile is not None:
+            self.logfile.write(f"{type(self).__name__}:  {model.name}, {model.calls} calls, {seconds:.1f} s: {where}\n")
+
+    def _begin_again(self, there: Array, note: str) -> None:
+        """The other one of start and cheap minimum is the better place to begin at; calls made so far count."""
+        if note:
+            logger.warning("%s", note)
+            self._stepper = self._without_model
+        self._stepper.reset()
+        self._seen_at = self._coordinates()
+        place(self.atoms, there)
+        self._left_at = self._coordinates()
+        self._base_call = None
+        self.history[-1] = replace(self.history[-1], accepted=False)
+        if self.restart is not None and self.comm.rank == 0:
+            self.save(self.restart)
+
+    def _restore_model(self, path: Path, saved: dict[str, Any] | None) -> None:
+        if (saved is None) != (self._model is None):
+            had = "without a model" if saved is None else f"with the model {shown(saved['name'])}"
+            raise RestartError(f"{path} was written {had}; give the same model, or delete the file to start afresh")
+        if saved is None or self._model is None:
+            return
+        if saved["name"] != self._model.name:
+            raise RestartError(
+                f"{path} was written with the model {shown(saved['name'])}, now it is {self._model.name}"
+            )
+        self._model.restore(saved)
+        if saved["plans"]:
+            self._stepper = self._model.stepper(self._stepper.settings)
 
     def _watch_time(self, seconds: float) -> None:
         """Where forces are cheap and the structure is large, "auto" leaves the policy for what is quicker in all."""
@@ -432,6 +512,17 @@ def _not_asked(policy: str | Path | None, target: Any) -> None:
     if policy not in (None, "none", "auto"):
         name = type(target).__name__
         logger.warning("the policy %s knows no coordinates of %s, so plain L-BFGS makes every step", policy, name)
+
+
+def _model_of(model: str | BaseCalculator | None, target: Any, maxstep: float) -> CheapModel | None:
+    if model is None:
+        return None
+    if not isinstance(target, Atoms | Filter) or not has_geometry(target):
+        logger.warning("a model plans for atoms and their cell, not for %s; it is not used", type(target).__name__)
+        return None
+    from relaxion.optimizer.cheap import CheapModel  # loads potentials, which most relaxations need not
+
+    return CheapModel(target, model, maxstep)
 
 
 def _check_fmax(fmax: float) -> None:

@@ -21,6 +21,7 @@ from relaxion.errors import PolicyError
 from relaxion.model.policy_file import Network
 from relaxion.optimizer.classical import INTERNAL, ClassicalSettings, candidates
 from relaxion.optimizer.hessian.base import (
+    POLICY,
     Candidate,
     Hessian,
     Hessians,
@@ -100,9 +101,6 @@ def constant_network(control: StepRule) -> Network:
     """What a bundle keeps of its rule."""
     weights = {name: torch.tensor(float(getattr(control, name)), dtype=torch.float64) for name in CONSTANTS}
     return Network(GATE, {CONSTANT: True}, weights, {})
-
-
-POLICY = "policy"  # the method of its proposals
 
 
 @dataclass(frozen=True)
@@ -193,6 +191,11 @@ class Safeguard:
     def has_policy(self) -> bool:
         return self.models.policy is not None
 
+    @property
+    def method(self) -> str:
+        """Of the policy's steps; of a cheaper potential's it is another."""
+        return POLICY if self.models.policy is None else self.models.policy.method
+
     def leave_policy(self) -> None:
         """The policy is not asked any more; the classical optimizer's steps count as made in its place."""
         self._left = True
@@ -208,7 +211,7 @@ class Safeguard:
         self._learn_scale(point)
         if accepted:
             self.past = Past(self.feedback.points, last.base.coordinates, last.base.forces)
-        if last.method != POLICY:
+        if last.method != self.method:
             return
         if self._was_bad():
             self.bad_steps += 1
@@ -232,7 +235,7 @@ class Safeguard:
         """Remember the step that was made."""
         if not (self.has_policy or self._left):
             return
-        if candidate.method == POLICY:
+        if candidate.method == self.method:
             self.policy_steps += 1
             self._applied = candidate.hessian.apply(proposal.step)
             wanted = proposal.step if proposal.wanted is None else proposal.wanted
@@ -270,7 +273,7 @@ class Safeguard:
         radius = min(radius * float(np.exp(rule.log_trust)), self.classical.region.largest)
         error = missed(judged, hessian.apply)
         return Candidate(
-            method=POLICY,
+            method=self.method,
             hessian=hessian,
             secants=used,
             radius=min(radius, base.largest_force / self.settings.softest),

@@ -16,7 +16,7 @@ from relaxion.optimizer.classical import INTERNAL, ClassicalSettings
 from relaxion.optimizer.hessian.base import Base, Hessians, KnownPairs, PolicyModel, Secant, Secants, hessians_at
 from relaxion.optimizer.hessian.internal.model import InternalSecants
 from relaxion.optimizer.point import Geometry, Point, Proposal, dot, rows_of_three
-from relaxion.optimizer.safeguard import POLICY, Safeguard, StepRule
+from relaxion.optimizer.safeguard import Safeguard, StepRule
 from relaxion.optimizer.trust_region import TrustRegion
 
 FIRST_TIME_STEP = 0.1
@@ -213,10 +213,10 @@ class Stepper:
             proposal = self.region.propose(base, hessians.bonds, candidate)
             if proposal.uphill and candidate.method == INTERNAL and self.secants.internal is not None:
                 self.secants.internal.pairs = []
-            elif proposal.uphill and candidate.method != POLICY:
+            elif proposal.uphill and candidate.method != self.safeguard.method:
                 self.secants.recent = []
             blocked = candidate.method == INTERNAL and _is_blocked(proposal)
-            if candidate.method not in (POLICY, INTERNAL) or blocked:
+            if candidate.method not in (self.safeguard.method, INTERNAL) or blocked:
                 self.secants.internal = None
             if not blocked:
                 self.safeguard.took(base, hessians, candidate, proposal)

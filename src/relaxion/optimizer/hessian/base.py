@@ -264,15 +264,23 @@ class Base:
         return self.point.geometry
 
 
+POLICY = "policy"  # the method of a learned policy's steps
+
+
 class PolicyModel(Protocol):
-    """A policy as a model of the Hessian; many relaxations may share one."""
+    """A policy, or a cheaper potential, as a model of the Hessian; many relaxations may share a policy."""
+
+    @property
+    def method(self) -> str:
+        """Of its steps, as the history has it: "policy" or "model"."""
+        ...
 
     def covers(self, geometry: Geometry) -> bool:
         """Whether it was trained on all these elements."""
         ...
 
-    def at(self, bases: Sequence[Base], structures: Structures) -> Sequence[Hessian]:
-        """At each base; `structures` are those of the bases, in order."""
+    def at(self, bases: Sequence[Base], structures: Structures) -> Sequence[Hessian | str]:
+        """At each base, or why it has no answer there; `structures` are those of the bases, in order."""
         ...
 
 

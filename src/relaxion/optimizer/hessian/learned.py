@@ -20,7 +20,7 @@ from relaxion.model.roles import Policy
 from relaxion.model.solve import COARSE_TOLERANCE, LARGEST_DENSE, Inverse, by_size, dense, gradients_of, sparse_product
 from relaxion.model.stiffness import Stiffness, Unknowns, strain_vectors
 from relaxion.model.stiffness_network import StiffnessNetwork
-from relaxion.optimizer.hessian.base import Base, Hessian
+from relaxion.optimizer.hessian.base import POLICY, Base, Hessian
 from relaxion.optimizer.hessian.springs import FACTOR, SOLVE, SpringHessian
 from relaxion.optimizer.point import Array, Geometry, Point, structures_of
 from relaxion.structures import Evaluation, Move, State, Structures
@@ -31,6 +31,7 @@ STRAIN_PLACES = [0, 4, 8, 5, 2, 1]  # xx yy zz yz xz xy in a flat 3 × 3 matrix
 
 class _Source:
     elements: frozenset[int] | None
+    method = POLICY
 
     def covers(self, geometry: Geometry) -> bool:
         return self.elements is None or self.elements.issuperset(geometry.numbers.tolist())

@@ -1,0 +1,347 @@
+"""Two levels: a cheap potential plans, the expensive one is asked only where that leads.
+
+First the structure is relaxed in the cheap potential. Then each step from an expensive point goes to the minimum of the
+cheap surface, corrected so that it has the expensive forces at that point and, by Powell's symmetric rank-two updates,
+nearly so at the points before. The step is one more candidate under the safeguard and the trust region. Molecules get
+no corrected surface: forces held in space would turn them. Their internal coordinates take over after the first part.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from ase import Atoms
+from ase.calculators.calculator import BaseCalculator
+from ase.data import covalent_radii
+from ase.filters import Filter
+
+from relaxion.optimizer.choice import chosen
+from relaxion.optimizer.classical import ClassicalSettings
+from relaxion.optimizer.hessian.base import Base, Hessian
+from relaxion.optimizer.hessian.internal.topology import NON_METALS, molecular_share
+from relaxion.optimizer.hessian.learned import DirectMove
+from relaxion.optimizer.point import (
+    Array,
+    Geometry,
+    Point,
+    bare_atoms,
+    dot,
+    place,
+    read_coordinates,
+    read_point,
+    rows_of_three,
+)
+from relaxion.optimizer.safeguard import StepRule
+from relaxion.optimizer.step import Stepper, propose
+from relaxion.optimizer.trust_region import TrustRegionSettings
+from relaxion.potentials.ase import AsePotential, PotentialCalculator
+from relaxion.potentials.base import Potential
+from relaxion.potentials.counting import details_of, error_in_words, fingerprint
+from relaxion.potentials.registry import make_potential, potential
+from relaxion.structures import Structures
+
+logger = logging.getLogger(__name__)
+
+MODEL = "model"  # the method of its steps
+TIGHTER = 0.3  # of fmax: so far the cheap potential is relaxed
+MOST_CALLS = 300  # of the cheap potential, in one descent
+SMALL_GAIN = 0.01  # eV per atom: where the cheap potential gains less, and
+SMALL_FORCE = 1.0  # eV/Å, its forces are smaller, the start may be relaxed already, and is asked first
+FARTHEST = 2.0  # Å, an atom's way in a periodic structure; farther the cheap potential has gone astray
+LARGEST_GROWTH = 1.4  # of the volume, either way
+BROKEN = 1.6  # sums of covalent radii: bonds of non-metals that were below 1.25 at the start
+BONDED = 1.25
+REACH = 0.6  # Å, of one planned step
+MOST_SEEN = 10  # expensive points that correct the surface
+RULE = StepRule(secant_weight=0.0)
+
+
+class ModelFailed(Exception):
+    """The cheap potential has no answer; the sentence says why."""
+
+
+class SurfaceCorrection:
+    """What the expensive forces are above the cheap ones around a point: constant, plus a symmetric matrix."""
+
+    def __init__(self, at: Array, offset: Array, seen: Sequence[tuple[Array, Array]]) -> None:
+        """`at`: Å; `offset`: expensive minus cheap forces there, eV/Å; `seen`: the same pairs of points before."""
+        self.at = at
+        self.offset = offset
+        self._updates: list[tuple[Array, Array]] = []
+        for place_before, offset_before in seen:
+            step = place_before - at
+            if dot(step, step) > 1e-8:
+                self._updates.append((offset_before - offset - self._product(step), step))
+
+    def _product(self, step: Array) -> Array:
+        result = np.zeros_like(step)
+        for missing, way in self._updates:
+            square = dot(way, way)
+            along = dot(way, step) / square
+            result += missing * along + way * (dot(missing, step) / square - dot(missing, way) * along / square)
+        return result
+
+    def of(self, point: Point) -> Point:
+        """The cheap point, corrected."""
+        step = point.coordinates - self.at
+        change = self._product(step)
+        return replace(
+            point,
+            forces=point.forces + self.offset + change,
+            energy=point.energy - dot(self.offset, step) - dot(step, change) / 2,
+        )
+
+
+@dataclass(frozen=True)
+class Descent:
+    """Where the cheap potential led."""
+
+    coordinates: Array
+    first_force: float  # eV/Å, largest at its start
+    last_force: float
+    gain: float  # eV, by how much the energy fell
+    calls: int
+    converged: bool
+
+
+class CheapModel:
+    """The cheap side of one relaxation: a `PolicyModel` that plans each step, and the descent before the first."""
+
+    method = MODEL
+
+    def __init__(self, target: Atoms | Filter, model: str | BaseCalculator, maxstep: float) -> None:
+        """`model`: a calculator, or a name that `--calc` knows. `maxstep`: Å."""
+        atoms = bare_atoms(target)
+        made = make_potential(model) if isinstance(model, str) else potential(model)
+        self.name = made.name
+        self.target = target
+        self.calls = 0  # of the cheap potential
+        self.seconds = 0.0  # spent in it and in planning
+        self.note = ""  # why the cheap potential is not used, or not any more
+        self.first: Array | None = None  # where the first expensive call is made, while that is not judged
+        self.other: Array | None = None  # where the next one is made if the first place is the worse one
+        self.at_start = False  # the first place is the user's structure, the other one the cheap minimum
+        self.start_force = 0.0  # eV/Å, largest cheap force at the user's structure
+        self.first_energy: float | None = None  # eV, expensive, at the user's structure where that was asked first
+        self._calculator = PotentialCalculator(made)
+        self._largest_radius = maxstep
+        self.fmax = 0.05  # eV/Å, of the run
+        self._seen: list[tuple[Array, Array]] = []  # expensive points, expensive minus cheap forces there
+        if atoms.calc is not None and _same(made, potential(atoms.calc)):
+            self.note = f"the model {self.name} is the calculator itself"
+
+    def covers(self, geometry: Geometry) -> bool:
+        """All that its potential covers; after it failed `at` says why it plans no more."""
+        del geometry
+        return True
+
+    @property
+    def plans(self) -> bool:
+        """Whether it plans steps, too: not for molecules, and not where it is not used."""
+        return not self.note and molecular_share(bare_atoms(self.target)) == 0
+
+    def stepper(self, settings: ClassicalSettings) -> Stepper:
+        """Steps planned here, under the safeguard; classical ones where a plan was bad."""
+        return Stepper(settings, self, RULE, sees_molecules=False)
+
+    def begin(self) -> bool:
+        """Relax in the cheap potential; whether the atoms now stand at its minimum.
+
+        They stay where they are if that minimum is no place to ask the expensive potential at, and if the start may be
+        relaxed already.
+        """
+        if self.note:
+            return False
+        atoms = bare_atoms(self.target)
+        before = atoms.copy()
+        before.set_constraint()
+        try:
+            with self._in_place():
+                start = read_coordinates(self.target)
+                descent = self._descend(start)
+                after = atoms.copy()
+        except ModelFailed as error:
+            self.note = str(error)
+            return False
+        forces = descent.first_force, descent.last_force
+        logger.info("%s: %d calls, largest force %.3g to %.3g eV/Å", self.name, descent.calls, *forces)
+        self.note = astray(before, after)
+        if not descent.converged:
+            self.note = f"{self.name} was not relaxed after {descent.calls} calls"
+        if self.note:
+            return False
+        small = descent.gain < SMALL_GAIN * len(atoms) and descent.first_force < SMALL_FORCE
+        self.at_start = small
+        self.start_force = descent.first_force
+        self.first, self.other = (start, descent.coordinates) if small else (descent.coordinates, start)
+        place(self.target, self.first)
+        return not small
+
+    def elsewhere(self, point: Point) -> Array | None:
+        """Where the next expensive call is made, if not a step away from this point; of the first two points only."""
+        if self.other is None or self.first is None:
+            return None
+        here, there = self.first, self.other
+        self.first = self.other = None
+        if self.at_start:
+            # asked there because it might have been relaxed; a planned step goes to the cheap minimum anyway
+            if self.plans or not point.finite or dot(point.forces, there - here) <= 0:
+                return None
+            self.at_start = False
+            self.first, self.other, self.first_energy = there, here, point.energy
+            return there
+        if self.first_energy is not None:
+            better = point.finite and point.energy <= self.first_energy
+        else:
+            better = point.finite and point.largest_force <= self.start_force
+        if better:
+            return None
+        self.note = f"the minimum of {self.name} is no better than the start, which is taken instead"
+        return there
+
+    def at(self, bases: Sequence[Base], structures: Structures) -> list[Hessian | str]:
+        """The step to the minimum of the corrected surface, for each base (one, in truth)."""
+        del structures
+        return [self._planned(base) for base in bases]
+
+    def _planned(self, base: Base) -> Hessian | str:
+        if self.note:
+            return self.note
+        assert base.springs is not None
+        point = base.point
+        try:
+            with self._in_place():
+                place(self.target, point.coordinates)
+                offset = point.forces - self._point().forces
+                correction = SurfaceCorrection(point.coordinates, offset, self._seen[-MOST_SEEN:])
+                descent = self._descend(point.coordinates, correction)
+        except ModelFailed as error:
+            self.note = str(error)
+            return self.note
+        self._seen.append((point.coordinates, offset))
+        return DirectMove(point.forces, descent.coordinates - point.coordinates, base.springs)
+
+    def _descend(self, start: Array, correction: SurfaceCorrection | None = None) -> Descent:
+        """Down the cheap surface; a corrected one is left when a step reaches farther than it can be right."""
+        atoms = bare_atoms(self.target)
+        settings = ClassicalSettings(TrustRegionSettings(largest=self._largest_radius))
+        stepper = chosen("auto", atoms, settings).stepper
+        place(self.target, start)
+        first: Point | None = None
+        for calls in range(1, MOST_CALLS + 1):
+            point = self._point()
+            if correction is not None:
+                point = correction.of(point)
+            first = first or point
+            ended = Descent(
+                point.coordinates, first.largest_force, point.largest_force, first.energy - point.energy, calls,
+                converged=point.largest_force < TIGHTER * self.fmax,
+            )  # fmt: skip
+            if ended.converged or calls == MOST_CALLS:
+                return ended
+            proposal = propose([stepper], [point])[0]
+            there = proposal.base.coordinates + proposal.step
+            way = there - start
+            reach = proposal.base.reach(way)
+            if correction is not None and reach > REACH:
+                return replace(ended, coordinates=start + way * (REACH / reach), converged=True)
+            place(self.target, there)
+        raise AssertionError("the last call returns")
+
+    def _point(self) -> Point:
+        """What the cheap potential says where the atoms are."""
+        began = time.perf_counter()
+        self.calls += 1
+        try:
+            point = read_point(self.target)
+        except Exception as error:
+            raise ModelFailed(f"the model {self.name} failed ({error_in_words(error)})") from error
+        finally:
+            self.seconds += time.perf_counter() - began
+        if not point.finite:
+            raise ModelFailed(f"the model {self.name} is not finite: {point.not_finite}")
+        return point
+
+    @contextmanager
+    def _in_place(self) -> Iterator[None]:
+        """The atoms with the cheap calculator; afterwards they are where they were."""
+        atoms = bare_atoms(self.target)
+        positions = atoms.positions.copy()
+        cell = atoms.cell.copy()
+        calculator = atoms.calc
+        atoms.calc = self._calculator
+        try:
+            yield
+        finally:
+            atoms.calc = calculator
+            atoms.set_cell(cell, scale_atoms=False, apply_constraint=False)
+            atoms.positions[:] = positions
+
+    def plain(self) -> dict[str, Any]:
+        """For a restart file."""
+        return {
+            "name": self.name,
+            "calls": self.calls,
+            "note": self.note,
+            "first": self.first,
+            "other": self.other,
+            "at_start": self.at_start,
+            "start_force": self.start_force,
+            "first_energy": self.first_energy,
+            "seen": [[at, offset] for at, offset in self._seen[-MOST_SEEN:]],
+        }
+
+    def restore(self, plain: dict[str, Any]) -> None:
+        """The opposite. KeyError, TypeError or ValueError where the content is foreign."""
+        self.calls = int(plain["calls"])
+        self.note = str(plain["note"])
+        self.first, self.other = (
+            None if rows is None else rows_of_three(rows) for rows in (plain["first"], plain["other"])
+        )
+        self.at_start = bool(plain["at_start"])
+        self.start_force = float(plain["start_force"])
+        self.first_energy = None if plain["first_energy"] is None else float(plain["first_energy"])
+        self._seen = [(rows_of_three(at), rows_of_three(offset)) for at, offset in plain["seen"]]
+
+
+def _same(first: Potential, second: Potential) -> bool:
+    """Whether both are one thing. Calculators of other packages hide their networks, so only the object counts."""
+    if isinstance(first, AsePotential) and isinstance(second, AsePotential):
+        return first.calculator is second.calculator
+    ours = not (isinstance(first, AsePotential) or isinstance(second, AsePotential))
+    return first is second or (ours and fingerprint(details_of(first)) == fingerprint(details_of(second)))
+
+
+def astray(before: Atoms, after: Atoms) -> str:
+    """Why the expensive potential is not asked where the cheap one led; empty where it may be."""
+    volume = abs(np.linalg.det(after.cell.array)) if before.cell.rank == 3 else 0.0
+    growth = volume / abs(np.linalg.det(before.cell.array)) if volume else 1.0
+    if not 1 / LARGEST_GROWTH < growth < LARGEST_GROWTH:
+        return f"the model changed the volume by a factor of {growth:.2f}"
+    strained = before.get_scaled_positions(wrap=False) @ after.cell.array if volume else before.positions
+    moves = after.positions - strained
+    farthest = float(np.linalg.norm(moves - moves.mean(axis=0), axis=1).max())
+    if before.pbc.any() and farthest > FARTHEST:  # parts of a molecule may turn
+        return f"the model moved an atom by {farthest:.2f} Å"
+    return broken_bond(before, after)
+
+
+def broken_bond(before: Atoms, after: Atoms) -> str:
+    """Names a bond between non-metals that was there and is no more; empty where all still hold."""
+    numbers = before.numbers
+    light = np.flatnonzero(NON_METALS[numbers])
+    for place_in, i in enumerate(light[:-1]):
+        others = light[place_in + 1 :]
+        natural = covalent_radii[numbers[i]] + covalent_radii[numbers[others]]
+        bonded = before.get_distances(i, others, mic=True) < BONDED * natural
+        lost = bonded & (after.get_distances(i, others, mic=True) > BROKEN * natural)
+        if lost.any():
+            j = int(others[np.flatnonzero(lost)[0]])
+            return f"the model broke the bond {before.symbols[i]}{i}-{before.symbols[j]}{j}"
+    return ""
