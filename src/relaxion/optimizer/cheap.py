@@ -133,6 +133,7 @@ class CheapModel:
         self._largest_radius = maxstep
         self.fmax = 0.05  # eV/Å, of the run
         self._seen: list[tuple[Array, Array]] = []  # expensive points, expensive minus cheap forces there
+        self._plan: tuple[Array, Array] | None = None  # the newest: where it begins, and the step
         if atoms.calc is not None and _same(made, potential(atoms.calc)):
             self.note = f"the model {self.name} is the calculator itself"
 
@@ -215,6 +216,8 @@ class CheapModel:
             return self.note
         assert base.springs is not None
         point = base.point
+        if self._plan is not None and np.array_equal(self._plan[0], point.coordinates):  # after a restart
+            return DirectMove(point.forces, self._plan[1], base.springs)
         try:
             with self._in_place():
                 place(self.target, point.coordinates)
@@ -225,7 +228,8 @@ class CheapModel:
             self.note = str(error)
             return self.note
         self._seen.append((point.coordinates, offset))
-        return DirectMove(point.forces, descent.coordinates - point.coordinates, base.springs)
+        self._plan = point.coordinates, descent.coordinates - point.coordinates
+        return DirectMove(point.forces, self._plan[1], base.springs)
 
     def _descend(self, start: Array, correction: SurfaceCorrection | None = None) -> Descent:
         """Down the cheap surface; a corrected one is left when a step reaches farther than it can be right."""
@@ -294,6 +298,7 @@ class CheapModel:
             "at_start": self.at_start,
             "start_force": self.start_force,
             "first_energy": self.first_energy,
+            "plan": self._plan,
             "seen": [[at, offset] for at, offset in self._seen[-MOST_SEEN:]],
         }
 
@@ -307,6 +312,8 @@ class CheapModel:
         self.at_start = bool(plain["at_start"])
         self.start_force = float(plain["start_force"])
         self.first_energy = None if plain["first_energy"] is None else float(plain["first_energy"])
+        plan = plain["plan"]
+        self._plan = None if plan is None else (rows_of_three(plan[0]), rows_of_three(plan[1]))
         self._seen = [(rows_of_three(at), rows_of_three(offset)) for at, offset in plain["seen"]]
 
 
