@@ -48,7 +48,7 @@ from relaxion.optimizer.point import (
 )
 from relaxion.optimizer.recorded import Remembered, database_at
 from relaxion.optimizer.restart import Saved, read_restart, write_restart
-from relaxion.optimizer.step import propose
+from relaxion.optimizer.step import Stepper, propose
 from relaxion.optimizer.trust_region import TrustRegionSettings
 from relaxion.settings import shown
 from relaxion.structures.state import Outcome
@@ -56,6 +56,7 @@ from relaxion.structures.structures import DeviceLike
 
 if TYPE_CHECKING:
     from relaxion.optimizer.cheap import CheapModel
+    from relaxion.potentials.base import Potential
 
 logger = logging.getLogger(__name__)
 
@@ -105,7 +106,7 @@ class Relaxer(Optimizer):
         allow_unseen: bool = False,
         database: str | Path | RelaxationDatabase | None = None,
         device: DeviceLike = None,
-        model: str | BaseCalculator | None = None,
+        model: str | BaseCalculator | Potential | None = None,
         **kwargs: Any,
     ) -> None:
         """`policy`: "auto" takes a shipped policy that covers the elements, a name or path takes that one, None the
@@ -421,6 +422,19 @@ class Relaxer(Optimizer):
         if self.restart is not None and self.comm.rank == 0:
             self.save(self.restart)
 
+    def _leave_model(self, point: Point, planner: Stepper) -> Point:
+        """The policy or the classical optimizer goes on with what the steps met, from the better one of two points."""
+        assert planner.last is not None
+        before = planner.last.base
+        self._stepper = self._without_model
+        self._stepper.reset()
+        self._stepper.secants.recent = planner.secants.recent
+        self._stepper.secants.internal = planner.secants.internal
+        if not point.finite:
+            return before
+        self._stepper.secants.learn(before, point)
+        return point if point.energy <= before.energy else before
+
     def _restore_model(self, path: Path, saved: dict[str, Any] | None) -> None:
         if (saved is None) != (self._model is None):
             had = "without a model" if saved is None else f"with the model {shown(saved['name'])}"
@@ -472,7 +486,10 @@ class Relaxer(Optimizer):
             self._stepper.reset()
         if self._stepper.last is None and not point.finite:
             return None
-        proposal = propose([self._stepper], [point])[0]
+        base = point
+        if self._model is not None and self._model.misled(point, self._stepper.last):
+            base = self._leave_model(point, self._stepper)
+        proposal = propose([self._stepper], [base])[0]
         if proposal.base is not point and self.history:
             self.history[-1] = replace(self.history[-1], accepted=False)
         elif proposal.base is point:
@@ -514,7 +531,7 @@ def _not_asked(policy: str | Path | None, target: Any) -> None:
         logger.warning("the policy %s knows no coordinates of %s, so plain L-BFGS makes every step", policy, name)
 
 
-def _model_of(model: str | BaseCalculator | None, target: Any, maxstep: float) -> CheapModel | None:
+def _model_of(model: str | BaseCalculator | Potential | None, target: Any, maxstep: float) -> CheapModel | None:
     if model is None:
         return None
     if not isinstance(target, Atoms | Filter) or not has_geometry(target):

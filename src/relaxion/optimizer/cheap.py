@@ -2,13 +2,14 @@
 
 First the structure is relaxed in the cheap potential. Then each step from an expensive point goes to the minimum of the
 cheap surface, corrected so that it has the expensive forces at that point and, by Powell's symmetric rank-two updates,
-nearly so at the points before. The step is one more candidate under the safeguard and the trust region. Molecules get
-no corrected surface: forces held in space would turn them. Their internal coordinates take over after the first part.
+nearly so at the points before. The step is one more candidate under the safeguard and the trust region. The correction
+of molecules is one of their internal coordinates: forces held in space would turn them.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -19,17 +20,21 @@ import numpy as np
 from ase import Atoms
 from ase.calculators.calculator import BaseCalculator
 from ase.data import covalent_radii
-from ase.filters import Filter
+from ase.filters import Filter, UnitCellFilter
 
 from relaxion.optimizer.choice import chosen
 from relaxion.optimizer.classical import ClassicalSettings
 from relaxion.optimizer.hessian.base import Base, Hessian
-from relaxion.optimizer.hessian.internal.topology import NON_METALS, molecular_share
+from relaxion.optimizer.hessian.internal.coordinates import difference
+from relaxion.optimizer.hessian.internal.model import CARTESIAN, InternalSecants, Place
+from relaxion.optimizer.hessian.internal.topology import NON_METALS, Topology, bonds_in, molecular_share, topology_of
 from relaxion.optimizer.hessian.learned import DirectMove
+from relaxion.optimizer.hessian.springs import bonds_of
 from relaxion.optimizer.point import (
     Array,
     Geometry,
     Point,
+    Proposal,
     bare_atoms,
     dot,
     place,
@@ -57,8 +62,10 @@ FARTHEST = 2.0  # Å, an atom's way in a periodic structure; farther the cheap p
 LARGEST_GROWTH = 1.4  # of the volume, either way
 BROKEN = 1.6  # sums of covalent radii: bonds of non-metals that were below 1.25 at the start
 BONDED = 1.25
+HELPED = 0.5  # of the largest force may be left by a descent or by a planned step; else it did not help
 REACH = 0.6  # Å, of one planned step
 MOST_SEEN = 10  # expensive points that correct the surface
+HALVINGS = 20
 RULE = StepRule(secant_weight=0.0)
 
 
@@ -67,17 +74,50 @@ class ModelFailed(Exception):
 
 
 class SurfaceCorrection:
-    """What the expensive forces are above the cheap ones around a point: constant, plus a symmetric matrix."""
+    """What the expensive forces are above the cheap ones around a point: constant, plus a symmetric matrix.
 
-    def __init__(self, at: Array, offset: Array, seen: Sequence[tuple[Array, Array]]) -> None:
-        """`at`: Å; `offset`: expensive minus cheap forces there, eV/Å; `seen`: the same pairs of points before."""
-        self.at = at
-        self.offset = offset
+    Both in the coordinates z of the structure: Cartesian ones, or (q, c·x) where there are molecules.
+    """
+
+    def __init__(
+        self, base: Point, offset: Array, seen: Sequence[tuple[Point, Array]], topology: Topology | None = None
+    ) -> None:
+        """`offset`: expensive minus cheap forces at the base, eV/Å; `seen`: the same at points before."""
+        self.base = base
+        self.topology = topology
+        self._here = self._place(base)
+        self._offset = self._split(self._here, offset)
         self._updates: list[tuple[Array, Array]] = []
-        for place_before, offset_before in seen:
-            step = place_before - at
+        for point, offset_there in seen:
+            there = self._place(point)
+            step = self._step(point, there)
             if dot(step, step) > 1e-8:
-                self._updates.append((offset_before - offset - self._product(step), step))
+                self._updates.append((self._split(there, offset_there) - self._offset - self._product(step), step))
+
+    def _place(self, point: Point) -> Place | None:
+        if self.topology is None or point.geometry is None:
+            return None
+        return Place(self.topology, point.geometry)
+
+    def _split(self, place: Place | None, forces: Array) -> Array:
+        """Forces by z."""
+        return forces.ravel() if place is None else np.concatenate(place.split(forces))
+
+    def _joined(self, place: Place | None, by_z: Array) -> Array:
+        """Forces by Cartesian coordinates."""
+        if place is None:
+            return by_z.reshape(self.base.forces.shape)
+        n_internal = len(place.values.q)
+        joined = place.joined(by_z[:n_internal], by_z[n_internal:])
+        return joined.reshape(self.base.forces.shape)
+
+    def _step(self, point: Point, place: Place | None) -> Array:
+        """The change of z from the base."""
+        straight = (point.coordinates - self.base.coordinates).ravel()
+        if place is None or self._here is None:
+            return straight
+        change = difference(place.topology, place.values.q, self._here.values.q)
+        return np.concatenate([change, CARTESIAN * straight])
 
     def _product(self, step: Array) -> Array:
         result = np.zeros_like(step)
@@ -89,12 +129,13 @@ class SurfaceCorrection:
 
     def of(self, point: Point) -> Point:
         """The cheap point, corrected."""
-        step = point.coordinates - self.at
+        there = self._place(point)
+        step = self._step(point, there)
         change = self._product(step)
         return replace(
             point,
-            forces=point.forces + self.offset + change,
-            energy=point.energy - dot(self.offset, step) - dot(step, change) / 2,
+            forces=point.forces + self._joined(there, self._offset + change),
+            energy=point.energy - dot(self._offset, step) - dot(step, change) / 2,
         )
 
 
@@ -115,7 +156,7 @@ class CheapModel:
 
     method = MODEL
 
-    def __init__(self, target: Atoms | Filter, model: str | BaseCalculator, maxstep: float) -> None:
+    def __init__(self, target: Atoms | Filter, model: str | BaseCalculator | Potential, maxstep: float) -> None:
         """`model`: a calculator, or a name that `--calc` knows. `maxstep`: Å."""
         atoms = bare_atoms(target)
         made = make_potential(model) if isinstance(model, str) else potential(model)
@@ -132,7 +173,9 @@ class CheapModel:
         self._calculator = PotentialCalculator(made)
         self._largest_radius = maxstep
         self.fmax = 0.05  # eV/Å, of the run
+        self._unhelpful = 0
         self._seen: list[tuple[Array, Array]] = []  # expensive points, expensive minus cheap forces there
+        self._stepper: Stepper | None = None  # whose steps are planned here
         self._plan: tuple[Array, Array] | None = None  # the newest: where it begins, and the step
         if atoms.calc is not None and _same(made, potential(atoms.calc)):
             self.note = f"the model {self.name} is the calculator itself"
@@ -144,12 +187,14 @@ class CheapModel:
 
     @property
     def plans(self) -> bool:
-        """Whether it plans steps, too: not for molecules, and not where it is not used."""
-        return not self.note and molecular_share(bare_atoms(self.target)) == 0
+        """Whether it plans steps, too: not for molecular crystals with a free cell, and not where it is not used."""
+        free_cell = isinstance(self.target, UnitCellFilter)
+        return not self.note and not (free_cell and molecular_share(bare_atoms(self.target)) > 0)
 
     def stepper(self, settings: ClassicalSettings) -> Stepper:
         """Steps planned here, under the safeguard; classical ones where a plan was bad."""
-        return Stepper(settings, self, RULE, sees_molecules=False)
+        self._stepper = Stepper(settings, self, RULE, sees_molecules=False)
+        return self._stepper
 
     def begin(self) -> bool:
         """Relax in the cheap potential; whether the atoms now stand at its minimum.
@@ -200,11 +245,25 @@ class CheapModel:
         if self.first_energy is not None:
             better = point.finite and point.energy <= self.first_energy
         else:
-            better = point.finite and point.largest_force <= self.start_force
+            better = point.finite and point.largest_force <= HELPED * self.start_force
         if better:
             return None
         self.note = f"the minimum of {self.name} is no better than the start, which is taken instead"
         return there
+
+    def misled(self, point: Point, last: Proposal | None) -> bool:
+        """Whether the step that led to the point was planned here, and was not worth it."""
+        if last is None or last.method != MODEL:
+            return False
+        if point.finite and point.largest_force <= HELPED * last.base.largest_force:
+            self._unhelpful = 0
+            return False
+        self._unhelpful += 1
+        import os
+        if point.finite and self._unhelpful <= int(os.environ.get("TOL", "0")):
+            return False
+        self.note = f"a planned step left {point.largest_force:.3g} of {last.base.largest_force:.3g} eV/Å"
+        return True
 
     def at(self, bases: Sequence[Base], structures: Structures) -> list[Hessian | str]:
         """The step to the minimum of the corrected surface, for each base (one, in truth)."""
@@ -222,8 +281,7 @@ class CheapModel:
             with self._in_place():
                 place(self.target, point.coordinates)
                 offset = point.forces - self._point().forces
-                correction = SurfaceCorrection(point.coordinates, offset, self._seen[-MOST_SEEN:])
-                descent = self._descend(point.coordinates, correction)
+                descent = self._descend(point.coordinates, self._correction(point, offset))
         except ModelFailed as error:
             self.note = str(error)
             return self.note
@@ -231,9 +289,26 @@ class CheapModel:
         self._plan = point.coordinates, descent.coordinates - point.coordinates
         return DirectMove(point.forces, self._plan[1], base.springs)
 
+    def _correction(self, point: Point, offset: Array) -> SurfaceCorrection:
+        topology = None
+        if not isinstance(self.target, UnitCellFilter) and point.geometry is not None:
+            bonds = bonds_in(point.geometry, bonds_of([point.geometry])[0], None)
+            topology = topology_of(point.geometry, bonds) if bonds else None
+        seen = self._seen[-MOST_SEEN:]
+        if topology is None:
+            before = [(replace(point, coordinates=there), found) for there, found in seen]
+            return SurfaceCorrection(point, offset, before, None)
+        before = [(_moved(point, there), found) for there, found in seen]
+        assert self._stepper is not None
+        secants = self._stepper.secants
+        secants.internal = secants.internal or InternalSecants()  # for whoever goes on without the model
+        secants.internal.topology = topology
+        return SurfaceCorrection(point, offset, before, topology)
+
     def _descend(self, start: Array, correction: SurfaceCorrection | None = None) -> Descent:
         """Down the cheap surface; a corrected one is left when a step reaches farther than it can be right."""
         atoms = bare_atoms(self.target)
+        farthest = math.inf if correction is None else self._farthest(correction.base)
         settings = ClassicalSettings(TrustRegionSettings(largest=self._largest_radius))
         stepper = chosen("auto", atoms, settings).stepper
         place(self.target, start)
@@ -250,13 +325,18 @@ class CheapModel:
             if ended.converged or calls == MOST_CALLS:
                 return ended
             proposal = propose([stepper], [point])[0]
-            there = proposal.base.coordinates + proposal.step
-            way = there - start
-            reach = proposal.base.reach(way)
-            if correction is not None and reach > REACH:
-                return replace(ended, coordinates=start + way * (REACH / reach), converged=True)
-            place(self.target, there)
+            way = proposal.base.coordinates - start
+            if proposal.base.reach(way + proposal.step) > farthest:
+                share = _share_within(proposal, way, farthest)
+                return replace(ended, coordinates=start + way + share * proposal.step, converged=True)
+            place(self.target, proposal.base.coordinates + proposal.step)
         raise AssertionError("the last call returns")
+
+    def _farthest(self, base: Point) -> float:
+        """As the trust region has it, Å: a curved way must not be cut straight afterwards."""
+        assert self._stepper is not None
+        softest = self._stepper.safeguard.settings.softest
+        return min(REACH, self._stepper.region.radius, base.largest_force / softest)
 
     def _point(self) -> Point:
         """What the cheap potential says where the atoms are."""
@@ -315,6 +395,24 @@ class CheapModel:
         plan = plain["plan"]
         self._plan = None if plan is None else (rows_of_three(plan[0]), rows_of_three(plan[1]))
         self._seen = [(rows_of_three(at), rows_of_three(offset)) for at, offset in plain["seen"]]
+
+
+def _moved(point: Point, coordinates: Array) -> Point:
+    """With a fixed cell coordinates are positions."""
+    assert point.geometry is not None
+    return replace(point, coordinates=coordinates, geometry=replace(point.geometry, positions=coordinates))
+
+
+def _share_within(proposal: Proposal, way: Array, farthest: float) -> float:
+    """Of the last step, so that the whole way is as long as it may be."""
+    low, high = 0.0, 1.0
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        if proposal.base.reach(way + middle * proposal.step) > farthest:
+            high = middle
+        else:
+            low = middle
+    return low
 
 
 def _same(first: Potential, second: Potential) -> bool:

@@ -26,6 +26,7 @@ from relaxion.apps.cli.options import (
     JsonResultOption,
     KeepSymmetryOption,
     ManyArgument,
+    ModelOption,
     PolicyOption,
     PressureOption,
     QuietOption,
@@ -73,6 +74,7 @@ def relax(
     keep_symmetry: KeepSymmetryOption = False,
     database: DatabaseOption = None,
     settings: SettingsFileOption = None,
+    model: ModelOption = None,
     compare: Annotated[
         str,
         option(
@@ -98,6 +100,7 @@ def relax(
     relaxion relax POSCAR --cell --fmax 0.01
     relaxion relax *.xyz --calc eam --compare BFGS,FIRE --json
     relaxion relax slab.cif --calc my_module:make_calculator --out results
+    relaxion relax slab.cif --calc my_module:make_calculator --model sevennet
     relaxion relax slab.cif --calc mace:medium-mpa-0 --calc-option dispersion=true
     relaxion relax POSCAR --settings relax.toml
     relaxion relax alloy.cif --compare BFGS,FIRE --report
