@@ -16,7 +16,7 @@ from ase.optimize.optimize import Optimizer
 from rich.console import Console
 from rich.table import Table
 
-from relaxion.apps.cli.calculators import AUTO, calculator_for
+from relaxion.apps.cli.calculators import AUTO, calculator_for, model_for
 from relaxion.apps.cli.command import DONE, ERROR, INCOMPLETE, interrupts
 from relaxion.apps.cli.inputs import (
     RelaxationJob,
@@ -48,7 +48,7 @@ from relaxion.apps.compare.result_folder import (
     write_frames,
     write_structure,
 )
-from relaxion.errors import FileError, RelaxionError
+from relaxion.errors import FileError, RelaxionError, SettingsError
 from relaxion.optimizer.recorded import database_at
 from relaxion.potentials.base import Potential
 from relaxion.potentials.counting import error_in_words
@@ -81,7 +81,6 @@ class RelaxRequest(RelaxingOptions):
     rattle: float  # Å
     seed: int
     quiet: bool
-    model: str | None  # a cheaper calculator that plans
 
 
 def relax_structures(request: RelaxRequest) -> int:
@@ -105,8 +104,10 @@ def _model(request: RelaxRequest, jobs: list[RelaxationJob]) -> Iterator[Potenti
     try:
         if name == AUTO:
             images = [job.atoms for job in jobs if job.atoms is not None and job.error is None]
-            name = calculator_for(images, request.device).name
+            name = model_for(images, request.calc, request.device)
             say(f"relaxion: the model is {name}, which is installed and fits the elements")
+        if name == request.calc:
+            raise SettingsError(f"{name} is the calculator itself")
         planner = None if name is None else make_potential(name, request.device)
     except RelaxionError as error:
         say(f"relaxion: no model: {error}; the relaxation goes on without it")

@@ -63,6 +63,7 @@ def relax(
     ],
     calc: CalculatorOption = "auto",
     calc_options: CalculatorSettingOption = None,
+    model: ModelOption = None,
     policy: PolicyOption = "auto",
     device: DeviceOption = None,
     allow_unseen: AllowUnseenOption = False,
@@ -74,7 +75,6 @@ def relax(
     keep_symmetry: KeepSymmetryOption = False,
     database: DatabaseOption = None,
     settings: SettingsFileOption = None,
-    model: ModelOption = None,
     compare: Annotated[
         str,
         option(
@@ -130,6 +130,7 @@ def relax_many(
     ] = None,
     calc: CalculatorOption = "auto",
     calc_options: CalculatorSettingOption = None,
+    model: ModelOption = None,
     policy: PolicyOption = "auto",
     device: DeviceOption = None,
     allow_unseen: AllowUnseenOption = False,
@@ -164,6 +165,7 @@ def relax_many(
     relaxion relax-many *.cif --out relaxed --calc chgnet --time-limit 600
     relaxion relax-many structures.xyz --out relaxed --workers ray:auto
     relaxion relax-many slabs.xyz --out relaxed --database relaxations --learn 20
+    relaxion relax-many slabs.xyz --out relaxed --calc my_module:make_calculator --model sevennet
     relaxion status relaxed && relaxion merge relaxed all.extxyz
     Units.
     Exit codes: 0 all converged, 1 some were set aside or the run could not continue, 2 usage, 3 not all converged, 130

@@ -211,7 +211,7 @@ def who_relaxed(run: Run) -> str:
 
 def _who_stepped(run: Run) -> str:
     if run.model_steps:
-        every = run.model_steps + run.fallback_used
+        every = run.model_steps + run.policy_steps + run.fallback_used
         return f"{run.model_steps} of {every} steps planned by the model"
     if run.policy_used in (None, CORE):
         steps = f"{run.fallback_used} step{'' if run.fallback_used == 1 else 's'}"

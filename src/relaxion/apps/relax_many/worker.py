@@ -55,10 +55,14 @@ class RelaxWorker:
             unseen, device = batch.allow_unseen, settings.device
             chooser = Chooser(batch.policy, allow_unseen=unseen, calculator=potential, device=device)
             self.learned = LearnedPolicies(chooser, allow_unseen=batch.allow_unseen)
-        self.relaxer = BatchRelaxer(potential, batch, self.learned, settings.database)
+        word = settings.many.model
+        self.model = make_potential(word, settings.device) if word else None
+        self.relaxer = BatchRelaxer(potential, batch, self.learned, settings.database, self.model)
 
     def close(self) -> None:
         self.relaxer.potential.close()
+        if self.model is not None:
+            self.model.close()
 
     def __call__(self, tasks: Sequence[str]) -> Iterator[dict[str, Any] | None]:
         """What became of each structure, as it is done; now and then None, a sign of life."""
@@ -89,6 +93,7 @@ class RelaxWorker:
             "policy": relaxed.policy_used,
             "fallback_used": relaxed.fallback_used,
             "seconds": round(relaxed.seconds, 4),
+            "model_calls": relaxed.model_calls or None,
         }
         if relaxed.error is None and relaxed.outcome not in SET_ASIDE:
             return {**facts, "energy_ev": relaxed.energy_ev, "frame": written(relaxed.atoms, facts)}

@@ -25,10 +25,10 @@ from ase.filters import Filter, UnitCellFilter
 from relaxion.optimizer.choice import chosen
 from relaxion.optimizer.classical import ClassicalSettings
 from relaxion.optimizer.hessian.base import Base, Hessian
-from relaxion.optimizer.hessian.internal.coordinates import difference
-from relaxion.optimizer.hessian.internal.model import CARTESIAN, InternalSecants, Place
-from relaxion.optimizer.hessian.internal.topology import NON_METALS, Topology, bonds_in, molecular_share, topology_of
+from relaxion.optimizer.hessian.internal.model import InternalSecants
+from relaxion.optimizer.hessian.internal.topology import NON_METALS, bonds_in, molecular_share, topology_of
 from relaxion.optimizer.hessian.learned import DirectMove
+from relaxion.optimizer.hessian.potential import SurfaceCorrection
 from relaxion.optimizer.hessian.springs import bonds_of
 from relaxion.optimizer.point import (
     Array,
@@ -73,72 +73,6 @@ class ModelFailed(Exception):
     """The cheap potential has no answer; the sentence says why."""
 
 
-class SurfaceCorrection:
-    """What the expensive forces are above the cheap ones around a point: constant, plus a symmetric matrix.
-
-    Both in the coordinates z of the structure: Cartesian ones, or (q, c·x) where there are molecules.
-    """
-
-    def __init__(
-        self, base: Point, offset: Array, seen: Sequence[tuple[Point, Array]], topology: Topology | None = None
-    ) -> None:
-        """`offset`: expensive minus cheap forces at the base, eV/Å; `seen`: the same at points before."""
-        self.base = base
-        self.topology = topology
-        self._here = self._place(base)
-        self._offset = self._split(self._here, offset)
-        self._updates: list[tuple[Array, Array]] = []
-        for point, offset_there in seen:
-            there = self._place(point)
-            step = self._step(point, there)
-            if dot(step, step) > 1e-8:
-                self._updates.append((self._split(there, offset_there) - self._offset - self._product(step), step))
-
-    def _place(self, point: Point) -> Place | None:
-        if self.topology is None or point.geometry is None:
-            return None
-        return Place(self.topology, point.geometry)
-
-    def _split(self, place: Place | None, forces: Array) -> Array:
-        """Forces by z."""
-        return forces.ravel() if place is None else np.concatenate(place.split(forces))
-
-    def _joined(self, place: Place | None, by_z: Array) -> Array:
-        """Forces by Cartesian coordinates."""
-        if place is None:
-            return by_z.reshape(self.base.forces.shape)
-        n_internal = len(place.values.q)
-        joined = place.joined(by_z[:n_internal], by_z[n_internal:])
-        return joined.reshape(self.base.forces.shape)
-
-    def _step(self, point: Point, place: Place | None) -> Array:
-        """The change of z from the base."""
-        straight = (point.coordinates - self.base.coordinates).ravel()
-        if place is None or self._here is None:
-            return straight
-        change = difference(place.topology, place.values.q, self._here.values.q)
-        return np.concatenate([change, CARTESIAN * straight])
-
-    def _product(self, step: Array) -> Array:
-        result = np.zeros_like(step)
-        for missing, way in self._updates:
-            square = dot(way, way)
-            along = dot(way, step) / square
-            result += missing * along + way * (dot(missing, step) / square - dot(missing, way) * along / square)
-        return result
-
-    def of(self, point: Point) -> Point:
-        """The cheap point, corrected."""
-        there = self._place(point)
-        step = self._step(point, there)
-        change = self._product(step)
-        return replace(
-            point,
-            forces=point.forces + self._joined(there, self._offset + change),
-            energy=point.energy - dot(self._offset, step) - dot(step, change) / 2,
-        )
-
-
 @dataclass(frozen=True)
 class Descent:
     """Where the cheap potential led."""
@@ -156,9 +90,14 @@ class CheapModel:
 
     method = MODEL
 
-    def __init__(self, target: Atoms | Filter, model: str | BaseCalculator | Potential, maxstep: float) -> None:
-        """`model`: a calculator, or a name that `--calc` knows. `maxstep`: Å."""
-        atoms = bare_atoms(target)
+    def __init__(
+        self,
+        target: Atoms | Filter,
+        model: str | BaseCalculator | Potential,
+        maxstep: float,
+        expensive: Potential | None = None,
+    ) -> None:
+        """`model`: a calculator, or a name that `--calc` knows. `maxstep`: Å. `expensive`: whose minimum is wanted."""
         made = make_potential(model) if isinstance(model, str) else potential(model)
         self.name = made.name
         self.target = target
@@ -177,8 +116,13 @@ class CheapModel:
         self._seen: list[tuple[Array, Array]] = []  # expensive points, expensive minus cheap forces there
         self._stepper: Stepper | None = None  # whose steps are planned here
         self._plan: tuple[Array, Array] | None = None  # the newest: where it begins, and the step
-        if atoms.calc is not None and _same(made, potential(atoms.calc)):
+        if expensive is not None and _same(made, expensive):
             self.note = f"the model {self.name} is the calculator itself"
+
+    @property
+    def used(self) -> str:
+        """Its name, and why it was left where it was."""
+        return f"{self.name}: {self.note}" if self.note else self.name
 
     def covers(self, geometry: Geometry) -> bool:
         """All that its potential covers; after it failed `at` says why it plans no more."""
@@ -260,6 +204,7 @@ class CheapModel:
             return False
         self._unhelpful += 1
         import os
+
         if point.finite and self._unhelpful <= int(os.environ.get("TOL", "0")):
             return False
         self.note = f"a planned step left {point.largest_force:.3g} of {last.base.largest_force:.3g} eV/Å"
@@ -395,6 +340,77 @@ class CheapModel:
         plan = plain["plan"]
         self._plan = None if plan is None else (rows_of_three(plan[0]), rows_of_three(plan[1]))
         self._seen = [(rows_of_three(at), rows_of_three(offset)) for at, offset in plain["seen"]]
+
+
+class TwoLevels:
+    """The steps of one relaxation with a cheaper potential: planned by it while that helps, then without it."""
+
+    def __init__(self, model: CheapModel, alone: Stepper) -> None:
+        """`alone`: makes the steps where the model does not."""
+        self.model = model
+        self.alone = alone
+        self.planner = model.stepper(alone.settings)
+        self.stepper = alone
+
+    @property
+    def fallback_used(self) -> int:
+        """Steps of the classical optimizer or FIRE in place of the policy or of the model."""
+        return self.alone.fallback_used + self.planner.fallback_used
+
+    @property
+    def model_steps(self) -> int:
+        """Steps planned by the cheaper potential."""
+        return self.planner.policy_steps
+
+    def begin(self, fmax: float) -> str:
+        """Before the first call: relax in the cheaper potential, and let it plan where it can; what came of it."""
+        self.model.fmax = fmax
+        began = time.perf_counter()
+        moved = self.model.begin()
+        seconds = time.perf_counter() - began
+        where = "its minimum is the first point" if moved else "the first point is the start"
+        if self.model.note:
+            logger.info("%s; the relaxation goes on without it", self.model.note)
+            where = f"not used: {self.model.note}"
+        elif self.model.plans:
+            self.stepper = self.planner
+        return f"{self.model.name}, {self.model.calls} calls, {seconds:.1f} s: {where}"
+
+    def propose(self, point: Point) -> Proposal:
+        """The next step; of the first points it may lead to the other one of start and cheap minimum."""
+        there = self.model.elsewhere(point)
+        if there is not None:
+            if self.model.note:
+                logger.info("%s", self.model.note)
+                self.stepper = self.alone
+            self.stepper.reset()
+            return Proposal(replace(point), there - point.coordinates, -1e-16, MODEL)  # the point itself is left
+        base = point
+        if self.stepper is self.planner and self.model.misled(point, self.planner.last):
+            base = self._leave(point)
+        return propose([self.stepper], [base])[0]
+
+    def _leave(self, point: Point) -> Point:
+        """Who goes on alone keeps what the steps met, and begins at the better one of two points."""
+        assert self.planner.last is not None
+        before = self.planner.last.base
+        self.stepper = self.alone
+        self.stepper.reset()
+        self.stepper.secants.recent = self.planner.secants.recent
+        self.stepper.secants.internal = self.planner.secants.internal
+        if not point.finite:
+            return before
+        self.stepper.secants.learn(before, point)
+        return point if point.energy <= before.energy else before
+
+    def plain(self) -> dict[str, Any]:
+        """For a restart file, beside the stepper's own."""
+        return self.model.plain() | {"plans": self.stepper is self.planner}
+
+    def restore(self, plain: dict[str, Any]) -> None:
+        """The opposite. KeyError, TypeError or ValueError where the content is foreign."""
+        self.model.restore(plain)
+        self.stepper = self.planner if plain["plans"] else self.alone
 
 
 def _moved(point: Point, coordinates: Array) -> Point:
