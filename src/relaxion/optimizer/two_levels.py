@@ -112,8 +112,8 @@ class CheapModel:
         self._calculator = PotentialCalculator(made)
         self._largest_radius = maxstep
         self.fmax = 0.05  # eV/Å, of the run
-        self._unhelpful = 0
         self._seen: list[tuple[Array, Array]] = []  # expensive points, expensive minus cheap forces there
+        self._unhelpful = 0
         self._stepper: Stepper | None = None  # whose steps are planned here
         self._plan: tuple[Array, Array] | None = None  # the newest: where it begins, and the step
         if expensive is not None and _same(made, expensive):
@@ -189,23 +189,26 @@ class CheapModel:
         if self.first_energy is not None:
             better = point.finite and point.energy <= self.first_energy
         else:
-            better = point.finite and point.largest_force <= HELPED * self.start_force
+            import os
+
+            better = point.finite and point.largest_force <= float(os.environ.get("BACK", "0.5")) * self.start_force
         if better:
             return None
         self.note = f"the minimum of {self.name} is no better than the start, which is taken instead"
         return there
 
-    def misled(self, point: Point, last: Proposal | None) -> bool:
-        """Whether the step that led to the point was planned here, and was not worth it."""
-        if last is None or last.method != MODEL:
-            return False
-        if point.finite and point.largest_force <= HELPED * last.base.largest_force:
+    def misled(self, point: Point, last: Proposal) -> bool:
+        """Whether the planned step that led to the point was not worth it."""
+        import os
+
+        curved = molecular_share(bare_atoms(self.target)) > 0
+        hc = HELPED if curved else float(os.environ.get("HC", "0.5"))
+        nc = 0 if curved else int(os.environ.get("NC", "0"))
+        if point.finite and point.largest_force <= hc * last.base.largest_force:
             self._unhelpful = 0
             return False
         self._unhelpful += 1
-        import os
-
-        if point.finite and self._unhelpful <= int(os.environ.get("TOL", "0")):
+        if self._unhelpful <= nc:
             return False
         self.note = f"a planned step left {point.largest_force:.3g} of {last.base.largest_force:.3g} eV/Å"
         return True
@@ -222,24 +225,38 @@ class CheapModel:
         point = base.point
         if self._plan is not None and np.array_equal(self._plan[0], point.coordinates):  # after a restart
             return DirectMove(point.forces, self._plan[1], base.springs)
+        offset, seen = self._offset_at(point)
         try:
             with self._in_place():
-                place(self.target, point.coordinates)
-                offset = point.forces - self._point().forces
-                descent = self._descend(point.coordinates, self._correction(point, offset))
+                descent = self._descend(point.coordinates, self._correction(point, offset, seen))
         except ModelFailed as error:
             self.note = str(error)
             return self.note
-        self._seen.append((point.coordinates, offset))
         self._plan = point.coordinates, descent.coordinates - point.coordinates
         return DirectMove(point.forces, self._plan[1], base.springs)
 
-    def _correction(self, point: Point, offset: Array) -> SurfaceCorrection:
+    def saw(self, point: Point) -> None:
+        """Ask the cheap potential at an expensive point."""
+        if self.note or not point.finite or any(np.array_equal(point.coordinates, there) for there, _ in self._seen):
+            return
+        try:
+            with self._in_place():
+                place(self.target, point.coordinates)
+                self._seen.append((point.coordinates, point.forces - self._point().forces))
+        except ModelFailed as error:
+            self.note = str(error)
+
+    def _offset_at(self, point: Point) -> tuple[Array, list[tuple[Array, Array]]]:
+        """Expensive minus cheap forces there, and the same at the other points."""
+        own = next(place for place, (there, _) in enumerate(self._seen) if np.array_equal(there, point.coordinates))
+        others = [seen for place, seen in enumerate(self._seen) if place != own]
+        return self._seen[own][1], others[-MOST_SEEN:]
+
+    def _correction(self, point: Point, offset: Array, seen: list[tuple[Array, Array]]) -> SurfaceCorrection:
         topology = None
         if not isinstance(self.target, UnitCellFilter) and point.geometry is not None:
             bonds = bonds_in(point.geometry, bonds_of([point.geometry])[0], None)
             topology = topology_of(point.geometry, bonds) if bonds else None
-        seen = self._seen[-MOST_SEEN:]
         if topology is None:
             before = [(replace(point, coordinates=there), found) for there, found in seen]
             return SurfaceCorrection(point, offset, before, None)
@@ -253,7 +270,8 @@ class CheapModel:
     def _descend(self, start: Array, correction: SurfaceCorrection | None = None) -> Descent:
         """Down the cheap surface; a corrected one is left when a step reaches farther than it can be right."""
         atoms = bare_atoms(self.target)
-        farthest = math.inf if correction is None else self._farthest(correction.base)
+        curved = correction is not None and correction.topology is not None
+        farthest = math.inf if correction is None else self._farthest(correction.base, curved=curved)
         settings = ClassicalSettings(TrustRegionSettings(largest=self._largest_radius))
         stepper = chosen("auto", atoms, settings).stepper
         place(self.target, start)
@@ -270,16 +288,19 @@ class CheapModel:
             if ended.converged or calls == MOST_CALLS:
                 return ended
             proposal = propose([stepper], [point])[0]
-            way = proposal.base.coordinates - start
-            if proposal.base.reach(way + proposal.step) > farthest:
-                share = _share_within(proposal, way, farthest)
-                return replace(ended, coordinates=start + way + share * proposal.step, converged=True)
-            place(self.target, proposal.base.coordinates + proposal.step)
+            way = proposal.base.coordinates + proposal.step - start
+            reach = proposal.base.reach(way)
+            if reach > farthest:
+                end = _within(proposal, start, farthest) if curved else start + way * (farthest / reach)
+                return replace(ended, coordinates=end, converged=True)
+            place(self.target, start + way)
         raise AssertionError("the last call returns")
 
-    def _farthest(self, base: Point) -> float:
+    def _farthest(self, base: Point, *, curved: bool) -> float:
         """As the trust region has it, Å: a curved way must not be cut straight afterwards."""
         assert self._stepper is not None
+        if not curved:
+            return REACH
         softest = self._stepper.safeguard.settings.softest
         return min(REACH, self._stepper.region.radius, base.largest_force / softest)
 
@@ -324,7 +345,7 @@ class CheapModel:
             "start_force": self.start_force,
             "first_energy": self.first_energy,
             "plan": self._plan,
-            "seen": [[at, offset] for at, offset in self._seen[-MOST_SEEN:]],
+            "seen": [[at, offset] for at, offset in self._seen[-MOST_SEEN - 1 :]],
         }
 
     def restore(self, plain: dict[str, Any]) -> None:
@@ -385,22 +406,35 @@ class TwoLevels:
                 self.stepper = self.alone
             self.stepper.reset()
             return Proposal(replace(point), there - point.coordinates, -1e-16, MODEL)  # the point itself is left
-        base = point
-        if self.stepper is self.planner and self.model.misled(point, self.planner.last):
-            base = self._leave(point)
-        return propose([self.stepper], [base])[0]
+        if self.stepper is self.alone:
+            return propose([self.alone], [point])[0]
+        last = self.planner.last
+        if last is not None and self.model.misled(point, last):
+            self._leave()
+            base = self._better(last.base, point)
+        else:
+            self.model.saw(point)
+            self.planner.known = None  # a rejected point corrects the surface, too
+            planned = propose([self.planner], [point])[0]
+            if planned.method == MODEL:
+                return planned
+            self.model.note = self.model.note or f"no step is planned: {planned.reason}"
+            self._leave()
+            base = planned.base
+        return propose([self.alone], [base])[0]
 
-    def _leave(self, point: Point) -> Point:
-        """Who goes on alone keeps what the steps met, and begins at the better one of two points."""
-        assert self.planner.last is not None
-        before = self.planner.last.base
+    def _leave(self) -> None:
+        """Who goes on alone keeps what the steps met."""
         self.stepper = self.alone
-        self.stepper.reset()
-        self.stepper.secants.recent = self.planner.secants.recent
-        self.stepper.secants.internal = self.planner.secants.internal
+        self.alone.reset()
+        self.alone.secants.recent = self.planner.secants.recent
+        self.alone.secants.internal = self.planner.secants.internal
+
+    def _better(self, before: Point, point: Point) -> Point:
+        """Where to go on after a step that was not worth it."""
         if not point.finite:
             return before
-        self.stepper.secants.learn(before, point)
+        self.alone.secants.learn(before, point)
         return point if point.energy <= before.energy else before
 
     def plain(self) -> dict[str, Any]:
@@ -419,8 +453,9 @@ def _moved(point: Point, coordinates: Array) -> Point:
     return replace(point, coordinates=coordinates, geometry=replace(point.geometry, positions=coordinates))
 
 
-def _share_within(proposal: Proposal, way: Array, farthest: float) -> float:
-    """Of the last step, so that the whole way is as long as it may be."""
+def _within(proposal: Proposal, start: Array, farthest: float) -> Array:
+    """Where the last step ends if the whole way is as long as it may be: curved ways are not cut straight."""
+    way = proposal.base.coordinates - start
     low, high = 0.0, 1.0
     for _ in range(HALVINGS):
         middle = (low + high) / 2
@@ -428,7 +463,7 @@ def _share_within(proposal: Proposal, way: Array, farthest: float) -> float:
             high = middle
         else:
             low = middle
-    return low
+    return start + way + low * proposal.step
 
 
 def _same(first: Potential, second: Potential) -> bool:
