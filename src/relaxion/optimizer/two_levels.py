@@ -62,7 +62,9 @@ FARTHEST = 2.0  # Å, an atom's way in a periodic structure; farther the cheap p
 LARGEST_GROWTH = 1.4  # of the volume, either way
 BROKEN = 1.6  # sums of covalent radii: bonds of non-metals that were below 1.25 at the start
 BONDED = 1.25
-HELPED = 0.5  # of the largest force may be left by a descent or by a planned step; else it did not help
+FAR_WORSE = 3.0  # times the cheap force at the start: an expensive force above that at the cheap minimum
+HELPED = 1.0  # of the largest force may be left by a planned step; else it did not help
+HELPED_IN_MOLECULES = 0.5  # whose internal coordinates are nearly as good
 REACH = 0.6  # Å, of one planned step
 MOST_SEEN = 10  # expensive points that correct the surface
 HALVINGS = 20
@@ -113,7 +115,6 @@ class CheapModel:
         self._largest_radius = maxstep
         self.fmax = 0.05  # eV/Å, of the run
         self._seen: list[tuple[Array, Array]] = []  # expensive points, expensive minus cheap forces there
-        self._unhelpful = 0
         self._stepper: Stepper | None = None  # whose steps are planned here
         self._plan: tuple[Array, Array] | None = None  # the newest: where it begins, and the step
         if expensive is not None and _same(made, expensive):
@@ -189,9 +190,7 @@ class CheapModel:
         if self.first_energy is not None:
             better = point.finite and point.energy <= self.first_energy
         else:
-            import os
-
-            better = point.finite and point.largest_force <= float(os.environ.get("BACK", "0.5")) * self.start_force
+            better = point.finite and point.largest_force <= FAR_WORSE * self.start_force
         if better:
             return None
         self.note = f"the minimum of {self.name} is no better than the start, which is taken instead"
@@ -199,16 +198,8 @@ class CheapModel:
 
     def misled(self, point: Point, last: Proposal) -> bool:
         """Whether the planned step that led to the point was not worth it."""
-        import os
-
-        curved = molecular_share(bare_atoms(self.target)) > 0
-        hc = HELPED if curved else float(os.environ.get("HC", "0.5"))
-        nc = 0 if curved else int(os.environ.get("NC", "0"))
-        if point.finite and point.largest_force <= hc * last.base.largest_force:
-            self._unhelpful = 0
-            return False
-        self._unhelpful += 1
-        if self._unhelpful <= nc:
+        left = HELPED_IN_MOLECULES if molecular_share(bare_atoms(self.target)) > 0 else HELPED
+        if point.finite and point.largest_force <= left * last.base.largest_force:
             return False
         self.note = f"a planned step left {point.largest_force:.3g} of {last.base.largest_force:.3g} eV/Å"
         return True
