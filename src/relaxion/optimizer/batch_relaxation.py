@@ -32,8 +32,8 @@ from relaxion.optimizer.step import Stepper
 from relaxion.potentials.base import Potential
 from relaxion.potentials.counting import CountingCalculator
 from relaxion.settings import strain_mask
-from relaxion.structures.conversion import forget_symmetry
 from relaxion.structures.state import Outcome
+from relaxion.structures.structures import forget_symmetry
 
 if TYPE_CHECKING:
     from relaxion.batch import BatchSettings

@@ -7,13 +7,13 @@ from importlib import import_module
 from typing import Any
 
 _HOMES = {
-    "AsePotential": "ase",
+    "AsePotential": "base",
     "Emt": "emt",
     "LennardJones": "pair",
     "Morse": "pair",
     "PairGraphPotential": "base",
     "Potential": "base",
-    "PotentialCalculator": "ase",
+    "PotentialCalculator": "base",
     "PotentialEntry": "registry",
     "TabulatedEam": "eam",
     "ZhouEam": "eam_zhou",

@@ -16,8 +16,7 @@ from ase import Atoms
 from ase.calculators.calculator import BaseCalculator, Calculator, PropertyNotImplementedError, all_changes
 
 from relaxion.errors import PotentialError, RelaxionError
-from relaxion.potentials.ase import AsePotential, PotentialCalculator
-from relaxion.potentials.base import Potential
+from relaxion.potentials.base import AsePotential, Potential, PotentialCalculator
 
 
 class CalculatorFailed(PotentialError):

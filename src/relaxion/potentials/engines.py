@@ -22,7 +22,7 @@ from ase.data import atomic_numbers
 
 from relaxion.errors import FileError, MissingExtraError, PotentialError, SettingsError, UnknownPotentialError
 from relaxion.files import json_of, text_of
-from relaxion.potentials.ase import AsePotential
+from relaxion.potentials.base import AsePotential
 
 if TYPE_CHECKING:
     import torch

@@ -10,7 +10,7 @@ from ase import Atoms
 from ase.calculators.calculator import CalculationFailed
 
 from relaxion.errors import PotentialError, StructureError
-from relaxion.potentials.ase import AsePotential
+from relaxion.potentials.base import AsePotential
 from relaxion.structures import Evaluation, Structures
 
 LAST_ELEMENT = 86  # Rn

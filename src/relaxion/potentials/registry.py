@@ -18,8 +18,7 @@ from ase.calculators.calculator import BaseCalculator
 from ase.data import chemical_symbols
 
 from relaxion.errors import PotentialError, RelaxionError, SettingsError, UnknownPotentialError
-from relaxion.potentials.ase import AsePotential, PotentialCalculator
-from relaxion.potentials.base import Potential
+from relaxion.potentials.base import AsePotential, Potential, PotentialCalculator
 from relaxion.potentials.eam import TabulatedEam
 from relaxion.potentials.eam_zhou import ZhouEam
 from relaxion.potentials.emt import Emt

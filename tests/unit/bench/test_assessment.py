@@ -15,7 +15,7 @@ from relaxion import Relaxer, potential
 from relaxion.errors import FileError
 from relaxion.optimizer.choice import new_stepper
 from relaxion.optimizer.step import Stepper
-from relaxion.potentials.ase import PotentialCalculator
+from relaxion.potentials.base import PotentialCalculator
 from relaxion.structures import Evaluation, Move, Outcome, State, Structures
 from relaxion.train.data.alloys import fcc_alloys
 from relaxion.train.data.perturbations import perturbation

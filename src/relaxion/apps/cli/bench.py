@@ -23,6 +23,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from relaxion import __version__
 from relaxion.apps.cli.command import DONE, INCOMPLETE, interrupts
 from relaxion.apps.cli.inputs import command_line, sliced
 from relaxion.apps.cli.options import check_numbers
@@ -51,7 +52,6 @@ from relaxion.train.judge.statistics import (
     draw_profile,
     median_distance,
 )
-from relaxion.version import __version__
 
 STDOUT = Path("-")
 PERTURBED_NUMBER = 50  # starts from a file that is perturbed, unless --number says otherwise

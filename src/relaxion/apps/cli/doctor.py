@@ -11,9 +11,9 @@ from importlib.metadata import PackageNotFoundError, version
 
 from rich.text import Text
 
+from relaxion import __version__
 from relaxion.apps.cli.command import DONE, ERROR
 from relaxion.apps.cli.progress import counted, print_table, tell
-from relaxion.version import __version__
 
 OK = "ok"
 NOTE = "note"

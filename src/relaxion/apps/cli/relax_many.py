@@ -35,7 +35,7 @@ from relaxion.apps.relax_many.worker import RelaxWorker
 from relaxion.errors import FileError, RelaxionError, SettingsError
 from relaxion.files import json_of
 from relaxion.optimizer.recorded import database_at
-from relaxion.potentials.ase import AsePotential
+from relaxion.potentials.base import AsePotential
 from relaxion.potentials.registry import make_potential, without_options
 from relaxion.settings import assigned
 from relaxion.train.collecting.collect import CollectProgress, OnProgress, collect

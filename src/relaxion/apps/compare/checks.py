@@ -13,7 +13,7 @@ from ase.neighborlist import neighbor_list
 from relaxion.errors import MissingStressError, StructureError
 from relaxion.potentials.base import Potential
 from relaxion.structures import Structures
-from relaxion.structures.conversion import check_atoms
+from relaxion.structures.structures import check_atoms
 from relaxion.train.data.perturbations import rattle
 
 FOR_FUN = ("H", "C", "N", "O")  # ASE gives EMT parameters for them under the heading "just for fun"

@@ -16,8 +16,7 @@ from ase.filters import FrechetCellFilter
 
 from relaxion.errors import SettingsError
 from relaxion.potentials import potential
-from relaxion.potentials.ase import PotentialCalculator
-from relaxion.potentials.base import Potential
+from relaxion.potentials.base import Potential, PotentialCalculator
 from relaxion.potentials.pair import LennardJones
 from relaxion.relaxer import Relaxer
 from relaxion.settings import nearest

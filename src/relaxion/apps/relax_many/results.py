@@ -32,12 +32,20 @@ import ase.io
 import numpy as np
 from ase import Atoms
 
+from relaxion import __version__
 from relaxion.apps.relax_many.settings import ManySettings, check_same
-from relaxion.database.sqlite import open_for_writing, reading, transaction
 from relaxion.errors import FileError
-from relaxion.files import check_regular, json_of, open_lock, replace_file, replacing
+from relaxion.files import (
+    check_regular,
+    json_of,
+    open_for_writing,
+    open_lock,
+    reading,
+    replace_file,
+    replacing,
+    transaction,
+)
 from relaxion.settings import shown
-from relaxion.version import __version__
 
 MANIFEST = "relaxion-many.json"
 FORMAT = "relaxion-many"

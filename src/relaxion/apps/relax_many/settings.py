@@ -18,8 +18,7 @@ from relaxion.batch import BATCH_SIZE, MAX_FORCE_CALLS, BatchSettings
 from relaxion.errors import SettingsError
 from relaxion.optimizer.choice import learned_for, load
 from relaxion.policies import shipped_names
-from relaxion.potentials.ase import AsePotential
-from relaxion.potentials.base import Potential
+from relaxion.potentials.base import AsePotential, Potential
 from relaxion.potentials.registry import potential
 from relaxion.settings import Settings
 

@@ -19,9 +19,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from relaxion import __version__
 from relaxion.errors import FileError
 from relaxion.files import replace_file
-from relaxion.version import __version__
 
 LARGEST_BYTES = 1_000_000  # of the whole file
 FORMAT = "relaxion-page"

@@ -13,7 +13,7 @@ from ase import Atoms
 from ase.data import covalent_radii
 from ase.neighborlist import neighbor_list
 
-from relaxion.version import __version__
+from relaxion import __version__
 
 SYMMETRY_TOLERANCES_ANGSTROM = (0.01, 0.05, 0.1)
 MOST_ATOMS_FOR_SYMMETRY = 2000  # spglib would take too long

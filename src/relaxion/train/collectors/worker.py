@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from relaxion import __version__
 from relaxion.errors import RunError
 from relaxion.files import Stored, joined
 from relaxion.potentials.registry import potential
@@ -26,7 +27,6 @@ from relaxion.train.experience.structure_replay import state_from_tensors, state
 from relaxion.train.tasks.checkpoint import named_generator
 from relaxion.train.tasks.relax_settings import RelaxRunSettings
 from relaxion.train.tasks.relax_task import GENERATORS, Collected, RelaxCollector, RelaxTask, make_agent
-from relaxion.version import __version__
 
 Arrays = dict[str, NDArray[Any]]
 HAS_STRESSES = "has_stresses"  # beside the numbers of a state, where stresses nobody asked for are zero

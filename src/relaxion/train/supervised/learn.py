@@ -23,6 +23,7 @@ from ase import Atoms
 from ase.data import atomic_numbers as numbers_of
 from ase.symbols import Symbols
 
+from relaxion import __version__
 from relaxion.database.relaxations import Note, RelaxationDatabase
 from relaxion.database.trajectory import Trajectory
 from relaxion.errors import CheckpointError, PolicyError, RunError
@@ -41,7 +42,6 @@ from relaxion.train.judge.statistics import Interval, resampled
 from relaxion.train.supervised.examples import RelaxationExamples, formula_of, secants_of
 from relaxion.train.supervised.fine_tune import SEED, Acceptance, FineTune, held_out
 from relaxion.train.supervised.fit import FitSettings
-from relaxion.version import __version__
 
 FORMAT = Format(version=2, error=CheckpointError)
 LOCK = ".learning"
