@@ -9,14 +9,14 @@ from typing import Any
 _HOMES = {
     "AsePotential": "base",
     "Emt": "emt",
-    "LennardJones": "pair",
-    "Morse": "pair",
+    "LennardJones": "pairwise",
+    "Morse": "pairwise",
     "PairGraphPotential": "base",
     "Potential": "base",
     "PotentialCalculator": "base",
     "PotentialEntry": "registry",
     "TabulatedEam": "eam",
-    "ZhouEam": "eam_zhou",
+    "ZhouEam": "eam",
     "known_potentials": "registry",
     "potential": "registry",
 }

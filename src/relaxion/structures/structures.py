@@ -1,4 +1,4 @@
-"""Many structures in one object, with an index saying which atom is whose; what comes from ASE is checked here, once."""
+"""Many structures in one object, with an index saying which atom is whose. What comes from ASE is checked here."""
 
 from __future__ import annotations
 

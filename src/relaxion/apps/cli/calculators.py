@@ -16,7 +16,7 @@ from relaxion.apps.cli.progress import print_table, tell
 from relaxion.apps.compare.checks import FOR_FUN
 from relaxion.errors import PotentialError
 from relaxion.potentials.base import elements_in_words
-from relaxion.potentials.eam_zhou import ZhouEam
+from relaxion.potentials.eam import ZhouEam
 from relaxion.potentials.emt import Emt
 from relaxion.potentials.engines import is_installed
 from relaxion.potentials.registry import EXTRAS, PotentialEntry, known_potentials, make_potential

@@ -17,7 +17,7 @@ from ase.filters import FrechetCellFilter
 from relaxion.errors import SettingsError
 from relaxion.potentials import potential
 from relaxion.potentials.base import Potential, PotentialCalculator
-from relaxion.potentials.pair import LennardJones
+from relaxion.potentials.pairwise import LennardJones
 from relaxion.relaxer import Relaxer
 from relaxion.settings import nearest
 from relaxion.train.data.alloys import EMT_METALS, LATTICE_CONSTANTS, by_lattice_constant, random_alloy
