@@ -11,9 +11,7 @@ from pydantic import Field, model_validator
 
 from relaxion.errors import SettingsError
 from relaxion.settings import Settings, nearest
-from relaxion.train.data.splits import Side
-
-FIRST_MEASURING_SEED = 9000  # from here on seeds belong to benchmarks
+from relaxion.train.data.dataset import FIRST_MEASURING_SEED, Side
 
 MAKERS = ("prototype", "element", "perovskite", "packing", "surface", "molecule", "metal", "file")
 

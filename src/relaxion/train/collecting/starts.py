@@ -19,12 +19,12 @@ from relaxion.structures import Structures
 from relaxion.train.collecting.settings import CollectSettings, KindSettings
 from relaxion.train.data import dataset
 from relaxion.train.data.alloys import EMT_METALS
+from relaxion.train.data.dataset import LABEL, Side, belongs, reasons_of
 from relaxion.train.data.molecules import random_molecule
 from relaxion.train.data.packings import packed
 from relaxion.train.data.perturbations import random_displacements, random_strain, strained
 from relaxion.train.data.prototypes import CRYSTAL, random_crystal, random_element, random_perovskite
 from relaxion.train.data.slabs import random_surface
-from relaxion.train.data.splits import LABEL, Side, belongs, reasons_of
 from relaxion.train.data.starts import MetalStarts
 
 NEAREST_SHARE = 0.6  # of the sum of covalent radii: displaced atoms do not come nearer

@@ -27,8 +27,7 @@ from relaxion.structures import Move, Outcome, State, Structures
 from relaxion.train.agents import LearningAgent, atom_agent
 from relaxion.train.agents.shared import PolicyPenalty
 from relaxion.train.data.perturbations import perturbation
-from relaxion.train.data.sources import held_apart_sides, structure_source
-from relaxion.train.data.starts import PerturbedStarts
+from relaxion.train.data.starts import PerturbedStarts, held_apart_sides, structure_source
 from relaxion.train.experience.environment import Environment, Source, Transition, rollout
 from relaxion.train.experience.expert import Expert, guided
 from relaxion.train.experience.exploration import Exploration, LinearSchedule
