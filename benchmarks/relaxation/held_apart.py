@@ -14,8 +14,7 @@ from pathlib import Path
 import numpy as np
 from ase.io import write
 
-from relaxion.train.collecting.settings import KindSettings
-from relaxion.train.collecting.starts import file_structures
+from relaxion.train.collecting.starts import KindSettings, file_structures
 from relaxion.train.data.dataset import ELEMENTS
 
 SEED = 9000

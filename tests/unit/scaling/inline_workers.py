@@ -11,8 +11,8 @@ import numpy as np
 from ase import Atoms
 from ase.build import bulk
 
+from relaxion.apps.relax_many.run import RelaxWorker
 from relaxion.apps.relax_many.settings import WorkerSettings
-from relaxion.apps.relax_many.worker import RelaxWorker
 from relaxion.workers.pool import DONE, RESULTS, MakeWork, Standing, WorkerPool
 
 

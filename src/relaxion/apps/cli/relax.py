@@ -24,10 +24,11 @@ from relaxion.apps.cli.inputs import (
     calculator_word,
     checked_start,
     command_line,
+    emt_note,
+    occupancy_note,
     read_jobs,
 )
 from relaxion.apps.cli.progress import ProgressLine, counted, one_line, say, speaks_ascii_only, tell
-from relaxion.apps.compare.checks import emt_note, occupancy_note
 from relaxion.apps.compare.comparison import (
     Compared,
     compared,

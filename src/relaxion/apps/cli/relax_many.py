@@ -29,9 +29,8 @@ from relaxion.apps.relax_many.results import (
     read_manifest,
 )
 from relaxion.apps.relax_many.results import merge as merge_into
-from relaxion.apps.relax_many.run import ManyRun, ManyTally, check_files, places
+from relaxion.apps.relax_many.run import ManyRun, ManyTally, RelaxWorker, check_files, places
 from relaxion.apps.relax_many.settings import ManySettings, WorkerSettings, calculator_details, policy_weights
-from relaxion.apps.relax_many.worker import RelaxWorker
 from relaxion.errors import FileError, RelaxionError, SettingsError
 from relaxion.files import json_of
 from relaxion.optimizer.recorded import database_at
@@ -39,7 +38,7 @@ from relaxion.potentials.base import AsePotential
 from relaxion.potentials.registry import make_potential, without_options
 from relaxion.settings import assigned
 from relaxion.train.collecting.collect import CollectProgress, OnProgress, collect
-from relaxion.train.collecting.settings import CollectSettings
+from relaxion.train.collecting.starts import CollectSettings
 from relaxion.train.runs.recipe import find, read_toml
 from relaxion.workers import WorkerPlace
 

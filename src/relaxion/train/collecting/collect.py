@@ -30,8 +30,7 @@ from relaxion.potentials import potential
 from relaxion.potentials.base import Potential
 from relaxion.structures import Outcome
 from relaxion.train.collecting.relaxing import MakeStepper, Pool
-from relaxion.train.collecting.settings import CollectSettings
-from relaxion.train.collecting.starts import file_structures, make_start
+from relaxion.train.collecting.starts import CollectSettings, file_structures, make_start
 from relaxion.workers import TaskDriver, WorkerPlace, WorkerTask
 from relaxion.workers.driver import Record
 

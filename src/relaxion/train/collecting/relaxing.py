@@ -19,8 +19,7 @@ from relaxion.optimizer.batch_relaxation import TOO_LARGE_A_FORCE, Relaxed, Visi
 from relaxion.optimizer.step import Stepper
 from relaxion.potentials.base import Potential
 from relaxion.structures import Outcome, Structures
-from relaxion.train.collecting.settings import CollectSettings
-from relaxion.train.collecting.starts import Start
+from relaxion.train.collecting.starts import CollectSettings, Start
 
 FIRST_MODULUS, MODULI = 0.6, (0.03, 4.0)  # eV/Å³: 96 GPa; noble gases to diamond
 LARGEST_SIZING, LARGEST_CHANGE, SIZED = 0.2, 0.8, 0.01  # of ln V: in a step, in all, and where it is good enough
