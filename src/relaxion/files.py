@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import json
 import math
@@ -162,6 +163,20 @@ def open_lock(path: Path) -> IO[str]:
     except OSError:
         os.close(descriptor)
         raise
+
+
+def exclusive(path: Path) -> IO[str]:
+    """A lock file that one process has at a time, open; it is free again when it is closed, or its process ends.
+
+    BlockingIOError where another process has it, another OSError where it cannot be made.
+    """
+    lock = open_lock(path)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        lock.close()
+        raise
+    return lock
 
 
 def part_of(path: Path) -> Path:

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from ase import Atoms
 from ase.stress import voigt_6_to_full_3x3_stress
-from scipy.linalg import polar
 
 from relaxion.batch import BatchRelaxer, BatchSettings
 from relaxion.database.trajectory import Trajectory
@@ -169,10 +168,9 @@ class Pool:
         if ended.error == TOO_LARGE_A_FORCE or not visited:
             return Skipped(start.key, start.kind, TOO_LARGE_A_FORCE if visited else NO_ANSWER)
         outcome = Outcome.NON_FINITE if ended.error is not None else ended.outcome
-        first = structure.cells[0].numpy()
-        rows = [_unturned(visit, first) if start.strain is not None else _as_visited(visit) for visit in visited]
+        rows = [_as_visited(visit) for visit in visited]
         cells, positions, forces, stresses = (torch.from_numpy(np.stack(column)) for column in zip(*rows, strict=True))
-        return Trajectory(
+        found = Trajectory(
             key=start.key,
             kind=start.kind,
             engine=self.engine,
@@ -187,6 +185,7 @@ class Pool:
             forces=forces,
             stresses=stresses,
         )
+        return found.unturned()
 
 
 def _as_visited(visit: Visit) -> tuple[np.ndarray, ...]:
@@ -195,13 +194,6 @@ def _as_visited(visit: Visit) -> tuple[np.ndarray, ...]:
     assert geometry is not None  # of plain atoms, and of the cell filter that the batch makes
     stress = np.zeros(6) if answer.stress is None else answer.stress
     return geometry.cell, geometry.positions, answer.forces, voigt_6_to_full_3x3_stress(stress)
-
-
-def _unturned(visit: Visit, first_cell: np.ndarray) -> tuple[np.ndarray, ...]:
-    """The same, turned back so that the cell is the first one under a symmetric deformation."""
-    cell, positions, forces, stress = _as_visited(visit)
-    turned = polar(np.linalg.solve(first_cell, cell), side="left")[0].T
-    return cell @ turned, positions @ turned, forces @ turned, turned.T @ stress @ turned
 
 
 def _is_finite(visit: Visit) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import math
 import os
@@ -17,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from relaxion.errors import CheckpointError, FileError, RelaxionWarning, RunError
-from relaxion.files import kind_of, open_lock, part_of, text_of, write_text
+from relaxion.files import exclusive, kind_of, part_of, text_of, write_text
+from relaxion.train.judge.assessment import BASELINES
 
 LOCK = ".lock"
-BASELINES = "baselines.json"
 OWNER = "relaxion {}"  # what a lock says: the process
 CHECKPOINT = "relaxion checkpoint"  # kinds of files
 AGENT = "relaxion agent"
@@ -62,17 +61,13 @@ class RunFolder:
         """Nobody else trains here meanwhile. The system drops the lock with the process, so none is ever stale."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            lock = open_lock(self.path / LOCK)
+            lock = exclusive(self.path / LOCK)
+        except BlockingIOError:
+            owner = _owner(self.path / LOCK) or "unknown"
+            raise RunError(f"{self.path} is in use by process {owner}; wait for it or choose another folder") from None
         except OSError as error:
             raise FileError(f"{self.path} cannot be a run folder: {error}; choose another folder") from error
         with lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                owner = _owner(self.path / LOCK) or "unknown"
-                raise RunError(
-                    f"{self.path} is in use by process {owner}; wait for it or choose another folder"
-                ) from None
             lock.truncate(0)
             lock.write(OWNER.format(os.getpid()) + "\n")
             lock.flush()
