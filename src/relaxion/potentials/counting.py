@@ -161,7 +161,7 @@ def details_of(thing: object) -> dict[str, Any]:
         return {"name": "unknown"}
     module = type(thing).__module__
     plain = {"name": type(thing).__name__, "class": f"{module}.{type(thing).__qualname__}"}
-    return plain | _package_version(module.partition(".")[0]) | _parameters(thing)
+    return plain | package_version(module.partition(".")[0]) | _parameters(thing)
 
 
 def fingerprint(details: Mapping[str, Any]) -> str:
@@ -200,7 +200,8 @@ def _plain(value: Any) -> Any:
 
 
 @lru_cache(maxsize=64)
-def _package_version(package: str) -> dict[str, str]:
+def package_version(package: str) -> dict[str, str]:
+    """Under "version"; empty where it is not installed as a package."""
     try:
         return {"version": version(package)}
     except PackageNotFoundError:

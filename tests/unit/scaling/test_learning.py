@@ -13,8 +13,8 @@ from inline_workers import InlineWorkers, alloy
 
 from relaxion.apps.relax_many.learning import Learner, read_fit
 from relaxion.apps.relax_many.results import ResultFolder, make_summary
-from relaxion.apps.relax_many.run import ManyRun
-from relaxion.apps.relax_many.settings import ManySettings, WorkerSettings
+from relaxion.apps.relax_many.run import ManyRun, RelaxWorker
+from relaxion.apps.relax_many.settings import ManySettings
 from relaxion.train.supervised.fine_tune import FineTune
 from relaxion.train.supervised.fit import FitSettings
 
@@ -34,7 +34,7 @@ def row(tmp_path: Path) -> Path:
 
 def relax(row: Path, out: Path, stop=lambda: False, every: int = 3) -> Learner:
     many = ManySettings(policy="metals", fmax_ev_per_angstrom=0.02, learn_every=every)
-    worker = WorkerSettings(many=many, database=str(out / "memory"))
+    worker = partial(RelaxWorker, many, database=str(out / "memory"))
     with ResultFolder(out, many, [row]) as folder, InlineWorkers(worker) as workers:
         learner = Learner(out, out / "memory", every, {"metals": "metals"}, QUICK)
         ManyRun(folder, workers, many, [row], chunk_size=1, stop=stop, learner=learner).run()

@@ -21,8 +21,8 @@ from ase.io.jsonio import decode, encode
 
 from relaxion.apps.relax_many.learning import LearnedPolicies, Learner
 from relaxion.apps.relax_many.results import ResultFolder, plain_info, written
-from relaxion.apps.relax_many.settings import ManySettings, WorkerSettings, structure_key
-from relaxion.batch import BatchRelaxer
+from relaxion.apps.relax_many.settings import ManySettings, structure_key
+from relaxion.batch import BATCH_SIZE, BatchRelaxer
 from relaxion.errors import RelaxionError, SettingsError
 from relaxion.optimizer.batch_relaxation import Relaxed
 from relaxion.optimizer.choice import Chooser
@@ -55,20 +55,39 @@ def atoms_of(line: str) -> Atoms:
 class RelaxWorker:
     """Makes its calculator once, then relaxes one chunk after the other."""
 
-    def __init__(self, settings: WorkerSettings) -> None:
-        """PotentialError where the calculator cannot be made."""
+    def __init__(
+        self,
+        settings: ManySettings,
+        *,
+        time_limit_seconds: float | None = None,
+        batch_size: int = BATCH_SIZE,
+        device: str | None = None,
+        database: str | None = None,
+        folder: str = ".",
+    ) -> None:
+        """PotentialError where the calculator cannot be made.
+
+        settings: what decides results; nothing else does.
+        time_limit_seconds: of one structure; whoever exceeds it is set aside. None: no end.
+        batch_size: structures at once, where the calculator takes many.
+        device: where networks compute; None: on the CPU.
+        database: the relaxation database for every evaluated structure.
+        folder: the working directory: calculators of the user's own are looked for here.
+        """
         os.environ.setdefault("OMP_NUM_THREADS", "1")
         torch.set_num_threads(1)  # of a process of our own: more threads only get in the way of other workers
-        if settings.folder != os.getcwd():  # noqa: PTH109
-            os.chdir(settings.folder)
+        if folder != os.getcwd():  # noqa: PTH109
+            os.chdir(folder)
         self.settings = settings
-        batch, potential = settings.batch_settings(), make_potential(settings.many.calculator, settings.device)
+        self.batch_size = batch_size
+        batch = settings.batch_settings(time_limit_seconds, device)
+        potential = make_potential(settings.calculator, device)
         self.learned = None
-        if settings.many.learn_every:
-            unseen, device = batch.allow_unseen, settings.device
+        if settings.learn_every:
+            unseen = batch.allow_unseen
             chooser = Chooser(batch.policy, allow_unseen=unseen, calculator=potential, device=device)
-            self.learned = LearnedPolicies(chooser, allow_unseen=batch.allow_unseen)
-        self.relaxer = BatchRelaxer(potential, batch, self.learned, settings.database)
+            self.learned = LearnedPolicies(chooser, allow_unseen=unseen)
+        self.relaxer = BatchRelaxer(potential, batch, self.learned, database)
 
     def close(self) -> None:
         self.relaxer.potential.close()
@@ -77,7 +96,7 @@ class RelaxWorker:
         """What became of each structure, as it is done; now and then None, a sign of life."""
         waiting, told = list(reversed(tasks)), time.monotonic()
         # one by one where policies learn: company changes the last digits, and from there on everything
-        at_once = self.settings.batch_size if self.relaxer.together and self.learned is None else 1
+        at_once = self.batch_size if self.relaxer.together and self.learned is None else 1
         while waiting or self.relaxer.n_running or self.relaxer.has_finished:
             while waiting and self.relaxer.n_running < at_once:
                 line = waiting.pop()
@@ -97,7 +116,7 @@ class RelaxWorker:
             "key": relaxed.tag,
             "outcome": relaxed.label.replace(" ", "_"),
             "force_calls": relaxed.force_calls,
-            "enthalpy_ev": relaxed.enthalpy_ev if self.settings.many.pressure_gpa else None,  # else it is the energy
+            "enthalpy_ev": relaxed.enthalpy_ev if self.settings.pressure_gpa else None,  # else it is the energy
             "fmax": relaxed.fmax_ev_per_angstrom,
             "policy": relaxed.policy_used,
             "fallback_used": relaxed.fallback_used,
