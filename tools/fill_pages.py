@@ -14,7 +14,9 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def pages() -> list[Path]:
-    return sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+    """All but the reference, which is made with the site (tools/site_hooks.py)."""
+    found = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    return sorted(page for page in found if page.parent.name != "reference")
 
 
 def main() -> int:

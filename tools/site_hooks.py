@@ -10,7 +10,9 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 from documentation.outside import everything_linked, pages, relinked
+from documentation.pieces import filled
 
+GENERATED = "docs/reference/"
 ROOT = Path(__file__).resolve().parents[1]
 _paths: dict[str, str] = {}  # page of the site -> where it lies in the repository
 
@@ -21,7 +23,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     _paths.update({file.src_uri: f"docs/{file.src_uri}" for file in files.documentation_pages()})
     # README and navigation are not pages, but what they name shall be
     named = "".join(f"[]({page}) " for page in pages(config.nav or []))
-    linked_from = {path: (ROOT / path).read_text() for path in ["README.md", *_paths.values()]} | {"mkdocs.yml": named}
+    linked_from = {path: _text(path) for path in ["README.md", *_paths.values()]} | {"mkdocs.yml": named}
     for outside in everything_linked(ROOT, linked_from):
         if outside.content is None:
             files.append(File.generated(config, outside.uri, abs_src_path=str(ROOT / outside.path)))
@@ -32,5 +34,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
-    """Links lead to where the site has those files."""
-    return relinked(ROOT, _paths[page.file.src_uri], markdown)
+    """The reference is made now; links lead to where the site has those files."""
+    path = _paths[page.file.src_uri]
+    return relinked(ROOT, path, filled(ROOT, markdown) if path.startswith(GENERATED) else markdown)
+
+
+def _text(path: str) -> str:
+    text = (ROOT / path).read_text()
+    return filled(ROOT, text) if path.startswith(GENERATED) else text

@@ -33,9 +33,9 @@ class System:
     strain: float = 0.0
     cell: bool = False
 
-    def start(self) -> Atoms:
+    def start(self, seed: int = 9000) -> Atoms:
         atoms = self.build()
-        random = np.random.default_rng(9000)
+        random = np.random.default_rng(seed)
         if self.strain:
             tensor = self.strain * random.standard_normal((3, 3))
             atoms.set_cell(atoms.cell @ (np.eye(3) + (tensor + tensor.T) / 2), scale_atoms=True)

@@ -91,16 +91,18 @@ def relax_batch(
     database: str | Path | RelaxationDatabase | None = None,
     device: DeviceLike = None,
     pressure_gpa: float = 0.0,
+    model: str | BaseCalculator | Potential | None = None,
 ) -> list[Relaxed]:
     """Relax all structures, in the order given; the same results as `Relaxer` brings one by one, to rounding.
 
     `structures`: ASE atoms, with constraints if need be; they are not changed. `potential`: a name ("emt"), an ASE
     calculator (asked one structure after the other) or a potential. `policy`, `allow_unseen`: as in `Relaxer`. `fmax`:
     eV/Å. `cell`: relax the cells too, against `pressure_gpa`. `database`: as in `Relaxer`. `device`: where the networks
-    of the policy and of a named potential compute. An error of the potential ends only that structure, not the others.
+    of the policy and of a named potential compute. `model`: a cheaper potential that plans, as in `Relaxer`. An error
+    of the potential ends only that structure, not the others.
     """
     settings = BatchSettings(policy, fmax, cell, max_force_calls, allow_unseen, pressure_gpa, device=device)
-    return list(relax_stream(structures, potential, settings, batch_size, database=database))
+    return list(relax_stream(structures, potential, settings, batch_size, database=database, model=model))
 
 
 def relax_stream(
@@ -110,6 +112,7 @@ def relax_stream(
     batch_size: int = BATCH_SIZE,
     make_stepper: MakeStepper | None = None,
     database: str | Path | RelaxationDatabase | None = None,
+    model: str | BaseCalculator | Potential | None = None,
 ) -> Iterator[Relaxed]:
     """The same as a generator, for input of any length: no more is read ahead than four batches.
 
@@ -117,7 +120,7 @@ def relax_stream(
     """
     if batch_size < 1:
         raise SettingsError(f"batch_size is 1 or more, got {batch_size}; try {BATCH_SIZE}")
-    relaxer = BatchRelaxer(potential, settings or BatchSettings(), make_stepper, database)
+    relaxer = BatchRelaxer(potential, settings or BatchSettings(), make_stepper, database, model)
     source, waiting, first, read = iter(structures), {}, 0, 0
     more = True
     while True:
@@ -146,11 +149,14 @@ class BatchRelaxer:
         settings: BatchSettings,
         make_stepper: MakeStepper | None = None,
         database: str | Path | RelaxationDatabase | None = None,
+        model: str | BaseCalculator | Potential | None = None,
     ) -> None:
         """`make_stepper`: who relaxes, in place of the policy that the settings name. `database`: a folder in which
-        every evaluated geometry is kept; tags that are words are the names of relaxations there."""
+        every evaluated geometry is kept; tags that are words are the names of relaxations there. `model`: a cheaper
+        potential that plans."""
         self.settings, self.database = settings, database_at(database)
         self.potential = potential_of(potential, settings.device if isinstance(potential, str) else None)
+        self.model = None if model is None else potential_of(model, settings.device if isinstance(model, str) else None)
         if settings.cell and not self.potential.has_stress:
             raise MissingStressError(
                 f"{self.potential.name} gives no stress, so cells cannot relax; leave out cell=True, or try 'emt'"
@@ -197,7 +203,9 @@ class BatchRelaxer:
         if (assumed := self.potential.assumption(atoms)) and assumed not in self._said:
             self._said.add(assumed)
             logger.warning("%s: %s; it is said once, of the first such structure", atoms.symbols, assumed)
-        relaxation = Relaxation(atoms, tag, settings, self.potential, name, stepper, together=self.together)
+        relaxation = Relaxation(
+            atoms, tag, settings, self.potential, name, stepper, together=self.together, model=self.model
+        )
         if self.database is not None:
             relaxation.remember(self.database, self.potential)
         self._running.append(relaxation)
@@ -244,8 +252,13 @@ class BatchRelaxer:
         asked = [one for one in group if one.moved]
         known = self._evaluate(asked) if self.together else None
         seen = [(place, one, point) for place, one in enumerate(group) if (point := one.look()) is not None]
-        steppers, points, places = [one.stepper for _, one, _ in seen], [p for *_, p in seen], [n for n, *_ in seen]
-        proposals = propose(steppers, points, known, places if len(asked) == len(group) else None)
+        if self.model is not None:
+            proposals = [one.levels.propose(point) for _, one, point in seen if one.levels is not None]
+        else:
+            steppers = [one.stepper for _, one, _ in seen]
+            points = [point for *_, point in seen]
+            places = [place for place, *_ in seen] if len(asked) == len(group) else None
+            proposals = propose(steppers, points, known, places)
         for (_, one, point), proposal in zip(seen, proposals, strict=True):
             one.move(point, proposal)
         share = (time.perf_counter() - began) / len(group)

@@ -48,14 +48,15 @@ from relaxion.optimizer.point import (
 )
 from relaxion.optimizer.recorded import Remembered, database_at
 from relaxion.optimizer.restart import Saved, read_restart, write_restart
-from relaxion.optimizer.step import propose
+from relaxion.optimizer.step import Stepper, propose
 from relaxion.optimizer.trust_region import TrustRegionSettings
 from relaxion.settings import shown
 from relaxion.structures.state import Outcome
 from relaxion.structures.structures import DeviceLike
 
 if TYPE_CHECKING:
-    from relaxion.optimizer.cheap import CheapModel
+    from relaxion.optimizer.two_levels import TwoLevels
+    from relaxion.potentials.base import Potential
 
 logger = logging.getLogger(__name__)
 
@@ -105,7 +106,7 @@ class Relaxer(Optimizer):
         allow_unseen: bool = False,
         database: str | Path | RelaxationDatabase | None = None,
         device: DeviceLike = None,
-        model: str | BaseCalculator | None = None,
+        model: str | BaseCalculator | Potential | None = None,
         **kwargs: Any,
     ) -> None:
         """`policy`: "auto" takes a shipped policy that covers the elements, a name or path takes that one, None the
@@ -133,9 +134,8 @@ class Relaxer(Optimizer):
             allow_unseen=allow_unseen,
             device=device,
         )
-        self.policy_used, self._stepper, self._weights_sha256 = choice.name, choice.stepper, choice.weights_sha256
-        self._model = _model_of(model, atoms, self.maxstep)
-        self._without_model = choice.stepper
+        self.policy_used, self._alone, self._weights_sha256 = choice.name, choice.stepper, choice.weights_sha256
+        self._levels = _levels_of(model, atoms, self.maxstep, self._alone)
         self._remembered = None if kept_in is None else Remembered(kept_in, atoms, choice.name)  # pyright: ignore[reportArgumentType]
         self.history: list[HistoryEntry] = []
         self.film = Film()
@@ -171,14 +171,17 @@ class Relaxer(Optimizer):
     @property
     def model_calls(self) -> int:
         """Calls of the cheaper potential, those before a restart included; 0 without one."""
-        return 0 if self._model is None else self._model.calls
+        return 0 if self._levels is None else self._levels.model.calls
 
     @property
     def model_used(self) -> str:
         """The cheaper potential, and why it was left where it was; empty without one."""
-        if self._model is None:
-            return ""
-        return f"{self._model.name}: {self._model.note}" if self._model.note else self._model.name
+        return "" if self._levels is None else self._levels.model.used
+
+    @property
+    def _stepper(self) -> Stepper:
+        """Who makes the next step."""
+        return self._alone if self._levels is None else self._levels.stepper
 
     @property
     def calls_before(self) -> int:
@@ -194,17 +197,17 @@ class Relaxer(Optimizer):
     def fallback_used(self) -> int:
         """Steps made by another method than the one asked for: by the classical optimizer or FIRE instead of the
         policy, by FIRE instead of the classical optimizer."""
-        return self._stepper.fallback_used
+        return self._alone.fallback_used if self._levels is None else self._levels.fallback_used
 
     @property
     def policy_steps(self) -> int:
         """Steps made by the policy itself."""
-        return self._stepper.policy_steps if self._stepper is self._without_model else 0
+        return self._alone.policy_steps
 
     @property
     def model_steps(self) -> int:
         """Steps planned by the cheaper potential."""
-        return 0 if self._stepper is self._without_model else self._stepper.policy_steps
+        return 0 if self._levels is None else self._levels.model_steps
 
     @property
     def outcome(self) -> Outcome:
@@ -273,8 +276,8 @@ class Relaxer(Optimizer):
             return
         who = self.policy_used, self._weights_sha256
         core = self._stepper.snapshot()
-        if self._model is not None:
-            core["model"] = self._model.plain() | {"plans": self._stepper is not self._without_model}
+        if self._levels is not None:
+            core["model"] = self._levels.plain()
         saved = Saved(self.force_calls, self._seen_at, self._left_at, core, *who)
         write_restart(Path(path), self.atoms, saved)
 
@@ -304,8 +307,8 @@ class Relaxer(Optimizer):
         self._stopped, self._motionless, self.reason = None, 0, ""
         if self._remembered is not None:
             self._remembered.fmax = fmax
-        if self._model is not None:
-            self._plan(self._model, fmax)
+        if self._levels is not None:
+            self._plan(self._levels, fmax)
         if self.nsteps > 0 and self._counted != self._geometry():
             self.log(self.optimizable.get_gradient())  # ASE logs, and we count, the first point of the first run only
 
@@ -370,9 +373,6 @@ class Relaxer(Optimizer):
     def step(self, *_: Any) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Judge the present point, move on to the next. (Older ASE passes forces; they are read afresh.)"""
         point = read_point(self.atoms, self._coordinates())
-        if self._model is not None and (there := self._model.elsewhere(point)) is not None:
-            self._begin_again(there, self._model.note)
-            return
         began = time.perf_counter()
         proposal = self._propose(point)
         self._watch_time(time.perf_counter() - began)
@@ -390,50 +390,27 @@ class Relaxer(Optimizer):
             self.save(self.restart)
         self._call_began = time.perf_counter()
 
-    def _plan(self, model: CheapModel, fmax: float) -> None:
-        """Before the first call: relax in the cheaper potential, and let it plan the steps where it can."""
-        model.fmax = fmax
+    def _plan(self, levels: TwoLevels, fmax: float) -> None:
+        """Before the first call: relax in the cheaper potential."""
+        levels.model.fmax = fmax
         if self.force_calls > 0 or self._seen_at is not None:
             return
-        began = time.perf_counter()
-        moved = model.begin()
-        seconds = time.perf_counter() - began
-        where = "its minimum is the first point" if moved else "the first point is the start"
-        if model.note:
-            logger.warning("%s; the relaxation goes on without it", model.note)
-            where = f"not used: {model.note}"
-        elif model.plans:
-            self._stepper = model.stepper(self._stepper.settings)
+        words = levels.begin(fmax)
+        if levels.model.note:
+            logger.warning("%s; the relaxation goes on without it", levels.model.note)
         if self.logfile is not None:
-            self.logfile.write(f"{type(self).__name__}:  {model.name}, {model.calls} calls, {seconds:.1f} s: {where}\n")
-
-    def _begin_again(self, there: Array, note: str) -> None:
-        """The other one of start and cheap minimum is the better place to begin at; calls made so far count."""
-        if note:
-            logger.warning("%s", note)
-            self._stepper = self._without_model
-        self._stepper.reset()
-        self._seen_at = self._coordinates()
-        place(self.atoms, there)
-        self._left_at = self._coordinates()
-        self._base_call = None
-        self.history[-1] = replace(self.history[-1], accepted=False)
-        if self.restart is not None and self.comm.rank == 0:
-            self.save(self.restart)
+            self.logfile.write(f"{type(self).__name__}:  {words}\n")
 
     def _restore_model(self, path: Path, saved: dict[str, Any] | None) -> None:
-        if (saved is None) != (self._model is None):
+        if (saved is None) != (self._levels is None):
             had = "without a model" if saved is None else f"with the model {shown(saved['name'])}"
             raise RestartError(f"{path} was written {had}; give the same model, or delete the file to start afresh")
-        if saved is None or self._model is None:
+        if saved is None or self._levels is None:
             return
-        if saved["name"] != self._model.name:
-            raise RestartError(
-                f"{path} was written with the model {shown(saved['name'])}, now it is {self._model.name}"
-            )
-        self._model.restore(saved)
-        if saved["plans"]:
-            self._stepper = self._model.stepper(self._stepper.settings)
+        name = self._levels.model.name
+        if saved["name"] != name:
+            raise RestartError(f"{path} was written with the model {shown(saved['name'])}, now it is {name}")
+        self._levels.restore(saved)
 
     def _watch_time(self, seconds: float) -> None:
         """Where forces are cheap and the structure is large, "auto" leaves the policy for what is quicker in all."""
@@ -472,7 +449,7 @@ class Relaxer(Optimizer):
             self._stepper.reset()
         if self._stepper.last is None and not point.finite:
             return None
-        proposal = propose([self._stepper], [point])[0]
+        proposal = propose([self._stepper], [point])[0] if self._levels is None else self._levels.propose(point)
         if proposal.base is not point and self.history:
             self.history[-1] = replace(self.history[-1], accepted=False)
         elif proposal.base is point:
@@ -514,15 +491,21 @@ def _not_asked(policy: str | Path | None, target: Any) -> None:
         logger.warning("the policy %s knows no coordinates of %s, so plain L-BFGS makes every step", policy, name)
 
 
-def _model_of(model: str | BaseCalculator | None, target: Any, maxstep: float) -> CheapModel | None:
+def _levels_of(
+    model: str | BaseCalculator | Potential | None, target: Any, maxstep: float, alone: Stepper
+) -> TwoLevels | None:
     if model is None:
         return None
     if not isinstance(target, Atoms | Filter) or not has_geometry(target):
         logger.warning("a model plans for atoms and their cell, not for %s; it is not used", type(target).__name__)
         return None
-    from relaxion.optimizer.cheap import CheapModel  # loads potentials, which most relaxations need not
+    # loaded now, because most relaxations need no potentials of ours
+    from relaxion.optimizer.two_levels import CheapModel, TwoLevels
+    from relaxion.potentials.registry import potential
 
-    return CheapModel(target, model, maxstep)
+    calculator = bare_atoms(target).calc
+    expensive = None if calculator is None else potential(calculator)
+    return TwoLevels(CheapModel(target, model, maxstep, expensive), alone)
 
 
 def _check_fmax(fmax: float) -> None:

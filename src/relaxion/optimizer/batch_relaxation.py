@@ -29,6 +29,7 @@ from relaxion.optimizer.point import (
 )
 from relaxion.optimizer.recorded import Remembered
 from relaxion.optimizer.step import Stepper
+from relaxion.optimizer.two_levels import CheapModel, TwoLevels
 from relaxion.potentials.base import Potential
 from relaxion.potentials.counting import CountingCalculator
 from relaxion.settings import strain_mask
@@ -83,6 +84,8 @@ class Relaxed:
     visited: tuple[Visit, ...] = ()  # every evaluated point in order, where recorded
     policy_steps: int = 0  # made by the policy itself
     reason: str = ""  # why it stopped before its time, in words
+    model_used: str = ""  # the cheaper potential that planned; and why it was left, where it was
+    model_calls: int = 0  # of it
 
     @property
     def converged(self) -> bool:
@@ -126,7 +129,9 @@ class Relaxation:
         stepper: Stepper,
         *,
         together: bool,
+        model: Potential | None = None,
     ) -> None:
+        """`model`: a cheaper potential that plans."""
         self.start, self.tag, self.settings = atoms, tag, settings
         self.atoms = atoms.copy()
         self._told = Told() if together else None
@@ -137,7 +142,9 @@ class Relaxation:
         if settings.cell:
             mask: Any = strain_mask(settings.cell_mask)
             self.target = FrechetCellFilter(self.atoms, mask=mask, scalar_pressure=settings.pressure_gpa * GPa)
-        self.policy_used, self.stepper = policy_used, stepper
+        self.policy_used = policy_used
+        self._alone = stepper
+        self.levels = None if model is None else self._planned(model, potential)
         self.calls, self.seconds, self._motionless = 0, 0.0, 0
         self.moved = True  # since the last force call; constraints may undo a step
         self._coordinates: Array | None = None  # as the target has them now, where they are known
@@ -146,6 +153,17 @@ class Relaxation:
         self._visited: list[Visit] = []
         self._remembered: Remembered | None = None
         self._base_call: int | None = None  # the force call at which the next step begins
+
+    @property
+    def stepper(self) -> Stepper:
+        """Who makes the next step."""
+        return self._alone if self.levels is None else self.levels.stepper
+
+    def _planned(self, model: Potential, potential: Potential) -> TwoLevels:
+        """Relaxed in the cheaper potential first."""
+        levels = TwoLevels(CheapModel(self.target, model, self._alone.settings.region.largest, potential), self._alone)
+        levels.begin(self.settings.fmax)
+        return levels
 
     def remember(self, database: RelaxationDatabase, potential: Potential) -> None:
         """Keep all of it from now on."""
@@ -254,13 +272,15 @@ class Relaxation:
             enthalpy_ev=None if answer is None or point is None else point.energy,
             fmax_ev_per_angstrom=None if answer is None or point is None else point.largest_force,
             policy_used=self.policy_used,
-            fallback_used=self.stepper.fallback_used,
+            fallback_used=self._alone.fallback_used if self.levels is None else self.levels.fallback_used,
             seconds=self.seconds,
             error=error,
             tag=self.tag,
             visited=tuple(self._visited),
-            policy_steps=self.stepper.policy_steps,
+            policy_steps=self._alone.policy_steps,
             reason=reason,
+            model_used="" if self.levels is None else self.levels.model.used,
+            model_calls=0 if self.levels is None else self.levels.model.calls,
         )
 
 

@@ -56,6 +56,8 @@ class Planted:
 class Source:
     """A policy that answers each point with a function of it; None: it has no say."""
 
+    method = "policy"
+
     def __init__(self, answer: Callable[[Point], Hessian | None]) -> None:
         self.answer = answer
 

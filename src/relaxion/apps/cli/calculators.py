@@ -29,6 +29,7 @@ from relaxion.potentials.registry import EXTRAS, PotentialEntry, known_potential
 AUTO = "auto"
 FOR_CRYSTALS = ("chgnet", "sevennet", "mace")  # in this order, those that are installed
 FOR_MOLECULES = ("gfn2",)
+FOR_PLANS = ("sevennet", "mace", "chgnet")  # smooth ones first: steps go to the minimum of their surface
 
 Elements = frozenset[int]  # atomic numbers
 
@@ -93,6 +94,19 @@ def calculator_for(images: Iterable[Atoms], device: str | None = None) -> Choice
     if best is None or best.fits == 0:
         raise PotentialError(_nothing_fits(frozenset().union(*kinds), asked, molecules))
     return best
+
+
+def model_for(images: Sequence[Atoms], calc: str, device: str | None = None) -> str:
+    """The cheaper calculator that plans for `calc`: installed, not the same, and with all elements."""
+    elements = frozenset(int(number) for atoms in images for number in atoms.numbers)
+    molecules = all(not atoms.pbc.any() for atoms in images)
+    for name in (*(FOR_MOLECULES if molecules else ()), *FOR_PLANS):
+        if name == calc or not is_installed(EXTRAS[name].package):
+            continue
+        with closing(make_potential(name, device)) as engine:
+            if engine.elements is None or elements <= engine.elements:
+                return name
+    raise PotentialError(f"no calculator that is installed can plan for {calc} with {elements_in_words(elements)}")
 
 
 def _known(engines: Sequence[str], device: str | None) -> Iterator[tuple[str, Elements | None]]:

@@ -118,6 +118,7 @@ class RelaxingOptions:
 
     calc: str
     calc_options: list[str] | None
+    model: str | None  # a cheaper calculator that plans
     policy: str
     device: str | None
     allow_unseen: bool

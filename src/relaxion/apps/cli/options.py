@@ -150,6 +150,14 @@ AllowUnseenOption = Annotated[
     bool,
     flag("--allow-unseen", "Use the policy also for elements it was not trained on; every step is still checked."),
 ]
+ModelOption = Annotated[
+    str | None,
+    option(
+        "NAME",
+        "A cheaper calculator that plans for --calc: any name --calc knows; auto takes an installed one.",
+        show_default="none",
+    ),
+]
 FmaxOption = Annotated[
     float,
     option("eV/Å", "Converged when the largest force (with a free cell also the stress term) is below this."),

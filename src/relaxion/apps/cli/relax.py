@@ -6,8 +6,8 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from ase.optimize.optimize import Optimizer
 from rich.console import Console
 from rich.table import Table
 
-from relaxion.apps.cli.calculators import AUTO, calculator_for
+from relaxion.apps.cli.calculators import AUTO, calculator_for, model_for
 from relaxion.apps.cli.command import DONE, ERROR, INCOMPLETE, interrupts
 from relaxion.apps.cli.inputs import (
     RelaxationJob,
@@ -49,7 +49,7 @@ from relaxion.apps.compare.result_folder import (
     write_frames,
     write_structure,
 )
-from relaxion.errors import FileError
+from relaxion.errors import FileError, RelaxionError, SettingsError
 from relaxion.optimizer.recorded import database_at
 from relaxion.potentials.base import Potential
 from relaxion.potentials.counting import error_in_words
@@ -94,8 +94,30 @@ def relax_structures(request: RelaxRequest) -> int:
     if all(job.error is not None for job in jobs):  # nothing to relax: no calculator is loaded to say so
         return _Session(request, None, optimizers, progress).relax_all(jobs)
     request = with_calculator(request, jobs)
-    with closing(make_potential(request.calc, request.device)) as physics:
-        return _Session(request, physics, optimizers, progress).relax_all(jobs)
+    with closing(make_potential(request.calc, request.device)) as physics, _model(request, jobs) as planner:
+        return _Session(request, physics, optimizers, progress, planner).relax_all(jobs)
+
+
+@contextmanager
+def _model(request: RelaxRequest, jobs: list[RelaxationJob]) -> Iterator[Potential | None]:
+    """The cheaper potential; None, with a sentence, where there is none."""
+    name = request.model
+    try:
+        if name == AUTO:
+            images = [job.atoms for job in jobs if job.atoms is not None and job.error is None]
+            name = model_for(images, request.calc, request.device)
+            say(f"relaxion: the model is {name}, which is installed and fits the elements")
+        if name == request.calc:
+            raise SettingsError(f"{name} is the calculator itself")
+        planner = None if name is None else make_potential(name, request.device)
+    except RelaxionError as error:
+        say(f"relaxion: no model: {error}; the relaxation goes on without it")
+        planner = None
+    try:
+        yield planner
+    finally:
+        if planner is not None:
+            planner.close()
 
 
 def _checked(request: RelaxRequest, job: RelaxationJob) -> RelaxationJob:
@@ -144,6 +166,7 @@ class _Session:
     physics: Potential | None  # None: there is nothing to relax
     optimizers: dict[str, type[Optimizer]]
     progress: ProgressLine
+    planner: Potential | None = None  # the cheaper potential
     said: set[tuple[Path, str]] = field(default_factory=set)  # of a file, so that its other frames need not repeat it
 
     def relax_all(self, jobs: list[RelaxationJob]) -> int:
@@ -195,7 +218,7 @@ class _Session:
                 if file.is_file():
                     shutil.copy(file, folder)
             reporter = self.progress.reporter(job.label, "Relaxion")
-            run = run_relaxer(task, choice, log, trajectory, reporter, request.database, restart)
+            run = run_relaxer(task, choice, log, trajectory, reporter, request.database, restart, self.planner)
             with interrupts.held():
                 hints = self._hints(job, run, task, choice.note)
                 report = self._save(Report(job, run, hints=hints), run, folder, final)
@@ -307,7 +330,12 @@ def details(request: RelaxRequest, run: Run) -> dict[str, Any]:
         "fmax_ev_per_angstrom": request.fmax,
         "free_cell": request.cell,
     }
-    given = {"pressure_gpa": request.pressure, "cell_mask": request.cell_mask, "keep_symmetry": request.keep_symmetry}
+    given = {
+        "model": request.model,
+        "pressure_gpa": request.pressure,
+        "cell_mask": request.cell_mask,
+        "keep_symmetry": request.keep_symmetry,
+    }
     plain |= {name: value for name, value in given.items() if value}
     columns = ("energy_ev", "enthalpy_ev", "fmax_ev_per_angstrom", "accepted", "method", "reason")
     calls = {name: [getattr(reading, name) for reading in run.readings] for name in columns}
@@ -388,6 +416,7 @@ def as_plain(report: Report, *, compare: bool) -> dict[str, Any]:
         "wall_time_seconds": round(run.wall_time_seconds, 6),
         "written_to": None if report.written_to is None else str(report.written_to),
     }
+    plain |= {"model": run.model_used, "model_calls": run.model_calls} if run.model_used else {}
     plain |= {} if report.page is None else {"report": str(report.page)}
     plain |= {} if report.error is None else {"error": report.error}
     plain |= {"reason": run.reason} if run.reason else {}

@@ -13,7 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from relaxion.apps.cli.calculators import AUTO, calculator_for
+from relaxion.apps.cli.calculators import AUTO, calculator_for, model_for
 from relaxion.apps.cli.command import DONE, ERROR, INCOMPLETE, as_usage, interrupts
 from relaxion.apps.cli.inputs import RelaxingOptions, calculator_word
 from relaxion.apps.cli.progress import Now, bar, say, tell, warnings_as_sentences
@@ -69,7 +69,7 @@ def relax_all(request: ManyRequest) -> int:
     check_files(files)
     calc = _calculator(request, files) if request.calc == AUTO else request.calc
     request = replace(request, calc=calculator_word(calc, request.calc_options))
-    settings, chunk_size = _settings(request)
+    settings, chunk_size = _settings(_with_model(request, files))
     known = database_at(request.database or (request.out / "database" if request.learn else None))
     database = None if known is None else known.path
     worker = partial(
@@ -117,6 +117,23 @@ def _calculator(request: ManyRequest, files: list[Path]) -> str:
     return choice.name
 
 
+def _with_model(request: ManyRequest, files: list[Path]) -> ManyRequest:
+    """With the name of the cheaper calculator in place of `auto`; without one, and a sentence, where it cannot be."""
+    if request.model is None:
+        return request
+    try:
+        name = request.model
+        if name == AUTO:
+            images = [place.atoms for file in files for place in islice(places(file), 1) if place.atoms is not None]
+            name = model_for(images, request.calc, request.device)
+            say(f"relaxion: the model is {name}, which is installed and fits the first structures")
+        make_potential(name, request.device).close()
+    except RelaxionError as error:
+        say(f"relaxion: no model: {error}; relaxations go on without it")
+        name = None
+    return replace(request, model=name)
+
+
 def _settings(request: ManyRequest) -> tuple[ManySettings, int]:
     """And structures in a chunk. Checked before anything is begun: the calculator is made once here too."""
     limit = request.time_limit
@@ -132,7 +149,8 @@ def _settings(request: ManyRequest) -> tuple[ManySettings, int]:
         policy_weights=policy_weights(request.policy, made), allow_unseen=request.allow_unseen,
         fmax_ev_per_angstrom=request.fmax, free_cell=request.cell, pressure_gpa=request.pressure,
         cell_mask=request.cell_mask, keep_symmetry=request.keep_symmetry, max_force_calls=request.steps + 1,
-        learn_every=request.learn,
+        learn_every=request.learn, model=request.model or "",
+        model_details=calculator_details(request.model) if request.model else {},
     )  # fmt: skip
     return many, 1 if isinstance(made, AsePotential) or request.learn else 2 * request.batch_size
 

@@ -26,6 +26,7 @@ from relaxion.apps.cli.options import (
     JsonResultOption,
     KeepSymmetryOption,
     ManyArgument,
+    ModelOption,
     PolicyOption,
     PressureOption,
     QuietOption,
@@ -62,6 +63,7 @@ def relax(
     ],
     calc: CalculatorOption = "auto",
     calc_options: CalculatorSettingOption = None,
+    model: ModelOption = None,
     policy: PolicyOption = "auto",
     device: DeviceOption = None,
     allow_unseen: AllowUnseenOption = False,
@@ -98,6 +100,7 @@ def relax(
     relaxion relax POSCAR --cell --fmax 0.01
     relaxion relax *.xyz --calc eam --compare BFGS,FIRE --json
     relaxion relax slab.cif --calc my_module:make_calculator --out results
+    relaxion relax slab.cif --calc my_module:make_calculator --model sevennet
     relaxion relax slab.cif --calc mace:medium-mpa-0 --calc-option dispersion=true
     relaxion relax POSCAR --settings relax.toml
     relaxion relax alloy.cif --compare BFGS,FIRE --report
@@ -127,6 +130,7 @@ def relax_many(
     ] = None,
     calc: CalculatorOption = "auto",
     calc_options: CalculatorSettingOption = None,
+    model: ModelOption = None,
     policy: PolicyOption = "auto",
     device: DeviceOption = None,
     allow_unseen: AllowUnseenOption = False,
@@ -161,6 +165,7 @@ def relax_many(
     relaxion relax-many *.cif --out relaxed --calc chgnet --time-limit 600
     relaxion relax-many structures.xyz --out relaxed --workers ray:auto
     relaxion relax-many slabs.xyz --out relaxed --database relaxations --learn 20
+    relaxion relax-many slabs.xyz --out relaxed --calc my_module:make_calculator --model sevennet
     relaxion status relaxed && relaxion merge relaxed all.extxyz
     Units.
     Exit codes: 0 all converged, 1 some were set aside or the run could not continue, 2 usage, 3 not all converged, 130

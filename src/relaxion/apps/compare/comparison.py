@@ -13,6 +13,7 @@ from ase.optimize.optimize import Optimizer
 
 from relaxion.optimizer.choice import CORE
 from relaxion.optimizer.point import quiet_filters
+from relaxion.potentials.base import Potential
 from relaxion.potentials.counting import error_in_words
 from relaxion.relaxer import Relaxer
 from relaxion.train.judge.optimizers import PolicyChoice
@@ -48,8 +49,12 @@ def run_relaxer(
     on_call: OnCall,
     database: Path | None = None,
     restart: Path | None = None,
+    model: Potential | None = None,
 ) -> Run:
-    """Our optimizer, held to the same count as the others; `restart`: go on from this file of an earlier run."""
+    """Our optimizer, held to the same count as the others.
+
+    restart: go on from this file of an earlier run. model: a cheaper potential that plans.
+    """
     stage = Stage(task, on_call)
     optimizer = Relaxer(
         stage.target,
@@ -60,6 +65,7 @@ def run_relaxer(
         allow_unseen=choice.allow_unseen,
         database=database,
         device=choice.device,
+        model=model,
     )
     if restart is not None and trajectory is not None:
         # ASE, where it appends, leaves out the first point as known; here it is new
@@ -78,6 +84,9 @@ def run_relaxer(
         policy_used=optimizer.policy_used,
         policy_steps=optimizer.policy_steps,
         fallback_used=optimizer.fallback_used,
+        model_used=optimizer.model_used,
+        model_calls=optimizer.model_calls,
+        model_steps=optimizer.model_steps,
         reason=optimizer.reason,
         readings=readings_of(optimizer),
         frames=tuple(optimizer.film.frames),
@@ -195,7 +204,15 @@ def minima_in_words(ours: Run, others: Sequence[Compared]) -> str:
 
 
 def who_relaxed(run: Run) -> str:
-    """`policy metals`, and how often somebody else had to step in."""
+    """`policy metals`, and how often somebody else had to step in; the cheaper potential, where there is one."""
+    planned = f", model {run.model_used} ({run.model_calls} calls of it)" if run.model_used else ""
+    return _who_stepped(run) + planned
+
+
+def _who_stepped(run: Run) -> str:
+    if run.model_steps:
+        every = run.model_steps + run.policy_steps + run.fallback_used
+        return f"{run.model_steps} of {every} steps planned by the model"
     if run.policy_used in (None, CORE):
         steps = f"{run.fallback_used} step{'' if run.fallback_used == 1 else 's'}"
         return "classical optimizer" + (f" ({steps} by FIRE)" if run.fallback_used else "")

@@ -87,10 +87,13 @@ class RelaxWorker:
             unseen = batch.allow_unseen
             chooser = Chooser(batch.policy, allow_unseen=unseen, calculator=potential, device=device)
             self.learned = LearnedPolicies(chooser, allow_unseen=unseen)
-        self.relaxer = BatchRelaxer(potential, batch, self.learned, database)
+        self.model = make_potential(settings.model, device) if settings.model else None
+        self.relaxer = BatchRelaxer(potential, batch, self.learned, database, self.model)
 
     def close(self) -> None:
         self.relaxer.potential.close()
+        if self.model is not None:
+            self.model.close()
 
     def __call__(self, tasks: Sequence[str]) -> Iterator[dict[str, Any] | None]:
         """What became of each structure, as it is done; now and then None, a sign of life."""
@@ -121,6 +124,7 @@ class RelaxWorker:
             "policy": relaxed.policy_used,
             "fallback_used": relaxed.fallback_used,
             "seconds": round(relaxed.seconds, 4),
+            "model_calls": relaxed.model_calls or None,
         }
         if relaxed.error is None and relaxed.outcome not in SET_ASIDE:
             return {**facts, "energy_ev": relaxed.energy_ev, "frame": written(relaxed.atoms, facts)}

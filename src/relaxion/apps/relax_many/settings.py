@@ -29,13 +29,19 @@ RELEVANT_INFO = ("charge", "spin", "multiplicity")  # that calculators read from
 class ManySettings(Settings):
     """Everything that decides a result. A folder of results holds to one of these."""
 
-    younger = ("learn_every", "pressure_gpa", "cell_mask", "keep_symmetry")
+    younger = ("learn_every", "pressure_gpa", "cell_mask", "keep_symmetry", "model", "model_details")
 
     calculator: str = "emt"
     """By the name that `potential` takes."""
 
     calculator_details: dict[str, Any] = Field(default_factory=dict)
     """What the word stands for here: class, parameters, digest of its file, version of its package."""
+
+    model: str = ""
+    """A cheaper calculator that plans, by name; empty: none."""
+
+    model_details: dict[str, Any] = Field(default_factory=dict)
+    """What that word stands for here."""
 
     policy: str = "auto"
     """"auto", "none", a name or a file."""

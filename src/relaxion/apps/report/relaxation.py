@@ -160,6 +160,8 @@ def _tiles(told: RelaxationReport) -> list[dict[str, str]]:
         after = run.final.get_volume()
         change = signed(100 * (after / told.start.get_volume() - 1), ".1f")
         found.append(tile("Volume", change, "%", f"to {after:.2f} Å³"))
+    if run.model_used:
+        found.append(tile("Model calls", str(run.model_calls), note=run.model_used))
     if run.wall_time_seconds > 0:
         found.append(tile("Wall time", f"{run.wall_time_seconds:.2g}", "s", "calculator included"))
     return found

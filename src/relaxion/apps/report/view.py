@@ -68,9 +68,10 @@ def _run_of(optimizer: Relaxer, final: Atoms) -> Run:
     stands = entries[-1] if outcome == "converged" else next((e for e in reversed(entries) if e.accepted), entries[-1])
     return Run(
         outcome, optimizer.force_calls, finite(stands.energy_ev), finite(stands.fmax_ev_per_angstrom), 0.0,
-        optimizer.policy_used, optimizer.fallback_used, final=final, readings=readings_of(optimizer),
+        optimizer.policy_used, fallback_used=optimizer.fallback_used, final=final, readings=readings_of(optimizer),
         frames=tuple(optimizer.film.frames), pressure_gpa=optimizer.pressure_gpa,
-        pressure_volume_ev=finite(stands.enthalpy_ev - stands.energy_ev) or 0.0,
+        pressure_volume_ev=finite(stands.enthalpy_ev - stands.energy_ev) or 0.0, model_used=optimizer.model_used,
+        model_calls=optimizer.model_calls,
     )  # fmt: skip
 
 
@@ -114,7 +115,8 @@ def _told(folder: Path, manifest: dict[str, Any], images: Sequence[Atoms]) -> Re
     readings = _readings(images, calls)
     run = _run_on_disk(
         result, str(result["outcome"]), pressure, policy_used=result.get("policy"),
-        fallback_used=int(result.get("fallback_used", 0)), readings=readings,
+        fallback_used=int(result.get("fallback_used", 0)), model_used=str(result.get("model", "")),
+        model_calls=int(result.get("model_calls", 0)), readings=readings,
         final=_bare(images[_place_that_stands(readings, result)]), frames=_frames(images, calls.get("base_call") or []),
     )  # fmt: skip
     return RelaxationReport(

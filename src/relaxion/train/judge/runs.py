@@ -80,6 +80,9 @@ class Run:
     policy_used: str | None = None  # of ours: the policy's name, or "classical"
     policy_steps: int = 0  # of ours: made by the policy itself
     fallback_used: int = 0
+    model_used: str = ""  # of ours: the cheaper potential that planned; and why it was left, where it was
+    model_calls: int = 0  # of it
+    model_steps: int = 0  # planned by it
     reason: str = ""  # of ours: why it stopped before its time, in words
     first_fmax: float | None = None
     error: str | None = None

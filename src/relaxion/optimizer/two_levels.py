@@ -2,13 +2,14 @@
 
 First the structure is relaxed in the cheap potential. Then each step from an expensive point goes to the minimum of the
 cheap surface, corrected so that it has the expensive forces at that point and, by Powell's symmetric rank-two updates,
-nearly so at the points before. The step is one more candidate under the safeguard and the trust region. Molecules get
-no corrected surface: forces held in space would turn them. Their internal coordinates take over after the first part.
+nearly so at the points before. The step is one more candidate under the safeguard and the trust region. The correction
+of molecules is one of their internal coordinates: forces held in space would turn them.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -19,17 +20,21 @@ import numpy as np
 from ase import Atoms
 from ase.calculators.calculator import BaseCalculator
 from ase.data import covalent_radii
-from ase.filters import Filter
+from ase.filters import Filter, UnitCellFilter
 
 from relaxion.optimizer.choice import chosen
 from relaxion.optimizer.classical import ClassicalSettings
 from relaxion.optimizer.hessian.base import Base, Hessian
-from relaxion.optimizer.hessian.internal.topology import NON_METALS, molecular_share
+from relaxion.optimizer.hessian.internal.model import InternalSecants
+from relaxion.optimizer.hessian.internal.topology import NON_METALS, bonds_in, molecular_share, topology_of
 from relaxion.optimizer.hessian.learned import DirectMove
+from relaxion.optimizer.hessian.potential import SurfaceCorrection
+from relaxion.optimizer.hessian.springs import bonds_of
 from relaxion.optimizer.point import (
     Array,
     Geometry,
     Point,
+    Proposal,
     bare_atoms,
     dot,
     place,
@@ -56,45 +61,17 @@ FARTHEST = 2.0  # Å, an atom's way in a periodic structure; farther the cheap p
 LARGEST_GROWTH = 1.4  # of the volume, either way
 BROKEN = 1.6  # sums of covalent radii: bonds of non-metals that were below 1.25 at the start
 BONDED = 1.25
+FAR_WORSE = 3.0  # times the cheap force at the start: an expensive force above that at the cheap minimum
+HELPED = 1.0  # of the largest force may be left by a planned step; else it did not help
+HELPED_IN_MOLECULES = 0.5  # whose internal coordinates are nearly as good
 REACH = 0.6  # Å, of one planned step
 MOST_SEEN = 10  # expensive points that correct the surface
+HALVINGS = 20
 RULE = StepRule(secant_weight=0.0)
 
 
 class ModelFailed(Exception):
     """The cheap potential has no answer; the sentence says why."""
-
-
-class SurfaceCorrection:
-    """What the expensive forces are above the cheap ones around a point: constant, plus a symmetric matrix."""
-
-    def __init__(self, at: Array, offset: Array, seen: Sequence[tuple[Array, Array]]) -> None:
-        """`at`: Å; `offset`: expensive minus cheap forces there, eV/Å; `seen`: the same pairs of points before."""
-        self.at = at
-        self.offset = offset
-        self._updates: list[tuple[Array, Array]] = []
-        for place_before, offset_before in seen:
-            step = place_before - at
-            if dot(step, step) > 1e-8:
-                self._updates.append((offset_before - offset - self._product(step), step))
-
-    def _product(self, step: Array) -> Array:
-        result = np.zeros_like(step)
-        for missing, way in self._updates:
-            square = dot(way, way)
-            along = dot(way, step) / square
-            result += missing * along + way * (dot(missing, step) / square - dot(missing, way) * along / square)
-        return result
-
-    def of(self, point: Point) -> Point:
-        """The cheap point, corrected."""
-        step = point.coordinates - self.at
-        change = self._product(step)
-        return replace(
-            point,
-            forces=point.forces + self.offset + change,
-            energy=point.energy - dot(self.offset, step) - dot(step, change) / 2,
-        )
 
 
 @dataclass(frozen=True)
@@ -114,9 +91,14 @@ class CheapModel:
 
     method = MODEL
 
-    def __init__(self, target: Atoms | Filter, model: str | BaseCalculator, maxstep: float) -> None:
-        """`model`: a calculator, or a name that `--calc` knows. `maxstep`: Å."""
-        atoms = bare_atoms(target)
+    def __init__(
+        self,
+        target: Atoms | Filter,
+        model: str | BaseCalculator | Potential,
+        maxstep: float,
+        expensive: Potential | None = None,
+    ) -> None:
+        """`model`: a calculator, or a name that `--calc` knows. `maxstep`: Å. `expensive`: whose minimum is wanted."""
         made = make_potential(model) if isinstance(model, str) else potential(model)
         self.name = made.name
         self.target = target
@@ -132,9 +114,15 @@ class CheapModel:
         self._largest_radius = maxstep
         self.fmax = 0.05  # eV/Å, of the run
         self._seen: list[tuple[Array, Array]] = []  # expensive points, expensive minus cheap forces there
+        self._stepper: Stepper | None = None  # whose steps are planned here
         self._plan: tuple[Array, Array] | None = None  # the newest: where it begins, and the step
-        if atoms.calc is not None and _same(made, potential(atoms.calc)):
+        if expensive is not None and _same(made, expensive):
             self.note = f"the model {self.name} is the calculator itself"
+
+    @property
+    def used(self) -> str:
+        """Its name, and why it was left where it was."""
+        return f"{self.name}: {self.note}" if self.note else self.name
 
     def covers(self, geometry: Geometry) -> bool:
         """All that its potential covers; after it failed `at` says why it plans no more."""
@@ -143,12 +131,14 @@ class CheapModel:
 
     @property
     def plans(self) -> bool:
-        """Whether it plans steps, too: not for molecules, and not where it is not used."""
-        return not self.note and molecular_share(bare_atoms(self.target)) == 0
+        """Whether it plans steps, too: not for molecular crystals with a free cell, and not where it is not used."""
+        free_cell = isinstance(self.target, UnitCellFilter)
+        return not self.note and not (free_cell and molecular_share(bare_atoms(self.target)) > 0)
 
     def stepper(self, settings: ClassicalSettings) -> Stepper:
         """Steps planned here, under the safeguard; classical ones where a plan was bad."""
-        return Stepper(settings, self, RULE, sees_molecules=False)
+        self._stepper = Stepper(settings, self, RULE, sees_molecules=False)
+        return self._stepper
 
     def begin(self) -> bool:
         """Relax in the cheap potential; whether the atoms now stand at its minimum.
@@ -199,11 +189,19 @@ class CheapModel:
         if self.first_energy is not None:
             better = point.finite and point.energy <= self.first_energy
         else:
-            better = point.finite and point.largest_force <= self.start_force
+            better = point.finite and point.largest_force <= FAR_WORSE * self.start_force
         if better:
             return None
         self.note = f"the minimum of {self.name} is no better than the start, which is taken instead"
         return there
+
+    def misled(self, point: Point, last: Proposal) -> bool:
+        """Whether the planned step that led to the point was not worth it."""
+        left = HELPED_IN_MOLECULES if molecular_share(bare_atoms(self.target)) > 0 else HELPED
+        if point.finite and point.largest_force <= left * last.base.largest_force:
+            return False
+        self.note = f"a planned step left {point.largest_force:.3g} of {last.base.largest_force:.3g} eV/Å"
+        return True
 
     def at(self, bases: Sequence[Base], structures: Structures) -> list[Hessian | str]:
         """The step to the minimum of the corrected surface, for each base (one, in truth)."""
@@ -217,22 +215,53 @@ class CheapModel:
         point = base.point
         if self._plan is not None and np.array_equal(self._plan[0], point.coordinates):  # after a restart
             return DirectMove(point.forces, self._plan[1], base.springs)
+        offset, seen = self._offset_at(point)
         try:
             with self._in_place():
-                place(self.target, point.coordinates)
-                offset = point.forces - self._point().forces
-                correction = SurfaceCorrection(point.coordinates, offset, self._seen[-MOST_SEEN:])
-                descent = self._descend(point.coordinates, correction)
+                descent = self._descend(point.coordinates, self._correction(point, offset, seen))
         except ModelFailed as error:
             self.note = str(error)
             return self.note
-        self._seen.append((point.coordinates, offset))
         self._plan = point.coordinates, descent.coordinates - point.coordinates
         return DirectMove(point.forces, self._plan[1], base.springs)
+
+    def saw(self, point: Point) -> None:
+        """Ask the cheap potential at an expensive point."""
+        if self.note or not point.finite or any(np.array_equal(point.coordinates, there) for there, _ in self._seen):
+            return
+        try:
+            with self._in_place():
+                place(self.target, point.coordinates)
+                self._seen.append((point.coordinates, point.forces - self._point().forces))
+        except ModelFailed as error:
+            self.note = str(error)
+
+    def _offset_at(self, point: Point) -> tuple[Array, list[tuple[Array, Array]]]:
+        """Expensive minus cheap forces there, and the same at the other points."""
+        own = next(place for place, (there, _) in enumerate(self._seen) if np.array_equal(there, point.coordinates))
+        others = [seen for place, seen in enumerate(self._seen) if place != own]
+        return self._seen[own][1], others[-MOST_SEEN:]
+
+    def _correction(self, point: Point, offset: Array, seen: list[tuple[Array, Array]]) -> SurfaceCorrection:
+        topology = None
+        if not isinstance(self.target, UnitCellFilter) and point.geometry is not None:
+            bonds = bonds_in(point.geometry, bonds_of([point.geometry])[0], None)
+            topology = topology_of(point.geometry, bonds) if bonds else None
+        if topology is None:
+            before = [(replace(point, coordinates=there), found) for there, found in seen]
+            return SurfaceCorrection(point, offset, before, None)
+        before = [(_moved(point, there), found) for there, found in seen]
+        assert self._stepper is not None
+        secants = self._stepper.secants
+        secants.internal = secants.internal or InternalSecants()  # for whoever goes on without the model
+        secants.internal.topology = topology
+        return SurfaceCorrection(point, offset, before, topology)
 
     def _descend(self, start: Array, correction: SurfaceCorrection | None = None) -> Descent:
         """Down the cheap surface; a corrected one is left when a step reaches farther than it can be right."""
         atoms = bare_atoms(self.target)
+        curved = correction is not None and correction.topology is not None
+        farthest = math.inf if correction is None else self._farthest(correction.base, curved=curved)
         settings = ClassicalSettings(TrustRegionSettings(largest=self._largest_radius))
         stepper = chosen("auto", atoms, settings).stepper
         place(self.target, start)
@@ -249,13 +278,21 @@ class CheapModel:
             if ended.converged or calls == MOST_CALLS:
                 return ended
             proposal = propose([stepper], [point])[0]
-            there = proposal.base.coordinates + proposal.step
-            way = there - start
+            way = proposal.base.coordinates + proposal.step - start
             reach = proposal.base.reach(way)
-            if correction is not None and reach > REACH:
-                return replace(ended, coordinates=start + way * (REACH / reach), converged=True)
-            place(self.target, there)
+            if reach > farthest:
+                end = _within(proposal, start, farthest) if curved else start + way * (farthest / reach)
+                return replace(ended, coordinates=end, converged=True)
+            place(self.target, start + way)
         raise AssertionError("the last call returns")
+
+    def _farthest(self, base: Point, *, curved: bool) -> float:
+        """As the trust region has it, Å: a curved way must not be cut straight afterwards."""
+        assert self._stepper is not None
+        if not curved:
+            return REACH
+        softest = self._stepper.safeguard.settings.softest
+        return min(REACH, self._stepper.region.radius, base.largest_force / softest)
 
     def _point(self) -> Point:
         """What the cheap potential says where the atoms are."""
@@ -298,7 +335,7 @@ class CheapModel:
             "start_force": self.start_force,
             "first_energy": self.first_energy,
             "plan": self._plan,
-            "seen": [[at, offset] for at, offset in self._seen[-MOST_SEEN:]],
+            "seen": [[at, offset] for at, offset in self._seen[-MOST_SEEN - 1 :]],
         }
 
     def restore(self, plain: dict[str, Any]) -> None:
@@ -314,6 +351,109 @@ class CheapModel:
         plan = plain["plan"]
         self._plan = None if plan is None else (rows_of_three(plan[0]), rows_of_three(plan[1]))
         self._seen = [(rows_of_three(at), rows_of_three(offset)) for at, offset in plain["seen"]]
+
+
+class TwoLevels:
+    """The steps of one relaxation with a cheaper potential: planned by it while that helps, then without it."""
+
+    def __init__(self, model: CheapModel, alone: Stepper) -> None:
+        """`alone`: makes the steps where the model does not."""
+        self.model = model
+        self.alone = alone
+        self.planner = model.stepper(alone.settings)
+        self.stepper = alone
+
+    @property
+    def fallback_used(self) -> int:
+        """Steps of the classical optimizer or FIRE in place of the policy or of the model."""
+        return self.alone.fallback_used + self.planner.fallback_used
+
+    @property
+    def model_steps(self) -> int:
+        """Steps planned by the cheaper potential."""
+        return self.planner.policy_steps
+
+    def begin(self, fmax: float) -> str:
+        """Before the first call: relax in the cheaper potential, and let it plan where it can; what came of it."""
+        self.model.fmax = fmax
+        began = time.perf_counter()
+        moved = self.model.begin()
+        seconds = time.perf_counter() - began
+        where = "its minimum is the first point" if moved else "the first point is the start"
+        if self.model.note:
+            logger.info("%s; the relaxation goes on without it", self.model.note)
+            where = f"not used: {self.model.note}"
+        elif self.model.plans:
+            self.stepper = self.planner
+        return f"{self.model.name}, {self.model.calls} calls, {seconds:.1f} s: {where}"
+
+    def propose(self, point: Point) -> Proposal:
+        """The next step; of the first points it may lead to the other one of start and cheap minimum."""
+        there = self.model.elsewhere(point)
+        if there is not None:
+            if self.model.note:
+                logger.info("%s", self.model.note)
+                self.stepper = self.alone
+            self.stepper.reset()
+            return Proposal(replace(point), there - point.coordinates, -1e-16, MODEL)  # the point itself is left
+        if self.stepper is self.alone:
+            return propose([self.alone], [point])[0]
+        last = self.planner.last
+        if last is not None and self.model.misled(point, last):
+            self._leave()
+            base = self._better(last.base, point)
+        else:
+            self.model.saw(point)
+            self.planner.known = None  # a rejected point corrects the surface, too
+            planned = propose([self.planner], [point])[0]
+            if planned.method == MODEL:
+                return planned
+            self.model.note = self.model.note or f"no step is planned: {planned.reason}"
+            self._leave()
+            base = planned.base
+        return propose([self.alone], [base])[0]
+
+    def _leave(self) -> None:
+        """Who goes on alone keeps what the steps met."""
+        self.stepper = self.alone
+        self.alone.reset()
+        self.alone.secants.recent = self.planner.secants.recent
+        self.alone.secants.internal = self.planner.secants.internal
+
+    def _better(self, before: Point, point: Point) -> Point:
+        """Where to go on after a step that was not worth it."""
+        if not point.finite:
+            return before
+        self.alone.secants.learn(before, point)
+        return point if point.energy <= before.energy else before
+
+    def plain(self) -> dict[str, Any]:
+        """For a restart file, beside the stepper's own."""
+        return self.model.plain() | {"plans": self.stepper is self.planner}
+
+    def restore(self, plain: dict[str, Any]) -> None:
+        """The opposite. KeyError, TypeError or ValueError where the content is foreign."""
+        self.model.restore(plain)
+        self.stepper = self.planner if plain["plans"] else self.alone
+
+
+def _moved(point: Point, coordinates: Array) -> Point:
+    """With a fixed cell coordinates are positions."""
+    assert point.geometry is not None
+    return replace(point, coordinates=coordinates, geometry=replace(point.geometry, positions=coordinates))
+
+
+def _within(proposal: Proposal, start: Array, farthest: float) -> Array:
+    """Where the last step ends if the whole way is as long as it may be: curved ways are not cut straight."""
+    way = proposal.base.coordinates - start
+    low, high = 0.0, 1.0
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        if proposal.base.reach(way + middle * proposal.step) > farthest:
+            high = middle
+        else:
+            low = middle
+    return start + way + low * proposal.step
 
 
 def _same(first: Potential, second: Potential) -> bool:

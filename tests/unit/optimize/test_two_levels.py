@@ -1,6 +1,7 @@
 """Two levels: a cheap potential plans, the expensive one is asked only where that leads."""
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,11 +15,17 @@ from ase.calculators.morse import MorsePotential
 from ase.constraints import FixAtoms
 from ase.filters import FrechetCellFilter
 from ase.units import GPa
+from scipy.spatial.transform import Rotation
 
-from relaxion import Relaxer
+from relaxion import Relaxer, relax_batch
 from relaxion.errors import RestartError
-from relaxion.optimizer.cheap import SurfaceCorrection, astray
-from relaxion.optimizer.point import Point
+from relaxion.optimizer.hessian.internal.topology import bonds_in, topology_of
+from relaxion.optimizer.hessian.potential import SurfaceCorrection
+from relaxion.optimizer.hessian.springs import bonds_of
+from relaxion.optimizer.point import Point, read_geometry
+from relaxion.optimizer.two_levels import astray
+from relaxion.potentials.base import PotentialCalculator
+from relaxion.potentials.engines import Gfn2
 
 
 class Stiffer(Calculator):
@@ -36,6 +43,8 @@ class Stiffer(Calculator):
         self.asked += 1
         self.emt.calculate(self.atoms, ["energy", "forces", "stress"], all_changes)
         away = self.atoms.positions - self.places
+        if not self.atoms.constraints:
+            away = away - away.mean(axis=0)  # a crystal may stand anywhere
         energy = self.emt.results["energy"] + self.stiffness * float((away**2).sum()) / 2
         self.results = {
             "energy": energy,
@@ -116,10 +125,14 @@ def test_a_relaxed_start_costs_one_call_and_is_kept():
 def test_the_surface_has_the_expensive_forces_where_they_are_known():
     random = np.random.default_rng(0)
     here, before, forces, other = (random.standard_normal((4, 3)) for _ in range(4))
-    correction = SurfaceCorrection(here, forces, [(before, other)])
+
+    def at(coordinates: np.ndarray) -> Point:
+        return Point(coordinates, np.zeros((4, 3)), 0.0, None)
+
+    correction = SurfaceCorrection(at(here), forces, [(at(before), other)])
 
     def corrected(coordinates: np.ndarray) -> Point:
-        return correction.of(Point(coordinates, np.zeros((4, 3)), 0.0, None))
+        return correction.of(at(coordinates))
 
     assert np.allclose(corrected(here).forces, forces)
     assert np.allclose(corrected(before).forces, other)
@@ -151,12 +164,73 @@ def test_fixed_atoms_stay():
     assert np.array_equal(slab.positions[:8], fixed)
 
 
-def test_molecules_get_the_cheap_minimum_and_internal_coordinates():
+def ethanol(seed: int = 0) -> Atoms:
     atoms = molecule("CH3CH2OH")
-    atoms.rattle(0.1)
-    optimizer = relaxed(atoms, EMT(), model=Stiffer(molecule("CH3CH2OH").positions, 0.5))
-    assert optimizer.model_steps == 0
-    assert optimizer.model_calls > 0
+    atoms.rattle(0.15, seed=seed)
+    return atoms
+
+
+def tight_binding(method: str) -> Gfn2:
+    pytest.importorskip("tblite")
+    return Gfn2(method=method)
+
+
+def test_steps_of_molecules_are_planned_in_internal_coordinates():
+    alone = relaxed(ethanol(), PotentialCalculator(tight_binding("GFN2-xTB")), fmax=0.01)
+    helped = relaxed(
+        ethanol(), PotentialCalculator(tight_binding("GFN2-xTB")), fmax=0.01, model=tight_binding("GFN1-xTB")
+    )
+    assert helped.model_steps > 0
+    assert helped.force_calls < alone.force_calls
+    assert energy_of(helped) == pytest.approx(energy_of(alone), abs=2e-3)
+
+
+def test_the_correction_turns_with_a_molecule():
+    atoms = molecule("CH3CH2OH")
+    geometry = read_geometry(atoms)
+    assert geometry is not None
+    topology = topology_of(geometry, bonds_in(geometry, bonds_of([geometry])[0], None))
+    assert topology is not None
+    offset = np.random.default_rng(0).standard_normal((len(atoms), 3))
+    centred = atoms.positions - atoms.positions.mean(axis=0)
+    offset -= offset.mean(axis=0)
+    spin = np.linalg.lstsq(
+        sum((np.dot(r, r) * np.eye(3) - np.outer(r, r)) for r in centred), np.cross(centred, offset).sum(axis=0)
+    )[0]
+    offset -= np.cross(spin, centred)  # forces of a real potential turn nothing
+    base = Point(atoms.positions, np.zeros_like(offset), 0.0, geometry)
+    correction = SurfaceCorrection(base, offset, [], topology)
+    turn = Rotation.from_rotvec([0.0, 0.0, 0.8]).as_matrix()
+    positions = centred @ turn.T
+    turned = replace(base, coordinates=positions, geometry=replace(geometry, positions=positions))
+    assert np.allclose(correction.of(base).forces, offset)
+    assert np.allclose(correction.of(turned).forces, offset @ turn.T, atol=0.05)
+    assert correction.of(turned).energy == pytest.approx(0.0, abs=0.1)
+
+
+def test_a_batch_is_relaxed_as_one_by_one():
+    starts = [rattled(seed) for seed in range(3)]
+    single = [relaxed(start.copy(), EMT(), model="morse?epsilon=0.35&rho0=4.0&r0=2.65") for start in starts]
+    many = relax_batch(starts, "emt", fmax=0.02, model="morse?epsilon=0.35&rho0=4.0&r0=2.65")
+    assert [one.force_calls for one in many] == [one.force_calls for one in single]
+    assert [one.model_calls for one in many] == [one.model_calls for one in single]
+    assert all(one.model_used.startswith("Morse") for one in many)
+
+
+@pytest.mark.parametrize("stop_after", [1, 2, 3])
+def test_a_restart_of_a_molecule_is_equal_too(tmp_path: Path, stop_after: int):
+    expensive_one = PotentialCalculator(tight_binding("GFN2-xTB"))
+    cheap = tight_binding("GFN1-xTB")
+    through = relaxed(ethanol(2), expensive_one, fmax=2e-3, model=cheap)
+    file = tmp_path / "relaxation.json"
+    for steps in (stop_after, 100):
+        atoms = ethanol(2)
+        atoms.calc = expensive_one
+        part = Relaxer(atoms, logfile=None, restart=file, model=cheap)
+        part.go_on()
+        part.run(fmax=2e-3, steps=steps)
+    assert part.force_calls == through.force_calls
+    assert np.allclose(atoms.positions, through.atoms.positions, atol=1e-4)
 
 
 def test_a_restart_is_equal_to_never_having_stopped(tmp_path: Path):
