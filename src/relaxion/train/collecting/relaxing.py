@@ -23,6 +23,7 @@ from relaxion.train.collecting.starts import CollectSettings, Start
 FIRST_MODULUS, MODULI = 0.6, (0.03, 4.0)  # eV/Å³: 96 GPa; noble gases to diamond
 LARGEST_SIZING, LARGEST_CHANGE, SIZED = 0.2, 0.8, 0.01  # of ln V: in a step, in all, and where it is good enough
 PREPARED = 8  # starts brought to their volume side by side; a collection that is asked to stop waits for them
+BATCH_N_ATOMS = 256  # under way at once, unless a single structure has more: memory and caches
 NO_ANSWER = "no answer"
 BATCH = BatchSettings(record=True, stresses=True)
 
@@ -134,7 +135,7 @@ class Pool:
         while self._ready and len(self._running) < self.settings.batch_n_structures:
             start, structure = self._ready[0]
             atoms += structure.n_atoms
-            if self._running and atoms > self.settings.batch_n_atoms:
+            if self._running and atoms > BATCH_N_ATOMS:
                 break
             self._ready.popleft()
             own = self.settings.kinds[start.kind]

@@ -118,6 +118,8 @@ class KindSettings(Settings):
 class CollectSettings(Settings):
     """The whole of it."""
 
+    retired = {"batch_n_atoms": 256}
+
     seed: int = Field(default=6, ge=0, lt=FIRST_MEASURING_SEED)
     """Start, kind and number decide about a start; seeds from 9000 on are for benchmarks."""
 
@@ -126,9 +128,6 @@ class CollectSettings(Settings):
 
     batch_n_structures: int = Field(default=24, ge=1)
     """Relaxations that a worker has under way at once; a finished one makes room for the next."""
-
-    batch_n_atoms: int = Field(default=256, ge=1)
-    """And the atoms of them all, unless a single one has more: memory and caches."""
 
     kinds: dict[str, KindSettings] = Field(min_length=1)
     """By name; the name is stored with each trajectory."""

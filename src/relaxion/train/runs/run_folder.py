@@ -17,9 +17,9 @@ from typing import Any
 
 from relaxion.errors import CheckpointError, FileError, RelaxionWarning, RunError
 from relaxion.files import exclusive, kind_of, part_of, text_of, write_text
-from relaxion.train.judge.assessment import BASELINES
 
 LOCK = ".lock"
+BASELINES = "baselines.json"
 OWNER = "relaxion {}"  # what a lock says: the process
 CHECKPOINT = "relaxion checkpoint"  # kinds of files
 AGENT = "relaxion agent"
