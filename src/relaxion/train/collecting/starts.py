@@ -118,8 +118,6 @@ class KindSettings(Settings):
 class CollectSettings(Settings):
     """The whole of it."""
 
-    retired = {"batch_n_atoms": 256}
-
     seed: int = Field(default=6, ge=0, lt=FIRST_MEASURING_SEED)
     """Start, kind and number decide about a start; seeds from 9000 on are for benchmarks."""
 
