@@ -98,7 +98,7 @@ class CheapModel:
         maxstep: float,
         expensive: Potential | None = None,
     ) -> None:
-        """`model`: a calculator, or a name that `--calc` knows. `maxstep`: Å. `expensive`: whose minimum is wanted."""
+        """`model`: a calculator, or the name of one. `maxstep`: Å. `expensive`: whose minimum is wanted."""
         made = make_potential(model) if isinstance(model, str) else potential(model)
         self.name = made.name
         self.target = target
