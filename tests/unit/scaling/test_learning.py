@@ -81,3 +81,8 @@ def test_folders_without_learning_are_what_they_were():
     assert "learn_every" not in ManySettings().model_dump()
     assert ManySettings(learn_every=5).model_dump()["learn_every"] == 5
     assert ManySettings(learn_every=5).context != ManySettings().context
+
+
+def test_settings_that_are_younger_than_folders_leave_their_keys_as_they_were():
+    assert ManySettings().context.hex().startswith("d8d2ed07b5672100")
+    assert ManySettings(model="emt").context != ManySettings().context
