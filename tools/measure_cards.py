@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 
+from relaxion import __version__
 from relaxion.apps.cli.policies import write_bundle
 from relaxion.files import Stored, json_of, write_json
 from relaxion.model.policy_file import PolicyFile
@@ -23,7 +24,6 @@ from relaxion.train.judge.assessment import CORE
 from relaxion.train.runs.packaging import training_command, with_results
 from relaxion.train.runs.recipe import read_settings
 from relaxion.train.runs.run_folder import RunFolder
-from relaxion.version import __version__
 
 RUNS = Path(__file__).parents[1] / "benchmarks" / "relaxation"
 

@@ -24,8 +24,13 @@ import torch
 HERE = Path(__file__).parent
 os.chdir(HERE)  # where collectors look for slow_emt, too
 
-from relaxion.train.collectors.trainer import DistributedRelaxTrainer  # noqa: E402
-from relaxion.train.collectors.worker import CollectorRequest, arrays, packed, unpacked  # noqa: E402
+from relaxion.train.collectors.trainer import (  # noqa: E402
+    CollectorRequest,
+    DistributedRelaxTrainer,
+    arrays,
+    packed,
+    unpacked,
+)
 from relaxion.train.runs.recipe import find, settings_from_recipe  # noqa: E402
 from relaxion.train.tasks.relax import RelaxTrainer  # noqa: E402
 from relaxion.train.tasks.relax_settings import RelaxRunSettings  # noqa: E402

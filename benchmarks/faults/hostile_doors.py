@@ -16,6 +16,7 @@ import sqlite3
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -229,8 +230,7 @@ def _make_many(path: Path) -> None:
     from inline_workers import InlineWorkers
 
     from relaxion.apps.relax_many.results import make_summary
-    from relaxion.apps.relax_many.run import ManyRun
-    from relaxion.apps.relax_many.settings import WorkerSettings
+    from relaxion.apps.relax_many.run import ManyRun, RelaxWorker
 
     images = [copper(0.05 * number) for number in range(3)]
     images += [Atoms("Xe", positions=[[0, 0, 0]])]  # EMT has no parameters: set aside
@@ -238,11 +238,11 @@ def _make_many(path: Path) -> None:
         atoms.calc = None
     file = path.with_name("many.extxyz")
     ase.io.write(file, images)
-    worker = WorkerSettings(many=_many_settings())
-    with ResultFolder(path, worker.many, [file]) as folder:
+    settings = _many_settings()
+    with ResultFolder(path, settings, [file]) as folder:
         ManyRun(
-            folder=folder, workers=InlineWorkers(worker), settings=worker.many, files=[file], chunk_size=4,
-            time_limit_seconds=None, stop=lambda: False, report=lambda _: None,
+            folder=folder, workers=InlineWorkers(partial(RelaxWorker, settings)), settings=settings, files=[file],
+            chunk_size=4, time_limit_seconds=None, stop=lambda: False, report=lambda _: None,
         ).run()  # fmt: skip
         make_summary(path)
 

@@ -45,7 +45,7 @@ from relaxion.optimizer.hessian.internal.model import InternalHessian, InternalS
 from relaxion.optimizer.hessian.internal.topology import Topology
 from relaxion.optimizer.hessian.springs import SpringSettings, bonds_of
 from relaxion.optimizer.point import Array, Geometry, Point, dot, longest
-from relaxion.potentials.ase import PotentialCalculator
+from relaxion.potentials.base import PotentialCalculator
 from relaxion.potentials.counting import CountingCalculator
 from relaxion.potentials.registry import make_potential
 from relaxion.structures import Outcome

@@ -19,10 +19,11 @@ from pathlib import Path
 
 from relaxion import Relaxer
 from relaxion.apps.cli.bench import HEADINGS, BenchRequest, as_plain, cells, find_starts, measure, sentences
-from relaxion.apps.compare.sets import FIRST_SEED, SETS
+from relaxion.apps.compare.sets import SETS
 from relaxion.optimizer.choice import new_stepper
 from relaxion.optimizer.classical import ClassicalSettings
 from relaxion.optimizer.trust_region import TrustRegionSettings
+from relaxion.train.data.dataset import FIRST_MEASURING_SEED
 from relaxion.train.judge.optimizers import (
     Contestant,
     classical_contestants,
@@ -48,7 +49,7 @@ PLAIN = Contestant("core without springs", WithoutSprings, classical=False)
 
 
 def run_set(name: str, options: argparse.Namespace) -> ContestResult:
-    starts = find_starts(BenchRequest(name, number=options.number, seed=FIRST_SEED))
+    starts = find_starts(BenchRequest(name, number=options.number, seed=FIRST_MEASURING_SEED))
     others = classical_contestants(options.others, without_gpmin=starts.without_gpmin, free_cell=starts.free_cell)
     told = Circumstances(
         set_name=name,
@@ -58,7 +59,7 @@ def run_set(name: str, options: argparse.Namespace) -> ContestResult:
         fmax=options.fmax,
         cap=CAP,
         free_cell=starts.free_cell,
-        seed=FIRST_SEED,
+        seed=FIRST_MEASURING_SEED,
         perturb=None,
         command=shlex.join(["python", *sys.argv]),
     )

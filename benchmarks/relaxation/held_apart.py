@@ -1,4 +1,4 @@
-"""The structures of a file that the universal policy never saw, by the rule of `train/data/splits.py`.
+"""The structures of a file that the universal policy never saw, by the rule of `train/data/dataset.py`.
 
     python benchmarks/relaxation/held_apart.py MP_20_FILE /tmp/mp.extxyz --most-atoms 16 --number 40
     relaxion bench /tmp/mp.extxyz --calc chgnet --perturb rattle:0.12
@@ -14,9 +14,8 @@ from pathlib import Path
 import numpy as np
 from ase.io import write
 
-from relaxion.train.collecting.settings import KindSettings
-from relaxion.train.collecting.starts import file_structures
-from relaxion.train.data.splits import ELEMENTS
+from relaxion.train.collecting.starts import KindSettings, file_structures
+from relaxion.train.data.dataset import ELEMENTS
 
 SEED = 9000
 

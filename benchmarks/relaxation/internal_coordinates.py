@@ -28,8 +28,9 @@ from ase.units import Bohr, Hartree
 from molecular_sets import find_set
 
 from relaxion import Relaxer
-from relaxion.apps.compare.sets import FIRST_SEED, StartSet
+from relaxion.apps.compare.sets import StartSet
 from relaxion.potentials.counting import Answered, CountingCalculator
+from relaxion.train.data.dataset import FIRST_MEASURING_SEED
 from relaxion.train.judge.optimizers import known_optimizers
 
 CAP = 400  # force calls
@@ -150,7 +151,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("set", nargs="?", default="molecules")
     parser.add_argument("--number", type=int, default=20)
-    parser.add_argument("--seed", type=int, default=FIRST_SEED)
+    parser.add_argument("--seed", type=int, default=FIRST_MEASURING_SEED)
     parser.add_argument("--fmax", type=float, default=0.01)
     parser.add_argument("--methods", default="relaxion,geomeTRIC,pyberny,Sella")
     parser.add_argument("--json", type=Path, help="kept after each start; what is there is not run again")

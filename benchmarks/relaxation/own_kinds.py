@@ -31,8 +31,7 @@ from relaxion.optimizer.hessian.learned import LearnedHessians, MetricSource, st
 from relaxion.optimizer.safeguard import StepRule
 from relaxion.potentials import potential
 from relaxion.potentials.base import Potential
-from relaxion.train.collecting.settings import CollectSettings
-from relaxion.train.collecting.starts import file_structures
+from relaxion.train.collecting.starts import CollectSettings, file_structures
 from relaxion.train.runs.recipe import find, read_toml
 from relaxion.train.supervised.examples import Examples, way_to
 from relaxion.train.supervised.fine_tune import LARGEST_ERROR

@@ -31,7 +31,7 @@ from relaxion.optimizer.hessian.internal.constants import InternalSettings, labe
 from relaxion.optimizer.hessian.internal.model import InternalHessian, between, internal_at, near_pairs
 from relaxion.optimizer.hessian.springs import Bonds, SpringSettings, bonds_of
 from relaxion.optimizer.point import Array, Geometry
-from relaxion.potentials.ase import PotentialCalculator
+from relaxion.potentials.base import PotentialCalculator
 from relaxion.potentials.counting import CountingCalculator
 from relaxion.train.data.molecules import random_molecule
 

@@ -17,12 +17,12 @@ import numpy as np
 import torch
 
 from relaxion.files import write_json
-from relaxion.potentials.pair import LennardJones
+from relaxion.potentials.pairwise import LennardJones
 from relaxion.search.choices import Bandit, Mixture
 from relaxion.search.relaxing import TrialRelaxer, one_round
 from relaxion.search.settings import SearchSettings
 from relaxion.search.walk import Walk
-from relaxion.train.data.clusters import optbench_cluster
+from relaxion.train.data.packings import optbench_cluster
 
 LOWEST = {13: -44.326801, 26: -108.315616, 31: -133.586422, 38: -173.928427}  # ε
 NEAR = 1e-2  # ε; the next minimum of LJ38 lies 0.68 above

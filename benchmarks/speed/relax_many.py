@@ -19,9 +19,8 @@ from ase.io import write
 
 from relaxion.apps.compare.sets import find_set
 from relaxion.apps.relax_many.results import ResultFolder, written
-from relaxion.apps.relax_many.run import places
+from relaxion.apps.relax_many.run import atoms_of, places, task_line
 from relaxion.apps.relax_many.settings import ManySettings, structure_key
-from relaxion.apps.relax_many.worker import atoms_of, task_line
 
 DRIVER = ("read", "key", "task", "append")
 

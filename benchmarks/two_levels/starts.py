@@ -13,12 +13,11 @@ from ase.build import add_adsorbate, bulk, fcc100, fcc111
 from ase.constraints import FixAtoms
 
 from relaxion.potentials.base import Potential
-from relaxion.potentials.gfn2 import Gfn2
+from relaxion.potentials.engines import Gfn2
 from relaxion.potentials.registry import make_potential
-from relaxion.train.collecting.settings import KindSettings
-from relaxion.train.collecting.starts import file_structures
+from relaxion.train.collecting.starts import KindSettings, file_structures
+from relaxion.train.data.dataset import ELEMENTS
 from relaxion.train.data.perturbations import displaced, random_strain, strained
-from relaxion.train.data.splits import ELEMENTS
 
 BENCHMARKS = Path(__file__).parent.parent
 sys.path += [str(BENCHMARKS / "dft"), str(BENCHMARKS / "relaxation")]

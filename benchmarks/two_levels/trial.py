@@ -30,8 +30,7 @@ from starts import DFT, FAMILIES, FIRST_SEED, calculator
 import run as dft  # isort: skip  # benchmarks/dft, which `starts` puts on the path
 from relaxion.optimizer.point import bare_atoms
 from relaxion.potentials import AsePotential
-from relaxion.potentials.ase import PotentialCalculator
-from relaxion.potentials.base import Potential
+from relaxion.potentials.base import Potential, PotentialCalculator
 from relaxion.relaxer import Relaxer
 from relaxion.train.judge.optimizers import Contestant
 from relaxion.train.judge.runs import Conditions, Score, relax_one

@@ -29,16 +29,14 @@ from relaxion.optimizer.hessian.base import MOST_TOGETHER, KnownPairs
 from relaxion.optimizer.point import quiet_filters
 from relaxion.optimizer.recorded import database_at
 from relaxion.optimizer.step import Stepper, propose
-from relaxion.potentials.ase import AsePotential
-from relaxion.potentials.base import Potential
+from relaxion.potentials.base import AsePotential, Potential
 from relaxion.potentials.counting import error_in_words
 from relaxion.potentials.pairwise import PairwisePotential
 from relaxion.potentials.registry import potential as potential_of
 from relaxion.settings import strain_mask
 from relaxion.structures import Structures
-from relaxion.structures.conversion import check_atoms, symmetric
 from relaxion.structures.state import Outcome
-from relaxion.structures.structures import DeviceLike
+from relaxion.structures.structures import DeviceLike, check_atoms, symmetric
 
 logger = logging.getLogger(__name__)
 

@@ -97,7 +97,8 @@ class Settings(BaseModel):
         values: dict[str, Any] = handler(self)
         own = {name for kind in type(self).__mro__ for name in getattr(kind, "younger", ())}
         fields = type(self).model_fields
-        return {name: value for name, value in values.items() if name not in own or value != fields[name].default}
+        usual = {name: fields[name].get_default(call_default_factory=True) for name in own if name in fields}
+        return {name: value for name, value in values.items() if name not in usual or value != usual[name]}
 
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> Self:

@@ -10,10 +10,9 @@ import pytest
 from ase import Atoms
 from ase.calculators.emt import EMT
 
-from relaxion.apps.cli.inputs import RelaxationJob
+from relaxion.apps.cli.inputs import RelaxationJob, check_overlaps
 from relaxion.apps.cli.progress import ProgressLine, one_line
 from relaxion.apps.cli.relax import Report, as_json, comparison_table
-from relaxion.apps.compare.checks import check_overlaps
 from relaxion.apps.compare.comparison import check_count, compared, in_words, minima_in_words
 from relaxion.apps.compare.result_folder import full_suffix, stem
 from relaxion.errors import StructureError

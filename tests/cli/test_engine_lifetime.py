@@ -14,7 +14,7 @@ import pytest
 from ase.build import bulk
 from ase.io import read, write
 
-from relaxion.potentials import ase as closing
+from relaxion.potentials import base as closing
 from relaxion.potentials.relaunching import MOST_CELL_CHANGE
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "engines" / "espresso.py"

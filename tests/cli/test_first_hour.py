@@ -18,9 +18,9 @@ from relaxion import relax_batch
 from relaxion.apps.cli import calculators
 from relaxion.apps.cli import relax as relax_command
 from relaxion.apps.cli.calculators import Choice, calculator_for
-from relaxion.apps.report.words import space_group
+from relaxion.apps.report.page import space_group
 from relaxion.errors import PotentialError
-from relaxion.potentials.pair import LennardJones
+from relaxion.potentials.pairwise import LennardJones
 from relaxion.train.data.dataset import reading_error
 
 PLAIN = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}

@@ -10,7 +10,7 @@ from ase.io import write
 from test_report import data_of, part
 
 from relaxion.apps.report.page import LARGEST_BYTES
-from relaxion.apps.report.race import Race, race_page, verdict
+from relaxion.apps.report.relaxation import Race, race_page, verdict
 from relaxion.train.judge.runs import Run
 
 

@@ -27,8 +27,7 @@ from relaxion import potential as relaxion_potential
 from relaxion.apps.cli import calculators
 from relaxion.apps.cli.progress import declared_options
 from relaxion.apps.relax_many.results import results
-from relaxion.apps.relax_many.run import places
-from relaxion.apps.relax_many.worker import atoms_of, task_line
+from relaxion.apps.relax_many.run import atoms_of, places, task_line
 from relaxion.errors import RelaxionError
 
 ROOT = Path(__file__).parents[2]

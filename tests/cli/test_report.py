@@ -18,13 +18,11 @@ from ase.optimize import BFGS
 
 import relaxion
 import relaxion as package
-from relaxion import Relaxer
+from relaxion import Relaxer, __version__
 from relaxion.apps.report.film import Reel, film_parts
-from relaxion.apps.report.page import LARGEST_BYTES, Page, as_data_block, own_bytes
-from relaxion.apps.report.words import closest_pair, space_group
+from relaxion.apps.report.page import LARGEST_BYTES, Page, as_data_block, closest_pair, own_bytes, space_group
 from relaxion.errors import FileError, SettingsError
 from relaxion.optimizer.point import Frame
-from relaxion.version import __version__
 
 FILM_BYTES = 330_000
 

@@ -21,13 +21,11 @@ from ase import Atoms
 from relaxion import potential
 from relaxion.apps.compare import sets
 from relaxion.structures import Structures
-from relaxion.train.collecting.settings import CollectSettings
-from relaxion.train.collecting.starts import make_start
+from relaxion.train.collecting.starts import CollectSettings, make_start
 from relaxion.train.data.alloys import EAM_METALS, EMT_METALS, fcc_alloys
 from relaxion.train.data.perturbations import perturbation
 from relaxion.train.data.slabs import ADSORBATES
-from relaxion.train.data.sources import structure_source
-from relaxion.train.data.starts import KINDS, MetalStarts, PerturbedStarts
+from relaxion.train.data.starts import KINDS, MetalStarts, PerturbedStarts, structure_source
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks" / "relaxation"))  # last: `tables` is PyTables too
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from relaxion.version import __version__
+from relaxion import __version__
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

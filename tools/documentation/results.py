@@ -87,7 +87,9 @@ def table(root: Path) -> str:
 def brief(root: Path) -> str:
     """The columns of the README."""
     head = "| structures | potential | number | Relaxion | best of ASE's | same minimum |"
-    return "\n".join([head, "|---|---|---|---|---|---|", *(_brief_row(words, _read(root, name)) for name, words in BRIEF.items())])
+    return "\n".join(
+        [head, "|---|---|---|---|---|---|", *(_brief_row(words, _read(root, name)) for name, words in BRIEF.items())]
+    )
 
 
 def tight(root: Path) -> str:

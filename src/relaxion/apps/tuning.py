@@ -12,7 +12,6 @@ DIR/best.toml         the best settings so far, a recipe
 from __future__ import annotations
 
 import csv
-import fcntl
 import hashlib
 import io
 import json
@@ -32,7 +31,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 
 from relaxion.errors import CheckpointError, FileError, MissingExtraError, RelaxionError, RunError, SettingsError
-from relaxion.files import write_text
+from relaxion.files import exclusive, write_text
 from relaxion.train.runs.loop import Interrupted, train
 from relaxion.train.runs.recipe import read_toml, settings_from_recipe
 from relaxion.train.runs.run_folder import LOCK, RunFolder
@@ -218,12 +217,11 @@ def _wait_until_free(lock: Path) -> None:
     """The worker of a driver that was killed may be about to end."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while lock.exists():
-        with lock.open("a+") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return
-            except BlockingIOError:
-                pass
+        try:
+            exclusive(lock).close()
+            return
+        except BlockingIOError:
+            pass
         if time.monotonic() > deadline:
             raise FileError(f"{lock.parent} is still in use by another process; end that one first")
         time.sleep(0.2)

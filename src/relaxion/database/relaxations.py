@@ -39,10 +39,9 @@ from ase.stress import voigt_6_to_full_3x3_stress
 from ase.symbols import Symbols
 from numpy.typing import NDArray
 
-from relaxion.database.sqlite import open_for_writing, reading, transaction
 from relaxion.database.trajectory import RelaxationStart, Trajectory
 from relaxion.errors import FileError
-from relaxion.files import decoded
+from relaxion.files import decoded, open_for_writing, reading, transaction
 from relaxion.structures import Outcome
 
 logger = logging.getLogger(__name__)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.linalg import polar
 from torch import Tensor
 
 from relaxion.structures import Evaluation, Outcome, Structures
@@ -97,6 +98,21 @@ class Trajectory:
             movable=self.movable.numpy(),
             cell=self.cells[0].numpy(),
             policy=self.policy,
+        )
+
+    def unturned(self) -> Trajectory:
+        """Turned so that every cell is the first one under a symmetric deformation; forces and stresses turn along."""
+        if not self.cell_free:
+            return self
+        first = self.cells[0].numpy()
+        turns = np.stack([polar(np.linalg.solve(first, cell), side="left")[0].T for cell in self.cells.numpy()])
+        turn = torch.from_numpy(turns)
+        return replace(
+            self,
+            cells=self.cells @ turn,
+            positions=self.positions @ turn,
+            forces=self.forces @ turn,
+            stresses=turn.mT @ self.stresses @ turn,
         )
 
     def with_outcome_of_forces(self) -> Trajectory:

@@ -33,8 +33,8 @@ from relaxion.optimizer.two_levels import CheapModel, TwoLevels
 from relaxion.potentials.base import Potential
 from relaxion.potentials.counting import CountingCalculator
 from relaxion.settings import strain_mask
-from relaxion.structures.conversion import forget_symmetry
 from relaxion.structures.state import Outcome
+from relaxion.structures.structures import forget_symmetry
 
 if TYPE_CHECKING:
     from relaxion.batch import BatchSettings

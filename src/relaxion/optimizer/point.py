@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from relaxion.errors import SettingsError, StructureError
 from relaxion.structures import Structures
-from relaxion.structures.conversion import check_atoms
+from relaxion.structures.structures import check_atoms
 
 Array: TypeAlias = NDArray[np.float64]
 

@@ -15,7 +15,7 @@ from relaxion.errors import RestartError
 from relaxion.files import json_of
 from relaxion.optimizer.point import Array, bare_atoms
 from relaxion.settings import shown
-from relaxion.structures.conversion import LARGEST_EXTENT, SMALLEST_VOLUME
+from relaxion.structures.structures import LARGEST_EXTENT, SMALLEST_VOLUME
 
 FORMAT = "relaxion-restart"
 MOST_CALLS = 10**12

@@ -45,8 +45,7 @@ from relaxion.optimizer.point import (
 from relaxion.optimizer.safeguard import StepRule
 from relaxion.optimizer.step import Stepper, propose
 from relaxion.optimizer.trust_region import TrustRegionSettings
-from relaxion.potentials.ase import AsePotential, PotentialCalculator
-from relaxion.potentials.base import Potential
+from relaxion.potentials.base import AsePotential, Potential, PotentialCalculator
 from relaxion.potentials.counting import details_of, error_in_words, fingerprint
 from relaxion.potentials.registry import make_potential, potential
 from relaxion.structures import Structures

@@ -7,16 +7,16 @@ from importlib import import_module
 from typing import Any
 
 _HOMES = {
-    "AsePotential": "ase",
+    "AsePotential": "base",
     "Emt": "emt",
-    "LennardJones": "pair",
-    "Morse": "pair",
+    "LennardJones": "pairwise",
+    "Morse": "pairwise",
     "PairGraphPotential": "base",
     "Potential": "base",
-    "PotentialCalculator": "ase",
+    "PotentialCalculator": "base",
     "PotentialEntry": "registry",
     "TabulatedEam": "eam",
-    "ZhouEam": "eam_zhou",
+    "ZhouEam": "eam",
     "known_potentials": "registry",
     "potential": "registry",
 }

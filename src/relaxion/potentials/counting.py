@@ -16,8 +16,7 @@ from ase import Atoms
 from ase.calculators.calculator import BaseCalculator, Calculator, PropertyNotImplementedError, all_changes
 
 from relaxion.errors import PotentialError, RelaxionError
-from relaxion.potentials.ase import AsePotential, PotentialCalculator
-from relaxion.potentials.base import Potential
+from relaxion.potentials.base import AsePotential, Potential, PotentialCalculator
 
 
 class CalculatorFailed(PotentialError):
@@ -162,7 +161,7 @@ def details_of(thing: object) -> dict[str, Any]:
         return {"name": "unknown"}
     module = type(thing).__module__
     plain = {"name": type(thing).__name__, "class": f"{module}.{type(thing).__qualname__}"}
-    return plain | _package_version(module.partition(".")[0]) | _parameters(thing)
+    return plain | package_version(module.partition(".")[0]) | _parameters(thing)
 
 
 def fingerprint(details: Mapping[str, Any]) -> str:
@@ -201,7 +200,8 @@ def _plain(value: Any) -> Any:
 
 
 @lru_cache(maxsize=64)
-def _package_version(package: str) -> dict[str, str]:
+def package_version(package: str) -> dict[str, str]:
+    """Under "version"; empty where it is not installed as a package."""
     try:
         return {"version": version(package)}
     except PackageNotFoundError:

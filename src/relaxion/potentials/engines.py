@@ -9,25 +9,29 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from ase.calculators.calculator import BaseCalculator, Calculator, all_changes
+from ase import Atoms
+from ase.calculators.calculator import BaseCalculator, CalculationFailed, Calculator, all_changes
 from ase.data import atomic_numbers
 
-from relaxion.errors import FileError, MissingExtraError, PotentialError, SettingsError, UnknownPotentialError
+from relaxion.errors import (
+    FileError,
+    MissingExtraError,
+    PotentialError,
+    SettingsError,
+    StructureError,
+    UnknownPotentialError,
+)
 from relaxion.files import json_of, text_of
-from relaxion.potentials.ase import AsePotential
-
-if TYPE_CHECKING:
-    import torch
-
-    from relaxion.potentials.base import Potential
+from relaxion.potentials.base import AsePotential, Potential
+from relaxion.structures import Evaluation, Structures
 
 
 @dataclass(frozen=True)
@@ -94,7 +98,20 @@ def _location(package: str) -> Path | None:
     return Path(found.submodule_search_locations[0])
 
 
-ENGINES: dict[str, Extra] = {
+EXTRAS: dict[str, Extra] = {
+    "chgnet": Extra(
+        package="chgnet",
+        factory="chgnet:Chgnet",
+        how_to_install="pip install 'relaxion[chgnet]'",
+        description="CHGNet 0.3.0, a machine-learned potential for 89 elements; batched",
+    ),
+    "gfn2": Extra(
+        package="tblite",
+        factory="engines:Gfn2",
+        how_to_install="pip install 'relaxion[molecules]'",
+        description="GFN2-xTB tight binding for molecules, and crystals of few atoms; H to Rn",
+        devices=False,
+    ),
     "sevennet": Extra(
         package="sevenn",
         factory="engines:sevennet",
@@ -378,3 +395,63 @@ class OwnDefaultDtype(Calculator):
         finally:
             self._theirs = torch.get_default_dtype()
             torch.set_default_dtype(ours)
+
+
+# ---- GFN2-xTB, tight binding for molecules, by the package `tblite`; one structure after the other.
+
+LAST_ELEMENT = 86  # Rn
+# tblite's 1.0 leaves 4e-4 eV/Å of noise in forces, as each answer starts from the electrons of the last one; 0.1: 2e-5
+ACCURACY = 0.1
+
+
+class Gfn2(AsePotential):
+    """C. Bannwarth, S. Ehlert, S. Grimme, J. Chem. Theory Comput. 15, 1652 (2019). Neutral, and without unpaired
+    electrons where their number is even, unless the options say otherwise (`charge`, `multiplicity`).
+
+    Structures are periodic along all three axes or along none.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        """`options`: of `tblite.ase.TBLite`, such as charge, multiplicity, accuracy, electronic_temperature."""
+        from tblite.ase import TBLite
+
+        asked = {"method": "GFN2-xTB", "verbosity": 0, "accuracy": ACCURACY, **options}
+        super().__init__(TBLite(**asked))
+        self.name = "GFN2-xTB"
+        self._given = frozenset(options)
+
+    @property
+    def elements(self) -> frozenset[int]:
+        return frozenset(range(1, LAST_ELEMENT + 1))
+
+    def check_elements(self, structures: Structures) -> None:
+        """And that each structure is periodic along all axes or none: tblite takes one axis for all three."""
+        super().check_elements(structures)
+        partly = structures.periodic.any(dim=1) & ~structures.periodic.all(dim=1)
+        if partly.any():
+            first = int(partly.nonzero()[0])
+            number = int(structures.periodic[first].sum())
+            raise StructureError(
+                f"structure {first} is periodic along {number} of 3 axes, but {self.name} along all or none; "
+                "give it a cell with vacuum and pbc=True"
+            )
+
+    def assumption(self, atoms: Atoms) -> str | None:
+        """The spin of an odd number of electrons, unless charge, multiplicity or magnetic moments were given."""
+        if {"charge", "multiplicity"} & self._given or round(atoms.get_initial_magnetic_moments().sum()):
+            return None
+        charge = float(atoms.get_initial_charges().sum())
+        if (int(atoms.numbers.sum()) - round(charge)) % 2 == 0:
+            return None
+        return (
+            f"an odd number of electrons: {self.name} takes it as a radical of charge {charge:g} with one unpaired "
+            "electron (multiplicity 2); if it is an ion, give the calculator its charge"
+        )
+
+    def evaluate(self, structures: Structures, stresses: bool) -> Evaluation:
+        # a box around a molecule means nothing here, and tblite gives no stress for it
+        cells = torch.where(structures.periodic.all(dim=1)[:, None, None], structures.cells, 0.0)
+        try:
+            return super().evaluate(replace(structures, cells=cells), stresses)
+        except CalculationFailed as error:
+            raise PotentialError(f"{self.name} has no answer: {error}; are atoms too close to each other?") from error

@@ -16,42 +16,78 @@ import torch
 from ase import Atoms
 from ase.calculators.calculator import BaseCalculator
 from ase.data import chemical_symbols
+from torch import Tensor
 
 from relaxion.errors import PotentialError, RelaxionError, SettingsError, UnknownPotentialError
-from relaxion.potentials.ase import AsePotential, PotentialCalculator
-from relaxion.potentials.base import Potential
-from relaxion.potentials.eam import TabulatedEam
-from relaxion.potentials.eam_zhou import ZhouEam
+from relaxion.potentials.base import AsePotential, Potential, PotentialCalculator
+from relaxion.potentials.eam import TabulatedEam, ZhouEam
 from relaxion.potentials.emt import Emt
-from relaxion.potentials.engines import ENGINES, Extra, is_installed
-from relaxion.potentials.pair import LennardJones, Morse
-from relaxion.potentials.torchsim import TorchSimPotential, is_torchsim_model
+from relaxion.potentials.engines import EXTRAS, is_installed
+from relaxion.potentials.pairwise import LennardJones, Morse
 from relaxion.settings import assigned, assignment, nearest
+from relaxion.structures import Evaluation, Structures
 from relaxion.structures.structures import DeviceLike, device_of
+
+TRAITS = ("compute_forces", "compute_stress", "memory_scales_with", "device", "dtype", "forward")
+
+
+def is_torchsim_model(thing: object) -> bool:
+    """Whether it has what every model of TorchSim has; TorchSim itself need not be loaded to know."""
+    return isinstance(thing, torch.nn.Module) and all(hasattr(thing, trait) for trait in TRAITS)
+
+
+class TorchSimPotential(Potential):
+    """Asks the model about all structures of the same periodicity at once, where it is and in its own precision."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model, self.name = model, type(model).__name__
+        self.has_stress = bool(model.compute_stress)
+        if not model.compute_forces:
+            raise PotentialError(f"the model {self.name} gives energies without forces; try compute_forces=True")
+
+    def evaluate(self, structures: Structures, stresses: bool) -> Evaluation:
+        answer = Evaluation(
+            energies=structures.positions.new_empty(structures.n_structures),
+            forces=torch.empty_like(structures.positions),
+            stresses=torch.zeros_like(structures.cells) if stresses else None,
+        )
+        kinds, kind = structures.periodic.unique(dim=0, return_inverse=True)  # TorchSim has one for a whole batch
+        for number in range(len(kinds)):
+            self._evaluate(structures, kind == number, answer)
+        return answer
+
+    def _evaluate(self, structures: Structures, which: Tensor, answer: Evaluation) -> None:
+        part = structures.select(which)
+        found = self.model(state_of(part, self.model.device, self.model.dtype))
+        answer.energies[which] = found["energy"].detach().to(answer.energies)
+        answer.forces[which[structures.structure_index]] = found["forces"].detach().to(answer.forces)
+        if answer.stresses is not None and bool(part.periodic.all()):
+            answer.stresses[which] = found["stress"].detach().to(answer.stresses)
+
+
+def state_of(structures: Structures, device: torch.device, dtype: torch.dtype) -> Any:
+    """As TorchSim has them: cells with their vectors in columns, one periodicity for all."""
+    import torch_sim  # pyright: ignore[reportMissingImports]
+
+    periodic = structures.periodic[0].tolist()
+    return torch_sim.SimState(
+        positions=structures.positions.to(device, dtype),
+        masses=torch.ones(structures.n_atoms, device=device, dtype=dtype),
+        cell=structures.cells.mT.contiguous().to(device, dtype),
+        pbc=periodic[0] if len(set(periodic)) == 1 else periodic,  # pyright: ignore[reportArgumentType]
+        atomic_numbers=structures.atomic_numbers.to(device),
+        system_idx=structures.structure_index.to(device),
+    )
+
+
+# ---- From a word to a potential: "emt", "eam:FILE", "module:factory", an ASE calculator, ...
 
 BUILT_IN: dict[str, tuple[Callable[..., Potential], str]] = {
     "emt": (Emt, "effective medium theory, equal to ASE's EMT; batched"),
     "eam": (ZhouEam, "analytic embedded atom method for 16 metals and their alloys (Zhou 2004); batched"),
     "lj": (LennardJones, "Lennard-Jones, equal to ASE's; σ 1 Å, ε 1 eV; batched"),
     "morse": (Morse, "Morse, equal to ASE's; r0 1 Å, ε 1 eV; batched"),
-}
-
-
-EXTRAS: dict[str, Extra] = {
-    "chgnet": Extra(
-        package="chgnet",
-        factory="chgnet:Chgnet",
-        how_to_install="pip install 'relaxion[chgnet]'",
-        description="CHGNet 0.3.0, a machine-learned potential for 89 elements; batched",
-    ),
-    "gfn2": Extra(
-        package="tblite",
-        factory="gfn2:Gfn2",
-        how_to_install="pip install 'relaxion[molecules]'",
-        description="GFN2-xTB tight binding for molecules, and crystals of few atoms; H to Rn",
-        devices=False,
-    ),
-    **ENGINES,
 }
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from ase import Atoms
 from ase.calculators.calculator import Calculator, all_changes
 
-from relaxion.potentials.ase import close_calculator
+from relaxion.potentials.base import close_calculator
 
 MOST_CELL_CHANGE = 0.06  # of the volume, or of a length in any direction; pw.x errs from 0.10
 

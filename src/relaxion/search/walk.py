@@ -20,7 +20,7 @@ from relaxion.search.geometry import Distances, free_atoms
 from relaxion.search.minima import Minima
 from relaxion.search.moves import move_named, usual_moves
 from relaxion.search.settings import SearchSettings
-from relaxion.structures.conversion import check_atoms
+from relaxion.structures.structures import check_atoms
 
 FEWEST_CALLS = 30  # left for each relaxation of a round; fewer walkers hop near the end
 MOST_FAILURES = 20  # of the calculator in a row

@@ -15,21 +15,25 @@ from relaxion import Relaxer, potential
 from relaxion.errors import FileError
 from relaxion.optimizer.choice import new_stepper
 from relaxion.optimizer.step import Stepper
-from relaxion.potentials.ase import PotentialCalculator
+from relaxion.potentials.base import PotentialCalculator
 from relaxion.structures import Evaluation, Move, Outcome, State, Structures
 from relaxion.train.data.alloys import fcc_alloys
 from relaxion.train.data.perturbations import perturbation
 from relaxion.train.data.starts import PerturbedStarts
 from relaxion.train.judge.assessment import (
+    MOST_SHOTS,
     Assessed,
+    AssessedRelaxation,
     AssessedStarts,
     AssessmentStopped,
     Assessor,
     Calls,
+    Filming,
+    film_of,
     read_baselines,
+    shot,
     under_safeguard,
 )
-from relaxion.train.judge.films import MOST_SHOTS, AssessedRelaxation, Filming, film_of, shot
 
 EMT, EAM = potential("emt"), potential("eam")
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from ase.data import covalent_radii
 
-from relaxion.apps.compare.checks import check_structure
+from relaxion.apps.cli.inputs import check_structure
 from relaxion.apps.compare.sets import SETS, find_set
 from relaxion.errors import SettingsError
 from relaxion.train.data.alloys import LATTICE_CONSTANTS

@@ -26,8 +26,7 @@ from relaxion.potentials.base import Potential
 from relaxion.structures import Evaluation, Outcome, Structures
 from relaxion.train.collecting.collect import collect, jobs, summary
 from relaxion.train.collecting.relaxing import Pool, Skipped
-from relaxion.train.collecting.settings import CollectSettings
-from relaxion.train.collecting.starts import Start, make_start
+from relaxion.train.collecting.starts import CollectSettings, Start, make_start
 from relaxion.train.runs.recipe import find, read_toml
 
 RECIPE = {

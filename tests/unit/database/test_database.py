@@ -158,7 +158,7 @@ def test_a_damaged_file_is_named_and_the_others_are_read(tmp_path: Path) -> None
 def test_stored_forces_are_those_of_the_potential(tmp_path: Path) -> None:
     """A trajectory evaluated again gives the same numbers: nothing is turned, wrapped or rounded on its way."""
     from relaxion.train.collecting.collect import CollectWorker
-    from relaxion.train.collecting.settings import CollectSettings
+    from relaxion.train.collecting.starts import CollectSettings
 
     kind = {"make": "metal", "engine": "emt", "number": 6, "free_cell_share": 0.5}
     settings = CollectSettings.of({"kinds": {"alloy": kind}}, {})

@@ -14,8 +14,7 @@ from ase.calculators.emt import EMT
 from ase.constraints import FixAtoms
 
 from relaxion.errors import StructureError
-from relaxion.potentials.ase import AsePotential
-from relaxion.potentials.base import Potential
+from relaxion.potentials.base import AsePotential, Potential
 from relaxion.structures import Evaluation, Graph, Move, Outcome, State, Structures
 from relaxion.train.data.alloys import fcc_alloys
 from relaxion.train.data.perturbations import perturbation

@@ -7,18 +7,22 @@ import pytest
 from ase.data import covalent_radii
 from ase.neighborlist import neighbor_list
 
-from relaxion.train.data.chemistry import COMMON_ELEMENTS, NOBLE, bond_length, electronegativity, similar
+from relaxion.train.data.dataset import ELEMENTS
 from relaxion.train.data.molecules import g2_molecules, random_molecule
 from relaxion.train.data.prototypes import (
+    COMMON_ELEMENTS,
+    NOBLE,
+    bond_length,
     charges_balance,
+    electronegativity,
     is_salt,
     prototypes,
     random_crystal,
     random_element,
     random_perovskite,
+    similar,
 )
 from relaxion.train.data.slabs import random_surface
-from relaxion.train.data.splits import ELEMENTS
 
 
 def nearest_share(atoms) -> float:

@@ -8,12 +8,10 @@ import torch
 from ase import Atoms
 
 from relaxion.errors import SettingsError
-from relaxion.train.data.alloys import EAM_METALS, EMT_METALS, lattices_of, mean_volume
-from relaxion.train.data.clusters import ball
-from relaxion.train.data.defects import bicrystal, defective_crystal
-from relaxion.train.data.facets import faceted_slab
+from relaxion.train.data.alloys import EAM_METALS, EMT_METALS, bicrystal, defective_crystal, lattices_of, mean_volume
+from relaxion.train.data.packings import ball
 from relaxion.train.data.perturbations import closest
-from relaxion.train.data.slabs import ADSORBATES
+from relaxion.train.data.slabs import ADSORBATES, faceted_slab
 from relaxion.train.data.starts import MetalStarts
 
 

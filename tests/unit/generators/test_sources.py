@@ -14,7 +14,7 @@ from relaxion.errors import InputError, SettingsError
 from relaxion.potentials.registry import potential
 from relaxion.structures import Structures
 from relaxion.train.data.dataset import composition
-from relaxion.train.data.sources import (
+from relaxion.train.data.starts import (
     first_at_hand,
     held_apart_sides,
     potential_at_hand,

@@ -24,8 +24,8 @@ from relaxion.optimizer.hessian.potential import SurfaceCorrection
 from relaxion.optimizer.hessian.springs import bonds_of
 from relaxion.optimizer.point import Point, read_geometry
 from relaxion.optimizer.two_levels import astray
-from relaxion.potentials.ase import PotentialCalculator
-from relaxion.potentials.gfn2 import Gfn2
+from relaxion.potentials.base import PotentialCalculator
+from relaxion.potentials.engines import Gfn2
 
 
 class Stiffer(Calculator):

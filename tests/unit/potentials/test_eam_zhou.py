@@ -12,7 +12,8 @@ from ase import Atoms
 from ase.build import bulk
 from ase.data import atomic_numbers
 
-from relaxion.potentials import ZhouEam, eam_zhou
+from relaxion.potentials import ZhouEam
+from relaxion.potentials import eam as eam_zhou
 from relaxion.structures import Structures
 
 BCC, HCP = {"Fe", "Mo", "Ta", "W"}, {"Mg", "Co", "Ti", "Zr"}

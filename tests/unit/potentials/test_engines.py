@@ -18,7 +18,7 @@ from ase.build import bulk, fcc111, molecule
 from relaxion.errors import MissingElementError, PotentialError, StructureError
 from relaxion.potentials.chgnet import Chgnet, angles_between
 from relaxion.potentials.chgnet import load_network as load_chgnet
-from relaxion.potentials.gfn2 import Gfn2
+from relaxion.potentials.engines import Gfn2
 from relaxion.potentials.registry import potential
 from relaxion.structures import Structures
 

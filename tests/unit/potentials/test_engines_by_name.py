@@ -19,7 +19,7 @@ from ase.build import bulk
 from ase.calculators.emt import EMT
 
 from relaxion.errors import FileError, MissingElementError, PotentialError, SettingsError, UnknownPotentialError
-from relaxion.potentials.engines import ENGINES, elements_of_commands, is_installed
+from relaxion.potentials.engines import EXTRAS, elements_of_commands, is_installed
 from relaxion.potentials.registry import potential
 from relaxion.structures import Structures
 
@@ -197,7 +197,7 @@ def test_keywords_of_gpaw(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
         potential(f"gpaw:{tmp_path / 'list.json'}")
 
 
-@pytest.mark.parametrize("name", [name for name, engine in ENGINES.items() if engine.needs_model])
+@pytest.mark.parametrize("name", [name for name, engine in EXTRAS.items() if engine.needs_model])
 def test_an_engine_that_needs_a_file(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     stand_in(monkeypatch, name)
     with pytest.raises(UnknownPotentialError, match=f"'{name}' needs a file; write '{name}:FILE'"):

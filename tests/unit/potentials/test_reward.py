@@ -13,7 +13,7 @@ from ase.constraints import FixAtoms
 from ase.filters import FrechetCellFilter
 
 from relaxion.errors import SettingsError
-from relaxion.potentials.ase import AsePotential
+from relaxion.potentials.base import AsePotential
 from relaxion.structures import Evaluation, Structures
 from relaxion.train.experience.reward import REWARDS, Reward, largest_force
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,8 @@ from ase.io import write
 from inline_workers import InlineWorkers, alloy
 
 from relaxion.apps.relax_many.results import ResultFolder
-from relaxion.apps.relax_many.run import ManyRun
-from relaxion.apps.relax_many.settings import ManySettings, WorkerSettings
+from relaxion.apps.relax_many.run import ManyRun, RelaxWorker
+from relaxion.apps.relax_many.settings import ManySettings
 
 
 @pytest.fixture
@@ -35,7 +36,7 @@ def drive(tmp_path: Path, settings: ManySettings):
     """`drive(files)`: one run to its end in this process."""
 
     def run(files, *, out="out", chunk_size=8, workers=None, **more):
-        worker = WorkerSettings(many=settings, folder=str(Path.cwd()))
+        worker = partial(RelaxWorker, settings, folder=str(Path.cwd()))
         with ResultFolder(tmp_path / out, settings, list(files)) as folder:
             workers = workers or InlineWorkers(worker)
             return ManyRun(folder, workers, settings, list(files), chunk_size, **more).run()

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
 from ase import Atoms
 from ase.build import bulk
 
-from relaxion.apps.relax_many.settings import WorkerSettings
-from relaxion.apps.relax_many.worker import RelaxWorker
 from relaxion.workers.pool import DONE, RESULTS, MakeWork, Standing, WorkerPool
 
 
@@ -73,10 +70,8 @@ class InlinePool(WorkerPool[Standing]):
 class InlineWorkers(InlinePool):
     """The worker of relax-many; `fate` is told the keys of its structures."""
 
-    def __init__(self, settings: WorkerSettings, fate: Callable[[Sequence[str]], bool] = lambda _: False) -> None:
-        super().__init__(
-            partial(RelaxWorker, settings), lambda lines: fate([json.loads(line)["key"] for line in lines])
-        )
+    def __init__(self, make: MakeWork, fate: Callable[[Sequence[str]], bool] = lambda _: False) -> None:
+        super().__init__(make, lambda lines: fate([json.loads(line)["key"] for line in lines]))
 
     @property
     def chunks(self) -> list[int]:

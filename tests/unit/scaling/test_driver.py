@@ -3,6 +3,7 @@
 import csv
 import json
 import sqlite3
+from functools import partial
 from io import StringIO
 
 import pytest
@@ -12,7 +13,7 @@ from inline_workers import InlineWorkers, alloy
 
 from relaxion import relax_batch
 from relaxion.apps.relax_many.results import failures, make_summary, merge, read_counts, results
-from relaxion.apps.relax_many.settings import WorkerSettings
+from relaxion.apps.relax_many.run import RelaxWorker
 from relaxion.errors import FileError
 
 
@@ -93,7 +94,7 @@ def test_merging_overwrites_nothing_unasked(tmp_path, input_file, drive):
 
 
 def test_a_killer_is_found_and_set_aside_and_its_company_is_not(tmp_path, input_file, drive, settings):
-    worker = WorkerSettings(many=settings, folder=str(tmp_path))
+    worker = partial(RelaxWorker, settings, folder=str(tmp_path))
     killer = settings.key(read(input_file, 5))
     workers = InlineWorkers(worker, lambda keys: killer in keys)
     tally = drive([input_file], chunk_size=12, workers=workers)
@@ -107,7 +108,7 @@ def test_a_killer_is_found_and_set_aside_and_its_company_is_not(tmp_path, input_
 
 
 def test_workers_killed_by_chance_harm_no_structure(tmp_path, input_file, drive, settings):
-    worker = WorkerSettings(many=settings, folder=str(tmp_path))
+    worker = partial(RelaxWorker, settings, folder=str(tmp_path))
     deaths = iter([True, True, False, True, False, False, True])
     workers = InlineWorkers(worker, lambda _: next(deaths, False))
     tally = drive([input_file], chunk_size=6, workers=workers)
@@ -165,7 +166,7 @@ def test_the_input_is_streamed(tmp_path, drive, settings):
             super().give(worker, tasks)
 
     tallies = []
-    workers = Watching(WorkerSettings(many=settings, folder=str(tmp_path)))
+    workers = Watching(partial(RelaxWorker, settings, folder=str(tmp_path)))
     drive([tmp_path / "in.extxyz"], chunk_size=5, workers=workers, report=lambda tally: tallies.append(tally.read))
     assert read_when_given == [5] * 8
 

@@ -13,8 +13,8 @@ from inline_workers import InlineWorkers, alloy
 
 from relaxion.apps.relax_many.learning import Learner, read_fit
 from relaxion.apps.relax_many.results import ResultFolder, make_summary
-from relaxion.apps.relax_many.run import ManyRun
-from relaxion.apps.relax_many.settings import ManySettings, WorkerSettings
+from relaxion.apps.relax_many.run import ManyRun, RelaxWorker
+from relaxion.apps.relax_many.settings import ManySettings
 from relaxion.train.supervised.fine_tune import FineTune
 from relaxion.train.supervised.fit import FitSettings
 
@@ -34,7 +34,7 @@ def row(tmp_path: Path) -> Path:
 
 def relax(row: Path, out: Path, stop=lambda: False, every: int = 3) -> Learner:
     many = ManySettings(policy="metals", fmax_ev_per_angstrom=0.02, learn_every=every)
-    worker = WorkerSettings(many=many, database=str(out / "memory"))
+    worker = partial(RelaxWorker, many, database=str(out / "memory"))
     with ResultFolder(out, many, [row]) as folder, InlineWorkers(worker) as workers:
         learner = Learner(out, out / "memory", every, {"metals": "metals"}, QUICK)
         ManyRun(folder, workers, many, [row], chunk_size=1, stop=stop, learner=learner).run()
@@ -81,3 +81,8 @@ def test_folders_without_learning_are_what_they_were():
     assert "learn_every" not in ManySettings().model_dump()
     assert ManySettings(learn_every=5).model_dump()["learn_every"] == 5
     assert ManySettings(learn_every=5).context != ManySettings().context
+
+
+def test_settings_that_are_younger_than_folders_leave_their_keys_as_they_were():
+    assert ManySettings().context.hex().startswith("d8d2ed07b5672100")
+    assert ManySettings(model="emt").context != ManySettings().context

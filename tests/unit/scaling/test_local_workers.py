@@ -12,9 +12,8 @@ from ase.io import read, write
 from inline_workers import alloy
 
 from relaxion.apps.relax_many.results import ResultFolder, failures, results
-from relaxion.apps.relax_many.run import ManyRun
-from relaxion.apps.relax_many.settings import ManySettings, WorkerSettings
-from relaxion.apps.relax_many.worker import RelaxWorker
+from relaxion.apps.relax_many.run import ManyRun, RelaxWorker
+from relaxion.apps.relax_many.settings import ManySettings
 from relaxion.errors import RunError, SettingsError
 from relaxion.workers import LocalPool, WorkerPlace
 
@@ -22,8 +21,8 @@ HERE = Path(__file__).parent
 
 
 def run(folder: Path, settings: ManySettings, file: Path, *, chunk_size: int, time_limit=None, make=LocalPool):
-    worker = WorkerSettings(many=settings, time_limit_seconds=time_limit, batch_size=8, folder=str(HERE))
-    with ResultFolder(folder, settings, [file]) as opened, make(2, partial(RelaxWorker, worker)) as workers:
+    worker = partial(RelaxWorker, settings, time_limit_seconds=time_limit, batch_size=8, folder=str(HERE))
+    with ResultFolder(folder, settings, [file]) as opened, make(2, worker) as workers:
         return ManyRun(opened, workers, settings, [file], chunk_size, time_limit).run()
 
 
@@ -87,7 +86,7 @@ def test_a_calculator_that_cannot_be_made_ends_the_run_with_a_sentence(tmp_path,
 
 
 def test_workers_do_not_outlive_their_crew(settings):
-    workers = LocalPool(1, partial(RelaxWorker, WorkerSettings(many=settings, folder=str(HERE))))
+    workers = LocalPool(1, partial(RelaxWorker, settings, folder=str(HERE)))
     pid = workers.known[0].process.pid
     workers.close()
     until = time.monotonic() + 600

@@ -14,11 +14,11 @@ from inline_workers import InlineWorkers, alloy
 
 from relaxion.apps.relax_many.learning import Learner, read_fit
 from relaxion.apps.relax_many.results import ResultFolder, read_rows, results
-from relaxion.apps.relax_many.run import ManyRun
-from relaxion.apps.relax_many.settings import ManySettings, WorkerSettings
-from relaxion.apps.relax_many.worker import RelaxWorker
+from relaxion.apps.relax_many.run import ManyRun, RelaxWorker
+from relaxion.apps.relax_many.settings import ManySettings
 from relaxion.train.supervised.fine_tune import FineTune
 from relaxion.train.supervised.fit import FitSettings
+from relaxion.workers.pool import MakeWork
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # Ray warns of its own future
 
@@ -35,7 +35,7 @@ def test_actors_relax_and_killed_ones_are_replaced(tmp_path, settings, ray_of_tw
     from relaxion.workers.on_ray import RayPool
 
     write(tmp_path / "in.extxyz", [alloy(seed) for seed in range(60)])
-    worker = WorkerSettings(many=settings, batch_size=8, folder=str(tmp_path))
+    worker = partial(RelaxWorker, settings, batch_size=8, folder=str(tmp_path))
     killed = []
 
     def disturb(workers: RayPool) -> None:
@@ -48,7 +48,7 @@ def test_actors_relax_and_killed_ones_are_replaced(tmp_path, settings, ray_of_tw
 
     with (
         ResultFolder(tmp_path / "out", settings, [tmp_path / "in.extxyz"]) as folder,
-        RayPool(None, "auto", partial(RelaxWorker, worker)) as workers,
+        RayPool(None, "auto", worker) as workers,
     ):
         assert workers.n_workers == 2
         thread = threading.Thread(target=disturb, args=(workers,), daemon=True)
@@ -75,7 +75,7 @@ def test_learning_on_ray_stopped_and_resumed_is_as_in_one_process(tmp_path, ray_
     )
 
     def learn(out: Path, workers, most: int) -> tuple[list[int], dict[str, torch.Tensor]]:
-        worker = WorkerSettings(many=many, database=str(out / "memory"))
+        worker = partial(RelaxWorker, many, database=str(out / "memory"))
         with ResultFolder(out, many, [tmp_path / "in.extxyz"]) as folder, workers(worker) as at_work:
             learner = Learner(out, out / "memory", 3, {"metals": "metals"}, quick)
             driver = ManyRun(folder, at_work, many, [tmp_path / "in.extxyz"], 1, learner=learner)
@@ -84,8 +84,8 @@ def test_learning_on_ray_stopped_and_resumed_is_as_in_one_process(tmp_path, ray_
         last = out / "learned" / "00003-metals.safetensors"
         return [row.force_calls for row in read_rows(out)], dict(read_fit(last).tensors) if last.exists() else {}
 
-    def on_ray(worker: WorkerSettings) -> RayPool:
-        return RayPool(None, "auto", partial(RelaxWorker, worker))
+    def on_ray(worker: MakeWork) -> RayPool:
+        return RayPool(None, "auto", worker)
 
     began, _ = learn(tmp_path / "ray", on_ray, most=5)
     assert 5 <= len(began) < 12

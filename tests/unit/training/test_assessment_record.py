@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from relaxion.errors import RelaxionWarning
-from relaxion.train.judge.films import MOST_NUMBERS, AssessedRelaxation, RelaxationRecord, film_of, shot
+from relaxion.train.judge.assessment import MOST_NUMBERS, AssessedRelaxation, RelaxationRecord, film_of, shot
 from relaxion.train.runs.loop import train
-from relaxion.train.runs.records import leave_record
+from relaxion.train.runs.run_folder import leave_record
 from relaxion.train.tasks.control import AssessedReturns
 from relaxion.train.tasks.relax_settings import RelaxRunSettings
 

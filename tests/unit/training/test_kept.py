@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from relaxion.train.judge.assessment import Assessed, KeptPolicy, policy_weights
-from relaxion.train.judge.films import AssessedRelaxation
+from relaxion.train.judge.assessment import Assessed, AssessedRelaxation, KeptPolicy, policy_weights
 from relaxion.train.runs.loop import train
 from relaxion.train.runs.packaging import bundle_from_run
 from relaxion.train.runs.recipe import read_settings

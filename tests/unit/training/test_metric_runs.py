@@ -21,7 +21,7 @@ from relaxion.optimizer.hessian.learned import LearnedHessians
 from relaxion.potentials.registry import potential
 from relaxion.structures import Move
 from relaxion.train.agents import AGENT_SETTINGS
-from relaxion.train.data.sources import source_at_hand, structure_source
+from relaxion.train.data.starts import source_at_hand, structure_source
 from relaxion.train.experience.environment import Source
 from relaxion.train.runs.loop import train
 from relaxion.train.runs.packaging import bundle_from_run, training_command

@@ -15,7 +15,7 @@ from relaxion.files import Stored, digest
 from relaxion.model.policy_file import PolicyFile
 from relaxion.structures import Outcome
 from relaxion.train.collecting.collect import collect
-from relaxion.train.collecting.settings import CollectSettings
+from relaxion.train.collecting.starts import CollectSettings
 from relaxion.train.experience.reward import largest_force
 from relaxion.train.runs.loop import train
 from relaxion.train.runs.packaging import bundle_from_run

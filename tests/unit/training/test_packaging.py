@@ -5,8 +5,7 @@ from __future__ import annotations
 from ase.symbols import Symbols
 
 from relaxion.structures import Outcome
-from relaxion.train.judge.assessment import Assessed
-from relaxion.train.judge.films import AssessedRelaxation, film_of
+from relaxion.train.judge.assessment import Assessed, AssessedRelaxation, film_of
 from relaxion.train.runs.packaging import failures_in_words
 
 FORMULAS = ["AlCu", "Al2", "Cu3", "AlCu2", "Al3", "Cu2", "Al2Cu"]

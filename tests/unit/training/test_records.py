@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from relaxion.errors import CheckpointError
-from relaxion.train.runs.records import Clock, Records
+from relaxion.train.runs.run_folder import Clock, Records
 from training_runs import without_times
 
 

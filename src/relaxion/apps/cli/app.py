@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
+from relaxion import __version__
 from relaxion.apps.cli import relaxing_commands, search, showing_commands
 from relaxion.apps.cli.command import app, help_of
-from relaxion.version import __version__
 
 # commands are registered as they are imported
 __all__ = ["app", "main", "relaxing_commands", "search", "showing_commands"]

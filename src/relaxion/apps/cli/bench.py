@@ -23,12 +23,12 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from relaxion import __version__
 from relaxion.apps.cli.command import DONE, INCOMPLETE, interrupts
-from relaxion.apps.cli.inputs import command_line, sliced
+from relaxion.apps.cli.inputs import check_structure, command_line, sliced
 from relaxion.apps.cli.options import check_numbers
 from relaxion.apps.cli.progress import bar, one_line, say, tell
-from relaxion.apps.compare.checks import check_structure
-from relaxion.apps.compare.sets import FIRST_SEED, SETS, find_set
+from relaxion.apps.compare.sets import SETS, find_set
 from relaxion.errors import FileError, InputError, PotentialError, SettingsError
 from relaxion.files import part_of, replace_file
 from relaxion.optimizer.choice import CORE as CLASSICAL
@@ -37,7 +37,7 @@ from relaxion.paths import without_slice
 from relaxion.potentials.base import Potential
 from relaxion.potentials.registry import make_potential
 from relaxion.structures import Structures
-from relaxion.train.data.dataset import read
+from relaxion.train.data.dataset import FIRST_MEASURING_SEED, read
 from relaxion.train.data.perturbations import Perturbation, perturbation
 from relaxion.train.judge.optimizers import CORE, Contestant, classical_contestants, our_contestants, policy_argument
 from relaxion.train.judge.runs import Conditions, OnScore, Score, contest
@@ -51,7 +51,6 @@ from relaxion.train.judge.statistics import (
     draw_profile,
     median_distance,
 )
-from relaxion.version import __version__
 
 STDOUT = Path("-")
 PERTURBED_NUMBER = 50  # starts from a file that is perturbed, unless --number says otherwise
@@ -73,7 +72,7 @@ class BenchRequest:
     fmax: float = 0.05  # eV/Å
     steps: int = 500
     number: int | None = None
-    seed: int = FIRST_SEED
+    seed: int = FIRST_MEASURING_SEED
     json_file: Path | None = None
     plot: Path | None = None
     force: bool = False
@@ -89,8 +88,9 @@ def run_bench(request: BenchRequest) -> int:
     ours = our_contestants(policy_argument(request.policy), allow_unseen=request.allow_unseen)
     starts = find_starts(request)
     others = classical_contestants(request.optimizers, without_gpmin=starts.without_gpmin, free_cell=starts.free_cell)
-    if request.seed < FIRST_SEED and not request.quiet:
-        say(f"relaxion: seeds below {FIRST_SEED} are for training; a policy may have seen starts of their kind")
+    if request.seed < FIRST_MEASURING_SEED and not request.quiet:
+        where = f"seeds below {FIRST_MEASURING_SEED} are for training"
+        say(f"relaxion: {where}; a policy may have seen starts of their kind")
     with closing(starts.potential):
         result = measure(starts, [*ours, *others], _circumstances(request, starts), quiet=request.quiet)
     with interrupts.held():

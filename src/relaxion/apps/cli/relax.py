@@ -24,10 +24,11 @@ from relaxion.apps.cli.inputs import (
     calculator_word,
     checked_start,
     command_line,
+    emt_note,
+    occupancy_note,
     read_jobs,
 )
 from relaxion.apps.cli.progress import ProgressLine, counted, one_line, say, speaks_ascii_only, tell
-from relaxion.apps.compare.checks import emt_note, occupancy_note
 from relaxion.apps.compare.comparison import (
     Compared,
     compared,
@@ -53,7 +54,7 @@ from relaxion.optimizer.recorded import database_at
 from relaxion.potentials.base import Potential
 from relaxion.potentials.counting import error_in_words
 from relaxion.potentials.registry import make_potential
-from relaxion.structures.conversion import symmetric
+from relaxion.structures.structures import symmetric
 from relaxion.train.judge.optimizers import PolicyChoice, check_policy, chosen_optimizers, policy_argument
 from relaxion.train.judge.runs import RelaxationTask, Run
 from relaxion.train.judge.statistics import SAME_MINIMUM_EV_PER_ATOM

@@ -29,17 +29,16 @@ from relaxion.apps.relax_many.results import (
     read_manifest,
 )
 from relaxion.apps.relax_many.results import merge as merge_into
-from relaxion.apps.relax_many.run import ManyRun, ManyTally, check_files, places
-from relaxion.apps.relax_many.settings import ManySettings, WorkerSettings, calculator_details, policy_weights
-from relaxion.apps.relax_many.worker import RelaxWorker
+from relaxion.apps.relax_many.run import ManyRun, ManyTally, RelaxWorker, check_files, places
+from relaxion.apps.relax_many.settings import ManySettings, calculator_details, policy_weights
 from relaxion.errors import FileError, RelaxionError, SettingsError
 from relaxion.files import json_of
 from relaxion.optimizer.recorded import database_at
-from relaxion.potentials.ase import AsePotential
+from relaxion.potentials.base import AsePotential
 from relaxion.potentials.registry import make_potential, without_options
 from relaxion.settings import assigned
 from relaxion.train.collecting.collect import CollectProgress, OnProgress, collect
-from relaxion.train.collecting.settings import CollectSettings
+from relaxion.train.collecting.starts import CollectSettings
 from relaxion.train.runs.recipe import find, read_toml
 from relaxion.workers import WorkerPlace
 
@@ -70,15 +69,21 @@ def relax_all(request: ManyRequest) -> int:
     check_files(files)
     calc = _calculator(request, files) if request.calc == AUTO else request.calc
     request = replace(request, calc=calculator_word(calc, request.calc_options))
-    worker, chunk_size = _worker_settings(_with_model(request, files))
-    with ResultFolder(request.out, worker.many, files) as folder:
+    settings, chunk_size = _settings(_with_model(request, files))
+    known = database_at(request.database or (request.out / "database" if request.learn else None))
+    database = None if known is None else known.path
+    worker = partial(
+        RelaxWorker, settings, time_limit_seconds=request.time_limit, batch_size=request.batch_size,
+        device=request.device, database=None if database is None else str(database), folder=str(Path.cwd()),
+    )  # fmt: skip
+    with ResultFolder(request.out, settings, files) as folder:
         if request.retry_failed and (number := folder.forget_failures()):
             say(f"relaxion: {number} structures that had been set aside will be tried again")
-        with place.open(partial(RelaxWorker, worker)) as workers:
+        with place.open(worker) as workers:
             run = ManyRun(
-                folder=folder, workers=workers, settings=worker.many, files=files, chunk_size=chunk_size,
-                time_limit_seconds=worker.time_limit_seconds, stop=lambda: interrupts.noticed,
-                report=_lines(quiet=request.quiet), learner=_learner(request, worker),
+                folder=folder, workers=workers, settings=settings, files=files, chunk_size=chunk_size,
+                time_limit_seconds=request.time_limit, stop=lambda: interrupts.noticed,
+                report=_lines(quiet=request.quiet), learner=_learner(request, settings, database),
             )  # fmt: skip
             with interrupts.held():
                 tally = run.run()
@@ -129,8 +134,8 @@ def _with_model(request: ManyRequest, files: list[Path]) -> ManyRequest:
     return replace(request, model=name)
 
 
-def _worker_settings(request: ManyRequest) -> tuple[WorkerSettings, int]:
-    """Checked before anything is begun: the calculator is made once here too."""
+def _settings(request: ManyRequest) -> tuple[ManySettings, int]:
+    """And structures in a chunk. Checked before anything is begun: the calculator is made once here too."""
     limit = request.time_limit
     if limit is not None and not (math.isfinite(limit) and limit > 0):
         raise SettingsError(f"--time-limit is a time in seconds above 0, got {limit}; try --time-limit 600")
@@ -147,24 +152,14 @@ def _worker_settings(request: ManyRequest) -> tuple[WorkerSettings, int]:
         learn_every=request.learn, model=request.model or "",
         model_details=calculator_details(request.model) if request.model else {},
     )  # fmt: skip
-    learning = request.out / "database" if request.learn else None
-    database = database_at(request.database or learning)
-    worker = WorkerSettings(
-        many=many,
-        time_limit_seconds=limit,
-        batch_size=request.batch_size,
-        device=request.device,
-        database=None if database is None else str(database.path),
-        folder=str(Path.cwd()),
-    )
-    return worker, 1 if isinstance(made, AsePotential) or request.learn else 2 * request.batch_size
+    return many, 1 if isinstance(made, AsePotential) or request.learn else 2 * request.batch_size
 
 
-def _learner(request: ManyRequest, worker: WorkerSettings) -> Learner | None:
-    if not request.learn or worker.database is None:
+def _learner(request: ManyRequest, settings: ManySettings, database: Path | None) -> Learner | None:
+    if not request.learn or database is None:
         return None
-    words = {name: name if request.policy == "auto" else request.policy for name in worker.many.policy_weights}
-    return Learner(request.out, Path(worker.database), request.learn, words)
+    words = {name: name if request.policy == "auto" else request.policy for name in settings.policy_weights}
+    return Learner(request.out, database, request.learn, words)
 
 
 def _lines(*, quiet: bool) -> Callable[[ManyTally], None]:

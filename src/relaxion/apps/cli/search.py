@@ -116,9 +116,8 @@ def _run(options: dict[str, Any]) -> int:
 
 
 def _search(options: dict[str, Any], atoms: Atoms, label: str, potential: Potential, calc: str, policy: Any) -> int:
-    from relaxion.apps.cli.inputs import command_line
+    from relaxion.apps.cli.inputs import check_structure, command_line
     from relaxion.apps.cli.progress import ProgressLine, say, speaks_ascii_only, tell
-    from relaxion.apps.compare.checks import check_structure
     from relaxion.apps.compare.result_folder import PAGE
     from relaxion.apps.report.search import SearchReport, search_page
     from relaxion.search import search as run_search

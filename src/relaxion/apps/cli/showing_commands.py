@@ -116,7 +116,7 @@ def race(
     options = locals()
     check_numbers(fmax, steps, rattle=rattle)
     check_structure_files([file])
-    from relaxion.apps.cli.race import RaceRequest, run_race
+    from relaxion.apps.cli.pages import RaceRequest, run_race
 
     return run_race(RaceRequest(**options))
 
@@ -190,7 +190,7 @@ def doctor(as_json: JsonEverythingOption = False) -> int:
     relaxion doctor --json > doctor.json
     Exit codes: 0 everything works, 1 something does not.
     """
-    from relaxion.apps.cli.doctor import examine
+    from relaxion.apps.cli.calculators import examine
 
     return examine(as_json=as_json)
 

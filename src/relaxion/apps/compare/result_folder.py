@@ -16,10 +16,10 @@ import ase.io
 from ase import Atoms
 from ase.io.formats import filetype, ioformats
 
+from relaxion import __version__
 from relaxion.errors import FileError
 from relaxion.files import json_of, part_of
 from relaxion.potentials.counting import error_in_words
-from relaxion.version import __version__
 
 COMPRESSED = (".gz", ".bz2", ".xz")
 MANIFEST = "relaxion.json"  # in each result folder: which files are ours, and the result as `relax` prints it in JSON

@@ -1,7 +1,7 @@
 """Named sets of starts. A start depends on set, seed and place only, so fewer structures are the first of the many.
 
 Seeds from 9000 on belong to measuring: nothing is trained or tuned on them. What comes from the whole periodic table is
-held out by the rule of `train/data/splits.py`.
+held out by the rule of `train/data/dataset.py`.
 """
 
 from __future__ import annotations
@@ -16,21 +16,18 @@ from ase.filters import FrechetCellFilter
 
 from relaxion.errors import SettingsError
 from relaxion.potentials import potential
-from relaxion.potentials.ase import PotentialCalculator
-from relaxion.potentials.base import Potential
-from relaxion.potentials.pair import LennardJones
+from relaxion.potentials.base import Potential, PotentialCalculator
+from relaxion.potentials.pairwise import LennardJones
 from relaxion.relaxer import Relaxer
 from relaxion.settings import nearest
 from relaxion.train.data.alloys import EMT_METALS, LATTICE_CONSTANTS, by_lattice_constant, random_alloy
-from relaxion.train.data.clusters import optbench_cluster, strewn
+from relaxion.train.data.dataset import Reason
 from relaxion.train.data.molecules import random_molecule
-from relaxion.train.data.packings import packed
+from relaxion.train.data.packings import optbench_cluster, packed, strewn
 from relaxion.train.data.perturbations import NEAREST_ANGSTROM, displaced, random_strain, strained
 from relaxion.train.data.prototypes import carbon_allotrope, random_crystal, random_perovskite
 from relaxion.train.data.slabs import slab_with_adsorbate
-from relaxion.train.data.splits import Reason
 
-FIRST_SEED = 9000  # and all above it are for measuring
 RATTLE_ANGSTROM = 0.12
 LARGEST_STRAIN = 0.03
 EQUILIBRATION_STEPS = 40

@@ -32,12 +32,20 @@ import ase.io
 import numpy as np
 from ase import Atoms
 
+from relaxion import __version__
 from relaxion.apps.relax_many.settings import ManySettings, check_same
-from relaxion.database.sqlite import open_for_writing, reading, transaction
 from relaxion.errors import FileError
-from relaxion.files import check_regular, json_of, open_lock, replace_file, replacing
+from relaxion.files import (
+    check_regular,
+    exclusive,
+    json_of,
+    open_for_writing,
+    reading,
+    replace_file,
+    replacing,
+    transaction,
+)
 from relaxion.settings import shown
-from relaxion.version import __version__
 
 MANIFEST = "relaxion-many.json"
 FORMAT = "relaxion-many"
@@ -184,16 +192,13 @@ class ResultFolder:
     def _locked(self) -> IO[str]:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            lock = open_lock(self.path / "lock")
-        except OSError as error:
-            raise FileError(f"{self.path}: {error.strerror}; name a folder that can be written") from error
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            lock.close()
+            lock = exclusive(self.path / "lock")
+        except BlockingIOError as error:
             raise FileError(
                 f"another relax-many uses {self.path} (process {is_locked(self.path)}); wait, or choose another folder"
             ) from error
+        except OSError as error:
+            raise FileError(f"{self.path}: {error.strerror}; name a folder that can be written") from error
         lock.truncate(0)
         with suppress(OSError):  # of a full disk: the lock holds all the same
             lock.write(str(os.getpid()))

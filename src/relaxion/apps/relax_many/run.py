@@ -1,15 +1,13 @@
-"""One run of `relax-many`: reads structures, gives them to workers, writes down what comes back.
-
-Every structure of the input ends in exactly one place: it has a result, or a reason why it was set aside.
-"""
+"""One run of `relax-many`: what a worker does, wherever it runs; and the driver that reads, hands out, writes down."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import sys
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,18 +15,138 @@ from types import MappingProxyType
 from typing import Any
 
 import ase.io
+import torch
 from ase import Atoms
+from ase.io.jsonio import decode, encode
 
-from relaxion.apps.relax_many.learning import Learner
-from relaxion.apps.relax_many.results import ResultFolder, written
+from relaxion.apps.relax_many.learning import LearnedPolicies, Learner
+from relaxion.apps.relax_many.results import ResultFolder, plain_info, written
 from relaxion.apps.relax_many.settings import ManySettings, structure_key
-from relaxion.apps.relax_many.worker import atoms_of, task_line
+from relaxion.batch import BATCH_SIZE, BatchRelaxer
 from relaxion.errors import RelaxionError, SettingsError
+from relaxion.optimizer.batch_relaxation import Relaxed
+from relaxion.optimizer.choice import Chooser
 from relaxion.paths import check_file, chosen_numbers, without_slice
 from relaxion.potentials.counting import error_in_words
+from relaxion.potentials.registry import make_potential
+from relaxion.structures import Outcome
 from relaxion.train.data.dataset import opened_for_ase, reading_error
 from relaxion.workers import TaskDriver, WorkerPool, WorkerTask
 from relaxion.workers.driver import Record
+
+SECONDS_BETWEEN_SIGNS = 0.5  # of life
+SET_ASIDE = (Outcome.RUNNING, Outcome.NON_FINITE)  # ends without anything that could be called a result
+
+
+def task_line(key: str, atoms: Atoms) -> str:
+    """One structure for a worker. StructureError or another where its constraints cannot be told."""
+    bare = atoms.copy()
+    bare.info = plain_info(atoms)
+    return json.dumps({"key": key, "atoms": encode(bare)})
+
+
+def atoms_of(line: str) -> Atoms:
+    """The opposite."""
+    found = decode(json.loads(line)["atoms"])
+    assert isinstance(found, Atoms)
+    return found
+
+
+class RelaxWorker:
+    """Makes its calculator once, then relaxes one chunk after the other."""
+
+    def __init__(
+        self,
+        settings: ManySettings,
+        *,
+        time_limit_seconds: float | None = None,
+        batch_size: int = BATCH_SIZE,
+        device: str | None = None,
+        database: str | None = None,
+        folder: str = ".",
+    ) -> None:
+        """PotentialError where the calculator cannot be made.
+
+        settings: what decides results; nothing else does.
+        time_limit_seconds: of one structure; whoever exceeds it is set aside. None: no end.
+        batch_size: structures at once, where the calculator takes many.
+        device: where networks compute; None: on the CPU.
+        database: the relaxation database for every evaluated structure.
+        folder: the working directory: calculators of the user's own are looked for here.
+        """
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+        torch.set_num_threads(1)  # of a process of our own: more threads only get in the way of other workers
+        if folder != os.getcwd():  # noqa: PTH109
+            os.chdir(folder)
+        self.settings = settings
+        self.batch_size = batch_size
+        batch = settings.batch_settings(time_limit_seconds, device)
+        potential = make_potential(settings.calculator, device)
+        self.learned = None
+        if settings.learn_every:
+            unseen = batch.allow_unseen
+            chooser = Chooser(batch.policy, allow_unseen=unseen, calculator=potential, device=device)
+            self.learned = LearnedPolicies(chooser, allow_unseen=unseen)
+        self.model = make_potential(settings.model, device) if settings.model else None
+        self.relaxer = BatchRelaxer(potential, batch, self.learned, database, self.model)
+
+    def close(self) -> None:
+        self.relaxer.potential.close()
+        if self.model is not None:
+            self.model.close()
+
+    def __call__(self, tasks: Sequence[str]) -> Iterator[dict[str, Any] | None]:
+        """What became of each structure, as it is done; now and then None, a sign of life."""
+        waiting, told = list(reversed(tasks)), time.monotonic()
+        # one by one where policies learn: company changes the last digits, and from there on everything
+        at_once = self.batch_size if self.relaxer.together and self.learned is None else 1
+        while waiting or self.relaxer.n_running or self.relaxer.has_finished:
+            while waiting and self.relaxer.n_running < at_once:
+                line = waiting.pop()
+                plain = json.loads(line)
+                if self.learned is not None:
+                    self.learned.weights = plain.get("weights", {})
+                self.relaxer.add(atoms_of(line), plain["key"])
+            for relaxed in self.relaxer.advance():
+                told = time.monotonic()
+                yield self._record(relaxed)
+            if time.monotonic() - told > SECONDS_BETWEEN_SIGNS:
+                told = time.monotonic()
+                yield None
+
+    def _record(self, relaxed: Relaxed) -> dict[str, Any]:
+        facts = {
+            "key": relaxed.tag,
+            "outcome": relaxed.label.replace(" ", "_"),
+            "force_calls": relaxed.force_calls,
+            "enthalpy_ev": relaxed.enthalpy_ev if self.settings.pressure_gpa else None,  # else it is the energy
+            "fmax": relaxed.fmax_ev_per_angstrom,
+            "policy": relaxed.policy_used,
+            "fallback_used": relaxed.fallback_used,
+            "seconds": round(relaxed.seconds, 4),
+            "model_calls": relaxed.model_calls or None,
+        }
+        if relaxed.error is None and relaxed.outcome not in SET_ASIDE:
+            return {**facts, "energy_ev": relaxed.energy_ev, "frame": written(relaxed.atoms, facts)}
+        return {**facts, "error": _reason(relaxed), "last": _last_frame(relaxed, facts)}
+
+
+def _reason(relaxed: Relaxed) -> str:
+    if relaxed.error is not None:
+        return relaxed.error
+    return "the calculator's answer at the start is not finite"
+
+
+def _last_frame(relaxed: Relaxed, facts: dict[str, Any]) -> str | None:
+    try:
+        return written(relaxed.atoms, facts)
+    except (ValueError, TypeError, KeyError):  # of structures that are not fit to be written
+        return None
+
+
+# ---- The driver: reads structures, gives them to workers, writes down what comes back.
+#
+# Every structure of the input ends in exactly one place: it has a result, or a reason why it was set aside.
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 SECONDS_BETWEEN_REPORTS = 2.0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -14,12 +13,12 @@ from ase import Atoms
 from ase.io.jsonio import encode
 from pydantic import Field
 
-from relaxion.batch import BATCH_SIZE, MAX_FORCE_CALLS, BatchSettings
+from relaxion.batch import MAX_FORCE_CALLS, BatchSettings
 from relaxion.errors import SettingsError
 from relaxion.optimizer.choice import learned_for, load
 from relaxion.policies import shipped_names
-from relaxion.potentials.ase import AsePotential
-from relaxion.potentials.base import Potential
+from relaxion.potentials.base import AsePotential, Potential
+from relaxion.potentials.counting import package_version
 from relaxion.potentials.registry import potential
 from relaxion.settings import Settings
 
@@ -83,41 +82,19 @@ class ManySettings(Settings):
         """The name of the result of this structure under these settings."""
         return structure_key(atoms, self.context)
 
-
-class WorkerSettings(Settings):
-    """What a worker must know."""
-
-    many: ManySettings
-    """What decides results."""
-
-    time_limit_seconds: float | None = Field(default=None, gt=0)
-    """Of one structure; None: no end. It decides no result: whoever exceeds it is set aside."""
-
-    batch_size: int = Field(default=BATCH_SIZE, ge=1)
-    """Structures at once, where the calculator takes many."""
-
-    device: str | None = None
-    """Where networks compute; None: on the CPU. It decides no result beyond rounding."""
-
-    database: str | None = None
-    """The relaxation database for every evaluated structure; it decides no result."""
-
-    folder: str = "."
-    """The working directory: calculators of the user's own are looked for here."""
-
-    def batch_settings(self) -> BatchSettings:
-        many = self.many
+    def batch_settings(self, time_limit_seconds: float | None, device: str | None) -> BatchSettings:
+        """The same for a batch. The time limit, in seconds, and the device decide no result."""
         return BatchSettings(
-            policy=None if many.policy == "none" else many.policy,
-            fmax=many.fmax_ev_per_angstrom,
-            cell=many.free_cell,
-            max_force_calls=many.max_force_calls,
-            allow_unseen=many.allow_unseen,
-            pressure_gpa=many.pressure_gpa,
-            cell_mask=many.cell_mask,
-            keep_symmetry=many.keep_symmetry,
-            time_limit_seconds=self.time_limit_seconds,
-            device=self.device,
+            policy=None if self.policy == "none" else self.policy,
+            fmax=self.fmax_ev_per_angstrom,
+            cell=self.free_cell,
+            max_force_calls=self.max_force_calls,
+            allow_unseen=self.allow_unseen,
+            pressure_gpa=self.pressure_gpa,
+            cell_mask=self.cell_mask,
+            keep_symmetry=self.keep_symmetry,
+            time_limit_seconds=time_limit_seconds,
+            device=device,
         )
 
 
@@ -155,7 +132,7 @@ def calculator_details(spec: str, made: Potential | None = None) -> dict[str, An
         module = type(made.calculator).__module__
         details["class"] = f"{module}.{type(made.calculator).__qualname__}"
         details["parameters"] = json.loads(json.dumps(_parameters(made), sort_keys=True, default=str))
-        details |= _package_version(module)
+        details |= package_version(module.partition(".")[0])
         if tail and (file := _source_of(head)) is not None:
             details["sha256"] = _file_digest(file)
     return details
@@ -165,14 +142,6 @@ def _parameters(made: AsePotential) -> dict[str, Any]:
     given = getattr(made.calculator, "parameters", None)
     plain = dict(given) if isinstance(given, dict) else {}
     return {str(name): value for name, value in plain.items() if isinstance(value, bool | int | float | str | None)}
-
-
-def _package_version(module: str) -> dict[str, str]:
-    package = module.partition(".")[0]
-    try:
-        return {"version": version(package)}
-    except PackageNotFoundError:
-        return {}
 
 
 def _source_of(module: str) -> Path | None:

@@ -14,8 +14,7 @@ import numpy as np
 
 from relaxion.apps.relax_many.learning import FOLDER, LAG, read_fit
 from relaxion.apps.relax_many.results import CSV, DATABASE, Row, read_counts, read_manifest, read_rows
-from relaxion.apps.report.page import Page, Part, columns, facts, notes, tile
-from relaxion.apps.report.words import count, outcome_words, rounded
+from relaxion.apps.report.page import Page, Part, columns, count, facts, notes, outcome_words, rounded, tile
 from relaxion.errors import CheckpointError, FileError
 from relaxion.files import json_of
 

@@ -14,8 +14,8 @@ from relaxion.apps.report.tail import History, Tail
 from relaxion.errors import FileError, RunError
 from relaxion.files import check_regular, text_of, toml_of
 from relaxion.train.runs.curves import FINAL, FORCE_CALLS, STEPS
-from relaxion.train.runs.records import ASSESSMENT_FORMAT as FORMAT
-from relaxion.train.runs.records import ASSESSMENT_VERSION as FORMAT_VERSION
+from relaxion.train.runs.run_folder import ASSESSMENT_FORMAT as FORMAT
+from relaxion.train.runs.run_folder import ASSESSMENT_VERSION as FORMAT_VERSION
 from relaxion.train.runs.run_folder import LOCK, RunFolder
 
 MOST_ALARMS = 200  # the newest: a page with more nobody reads

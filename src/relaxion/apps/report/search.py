@@ -10,9 +10,8 @@ import numpy as np
 from ase import Atoms
 
 from relaxion.apps.report.film import FAINT, Reel, film_parts
-from relaxion.apps.report.page import Page, Part, columns, facts, notes, tile
+from relaxion.apps.report.page import Page, Part, columns, facts, notes, tile, versions
 from relaxion.apps.report.relaxation import citation
-from relaxion.apps.report.words import versions
 from relaxion.optimizer.point import Frame
 from relaxion.search.geometry import free_atoms
 from relaxion.search.minima import Minimum

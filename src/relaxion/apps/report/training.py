@@ -11,11 +11,25 @@ from pathlib import Path
 from typing import Any
 
 from relaxion.apps.report.film import LARGEST_BYTES as MOST_FILM_BYTES
-from relaxion.apps.report.page import LARGEST_BYTES, SCRIPTS, Page, Part, columns, facts, notes, own_bytes, tile
+from relaxion.apps.report.page import (
+    LARGEST_BYTES,
+    SCRIPTS,
+    Page,
+    Part,
+    columns,
+    count,
+    duration,
+    facts,
+    notes,
+    own_bytes,
+    rounded,
+    short,
+    tile,
+    versions,
+)
 from relaxion.apps.report.relaxation import citation
 from relaxion.apps.report.run import FINISHED, RUNNING, STOPPED, WatchedRun, watched
 from relaxion.apps.report.training_structures import structure_parts
-from relaxion.apps.report.words import count, duration, rounded, short, versions
 from relaxion.errors import RunError
 from relaxion.settings import command_words
 from relaxion.train.diagnostics import DIAGNOSTICS, PREFIX, RULES, Diagnostic, Rule

@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 
 from relaxion.apps.report.film import HOW, Reel, film_parts
-from relaxion.apps.report.page import Part, columns
+from relaxion.apps.report.page import Part, columns, count, outcome_words, rounded, short, signed
 from relaxion.apps.report.run import WatchedRun
-from relaxion.apps.report.words import count, outcome_words, rounded, short, signed
 from relaxion.optimizer.point import Frame
-from relaxion.train.judge.films import MILLI
+from relaxion.train.judge.assessment import MILLI
 from relaxion.train.judge.runs import Reading, Score
 from relaxion.train.judge.statistics import SAME_MINIMUM_EV_PER_ATOM, performance_profile
 

@@ -6,7 +6,6 @@ continues where it was, on any number of workers, and does nothing twice.
 
 from __future__ import annotations
 
-import fcntl
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,6 +20,7 @@ import torch
 from relaxion.database.relaxations import RelaxationDatabase
 from relaxion.database.trajectory import Trajectory
 from relaxion.errors import FileError, PolicyError, RelaxionWarning, RunError
+from relaxion.files import exclusive
 from relaxion.model.policy_file import PolicyFile, policy_of
 from relaxion.model.stiffness_policy import StiffnessPolicy
 from relaxion.optimizer.choice import new_stepper
@@ -30,8 +30,7 @@ from relaxion.potentials import potential
 from relaxion.potentials.base import Potential
 from relaxion.structures import Outcome
 from relaxion.train.collecting.relaxing import MakeStepper, Pool
-from relaxion.train.collecting.settings import CollectSettings
-from relaxion.train.collecting.starts import file_structures, make_start
+from relaxion.train.collecting.starts import CollectSettings, file_structures, make_start
 from relaxion.workers import TaskDriver, WorkerPlace, WorkerTask
 from relaxion.workers.driver import Record
 
@@ -258,13 +257,13 @@ def _database(settings: CollectSettings, out: Path) -> RelaxationDatabase:
 @contextmanager
 def _alone(out: Path) -> Iterator[None]:
     """Two collections into one database would do everything twice. (Others may append; their keys are their own.)"""
-    with (out / LOCK).open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise RunError(
-                f"another 'relaxion collect' is busy with {out}; wait for it, or stop it and take more workers"
-            ) from error
+    try:
+        lock = exclusive(out / LOCK)
+    except BlockingIOError as error:
+        raise RunError(
+            f"another 'relaxion collect' is busy with {out}; wait for it, or stop it and take more workers"
+        ) from error
+    with lock:
         yield
 
 

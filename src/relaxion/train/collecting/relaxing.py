@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from ase import Atoms
 from ase.stress import voigt_6_to_full_3x3_stress
-from scipy.linalg import polar
 
 from relaxion.batch import BatchRelaxer, BatchSettings
 from relaxion.database.trajectory import Trajectory
@@ -19,12 +18,12 @@ from relaxion.optimizer.batch_relaxation import TOO_LARGE_A_FORCE, Relaxed, Visi
 from relaxion.optimizer.step import Stepper
 from relaxion.potentials.base import Potential
 from relaxion.structures import Outcome, Structures
-from relaxion.train.collecting.settings import CollectSettings
-from relaxion.train.collecting.starts import Start
+from relaxion.train.collecting.starts import CollectSettings, Start
 
 FIRST_MODULUS, MODULI = 0.6, (0.03, 4.0)  # eV/Å³: 96 GPa; noble gases to diamond
 LARGEST_SIZING, LARGEST_CHANGE, SIZED = 0.2, 0.8, 0.01  # of ln V: in a step, in all, and where it is good enough
 PREPARED = 8  # starts brought to their volume side by side; a collection that is asked to stop waits for them
+BATCH_N_ATOMS = 256  # under way at once, unless a single structure has more: memory and caches
 NO_ANSWER = "no answer"
 BATCH = BatchSettings(record=True, stresses=True)
 
@@ -136,7 +135,7 @@ class Pool:
         while self._ready and len(self._running) < self.settings.batch_n_structures:
             start, structure = self._ready[0]
             atoms += structure.n_atoms
-            if self._running and atoms > self.settings.batch_n_atoms:
+            if self._running and atoms > BATCH_N_ATOMS:
                 break
             self._ready.popleft()
             own = self.settings.kinds[start.kind]
@@ -170,10 +169,9 @@ class Pool:
         if ended.error == TOO_LARGE_A_FORCE or not visited:
             return Skipped(start.key, start.kind, TOO_LARGE_A_FORCE if visited else NO_ANSWER)
         outcome = Outcome.NON_FINITE if ended.error is not None else ended.outcome
-        first = structure.cells[0].numpy()
-        rows = [_unturned(visit, first) if start.strain is not None else _as_visited(visit) for visit in visited]
+        rows = [_as_visited(visit) for visit in visited]
         cells, positions, forces, stresses = (torch.from_numpy(np.stack(column)) for column in zip(*rows, strict=True))
-        return Trajectory(
+        found = Trajectory(
             key=start.key,
             kind=start.kind,
             engine=self.engine,
@@ -188,6 +186,7 @@ class Pool:
             forces=forces,
             stresses=stresses,
         )
+        return found.unturned()
 
 
 def _as_visited(visit: Visit) -> tuple[np.ndarray, ...]:
@@ -196,13 +195,6 @@ def _as_visited(visit: Visit) -> tuple[np.ndarray, ...]:
     assert geometry is not None  # of plain atoms, and of the cell filter that the batch makes
     stress = np.zeros(6) if answer.stress is None else answer.stress
     return geometry.cell, geometry.positions, answer.forces, voigt_6_to_full_3x3_stress(stress)
-
-
-def _unturned(visit: Visit, first_cell: np.ndarray) -> tuple[np.ndarray, ...]:
-    """The same, turned back so that the cell is the first one under a symmetric deformation."""
-    cell, positions, forces, stress = _as_visited(visit)
-    turned = polar(np.linalg.solve(first_cell, cell), side="left")[0].T
-    return cell @ turned, positions @ turned, forces @ turned, turned.T @ stress @ turned
 
 
 def _is_finite(visit: Visit) -> bool:

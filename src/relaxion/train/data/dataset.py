@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import IO, Any, Literal, Self
 
 import ase.io
 from ase import Atoms
+from ase.formula import Formula
 from ase.io.formats import filetype, open_with_compression
 
-from relaxion.errors import FileError, InputError
+from relaxion.errors import FileError, InputError, SettingsError
 from relaxion.paths import check_file
 from relaxion.settings import nearest
 
@@ -39,11 +40,6 @@ def read(path: str | Path, index: str | int = ":") -> list[Atoms]:
     if not any(len(atoms) for atoms in images):
         raise FileError(f"{path} holds no structure with atoms at index '{index}'")
     return images
-
-
-LARGEST_CLAIM = 1_000_000  # atoms or columns of a file with fewer characters than this
-LONGEST_HEAD = 100_000  # characters of a line that is looked at
-LINES_OF_HEAD = {"vasp": 7, "extxyz": 2}
 
 
 @contextmanager
@@ -181,3 +177,86 @@ def _uniform(key: str, seed: int) -> float:
     # not hash(): Python salts that anew in every process
     digest = hashlib.sha256(f"{seed}:{key}".encode()).digest()
     return int.from_bytes(digest[:8], "big") / 2**64
+
+
+# ---- What the universal policy never sees in training, so that it can be assessed on it: one rule, written down here.
+#
+# Held out are
+#
+# - six whole elements, one from each corner of the periodic table;
+# - one prototype in seven, by the hash of its label (files of structures: label and place in the file);
+# - one composition in ten, by the hash of its reduced formula, and always the four of the published MACS recipe;
+#   pure elements have no composition in this sense: elements and prototypes tell them apart;
+# - one molecule in five, by the hash of its name; a molecule joined from others also where one of its parts is.
+#
+# Hashes are SHA-256 of `kind:name`, so the rule is the same on every machine, in any order, for whatever is added.
+
+Side = Literal["training", "assessment"]
+Reason = Literal["element", "prototype", "composition", "molecule"]
+SIDES: tuple[Side, ...] = ("training", "assessment")
+
+ELEMENTS = frozenset({"Sc", "Ga", "Se", "Rb", "Ir", "Te"})
+"""A light and a heavy transition metal, a poor metal, an alkali metal, two chalcogens."""
+MACS_COMPOSITIONS = frozenset(Formula(f).reduce()[0].format("hill") for f in ("SrTiO3", "Y2O3", "Ca3Ti2O7", "Sr2TiO4"))
+FIRST_MEASURING_SEED = 9000  # from here on seeds are for measuring: nothing is trained or chosen on them
+PROTOTYPES_IN = 7  # one of so many
+COMPOSITIONS_IN = 10
+MOLECULES_IN = 5
+JOINT = "+"  # between the parts of a joined molecule's name
+CAP = "/"  # before what took the place of a hydrogen atom
+
+LABEL = "prototype"  # where makers write the prototype's label into `atoms.info`
+NAME = "molecule"  # and the molecule's name
+
+
+def reasons(
+    *,
+    elements: Iterable[str] = (),
+    formula: str | None = None,
+    prototype: str | None = None,
+    molecule: str | None = None,
+) -> frozenset[Reason]:
+    """Why a structure of these is held out; empty: it may be trained on. `formula` is reduced here."""
+    found: set[Reason] = set()
+    if ELEMENTS & set(elements):
+        found.add("element")
+    if prototype is not None and _chosen("prototype", prototype, PROTOTYPES_IN):
+        found.add("prototype")
+    if formula is not None and _composition(formula):
+        found.add("composition")
+    if molecule is not None and any(_chosen("molecule", name, MOLECULES_IN) for name in _names(molecule)):
+        found.add("molecule")
+    return frozenset(found)
+
+
+def reasons_of(atoms: Atoms) -> frozenset[Reason]:
+    """The same for a structure whose maker left label or name in its `info`; molecules go by name, not by formula."""
+    symbols = set(atoms.get_chemical_symbols())
+    name = atoms.info.get(NAME)
+    if name is not None:
+        return reasons(elements=symbols, molecule=name)
+    return reasons(elements=symbols, formula=composition(atoms), prototype=atoms.info.get(LABEL))
+
+
+def belongs(found: Collection[Reason], side: Side) -> bool:
+    """Whether a structure with these reasons is one of this side."""
+    if side not in SIDES:
+        raise SettingsError(f"unknown side '{side}': {nearest(str(side), SIDES)}")
+    return bool(found) == (side == "assessment")
+
+
+def _composition(formula: str) -> bool:
+    reduced = Formula(formula).reduce()[0].format("hill")
+    if len(Formula(reduced).count()) == 1:
+        return False
+    return reduced in MACS_COMPOSITIONS or _chosen("composition", reduced, COMPOSITIONS_IN)
+
+
+def _names(molecule: str) -> list[str]:
+    parts = molecule.partition(CAP)[0].split(JOINT)
+    return [molecule] if [molecule] == parts else [*parts, molecule]
+
+
+def _chosen(kind: str, name: str, one_in: int) -> bool:
+    digest = hashlib.sha256(f"{kind}:{name}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") % one_in == 0

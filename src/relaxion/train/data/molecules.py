@@ -10,7 +10,7 @@ from ase.collections import g2
 from ase.data import atomic_numbers, covalent_radii
 
 from relaxion.errors import StructureError
-from relaxion.train.data.splits import CAP, JOINT, NAME, Side, belongs, reasons_of
+from relaxion.train.data.dataset import CAP, JOINT, NAME, Side, belongs, reasons_of
 
 HEAVY = ("C", "N", "O", "S", "Si", "P")  # that take part in joints
 CAPS = ("F", "Cl", "Br", "I")  # may take the place of a hydrogen atom

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from ase import Atom, Atoms
-from ase.build import add_adsorbate, fcc100, fcc111, molecule, surface
+from ase.build import add_adsorbate, bcc100, bcc110, bcc111, fcc100, fcc110, fcc111, fcc211, hcp0001, molecule, surface
 from ase.constraints import FixAtoms
 from ase.neighborlist import neighbor_list
 
 from relaxion.errors import SettingsError, StructureError
-from relaxion.train.data.alloys import mean_volume, random_symbols
-from relaxion.train.data.chemistry import COMMON_ELEMENTS, NOBLE, bond_length, is_metal
-from relaxion.train.data.prototypes import CRYSTAL, prototypes, random_crystal
-from relaxion.train.data.splits import LABEL, Reason, Side, belongs, reasons_of
+from relaxion.train.data.alloys import MOST_BUILT, lattice_edges, lattices_of, mean_volume, random_symbols
+from relaxion.train.data.dataset import LABEL, Reason, Side, belongs, reasons_of
+from relaxion.train.data.perturbations import RATTLE
+from relaxion.train.data.prototypes import (
+    COMMON_ELEMENTS,
+    CRYSTAL,
+    NOBLE,
+    bond_length,
+    is_metal,
+    prototypes,
+    random_crystal,
+)
 
 INDICES = ((1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 0), (1, 0, 1), (0, 1, 1), (1, 1, 1))
 GUESTS = ("H", "C", "N", "O", "S", "F", "Cl", "OH", "CO", "NO", "NH2", "H2O", "NH3", "CH3", "CH3OH")
@@ -29,7 +37,6 @@ KEPT_SHARE = 0.5  # of the bonds, at the worst place
 TRIES = 2000
 ADSORBATES = ("H", "C", "N", "O")  # that EMT knows
 PURE_SLABS = 0.4  # of alloy slabs; surfaces that people look at are mostly of one metal
-MOST_BUILT = 1000  # tries to find a size
 
 
 def random_surface(
@@ -200,3 +207,68 @@ def _on_top(
             symbol, height = random_symbols(random, elements, 1)[0], random.uniform(1.7, 2.4)
         found.append(Atom(symbol, top.positions[place] + along * edges[0] + across * edges[1] + [0, 0, height]))
     return Atoms(found)
+
+
+# ---- Slabs of metals with any low-index facet, flat or with a step, bare or with atoms and small molecules on top.
+
+FACETS: dict[str, tuple[Callable[..., Atoms], ...]] = {
+    "fcc": (fcc100, fcc110, fcc111),
+    "bcc": (bcc100, bcc110, bcc111),
+    "hcp": (hcp0001,),
+}
+SMALL = (*ADSORBATES, "OH", "CO", "NO", "N2", "O2")  # of elements that EMT knows
+LIGHT_SHARE = 0.7  # of what sits on slabs, where light elements may; the rest are metal atoms
+MOLECULE_RATTLE = 0.3  # short bonds do not bear what metals do
+LAYERS, ALONG = (2, 7), (1, 5)  # fewest, and one above the most
+
+
+def faceted_slab(
+    random: np.random.Generator, elements: Sequence[str], sizes: tuple[int, int], *, light: bool, stepped: bool
+) -> Atoms:
+    """A metal or an alloy, the lower part often fixed, often with up to three atoms or molecules on top."""
+    atoms = _bare(random, elements, sizes, stepped)
+    heights = atoms.positions[:, 2]
+    fixed = heights < heights.min() + 0.4 * np.ptp(heights)
+    sites = np.flatnonzero(heights > heights.max() - LIFT)
+    atoms.pbc = [True, True, False]
+    if random.random() < 0.6:
+        atoms.set_constraint(FixAtoms(mask=fixed))
+    if random.random() < 0.8:
+        most = max(1, min(3, len(sites) // 2))
+        for site in random.permutation(sites)[: int(random.integers(1, most + 1))]:
+            guest, binding = random_guest(random, SMALL if light and random.random() < LIGHT_SHARE else elements)
+            aside = np.append(random.uniform(-1.5, 1.5, 2), 0.0)  # Å, to any site about this atom
+            atoms = put_on(atoms, guest, binding, atoms.positions[site] + aside)
+            if len(guest) > 1:
+                atoms.info[RATTLE] = MOLECULE_RATTLE
+    return atoms
+
+
+def _bare(random: np.random.Generator, elements: Sequence[str], sizes: tuple[int, int], stepped: bool) -> Atoms:
+    """Thick and wide enough, as many atoms as asked for."""
+    pure = random.random() < PURE_SLABS
+    for _ in range(MOST_BUILT):
+        lattice = str(random.choice(lattices_of(elements)))
+        size = (*random.integers(*ALONG, 2).tolist(), int(random.integers(*LAYERS)))
+        build = FACETS[lattice][int(random.integers(len(FACETS[lattice])))]
+        if stepped and lattice == "fcc" and random.random() < 0.3:
+            build, size = fcc211, (3 * size[0], *size[1:])
+        if not sizes[0] <= math.prod(size) <= 2 * sizes[1] or (stepped and size[0] < 2):
+            continue
+        symbols = random_symbols(random, elements, math.prod(size))
+        symbols = symbols[:1] * len(symbols) if pure else symbols
+        atoms = build("Cu", size, **lattice_edges(lattice, mean_volume(symbols)), vacuum=6.0)
+        atoms.set_chemical_symbols(symbols)
+        if stepped and build is not fcc211:
+            atoms = _with_step(atoms, size[0], random)
+        width, thickness = atoms.cell.lengths()[:2].min(), np.ptp(atoms.positions[:, 2])
+        if sizes[0] <= len(atoms) <= sizes[1] and width >= NARROWEST and thickness > THINNEST:
+            return atoms
+    raise SettingsError(f"no slab of {sizes[0]} to {sizes[1]} atoms was found; allow more sizes")
+
+
+def _with_step(atoms: Atoms, rows: int, random: np.random.Generator) -> Atoms:
+    """Without some neighbouring rows of the top layer: a terrace, a step down and a step up."""
+    taken = int(random.integers(1, rows))
+    row = np.round(atoms.get_scaled_positions()[:, 0] * rows)
+    return atoms[(atoms.get_tags() != 1) | (row % rows >= taken)]

@@ -29,7 +29,7 @@ from relaxion.potentials.counting import (
     error_in_words,
 )
 from relaxion.settings import strain_mask
-from relaxion.structures.conversion import forget_symmetry
+from relaxion.structures.structures import forget_symmetry
 from relaxion.train.judge.optimizers import Contestant
 
 OnCall = Callable[[int, float, float], None]  # force calls so far, energy eV, fmax eV/Å

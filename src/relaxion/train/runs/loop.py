@@ -14,8 +14,7 @@ from relaxion.errors import AssessmentStopped, CheckpointError, FileError, Polic
 from relaxion.files import Stored, joined, kind_of, replace_file, write_json, write_text
 from relaxion.settings import shown
 from relaxion.train.runs.recipe import read_settings
-from relaxion.train.runs.records import AlarmFile, Clock, Records, leave_record
-from relaxion.train.runs.run_folder import AGENT, CHECKPOINT, RunFolder
+from relaxion.train.runs.run_folder import AGENT, CHECKPOINT, AlarmFile, Clock, Records, RunFolder, leave_record
 from relaxion.train.tasks import checkpoint
 from relaxion.train.tasks.checkpoint import DIVERGED, DivergedError, NonFiniteError
 from relaxion.train.tasks.progress import Result, RunTrainer

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from ase.symbols import Symbols
 
+from relaxion import __version__
 from relaxion.errors import RelaxionError, RelaxionWarning, RunError
 from relaxion.files import Stored, json_of, text_of
 from relaxion.model.card import POLICY, CardResult, ModelCard
@@ -32,7 +33,6 @@ from relaxion.train.runs.run_folder import AGENT, CHECKPOINT, RunFolder
 from relaxion.train.tasks import checkpoint
 from relaxion.train.tasks.checkpoint import stored_settings
 from relaxion.train.tasks.settings import Packed, RunSettings
-from relaxion.version import __version__
 
 N_NAMED = 5  # structures that a sentence about failures names
 OWN_OPTIONS = ("agent", "seed", "steps")  # of `relaxion train`; all else is a setting

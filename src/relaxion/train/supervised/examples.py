@@ -12,10 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
-import numpy as np
 import torch
 from ase.data import chemical_symbols
-from scipy.linalg import polar
 from torch import Tensor
 
 from relaxion.database.trajectory import Trajectory
@@ -188,7 +186,7 @@ def secants_of(trajectory: Trajectory) -> RelaxationExamples | None:
     earlier = bases < later
     if not bool(earlier.any()):
         return None
-    every = state_of(unturned(trajectory))
+    every = state_of(trajectory.unturned())
     found = secants_between(every.select(bases[earlier]), every.select(later[earlier]))
     if found is None:
         return None
@@ -201,22 +199,6 @@ def bases_of(trajectory: Trajectory) -> Tensor:
         return torch.arange(len(trajectory))
     known = trajectory.bases[trajectory.bases >= 0]
     return torch.unique(torch.cat([known, torch.tensor([0, len(trajectory) - 1])]))
-
-
-def unturned(trajectory: Trajectory) -> Trajectory:
-    """The same, turned so that every cell is the first one under a symmetric deformation; forces turn with it."""
-    if not trajectory.cell_free:
-        return trajectory
-    first = trajectory.cells[0].numpy()
-    turns = np.stack([polar(np.linalg.solve(first, cell), side="left")[0].T for cell in trajectory.cells.numpy()])
-    turn = torch.from_numpy(turns)
-    return replace(
-        trajectory,
-        cells=trajectory.cells @ turn,
-        positions=trajectory.positions @ turn,
-        forces=trajectory.forces @ turn,
-        stresses=turn.mT @ trajectory.stresses @ turn,
-    )
 
 
 def secants_between(state: State, later: State) -> Examples | None:

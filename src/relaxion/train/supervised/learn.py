@@ -6,7 +6,6 @@ Interrupted, it goes on where it was; a store that has grown meanwhile begins a 
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,10 +22,11 @@ from ase import Atoms
 from ase.data import atomic_numbers as numbers_of
 from ase.symbols import Symbols
 
+from relaxion import __version__
 from relaxion.database.relaxations import Note, RelaxationDatabase
 from relaxion.database.trajectory import Trajectory
 from relaxion.errors import CheckpointError, PolicyError, RunError
-from relaxion.files import Format, open_lock
+from relaxion.files import Format, exclusive
 from relaxion.model.card import LearnedFrom
 from relaxion.model.policy_file import PolicyFile, network_of
 from relaxion.model.stiffness_policy import StiffnessPolicy
@@ -41,7 +41,6 @@ from relaxion.train.judge.statistics import Interval, resampled
 from relaxion.train.supervised.examples import RelaxationExamples, formula_of, secants_of
 from relaxion.train.supervised.fine_tune import SEED, Acceptance, FineTune, held_out
 from relaxion.train.supervised.fit import FitSettings
-from relaxion.version import __version__
 
 FORMAT = Format(version=2, error=CheckpointError)
 LOCK = ".learning"
@@ -301,14 +300,12 @@ def bundle_of(name: str, tuned: StoreFineTune, learned: Learned, command: str) -
 def alone(memory: Path) -> Iterator[None]:
     """Two learners on one memory would write over each other's unfinished fit."""
     try:
-        lock = open_lock(memory / LOCK)
+        lock = exclusive(memory / LOCK)
+    except BlockingIOError as error:
+        raise RunError(f"another 'relaxion learn' is busy with {memory}; wait for it") from error
     except OSError as error:
         raise RunError(
             f"the memory {memory} cannot be locked ({error.strerror}); may this folder be written?"
         ) from error
     with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise RunError(f"another 'relaxion learn' is busy with {memory}; wait for it") from error
         yield

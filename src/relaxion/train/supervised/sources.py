@@ -27,14 +27,12 @@ from relaxion.potentials.registry import make_potential
 from relaxion.settings import nearest
 from relaxion.structures import Structures
 from relaxion.train.collecting.relaxing import Sizing, bring_to_volume
-from relaxion.train.collecting.settings import CollectSettings, KindSettings
-from relaxion.train.collecting.starts import file_structures, make_start
+from relaxion.train.collecting.starts import CollectSettings, KindSettings, file_structures, make_start
 from relaxion.train.data.alloys import EAM_METALS, EMT_METALS
+from relaxion.train.data.dataset import ELEMENTS as HELD_APART
 from relaxion.train.data.perturbations import perturbation
 from relaxion.train.data.slabs import ADSORBATES
-from relaxion.train.data.sources import structure_source
-from relaxion.train.data.splits import ELEMENTS as HELD_APART
-from relaxion.train.data.starts import KINDS, MetalStarts, PerturbedStarts
+from relaxion.train.data.starts import KINDS, MetalStarts, PerturbedStarts, structure_source
 from relaxion.train.experience.reward import largest_force
 from relaxion.train.judge.assessment import CAP, FMAX, AssessedStarts, Assessor, Calls
 from relaxion.train.recipes import find, read_toml

@@ -14,7 +14,7 @@ from relaxion.model.backbone import AtomNetworkSettings
 from relaxion.model.stiffness_network import StiffnessSettings, StiffnessShape
 from relaxion.settings import Settings, nearest
 from relaxion.train.agents import AGENT_SETTINGS
-from relaxion.train.data.sources import first_at_hand, potential_at_hand, source_at_hand
+from relaxion.train.data.starts import first_at_hand, potential_at_hand, source_at_hand
 from relaxion.train.experience.environment import EnvironmentSettings
 from relaxion.train.experience.reward import REWARDS, RewardName
 from relaxion.train.supervised.dataset import LiveSettings

@@ -27,15 +27,22 @@ from relaxion.structures import Move, Outcome, State, Structures
 from relaxion.train.agents import LearningAgent, atom_agent
 from relaxion.train.agents.shared import PolicyPenalty
 from relaxion.train.data.perturbations import perturbation
-from relaxion.train.data.sources import held_apart_sides, structure_source
-from relaxion.train.data.starts import PerturbedStarts
+from relaxion.train.data.starts import PerturbedStarts, held_apart_sides, structure_source
 from relaxion.train.experience.environment import Environment, Source, Transition, rollout
 from relaxion.train.experience.expert import Expert, guided
 from relaxion.train.experience.exploration import Exploration, LinearSchedule
 from relaxion.train.experience.reward import Reward
 from relaxion.train.experience.structure_replay import capacity_advice, capacity_range
-from relaxion.train.judge.assessment import PART, AssessedStarts, Assessor, Relax, Stop, policy_weights
-from relaxion.train.judge.films import AssessedRelaxation, Filming
+from relaxion.train.judge.assessment import (
+    PART,
+    AssessedRelaxation,
+    AssessedStarts,
+    Assessor,
+    Filming,
+    Relax,
+    Stop,
+    policy_weights,
+)
 from relaxion.train.tasks.checkpoint import DIVERGED, DivergedError, named_generator
 from relaxion.train.tasks.relax_settings import AtomTaskSettings, RelaxRunSettings, reward_weights
 from relaxion.train.tasks.settings import Packed
