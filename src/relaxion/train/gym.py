@@ -151,8 +151,8 @@ class World:
     ) -> None:
         """Rattled alloys, own starts, or the world of a recipe.
 
-        `starts`, with `max_atoms`, replaces the rattled alloys of `elements` and `n_atoms`. `recipe` names everything at
-        once: potential, structures, rewards; of its structures those of `side`: training, validation or held_apart.
+        `starts`, with `max_atoms`, replaces the rattled alloys of `elements` and `n_atoms`. `recipe` names everything
+        at once: potential, structures, rewards; of its structures those of `side`, training, validation or held_apart.
         """
         if recipe is not None:
             self.environment, self.max_atoms, cell_free = _of_recipe(recipe, side, reward)
@@ -219,7 +219,7 @@ class RelaxEnvironment(gymnasium.Env):
 
 
 class RelaxEnvironments(VectorEnv):
-    """Many relaxations as one batch. Those that end begin anew in the same step: `infos["final_obs"]` has their ends."""
+    """Many relaxations as one batch. Who ends begins anew in the same step: `infos["final_obs"]` has the ends."""
 
     metadata: dict[str, Any] = {  # noqa: RUF012 - so declared by VectorEnv
         "render_modes": [],
@@ -248,25 +248,17 @@ class RelaxEnvironments(VectorEnv):
         if self.state is None:
             raise gymnasium.error.ResetNeeded("call reset() before step()")
         transition = self.environment.step(self.state, self.world.move(actions, self.state.structures))
-        ended, infos = (
-            transition.finished,
-            _masked(_infos(transition.next_state, transition.outcome, transition.back_off)),
-        )
+        after, ended = transition.next_state, transition.finished.numpy()
+        infos = _masked(_infos(after, transition.outcome, transition.back_off))
         if ended.any():
             final = np.full(self.num_envs, None, dtype=object)
-            places = ended.nonzero().flatten()
-            for place, seen in zip(places.tolist(), self.world.view(transition.next_state.select(places)), strict=True):
+            places = np.flatnonzero(ended)
+            for place, seen in zip(places, self.world.view(after.select(torch.from_numpy(places))), strict=True):
                 final[place] = seen
-            infos |= {
-                "final_obs": final,
-                "_final_obs": ended.numpy(),
-                "final_info": infos,
-                "_final_info": ended.numpy(),
-            }
+            infos |= {"final_obs": final, "_final_obs": ended, "final_info": infos, "_final_info": ended}
         self.state = self.world.checked(self.environment.renew(transition, self.generator))
         terminated = (transition.outcome == Outcome.CONVERGED).numpy()
-        rewards = transition.reward.numpy()
-        return self._seen(self.state), rewards, terminated, ended.numpy() & ~terminated, infos
+        return self._seen(self.state), transition.reward.numpy(), terminated, ended & ~terminated, infos
 
     def _seen(self, state: State) -> Any:
         seen = self.world.view(state)
