@@ -189,7 +189,7 @@ def test_the_world_of_a_recipe() -> None:
     )
     first, info = training.reset(seed=0)
     assert info["largest_force_ev_per_angstrom"] > 0.01
-    assert len(first) == 2 * (12 + 4 * 12) + 9
+    assert len(first) == 2 * (15 + 4 * 12) + 9
     assert not np.array_equal(first, held_apart.reset(seed=1)[0])
 
 

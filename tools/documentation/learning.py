@@ -26,6 +26,7 @@ TASKS = {  # the classical rows of each task, and its runs in order
         "al-fe-classical",
         {
             "al-fe-metric-td3": "TD3, stiffness policy",
+            "al-fe-metric-forces": "the same, rewarded for forces only",
             "al-fe-metric-lessons": "the same network, taught",
             "al-fe-td3": "TD3, direct policy",
             "al-fe-expert": "TD3, direct policy, expert at first",

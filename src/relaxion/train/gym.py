@@ -37,6 +37,7 @@ Floats = NDArray[np.float32]
 WIDEST = 1e4  # Å or eV/Å; what a graph observation shows of larger numbers
 HIGHEST = 10.0  # what a padded observation shows of larger numbers
 GRAPH_CUTOFF_ANGSTROM = 5.0
+SOFT_BOND = 2.5  # eV/Å²; with moves that follow the forces no action goes farther than F over this
 POOL_SIZE = 64  # different alloys to start from
 POOL_SEED = 0  # the alloys are the same for every seed; what the seed decides is which of them, and how rattled
 
@@ -79,15 +80,17 @@ class PaddedView:
     """A vector of fixed length, scaled for networks; rows of absent atoms are zero.
 
     Per atom: present, movable, atomic number / 100, position from the centroid / 10 Å, force (its length as
-    log10(1 + |F| / tolerance)), last displacement / largest displacement. With `n_neighbors` also, for so many of its
-    nearest neighbours through periodic images, vector / 5 Å and atomic number / 100; and at the end the cell / 10 Å.
+    log10(1 + |F| / tolerance)), last displacement / largest displacement. With `n_neighbors` also force / largest force
+    and, for so many of its nearest neighbours through periodic images, vector / 5 Å and atomic number / 100; and at the
+    end the cell / 10 Å.
     """
 
-    columns = 12
+    columns, rich_columns = 12, 15
 
     def __init__(self, max_atoms: int, settings: EnvironmentSettings, n_neighbors: int) -> None:
         self.max_atoms, self.settings, self.n_neighbors = max_atoms, settings, n_neighbors
-        size = max_atoms * (self.columns + 4 * n_neighbors) + 9 * bool(n_neighbors)
+        rich = max_atoms * (self.rich_columns + 4 * n_neighbors) + 9
+        size = rich if n_neighbors else max_atoms * self.columns
         self.space = spaces.Box(-HIGHEST, HIGHEST, (size,), np.float32)
 
     def __call__(self, state: State) -> Floats:
@@ -101,7 +104,8 @@ class PaddedView:
             state.last_move.displacements / settings.max_displacement_angstrom,
         ]
         if self.n_neighbors:
-            columns.append(self._neighbors(structures))
+            units = largest_force(structures, state.evaluation).clamp_min(1e-9)[structures.structure_index, None]
+            columns += [state.evaluation.forces / units, self._neighbors(structures)]
         features = torch.cat(columns, dim=1)  # (n_atoms, columns)
         padded = features.new_zeros((len(structures) * self.max_atoms, features.shape[1]))
         padded[rows(structures, self.max_atoms)] = features
@@ -148,11 +152,14 @@ class World:
         side: str = "training",
         n_neighbors: int = 0,
         cell_free: bool = False,
+        moves_follow_forces: bool = False,
     ) -> None:
         """Rattled alloys, own starts, or the world of a recipe.
 
         `starts`, with `max_atoms`, replaces the rattled alloys of `elements` and `n_atoms`. `recipe` names everything
         at once: potential, structures, rewards; of its structures those of `side`, training, validation or held_apart.
+        With `moves_follow_forces` an action of 1 is no more than F / 2.5 eV/Å², F the largest force: near the
+        minimum the same action is a smaller step.
         """
         if recipe is not None:
             self.environment, self.max_atoms, cell_free = _of_recipe(recipe, side, reward)
@@ -163,6 +170,7 @@ class World:
             starts = starts or alloy_starts(elements, sizes, rattle_angstrom, cell_free=cell_free)
             self.environment = Environment(engine, starts, settings, reward)
         padded = PaddedView(self.max_atoms, self.environment.settings, n_neighbors)
+        self.moves_follow_forces = moves_follow_forces
         self.view: View = GraphView() if view == "graph" else padded
         shape = (3 * self.max_atoms + 6 * cell_free,)
         self.actions = spaces.Box(-1.0, 1.0, (self.max_atoms, 3) if view == "graph" and not cell_free else shape)
@@ -175,15 +183,18 @@ class World:
             raise StructureError(f"a start has {largest} atoms, more than max_atoms={self.max_atoms}")
         return state
 
-    def move(self, actions: NDArray[Any], structures: Structures) -> Move:
+    def move(self, actions: NDArray[Any], state: State) -> Move:
         """Of one action for each structure."""
-        settings = self.environment.settings
+        settings, structures = self.environment.settings, state.structures
         flat = torch.as_tensor(np.asarray(actions, dtype=np.float64)).reshape(len(structures), -1)
         atoms = flat[:, : 3 * self.max_atoms].reshape(-1, 3)[rows(structures, self.max_atoms)]
         strains = torch.zeros_like(structures.cells)
         if flat.shape[1] > 3 * self.max_atoms:
             strains = strain_matrices(settings.max_strain * flat[:, 3 * self.max_atoms :])
-        return Move(settings.max_displacement_angstrom * atoms, strains)
+        longest = torch.full((len(structures),), settings.max_displacement_angstrom, dtype=torch.float64)
+        if self.moves_follow_forces:
+            longest = (largest_force(structures, state.evaluation) / SOFT_BOND).clamp_max(longest)
+        return Move(longest[structures.structure_index, None] * atoms, strains)
 
 
 class RelaxEnvironment(gymnasium.Env):
@@ -210,7 +221,7 @@ class RelaxEnvironment(gymnasium.Env):
     def step(self, action: Floats) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         if self.state is None:
             raise gymnasium.error.ResetNeeded("call reset() before step()")
-        transition = self.environment.step(self.state, self.world.move(action, self.state.structures))
+        transition = self.environment.step(self.state, self.world.move(action, self.state))
         self.state = transition.next_state
         terminated = bool(transition.outcome[0] == Outcome.CONVERGED)
         truncated = bool(transition.finished[0]) and not terminated
@@ -247,7 +258,7 @@ class RelaxEnvironments(VectorEnv):
     def step(self, actions: Floats) -> tuple[Any, NDArray[Any], NDArray[Any], NDArray[Any], dict[str, Any]]:
         if self.state is None:
             raise gymnasium.error.ResetNeeded("call reset() before step()")
-        transition = self.environment.step(self.state, self.world.move(actions, self.state.structures))
+        transition = self.environment.step(self.state, self.world.move(actions, self.state))
         after, ended = transition.next_state, transition.finished.numpy()
         infos = _masked(_infos(after, transition.outcome, transition.back_off))
         if ended.any():
