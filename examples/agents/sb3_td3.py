@@ -10,7 +10,7 @@ from stable_baselines3.common.noise import NormalActionNoise
 from stable_baselines3.common.vec_env import VecEnv
 
 import relaxion.train.gym  # registers the environments
-from relaxion.train.judge.assessment import Assessor, AssessedStarts
+from relaxion.train.judge.assessment import AssessedStarts, Assessor
 
 
 class Batch(VecEnv):
@@ -42,7 +42,7 @@ class Batch(VecEnv):
     def close(self):
         self.batch.close()
 
-    def get_attr(self, name, indices=None):
+    def get_attr(self, name, indices=None):  # noqa: ARG002  all alike, here and below
         return [getattr(self.batch, name, None)] * self.num_envs
 
     def set_attr(self, name, value, indices=None):
@@ -51,7 +51,7 @@ class Batch(VecEnv):
     def env_method(self, name, *arguments, indices=None, **options):
         raise NotImplementedError
 
-    def env_is_wrapped(self, wrapper, indices=None):
+    def env_is_wrapped(self, wrapper, indices=None):  # noqa: ARG002
         return [False] * self.num_envs
 
 
@@ -84,8 +84,9 @@ if __name__ == "__main__":
     size = environment.action_space.shape
     agent = TD3(
         "MlpPolicy", environment, learning_starts=1_000, batch_size=128, gamma=0.5, train_freq=1, gradient_steps=8,
-        learning_rate=1e-3, action_noise=NormalActionNoise(np.zeros(size), np.full(size, 0.1)), target_policy_noise=0.05,
-        target_noise_clip=0.1, policy_kwargs={"net_arch": [128, 128]}, seed=given.seed, device="cpu",
+        learning_rate=1e-3, action_noise=NormalActionNoise(np.zeros(size), np.full(size, 0.1)),
+        target_policy_noise=0.05, target_noise_clip=0.1, policy_kwargs={"net_arch": [128, 128]}, seed=given.seed,
+        device="cpu",
     )  # fmt: skip
     agent.learn(given.steps)
     own, bfgs = calls(agent, given.starts, **options)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import warnings
+from pathlib import Path
 
 import gymnasium
 import numpy as np
@@ -191,6 +192,15 @@ def test_the_world_of_a_recipe() -> None:
     assert info["largest_force_ev_per_angstrom"] > 0.01
     assert len(first) == 2 * (15 + 4 * 12) + 9
     assert not np.array_equal(first, held_apart.reset(seed=1)[0])
+
+
+@pytest.mark.parametrize("name", ["sb3_td3", "cleanrl_td3"])
+def test_agents_of_others_learn_on_it(name: str) -> None:
+    """The same scripts with more steps need fewer calls than BFGS (docs/agents.md)."""
+    script = Path(__file__).resolve().parents[2] / "examples" / "agents" / f"{name}.py"
+    words = [sys.executable, str(script), "--steps", "1200", *(["--starts", "4"] if "sb3" in name else [])]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert "force calls after 1200 steps" in done.stdout, done.stderr
 
 
 def run_fresh(code: str) -> str:
