@@ -45,10 +45,11 @@ POOL_SEED = 0  # the alloys are the same for every seed; what the seed decides i
 class View(Protocol):
     """What an agent sees."""
 
-    space: spaces.Space[Any]
+    @property
+    def space(self) -> spaces.Space[Any]: ...
 
-    def __call__(self, state: State) -> Sequence[Any]:
-        """One observation of each structure."""
+    def __call__(self, state: State) -> Any:
+        """One observation of each structure, in a list or as rows."""
         ...
 
 

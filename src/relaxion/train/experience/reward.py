@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -81,7 +82,7 @@ def reward_named(name: str) -> Callable[[StepProgress], Tensor]:
     found = by_name(name, "reward")
     if not callable(found):
         raise SettingsError(f"the reward '{name}' is a {type(found).__name__}; give a function of a StepProgress")
-    return found
+    return cast(Callable[[StepProgress], Tensor], found)
 
 
 class Reward:
