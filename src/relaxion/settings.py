@@ -48,14 +48,14 @@ def _place(location: tuple[Any, ...]) -> str:
 def by_name(spec: str, what: str) -> Any:
     """The user's own `module:name`, its module also from the working directory; `what` it is, for the error."""
     module, _, name = spec.partition(":")
-    here = str(Path.cwd())
-    sys.path.append(here)  # a console script does not look there by itself
+    before = sys.path
+    sys.path = [*before, str(Path.cwd())]  # a console script does not look there by itself
     try:
         return getattr(import_module(module), name)
     except (ImportError, AttributeError, ValueError, TypeError) as error:  # the last two: names such as 'a..b'
         raise SettingsError(f"the {what} '{spec}' cannot be loaded ({error}); is its module on PYTHONPATH?") from error
     finally:
-        sys.path.remove(here)
+        sys.path = before
 
 
 def nearest(word: str, known: Iterable[str], listed: str = "") -> str:
