@@ -192,7 +192,7 @@ def test_a_run_that_goes_on_keeps_its_intervals(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "recipe", ["pendulum", "emt-metals", "emt-metric", "metals", "universal", "fine-tune", "molecules"]
+    "recipe", ["pendulum", "emt-metals", "emt-metric", "al-fe-metric", "metals", "universal", "fine-tune", "molecules"]
 )
 def test_the_page_that_errors_name_has_every_setting(recipe):
     page = (Path(__file__).parents[3] / SETTINGS_PAGE).read_text()
