@@ -1,0 +1,364 @@
+"""Minima that are minima: the lowest curvature at the end of a relaxation, from a few more force calls.
+
+Forces vanish on saddle points too; symmetry keeps them zero along whatever would break it. Where forces are small
+enough they are therefore asked for at up to four places close by. The steps s₁ … s₄ to these places and the drops of
+the forces along them, H·s, give the lowest curvature in the space of the steps. The model B of the Hessian, corrected
+by secants, makes the steps (Davidson 1975): the first is B⁻¹·noise, which goes along what is soft and has no symmetry,
+each further one B⁻¹·(H·v - λ·v) for the softest direction v so far and its curvature λ. What costs nothing is projected
+out: translations, rotations of isolated structures and of cells, what is fixed.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import scipy.linalg
+from ase import Atoms
+from ase.filters import Filter
+
+from relaxion.optimizer.hessian.base import (
+    POLICY,
+    Hessian,
+    Hessians,
+    Identity,
+    Solve,
+    corrected,
+    damped,
+    hessians_at,
+)
+from relaxion.optimizer.hessian.springs import Bonds
+from relaxion.optimizer.point import Array, Geometry, Point, Proposal, bare_atoms, dot, longest, rows_of_three
+from relaxion.optimizer.step import Stepper
+from relaxion.optimizer.trust_region import screened
+
+logger = logging.getLogger(__name__)
+
+CURVATURE = "curvature"  # the method of a look at a place near the end
+SADDLE = "saddle"  # the method of the step that leaves a saddle point
+MOST_CALLS = 4  # of one check
+LOOK = 0.04  # Å, as atoms feel it: long enough to be seen above the noise of single precision
+LEAST_LOOK = 0.1  # of that; where constraints leave less, nobody looks
+NEGATIVE = -0.05  # eV/Å²; less is noise of forces, or gains less than a meV
+PUSH = 0.2  # Å, away from a saddle point
+MOST_SADDLES = 5  # left in one run
+SAME_PLACE = 1e-3  # Å
+KEPT = ("atoms", "results", "last")  # by calculators, of their last answer
+NO_STEPS = "no steps were left"
+NEW_SHARE = 0.05  # of a direction must be new, else another is drawn
+
+
+@dataclass(frozen=True)
+class EndCheck:
+    """What is known about the end of a relaxation: whether it is a minimum."""
+
+    checked: bool = False
+    lowest_curvature_ev_per_angstrom2: float | None = None
+    """Found at the end; above 0 at a minimum. The true lowest one may be below."""
+    calls: int = 0
+    """Force calls of all checks, the steps from saddle points to minima not counted."""
+    saddle_energies_ev: tuple[float, ...] = ()
+    """Of the saddle points that were left (enthalpies under pressure)."""
+    note: str = ""
+    """Why there was no check, or why it could not be ended."""
+
+    @property
+    def is_saddle(self) -> bool:
+        """Whether the end was seen to be a saddle point."""
+        lowest = self.lowest_curvature_ev_per_angstrom2
+        return lowest is not None and lowest < NEGATIVE
+
+    def in_words(self) -> str:
+        """For logs and people."""
+        left = len(self.saddle_energies_ev)
+        words = [f"{left} saddle point{'s' if left > 1 else ''} left"] if left else []
+        if self.lowest_curvature_ev_per_angstrom2 is not None:
+            kind = "a saddle point" if self.is_saddle else "a minimum as far as was seen"
+            words.append(f"{kind}, lowest curvature {self.lowest_curvature_ev_per_angstrom2:+.2f} eV/Å²")
+        elif not self.checked:
+            words.append("not checked for negative curvature")
+        return "; ".join([*words, self.note] if self.note else words)
+
+
+@dataclass
+class CurvatureSearch:
+    """The softest direction at one point, from the forces at places near it."""
+
+    base: Point
+    solve: Solve  # B⁻¹·f
+    seed: int = 0
+    steps: list[Array] = field(default_factory=list)  # Å, as they were executed
+    drops: list[Array] = field(default_factory=list)  # of the forces along them, eV/Å
+
+    def __post_init__(self) -> None:
+        self._zero = zero_modes(self.base)
+        self._random = np.random.default_rng(self.seed)
+
+    def next(self) -> Array | None:
+        """The next step to look along, (n_rows, 3) Å; None where enough is known."""
+        dimensions = int(self._mask().sum()) - self._zero.shape[1]
+        if len(self.steps) >= min(MOST_CALLS, dimensions) or self.curvature < NEGATIVE:
+            return None
+        if not self.steps:
+            return self._look(self.solve(self._noise()))
+        curvature, direction, drop = self._softest()
+        return self._look(self.solve(self._projected(drop - curvature * direction)))
+
+    def learn(self, point: Point) -> None:
+        """What was found at the end of the last step, as far as constraints let it be executed."""
+        self.steps.append(point.coordinates - self.base.coordinates)
+        self.drops.append(self.base.forces - point.forces)
+
+    @property
+    def curvature(self) -> float:
+        """The lowest one so far, eV/Å²; infinite before anybody looked."""
+        return self._softest()[0] if self.steps else math.inf
+
+    def push(self) -> Array:
+        """From the base along the softest direction, downhill where forces say which way that is."""
+        direction = self._projected(self._softest()[1])
+        step = direction * (PUSH / max(self.base.reach(direction), 1e-12))
+        return step if dot(self.base.forces, step) >= 0 else -step
+
+    def _softest(self) -> tuple[float, Array, Array]:
+        """Lowest curvature in the space of the steps, its direction (of length 1) and the drop along it."""
+        lengths = [float(np.linalg.norm(step)) for step in self.steps]
+        steps = np.array([step.ravel() / length for step, length in zip(self.steps, lengths, strict=True)])
+        drops = np.array([drop.ravel() / length for drop, length in zip(self.drops, lengths, strict=True)])
+        products = steps @ drops.T
+        values, vectors = scipy.linalg.eigh((products + products.T) / 2, steps @ steps.T)
+        shape = self.base.coordinates.shape
+        return float(values[0]), (vectors[:, 0] @ steps).reshape(shape), (vectors[:, 0] @ drops).reshape(shape)
+
+    def _look(self, direction: Array) -> Array:
+        """As far as one looks, along what is new of the direction."""
+        for _ in range(3):
+            new = self._new(direction)
+            if np.isfinite(new).all() and np.linalg.norm(new) > NEW_SHARE * np.linalg.norm(direction):
+                break
+            direction = self.solve(self._noise())
+        return new * (LOOK / max(self.base.reach(new), 1e-12))
+
+    def _new(self, direction: Array) -> Array:
+        new = self._projected(direction).ravel()
+        if self.steps:
+            known = scipy.linalg.orth(np.array([step.ravel() for step in self.steps]).T)
+            new = new - known @ (known.T @ new)
+            new = new - known @ (known.T @ new)
+        return new.reshape(direction.shape)
+
+    def _noise(self) -> Array:
+        return self._projected(self._random.standard_normal(self.base.coordinates.shape))
+
+    def _projected(self, rows: Array) -> Array:
+        flat = rows.ravel() * self._mask()
+        return (flat - self._zero @ (self._zero.T @ flat)).reshape(rows.shape)
+
+    def _mask(self) -> Array:
+        assert self.base.geometry is not None
+        return self.base.geometry.free.ravel().astype(np.float64)
+
+    def plain(self) -> dict[str, Any]:
+        """For a restart file."""
+        return {"at": self.base.coordinates, "seed": self.seed, "steps": self.steps, "drops": self.drops}
+
+
+def zero_modes(point: Point) -> Array:
+    """Orthonormal directions along which nothing can change, (3·n_rows, n)."""
+    geometry = point.geometry
+    assert geometry is not None
+    modes = [*_rigid_motions(geometry, len(point.coordinates)), *_cell_turns(geometry, len(point.coordinates))]
+    if not modes:
+        return np.zeros((point.coordinates.size, 0))
+    return scipy.linalg.orth(np.array(modes).T, rcond=1e-6)
+
+
+def _rigid_motions(geometry: Geometry, n_rows: int) -> list[Array]:
+    """Those that move nothing that is fixed; what is periodic along any axis does not turn."""
+    n_atoms = geometry.n_atoms
+    axes = np.eye(3)
+    motions = [np.tile(axis, (n_atoms, 1)) for axis in axes]
+    if not geometry.periodic.any():
+        centred = geometry.positions - geometry.positions.mean(axis=0)
+        motions += [np.cross(axis, centred) for axis in axes]
+    flat = np.array([motion.ravel() / max(np.linalg.norm(motion), 1e-12) for motion in motions])
+    held = ~geometry.free[:n_atoms].ravel()
+    allowed = scipy.linalg.null_space(flat[:, held].T) if held.any() else np.eye(len(flat))
+    rest = np.zeros(3 * (n_rows - n_atoms))
+    return [np.concatenate([mode, rest]) for mode in allowed.T @ flat]
+
+
+def _cell_turns(geometry: Geometry, n_rows: int) -> list[Array]:
+    """Antisymmetric changes of a free cell turn everything."""
+    found = []
+    for one, other in ((0, 1), (0, 2), (1, 2)) if geometry.cell_factor else ():
+        free = geometry.free[geometry.n_atoms :]
+        if free[one, other] and free[other, one]:
+            rows = np.zeros((n_rows, 3))
+            rows[geometry.n_atoms + one, other], rows[geometry.n_atoms + other, one] = 1.0, -1.0
+            found.append(rows.ravel())
+    return found
+
+
+class SaddleSearch:
+    """The checks of one relaxation, and the saddle points it has left."""
+
+    def __init__(self) -> None:
+        self.found = EndCheck()
+        self.search: CurvatureSearch | None = None  # while a check goes on
+        self.saddles: list[tuple[Array, float]] = []  # coordinates and energies
+        self.calls = 0
+        self._saved: Mapping[str, Any] | None = None  # a check that another run has begun
+
+    def step(self, point: Point, stepper: Stepper, look: Callable[[Proposal], Point], most: int) -> Proposal | None:
+        """Check the end of a relaxation; the step away from it where it is a saddle point that can be left.
+
+        Args:
+            point: the end.
+            stepper: who came there; it judges the end, and the next point as one of its own.
+            look: evaluates a place near the end.
+            most: so many force calls may be made, the one after the step included.
+        """
+        if reason := _unfit(point):
+            self.found = EndCheck(note=reason)
+            return None
+        hessians = _hessians(point, stepper)
+        self.search = self._begin(point, _solver(hessians, stepper))
+        note = self._look_around(self.search, look, most)
+        search, self.search = self.search, None
+        curvature = search.curvature if search.steps else None
+        energies = tuple(energy for _, energy in self.saddles)
+        self.found = EndCheck(not note, curvature, self.calls, energies, note)
+        if not self.found.is_saddle:
+            return None
+        if note := self._cannot_leave(point, most - len(search.steps)):
+            self.found = replace(self.found, note=note)
+            return None
+        self.saddles.append((point.coordinates, point.energy))
+        return _away(point, search, stepper, hessians.bonds)
+
+    def _look_around(self, search: CurvatureSearch, look: Callable[[Proposal], Point], most: int) -> str:
+        """Until enough is known; or why it is not."""
+        known = len(search.steps)
+        while (step := search.next()) is not None:
+            if len(search.steps) - known >= most:
+                return NO_STEPS
+            reason = "first look" if not search.steps else f"lowest curvature so far {search.curvature:+.2f} eV/Å²"
+            probe = Proposal(search.base, step, -1e-16, CURVATURE, reason, trust=LOOK)
+            try:
+                found = look(probe)
+            except Exception as error:  # noqa: BLE001 - calculators may raise anything; the end stands all the same
+                logger.warning("the check for negative curvature failed: %s: %s", type(error).__name__, error)
+                return f"the check failed ({type(error).__name__}: {error})"
+            self.calls += 1
+            if not found.finite:
+                return f"the check failed, not finite: {found.not_finite}"
+            executed = found.coordinates - search.base.coordinates
+            if search.base.reach(executed) < LEAST_LOOK * LOOK:
+                return "constraints undo what the check tries"
+            search.learn(found)
+        return ""
+
+    def _begin(self, point: Point, solve: Solve) -> CurvatureSearch:
+        """A new check, or the one that an earlier run began here."""
+        search = CurvatureSearch(point, solve, len(self.saddles))
+        saved, self._saved = self._saved, None
+        if saved is not None and longest(saved["at"] - point.coordinates) < SAME_PLACE:
+            search.steps, search.drops = list(saved["steps"]), list(saved["drops"])
+        return search
+
+    def _cannot_leave(self, point: Point, most: int) -> str:
+        """Why the saddle point is the end all the same."""
+        if any(longest(place - point.coordinates) < SAME_PLACE for place, _ in self.saddles):
+            return "no way down was found"
+        if len(self.saddles) >= MOST_SADDLES:
+            return f"{MOST_SADDLES} saddle points were left before"
+        return NO_STEPS if most < 1 else ""
+
+    def plain(self) -> dict[str, Any]:
+        """For a restart file."""
+        search = None if self.search is None else self.search.plain()
+        return {"search": search, "saddles": self.saddles, "calls": self.calls}
+
+    def restore(self, plain: Mapping[str, Any], n_rows: int) -> None:
+        """The opposite. KeyError, TypeError or ValueError where the content is foreign."""
+        self.calls = int(plain["calls"])
+        self.saddles = [(rows_of_three(place), float(energy)) for place, energy in plain["saddles"]]
+        arrays = [place for place, _ in self.saddles]
+        if (saved := plain["search"]) is not None:
+            parts = {name: [rows_of_three(rows) for rows in saved[name]] for name in ("steps", "drops")}
+            self._saved = {"at": rows_of_three(saved["at"]), **parts}
+            arrays += [self._saved["at"], *parts["steps"], *parts["drops"]]
+            if len(parts["steps"]) != len(parts["drops"]):
+                raise ValueError("steps and drops of the forces do not belong together")
+        if any(len(rows) != n_rows or not np.isfinite(rows).all() for rows in arrays):
+            raise ValueError(f"{n_rows} rows of finite numbers were expected")
+
+
+def _unfit(point: Point) -> str:
+    """Why curvatures cannot be looked for there; empty where they can."""
+    if point.geometry is None or not point.geometry.drawn:
+        return "only atoms and free cells are checked, not what this filter moves"
+    return ""
+
+
+def _hessians(point: Point, stepper: Stepper) -> Hessians:
+    """Those of the stepper where it has made them there."""
+    if stepper.known is not None and stepper.known[0] is point:
+        return stepper.known[1]
+    models = stepper.safeguard.models
+    if models.policy is not None and models.policy.method != POLICY:  # a cheaper potential would plan a step
+        models = replace(models, policy=None)
+    return hessians_at([stepper.base(point, None)], [models])[0]
+
+
+def _solver(hessians: Hessians, stepper: Stepper) -> Solve:
+    """B⁻¹, corrected by what the last steps met."""
+    learned = hessians.learned if hessians.learned is not None and hessians.learned.has_curvature else None
+    model: Hessian = learned or hessians.internal or hessians.springs or Identity()
+    secants = damped(stepper.secants.recent, model.apply)
+    return lambda forces: corrected(forces, secants, model.solve)
+
+
+def _away(point: Point, search: CurvatureSearch, stepper: Stepper, bonds: Bonds | None) -> Proposal:
+    """The step from a saddle point; the stepper judges where it leads like any other, and begins afresh there."""
+    base, by_fire = stepper.judge(point)
+    if by_fire or base is not point:
+        stepper.reset()
+        stepper.region.begin(point)
+    stepper.safeguard.reset()
+    stepper.region.radius = min(stepper.settings.region.first, stepper.settings.region.largest)
+    step = search.push()
+    step *= min(1.0, stepper.settings.region.largest / PUSH)
+    expected = search.curvature * dot(step, step) / 2 - dot(point.forces, step)
+    reason = f"a saddle point, curvature {search.curvature:+.2f} eV/Å²"
+    proposal = Proposal(point, step, min(expected, -1e-16), SADDLE, reason, trust=stepper.region.radius)
+    stepper.last = screened(proposal, bonds)
+    return stepper.last
+
+
+@contextmanager
+def back_afterwards(target: Atoms | Filter) -> Iterator[None]:
+    """Atoms and calculator as they were, whatever is asked meanwhile: what is known there costs no call again."""
+    atoms = bare_atoms(target)
+    positions = atoms.positions.copy()
+    cell = atoms.cell.array.copy()
+    known = {name: _copied(getattr(atoms.calc, name)) for name in KEPT if hasattr(atoms.calc, name)}
+    try:
+        yield
+    finally:
+        atoms.set_cell(cell, scale_atoms=False, apply_constraint=False)
+        atoms.positions[:] = positions
+        for name, value in known.items():
+            setattr(atoms.calc, name, value)
+
+
+def _copied(value: Any) -> Any:
+    """Answers are kept as they are now: calculators may write the next ones into the same arrays."""
+    return copy.deepcopy(value) if isinstance(value, dict) else copy.copy(value)
