@@ -60,6 +60,7 @@ def run_relaxer(
         allow_unseen=choice.allow_unseen,
         database=database,
         device=choice.device,
+        leave_saddles=task.leave_saddles,
     )
     if restart is not None and trajectory is not None:
         # ASE, where it appends, leaves out the first point as known; here it is new
@@ -81,6 +82,7 @@ def run_relaxer(
         reason=optimizer.reason,
         readings=readings_of(optimizer),
         frames=tuple(optimizer.film.frames),
+        end_check=optimizer.end_check,
     )
 
 
