@@ -4,9 +4,9 @@
 
 Symmetric starts, nothing displaced: adatoms on high-symmetry sites, flat clusters and chains, metals in foreign
 lattices (EMT); flat, straight and eclipsed molecules beside ordinary ones (GFN2-xTB); cubic perovskites of one or two
-cells, and unrelaxed prototypes (CHGNet). Both ends, without and with `leave_saddles`, are judged by the whole Hessian, made by
-differences (0.015 Å, both ways) in what may move; fmax 0.05 eV/Å, at most 150 calls. A saddle point has an eigenvalue
-below -0.05 eV/Å²; below -0.2 it is a clear one. Seeds below 9000 are for choices.
+cells, and unrelaxed prototypes (CHGNet). Both ends, without and with `leave_saddles`, are judged by the whole Hessian,
+made by differences (0.015 Å, both ways) in what may move; fmax 0.05 eV/Å, at most 150 calls. A saddle point has an
+eigenvalue below -0.05 eV/Å²; below -0.2 it is a clear one. Seeds below 9000 are for choices.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ from relaxion.optimizer.point import (
 )
 from relaxion.optimizer.recorded import Remembered, database_at
 from relaxion.optimizer.restart import Saved, read_restart, write_restart
-from relaxion.optimizer.saddles import CURVATURE, EndCheck, SaddleSearch, back_afterwards
+from relaxion.optimizer.saddles import CURVATURE, EndCheck, SaddleSearch, back_afterwards, kinds_of
 from relaxion.optimizer.step import propose
 from relaxion.optimizer.trust_region import TrustRegionSettings
 from relaxion.settings import shown
@@ -156,7 +156,7 @@ class Relaxer(Optimizer):
         self._slow_steps = 0  # of the policy, in a row
         self._stopped: Outcome | None = None
         self.reason = ""  # why it stopped before its time, in words
-        self._saddles = SaddleSearch() if leave_saddles else None
+        self._saddles = SaddleSearch(kinds_of(bare_atoms(atoms))) if leave_saddles else None
         self._look: Proposal | None = None  # at a place near the end, while it is evaluated
         if restart is not None and Path(restart).exists() and not Path(restart).is_file():
             raise RestartError(f"{restart} is not a file; name another restart file")

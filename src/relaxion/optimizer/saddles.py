@@ -3,9 +3,10 @@
 Forces vanish on saddle points too; symmetry keeps them zero along whatever would break it. Where forces are small
 enough they are therefore asked for at up to four places close by. The steps s₁ … s₄ to these places and the drops of
 the forces along them, H·s, give the lowest curvature in the space of the steps. The model B of the Hessian, corrected
-by secants, makes the steps (Davidson 1975): the first is B⁻¹·noise, which goes along what is soft and has no symmetry,
-each further one B⁻¹·(H·v - λ·v) for the softest direction v so far and its curvature λ. What costs nothing is projected
-out: translations, rotations of isolated structures and of cells, what is fixed.
+by secants, makes the steps (Lanczos 1950, preconditioned): the first is B⁻¹·noise, which goes along what is soft and
+has no symmetry, each further one B⁻¹·H·s of the one before. Each symmetry g of a crystal multiplies what a step tells,
+since H·(g·s) = g·(H·s). What costs nothing is projected out: translations, rotations of isolated structures and of
+cells, what is fixed.
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ from typing import Any
 
 import numpy as np
 import scipy.linalg
+import spglib
 from ase import Atoms
 from ase.filters import Filter
+from numpy.typing import NDArray
 
 from relaxion.optimizer.hessian.base import (
     POLICY,
@@ -46,12 +49,17 @@ MOST_CALLS = 4  # of one check
 LOOK = 0.04  # Å, as atoms feel it: long enough to be seen above the noise of single precision
 LEAST_LOOK = 0.1  # of that; where constraints leave less, nobody looks
 NEGATIVE = -0.05  # eV/Å²; less is noise of forces, or gains less than a meV
-PUSH = 0.2  # Å, away from a saddle point
-MOST_SADDLES = 5  # left in one run
+PUSH = 0.2  # Å, away from a saddle point, if a parabola falls by less than
+FALL = 0.1  # eV on the way: what is steeper turns up again sooner
+SHORTER = 0.3  # of the last push, where that led uphill
+TRIES = 3  # pushes from one saddle point
+MOST_SADDLES = 6  # left in one run
 SAME_PLACE = 1e-3  # Å
 KEPT = ("atoms", "results", "last")  # by calculators, of their last answer
 NO_STEPS = "no steps were left"
-NEW_SHARE = 0.05  # of a direction must be new, else another is drawn
+NEW_SHARE = 0.02  # of a direction must be new, else another is drawn
+SYMMETRIC = 0.01  # Å; so exact must symmetries be
+LARGEST_SYMMETRIC = 100  # atoms; in larger structures nobody looks for symmetries
 
 
 @dataclass(frozen=True)
@@ -86,6 +94,23 @@ class EndCheck:
         return "; ".join([*words, self.note] if self.note else words)
 
 
+@dataclass(frozen=True)
+class Symmetry:
+    """A rotation, and which atom comes to the place of which."""
+
+    rotation: Array  # (3, 3)
+    places: NDArray[np.int64]  # (n_atoms,) where each atom goes
+
+    def of(self, rows: Array) -> Array:
+        """Steps or forces, turned with everything."""
+        n_atoms = len(self.places)
+        turned = np.empty_like(rows)
+        turned[self.places] = rows[:n_atoms] @ self.rotation.T
+        if len(rows) > n_atoms:
+            turned[n_atoms:] = self.rotation @ rows[n_atoms:] @ self.rotation.T
+        return turned
+
+
 @dataclass
 class CurvatureSearch:
     """The softest direction at one point, from the forces at places near it."""
@@ -93,6 +118,7 @@ class CurvatureSearch:
     base: Point
     solve: Solve  # B⁻¹·f
     seed: int = 0
+    symmetries: list[Symmetry] = field(default_factory=list)  # besides the identity
     steps: list[Array] = field(default_factory=list)  # Å, as they were executed
     drops: list[Array] = field(default_factory=list)  # of the forces along them, eV/Å
 
@@ -107,8 +133,7 @@ class CurvatureSearch:
             return None
         if not self.steps:
             return self._look(self.solve(self._noise()))
-        curvature, direction, drop = self._softest()
-        return self._look(self.solve(self._projected(drop - curvature * direction)))
+        return self._look(self.solve(self._projected(self.drops[-1])))
 
     def learn(self, point: Point) -> None:
         """What was found at the end of the last step, as far as constraints let it be executed."""
@@ -120,37 +145,53 @@ class CurvatureSearch:
         """The lowest one so far, eV/Å²; infinite before anybody looked."""
         return self._softest()[0] if self.steps else math.inf
 
-    def push(self) -> Array:
-        """From the base along the softest direction, downhill where forces say which way that is."""
-        direction = self._projected(self._softest()[1])
-        step = direction * (PUSH / max(self.base.reach(direction), 1e-12))
+    def push(self, share: float) -> Array:
+        """From the base along the softest direction, downhill where forces say which way that is.
+
+        `share`: of the usual length.
+        """
+        curvature, direction = self._softest()
+        direction = self._projected(direction)
+        length = np.linalg.norm(direction)
+        longest_step = PUSH / max(self.base.reach(direction), 1e-12)
+        step = direction * share * min(longest_step, math.sqrt(2 * FALL / abs(curvature)) / max(length, 1e-12))
         return step if dot(self.base.forces, step) >= 0 else -step
 
-    def _softest(self) -> tuple[float, Array, Array]:
-        """Lowest curvature in the space of the steps, its direction (of length 1) and the drop along it."""
-        lengths = [float(np.linalg.norm(step)) for step in self.steps]
-        steps = np.array([step.ravel() / length for step, length in zip(self.steps, lengths, strict=True)])
-        drops = np.array([drop.ravel() / length for drop, length in zip(self.drops, lengths, strict=True)])
+    def _softest(self) -> tuple[float, Array]:
+        """Lowest curvature in the space of the steps, and its direction."""
+        steps, drops = self._space()
         products = steps @ drops.T
-        values, vectors = scipy.linalg.eigh((products + products.T) / 2, steps @ steps.T)
-        shape = self.base.coordinates.shape
-        return float(values[0]), (vectors[:, 0] @ steps).reshape(shape), (vectors[:, 0] @ drops).reshape(shape)
+        values, vectors = np.linalg.eigh((products + products.T) / 2)
+        return float(values[0]), (vectors[:, 0] @ steps).reshape(self.base.coordinates.shape)
 
-    def _look(self, direction: Array) -> Array:
-        """As far as one looks, along what is new of the direction."""
+    def _space(self) -> tuple[Array, Array]:
+        """Orthonormal directions that steps and symmetries span, and the drops of the forces along them, as rows."""
+        known = list[tuple[Array, Array]]()
+        for step, drop in zip(self.steps, self.drops, strict=True):
+            length = np.linalg.norm(step)
+            known.append((step / length, drop / length))
+            known += [(symmetry.of(step) / length, symmetry.of(drop) / length) for symmetry in self.symmetries]
+        steps = np.array([step.ravel() for step, _ in known])
+        drops = np.array([drop.ravel() for _, drop in known])
+        mixing, sizes, directions = np.linalg.svd(steps, full_matrices=False)
+        kept = sizes > NEW_SHARE * sizes[0]
+        return directions[kept], (mixing[:, kept] / sizes[kept]).T @ drops
+
+    def _look(self, direction: Array) -> Array | None:
+        """As far as one looks, along what is new of the direction; None where nothing is."""
         for _ in range(3):
             new = self._new(direction)
             if np.isfinite(new).all() and np.linalg.norm(new) > NEW_SHARE * np.linalg.norm(direction):
-                break
+                return new * (LOOK / max(self.base.reach(new), 1e-12))
             direction = self.solve(self._noise())
-        return new * (LOOK / max(self.base.reach(new), 1e-12))
+        return None
 
     def _new(self, direction: Array) -> Array:
         new = self._projected(direction).ravel()
         if self.steps:
-            known = scipy.linalg.orth(np.array([step.ravel() for step in self.steps]).T)
-            new = new - known @ (known.T @ new)
-            new = new - known @ (known.T @ new)
+            known, _ = self._space()
+            for _ in range(2):
+                new = new - (new @ known.T) @ known
         return new.reshape(direction.shape)
 
     def _noise(self) -> Array:
@@ -167,6 +208,33 @@ class CurvatureSearch:
     def plain(self) -> dict[str, Any]:
         """For a restart file."""
         return {"at": self.base.coordinates, "seed": self.seed, "steps": self.steps, "drops": self.drops}
+
+
+def kinds_of(atoms: Atoms) -> NDArray[np.int64]:
+    """Elements, told apart by the magnetic moments and charges that a calculator begins with."""
+    told = [atoms.numbers, atoms.get_initial_magnetic_moments().reshape(len(atoms), -1).T, atoms.get_initial_charges()]
+    rows = np.vstack(told).T.round(3)
+    return np.unique(rows, axis=0, return_inverse=True)[1].reshape(-1) + 1
+
+
+def symmetries_of(point: Point, kinds: NDArray[np.int64]) -> list[Symmetry]:
+    """Those of a crystal in which everything is free, without the identity."""
+    geometry = point.geometry
+    assert geometry is not None
+    if not (geometry.periodic.all() and geometry.free.all()) or geometry.n_atoms > LARGEST_SYMMETRIC:
+        return []
+    inverse = np.linalg.inv(geometry.cell)
+    fractions = geometry.positions @ inverse
+    found = spglib.get_symmetry((geometry.cell, fractions, kinds), symprec=SYMMETRIC)
+    result = list[Symmetry]()
+    for turn, shift in zip(found["rotations"], found["translations"], strict=True) if found else ():
+        gaps = (fractions @ turn.T + shift)[:, None] - fractions
+        lengths = np.linalg.norm((gaps - gaps.round()) @ geometry.cell, axis=2)
+        places = lengths.argmin(axis=1)
+        if len(set(places.tolist())) == geometry.n_atoms:
+            result.append(Symmetry(geometry.cell.T @ turn @ inverse.T, places))
+    still = np.arange(geometry.n_atoms)
+    return [one for one in result if not (np.array_equal(one.places, still) and np.allclose(one.rotation, np.eye(3)))]
 
 
 def zero_modes(point: Point) -> Array:
@@ -209,7 +277,9 @@ def _cell_turns(geometry: Geometry, n_rows: int) -> list[Array]:
 class SaddleSearch:
     """The checks of one relaxation, and the saddle points it has left."""
 
-    def __init__(self) -> None:
+    def __init__(self, kinds: NDArray[np.int64]) -> None:
+        """`kinds`: of the atoms; symmetries exchange those of one kind only."""
+        self.kinds = kinds
         self.found = EndCheck()
         self.search: CurvatureSearch | None = None  # while a check goes on
         self.saddles: list[tuple[Array, float]] = []  # coordinates and energies
@@ -229,19 +299,20 @@ class SaddleSearch:
             self.found = EndCheck(note=reason)
             return None
         hessians = _hessians(point, stepper)
-        self.search = self._begin(point, _solver(hessians, stepper))
+        self.search = self._begin(point, _solver(hessians, stepper), symmetries_of(point, self.kinds))
         note = self._look_around(self.search, look, most)
         search, self.search = self.search, None
         curvature = search.curvature if search.steps else None
-        energies = tuple(energy for _, energy in self.saddles)
+        energies = tuple(dict.fromkeys(energy for _, energy in self.saddles))  # once where it was tried again
         self.found = EndCheck(not note, curvature, self.calls, energies, note)
         if not self.found.is_saddle:
             return None
         if note := self._cannot_leave(point, most - len(search.steps)):
             self.found = replace(self.found, note=note)
             return None
+        share = SHORTER ** self._times(point)
         self.saddles.append((point.coordinates, point.energy))
-        return _away(point, search, stepper, hessians.bonds)
+        return _away(point, search, stepper, hessians.bonds, share)
 
     def _look_around(self, search: CurvatureSearch, look: Callable[[Proposal], Point], most: int) -> str:
         """Until enough is known; or why it is not."""
@@ -265,9 +336,9 @@ class SaddleSearch:
             search.learn(found)
         return ""
 
-    def _begin(self, point: Point, solve: Solve) -> CurvatureSearch:
+    def _begin(self, point: Point, solve: Solve, symmetries: list[Symmetry]) -> CurvatureSearch:
         """A new check, or the one that an earlier run began here."""
-        search = CurvatureSearch(point, solve, len(self.saddles))
+        search = CurvatureSearch(point, solve, len(self.saddles), symmetries)
         saved, self._saved = self._saved, None
         if saved is not None and longest(saved["at"] - point.coordinates) < SAME_PLACE:
             search.steps, search.drops = list(saved["steps"]), list(saved["drops"])
@@ -275,11 +346,15 @@ class SaddleSearch:
 
     def _cannot_leave(self, point: Point, most: int) -> str:
         """Why the saddle point is the end all the same."""
-        if any(longest(place - point.coordinates) < SAME_PLACE for place, _ in self.saddles):
+        if self._times(point) >= TRIES:
             return "no way down was found"
         if len(self.saddles) >= MOST_SADDLES:
             return f"{MOST_SADDLES} saddle points were left before"
         return NO_STEPS if most < 1 else ""
+
+    def _times(self, point: Point) -> int:
+        """How often this saddle point was left before; steps that led uphill come back to it."""
+        return sum(longest(place - point.coordinates) < SAME_PLACE for place, _ in self.saddles)
 
     def plain(self) -> dict[str, Any]:
         """For a restart file."""
@@ -326,7 +401,7 @@ def _solver(hessians: Hessians, stepper: Stepper) -> Solve:
     return lambda forces: corrected(forces, secants, model.solve)
 
 
-def _away(point: Point, search: CurvatureSearch, stepper: Stepper, bonds: Bonds | None) -> Proposal:
+def _away(point: Point, search: CurvatureSearch, stepper: Stepper, bonds: Bonds | None, share: float) -> Proposal:
     """The step from a saddle point; the stepper judges where it leads like any other, and begins afresh there."""
     base, by_fire = stepper.judge(point)
     if by_fire or base is not point:
@@ -334,7 +409,7 @@ def _away(point: Point, search: CurvatureSearch, stepper: Stepper, bonds: Bonds 
         stepper.region.begin(point)
     stepper.safeguard.reset()
     stepper.region.radius = min(stepper.settings.region.first, stepper.settings.region.largest)
-    step = search.push()
+    step = search.push(share)
     step *= min(1.0, stepper.settings.region.largest / PUSH)
     expected = search.curvature * dot(step, step) / 2 - dot(point.forces, step)
     reason = f"a saddle point, curvature {search.curvature:+.2f} eV/Å²"

@@ -116,7 +116,8 @@ def _told(folder: Path, manifest: dict[str, Any], images: Sequence[Atoms]) -> Re
     run = _run_on_disk(
         result, str(result["outcome"]), pressure, policy_used=result.get("policy"),
         fallback_used=int(result.get("fallback_used", 0)), readings=readings,
-        end_check=_end_check(result), final=_bare(images[_place_that_stands(readings, result)]), frames=_frames(images, calls.get("base_call") or []),
+        end_check=_end_check(result), final=_bare(images[_place_that_stands(readings, result)]),
+        frames=_frames(images, calls.get("base_call") or []),
     )  # fmt: skip
     return RelaxationReport(
         label=str(result["file"]) + (f"[{result['index']}]" if "index" in result else ""),
