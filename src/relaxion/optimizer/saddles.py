@@ -57,7 +57,7 @@ MOST_SADDLES = 6  # left in one run
 SAME_PLACE = 1e-3  # Å
 KEPT = ("atoms", "results", "last")  # by calculators, of their last answer
 NO_STEPS = "no steps were left"
-NEW_SHARE = 0.02  # of a direction must be new, else another is drawn
+NEW_SHARE = 0.1  # of a direction must be new; smaller shares would multiply the noise of forces
 SYMMETRIC = 0.01  # Å; so exact must symmetries be
 LARGEST_SYMMETRIC = 100  # atoms; in larger structures nobody looks for symmetries
 
