@@ -358,6 +358,7 @@ class Relaxer(Optimizer):
 
     def _look_at(self, look: Proposal) -> Point:
         """One force call at a place near the end. Observers, such as trajectories, see the ways only."""
+        self._keep_restart()
         place(self.atoms, look.base.coordinates + look.step)
         self._look = look
         try:
@@ -367,7 +368,6 @@ class Relaxer(Optimizer):
         finally:
             self._look = None
         self.nsteps += 1
-        self._keep_restart()
         return point
 
     def _write(self, sentence: str) -> None:
