@@ -451,7 +451,7 @@ def symmetry_hint(run: Run, n_atoms: int, rattle_angstrom: float) -> str | None:
         return None
     return (
         f"all forces were zero at the start (fmax {run.first_fmax:.1g} eV/Å); if that is a symmetric saddle, "
-        "no optimizer can leave it: try --rattle 0.05"
+        "forces do not lead away from it: try --leave-saddles"
     )
 
 
