@@ -319,9 +319,9 @@ class Relaxer(Optimizer):
     def irun(self, fmax: float = 0.05, steps: int = DEFAULT_MAX_STEPS) -> Generator[bool]:  # pyright: ignore[reportIncompatibleMethodOverride]
         """The same as a generator; the atoms stay at the last point tried, even if it was a bad one."""
         self._begin(fmax)
-        return super().irun(fmax, steps) if self._saddles is None else self._irun_on(super().irun(fmax, steps))
+        return super().irun(fmax, steps) if self._saddles is None else self._irun_on(super().irun(fmax, steps), fmax)
 
-    def _irun_on(self, relaxing: Generator[bool]) -> Generator[bool]:
+    def _irun_on(self, relaxing: Generator[bool], fmax: float) -> Generator[bool]:
         """The same, but a saddle point is no end."""
         while True:
             converged = False
@@ -333,7 +333,7 @@ class Relaxer(Optimizer):
             if not self._leaves_saddle():
                 yield True
                 return
-            relaxing = super().irun(self.fmax, self.max_steps - self.nsteps)
+            relaxing = super().irun(fmax, self.max_steps - self.nsteps)
 
     def _leaves_saddle(self) -> bool:
         """At the end: whether that was a saddle point, beside which the atoms now stand."""

@@ -21,7 +21,6 @@ from typing import Any
 
 import numpy as np
 import scipy.linalg
-import spglib
 from ase import Atoms
 from ase.filters import Filter
 from numpy.typing import NDArray
@@ -223,9 +222,12 @@ def symmetries_of(point: Point, kinds: NDArray[np.int64]) -> list[Symmetry]:
     assert geometry is not None
     if not (geometry.periodic.all() and geometry.free.all()) or geometry.n_atoms > LARGEST_SYMMETRIC:
         return []
+    import spglib  # loaded where it is needed: it takes its time
+
     inverse = np.linalg.inv(geometry.cell)
     fractions = geometry.positions @ inverse
-    found = spglib.get_symmetry((geometry.cell, fractions, kinds), symprec=SYMMETRIC)
+    crystal: Any = (geometry.cell, fractions, kinds)
+    found = spglib.get_symmetry(crystal, symprec=SYMMETRIC)
     result = list[Symmetry]()
     for turn, shift in zip(found["rotations"], found["translations"], strict=True) if found else ():
         gaps = (fractions @ turn.T + shift)[:, None] - fractions
