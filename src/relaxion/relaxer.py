@@ -48,7 +48,16 @@ from relaxion.optimizer.point import (
 )
 from relaxion.optimizer.recorded import Remembered, database_at
 from relaxion.optimizer.restart import Saved, read_restart, write_restart
-from relaxion.optimizer.saddles import CURVATURE, EndCheck, SaddleSearch, back_afterwards, kinds_of
+from relaxion.optimizer.saddles import (
+    CURVATURE,
+    Check,
+    EndCheck,
+    SaddleSearch,
+    back_afterwards,
+    failed,
+    kinds_of,
+    undone,
+)
 from relaxion.optimizer.step import propose
 from relaxion.optimizer.trust_region import TrustRegionSettings
 from relaxion.settings import shown
@@ -343,7 +352,7 @@ class Relaxer(Optimizer):
         self._seen_at = self._left_at = point.coordinates
         self._base_call = self.force_calls
         with back_afterwards(self.atoms):
-            proposal = self._saddles.step(point, self._stepper, self._look_at, self.max_steps - self.nsteps)
+            proposal = self._looked_around(self._saddles.check(point, self._stepper, self.max_steps - self.nsteps))
         self._write(f"{self._saddles.found.in_words()}, {self._saddles.calls} calls")
         self._counted = self._geometry()
         if proposal is None:
@@ -356,10 +365,25 @@ class Relaxer(Optimizer):
         self.call_observers()
         return True
 
-    def _look_at(self, look: Proposal) -> Point:
+    def _looked_around(self, check: Check) -> Proposal | None:
+        """The step from a saddle point, where the check finds one."""
+        found: Point | str | None = None
+        while True:
+            try:
+                look = next(check) if found is None else check.send(found)
+            except StopIteration as end:
+                return end.value
+            try:
+                found = self._look_at(look)
+            except Exception as error:  # noqa: BLE001 - calculators may raise anything; the end stands all the same
+                found = failed(error)
+
+    def _look_at(self, look: Proposal) -> Point | str:
         """One force call at a place near the end. Observers, such as trajectories, see the ways only."""
         self._keep_restart()
         place(self.atoms, look.base.coordinates + look.step)
+        if reason := undone(look, self._coordinates()):
+            return reason
         self._look = look
         try:
             point = read_point(self.atoms, self._coordinates())

@@ -14,10 +14,10 @@ from __future__ import annotations
 import copy
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import scipy.linalg
@@ -56,7 +56,8 @@ MOST_SADDLES = 6  # left in one run
 SAME_PLACE = 1e-3  # Å
 KEPT = ("atoms", "results", "last")  # by calculators, of their last answer
 NO_STEPS = "no steps were left"
-NEW_SHARE = 0.1  # of a direction must be new; smaller shares would multiply the noise of forces
+NEW_SHARE = 1e-3  # of a direction must be new, else another is drawn
+APART = 0.1  # relative singular value of directions that symmetry adds; smaller ones multiply the noise of forces
 SYMMETRIC = 0.01  # Å; so exact must symmetries be
 LARGEST_SYMMETRIC = 100  # atoms; in larger structures nobody looks for symmetries
 
@@ -173,7 +174,7 @@ class CurvatureSearch:
         steps = np.array([step.ravel() for step, _ in known])
         drops = np.array([drop.ravel() for _, drop in known])
         mixing, sizes, directions = np.linalg.svd(steps, full_matrices=False)
-        kept = sizes > NEW_SHARE * sizes[0]
+        kept = sizes > APART * sizes[0]
         return directions[kept], (mixing[:, kept] / sizes[kept]).T @ drops
 
     def _look(self, direction: Array) -> Array | None:
@@ -207,6 +208,19 @@ class CurvatureSearch:
     def plain(self) -> dict[str, Any]:
         """For a restart file."""
         return {"at": self.base.coordinates, "seed": self.seed, "steps": self.steps, "drops": self.drops}
+
+
+def undone(look: Proposal, coordinates: Array) -> str:
+    """Why nobody asks about the place that constraints left of a look; empty where it is worth a call."""
+    if look.base.reach(coordinates - look.base.coordinates) < LEAST_LOOK * LOOK:
+        return "constraints undo what the check tries"
+    return ""
+
+
+def failed(error: Exception) -> str:
+    """What is said of a calculator that gave no answer; the end stands all the same."""
+    logger.warning("the check for negative curvature failed: %s: %s", type(error).__name__, error)
+    return f"the check failed ({type(error).__name__}: {error})"
 
 
 def kinds_of(atoms: Atoms) -> NDArray[np.int64]:
@@ -276,6 +290,9 @@ def _cell_turns(geometry: Geometry, n_rows: int) -> list[Array]:
     return found
 
 
+Check: TypeAlias = Generator[Proposal, Point | str, Proposal | None]
+
+
 class SaddleSearch:
     """The checks of one relaxation, and the saddle points it has left."""
 
@@ -288,13 +305,12 @@ class SaddleSearch:
         self.calls = 0
         self._saved: Mapping[str, Any] | None = None  # a check that another run has begun
 
-    def step(self, point: Point, stepper: Stepper, look: Callable[[Proposal], Point], most: int) -> Proposal | None:
-        """Check the end of a relaxation; the step away from it where it is a saddle point that can be left.
+    def check(self, point: Point, stepper: Stepper, most: int) -> Check:
+        """Yields places to look at, is sent what was found there or why nothing was; returns the step from a saddle.
 
         Args:
-            point: the end.
+            point: the end of a relaxation.
             stepper: who came there; it judges the end, and the next point as one of its own.
-            look: evaluates a place near the end.
             most: so many force calls may be made, the one after the step included.
         """
         if reason := _unfit(point):
@@ -302,7 +318,7 @@ class SaddleSearch:
             return None
         hessians = _hessians(point, stepper)
         self.search = self._begin(point, _solver(hessians, stepper), symmetries_of(point, self.kinds))
-        note = self._look_around(self.search, look, most)
+        note = yield from self._look_around(self.search, most)
         search, self.search = self.search, None
         curvature = search.curvature if search.steps else None
         energies = tuple(dict.fromkeys(energy for _, energy in self.saddles))  # once where it was tried again
@@ -316,25 +332,19 @@ class SaddleSearch:
         self.saddles.append((point.coordinates, point.energy))
         return _away(point, search, stepper, hessians.bonds, share)
 
-    def _look_around(self, search: CurvatureSearch, look: Callable[[Proposal], Point], most: int) -> str:
+    def _look_around(self, search: CurvatureSearch, most: int) -> Generator[Proposal, Point | str, str]:
         """Until enough is known; or why it is not."""
         known = len(search.steps)
         while (step := search.next()) is not None:
             if len(search.steps) - known >= most:
                 return NO_STEPS
             reason = "first look" if not search.steps else f"lowest curvature so far {search.curvature:+.2f} eV/Å²"
-            probe = Proposal(search.base, step, -1e-16, CURVATURE, reason, trust=LOOK)
-            try:
-                found = look(probe)
-            except Exception as error:  # noqa: BLE001 - calculators may raise anything; the end stands all the same
-                logger.warning("the check for negative curvature failed: %s: %s", type(error).__name__, error)
-                return f"the check failed ({type(error).__name__}: {error})"
+            found = yield Proposal(search.base, step, -1e-16, CURVATURE, reason, trust=LOOK)
+            if isinstance(found, str):
+                return found
             self.calls += 1
             if not found.finite:
                 return f"the check failed, not finite: {found.not_finite}"
-            executed = found.coordinates - search.base.coordinates
-            if search.base.reach(executed) < LEAST_LOOK * LOOK:
-                return "constraints undo what the check tries"
             search.learn(found)
         return ""
 

@@ -260,3 +260,29 @@ def test_the_lowest_curvature_of_a_known_hessian_is_found():
         search.learn(replace(point, coordinates=point.coordinates + step, forces=forces))
     assert len(search.steps) <= MOST_CALLS
     assert -0.5 - 1e-9 <= search.curvature < NEGATIVE
+
+
+@pytest.mark.parametrize("potential", ["emt", EMT()])
+def test_a_batch_leaves_the_same_saddle_points(potential):
+    starts = [square(), alloy(), on_bridge()]
+    singles = [start.copy() for start in starts]
+    found = relaxion.relax_batch(starts, potential, fmax=0.02, leave_saddles=True)
+    for atoms, own in zip(singles, found, strict=True):
+        atoms.calc = CountedEMT()
+        relaxer = relaxed(atoms)
+        assert own.converged
+        assert own.force_calls == relaxer.force_calls
+        assert own.energy_ev == pytest.approx(atoms.get_potential_energy(), abs=1e-6)
+        assert own.end_check.saddle_energies_ev == pytest.approx(relaxer.end_check.saddle_energies_ev, abs=1e-6)
+        assert np.allclose(own.atoms.positions, atoms.positions, atol=1e-5)
+    assert not relaxion.relax_batch([alloy()], "emt")[0].end_check.checked
+
+
+def test_a_potential_that_fails_in_the_check_of_a_batch_leaves_the_end():
+    plain = relaxion.relax_batch([square()], EMT(), fmax=0.02)[0]
+    failing = CountedEMT(stop_at=plain.force_calls + 1)
+    [own] = relaxion.relax_batch([square()], failing, fmax=0.02, leave_saddles=True)
+    assert own.converged
+    assert own.error is None
+    assert "failed" in own.end_check.note
+    assert np.allclose(own.atoms.positions, plain.atoms.positions)
