@@ -5,8 +5,9 @@
 Symmetric starts, nothing displaced: adatoms on high-symmetry sites, flat clusters and chains, metals in foreign
 lattices (EMT); flat, straight and eclipsed molecules beside ordinary ones (GFN2-xTB); cubic perovskites of one or two
 cells, and unrelaxed prototypes (CHGNet). Both ends, without and with `leave_saddles`, are judged by the whole Hessian,
-made by differences (0.015 Å, both ways) in what may move; fmax 0.05 eV/Å, at most 150 calls. A saddle point has an
-eigenvalue below -0.05 eV/Å²; below -0.2 it is a clear one. Seeds below 9000 are for choices.
+made by differences (0.015 Å, both ways) in what may move; a negative eigenvalue counts as far as differences along its
+vector (0.04 Å, both ways) confirm it: CHGNet is rough. Fmax 0.05 eV/Å, at most 150 calls. At a saddle point the lowest
+curvature is below -0.05 eV/Å², at a clear one below -0.2. Seeds below 9000 are for choices.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from relaxion.train.data.prototypes import random_crystal, random_perovskite
 ENGINES = {"metals": "emt", "molecules": "gfn2", "perovskites": "chgnet", "prototypes": "chgnet"}
 FMAX, MOST_CALLS, DIFFERENCE = 0.05, 150, 0.015  # eV/Å; Å
 CLEAR = -0.2  # eV/Å²
+CONFIRMED = 0.04  # Å, along eigenvectors of negative curvature, as atoms feel it
 METALS = {"Ni": 2.35, "Cu": 2.4, "Pd": 2.6, "Ag": 2.75, "Pt": 2.6, "Au": 2.75, "Al": 2.7}  # Å, bonds of clusters
 
 Random = np.random.Generator
@@ -175,25 +177,37 @@ def start_of(family: str, seed: int, number: int) -> tuple[Atoms, bool]:
 
 
 def lowest(target: Atoms | Filter) -> float:
-    """Eigenvalue of the whole Hessian, eV/Å²; the atoms are left where they were."""
+    """Lowest eigenvalue of the whole Hessian, eV/Å²; where it is below the bound, what is met along its vector.
+
+    The atoms are left where they were.
+    """
     point = read_point(target)
     assert point.geometry is not None
-    free = np.flatnonzero(point.geometry.free.ravel())
-    columns = np.zeros((point.coordinates.size, len(free)))
-    for number, place_of in enumerate(free):
+    size, shape = point.coordinates.size, point.coordinates.shape
+
+    def product(direction: np.ndarray, length: float) -> np.ndarray:
         found = []
         for sign in (1, -1):
-            shift = np.zeros(point.coordinates.size)
-            shift[place_of] = sign * DIFFERENCE
-            place(target, point.coordinates + shift.reshape(-1, 3))
+            place(target, point.coordinates + sign * length * direction.reshape(shape))
             found.append(read_point(target).forces.ravel())
-        columns[:, number] = (found[1] - found[0]) / (2 * DIFFERENCE)
-    place(target, point.coordinates)
+        return (found[1] - found[0]) / (2 * length)
+
+    free = np.flatnonzero(point.geometry.free.ravel())
+    columns = np.array([product(np.eye(size)[which], DIFFERENCE) for which in free])[:, free]
     zero = zero_modes(point)[free]
-    hessian = (columns[free] + columns[free].T) / 2
     inside = np.eye(len(free)) - zero @ zero.T
-    values = np.linalg.eigvalsh(inside @ hessian @ inside + 1e3 * zero @ zero.T)
-    return float(values[0]) if len(free) > zero.shape[1] else np.inf
+    values, vectors = np.linalg.eigh(inside @ (columns + columns.T) @ inside / 2 + 1e3 * zero @ zero.T)
+    met = [float(values[0])]
+    if (
+        values[0] < NEGATIVE
+    ):  # rough potentials, and coordinates of strained cells, have Hessians that are not symmetric
+        met = []
+        for vector in vectors.T[values < NEGATIVE][:3]:
+            direction = np.zeros(size)
+            direction[free] = vector
+            met.append(float(direction @ product(direction, CONFIRMED / point.reach(direction.reshape(shape)))))
+    place(target, point.coordinates)
+    return min(met) if len(free) > zero.shape[1] else np.inf
 
 
 def ended(start: Atoms, free: bool, engine: str, *, leave: bool) -> End:
