@@ -4,7 +4,8 @@ Forces vanish on saddle points too; symmetry keeps them zero along whatever woul
 enough they are therefore asked for at up to four places close by. The steps s₁ … s₄ to these places and the drops of
 the forces along them, H·s, give the lowest curvature in the space of the steps. The model B of the Hessian, corrected
 by secants, makes the steps (Lanczos 1950, preconditioned): the first is B⁻¹·noise, which goes along what is soft and
-has no symmetry, each further one B⁻¹·H·s of the one before. Each symmetry g of a crystal multiplies what a step tells,
+has no symmetry, each further one B⁻¹·H·s of the one before; the last one improves the softest direction v found and
+its curvature λ, by B⁻¹·(H·v - λ·v) (Davidson 1975). Each symmetry g of a crystal multiplies what a step tells,
 since H·(g·s) = g·(H·s). What costs nothing is projected out: translations, rotations of isolated structures and of
 cells, what is fixed.
 """
@@ -133,7 +134,11 @@ class CurvatureSearch:
             return None
         if not self.steps:
             return self._look(self.solve(self._noise()))
-        return self._look(self.solve(self._projected(self.drops[-1])))
+        drop = self.drops[-1]
+        if len(self.steps) == MOST_CALLS - 1:
+            curvature, direction, along = self._softest()
+            drop = along - curvature * direction
+        return self._look(self.solve(self._projected(drop)))
 
     def learn(self, point: Point) -> None:
         """What was found at the end of the last step, as far as constraints let it be executed."""
@@ -150,19 +155,20 @@ class CurvatureSearch:
 
         `share`: of the usual length.
         """
-        curvature, direction = self._softest()
+        curvature, direction, _ = self._softest()
         direction = self._projected(direction)
         length = np.linalg.norm(direction)
         longest_step = PUSH / max(self.base.reach(direction), 1e-12)
         step = direction * share * min(longest_step, math.sqrt(2 * FALL / abs(curvature)) / max(length, 1e-12))
         return step if dot(self.base.forces, step) >= 0 else -step
 
-    def _softest(self) -> tuple[float, Array]:
-        """Lowest curvature in the space of the steps, and its direction."""
+    def _softest(self) -> tuple[float, Array, Array]:
+        """Lowest curvature in the space of the steps, its direction (of length 1) and the drop along it."""
         steps, drops = self._space()
         products = steps @ drops.T
         values, vectors = np.linalg.eigh((products + products.T) / 2)
-        return float(values[0]), (vectors[:, 0] @ steps).reshape(self.base.coordinates.shape)
+        shape = self.base.coordinates.shape
+        return float(values[0]), (vectors[:, 0] @ steps).reshape(shape), (vectors[:, 0] @ drops).reshape(shape)
 
     def _space(self) -> tuple[Array, Array]:
         """Orthonormal directions that steps and symmetries span, and the drops of the forces along them, as rows."""
