@@ -57,6 +57,8 @@ MOST_SADDLES = 6  # left in one run
 SAME_PLACE = 1e-3  # Å
 KEPT = ("atoms", "results", "last")  # by calculators, of their last answer
 NO_STEPS = "no steps were left"
+UNDONE = "constraints undo what the check tries"
+MOST_UNDONE = 3  # looks that constraints undo, then the check ends
 NEW_SHARE = 1e-3  # of a direction must be new, else another is drawn
 APART = 0.1  # relative singular value of directions that symmetry adds; smaller ones multiply the noise of forces
 SYMMETRIC = 0.01  # Å; so exact must symmetries be
@@ -90,8 +92,8 @@ class EndCheck:
         if self.lowest_curvature_ev_per_angstrom2 is not None:
             kind = "a saddle point" if self.is_saddle else "a minimum as far as was seen"
             words.append(f"{kind}, lowest curvature {self.lowest_curvature_ev_per_angstrom2:+.2f} eV/Å²")
-        elif not self.checked:
-            words.append("not checked for negative curvature")
+        else:
+            words.append("nothing could change" if self.checked else "not checked for negative curvature")
         return "; ".join([*words, self.note] if self.note else words)
 
 
@@ -126,6 +128,7 @@ class CurvatureSearch:
     def __post_init__(self) -> None:
         self._zero = zero_modes(self.base)
         self._random = np.random.default_rng(self.seed)
+        self._asked: Array | None = None  # the last step that was asked for
 
     def next(self) -> Array | None:
         """The next step to look along, (n_rows, 3) Å; None where enough is known."""
@@ -142,8 +145,15 @@ class CurvatureSearch:
 
     def learn(self, point: Point) -> None:
         """What was found at the end of the last step, as far as constraints let it be executed."""
-        self.steps.append(point.coordinates - self.base.coordinates)
+        executed = point.coordinates - self.base.coordinates
+        self.steps.append(executed)
         self.drops.append(self.base.forces - point.forces)
+        if self._asked is not None and longest(self._asked - executed) > LEAST_LOOK * LOOK:
+            self.forbid(self._asked - executed)
+
+    def forbid(self, rows: Array) -> None:
+        """Constraints undo such a step."""
+        self._zero = scipy.linalg.orth(np.column_stack([self._zero, self._projected(rows).ravel()]), rcond=1e-6)
 
     @property
     def curvature(self) -> float:
@@ -188,7 +198,8 @@ class CurvatureSearch:
         for _ in range(3):
             new = self._new(direction)
             if np.isfinite(new).all() and np.linalg.norm(new) > NEW_SHARE * np.linalg.norm(direction):
-                return new * (LOOK / max(self.base.reach(new), 1e-12))
+                self._asked = new * (LOOK / max(self.base.reach(new), 1e-12))
+                return self._asked
             direction = self.solve(self._noise())
         return None
 
@@ -219,7 +230,7 @@ class CurvatureSearch:
 def undone(look: Proposal, coordinates: Array) -> str:
     """Why nobody asks about the place that constraints left of a look; empty where it is worth a call."""
     if look.base.reach(coordinates - look.base.coordinates) < LEAST_LOOK * LOOK:
-        return "constraints undo what the check tries"
+        return UNDONE
     return ""
 
 
@@ -229,18 +240,21 @@ def failed(error: Exception) -> str:
     return f"the check failed ({type(error).__name__}: {error})"
 
 
-def kinds_of(atoms: Atoms) -> NDArray[np.int64]:
-    """Elements, told apart by the magnetic moments and charges that a calculator begins with."""
+def kinds_of(atoms: Atoms) -> Kinds | None:
+    """Elements, told apart by the magnetic moments and charges that a calculator begins with; None: constraints act."""
+    if atoms.constraints:
+        return None
     told = [atoms.numbers, atoms.get_initial_magnetic_moments().reshape(len(atoms), -1).T, atoms.get_initial_charges()]
     rows = np.vstack(told).T.round(3)
     return np.unique(rows, axis=0, return_inverse=True)[1].reshape(-1) + 1
 
 
-def symmetries_of(point: Point, kinds: NDArray[np.int64]) -> list[Symmetry]:
+def symmetries_of(point: Point, kinds: Kinds | None) -> list[Symmetry]:
     """Those of a crystal in which everything is free, without the identity."""
     geometry = point.geometry
     assert geometry is not None
-    if not (geometry.periodic.all() and geometry.free.all()) or geometry.n_atoms > LARGEST_SYMMETRIC:
+    whole = bool(geometry.periodic.all() and geometry.free.all())
+    if kinds is None or not whole or geometry.n_atoms > LARGEST_SYMMETRIC:
         return []
     import spglib  # loaded where it is needed: it takes its time
 
@@ -296,14 +310,15 @@ def _cell_turns(geometry: Geometry, n_rows: int) -> list[Array]:
     return found
 
 
+Kinds: TypeAlias = NDArray[np.int64]
 Check: TypeAlias = Generator[Proposal, Point | str, Proposal | None]
 
 
 class SaddleSearch:
     """The checks of one relaxation, and the saddle points it has left."""
 
-    def __init__(self, kinds: NDArray[np.int64]) -> None:
-        """`kinds`: of the atoms; symmetries exchange those of one kind only."""
+    def __init__(self, kinds: Kinds | None) -> None:
+        """`kinds`: of the atoms; symmetries exchange those of one kind only. None: there is no symmetry."""
         self.kinds = kinds
         self.found = EndCheck()
         self.search: CurvatureSearch | None = None  # while a check goes on
@@ -340,12 +355,16 @@ class SaddleSearch:
 
     def _look_around(self, search: CurvatureSearch, most: int) -> Generator[Proposal, Point | str, str]:
         """Until enough is known; or why it is not."""
-        known = len(search.steps)
+        known, undone_looks = len(search.steps), 0
         while (step := search.next()) is not None:
             if len(search.steps) - known >= most:
                 return NO_STEPS
             reason = "first look" if not search.steps else f"lowest curvature so far {search.curvature:+.2f} eV/Å²"
             found = yield Proposal(search.base, step, -1e-16, CURVATURE, reason, trust=LOOK)
+            if found == UNDONE and undone_looks < MOST_UNDONE:
+                undone_looks += 1
+                search.forbid(step)
+                continue
             if isinstance(found, str):
                 return found
             self.calls += 1

@@ -12,7 +12,7 @@ import scipy.linalg
 from ase import Atoms
 from ase.build import add_adsorbate, bulk, fcc100
 from ase.calculators.emt import EMT
-from ase.constraints import FixAtoms, FixSymmetry
+from ase.constraints import FixAtoms, FixBondLength, FixedPlane, FixSymmetry
 from ase.filters import FrechetCellFilter, StrainFilter
 from ase.io import read
 
@@ -286,3 +286,25 @@ def test_a_potential_that_fails_in_the_check_of_a_batch_leaves_the_end():
     assert own.error is None
     assert "failed" in own.end_check.note
     assert np.allclose(own.atoms.positions, plain.atoms.positions)
+
+
+@pytest.mark.parametrize("constraint", [FixedPlane(0, [0, 0, 1]), FixBondLength(0, 1)])
+def test_constraints_that_act_as_atoms_move_are_kept(constraint):
+    atoms = bulk("Cu", cubic=True) * (2, 1, 1)
+    atoms.rattle(0.05, seed=1)
+    atoms.set_constraint(constraint)
+    atoms.calc = CountedEMT()
+    before = atoms.positions[0, 2], atoms.get_distance(0, 1)
+    relaxer = relaxed(atoms)
+    assert relaxer.end_check.checked
+    assert not relaxer.end_check.is_saddle
+    after = atoms.positions[0, 2], atoms.get_distance(0, 1)
+    held = 0 if isinstance(constraint, FixedPlane) else 1
+    assert after[held] == pytest.approx(before[held])
+
+
+def test_where_nothing_can_move_nobody_looks():
+    atoms = Atoms("Cu", calculator=CountedEMT())
+    relaxer = relaxed(atoms)
+    assert relaxer.force_calls == atoms.calc.calls == 1
+    assert relaxer.end_check.in_words() == "nothing could change"
