@@ -80,6 +80,7 @@ if __name__ == "__main__":
     torch.manual_seed(given.seed)
     torch.set_num_threads(1)
     world = gymnasium.make_vec("relaxion/RelaxPadded-v0", num_envs=16, vectorization_mode="vector_entry_point", **WORLD)
+    world.action_space.seed(given.seed)
     n_seen, n_action = world.single_observation_space.shape[0], world.single_action_space.shape[0]
     networks = [layers(n_seen, n_action, nn.Tanh()), *(layers(n_seen + n_action, 1) for _ in range(2))]
     targets = copy.deepcopy(networks)
