@@ -195,7 +195,7 @@ TROUBLES: list[tuple[str, dict[str, float], str]] = [
     (
         "lost",
         {"assessed_calls_beside_best": 1.3},
-        "the policy got worse: it needs 1.30 times the force calls of the kept",
+        "the policy got worse: it needs 1.30 times the force calls of the best",
     ),
     (
         "entropy_weight",
