@@ -124,7 +124,7 @@ class Relaxer(Optimizer):
         policy = policy if has_geometry(atoms) else _not_asked(policy, atoms)
         if database is not None and isinstance(atoms, Coordinates):
             raise SettingsError(
-                f"a database keeps structures, and {type(atoms.__ase_optimizable__()).__name__} is none"
+                f"a database stores structures; {type(atoms.__ase_optimizable__()).__name__} is not one"
             )
         kept_in = database_at(database)
         choice = chosen(
@@ -255,7 +255,7 @@ class Relaxer(Optimizer):
         """
         target = self.atoms
         if not isinstance(target, Atoms | UnitCellFilter) and type(target) is not Filter:
-            raise TypeError(f"{type(target).__name__} has coordinates that images do not show; start without a replay")
+            raise TypeError(f"{type(target).__name__} has coordinates that images lack; start without a replay")
         points = [point for point in points_at(target, images_in(traj)) if point.finite]
         moved = [p for p, q in pairwise(points) if longest(p.coordinates - q.coordinates) > SHORTEST_MOTION]
         self._stepper.reset()
@@ -397,7 +397,7 @@ class Relaxer(Optimizer):
             return
         words = levels.begin(fmax)
         if levels.model.note:
-            logger.warning("%s; the relaxation goes on without it", levels.model.note)
+            logger.warning("%s; the relaxation continues without it", levels.model.note)
         if self.logfile is not None:
             self.logfile.write(f"{type(self).__name__}:  {words}\n")
 
@@ -422,8 +422,8 @@ class Relaxer(Optimizer):
         if self._slow_steps == TIMED_STEPS:
             safeguard.leave_policy()
             logger.info(
-                "a step of the policy takes %.2g s, a force call %.2g s: the classical optimizer goes on, which is "
-                "quicker in all; policy='%s' keeps the policy",
+                "a step of the policy takes %.2g s, a force call %.2g s: the classical optimizer continues, "
+                "because it is faster in total; policy='%s' keeps the policy",
                 seconds,
                 self._call_seconds,
                 self.policy_used,
@@ -488,7 +488,7 @@ def _not_asked(policy: str | Path | None, target: Any) -> None:
     """No policy, with a word about it where one was named."""
     if policy not in (None, "none", "auto"):
         name = type(target).__name__
-        logger.warning("the policy %s knows no coordinates of %s, so plain L-BFGS makes every step", policy, name)
+        logger.warning("the policy %s does not support %s, so plain L-BFGS makes every step", policy, name)
 
 
 def _levels_of(

@@ -56,7 +56,7 @@ def test_slices_of_files(tmp_path, monkeypatch, words, numbers):
     monkeypatch.chdir(tmp_path)
     found = list(places(Path(f"{alloys(5)}@{words}")))
     if numbers is None:
-        assert [place.error for place in found] == ["many.extxyz@9 means no structure: it has fewer structures"]
+        assert [place.error for place in found] == ["many.extxyz@9 selects no structure: it has fewer structures"]
     else:
         assert [(place.file, place.index) for place in found] == [(Path("many.extxyz"), n) for n in numbers]
         assert all(place.atoms is not None for place in found)
@@ -324,6 +324,6 @@ def test_the_number_of_structures_is_told_only_where_it_is_known(relaxion):
         database.execute("UPDATE files SET complete = 0")
         database.execute("DELETE FROM inputs WHERE place = 2")
     killed = relaxion("status", "out").out
-    assert "2 structures read so far (the input is not read to its end" in killed
+    assert "2 structures read so far (the input is not read completely" in killed
     assert "the work is not finished" in killed
     assert relaxion("status", "out", "--json").objects[0]["input_read"] is False

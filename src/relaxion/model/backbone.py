@@ -73,8 +73,8 @@ class InformationSettings(Settings):
     """Hidden units of the gate, and width of the projected information in the critics' tail."""
 
     largest_gate_factor: float = Field(default=10.0, gt=1)
-    """The gate's factor lies between this and its inverse. In a metric scale and floor have such a factor each, and the
-    trust radius is shortened by at most it."""
+    """The gate's factor lies between this and its inverse. In a stiffness policy scale and floor have such a
+    factor each, and the trust radius is shortened by at most it."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -75,8 +75,8 @@ class StiffnessShape(Settings):
     """A first solve with the springs alone tells the network by how much each pair is going to change."""
 
     damped: bool = False
-    """The move is shortened where the last one met more stiffness than the metric says (`policies.damping`). Of the
-    bare policy only: the guard has secants of its own."""
+    """The move is shortened where the last one met more stiffness than predicted (`policies.damping`). Of the bare
+    policy only: the safeguard has secants of its own."""
 
     softens: bool = False
     """Pairs may also soften a structure: k∥ and k⊥ may be negative, as they are where a bond is pressed together or

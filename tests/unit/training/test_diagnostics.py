@@ -169,7 +169,7 @@ TROUBLES: list[tuple[str, dict[str, float], str]] = [
     (
         "overestimation",
         {"q_at_start": 4.0},
-        "critic overestimates: it expects 4 at the start of relaxations that bring",
+        "critic overestimates: it predicts 4 at the start of relaxations that return",
     ),
     ("stillness", {"gate_factor": 0.12}, "avoids penalties by not moving: the gate's factor is 0.12"),
     (

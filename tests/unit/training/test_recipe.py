@@ -62,7 +62,7 @@ def test_shipped_recipes_are_valid(agent: str) -> None:
 
 
 def test_a_recipe_for_collecting_is_not_one_for_training() -> None:
-    with pytest.raises(SettingsError, match="says what 'relaxion collect' collects"):
+    with pytest.raises(SettingsError, match="a recipe for 'relaxion collect'"):
         settings_from_recipe(find("universal-data"), None, {})
 
 

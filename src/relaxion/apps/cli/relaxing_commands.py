@@ -57,7 +57,7 @@ def relax(
         list[Path],
         argument(
             "FILE",
-            "Structure files in any format ASE reads; FILE@0:2 means some of its structures. Each is relaxed into a "
+            "Structure files in any format ASE reads; FILE@0:2 takes its first two. Each is relaxed into a "
             "folder of its own.",
         ),
     ],
@@ -145,7 +145,7 @@ def relax_many(
     out: Annotated[Path, option("DIR", "Results; run the same command again to continue.")] = Path("relaxed-many"),
     learn: Annotated[
         int,
-        option("N", "After every N structures the policies learn from them; later structures use the result.", min=0),
+        option("N", "Fine-tune the policies after every N structures, for those that follow.", min=0),
     ] = 0,
     workers: Annotated[str, option("N|KIND", "N or local:N, ray:auto, ray:ADDRESS; one processor each.")] = "local:2",
     batch_size: Annotated[
@@ -153,9 +153,9 @@ def relax_many(
     ] = 128,
     time_limit: Annotated[
         float | None,
-        option("SECONDS", "Time limit per structure; a structure that exceeds it is set aside.", show_default="none"),
+        option("SECONDS", "Time limit per structure; a structure that exceeds it fails.", show_default="none"),
     ] = None,
-    retry_failed: Annotated[bool, flag("--retry-failed", "Try structures again that earlier runs set aside.")] = False,
+    retry_failed: Annotated[bool, flag("--retry-failed", "Try failed structures of earlier runs again.")] = False,
     as_json: JsonResultOption = False,
     quiet: QuietOption = False,
 ) -> int:
@@ -168,7 +168,7 @@ def relax_many(
     relaxion relax-many slabs.xyz --out relaxed --calc my_module:make_calculator --model sevennet
     relaxion status relaxed && relaxion merge relaxed all.extxyz
     Units.
-    Exit codes: 0 all converged, 1 some were set aside or the run could not continue, 2 usage, 3 not all converged, 130
+    Exit codes: 0 all converged, 1 some failed or the run could not continue, 2 usage, 3 not all converged, 130
     interrupted, 143 terminated. The same command continues in every case.
     """
     options = locals()
@@ -241,8 +241,8 @@ def learn(
     origin: Annotated[
         str, option("NAME|FILE", "The policy to start from.", "--from", autocompletion=complete_policies)
     ] = "universal",
-    out: Annotated[str, option("NAME|FILE", "The new policy; a NAME is found by --policy, and by auto.")] = "learned",
-    calculator: Annotated[str | None, option("NAME", "Learn from this calculator's relaxations only, or all.")] = None,
+    out: Annotated[str, option("NAME|FILE", "The new policy; --policy and auto find a NAME.")] = "learned",
+    calculator: Annotated[str | None, option("NAME", "Use only relaxations of this calculator, or all.")] = None,
     calc: Annotated[
         str | None,
         option(
@@ -290,7 +290,7 @@ def train(
         str | None,
         option(
             "POLICY|RUN|FILE",
-            "The same; from a policy, its network and trust rule too.",
+            "The same; from a policy, its network and step rule too.",
             "--from",
             autocompletion=complete_policies,
         ),

@@ -197,7 +197,7 @@ def places(file: Path) -> Generator[InputPlace]:
             found = True
             yield place
     if not found:
-        yield InputPlace(file, 0, None, f"{file}@{words} means no structure: it has fewer structures")
+        yield InputPlace(file, 0, None, f"{file}@{words} selects no structure: it has fewer structures")
 
 
 def _all_places(file: Path) -> Generator[InputPlace]:

@@ -293,7 +293,7 @@ def _facts(run: WatchedRun) -> Part:
         ("Weights", f"SHA-256 {result['weights_sha256']}" if "weights_sha256" in result else None),
         ("Versions", f"{versions()} (of this page)"),
         ("Command", record["command"] if isinstance(record.get("command"), str) else None),
-        ("The same again", " ".join(command_words("train", f"{run.folder}/settings.toml", out="NEW"))),
+        ("Reproduce", " ".join(command_words("train", f"{run.folder}/settings.toml", out="NEW"))),
     ]
     return facts(f"How {run.label} was made", found, id="facts")
 

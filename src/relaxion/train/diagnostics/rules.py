@@ -57,7 +57,7 @@ def overestimation(seen: Seen) -> float:
 def overestimation_words(seen: Seen) -> str:
     now, before = seen.now, seen.before
     rises = now["q_at_start"] > before["q_at_start"] and now["return_from_start"] <= before["return_from_start"]
-    words = f"it expects {now['q_at_start']:.3g} at the start of relaxations that bring {worth(seen):.3g}"
+    words = f"it predicts {now['q_at_start']:.3g} at the start of relaxations that return {worth(seen):.3g}"
     return words + (", and it rises while the return does not" if rises else "")
 
 

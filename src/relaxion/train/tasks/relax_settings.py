@@ -199,7 +199,7 @@ class RelaxRunSettings(AgentRunSettings):
                 f"replay_capacity {given} is below n_structures {n_structures}: one step of all structures must fit"
             )
         if self.metric is not None and not networks.moves_follow_forces:
-            raise SettingsError("moves_follow_forces = false has no meaning for a metric, whose moves always do")
+            raise SettingsError("moves_follow_forces = false has no meaning for policy = metric, whose moves always do")
 
     def trainer(self) -> RelaxTrainer:
         from relaxion.train.tasks.relax import RelaxTrainer

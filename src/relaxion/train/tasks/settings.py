@@ -38,7 +38,7 @@ class LoopSettings(Settings):
     stiffness, fitted to relaxations."""
 
     steps: int = Field(default=10_000, ge=1)
-    """Environment steps in all, or updates of a metric. A resume may change it, and the intervals below."""
+    """Environment steps in all, or updates of a stiffness model. A resume may change it, and the intervals below."""
 
     seed: int = Field(default=0, ge=0)
     """Seed of all random numbers: weights, exploration, batches, starts."""
