@@ -100,7 +100,7 @@ def test_a_function_without_atoms_is_relaxed_by_plain_steps(tmp_path):
 
 
 def test_a_function_has_no_structures_to_remember(tmp_path):
-    with pytest.raises(SettingsError, match="database stores structures.*Booth"):
+    with pytest.raises(SettingsError, match=r"database stores structures.*Booth"):
         Relaxer(Booth(), logfile=None, database=tmp_path)
 
 

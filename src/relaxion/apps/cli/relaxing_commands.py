@@ -199,7 +199,7 @@ def merge(
     out: Annotated[Path, argument("FILE.extxyz", "All results, one file.")],
     force: Annotated[bool, flag("--force", "Replace an earlier file.")] = False,
 ) -> int:
-    """Put the results of 'relax-many' into one file, in the order of the input.
+    """Merge the results of 'relax-many' into one file, in the order of the input.
 
     relaxion merge relaxed all.extxyz
     Exit codes: 0 written, 1 error, 2 usage, 3 not all are relaxed.
@@ -221,7 +221,7 @@ def database(
     as_json: JsonEverythingOption = False,
     force: Annotated[bool, flag("--force", "Replace an earlier export.")] = False,
 ) -> int:
-    """Show what a relaxation database holds; export it; add relaxations that you have already.
+    """Show a relaxation database, export it, or add earlier relaxations to it.
 
     relaxion relax slab.cif --database relaxations && relaxion database relaxations
     relaxion database relaxations --add old.traj runs/*/vasprun.xml --calculator PBE
@@ -247,7 +247,7 @@ def learn(
         str | None,
         option(
             "SPEC",
-            "Also relax held-out starts with both policies, to count force calls.",
+            "Also relax held-out starts with both policies and count force calls.",
             show_default="no force call",
         ),
     ] = None,
@@ -257,12 +257,12 @@ def learn(
     force: Annotated[bool, flag("--force", "Replace an earlier policy of that name.")] = False,
     quiet: QuietOption = False,
 ) -> int:
-    """Let a policy learn from a relaxation database, without a force call; kept only if it proved better.
+    """Fine-tune a policy on a relaxation database, without a force call. It is saved only if it is better.
 
     relaxion learn relaxations --from universal --out my-policy
     relaxion learn relaxations --from metals --out my-slabs --calc emt
     relaxion relax slab.cif --policy my-slabs
-    Exit codes: 0 a better policy is kept, 1 error, 2 usage, 3 nothing better was found, 130 interrupted, 143 terminated
+    Exit codes: 0 a better policy is saved, 1 error, 2 usage, 3 nothing better was found, 130 interrupted, 143 terminated
     (in both cases the same command continues).
     """
     options = locals()

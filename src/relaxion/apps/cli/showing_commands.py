@@ -197,7 +197,7 @@ def doctor(as_json: JsonEverythingOption = False) -> int:
 
 @command()
 def calculators(as_json: Annotated[bool, flag("--json", "One JSON object per calculator.")] = False) -> int:
-    """List what --calc understands.
+    """List the calculators that --calc takes.
 
     relaxion calculators
     relaxion relax POSCAR --calc eam
@@ -222,7 +222,7 @@ def package(
     ] = None,
     force: Annotated[bool, flag("--force", "Replace an earlier policy of that name.")] = False,
 ) -> int:
-    """Make a policy file from a run, with a model card; its results are measured again on structures held out.
+    """Make a policy file from a run, with a model card measured on held-out structures.
 
     relaxion package runs/alloys alloys-1
     relaxion policies alloys-1
