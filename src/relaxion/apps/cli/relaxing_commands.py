@@ -262,7 +262,7 @@ def learn(
     relaxion learn relaxations --from universal --out my-policy
     relaxion learn relaxations --from metals --out my-slabs --calc emt
     relaxion relax slab.cif --policy my-slabs
-    Exit codes: 0 a better policy is saved, 1 error, 2 usage, 3 nothing better was found, 130 interrupted, 143 terminated
+    Exit codes: 0 a better policy is saved, 1 error, 2 usage, 3 nothing better, 130 interrupted, 143 terminated
     (in both cases the same command continues).
     """
     options = locals()
