@@ -225,7 +225,7 @@ def test_half_a_bundle(path: Path) -> None:
     bundle_module.FORMAT.write(path, bundle_module.KIND, {"policy.x": torch.zeros(1)}, {"name": "metals"})
     with pytest.raises(PolicyError, match=r"metals.safetensors is not a complete policy: .*networks.*; card"):
         PolicyFile.read(path)
-    with pytest.raises(PolicyError, match="the bundle metals has no policy, only gate"):
+    with pytest.raises(PolicyError, match="metals has no policy, only gate"):
         make_bundle(networks={"gate": Network("gate", {}, {"x": torch.zeros(1)}, {})})
     with pytest.raises(PolicyError, match="no weights"):
         Network("direct", {}, {}, {})
