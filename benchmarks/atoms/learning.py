@@ -73,8 +73,11 @@ ROWS = {
     "emt-metals-d4pg": Row("D4PG, direct policy", "emt-metals", "d4pg", FROM_SCRATCH, (0,), "emt"),
     "emt-metals-expert": Row("TD3, direct policy, expert at first", "emt-metals", "td3", "", (0,), "emt"),
     "emt-metric-lessons": Row("lessons, stiffness policy", "emt-metric", "td3", LESSONS, (0, 1, 2), "lessons"),
-    "al-fe-metric-td3": Row("TD3, stiffness policy", "al-fe", "td3", f"{METRIC} {PATIENT}", (0, 1, 2), "al-fe"),
     "al-fe-td3": Row("TD3, direct policy", "al-fe", "td3", FROM_SCRATCH, (0, 1, 2), "al-fe"),
+    "al-fe-metric-td3": Row("TD3, stiffness policy", "al-fe-metric", "td3", "", (0, 1, 2, 3, 4), "al-fe"),
+    "al-fe-metric-forces": Row(
+        "TD3, stiffness policy, rewarded for forces", "al-fe", "td3", f"{METRIC} {PATIENT}", (0, 1, 2), "al-fe"
+    ),
     "al-fe-expert": Row("TD3, direct policy, expert at first", "al-fe", "td3", EXPERT, (0,), "al-fe"),
     "al-fe-metric-lessons": Row(
         "lessons, stiffness policy, Al–Fe", "al-fe", "td3", f"{METRIC} {LESSONS}", (0, 1, 2), "lessons"

@@ -70,7 +70,7 @@ DFT: dict[str, System] = {
     "OH on Al(100)": System(lambda: slab_with("OH", fcc100, (1, 1, 3), "hollow", 1.2), 25, (4, 4, 1), METAL),
     "Al7, a vacancy": System(lambda: vacancy(bulk("Al", a=3.98).repeat(2)), 12, (2, 2, 2), METAL),
     "MgO7, an O vacancy": System(oxide_with_vacancy, 25, (1, 1, 1), METAL),
-    "Si7C": System(silicon_with_carbon, 20, (1, 1, 1)),
+    "Si7C": System(silicon_with_carbon, 20, (1, 1, 1), METAL),
     "Si2H6 in a box": dense("Si2H6", 7.5, 14),
     "H2O in a box": System(lambda: boxed("H2O", 5.5), 25, None, rattle_angstrom=0.05),
     "CH3OH in a box": System(lambda: boxed("CH3OH", 6.5), 25, None, rattle_angstrom=0.05),

@@ -1,7 +1,7 @@
 """Relaxion: learned relaxation of atomic structures.
 
 Importing it is quick and changes nothing global: the names below are loaded when first used. Our Gymnasium environments
-are registered by `import relaxion.train.experience.gym`.
+are registered by `import relaxion.train.gym`.
 """
 
 from __future__ import annotations

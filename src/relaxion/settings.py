@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import difflib
 import json
+import sys
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, ValidationError, model_serializer
@@ -40,6 +43,19 @@ def shown(value: Any) -> str:
 
 def _place(location: tuple[Any, ...]) -> str:
     return ".".join(map(str, location))[:80]
+
+
+def by_name(spec: str, what: str) -> Any:
+    """The user's own `module:name`, its module also from the working directory; `what` it is, for the error."""
+    module, _, name = spec.partition(":")
+    before = sys.path
+    sys.path = [*before, str(Path.cwd())]  # a console script does not look there by itself
+    try:
+        return getattr(import_module(module), name)
+    except (ImportError, AttributeError, ValueError, TypeError) as error:  # the last two: names such as 'a..b'
+        raise SettingsError(f"the {what} '{spec}' cannot be loaded ({error}); is its module on PYTHONPATH?") from error
+    finally:
+        sys.path = before
 
 
 def nearest(word: str, known: Iterable[str], listed: str = "") -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import warnings
+from pathlib import Path
 
 import gymnasium
 import numpy as np
@@ -12,14 +13,14 @@ import pytest
 import torch
 from gymnasium.utils.env_checker import check_env
 
-import relaxion.train.experience.gym
+import relaxion.train.gym
 from relaxion.errors import StructureError
 from relaxion.train.data.alloys import fcc_alloys
 from relaxion.train.data.perturbations import perturbation
 from relaxion.train.data.starts import PerturbedStarts
 from relaxion.train.experience.environment import EnvironmentSettings
 
-NAMES = list(relaxion.train.experience.gym.ENVIRONMENTS)
+NAMES = list(relaxion.train.gym.ENVIRONMENTS)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -139,6 +140,69 @@ def test_too_large_a_start_is_explained() -> None:
         environment.reset(seed=0)
 
 
+def batch(name: str, number: int = 5, **options) -> gymnasium.vector.VectorEnv:
+    return gymnasium.make_vec(name, num_envs=number, vectorization_mode="vector_entry_point", n_atoms=(2, 5), **options)
+
+
+@pytest.mark.parametrize(("name", "options"), [(NAMES[0], {}), (NAMES[1], {}), (NAMES[1], {"n_neighbors": 12})])
+def test_a_batch_shows_what_single_ones_show(name: str, options: dict) -> None:
+    many = batch(name, **options)
+    seen, _ = many.reset(seed=2)
+    assert many.observation_space.contains(seen)
+    world, state = many.unwrapped.world, many.unwrapped.state
+    for place in range(5):
+        for one, other in zip(world.view(state.select(torch.tensor([place])))[0], seen[place], strict=True):
+            np.testing.assert_allclose(one, other, atol=1e-5)
+
+
+def test_a_batch_begins_anew_where_a_relaxation_ended() -> None:
+    many = batch("relaxion/RelaxPadded-v0", settings=EnvironmentSettings(max_force_calls=3))
+    many.reset(seed=0)
+    still = np.full(many.action_space.shape, 0.001, np.float32)
+    still[:, 0] = 0.002
+    _, _, _, truncated, infos = many.step(still)
+    assert not truncated.any()
+    assert infos["force_calls"].tolist() == [2] * 5
+    seen, _, terminated, truncated, infos = many.step(still)
+    assert truncated.all()
+    assert not terminated.any()
+    assert infos["final_info"]["outcome"].tolist() == ["step limit"] * 5
+    assert many.single_observation_space.contains(infos["final_obs"][4])
+    assert not np.array_equal(infos["final_obs"][4], seen[4])
+    assert many.step(still)[4]["force_calls"].tolist() == [2] * 5
+
+
+def test_a_free_cell_takes_a_strain() -> None:
+    environment = gymnasium.make("relaxion/RelaxPadded-v0", n_atoms=2, cell_free=True, n_neighbors=4)
+    environment.reset(seed=0)
+    before = environment.unwrapped.state.structures.volumes
+    action = np.zeros(environment.action_space.shape, np.float32)
+    action[-6] = 0.5
+    assert len(action) == 12
+    environment.step(action)
+    assert float(environment.unwrapped.state.structures.volumes / before) == pytest.approx(1.05)
+
+
+def test_the_world_of_a_recipe() -> None:
+    training, held_apart = (
+        gymnasium.make("relaxion/RelaxPadded-v0", recipe="alfe-quick", side=side, n_neighbors=12)
+        for side in ("training", "held_apart")
+    )
+    first, info = training.reset(seed=0)
+    assert info["largest_force_ev_per_angstrom"] > 0.01
+    assert len(first) == 2 * (15 + 4 * 12) + 9
+    assert not np.array_equal(first, held_apart.reset(seed=1)[0])
+
+
+@pytest.mark.parametrize("name", ["sb3_td3", "cleanrl_td3"])
+def test_agents_of_others_learn_on_it(name: str) -> None:
+    """The same scripts with more steps need fewer calls than BFGS (docs/agents.md)."""
+    script = Path(__file__).resolve().parents[2] / "examples" / "agents" / f"{name}.py"
+    words = [sys.executable, str(script), "--steps", "1200", *(["--starts", "4"] if "sb3" in name else [])]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert "force calls after 1200 steps" in done.stdout, done.stderr
+
+
 def run_fresh(code: str) -> str:
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -146,17 +210,15 @@ def run_fresh(code: str) -> str:
 
 
 def test_module_form_in_a_fresh_interpreter() -> None:
-    made = run_fresh(
-        "import gymnasium; print(gymnasium.make('relaxion.train.experience.gym:relaxion/Relax-v0').spec.id)"
-    )
+    made = run_fresh("import gymnasium; print(gymnasium.make('relaxion.train.gym:relaxion/Relax-v0').spec.id)")
     assert made.strip() == "relaxion/Relax-v0"
 
 
 def test_registering_twice_is_harmless() -> None:
-    run_fresh("import relaxion.train.experience.gym as g; g.register_environments(); g.register_environments()")
+    run_fresh("import relaxion.train.gym as g; g.register_environments(); g.register_environments()")
 
 
 def test_registration_does_not_warn() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        relaxion.train.experience.gym.register_environments()
+        relaxion.train.gym.register_environments()

@@ -168,6 +168,33 @@ def test_a_policy_whose_moves_are_a_small_share_of_those_of_springs(share: float
         assert "stillness" not in {event.name for event in events}
 
 
+def short_is_better(trainer: RelaxTrainer) -> None:
+    """Critics that take more off the value the farther atoms move."""
+    for critics in (trainer.agent.critics, trainer.agent.target_critics):  # type: ignore[attr-defined]
+        plain = critics.forward
+        critics.forward = lambda state, move, plain=plain: (
+            plain(state, move) - 5 * move.largest_displacements(state.structures)[:, None]
+        )
+
+
+@pytest.mark.parametrize("planted", [True, False])
+def test_a_critic_that_takes_short_moves_for_better(planted: bool) -> None:
+    """Moves of springs are about right, and half of one is worth half (docs/results/learning.md)."""
+    chosen = settings(policy="metric", critic_updates_before=1000)
+    trainer = RelaxTrainer(chosen, relax_task(chosen))
+    if planted:
+        short_is_better(trainer)
+    for _ in range(20):
+        trainer.advance()
+    calls = trainer.force_calls
+    trainer.assess()
+    assert trainer.force_calls == calls  # what an assessment costs is not what training costs
+    line = trainer.scalars()
+    assert line["diagnosis/worth_of_half_move"] < line["diagnosis/worth_of_own_move"] or planted
+    names = [event.name for event in trainer.take_events()]
+    assert ("wrong_way" in names) == planted
+
+
 def test_an_entropy_that_cannot_be_reached() -> None:
     """No deviation has so large an entropy: the weight only rises, and the policy is paid for chance (R9.4)."""
     rising = {"target_entropy_per_dimension": 50.0, "entropy_weight_learning_rate": 0.2}

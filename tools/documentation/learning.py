@@ -26,6 +26,7 @@ TASKS = {  # the classical rows of each task, and its runs in order
         "al-fe-classical",
         {
             "al-fe-metric-td3": "TD3, stiffness policy",
+            "al-fe-metric-forces": "the same, rewarded for forces only",
             "al-fe-metric-lessons": "the same network, taught",
             "al-fe-td3": "TD3, direct policy",
             "al-fe-expert": "TD3, direct policy, expert at first",
@@ -56,8 +57,24 @@ def table(root: Path, task: str) -> str:
     limits = [others[name]["mean_force_calls"] for name in RIVALS]
     runs = {label: runs_of(root, name) for name, label in rows.items()}
     lines = [_row(label, own, limits) for label, own in runs.items() if own]
+    lines += _springs(root, task)
     lines += [f"| {_title(name)} | – | {own['mean_force_calls']:.2f} | | | | | |" for name, own in others.items()]
     return "\n".join([f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|", *lines])
+
+
+def _springs(root: Path, task: str) -> list[str]:
+    """Springs times one number found on validation starts, where it was looked for (`gain.py`)."""
+    file = _folder(root) / f"{task}-springs.json"
+    if not file.exists():
+        return []
+    held_out = json.loads(file.read_text())["held_out"]
+    cells = {
+        gain: (f"{row['force_calls_mean']:.2f}", f"{1 - row['success_rate']:.0%}") for gain, row in held_out.items()
+    }
+    return [
+        f"| springs × {gain}, nothing learned | – | {calls} | {failed} | | | | |"
+        for gain, (calls, failed) in cells.items()
+    ]
 
 
 def runs_of(root: Path, name: str) -> list[Run]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from ase.constraints import FixAtoms
 from ase.filters import FrechetCellFilter
 
 from relaxion.errors import SettingsError
+from relaxion.potentials import potential
 from relaxion.potentials.base import AsePotential
 from relaxion.structures import Evaluation, Structures
 from relaxion.train.experience.reward import REWARDS, Reward, largest_force
@@ -53,6 +55,23 @@ def test_no_start_makes_a_reward_explode(name: str, before: float, after: float)
     reward = reward_of(before, after, (1e9, -1e9), weights={name: 1})
     assert math.isfinite(reward)
     assert abs(reward) <= 1e3
+
+
+def test_the_energy_that_is_left_ranks_steps_to_a_minimum() -> None:
+    """More the nearer it ends, the same on both sides, and a loss beyond."""
+    engine, minimum = potential("emt"), Structures.from_ase([bulk("Cu", cubic=True)])
+    displaced = torch.zeros_like(minimum.positions)
+    displaced[0, 0] = 0.1
+    share = torch.tensor([0.5, 0.9, 1.0, 1.5, 2.5], dtype=torch.float64)
+    nothing, rewards = torch.zeros(1, dtype=torch.float64), list[float]()
+    reward = Reward({"log_gap_decrease": 1})
+    for part in share:
+        places = [replace(minimum, positions=minimum.positions + left * displaced) for left in (1.0, 1 - part)]
+        first, second = (engine(place) for place in places)
+        rewards.append(float(reward(places[0], first, places[1], second, nothing)))
+    assert 0.3 < rewards[0] < rewards[1] <= rewards[2]
+    assert rewards[3] == pytest.approx(rewards[0], abs=0.1)
+    assert rewards[4] < 0
 
 
 def test_unknown_reward_is_an_error() -> None:

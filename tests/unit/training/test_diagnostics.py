@@ -159,7 +159,19 @@ HEALTHY: dict[str, float] = {
     "trained_steps": 1000.0, "assessed_calls_beside_bfgs": 0.8, **{k: float(v) for k, v in vars(FACTS).items()},
 }  # fmt: skip
 
+LENGTHS: dict[str, float] = {
+    "value_of_half_move": 0.5, "value_of_own_move": 1.0, "value_of_double_move": 0.8, "worth_of_half_move": 0.7,
+    "worth_of_own_move": 1.2, "worth_of_double_move": 1.0, "half_move_error": 0.05, "double_move_error": 0.05,
+}  # fmt: skip
+HEALTHY |= LENGTHS
+
 TROUBLES: list[tuple[str, dict[str, float], str]] = [
+    (
+        "wrong_way",
+        {"value_of_half_move": 1.2},
+        "critic ranks lengths of moves wrongly: its values of 0.5, 1 and 2 times the move are 1.2, 1, 0.8; "
+        "their worth is 0.7, 1.2, 1; ",
+    ),
     (
         "wall",
         {"blocked_share": 0.4, "executed_move_angstrom": 0.01},
@@ -346,7 +358,7 @@ class TestDiagnosis:
     def test_names_are_those_of_the_table(self):
         diagnosis, agent = Diagnosis(FACTS), make_agent(AGENTS[3])
         state, ring, _ = walked(diagnosis, agent, 7)
-        diagnosis.assessed(2.0, 1.5)
+        diagnosis.assessed(2.0, 1.5, LENGTHS)
         others = {"imitation_weight": 0.25, "train/entropy": 1.0, "train/ent_coef": 0.1, "train/target_entropy": -6.0}
         line = diagnosis.scalars(35, state, agent, ring, others)
         table = {f"diagnosis/{diagnostic.name}" for diagnostic in DIAGNOSTICS} | {rule.column for rule in RULES}
@@ -370,7 +382,7 @@ class TestDiagnosis:
         for _ in range(lines_before):
             straight.scalars(30, state, agent, ring, {})
             state, ring, _ = walked(straight, agent, 3, seed=8)
-        straight.assessed(9.0, 6.0)
+        straight.assessed(9.0, 6.0, {"value_of_half_move": 0.25})
         resumed = Diagnosis(FACTS)
         resumed.restore({name: tensor.clone() for name, tensor in straight.snapshot().items()})
         lines = []

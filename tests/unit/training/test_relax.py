@@ -60,6 +60,21 @@ def make(agent: str = "td3", **changes: Any) -> RelaxTrainer:
     return RelaxTrainer(read, relax_task(read))
 
 
+OWN = """
+from pydantic import Field
+from relaxion.train.agents import AgentKind, TD3Settings
+from relaxion.train.agents.td3 import TD3
+
+class PatientSettings(TD3Settings):
+    policy_delay: int = Field(default=5, ge=1)
+
+PATIENT = AgentKind(TD3, PatientSettings, several_critics=True, draws=True)
+
+def calls(progress):
+    return -2 * (progress.force_after > 0).double()
+"""
+
+
 class TestSettings:
     def test_one_flat_table_there_and_back(self) -> None:
         read = settings("sac", environment_information=["density"], reward="step:0.5+energy:2")
@@ -103,6 +118,31 @@ class TestSettings:
 
     def test_rewards_in_words(self) -> None:
         assert reward_weights("log_force_decrease + step:0.25") == {"log_force_decrease": 1.0, "step": 0.25}
+
+    def test_a_reward_and_an_agent_of_the_users_own(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        (tmp_path / "my_learning.py").write_text(OWN)
+        monkeypatch.chdir(tmp_path)
+        chosen = settings("my_learning:PATIENT", reward="my_learning:calls:0.5+step:1")
+        assert read_settings(chosen.flat()) == chosen
+        trainer = RelaxTrainer(chosen, relax_task(chosen))
+        while trainer.n_updates == 0:
+            trainer.advance()
+        assert type(trainer.agent.settings).__name__ == "PatientSettings"  # type: ignore[attr-defined]
+        assert trainer.agent.settings.policy_delay == 5  # type: ignore[attr-defined]
+        rewards = trainer.replay.rewards[: len(trainer.replay)] + 0.5 * trainer.replay.back_offs[: len(trainer.replay)]
+        assert torch.allclose(rewards, torch.full_like(rewards, -2.0))
+
+    @pytest.mark.parametrize(
+        ("changes", "words"),
+        [
+            ({"agent": "my_learning:NOBODY"}, "the agent 'my_learning:NOBODY' cannot be loaded"),
+            ({"agent": "math:pi"}, "the agent 'math:pi' is a float"),
+            ({"agent": "td3", "reward": "math:pi:2"}, "the reward 'math:pi' is a float"),
+        ],
+    )
+    def test_names_that_are_no_own_ones(self, changes: dict[str, Any], words: str) -> None:
+        with pytest.raises(SettingsError, match=words):
+            settings(**changes)
 
 
 class TestBadInput:

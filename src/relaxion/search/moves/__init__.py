@@ -8,8 +8,7 @@ the same order, or None where it finds nothing to do. A kind of your own is name
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from importlib import import_module
-from typing import Any, TypeAlias, cast
+from typing import TypeAlias, cast
 
 import numpy as np
 from ase import Atoms
@@ -23,7 +22,7 @@ from relaxion.search.moves.strain import strain
 from relaxion.search.moves.swap import swap
 from relaxion.search.moves.torsion import has_torsions, torsion
 from relaxion.search.moves.twist import twist
-from relaxion.settings import nearest
+from relaxion.settings import by_name, nearest
 
 Move: TypeAlias = Callable[[Atoms, np.ndarray, np.random.Generator], Atoms | None]
 
@@ -43,13 +42,9 @@ def move_named(name: str) -> Move:
     """One of ours, or `module:function`."""
     if name in MOVES:
         return MOVES[name]
-    module, colon, function = name.partition(":")
-    if not colon:
+    if ":" not in name:
         raise SettingsError(f"unknown kind of move '{name}': {nearest(name, MOVES)}, or module:function for your own")
-    try:
-        found: Any = getattr(import_module(module), function)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise SettingsError(f"the move '{name}' cannot be loaded ({error}); is its module on PYTHONPATH?") from error
+    found = by_name(name, "move")
     if not callable(found):
         raise SettingsError(f"the move '{name}' is a {type(found).__name__}; give a function (atoms, free, random)")
     return cast(Move, found)

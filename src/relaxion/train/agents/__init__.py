@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Generator
 
+from relaxion.errors import SettingsError
 from relaxion.model.roles import ActionDomain
-from relaxion.settings import Settings
+from relaxion.settings import Settings, by_name
 from relaxion.train.agents.d4pg import D4PG, D4PGSettings
 from relaxion.train.agents.ddpg import DDPG, DDPGSettings
 from relaxion.train.agents.sac import SAC, SACSettings
@@ -59,13 +60,24 @@ AGENT_SETTINGS: dict[str, type[Settings]] = {name: kind.settings for name, kind 
 
 __all__ = [
     "AGENTS", "AGENT_SETTINGS", "ActionDomain", "Agent", "D4PGSettings", "DDPGSettings", "LearningAgent",
-    "PolicyPenalty", "SACSettings", "TD3Settings", "atom_agent", "kind_of_agent", "vector_agent",
+    "PolicyPenalty", "SACSettings", "TD3Settings", "atom_agent", "kind_of_agent", "own_agent", "vector_agent",
 ]  # fmt: skip
+
+
+def own_agent(spec: str) -> str:
+    """Make an `AgentKind` of the user, named by `module:name`, known by that name."""
+    found = by_name(spec, "agent")
+    if not isinstance(found, AgentKind):
+        raise SettingsError(f"the agent '{spec}' is a {type(found).__name__}; give a relaxion.train.agents.AgentKind")
+    if any(found.settings is kind.settings for name, kind in AGENTS.items() if name != spec):
+        raise SettingsError(f"the agent '{spec}' needs a class of settings of its own; derive one")
+    AGENTS[spec], AGENT_SETTINGS[spec] = found, found.settings
+    return spec
 
 
 def kind_of_agent(settings: Settings) -> AgentKind:
     """The agent that these settings belong to."""
-    return next(kind for kind in AGENTS.values() if isinstance(settings, kind.settings))
+    return next(kind for kind in AGENTS.values() if type(settings) is kind.settings)
 
 
 def vector_agent(

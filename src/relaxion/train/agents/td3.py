@@ -102,9 +102,11 @@ class TD3(Snapshots):
     def _update_critics(self, batch: Batch) -> dict[str, Tensor]:
         """y = r + γ (1-d) min_i Q_i'(s', a~); loss Σ_i mean (Q_i(s, a) - y)²."""
         with torch.no_grad():
-            next_actions = self._smoothed_target_actions(batch.next_observations)
-            next_values = self.target_critics(batch.next_observations, next_actions).amin(dim=1)
-            targets = bellman_target(batch.rewards, batch.discounts, next_values)  # (batch,)
+            targets = batch.rewards
+            if batch.discounts.any():  # else nobody looks ahead
+                next_actions = self._smoothed_target_actions(batch.next_observations)
+                next_values = self.target_critics(batch.next_observations, next_actions).amin(dim=1)
+                targets = bellman_target(batch.rewards, batch.discounts, next_values)  # (batch,)
         values = self.critics(batch.observations, batch.actions)  # (batch, n_critics)
         loss = (values - targets[:, None]).square().mean(dim=0).sum()
         norm = descend(loss, self.critic_optimizer)

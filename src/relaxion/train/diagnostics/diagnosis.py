@@ -193,6 +193,7 @@ class Diagnosis:
         self.first_expert_share: float | None = None
         self.calls_beside_bfgs: float | None = None  # of the newest assessment
         self.calls_beside_best: float | None = None  # likewise, from validation starts
+        self.lengths: dict[str, float] = {}  # of the newest assessment (`lengths.py`)
 
     def add(self, transition: Transition, agent: Any | None) -> None:
         """One step of all structures. No agent: warm-up, whose critic has learned nothing yet."""
@@ -284,13 +285,15 @@ class Diagnosis:
             self.first_expert_share = now.get("expert_share")
         self.alarms.judge(step, Seen(now | self._known(agent), self.averages.before()))
 
-    def assessed(self, beside_bfgs: float | None, beside_best: float | None) -> None:
-        """Mean force calls of an assessment, beside BFGS and beside the best assessment of the run."""
+    def assessed(self, beside_bfgs: float | None, beside_best: float | None, lengths: Mapping[str, float]) -> None:
+        """Mean force calls of an assessment, beside BFGS and beside the best of the run; moves of several lengths."""
         self.calls_beside_bfgs, self.calls_beside_best = beside_bfgs, beside_best
+        self.lengths = dict(lengths)
 
     def _assessments(self) -> dict[str, float]:
         known = {"bfgs": self.calls_beside_bfgs, "best": self.calls_beside_best}
-        return {f"assessed_calls_beside_{name}": ratio for name, ratio in known.items() if ratio is not None}
+        beside = {f"assessed_calls_beside_{name}": ratio for name, ratio in known.items() if ratio is not None}
+        return beside | {name: number for name, number in self.lengths.items() if math.isfinite(number)}
 
     def take_events(self) -> list[Event]:
         return self.alarms.take_events()
@@ -344,12 +347,14 @@ class Diagnosis:
         known = [torch.nan if number is None else number for number in numbers]
         counters = torch.tensor([self.steps, self.trained_steps])
         own = {"counters": counters, "known": torch.tensor(known, dtype=torch.float64)}
+        own |= {f"length.{name}": _exact(number) for name, number in self.lengths.items()}
         return own | joined({name: getattr(self, name).snapshot() for name in PARTS})
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         self.steps, self.trained_steps = (int(number) for number in tensors["counters"])
         known = [None if number != number else number for number in tensors["known"].tolist()]
         self.first_expert_share, self.calls_beside_bfgs, self.calls_beside_best, *_ = [*known, None]  # older: two
+        self.lengths = {name: float(number) for name, number in Stored(dict(tensors), {}).part("length").items()}
         for name in PARTS:
             getattr(self, name).restore(Stored(dict(tensors), {}).part(name))
 

@@ -16,6 +16,7 @@ from relaxion.train.experience.structure_replay import capacity_range
 
 TABLES = toml_of(Path(__file__).with_name("tables.toml"))
 LIMITS: dict[str, float] = TABLES["limits"]
+KINDS, LENGTHS = ("value", "worth"), ("half", "own", "double")  # what the critic said, what came of it
 PREFIX = "diagnosis/"  # of names in metrics.jsonl
 DIAGNOSIS = "relaxion.diagnosis"  # the logger
 log = logging.getLogger(DIAGNOSIS)
@@ -124,6 +125,22 @@ def behind_bfgs(seen: Seen) -> float:
     return seen.now["assessed_calls_beside_bfgs"] if is_late(seen) else 0.0
 
 
+def wrong_way(seen: Seen) -> float:
+    """How far the critic's difference between two lengths lies on the wrong side, in what chance does to the truth."""
+    worst = 0.0
+    for length in ("half", "double"):
+        said, true = (seen.now[f"{kind}_of_{length}_move"] - seen.now[f"{kind}_of_own_move"] for kind in KINDS)
+        chance = max(LIMITS["errors"] * seen.now[f"{length}_move_error"], 1e-12)
+        if said * true < 0:
+            worst = max(worst, min(abs(said), abs(true)) / chance)
+    return worst
+
+
+def wrong_way_words(seen: Seen) -> str:
+    said, true = (", ".join(f"{seen.now[f'{kind}_of_{name}_move']:.2g}" for name in LENGTHS) for kind in KINDS)
+    return f"its values of 0.5, 1 and 2 times the move are {said}; their worth is {true}"
+
+
 def runs_away(seen: Seen) -> float:
     """A weight that rises while the entropy stays far below its target."""
     rise = seen.now["entropy_weight"] / max(seen.before["entropy_weight"], 1e-12)
@@ -144,12 +161,14 @@ SEVERITIES: dict[str, Callable[[Seen], float]] = {
     "worse_than_bfgs": behind_bfgs,
     "lost": lambda seen: (seen.now["assessed_calls_beside_best"] - 1) / (LIMITS["lost"] - 1),
     "entropy_weight": runs_away,
+    "wrong_way": wrong_way,
 }
 WORDS: dict[str, Callable[[Seen], str]] = {  # where they are more than numbers put into a text
     "overestimation": overestimation_words,
     "stillness": stillness_words,
     "replay_old": replay_words,
     "replay_young": replay_words,
+    "wrong_way": wrong_way_words,
 }
 
 

@@ -20,6 +20,7 @@ from relaxion.structures.minimum_distance import Nearest, correct
 from relaxion.structures.structures import per_structure_sum
 from relaxion.train.agents.shared import Agent, best_actions, scale_learning_rates
 from relaxion.train.diagnostics import Diagnosis, Event, Facts
+from relaxion.train.diagnostics.lengths import lengths
 from relaxion.train.experience.environment import EnvironmentSettings
 from relaxion.train.experience.environment import Source as WhoMoved
 from relaxion.train.experience.exploration import LinearSchedule, NoisyExplorer
@@ -234,7 +235,9 @@ class RelaxTrainer:
         assessed = self.assessor(relax, stop)
         validated = assessed if self.validation is None else self.validation(relax, stop)
         self.kept.offer(self.step, validated, assessed, self.acting_policy.state_dict())
-        self.diagnosis.assessed(assessed.beside("BFGS"), self.kept.beside_best(validated))
+        agent = self._learned_agent
+        found = {} if agent is None else lengths(agent, self.environment, self.state)
+        self.diagnosis.assessed(assessed.beside("BFGS"), self.kept.beside_best(validated), found)
         validation = {"eval/validation_force_calls_mean": float(validated.force_calls.mean())}
         return replace(assessed, extra=validation | self.kept.scalars())
 

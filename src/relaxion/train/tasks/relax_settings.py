@@ -16,7 +16,7 @@ from relaxion.settings import Settings, nearest
 from relaxion.train.agents import AGENT_SETTINGS
 from relaxion.train.data.starts import first_at_hand, potential_at_hand, source_at_hand
 from relaxion.train.experience.environment import EnvironmentSettings
-from relaxion.train.experience.reward import REWARDS, RewardName
+from relaxion.train.experience.reward import REWARDS, reward_named
 from relaxion.train.supervised.dataset import LiveSettings
 from relaxion.train.tasks.settings import AgentRunSettings, TrainingSettings
 
@@ -67,7 +67,8 @@ class AtomTaskSettings(Settings):
     """Settings are chosen on `validation`: structures that are neither trained on nor used for results."""
 
     reward: str = "log_force_decrease:1"
-    """Rewards and their weights, joined by `+`: force, log_force, step, energy, log_force_decrease (R7.4)."""
+    """Rewards and their weights, joined by `+`: force, log_force, step, energy, log_force_decrease, log_gap_decrease
+    (R7.4), or `module:function:WEIGHT` of your own, a function of a `StepProgress`."""
 
     back_off_penalty: float = Field(default=0.5, ge=0)
     """Taken off the reward for a move wholly undone, in proportion for a part (R7.2)."""
@@ -131,13 +132,15 @@ class AtomTaskSettings(Settings):
             raise SettingsError("imitation_weight needs an expert to imitate: set expert_share above 0")
 
 
-def reward_weights(text: str) -> dict[RewardName, float]:
-    """From `log_force_decrease:1+step:0.5`."""
-    weights: dict[RewardName, float] = {}
+def reward_weights(text: str) -> dict[str, float]:
+    """From `log_force_decrease:1+step:0.5`; a reward of the user's own is `module:function:1`."""
+    weights: dict[str, float] = {}
     for part in text.split("+"):
         name, _, value = (word.strip() for word in part.partition(":"))
-        if name not in REWARDS:
-            raise SettingsError(f"unknown reward '{name}': {nearest(name, REWARDS)}")
+        if name not in REWARDS and value:
+            own, _, value = value.partition(":")
+            name = f"{name}:{own}"
+        reward_named(name)
         try:
             weights[name] = float(value or 1)
         except ValueError as error:

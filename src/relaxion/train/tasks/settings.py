@@ -12,7 +12,7 @@ from pydantic import Field
 from relaxion.errors import SettingsError
 from relaxion.files import Stored
 from relaxion.settings import SETTINGS_PAGE, Settings, nearest
-from relaxion.train.agents import AGENT_SETTINGS, AGENTS
+from relaxion.train.agents import AGENT_SETTINGS, AGENTS, own_agent
 from relaxion.train.experience.exploration import LinearSchedule, NoisyExplorer
 
 if TYPE_CHECKING:
@@ -226,6 +226,8 @@ def agent_name(word: Any, owner: str = "") -> str:
     """The agent meant by a word of the user."""
     if not isinstance(word, str):
         raise SettingsError(f"{owner}an agent is named by a word ({', '.join(AGENT_SETTINGS)}), got {word!r}")
+    if ":" in word:
+        return own_agent(word)
     if (name := word.lower()) not in AGENT_SETTINGS:
         raise SettingsError(f"{owner}no agent named '{word}': {nearest(name, AGENT_SETTINGS)}")
     return name
