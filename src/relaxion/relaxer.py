@@ -75,9 +75,9 @@ class HistoryEntry:
     fmax_ev_per_angstrom: float
     method: str  # that led here: "start", "policy", "model", "internal", "springs", "plain" or "fire"
     step_length_angstrom: float  # longest executed displacement, from the base of the step
-    trust_angstrom: float  # that the step had to keep to; at the start that of the core
+    trust_angstrom: float  # that the step had to keep to; at the start that of the classical optimizer
     accepted: bool = True
-    reason: str = ""  # why that method, in the guard's words; why FIRE took over
+    reason: str = ""  # the safeguard's reason for that method, or for FIRE
     control: Mapping[str, float] = field(default_factory=dict)  # scale, trust factor, … of a policy's step
 
 
@@ -111,8 +111,8 @@ class Relaxer(Optimizer):
     ) -> None:
         """`policy`: "auto" takes a shipped policy that covers the elements, a name or path takes that one, None the
         classical optimizer. `maxstep`: longest displacement in one step, Å. `allow_unseen`: use the policy also
-        for elements it was not trained on. `database`: a folder in which evaluated geometries are kept, to learn from
-        (`relaxion learn`). `device`: where the network of a metric policy computes ("cuda"). `model`: a cheaper
+        for elements it was not trained on. `database`: a folder in which evaluated geometries are stored, to learn from
+        (`relaxion learn`). `device`: where the network of a stiffness policy computes ("cuda"). `model`: a cheaper
         calculator, or its name, that plans for the calculator of the atoms; its calls are `model_calls`. All else as in
         ASE;
         options that only other optimizers have (alpha, dt, memory, …) are named in a warning and

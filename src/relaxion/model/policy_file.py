@@ -65,7 +65,7 @@ class _Values(Settings):
 
 @dataclass(frozen=True, eq=False)
 class PolicyFile:
-    """A policy that can be shipped. `networks` has "policy", and where it has a trust rule of its own, "gate"."""
+    """A policy that can be shipped. `networks` has "policy", and "gate" for a step rule of its own."""
 
     name: str
     networks: Mapping[str, Network]

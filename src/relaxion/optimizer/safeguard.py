@@ -126,9 +126,9 @@ class Feedback:
 class SafeguardSettings:
     """When to use the policy's step. Tuned on structures outside every benchmark (docs/decisions.md).
 
-    A step is bad if it is rejected, or useless: taken in full, the largest force hardly fell, and the curvature met
-    differs much from the Hessian's. Where no secants correct the Hessian it is also bad if it lowers the energy by less
-    than a share of the predicted change.
+    A step is bad if it is rejected, or useless: taken in full, the largest force hardly fell, and the measured
+    curvature differs much from the Hessian's. Where no secants correct the Hessian it is also bad if it lowers the
+    energy by less than a share of the predicted change.
     """
 
     full_step: float = 0.1
@@ -136,7 +136,7 @@ class SafeguardSettings:
     hardly: float = 0.2
     """Decades by which the largest force must fall; less is hardly."""
     another: float = 3.0
-    """Ratio of the curvature met and the Hessian's, either way, that is much."""
+    """Ratio of measured curvature and the Hessian's, either way, above which they differ much."""
     least_kept: float = 0.25
     """Share of the predicted change of the energy."""
     most_classical_steps: int = 15
@@ -146,8 +146,7 @@ class SafeguardSettings:
     largest_ratio: float = 30.0
     """Largest ratio of the two steps' lengths, either way, likewise."""
     molecules_bonus: float = 0.7
-    """Where there are molecules their internal coordinates are taken unless the policy misses less than this share of
-    what they miss."""
+    """Molecules use internal coordinates unless the policy's error is below this share of theirs."""
     softest: float = 0.2
     """eV/Å²: no step is longer than if everything were as soft as this, so that small forces lead to small steps."""
     another_scale: float = 1.5

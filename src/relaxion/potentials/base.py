@@ -57,7 +57,7 @@ class Potential(ABC):
 
     @property
     def elements(self) -> frozenset[int] | None:
-        """Atomic numbers it knows; None: any, or not known beforehand."""
+        """Covered atomic numbers; None: any, or not known beforehand."""
         return None
 
     def check_elements(self, structures: Structures) -> None:
@@ -72,7 +72,7 @@ class Potential(ABC):
             )
 
     def assumption(self, atoms: Atoms) -> str | None:
-        """What it takes for granted about these atoms, in words, where the user should know; most: nothing."""
+        """Its assumptions about these atoms that matter to the user, in words; most: none."""
         del atoms
         return None
 

@@ -85,7 +85,7 @@ class VectorLearner:
         return assess(self._trainer.act, self._trainer.task, n_starts)
 
     def metrics(self) -> dict[str, float]:
-        """What training reported since the last call, under the names of metrics.jsonl."""
+        """Records of training since the last call, under the names of metrics.jsonl."""
         return self._trainer.scalars()
 
     def save(self, path: str | Path) -> None:
