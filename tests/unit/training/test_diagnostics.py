@@ -285,7 +285,7 @@ class TestRules:
         assert [(event.step, event.begins) for event in alarms.take_events()] == [(1, True), (5, False)]
         assert [record.levelno for record in caplog.records] == [logging.WARNING] * 2
         assert caplog.messages[0].startswith("step 1: blocked against a wall")
-        assert caplog.messages[1] == "step 5: no longer: blocked against a wall"
+        assert caplog.messages[1] == "step 5: resolved: blocked against a wall"
 
     def test_advice_is_no_warning(self, caplog):
         with caplog.at_level(logging.INFO, logger="relaxion"):

@@ -42,7 +42,7 @@ CITATION = f"""@software{{relaxion,
 }}"""
 OUTCOMES = {  # others are called what they are
     "step_limit": "step limit reached",
-    "non_finite": "answer not finite",
+    "non_finite": "not finite",
     "error": "failed",
     "running": "still running",
 }

@@ -241,7 +241,7 @@ class Alarms:
                 self._tell(Event(step, rule.name, True, rule.sentence(seen), rule.is_advice))
             elif is_active and severity < LIMITS["ends_below"]:
                 self.active.remove(rule.name)
-                self._tell(Event(step, rule.name, False, f"no longer: {rule.headline}", rule.is_advice))
+                self._tell(Event(step, rule.name, False, f"resolved: {rule.headline}", rule.is_advice))
 
     def _tell(self, event: Event) -> None:
         self._events.append(event)
