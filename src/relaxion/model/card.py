@@ -70,7 +70,7 @@ class ModelCard(Settings):
     """Symbols of all elements it was trained on."""
 
     adsorbates: tuple[str, ...] = ()
-    """Symbols of elements it met as single atoms among many of the others only."""
+    """Symbols of elements that it saw as single atoms among many others only."""
 
     unseen: tuple[str, ...] = ()
     """Symbols of elements it was never trained on and yet found to do better on than the classical optimizer."""

@@ -47,7 +47,7 @@ class StepRule:
     log_trust: float = 0.0
     """Natural logarithm of a factor on the trust radius."""
     secant_weight: float = 0.9
-    """How far the secant of a short step is believed: 0: the Hessian alone, 1: the secant alone."""
+    """Weight of the secant of a short step; 0: the Hessian alone, 1: the secant alone."""
     n_secants: int = 8
     """So many of the newest are used; each counts less than the next newer one."""
     secant_length: float = 0.1

@@ -80,7 +80,7 @@ def enough_memory() -> Iterator[None]:
         if isinstance(error, RuntimeError) and "allocate memory" not in str(error):
             raise
         raise SettingsError(
-            "replay, networks or structures of these settings ask for more memory than there is; try smaller ones"
+            "replay, networks or structures of these settings need more memory than is available; try smaller ones"
         ) from error
 
 

@@ -162,7 +162,7 @@ class RunSettings:
         known = [key for kind in kinds.values() for key in kind.model_fields]
         for key in rest:
             if key in gone:
-                raise SettingsError(f"{key} is no setting any more: it is {gone[key]}, got {rest[key]!r}")
+                raise SettingsError(f"{key} is not a setting any more: it is {gone[key]}, got {rest[key]!r}")
             if key not in known:
                 raise SettingsError(f"unknown setting '{key}' for {name}: {nearest(key, known, SETTINGS_PAGE)}")
         if "task" not in rest:
