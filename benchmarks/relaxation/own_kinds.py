@@ -27,7 +27,7 @@ from relaxion.batch import BatchRelaxer, BatchSettings, relax_batch
 from relaxion.model.stiffness_network import StiffnessNetwork
 from relaxion.model.stiffness_policy import StiffnessPolicy
 from relaxion.optimizer.choice import load, new_stepper
-from relaxion.optimizer.hessian.learned import LearnedHessians, MetricSource, states_at
+from relaxion.optimizer.hessian.learned import LearnedHessians, states_at
 from relaxion.optimizer.safeguard import StepRule
 from relaxion.potentials import potential
 from relaxion.potentials.base import Potential
@@ -71,7 +71,7 @@ def calls(policy: str | None, begun: list[tuple[Atoms, bool]], chgnet: Potential
     return taken
 
 
-def metric_calls(metrics: MetricSource, begun: list[tuple[Atoms, bool]], engine: Potential) -> np.ndarray:
+def metric_calls(metrics: LearnedHessians, begun: list[tuple[Atoms, bool]], engine: Potential) -> np.ndarray:
     """The same for a stiffness that is no policy's, under the guard."""
     settings = BatchSettings(fmax=FMAX, max_force_calls=MOST_CALLS)
     batch = BatchRelaxer(engine, settings, lambda _: ("metric", new_stepper(metrics=metrics)))

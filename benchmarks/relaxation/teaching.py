@@ -65,7 +65,7 @@ def gathered(policy: str, number: int, engine: str | None) -> LiveExamples:
         examples.sources = [source for source in examples.sources if source.potential.name == engine]
         examples.shares = [1 / len(examples.sources)] * len(examples.sources)
     for _ in range(number):
-        examples.gather()
+        examples.relax()
     return examples
 
 
@@ -111,7 +111,8 @@ def newton(lesson: Examples, engine: Potential) -> Tensor:
     hessian = -((forces[:, 0] - forces[:, 1]) / (2 * SHIFT))[moving][:, moving]
     values, vectors = torch.linalg.eigh((hessian + hessian.T) / 2)
     step = torch.zeros(number, dtype=torch.float64)
-    pulls = lesson.state.evaluation.forces.double().flatten()[moving]
+    pulls = pulls_of(lesson.state).atoms
+    pulls = (pulls if lesson.left_over is None else pulls - lesson.left_over.atoms).flatten()[moving]
     step[moving] = vectors @ ((vectors.T @ pulls) / values.abs().clamp_min(FLOOR))
     return step.view(-1, 3)
 

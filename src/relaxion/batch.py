@@ -59,6 +59,7 @@ class BatchSettings:
     pressure_gpa: float = 0.0  # on free cells
     cell_mask: str = ""  # components of a free cell that may change, some of xx,yy,zz,yz,xz,xy; empty: all
     keep_symmetry: bool = False  # hold each structure to its space group
+    leave_saddles: bool = False  # check the ends for negative curvature, and relax on where there is some
     time_limit_seconds: float | None = None  # of one structure's share of the time
     record: bool = False  # keep every evaluated point
     stresses: bool = False  # ask for them also where the cell does not relax
@@ -92,16 +93,18 @@ def relax_batch(
     device: DeviceLike = None,
     pressure_gpa: float = 0.0,
     model: str | BaseCalculator | Potential | None = None,
+    leave_saddles: bool = False,
 ) -> list[Relaxed]:
     """Relax all structures, in the order given; the same results as `Relaxer` brings one by one, to rounding.
 
     `structures`: ASE atoms, with constraints if need be; they are not changed. `potential`: a name ("emt"), an ASE
     calculator (asked one structure after the other) or a potential. `policy`, `allow_unseen`: as in `Relaxer`. `fmax`:
-    eV/Å. `cell`: relax the cells too, against `pressure_gpa`. `database`: as in `Relaxer`. `device`: where the networks
-    of the policy and of a named potential compute. `model`: a cheaper potential that plans, as in `Relaxer`. An error
-    of the potential ends only that structure, not the others.
+    eV/Å. `cell`: relax the cells too, against `pressure_gpa`. `database`, `leave_saddles`: as in `Relaxer`. `device`:
+    where the networks of the policy and of a named potential compute. `model`: a cheaper potential that plans, as in
+    `Relaxer`. An error of the potential ends only that structure, not the others.
     """
     settings = BatchSettings(policy, fmax, cell, max_force_calls, allow_unseen, pressure_gpa, device=device)
+    settings = replace(settings, leave_saddles=leave_saddles)
     return list(relax_stream(structures, potential, settings, batch_size, database=database, model=model))
 
 

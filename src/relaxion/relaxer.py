@@ -48,6 +48,16 @@ from relaxion.optimizer.point import (
 )
 from relaxion.optimizer.recorded import Remembered, database_at
 from relaxion.optimizer.restart import Saved, read_restart, write_restart
+from relaxion.optimizer.saddles import (
+    CURVATURE,
+    Check,
+    EndCheck,
+    SaddleSearch,
+    back_afterwards,
+    failed,
+    kinds_of,
+    undone,
+)
 from relaxion.optimizer.step import Stepper, propose
 from relaxion.optimizer.trust_region import TrustRegionSettings
 from relaxion.settings import shown
@@ -62,6 +72,7 @@ logger = logging.getLogger(__name__)
 
 LARGE = 200  # atoms; only above it may a policy's step cost more than a force call
 TIMED_STEPS = 2  # in a row that took longer than their force calls: the policy is too slow to pay
+MOST_LOOKS = 8  # near an end, one after the other; fewer are allowed
 MOVED_BY_HAND = 1e-3  # Å; atoms found farther than this from where we left them were moved by somebody else
 
 
@@ -73,7 +84,8 @@ class HistoryEntry:
     energy_ev: float  # of the calculator; the one that belongs to the forces, where it has several
     enthalpy_ev: float  # energy + pressure × volume: what is minimised; equal to the energy without pressure
     fmax_ev_per_angstrom: float
-    method: str  # that led here: "start", "policy", "model", "internal", "springs", "plain" or "fire"
+    method: str  # that led here: "start", "policy", "model", "internal", "springs", "plain", "fire", "saddle" (left);
+    # "curvature": a look at a place near the end
     step_length_angstrom: float  # longest executed displacement, from the base of the step
     trust_angstrom: float  # that the step had to keep to; at the start that of the classical optimizer
     accepted: bool = True
@@ -107,16 +119,17 @@ class Relaxer(Optimizer):
         database: str | Path | RelaxationDatabase | None = None,
         device: DeviceLike = None,
         model: str | BaseCalculator | Potential | None = None,
+        leave_saddles: bool = False,
         **kwargs: Any,
     ) -> None:
         """`policy`: "auto" takes a shipped policy that covers the elements, a name or path takes that one, None the
         classical optimizer. `maxstep`: longest displacement in one step, Å. `allow_unseen`: use the policy also
         for elements it was not trained on. `database`: a folder in which evaluated geometries are stored, to learn from
         (`relaxion learn`). `device`: where the network of a stiffness policy computes ("cuda"). `model`: a cheaper
-        calculator, or its name, that plans for the calculator of the atoms; its calls are `model_calls`. All else as in
-        ASE;
-        options that only other optimizers have (alpha, dt, memory, …) are named in a warning and
-        ignored."""
+        calculator, or its name, that plans for the calculator of the atoms; its calls are `model_calls`.
+        `leave_saddles`: look for negative curvature at the end, with at most 4 force calls, and relax further where
+        there is some (`end_check`). All else as in ASE; options that only other optimizers have (alpha, dt, memory, …)
+        are named in a warning and ignored."""
         check_door(atoms)
         atoms = unwrapped(atoms)
         self.maxstep = _checked_maxstep(self.defaults["maxstep"] if maxstep is None else maxstep)
@@ -152,6 +165,8 @@ class Relaxer(Optimizer):
         self._slow_steps = 0  # of the policy, in a row
         self._stopped: Outcome | None = None
         self.reason = ""  # why it stopped before its time, in words
+        self._saddles = SaddleSearch(kinds_of(bare_atoms(atoms))) if leave_saddles else None
+        self._look: Proposal | None = None  # at a place near the end, while it is evaluated
         if restart is not None and Path(restart).exists() and not Path(restart).is_file():
             raise RestartError(f"{restart} is not a file; name another restart file")
         super().__init__(
@@ -184,6 +199,11 @@ class Relaxer(Optimizer):
         return self._alone if self._levels is None else self._levels.stepper
 
     @property
+    def end_check(self) -> EndCheck:
+        """Whether the end is a minimum, as far as that was looked for."""
+        return EndCheck() if self._saddles is None else self._saddles.found
+
+    @property
     def calls_before(self) -> int:
         """Those in the runs before the restart file was written."""
         return self._calls_before
@@ -214,7 +234,8 @@ class Relaxer(Optimizer):
         """How the relaxation stands."""
         if self._stopped is not None:
             return self._stopped
-        if self.fmax is not None and self.history and self.history[-1].fmax_ev_per_angstrom < self.fmax:
+        ways = [entry for entry in self.history[-MOST_LOOKS:] if entry.method != CURVATURE]
+        if self.fmax is not None and ways and ways[-1].fmax_ev_per_angstrom < self.fmax:
             return Outcome.CONVERGED
         if self.history and self.nsteps >= self.max_steps:
             return Outcome.STEP_LIMIT
@@ -243,6 +264,8 @@ class Relaxer(Optimizer):
         self._calls_before, self._seen_at, self._left_at = saved.force_calls, saved.seen_at, saved.left_at
         try:
             self._restore_model(path, saved.core.get("model"))
+            if self._saddles is not None and "saddles" in saved.core:
+                self._saddles.restore(saved.core["saddles"], len(saved.seen_at))
             self._stepper.restore(saved.core)
             self._stepper.check_rows(len(saved.seen_at))
         except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
@@ -278,8 +301,14 @@ class Relaxer(Optimizer):
         core = self._stepper.snapshot()
         if self._levels is not None:
             core["model"] = self._levels.plain()
+        if self._saddles is not None:
+            core["saddles"] = self._saddles.plain()
         saved = Saved(self.force_calls, self._seen_at, self._left_at, core, *who)
         write_restart(Path(path), self.atoms, saved)
+
+    def _keep_restart(self) -> None:
+        if self.restart is not None and self.comm.rank == 0:
+            self.save(self.restart)
 
     def todict(self) -> dict[str, Any]:
         """For the header of the trajectory."""
@@ -289,6 +318,8 @@ class Relaxer(Optimizer):
         """Relax until the largest force is below `fmax` (eV/Å) or `steps` steps are done. Whether it converged."""
         self._begin(fmax)
         converged = bool(super().run(fmax, steps))
+        while converged and self._leaves_saddle():
+            converged = bool(super().run(fmax, self.max_steps - self.nsteps))
         if self.outcome is Outcome.STEP_LIMIT:
             self._settle()
         elif self.outcome is Outcome.NON_FINITE and self._stepper.last is not None:
@@ -300,7 +331,77 @@ class Relaxer(Optimizer):
     def irun(self, fmax: float = 0.05, steps: int = DEFAULT_MAX_STEPS) -> Generator[bool]:  # pyright: ignore[reportIncompatibleMethodOverride]
         """The same as a generator; the atoms stay at the last point tried, even if it was a bad one."""
         self._begin(fmax)
-        return super().irun(fmax, steps)
+        return super().irun(fmax, steps) if self._saddles is None else self._irun_on(super().irun(fmax, steps), fmax)
+
+    def _irun_on(self, relaxing: Generator[bool], fmax: float) -> Generator[bool]:
+        """The same, but a saddle point is no end."""
+        while True:
+            converged = False
+            for converged in relaxing:
+                if not converged:
+                    yield False
+            if not converged:
+                return
+            if not self._leaves_saddle():
+                yield True
+                return
+            relaxing = super().irun(fmax, self.max_steps - self.nsteps)
+
+    def _leaves_saddle(self) -> bool:
+        """At the end: whether that was a saddle point, beside which the atoms now stand."""
+        if self._saddles is None:
+            return False
+        if self._levels is not None:
+            self._levels.plan_no_more()
+        point = read_point(self.atoms, self._coordinates())
+        self._seen_at = self._left_at = point.coordinates
+        self._base_call = self.force_calls
+        with back_afterwards(self.atoms):
+            proposal = self._looked_around(self._saddles.check(point, self._stepper, self.max_steps - self.nsteps))
+        self._write(f"{self._saddles.found.in_words()}, {self._saddles.calls} calls")
+        self._counted = self._geometry()
+        if proposal is None:
+            return False
+        place(self.atoms, point.coordinates + proposal.step)
+        self._left_at = self._coordinates()
+        self.nsteps += 1
+        self._keep_restart()
+        self.log(self.optimizable.get_gradient())
+        self.call_observers()
+        return True
+
+    def _looked_around(self, check: Check) -> Proposal | None:
+        """The step from a saddle point, where the check finds one."""
+        found: Point | str | None = None
+        while True:
+            try:
+                look = next(check) if found is None else check.send(found)
+            except StopIteration as end:
+                return end.value
+            try:
+                found = self._look_at(look)
+            except Exception as error:  # noqa: BLE001 - calculators may raise anything; the end stands all the same
+                found = failed(error)
+
+    def _look_at(self, look: Proposal) -> Point | str:
+        """One force call at a place near the end. Observers, such as trajectories, see the ways only."""
+        self._keep_restart()
+        place(self.atoms, look.base.coordinates + look.step)
+        if reason := undone(look, self._coordinates()):
+            return reason
+        self._look = look
+        try:
+            point = read_point(self.atoms, self._coordinates())
+            self._enter_history(float(self.optimizable.gradient_norm(self.optimizable.get_gradient())))
+            self.history[-1] = replace(self.history[-1], accepted=False)
+        finally:
+            self._look = None
+        self.nsteps += 1
+        return point
+
+    def _write(self, sentence: str) -> None:
+        if self.logfile is not None:
+            self.logfile.write(f"{type(self).__name__}:  {sentence}\n")
 
     def _begin(self, fmax: float) -> None:
         _check_fmax(fmax)
@@ -326,18 +427,23 @@ class Relaxer(Optimizer):
         if self._call_began is not None:
             self._call_seconds = time.perf_counter() - self._call_began
             self._call_began = None
-        enthalpy = read_energy(self.atoms)
-        energy = read_energy(bare_atoms(self.atoms)) if self.pressure_gpa else enthalpy
         largest_force = float(self.optimizable.gradient_norm(gradient))
         if self.pressure_gpa:
-            self._log_under_pressure(energy, enthalpy, largest_force)
+            enthalpy = read_energy(self.atoms)
+            self._log_under_pressure(read_energy(bare_atoms(self.atoms)), enthalpy, largest_force)
         else:
             super().log(gradient)
+        self._enter_history(largest_force)
+
+    def _enter_history(self, largest_force: float) -> None:
+        """A new place is a force call."""
         geometry = self._geometry()
         if self._counted == geometry:
             return
         self._counted = geometry
-        last = self._stepper.last
+        enthalpy = read_energy(self.atoms)
+        energy = read_energy(bare_atoms(self.atoms)) if self.pressure_gpa else enthalpy
+        last = self._look or self._stepper.last
         travelled = 0.0 if last is None else last.base.reach(self._coordinates() - last.base.coordinates)
         self.history.append(
             HistoryEntry(
@@ -386,8 +492,7 @@ class Relaxer(Optimizer):
         place(self.atoms, proposal.base.coordinates + proposal.step)
         self._seen_at, self._left_at = point.coordinates, self._coordinates()
         self._watch_motion(longest(self._left_at - point.coordinates))
-        if self.restart is not None and self.comm.rank == 0:
-            self.save(self.restart)
+        self._keep_restart()
         self._call_began = time.perf_counter()
 
     def _plan(self, levels: TwoLevels, fmax: float) -> None:
@@ -398,8 +503,7 @@ class Relaxer(Optimizer):
         words = levels.begin(fmax)
         if levels.model.note:
             logger.warning("%s; the relaxation continues without it", levels.model.note)
-        if self.logfile is not None:
-            self.logfile.write(f"{type(self).__name__}:  {words}\n")
+        self._write(words)
 
     def _restore_model(self, path: Path, saved: dict[str, Any] | None) -> None:
         if (saved is None) != (self._levels is None):

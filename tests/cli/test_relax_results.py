@@ -18,7 +18,7 @@ from relaxion.optimizer.choice import Chooser
 
 KEYS = {
     "file", "formula", "converged", "outcome", "force_calls", "energy_ev", "enthalpy_ev", "pressure_gpa",
-    "fmax_ev_per_angstrom", "policy", "policy_steps", "fallback_used", "wall_time_seconds", "written_to",
+    "fmax_ev_per_angstrom", "policy", "policy_steps", "fallback_used", "end_check", "wall_time_seconds", "written_to",
 }  # fmt: skip
 
 
@@ -348,7 +348,7 @@ def test_already_relaxed_and_symmetric(relaxion, copper):
     answer = relaxion("relax", "copper.xyz")
     assert answer.code == 0
     assert "Cu4 already relaxed (1 force call)" in answer.out
-    assert "try --rattle 0.05" in answer.err
+    assert "try --leave-saddles" in answer.err
     rattled = relaxion("relax", "copper.xyz", "--rattle", "0.05", "--force")
     assert "already relaxed" not in rattled.out
     assert "try --rattle" not in rattled.err
@@ -403,3 +403,22 @@ def test_calculators(relaxion):
     assert entries["emt"]["available"]
     assert "Cu" in entries["emt"]["elements"]
     assert entries["chgnet"]["how_to_install"] == "pip install 'relaxion[chgnet]'"
+
+
+def test_a_saddle_point_is_left_if_asked(relaxion):
+    write("flat.xyz", Atoms("Cu4", [(0, 0, 0), (2.4, 0, 0), (0, 2.4, 0), (2.4, 2.4, 0)]))
+    (plain,) = relaxion("relax", "flat.xyz", "--json").objects
+    assert plain["end_check"]["checked"] is False
+    answer = relaxion("relax", "flat.xyz", "--json", "--leave-saddles", "--report", "--out", "left")
+    (left,) = answer.objects
+    assert left["end_check"]["checked"] is True
+    assert left["end_check"]["saddle_energies_ev"][0] == pytest.approx(plain["energy_ev"], abs=1e-3)
+    assert left["energy_ev"] < plain["energy_ev"] - 0.1
+    assert left["end_check"]["lowest_curvature_ev_per_angstrom2"] > -0.05
+    ended = read("left/flat/flat.extxyz")
+    assert np.allclose(ended.positions, read("left/flat/flat.traj").positions, atol=1e-6)
+    assert largest_emt_force(ended) < 0.05
+    assert "lowest curvature" in Path("left/flat/report.html").read_text(encoding="utf-8")
+    again = relaxion("report", "left/flat", "--out", "again.html")
+    assert again.code == 0
+    assert "lowest curvature" in Path("again.html").read_text(encoding="utf-8")

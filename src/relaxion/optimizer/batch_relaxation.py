@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ase import Atoms
@@ -28,6 +28,7 @@ from relaxion.optimizer.point import (
     read_point,
 )
 from relaxion.optimizer.recorded import Remembered
+from relaxion.optimizer.saddles import Check, EndCheck, SaddleSearch, kinds_of, undone
 from relaxion.optimizer.step import Stepper
 from relaxion.optimizer.two_levels import CheapModel, TwoLevels
 from relaxion.potentials.base import Potential
@@ -86,6 +87,7 @@ class Relaxed:
     reason: str = ""  # why it stopped before its time, in words
     model_used: str = ""  # the cheaper potential that planned; and why it was left, where it was
     model_calls: int = 0  # of it
+    end_check: EndCheck = field(default_factory=EndCheck)  # whether the end is a minimum
 
     @property
     def converged(self) -> bool:
@@ -153,6 +155,9 @@ class Relaxation:
         self._visited: list[Visit] = []
         self._remembered: Remembered | None = None
         self._base_call: int | None = None  # the force call at which the next step begins
+        self._saddles = SaddleSearch(kinds_of(atoms)) if settings.leave_saddles else None
+        self._check: Check | None = None  # of the end, while it goes on
+        self._end_found: tuple[Point, Answer] | None = None  # the end that is checked
 
     @property
     def stepper(self) -> Stepper:
@@ -199,13 +204,62 @@ class Relaxation:
         if self._remembered is not None and self.moved:
             told = self.told
             self._remembered.answered(self.calls, self._base_call, told.energy, told.forces, told.stress)
+        if self._check is not None:
+            self._look_around(point)
+            return None
         if point.largest_force < self.settings.fmax and math.isfinite(point.energy):
-            self._end(Outcome.CONVERGED, point, self.told)
-        elif self.stepper.last is None and not point.finite:
+            self._converged(point)
+            return None
+        if self.stepper.last is None and not point.finite:
             self._end(Outcome.NON_FINITE, point, None, reason=f"not finite: {point.not_finite} at call 1, the start")
         elif self.stepper.last is None and point.largest_force > (self.settings.largest_first_force or math.inf):
             self.fail(TOO_LARGE_A_FORCE)
         return None if self.result is not None else point
+
+    def _converged(self, point: Point) -> None:
+        """The end, which is checked where the settings ask for it."""
+        if self._saddles is None:
+            self._end(Outcome.CONVERGED, point, self.told)
+            return
+        if self.levels is not None:
+            self.levels.plan_no_more()
+        self._end_found = point, self.told
+        self._base, self._base_call = self._end_found, self.calls
+        self._check = self._saddles.check(point, self.stepper, self.settings.max_force_calls - self.calls)
+        self._look_around(None)
+
+    def _look_around(self, found: Point | str | None) -> None:
+        """The next place to look at, or the end, or a step from it."""
+        assert self._check is not None
+        assert self._end_found is not None
+        if self._visited and found is not None:
+            self._visited[-1] = replace(self._visited[-1], accepted=False)
+        while True:
+            try:
+                look = next(self._check) if found is None else self._check.send(found)
+            except StopIteration as end:
+                self._check = None
+                self._after_check(end.value)
+                return
+            self._place(look)
+            assert self._coordinates is not None
+            found = undone(look, self._coordinates)
+            if not found:
+                return
+
+    def _after_check(self, proposal: Proposal | None) -> None:
+        assert self._end_found is not None
+        if proposal is not None:
+            self._place(proposal)
+            return
+        point, answer = self._end_found
+        place(self.target, point.coordinates)
+        self._end(Outcome.CONVERGED, point, answer)
+
+    def _place(self, proposal: Proposal) -> None:
+        place(self.target, proposal.base.coordinates + proposal.step)
+        self._coordinates = read_coordinates(self.target)
+        self.moved = True
 
     def move(self, point: Point, proposal: Proposal) -> None:
         """The next step, or the end where there is none."""
@@ -244,7 +298,10 @@ class Relaxation:
             self.fail(f"{TIME_LIMIT} of {limit:g} s exceeded after {self.calls} force calls")
 
     def fail(self, sentence: str) -> None:
-        """Ended from outside; what was reached so far is kept."""
+        """Ended from outside; what was reached so far is kept. In a check that is the end."""
+        if self._check is not None:
+            self._look_around(f"the check failed ({sentence})")
+            return
         if self._base is not None:
             place(self.target, self._base[0].coordinates)
         self._end(Outcome.RUNNING, *(self._base or (None, None)), error=sentence)
@@ -281,6 +338,7 @@ class Relaxation:
             reason=reason,
             model_used="" if self.levels is None else self.levels.model.used,
             model_calls=0 if self.levels is None else self.levels.model.calls,
+            end_check=EndCheck() if self._saddles is None else self._saddles.found,
         )
 
 

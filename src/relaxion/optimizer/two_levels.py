@@ -413,6 +413,11 @@ class TwoLevels:
             base = planned.base
         return propose([self.alone], [base])[0]
 
+    def plan_no_more(self) -> None:
+        """At an end that is checked: a saddle point of the expensive potential may be none of the cheap one."""
+        if self.stepper is self.planner:
+            self._leave()
+
     def _leave(self) -> None:
         """Who goes on alone keeps what the steps met."""
         self.stepper = self.alone

@@ -8,7 +8,7 @@ import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +79,7 @@ class RelaxRequest(RelaxingOptions):
     report: bool
     resume: bool
     force: bool
+    leave_saddles: bool
     rattle: float  # Å
     seed: int
     quiet: bool
@@ -194,7 +195,7 @@ class _Session:
             start = symmetric(start) if request.keep_symmetry else start
             task = RelaxationTask(
                 start, self.physics, request.fmax, request.steps, request.cell, record=request.report,
-                pressure_gpa=request.pressure, cell_mask=request.cell_mask,
+                pressure_gpa=request.pressure, cell_mask=request.cell_mask, leave_saddles=request.leave_saddles,
             )  # fmt: skip
             report = self._relax_into_folder(job, task)
         except Exception as error:  # noqa: BLE001 - a defect met by one structure is no reason to drop the others
@@ -330,12 +331,8 @@ def details(request: RelaxRequest, run: Run) -> dict[str, Any]:
         "fmax_ev_per_angstrom": request.fmax,
         "free_cell": request.cell,
     }
-    given = {
-        "model": request.model,
-        "pressure_gpa": request.pressure,
-        "cell_mask": request.cell_mask,
-        "keep_symmetry": request.keep_symmetry,
-    }
+    names = ("model", "cell_mask", "keep_symmetry", "leave_saddles")
+    given = {"pressure_gpa": request.pressure, **{name: getattr(request, name) for name in names}}
     plain |= {name: value for name, value in given.items() if value}
     columns = ("energy_ev", "enthalpy_ev", "fmax_ev_per_angstrom", "accepted", "method", "reason")
     calls = {name: [getattr(reading, name) for reading in run.readings] for name in columns}
@@ -413,6 +410,7 @@ def as_plain(report: Report, *, compare: bool) -> dict[str, Any]:
         "policy": run.policy_used,
         "policy_steps": run.policy_steps,
         "fallback_used": run.fallback_used,
+        "end_check": asdict(run.end_check),
         "wall_time_seconds": round(run.wall_time_seconds, 6),
         "written_to": None if report.written_to is None else str(report.written_to),
     }
@@ -439,6 +437,7 @@ def result_sentence(report: Report, run: Run) -> str:
     if run.energy_ev is not None:
         parts.append(f"energy {run.energy_ev:.4f} eV")
         parts += [f"enthalpy {run.enthalpy_ev:.4f} eV at {run.pressure_gpa:g} GPa"] if run.pressure_gpa else []
+    parts += [run.end_check.in_words()] if run.end_check.calls or run.end_check.note else []
     if report.written_to is not None:
         page = "" if report.page is None else f" with {report.page.name}"
         parts.append(f"written to {report.written_to}{os.sep}{page}")
@@ -477,7 +476,7 @@ def symmetry_hint(run: Run, n_atoms: int, rattle_angstrom: float) -> str | None:
         return None
     return (
         f"all forces were zero at the start (fmax {run.first_fmax:.1g} eV/Å); if that is a symmetric saddle, "
-        "no optimizer can leave it: try --rattle 0.05"
+        "forces do not lead away from it: try --leave-saddles"
     )
 
 

@@ -90,6 +90,13 @@ def relax(
     ] = False,
     resume: Annotated[bool, flag("--resume", "Continue structures whose relaxation into DIR was interrupted.")] = False,
     force: Annotated[bool, flag("--force", "Replace earlier results.")] = False,
+    leave_saddles: Annotated[
+        bool,
+        flag(
+            "--leave-saddles",
+            "Look for negative curvature at the end, with at most 4 force calls, and relax further if found.",
+        ),
+    ] = False,
     rattle: RattleOption = 0.0,
     seed: RattleSeedOption = 0,
     quiet: QuietWithoutHintsOption = False,

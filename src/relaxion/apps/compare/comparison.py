@@ -66,6 +66,7 @@ def run_relaxer(
         database=database,
         device=choice.device,
         model=model,
+        leave_saddles=task.leave_saddles,
     )
     if restart is not None and trajectory is not None:
         # ASE, where it appends, leaves out the first point as known; here it is new
@@ -90,6 +91,7 @@ def run_relaxer(
         reason=optimizer.reason,
         readings=readings_of(optimizer),
         frames=tuple(optimizer.film.frames),
+        end_check=optimizer.end_check,
     )
 
 

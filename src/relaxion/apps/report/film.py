@@ -25,6 +25,8 @@ METHODS = {
     "springs": "springs",
     "plain": "plain L-BFGS",
     "fire": "damped FIRE",
+    "saddle": "away from a saddle point",
+    "curvature": "looks around the end",
 }
 HOW = "Each frame is one force call. Drag to rotate, Ctrl and wheel to zoom."
 FAINT = "Faint atoms are held fixed."

@@ -276,6 +276,7 @@ def _run_facts(told: RelaxationReport) -> Part:
         ("Pressure", f"{run.pressure_gpa:g} GPa" if run.pressure_gpa else None),
         ("Tolerance", None if told.tolerance is None else f"fmax {told.tolerance:g} eV/Å"),
         ("Steps made by", _methods_in_words(run.readings)),
+        ("End", run.end_check.in_words()),
         ("Error", run.error),
         ("Command", told.command),
         ("Versions", versions()),

@@ -19,6 +19,7 @@ from relaxion.apps.report.run import looks_like_run
 from relaxion.apps.report.training import training_report
 from relaxion.errors import FileError, SettingsError
 from relaxion.optimizer.point import Film, Frame, bare_atoms, frame_of
+from relaxion.optimizer.saddles import CURVATURE, EndCheck
 from relaxion.relaxer import Relaxer
 from relaxion.train.data.dataset import read
 from relaxion.train.judge.runs import Reading, Run, finite, largest_force
@@ -65,13 +66,13 @@ def _run_of(optimizer: Relaxer, final: Atoms) -> Run:
     """As the command line tells a run; nobody has kept the time."""
     outcome = optimizer.outcome.label.replace(" ", "_")
     entries = optimizer.history
-    stands = entries[-1] if outcome == "converged" else next((e for e in reversed(entries) if e.accepted), entries[-1])
+    stands = next((entry for entry in reversed(entries) if entry.accepted), entries[-1])
     return Run(
         outcome, optimizer.force_calls, finite(stands.energy_ev), finite(stands.fmax_ev_per_angstrom), 0.0,
         optimizer.policy_used, fallback_used=optimizer.fallback_used, final=final, readings=readings_of(optimizer),
         frames=tuple(optimizer.film.frames), pressure_gpa=optimizer.pressure_gpa,
         pressure_volume_ev=finite(stands.enthalpy_ev - stands.energy_ev) or 0.0, model_used=optimizer.model_used,
-        model_calls=optimizer.model_calls,
+        model_calls=optimizer.model_calls, end_check=optimizer.end_check,
     )  # fmt: skip
 
 
@@ -108,7 +109,7 @@ def _what_it_is_not(folder: Path) -> str:
 def _told(folder: Path, manifest: dict[str, Any], images: Sequence[Atoms]) -> RelaxationReport:
     result = manifest["result"]
     request = manifest.get("request", {})
-    calls = manifest.get("calls") or {}
+    calls = _of_ways(manifest.get("calls") or {})
     pressure = _number(request.get("pressure_gpa")) or 0.0
     if pressure and "enthalpy_ev" not in result:
         raise FileError(f"{folder} is of an earlier relaxion, which mixed up energy and enthalpy; {AGAIN}")
@@ -116,7 +117,7 @@ def _told(folder: Path, manifest: dict[str, Any], images: Sequence[Atoms]) -> Re
     run = _run_on_disk(
         result, str(result["outcome"]), pressure, policy_used=result.get("policy"),
         fallback_used=int(result.get("fallback_used", 0)), model_used=str(result.get("model", "")),
-        model_calls=int(result.get("model_calls", 0)), readings=readings,
+        model_calls=int(result.get("model_calls", 0)), readings=readings, end_check=_end_check(result),
         final=_bare(images[_place_that_stands(readings, result)]), frames=_frames(images, calls.get("base_call") or []),
     )  # fmt: skip
     return RelaxationReport(
@@ -157,6 +158,17 @@ def _place_that_stands(readings: Sequence[Reading], result: dict[str, Any]) -> i
     energy = _number(result["energy_ev"])
     gaps = [np.inf if energy is None or r.energy_ev is None else abs(r.energy_ev - energy) for r in readings]
     return len(gaps) - 1 - int(np.argmin(gaps[::-1]))
+
+
+def _of_ways(calls: dict[str, Any]) -> dict[str, Any]:
+    """Without the looks near an end, which trajectories do not have."""
+    kept = [place for place, method in enumerate(calls.get("method", [])) if method != CURVATURE]
+    return {name: [column[place] for place in kept if place < len(column)] for name, column in calls.items()}
+
+
+def _end_check(result: dict[str, Any]) -> EndCheck:
+    plain = result.get("end_check") or {}
+    return EndCheck(**{**plain, "saddle_energies_ev": tuple(plain.get("saddle_energies_ev", ()))})
 
 
 def _frames(images: Sequence[Atoms], bases: Sequence[int | None]) -> tuple[Frame, ...]:

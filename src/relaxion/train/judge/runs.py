@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from relaxion.optimizer.point import Film, Frame, frame_of, quiet_filters
+from relaxion.optimizer.saddles import EndCheck
 from relaxion.potentials.base import Potential
 from relaxion.potentials.counting import (
     Answered,
@@ -48,6 +49,7 @@ class RelaxationTask:
     record: bool = False  # keep what a page shows: every reading, and the frames of a film
     pressure_gpa: float = 0.0  # of a free cell
     cell_mask: str = ""  # components of a free cell that may change, some of xx,yy,zz,yz,xz,xy; empty: all
+    leave_saddles: bool = False  # ours: look for negative curvature at the end, and relax on where there is some
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,7 @@ class Run:
     frames: tuple[Frame, ...] = ()
     pressure_gpa: float = 0.0  # of a free cell
     pressure_volume_ev: float = 0.0  # pressure × volume of `final`
+    end_check: EndCheck = field(default_factory=EndCheck)  # of ours: whether `final` is a minimum
 
     @property
     def enthalpy_ev(self) -> float | None:
