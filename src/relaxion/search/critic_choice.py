@@ -18,7 +18,6 @@ from torch import Tensor
 from relaxion.search.choices import Draw, Hop, PossibleHop, Walker
 from relaxion.search.critic import Critic
 from relaxion.search.fitting import HIGHEST_EV, LOWEST_EV, CriticFitSettings, loss_of, targets
-from relaxion.search.geometry import environments
 from relaxion.search.hops import Hops
 
 MEMORY = 0.95  # of the running errors: about the last 20 hops count
@@ -39,7 +38,6 @@ class CriticChoice:
         self.own = copy.deepcopy(critic) if learn else critic
         self.errors = {"given": 0.0, "own": 0.0}  # running means, eV
         self.hops: list[Hop] = []
-        self.tried: dict[int, list[np.ndarray]] = {}  # of each minimum, what trials from it looked like
         self._random = np.random.default_rng(0)
         self._parameters = torch.optim.Adam(self.own.parameters(), lr=RATE) if learn else None
 
@@ -55,17 +53,9 @@ class CriticChoice:
         """Candidates of each walker."""
         return [[c for c in (draw.one(walker) for _ in range(self.candidates)) if c] for walker in walkers]
 
-    def pick(self, walker: Walker, candidates: Sequence[PossibleHop], scores: np.ndarray) -> PossibleHop:
-        """One that was not tried from this minimum, where there is such a one: it would only end there again."""
-        seen = self.tried.setdefault(walker.minimum, [])
-        looks = [environments(candidate.trial) for candidate in candidates]
-        new = [n for n, own in enumerate(looks) if not any(_alike(own, other) for other in seen)]
-        open_to = np.array(new or range(len(candidates)))
-        weights = np.exp(-(scores[open_to] - scores[open_to].min()) / self.temperature_ev)
-        taken = int(open_to[int(walker.random.choice(len(open_to), p=weights / weights.sum()))])
-        if new:
-            seen.append(looks[taken])
-        return candidates[taken]
+    def pick(self, scores: np.ndarray, random: np.random.Generator) -> int:
+        weights = np.exp(-(scores - scores.min()) / self.temperature_ev)
+        return int(random.choice(len(scores), p=weights / weights.sum()))
 
     def learn(self, hop: Hop) -> None:
         if not self.learns or self._parameters is None:
@@ -92,14 +82,11 @@ class CriticChoice:
             self.errors[name] = MEMORY * self.errors[name] + (1 - MEMORY) * abs(said - truth)
 
     def state(self) -> dict[str, Any]:
-        tried = {str(minimum): [looks.tolist() for looks in seen] for minimum, seen in self.tried.items()}
-        return {"errors": dict(self.errors), "random": self._random.bit_generator.state, "tried": tried}
+        return {"errors": dict(self.errors), "random": self._random.bit_generator.state}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self.errors = dict(state["errors"])
         self._random.bit_generator.state = state["random"]
-        tried = state.get("tried", {})
-        self.tried = {int(minimum): [np.array(looks) for looks in seen] for minimum, seen in tried.items()}
 
     def tensors(self) -> dict[str, Tensor]:
         """Weights and moments of the copy, for the state file."""
@@ -121,12 +108,6 @@ class CriticChoice:
             own = {n.removeprefix(prefix): t.clone() for n, t in tensors.items() if n.startswith(prefix)}
             if own:
                 self._parameters.state[parameter] = own
-
-
-def _alike(one: np.ndarray, other: np.ndarray) -> bool:
-    import os
-
-    return bool(np.abs(one - other).max() < float(os.environ.get("TABOO", "0.02")) * np.abs(one).max())
 
 
 def choose_together(
@@ -156,6 +137,6 @@ def choose_together(
         picked: list[PossibleHop | None] = []
         for walker, candidates in zip(walkers, own, strict=True):
             scores = np.array([next(said) for _ in candidates])
-            picked.append(chooser.pick(walker, candidates, scores) if candidates else None)
+            picked.append(candidates[chooser.pick(scores, walker.random)] if candidates else None)
         chosen.append(picked)
     return chosen

@@ -15,7 +15,6 @@ from ase.geometry import find_mic
 
 BONDED = 1.35  # bonds; nearest neighbours lie below it, second neighbours of close packings at 1.41
 CONNECTED = 1.7  # bonds; an atom farther away than this from all others has left the structure
-ENVIRONMENT_ANGSTROM = 1.5
 NEAREST = 0.6  # bonds; no trial has two atoms nearer than this
 
 
@@ -75,16 +74,6 @@ def _separations(atoms: Atoms) -> tuple[np.ndarray, np.ndarray]:
     distances = distances.copy()
     np.fill_diagonal(distances, np.inf)
     return vectors, distances
-
-
-def environments(atoms: Atoms) -> np.ndarray:
-    """(n_atoms,) how crowded each atom is, by elements, sorted: equal for a trial that was seen before.
-
-    Turning, mirroring and numbering the atoms in another order change nothing.
-    """
-    _, distances = _separations(atoms)
-    crowding = np.exp(-distances / ENVIRONMENT_ANGSTROM) @ np.sqrt(atoms.numbers)
-    return crowding[np.lexsort((crowding, atoms.numbers))]
 
 
 def free_atoms(atoms: Atoms) -> np.ndarray:
