@@ -237,7 +237,7 @@ def test_relax_and_relax_many_take_the_same_options_with_the_same_defaults():
     own = {"out", "as_json", "quiet"}  # of each command
     options = declared_options()
     one, many = ({option.name: option for option in options[name]} for name in ("relax", "relax-many"))
-    assert set(one) - set(many) == {"compare", "report", "resume", "force", "rattle", "seed"}
+    assert set(one) - set(many) == {"compare", "report", "resume", "force", "rattle", "seed", "leave_saddles"}
     assert set(many) - set(one) == {"learn", "workers", "batch_size", "time_limit", "retry_failed"}
     for name in (set(one) & set(many)) - own:
         said = [(option.opts, option.default, option.help, option.metavar) for option in (one[name], many[name])]

@@ -95,7 +95,8 @@ def brief(root: Path) -> str:
 def tight(root: Path) -> str:
     """The rows of `TIGHT` that were measured at 1e-3 and 1e-4 eV/Å."""
     head = (
-        "| structures | potential | n | fmax, eV/Å | Relaxion | classical | best of ASE's | ratio (95 %) | not converged |"
+        "| structures | potential | n | fmax, eV/Å | Relaxion | classical | best of ASE's | ratio (95 %) "
+        "| not converged |"
     )
     found = [(f"{name}-{fmax}", words) for name, words in TIGHT.items() for fmax in ("0.001", "0.0001")]
     rows = [_tight_row(words, _read(root, name)) for name, words in found if _file(root, name).exists()]
