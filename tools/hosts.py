@@ -1,4 +1,4 @@
-"""Run the examples of examples/hosts and their tests in environments of their own; print the table of docs/hosts.md.
+"""Run the examples of examples/hosts and their tests in environments of their own; print the numbers of docs/hosts.md.
 
     python tools/hosts.py                  # all six: the two environments are made once in build/hosts, then kept
     python tools/hosts.py matgl atomate2   # only these

@@ -17,7 +17,7 @@ def relax_atoms():
     atoms.calc = EMT()  # any ASE calculator
     opt = Relaxer(atoms, logfile=None)
     opt.run(fmax=0.05)  # eV/Å
-    print(f"fixed cell: {opt.outcome.label}, {opt.force_calls} force calls, asked: {opt.policy_used}")
+    print(f"fixed cell: {opt.outcome.label}, {opt.force_calls} force calls, policy: {opt.policy_used}")
     for entry in opt.history:
         print(f"  call {entry.call}: fmax {entry.fmax_ev_per_angstrom:6.3f} eV/Å, by {entry.method}")
     return opt

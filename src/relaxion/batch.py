@@ -205,7 +205,7 @@ class BatchRelaxer:
             return
         if (assumed := self.potential.assumption(atoms)) and assumed not in self._said:
             self._said.add(assumed)
-            logger.warning("%s: %s; it is said once, of the first such structure", atoms.symbols, assumed)
+            logger.warning("%s: %s (shown once, for the first such structure)", atoms.symbols, assumed)
         relaxation = Relaxation(
             atoms, tag, settings, self.potential, name, stepper, together=self.together, model=self.model
         )
@@ -329,4 +329,4 @@ def _check_shapes(name: str, structures: Structures, energies: Any, forces: Any,
         expected["stresses"], given["stresses"] = (structures.n_structures, 3, 3), tuple(stresses.shape)
     for what, shape in expected.items():
         if given[what] != shape:
-            raise PotentialError(f"{name} answered with {what} of shape {given[what]}, expected {shape}")
+            raise PotentialError(f"{name} returned {what} of shape {given[what]}, expected {shape}")

@@ -87,9 +87,9 @@ class HistoryEntry:
     method: str  # that led here: "start", "policy", "model", "internal", "springs", "plain", "fire", "saddle" (left);
     # "curvature": a look at a place near the end
     step_length_angstrom: float  # longest executed displacement, from the base of the step
-    trust_angstrom: float  # that the step had to keep to; at the start that of the core
+    trust_angstrom: float  # that the step had to keep to; at the start that of the classical optimizer
     accepted: bool = True
-    reason: str = ""  # why that method, in the guard's words; why FIRE took over
+    reason: str = ""  # the safeguard's reason for that method, or for FIRE
     control: Mapping[str, float] = field(default_factory=dict)  # scale, trust factor, … of a policy's step
 
 
@@ -124,12 +124,12 @@ class Relaxer(Optimizer):
     ) -> None:
         """`policy`: "auto" takes a shipped policy that covers the elements, a name or path takes that one, None the
         classical optimizer. `maxstep`: longest displacement in one step, Å. `allow_unseen`: use the policy also
-        for elements it was not trained on. `database`: a folder in which evaluated geometries are kept, to learn from
-        (`relaxion learn`). `device`: where the network of a metric policy computes ("cuda"). `model`: a cheaper
+        for elements it was not trained on. `database`: a folder in which evaluated geometries are stored, to learn from
+        (`relaxion learn`). `device`: where the network of a stiffness policy computes ("cuda"). `model`: a cheaper
         calculator, or its name, that plans for the calculator of the atoms; its calls are `model_calls`.
-        `leave_saddles`: look for negative curvature at the end, with at most 4 force calls, and relax on where there is
-        some (`end_check`). All else as in ASE; options that only other optimizers have (alpha, dt, memory, …) are named
-        in a warning and ignored."""
+        `leave_saddles`: look for negative curvature at the end, with at most 4 force calls, and relax further where
+        there is some (`end_check`). All else as in ASE; options that only other optimizers have (alpha, dt, memory, …)
+        are named in a warning and ignored."""
         check_door(atoms)
         atoms = unwrapped(atoms)
         self.maxstep = _checked_maxstep(self.defaults["maxstep"] if maxstep is None else maxstep)
@@ -137,7 +137,7 @@ class Relaxer(Optimizer):
         policy = policy if has_geometry(atoms) else _not_asked(policy, atoms)
         if database is not None and isinstance(atoms, Coordinates):
             raise SettingsError(
-                f"a database keeps structures, and {type(atoms.__ase_optimizable__()).__name__} is none"
+                f"a database stores structures; {type(atoms.__ase_optimizable__()).__name__} is not one"
             )
         kept_in = database_at(database)
         choice = chosen(
@@ -278,7 +278,7 @@ class Relaxer(Optimizer):
         """
         target = self.atoms
         if not isinstance(target, Atoms | UnitCellFilter) and type(target) is not Filter:
-            raise TypeError(f"{type(target).__name__} has coordinates that images do not show; start without a replay")
+            raise TypeError(f"{type(target).__name__} has coordinates that images lack; start without a replay")
         points = [point for point in points_at(target, images_in(traj)) if point.finite]
         moved = [p for p, q in pairwise(points) if longest(p.coordinates - q.coordinates) > SHORTEST_MOTION]
         self._stepper.reset()
@@ -502,7 +502,7 @@ class Relaxer(Optimizer):
             return
         words = levels.begin(fmax)
         if levels.model.note:
-            logger.warning("%s; the relaxation goes on without it", levels.model.note)
+            logger.warning("%s; the relaxation continues without it", levels.model.note)
         self._write(words)
 
     def _restore_model(self, path: Path, saved: dict[str, Any] | None) -> None:
@@ -526,8 +526,8 @@ class Relaxer(Optimizer):
         if self._slow_steps == TIMED_STEPS:
             safeguard.leave_policy()
             logger.info(
-                "a step of the policy takes %.2g s, a force call %.2g s: the classical optimizer goes on, which is "
-                "quicker in all; policy='%s' keeps the policy",
+                "a step of the policy takes %.2g s, a force call %.2g s: the classical optimizer continues, "
+                "because it is faster in total; policy='%s' keeps the policy",
                 seconds,
                 self._call_seconds,
                 self.policy_used,
@@ -592,7 +592,7 @@ def _not_asked(policy: str | Path | None, target: Any) -> None:
     """No policy, with a word about it where one was named."""
     if policy not in (None, "none", "auto"):
         name = type(target).__name__
-        logger.warning("the policy %s knows no coordinates of %s, so plain L-BFGS makes every step", policy, name)
+        logger.warning("the policy %s does not support %s, so plain L-BFGS makes every step", policy, name)
 
 
 def _levels_of(

@@ -89,7 +89,7 @@ def test_play_step_and_jump_by_keyboard(report: Sheet):
     expect(slider).to_have_value("1")
     report.press(PLAY, "Enter")
     expect(report.find(PLAY)).to_have_text(re.compile("Pause|Again"))
-    expect(report.find(PLAY)).to_have_text("Again")
+    expect(report.find(PLAY)).to_have_text("Replay")
     expect(report.find(".film .state")).to_have_text(re.compile("^converged, fmax 0.0"))
 
 

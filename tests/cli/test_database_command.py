@@ -173,7 +173,7 @@ def test_nothing_is_learned_from_molecules_that_no_policy_relaxes(relaxion):
     learning = ("learn", "memory", "--from", "metals", "--out", "mine", *QUICK)
     answer = relaxion(*learning)
     assert (answer.code, Path("policies/mine.safetensors").exists()) == (1, False)
-    assert "holds nothing but molecules" in answer.err
+    assert "only molecules" in answer.err
     remembered()
     mixed = relaxion(*learning, "--json")
     assert "6 relaxations of molecules are left out" in mixed.err
@@ -213,9 +213,9 @@ def test_empty_mixed_and_foreign_memories_get_a_sentence(relaxion):
     assert "mixes 2 calculators" in answer.err
     assert "--calculator EMT" in answer.err
     answer = relaxion("learn", "mixed", "--from", "metals", "--out", "mine", "--calculator", "VASP")
-    assert "knows no calculator 'VASP'; it has EMT, LennardJones" in answer.err
+    assert "no calculator 'VASP'; it has EMT, LennardJones" in answer.err
     answer = relaxion("learn", "mixed", "--from", "metals", "--out", "mine", "--calculator", "EMT")
-    assert "relaxations to learn from" in answer.err
+    assert "to validate" in answer.err
     Path("thesis").mkdir()
     Path("thesis/chapter.tex").touch()
     for command in (["database", "thesis"], ["learn", "thesis", "--out", "mine"]):
@@ -245,7 +245,7 @@ def test_two_learners_at_once_and_wrong_beginnings(relaxion):
     assert (answer.code, "metals" in answer.err) == (2, True)
     for word in ("none", "auto", "classical"):
         answer = relaxion("learn", "memory", "--from", word, "--out", "mine")
-        assert (answer.code, f"'{word}' is none: give --from universal" in answer.err) == (2, True)
+        assert (answer.code, word in answer.err and "give --from universal" in answer.err) == (2, True)
     answer = relaxion("learn", "memory", "--from", "metals", "--out", "metals")
     assert (answer.code, "ships with relaxion" in answer.err) == (2, True)
 

@@ -57,7 +57,7 @@ def test_an_element_the_engine_does_not_know(relaxion, name, symbol):
     answer = relaxion("relax", "start.xyz", "--calc", name)
     assert (answer.code, answer.out) == (1, "")
     assert answer.err.count("\n") == 1
-    assert f"has no parameters for {symbol}; it knows H to " in answer.err
+    assert f"has no parameters for {symbol}; it covers H to " in answer.err
 
 
 def test_gfn2_of_a_slab_is_refused_before_any_call(relaxion):

@@ -205,7 +205,7 @@ def test_several_frames_also_come_as_one_file(relaxion, frames: Path) -> None:
 def test_a_slice_that_means_nothing(relaxion, frames: Path) -> None:
     answer = relaxion("relax", f"{frames}@9")
     assert answer.code == 1
-    assert "frames.xyz@9 means no structure: frames.xyz holds 4 structures, numbered 0 to 3" in answer.err
+    assert "frames.xyz@9 selects no structure: frames.xyz has 4 structures, numbered 0 to 3" in answer.err
 
 
 def test_a_file_that_has_such_a_name_is_that_file(relaxion, alloy: Atoms) -> None:

@@ -166,7 +166,7 @@ def test_a_file_of_its_own(relaxion: Callable[..., Any], runs: Path) -> None:
         (("td3", "../mine"), 2, "'../mine' is not a valid name for a policy"),
         (("td3", "auto"), 2, "'auto' has a special meaning"),
         (("td3", "shipped"), 2, "a policy named 'shipped' ships with relaxion"),
-        (("td3", "mine", "--out", "mine.bin"), 2, "--out takes the file of a bundle, NAME.safetensors, got mine.bin"),
+        (("td3", "mine", "--out", "mine.bin"), 2, "--out is a policy file, NAME.safetensors, got mine.bin"),
     ],
 )
 def test_mistakes(relaxion: Callable[..., Any], runs: Path, words: tuple[str, ...], code: int, sentence: str) -> None:

@@ -56,7 +56,7 @@ def test_slices_of_files(tmp_path, monkeypatch, words, numbers):
     monkeypatch.chdir(tmp_path)
     found = list(places(Path(f"{alloys(5)}@{words}")))
     if numbers is None:
-        assert [place.error for place in found] == ["many.extxyz@9 means no structure: it has fewer structures"]
+        assert [place.error for place in found] == ["many.extxyz@9 selects no structure: it has fewer structures"]
     else:
         assert [(place.file, place.index) for place in found] == [(Path("many.extxyz"), n) for n in numbers]
         assert all(place.atoms is not None for place in found)
@@ -237,7 +237,7 @@ def test_relax_and_relax_many_take_the_same_options_with_the_same_defaults():
     own = {"out", "as_json", "quiet"}  # of each command
     options = declared_options()
     one, many = ({option.name: option for option in options[name]} for name in ("relax", "relax-many"))
-    assert set(one) - set(many) == {"compare", "report", "resume", "force", "rattle", "seed"}
+    assert set(one) - set(many) == {"compare", "report", "resume", "force", "rattle", "seed", "leave_saddles"}
     assert set(many) - set(one) == {"learn", "workers", "batch_size", "time_limit", "retry_failed"}
     for name in (set(one) & set(many)) - own:
         said = [(option.opts, option.default, option.help, option.metavar) for option in (one[name], many[name])]
@@ -324,6 +324,6 @@ def test_the_number_of_structures_is_told_only_where_it_is_known(relaxion):
         database.execute("UPDATE files SET complete = 0")
         database.execute("DELETE FROM inputs WHERE place = 2")
     killed = relaxion("status", "out").out
-    assert "2 structures read so far (the input is not read to its end" in killed
+    assert "2 structures read so far (the input is not read completely" in killed
     assert "the work is not finished" in killed
     assert relaxion("status", "out", "--json").objects[0]["input_read"] is False

@@ -101,6 +101,17 @@ def test_facts(relaxion, alloy_file):
     assert len(part(data_of("relaxed/alloy/report.html"), "film")["films"][0]["cells"]) > 1
 
 
+def test_a_molecule_has_no_row_of_symmetry():
+    atoms = molecule("H2O")
+    atoms.calc = EMT()
+    opt = Relaxer(atoms, logfile=None)
+    opt.run(fmax=0.05, steps=2)
+    told = facts(relaxion.report(opt).data)
+    assert "Closest pair before" in told
+    assert "Space group before" not in told
+    assert "Space group after" not in told
+
+
 def test_moves_executed_and_proposed(alloy):
     alloy.calc = EMT()
     opt = Relaxer(alloy, logfile=None, maxstep=0.05)

@@ -136,7 +136,7 @@ def test_settings_seed_command_and_notes(atom_run: Path) -> None:
     facts = {fact["label"]: fact["value"] for fact in found["facts-0"]["facts"]}
     assert facts["Seed"].startswith("0 ")
     assert facts["Command"] == read_json(atom_run, "assessment.json")["command"]
-    assert facts["The same again"] == f"relaxion train {atom_run}/settings.toml --out NEW"
+    assert facts["Reproduce"] == f"relaxion train {atom_run}/settings.toml --out NEW"
     assert found["settings-0"]["text"] == (atom_run / "settings.toml").read_text()
     assert "notes-0" not in found
 
@@ -162,7 +162,7 @@ def test_baselines_of_an_older_version_leave_the_films(copied: Path) -> None:
     means = {name: {"mean_force_calls": row["mean_force_calls"]} for name, row in baselines.items()}
     (copied / "baselines.json").write_text(json.dumps(means))
     found = parts(copied)
-    assert "start by start" in found["notes-0"]["notes"][0]
+    assert "single starts" in found["notes-0"]["notes"][0]
     assert len(found["worst-0"]["films"]) == 10
     assert "scatter-0" not in found
 

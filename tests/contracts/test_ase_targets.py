@@ -100,7 +100,7 @@ def test_a_function_without_atoms_is_relaxed_by_plain_steps(tmp_path):
 
 
 def test_a_function_has_no_structures_to_remember(tmp_path):
-    with pytest.raises(SettingsError, match="database keeps structures, and Booth is none"):
+    with pytest.raises(SettingsError, match=r"database stores structures.*Booth"):
         Relaxer(Booth(), logfile=None, database=tmp_path)
 
 
@@ -175,5 +175,5 @@ def _last(trajectory: Path) -> Atoms:
 def test_images_do_not_show_strains(tmp_path):
     atoms = expanded()
     Relaxer(atoms, logfile=None, trajectory=tmp_path / "first.traj").run(fmax=0.1)
-    with pytest.raises(TypeError, match="StrainFilter has coordinates that images do not show"):
+    with pytest.raises(TypeError, match="StrainFilter has coordinates that images lack"):
         Relaxer(StrainFilter(atoms), logfile=None).replay_trajectory(tmp_path / "first.traj")

@@ -289,7 +289,7 @@ def test_input_is_left_alone_and_the_answer_carries_no_graph(name: str) -> None:
 @pytest.mark.parametrize("name", ["emt", "eam zhou", "eam alloy", "eam fs"])
 def test_missing_element_is_named(name: str) -> None:
     potential = POTENTIALS[name]()
-    with pytest.raises(MissingElementError, match=r"no parameters for Na, U; it knows .*Al.*Cu"):
+    with pytest.raises(MissingElementError, match=r"no parameters for Na, U; .*Al.*Cu"):
         potential(Structures.from_ase([Atoms("Al"), Atoms("NaUAl", positions=np.eye(3) * 3)]))
     assert potential.calls == 0
 

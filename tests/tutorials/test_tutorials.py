@@ -80,8 +80,9 @@ def test_the_page_of_the_swap_shows_a_gain():
     assert calls[1] < calls[0]
 
 
-def test_every_tutorial_has_a_page_that_shows_script_and_output():
+def test_every_tutorial_has_a_page_that_links_its_script_and_shows_code_and_output():
     pages = "".join(path.read_text() for path in (ROOT / "docs" / "tutorials").glob("*.md"))
     for name in names():
-        assert f"<!-- code: examples/tutorials/{name}.py -->" in pages
+        assert f"](../../examples/tutorials/{name}.py)" in pages
+        assert f"<!-- code: examples/tutorials/{name}.py" in pages
         assert f"<!-- output: examples/tutorials/outputs/{name}.txt -->" in pages

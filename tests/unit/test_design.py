@@ -63,7 +63,7 @@ def test_rooms_are_the_layers_of_the_import_contract():
 
 
 def test_the_way_of_a_relaxation_step():
-    way = listed("The way of one relaxation step")
+    way = listed("One relaxation step")
     assert len(way) == len(set(way)) <= 15
     atoms = bulk("Cu", cubic=True) * (2, 1, 1)
     atoms.symbols[:3] = "Au"
@@ -78,7 +78,7 @@ def test_the_way_of_a_relaxation_step():
 
 
 def test_the_way_of_a_td3_update():
-    way = listed("The way of one TD3 update")
+    way = listed("One TD3 update")
     assert len(way) == len(set(way)) <= 8
     values = {"agent": "td3", "task": "Pendulum-v1", "widths": [8], "batch_size": 8, "replay_capacity": 100}
     trainer = Trainer(VectorRunSettings.read({**values, "warmup_steps": 8}), task("Pendulum-v1"))

@@ -73,7 +73,7 @@ def table(root: Path) -> str:
         "n",
         "Relaxion",
         "failed",
-        "core",
+        "classical",
         "best of ASE's",
         "BFGS",
         "ratio (95 %)",
@@ -95,7 +95,8 @@ def brief(root: Path) -> str:
 def tight(root: Path) -> str:
     """The rows of `TIGHT` that were measured at 1e-3 and 1e-4 eV/Å."""
     head = (
-        "| structures | potential | n | fmax, eV/Å | Relaxion | core | best of ASE's | ratio (95 %) | not converged |"
+        "| structures | potential | n | fmax, eV/Å | Relaxion | classical | best of ASE's | ratio (95 %) "
+        "| not converged |"
     )
     found = [(f"{name}-{fmax}", words) for name, words in TIGHT.items() for fmax in ("0.001", "0.0001")]
     rows = [_tight_row(words, _read(root, name)) for name, words in found if _file(root, name).exists()]
@@ -104,7 +105,7 @@ def tight(root: Path) -> str:
 
 def core(root: Path) -> str:
     """The classical optimizer by itself beside the best of ASE's."""
-    head = "| set | potential | n | core | failed | worst | best of ASE's | ratio (95 %) |"
+    head = "| set | potential | n | classical | failed | worst | best of ASE's | ratio (95 %) |"
     rows = [_core_row(name, _read(root, name)) for name in WITHOUT_POLICY]
     return "\n".join([head, "|---|---|---|---|---|---|---|---|", *rows])
 

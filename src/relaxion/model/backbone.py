@@ -63,7 +63,7 @@ class BackboneSettings(Settings):
 
 
 class InformationSettings(Settings):
-    """How far environment information may speak: in the gate of a policy and the tail of critics."""
+    """Environment information in the gate of a policy and the tail of critics."""
 
     environment_information: tuple[str, ...] = ()
     """Names of numbers per structure for gate and critics' tail (`environment_information.py`). None: the plain
@@ -73,8 +73,8 @@ class InformationSettings(Settings):
     """Hidden units of the gate, and width of the projected information in the critics' tail."""
 
     largest_gate_factor: float = Field(default=10.0, gt=1)
-    """The gate's factor lies between this and its inverse. In a metric scale and floor have such a factor each, and the
-    trust radius is shortened by at most it."""
+    """The gate's factor lies between this and its inverse. In a stiffness policy scale and floor have such a
+    factor each, and the trust radius is shortened by at most it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -267,10 +267,10 @@ def with_move(inputs: AtomInputs, move: Move, stiffness: float) -> AtomInputs:
 
 
 class AtomNetworkSettings(InformationSettings, BackboneSettings):
-    """A network for atoms: what it sees, and how far environment information may speak."""
+    """A network for atoms: its inputs and environment information."""
 
     moves_follow_forces: bool = True
-    """Proposed moves are measured in F/k, F the root mean square force around an atom: near the minimum the same answer
+    """Proposed moves are measured in F/k, F the root mean square force around an atom: near the minimum the same output
     gives a smaller step, and none where there is no force. False: in the greatest length allowed."""
 
 

@@ -39,13 +39,13 @@ class LearnedFrom(Settings):
     """Of the weights of that."""
 
     calculators: tuple[str, ...]
-    """Fingerprints of the calculators of the memory (`potentials/counting.py`)."""
+    """Fingerprints of the calculators of the database (`potentials/counting.py`)."""
 
     elements: tuple[str, ...]
-    """Symbols of the elements in the memory."""
+    """Symbols of the elements in the database."""
 
     relaxations: int = Field(ge=1)
-    """In the memory."""
+    """In the database."""
 
     relaxations_apart: int = Field(ge=0)
     """Of them those that judged."""
@@ -70,10 +70,10 @@ class ModelCard(Settings):
     """Symbols of all elements it was trained on."""
 
     adsorbates: tuple[str, ...] = ()
-    """Symbols of elements it met as single atoms among many of the others only."""
+    """Symbols of elements that it saw as single atoms among many others only."""
 
     unseen: tuple[str, ...] = ()
-    """Symbols of elements it was never trained on and yet found to do better on than the classical core."""
+    """Symbols of elements it was never trained on and yet found to do better on than the classical optimizer."""
 
     smallest_n_atoms: int = Field(ge=1)
     """Atoms of the smallest structure trained on."""
@@ -136,7 +136,7 @@ class ModelCard(Settings):
     """Every setting of the run."""
 
     learned_from: LearnedFrom | None = None
-    """Of policies that learned from a memory."""
+    """Of policies fine-tuned on a database."""
 
     @field_validator("elements")
     @classmethod

@@ -98,7 +98,7 @@ def covalent_radii(atomic_numbers: Tensor, dtype: torch.dtype) -> Tensor:
 def _refuse_unknown(atomic_numbers: Tensor) -> None:
     if len(atomic_numbers) and int(atomic_numbers.max()) > HEAVIEST:
         raise StructureError(
-            f"element number {int(atomic_numbers.max())} is not described; the networks know 1 (H) to {HEAVIEST} (Lr)"
+            f"element number {int(atomic_numbers.max())} is not described; the networks cover 1 (H) to {HEAVIEST} (Lr)"
         )
 
 

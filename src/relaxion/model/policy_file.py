@@ -45,7 +45,7 @@ class Network:
 
     def __post_init__(self) -> None:
         if not self.weights:
-            raise PolicyError(f"the {self.kind} network of the bundle has no weights")
+            raise PolicyError(f"the {self.kind} network of the policy file has no weights")
         for name, tensor in self.weights.items():
             if tensor.is_floating_point() and not torch.isfinite(tensor.double()).all():
                 raise PolicyError(f"the weights '{name}' of the {self.kind} network are not finite; they are of no use")
@@ -65,7 +65,7 @@ class _Values(Settings):
 
 @dataclass(frozen=True, eq=False)
 class PolicyFile:
-    """A policy that can be shipped. `networks` has "policy", and where it has a trust rule of its own, "gate"."""
+    """A policy that can be shipped. `networks` has "policy", and "gate" for a step rule of its own."""
 
     name: str
     networks: Mapping[str, Network]
@@ -73,7 +73,9 @@ class PolicyFile:
 
     def __post_init__(self) -> None:
         if "policy" not in self.networks:
-            raise PolicyError(f"the bundle {self.name} has no policy, only {', '.join(self.networks) or 'nothing'}")
+            raise PolicyError(
+                f"the policy file {self.name} has no policy, only {', '.join(self.networks) or 'nothing'}"
+            )
 
     @property
     def policy(self) -> Network:
@@ -185,7 +187,7 @@ def rebuilt(network: Network, name: str) -> Policy:
     """The policy that a bundle describes; `name` is for the sentence when it cannot be made."""
     if network.kind not in FAMILIES:
         known = ", ".join(FAMILIES)
-        raise PolicyError(f"{name} holds a network of kind '{network.kind}', this relaxion knows {known}; update it")
+        raise PolicyError(f"{name} holds a network of kind '{network.kind}', this relaxion reads {known}; update it")
     _check_packages(network, name)
     try:
         module = _fresh(FAMILIES[network.kind](), network)

@@ -47,7 +47,7 @@ N_DOTS = 8  # vectors of each atom that are looked at along each link
 
 
 class StiffnessShape(Settings):
-    """What a metric has beyond its backbone. Springs begin as those of `optimizer/hessian/springs.py`."""
+    """A stiffness model beyond its backbone. Springs begin as those of `optimizer/hessian/springs.py`."""
 
     younger = ("damped", "softens")
     retired: ClassVar[dict[str, float]] = {
@@ -72,11 +72,11 @@ class StiffnessShape(Settings):
     """Last move and change of forces are inputs."""
 
     looks_ahead: bool = True
-    """A first solve with the springs alone tells the network by how much each pair is going to change."""
+    """A first solve with the springs alone gives the network the expected change of each pair."""
 
     damped: bool = False
-    """The move is shortened where the last one met more stiffness than the metric says (`policies.damping`). Of the
-    bare policy only: the guard has secants of its own."""
+    """The move is shortened where the last one met more stiffness than predicted (`policies.damping`). Of the bare
+    policy only: the safeguard has secants of its own."""
 
     softens: bool = False
     """Pairs may also soften a structure: k∥ and k⊥ may be negative, as they are where a bond is pressed together or
@@ -85,7 +85,7 @@ class StiffnessShape(Settings):
 
 
 class StiffnessSettings(InformationSettings, BackboneSettings, StiffnessShape):
-    """The metric network: backbone, shape and gate. Springs are those of the classical core, times exp(network)."""
+    """The stiffness network: backbone, shape, gate. Springs are the classical optimizer's, times exp(network)."""
 
     channels: int = Field(default=32, ge=1)
     """As in every backbone."""

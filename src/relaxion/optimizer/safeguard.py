@@ -47,11 +47,11 @@ class StepRule:
     log_trust: float = 0.0
     """Natural logarithm of a factor on the trust radius."""
     secant_weight: float = 0.9
-    """How far the secant of a short step is believed: 0 the metric alone, 1 the secant alone."""
+    """Weight of the secant of a short step; 0: the Hessian alone, 1: the secant alone."""
     n_secants: int = 8
     """So many of the newest are used; each counts less than the next newer one."""
     secant_length: float = 0.1
-    """Å: the secant of a step of this length has half the weight. Shorter for more exact metrics."""
+    """Å: the secant of a step of this length has half the weight. Shorter for more exact Hessians."""
     floor: float = 0.0
     """Extra stiffness of every coordinate against its place, eV/Å²."""
 
@@ -67,7 +67,7 @@ class StepRule:
 
 
 DEFAULT = StepRule(log_trust=float(np.log(2)))
-"""Where a bundle has no rule: twice the core's trust radius. Measured in docs/decisions.md."""
+"""Where a policy file has no rule: twice the classical optimizer's trust radius. Measured in docs/decisions.md."""
 INEXACT = 0.3  # Å, `secant_length` of a metric for everything
 
 GATE = "gate"  # the role of a rule in a bundle
@@ -87,10 +87,10 @@ def rule_of(network: Network, name: str) -> StepRule:
         values = {key: float(weights[key]) for key in CONSTANTS}
         control = StepRule(**{**values, "n_secants": int(values["n_secants"])})
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise PolicyError(f"the steady gate of {name} cannot be rebuilt: {type(error).__name__} {error}") from error
+        raise PolicyError(f"the step rule of {name} cannot be rebuilt: {type(error).__name__} {error}") from error
     sound = control.n_secants >= 1 and control.secant_length > 0 and control.floor >= 0
     if not (0 <= control.secant_weight <= 1 and sound):
-        raise PolicyError(f"the steady gate of {name} sets parameters out of their ranges: {control}")
+        raise PolicyError(f"the step rule of {name} sets parameters out of their ranges: {control}")
     if "secant_length" not in network.weights and control.secant_weight > 0:
         # of an earlier release: its weight was one of steps, which nobody uses any more
         return replace(control, secant_weight=DEFAULT.secant_weight, n_secants=DEFAULT.n_secants)
@@ -126,9 +126,9 @@ class Feedback:
 class SafeguardSettings:
     """When to use the policy's step. Tuned on structures outside every benchmark (docs/decisions.md).
 
-    A step is bad if it is rejected, or useless: taken in full, the largest force hardly fell, and the curvature met
-    differs much from the Hessian's. Where no secants correct the Hessian it is also bad if it lowers the energy by less
-    than a share of the predicted change.
+    A step is bad if it is rejected, or useless: taken in full, the largest force hardly fell, and the measured
+    curvature differs much from the Hessian's. Where no secants correct the Hessian it is also bad if it lowers the
+    energy by less than a share of the predicted change.
     """
 
     full_step: float = 0.1
@@ -136,7 +136,7 @@ class SafeguardSettings:
     hardly: float = 0.2
     """Decades by which the largest force must fall; less is hardly."""
     another: float = 3.0
-    """Ratio of the curvature met and the Hessian's, either way, that is much."""
+    """Ratio of measured curvature and the Hessian's, either way, above which they differ much."""
     least_kept: float = 0.25
     """Share of the predicted change of the energy."""
     most_classical_steps: int = 15
@@ -146,8 +146,7 @@ class SafeguardSettings:
     largest_ratio: float = 30.0
     """Largest ratio of the two steps' lengths, either way, likewise."""
     molecules_bonus: float = 0.7
-    """Where there are molecules their internal coordinates are taken unless the policy misses less than this share of
-    what they miss."""
+    """Molecules use internal coordinates unless the policy's error is below this share of theirs."""
     softest: float = 0.2
     """eV/Å²: no step is longer than if everything were as soft as this, so that small forces lead to small steps."""
     another_scale: float = 1.5

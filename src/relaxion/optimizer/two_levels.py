@@ -381,7 +381,7 @@ class TwoLevels:
         seconds = time.perf_counter() - began
         where = "its minimum is the first point" if moved else "the first point is the start"
         if self.model.note:
-            logger.info("%s; the relaxation goes on without it", self.model.note)
+            logger.info("%s; the relaxation continues without it", self.model.note)
             where = f"not used: {self.model.note}"
         elif self.model.plans:
             self.stepper = self.planner

@@ -57,7 +57,7 @@ class Potential(ABC):
 
     @property
     def elements(self) -> frozenset[int] | None:
-        """Atomic numbers it knows; None: any, or not known beforehand."""
+        """Covered atomic numbers; None: any, or not known beforehand."""
         return None
 
     def check_elements(self, structures: Structures) -> None:
@@ -68,11 +68,11 @@ class Potential(ABC):
         if missing:
             names = ", ".join(chemical_symbols[number] for number in sorted(missing))
             raise MissingElementError(
-                f"{self.name} has no parameters for {names}; it knows {elements_in_words(self.elements)}"
+                f"{self.name} has no parameters for {names}; it covers {elements_in_words(self.elements)}"
             )
 
     def assumption(self, atoms: Atoms) -> str | None:
-        """What it takes for granted about these atoms, in words, where the user should know; most: nothing."""
+        """Its assumptions about these atoms that matter to the user, in words; most: none."""
         del atoms
         return None
 
@@ -220,7 +220,7 @@ class AsePotential(Potential):
         for number, (given, count) in enumerate(zip(forces, structures.counts.tolist(), strict=True)):
             if np.shape(given) != (count, 3):
                 raise PotentialError(
-                    f"{self.name} answered with forces of shape {np.shape(given)} for structure {number}, "
+                    f"{self.name} returned forces of shape {np.shape(given)} for structure {number}, "
                     f"which has {count} atoms"
                 )
 

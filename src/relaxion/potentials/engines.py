@@ -337,7 +337,7 @@ def elements_of_commands(lines: list[str], file: Path) -> list[str]:
         if symbols and all(symbol in atomic_numbers for symbol in symbols):
             return symbols
     raise PotentialError(
-        f"{file} does not say which element each atom type is; add a line such as '# elements: Al Cu' for types 1 and 2"
+        f"{file} does not name the element of each atom type; add a line such as '# elements: Al Cu' for types 1 and 2"
     )
 
 
@@ -454,4 +454,4 @@ class Gfn2(AsePotential):
         try:
             return super().evaluate(replace(structures, cells=cells), stresses)
         except CalculationFailed as error:
-            raise PotentialError(f"{self.name} has no answer: {error}; are atoms too close to each other?") from error
+            raise PotentialError(f"{self.name} failed: {error}; are atoms too close to each other?") from error

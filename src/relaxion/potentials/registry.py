@@ -162,7 +162,7 @@ def make_potential(spec: str, device: DeviceLike = None) -> Potential:
 
 
 def known_potentials() -> list[PotentialEntry]:
-    """Everything `potential` knows by name."""
+    """Everything that `potential` makes by name."""
     entries = [
         PotentialEntry(spec, description, _symbols(build().elements), available=True, how_to_install=None)
         for spec, (build, description) in BUILT_IN.items()

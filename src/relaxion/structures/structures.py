@@ -112,7 +112,7 @@ def device_of(word: DeviceLike) -> torch.device:
     except (RuntimeError, TypeError) as error:
         raise SettingsError(f"unknown device '{word}'; try 'cpu', 'cuda' or 'cuda:1'") from error
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise SettingsError(f"the device '{device}' is not there: torch sees {_seen()}; try 'cpu'")
+        raise SettingsError(f"the device '{device}' does not exist: torch found {_seen()}; try 'cpu'")
     if device.type == "mps" and not torch.backends.mps.is_available():
         raise SettingsError("the device 'mps' is not there; try 'cpu'")
     return device

@@ -88,7 +88,7 @@ class RayEngine:
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
             where = "here" if address is None else f"at '{address}'"
             first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            raise RunError(f"no Ray {where}: {first_line}; 'ray status' says whether a cluster is up") from error
+            raise RunError(f"no Ray {where}: {first_line}; 'ray status' shows whether a cluster is up") from error
 
     @property
     def n_cpus(self) -> int:

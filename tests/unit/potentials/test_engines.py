@@ -146,7 +146,7 @@ def test_more_than_fits_into_one_call_of_the_network(name: str) -> None:
 @pytest.mark.parametrize(("name", "symbol"), [("chgnet", "Po"), ("chgnet", "Cm"), ("sevennet", "Rn"), ("gfn2", "U")])
 def test_an_element_it_does_not_know(name: str, symbol: str) -> None:
     engine = potential(name)
-    with pytest.raises(MissingElementError, match=f"has no parameters for {symbol}; it knows H to ") as caught:
+    with pytest.raises(MissingElementError, match=f"has no parameters for {symbol}; .*H to ") as caught:
         engine(Structures.from_ase(Atoms([symbol, "O"], positions=[[0, 0, 0], [0, 0, 2]])))
     assert len(str(caught.value)) < 120, "ranges of elements, not a list of 89"
     assert engine.calls == 0
@@ -164,7 +164,7 @@ def test_gfn2_is_periodic_along_all_axes_or_none() -> None:
 def test_gfn2_without_an_answer() -> None:
     engine = Gfn2()
     engine.calculator.set(max_iterations=1)  # type: ignore[attr-defined]
-    with pytest.raises(PotentialError, match=r"GFN2-xTB has no answer: .*"):
+    with pytest.raises(PotentialError, match=r"GFN2-xTB failed: .*"):
         engine(Structures.from_ase(molecule("C6H6")))
 
 

@@ -161,7 +161,7 @@ def test_an_engine_answers_by_its_own_calculator(monkeypatch: pytest.MonkeyPatch
 def test_a_model_of_other_elements(monkeypatch: pytest.MonkeyPatch, name: str, make: Any) -> None:
     make(monkeypatch)
     engine = potential(name)
-    with pytest.raises(MissingElementError, match="has no parameters for Na; it knows Al, Cu"):
+    with pytest.raises(MissingElementError, match=r"has no parameters for Na; .*Al, Cu"):
         engine(Structures.from_ase(bulk("Na")))
     assert engine.calls == 0
 
@@ -214,10 +214,10 @@ def test_nothing_may_follow_some_names() -> None:
 
 def test_devices_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    with pytest.raises(SettingsError, match="the device 'cuda' is not there: torch sees no CUDA device; try 'cpu'"):
+    with pytest.raises(SettingsError, match=r"the device 'cuda' .*no CUDA device; try 'cpu'"):
         potential("chgnet", device="cuda")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    with pytest.raises(SettingsError, match="'cuda:2' is not there: torch sees 2 CUDA devices"):
+    with pytest.raises(SettingsError, match=r"'cuda:2' .*2 CUDA devices"):
         potential("chgnet", device="cuda:2")
     with pytest.raises(SettingsError, match="unknown device 'gpu'; try 'cpu', 'cuda' or 'cuda:1'"):
         potential("emt", device="gpu")
@@ -237,7 +237,7 @@ def test_elements_of_lammps_commands() -> None:
     file = Path("in.eam")
     assert elements_of_commands(LAMMPS_COMMANDS, file) == ["Cu", "Ag"]
     assert elements_of_commands(["pair_style lj/cut 8", "# elements: Ar Kr"], file) == ["Ar", "Kr"]
-    with pytest.raises(PotentialError, match=r"in\.eam does not say which element each atom type is; add a line"):
+    with pytest.raises(PotentialError, match=r"in\.eam does not name the element .*; add a line"):
         elements_of_commands(["pair_style lj/cut 8", "pair_coeff * * 1 1"], file)
 
 
@@ -255,7 +255,7 @@ def test_lammps_itself(tmp_path: Path) -> None:
     engine = potential(f"lammps:{tmp_path / 'in.lj'}")
     evaluation = engine(Structures.from_ase(atoms), stresses=True)
     assert slope_error(engine, atoms, evaluation.forces.numpy()) < 1e-4
-    with pytest.raises(MissingElementError, match="LAMMPS has no parameters for Cu; it knows Ar, Kr"):
+    with pytest.raises(MissingElementError, match=r"LAMMPS has no parameters for Cu; .*Ar, Kr"):
         engine(Structures.from_ase(bulk("Cu")))
     engine.close()
 
@@ -283,7 +283,7 @@ def test_mace_itself(tmp_path: Path) -> None:
     finally:
         torch.set_default_dtype(torch.float32)
     torch.save(network, tmp_path / "tiny.model")
-    check_itself(f"mace:{tmp_path / 'tiny.model'}", "MACE has no parameters for Na; it knows Al, Cu")
+    check_itself(f"mace:{tmp_path / 'tiny.model'}", "MACE has no parameters for Na; .*Al, Cu")
 
 
 @needs_nequip
@@ -302,7 +302,7 @@ def test_nequip_itself(tmp_path: Path) -> None:
     )  # fmt: skip
     file = compiled(network, tmp_path)
     torch.set_default_dtype(torch.float32)
-    check_itself(f"nequip:{file}", "NequIP has no parameters for Na; it knows Al, Cu")
+    check_itself(f"nequip:{file}", "NequIP has no parameters for Na; .*Al, Cu")
 
 
 def compiled(network: Any, folder: Path) -> Path:

@@ -169,8 +169,8 @@ TROUBLES: list[tuple[str, dict[str, float], str]] = [
     (
         "wrong_way",
         {"value_of_half_move": 1.2},
-        "critic has the length of moves the wrong way round: to half the policy's move, the move and twice the move it "
-        "gives 1.2, 1, 0.8; they were worth 0.7, 1.2, 1; the policy will follow it",
+        "critic ranks lengths of moves wrongly: its values of 0.5, 1 and 2 times the move are 1.2, 1, 0.8; "
+        "their worth is 0.7, 1.2, 1; ",
     ),
     (
         "wall",
@@ -181,7 +181,7 @@ TROUBLES: list[tuple[str, dict[str, float], str]] = [
     (
         "overestimation",
         {"q_at_start": 4.0},
-        "critic overestimates: it expects 4 at the start of relaxations that bring",
+        "critic overestimates: it predicts 4 at the start of relaxations that return",
     ),
     ("stillness", {"gate_factor": 0.12}, "avoids penalties by not moving: the gate's factor is 0.12"),
     (
@@ -207,7 +207,7 @@ TROUBLES: list[tuple[str, dict[str, float], str]] = [
     (
         "lost",
         {"assessed_calls_beside_best": 1.3},
-        "the policy got worse: it needs 1.30 times the force calls of the kept",
+        "the policy got worse: it needs 1.30 times the force calls of the best",
     ),
     (
         "entropy_weight",
@@ -285,7 +285,7 @@ class TestRules:
         assert [(event.step, event.begins) for event in alarms.take_events()] == [(1, True), (5, False)]
         assert [record.levelno for record in caplog.records] == [logging.WARNING] * 2
         assert caplog.messages[0].startswith("step 1: blocked against a wall")
-        assert caplog.messages[1] == "step 5: no longer: blocked against a wall"
+        assert caplog.messages[1] == "step 5: resolved: blocked against a wall"
 
     def test_advice_is_no_warning(self, caplog):
         with caplog.at_level(logging.INFO, logger="relaxion"):

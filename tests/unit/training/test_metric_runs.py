@@ -123,7 +123,7 @@ class TestSettings:
             ({"policy": "metrik"}, "did you mean 'metric'"),
             ({"fit_update": 3}, "did you mean 'fit_updates'"),
             ({"policy": "direct"}, "unknown setting 'n_hidden'"),
-            ({"moves_follow_forces": False}, "has no meaning for a metric"),
+            ({"moves_follow_forces": False}, "has no meaning for .*metric"),
         ],
     )
     def test_settings_that_cannot_be(self, changes: dict[str, Any], words: str) -> None:
@@ -258,7 +258,7 @@ class TestRuns:
             make("sac", n_coordinates=2).start_from(stored)
         with pytest.raises(CheckpointError, match=r"these differ: softens \(was False, now True\)"):
             make("sac", softens=True).start_from(stored)
-        with pytest.raises(CheckpointError, match="has no stiffness model to begin with"):
+        with pytest.raises(CheckpointError, match="has no stiffness model"):
             make("sac").start_from(Stored({}, {"settings": {"task": "relax", "agent": "td3"}}))
 
     def test_packaged_and_used_by_the_relaxer(self, tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,11 @@ from relaxion.train.agents import AGENT_SETTINGS
 from relaxion.train.agents.vector_networks import VectorNetworkSettings
 from relaxion.train.runs.recipe import SHIPPED, find, read_settings, read_toml, run_folder, settings_from_recipe
 from relaxion.train.tasks.settings import TrainingSettings
+
+ROOT = Path(__file__).parents[3]
+sys.path.insert(0, str(ROOT / "tools"))
+
+from documentation.pieces import filled  # noqa: E402  a script beside the package, not part of it
 
 RECIPE = """
 task = "Pendulum-v1"
@@ -62,7 +69,7 @@ def test_shipped_recipes_are_valid(agent: str) -> None:
 
 
 def test_a_recipe_for_collecting_is_not_one_for_training() -> None:
-    with pytest.raises(SettingsError, match="says what 'relaxion collect' collects"):
+    with pytest.raises(SettingsError, match="a recipe for 'relaxion collect'"):
         settings_from_recipe(find("universal-data"), None, {})
 
 
@@ -191,10 +198,16 @@ def test_a_run_that_goes_on_keeps_its_intervals(tmp_path: Path) -> None:
     assert again.training.log_interval_steps == usual.training.log_interval_steps
 
 
+@cache
+def settings_page() -> str:
+    """As the site has it."""
+    return filled(ROOT, (ROOT / SETTINGS_PAGE).read_text())
+
+
 @pytest.mark.parametrize(
     "recipe", ["pendulum", "emt-metals", "emt-metric", "al-fe-metric", "metals", "universal", "fine-tune", "molecules"]
 )
 def test_the_page_that_errors_name_has_every_setting(recipe):
-    page = (Path(__file__).parents[3] / SETTINGS_PAGE).read_text()
+    page = settings_page()
     known = settings_from_recipe(find(recipe), None, {}).flat().keys() - {"agent", "task"}
     assert [name for name in known if f"- `{name}` (" not in page] == []

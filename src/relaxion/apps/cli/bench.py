@@ -233,7 +233,7 @@ def _publish(request: BenchRequest, result: ContestResult) -> None:
         draw_profile(result, part_of(request.plot))
         part_of(request.plot).replace(request.plot)
     if result.circumstances.interrupted:
-        say(f"relaxion: interrupted; what follows is {result.n_structures} structures that all optimizers have done")
+        say(f"relaxion: interrupted; results of the {result.n_structures} structures that all optimizers finished")
     for name, errors in ({} if request.quiet else result.errors()).items():
         say(f"relaxion: {name} failed {len(errors)} times with an error, the first: {one_line(errors[0], 200)}")
     if request.json_file == STDOUT:

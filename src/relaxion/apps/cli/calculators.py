@@ -106,7 +106,7 @@ def model_for(images: Sequence[Atoms], calc: str, device: str | None = None) -> 
         with closing(make_potential(name, device)) as engine:
             if engine.elements is None or elements <= engine.elements:
                 return name
-    raise PotentialError(f"no calculator that is installed can plan for {calc} with {elements_in_words(elements)}")
+    raise PotentialError(f"no installed calculator can plan for {calc} with {elements_in_words(elements)}")
 
 
 def _known(engines: Sequence[str], device: str | None) -> Iterator[tuple[str, Elements | None]]:
@@ -126,7 +126,7 @@ def _nothing_fits(elements: Elements, asked: dict[str, Elements | None], molecul
     engines = FOR_MOLECULES if molecules else FOR_CRYSTALS
     ways = [f"--calc {name} ({EXTRAS[name].how_to_install})" for name in engines if name not in asked]
     others = "; or ".join([*ways, "any ASE calculator: --calc module:factory"])
-    return f"no calculator that is installed fits: {lacks}; try {others}"
+    return f"no installed calculator fits: {lacks}; try {others}"
 
 
 # ---- `relaxion doctor`: is everything here that a relaxation needs?

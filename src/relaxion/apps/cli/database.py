@@ -112,7 +112,7 @@ def _origin(name: str) -> Loaded:
     """The policy to begin with; words that `--policy` understands beside names are none."""
     if name in (*WORDS, CORE):
         raise PolicyError(
-            f"learning begins with a policy, and '{name}' is none: give --from universal, --from metals or one of your "
+            f"'{name}' is no policy to start from: give --from universal, --from metals or one of your "
             "own; the classical optimizer does not learn"
         )
     return load(name)
@@ -131,7 +131,7 @@ def _named(request: LearnRequest) -> tuple[str, Path]:
 def _in_words(origin: str, learned: Learned, out: Path) -> str:
     test = learned.acceptance
     judged = (
-        f"on {test.n_validation} relaxations held out its error is {test.ratio:.2f} ({test.low:.2f}–"
+        f"on {test.n_validation} held-out relaxations its error is {test.ratio:.2f} ({test.low:.2f}–"
         f"{test.high:.2f}) of that of {origin}"
     )
     if learned.measured is not None:
@@ -141,9 +141,7 @@ def _in_words(origin: str, learned: Learned, out: Path) -> str:
     work = f"{learned.n_updates} updates from {learned.n_training} relaxations in {learned.seconds:.0f} s"
     if learned.kept:
         return f"{out}: {work}; {judged}"
-    return (
-        f"nothing kept: {work}, but {judged}, which does not prove it better; relax more structures, then learn again"
-    )
+    return f"nothing was saved: {work}, but {judged}: not proven better; relax more structures, then learn again"
 
 
 @contextmanager

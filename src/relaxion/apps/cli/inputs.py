@@ -98,8 +98,8 @@ def emt_note(atoms: Atoms, calculator: str) -> str | None:
     if calculator != "emt" or not light:
         return None
     return (
-        f"EMT is made for metals; its parameters for {', '.join(light)} are not meant for real use (says ASE), so do "
-        "not trust the result; 'relaxion calculators' lists others"
+        f"EMT is made for metals; its parameters for {', '.join(light)} are not meant for real use (ASE's "
+        "documentation), so do not trust the result; 'relaxion calculators' lists others"
     )
 
 
@@ -187,7 +187,7 @@ def sliced(file: Path, words: str, number: int) -> Sequence[int]:
     if found := chosen_numbers(words, number):
         return found
     counted = "1 structure" if number == 1 else f"{number} structures, numbered 0 to {number - 1}"
-    raise FileError(f"{file}@{words} means no structure: {file} holds {counted}")
+    raise FileError(f"{file}@{words} selects no structure: {file} has {counted}")
 
 
 def _folders(files: Sequence[Path]) -> list[str]:

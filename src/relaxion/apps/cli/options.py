@@ -154,7 +154,7 @@ ModelOption = Annotated[
     str | None,
     option(
         "NAME",
-        "A cheaper calculator that plans for --calc: any name --calc knows; auto takes an installed one.",
+        "A cheaper calculator that plans the steps of --calc; auto: an installed one.",
         show_default="none",
     ),
 ]
@@ -183,7 +183,7 @@ SettingsFileOption = Annotated[
     Path | None,
     option(
         "FILE.toml",
-        "Read options from a file (fmax = 0.01, cell = true); those on the command line win.",
+        "Read options from a file (fmax = 0.01, cell = true); the command line overrides them.",
         is_eager=True,
         callback=from_file,
     ),

@@ -48,7 +48,7 @@ def target_of(name: str, out: Path | None) -> Path:
         raise SettingsError(f"'{name}' has a special meaning for --policy; choose another name")
     if out is not None:
         if out.suffix != SUFFIX:
-            raise SettingsError(f"--out takes the file of a bundle, NAME{SUFFIX}, got {out}")
+            raise SettingsError(f"--out is a policy file, NAME{SUFFIX}, got {out}")
         return out
     if name in shipped_names():
         raise SettingsError(

@@ -112,7 +112,7 @@ def _model(request: RelaxRequest, jobs: list[RelaxationJob]) -> Iterator[Potenti
             raise SettingsError(f"{name} is the calculator itself")
         planner = None if name is None else make_potential(name, request.device)
     except RelaxionError as error:
-        say(f"relaxion: no model: {error}; the relaxation goes on without it")
+        say(f"relaxion: no model: {error}; the relaxation continues without it")
         planner = None
     try:
         yield planner

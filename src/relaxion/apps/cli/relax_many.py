@@ -78,7 +78,7 @@ def relax_all(request: ManyRequest) -> int:
     )  # fmt: skip
     with ResultFolder(request.out, settings, files) as folder:
         if request.retry_failed and (number := folder.forget_failures()):
-            say(f"relaxion: {number} structures that had been set aside will be tried again")
+            say(f"relaxion: {number} failed structures will be tried again")
         with place.open(worker) as workers:
             run = ManyRun(
                 folder=folder, workers=workers, settings=settings, files=files, chunk_size=chunk_size,
@@ -129,7 +129,7 @@ def _with_model(request: ManyRequest, files: list[Path]) -> ManyRequest:
             say(f"relaxion: the model is {name}, which is installed and fits the first structures")
         make_potential(name, request.device).close()
     except RelaxionError as error:
-        say(f"relaxion: no model: {error}; relaxations go on without it")
+        say(f"relaxion: no model: {error}; relaxations continue without it")
         name = None
     return replace(request, model=name)
 
@@ -175,8 +175,8 @@ def _lines(*, quiet: bool) -> Callable[[ManyTally], None]:
 
 
 def _in_words(tally: ManyTally) -> str:
-    dead = "workers died and were replaced"
-    beside = _some({"there already": tally.already, "set aside": tally.failed, dead: tally.worker_deaths})
+    dead = "workers ended and were replaced"
+    beside = _some({"there already": tally.already, "failed": tally.failed, dead: tally.worker_deaths})
     more = "" if tally.input_read else " so far"
     return f"{tally.relaxed} relaxed{beside}, of {tally.read} structures read{more}"
 
@@ -192,7 +192,7 @@ def _announce(request: ManyRequest, tally: ManyTally, counts: Counts) -> None:
         return
     tell(f"{request.out}: {_counts_in_words(counts)}")
     if counts.failed:
-        say(f"relaxion: {counts.failed} structures were set aside; {request.out}/summary.csv lists the reasons")
+        say(f"relaxion: {counts.failed} structures failed; {request.out}/summary.csv lists the reasons")
 
 
 def _plain(counts: Counts) -> dict[str, Any]:
@@ -200,11 +200,11 @@ def _plain(counts: Counts) -> dict[str, Any]:
 
 
 def _counts_in_words(counts: Counts) -> str:
-    beside = _some({"set aside": counts.failed, "waiting": counts.waiting})
+    beside = _some({"failed": counts.failed, "waiting": counts.waiting})
     doubles = counts.doubles
     read = "in the input" if counts.input_read else "read so far"
-    more = "" if counts.input_read else " (the input is not read to its end, so its number of structures is not known)"
-    structures = f"{counts.places} structures {read}{_some({'of them doubles': doubles})}{more}"
+    more = "" if counts.input_read else " (the input is not read completely, so the total is unknown)"
+    structures = f"{counts.places} structures {read}{_some({'of them duplicates': doubles})}{more}"
     return f"{counts.relaxed} relaxed ({counts.converged} converged){beside}; {structures}"
 
 
@@ -227,7 +227,7 @@ def show_status(path: Path, *, as_json: bool) -> int:
         failed = run.get("failed", 0)
         seconds = run["seconds"]
         rate = (relaxed + failed) / seconds
-        tell(f"this run: {relaxed} relaxed, {failed} set aside in {seconds:.0f} s ({rate:.1f} per s)")
+        tell(f"this run: {relaxed} relaxed, {failed} failed in {seconds:.0f} s ({rate:.1f} per s)")
     return DONE
 
 

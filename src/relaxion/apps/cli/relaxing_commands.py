@@ -57,7 +57,7 @@ def relax(
         list[Path],
         argument(
             "FILE",
-            "Structure files in any format ASE reads; FILE@0:2 means some of its structures. Each is relaxed into a "
+            "Structure files in any format ASE reads; FILE@0:2 takes its first two. Each is relaxed into a "
             "folder of its own.",
         ),
     ],
@@ -94,7 +94,7 @@ def relax(
         bool,
         flag(
             "--leave-saddles",
-            "Look for negative curvature at the end, with at most 4 force calls, and relax on where there is some.",
+            "Look for negative curvature at the end, with at most 4 force calls, and relax further if found.",
         ),
     ] = False,
     rattle: RattleOption = 0.0,
@@ -152,7 +152,7 @@ def relax_many(
     out: Annotated[Path, option("DIR", "Results; run the same command again to continue.")] = Path("relaxed-many"),
     learn: Annotated[
         int,
-        option("N", "After every N structures the policies learn from them; later structures use the result.", min=0),
+        option("N", "Fine-tune the policies after every N structures, for those that follow.", min=0),
     ] = 0,
     workers: Annotated[str, option("N|KIND", "N or local:N, ray:auto, ray:ADDRESS; one processor each.")] = "local:2",
     batch_size: Annotated[
@@ -160,9 +160,9 @@ def relax_many(
     ] = 128,
     time_limit: Annotated[
         float | None,
-        option("SECONDS", "Time limit per structure; a structure that exceeds it is set aside.", show_default="none"),
+        option("SECONDS", "Time limit per structure; a structure that exceeds it fails.", show_default="none"),
     ] = None,
-    retry_failed: Annotated[bool, flag("--retry-failed", "Try structures again that earlier runs set aside.")] = False,
+    retry_failed: Annotated[bool, flag("--retry-failed", "Try failed structures of earlier runs again.")] = False,
     as_json: JsonResultOption = False,
     quiet: QuietOption = False,
 ) -> int:
@@ -175,7 +175,7 @@ def relax_many(
     relaxion relax-many slabs.xyz --out relaxed --calc my_module:make_calculator --model sevennet
     relaxion status relaxed && relaxion merge relaxed all.extxyz
     Units.
-    Exit codes: 0 all converged, 1 some were set aside or the run could not continue, 2 usage, 3 not all converged, 130
+    Exit codes: 0 all converged, 1 some failed or the run could not continue, 2 usage, 3 not all converged, 130
     interrupted, 143 terminated. The same command continues in every case.
     """
     options = locals()
@@ -206,7 +206,7 @@ def merge(
     out: Annotated[Path, argument("FILE.extxyz", "All results, one file.")],
     force: Annotated[bool, flag("--force", "Replace an earlier file.")] = False,
 ) -> int:
-    """Put the results of 'relax-many' into one file, in the order of the input.
+    """Merge the results of 'relax-many' into one file, in the order of the input.
 
     relaxion merge relaxed all.extxyz
     Exit codes: 0 written, 1 error, 2 usage, 3 not all are relaxed.
@@ -228,7 +228,7 @@ def database(
     as_json: JsonEverythingOption = False,
     force: Annotated[bool, flag("--force", "Replace an earlier export.")] = False,
 ) -> int:
-    """Show what a relaxation database holds; export it; add relaxations that you have already.
+    """Show a relaxation database, export it, or add earlier relaxations to it.
 
     relaxion relax slab.cif --database relaxations && relaxion database relaxations
     relaxion database relaxations --add old.traj runs/*/vasprun.xml --calculator PBE
@@ -248,13 +248,13 @@ def learn(
     origin: Annotated[
         str, option("NAME|FILE", "The policy to start from.", "--from", autocompletion=complete_policies)
     ] = "universal",
-    out: Annotated[str, option("NAME|FILE", "The new policy; a NAME is found by --policy, and by auto.")] = "learned",
-    calculator: Annotated[str | None, option("NAME", "Learn from this calculator's relaxations only, or all.")] = None,
+    out: Annotated[str, option("NAME|FILE", "The new policy; --policy and auto find a NAME.")] = "learned",
+    calculator: Annotated[str | None, option("NAME", "Use only relaxations of this calculator, or all.")] = None,
     calc: Annotated[
         str | None,
         option(
             "SPEC",
-            "Also relax held-out starts with both policies, to count force calls.",
+            "Also relax held-out starts with both policies and count force calls.",
             show_default="no force call",
         ),
     ] = None,
@@ -264,12 +264,12 @@ def learn(
     force: Annotated[bool, flag("--force", "Replace an earlier policy of that name.")] = False,
     quiet: QuietOption = False,
 ) -> int:
-    """Let a policy learn from a relaxation database, without a force call; kept only if it proved better.
+    """Fine-tune a policy on a relaxation database, without a force call. It is saved only if it is better.
 
     relaxion learn relaxations --from universal --out my-policy
     relaxion learn relaxations --from metals --out my-slabs --calc emt
     relaxion relax slab.cif --policy my-slabs
-    Exit codes: 0 a better policy is kept, 1 error, 2 usage, 3 nothing better was found, 130 interrupted, 143 terminated
+    Exit codes: 0 a better policy is saved, 1 error, 2 usage, 3 nothing better, 130 interrupted, 143 terminated
     (in both cases the same command continues).
     """
     options = locals()
@@ -297,7 +297,7 @@ def train(
         str | None,
         option(
             "POLICY|RUN|FILE",
-            "The same; from a policy, its network and trust rule too.",
+            "The same; from a policy, its network and step rule too.",
             "--from",
             autocompletion=complete_policies,
         ),

@@ -197,7 +197,7 @@ def doctor(as_json: JsonEverythingOption = False) -> int:
 
 @command()
 def calculators(as_json: Annotated[bool, flag("--json", "One JSON object per calculator.")] = False) -> int:
-    """List what --calc understands.
+    """List the calculators that --calc takes.
 
     relaxion calculators
     relaxion relax POSCAR --calc eam
@@ -216,13 +216,13 @@ def package(
         Path | None,
         option(
             "FILE",
-            "The bundle; its model card goes beside it.",
+            "The policy file; its model card goes beside it.",
             show_default="NAME.safetensors in $RELAXION_POLICIES or ~/.local/share/relaxion/policies",
         ),
     ] = None,
-    force: Annotated[bool, flag("--force", "Replace an earlier bundle of that name.")] = False,
+    force: Annotated[bool, flag("--force", "Replace an earlier policy of that name.")] = False,
 ) -> int:
-    """Make a policy file from a run, with a model card; its results are measured again on structures held out.
+    """Make a policy file from a run, with a model card measured on held-out structures.
 
     relaxion package runs/alloys alloys-1
     relaxion policies alloys-1
@@ -235,7 +235,7 @@ def package(
 
 @command()
 def policies(
-    name: Annotated[str | None, argument("NAME", "Show the model card of this one; or the word remove.")] = None,
+    name: Annotated[str | None, argument("NAME", "Show its model card; or the word remove.")] = None,
     removed: Annotated[str | None, argument("NAME", "After remove: one of your own.")] = None,
     as_json: Annotated[bool, flag("--json", "One JSON object per policy.")] = False,
 ) -> int:

@@ -248,7 +248,7 @@ def _result(request: TuneRequest, sweep: Sweep) -> int:
     trials = sweep.trials.values()
     failed = sum(1 for trial in trials if trial.ended is not None and trial.ended.value is None)
     if best is None or best.ended is None or best.ended.value is None or not math.isfinite(best.ended.value):
-        say(f"relaxion: all {failed} trials failed; {request.out / 'trials.csv'} says why")
+        say(f"relaxion: all {failed} trials failed; {request.out / 'trials.csv'} lists the reasons")
         return ERROR
     facts = {
         "trials": len(trials), "failed": failed, "best_trial": best.number, "objective": best.ended.objective,

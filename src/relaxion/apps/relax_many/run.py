@@ -134,7 +134,7 @@ class RelaxWorker:
 def _reason(relaxed: Relaxed) -> str:
     if relaxed.error is not None:
         return relaxed.error
-    return "the calculator's answer at the start is not finite"
+    return "the energy or forces at the start are not finite"
 
 
 def _last_frame(relaxed: Relaxed, facts: dict[str, Any]) -> str | None:
@@ -197,7 +197,7 @@ def places(file: Path) -> Generator[InputPlace]:
             found = True
             yield place
     if not found:
-        yield InputPlace(file, 0, None, f"{file}@{words} means no structure: it has fewer structures")
+        yield InputPlace(file, 0, None, f"{file}@{words} selects no structure: it has fewer structures")
 
 
 def _all_places(file: Path) -> Generator[InputPlace]:

@@ -47,10 +47,10 @@ class ManySettings(Settings):
     """"auto", "none", a name or a file."""
 
     policy_weights: dict[str, str] = Field(default_factory=dict)
-    """SHA-256 of the weights of every policy that may be asked, by name."""
+    """SHA-256 of the weights of every policy that may be used, by name."""
 
     allow_unseen: bool = False
-    """Let the policy speak about elements it was not trained on."""
+    """Use the policy also for elements it was not trained on."""
 
     fmax_ev_per_angstrom: float = Field(default=0.05, gt=0)
     """Converged when no force (nor cell row) is longer."""
@@ -71,7 +71,7 @@ class ManySettings(Settings):
     """A structure that needs more ends at its step limit."""
 
     learn_every: int = Field(default=0, ge=0)
-    """Policies study after so many structures; 0: they stay as they are."""
+    """Policies are fine-tuned after so many structures; 0: never."""
 
     @property
     def context(self) -> bytes:

@@ -134,10 +134,10 @@ def _reading(reading: Reading | None) -> str:
     if reading is None:
         return ""
     if reading.fmax_ev_per_angstrom is None:
-        return "the answer was not finite"
+        return "energy or forces were not finite"
     words = [f"fmax {reading.fmax_ev_per_angstrom:.3g} eV/Å"]
     words += [f"by {METHODS.get(reading.method, reading.method)}"] if reading.method not in ("", "start") else []
-    words += [] if reading.accepted else ["rejected, going back"]
+    words += [] if reading.accepted else ["rejected"]
     return ", ".join(words)
 
 

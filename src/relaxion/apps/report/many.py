@@ -144,7 +144,7 @@ def _lead(calls: np.ndarray, every: int, studies: Sequence[dict[str, Any]]) -> s
     if not every:
         return f"{mean}; the policies did not change."
     adopted = max((int(study["n_adopted"]) for study in studies), default=0)
-    return f"{mean}; {len(studies)} studies, of which {adopted} gave a better policy."
+    return f"{mean}; {len(studies)} fits, of which {adopted} gave a better policy."
 
 
 # ---- what became of the structures
@@ -154,7 +154,7 @@ def _outcomes(rows: Sequence[Row]) -> Part:
     """One tile for each outcome, failures first."""
     failed = Counter(_outcome(row) for row in rows if row.reason is not None)
     others = Counter(_outcome(row) for row in rows if row.reason is None)
-    shown = [tile(words.capitalize(), count(number), note="set aside", tone="bad") for words, number in failed.items()]
+    shown = [tile(words.capitalize(), count(number), note="failed", tone="bad") for words, number in failed.items()]
     for words, number in sorted(others.items()):
         tone = "good" if words == CONVERGED else "" if words == WAITING else "warn"
         shown.append(tile(words.capitalize(), count(number), note=f"of {count(len(rows))}", tone=tone))
@@ -180,7 +180,7 @@ def _reasons(failed: Sequence[Row], folder: Path) -> Part:
     return {
         "kind": "table", "id": "failures", "caption": "Failed: why, and which",
         "columns": columns(["Reason", "Structures", "Which"], ("Which",)), "rows": rows[:MOST_ROWS],
-        "note": f"{folder.name}/{DATABASE} holds each structure as it came and as it was last (table results).{left}",
+        "note": f"{folder.name}/{DATABASE} has the first and last state of each (table results).{left}",
     }  # fmt: skip
 
 
@@ -303,8 +303,8 @@ def _notes(studies: Sequence[dict[str, Any]]) -> list[Part]:
     last = judged[-1]["acceptance"]
     return notes(
         [
-            f"The last study: error {last['ratio']:.2f} ({last['low']:.2f}–{last['high']:.2f}) of that of the policy "
-            f"in use, on {last['n_validation']} relaxations held out."
+            f"The last fit: error {last['ratio']:.2f} ({last['low']:.2f}–{last['high']:.2f}) of that of the policy "
+            f"in use, on {last['n_validation']} held-out relaxations."
         ]
     )
 
@@ -312,6 +312,6 @@ def _notes(studies: Sequence[dict[str, Any]]) -> list[Part]:
 def _facts(settings: dict[str, Any]) -> Part:
     names = {"calculator": "Calculator", "policy": "Policy", "fmax_ev_per_angstrom": "Tolerance (eV/Å)",
              "free_cell": "Free cell", "pressure_gpa": "Pressure (GPa)", "cell_mask": "Strains that may change",
-             "keep_symmetry": "Symmetry kept", "learn_every": "Structures per study"}  # fmt: skip
+             "keep_symmetry": "Symmetry kept", "learn_every": "Structures per fit"}  # fmt: skip
     found = ((label, settings.get(name)) for name, label in names.items())
     return facts("Settings", [(label, "yes" if value is True else value) for label, value in found])

@@ -42,7 +42,7 @@ CITATION = f"""@software{{relaxion,
 }}"""
 OUTCOMES = {  # others are called what they are
     "step_limit": "step limit reached",
-    "non_finite": "answer not finite",
+    "non_finite": "not finite",
     "error": "failed",
     "running": "still running",
 }
@@ -177,7 +177,7 @@ FOOT = (
 )
 
 Part = dict[str, Any]  # {"kind": ..., "title": ..., "span": columns of 12, ...}; kinds are those of pages/*.js
-COPIED = ("Command", "The same again", "BibTeX")  # facts somebody will want to paste
+COPIED = ("Command", "Reproduce", "BibTeX")  # facts somebody will want to paste
 
 
 def tile(label: str, value: str, unit: str = "", note: str = "", tone: str = "") -> dict[str, str]:

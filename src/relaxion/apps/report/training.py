@@ -135,7 +135,7 @@ def training_parts(runs: Sequence[WatchedRun], film_bytes: int) -> list[Part]:
     parts: list[Part] = [_runs_table(runs) if several else _tiles(runs[0]), *_curves(runs), _alarm_list(runs)]
     if several:
         choices = [f"{run.label} ({run.agent.upper()}, seed {run.seed})" for run in runs]
-        chooser = {"id": "chooser", "kind": "chooser", "title": "One run closely", "label": "Show"}
+        chooser = {"id": "chooser", "kind": "chooser", "title": "One run in detail", "label": "Show"}
         parts.append({**chooser, "choices": choices})
     for place, run in enumerate(runs):
         own = _parts_of(run, film_bytes // len(runs))
@@ -293,7 +293,7 @@ def _facts(run: WatchedRun) -> Part:
         ("Weights", f"SHA-256 {result['weights_sha256']}" if "weights_sha256" in result else None),
         ("Versions", f"{versions()} (of this page)"),
         ("Command", record["command"] if isinstance(record.get("command"), str) else None),
-        ("The same again", " ".join(command_words("train", f"{run.folder}/settings.toml", out="NEW"))),
+        ("Reproduce", " ".join(command_words("train", f"{run.folder}/settings.toml", out="NEW"))),
     ]
     return facts(f"How {run.label} was made", found, id="facts")
 
@@ -347,7 +347,7 @@ def _agent_gauges(run: WatchedRun) -> list[Part]:
         return []
     gauges = [_number(run, name, name.split("/", 1)[1].replace("_", " ")) for name in names]
     note = "What each means: docs/agents.md." if run.agent in ("ddpg", "td3", "d4pg", "sac") else ""
-    return [{"id": "agent", "kind": "gauges", "title": "The agent's own numbers", "gauges": gauges, "note": note}]
+    return [{"id": "agent", "kind": "gauges", "title": "Numbers of the agent", "gauges": gauges, "note": note}]
 
 
 def _number(run: WatchedRun, name: str, label: str) -> dict[str, Any]:

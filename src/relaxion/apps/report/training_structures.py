@@ -60,7 +60,9 @@ def structure_parts(run: WatchedRun, film_bytes: int) -> tuple[list[Part], list[
     except (AttributeError, ArithmeticError, KeyError, TypeError, ValueError, IndexError) as error:
         return [], [f"assessment.json is damaged ({error!r}); nothing of it is shown."]
     if not assessed.others:
-        return parts, [f"baselines.json says nothing start by start ({OLDER}): BFGS and FIRE are shown as means only."]
+        return parts, [
+            f"baselines.json has no results of single starts ({OLDER}): BFGS and FIRE are shown as means only."
+        ]
     return parts, []
 
 
@@ -167,7 +169,7 @@ def _parity(assessed: AssessmentColumns) -> Part:
         "id": "parity", "kind": "plot", "title": "Final energies", "span": 4,
         "series": [{**series, "x": rounded([t for _, _, t in shown]), "y": rounded([o for _, o, _ in shown])}],
         "x_label": f"{name} (eV per atom)", "y_label": "policy (eV per atom)", "x_parts": True, "diagonal": True,
-        "x_range": [low - room, high + room], "y_range": [low - room, high + room], "empty": "nobody converged twice",
+        "x_range": [low - room, high + room], "y_range": [low - room, high + room], "empty": "none converged twice",
         "summary": f"final energies of policy and {name} where both converged: {words}.", "note": f"{words}.",
         "table": {"caption": "Final energies", "columns": columns(heads), "rows": rows},
     }  # fmt: skip

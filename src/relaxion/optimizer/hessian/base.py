@@ -236,7 +236,7 @@ class Past:
     """How the relaxer came to a base: policies may see a short history."""
 
     calls: int = 1
-    """Force calls since the start, or since FIRE helped out."""
+    """Force calls since the start, or since FIRE took over."""
     coordinates: Array | None = None
     """Of the base before; None at the start."""
     forces: Array | None = None
@@ -409,7 +409,7 @@ def asked_of(source: PolicyModel, bases: Sequence[Base], structures: Structures)
         return list(source.at(bases, structures))
     except (StructureError, torch.linalg.LinAlgError, torch.OutOfMemoryError) as error:  # pyright: ignore[reportPrivateImportUsage]
         if len(bases) == 1:
-            return [f"the policy has no answer here ({type(error).__name__}: {str(error).splitlines()[0][:200]})"]
+            return [f"the policy failed here ({type(error).__name__}: {str(error).splitlines()[0][:200]})"]
     return [asked_of(source, [one], structures_of([one.geometry]))[0] for one in bases]
 
 

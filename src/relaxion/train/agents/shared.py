@@ -37,7 +37,7 @@ class Agent(Protocol):
         ...
 
     def snapshot(self) -> dict[str, Tensor]:
-        """Copies of all that changes while learning: networks, targets, Adam's memory, counter, own generator."""
+        """Copies of all that changes while learning: networks, targets, Adam's moments, counter, own generator."""
         ...
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
@@ -152,7 +152,7 @@ def forget_gradients(parameters: Iterable[nn.Parameter]) -> None:
 def descend(loss: Tensor, optimizer: Adam, *, moves: bool = True) -> Tensor:
     """One step down the loss for the optimizer's own parameters; the norm of the gradient, ().
 
-    With `moves=False` the parameters stay where they are, and only Adam's memory takes the gradient in.
+    With `moves=False` the parameters stay where they are; only Adam's moments change.
     """
     norm = get_total_norm(backward(loss, optimizer))
     group = optimizer.param_groups[0]

@@ -38,7 +38,7 @@ class TD3Settings(Settings):
     """τ: share of the online weights that flows into the targets at each delayed update. Paper, section 6.1."""
 
     policy_delay: int = Field(default=2, ge=1)
-    """Critic updates per policy update: the policy waits for values it can believe. Paper, section 5.2."""
+    """Critic updates per policy update: the policy waits for better values. Paper, section 5.2."""
 
     target_noise: float = Field(default=0.2, ge=0)
     """σ~ of the target policy smoothing, half ranges. Paper, section 6.1."""

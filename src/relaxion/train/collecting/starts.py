@@ -79,7 +79,7 @@ class KindSettings(Settings):
     """Then it is stored as it is."""
 
     largest_force_ev_per_angstrom: float = Field(default=50.0, gt=0)
-    """Starts with a larger force are skipped: no potential knows what happens there."""
+    """Starts with a larger force are skipped: no potential is reliable there."""
 
     sizing_force_calls: int = Field(default=0, ge=0)
     """Force calls spent on the perfect crystal before it is displaced (or cut, or packed), its volume following the

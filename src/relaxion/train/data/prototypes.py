@@ -33,7 +33,7 @@ from relaxion.train.data.dataset import ELEMENTS, LABEL, Reason, Side, belongs, 
 
 NO_DATA = {"Po", "At", "Rn", "Fr", "Ra"}  # between hydrogen and plutonium, unknown to the usual potentials
 COMMON_ELEMENTS = tuple(symbol for symbol in chemical_symbols[1:95] if symbol not in NO_DATA)
-"""The 89 that potentials trained on the Materials Project know."""
+"""The 89 of potentials trained on the Materials Project."""
 NOBLE = ("He", "Ne", "Ar", "Kr", "Xe")
 NOBLE_DISTANCES = {"He": 2.9, "Ne": 3.1, "Ar": 3.75, "Kr": 4.0, "Xe": 4.35}  # Å, in their crystals
 ANION_RADII = {  # Å; Shannon, for coordination six where known

@@ -58,7 +58,7 @@ def overestimation(seen: Seen) -> float:
 def overestimation_words(seen: Seen) -> str:
     now, before = seen.now, seen.before
     rises = now["q_at_start"] > before["q_at_start"] and now["return_from_start"] <= before["return_from_start"]
-    words = f"it expects {now['q_at_start']:.3g} at the start of relaxations that bring {worth(seen):.3g}"
+    words = f"it predicts {now['q_at_start']:.3g} at the start of relaxations that return {worth(seen):.3g}"
     return words + (", and it rises while the return does not" if rises else "")
 
 
@@ -138,7 +138,7 @@ def wrong_way(seen: Seen) -> float:
 
 def wrong_way_words(seen: Seen) -> str:
     said, true = (", ".join(f"{seen.now[f'{kind}_of_{name}_move']:.2g}" for name in LENGTHS) for kind in KINDS)
-    return f"to half the policy's move, the move and twice the move it gives {said}; they were worth {true}"
+    return f"its values of 0.5, 1 and 2 times the move are {said}; their worth is {true}"
 
 
 def runs_away(seen: Seen) -> float:
@@ -241,7 +241,7 @@ class Alarms:
                 self._tell(Event(step, rule.name, True, rule.sentence(seen), rule.is_advice))
             elif is_active and severity < LIMITS["ends_below"]:
                 self.active.remove(rule.name)
-                self._tell(Event(step, rule.name, False, f"no longer: {rule.headline}", rule.is_advice))
+                self._tell(Event(step, rule.name, False, f"resolved: {rule.headline}", rule.is_advice))
 
     def _tell(self, event: Event) -> None:
         self._events.append(event)

@@ -245,7 +245,7 @@ class StructureReplay:
         dtype: torch.dtype = torch.float32,
     ) -> None:
         if transition_capacity < 1 or atom_capacity < 1 or n_steps < 1:
-            raise SettingsError(f"a replay of {transition_capacity} transitions, {atom_capacity} atoms is none")
+            raise SettingsError(f"a replay of {transition_capacity} transitions, {atom_capacity} atoms has no room")
         self.capacity, self.n_steps, self.generator = transition_capacity, n_steps, generator
         self.store = StateStore(atom_capacity, 2 * transition_capacity, dtype)  # a transition brings two states at most
         self.states = torch.zeros(transition_capacity, dtype=torch.int64)  # numbers in the store

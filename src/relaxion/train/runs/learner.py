@@ -85,7 +85,7 @@ class VectorLearner:
         return assess(self._trainer.act, self._trainer.task, n_starts)
 
     def metrics(self) -> dict[str, float]:
-        """What training reported since the last call, under the names of metrics.jsonl."""
+        """Records of training since the last call, under the names of metrics.jsonl."""
         return self._trainer.scalars()
 
     def save(self, path: str | Path) -> None:
@@ -100,7 +100,7 @@ class VectorLearner:
         if (name := settings.pop("agent", None)) != cls.name:
             raise CheckpointError(f"{path} holds an agent of kind {str(name)[:40]}, not {cls.name}")
         if not isinstance(settings.get("task"), str):
-            raise CheckpointError(f"{path} does not say which task its agent learned; choose another file")
+            raise CheckpointError(f"{path} does not name the task of its agent; choose another file")
         learner = cls(environment or settings["task"], **{k: v for k, v in settings.items() if k != "task"})
         learner._trainer.start_from(stored)
         return learner

@@ -80,7 +80,7 @@ def enough_memory() -> Iterator[None]:
         if isinstance(error, RuntimeError) and "allocate memory" not in str(error):
             raise
         raise SettingsError(
-            "replay, networks or structures of these settings ask for more memory than there is; try smaller ones"
+            "replay, networks or structures of these settings need more memory than is available; try smaller ones"
         ) from error
 
 
@@ -133,7 +133,7 @@ def _check_values(path: Path, values: Mapping[str, Any]) -> None:
     good = isinstance(values.get("settings"), dict) and isinstance(seconds, int | float) and seconds >= 0
     good &= all(type(values.get(name, 0 if name == "alarms_position" else None)) is int for name in counts)
     if not good or min(values.get(name, 0) for name in counts) < 0:
-        raise CheckpointError(f"{path} is damaged: it does not say how far its run was; use an older copy")
+        raise CheckpointError(f"{path} is damaged: its step is missing; use an older copy")
 
 
 def _records(settings: RunSettings, folder: RunFolder, position: int = 0, resumed_at: int | None = None) -> Records:

@@ -40,7 +40,7 @@ def settings_from_recipe(path: Path, agent: str | None, overrides: Mapping[str, 
     asked = _asked_agent(agent, given.pop("agent", None))
     owner = f"{path}: "
     if COLLECTED in table:
-        raise SettingsError(f"{path} says what 'relaxion collect' collects; 'relaxion train' takes recipes with a task")
+        raise SettingsError(f"{path} is a recipe for 'relaxion collect'; 'relaxion train' takes recipes with a task")
     default = agent_name(table.pop("default_agent", DEFAULT_AGENT), f"{owner}default_agent: ")
     sections = table.pop("agent", {})
     of_a_run = False

@@ -169,7 +169,7 @@ class FineTune:
             self.network.load_state_dict(self.learning.state_dict())
             self.n_adopted += 1
         elif self.n_adopted and Acceptance.of(before, errors_of(self.origin, self.validation)).worse:
-            logger.info("what was learned turned out worse than the policy it started from, which is used again")
+            logger.info("the fine-tuned policy turned out worse than its origin, which is used again")
             self.network.load_state_dict(self.origin.state_dict())
             self.learning.load_state_dict(self.origin.state_dict())
             self.n_adopted = 0

@@ -89,13 +89,13 @@ def gathered(memory: Path, calculator: str | None, note: Note) -> list[Trajector
     if calculator is not None and calculator != "all":
         chosen = [trajectory for trajectory in found if trajectory.engine == calculator]
         if not chosen:
-            raise RunError(f"the memory {memory} knows no calculator '{calculator}'; it has {', '.join(names)}")
+            raise RunError(f"the database {memory} has no calculator '{calculator}'; it has {', '.join(names)}")
         return chosen
     kinds = {fingerprint(trajectory.settings): trajectory.settings for trajectory in found}
     if calculator is None and len(kinds) > 1:
         words = "; ".join(_in_words(settings) for settings in kinds.values())
         raise RunError(
-            f"the memory {memory} mixes {len(kinds)} calculators or settings ({words}), whose stiffness may differ: "
+            f"the database {memory} mixes {len(kinds)} calculators or settings ({words}), whose stiffness may differ: "
             f"choose one with `calculator={names[0]}`, or all with `calculator=all`"
         )
     return found
@@ -110,7 +110,7 @@ def without_molecules(memory: Path, trajectories: Sequence[Trajectory], origin: 
     left_out = len(trajectories) - len(kept)
     why = "the classical optimizer relaxes molecules, and does not learn from use"
     if left_out and not kept:
-        raise RunError(f"the memory {memory} holds nothing but molecules, of which no policy learns: {why}")
+        raise RunError(f"the database {memory} has only molecules, from which no policy learns: {why}")
     if left_out:
         note(f"{left_out} relaxations of molecules are left out: {why}")
     return kept
@@ -169,7 +169,7 @@ class StoreFineTune:
         validation = len(self.tuning.validation)
         if not training or validation < LEAST_VALIDATION:
             raise RunError(
-                f"the memory {memory} has {training} relaxations to learn from and {validation} to judge by, of "
+                f"the database {memory} has {training} relaxations to fit and {validation} to validate, of "
                 f"{len(self.trajectories)} in all; at least 1 and {LEAST_VALIDATION} are needed: relax "
                 "more"
             )
@@ -202,7 +202,7 @@ class StoreFineTune:
         training = self.tuning.training.relaxations
         acceptance = self.tuning.test()
         if acceptance is None:
-            raise RunError("learning gave weights that are not finite; nothing was kept")
+            raise RunError("learning gave weights that are not finite; nothing was saved")
         policy = deepcopy(self.policy)
         policy.network.load_state_dict(self.tuning.network.state_dict())
         with suppress(OSError):
@@ -237,7 +237,7 @@ class StoreFineTune:
         keys = {one.key for one in self.tuning.validation}
         starts = [t for t in self.trajectories if t.key in keys or formula_of(t) in keys][:number]
         if not starts:
-            raise RunError("no start held out is left to relax")
+            raise RunError("no held-out start is left to relax")
         after = self._calls(starts, potential, self.tuning.learning, stop)
         before = self._calls(starts, potential, self.tuning.network, stop)
         return resampled(after, before)
@@ -275,7 +275,7 @@ def bundle_of(name: str, tuned: StoreFineTune, learned: Learned, command: str) -
             "smallest_n_atoms": min([origin.card.smallest_n_atoms, *sizes]),
             "largest_n_atoms": max([origin.card.largest_n_atoms, *sizes]),
             "potential": ", ".join(sorted({t.engine for t in trajectories})),
-            "starts": (f"{len(trajectories)} relaxations of a memory, after {origin.name}",),
+            "starts": (f"{len(trajectories)} relaxations of a database, after {origin.name}",),
             "agent": "imitation",
             "training_command": command,
             "seed": SEED,
@@ -283,7 +283,7 @@ def bundle_of(name: str, tuned: StoreFineTune, learned: Learned, command: str) -
             "wall_time_seconds": learned.seconds,
             "n_assessment_starts": None,
             "results": (),
-            "fails_on": ("Judged by relaxations of its memory that were held out; never on other structures.",),
+            "fails_on": ("Validated on held-out relaxations of its database, never on other structures.",),
             "relaxion_version": __version__,
             "date": datetime.now(UTC).date().isoformat(),
             "run_weights_sha256": None,
@@ -305,7 +305,7 @@ def alone(memory: Path) -> Iterator[None]:
         raise RunError(f"another 'relaxion learn' is busy with {memory}; wait for it") from error
     except OSError as error:
         raise RunError(
-            f"the memory {memory} cannot be locked ({error.strerror}); may this folder be written?"
+            f"the database {memory} cannot be locked ({error.strerror}); may this folder be written?"
         ) from error
     with lock:
         yield

@@ -304,7 +304,7 @@ class KindData(TrainingData):
         share = sum(missing.values()) / sum(kind.share for kind in self.wanted.values())
         warnings.warn(
             f"the files of {', '.join(missing)} are not here, {share:.0%} of the starts of {self.settings.kinds_of}: "
-            "the policy will be another than with them; put them where the recipe says",
+            "the policy will differ; put them where the recipe says",
             RelaxionWarning,
             stacklevel=2,
         )

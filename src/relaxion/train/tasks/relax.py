@@ -346,7 +346,7 @@ def stiffness_in(stored: Stored, settings: Mapping[str, Any]) -> dict[str, Tenso
     found = {key.removeprefix(prefix): tensor for key, tensor in stored.tensors.items() if key.startswith(prefix)}
     if not found:
         raise CheckpointError(
-            "the old run has no stiffness model to begin with; it must have policy = metric or task = metric"
+            "the old run has no stiffness model to start from; it must have policy = metric or task = metric"
         )
     names = [name for name in StiffnessSettings.model_fields if name not in (*GATE, "damped")]
     usual = {

@@ -31,8 +31,8 @@ POLICIES: tuple[str, ...] = get_args(PolicyKind)
 class AtomTaskSettings(Settings):
     """What is relaxed and how it is learned. When a relaxation ends is in `EnvironmentSettings`.
 
-    `potential` and `structures` may name alternatives, `first | second`: the first that is at hand is taken, and it
-    alone is what the settings of a run say from then on.
+    `potential` and `structures` may name alternatives, `first | second`: the first available one is taken and stored in
+    the settings of the run.
     """
 
     younger = ("policy",)
@@ -92,7 +92,7 @@ class AtomTaskSettings(Settings):
 
     exploration_length_noise: float = Field(default=0.0, ge=0)
     """While collecting, the whole move of each structure is also made longer or shorter by exp(N(0, this)). Noise on
-    single atoms says little about how far to go: a critic that has seen one length only takes shorter for better."""
+    single atoms does not show how far to go: a critic that has seen one length only ranks shorter moves better."""
 
     expert_share: float = Field(default=0.0, ge=0, le=1)
     """Share of steps that the expert takes at the start, random warm-up included (R8.3)."""
@@ -202,7 +202,7 @@ class RelaxRunSettings(AgentRunSettings):
                 f"replay_capacity {given} is below n_structures {n_structures}: one step of all structures must fit"
             )
         if self.metric is not None and not networks.moves_follow_forces:
-            raise SettingsError("moves_follow_forces = false has no meaning for a metric, whose moves always do")
+            raise SettingsError("moves_follow_forces = false has no meaning for policy = metric, whose moves always do")
 
     def trainer(self) -> RelaxTrainer:
         from relaxion.train.tasks.relax import RelaxTrainer

@@ -38,7 +38,7 @@ class LoopSettings(Settings):
     stiffness, fitted to relaxations."""
 
     steps: int = Field(default=10_000, ge=1)
-    """Environment steps in all, or updates of a metric. A resume may change it, and the intervals below."""
+    """Environment steps in all, or updates of a stiffness model. A resume may change it, and the intervals below."""
 
     seed: int = Field(default=0, ge=0)
     """Seed of all random numbers: weights, exploration, batches, starts."""
@@ -162,7 +162,7 @@ class RunSettings:
         known = [key for kind in kinds.values() for key in kind.model_fields]
         for key in rest:
             if key in gone:
-                raise SettingsError(f"{key} is no setting any more: it is {gone[key]}, got {rest[key]!r}")
+                raise SettingsError(f"{key} is not a setting any more: it is {gone[key]}, got {rest[key]!r}")
             if key not in known:
                 raise SettingsError(f"unknown setting '{key}' for {name}: {nearest(key, known, SETTINGS_PAGE)}")
         if "task" not in rest:

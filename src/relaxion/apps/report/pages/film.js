@@ -223,7 +223,7 @@
     const heading = named ? make("h3", {}, film.name) : make("span", { class: "hidden" }, film.name);
     const stage = make("div", {
       class: "stage", tabindex: 0, role: "group", "aria-roledescription": "3D view",
-      "aria-label": `${film.name}: ${film.description}. Arrow keys turn it, plus and minus zoom, space plays or pauses.`,
+      "aria-label": `${film.name}: ${film.description}. Arrow keys rotate it, plus and minus zoom, space plays or pauses.`,
     });
     const figure = make("figure", { class: "film" }, make("figcaption", {}, heading, calls, state), stage);
     return { film, figure, stage, calls, state };
@@ -266,7 +266,7 @@
     forth.addEventListener("click", () => clock.step(1));
     slider.addEventListener("input", () => { clock.pause(); clock.go(Number(slider.value)); });
     clock.follow(() => {
-      play.textContent = clock.playing ? "Pause" : clock.position >= clock.last && clock.last > 1 ? "Again" : "Play";
+      play.textContent = clock.playing ? "Pause" : clock.position >= clock.last && clock.last > 1 ? "Replay" : "Play";
       slider.value = String(clock.call);
       shown.textContent = `call ${clock.call} of ${clock.last}`;
       slider.setAttribute("aria-valuetext", shown.textContent);
@@ -278,7 +278,7 @@
   }
 
   function toolBar(films) {
-    const turn = make("button", { type: "button", "aria-pressed": Relaxion.still() ? "false" : "true" }, "Turn");
+    const turn = make("button", { type: "button", "aria-pressed": Relaxion.still() ? "false" : "true" }, "Rotate");
     const moves = films.some((film) => film.bases);
     const proposals = films.some((film) => film.proposed && film.proposed.some((rows) => rows));
     const times = make("select", { "aria-label": "How much longer arrows are drawn" },

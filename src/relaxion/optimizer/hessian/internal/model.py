@@ -57,7 +57,7 @@ class Factor:
         if matrix.shape[0] <= LARGEST_DENSE:
             self._dense, failed = FACTOR(matrix.toarray().T, overwrite_a=True)
             if failed:
-                raise np.linalg.LinAlgError("the valence terms are not positive definite")
+                raise np.linalg.LinAlgError("the stiffness of internal coordinates is not positive definite")
         else:
             options = {"SymmetricMode": True, "DiagPivotThresh": 0.001}
             self._sparse = scipy.sparse.linalg.splu(matrix.tocsc(), permc_spec="MMD_AT_PLUS_A", options=options)
@@ -119,7 +119,7 @@ class InternalHessian(Place):
     def prepare(self) -> None:
         """Factorise now, so that failures come while there is another way."""
         if not np.isfinite(self.matrix.data).all():
-            raise np.linalg.LinAlgError("the valence terms are not finite")
+            raise np.linalg.LinAlgError("the internal coordinates are not finite")
         _ = self._factor, self._normal
 
     def apply(self, step: Array) -> Array:
@@ -320,7 +320,7 @@ class InternalSecants:
     def restored(cls, plain: dict[str, Any], base: Point) -> InternalSecants:
         """The opposite; `base`: the last one, whose elements and constraints are those of all points."""
         if base.geometry is None:
-            raise ValueError("valence coordinates without a geometry")
+            raise ValueError("internal coordinates without a geometry")
         memory = cls()
         bonds = {tuple(int(number) for number in bond) for bond in plain["bonds"]}
         memory.topology = topology_of(_geometry(plain["made_at"], base.geometry), bonds)
