@@ -216,43 +216,46 @@ def run_all(given: argparse.Namespace) -> None:
 
 
 def table(file: Path) -> None:
-    """Calls of each start, where there are few; then means and paired ratios to each other method."""
-    known = results_of(file)
-    methods = [method for method in METHODS if any(method in of_start for of_start in known.values())]
-    whole = {name: row for name, row in known.items() if all(method in row for method in methods)}
-    print(f"\n## {file.stem}: {len(whole)} starts\n")
+    """Calls of each start, where there are few; then `model` beside each other method, on the starts of both."""
+    known = {name: row for name, row in results_of(file).items() if "model" in row}
+    methods = [method for method in METHODS if any(method in row for row in known.values())]
+    print(f"\n## {file.stem}: {len(known)} starts\n")
     print("| start | " + " | ".join(methods) + " |\n" + "|---" * (1 + len(methods)) + "|")
-    for name, row in whole.items() if file.stem.startswith("dft") else ():
-        lowest = min(found["energy_ev"] for found in row.values() if found["energy_ev"] is not None)
-        print(f"| {name} | " + " | ".join(_cell(row[method], lowest) for method in methods) + " |")
-    if not whole:
-        return
-    calls = {method: np.array([row[method]["calls"] for row in whole.values()], float) for method in methods}
-    print("| mean calls | " + " | ".join(f"{calls[method].mean():.2f}" for method in methods) + " |")
-    failed = [sum(not row[method]["converged"] for row in whole.values()) for method in methods]
-    print("| failed | " + " | ".join(map(str, failed)) + " |")
-    if "model" in calls:
-        ratios = [f"{resampled(calls['model'], calls[method]):.2f}" for method in methods]
-        print("| model, of its calls | " + " | ".join(ratios) + " |")
-        means = [np.exp(np.mean(np.log(calls["model"] / calls[method]))) for method in methods]
-        print("| geometric | " + " | ".join(f"{mean:.2f}" for mean in means) + " |")
-        more = [int((calls["model"] > calls[method] + 1).sum()) for method in methods]
-        print("| more than one call above | " + " | ".join(map(str, more)) + " |")
-        print("| ends higher, lower | " + " | ".join(_energies(whole, method) for method in methods) + " |")
+    for name, row in known.items() if file.stem.startswith("dft") else ():
+        lowest = min((found["energy_ev"] for found in row.values() if found["energy_ev"] is not None), default=0.0)
+        print(f"| {name} | " + " | ".join(_cell(row.get(method), lowest) for method in methods) + " |")
+    if known:
+        columns = [_beside(known, method) for method in methods]
+        names = ("starts of both", "mean calls", "failed", "model, of its calls", "geometric")
+        for place, words in enumerate((*names, "more than one call above it", "ends higher, lower")):
+            print(f"| {words} | " + " | ".join(column[place] for column in columns) + " |")
 
 
-def _cell(found: dict[str, Any], lowest: float) -> str:
+def _beside(known: dict[str, Any], method: str) -> list[str]:
+    """Rows of one column, over the starts that both methods have relaxed."""
+    pairs = [(row["model"], row[method]) for row in known.values() if method in row]
+    ours, theirs = (np.array([pair[number]["calls"] for pair in pairs], float) for number in (0, 1))
+    gaps = [(a["energy_ev"] - b["energy_ev"]) / a["atoms"] for a, b in pairs if a["converged"] and b["converged"]]
+    higher = sum(gap > SAME_MINIMUM_EV_PER_ATOM for gap in gaps)
+    lower = sum(gap < -SAME_MINIMUM_EV_PER_ATOM for gap in gaps)
+    return [
+        str(len(pairs)),
+        f"{theirs.mean():.2f}",
+        str(sum(not pair[1]["converged"] for pair in pairs)),
+        f"{resampled(ours, theirs):.2f}",
+        f"{np.exp(np.mean(np.log(ours / theirs))):.2f}",
+        str(int((ours > theirs + 1).sum())),
+        f"{higher}, {lower}",
+    ]
+
+
+def _cell(found: dict[str, Any] | None, lowest: float) -> str:
+    if found is None:
+        return ""
     if not found["converged"]:
         return f"failed ({found['calls']})"
     above = 1000 * (found["energy_ev"] - lowest) / found["atoms"]
     return f"{found['calls']}" + (f", {above:.0f} meV/atom higher" if above > 2 else "")
-
-
-def _energies(whole: dict[str, Any], method: str) -> str:
-    pairs = [(row["model"], row[method]) for row in whole.values()]
-    gaps = [(a["energy_ev"] - b["energy_ev"]) / a["atoms"] for a, b in pairs if a["converged"] and b["converged"]]
-    higher = sum(gap > SAME_MINIMUM_EV_PER_ATOM for gap in gaps)
-    return f"{higher}, {sum(gap < -SAME_MINIMUM_EV_PER_ATOM for gap in gaps)}"
 
 
 def main() -> None:
