@@ -97,7 +97,7 @@ def test_a_wall() -> None:
     """The policy follows the forces, and the corrector undoes what it wants (R9.1)."""
     events = events_of(settings(**PUSHING), steps=320)
     assert sentence(events, "wall").startswith("blocked against a wall: moves of 0.")
-    assert "look whether minimum_distance_angstrom is too large" in sentence(events, "wall")
+    assert "minimum_distance_angstrom" in sentence(events, "wall")
     assert sentence(events, "crowding").startswith("atoms stay at the minimum distance: 100% of the steps")
     assert healthy() == []
 
@@ -123,7 +123,7 @@ def plant(bias: float) -> Callable[[RelaxTrainer], None]:
 def test_an_overestimating_critic(agent: str) -> None:
     """Updates go on as ever, but bootstrapped from targets that are far too high (R9.2)."""
     events = events_of(settings(agent), change=plant(30.0), steps=400)
-    assert sentence(events, "overestimation").startswith("critic overestimates: it expects ")
+    assert sentence(events, "overestimation").startswith("critic overestimates: ")
     assert "lower critic_learning_rate" in sentence(events, "overestimation")
     assert healthy(agent) == []
 

@@ -37,6 +37,7 @@ from relaxion.optimizer.point import (
     Proposal,
     bare_atoms,
     dot,
+    longest,
     place,
     read_coordinates,
     read_point,
@@ -80,6 +81,7 @@ class Descent:
 
     coordinates: Array
     first_force: float  # eV/Å, largest at its start
+    first_on_atoms: float  # eV/Å, the same without the rows of a free cell
     last_force: float
     gain: float  # eV, by how much the energy fell
     calls: int
@@ -166,7 +168,7 @@ class CheapModel:
             self.note = f"{self.name} was not relaxed after {descent.calls} calls"
         if self.note:
             return False
-        small = descent.gain < SMALL_GAIN * len(atoms) and descent.first_force < SMALL_FORCE
+        small = descent.gain < SMALL_GAIN * len(atoms) and descent.first_on_atoms < SMALL_FORCE
         self.at_start = small
         self.start_force = descent.first_force
         self.first, self.other = (start, descent.coordinates) if small else (descent.coordinates, start)
@@ -272,9 +274,14 @@ class CheapModel:
                 point = correction.of(point)
             first = first or point
             ended = Descent(
-                point.coordinates, first.largest_force, point.largest_force, first.energy - point.energy, calls,
+                coordinates=point.coordinates,
+                first_force=first.largest_force,
+                first_on_atoms=longest(first.forces[: len(atoms)]),
+                last_force=point.largest_force,
+                gain=first.energy - point.energy,
+                calls=calls,
                 converged=point.largest_force < TIGHTER * self.fmax,
-            )  # fmt: skip
+            )
             if ended.converged or calls == MOST_CALLS:
                 return ended
             proposal = propose([stepper], [point])[0]

@@ -122,6 +122,16 @@ def test_a_relaxed_start_costs_one_call_and_is_kept():
     assert np.array_equal(atoms.positions, before)
 
 
+def test_a_relaxed_free_cell_costs_one_call_though_the_model_has_another_volume():
+    atoms = bulk("Cu", a=3.62, cubic=True)
+    atoms.calc = EMT()
+    assert Relaxer(FrechetCellFilter(atoms), logfile=None).run(fmax=0.005)
+    again = Relaxer(FrechetCellFilter(atoms), logfile=None, model="eam")
+    assert again.run(fmax=0.01)
+    assert again.force_calls == 1
+    assert again.model_calls > 1
+
+
 def test_the_surface_has_the_expensive_forces_where_they_are_known():
     random = np.random.default_rng(0)
     here, before, forces, other = (random.standard_normal((4, 3)) for _ in range(4))

@@ -172,6 +172,6 @@ def test_pendulum_needs_few_modules_and_no_atoms() -> None:
         [sys.executable, "-c", CLOSURE], capture_output=True, text=True, check=True
     ).stdout.splitlines()
     assert len(ast.literal_eval(out[0])) < 30
-    rooms = ["errors", "files", "model", "settings", "train", "version"]
+    rooms = ["errors", "files", "model", "settings", "train"]
     assert out[1] == f"{rooms} False"
     assert out[2] == str(["agents", "experience", "recipes", "runs", "tasks"])

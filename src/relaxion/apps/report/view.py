@@ -135,7 +135,7 @@ def _told(folder: Path, manifest: dict[str, Any], images: Sequence[Atoms]) -> Re
 
 
 def _run_on_disk(plain: dict[str, Any], outcome: str, pressure_gpa: float, **more: Any) -> Run:
-    work = _pressure_volume(plain["energy_ev"], plain.get("enthalpy_ev"))
+    work = _pressure_volume(_number(plain["energy_ev"]), _number(plain.get("enthalpy_ev")))
     return Run(
         outcome, int(plain["force_calls"]), _number(plain["energy_ev"]), _number(plain["fmax_ev_per_angstrom"]),
         float(plain["wall_time_seconds"]), error=plain.get("error"), pressure_gpa=pressure_gpa,
