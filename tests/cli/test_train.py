@@ -17,7 +17,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 
-from documentation.pieces import filled  # noqa: E402  a script beside the package, not part of it
+from documentation.pieces import filled
 
 SMALL = [
     "widths=[8, 8]", "batch_size=8", "warmup_steps=20", "replay_capacity=500", "assessment_starts=1",
