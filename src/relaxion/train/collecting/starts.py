@@ -72,6 +72,9 @@ class KindSettings(Settings):
     largest_strain: float = Field(default=0.04, ge=0, lt=0.3)
     """Of the strained ones, largest element of the symmetric strain."""
 
+    largest_volume_change: float = Field(default=0.0, ge=0, lt=0.7)
+    """Of the strained ones too: the natural logarithm of the volume is wrong by up to this much, either way."""
+
     tolerance_ev_per_angstrom: float = Field(default=2e-3, gt=0)
     """A relaxation is finished here. Well below what users ask for: its end is the label of all states before it."""
 
@@ -181,12 +184,13 @@ class Start:
     crystal: Atoms | None  # whose volume decides about that of the atoms
     strain: np.ndarray | None  # (3, 3) symmetric; None: the cell stays
     displacements: np.ndarray  # (n_atoms, 3) Å
+    growth: float = 1.0  # of all lengths, beyond the volume of the crystal
 
     def structure(self, scale: float = 1.0) -> Structures:
         """Grown by `scale` along all axes, then strained and displaced; less where atoms would come too near."""
         atoms = self.atoms.copy()
         atoms.set_constraint()
-        atoms.set_cell(atoms.cell.array * scale, scale_atoms=True)
+        atoms.set_cell(atoms.cell.array * scale * self.growth, scale_atoms=True)
         if self.strain is not None:
             strained(atoms, self.strain)
         places = atoms.positions.copy()
@@ -209,7 +213,9 @@ def make_start(settings: CollectSettings, kind: str, number: int) -> Start:
     width = random.uniform(own.smallest_rattle_angstrom, own.largest_rattle_angstrom)
     displacements = random_displacements(atoms, random, width)
     crystal = atoms.info.get(CRYSTAL) if own.sizing_force_calls else None
-    return Start(settings.key(kind, number), kind, number, atoms, crystal, strain, displacements)
+    change = random.uniform(-own.largest_volume_change, own.largest_volume_change) if free else 0.0
+    growth = float(np.exp(change / 3))
+    return Start(settings.key(kind, number), kind, number, atoms, crystal, strain, displacements, growth)
 
 
 def _too_near(atoms: Atoms) -> bool:
