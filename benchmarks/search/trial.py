@@ -14,6 +14,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from relaxion.files import write_json
 from relaxion.search.choices import Bandit, Draw, HopChooser, Mixture, PossibleHop, Walker
 from relaxion.search.critic import Critic, CriticSettings, load_critic
 from relaxion.search.critic_choice import CriticChoice
+from relaxion.search.geometry import Distances
 from relaxion.search.relaxing import TrialRelaxer, one_round
 from relaxion.search.settings import SearchSettings
 from relaxion.search.walk import Walk
@@ -43,7 +45,8 @@ class Restarts(Mixture):
     """Every trial is a new ball cut from a lattice: random restarts."""
 
     def choose(self, walkers: Sequence[Walker], draw: Draw) -> list[PossibleHop | None]:  # noqa: ARG002
-        return [PossibleHop("restart", self._ball(walker)) for walker in walkers]
+        balls = [self._ball(walker) for walker in walkers]
+        return [PossibleHop("restart", ball, Distances.of(ball).look(ball.numbers)) for ball in balls]
 
     def _ball(self, walker: Walker) -> Atoms:
         symbols = walker.atoms.get_chemical_symbols()
@@ -55,21 +58,37 @@ class Restarts(Mixture):
         return trial
 
 
+class Forgetful(Mixture):
+    """Trials that were relaxed before may be relaxed again, as usual in basin hopping."""
+
+    def choose(self, walkers: Sequence[Walker], draw: Draw) -> list[PossibleHop | None]:
+        return super().choose(walkers, replace(draw, tried={}))
+
+
+class ForgetfulCritic(CriticChoice):
+    """The same."""
+
+    def draw(self, walkers: Sequence[Walker], draw: Draw) -> list[list[PossibleHop]]:
+        return super().draw(walkers, replace(draw, tried={}))
+
+
 ARMS: dict[str, Arm] = {
     "restarts": (Restarts, {"moves": {"rattle": 1.0}}),
     "gaussian": (Mixture, {"moves": {"rattle": 1.0}, "temperature_ev": 0.1}),
     "basin": (Mixture, {"moves": TUNED, "temperature_ev": 0.1}),
+    "basin-forgetful": (Forgetful, {"moves": TUNED, "temperature_ev": 0.1}),
     "bandit": (Bandit, {"moves": HOPS, "temperature_ev": 0.1}),
 }
 
 
 def arm_named(name: str, critics: dict[str, Path]) -> Arm:
-    """`basin@T` has another temperature (eV); `critic:NAME[:candidates[:softmax[:temperature[:online]]]]`."""
+    """`basin@T` has another temperature (eV); `critic:NAME[:candidates[:softmax[:temperature[:online]]]]`, online: on
+    or off; `forgetful:…` likewise, for a critic whose hops may be tried again."""
     if name.startswith("mix@"):  # mix@swap=0.6,relocate=0.3@0.1
         _, shares, temperature = name.split("@")
         moves = {kind: float(share) for kind, share in (part.split("=") for part in shares.split(","))}
         return Mixture, {"moves": moves, "temperature_ev": float(temperature)}
-    if name.startswith("critic:"):
+    if name.startswith(("critic:", "forgetful:")):
         words = name.split(":")
         rest = [*words[2:], *["16", "0.03", "0.1", "off"][len(words) - 2 :]]
         candidates, softmax, temperature, online = int(rest[0]), float(rest[1]), float(rest[2]), rest[3] == "on"
@@ -78,7 +97,8 @@ def arm_named(name: str, critics: dict[str, Path]) -> Arm:
         else:
             critic = load_critic(critics[words[1]])
         options = {"candidates": candidates, "temperature_ev": softmax, "learn": online}
-        return lambda: CriticChoice(critic, **options), {"moves": HOPS, "temperature_ev": temperature}
+        kind = CriticChoice if name.startswith("critic") else ForgetfulCritic
+        return lambda: kind(critic, **options), {"moves": HOPS, "temperature_ev": temperature}
     make, settings = ARMS[name.split("@")[0]]
     if "@" in name:
         settings = {**settings, "temperature_ev": float(name.split("@")[1])}

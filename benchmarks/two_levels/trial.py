@@ -129,7 +129,7 @@ def by_espresso(job: Job, seed: int) -> dict[str, Any]:
         with TemporaryDirectory(prefix="two-levels-") as folder:
             end, found = _leg(job, start, left, Path(folder))
         legs.append(found)
-        if end is None or not system.cell or found["calls"] == 1 or left <= found["calls"]:
+        if end is None or not system.cell or found["calls"] == 1 or _unmoved(start, end) or left <= found["calls"]:
             break
         start = end
     calls = sum(leg["calls"] for leg in legs) if found["converged"] else DFT_CAP
@@ -139,6 +139,11 @@ def by_espresso(job: Job, seed: int) -> dict[str, Any]:
         "converged": found["converged"], "energy_ev": found["energy_ev"], "calls": calls, "seconds": seconds,
         "cheap_calls": cheap_calls, "calls_of_legs": [leg["calls"] for leg in legs],
     }  # fmt: skip
+
+
+def _unmoved(start: Atoms, end: Atoms) -> bool:
+    """Whether a leg ended where it began; the cheap minimum may have been looked at before."""
+    return np.allclose(start.positions, end.positions, atol=1e-6) and np.allclose(start.cell, end.cell, atol=1e-6)
 
 
 def _leg(job: Job, start: Atoms, most: int, folder: Path) -> tuple[Atoms | None, dict[str, Any]]:

@@ -13,7 +13,7 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -63,6 +63,7 @@ LARGEST_GROWTH = 1.4  # of the volume, either way
 BROKEN = 1.6  # sums of covalent radii: bonds of non-metals that were below 1.25 at the start
 BONDED = 1.25
 FAR_WORSE = 3.0  # times the cheap force at the start: an expensive force above that at the cheap minimum
+DOUBTFUL = 0.5  # the same with a free cell: were the start relaxed, both forces would be about equal
 HELPED = 1.0  # of the largest force may be left by a planned step; else it did not help
 HELPED_IN_MOLECULES = 0.5  # whose internal coordinates are nearly as good
 REACH = 0.6  # Å, of one planned step
@@ -112,6 +113,7 @@ class CheapModel:
         self.at_start = False  # the first place is the user's structure, the other one the cheap minimum
         self.start_force = 0.0  # eV/Å, largest cheap force at the user's structure
         self.first_energy: float | None = None  # eV, expensive, at the user's structure where that was asked first
+        self.doubted: Point | None = None  # the cheap minimum, while the start is asked whether it is the better one
         self._calculator = PotentialCalculator(made)
         self._largest_radius = maxstep
         self.fmax = 0.05  # eV/Å, of the run
@@ -192,6 +194,11 @@ class CheapModel:
             better = point.finite and point.energy <= self.first_energy
         else:
             better = point.finite and point.largest_force <= FAR_WORSE * self.start_force
+            free_cell = isinstance(self.target, UnitCellFilter)
+            if better and free_cell and point.largest_force > DOUBTFUL * self.start_force:
+                self.saw(point)
+                self.doubted = point
+                return there
         if better:
             return None
         self.note = f"the minimum of {self.name} is no better than the start, which is taken instead"
@@ -341,6 +348,7 @@ class CheapModel:
             "at_start": self.at_start,
             "start_force": self.start_force,
             "first_energy": self.first_energy,
+            "doubted": None if self.doubted is None else asdict(self.doubted),
             "plan": self._plan,
             "seen": [[at, offset] for at, offset in self._seen[-MOST_SEEN - 1 :]],
         }
@@ -355,6 +363,7 @@ class CheapModel:
         self.at_start = bool(plain["at_start"])
         self.start_force = float(plain["start_force"])
         self.first_energy = None if plain["first_energy"] is None else float(plain["first_energy"])
+        self.doubted = None if plain["doubted"] is None else Point.restored(plain["doubted"])
         plan = plain["plan"]
         self._plan = None if plan is None else (rows_of_three(plan[0]), rows_of_three(plan[1]))
         self._seen = [(rows_of_three(at), rows_of_three(offset)) for at, offset in plain["seen"]]
@@ -403,6 +412,11 @@ class TwoLevels:
                 self.stepper = self.alone
             self.stepper.reset()
             return Proposal(replace(point), there - point.coordinates, -1e-16, MODEL)  # the point itself is left
+        doubted = self.model.doubted
+        self.model.doubted = None
+        if doubted is not None and not (point.finite and point.energy <= doubted.energy):
+            self.model.saw(point)
+            point = doubted
         if self.stepper is self.alone:
             return propose([self.alone], [point])[0]
         last = self.planner.last

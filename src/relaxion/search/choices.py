@@ -14,7 +14,7 @@ import numpy as np
 from ase import Atoms
 
 from relaxion.errors import SettingsError
-from relaxion.search.geometry import Distances
+from relaxion.search.geometry import Distances, alike
 from relaxion.search.moves import Move
 
 TRIES = 30  # draws before a walker is said to have no move
@@ -26,6 +26,7 @@ class PossibleHop:
 
     kind: str
     trial: Atoms
+    look: np.ndarray  # of the trial, as `Distances.look` has it
 
 
 @dataclass(eq=False)
@@ -56,12 +57,16 @@ class Hop:
 
 @dataclass(frozen=True, eq=False)
 class Draw:
-    """Makes candidates: kinds with their functions, the atoms that may move, the usual bond length."""
+    """Makes candidates: kinds with their functions, the atoms that may move, the usual bond length.
+
+    A trial that was relaxed before from the same minimum is drawn only where nothing else is found.
+    """
 
     moves: Mapping[str, Move]
     shares: Mapping[str, float]  # of the fixed mixture, sum 1
     free: np.ndarray
     bond_scale: float
+    tried: Mapping[int, Sequence[np.ndarray]] = field(default_factory=dict)  # looks of trials, by minimum
 
     def of_kind(self, kind: str, walker: Walker) -> PossibleHop | None:
         """None where this kind finds nothing, or brings atoms too near to each other."""
@@ -69,20 +74,28 @@ class Draw:
             trial = self.moves[kind](walker.atoms, self.free, walker.random)
         except Exception as error:
             raise SettingsError(f"the move '{kind}' failed: {type(error).__name__}: {error}") from error
-        if trial is None or Distances.of(trial, self.bond_scale).too_close:
+        if trial is None:
             return None
-        return PossibleHop(kind, trial)
+        geometry = Distances.of(trial, self.bond_scale)
+        return None if geometry.too_close else PossibleHop(kind, trial, geometry.look(trial.numbers))
+
+    def is_new(self, hop: PossibleHop, walker: Walker) -> bool:
+        """Whether no such trial was relaxed from the minimum of the walker."""
+        return not any(alike(hop.look, other) for other in self.tried.get(walker.minimum, ()))
 
     def one(self, walker: Walker, shares: Mapping[str, float] | None = None) -> PossibleHop | None:
-        """By the shares; None where `TRIES` draws brought nothing."""
+        """By the shares, a new one where `TRIES` draws bring one; None where they bring nothing."""
         shares = shares or self.shares
         kinds = list(shares)
         weights = np.array([shares[kind] for kind in kinds])
+        known: PossibleHop | None = None
         for _ in range(TRIES):
             kind = kinds[int(walker.random.choice(len(kinds), p=weights / weights.sum()))]
-            if (candidate := self.of_kind(kind, walker)) is not None:
+            candidate = self.of_kind(kind, walker)
+            if candidate is not None and self.is_new(candidate, walker):
                 return candidate
-        return None
+            known = known or candidate
+        return known
 
 
 class HopChooser(Protocol):
@@ -147,7 +160,8 @@ class Bandit:
             rates[kind] = walker.random.beta(hits, misses) / cost
         for kind in sorted(rates, key=lambda kind: -rates[kind]):
             for _ in range(3):
-                if (candidate := draw.of_kind(kind, walker)) is not None:
+                candidate = draw.of_kind(kind, walker)
+                if candidate is not None and draw.is_new(candidate, walker):
                     return candidate
         return draw.one(walker)
 

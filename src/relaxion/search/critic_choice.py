@@ -18,6 +18,7 @@ from torch import Tensor
 from relaxion.search.choices import Draw, Hop, PossibleHop, Walker
 from relaxion.search.critic import Critic
 from relaxion.search.fitting import HIGHEST_EV, LOWEST_EV, CriticFitSettings, loss_of, targets
+from relaxion.search.geometry import alike
 from relaxion.search.hops import Hops
 
 MEMORY = 0.95  # of the running errors: about the last 20 hops count
@@ -50,8 +51,16 @@ class CriticChoice:
         return choose_together([(self, walkers, draw)])[0]
 
     def draw(self, walkers: Sequence[Walker], draw: Draw) -> list[list[PossibleHop]]:
-        """Candidates of each walker."""
-        return [[c for c in (draw.one(walker) for _ in range(self.candidates)) if c] for walker in walkers]
+        """Candidates of each walker, no two alike."""
+        return [self._different(walker, draw) for walker in walkers]
+
+    def _different(self, walker: Walker, draw: Draw) -> list[PossibleHop]:
+        found: list[PossibleHop] = []
+        for _ in range(self.candidates):
+            candidate = draw.one(walker)
+            if candidate is not None and not any(alike(candidate.look, other.look) for other in found):
+                found.append(candidate)
+        return found
 
     def pick(self, scores: np.ndarray, random: np.random.Generator) -> int:
         weights = np.exp(-(scores - scores.min()) / self.temperature_ev)

@@ -16,6 +16,9 @@ from ase.geometry import find_mic
 BONDED = 1.35  # bonds; nearest neighbours lie below it, second neighbours of close packings at 1.41
 CONNECTED = 1.7  # bonds; an atom farther away than this from all others has left the structure
 NEAREST = 0.6  # bonds; no trial has two atoms nearer than this
+CROWDING_REACH = 0.6  # bonds; how fast the weight of a neighbour falls with its distance
+ELEMENT_WEIGHT = 0.618  # by which neighbours of the next element count more, so that elements differ
+SAME_LOOK = 0.01  # of the largest crowding; equal minima, relaxed twice, differ by half of it, different swaps by twice
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,6 +50,15 @@ class Distances:
     def too_close(self) -> bool:
         return bool((self.distances < NEAREST * self.bonds).any())
 
+    def look(self, numbers: np.ndarray) -> np.ndarray:
+        """(n_atoms,) how crowded each atom is, sorted by element.
+
+        Rotations, mirror images and the order of the atoms change nothing.
+        """
+        weights = 1 + ELEMENT_WEIGHT * np.unique(numbers, return_inverse=True)[1]
+        crowding = np.exp(-self.distances / (CROWDING_REACH * self.bonds)) @ weights
+        return crowding[np.lexsort((crowding, numbers))]
+
     @property
     def n_fragments(self) -> int:
         """Connected pieces."""
@@ -74,6 +86,11 @@ def _separations(atoms: Atoms) -> tuple[np.ndarray, np.ndarray]:
     distances = distances.copy()
     np.fill_diagonal(distances, np.inf)
     return vectors, distances
+
+
+def alike(one: np.ndarray, other: np.ndarray) -> bool:
+    """Whether two looks are those of one structure."""
+    return bool(np.abs(one - other).max() < SAME_LOOK * np.abs(one).max())
 
 
 def free_atoms(atoms: Atoms) -> np.ndarray:

@@ -53,6 +53,7 @@ def save_state(walk: Walk, path: Path, seconds: float) -> None:
             [walker.energy_ev, walker.minimum, walker.best_ev, walker.random.bit_generator.state]
             for walker in walk.walkers
         ],
+        "tried": [[minimum, [look.tolist() for look in looks]] for minimum, looks in walk.tried.items()],
         "chooser": walk.chooser.state(),
     }
     learned: list[Hop] = getattr(walk.chooser, "hops", [])
@@ -117,6 +118,7 @@ def _restore(walk: Walk, stored: Stored) -> None:
         random = np.random.default_rng()
         random.bit_generator.state = random_state
         walk.walkers.append(Walker(atoms, energy, minimum, best, random))
+    walk.tried = {int(minimum): [np.array(look) for look in looks] for minimum, looks in values["tried"]}
     walk.chooser.restore(values["chooser"])
     if "hops" in values:
         _restore_learning(walk, stored)

@@ -65,6 +65,7 @@ class Walk:
         self.moves = {kind: move_named(kind) for kind in self.shares}
         _check_start(start, self.free)
         self.minima = Minima()
+        self.tried: dict[int, list[np.ndarray]] = {}  # looks of the trials that were relaxed, by minimum
         self.walkers: list[Walker] = []
         self.history: list[Step] = []
         self.calls = 0
@@ -80,7 +81,7 @@ class Walk:
 
     @property
     def draw(self) -> Draw:
-        return Draw(self.moves, self.shares, self.free, self.bond_scale)
+        return Draw(self.moves, self.shares, self.free, self.bond_scale, self.tried)
 
     @property
     def hopping(self) -> list[Walker]:
@@ -144,6 +145,7 @@ class Walk:
 
     def _hopped(self, number: int, candidate: PossibleHop, result: Relaxed) -> Hop:
         walker = self.walkers[number]
+        self.tried.setdefault(walker.minimum, []).append(candidate.look)
         self.calls += spent(result)
         outcome, energy, minimum = self._judged(walker, result)
         before, energy_before = walker.atoms, walker.energy_ev

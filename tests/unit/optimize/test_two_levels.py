@@ -132,6 +132,46 @@ def test_a_relaxed_free_cell_costs_one_call_though_the_model_has_another_volume(
     assert again.model_calls > 1
 
 
+class Pressed(Calculator):
+    """EMT under a pressure of its own: other volumes, the same places."""
+
+    implemented_properties = ("energy", "free_energy", "forces", "stress")
+
+    def calculate(self, atoms=None, properties=("energy",), system_changes=all_changes) -> None:
+        super().calculate(atoms, properties, system_changes)
+        emt = EMT()
+        emt.calculate(self.atoms, ["energy", "forces", "stress"], all_changes)
+        pressure = 25 * GPa
+        energy = emt.results["energy"] + pressure * self.atoms.get_volume()
+        stress = emt.results["stress"] + pressure * np.array([1, 1, 1, 0, 0, 0])
+        self.results = {"energy": energy, "free_energy": energy, "forces": emt.results["forces"], "stress": stress}
+
+
+def test_a_relaxed_free_cell_costs_one_call_more_where_the_model_disagrees_widely():
+    atoms = rattled(size=0)
+    atoms.calc = EMT()
+    assert Relaxer(FrechetCellFilter(atoms), logfile=None).run(fmax=0.005)
+    before = atoms.get_positions()
+    again = Relaxer(FrechetCellFilter(atoms), logfile=None, model=Pressed())
+    assert again.run(fmax=0.01)
+    assert again.force_calls == 2  # the model's minimum, then the start
+    assert np.allclose(atoms.positions, before, atol=1e-9)
+
+
+def test_of_start_and_cheap_minimum_the_lower_one_is_gone_on_from():
+    alone = rattled(size=0.1)
+    alone.set_cell(alone.cell * 1.06, scale_atoms=True)
+    helped = alone.copy()
+    calls = {}
+    for atoms, model in ((alone, None), (helped, Pressed())):
+        atoms.calc = EMT()
+        optimizer = Relaxer(FrechetCellFilter(atoms), logfile=None, model=model)
+        assert optimizer.run(fmax=0.02, steps=60)
+        calls[model is None] = optimizer.force_calls
+    assert calls[False] <= calls[True] + 2
+    assert helped.get_potential_energy() == pytest.approx(alone.get_potential_energy(), abs=2e-3)
+
+
 def test_the_surface_has_the_expensive_forces_where_they_are_known():
     random = np.random.default_rng(0)
     here, before, forces, other = (random.standard_normal((4, 3)) for _ in range(4))

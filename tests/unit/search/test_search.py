@@ -14,8 +14,11 @@ from ase.constraints import FixAtoms
 import relaxion
 from relaxion.errors import FileError, PotentialError, RestartError, SettingsError, StructureError
 from relaxion.search import SearchResult, search
+from relaxion.search.choices import Draw, PossibleHop, Walker
+from relaxion.search.geometry import Distances
+from relaxion.search.moves import swap
 from relaxion.search.state import NAME
-from relaxion.search.walk import EVAPORATED, FAILED
+from relaxion.search.walk import EVAPORATED, FAILED, UNFINISHED
 
 
 class Counting(EMT):
@@ -96,6 +99,26 @@ def test_stopped_and_resumed_is_the_same_as_straight(choice: str, cluster: Atoms
         search(cluster, "emt", calls=90, walkers=2, seed=2, choice=choice, folder=tmp_path)
 
 
+def test_no_trial_is_relaxed_twice_from_one_minimum_while_there_are_others(cluster: Atoms) -> None:
+    random = np.random.default_rng(0)
+    walker = Walker(cluster, 0.0, 0, 0.0, random)
+    free = np.arange(len(cluster))
+    tried: dict[int, list[np.ndarray]] = {0: []}
+    draw = Draw({"swap": swap}, {"swap": 1.0}, free, Distances.of(cluster).scale, tried)
+    for _ in range(12):
+        hop = draw.one(walker)
+        assert hop is not None
+        assert draw.is_new(hop, walker)
+        tried[0].append(hop.look)
+        turned = hop.trial[random.permutation(len(cluster))]
+        turned.rotate(40, (1, 2, 3))
+        assert not draw.is_new(PossibleHop("swap", turned, Distances.of(turned).look(turned.numbers)), walker)
+    assert draw.is_new(hop, Walker(cluster, 0.0, 1, 0.0, random))
+    dimer = Atoms("CuAu", [(0, 0, 0), (0, 0, 2.5)])
+    only = Draw({"swap": swap}, {"swap": 1.0}, np.arange(2), 1.0, {0: [Distances.of(dimer).look(dimer.numbers)]})
+    assert only.one(Walker(dimer, 0.0, 0, 0.0, random)) is not None  # better than none
+
+
 def test_stops_without_progress_and_by_time(cluster: Atoms) -> None:
     result = search(cluster, "emt", calls=5000, patience_calls=40, choice="mixture")
     assert "no lower minimum" in result.stopped
@@ -131,7 +154,7 @@ def evaporate(atoms: Atoms, free: np.ndarray, random: np.random.Generator) -> At
 
 def test_fragments_that_evaporate_are_no_minima(cluster: Atoms) -> None:
     result = search(cluster, "emt", calls=60, moves={f"{__name__}:evaporate": 1.0})
-    assert {step.outcome for step in result.history[1:]} <= {EVAPORATED, "unfinished"}
+    assert {step.outcome for step in result.history[1:]} <= {EVAPORATED, UNFINISHED}
     assert len(result.minima) == 1
 
 
