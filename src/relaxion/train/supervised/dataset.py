@@ -119,7 +119,6 @@ class LiveExamples(ExampleDataset):
 
     def relax(self) -> dict[str, float]:
         """One round of relaxations; scalars for the log."""
-        before = self._counted()
         found: dict[int, list[Relaxed]] = {place: [] for place in range(len(self.sources))}
         for potential in dict.fromkeys(source.potential for source in self.sources):
             places = [place for place, source in enumerate(self.sources) if source.potential is potential]
@@ -129,7 +128,7 @@ class LiveExamples(ExampleDataset):
         learned = {place: examples for place, own in found.items() if (examples := _examples(own)) is not None}
         self.rounds = [*self.rounds, learned][-self.settings.example_rounds_kept :]
         self._pools = {}
-        self.force_calls += self._counted() - before
+        self.force_calls += sum(one.force_calls for one in relaxed)
         return {
             "fit/finished_share": sum(one.converged for one in relaxed) / len(relaxed),
             "fit/calls_per_relaxation": sum(one.force_calls for one in relaxed) / len(relaxed),
@@ -144,10 +143,12 @@ class LiveExamples(ExampleDataset):
         )
         metrics = LearnedHessians(self.network)
         relaxer = BatchRelaxer(potential, settings, lambda _: ("guard", new_stepper(metrics=metrics, rule=self.rule)))
+        before = potential.calls
         drawn = [
             (place, self.sources[place].starts.sample(self.generator, self._number(place, "example_relaxations")))
             for place in places
         ]
+        self.force_calls += potential.calls - before  # a start may ask for its volume
         for place, starts in drawn:
             for atoms, cell_free in zip(starts.to_ase(), starts.cell_free.tolist(), strict=True):
                 relaxer.add(atoms, cell=cell_free, tag=place)
@@ -155,10 +156,6 @@ class LiveExamples(ExampleDataset):
         while relaxer.n_running or relaxer.has_finished:
             finished += relaxer.advance()
         return finished
-
-    def _counted(self) -> int:
-        """By the potentials, so that starts that ask them are charged too."""
-        return sum(potential.calls for potential in {source.potential for source in self.sources})
 
     def _number(self, place: int, name: str) -> int:
         """How much of a setting is this source's share."""
