@@ -51,7 +51,7 @@ class Springs(Potential):
 METALS = ("Al", "Ni", "Cu", "Pd", "Ag", "Pt", "Au")
 
 
-def small_metric_policy(seed: int = 0) -> Policy:
+def small_stiffness_policy(seed: int = 0) -> Policy:
     """Untrained: it says about what springs say, and takes steps of its own."""
     from relaxion.model.actions import MoveActions
     from relaxion.model.stiffness_network import StiffnessSettings
@@ -79,8 +79,8 @@ def write_bundle(
 
 
 @pytest.fixture(scope="session")
-def make_metric_policy() -> Callable[..., Policy]:
-    return small_metric_policy
+def make_stiffness_policy() -> Callable[..., Policy]:
+    return small_stiffness_policy
 
 
 @pytest.fixture(scope="session")
@@ -89,10 +89,10 @@ def make_bundle() -> Callable[..., Path]:
 
 
 @pytest.fixture(scope="session")
-def metric_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file with a small untrained metric policy for the metals of EMT, and what is put on them."""
+def stiffness_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file with a small untrained stiffness policy for the metals of EMT, and what is put on them."""
     file = tmp_path_factory.mktemp("policies") / "untrained.safetensors"
-    return write_bundle(file, small_metric_policy(), (*METALS, "H", "C", "N", "O"))
+    return write_bundle(file, small_stiffness_policy(), (*METALS, "H", "C", "N", "O"))
 
 
 @pytest.fixture

@@ -30,7 +30,7 @@ RUNS = Path(__file__).parents[1] / "benchmarks" / "relaxation"
 
 def measured(name: str) -> PolicyFile:
     bundle, folder = find_policy(name), RunFolder(RUNS / f"{name}_run")
-    weights = {f"metric.{key}": tensor for key, tensor in bundle.policy.weights.items()}
+    weights = {f"stiffness.{key}": tensor for key, tensor in bundle.policy.weights.items()}
     settings = read_settings(bundle.card.training_settings)
     packed = settings.packed(Stored(weights, {}))
     assert packed is not None, f"{name} relaxes no atoms"

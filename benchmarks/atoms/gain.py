@@ -51,7 +51,7 @@ def main() -> None:
     parser.add_argument("--recipe", default="al-fe")
     recipe = parser.parse_args().recipe
     torch.set_num_threads(1)
-    settings = settings_from_recipe(find(recipe), "td3", {"policy": "metric", "environment_information": []})
+    settings = settings_from_recipe(find(recipe), "td3", {"policy": "stiffness", "environment_information": []})
     assert isinstance(settings, RelaxRunSettings)
     assert isinstance(settings.policy, StiffnessSettings)
     print("validation starts")

@@ -63,24 +63,24 @@ FROM_SCRATCH = "--set expert_share=0 --set imitation_weight=0"
 EXPERT = "--set expert_share=0.8 --set expert_steps=20000 --set imitation_weight=2"
 LESSONS = "--set fit_updates=3000 --steps 3000 --set averaged_policy=false --set assessment_interval_steps=300"
 LIGHT = "--set backbone=light"
-METRIC = f"--set policy=metric {FROM_SCRATCH} --set environment_information=[]"
+STIFFNESS = f"--set policy=stiffness {FROM_SCRATCH} --set environment_information=[]"
 PATIENT = "--set critic_updates_before=2000 --set exploration_length_noise=0.5 --set assessment_interval_steps=5000"
 ROWS = {
-    "emt-metric-td3": Row("TD3, stiffness policy", "emt-metric", "td3", "", (0, 1, 2, 3, 4), "emt"),
+    "emt-stiffness-td3": Row("TD3, stiffness policy", "emt-stiffness", "td3", "", (0, 1, 2, 3, 4), "emt"),
     "emt-metals-td3": Row("TD3, direct policy", "emt-metals", "td3", FROM_SCRATCH, (0, 1, 2), "emt"),
     "emt-metals-sac": Row("SAC, direct policy", "emt-metals", "sac", FROM_SCRATCH, (0, 1, 2), "emt"),
     "emt-metals-ddpg": Row("DDPG, direct policy", "emt-metals", "ddpg", FROM_SCRATCH, (0,), "emt"),
     "emt-metals-d4pg": Row("D4PG, direct policy", "emt-metals", "d4pg", FROM_SCRATCH, (0,), "emt"),
     "emt-metals-expert": Row("TD3, direct policy, expert at first", "emt-metals", "td3", "", (0,), "emt"),
-    "emt-metric-lessons": Row("lessons, stiffness policy", "emt-metric", "td3", LESSONS, (0, 1, 2), "lessons"),
+    "emt-stiffness-lessons": Row("lessons, stiffness policy", "emt-stiffness", "td3", LESSONS, (0, 1, 2), "lessons"),
     "al-fe-td3": Row("TD3, direct policy", "al-fe", "td3", FROM_SCRATCH, (0, 1, 2), "al-fe"),
-    "al-fe-metric-td3": Row("TD3, stiffness policy", "al-fe-metric", "td3", "", (0, 1, 2, 3, 4), "al-fe"),
-    "al-fe-metric-forces": Row(
-        "TD3, stiffness policy, rewarded for forces", "al-fe", "td3", f"{METRIC} {PATIENT}", (0, 1, 2), "al-fe"
+    "al-fe-stiffness-td3": Row("TD3, stiffness policy", "al-fe-stiffness", "td3", "", (0, 1, 2, 3, 4), "al-fe"),
+    "al-fe-stiffness-forces": Row(
+        "TD3, stiffness policy, rewarded for forces", "al-fe", "td3", f"{STIFFNESS} {PATIENT}", (0, 1, 2), "al-fe"
     ),
     "al-fe-expert": Row("TD3, direct policy, expert at first", "al-fe", "td3", EXPERT, (0,), "al-fe"),
-    "al-fe-metric-lessons": Row(
-        "lessons, stiffness policy, Al–Fe", "al-fe", "td3", f"{METRIC} {LESSONS}", (0, 1, 2), "lessons"
+    "al-fe-stiffness-lessons": Row(
+        "lessons, stiffness policy, Al–Fe", "al-fe", "td3", f"{STIFFNESS} {LESSONS}", (0, 1, 2), "lessons"
     ),
     "alfe-light-td3": Row("TD3, light", "alfe-cubic", "td3", LIGHT, (0, 1, 2), "alfe"),
     "alfe-light-sac": Row("SAC, light", "alfe-cubic", "sac", LIGHT, (0, 1, 2), "alfe"),

@@ -25,7 +25,7 @@ from relaxion.train.tasks.relax import RelaxTrainer
 FACTORS = (0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0)
 STORED, PROBES = 2_950, 300
 CHANGES = {
-    "policy": "metric",
+    "policy": "stiffness",
     "expert_share": 0.0,
     "imitation_weight": 0.0,
     "environment_information": [],

@@ -173,7 +173,7 @@ def _make_bundles(root: Path) -> None:
     generator = torch.Generator().manual_seed(0)
     small = StiffnessSettings(channels=4, n_hidden=4, n_radial=4, n_coordinates=2)
     policies = {
-        "metric": StiffnessPolicy(MoveActions(), small, generator),
+        "stiffness": StiffnessPolicy(MoveActions(), small, generator),
         "direct": AtomPolicy(MoveActions(), AtomNetworkSettings(channels=4, n_layers=1), generator),
     }
     for name, policy in policies.items():
@@ -188,7 +188,7 @@ def _make_restarts(root: Path) -> None:
     target = FrechetCellFilter(copper())
     Relaxer(target, restart=root / "cell.restart.json", logfile=None, policy=None).run(fmax=1e-3, steps=3)
     atoms = copper()
-    bundle = root / "metric.safetensors"
+    bundle = root / "stiffness.safetensors"
     Relaxer(atoms, restart=root / "policy.restart.json", logfile=None, policy=bundle).run(fmax=1e-3, steps=3)
 
 
@@ -353,7 +353,7 @@ def go_on(name: str) -> Callable[[Path], Any]:
 
         atoms = copper()
         target = FrechetCellFilter(atoms) if name == "cell" else atoms
-        policy = path.parent.parent / "seeds" / "metric.safetensors" if name == "policy" else None
+        policy = path.parent.parent / "seeds" / "stiffness.safetensors" if name == "policy" else None
         relaxer = Relaxer(target, restart=path, logfile=None, policy=policy)
         relaxer.run(fmax=1e-3, steps=5)
         if not np.isfinite(atoms.positions).all():
@@ -471,12 +471,13 @@ def _leave(path: Path) -> None:
 
 def _bundle_cases(world: World) -> Iterator[Case]:
     door = "Relaxer(policy=FILE)"
-    for name in ("metric.safetensors", "direct.safetensors"):
+    for name in ("stiffness.safetensors", "direct.safetensors"):
         file = world.seed(name)
         yield from any_file(door, name, file, "", flips=24, cuts=12, guarded=True)
         yield from crafted(door, name, file, "", bundles.FORMAT, bundles.KIND, n_values=60, n_tensors=50)
     yield from crafted(
-        "relaxion policies", "metric.safetensors", world.seed("metric.safetensors"), "", bundles.FORMAT, bundles.KIND,
+        "relaxion policies", "stiffness.safetensors", world.seed("stiffness.safetensors"), "",
+        bundles.FORMAT, bundles.KIND,
         n_values=30, n_tensors=8,
     )  # fmt: skip
 

@@ -29,7 +29,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from ase import Atoms
-from own_kinds import metric_of
+from own_kinds import network_of_policy
 from relaxion.train.collecting.settings import CollectSettings
 from teaching import DISTANCES, LARGEST_ERROR, missed, newton, settings_of
 from torch import Tensor
@@ -208,7 +208,7 @@ def taught(
     """A new network, by examples of these sets, each with its share of every update."""
     settings = settings_of(POLICY, {"fit_updates": updates, **changes})
     generator = torch.Generator().manual_seed(seed)
-    network = StiffnessNetwork(settings.metric, generator)
+    network = StiffnessNetwork(settings.stiffness, generator)
     fit = Fit(network, ExampleDataset(), settings.fit)
     number = settings.fit.examples_per_update
     while not fit.done:
@@ -258,7 +258,7 @@ def few_of(examples: Examples) -> Examples:
 def baselines(table: Table, test: Examples, rest: Examples, engine: Potential, folder: Path) -> None:
     factor = best_factor(of_springs, rest)
     table.row(f"springs times {factor}", lambda: (of_springs(factor)(test), mean_of(of_springs(factor), few_of(rest))))
-    shipped = metric_of(POLICY)[0]
+    shipped = network_of_policy(POLICY)[0]
     factor = best_factor(lambda factor: of_network(shipped, factor), rest)
     for one in sorted({1.0, factor}):
         step = of_network(shipped, one)

@@ -71,10 +71,10 @@ def calls(policy: str | None, begun: list[tuple[Atoms, bool]], chgnet: Potential
     return taken
 
 
-def metric_calls(metrics: LearnedHessians, begun: list[tuple[Atoms, bool]], engine: Potential) -> np.ndarray:
+def calls_with(metrics: LearnedHessians, begun: list[tuple[Atoms, bool]], engine: Potential) -> np.ndarray:
     """The same for a stiffness that is no policy's, under the guard."""
     settings = BatchSettings(fmax=FMAX, max_force_calls=MOST_CALLS)
-    batch = BatchRelaxer(engine, settings, lambda _: ("metric", new_stepper(metrics=metrics)))
+    batch = BatchRelaxer(engine, settings, lambda _: ("stiffness", new_stepper(policy_model=metrics)))
     for number, (atoms, cell) in enumerate(begun):
         batch.add(atoms, number, cell=cell)
     taken = np.zeros(len(begun))
@@ -94,9 +94,11 @@ def moved(begun: list[tuple[Atoms, bool]]) -> list[tuple[Atoms, bool]]:
 
 def lessons(policy: str, begun: list[tuple[Atoms, bool]], chgnet: Potential) -> list[Examples]:
     """Of each relaxation that converged: the bases of its steps and their ways to the end."""
-    network, rule = metric_of(policy)
+    network, rule = network_of_policy(policy)
     settings = BatchSettings(fmax=END, max_force_calls=MOST_CALLS, record=True)
-    batch = BatchRelaxer(chgnet, settings, lambda _: (policy, new_stepper(metrics=LearnedHessians(network), rule=rule)))
+    batch = BatchRelaxer(
+        chgnet, settings, lambda _: (policy, new_stepper(policy_model=LearnedHessians(network), rule=rule))
+    )
     for atoms, cell in begun:
         batch.add(atoms, cell=cell)
     found = list[Examples]()
@@ -111,7 +113,7 @@ def lessons(policy: str, begun: list[tuple[Atoms, bool]], chgnet: Potential) -> 
 
 def errors(policy: str, taught: list[Examples]) -> np.ndarray:
     """Mean relative error of each relaxation at its first, second, third and later states; not a number: has none."""
-    (network, _), rows = metric_of(policy), []
+    (network, _), rows = network_of_policy(policy), []
     for one in taught:
         with torch.no_grad():
             own = relative_errors(network, one).clamp_max(LARGEST_ERROR).numpy()
@@ -119,7 +121,7 @@ def errors(policy: str, taught: list[Examples]) -> np.ndarray:
     return np.array(rows)
 
 
-def metric_of(policy: str) -> tuple[StiffnessNetwork, StepRule | None]:
+def network_of_policy(policy: str) -> tuple[StiffnessNetwork, StepRule | None]:
     loaded = load(policy)
     if not isinstance(loaded.policy, StiffnessPolicy):
         raise SystemExit(f"{policy} does not predict stiffness")

@@ -5,7 +5,7 @@
 
 The policy relaxes fresh starts of the kinds it is taught to a small force (seed 8280). At every base on the way its
 stiffness B and the secants so far are known, and afterwards the way to the end. Printed is the mean relative error of
-the step in the energy of B, √(e·Be / t·Bt), at the first, second, third and later bases, for the metric alone, for a
+the step in the energy of B, √(e·Be / t·Bt), at the first, second, third and later bases, for the stiffness alone, for a
 mean of its step and that of L-BFGS on top of it, and for secants that are themselves means of what was met and what B
 says (`secants.believed`).
 """
@@ -41,29 +41,29 @@ PLACES = {"first": (0, 0), "second": (1, 1), "third": (2, 2), "to the 6th": (3, 
 Correction = Callable[[Array, list[Secant], Hessian], Array]
 
 
-def alone(forces: Array, _: list[Secant], metric: Hessian) -> Array:
-    return metric.solve(forces)
+def alone(forces: Array, _: list[Secant], stiffness: Hessian) -> Array:
+    return stiffness.solve(forces)
 
 
 def mean_of_steps(weight: float, number: int) -> Correction:
-    """The rule of before: so much of the way from the metric's step to that of L-BFGS on top of it."""
+    """The rule of before: so much of the way from the step of the stiffness model to that of L-BFGS on top of it."""
 
-    def step(forces: Array, secants: list[Secant], metric: Hessian) -> Array:
-        plain, newest = metric.solve(forces), damped(secants[-number:], metric.apply)
-        return plain + weight * (corrected(forces, newest, metric.solve) - plain)
+    def step(forces: Array, secants: list[Secant], stiffness: Hessian) -> Array:
+        plain, newest = stiffness.solve(forces), damped(secants[-number:], stiffness.apply)
+        return plain + weight * (corrected(forces, newest, stiffness.solve) - plain)
 
     return step
 
 
 def mean_of_secants(weight: float, length: float) -> Correction:
     """The rule of now."""
-    return lambda forces, secants, metric: corrected(
-        forces, believed(secants[-KEPT:], metric.apply, weight, length), metric.solve
+    return lambda forces, secants, stiffness: corrected(
+        forces, believed(secants[-KEPT:], stiffness.apply, weight, length), stiffness.solve
     )
 
 
 CORRECTIONS: dict[str, Correction] = {
-    "metric alone": alone,
+    "stiffness alone": alone,
     "0.6 of the newest secant's step": mean_of_steps(0.6, 1),
     "0.5 of the step of two": mean_of_steps(0.5, 2),
     "the step of five": mean_of_steps(1.0, 5),
@@ -90,7 +90,9 @@ def relaxed(
     network: StiffnessNetwork, rule: StepRule | None, engine: Potential, begun: list[tuple[Atoms, bool]]
 ) -> Iterator[Relaxed]:
     settings = BatchSettings(fmax=own_kinds.END, max_force_calls=own_kinds.MOST_CALLS, record=True)
-    batch = BatchRelaxer(engine, settings, lambda _: ("", new_stepper(metrics=LearnedHessians(network), rule=rule)))
+    batch = BatchRelaxer(
+        engine, settings, lambda _: ("", new_stepper(policy_model=LearnedHessians(network), rule=rule))
+    )
     for atoms, cell in begun:
         batch.add(atoms, cell=cell)
     while batch.n_running or batch.has_finished:
@@ -103,7 +105,7 @@ def errors(one: Relaxed, network: StiffnessNetwork) -> Iterator[tuple[int, list[
     bases = [visit.point for visit in visits if visit.accepted]
     if len(bases) < 2:
         return
-    end, metrics, secants, place = bases.pop(), metrics_at(bases, network), list[Secant](), 0
+    end, metrics, secants, place = bases.pop(), hessians_at_bases(bases, network), list[Secant](), 0
     base: Point | None = None
     for visit in visits:
         if base is not None:
@@ -113,17 +115,17 @@ def errors(one: Relaxed, network: StiffnessNetwork) -> Iterator[tuple[int, list[
             continue
         base, way = visit.point, end.coordinates - visit.point.coordinates
         assert base.geometry is not None
-        n_atoms, metric = base.geometry.n_atoms, metrics[place]
+        n_atoms, stiffness = base.geometry.n_atoms, metrics[place]
         if base.geometry.free[:n_atoms].all():
             way[:n_atoms] -= way[:n_atoms].mean(axis=0)
         if base.largest_force > SMALLEST_FORCE and np.abs(way[:n_atoms]).max() < FARTHEST:
-            size = dot(way, metric.apply(way))
-            missed = [correct(base.forces, secants, metric) - way for correct in CORRECTIONS.values()]
-            yield place, [min(np.sqrt(abs(dot(e, metric.apply(e)) / size)), LARGEST_ERROR) for e in missed]
+            size = dot(way, stiffness.apply(way))
+            missed = [correct(base.forces, secants, stiffness) - way for correct in CORRECTIONS.values()]
+            yield place, [min(np.sqrt(abs(dot(e, stiffness.apply(e)) / size)), LARGEST_ERROR) for e in missed]
         place += 1
 
 
-def metrics_at(bases: list[Point], network: StiffnessNetwork) -> list[Hessian]:
+def hessians_at_bases(bases: list[Point], network: StiffnessNetwork) -> list[Hessian]:
     geometries = [base.geometry for base in bases if base.geometry is not None]
     return LearnedHessians(network).at([Base(base) for base in bases], structures_of(geometries))
 
@@ -134,7 +136,7 @@ def main() -> None:
     parser.add_argument("--number", type=int, default=12, help="starts of each kind; of metals four times as many")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    network, rule = own_kinds.metric_of(given.policy)
+    network, rule = own_kinds.network_of_policy(given.policy)
     found: list[tuple[int, list[float]]] = []
     for engine, begun in groups(given.policy, given.number):
         for one in relaxed(network, rule, engine, begun):

@@ -26,7 +26,7 @@ from itertools import product
 
 import numpy as np
 import torch
-from own_kinds import metric_of
+from own_kinds import network_of_policy
 from torch import Tensor
 
 from relaxion.model.stiffness import Unknowns, strain_vectors
@@ -58,7 +58,7 @@ def settings_of(recipe: str, changes: Mapping[str, object]) -> StiffnessRunSetti
 def gathered(policy: str, number: int, engine: str | None) -> LiveExamples:
     """Examples of all gatherings, none forgotten; `engine`: of the kinds that it relaxes, alone."""
     trainer = settings_of(policy, {"example_rounds_kept": number}).trainer()
-    trainer.policy.network = metric_of(policy)[0]
+    trainer.policy.network = network_of_policy(policy)[0]
     examples = trainer.fit.dataset
     assert isinstance(examples, LiveExamples)
     if engine is not None:
@@ -135,7 +135,7 @@ def taught(
 ) -> StiffnessNetwork:
     """A new network, or this one, by lessons drawn as in training."""
     generator = torch.Generator().manual_seed(seed)
-    network = StiffnessNetwork(settings.metric, generator) if network is None else deepcopy(network).requires_grad_()
+    network = StiffnessNetwork(settings.stiffness, generator) if network is None else deepcopy(network).requires_grad_()
     fit = Fit(network, ExampleDataset(), settings.fit)
     while not fit.done:
         drawn = []
@@ -169,9 +169,9 @@ def show_further(
 ) -> None:
     """The shipped network with one factor for all, and taught by the lessons at hand."""
     for factor in FACTORS:
-        show(f"{policy}, stiffness times {factor}", [of_network(metric_of(policy)[0], factor)], tests)
+        show(f"{policy}, stiffness times {factor}", [of_network(network_of_policy(policy)[0], factor)], tests)
     settings, begin = settings_of(policy, FURTHER | {"fit_updates": updates}), time.process_time()
-    networks = [taught(examples, rest, settings, seed, metric_of(policy)[0]) for seed in range(seeds)]
+    networks = [taught(examples, rest, settings, seed, network_of_policy(policy)[0]) for seed in range(seeds)]
     seconds = (time.process_time() - begin) / seeds
     show(f"{policy}, {updates} updates further", [of_network(network) for network in networks], tests, seconds)
 
@@ -200,7 +200,7 @@ def main() -> None:
     print(f"| {sum(one.number for one in tests.values())} states | {' | '.join(DISTANCES)} | CPU seconds |")
     print("|---" * (2 + len(DISTANCES)) + "|")
     for name in (given.policy, *given.others):
-        show(name, [of_network(metric_of(name)[0])], tests)
+        show(name, [of_network(network_of_policy(name)[0])], tests)
     if given.further:
         show_further(given.policy, examples, rest, tests, given.further, given.seeds)
     show("Hessian of the potential", [of_hessian([source.potential for source in examples.sources])], tests)

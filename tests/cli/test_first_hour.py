@@ -82,7 +82,7 @@ def test_help_shows_no_types_of_flags_and_loses_no_brackets(relaxion) -> None:
     assert "a list of values" in " ".join(tune.replace("│", " ").split())
     assert "--resume" not in tune.split("Exit codes")[0]
     train = " ".join(relaxion("train", "--help").out.split())
-    assert "Recipes: al-fe, al-fe-metric, alfe-cubic" in train
+    assert "Recipes: al-fe, al-fe-stiffness, alfe-cubic" in train
     assert "universal-data" not in train
 
 

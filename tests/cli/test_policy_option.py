@@ -23,17 +23,17 @@ def water_file() -> Path:
 
 
 @pytest.fixture
-def noble(shipped: Path, make_bundle: Callable, make_metric_policy: Callable) -> Path:
+def noble(shipped: Path, make_bundle: Callable, make_stiffness_policy: Callable) -> Path:
     """As if it shipped."""
-    return make_bundle(shipped / "noble.safetensors", make_metric_policy(), ("Cu", "Au"))
+    return make_bundle(shipped / "noble.safetensors", make_stiffness_policy(), ("Cu", "Au"))
 
 
 def lines_about_the_core(answer: Any) -> list[str]:
     return [line for line in answer.err.splitlines() if "classical optimizer is used" in line]
 
 
-def test_a_file(relaxion: Relaxion, alloy_file: Path, metric_bundle: Path) -> None:
-    answer = relaxion("relax", alloy_file, "--policy", metric_bundle, "--report")
+def test_a_file(relaxion: Relaxion, alloy_file: Path, stiffness_file: Path) -> None:
+    answer = relaxion("relax", alloy_file, "--policy", stiffness_file, "--report")
     assert answer.code == 0
     assert ", policy untrained" in answer.out
     assert lines_about_the_core(answer) == []
@@ -41,25 +41,25 @@ def test_a_file(relaxion: Relaxion, alloy_file: Path, metric_bundle: Path) -> No
     assert manifest["result"]["policy"] == "untrained"
     assert "policy" in manifest["calls"]["method"]
     assert len(manifest["calls"]["reason"]) == manifest["result"]["force_calls"]
-    assert f"{metric_bundle}: untrained" in Path("relaxed/alloy/report.html").read_text()
+    assert f"{stiffness_file}: untrained" in Path("relaxed/alloy/report.html").read_text()
     assert read("relaxed/alloy/alloy.traj", ":")[-1].get_potential_energy() == pytest.approx(
         manifest["result"]["energy_ev"]
     )
 
 
-def test_json_counts_the_steps_of_others(relaxion: Relaxion, alloy_file: Path, metric_bundle: Path) -> None:
-    (told,) = relaxion("relax", alloy_file, "--policy", metric_bundle, "--json", "--fmax", "0.002").objects
+def test_json_counts_the_steps_of_others(relaxion: Relaxion, alloy_file: Path, stiffness_file: Path) -> None:
+    (told,) = relaxion("relax", alloy_file, "--policy", stiffness_file, "--json", "--fmax", "0.002").objects
     methods = json.loads(Path("relaxed/alloy/relaxion.json").read_text())["calls"]["method"]
     assert told["policy"] == "untrained"
     assert told["fallback_used"] == sum(method not in ("start", "policy") for method in methods)
 
 
 def test_a_name_of_the_users_own(
-    relaxion: Relaxion, alloy_file: Path, make_bundle: Callable, make_metric_policy: Callable,
+    relaxion: Relaxion, alloy_file: Path, make_bundle: Callable, make_stiffness_policy: Callable,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     Path("mine").mkdir()
-    make_bundle(Path("mine/my-metals.safetensors"), make_metric_policy())
+    make_bundle(Path("mine/my-metals.safetensors"), make_stiffness_policy())
     monkeypatch.setenv("RELAXION_POLICIES", "mine")
     (told,) = relaxion("relax", alloy_file, "--policy", "my-metals", "--json").objects
     assert told["policy"] == "my-metals"

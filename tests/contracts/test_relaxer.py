@@ -87,9 +87,9 @@ TARGETS = {
 
 
 @pytest.fixture(params=["core", "policy"])
-def policy(request, metric_bundle):
+def policy(request, stiffness_file):
     """The core, and a small untrained policy under guard; the tests that name neither run with what ships."""
-    return None if request.param == "core" else metric_bundle
+    return None if request.param == "core" else stiffness_file
 
 
 @pytest.mark.parametrize("name", TARGETS)

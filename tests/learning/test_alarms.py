@@ -180,7 +180,7 @@ def short_is_better(trainer: RelaxTrainer) -> None:
 @pytest.mark.parametrize("planted", [True, False])
 def test_a_critic_that_takes_short_moves_for_better(planted: bool) -> None:
     """Moves of springs are about right, and half of one is worth half (docs/results/learning.md)."""
-    chosen = settings(policy="metric", critic_updates_before=1000)
+    chosen = settings(policy="stiffness", critic_updates_before=1000)
     trainer = RelaxTrainer(chosen, relax_task(chosen))
     if planted:
         short_is_better(trainer)
@@ -206,7 +206,7 @@ def test_an_entropy_that_cannot_be_reached() -> None:
 
 def test_a_policy_that_gets_lost() -> None:
     """Springs know the way before the first update; then the rate is far too large (R9.4)."""
-    losing = {"policy": "metric", "policy_learning_rate": 0.1, "updates_per_round": 4, "averaged_policy": False}
+    losing = {"policy": "stiffness", "policy_learning_rate": 0.1, "updates_per_round": 4, "averaged_policy": False}
     chosen = settings(**losing, max_force_calls=30)
     trainer = RelaxTrainer(chosen, relax_task(chosen))
     trainer.assess()

@@ -33,8 +33,8 @@ from relaxion.workers.on_ray import RayEngine, remove_left_behind
 
 SHORT = {"steps": 64, "warmup_steps": 20, "assessment_interval_steps": 32}
 
-METRIC = {
-    "policy": "metric", "n_hidden": 4, "n_radial": 4, "fit_updates": 6, "examples_per_update": 8,
+STIFFNESS = {
+    "policy": "stiffness", "n_hidden": 4, "n_radial": 4, "fit_updates": 6, "examples_per_update": 8,
     "example_relaxations": 6, "example_rounds_before": 1,
 }  # fmt: skip
 
@@ -63,7 +63,11 @@ def contents(out: Path) -> list[object]:
 @pytest.mark.usefixtures("_ray")
 @pytest.mark.parametrize(
     ("agent", "policy"),
-    [("td3", {}), pytest.param("sac", {}, marks=pytest.mark.slow), pytest.param("td3", METRIC, marks=pytest.mark.slow)],
+    [
+        ("td3", {}),
+        pytest.param("sac", {}, marks=pytest.mark.slow),
+        pytest.param("td3", STIFFNESS, marks=pytest.mark.slow),
+    ],
 )
 def test_one_collector_is_the_local_trainer_to_the_bit(agent: str, policy: dict[str, Any], tmp_path: Path) -> None:
     settings = settings_for(agent, **SHORT, **policy)

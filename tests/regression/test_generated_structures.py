@@ -47,10 +47,18 @@ def digest(images: Sequence[Atoms], *, bits: bool = False) -> str:
     for atoms in images:
         own.update(atoms.numbers.astype(np.int64).tobytes())
         own.update(np.asarray(atoms.pbc, dtype=bool).tobytes())
-        for values in (atoms.positions, atoms.cell.array):
+        for values in (_positions(atoms), atoms.cell.array):
             own.update(((values if bits else np.round(values, 4)) + 0.0).tobytes())
         own.update(str(sorted(int(k) for fixed in atoms.constraints for k in fixed.index)).encode())
     return own.hexdigest()[:16]
+
+
+def _positions(atoms: Atoms) -> np.ndarray:
+    """In the cell. At its border the processor decides on which side ASE's `surface` puts an atom."""
+    cell = atoms.cell.complete()
+    places = cell.scaled_positions(atoms.positions)
+    places -= np.where(atoms.pbc, np.floor(places + 1e-6), 0.0)
+    return places @ cell.array
 
 
 def seeded(seed: int) -> torch.Generator:

@@ -116,8 +116,8 @@ def own_library(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mo
     [
         (AtomPolicy, "direct"),
         (AtomGaussianPolicy, "direct"),
-        (StiffnessPolicy, "metric"),
-        (StiffnessGaussianPolicy, "metric"),
+        (StiffnessPolicy, "stiffness"),
+        (StiffnessGaussianPolicy, "stiffness"),
     ],
 )
 def test_the_same_moves_to_the_bit(path: Path, backbone: str, dtype: torch.dtype, kind: type[Any], word: str) -> None:

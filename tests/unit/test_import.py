@@ -17,7 +17,7 @@ def test_import_loads_no_heavy_package():
 
 
 @pytest.mark.parametrize("policy", ["auto", "file"])
-def test_relaxing_loads_no_training_code(policy, metric_bundle):
+def test_relaxing_loads_no_training_code(policy, stiffness_file):
     code = f"""
 import sys
 from ase.build import bulk
@@ -26,7 +26,7 @@ import relaxion
 atoms = bulk("Cu") * (2, 1, 1)
 atoms.rattle(0.1)
 atoms.calc = EMT()
-opt = relaxion.Relaxer(atoms, logfile=None, policy={str(metric_bundle) if policy == "file" else policy!r})
+opt = relaxion.Relaxer(atoms, logfile=None, policy={str(stiffness_file) if policy == "file" else policy!r})
 opt.run()
 assert {policy!r} != "file" or opt.policy_used == "untrained"
 print([n for n in sys.modules if n.startswith(("relaxion.train.agents", "relaxion.train.experience", "relaxion.train",

@@ -11,10 +11,10 @@ Run = dict[str, Any]
 
 TASKS = {  # the classical rows of each task, and its runs in order
     "emt": (
-        "emt-metric-classical",
+        "emt-stiffness-classical",
         {
-            "emt-metric-td3": "TD3, stiffness policy",
-            "emt-metric-lessons": "the same network, taught",
+            "emt-stiffness-td3": "TD3, stiffness policy",
+            "emt-stiffness-lessons": "the same network, taught",
             "emt-metals-td3": "TD3, direct policy",
             "emt-metals-sac": "SAC, direct policy",
             "emt-metals-d4pg": "D4PG, direct policy",
@@ -25,9 +25,9 @@ TASKS = {  # the classical rows of each task, and its runs in order
     "al-fe": (
         "al-fe-classical",
         {
-            "al-fe-metric-td3": "TD3, stiffness policy",
-            "al-fe-metric-forces": "the same, rewarded for forces only",
-            "al-fe-metric-lessons": "the same network, taught",
+            "al-fe-stiffness-td3": "TD3, stiffness policy",
+            "al-fe-stiffness-forces": "the same, rewarded for forces only",
+            "al-fe-stiffness-lessons": "the same network, taught",
             "al-fe-td3": "TD3, direct policy",
             "al-fe-expert": "TD3, direct policy, expert at first",
         },

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from copy import deepcopy
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -16,7 +18,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from relaxion.errors import PolicyError, SettingsError
-from relaxion.files import Format, Upgrade, digest, joined
+from relaxion.files import Format, Stored, Upgrade, digest, joined
 from relaxion.model.actions import MoveActions
 from relaxion.model.backbone import BackboneSettings
 from relaxion.model.card import ModelCard, as_markdown
@@ -24,11 +26,27 @@ from relaxion.model.roles import Policy
 from relaxion.settings import Settings, shown
 
 KIND = "relaxion policy"
-ROLES = {"gate": "trust rule"}  # what people call a part whose name in the file is older
+ROLES = {"gate": "step rule"}  # what people call a part whose name in the file is older
 SUFFIX = ".safetensors"
 MOST_ADSORBED = 0.25  # share of the atoms that may be adsorbates
-UPGRADES: dict[int, Upgrade] = {}  # format version left behind -> how to understand it; one old file each in the tests
-FORMAT = Format(version=1, error=PolicyError, upgrades=UPGRADES, advice="download it again, or package its run again")
+
+
+def _from_version_1(stored: Stored) -> Stored:
+    """Stiffness was called metric."""
+    values = deepcopy(stored.values)
+    with suppress(KeyError, TypeError, AttributeError):  # what is missing or odd is named when the values are read
+        kinds = [(network, "kind") for network in values["networks"].values()]
+        settings = values["card"]["training_settings"]
+        for where, name in [*kinds, (settings, "task"), (settings, "policy")]:
+            if where.get(name) == "metric":
+                where[name] = "stiffness"
+    return Stored(stored.tensors, values)
+
+
+UPGRADES: dict[int, Upgrade] = {
+    1: _from_version_1
+}  # by the format version that is left behind; an old file each in the tests
+FORMAT = Format(version=2, error=PolicyError, upgrades=UPGRADES, advice="download it again, or package its run again")
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,7 +101,7 @@ class PolicyFile:
 
     @property
     def kind(self) -> str:
-        """direct or metric, `+ trust rule` where it has its own."""
+        """direct or stiffness, `+ step rule` where it has its own."""
         others = sorted(ROLES.get(name, name) for name in self.networks if name != "policy")
         return " + ".join([self.policy.kind, *others])
 
@@ -168,14 +186,14 @@ def _direct() -> Family:
     return Family(AtomNetworkSettings, AtomPolicy, AtomGaussianPolicy)
 
 
-def _metric() -> Family:
+def _stiffness() -> Family:
     from relaxion.model.stiffness_network import StiffnessSettings
     from relaxion.model.stiffness_policy import StiffnessGaussianPolicy, StiffnessPolicy
 
     return Family(StiffnessSettings, StiffnessPolicy, StiffnessGaussianPolicy)
 
 
-FAMILIES: dict[str, Callable[[], Family]] = {"direct": _direct, "metric": _metric}  # by the bundle's word for them
+FAMILIES: dict[str, Callable[[], Family]] = {"direct": _direct, "stiffness": _stiffness}
 
 
 def policy_of(bundle: PolicyFile) -> Policy:

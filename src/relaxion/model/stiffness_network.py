@@ -1,4 +1,4 @@
-"""The metric network: from a state to how stiff the structure is. The way through it: docs/how-it-works.md."""
+"""The stiffness network: from a state to how stiff the structure is. The way through it: docs/how-it-works.md."""
 
 from __future__ import annotations
 

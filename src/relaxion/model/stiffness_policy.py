@@ -1,4 +1,4 @@
-"""Policies that follow a metric: the step is what the stiffness makes of the forces."""
+"""Policies that follow a stiffness model: the step is what the stiffness makes of the forces."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class MoveFactors:
 def damping(stiffness: Stiffness, frame: SolveInputs) -> Tensor:
     """The factor of each structure's move, differentiable, float64; 1 at a start and for free cells. (n_structures,)
 
-    Where the last move met more stiffness than the metric says, step less. A metric that is too soft along some mode
+    Where the last move met more stiffness than the model expects, step less. A model that is too soft along some mode
     jumps over the minimum for ever, and far from minima the curvature of no single place holds for a whole step. So the
     move is shortened by (s·Bs) / (s·y), s the last move and y the drop of the forces on it, wherever that is below 1.
     One factor per structure: the direction stays, and with it the descent. The stress before the last move is not part
@@ -60,7 +60,7 @@ def damping(stiffness: Stiffness, frame: SolveInputs) -> Tensor:
     return torch.where(stiffer, factors.clamp_min(SMALLEST_FACTOR), torch.ones_like(met))
 
 
-class MetricActions(MoveActions):
+class StiffnessActions(MoveActions):
     """Moves chosen by three factors per structure: that many dimensions has the choice (SAC's entropy)."""
 
     def dimensions(self, observations: State) -> Tensor:
@@ -139,7 +139,7 @@ class StiffnessGaussianPolicy(StiffnessPolicy, StochasticPolicy):
     """Noise on the factors: log scale, log floor and log trust of each structure; `forward` is its middle.
 
     The density is that of the factors, each between -1 and 1, so the target entropy is -3 per structure
-    (`MetricActions`).
+    (`StiffnessActions`).
     Every draw goes downhill. Without a gate the middle of the factors is learned as three numbers for all structures.
     Penalty: `penalty_weight` · mean square of the factors before tanh.
     """

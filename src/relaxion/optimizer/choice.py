@@ -90,15 +90,15 @@ class Decision:
 def new_stepper(
     settings: ClassicalSettings | None = None,
     *,
-    metrics: PolicyModel | None = None,
+    policy_model: PolicyModel | None = None,
     rule: StepRule | None = None,
     sees_molecules: bool = False,
 ) -> Stepper:
-    """The optimizer of one structure: guarded steps of the policy behind `metrics`, or the classical core.
+    """The optimizer of one structure: guarded steps of the policy behind `policy_model`, or the classical core.
 
     `sees_molecules`: beside a policy that may not know molecules, internal coordinates of theirs may make steps.
     """
-    return Stepper(settings, metrics, rule, sees_molecules=sees_molecules or metrics is None)
+    return Stepper(settings, policy_model, rule, sees_molecules=sees_molecules or policy_model is None)
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ def stepper_of(
     if loaded is None:
         return Chosen(CORE, new_stepper(settings))
     source = loaded.insisted if allow_unseen else loaded.covered
-    stepper = new_stepper(settings, metrics=source, rule=loaded.rule, sees_molecules=decision.sees_molecules)
+    stepper = new_stepper(settings, policy_model=source, rule=loaded.rule, sees_molecules=decision.sees_molecules)
     return Chosen(loaded.bundle.name, stepper, loaded.weights_sha256)
 
 
@@ -267,7 +267,7 @@ def learned_for(calculator: object, device: torch.device = CPU) -> list[Loaded]:
 
 
 def load(name_or_path: str | Path, device: torch.device = CPU) -> Loaded:
-    """The bundle with its networks; read again only when its file has changed. A metric's network is on the device."""
+    """The policy file with its networks; read again only when it has changed. A stiffness network is on the device."""
     file = find_file(name_or_path, WORDS)
     about = file.stat()
     return _load(file, about.st_mtime_ns, about.st_size, device)

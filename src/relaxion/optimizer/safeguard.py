@@ -68,7 +68,7 @@ class StepRule:
 
 DEFAULT = StepRule(log_trust=float(np.log(2)))
 """Where a policy file has no rule: twice the classical optimizer's trust radius. Measured in docs/decisions.md."""
-INEXACT = 0.3  # Å, `secant_length` of a metric for everything
+INEXACT = 0.3  # Å, `secant_length` of a policy for everything
 
 GATE = "gate"  # the role of a rule in a bundle
 CONSTANT = "steady"  # among its settings: it has no network, its weights are the control itself

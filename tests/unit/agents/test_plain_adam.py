@@ -27,7 +27,7 @@ NETWORKS: dict[str, dict[str, Any]] = {
     "light": {},
     "light-gate": {"environment_information": ["log_largest_force"]},
     "tensor_field": {"backbone": "tensor_field"},
-    "metric": {"policy": "metric"},
+    "stiffness": {"policy": "stiffness"},
 }
 
 

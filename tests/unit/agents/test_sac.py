@@ -12,7 +12,7 @@ import torch
 import relaxion.train.agents.sac as module
 from relaxion.model.actions import MoveActions
 from relaxion.model.stiffness_network import StiffnessSettings
-from relaxion.model.stiffness_policy import MetricActions
+from relaxion.model.stiffness_policy import StiffnessActions
 from relaxion.train.agents import atom_agent, vector_agent
 from relaxion.train.agents.sac import SAC, SACSettings
 from relaxion.train.agents.vector_networks import BoxActions, VectorNetworkSettings
@@ -103,8 +103,8 @@ def test_r3_5_the_action_penalty_is_a_setting(weight: float) -> None:
     settings = SACSettings(action_penalty=weight)
     vectors = vector_agent(3, BoxActions([-1.0], [1.0]), generator, settings, VectorNetworkSettings(widths=(8,)))
     atoms = atom_agent(MoveActions(), generator, settings)
-    metric = atom_agent(MetricActions(), generator, settings, stiffness=StiffnessSettings())
-    assert [agent.policy.penalty_weight for agent in (vectors, atoms, metric)] == [weight] * 3
+    stiffness = atom_agent(StiffnessActions(), generator, settings, stiffness=StiffnessSettings())
+    assert [agent.policy.penalty_weight for agent in (vectors, atoms, stiffness)] == [weight] * 3
 
 
 def test_r3_6_entropy_below_the_target_raises_the_weight(make_sac: Callable[..., SAC], hand_batch: Batch) -> None:

@@ -51,9 +51,9 @@ def test_its_step_is_the_policys_move(policy: AtomPolicy) -> None:
     target = FrechetCellFilter(atoms, mask=[1, 1, 1, 0, 0, 0])
     point = read_point(target)
     assert point.geometry is not None
-    metric = asked(DirectMoves(policy), point)
-    assert metric is not None
-    step = metric.solve(point.forces)
+    stiffness = asked(DirectMoves(policy), point)
+    assert stiffness is not None
+    step = stiffness.solve(point.forces)
     with torch.no_grad():
         move = policy(states_at([point]))
     np.testing.assert_allclose(step[:8], move.displacements.double().numpy())
@@ -64,8 +64,8 @@ def test_its_step_is_the_policys_move(policy: AtomPolicy) -> None:
     assert np.count_nonzero(step[8:] - np.diag(np.diag(step[8:]))) == 0, "what the mask forbids stays"
     (springs,) = springs_at([point.geometry], SpringSettings())
     other = np.ones_like(step)
-    np.testing.assert_array_equal(metric.solve(other), springs.solve(other))
-    np.testing.assert_array_equal(metric.apply(other), springs.apply(other))
+    np.testing.assert_array_equal(stiffness.solve(other), springs.solve(other))
+    np.testing.assert_array_equal(stiffness.apply(other), springs.apply(other))
 
 
 class Remembering(torch.nn.Module):
@@ -102,7 +102,7 @@ def test_its_history_is_the_guards_so_a_reset_clears_it_and_a_restart_keeps_it()
     """Whatever was relaxed before, a state shows the base before or, at the start, none."""
 
     def chain_of(policy: Remembering) -> Stepper:
-        return new_stepper(metrics=DirectMoves(policy, trust=0.2))  # pyright: ignore[reportArgumentType]
+        return new_stepper(policy_model=DirectMoves(policy, trust=0.2))  # pyright: ignore[reportArgumentType]
 
     def advance(atoms: Atoms, chain: Stepper) -> None:
         (proposal,) = propose([chain], [read_point(atoms)])

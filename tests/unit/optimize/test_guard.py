@@ -1,4 +1,4 @@
-"""The guard: a good metric is used, a bad one costs little, and no force call is spent on telling them apart."""
+"""The guard: a good stiffness is used, a bad one costs little, and no force call is spent on telling them apart."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ CREDULOUS = SafeguardSettings(smallest_cosine=-1.0, largest_ratio=1e9)
 
 
 class Planted:
-    """A metric given as a matrix."""
+    """A stiffness given as a matrix."""
 
     has_curvature = True
 
@@ -143,16 +143,16 @@ def test_steps_that_are_too_long_cost_little(times: float, has_curvature: bool) 
     def long(point: Point) -> Hessian:
         true = exact(point)
         assert isinstance(true, Planted)
-        metric = Planted(true.matrix / times)
-        metric.has_curvature = has_curvature
-        return metric
+        stiffness = Planted(true.matrix / times)
+        stiffness.has_curvature = has_curvature
+        return stiffness
 
     ours = [calls(rattled(seed), guarded(long)[0]) for seed in range(3)]
     assert sum(ours) <= 1.75 * sum(calls(rattled(seed), core()) for seed in range(3))
 
 
 @pytest.mark.parametrize("size", [0.01, 1.0, 100.0])
-def test_noise_in_place_of_a_metric_costs_little(size: float) -> None:
+def test_noise_in_place_of_a_stiffness_costs_little(size: float) -> None:
     """Any symmetric positive definite matrix: soft, stiff, pointing anywhere."""
     generator = np.random.default_rng(0)
 
@@ -166,7 +166,7 @@ def test_noise_in_place_of_a_metric_costs_little(size: float) -> None:
     assert sum(ours) <= 2 * sum(classical)  # a new matrix at every point; weights of noise are tested elsewhere
 
 
-def test_not_a_number_and_no_metric_are_the_core() -> None:
+def test_not_a_number_and_no_stiffness_are_the_core() -> None:
     for source in (lambda _: None, lambda point: Planted(np.full((point.forces.size,) * 2, np.nan) + 0.0)):
         chain, guard = guarded(source)
         assert calls(rattled(3), chain) == calls(rattled(3), core())
@@ -175,7 +175,7 @@ def test_not_a_number_and_no_metric_are_the_core() -> None:
 
 
 def test_mistrust_is_told_and_ends_by_itself() -> None:
-    """A metric that is far too stiff at first and right from the third point on."""
+    """A stiffness that is far too stiff at first and right from the third point on."""
     seen = 0
 
     def late(point: Point) -> Hessian:
@@ -198,35 +198,35 @@ def test_mistrust_is_told_and_ends_by_itself() -> None:
 
 
 def test_damped_secants_keep_the_correction_positive() -> None:
-    """Also where a secant is softer than the metric, or would be without Powell's damping."""
+    """Also where a secant is softer than the stiffness, or would be without Powell's damping."""
     generator = np.random.default_rng(1)
-    metric = Planted(np.eye(9) * 10)
+    stiffness = Planted(np.eye(9) * 10)
     step = generator.normal(size=(3, 3))
-    (softened,) = damped([Secant(step, 1e-3 * step)], metric.apply)
-    assert softened.curvature == pytest.approx(0.2 * dot(step, metric.apply(step)))
+    (softened,) = damped([Secant(step, 1e-3 * step)], stiffness.apply)
+    assert softened.curvature == pytest.approx(0.2 * dot(step, stiffness.apply(step)))
 
 
 def test_secants_are_believed_by_length_and_age() -> None:
     """y ← w·y + (1 - w)·B·s, w = 0.9 · 0.8^age / (1 + (longest displacement / length)²)."""
-    metric, generator = Planted(np.eye(6) * 4), np.random.default_rng(2)
+    stiffness, generator = Planted(np.eye(6) * 4), np.random.default_rng(2)
     steps = [generator.normal(size=(2, 3)) for _ in range(3)]
     lengths = [0.1, 0.2, 0.05]
     steps = [length * step / np.linalg.norm(step, axis=1).max() for length, step in zip(lengths, steps, strict=True)]
-    found = believed([Secant(step, 6 * step) for step in steps], metric.apply, 0.9, 0.1)
+    found = believed([Secant(step, 6 * step) for step in steps], stiffness.apply, 0.9, 0.1)
     weights = [0.9 * 0.64 / 2, 0.9 * 0.8 / 5, 0.9 / 1.25]  # the last is the newest
     for secant, step, weight in zip(found, steps, weights, strict=True):
         np.testing.assert_array_equal(secant.step, step)
         np.testing.assert_allclose(secant.drop, (6 * weight + 4 * (1 - weight)) * step)
-    assert believed([Secant(steps[0], steps[0])], metric.apply, 0.0, 0.1) == []
+    assert believed([Secant(steps[0], steps[0])], stiffness.apply, 0.0, 0.1) == []
 
 
-def test_secants_that_the_metric_knows_change_nothing() -> None:
+def test_secants_that_the_stiffness_knows_change_nothing() -> None:
     generator = np.random.default_rng(3)
     root = generator.normal(size=(6, 6))
-    metric, forces = Planted(root @ root.T + np.eye(6)), generator.normal(size=(2, 3))
+    stiffness, forces = Planted(root @ root.T + np.eye(6)), generator.normal(size=(2, 3))
     steps = [0.1 * generator.normal(size=(2, 3)) for _ in range(4)]
-    secants = believed([Secant(step, metric.apply(step)) for step in steps], metric.apply, 0.9, 0.3)
-    np.testing.assert_allclose(corrected(forces, secants, metric.solve), metric.solve(forces), rtol=1e-9)
+    secants = believed([Secant(step, stiffness.apply(step)) for step in steps], stiffness.apply, 0.9, 0.3)
+    np.testing.assert_allclose(corrected(forces, secants, stiffness.solve), stiffness.solve(forces), rtol=1e-9)
 
 
 def told(**changes: float | bool) -> Safeguard:
@@ -269,12 +269,12 @@ def test_the_control_acts() -> None:
 
 def test_the_rule_says_how_secants_correct_the_step() -> None:
     atoms = rattled(2)
-    base, metric = read_point(atoms), exact(read_point(atoms))
+    base, stiffness = read_point(atoms), exact(read_point(atoms))
     steps = [0.05 * np.random.default_rng(seed).normal(size=base.forces.shape) for seed in range(3)]
-    secants = [Secant(step, 1.5 * metric.apply(step)) for step in steps]
+    secants = [Secant(step, 1.5 * stiffness.apply(step)) for step in steps]
 
     def step(control: StepRule, has_curvature: bool = True) -> np.ndarray:
-        planted = Planted(metric.matrix) if isinstance(metric, Planted) else metric
+        planted = Planted(stiffness.matrix) if isinstance(stiffness, Planted) else stiffness
         planted.has_curvature = has_curvature
         stepper, guard = guarded(lambda _: planted, control, CREDULOUS)
         stepper.judge(base)
@@ -283,16 +283,16 @@ def test_the_rule_says_how_secants_correct_the_step() -> None:
         return stepper.step_from(base, hessians).step
 
     free = StepRule(log_trust=5.0)  # nothing is cut
-    expected = corrected(base.forces, believed(secants, metric.apply, 0.9, 0.1), metric.solve)
+    expected = corrected(base.forces, believed(secants, stiffness.apply, 0.9, 0.1), stiffness.solve)
     np.testing.assert_allclose(step(free), expected, rtol=1e-9)
-    newest = corrected(base.forces, believed(secants[-1:], metric.apply, 0.5, 0.3), metric.solve)
+    newest = corrected(base.forces, believed(secants[-1:], stiffness.apply, 0.5, 0.3), stiffness.solve)
     np.testing.assert_allclose(
         step(replace(free, secant_weight=0.5, n_secants=1, secant_length=0.3)), newest, rtol=1e-9
     )
     for plain in (step(replace(free, secant_weight=0.0)), step(free, has_curvature=False)):
-        np.testing.assert_allclose(plain, metric.solve(base.forces), rtol=1e-9)
+        np.testing.assert_allclose(plain, stiffness.solve(base.forces), rtol=1e-9)
     floored = step(replace(free, floor=20.0))
-    assert np.linalg.norm(floored) < 1.5 * np.linalg.norm(metric.solve(base.forces, 20.0))
+    assert np.linalg.norm(floored) < 1.5 * np.linalg.norm(stiffness.solve(base.forces, 20.0))
 
 
 def test_a_constant_rule_says_the_same_always() -> None:
@@ -312,7 +312,7 @@ def test_a_constant_rule_says_the_same_always() -> None:
 
 
 def test_feedback_by_hand() -> None:
-    """On a quadratic energy the metric that made the step expects what is met."""
+    """On a quadratic energy the stiffness that made the step expects what is met."""
     matrix = np.diag(np.arange(1.0, 25.0))
     atoms = rattled(1)
     geometry = read_point(atoms).geometry
@@ -326,13 +326,13 @@ def test_feedback_by_hand() -> None:
     (proposal,) = propose([stepper], [at(place)])
     stepper.judge(at(place + proposal.step))
     assert guard.feedback.log_curvature_ratio == pytest.approx(np.log(0.5))
-    # half the way to the minimum: ¾ of the energy is gone, where the stiffer metric expected ½ of ½
+    # half the way to the minimum: ¾ of the energy is gone, where the stiffer stiffness expected ½ of ½
     assert guard.feedback.energy_ratio == pytest.approx(1.5)
     assert guard.feedback.log_force_ratio == pytest.approx(np.log10(0.5))
     assert guard.feedback.points == 2
 
 
-def test_error_of_a_metric_counts_its_scale() -> None:
+def test_error_of_a_stiffness_counts_its_scale() -> None:
     step = np.ones((2, 3))
     secants = [Secant(step, 2 * step)]
     assert missed(secants, lambda rows: 2 * rows) == 0
@@ -341,7 +341,7 @@ def test_error_of_a_metric_counts_its_scale() -> None:
 
 
 def test_guard_snapshot_goes_on_as_if_never_stopped() -> None:
-    """With a metric that has just disappointed, which must be remembered."""
+    """With a stiffness that has just disappointed, which must be remembered."""
 
     def stiff(point: Point) -> Hessian:
         return Planted(2e3 * np.eye(point.forces.size))
@@ -373,7 +373,7 @@ def test_the_core_is_untouched() -> None:
     np.testing.assert_array_equal(propose([alone], [point])[0].step, propose([guard], [point])[0].step)
 
 
-def test_a_metric_that_cannot_be_made_leaves_it_to_the_core() -> None:
+def test_a_stiffness_that_cannot_be_made_leaves_it_to_the_core() -> None:
     """For instance atoms strewn so far apart that no neighbours can be searched."""
 
     def broken(_: Point) -> Hessian:
@@ -401,7 +401,7 @@ class Stiff(EMT):
         }
 
 
-def test_a_metric_from_a_softer_potential_is_scaled_by_the_curvature_met(monkeypatch) -> None:
+def test_a_stiffness_from_a_softer_potential_is_scaled_by_the_curvature_met(monkeypatch) -> None:
     def counted() -> int:
         total = 0
         for seed in range(4):

@@ -58,10 +58,10 @@ def test_auto_without_any_shipped_policy_is_the_core() -> None:
 
 
 def test_auto_takes_the_shipped_policy_that_covers_all_elements(
-    shipped: Path, make_bundle: Callable, make_metric_policy: Callable
+    shipped: Path, make_bundle: Callable, make_stiffness_policy: Callable
 ) -> None:
-    make_bundle(shipped / "a-noble.safetensors", make_metric_policy(), ("Cu", "Ag", "Au"))
-    make_bundle(shipped / "b-wide.safetensors", make_metric_policy(), ("Cu", "Ag", "Au", "Pd", "Pt"))
+    make_bundle(shipped / "a-noble.safetensors", make_stiffness_policy(), ("Cu", "Ag", "Au"))
+    make_bundle(shipped / "b-wide.safetensors", make_stiffness_policy(), ("Cu", "Ag", "Au", "Pd", "Pt"))
     assert Chooser("auto").decide([29, 79], periodic=True).name == "a-noble"
     assert Chooser("auto").decide([29, 46], periodic=True).name == "b-wide"
     left = Chooser("auto").decide([29, 46, 26, 8], periodic=True)
@@ -74,10 +74,10 @@ def test_auto_takes_the_shipped_policy_that_covers_all_elements(
 
 
 def test_auto_keeps_crystals_and_molecules_apart(
-    shipped: Path, make_bundle: Callable, make_metric_policy: Callable
+    shipped: Path, make_bundle: Callable, make_stiffness_policy: Callable
 ) -> None:
     for name, periodic in (("a-crystals", True), ("b-molecules", False)):
-        make_bundle(shipped / f"{name}.safetensors", make_metric_policy(), ("Cu",), periodic=periodic)
+        make_bundle(shipped / f"{name}.safetensors", make_stiffness_policy(), ("Cu",), periodic=periodic)
     assert Chooser("auto").decide([29], periodic=True).name == "a-crystals"
     assert Chooser("auto").decide([29], periodic=False).name == "b-molecules"
     left = Chooser("a-crystals").decide([29], periodic=False)
@@ -99,8 +99,8 @@ def test_a_damaged_shipped_policy_is_no_reason_to_stop(shipped: Path, caplog: py
 
 
 @pytest.mark.usefixtures("shipped")
-def test_what_policy_may_be(metric_bundle: Path) -> None:
-    for given in (metric_bundle, str(metric_bundle)):
+def test_what_policy_may_be(stiffness_file: Path) -> None:
+    for given in (stiffness_file, str(stiffness_file)):
         assert Relaxer(alloy(), logfile=None, policy=given).policy_used == "untrained"
     with pytest.raises(PolicyError, match=r"no policy named 'atuo': did you mean 'auto'\?"):
         Chooser("atuo").decide([], periodic=True)
@@ -111,19 +111,21 @@ def test_what_policy_may_be(metric_bundle: Path) -> None:
 
 
 def test_networks_are_made_once_and_again_when_the_file_changes(
-    tmp_path: Path, make_bundle: Callable, make_metric_policy: Callable
+    tmp_path: Path, make_bundle: Callable, make_stiffness_policy: Callable
 ) -> None:
-    file = make_bundle(tmp_path / "mine.safetensors", make_metric_policy(0))
+    file = make_bundle(tmp_path / "mine.safetensors", make_stiffness_policy(0))
     first = load(file)
     assert load(file) is first
-    make_bundle(file, make_metric_policy(1), ("Cu",))
+    make_bundle(file, make_stiffness_policy(1), ("Cu",))
     assert load(file).bundle.card.elements == ("Cu",)
 
 
-def test_an_uncovered_element_is_the_cores_and_said_once(metric_bundle: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_uncovered_element_is_the_cores_and_said_once(
+    stiffness_file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO)
     atoms = Atoms("ArCu2", [[0, 0, 0], [3.4, 0, 0], [6, 0, 0]], calculator=LennardJones(sigma=2.5, epsilon=0.1))
-    opt = Relaxer(atoms, logfile=None, policy=metric_bundle)
+    opt = Relaxer(atoms, logfile=None, policy=stiffness_file)
     assert opt.run(fmax=0.01, steps=200)
     assert opt.policy_used == CORE
     assert {entry.method for entry in opt.history} <= {"start", "springs", "plain", "fire"}
@@ -134,7 +136,7 @@ def test_an_uncovered_element_is_the_cores_and_said_once(metric_bundle: Path, ca
 
     caplog.clear()
     atoms.rattle(0.1, seed=1)
-    insisting = Relaxer(atoms, logfile=None, policy=metric_bundle, allow_unseen=True)
+    insisting = Relaxer(atoms, logfile=None, policy=stiffness_file, allow_unseen=True)
     insisting.run(fmax=0.01, steps=200)
     assert insisting.policy_used == "untrained"
     assert "policy" in {entry.method for entry in insisting.history}
@@ -180,9 +182,9 @@ def calls_of_the_core() -> int:
 
 @pytest.mark.parametrize("size", [0.3, 3.0])
 def test_noise_in_place_of_weights_fails_nowhere_and_costs_little(
-    size: float, tmp_path: Path, make_bundle: Callable, make_metric_policy: Callable, calls_of_the_core: int
+    size: float, tmp_path: Path, make_bundle: Callable, make_stiffness_policy: Callable, calls_of_the_core: int
 ) -> None:
-    policy, generator = make_metric_policy(), torch.Generator().manual_seed(5)
+    policy, generator = make_stiffness_policy(), torch.Generator().manual_seed(5)
     with torch.no_grad():
         for parameter in policy.parameters():
             parameter.copy_(size * torch.randn(parameter.shape, generator=generator))
@@ -191,9 +193,9 @@ def test_noise_in_place_of_weights_fails_nowhere_and_costs_little(
 
 
 def test_weights_that_are_no_numbers_are_refused_and_would_do_no_harm(
-    tmp_path: Path, make_bundle: Callable, make_metric_policy: Callable
+    tmp_path: Path, make_bundle: Callable, make_stiffness_policy: Callable
 ) -> None:
-    policy = make_metric_policy()
+    policy = make_stiffness_policy()
     file = make_bundle(tmp_path / "mine.safetensors", policy)
     for network in (policy.network, load(file).policy.network):  # the second as if it had slipped through
         with torch.no_grad():
@@ -210,8 +212,8 @@ def test_weights_that_are_no_numbers_are_refused_and_would_do_no_harm(
     assert "not finite" in opt.history[1].reason
 
 
-def test_the_rule_of_the_bundle_decides(tmp_path: Path, make_bundle: Callable, make_metric_policy: Callable) -> None:
-    policy, described = make_metric_policy(), constant_network(StepRule(log_trust=-1.0))
+def test_the_rule_of_the_bundle_decides(tmp_path: Path, make_bundle: Callable, make_stiffness_policy: Callable) -> None:
+    policy, described = make_stiffness_policy(), constant_network(StepRule(log_trust=-1.0))
     file = make_bundle(tmp_path / "ruled.safetensors", policy, gate=described)
     plain = make_bundle(tmp_path / "plain.safetensors", policy)
     ruled, unruled = (Relaxer(alloy(), logfile=None, policy=one) for one in (file, plain))
@@ -221,12 +223,12 @@ def test_the_rule_of_the_bundle_decides(tmp_path: Path, make_bundle: Callable, m
 
 
 def test_a_learned_gate_of_an_early_release_is_refused(
-    tmp_path: Path, make_bundle: Callable, make_metric_policy: Callable
+    tmp_path: Path, make_bundle: Callable, make_stiffness_policy: Callable
 ) -> None:
     settings = {"observation": ["log10_largest_force"], "knobs": ["scale"], "widths": [8]}
     learned = Network("gate", settings, {"weight": torch.zeros(1)}, {})
     with pytest.raises(PolicyError, match="has a learned gate, which early releases could train"):
-        load(make_bundle(tmp_path / "gated.safetensors", make_metric_policy(), gate=learned))
+        load(make_bundle(tmp_path / "gated.safetensors", make_stiffness_policy(), gate=learned))
 
 
 # --- bad input ------------------------------------------------------------------------------------------------------
@@ -317,12 +319,12 @@ HARD: dict[str, tuple[Callable[[], Atoms | FrechetCellFilter | UnitCellFilter], 
 
 
 @pytest.mark.parametrize("name", HARD)
-def test_hard_input_ends_with_an_outcome(name: str, metric_bundle: Path) -> None:
+def test_hard_input_ends_with_an_outcome(name: str, stiffness_file: Path) -> None:
     make, allowed = HARD[name]
     target = make()
     if isinstance(target, FrechetCellFilter) and target.atoms.calc is None:
         target.atoms.calc = Counted()
-    opt = Relaxer(target, logfile=None, policy=metric_bundle)
+    opt = Relaxer(target, logfile=None, policy=stiffness_file)
     opt.run(fmax=0.05, steps=400)
     assert opt.policy_used == "untrained"
     assert opt.outcome in allowed
@@ -330,17 +332,17 @@ def test_hard_input_ends_with_an_outcome(name: str, metric_bundle: Path) -> None
     assert max(entry.step_length_angstrom for entry in opt.history) <= 0.6 + 1e-9 or "cell" in name
 
 
-def test_a_band_is_refused_whatever_the_policy(metric_bundle: Path) -> None:
+def test_a_band_is_refused_whatever_the_policy(stiffness_file: Path) -> None:
     with pytest.raises(StructureError, match="NEB"):
-        Relaxer(NEB([alloy(), alloy()], method="improvedtangent"), logfile=None, policy=metric_bundle)
+        Relaxer(NEB([alloy(), alloy()], method="improvedtangent"), logfile=None, policy=stiffness_file)
 
 
 def test_a_restart_file_of_another_policy_is_refused(
-    tmp_path: Path, metric_bundle: Path, make_bundle: Callable, make_metric_policy: Callable
+    tmp_path: Path, stiffness_file: Path, make_bundle: Callable, make_stiffness_policy: Callable
 ) -> None:
-    other = make_bundle(tmp_path / "other.safetensors", make_metric_policy(7))
+    other = make_bundle(tmp_path / "other.safetensors", make_stiffness_policy(7))
     file = tmp_path / "r.json"
-    Relaxer(alloy(), logfile=None, restart=file, policy=metric_bundle).run(fmax=1e-6, steps=2)
+    Relaxer(alloy(), logfile=None, restart=file, policy=stiffness_file).run(fmax=1e-6, steps=2)
     kept = file.read_text()
     with pytest.raises(RestartError, match="written with the policy untrained, now it is other; give policy='untr"):
         Relaxer(alloy(), logfile=None, restart=file, policy=other)
@@ -350,16 +352,16 @@ def test_a_restart_file_of_another_policy_is_refused(
     file.unlink()
     Relaxer(alloy(), logfile=None, restart=file, policy=None).run(fmax=1e-6, steps=2)
     with pytest.raises(RestartError, match="give policy=None"):
-        Relaxer(alloy(), logfile=None, restart=file, policy=metric_bundle)
+        Relaxer(alloy(), logfile=None, restart=file, policy=stiffness_file)
 
 
 def test_a_restart_file_of_the_same_name_but_other_weights_is_refused(
-    tmp_path: Path, make_bundle: Callable, make_metric_policy: Callable
+    tmp_path: Path, make_bundle: Callable, make_stiffness_policy: Callable
 ) -> None:
-    bundle, file = make_bundle(tmp_path / "mine.safetensors", make_metric_policy(1)), tmp_path / "r.json"
+    bundle, file = make_bundle(tmp_path / "mine.safetensors", make_stiffness_policy(1)), tmp_path / "r.json"
     Relaxer(alloy(), logfile=None, restart=file, policy=bundle).run(fmax=1e-6, steps=2)
     Relaxer(alloy(), logfile=None, restart=file, policy=bundle)  # the same weights are welcome
-    make_bundle(bundle, make_metric_policy(2))
+    make_bundle(bundle, make_stiffness_policy(2))
     with pytest.raises(RestartError, match=r"other weights of the policy mine \(sha256 [0-9a-f]{12}, now [0-9a-f]{12}"):
         Relaxer(alloy(), logfile=None, restart=file, policy=bundle)
 
@@ -367,8 +369,8 @@ def test_a_restart_file_of_the_same_name_but_other_weights_is_refused(
 # --- what it tells --------------------------------------------------------------------------------------------------
 
 
-def test_history_says_who_made_each_step_and_why(metric_bundle: Path) -> None:
-    opt = Relaxer(alloy(seed=3, size=0.3), logfile=None, policy=metric_bundle)
+def test_history_says_who_made_each_step_and_why(stiffness_file: Path) -> None:
+    opt = Relaxer(alloy(seed=3, size=0.3), logfile=None, policy=stiffness_file)
     assert opt.run(fmax=0.01, steps=100)
     first, *steps = opt.history
     assert (first.method, first.reason) == ("start", "")
@@ -414,13 +416,13 @@ def test_history_says_why_fire_took_over() -> None:
     assert all(entry.reason.startswith("the trust radius fell to") for entry in fire)
 
 
-def test_two_relaxers_at_once_do_not_disturb_each_other(metric_bundle: Path) -> None:
+def test_two_relaxers_at_once_do_not_disturb_each_other(stiffness_file: Path) -> None:
     alone = []
     for seed in (1, 2):
-        opt = Relaxer(alloy(seed), logfile=None, policy=metric_bundle)
+        opt = Relaxer(alloy(seed), logfile=None, policy=stiffness_file)
         opt.run(fmax=0.02, steps=60)
         alone.append([entry.energy_ev for entry in opt.history])
-    pair = [Relaxer(alloy(seed), logfile=None, policy=metric_bundle) for seed in (1, 2)]
+    pair = [Relaxer(alloy(seed), logfile=None, policy=stiffness_file) for seed in (1, 2)]
     running = [opt.irun(fmax=0.02, steps=60) for opt in pair]
     while running:
         running = [points for points in running if next(points, None) is not None]

@@ -1,4 +1,4 @@
-"""The spring metric: symmetric, positive definite, the same dense and sparse, and what its docstring says."""
+"""The spring stiffness: symmetric, positive definite, the same dense and sparse, and what its docstring says."""
 
 import numpy as np
 import pytest
@@ -32,9 +32,9 @@ def springs_of(place: Geometry, chosen: SpringSettings | None = None) -> SpringH
     return found
 
 
-def matrix(metric: SpringHessian) -> np.ndarray:
-    shape = metric.geometry.free.shape
-    return np.stack([metric.apply(unit.reshape(shape)).ravel() for unit in np.eye(metric.geometry.free.size)])
+def matrix(stiffness: SpringHessian) -> np.ndarray:
+    shape = stiffness.geometry.free.shape
+    return np.stack([stiffness.apply(unit.reshape(shape)).ravel() for unit in np.eye(stiffness.geometry.free.size)])
 
 
 @settings(max_examples=25, deadline=None)
@@ -46,19 +46,19 @@ def matrix(metric: SpringHessian) -> np.ndarray:
     factor=st.sampled_from([0.0, 1.0, 4.0]),
 )
 def test_symmetric_and_positive_definite_whatever_the_settings(seed, decay, across, floor, factor):
-    metric = springs_of(
+    stiffness = springs_of(
         geometry(alloy(seed), factor), SpringSettings(decay=decay, across=across, floor=floor, cell_floor=0.1)
     )
-    stiffness = matrix(metric)
+    stiffness = matrix(stiffness)
     assert np.allclose(stiffness, stiffness.T, rtol=1e-10, atol=1e-10)
     assert np.linalg.eigvalsh(stiffness).min() > 0
 
 
 @pytest.mark.parametrize("factor", [0.0, 4.0])
 def test_solve_undoes_apply(factor):
-    metric = springs_of(geometry(alloy(), factor))
-    step = np.random.default_rng(0).normal(size=metric.geometry.free.shape)
-    assert np.allclose(metric.solve(metric.apply(step)), step, atol=1e-10)
+    stiffness = springs_of(geometry(alloy(), factor))
+    step = np.random.default_rng(0).normal(size=stiffness.geometry.free.shape)
+    assert np.allclose(stiffness.solve(stiffness.apply(step)), step, atol=1e-10)
 
 
 @pytest.mark.parametrize("factor", [0.0, 4.0])
@@ -73,18 +73,18 @@ def test_large_systems_get_the_same_answer_from_conjugate_gradients(factor, monk
 def test_energy_is_that_of_the_springs():
     """½ uᵀBu must equal the sum over bonds written out, strain included."""
     settings_, place = SpringSettings(), geometry(alloy(), 4.0)
-    metric = springs_of(place, settings_)
+    stiffness = springs_of(place, settings_)
     step = 0.01 * np.random.default_rng(1).normal(size=place.free.shape)
     total = 0.5 * settings_.floor * (step[:4] ** 2).sum()
     total += 0.5 * settings_.cell_floor * place.volume * ((step[4:] / 4.0) ** 2).sum()
-    bonds = metric.bonds
+    bonds = stiffness.bonds
     for i, j, r, natural in zip(bonds.first, bonds.second, bonds.vectors, bonds.natural_lengths, strict=True):
         length = np.linalg.norm(r)
         along = settings_.stiffness * np.exp(min(-settings_.decay * (length / natural - 1), 3.0))
         change = step[j] - step[i] + (step[4:] / 4.0) @ r
         parallel = change @ r / length
         total += 0.5 * along * (parallel**2 + settings_.across * (change @ change - parallel**2))
-    assert 0.5 * np.vdot(step, metric.apply(step)) == pytest.approx(total, rel=1e-10)
+    assert 0.5 * np.vdot(step, stiffness.apply(step)) == pytest.approx(total, rel=1e-10)
 
 
 def test_first_order_bond_change_is_right():
@@ -101,16 +101,16 @@ def test_first_order_bond_change_is_right():
 
 def test_fixed_coordinates_stay_and_hold_the_others():
     place = geometry(alloy(), fixed=[0])
-    metric = springs_of(place)
-    step = metric.solve(np.ones((4, 3)))
+    stiffness = springs_of(place)
+    step = stiffness.solve(np.ones((4, 3)))
     assert np.array_equal(step[0], np.zeros(3))
     free_step = springs_of(geometry(alloy())).solve(np.ones((4, 3)))
     assert np.linalg.norm(step[1:]) < np.linalg.norm(free_step[1:])
 
 
 def test_a_rigid_shift_costs_the_floor_only():
-    metric = springs_of(geometry(alloy()), SpringSettings(floor=0.5))
-    assert np.allclose(metric.apply(np.ones((4, 3))), 0.5)
+    stiffness = springs_of(geometry(alloy()), SpringSettings(floor=0.5))
+    assert np.allclose(stiffness.apply(np.ones((4, 3))), 0.5)
 
 
 def test_springs_turn_with_the_structure():

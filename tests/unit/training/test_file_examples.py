@@ -31,7 +31,7 @@ def settings(tmp_path: Path, **more):
 def test_a_shipped_policy_goes_on_learning(tmp_path):
     result = train(settings(tmp_path), tmp_path / "run", from_weights=Path("metals"))
     assert result.steps == 2
-    before, after = find_policy("metals").policy.weights, read_weights(tmp_path / "run").part("metric")
+    before, after = find_policy("metals").policy.weights, read_weights(tmp_path / "run").part("stiffness")
     changed = [name for name, tensor in before.items() if not torch.equal(tensor, after[name])]
     assert changed
     assert all(float((before[name] - after[name]).abs().max()) < 0.01 for name in changed)

@@ -19,7 +19,7 @@ from relaxion.train.tasks.relax import RelaxTrainer
 from training_runs import ATOMS
 
 LOSES = {  # springs are good before the first update; lost at once
-    "policy": "metric", "policy_learning_rate": 0.1, "steps": 48, "updates_per_round": 4, "averaged_policy": False,
+    "policy": "stiffness", "policy_learning_rate": 0.1, "steps": 48, "updates_per_round": 4, "averaged_policy": False,
     "assessment_starts": 4, "assessment_interval_steps": 16,
 }  # fmt: skip
 

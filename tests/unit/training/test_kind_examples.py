@@ -42,7 +42,7 @@ engine = "emt"
 files = ["no-such-file.xyz"]
 """
 QUICK = {
-    "task": "metric", "examples": "kinds", "steps": 4, "fit_updates": 4, "example_relaxations": 8,
+    "task": "stiffness", "examples": "kinds", "steps": 4, "fit_updates": 4, "example_relaxations": 8,
     "assessment_starts": 1,
     "example_rounds_before": 1, "example_interval_updates": 2, "examples_per_update": 8, "channels": 8,
     "n_hidden": 8, "n_layers": 1, "cutoff_angstrom": 4.0, "secant_weight": 0.6,

@@ -205,7 +205,8 @@ def settings_page() -> str:
 
 
 @pytest.mark.parametrize(
-    "recipe", ["pendulum", "emt-metals", "emt-metric", "al-fe-metric", "metals", "universal", "fine-tune", "molecules"]
+    "recipe",
+    ["pendulum", "emt-metals", "emt-stiffness", "al-fe-stiffness", "metals", "universal", "fine-tune", "molecules"],
 )
 def test_the_page_that_errors_name_has_every_setting(recipe):
     page = settings_page()

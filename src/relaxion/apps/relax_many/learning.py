@@ -192,7 +192,7 @@ class LearnedPolicies:
             chosen = stepper_of(decision, ClassicalSettings(), allow_unseen=self._allow_unseen)
             return chosen.name, chosen.stepper
         source = LearnedHessians(self._network(loaded, file), None if self._allow_unseen else loaded.elements)
-        return decision.name, new_stepper(ClassicalSettings(), metrics=source, rule=loaded.rule)
+        return decision.name, new_stepper(ClassicalSettings(), policy_model=source, rule=loaded.rule)
 
 
 def _network(loaded: Loaded, file: str) -> StiffnessNetwork:

@@ -90,7 +90,7 @@ class WatchedRun:
     def on_structures(self) -> bool:
         return bool(self.history.names(FORCE_CALLS)) or self.settings.get("task") in (
             "relax",
-            "metric",
+            "stiffness",
             "metals",
             "universal",
         )

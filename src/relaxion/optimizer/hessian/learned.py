@@ -1,6 +1,6 @@
 """Policies as the guard asks them: points in, the stiffness at each of them out, in the coordinates of the points.
 
-A metric policy answers with the stiffness its network sees. A direct policy has a move only: that is the answer to the
+A stiffness policy answers with what its network sees. A direct policy has a move only: that is the answer to the
 forces at its point, and springs stand in for everything else.
 """
 
@@ -38,7 +38,7 @@ class _Source:
 
 
 class LearnedHessians(_Source):
-    """A metric network."""
+    """A stiffness network."""
 
     def __init__(self, network: StiffnessNetwork, elements: Collection[int] | None = None) -> None:
         """`elements`: atomic numbers the network may speak about; None: all."""

@@ -122,7 +122,7 @@ def atom_agent(
 ) -> LearningAgent:
     """The agent that `settings` belong to, for atoms: with a direct policy, or with a stiffness policy.
 
-    actions: bounds of the moves, Å and strain; SAC with a stiffness policy needs `MetricActions`.
+    actions: bounds of the moves, Å and strain; SAC with a stiffness policy needs `StiffnessActions`.
     generator: draws the first weights and then stays with the agent for the noise inside its updates.
     networks: sizes of the critics, and of a direct policy.
     policy_penalty: an extra term of the policy's loss.

@@ -277,7 +277,7 @@ def stepper_maker(policy: str | None) -> MakeStepper:
         raise PolicyError(
             f"the policy {bundle.name} does not predict stiffness; collect with one that does, or without a policy"
         )
-    return lambda: new_stepper(metrics=LearnedHessians(network.network))
+    return lambda: new_stepper(policy_model=LearnedHessians(network.network))
 
 
 def summary(database: RelaxationDatabase, settings: CollectSettings | None = None) -> CollectSummary:

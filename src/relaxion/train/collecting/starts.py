@@ -115,7 +115,10 @@ class KindSettings(Settings):
     @property
     def origin(self) -> str:
         """What decides about a start and its relaxation, as text: everything but how many there are, and for whom."""
-        return json.dumps(self.model_dump(exclude={"number", "share"}), sort_keys=True) + REVISIONS.get(self.make, "")
+        plain = self.model_dump(exclude={"number", "share"})
+        if self.largest_volume_change == 0:  # as before there was this setting: collections of then go on
+            del plain["largest_volume_change"]
+        return json.dumps(plain, sort_keys=True) + REVISIONS.get(self.make, "")
 
 
 class CollectSettings(Settings):

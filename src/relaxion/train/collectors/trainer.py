@@ -345,7 +345,7 @@ class DistributedRelaxTrainer(RelaxTrainer):
 
     @property
     def _in_fit(self) -> bool:
-        """A metric learns by itself before the agent's first step."""
+        """A stiffness policy is fitted before the agent's first step."""
         return self.fit is not None and not self.fit.done
 
     def _send_off_all(self) -> None:

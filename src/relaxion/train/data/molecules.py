@@ -117,7 +117,7 @@ def _bound(first: Atoms, second: Atoms, random: np.random.Generator) -> Atoms | 
         reduced = distances / natural
         reduced[np.ix_(kept == heavy, added == other_heavy)] = np.inf
         rooms.append((float((reduced**-6).sum()), float(reduced.min()), moved.positions.copy()))
-    _, nearest, moved.positions = min(rooms, key=lambda room: room[0])
+    _, nearest, moved.positions = min(rooms, key=lambda room: float(f"{room[0]:.6e}"))  # the first of equals
     if nearest < TOO_NEAR:
         return None
     return Atoms(

@@ -312,6 +312,6 @@ def weights_of_policy(name_or_path: Path) -> Stored:
         raise CheckpointError(
             f"{name_or_path} is neither a run, nor a file of weights, nor a policy: {error}"
         ) from error
-    if bundle.policy.kind != "metric":
+    if bundle.policy.kind != "stiffness":
         raise CheckpointError(f"the policy {bundle.name} does not predict stiffness; start from the run that made it")
-    return Stored(joined({"metric": dict(bundle.policy.weights)}), {"settings": {}})
+    return Stored(joined({"stiffness": dict(bundle.policy.weights)}), {"settings": {}})

@@ -47,7 +47,7 @@ def bundle_from_run(path: Path, name: str) -> PolicyFile:
     if (packed := settings.packed(stored)) is None:
         raise RunError(
             f"{path} learned {settings.training.task}, which relaxes no atoms; package a run on structures, whose task "
-            "is relax or metric"
+            "is relax or stiffness"
         )
     card = ModelCard(
         **packed.card,

@@ -23,7 +23,7 @@ def read_settings(values: Mapping[str, Any]) -> RunSettings:
             from relaxion.train.tasks.relax_settings import RelaxRunSettings
 
             return RelaxRunSettings.read(values)
-        case "metric":
+        case "stiffness":
             from relaxion.train.tasks.stiffness import StiffnessRunSettings
 
             return StiffnessRunSettings.read(values)

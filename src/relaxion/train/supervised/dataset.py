@@ -141,8 +141,8 @@ class LiveExamples(ExampleDataset):
             max_force_calls=self.settings.example_force_calls,
             record=True,
         )
-        metrics = LearnedHessians(self.network)
-        relaxer = BatchRelaxer(potential, settings, lambda _: ("guard", new_stepper(metrics=metrics, rule=self.rule)))
+        model = LearnedHessians(self.network)
+        relaxer = BatchRelaxer(potential, settings, lambda _: ("", new_stepper(policy_model=model, rule=self.rule)))
         before = potential.calls
         drawn = [
             (place, self.sources[place].starts.sample(self.generator, self._number(place, "example_relaxations")))

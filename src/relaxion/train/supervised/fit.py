@@ -52,8 +52,8 @@ class FitSettings(Settings):
     """How a stiffness is fitted, wherever its examples come from."""
 
     fit_updates: int = Field(default=0, ge=0)
-    """Updates in all, each one of `steps`; the rate falls along half a cosine over them. 0: none; in the task metric,
-    as many as `steps`."""
+    """Updates in all, each one of `steps`; the rate falls along half a cosine over them. 0: none; in the task
+    stiffness, as many as `steps`."""
 
     examples_per_update: int = Field(default=64, ge=1)
     """States per update."""

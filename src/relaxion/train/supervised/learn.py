@@ -244,7 +244,7 @@ class StoreFineTune:
 
     def _calls(self, starts: Sequence[Trajectory], potential: Potential, network: Any, stop: Stop) -> np.ndarray:
         rule = self.origin.rule
-        relax: Relax = under_safeguard(lambda: new_stepper(metrics=LearnedHessians(network), rule=rule), FMAX, CAP)
+        relax: Relax = under_safeguard(lambda: new_stepper(policy_model=LearnedHessians(network), rule=rule), FMAX, CAP)
         structures = Structures.concatenate([t.structures.select(torch.tensor([0])) for t in starts])
         return np.array([one.force_calls for one in relax(potential, structures, stop)], dtype=np.float64)
 

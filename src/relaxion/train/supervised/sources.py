@@ -1,4 +1,4 @@
-"""What the task `metric` learns from: metals, kinds of a recipe to collect, own files, or a relaxation database."""
+"""What the task `stiffness` learns from: metals, kinds of a recipe to collect, own files, or a relaxation database."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ STORE_VALIDATION_ONE_IN = 20  # one stored relaxation in so many is not trained 
 
 
 class TrainingData:
-    """What a run of the task `metric` learns from, what it is assessed on, and what its card says about both."""
+    """What a run of the task `stiffness` learns from, what it is assessed on, and what its card says about both."""
 
     structures: ClassVar[str]  # in words, for the result
     fails_on: tuple[str, ...]  # sentences of the card

@@ -352,4 +352,4 @@ class Trainer:
     def _parts(self) -> dict[str, Any]:
         """By their names in a checkpoint."""
         parts = {name: getattr(self, name) for name in ("agent", "normaliser", "replay", "environments", "episodes")}
-        return parts | {"metric_means": self.means}
+        return parts | {"stiffness_means": self.means}

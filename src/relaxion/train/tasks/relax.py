@@ -275,10 +275,10 @@ class RelaxTrainer:
     def start_from(self, stored: Stored) -> None:
         """Take over old networks; counters and Adam's memory stay at 0 (R10.2).
 
-        Of a run with another agent, or of the task metric, a stiffness policy takes the stiffness model alone.
+        Of a run with another agent, or of the task stiffness, a stiffness policy takes the stiffness model alone.
         """
-        if self.fit is not None and (metric := stiffness_in(stored, self.settings.flat())) is not None:
-            self.fit.network.load_state_dict(metric)
+        if self.fit is not None and (stiffness := stiffness_in(stored, self.settings.flat())) is not None:
+            self.fit.network.load_state_dict(stiffness)
             follow(self.agent)
         else:
             start_agent_from(self.agent, stored, self.settings.flat())
@@ -322,7 +322,7 @@ class RelaxTrainer:
     def _saved_parts(self) -> dict[str, Any]:
         """By their names in a checkpoint."""
         parts = {name: getattr(self, name) for name in ("agent", "replay", "episodes", "diagnosis")}
-        return parts | {"metric_means": self.means, PART: self.kept}
+        return parts | {"stiffness_means": self.means, PART: self.kept}
 
 
 def follow(agent: Any) -> None:
@@ -342,11 +342,11 @@ def stiffness_in(stored: Stored, settings: Mapping[str, Any]) -> dict[str, Tenso
     same = ("task", "agent", "policy", *GATE)
     if all(name in old and old[name] == settings[name] for name in same):
         return None
-    prefix = f"agent.policy.{NETWORK}" if old.get("task") == settings["task"] else f"metric.{NETWORK}"
+    prefix = f"agent.policy.{NETWORK}" if old.get("task") == settings["task"] else f"stiffness.{NETWORK}"
     found = {key.removeprefix(prefix): tensor for key, tensor in stored.tensors.items() if key.startswith(prefix)}
     if not found:
         raise CheckpointError(
-            "the old run has no stiffness model to start from; it must have policy = metric or task = metric"
+            "the old run has no stiffness model to start from; it must have policy = stiffness or task = stiffness"
         )
     names = [name for name in StiffnessSettings.model_fields if name not in (*GATE, "damped")]
     usual = {

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from relaxion.train.tasks.relax import RelaxTrainer
     from relaxion.train.tasks.settings import Packed
 
-PolicyKind = Literal["direct", "metric"]
+PolicyKind = Literal["direct", "stiffness"]
 POLICIES: tuple[str, ...] = get_args(PolicyKind)
 
 
@@ -80,8 +80,8 @@ class AtomTaskSettings(Settings):
     """Atoms kept in replay, all states together; None: enough for `replay_capacity` transitions of the mean size."""
 
     policy: PolicyKind = "direct"
-    """Which kind of policy: "direct" predicts the move; with "metric" the move is what a predicted stiffness makes of
-    the forces (docs/how-it-works.md)."""
+    """Which kind of policy: "direct" predicts the move; with "stiffness" the move is what a predicted stiffness makes
+    of the forces (docs/how-it-works.md)."""
 
     critic_updates_before: int = Field(default=0, ge=0)
     """Updates of the agent in which only its critics learn: a policy that was fitted before would be undone by critics
@@ -150,12 +150,12 @@ def reward_weights(text: str) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class RelaxRunSettings(AgentRunSettings):
-    """An agent on atomic structures, its policy direct or following a metric that may be fitted before."""
+    """An agent on atomic structures, its policy direct or of stiffness, and then it may be fitted before."""
 
     atoms: AtomTaskSettings
     environment: EnvironmentSettings
     networks: AtomNetworkSettings
-    metric: StiffnessShape | None = None  # of a stiffness policy, as the next
+    stiffness: StiffnessShape | None = None  # of a stiffness policy, as the next
     fit: LiveSettings | None = None  # to finished relaxations, before reinforcement learning
 
     @classmethod
@@ -167,7 +167,9 @@ class RelaxRunSettings(AgentRunSettings):
             "environment": EnvironmentSettings,
             "networks": AtomNetworkSettings,
         }
-        return parts | ({"metric": StiffnessShape, "fit": LiveSettings} if values.get("policy") == "metric" else {})
+        return parts | (
+            {"stiffness": StiffnessShape, "fit": LiveSettings} if values.get("policy") == "stiffness" else {}
+        )
 
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> Self:
@@ -175,16 +177,16 @@ class RelaxRunSettings(AgentRunSettings):
         policy = values.get("policy", "direct")
         if policy not in POLICIES:
             raise SettingsError(f"policy = {policy!r}: {nearest(str(policy), POLICIES)}")
-        alone = {"damped": True} if policy == "metric" else {}
+        alone = {"damped": True} if policy == "stiffness" else {}
         return super().read({**alone, **values})
 
     @property
     def policy(self) -> AtomNetworkSettings | StiffnessSettings:
-        """Of the policy's network; a metric has its own shape, with backbone and gate of the critics' settings."""
-        if self.metric is None:
+        """Of the policy's network; a stiffness network has its own shape, backbone and gate are the critics'."""
+        if self.stiffness is None:
             return self.networks
         shared = {k: v for k, v in self.networks.model_dump().items() if k in StiffnessSettings.model_fields}
-        own = {name: getattr(self.metric, name) for name in StiffnessShape.model_fields}
+        own = {name: getattr(self.stiffness, name) for name in StiffnessShape.model_fields}
         return StiffnessSettings(**shared, **own)
 
     def check_together(self) -> None:
@@ -201,8 +203,10 @@ class RelaxRunSettings(AgentRunSettings):
             raise SettingsError(
                 f"replay_capacity {given} is below n_structures {n_structures}: one step of all structures must fit"
             )
-        if self.metric is not None and not networks.moves_follow_forces:
-            raise SettingsError("moves_follow_forces = false has no meaning for policy = metric, whose moves always do")
+        if self.stiffness is not None and not networks.moves_follow_forces:
+            raise SettingsError(
+                "moves_follow_forces = false has no meaning for policy = stiffness, whose moves always do"
+            )
 
     def trainer(self) -> RelaxTrainer:
         from relaxion.train.tasks.relax import RelaxTrainer

@@ -20,7 +20,7 @@ from relaxion.model.actions import ForceMoveActions
 from relaxion.model.layers import with_graph
 from relaxion.model.policy_file import network_of, policy_of
 from relaxion.model.stiffness_network import StiffnessSettings
-from relaxion.model.stiffness_policy import MetricActions
+from relaxion.model.stiffness_policy import StiffnessActions
 from relaxion.potentials.base import Potential
 from relaxion.potentials.registry import potential
 from relaxion.structures import Move, Outcome, State, Structures
@@ -253,7 +253,7 @@ class RelaxCollector:
             generators["exploration"],
             warmup_steps=training.warmup_steps,
             noise=training.noise_schedule(agent),
-            random_warmup=settings.metric is None,  # a metric goes downhill, learned or not
+            random_warmup=settings.stiffness is None,  # a stiffness policy goes downhill, learned or not
         )
         self.expert = Expert()
         self.expert_share = LinearSchedule(atoms.expert_share, atoms.expert_share_final, atoms.expert_steps)
@@ -288,14 +288,14 @@ class RelaxCollector:
         return longer.bounded(state.structures, world.max_displacement_angstrom, world.max_strain)
 
 
-class MetricForceActions(MetricActions, ForceMoveActions):
-    """Noise in units of the forces; the choice has the dimensions of a metric's gate."""
+class StiffnessForceActions(StiffnessActions, ForceMoveActions):
+    """Noise in units of the forces; the choice has the dimensions of a stiffness policy's gate."""
 
 
 def action_domain(settings: RelaxRunSettings) -> ForceMoveActions:
     """Noise in units of F/k, the step the forces around an atom ask for: it shrinks on the way to the minimum."""
     world = settings.environment
-    kind = ForceMoveActions if settings.metric is None else MetricForceActions
+    kind = ForceMoveActions if settings.stiffness is None else StiffnessForceActions
     return kind(world.max_displacement_angstrom, world.max_strain, settings.networks.stiffness_ev_per_angstrom2)
 
 

@@ -34,7 +34,7 @@ class LoopSettings(Settings):
     """What is learned, for how long, and what is written down: the same for every task."""
 
     task: str
-    """Any Gymnasium id with a bounded Box of actions; "relax": an agent on atomic structures; "metric": a
+    """Any Gymnasium id with a bounded Box of actions; "relax": an agent on atomic structures; "stiffness": a
     stiffness, fitted to relaxations."""
 
     steps: int = Field(default=10_000, ge=1)
@@ -50,7 +50,7 @@ class LoopSettings(Settings):
     """Assess the policy without noise every so many steps; 0: only at the end."""
 
     assessment_starts: int = Field(default=20, ge=1)
-    """Fixed starts, the same for every agent and seed; of the task metric, so many of each kind."""
+    """Fixed starts, the same for every agent and seed; of the task stiffness, so many of each kind."""
 
     checkpoint_interval_steps: int = Field(default=5_000, ge=1)
     """Most steps that a kill can cost. A checkpoint holds the whole replay."""
@@ -139,7 +139,7 @@ class Packed:
 class RunSettings:
     """Of the loop; each task adds its parts as fields, and says who trains and what becomes of it."""
 
-    agent_name: str  # a run of the task metric has none; the word stays in its records
+    agent_name: str  # a run of the task stiffness has none; the word stays in its records
     training: LoopSettings
 
     COUNTS_FORCE_CALLS = True  # assessments do: few are good. Else returns, and many

@@ -1,4 +1,4 @@
-"""The task `metric`: a stiffness is fitted to finished relaxations; a step is an update.
+"""The task `stiffness`: a stiffness is fitted to finished relaxations; a step is an update.
 
 What differs between the policies `metals`, `universal` and a user's own is the recipe: examples from live relaxations
 of metals (`examples = "live"`), of any kinds with any engine ("kinds"), of own structures ("files"), or from a store
@@ -59,16 +59,16 @@ class StiffnessTaskSettings(Settings):
 
 @dataclass(frozen=True)
 class StiffnessRunSettings(RunSettings):
-    """No agent acts here; one may go on from the metric (task relax with policy = metric, from these weights)."""
+    """No agent acts here; one may go on from it (task relax with policy = stiffness, from these weights)."""
 
-    metric: StiffnessSettings
+    stiffness: StiffnessSettings
     bundle: StiffnessTaskSettings
     fit: FitSource
 
     @classmethod
     def parts(cls, values: Mapping[str, Any]) -> dict[str, type[Settings]]:
         fit, _ = SOURCES.get(str(values.get("examples")), SOURCES["live"])
-        return {"training": LoopSettings, "metric": StiffnessSettings, "bundle": StiffnessTaskSettings, "fit": fit}
+        return {"training": LoopSettings, "stiffness": StiffnessSettings, "bundle": StiffnessTaskSettings, "fit": fit}
 
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> Self:
@@ -90,7 +90,7 @@ class StiffnessRunSettings(RunSettings):
     def packed(self, stored: Stored, /) -> Packed:
         data = self.data
         control = self.bundle.control()
-        networks = {"policy": network_of(self.metric, stored.part("metric"), stochastic=False)}
+        networks = {"policy": network_of(self.stiffness, stored.part("stiffness"), stochastic=False)}
         if control is not None:
             networks[GATE] = constant_network(control)
         return Packed(
@@ -109,7 +109,7 @@ def stepper_of(bundle: PolicyFile) -> Stepper:
     gate = bundle.networks.get(GATE)
     assert isinstance(policy, StiffnessPolicy)
     rule = None if gate is None else rule_of(gate, bundle.name)
-    return new_stepper(metrics=LearnedHessians(policy.network), rule=rule)
+    return new_stepper(policy_model=LearnedHessians(policy.network), rule=rule)
 
 
 class StiffnessTrainer:
@@ -120,7 +120,7 @@ class StiffnessTrainer:
         self.data = settings.data
         seed = settings.training.seed
         bounds = MoveActions(LONGEST_MOVE, LARGEST_STRAIN)
-        self.policy = StiffnessPolicy(bounds, settings.metric, named_generator(seed, "agent"))
+        self.policy = StiffnessPolicy(bounds, settings.stiffness, named_generator(seed, "agent"))
         dataset = self.data.dataset(self.policy.network, named_generator(seed, "replay"))
         self.fit = Fit(self.policy.network, dataset, settings.fit)
         self.means = ScalarMeans()
@@ -154,7 +154,7 @@ class StiffnessTrainer:
 
     def stepper(self) -> Stepper:
         """What a relaxer would use."""
-        return new_stepper(metrics=LearnedHessians(self.policy.network), rule=self.settings.bundle.control())
+        return new_stepper(policy_model=LearnedHessians(self.policy.network), rule=self.settings.bundle.control())
 
     def assess(self, stop: Callable[[], bool] | None = None) -> Assessed:
         errors = self.data.errors(self.policy.network)
@@ -174,21 +174,23 @@ class StiffnessTrainer:
         )
 
     def weights(self) -> dict[str, Tensor]:
-        return joined({"metric": self.policy.state_dict()})
+        return joined({"stiffness": self.policy.state_dict()})
 
     def start_from(self, stored: Stored) -> None:
         """Take over an old stiffness model."""
         with taken_back():
-            self.policy.load_state_dict(stored.part("metric"))
+            self.policy.load_state_dict(stored.part("stiffness"))
 
     def snapshot(self) -> dict[str, Tensor]:
         """Everything a resume needs. A DivergedError when the stiffness model is not worth keeping."""
         checked_finite(self.policy.state_dict(), self.step)
-        return joined({"metric": self.policy.state_dict(), "fit": self.fit.snapshot(), "means": self.means.snapshot()})
+        return joined(
+            {"stiffness": self.policy.state_dict(), "fit": self.fit.snapshot(), "means": self.means.snapshot()}
+        )
 
     def restore(self, stored: Stored) -> None:
         with taken_back():
-            self.policy.load_state_dict(stored.part("metric"))
+            self.policy.load_state_dict(stored.part("stiffness"))
             self.fit.restore(stored.part("fit"))
             self.means.restore(stored.part("means"))
 

@@ -1,4 +1,4 @@
-"""A metric as the policy of an agent's run on atoms: a fit first, then the agent."""
+"""A stiffness as the policy of an agent's run on atoms: a fit first, then the agent."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from relaxion.train.tasks.relax_task import relax_task
 
 SMALL = {
     "task": "relax",
-    "policy": "metric",
+    "policy": "stiffness",
     "structures": "alloys:Al-Cu-Ni:2-4",
     "n_pooled": 12,
     "held_apart": "seed",
@@ -94,36 +94,36 @@ def same(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> bool:
 class TestSettings:
     def test_one_flat_table_there_and_back(self) -> None:
         read = settings("sac", environment_information=["density"])
-        assert read.metric is not None
+        assert read.stiffness is not None
         assert read_settings(read.flat()) == read
-        assert 'policy = "metric"' in read.as_toml()
+        assert 'policy = "stiffness"' in read.as_toml()
 
     def test_direct_is_the_default_and_not_written_down(self) -> None:
         """So runs from before can be resumed."""
         plain = {key: value for key, value in SMALL.items() if key in type(settings().networks).model_fields}
         read = RelaxRunSettings.read({**plain, "task": "relax", "structures": "b2:AlFe", "policy": "direct"})
-        assert read.metric is None
+        assert read.stiffness is None
         assert "policy" not in read.flat()
 
     @pytest.mark.parametrize("agent", AGENT_SETTINGS)
     def test_no_name_means_two_things(self, agent: str) -> None:
-        parts = RelaxRunSettings.parts({"policy": "metric", "agent": agent}).values()
+        parts = RelaxRunSettings.parts({"policy": "stiffness", "agent": agent}).values()
         names = [name for part in parts for name in part.model_fields]
         assert len(names) == len(set(names))
 
     def test_critics_and_policy_look_equally_far(self) -> None:
         read = settings(channels=6, n_coordinates=2, environment_information=["density"])
         assert (read.policy.channels, read.policy.cutoff_angstrom) == (6, 3.5)
-        assert read.metric is not None
+        assert read.stiffness is not None
         assert (read.policy.n_coordinates, read.policy.environment_information) == (2, ("density",))
 
     @pytest.mark.parametrize(
         ("changes", "words"),
         [
-            ({"policy": "metrik"}, "did you mean 'metric'"),
+            ({"policy": "metrik"}, "did you mean 'stiffness'"),
             ({"fit_update": 3}, "did you mean 'fit_updates'"),
             ({"policy": "direct"}, "unknown setting 'n_hidden'"),
-            ({"moves_follow_forces": False}, "has no meaning for .*metric"),
+            ({"moves_follow_forces": False}, "has no meaning for .*stiffness"),
         ],
     )
     def test_settings_that_cannot_be(self, changes: dict[str, Any], words: str) -> None:
@@ -131,9 +131,9 @@ class TestSettings:
             settings(**changes)
 
     def test_the_command_names_what_differs_only(self, tmp_path: Path) -> None:
-        read = settings_from_recipe(find("emt-metals"), "td3", {"policy": "metric", "fit_updates": 100})
+        read = settings_from_recipe(find("emt-metals"), "td3", {"policy": "stiffness", "fit_updates": 100})
         folder = RunFolder(tmp_path)
-        assert training_command(read, folder).endswith("--set policy=metric --set fit_updates=100")
+        assert training_command(read, folder).endswith("--set policy=stiffness --set fit_updates=100")
         folder.origin.write_text("runs/an older one\n")
         assert training_command(read, folder).endswith("fit_updates=100 --from-weights 'runs/an older one'")
 
@@ -181,7 +181,7 @@ class TestFit:
 
 
 class TestMetric:
-    def test_a_secant_of_the_metric_itself_is_no_error(self) -> None:
+    def test_a_secant_of_the_stiffness_itself_is_no_error(self) -> None:
         trainer = make()
         policy: Any = trainer.agent.policy
         state = trainer.state
@@ -201,7 +201,7 @@ class TestMetric:
             atol=1e-3,
         )
 
-    def test_steps_are_shortened_where_the_metric_was_too_soft(self) -> None:
+    def test_steps_are_shortened_where_the_stiffness_was_too_soft(self) -> None:
         trainer = make(max_displacement_angstrom=2.0)
         policy: Any = trainer.agent.policy
         state = trainer.state
@@ -235,7 +235,7 @@ class TestRuns:
         differ = [name for name in one if not torch.equal(one[name].nan_to_num(), two[name].nan_to_num())]
         assert differ == []  # what diagnostics do not know yet is NaN
 
-    def test_another_agent_takes_the_metric_over(self) -> None:
+    def test_another_agent_takes_the_stiffness_over(self) -> None:
         taught = go(make(), 6)
         stored = Stored(taught.weights(), {"settings": taught.settings.flat()})
         for agent, changes in (("sac", {}), ("td3", {"environment_information": ["density"]})):
@@ -251,7 +251,7 @@ class TestRuns:
         alike.start_from(stored)
         assert same(weights(alike, "critics"), weights(taught, "critics"))
 
-    def test_another_metric_is_refused(self) -> None:
+    def test_another_stiffness_is_refused(self) -> None:
         taught = make()
         stored = Stored(taught.weights(), {"settings": taught.settings.flat()})
         with pytest.raises(CheckpointError, match=r"these differ: n_coordinates \(was 4, now 2\)"):
@@ -264,7 +264,7 @@ class TestRuns:
     def test_packaged_and_used_by_the_relaxer(self, tmp_path: Path) -> None:
         train(settings(steps=22, assessment_starts=2), tmp_path / "run")
         bundle = bundle_from_run(tmp_path / "run", "taught")
-        assert bundle.policy.kind == "metric"
+        assert bundle.policy.kind == "stiffness"
         assert bundle.card.agent == "imitation, then td3"
         assert {row.optimizer for row in bundle.card.results} == {"policy", "BFGS", "FIRE"}
         bundle.write(tmp_path / "taught.safetensors")

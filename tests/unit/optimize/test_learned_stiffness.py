@@ -1,4 +1,4 @@
-"""A metric network in the coordinates of ASE's filters says exactly what it says by itself."""
+"""A stiffness network in the coordinates of ASE's filters says exactly what it says by itself."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from ase.filters import Filter, FrechetCellFilter, UnitCellFilter
 from ase.stress import voigt_6_to_full_3x3_stress
 
 from relaxion import Relaxer
-from relaxion.model import solve as metric_solve
+from relaxion.model import solve as stiffness_solve
 from relaxion.model.stiffness import strain_matrices
 from relaxion.model.stiffness_network import StiffnessNetwork, pulls_of
 from relaxion.optimizer.choice import new_stepper
 from relaxion.optimizer.classical import ClassicalSettings
-from relaxion.optimizer.hessian import learned as learned_metric
+from relaxion.optimizer.hessian import learned as learned_stiffness
 from relaxion.optimizer.hessian.base import Base, Hessian, Models, hessians_at
 from relaxion.optimizer.hessian.learned import LearnedHessians
 from relaxion.optimizer.point import Point, cell_factor_of, read_point
@@ -32,8 +32,8 @@ MASK = [1, 1, 0, 0, 0, 1]  # xx yy zz yz xz xy
 
 
 @pytest.fixture(scope="module")
-def network(make_metric_policy: Callable) -> StiffnessNetwork:
-    network = make_metric_policy(3).network.double()
+def network(make_stiffness_policy: Callable) -> StiffnessNetwork:
+    network = make_stiffness_policy(3).network.double()
     with torch.no_grad():
         for parameter in network.parameters():  # further from the springs than an untrained one
             parameter.mul_(1.5)
@@ -64,11 +64,11 @@ def own_state(atoms: Atoms, free_cell: bool, mask: np.ndarray) -> State:
     return State.without_past(structures, evaluation, 0.3)
 
 
-def metric_at(target: Atoms | Filter, network: StiffnessNetwork) -> tuple[Hessian, np.ndarray]:
+def hessian_at(target: Atoms | Filter, network: StiffnessNetwork) -> tuple[Hessian, np.ndarray]:
     point = read_point(target)
-    metric = asked(LearnedHessians(network), point)
-    assert metric is not None
-    return metric, point.forces
+    stiffness = asked(LearnedHessians(network), point)
+    assert stiffness is not None
+    return stiffness, point.forces
 
 
 def asked(source: LearnedHessians, point: Point) -> Hessian | None:
@@ -91,15 +91,15 @@ def test_the_networks_own_solve(name: str, fixed: tuple[int, ...], network: Stif
     atoms = alloy()
     atoms.set_constraint(FixAtoms(fixed))
     target = FILTERS[name](atoms)
-    metric, forces = metric_at(target, network)
-    step = metric.solve(forces)
+    stiffness, forces = hessian_at(target, network)
+    step = stiffness.solve(forces)
 
     mask = voigt_6_to_full_3x3_stress(MASK) if "mask" in name else np.ones((3, 3))
     state = own_state(atoms, name != "fixed", mask)
     stiffness = network(state)
     if "mask" in name:
         stiffness = stiffness.restricted(cells=torch.tensor([MASK], dtype=torch.bool))
-    own = metric_solve.solve(stiffness, pulls_of(state))
+    own = stiffness_solve.solve(stiffness, pulls_of(state))
     np.testing.assert_allclose(step[: len(atoms)], own.atoms.numpy(force=True), rtol=1e-6, atol=1e-9)
     assert np.linalg.norm(step) > 0.05
     if name != "fixed":
@@ -109,8 +109,8 @@ def test_the_networks_own_solve(name: str, fixed: tuple[int, ...], network: Stif
         assert np.abs(strain).max() > 1e-4
 
 
-def matrix_of(metric: Hessian, shape: tuple[int, ...]) -> np.ndarray:
-    return np.stack([metric.apply(unit.reshape(shape)).ravel() for unit in np.eye(int(np.prod(shape)))])
+def matrix_of(stiffness: Hessian, shape: tuple[int, ...]) -> np.ndarray:
+    return np.stack([stiffness.apply(unit.reshape(shape)).ravel() for unit in np.eye(int(np.prod(shape)))])
 
 
 @pytest.mark.parametrize("large", [False, True])
@@ -120,13 +120,13 @@ def test_apply_and_solve_belong_together(
 ) -> None:
     """Also with conjugate gradients, as for large structures; with constraints on single coordinates; with a floor."""
     if large:
-        monkeypatch.setattr(learned_metric, "LARGEST_DENSE", 0)
-        monkeypatch.setattr(metric_solve, "LARGEST_DENSE", 0)
+        monkeypatch.setattr(learned_stiffness, "LARGEST_DENSE", 0)
+        monkeypatch.setattr(stiffness_solve, "LARGEST_DENSE", 0)
     exact = {"rtol": 1e-2, "atol": 3e-4} if large else {"rtol": 2e-5, "atol": 1e-7}  # a step need not be better
     atoms = alloy()
     atoms.set_constraint([FixAtoms([2]), FixCartesian([4], mask=(True, False, True))])
-    metric, forces = metric_at(FILTERS[name](atoms), network)
-    matrix = matrix_of(metric, forces.shape)
+    stiffness, forces = hessian_at(FILTERS[name](atoms), network)
+    matrix = matrix_of(stiffness, forces.shape)
     np.testing.assert_allclose(matrix, matrix.T, atol=1e-5 if large else 1e-9)
     free = np.flatnonzero(np.diag(matrix))
     assert set(range(6, 9)) | {12, 14} <= set(range(matrix.shape[0])) - set(free), "what is fixed does not answer"
@@ -134,7 +134,7 @@ def test_apply_and_solve_belong_together(
         stiffer = matrix[np.ix_(free, free)] + floor * np.diag(free < 3 * len(atoms))
         # the three rows of a cell hold six unknowns: each pair across the diagonal is one of them, hence lstsq
         expected = np.linalg.lstsq(stiffer, forces.ravel()[free], rcond=1e-9)[0]
-        np.testing.assert_allclose(metric.solve(forces, floor).ravel()[free], expected, **exact)
+        np.testing.assert_allclose(stiffness.solve(forces, floor).ravel()[free], expected, **exact)
     assert np.linalg.eigvalsh(matrix[np.ix_(free, free)]).min() > -1e-5
 
 
@@ -181,8 +181,8 @@ def test_a_cell_that_a_mask_holds_is_relaxed_by_the_policy() -> None:
 def test_steps_keep_to_what_is_free_and_go_downhill(network: StiffnessNetwork) -> None:
     atoms = alloy()
     atoms.set_constraint([FixAtoms([2]), FixCartesian([4], mask=(True, False, True))])
-    metric, forces = metric_at(FrechetCellFilter(atoms, mask=MASK), network)
-    step = metric.solve(forces)
+    stiffness, forces = hessian_at(FrechetCellFilter(atoms, mask=MASK), network)
+    step = stiffness.solve(forces)
     assert np.array_equal(step[2], np.zeros(3))
     assert np.array_equal(step[4, [0, 2]], [0, 0])
     assert step[4, 1] != 0
@@ -194,7 +194,7 @@ def test_a_base_is_looked_at_once(network: StiffnessNetwork) -> None:
     """After a rejected point the next step begins at the same base again."""
     seen = []
     handle = network.register_forward_hook(lambda *_: seen.append(1))
-    stepper, atoms = new_stepper(metrics=LearnedHessians(network)), alloy()
+    stepper, atoms = new_stepper(policy_model=LearnedHessians(network)), alloy()
     (first,) = propose([stepper], [read_point(atoms)])
     worse = replace(
         read_point(atoms),
@@ -225,12 +225,12 @@ def test_many_at_once_are_one_by_one(network: StiffnessNetwork) -> None:
     handle.remove()
     assert len(calls) == 1
     assert together[3] is None
-    for point, metric in zip(points[:3], together, strict=False):
+    for point, stiffness in zip(points[:3], together, strict=False):
         alone = asked(source, point)
-        assert metric is not None
+        assert stiffness is not None
         assert alone is not None
-        np.testing.assert_allclose(metric.solve(point.forces), alone.solve(point.forces), rtol=1e-7, atol=1e-10)
-        np.testing.assert_allclose(metric.apply(point.forces), alone.apply(point.forces), rtol=1e-7, atol=1e-10)
+        np.testing.assert_allclose(stiffness.solve(point.forces), alone.solve(point.forces), rtol=1e-7, atol=1e-10)
+        np.testing.assert_allclose(stiffness.apply(point.forces), alone.apply(point.forces), rtol=1e-7, atol=1e-10)
 
 
 def test_where_it_has_no_say(network: StiffnessNetwork) -> None:
@@ -241,9 +241,9 @@ def test_where_it_has_no_say(network: StiffnessNetwork) -> None:
     assert asked(LearnedHessians(network), hydrostatic) is None
 
 
-def test_weights_that_are_no_numbers_answer_with_none(make_metric_policy: Callable) -> None:
-    network = make_metric_policy(0).network
+def test_weights_that_are_no_numbers_answer_with_none(make_stiffness_policy: Callable) -> None:
+    network = make_stiffness_policy(0).network
     with torch.no_grad():
         network.to_springs.weight.fill_(torch.nan)
-    metric, forces = metric_at(alloy(), network)
-    assert np.isnan(metric.solve(forces)).all()
+    stiffness, forces = hessian_at(alloy(), network)
+    assert np.isnan(stiffness.solve(forces)).all()

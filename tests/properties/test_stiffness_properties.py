@@ -1,4 +1,4 @@
-"""The metric: positive definite and downhill for any weights, the same in every frame and company (R6.1)."""
+"""The stiffness: positive definite and downhill for any weights, the same in every frame and company (R6.1)."""
 
 from __future__ import annotations
 

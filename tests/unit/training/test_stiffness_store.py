@@ -1,4 +1,4 @@
-"""A metric that learns from a store: what becomes an example, that it learns, a resume to the bit, its bundle."""
+"""A stiffness that learns from a store: what becomes an example, that it learns, a resume to the bit, its bundle."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def settings(store: Path | str, **given: object) -> RunSettings:
     table = {
-        "task": "metric",
+        "task": "stiffness",
         "examples": "store",
         "store": str(store),
         "steps": 30,

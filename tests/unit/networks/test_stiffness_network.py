@@ -17,7 +17,7 @@ from relaxion.model.actions import MoveActions
 from relaxion.model.solve import LEAST_STIFF, SHARES, Method, by_size, dense, softened_by, solve
 from relaxion.model.stiffness import Stiffness, Unknowns, strain_matrices, strain_vectors
 from relaxion.model.stiffness_network import SolveInputs, StiffnessNetwork, StiffnessSettings, pulls_of
-from relaxion.model.stiffness_policy import MetricActions, StiffnessGaussianPolicy, StiffnessPolicy
+from relaxion.model.stiffness_policy import StiffnessActions, StiffnessGaussianPolicy, StiffnessPolicy
 from relaxion.optimizer.hessian.springs import SpringSettings, springs_at
 from relaxion.optimizer.point import Geometry
 from relaxion.structures import Evaluation, Graph, State, Structures
@@ -70,7 +70,7 @@ def planted(cell_free: bool, n_arms: int = 3, seed: int = 0) -> Stiffness:
 
 
 def planted_energy(stiffness: Stiffness, change: Unknowns) -> Tensor:
-    """The docstring of `metric_stiffness`, pair by pair and link by link."""
+    """The docstring of `stiffness_values`, pair by pair and link by link."""
     strains = strain_matrices(change.cells)
     energy = torch.zeros((), dtype=torch.float64)
     coordinates = {}
@@ -375,7 +375,9 @@ def test_without_information_there_is_no_gate() -> None:
 def test_draws_have_the_density_of_their_factors() -> None:
     """log p = log N - Σ log tanh', by the derivative of tanh itself."""
     settings = StiffnessSettings.read({**SMALL, "environment_information": ("log_largest_force",)})
-    policy = StiffnessGaussianPolicy(MetricActions(0.3, 0.05), settings, torch.Generator().manual_seed(0), 0.5).double()
+    policy = StiffnessGaussianPolicy(
+        StiffnessActions(0.3, 0.05), settings, torch.Generator().manual_seed(0), 0.5
+    ).double()
     state = state_of([alloy(), alloy()])
     noise = torch.randn(2, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     move, densities, penalties = policy.sample_with(state, noise)
@@ -389,7 +391,7 @@ def test_draws_have_the_density_of_their_factors() -> None:
     quiet, _, _ = policy.sample_with(state, torch.zeros_like(noise))
     torch.testing.assert_close(quiet.displacements, policy(state).displacements)
     assert float((move.displacements - quiet.displacements).detach().abs().max()) > 1e-4
-    assert MetricActions().dimensions(state).tolist() == [3.0, 3.0]
+    assert StiffnessActions().dimensions(state).tolist() == [3.0, 3.0]
 
 
 def test_strains_answer_stress() -> None:

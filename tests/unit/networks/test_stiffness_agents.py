@@ -1,4 +1,4 @@
-"""Every agent updates with a metric policy as its actor."""
+"""Every agent updates with a stiffness policy as its actor."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ase.build import bulk
 import relaxion
 from relaxion.model.backbone import AtomNetworkSettings
 from relaxion.model.stiffness_network import StiffnessSettings
-from relaxion.model.stiffness_policy import MetricActions, StiffnessGaussianPolicy, StiffnessPolicy
+from relaxion.model.stiffness_policy import StiffnessActions, StiffnessGaussianPolicy, StiffnessPolicy
 from relaxion.structures import Structures
 from relaxion.train.agents.atom_critics import AtomCategoricalCritic, AtomCritics
 from relaxion.train.agents.d4pg import D4PG, D4PGSettings
@@ -23,7 +23,7 @@ from relaxion.train.data.starts import PerturbedStarts
 from relaxion.train.experience.environment import Environment, EnvironmentSettings
 from relaxion.train.experience.replay import Batch
 
-ACTIONS = MetricActions(0.5, 0.1)
+ACTIONS = StiffnessActions(0.5, 0.1)
 CRITIC = AtomNetworkSettings(channels=4)
 
 

@@ -1,6 +1,6 @@
-"""Pictures for docs/how-it-works.md: a step along the force and a step by the metric; stiffness of a shaken crystal.
+"""Pictures for docs/how-it-works.md: a step along the force and a step by the stiffness; stiffness of a shaken crystal.
 
-python docs/pictures/metric_step.py        # -> docs/pictures/metric-step.png, docs/pictures/metric-crystal.png
+python docs/pictures/stiffness_step.py        # -> docs/pictures/stiffness-step.png, docs/pictures/stiffness-crystal.png
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def force(point: np.ndarray) -> np.ndarray:
     return -(STIFFNESSES * (lengths - REST) / lengths) @ away
 
 
-def metric(point: np.ndarray) -> np.ndarray:
+def stiffness(point: np.ndarray) -> np.ndarray:
     """Springs along their directions, every one thought 30 % stiffer than it is, and a small floor."""
     away = point - ANCHORS
     units = away / np.linalg.norm(away, axis=1)[:, None]
@@ -66,13 +66,13 @@ def _save(figure, name: str) -> None:
 
 def springs_picture() -> None:
     along_force = way(lambda point: force(point) / (1.1 * STIFF))  # as long as the stiff springs allow
-    by_metric = way(lambda point: np.linalg.solve(metric(point), force(point)))
+    by_stiffness = way(lambda point: np.linalg.solve(stiffness(point), force(point)))
     figure, panels = plt.subplots(1, 2, figsize=(7.6, 4.4), sharey=True, constrained_layout=True)
     x, y = np.meshgrid(np.linspace(-0.32, 0.32, 120), np.linspace(-0.25, 0.58, 140))
     heights = energy(np.stack([x, y], axis=-1))
     for panel, points, colour, words in (
         (panels[0], along_force, TEAL, "along the force"),
-        (panels[1], by_metric, ORANGE, "by the metric, B⁻¹F"),
+        (panels[1], by_stiffness, ORANGE, "by the stiffness, B⁻¹F"),
     ):
         panel.contour(
             x,
@@ -85,12 +85,12 @@ def springs_picture() -> None:
         panel.plot(*points.T, "-o", color=colour, markersize=4, linewidth=1.4)
         panel.plot(*START, "o", color="black", markersize=6)
         panel.annotate("start", START, (8, 4), textcoords="offset points")
-        panel.plot(*by_metric[-1], "*", color="black", markersize=12)
+        panel.plot(*by_stiffness[-1], "*", color="black", markersize=12)
         panel.set_title(f"{words}: {len(points)} force calls")
         panel.set_xlabel("stiff direction, Å")
         panel.set_aspect("equal")
     panels[0].set_ylabel("soft direction, Å")
-    _save(figure, "metric-step.png")
+    _save(figure, "stiffness-step.png")
 
 
 def crystal() -> Atoms:
@@ -148,7 +148,7 @@ def crystal_picture() -> None:
         panel.set_xlim(-2.2, 11.2)
         panel.set_ylim(-2.2, 11.2)
     figure.colorbar(lines, ax=panels, label="k∥ of the pair, eV/Å²", shrink=0.8)
-    _save(figure, "metric-crystal.png")
+    _save(figure, "stiffness-crystal.png")
     error = np.linalg.norm(move - wanted) / np.linalg.norm(wanted)
     print(f"the first move misses the way to the minimum by {100 * error:.0f} % of its length")
 

@@ -1,4 +1,4 @@
-"""The task `metric` with live examples: a run that can be cut anywhere, and becomes a bundle."""
+"""The task `stiffness` with live examples: a run that can be cut anywhere, and becomes a bundle."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TINY = {
 
 
 def tiny(**changes) -> StiffnessRunSettings:
-    settings = read_settings({"task": "metric", "examples": "live", "cutoff_angstrom": 4.5, **TINY, **changes})
+    settings = read_settings({"task": "stiffness", "examples": "live", "cutoff_angstrom": 4.5, **TINY, **changes})
     assert isinstance(settings, StiffnessRunSettings)
     return settings
 
@@ -115,7 +115,7 @@ def test_two_runs_of_the_shipped_recipe_are_equal_to_the_bit():
 def test_it_becomes_a_bundle_that_relaxes(finished, tmp_path):
     out, result = finished
     bundle = bundle_from_run(out, "few-metals")
-    assert bundle.kind == "metric"
+    assert bundle.kind == "stiffness"
     assert bundle.card.policy_result is not None
     assert bundle.card.policy_result.mean_force_calls == pytest.approx(result.final_force_calls_mean)
     assert [row.optimizer for row in bundle.card.results] == ["policy", "classical core", "BFGS", "FIRE"]
@@ -139,7 +139,7 @@ def test_a_trust_rule_of_its_own_travels_in_the_bundle(finished, tmp_path):
     assert (control.secant_weight, control.n_secants) == (0.4, 3)
 
 
-def test_a_metric_that_is_no_longer_a_number_is_not_kept():
+def test_a_stiffness_that_is_no_longer_a_number_is_not_kept():
     trainer = StiffnessTrainer(tiny())
     with torch.no_grad():
         trainer.policy.network.to_arms.weight[0, 0, 0] = torch.nan
