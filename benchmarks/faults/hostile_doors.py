@@ -207,9 +207,7 @@ def _make_store(path: Path) -> None:
                     energies=torch.zeros(steps), forces=torch.zeros((steps, atoms, 3)),
                     stresses=torch.zeros((steps, 3, 3)),
                 )
-            ],
-            skipped={f"skipped{number}": "no reason"},
-            spent={"force_calls": 3.0},
+            ]
         )  # fmt: skip
     store.close()
     (file,) = store.files()
@@ -365,7 +363,7 @@ def go_on(name: str) -> Callable[[Path], Any]:
 
 def read_store(path: Path) -> Any:
     store = RelaxationDatabase.open(path)
-    found = len(store), sorted(store.keys()), store.skipped(), store.spent(), store.description
+    found = len(store), sorted(store.keys()), store.description
     for trajectory in store:
         trajectory.structures, trajectory.evaluation  # noqa: B018
     return found

@@ -106,7 +106,7 @@ def test_without_a_recipe_all_are_listed(relaxion: Callable[..., Any]) -> None:
     assert answer.code == 0, answer.err
     assert "alfe-cubic" in answer.out
     assert "half cheetah" in answer.out
-    assert "universal-data" not in answer.out  # for `collect`
+    assert "universal-data" not in answer.out  # of kinds, named by others
     assert not Path("runs").exists()
 
 

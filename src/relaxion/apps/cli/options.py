@@ -56,7 +56,7 @@ def _shipped(folder: str, suffix: str) -> list[str]:
 
 
 def trainable() -> dict[str, str]:
-    """Recipes that `train` takes, and the first line of each; those of `collect` name kinds in place of a task."""
+    """Recipes that `train` takes, and the first line of each; one that lists kinds of starts has no task."""
     names = _shipped("train/recipes", ".toml")
     texts = {name: (PACKAGE / "train" / "recipes" / f"{name}.toml").read_text(encoding="utf-8") for name in names}
     return {name: text.splitlines()[0].removeprefix("# ") for name, text in texts.items() if "\ntask" in text}
@@ -198,9 +198,7 @@ AgentOption = Annotated[str | None, option("NAME", "ddpg, td3, d4pg or sac.", au
 AssignmentsOption = Annotated[list[str] | None, option("KEY=VALUE", "Change a setting; may be repeated.", "--set")]
 
 # results, progress
-DatabaseArgument = Annotated[
-    Path, argument("DIR", "The --database of 'relax' or 'relax-many', or the --out of 'collect'.")
-]
+DatabaseArgument = Annotated[Path, argument("DIR", "The --database of 'relax' or 'relax-many'.")]
 ManyArgument = Annotated[Path, argument("DIR", "The --out of 'relax-many'.")]
 JsonResultOption = Annotated[bool, flag("--json", "The result as one JSON object on stdout.")]
 JsonEverythingOption = Annotated[bool, flag("--json", "Everything as one JSON object.")]

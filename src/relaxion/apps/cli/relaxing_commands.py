@@ -338,42 +338,6 @@ def train(
 
 
 @command()
-def collect(
-    recipe: Annotated[str, argument("RECIPE", "A shipped recipe (universal-data) or a TOML file.")],
-    out: Annotated[Path, option("DIR", "The relaxation database; an existing one is completed.")],
-    workers: Annotated[str, option("N|KIND", "N or local:N, ray:auto, ray:ADDRESS; one processor each.")] = "local:1",
-    assignments: Annotated[
-        list[str] | None,
-        option("KEY=VALUE", "seed=7; molecule.number=100: one kind; number=10: all kinds.", "--set"),
-    ] = None,
-    limit_minutes: Annotated[
-        float | None, option("M", "Stop after this time; run the same command again to continue.", min=0)
-    ] = None,
-    policy: Annotated[
-        str | None,
-        option(
-            "NAME|FILE",
-            "Relax with this policy instead of the classical optimizer.",
-            autocompletion=complete_policies,
-        ),
-    ] = None,
-    as_json: Annotated[bool, flag("--json", "The summary as one JSON object on stdout.")] = False,
-    quiet: QuietOption = False,
-) -> int:
-    """Relax training structures with expensive potentials and keep every evaluation. Run again to continue.
-
-    relaxion collect universal-data --out data/universal --workers 2
-    relaxion collect universal-data --out data/trial --set number=10 --limit-minutes 5
-    Exit codes: 0 complete, 1 error, 2 usage, 3 time limit reached, 130, 143 stopped (the same command continues).
-    """
-    from relaxion.apps.cli.relax_many import collect_into_database
-
-    return collect_into_database(
-        recipe, out, workers, assignments or (), limit_minutes, policy, as_json=as_json, quiet=quiet
-    )
-
-
-@command()
 def tune(
     recipe: Annotated[str, argument("RECIPE", "As in 'train'.", autocompletion=complete_recipes)],
     out: Annotated[Path, option("DIR", "Folder of the sweep; an existing sweep is continued.", show_default=False)],

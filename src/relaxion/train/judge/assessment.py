@@ -327,12 +327,11 @@ class Assessor:
         relaxed = [one for place in sorted(found) for one in found[place]]
         return Assessed(relaxed, self.baselines, self.fmax, self.cap)
 
-    def compare(self, folder: Path, **known: Calls) -> None:
-        """Measure the baselines once and keep them in the folder; a resumed run reads them. `known`: others."""
+    def compare(self, folder: Path) -> None:
+        """Measure the baselines once and keep them in the folder; a resumed run reads them."""
         file = folder / BASELINES
         if not file.exists():
-            found = {name: self.measure(name) for name in self.compared} | known
-            write_json(file, {name: calls.as_plain() for name, calls in found.items()})
+            write_json(file, {name: self.measure(name).as_plain() for name in self.compared})
         self.baselines = read_baselines(file)
 
     def measure(self, name: str) -> Calls:

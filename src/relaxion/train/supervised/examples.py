@@ -28,7 +28,6 @@ FARTHEST = 1.0  # Å: from states with an atom farther from the end no quadratic
 SHORTEST = 5e-3  # Å: shorter secants are rounding
 SOFTEST = 0.05  # eV/Å²: secants with less curvature bend downwards or are rounding, and no stiffness fits them
 LARGEST_N_ATOMS = 400  # of a relaxation that secants are taken from: an update would take seconds
-END_TOLERANCE = 5e-3  # eV/Å: a relaxation whose last structure has no larger force has found its minimum
 TRUST = 0.3  # Å; part of every state, which a stiffness does not see
 
 
@@ -131,18 +130,6 @@ def towards_minimum(minima: Structures, state: State) -> Examples | None:
     good = (forces > SMALLEST_FORCE) & torch.isfinite(forces)
     good &= goal.largest_displacements(state.structures) < FARTHEST
     return Examples(state, goal).select(good) if bool(good.any()) else None
-
-
-def examples_of_minimised(trajectory: Trajectory) -> Examples | None:
-    """Of every structure of a stored relaxation, towards its last; None where that is no minimum."""
-    number = len(trajectory)
-    forces = largest_force(trajectory.structures, trajectory.evaluation)
-    ended = trajectory.outcome == Outcome.CONVERGED or float(forces[-1]) < END_TOLERANCE
-    if not ended or number < 2:
-        return None
-    state = state_of(trajectory)
-    ends = state.structures.select(torch.full((number,), number - 1))
-    return towards_minimum(ends, state)
 
 
 def state_of(trajectory: Trajectory) -> State:

@@ -76,8 +76,8 @@ def by_muon(parameter: Tensor) -> bool:
 class ExampleDataset:
     """Examples to draw from; all that is random comes from its own generator.
 
-    Three kinds: relaxations made between the updates (`LiveExamples`), all relaxations of a store (`StoredExamples`),
-    and the relaxations that a policy is fine-tuned with (`RelaxationSet`).
+    Two kinds: relaxations made between the updates (`LiveExamples`), and those that a policy is fine-tuned with
+    (`RelaxationSet`).
     """
 
     force_calls = 0  # spent on them
