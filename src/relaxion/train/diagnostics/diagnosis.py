@@ -176,7 +176,6 @@ class Facts:
     minimum_distance_angstrom: float
     max_displacement_angstrom: float
     stiffness_ev_per_angstrom2: float  # of the springs that moves are compared with
-    expert_fades_within_steps: int
     memory_steps: int = 2000
     """Environment steps that alarms are judged by, at least."""
 
@@ -190,7 +189,6 @@ class Diagnosis:
         self.relaxations, self.alarms = RelaxationsUnderWay(), Alarms()
         self.steps = 0  # since the last line
         self.trained_steps = 0  # since the warm-up
-        self.first_expert_share: float | None = None
         self.calls_beside_bfgs: float | None = None  # of the newest assessment
         self.calls_beside_best: float | None = None  # likewise, from validation starts
         self.lengths: dict[str, float] = {}  # of the newest assessment (`lengths.py`)
@@ -281,8 +279,6 @@ class Diagnosis:
         for name, mean in means.items():
             self.averages.add(name, mean, self._memory(name))
         now = self.averages.now()
-        if self.first_expert_share is None:
-            self.first_expert_share = now.get("expert_share")
         self.alarms.judge(step, Seen(now | self._known(agent), self.averages.before()))
 
     def assessed(self, beside_bfgs: float | None, beside_best: float | None, lengths: Mapping[str, float]) -> None:
@@ -337,13 +333,12 @@ class Diagnosis:
         """Facts for the rules, as far as they are known."""
         facts: dict[str, float | None] = dict(vars(self.facts))
         facts["trained_steps"] = float(self.trained_steps)
-        facts["first_expert_share"] = self.first_expert_share
         facts["lowest_gate_factor"] = lowest_gate_factor(agent)
         facts |= self._assessments()
         return {name: float(value) for name, value in facts.items() if value is not None}
 
     def snapshot(self) -> dict[str, Tensor]:
-        numbers = (self.first_expert_share, self.calls_beside_bfgs, self.calls_beside_best)
+        numbers = (self.calls_beside_bfgs, self.calls_beside_best)
         known = [torch.nan if number is None else number for number in numbers]
         counters = torch.tensor([self.steps, self.trained_steps])
         own = {"counters": counters, "known": torch.tensor(known, dtype=torch.float64)}
@@ -353,7 +348,7 @@ class Diagnosis:
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         self.steps, self.trained_steps = (int(number) for number in tensors["counters"])
         known = [None if number != number else number for number in tensors["known"].tolist()]
-        self.first_expert_share, self.calls_beside_bfgs, self.calls_beside_best, *_ = [*known, None]  # older: two
+        self.calls_beside_bfgs, self.calls_beside_best = known
         self.lengths = {name: float(number) for name, number in Stored(dict(tensors), {}).part("length").items()}
         for name in PARTS:
             getattr(self, name).restore(Stored(dict(tensors), {}).part(name))

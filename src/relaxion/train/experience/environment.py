@@ -21,6 +21,7 @@ from relaxion.train.experience.reward import Reward, largest_force
 
 BLOCKED_BACK_OFF = 0.99  # blocked when at least this fraction of a move is undone
 STALL_LENGTH = 1e-5  # Å: stalled when no atom or cell edge moves farther; 1e-3 eV/Å against a stiff bond of 100 eV/Å²
+MAX_STRAIN = 0.1  # Frobenius norm, of one step of a free cell
 TRUST_RADIUS = 0.3  # Å, at the start; the environment only carries it, a policy may change it
 # Taken off the reward when the potential answers NaN or infinity. Our agents never learn from it, since replay leaves
 # such steps out (they join no two states); agents of others, who come through Gymnasium, may.
@@ -96,9 +97,6 @@ class EnvironmentSettings(Settings):
     max_displacement_angstrom: float = Field(default=0.5, gt=0)
     """Farthest an atom moves in one step; the whole move is scaled. Wide: small boxes lose to BFGS."""
 
-    max_strain: float = Field(default=0.1, gt=0, lt=0.5)
-    """Largest strain (Frobenius norm) of one step, for free cells."""
-
     minimum_distance_angstrom: float = Field(default=0.7, gt=0)
     """No step brings two atoms nearer. Just below the shortest bond there is (H2, 0.74 Å)."""
 
@@ -146,7 +144,7 @@ class Environment:
         """Do the move as far as it is allowed; what came of it."""
         settings = self.settings
         proposed = _symmetric(move.to(state.structures.dtype)).allowed(state.structures)  # networks think in float32
-        bounded = proposed.bounded(state.structures, settings.max_displacement_angstrom, settings.max_strain)
+        bounded = proposed.bounded(state.structures, settings.max_displacement_angstrom, MAX_STRAIN)
         correction = correct(state.structures, bounded, self.nearest)
         tried = state.structures.moved(correction.executed)
         answer = self.potential(tried)

@@ -21,7 +21,7 @@ from relaxion.structures.structures import per_structure_sum
 from relaxion.train.agents.shared import Agent, best_actions, scale_learning_rates
 from relaxion.train.diagnostics import Diagnosis, Event, Facts
 from relaxion.train.diagnostics.lengths import lengths
-from relaxion.train.experience.environment import EnvironmentSettings
+from relaxion.train.experience.environment import MAX_STRAIN, EnvironmentSettings
 from relaxion.train.experience.environment import Source as WhoMoved
 from relaxion.train.experience.exploration import LinearSchedule, NoisyExplorer
 from relaxion.train.experience.replay import Batch
@@ -71,7 +71,7 @@ def deviation(state: State, proposed: Move, settings: EnvironmentSettings) -> Te
     """
     asked = proposed.to(state.structures.dtype)
     with torch.no_grad():
-        bounded = asked.bounded(state.structures, settings.max_displacement_angstrom, settings.max_strain)
+        bounded = asked.bounded(state.structures, settings.max_displacement_angstrom, MAX_STRAIN)
         executed = correct(state.structures, bounded, Nearest(settings.minimum_distance_angstrom)).executed
     return imitation_distance(state, asked, executed)
 
@@ -134,7 +134,6 @@ class RelaxTrainer:
                 minimum_distance_angstrom=world.minimum_distance_angstrom,
                 max_displacement_angstrom=world.max_displacement_angstrom,
                 stiffness_ev_per_angstrom2=settings.networks.stiffness_ev_per_angstrom2,
-                expert_fades_within_steps=atoms.expert_steps,
                 memory_steps=atoms.alarm_memory_steps,
             )
         )
