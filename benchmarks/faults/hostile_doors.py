@@ -429,7 +429,7 @@ DOORS: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "train --resume, vectors": ("checkpoint, run folder", resume(VECTOR_RUN)),
     "train --resume, atoms": ("checkpoint, run folder", resume(ATOM_RUN)),
     "relaxion train RUN --resume": ("checkpoint, run folder", resume_by_command),
-    "train --from-weights": ("checkpoint, run folder", start_from),
+    "train --from": ("checkpoint, run folder", start_from),
     "TD3.load": ("checkpoint, run folder", load_agent),
     "relaxion report RUN": ("checkpoint, run folder", report_run),
     "relaxion watch --save": ("checkpoint, run folder", watch_run),
@@ -493,7 +493,7 @@ def _run_cases(world: World) -> Iterator[Case]:
             yield from any_file(door, seed, world.seed(seed) / name, name, flips=2, cuts=1)
     agent = world.seed("vector-run") / "agent.safetensors"
     (world.root / "agent.safetensors").write_bytes(agent.read_bytes())
-    for door in ("train --from-weights", "TD3.load"):
+    for door in ("train --from", "TD3.load"):
         yield from crafted(door, "agent.safetensors", agent, "", form, AGENT, n_values=24, n_tensors=24)
     for door in ("relaxion report RUN", "relaxion watch --save"):
         for name in ("result.json", "assessment.json", "baselines.json"):

@@ -120,7 +120,7 @@ class TestSettings:
     @pytest.mark.parametrize(
         ("changes", "words"),
         [
-            ({"policy": "metrik"}, "did you mean 'stiffness'"),
+            ({"policy": "stifness"}, "did you mean 'stiffness'"),
             ({"fit_update": 3}, "did you mean 'fit_updates'"),
             ({"policy": "direct"}, "unknown setting 'n_hidden'"),
             ({"moves_follow_forces": False}, "has no meaning for .*stiffness"),
@@ -135,7 +135,7 @@ class TestSettings:
         folder = RunFolder(tmp_path)
         assert training_command(read, folder).endswith("--set policy=stiffness --set fit_updates=100")
         folder.origin.write_text("runs/an older one\n")
-        assert training_command(read, folder).endswith("fit_updates=100 --from-weights 'runs/an older one'")
+        assert training_command(read, folder).endswith("fit_updates=100 --from 'runs/an older one'")
 
 
 class TestFit:

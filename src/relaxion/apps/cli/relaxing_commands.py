@@ -291,13 +291,10 @@ def train(
     assignments: AssignmentsOption = None,
     resume: Annotated[bool, flag("--resume", "Continue from the last checkpoint.")] = False,
     from_weights: Annotated[
-        Path | None, option("RUN|FILE|POLICY", "Start a new run with the weights of an old one.")
-    ] = None,
-    origin: Annotated[
         str | None,
         option(
-            "POLICY|RUN|FILE",
-            "The same; from a policy, its network and step rule too.",
+            "RUN|FILE|POLICY",
+            "Start a new run with the weights of an old one, or of a policy, with its network and step rule.",
             "--from",
             autocompletion=complete_policies,
         ),

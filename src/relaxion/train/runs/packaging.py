@@ -204,7 +204,7 @@ def training_command(settings: RunSettings, folder: RunFolder) -> str:
     shortest = min(commands, key=len, default="")
     origin = text_of(folder.origin).strip() if folder.origin.exists() else None
     words = shlex.split(shortest) if shortest else command_words("train", "settings.toml")
-    command = shlex.join([*words, *option_words(from_weights=origin)])
+    command = shlex.join([*words, *option_words(**{"from": origin})])
     return command if shortest else f"{command}  # with the settings below in that file"
 
 

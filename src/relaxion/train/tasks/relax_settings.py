@@ -35,6 +35,8 @@ class AtomTaskSettings(Settings):
     the settings of the run.
     """
 
+    younger = ("policy",)
+
     potential: str = "emt"
     """As `relaxion calculators` lists them. Files are looked for from the working directory."""
 
