@@ -101,7 +101,7 @@ def overview(database: RelaxationDatabase, note: Note | None = None) -> Overview
         smallest_n_atoms=min(sizes, default=None),
         largest_n_atoms=max(sizes, default=None),
         elements=list(elements),
-        formulas=dict(Counter(formula_of(t) for t in found)),
+        formulas=dict(Counter(t.formula for t in found)),
         calculators=_calculators(found),
         bytes=n_bytes,
         bytes_per_atom_and_point=point_bytes / rows if rows else None,
@@ -123,10 +123,6 @@ def _calculators(found: Iterable[Trajectory]) -> list[CalculatorOverview]:
         for group in by_settings.values()
     ]
     return sorted(told, key=lambda one: -one.relaxations)
-
-
-def formula_of(trajectory: Trajectory) -> str:
-    return Symbols(trajectory.numbers.numpy()).get_chemical_formula()
 
 
 def export(database: RelaxationDatabase, out: Path, *, force: bool, note: Note | None = None) -> int:
