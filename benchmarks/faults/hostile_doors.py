@@ -52,7 +52,7 @@ from relaxion.train import TD3
 from relaxion.train.runs.loop import make_trainer, read_weights, train
 from relaxion.train.runs.recipe import find, read_settings, settings_from_recipe
 from relaxion.train.runs.run_folder import AGENT, CHECKPOINT
-from relaxion.train.tasks import checkpoint
+from relaxion.train.tasks.progress import CHECKPOINTS
 
 FAULTS = Path(__file__).parent
 ATOM_RUN = {
@@ -481,7 +481,7 @@ def _bundle_cases(world: World) -> Iterator[Case]:
 
 
 def _run_cases(world: World) -> Iterator[Case]:
-    form = checkpoint.FORMAT
+    form = CHECKPOINTS
     for door, seed, kind in (
         ("train --resume, vectors", "vector-run", CHECKPOINT),
         ("train --resume, atoms", "atom-run", CHECKPOINT),

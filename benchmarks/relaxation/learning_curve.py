@@ -46,8 +46,15 @@ from relaxion.structures import Move, State, Structures
 from relaxion.train.collecting.starts import file_structures
 from relaxion.train.data.perturbations import displaced
 from relaxion.train.runs.recipe import find, read_toml
-from relaxion.train.supervised.examples import Examples, bases_of, state_of, towards_minimum
-from relaxion.train.supervised.fit import ExampleDataset, Fit, relative_errors
+from relaxion.train.supervised.fit import (
+    ExampleDataset,
+    Examples,
+    Fit,
+    bases_of,
+    relative_errors,
+    state_of,
+    towards_minimum,
+)
 
 SEED, ENGINE, POLICY = 77, "sevennet", "universal"
 SIZES, FMAX, MOST_CALLS = (3, 14), 2e-3, 60

@@ -29,8 +29,7 @@ from relaxion.structures.structures import per_structure_sum
 from relaxion.train.data.alloys import fcc_alloys
 from relaxion.train.data.perturbations import rattle
 from relaxion.train.data.starts import PerturbedStarts, Starts
-from relaxion.train.experience.environment import MAX_STRAIN, Environment, EnvironmentSettings
-from relaxion.train.experience.reward import Reward, largest_force
+from relaxion.train.experience.environment import MAX_STRAIN, Environment, EnvironmentSettings, Reward, largest_force
 
 Floats = NDArray[np.float32]
 

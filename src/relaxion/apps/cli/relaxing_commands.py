@@ -9,8 +9,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from relaxion.apps.cli.command import DONE, RELAXING, command
-from relaxion.apps.cli.options import (
+from relaxion.apps.cli.command import (
+    DONE,
+    RELAXING,
     AgentOption,
     AllowUnseenOption,
     AssignmentsOption,
@@ -40,6 +41,7 @@ from relaxion.apps.cli.options import (
     check_numbers,
     check_recipe,
     check_structure_files,
+    command,
     complete_optimizers,
     complete_policies,
     complete_recipes,

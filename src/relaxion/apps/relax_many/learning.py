@@ -28,8 +28,8 @@ from relaxion.optimizer.classical import ClassicalSettings
 from relaxion.optimizer.hessian.learned import LearnedHessians
 from relaxion.optimizer.step import Stepper
 from relaxion.structures import Outcome
-from relaxion.train.supervised.examples import secants_of
 from relaxion.train.supervised.fine_tune import FineTune
+from relaxion.train.supervised.fit import secants_of
 
 logger = logging.getLogger(__name__)
 

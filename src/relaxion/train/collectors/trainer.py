@@ -27,12 +27,11 @@ from relaxion.errors import CheckpointError, RelaxionWarning, RunError
 from relaxion.files import Stored, joined
 from relaxion.potentials.registry import potential
 from relaxion.structures import Move, State, Structures
-from relaxion.train.agents.shared import restore_snapshot
+from relaxion.train.agents.shared import NoisyExplorer, restore_snapshot
 from relaxion.train.diagnostics.diagnosis import RelaxationsUnderWay
 from relaxion.train.experience.environment import Transition
-from relaxion.train.experience.exploration import NoisyExplorer
 from relaxion.train.experience.structure_replay import state_from_tensors, state_tensors
-from relaxion.train.tasks.checkpoint import named_generator, taken_back
+from relaxion.train.tasks.progress import named_generator, taken_back
 from relaxion.train.tasks.relax import RelaxTrainer
 from relaxion.train.tasks.relax_settings import RelaxRunSettings
 from relaxion.train.tasks.relax_task import GENERATORS, Collected, RelaxCollector, RelaxTask, make_agent

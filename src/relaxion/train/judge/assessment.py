@@ -28,7 +28,7 @@ from relaxion.optimizer.step import Stepper
 from relaxion.potentials.base import Potential
 from relaxion.settings import shown
 from relaxion.structures import Outcome, State, Structures
-from relaxion.train.experience.reward import largest_force
+from relaxion.train.experience.environment import largest_force
 from relaxion.train.judge.optimizers import CORE, classical_contestants
 from relaxion.train.judge.runs import Conditions, finite, relax_one
 

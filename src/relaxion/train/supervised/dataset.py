@@ -24,13 +24,14 @@ from relaxion.optimizer.hessian.learned import LearnedHessians, states_at
 from relaxion.optimizer.safeguard import StepRule
 from relaxion.potentials.base import Potential
 from relaxion.train.data.starts import Starts
-from relaxion.train.supervised.examples import (
+from relaxion.train.supervised.fit import (
     FARTHEST,
+    ExampleDataset,
     Examples,
+    FitSettings,
     RelaxationExamples,
     towards_minimum,
 )
-from relaxion.train.supervised.fit import ExampleDataset, FitSettings
 
 NEWEST_SHARE = 0.25  # of the examples of an update, those from relaxations that no earlier fit has seen
 

@@ -38,9 +38,8 @@ from relaxion.potentials.counting import fingerprint
 from relaxion.structures import Structures
 from relaxion.train.judge.assessment import CAP, FMAX, Relax, under_safeguard
 from relaxion.train.judge.statistics import Interval, resampled
-from relaxion.train.supervised.examples import RelaxationExamples, formula_of, secants_of
 from relaxion.train.supervised.fine_tune import SEED, Acceptance, FineTune, held_out
-from relaxion.train.supervised.fit import FitSettings
+from relaxion.train.supervised.fit import FitSettings, RelaxationExamples, formula_of, secants_of
 
 FORMAT = Format(version=2, error=CheckpointError)
 LOCK = ".learning"

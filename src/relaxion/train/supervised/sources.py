@@ -33,7 +33,7 @@ from relaxion.train.data.starts import KINDS, MetalStarts, PerturbedStarts, stru
 from relaxion.train.judge.assessment import AssessedStarts, Assessor
 from relaxion.train.recipes import find, read_toml
 from relaxion.train.supervised.dataset import ExampleDataset, LiveExamples, LiveSettings, LiveSource
-from relaxion.train.supervised.examples import is_validation
+from relaxion.train.supervised.fit import is_validation
 
 VALIDATION_SEED = 8500  # of validation starts: neither trained on nor those of any benchmark
 SMALLEST_N_ATOMS = 2  # of metals; the next four too

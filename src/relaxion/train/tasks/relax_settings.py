@@ -15,8 +15,7 @@ from relaxion.model.stiffness_network import StiffnessSettings, StiffnessShape
 from relaxion.settings import Settings, nearest
 from relaxion.train.agents import AGENT_SETTINGS
 from relaxion.train.data.starts import first_at_hand, potential_at_hand, source_at_hand
-from relaxion.train.experience.environment import EnvironmentSettings
-from relaxion.train.experience.reward import REWARDS, reward_named
+from relaxion.train.experience.environment import REWARDS, EnvironmentSettings, reward_named
 from relaxion.train.supervised.dataset import LiveSettings
 from relaxion.train.tasks.settings import AgentRunSettings, TrainingSettings
 

@@ -25,13 +25,11 @@ from relaxion.potentials.base import Potential
 from relaxion.potentials.registry import potential
 from relaxion.structures import Move, Outcome, State, Structures
 from relaxion.train.agents import LearningAgent, atom_agent
-from relaxion.train.agents.shared import PolicyPenalty
+from relaxion.train.agents.shared import Exploration, LinearSchedule, PolicyPenalty
 from relaxion.train.data.perturbations import perturbation
 from relaxion.train.data.starts import PerturbedStarts, held_apart_sides, structure_source
-from relaxion.train.experience.environment import MAX_STRAIN, Environment, Source, Transition, rollout
+from relaxion.train.experience.environment import MAX_STRAIN, Environment, Reward, Source, Transition, rollout
 from relaxion.train.experience.expert import Expert, guided
-from relaxion.train.experience.exploration import Exploration, LinearSchedule
-from relaxion.train.experience.reward import Reward
 from relaxion.train.experience.structure_replay import capacity_advice, capacity_range
 from relaxion.train.judge.assessment import (
     PART,
@@ -43,7 +41,7 @@ from relaxion.train.judge.assessment import (
     Stop,
     policy_weights,
 )
-from relaxion.train.tasks.checkpoint import DIVERGED, DivergedError, named_generator
+from relaxion.train.tasks.progress import DIVERGED, DivergedError, named_generator
 from relaxion.train.tasks.relax_settings import AtomTaskSettings, RelaxRunSettings, reward_weights
 from relaxion.train.tasks.settings import Packed
 

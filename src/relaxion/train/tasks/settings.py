@@ -13,7 +13,7 @@ from relaxion.errors import SettingsError
 from relaxion.files import Stored
 from relaxion.settings import SETTINGS_PAGE, Settings, nearest
 from relaxion.train.agents import AGENT_SETTINGS, AGENTS, own_agent
-from relaxion.train.experience.exploration import LinearSchedule, NoisyExplorer
+from relaxion.train.agents.shared import LinearSchedule, NoisyExplorer
 
 if TYPE_CHECKING:
     from relaxion.model.policy_file import Network, PolicyFile

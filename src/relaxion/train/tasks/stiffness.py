@@ -27,8 +27,7 @@ from relaxion.settings import Settings
 from relaxion.train.judge.assessment import FMAX, Assessed, under_safeguard
 from relaxion.train.supervised.fit import Fit
 from relaxion.train.supervised.sources import SOURCES, FitSource, TrainingData
-from relaxion.train.tasks.checkpoint import checked_finite, named_generator, taken_back
-from relaxion.train.tasks.progress import RelaxationResult, ScalarMeans
+from relaxion.train.tasks.progress import RelaxationResult, ScalarMeans, checked_finite, named_generator, taken_back
 from relaxion.train.tasks.settings import LoopSettings, Packed, RunSettings
 
 LONGEST_MOVE = 1.0  # Å; of the bare policy. The safeguard's trust radius is what binds in use.
