@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from relaxion.database import RelaxationDatabase
-from relaxion.database.trajectory import Trajectory
 from relaxion.errors import FileError
 from relaxion.potentials.registry import potential
+from relaxion.structures.trajectory import Trajectory
 
 
 def trajectory(key: str, n_atoms: int = 3, steps: int = 4, *, cell_free: bool = False) -> Trajectory:
@@ -121,7 +121,7 @@ def test_foreign_old_and_damaged_databases_are_refused_with_a_sentence(tmp_path:
 
 def test_files_of_two_machines_are_one_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for host in ("one", "two"):
-        monkeypatch.setattr("relaxion.database.relaxations.socket.gethostname", lambda host=host: host)
+        monkeypatch.setattr("relaxion.database.socket.gethostname", lambda host=host: host)
         database = RelaxationDatabase.open_or_create(tmp_path / "database", {"made_by": host})
         database.append([trajectory("a"), trajectory(host * 4)])
     assert len(database.files()) == 2

@@ -16,7 +16,7 @@ from relaxion.apps.cli.command import DONE, INCOMPLETE, interrupts
 from relaxion.apps.cli.inputs import command_line
 from relaxion.apps.cli.policies import refuse_to_overwrite, target_of, write_bundle
 from relaxion.apps.cli.progress import Now, bar, say, tell
-from relaxion.database.relaxations import USER, RelaxationDatabase
+from relaxion.database import USER, RelaxationDatabase
 from relaxion.errors import PolicyError, SettingsError
 from relaxion.model.policy_file import SUFFIX
 from relaxion.optimizer.choice import CORE, WORDS, Loaded, load

@@ -18,7 +18,7 @@ from typing import Any
 
 from ase import Atoms
 
-from relaxion.database.relaxations import RelaxationDatabase
+from relaxion.database import RelaxationDatabase
 from relaxion.errors import CheckpointError, FileError
 from relaxion.files import Format, Stored
 from relaxion.model.stiffness_network import StiffnessNetwork

@@ -19,11 +19,11 @@ from ase.io.extxyz import write_extxyz
 from ase.stress import voigt_6_to_full_3x3_stress
 from ase.symbols import Symbols
 
-from relaxion.database.relaxations import Note, RelaxationDatabase, key_of
-from relaxion.database.trajectory import Trajectory
+from relaxion.database import Note, RelaxationDatabase, key_of
 from relaxion.errors import FileError
 from relaxion.files import replacing
 from relaxion.structures import Outcome
+from relaxion.structures.trajectory import Trajectory
 from relaxion.train.data import dataset
 
 MOST_NAMED = 8  # formulas that a sentence names

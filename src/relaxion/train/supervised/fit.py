@@ -26,7 +26,6 @@ from ase.data import chemical_symbols
 from pydantic import Field
 from torch import Tensor
 
-from relaxion.database.trajectory import Trajectory
 from relaxion.errors import SettingsError
 from relaxion.files import Stored, joined
 from relaxion.model.solve import solve
@@ -35,6 +34,7 @@ from relaxion.model.stiffness_network import SolveInputs, StiffnessNetwork, pull
 from relaxion.settings import Settings
 from relaxion.structures import Evaluation, Move, Outcome, State, Structures
 from relaxion.structures.structures import per_structure_sum
+from relaxion.structures.trajectory import Trajectory
 from relaxion.train.experience.environment import largest_force
 
 SMALLEST_FORCE = 0.03  # eV/Å: nobody steps from states below, and single precision blurs their way

@@ -37,11 +37,14 @@ from ase.stress import voigt_6_to_full_3x3_stress
 from ase.symbols import Symbols
 from numpy.typing import NDArray
 
-from relaxion.database.trajectory import RelaxationStart, Trajectory
 from relaxion.errors import FileError
 from relaxion.files import decoded, open_for_writing, reading, transaction
 from relaxion.structures import Outcome
+from relaxion.structures.trajectory import RelaxationStart, Trajectory
 
+__all__ = [
+    "EvaluatedPoint", "Note", "Recording", "RelaxationDatabase", "RelaxationStart", "Trajectory", "key_of",
+]  # fmt: skip
 logger = logging.getLogger(__name__)
 
 USER = "relaxation"  # the kind of relaxations that users make
