@@ -21,7 +21,6 @@ from relaxion.files import kind_of
 from relaxion.model.policy_file import KIND as POLICY_KIND
 from relaxion.policies import find_policy
 from relaxion.settings import assigned
-from relaxion.train.collectors import trainer_with
 from relaxion.train.diagnostics import DIAGNOSIS, standing
 from relaxion.train.runs.loop import Interrupted, OnProgress
 from relaxion.train.runs.loop import train as train_in_folder
@@ -85,6 +84,8 @@ def train_by_recipe(request: TrainRequest) -> int:
         settings = settings_from_recipe(find(recipe), request.agent, given)
     make = None
     if request.collectors is not None:
+        from relaxion.train.collectors import trainer_with  # other runs need no collectors
+
         make = trainer_with(WorkerPlace.read(request.collectors, "collectors"))
     default = Path("runs") / f"{Path(recipe).stem}-{settings.agent_name}-{settings.training.seed}"
     out = request.out or run_folder(recipe) or default
