@@ -1,4 +1,4 @@
-"""`relaxion report`, `watch` and `curve`: pages and pictures of what lies on disk."""
+"""`relaxion report`, `watch` and `race`: pages of what lies on disk, and of one structure relaxed several times."""
 
 from __future__ import annotations
 
@@ -33,7 +33,6 @@ from relaxion.potentials.registry import make_potential
 from relaxion.train.data.dataset import read
 from relaxion.train.judge.optimizers import PolicyChoice, check_policy, chosen_optimizers, policy_argument
 from relaxion.train.judge.runs import RelaxationTask
-from relaxion.train.runs.curves import write_curve
 
 
 def write_report(path: Path, out: Path | None, against: Sequence[Path], *, force: bool) -> int:
@@ -79,20 +78,6 @@ def _serve(shown: ManyFolder | TrainingRuns, words: str, port: int) -> int:
         running = server(board, bound)
         tell(f"{words}: http://127.0.0.1:{taken}/ (Ctrl-C ends it)")
         running.run(sockets=[bound])
-    return DONE
-
-
-def draw_curve(runs: list[Path], out: Path, *, force: bool) -> int:
-    if out.suffix.lower() != ".png":
-        raise SettingsError(f"--out takes a PNG file, got {out}")
-    if out.exists() and not force:
-        raise FileError(f"{out} exists; try another --out, or --force to replace it")
-    try:
-        write_curve(runs, out)
-    except ImportError as error:
-        say(f"relaxion: a picture needs matplotlib ({error}); try: pip install matplotlib")
-        return ERROR
-    tell(f"{counted(len(runs), 'run')} -> {out}")
     return DONE
 
 

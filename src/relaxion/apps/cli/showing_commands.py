@@ -250,19 +250,3 @@ def policies(
     from relaxion.apps.cli.policies import list_policies
 
     return list_policies(name, removed, as_json=as_json)
-
-
-@command()
-def curve(
-    runs: Annotated[list[Path], argument("RUN", "Run folders; those that differ only in the seed share a curve.")],
-    out: Annotated[Path, option("FILE.png", "The picture.")] = Path("learning_curve.png"),
-    force: Annotated[bool, flag("--force", "Replace an earlier picture.")] = False,
-) -> int:
-    """Draw learning curves of runs, finished or not, against environment steps.
-
-    relaxion curve runs/pendulum-sac-*
-    relaxion curve runs/a runs/b --out ab.png
-    """
-    from relaxion.apps.cli.pages import draw_curve
-
-    return draw_curve(runs, out, force=force)
