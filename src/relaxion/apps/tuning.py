@@ -33,7 +33,7 @@ import torch
 from relaxion.errors import CheckpointError, FileError, MissingExtraError, RelaxionError, RunError, SettingsError
 from relaxion.files import exclusive, write_text
 from relaxion.train.runs.loop import Interrupted, train
-from relaxion.train.runs.recipe import read_toml, settings_from_recipe
+from relaxion.train.runs.recipe import settings_from_recipe
 from relaxion.train.runs.run_folder import LOCK, RunFolder
 from relaxion.train.tasks.settings import RunSettings
 from relaxion.workers import WorkerPool
@@ -70,12 +70,9 @@ def load_optuna() -> ModuleType:
     return optuna
 
 
-def read_space(assignments: Sequence[str], file: Path | None, settings: Mapping[str, Any]) -> Space:
-    """`key=lo:hi[:log]` and `key=a|b|c`, from the command line and from a file of `key = "lo:hi:log"`, `key = [a, b]`.
-
-    `settings` are those of the recipe: they say which settings are whole numbers.
-    """
-    given: dict[str, str | list[Any]] = dict(read_toml(file)) if file is not None else {}
+def read_space(assignments: Sequence[str], settings: Mapping[str, Any]) -> Space:
+    """`key=lo:hi[:log]` and `key=a|b|c`; `settings` of the recipe say which of them are whole numbers."""
+    given: dict[str, str] = {}
     for word in assignments:
         key, equals, value = (part.strip() for part in word.partition("="))
         if not equals or not key or not value:
@@ -86,11 +83,7 @@ def read_space(assignments: Sequence[str], file: Path | None, settings: Mapping[
     return {key: _dimension(key, value, settings.get(key)) for key, value in sorted(given.items())}
 
 
-def _dimension(key: str, value: Any, present: Any) -> Dimension:
-    if isinstance(value, list):
-        return _choice(key, value)
-    if not isinstance(value, str):
-        raise SettingsError(f'{key} = {value!r}: a space has "lo:hi", "lo:hi:log" or a list of values')
+def _dimension(key: str, value: str, present: Any) -> Dimension:
     if "|" in value:
         return _choice(key, [_toml(word) for word in value.split("|")])
     return _range(key, value, present)

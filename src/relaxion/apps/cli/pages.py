@@ -99,7 +99,6 @@ class RaceRequest:
     cell: bool
     fmax: float  # eV/Å
     steps: int
-    index: int | None
     rattle: float  # Å
     seed: int
     as_json: bool
@@ -113,7 +112,7 @@ def run_race(request: RaceRequest) -> int:
     if not 1 <= len(optimizers) <= MOST_RACERS:
         raise SettingsError(f"--with names 1 to {MOST_RACERS} optimizers, got {len(optimizers)}; try --with BFGS,FIRE")
     check_page(request.out, request.force)
-    atoms, hints = _structure(request.file, request.index)
+    atoms, hints = _structure(request.file)
     if request.calc == AUTO:
         choice = calculator_for([atoms])
         request = replace(request, calc=choice.name)
@@ -150,16 +149,13 @@ def check_page(path: Path, force: bool) -> None:
         raise FileError(f"--out {path}: the folder {path.absolute().parent} does not exist; make it first")
 
 
-def _structure(file: Path, index: int | None) -> tuple[Atoms, list[str]]:
+def _structure(file: Path) -> tuple[Atoms, list[str]]:
     file, words = without_slice(file)
     images = read(file)
-    images = images if words is None else [images[number] for number in sliced(file, words, len(images))]
-    if index is None:
-        hint = f"{file} holds {len(images)} structures; the first one races, --index chooses another"
-        return images[0], [hint] if len(images) > 1 else []
-    if not -len(images) <= index < len(images):
-        raise SettingsError(f"--index {index}: {file} holds {len(images)} structures, 0 to {len(images) - 1}")
-    return images[index], []
+    if words is not None:
+        return images[sliced(file, words, len(images))[0]], []
+    hint = f"{file} holds {len(images)} structures; the first one races, {file}@1 is the second"
+    return images[0], [hint] if len(images) > 1 else []
 
 
 def _announce(race: Race, page: Path, request: RaceRequest) -> None:

@@ -86,7 +86,7 @@ def bench(
 
 @command(usage=RELAXING, interrupted="interrupted; no page was written")
 def race(
-    file: Annotated[Path, argument("FILE", "A structure file in any format ASE reads.")],
+    file: Annotated[Path, argument("FILE", "A structure file that ASE reads; the first structure, or FILE@3.")],
     optimizers: Annotated[
         str,
         option("NAMES", "ASE's optimizers to compare with, up to 5.", "--with", autocompletion=complete_optimizers),
@@ -98,7 +98,6 @@ def race(
     cell: FreeCellOption = False,
     fmax: Annotated[float, option("eV/Å", "Converged when the largest force is below this.")] = 0.05,
     steps: Annotated[int, option("N", "Maximum number of steps per optimizer.")] = 500,
-    index: Annotated[int | None, option("N", "Which structure of the file, from 0.", show_default="the first")] = None,
     rattle: RattleOption = 0.0,
     seed: RattleSeedOption = 0,
     as_json: Annotated[bool, flag("--json", "One JSON object on stdout, nothing else.")] = False,
@@ -110,7 +109,7 @@ def race(
     relaxion race alloy.cif --with BFGS,FIRE
     relaxion race alloy.cif --policy none
     relaxion race POSCAR --cell --with BFGSLineSearch --fmax 0.01 --out race.html
-    relaxion race structures.xyz --index 3 --calc eam --rattle 0.1 --json
+    relaxion race structures.xyz@3 --calc eam --rattle 0.1 --json
     Units.
     Exit codes: 0 Relaxion converged, 1 error, 2 usage, 3 Relaxion did not converge, 130 interrupted, 143 terminated.
     """

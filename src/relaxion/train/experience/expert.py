@@ -20,18 +20,15 @@ from relaxion.optimizer.trust_region import TrustRegionSettings
 from relaxion.structures import Move, State
 from relaxion.train.experience.environment import Source
 
+LONGEST_STEP = 0.3  # Å; no atom goes farther in one step: the relaxer's first trust radius
+
 
 class Expert:
     """`expert(state)` answers with one step for every structure."""
 
-    def __init__(self, longest_step_angstrom: float = 0.3, *, springs: bool = True) -> None:
-        """A classical optimizer.
-
-        longest_step_angstrom: no atom goes farther in one step, Å; the relaxer's first trust radius.
-        springs: between neighbours, as the relaxer has them; False: a multiple of the forces, a weaker expert.
-        """
-        trust = TrustRegionSettings(first=longest_step_angstrom, largest=longest_step_angstrom)
-        self._method = ClassicalSettings(trust, use_springs=springs)
+    def __init__(self) -> None:
+        trust = TrustRegionSettings(first=LONGEST_STEP, largest=LONGEST_STEP)
+        self._method = ClassicalSettings(trust)
 
     def __call__(self, state: State) -> Move:
         """Single steps (never a jump to the minimum), zero for atoms that may not move."""
