@@ -40,7 +40,7 @@ from relaxion.train.experience.environment import Environment, EnvironmentSettin
 from relaxion.train.experience.structure_replay import StructureReplay
 
 PAGE = Path(__file__).parents[3] / "docs/diagnostics.md"
-FACTS = Facts(0.05, 0.7, 0.5, 5.0, memory_steps=20)
+FACTS = Facts(0.05, 0.7, 0.5, memory_steps=20)
 SMALL = AtomNetworkSettings(channels=4, n_radial=4)
 BOUNDS = MoveActions(0.5, 0.1)
 AGENTS = (TD3Settings(), SACSettings(), DDPGSettings(), D4PGSettings(lowest_value=-3, highest_value=3, n_bins=7))

@@ -107,7 +107,6 @@ class TestSettings:
             ({"imitation_weight": 1.0}, "needs an expert to imitate"),
             ({"fewest_atoms": 9, "most_atoms": 3}, "fewest_atoms 9 is above most_atoms 3"),
             ({"environment_information": ["densty"]}, "did you mean 'density'"),
-            ({"largest_gate_factor": 3.0}, "a gate was asked for .* with no environment_information"),
             ({"perturbation": "ratle:0.1"}, "did you mean 'rattle'"),
             ({"held_apart": "composition"}, "for example composition:0.2"),
         ],

@@ -276,7 +276,7 @@ def action_domain(settings: RelaxRunSettings) -> ForceMoveActions:
     """Noise in units of F/k, the step the forces around an atom ask for: it shrinks on the way to the minimum."""
     world = settings.environment
     kind = ForceMoveActions if settings.stiffness is None else StiffnessForceActions
-    return kind(world.max_displacement_angstrom, MAX_STRAIN, settings.networks.stiffness_ev_per_angstrom2)
+    return kind(world.max_displacement_angstrom, MAX_STRAIN)
 
 
 def make_agent(settings: RelaxRunSettings, generator: Generator, penalty: PolicyPenalty | None = None) -> LearningAgent:
