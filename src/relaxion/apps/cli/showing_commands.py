@@ -64,15 +64,14 @@ def bench(
     ] = None,
     seed: Annotated[int, option("N", "Seed of the starts; seeds below 9000 are for training.", min=0)] = 9000,
     json_file: Annotated[Path | None, option("FILE", "All numbers; - for stdout.", "--json")] = None,
-    plot: Annotated[Path | None, option("FILE.png", "The performance profile.")] = None,
-    force: Annotated[bool, flag("--force", "Replace these files.")] = False,
+    force: Annotated[bool, flag("--force", "Replace this file.")] = False,
     quiet: QuietWithoutHintsOption = False,
 ) -> int:
     """Count the force calls of optimizers on the same starts, inside the calculator.
 
     relaxion bench emt-bulk
     relaxion bench alfe --policy my-policy.safetensors --allow-unseen
-    relaxion bench lj38 --with BFGS,FIRE2 --number 20 --json lj38.json --plot lj38.png
+    relaxion bench lj38 --with BFGS,FIRE2 --number 20 --json lj38.json
     relaxion bench POSCAR --calc eam --perturb rattle:0.1 --cell
     Units.
     Exit codes: 0 all converged, 1 error, 2 usage, 3 not all converged, 130 interrupted, 143 terminated by SIGTERM (in
