@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import typer.main
 
-from relaxion.apps.cli import calculators as doctor_checks
 from relaxion.apps.cli import command
+from relaxion.apps.cli import installed as doctor_checks
 from relaxion.apps.cli.app import app
-from relaxion.apps.cli.calculators import FAIL, OK, examined
+from relaxion.apps.cli.installed import FAIL, OK, examined
 from relaxion.potentials.registry import BUILT_IN, EXTRAS
 from relaxion.train.judge.optimizers import known_optimizers
 

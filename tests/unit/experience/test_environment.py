@@ -15,7 +15,7 @@ from ase.constraints import FixAtoms
 
 from relaxion.errors import StructureError
 from relaxion.potentials.base import AsePotential, Potential
-from relaxion.structures import Evaluation, Graph, Move, Outcome, State, Structures
+from relaxion.structures import Evaluation, Move, Outcome, State, Structures
 from relaxion.train.data.alloys import fcc_alloys
 from relaxion.train.data.perturbations import perturbation
 from relaxion.train.data.starts import PerturbedStarts
@@ -133,7 +133,6 @@ def test_step_does_what_it_says(alloys: Environment, generator: torch.Generator)
     assert torch.equal(after.last_forces, state.evaluation.forces)
     assert torch.equal(after.calls, state.calls + 1)
     assert torch.equal(transition.source, torch.full((6,), int(Source.EXPERT)))
-    assert_same(after.graph, Graph.of(after.structures, 4.0))
     expected = torch.log10(
         largest_force(state.structures, state.evaluation) / largest_force(after.structures, after.evaluation)
     )

@@ -14,9 +14,9 @@ from relaxion.train.data import perturbations as perturb
 from relaxion.train.data.alloys import fcc_alloys
 from relaxion.train.data.starts import PerturbedStarts
 from relaxion.train.experience.environment import Environment, EnvironmentSettings, Source
-from relaxion.train.experience.expert import Expert, guided
 from relaxion.train.experience.structure_replay import StructureReplay
 from relaxion.train.tasks.relax import imitation_distance
+from relaxion.train.tasks.relax_task import Expert, guided
 
 
 def world(perturbations="rattle:0.12", *, cell_free=False, n_structures=12) -> Environment:

@@ -22,13 +22,12 @@ from relaxion.structures import Move, State, Structures
 from relaxion.train.agents import AGENT_SETTINGS
 from relaxion.train.data.dataset import composition
 from relaxion.train.experience.environment import EnvironmentSettings, Source
-from relaxion.train.experience.expert import Expert
 from relaxion.train.experience.replay import Batch
 from relaxion.train.runs.loop import make_trainer, train
 from relaxion.train.runs.recipe import read_settings
 from relaxion.train.tasks.relax import PolicyPenalties, RelaxTrainer, deviation, imitation
 from relaxion.train.tasks.relax_settings import RelaxRunSettings, reward_weights
-from relaxion.train.tasks.relax_task import relax_task
+from relaxion.train.tasks.relax_task import Expert, relax_task
 
 SMALL = {
     "task": "relax",

@@ -13,9 +13,17 @@ from typing import Any
 from ase import Atoms
 from ase.optimize.optimize import Optimizer
 
-from relaxion.apps.cli.calculators import AUTO, calculator_for
 from relaxion.apps.cli.command import DONE, ERROR, INCOMPLETE
-from relaxion.apps.cli.inputs import checked_start, command_line, emt_note, occupancy_note, refuse_folder, sliced
+from relaxion.apps.cli.inputs import (
+    AUTO,
+    calculator_for,
+    checked_start,
+    command_line,
+    emt_note,
+    occupancy_note,
+    refuse_folder,
+    sliced,
+)
 from relaxion.apps.cli.progress import ProgressLine, counted, say, speaks_ascii_only, tell
 from relaxion.apps.cli.relax import compared_as_json
 from relaxion.apps.compare.comparison import in_words, who_relaxed

@@ -14,15 +14,17 @@ from typing import Any
 
 from ase.optimize.optimize import Optimizer
 
-from relaxion.apps.cli.calculators import AUTO, calculator_for, model_for
 from relaxion.apps.cli.command import DONE, ERROR, INCOMPLETE, interrupts
 from relaxion.apps.cli.inputs import (
+    AUTO,
     RelaxationJob,
     RelaxingOptions,
+    calculator_for,
     calculator_word,
     checked_start,
     command_line,
     emt_note,
+    model_for,
     occupancy_note,
     read_jobs,
 )

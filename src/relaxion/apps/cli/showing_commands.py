@@ -189,7 +189,7 @@ def doctor(as_json: JsonEverythingOption = False) -> int:
     relaxion doctor --json > doctor.json
     Exit codes: 0 everything works, 1 something does not.
     """
-    from relaxion.apps.cli.calculators import examine
+    from relaxion.apps.cli.installed import examine
 
     return examine(as_json=as_json)
 
@@ -202,7 +202,7 @@ def calculators(as_json: Annotated[bool, flag("--json", "One JSON object per cal
     relaxion relax POSCAR --calc eam
     Units.
     """
-    from relaxion.apps.cli.calculators import list_calculators
+    from relaxion.apps.cli.installed import list_calculators
 
     return list_calculators(as_json=as_json)
 
@@ -227,7 +227,7 @@ def package(
     relaxion policies alloys-1
     Exit codes: 0 done, 1 error, 2 usage.
     """
-    from relaxion.apps.cli.policies import package_run
+    from relaxion.apps.cli.installed import package_run
 
     return package_run(run, name, out, force=force)
 
@@ -245,6 +245,6 @@ def policies(
     relaxion policies remove NAME
     relaxion relax alloy.cif --policy NAME
     """
-    from relaxion.apps.cli.policies import list_policies
+    from relaxion.apps.cli.installed import list_policies
 
     return list_policies(name, removed, as_json=as_json)
