@@ -26,6 +26,7 @@ from documentation.diagnostics import alarms, numbers
 from documentation.sources import code_of
 
 END = "<!-- end -->"
+REFERENCE = ("docs/reference/", "docs/diagnostics.md")  # filled when the site is built, and not committed
 KINDS = "code|output|api|commands|alarms|numbers|results|core|sets|tight|brief|learned"
 ASKED = re.compile(
     rf"^(?P<start><!-- (?P<kind>{KINDS})(?:: (?P<words>[^>]+?))? -->)(?:\n(?:(?!<!-- ).*\n)*?{END})?$", re.MULTILINE
