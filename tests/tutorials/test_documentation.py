@@ -24,7 +24,6 @@ from documentation.outside import everything_linked, pages, relinked  # noqa: E4
 from documentation.pieces import filled  # noqa: E402
 from documentation.prose import anchors, links  # noqa: E402
 from documentation.sources import NoSuchName, code_of  # noqa: E402
-
 from relaxion.train.diagnostics import DIAGNOSTICS, RULES  # noqa: E402
 
 

@@ -43,10 +43,10 @@ TASKS = {  # the classical rows of each task, and its runs in order
         },
     ),
 }
-RIVALS = ("BFGSLineSearch", "core")  # steps until a policy needs fewer calls are told
+RIVALS = ("BFGSLineSearch", "core")  # the table has the steps until a policy needs fewer calls
 COLUMNS = (
-    "", "steps", "force calls, each seed", "failed", "below BFGSLineSearch after", "below classical after", "later worst",
-    "CPU minutes",
+    "", "steps", "force calls, each seed", "failed", "below BFGSLineSearch after", "below classical after",
+    "later worst", "CPU minutes",
 )  # fmt: skip
 
 

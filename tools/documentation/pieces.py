@@ -9,6 +9,7 @@
 | `alarms`, `numbers` | the tables of the training diagnostics |
 | `results`, `core`, `tight`, `brief` | force calls from `benchmarks/relaxation/results`, for results page and README |
 | `sets` | what `relaxion bench` knows by name |
+| `requirements` | the list of `tests/requirements.toml` |
 | `learned: TASK` | what agents learned on `emt`, `al-fe` or `alfe`, from `benchmarks/atoms/results/learning` |
 
 `python tools/fill_pages.py` writes them into the pages; a test compares the pages with the code.
@@ -23,11 +24,13 @@ from documentation import learning, results
 from documentation.api import described
 from documentation.command_line import reference
 from documentation.diagnostics import alarms, numbers
+from documentation.requirements import requirements
 from documentation.sources import code_of
 
 END = "<!-- end -->"
-REFERENCE = ("docs/reference/", "docs/diagnostics.md")  # filled when the site is built, and not committed
-KINDS = "code|output|api|commands|alarms|numbers|results|core|sets|tight|brief|learned"
+# filled when the site is built, not in the repository
+REFERENCE = ("docs/reference/", "docs/results/", "docs/diagnostics.md", "docs/requirements.md")
+KINDS = "code|output|api|commands|alarms|numbers|results|core|sets|tight|brief|learned|requirements"
 ASKED = re.compile(
     rf"^(?P<start><!-- (?P<kind>{KINDS})(?:: (?P<words>[^>]+?))? -->)(?:\n(?:(?!<!-- ).*\n)*?{END})?$", re.MULTILINE
 )
@@ -59,6 +62,8 @@ def _made(root: Path, kind: str, words: list[str]) -> str:
             return results.tight(root)
         case "brief":
             return results.brief(root)
+        case "requirements":
+            return requirements(root)
         case "learned":
             return learning.table(root, words[0])
         case _:
