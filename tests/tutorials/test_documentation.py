@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import runpy
 import sys
 from pathlib import Path
 from typing import Any
@@ -166,10 +167,8 @@ class TestLinks:
         assert wrong == []
 
 
-def test_the_band_of_the_page_relaxes(capsys):
-    """The code of the section on nudged elastic bands."""
-    section = (ROOT / "docs" / "hosts.md").read_text().split("## Nudged elastic bands")[1]
-    exec(section.split("```python\n")[1].split("```")[0], {})
+def test_the_band_of_the_hosts_relaxes(capsys):
+    runpy.run_path(str(ROOT / "examples/hosts/elastic_band.py"))
     barrier = float(capsys.readouterr().out.split()[1])
     assert 0.36 < barrier < 0.40
 
