@@ -101,7 +101,7 @@ def _staircase(told: SearchReport) -> Part:
     ends = "; ".join(f"{one['name']} ends {one['y'][-1]:.4g} eV above the lowest" for one in series)
     return {
         "kind": "plot", "title": "Best energy over force calls", "span": 7, "x_label": "force calls",
-        "y_label": "energy above the lowest (eV)", "series": series, "summary": f"Staircases; {ends}.",
+        "y_label": "above the lowest (eV)", "series": series, "summary": f"Staircases; {ends}.",
     }  # fmt: skip
 
 

@@ -63,6 +63,7 @@ HEALTHY_SHARES = {  # of all relaxations, where outcomes are counted: from, to
     "below 10 %": (0.0, 0.1),
 }  # fmt: skip
 OUTCOME = "outcome_"
+LATE = "late in training"  # of healthy ranges that a young run need not have reached
 LEAST_TREND = 0.05  # relative change from the first to the last third of a curve
 
 
@@ -285,6 +286,7 @@ def _curve(
     runs: Sequence[WatchedRun], **more: Any,
 ) -> Part:  # fmt: skip
     x_label = _steps_label(runs).lower()
+    last = max([0, *(one["x"][-1] for one in series if one["x"])])
     ends = [
         f"{one['name']} from {short(one['y'][0])} to {short(one['y'][-1])} at step {count(one['x'][-1])}"
         for one in series
@@ -293,7 +295,7 @@ def _curve(
     said = "; ".join([*ends, *(limit["label"] for limit in more.get("limits", ()))])
     return {
         "id": name, "kind": "plot", "title": title, "span": span, "x_label": x_label, "y_label": y_label,
-        "series": series, "x_range": [0, max([1, *(one["x"][-1] for one in series if one["x"])])],
+        "series": series, "x_range": [0, last or max(int(run.settings.get("steps", 1)) for run in runs)],
         "empty": NOTHING_YET, "summary": f"{what} against {x_label}; {said or 'nothing yet'}.", **more,
     }  # fmt: skip
 
@@ -395,7 +397,9 @@ def _verdict(run: WatchedRun, diagnostic: Diagnostic) -> tuple[str, str]:
     limits = HEALTHY_SHARES.get(diagnostic.healthy) if diagnostic.name.startswith(OUTCOME) else _limits(diagnostic)
     if limits is not None:
         value = values[-1] / (max(_relaxations(run), 1.0) if diagnostic.name.startswith(OUTCOME) else 1.0)
-        return ("healthy", "good") if limits[0] <= value <= limits[1] else ("outside its range", "warn")
+        if limits[0] <= value <= limits[1]:
+            return "healthy", "good"
+        return ("not yet", "") if LATE in diagnostic.healthy else ("outside its range", "warn")
     rules = [rule for rule in RULES if diagnostic.name in rule.needs]
     if not rules or any(_alarm(run, rule) is not None for rule in rules):
         return "no verdict", ""

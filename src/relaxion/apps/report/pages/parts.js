@@ -14,7 +14,7 @@
     const kind = (i) => `${part.columns[i].text || i === 0 ? "text" : ""} ${part.columns[i].long ? "long" : ""}`.trim();
     const head = make("tr", {}, ...part.columns.map((column, i) => make("th", { scope: "col", class: kind(i) }, column.label)));
     const rows = part.rows.map((row) => make("tr", { class: row.best ? "best" : row.tone ?? "" }, ...row.cells.map((cell, i) =>
-      i === 0 ? make("th", { scope: "row", class: kind(i) }, cell) : make("td", { class: kind(i) }, cell))));
+      i === 0 ? make("th", { scope: "row", class: kind(i) }, make("span", {}, cell)) : make("td", { class: kind(i) }, cell))));
     const table = make("table", {}, make("caption", {}, make("span", {}, part.caption)), make("thead", {}, head), make("tbody", {}, ...rows));
     return make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": part.caption }, table);
   };
