@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from documentation.pieces import filled
+from documentation.pieces import REFERENCE, filled
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 def pages() -> list[Path]:
     """All but the reference, which is made with the site (tools/site_hooks.py)."""
     found = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
-    return sorted(page for page in found if page.parent.name != "reference")
+    return sorted(page for page in found if not page.relative_to(ROOT).as_posix().startswith(REFERENCE))
 
 
 def main() -> int:

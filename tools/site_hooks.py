@@ -10,9 +10,8 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 from documentation.outside import everything_linked, pages, relinked
-from documentation.pieces import filled
+from documentation.pieces import REFERENCE, filled
 
-GENERATED = "docs/reference/"
 ROOT = Path(__file__).resolve().parents[1]
 _paths: dict[str, str] = {}  # page of the site -> where it lies in the repository
 
@@ -36,9 +35,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     """The reference is made now; links lead to where the site has those files."""
     path = _paths[page.file.src_uri]
-    return relinked(ROOT, path, filled(ROOT, markdown) if path.startswith(GENERATED) else markdown)
+    return relinked(ROOT, path, filled(ROOT, markdown) if path.startswith(REFERENCE) else markdown)
 
 
 def _text(path: str) -> str:
     text = (ROOT / path).read_text()
-    return filled(ROOT, text) if path.startswith(GENERATED) else text
+    return filled(ROOT, text) if path.startswith(REFERENCE) else text

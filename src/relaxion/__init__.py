@@ -9,7 +9,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.2.0"  # the one place where it is written
+__version__ = "0.3.0"  # the one place where it is written
 
 if TYPE_CHECKING:
     from relaxion.apps.report.view import report

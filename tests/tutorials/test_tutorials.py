@@ -19,10 +19,12 @@ sys.path.insert(0, str(ROOT / "tools"))
 
 from tutorial_outputs import TUTORIALS, names  # noqa: E402  a script beside the package, not part of it
 
-SMALL = {  # so much less than on the page that learning has only begun
+SMALL = {  # much less than on the page, so that the tests are quick
     "train_on_my_potential": ("--steps", "72", "--starts", "2"),
     "compare_agents": ("--pendulum-steps", "1004", "--atom-steps", "144", "--starts", "2"),
     "add_an_agent": ("--steps", "260"),
+    "make_alloys": ("--number", "20"),
+    "search_a_cluster": ("--calls", "150"),
 }
 
 

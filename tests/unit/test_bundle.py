@@ -152,7 +152,7 @@ def test_a_trust_rule_beside_the_policy(path: Path) -> None:
     bundle = make_bundle()
     replace(bundle, networks={**bundle.networks, "gate": gate}).write(path)
     read = PolicyFile.read(path)
-    assert read.kind == "direct + trust rule"
+    assert read.kind == "direct + step rule"
     assert read.networks["gate"].weights["weight"].tolist() == [1, 1]
     assert policy_of(read).state_dict().keys() == make_policy().state_dict().keys()
 

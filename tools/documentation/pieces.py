@@ -9,6 +9,8 @@
 | `alarms`, `numbers` | the tables of the training diagnostics |
 | `results`, `core`, `tight`, `brief` | force calls from `benchmarks/relaxation/results`, for results page and README |
 | `sets` | what `relaxion bench` knows by name |
+| `readme` | the README from below its title to its first section |
+| `requirements` | the list of `tests/requirements.toml` |
 | `learned: TASK` | what agents learned on `emt`, `al-fe` or `alfe`, from `benchmarks/atoms/results/learning` |
 
 `python tools/fill_pages.py` writes them into the pages; a test compares the pages with the code.
@@ -23,10 +25,14 @@ from documentation import learning, results
 from documentation.api import described
 from documentation.command_line import reference
 from documentation.diagnostics import alarms, numbers
+from documentation.prose import with_links
+from documentation.requirements import requirements
 from documentation.sources import code_of
 
 END = "<!-- end -->"
-KINDS = "code|output|api|commands|alarms|numbers|results|core|sets|tight|brief|learned"
+# filled when the site is built, not in the repository
+REFERENCE = ("docs/reference/", "docs/results/", "docs/diagnostics.md", "docs/index.md", "docs/requirements.md")
+KINDS = "code|output|api|commands|alarms|numbers|results|core|sets|tight|brief|learned|readme|requirements"
 ASKED = re.compile(
     rf"^(?P<start><!-- (?P<kind>{KINDS})(?:: (?P<words>[^>]+?))? -->)(?:\n(?:(?!<!-- ).*\n)*?{END})?$", re.MULTILINE
 )
@@ -58,10 +64,19 @@ def _made(root: Path, kind: str, words: list[str]) -> str:
             return results.tight(root)
         case "brief":
             return results.brief(root)
+        case "readme":
+            return _beginning((root / "README.md").read_text())
+        case "requirements":
+            return requirements(root)
         case "learned":
             return learning.table(root, words[0])
         case _:
             return {"commands": reference, "alarms": alarms, "numbers": numbers, "sets": results.sets}[kind]()
+
+
+def _beginning(readme: str) -> str:
+    text = readme.split("\n", 1)[1].split("\n## ", 1)[0].strip()
+    return with_links(text, lambda path: path.removeprefix("docs/"))
 
 
 def _code(root: Path, file: str, *names: str) -> str:

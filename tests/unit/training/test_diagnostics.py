@@ -6,7 +6,6 @@ import logging
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -39,7 +38,6 @@ from relaxion.train.diagnostics.diagnosis import (
 from relaxion.train.experience.environment import Environment, EnvironmentSettings, Source
 from relaxion.train.experience.structure_replay import StructureReplay
 
-PAGE = Path(__file__).parents[3] / "docs/diagnostics.md"
 FACTS = Facts(0.05, 0.7, 0.5, memory_steps=20)
 SMALL = AtomNetworkSettings(channels=4, n_radial=4)
 BOUNDS = MoveActions(0.5, 0.1)
@@ -417,12 +415,3 @@ def test_only_the_policys_own_steps_are_called_blocked():
     diagnosis.add(stuck, make_agent())
     means, _ = diagnosis.tally.take()
     assert means["blocked_share"] == Mean(1.0, 2)
-
-
-def test_the_page_lists_every_number_and_every_alarm():
-    page = PAGE.read_text()
-    for diagnostic in DIAGNOSTICS:
-        cells = (f"`{diagnostic.name}`", diagnostic.unit, diagnostic.meaning, diagnostic.healthy)
-        assert f"| {' | '.join(cells)} |".replace("|  |", "| |") in page, diagnostic.name
-    for rule in RULES:
-        assert f"| `{rule.name}` | {rule.headline} | {rule.when} | {rule.remedy} |" in page, rule.name

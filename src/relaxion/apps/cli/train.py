@@ -106,7 +106,7 @@ def train_by_recipe(request: TrainRequest) -> int:
 
 
 def _of_origin(origin: str | None) -> dict[str, Any]:
-    """Settings of the network and of the trust rule, where the beginning is a policy."""
+    """Settings of the network and of the step rule, where the beginning is a policy."""
     if origin is None or (Path(origin).exists() and kind_of(Path(origin)) != POLICY_KIND):
         return {}
     try:
