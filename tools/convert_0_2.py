@@ -315,7 +315,7 @@ def convert_database(old: Path, new: Path) -> str:
         stored = FORMAT.read(shard, "trajectories")
         values = _checked(stored.values)
         found = list(_trajectories(Stored(stored.tensors, values)))
-        database.append(found, values["skipped"], values["cost"])
+        database.append(found)
         number += len(found)
     for journal in sorted(old.glob("journal-*.rxj")):
         found = [trajectory_of(entry) for entry in read_journal(journal).entries.values() if entry.points]

@@ -17,10 +17,9 @@ import torch
 from step_length import CHANGES, PROBES, STORED, times
 
 from relaxion.structures import Move, State
-from relaxion.train.experience.environment import Environment, rollout
-from relaxion.train.experience.reward import Reward
+from relaxion.train.experience.environment import Environment, Reward, rollout
 from relaxion.train.runs.recipe import find, settings_from_recipe
-from relaxion.train.tasks.checkpoint import named_generator
+from relaxion.train.tasks.progress import named_generator
 from relaxion.train.tasks.relax import RelaxTrainer
 from relaxion.train.tasks.relax_settings import reward_weights
 

@@ -24,7 +24,7 @@ import torch
 HERE = Path(__file__).parent
 os.chdir(HERE)  # where collectors look for slow_emt, too
 
-from relaxion.train.collectors.trainer import (  # noqa: E402
+from relaxion.train.collectors import (  # noqa: E402
     CollectorRequest,
     DistributedRelaxTrainer,
     arrays,

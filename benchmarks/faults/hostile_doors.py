@@ -52,7 +52,7 @@ from relaxion.train import TD3
 from relaxion.train.runs.loop import make_trainer, read_weights, train
 from relaxion.train.runs.recipe import find, read_settings, settings_from_recipe
 from relaxion.train.runs.run_folder import AGENT, CHECKPOINT
-from relaxion.train.tasks import checkpoint
+from relaxion.train.tasks.progress import CHECKPOINTS
 
 FAULTS = Path(__file__).parent
 ATOM_RUN = {
@@ -207,9 +207,7 @@ def _make_store(path: Path) -> None:
                     energies=torch.zeros(steps), forces=torch.zeros((steps, atoms, 3)),
                     stresses=torch.zeros((steps, 3, 3)),
                 )
-            ],
-            skipped={f"skipped{number}": "no reason"},
-            spent={"force_calls": 3.0},
+            ]
         )  # fmt: skip
     store.close()
     (file,) = store.files()
@@ -365,7 +363,7 @@ def go_on(name: str) -> Callable[[Path], Any]:
 
 def read_store(path: Path) -> Any:
     store = RelaxationDatabase.open(path)
-    found = len(store), sorted(store.keys()), store.skipped(), store.spent(), store.description
+    found = len(store), sorted(store.keys()), store.description
     for trajectory in store:
         trajectory.structures, trajectory.evaluation  # noqa: B018
     return found
@@ -431,7 +429,7 @@ DOORS: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "train --resume, vectors": ("checkpoint, run folder", resume(VECTOR_RUN)),
     "train --resume, atoms": ("checkpoint, run folder", resume(ATOM_RUN)),
     "relaxion train RUN --resume": ("checkpoint, run folder", resume_by_command),
-    "train --from-weights": ("checkpoint, run folder", start_from),
+    "train --from": ("checkpoint, run folder", start_from),
     "TD3.load": ("checkpoint, run folder", load_agent),
     "relaxion report RUN": ("checkpoint, run folder", report_run),
     "relaxion watch --save": ("checkpoint, run folder", watch_run),
@@ -483,7 +481,7 @@ def _bundle_cases(world: World) -> Iterator[Case]:
 
 
 def _run_cases(world: World) -> Iterator[Case]:
-    form = checkpoint.FORMAT
+    form = CHECKPOINTS
     for door, seed, kind in (
         ("train --resume, vectors", "vector-run", CHECKPOINT),
         ("train --resume, atoms", "atom-run", CHECKPOINT),
@@ -495,7 +493,7 @@ def _run_cases(world: World) -> Iterator[Case]:
             yield from any_file(door, seed, world.seed(seed) / name, name, flips=2, cuts=1)
     agent = world.seed("vector-run") / "agent.safetensors"
     (world.root / "agent.safetensors").write_bytes(agent.read_bytes())
-    for door in ("train --from-weights", "TD3.load"):
+    for door in ("train --from", "TD3.load"):
         yield from crafted(door, "agent.safetensors", agent, "", form, AGENT, n_values=24, n_tensors=24)
     for door in ("relaxion report RUN", "relaxion watch --save"):
         for name in ("result.json", "assessment.json", "baselines.json"):

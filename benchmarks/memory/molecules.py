@@ -50,7 +50,7 @@ from relaxion.potentials.counting import CountingCalculator
 from relaxion.potentials.registry import make_potential
 from relaxion.structures import Outcome
 from relaxion.train.judge.statistics import resampled
-from relaxion.train.supervised.examples import bases_of
+from relaxion.train.supervised.fit import bases_of
 
 LEARNED_FROM, TRIED = 4401, 4402  # seeds
 LIMITS = (1.0, 0.25, 0.05)  # eV/Å, for the calls on the way; the last one ends a relaxation

@@ -36,8 +36,8 @@ from relaxion.train.data.perturbations import displaced
 from relaxion.train.data.prototypes import random_perovskite
 from relaxion.train.data.slabs import ADSORBATES, alloy_slab
 from relaxion.train.judge.statistics import resampled
-from relaxion.train.supervised.examples import secants_of
 from relaxion.train.supervised.fine_tune import errors_of, held_out
+from relaxion.train.supervised.fit import secants_of
 
 RESULTS = Path(__file__).with_name("results")
 SEED = 9700

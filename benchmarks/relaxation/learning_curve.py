@@ -35,19 +35,26 @@ from teaching import DISTANCES, LARGEST_ERROR, missed, newton, settings_of
 from torch import Tensor
 
 from relaxion.batch import BatchRelaxer, BatchSettings
-from relaxion.database.relaxations import RelaxationDatabase
-from relaxion.database.trajectory import Trajectory
+from relaxion.database import RelaxationDatabase
 from relaxion.model.solve import solve
 from relaxion.model.stiffness import Unknowns, strain_vectors
 from relaxion.model.stiffness_network import SolveInputs, StiffnessNetwork, StiffnessSettings, pulls_of
 from relaxion.potentials import potential
 from relaxion.potentials.base import Potential
 from relaxion.structures import Move, State, Structures
+from relaxion.structures.trajectory import Trajectory
 from relaxion.train.collecting.starts import file_structures
 from relaxion.train.data.perturbations import displaced
 from relaxion.train.runs.recipe import find, read_toml
-from relaxion.train.supervised.examples import Examples, bases_of, state_of, towards_minimum
-from relaxion.train.supervised.fit import ExampleDataset, Fit, relative_errors
+from relaxion.train.supervised.fit import (
+    ExampleDataset,
+    Examples,
+    Fit,
+    bases_of,
+    relative_errors,
+    state_of,
+    towards_minimum,
+)
 
 SEED, ENGINE, POLICY = 77, "sevennet", "universal"
 SIZES, FMAX, MOST_CALLS = (3, 14), 2e-3, 60

@@ -33,9 +33,8 @@ from relaxion.potentials import potential
 from relaxion.potentials.base import Potential
 from relaxion.train.collecting.starts import CollectSettings, file_structures
 from relaxion.train.runs.recipe import find, read_toml
-from relaxion.train.supervised.examples import Examples, way_to
 from relaxion.train.supervised.fine_tune import LARGEST_ERROR
-from relaxion.train.supervised.fit import relative_errors
+from relaxion.train.supervised.fit import Examples, relative_errors, way_to
 from relaxion.train.supervised.sources import KindStarts
 
 SEED = 8400

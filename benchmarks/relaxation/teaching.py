@@ -35,8 +35,7 @@ from relaxion.potentials.base import Potential
 from relaxion.structures import Structures
 from relaxion.train.runs.recipe import find, settings_from_recipe
 from relaxion.train.supervised.dataset import LiveExamples
-from relaxion.train.supervised.examples import Examples
-from relaxion.train.supervised.fit import ExampleDataset, Fit, relative_errors
+from relaxion.train.supervised.fit import ExampleDataset, Examples, Fit, relative_errors
 from relaxion.train.tasks.stiffness import StiffnessRunSettings
 
 SEED, AT_ONCE = 77, 200

@@ -20,7 +20,7 @@ import torch
 from ase import Atoms
 from ase.calculators.calculator import BaseCalculator
 
-from relaxion.database.relaxations import RelaxationDatabase
+from relaxion.database import RelaxationDatabase
 from relaxion.errors import MissingStressError, PotentialError, RelaxionError, SettingsError, StructureError
 from relaxion.optimizer.batch_relaxation import Answer, Relaxation, Relaxed, needs_stress
 from relaxion.optimizer.choice import Chooser, stepper_of

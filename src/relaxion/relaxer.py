@@ -19,7 +19,7 @@ from ase.optimize.optimize import DEFAULT_MAX_STEPS, Optimizer
 from ase.units import GPa
 from ase.utils.abc import Optimizable
 
-from relaxion.database.relaxations import RelaxationDatabase
+from relaxion.database import RelaxationDatabase
 from relaxion.errors import RestartError, SettingsError
 from relaxion.optimizer.choice import CORE, chosen
 from relaxion.optimizer.classical import ClassicalSettings

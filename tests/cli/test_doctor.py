@@ -12,7 +12,7 @@ import pytest
 import typer.main
 
 from relaxion.apps.cli import calculators as doctor_checks
-from relaxion.apps.cli import options
+from relaxion.apps.cli import command
 from relaxion.apps.cli.app import app
 from relaxion.apps.cli.calculators import FAIL, OK, examined
 from relaxion.potentials.registry import BUILT_IN, EXTRAS
@@ -60,14 +60,14 @@ def test_a_check_that_breaks_is_a_finding():
 
 
 def test_completion_offers_what_there_is():
-    assert {word.rstrip(":") for word in options.CALCULATORS} == {*BUILT_IN, *EXTRAS}
-    assert set(options.OPTIMIZERS) <= set(known_optimizers())
-    assert options.complete_optimizers("BF") == ["BFGS", "BFGSLineSearch"]
-    assert options.complete_optimizers("bfgs,fi") == ["bfgs,FIRE", "bfgs,FIRE2"]
-    assert "BFGS,BFGS" not in options.complete_optimizers("BFGS,")
-    assert "pendulum" in options.complete_recipes("p")
-    assert options.complete_policies("n") == ["none"]
-    assert options.complete_agents("") == ["ddpg", "td3", "d4pg", "sac"]
+    assert {word.rstrip(":") for word in command.CALCULATORS} == {*BUILT_IN, *EXTRAS}
+    assert set(command.OPTIMIZERS) <= set(known_optimizers())
+    assert command.complete_optimizers("BF") == ["BFGS", "BFGSLineSearch"]
+    assert command.complete_optimizers("bfgs,fi") == ["bfgs,FIRE", "bfgs,FIRE2"]
+    assert "BFGS,BFGS" not in command.complete_optimizers("BFGS,")
+    assert "pendulum" in command.complete_recipes("p")
+    assert command.complete_policies("n") == ["none"]
+    assert command.complete_agents("") == ["ddpg", "td3", "d4pg", "sac"]
 
 
 def test_the_shell_is_told(tmp_path):

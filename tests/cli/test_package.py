@@ -19,7 +19,7 @@ from relaxion.policies import find_policy
 from relaxion.settings import assigned
 from relaxion.train.runs.loop import train
 from relaxion.train.runs.recipe import find, read_settings, settings_from_recipe
-from relaxion.train.tasks import checkpoint
+from relaxion.train.tasks.progress import CHECKPOINTS
 
 TINY = {
     "task": "relax", "structures": "alloys:Al-Cu:2-3", "n_pooled": 20, "held_apart": "seed", "n_structures": 4,
@@ -57,7 +57,7 @@ def copied(run: Path, *, without: tuple[str, ...] = ()) -> Path:
 
 def policy_weights(file: Path, kind: str) -> dict[str, torch.Tensor]:
     """Of the policy that the run kept."""
-    kept = checkpoint.read(file, kind).part("kept")
+    kept = CHECKPOINTS.read(file, kind).part("kept")
     return {name.removeprefix("policy."): tensor for name, tensor in kept.items() if name.startswith("policy.")}
 
 

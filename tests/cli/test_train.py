@@ -70,7 +70,7 @@ def test_a_folder_that_is_no_run_takes_nothing(relaxion: Callable[..., Any]) -> 
 
 def test_from_weights(relaxion: Callable[..., Any]) -> None:
     relaxion(*words())
-    answer = relaxion(*words("--from-weights", "run", "--json", out="new"))
+    answer = relaxion(*words("--from", "run", "--json", out="new"))
     assert answer.code == 0, answer.err
     assert answer.objects[0]["steps"] == 60
 
@@ -89,7 +89,7 @@ def test_from_weights(relaxion: Callable[..., Any]) -> None:
         (("train", "pendulum", "--set", "task=CartPole-v1"), 2, "need a Box of real actions"),
         (("train", "pendulum", "--set", "task=Nothing-v1"), 2, "no Gymnasium task 'Nothing-v1'"),
         (("train", "pendulum", "--resume"), 1, "no checkpoint to resume from"),
-        (("train", "pendulum", "--from-weights", "nothing"), 1, "nothing is neither a run, nor"),
+        (("train", "pendulum", "--from", "nothing"), 1, "nothing is neither a run, nor"),
     ],
 )
 def test_mistakes(relaxion: Callable[..., Any], arguments: tuple[str, ...], code: int, sentence: str) -> None:
@@ -106,7 +106,7 @@ def test_without_a_recipe_all_are_listed(relaxion: Callable[..., Any]) -> None:
     assert answer.code == 0, answer.err
     assert "alfe-cubic" in answer.out
     assert "half cheetah" in answer.out
-    assert "universal-data" not in answer.out  # for `collect`
+    assert "universal-data" not in answer.out  # of kinds, named by others
     assert not Path("runs").exists()
 
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from relaxion.model.roles import ActionDomain
 from relaxion.train.agents import AGENT_SETTINGS, Agent, SACSettings, vector_agent
+from relaxion.train.agents.shared import NoisyExplorer
 from relaxion.train.agents.vector_networks import BoxActions, VectorNetworkSettings
-from relaxion.train.experience.exploration import NoisyExplorer
 from relaxion.train.experience.replay import Batch
 
 AGENTS = sorted(AGENT_SETTINGS)

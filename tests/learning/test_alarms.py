@@ -243,20 +243,11 @@ def test_a_potential_that_fails() -> None:
     assert [event for event in events_of(chosen, engine=Fragile(nearest=0.0)) if event.name == "non_finite"] == []
 
 
-def test_an_expert_that_stays() -> None:
-    staying = {"expert_share": 0.5, "expert_steps": 800, "alarm_memory_steps": 80, "updates_per_round": 1}
-    events = events_of(settings(**staying, expert_share_final=0.5), steps=720)
-    assert sentence(events, "expert").startswith("the expert's share does not fall: it still proposes ")
-    assert "set expert_share_final to 0" in sentence(events, "expert")
-    fading = events_of(settings(**staying, expert_share_final=0.0), steps=720)
-    assert [event for event in fading if event.name == "expert"] == []
-
-
-def test_a_replay_whose_atoms_are_used_up() -> None:
-    """Thousands of transitions are allowed, but there is room for the atoms of a few rounds only."""
-    events = events_of(settings(replay_atom_capacity=240, warmup_steps=32), steps=320)
+def test_a_replay_of_the_last_few_rounds() -> None:
+    with pytest.warns(match="is small for systems"):
+        events = events_of(settings(replay_capacity=64, warmup_steps=64), steps=320)
     assert sentence(events, "replay_young").startswith("replay is too young: sampled transitions are ")
-    assert "replay_atom_capacity" in sentence(events, "replay_young")
+    assert "raise replay_capacity" in sentence(events, "replay_young")
     assert healthy() == []
 
 

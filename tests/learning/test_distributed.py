@@ -21,9 +21,8 @@ from test_resume import CHILD, lines, records
 
 from relaxion.errors import CheckpointError, RelaxionWarning, RunError, SettingsError
 from relaxion.files import digest
-from relaxion.train.collectors import trainer as collectors_trainer
-from relaxion.train.collectors import trainer_with
-from relaxion.train.collectors.trainer import DistributedRelaxTrainer
+from relaxion.train import collectors as collectors_trainer
+from relaxion.train.collectors import DistributedRelaxTrainer, trainer_with
 from relaxion.train.runs.loop import MakeTrainer, train
 from relaxion.train.runs.recipe import read_settings
 from relaxion.train.tasks.relax_settings import RelaxRunSettings

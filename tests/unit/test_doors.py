@@ -80,7 +80,7 @@ def test_an_argument_has_the_same_option_in_every_command():
     [
         ("`allow_unseen=True` uses it", "--allow-unseen uses it"),
         ("relax with `database='a b'` first", "relax with --database a b first"),
-        ("`database=...` or `from_weights=...`", "--database DIR or --from-weights RUN|FILE|POLICY"),
+        ("`database=...` or `from_weights=...`", "--database DIR or --from RUN|FILE|POLICY"),
         ("a file `x=3` and `no_such_argument=True` stay", "a file `x=3` and `no_such_argument=True` stay"),
         ("got 'steps=3'", "got 'steps=3'"),
     ],
@@ -90,6 +90,6 @@ def test_mentions_become_options(said, shown):
 
 
 def test_commands_to_be_shown():
-    words = command_words("train", "al-fe", seed=3, agent=None, resume=True, set=["a=1", "b=2"], from_weights="old")
-    expected = "relaxion train al-fe --seed 3 --resume --set a=1 --set b=2 --from-weights old"
+    words = command_words("train", "al-fe", seed=3, agent=None, resume=True, set=["a=1", "b=2"], **{"from": "old"})
+    expected = "relaxion train al-fe --seed 3 --resume --set a=1 --set b=2 --from old"
     assert " ".join(words) == expected

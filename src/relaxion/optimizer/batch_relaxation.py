@@ -14,7 +14,7 @@ from ase.calculators.singlepoint import SinglePointCalculator
 from ase.filters import Filter, FrechetCellFilter
 from ase.units import GPa
 
-from relaxion.database.relaxations import RelaxationDatabase
+from relaxion.database import RelaxationDatabase
 from relaxion.errors import PotentialError
 from relaxion.optimizer.point import (
     SHORTEST_MOTION,

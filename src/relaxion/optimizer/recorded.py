@@ -9,10 +9,10 @@ import numpy as np
 from ase import Atoms
 from ase.filters import Filter, UnitCellFilter
 
-from relaxion.database.relaxations import USER, EvaluatedPoint, Recording, RelaxationDatabase, key_of
-from relaxion.database.trajectory import RelaxationStart
+from relaxion.database import USER, EvaluatedPoint, Recording, RelaxationDatabase, key_of
 from relaxion.optimizer.point import Array, bare_atoms, read_energy, read_geometry
 from relaxion.potentials.counting import details_of
+from relaxion.structures.trajectory import RelaxationStart
 
 
 def database_at(given: str | Path | RelaxationDatabase | None) -> RelaxationDatabase | None:

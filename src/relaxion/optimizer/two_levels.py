@@ -1,9 +1,9 @@
 """Two levels: a cheap potential plans, the expensive one is asked only where that leads.
 
-First the structure is relaxed in the cheap potential. Then each step from an expensive point goes to the minimum of the
-cheap surface, corrected so that it has the expensive forces at that point and, by Powell's symmetric rank-two updates,
-nearly so at the points before. The step is one more candidate under the safeguard and the trust region. The correction
-of molecules is one of their internal coordinates: forces held in space would turn them.
+First the structure is relaxed in the cheap potential. Then its Hessian, corrected by the secants of the expensive one,
+makes the steps, under the same safeguard and trust region as every other model. Molecules turn and bend too far for one
+Hessian: there each step goes to the minimum of the cheap surface, corrected in internal coordinates so that it has the
+expensive forces at the present point and, by Powell's symmetric rank-two updates, nearly so at the points before.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from relaxion.optimizer.hessian.base import Base, Hessian
 from relaxion.optimizer.hessian.internal.model import InternalSecants
 from relaxion.optimizer.hessian.internal.topology import NON_METALS, bonds_in, molecular_share, topology_of
 from relaxion.optimizer.hessian.learned import DirectMove
-from relaxion.optimizer.hessian.potential import SurfaceCorrection
+from relaxion.optimizer.hessian.potential import PotentialHessian, SurfaceCorrection, differences
 from relaxion.optimizer.hessian.springs import bonds_of
 from relaxion.optimizer.point import (
     Array,
@@ -64,12 +64,14 @@ BROKEN = 1.6  # sums of covalent radii: bonds of non-metals that were below 1.25
 BONDED = 1.25
 FAR_WORSE = 3.0  # times the cheap force at the start: an expensive force above that at the cheap minimum
 DOUBTFUL = 0.5  # the same with a free cell: were the start relaxed, both forces would be about equal
-HELPED = 1.0  # of the largest force may be left by a planned step; else it did not help
-HELPED_IN_MOLECULES = 0.5  # whose internal coordinates are nearly as good
-REACH = 0.6  # Å, of one planned step
+HELPED = 0.5  # of the largest force may be left by a step to a corrected minimum; else it did not help
+REACH = 0.6  # Å, of such a step
+REFRESHED = 0.3  # Å; farther away the Hessian is made anew
+MOST_COORDINATES = 300  # that are free; of larger structures the cheap potential only finds the first minimum
 MOST_SEEN = 10  # expensive points that correct the surface
 HALVINGS = 20
-RULE = StepRule(secant_weight=0.0)
+HESSIAN_RULE = StepRule(secant_length=0.3)
+SURFACE_RULE = StepRule(secant_weight=0.0)
 
 
 class ModelFailed(Exception):
@@ -114,12 +116,15 @@ class CheapModel:
         self.start_force = 0.0  # eV/Å, largest cheap force at the user's structure
         self.first_energy: float | None = None  # eV, expensive, at the user's structure where that was asked first
         self.doubted: Point | None = None  # the cheap minimum, while the start is asked whether it is the better one
+        self._molecular = molecular_share(bare_atoms(target)) > 0
         self._calculator = PotentialCalculator(made)
         self._largest_radius = maxstep
         self.fmax = 0.05  # eV/Å, of the run
         self._seen: list[tuple[Array, Array]] = []  # expensive points, expensive minus cheap forces there
         self._stepper: Stepper | None = None  # whose steps are planned here
-        self._plan: tuple[Array, Array] | None = None  # the newest: where it begins, and the step
+        self._plan: tuple[Array, Array] | None = None  # the newest to a minimum: where it begins, and the step
+        self._matrix: tuple[Array, Array] | None = None  # the newest Hessian: where, and by the free coordinates
+        self._hessian: PotentialHessian | None = None  # made of it
         if expensive is not None and _same(made, expensive):
             self.note = f"the model {self.name} is the calculator itself"
 
@@ -137,11 +142,12 @@ class CheapModel:
     def plans(self) -> bool:
         """Whether it plans steps, too: not for molecular crystals with a free cell, and not where it is not used."""
         free_cell = isinstance(self.target, UnitCellFilter)
-        return not self.note and not (free_cell and molecular_share(bare_atoms(self.target)) > 0)
+        return not self.note and not (free_cell and self._molecular)
 
     def stepper(self, settings: ClassicalSettings) -> Stepper:
         """Steps planned here, under the safeguard; classical ones where a plan was bad."""
-        self._stepper = Stepper(settings, self, RULE, sees_molecules=False)
+        rule = SURFACE_RULE if self._molecular else HESSIAN_RULE
+        self._stepper = Stepper(settings, self, rule, sees_molecules=False)
         return self._stepper
 
     def begin(self) -> bool:
@@ -191,31 +197,64 @@ class CheapModel:
             self.first, self.other, self.first_energy = there, here, point.energy
             return there
         if self.first_energy is not None:
-            better = point.finite and point.energy <= self.first_energy
-        else:
-            better = point.finite and point.largest_force <= FAR_WORSE * self.start_force
-            free_cell = isinstance(self.target, UnitCellFilter)
-            if better and free_cell and point.largest_force > DOUBTFUL * self.start_force:
-                self.saw(point)
-                self.doubted = point
-                return there
-        if better:
+            if point.finite and point.energy <= self.first_energy:
+                return None
+            self.note = f"the minimum of {self.name} is no better than the start, which is taken instead"
+            return there
+        free_cell = isinstance(self.target, UnitCellFilter)
+        bound = (DOUBTFUL if free_cell else FAR_WORSE) * self.start_force
+        if point.finite and point.largest_force <= bound:
             return None
-        self.note = f"the minimum of {self.name} is no better than the start, which is taken instead"
+        self.saw(point)
+        self.doubted = point
         return there
 
+    def better(self, start: Point) -> Point:
+        """Of the start and the cheap minimum, both asked now, the lower one; the model is left if that is the start."""
+        doubted, self.doubted = self.doubted, None
+        if doubted is None:
+            return start
+        if doubted.finite and not (start.finite and start.energy <= doubted.energy):
+            self.saw(start)
+            return doubted
+        if not isinstance(self.target, UnitCellFilter):
+            self.note = f"the minimum of {self.name} is no better than the start, which is taken instead"
+        return start
+
     def misled(self, point: Point, last: Proposal) -> bool:
-        """Whether the planned step that led to the point was not worth it."""
-        left = HELPED_IN_MOLECULES if molecular_share(bare_atoms(self.target)) > 0 else HELPED
-        if point.finite and point.largest_force <= left * last.base.largest_force:
+        """Whether the step to a corrected minimum that led to the point was not worth it."""
+        if not self._molecular or (point.finite and point.largest_force <= HELPED * last.base.largest_force):
             return False
         self.note = f"a planned step left {point.largest_force:.3g} of {last.base.largest_force:.3g} eV/Å"
         return True
 
     def at(self, bases: Sequence[Base], structures: Structures) -> list[Hessian | str]:
-        """The step to the minimum of the corrected surface, for each base (one, in truth)."""
+        """The Hessian at each base (one, in truth), or the step from there to the minimum of the corrected surface."""
         del structures
-        return [self._planned(base) for base in bases]
+        return [self._planned(base) if self._molecular else self._hessian_at(base.point) for base in bases]
+
+    def _hessian_at(self, point: Point) -> Hessian | str:
+        """As it is, until the structure has moved far."""
+        assert point.geometry is not None
+        free = point.geometry.free
+        if self.note:
+            return self.note
+        if free.sum() > MOST_COORDINATES:
+            return f"more than {MOST_COORDINATES} coordinates are free"
+        if self._matrix is None or point.reach(point.coordinates - self._matrix[0]) > REFRESHED:
+            try:
+                with self._in_place():
+                    self._matrix = point.coordinates, differences(point, self._forces_at)
+            except ModelFailed as error:
+                self.note = str(error)
+                return self.note
+            self._hessian = None
+        self._hessian = self._hessian or PotentialHessian(self._matrix[1], free)
+        return self._hessian
+
+    def _forces_at(self, coordinates: Array) -> Array:
+        place(self.target, coordinates)
+        return self._point().forces
 
     def _planned(self, base: Base) -> Hessian | str:
         if self.note:
@@ -235,8 +274,10 @@ class CheapModel:
         return DirectMove(point.forces, self._plan[1], base.springs)
 
     def saw(self, point: Point) -> None:
-        """Ask the cheap potential at an expensive point."""
-        if self.note or not point.finite or any(np.array_equal(point.coordinates, there) for there, _ in self._seen):
+        """Ask the cheap potential at an expensive point, which corrects its surface."""
+        if not self._molecular or self.note or not point.finite:
+            return
+        if any(np.array_equal(point.coordinates, there) for there, _ in self._seen):
             return
         try:
             with self._in_place():
@@ -252,13 +293,10 @@ class CheapModel:
         return self._seen[own][1], others[-MOST_SEEN:]
 
     def _correction(self, point: Point, offset: Array, seen: list[tuple[Array, Array]]) -> SurfaceCorrection:
-        topology = None
-        if not isinstance(self.target, UnitCellFilter) and point.geometry is not None:
-            bonds = bonds_in(point.geometry, bonds_of([point.geometry])[0], None)
-            topology = topology_of(point.geometry, bonds) if bonds else None
+        assert point.geometry is not None
+        topology = topology_of(point.geometry, bonds_in(point.geometry, bonds_of([point.geometry])[0], None))
         if topology is None:
-            before = [(replace(point, coordinates=there), found) for there, found in seen]
-            return SurfaceCorrection(point, offset, before, None)
+            raise ModelFailed(f"{self.name} plans no steps where no bonds are left")
         before = [(_moved(point, there), found) for there, found in seen]
         assert self._stepper is not None
         secants = self._stepper.secants
@@ -269,8 +307,7 @@ class CheapModel:
     def _descend(self, start: Array, correction: SurfaceCorrection | None = None) -> Descent:
         """Down the cheap surface; a corrected one is left when a step reaches farther than it can be right."""
         atoms = bare_atoms(self.target)
-        curved = correction is not None and correction.topology is not None
-        farthest = math.inf if correction is None else self._farthest(correction.base, curved=curved)
+        farthest = math.inf if correction is None else self._farthest(correction.base)
         settings = ClassicalSettings(TrustRegionSettings(largest=self._largest_radius))
         stepper = chosen("auto", atoms, settings).stepper
         place(self.target, start)
@@ -295,16 +332,13 @@ class CheapModel:
             way = proposal.base.coordinates + proposal.step - start
             reach = proposal.base.reach(way)
             if reach > farthest:
-                end = _within(proposal, start, farthest) if curved else start + way * (farthest / reach)
-                return replace(ended, coordinates=end, converged=True)
+                return replace(ended, coordinates=_within(proposal, start, farthest), converged=True)
             place(self.target, start + way)
         raise AssertionError("the last call returns")
 
-    def _farthest(self, base: Point, *, curved: bool) -> float:
+    def _farthest(self, base: Point) -> float:
         """As the trust region has it, Å: a curved way must not be cut straight afterwards."""
         assert self._stepper is not None
-        if not curved:
-            return REACH
         softest = self._stepper.safeguard.settings.softest
         return min(REACH, self._stepper.region.radius, base.largest_force / softest)
 
@@ -341,6 +375,7 @@ class CheapModel:
         """For a restart file."""
         return {
             "name": self.name,
+            "molecular": self._molecular,
             "calls": self.calls,
             "note": self.note,
             "first": self.first,
@@ -350,12 +385,14 @@ class CheapModel:
             "first_energy": self.first_energy,
             "doubted": None if self.doubted is None else asdict(self.doubted),
             "plan": self._plan,
+            "hessian": self._matrix,
             "seen": [[at, offset] for at, offset in self._seen[-MOST_SEEN - 1 :]],
         }
 
     def restore(self, plain: dict[str, Any]) -> None:
         """The opposite. KeyError, TypeError or ValueError where the content is foreign."""
         self.calls = int(plain["calls"])
+        self._molecular = bool(plain["molecular"])
         self.note = str(plain["note"])
         self.first, self.other = (
             None if rows is None else rows_of_three(rows) for rows in (plain["first"], plain["other"])
@@ -364,8 +401,9 @@ class CheapModel:
         self.start_force = float(plain["start_force"])
         self.first_energy = None if plain["first_energy"] is None else float(plain["first_energy"])
         self.doubted = None if plain["doubted"] is None else Point.restored(plain["doubted"])
-        plan = plain["plan"]
+        plan, hessian = plain["plan"], plain["hessian"]
         self._plan = None if plan is None else (rows_of_three(plan[0]), rows_of_three(plan[1]))
+        self._matrix = None if hessian is None else (rows_of_three(hessian[0]), np.asarray(hessian[1], dtype=float))
         self._seen = [(rows_of_three(at), rows_of_three(offset)) for at, offset in plain["seen"]]
 
 
@@ -412,11 +450,9 @@ class TwoLevels:
                 self.stepper = self.alone
             self.stepper.reset()
             return Proposal(replace(point), there - point.coordinates, -1e-16, MODEL)  # the point itself is left
-        doubted = self.model.doubted
-        self.model.doubted = None
-        if doubted is not None and not (point.finite and point.energy <= doubted.energy):
-            self.model.saw(point)
-            point = doubted
+        point = self.model.better(point)
+        if self.model.note and self.stepper is self.planner:
+            self.stepper = self.alone
         if self.stepper is self.alone:
             return propose([self.alone], [point])[0]
         last = self.planner.last

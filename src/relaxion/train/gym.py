@@ -29,8 +29,7 @@ from relaxion.structures.structures import per_structure_sum
 from relaxion.train.data.alloys import fcc_alloys
 from relaxion.train.data.perturbations import rattle
 from relaxion.train.data.starts import PerturbedStarts, Starts
-from relaxion.train.experience.environment import Environment, EnvironmentSettings
-from relaxion.train.experience.reward import Reward, largest_force
+from relaxion.train.experience.environment import MAX_STRAIN, Environment, EnvironmentSettings, Reward, largest_force
 
 Floats = NDArray[np.float32]
 
@@ -191,7 +190,7 @@ class World:
         atoms = flat[:, : 3 * self.max_atoms].reshape(-1, 3)[rows(structures, self.max_atoms)]
         strains = torch.zeros_like(structures.cells)
         if flat.shape[1] > 3 * self.max_atoms:
-            strains = strain_matrices(settings.max_strain * flat[:, 3 * self.max_atoms :])
+            strains = strain_matrices(MAX_STRAIN * flat[:, 3 * self.max_atoms :])
         longest = torch.full((len(structures),), settings.max_displacement_angstrom, dtype=torch.float64)
         if self.moves_follow_forces:
             longest = (largest_force(structures, state.evaluation) / SOFT_BOND).clamp_max(longest)

@@ -27,7 +27,6 @@ from relaxion.train.judge.assessment import (
     AssessedStarts,
     AssessmentStopped,
     Assessor,
-    Calls,
     Filming,
     film_of,
     read_baselines,
@@ -119,17 +118,15 @@ def test_starts_are_made_once_and_only_when_needed() -> None:
 
 def test_baselines_are_measured_once_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assessor = Assessor(STARTS[:1])
-    assessor.compare(tmp_path, collector=Calls((7, 200), (1.0, None)))
+    assessor.compare(tmp_path)
     kept = json.loads((tmp_path / "baselines.json").read_text())
-    assert list(kept) == ["BFGS", "FIRE", "core", "collector"]
+    assert list(kept) == ["BFGS", "FIRE", "core"]
     assert kept["core"]["force_calls"] == one_by_one(STARTS[0])
     assert kept["BFGS"]["mean_force_calls"] == np.mean(kept["BFGS"]["force_calls"])
-    assert (kept["collector"]["failures"], kept["collector"]["energy_ev"]) == (1, [1.0, None])
     again = Assessor(STARTS[:1])
     monkeypatch.setattr(again, "measure", lambda _name: pytest.fail("measured twice"))
     again.compare(tmp_path)
     assert again.baselines == assessor.baselines
-    assert again.baselines["collector"] == 103.5
 
 
 def test_baselines_of_older_runs_are_read_and_damaged_ones_named(tmp_path: Path) -> None:

@@ -19,8 +19,7 @@ from relaxion.structures import Evaluation, Graph, Move, Outcome, State, Structu
 from relaxion.train.data.alloys import fcc_alloys
 from relaxion.train.data.perturbations import perturbation
 from relaxion.train.data.starts import PerturbedStarts
-from relaxion.train.experience.environment import Environment, EnvironmentSettings, Source
-from relaxion.train.experience.reward import Reward, largest_force
+from relaxion.train.experience.environment import Environment, EnvironmentSettings, Reward, Source, largest_force
 
 
 class Wall(Potential):

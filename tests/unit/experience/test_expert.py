@@ -9,12 +9,12 @@ from ase.optimize import BFGS
 
 from relaxion.potentials.registry import potential
 from relaxion.structures import Move, Outcome, Structures
+from relaxion.train.agents.shared import LinearSchedule
 from relaxion.train.data import perturbations as perturb
 from relaxion.train.data.alloys import fcc_alloys
 from relaxion.train.data.starts import PerturbedStarts
 from relaxion.train.experience.environment import Environment, EnvironmentSettings, Source
 from relaxion.train.experience.expert import Expert, guided
-from relaxion.train.experience.exploration import LinearSchedule
 from relaxion.train.experience.structure_replay import StructureReplay
 from relaxion.train.tasks.relax import imitation_distance
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Generator, Tensor
 
+from relaxion.train.agents.shared import Exploration, LinearSchedule
 from relaxion.train.agents.vector_networks import BoxActions
-from relaxion.train.experience.exploration import Exploration, LinearSchedule
 
 LOW, HIGH = [-1.0, 10.0], [3.0, 10.5]
 

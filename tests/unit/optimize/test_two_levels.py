@@ -20,7 +20,7 @@ from scipy.spatial.transform import Rotation
 from relaxion import Relaxer, relax_batch
 from relaxion.errors import RestartError
 from relaxion.optimizer.hessian.internal.topology import bonds_in, topology_of
-from relaxion.optimizer.hessian.potential import SurfaceCorrection
+from relaxion.optimizer.hessian.potential import PotentialHessian, SurfaceCorrection, differences
 from relaxion.optimizer.hessian.springs import bonds_of
 from relaxion.optimizer.point import Point, read_geometry
 from relaxion.optimizer.two_levels import astray
@@ -55,22 +55,21 @@ class Stiffer(Calculator):
 
 
 class Wrong(Calculator):
-    """EMT that fails in one way or another after some calls; without a stress."""
+    """EMT, or another one, that fails in one way or another after some calls; without a stress."""
 
     implemented_properties = ("energy", "forces")
 
-    def __init__(self, after: int = 0, how: str = "raise") -> None:
+    def __init__(self, after: int = 0, how: str = "raise", inner: Calculator | None = None) -> None:
         super().__init__()
-        self.after, self.how = after, how
+        self.after, self.how, self.inner = after, how, inner or EMT()
 
     def calculate(self, atoms=None, properties=("energy",), system_changes=all_changes) -> None:
         super().calculate(atoms, properties, system_changes)
         self.after -= 1
         if self.after < 0 and self.how == "raise":
             raise RuntimeError("the machine is on fire")
-        emt = EMT()
-        emt.calculate(self.atoms, ["energy", "forces"], all_changes)
-        self.results = {"energy": emt.results["energy"], "forces": emt.results["forces"]}
+        self.inner.calculate(self.atoms, ["energy", "forces"], all_changes)
+        self.results = {name: self.inner.results[name] for name in ("energy", "forces")}
         if self.after < 0:
             self.results["forces"] = np.full((len(self.atoms), 3), np.nan)
 
@@ -172,23 +171,26 @@ def test_of_start_and_cheap_minimum_the_lower_one_is_gone_on_from():
     assert helped.get_potential_energy() == pytest.approx(alone.get_potential_energy(), abs=2e-3)
 
 
-def test_the_surface_has_the_expensive_forces_where_they_are_known():
+def test_the_hessian_of_a_quadratic_surface_is_exact_and_made_positive():
     random = np.random.default_rng(0)
-    here, before, forces, other = (random.standard_normal((4, 3)) for _ in range(4))
-
-    def at(coordinates: np.ndarray) -> Point:
-        return Point(coordinates, np.zeros((4, 3)), 0.0, None)
-
-    correction = SurfaceCorrection(at(here), forces, [(at(before), other)])
-
-    def corrected(coordinates: np.ndarray) -> Point:
-        return correction.of(at(coordinates))
-
-    assert np.allclose(corrected(here).forces, forces)
-    assert np.allclose(corrected(before).forces, other)
-    step = 1e-5 * random.standard_normal((4, 3))
-    work = -float(np.vdot(step, corrected(before).forces + corrected(before + step).forces)) / 2
-    assert corrected(before + step).energy - corrected(before).energy == pytest.approx(work, abs=1e-12)
+    geometry = read_geometry(rattled())
+    assert geometry is not None
+    free = np.ones((8, 3), dtype=bool)
+    free[:3] = False
+    factor = random.standard_normal((24, 24))
+    matrix = factor @ factor.T + 2 * np.eye(24)
+    base = Point(rattled().positions, np.zeros((8, 3)), 0.0, replace(geometry, free=free))
+    found = differences(base, lambda there: -(matrix @ (there - base.coordinates).ravel()).reshape(8, 3))
+    assert np.allclose(found, matrix[9:, 9:])
+    hessian = PotentialHessian(found, free)
+    forces = random.standard_normal((8, 3)) * free
+    step = hessian.solve(forces, 0.5)
+    assert np.allclose(hessian.apply(step) + 0.5 * step, forces)
+    assert not step[:3].any()
+    upside_down = PotentialHessian(-found, free)  # every mode is as stiff as it is curved, whichever way
+    assert np.vdot(forces, upside_down.solve(forces)) > 0
+    assert np.allclose(upside_down.solve(forces), hessian.solve(forces))
+    assert np.allclose(PotentialHessian(1e-3 * found, free).apply(forces), forces)  # nothing is softer than 1 eV/Å²
 
 
 @pytest.mark.parametrize("options", [{}, {"scalar_pressure": 5 * GPa}, {"mask": [1, 1, 1, 0, 0, 0]}])
@@ -258,6 +260,29 @@ def test_the_correction_turns_with_a_molecule():
     assert correction.of(turned).energy == pytest.approx(0.0, abs=0.1)
 
 
+def test_the_surface_has_the_expensive_forces_where_they_are_known():
+    atoms = ethanol()
+    geometry = read_geometry(atoms)
+    assert geometry is not None
+    topology = topology_of(geometry, bonds_in(geometry, bonds_of([geometry])[0], None))
+    assert topology is not None
+
+    def at(positions: np.ndarray) -> Point:
+        return Point(positions, np.zeros((9, 3)), 0.0, replace(geometry, positions=positions))
+
+    def towards(positions: np.ndarray, stiffness: float) -> np.ndarray:
+        """Forces of springs between all atoms: they turn nothing and push nothing away."""
+        ways = positions[:, None] - positions
+        lengths = np.linalg.norm(ways, axis=2) + np.eye(9)
+        return -stiffness * ((1 - 2.0 / lengths)[..., None] * ways).sum(axis=1)
+
+    here, before = atoms.positions, ethanol(1).positions
+    forces, other = towards(here, 0.5), towards(before, 0.8)
+    correction = SurfaceCorrection(at(here), forces, [(at(before), other)], topology)
+    assert np.allclose(correction.of(at(here)).forces, forces, atol=1e-6)
+    assert np.allclose(correction.of(at(before)).forces, other, atol=1e-3)
+
+
 def test_a_batch_is_relaxed_as_one_by_one():
     starts = [rattled(seed) for seed in range(3)]
     single = [relaxed(start.copy(), EMT(), model="morse?epsilon=0.35&rho0=4.0&r0=2.65") for start in starts]
@@ -321,10 +346,12 @@ def test_a_model_that_fails_is_named_and_the_relaxation_goes_on(model, said, cap
 
 
 def test_a_model_may_fail_in_mid_run():
-    counted = Wrong(after=10**6)
-    relaxed(rattled(), expensive(), fmax=1e-3, model=counted)
+    cheap = PotentialCalculator(tight_binding("GFN1-xTB"))
+    calculator = PotentialCalculator(tight_binding("GFN2-xTB"))
+    counted = Wrong(after=10**6, inner=cheap)
+    relaxed(ethanol(), calculator, fmax=1e-3, model=counted)
     calls = 10**6 - counted.after
-    helped = relaxed(rattled(), expensive(), fmax=1e-3, model=Wrong(after=calls - 2))
+    helped = relaxed(ethanol(), calculator, fmax=1e-3, model=Wrong(after=calls - 2, inner=cheap))
     assert "on fire" in helped.model_used
     assert helped.model_steps > 0
 

@@ -17,7 +17,7 @@ from relaxion.errors import SettingsError
 from relaxion.potentials import potential
 from relaxion.potentials.base import AsePotential
 from relaxion.structures import Evaluation, Structures
-from relaxion.train.experience.reward import REWARDS, Reward, largest_force
+from relaxion.train.experience.environment import REWARDS, Reward, largest_force
 
 
 def two_copper(force_x: float, energy: float) -> tuple[Structures, Evaluation]:

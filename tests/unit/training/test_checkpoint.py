@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from relaxion.errors import CheckpointError
 from relaxion.files import Stored, digest
-from relaxion.train.tasks import checkpoint
+from relaxion.train.tasks.progress import CHECKPOINTS
 
 KIND = "test file"
 
@@ -24,7 +24,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def write(path: Path, number: float = 1.0) -> None:
-    checkpoint.write(path, KIND, {"a.x": torch.full((300,), number), "b.y": torch.tensor(3)}, {"steps": 5})
+    CHECKPOINTS.write(path, KIND, {"a.x": torch.full((300,), number), "b.y": torch.tensor(3)}, {"steps": 5})
 
 
 def test_there_and_back(path: Path) -> None:
@@ -38,8 +38,8 @@ def test_there_and_back(path: Path) -> None:
         "other.bytes": torch.Generator().manual_seed(3).get_state(),
         "other.nan": torch.tensor([float("nan"), -0.0]),
     }
-    checkpoint.write(path, KIND, tensors, {"position": 7, "settings": {"x": None}})
-    stored = checkpoint.read(path, KIND)
+    CHECKPOINTS.write(path, KIND, tensors, {"position": 7, "settings": {"x": None}})
+    stored = CHECKPOINTS.read(path, KIND)
     assert stored.values == {"position": 7, "settings": {"x": None}}
     assert digest(stored.tensors) == digest(tensors)
     assert set(stored.part("part")) == {"half", "same", "column"}
@@ -55,7 +55,7 @@ def test_replaced_in_one_go(path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(os, "fsync", killed)
     with pytest.raises(KeyboardInterrupt):
         write(path, 2.0)
-    assert checkpoint.read(path, KIND).tensors["a.x"][0] == 1.0
+    assert CHECKPOINTS.read(path, KIND).tensors["a.x"][0] == 1.0
     assert [file.name for file in path.parent.iterdir()] == [path.name]
     monkeypatch.undo()
     write(path, 2.0)
@@ -64,7 +64,7 @@ def test_replaced_in_one_go(path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_missing(path: Path) -> None:
     with pytest.raises(CheckpointError, match="does not exist"):
-        checkpoint.read(path, KIND)
+        CHECKPOINTS.read(path, KIND)
 
 
 @pytest.mark.parametrize("keep", [0, 5, 100, -1])
@@ -72,7 +72,7 @@ def test_truncated(path: Path, keep: int) -> None:
     write(path)
     path.write_bytes(path.read_bytes()[:keep])
     with pytest.raises(CheckpointError, match="damaged"):
-        checkpoint.read(path, KIND)
+        CHECKPOINTS.read(path, KIND)
 
 
 def test_one_changed_bit(path: Path) -> None:
@@ -81,14 +81,14 @@ def test_one_changed_bit(path: Path) -> None:
     content[-50] ^= 1
     path.write_bytes(content)
     with pytest.raises(CheckpointError, match="do not match their digest"):
-        checkpoint.read(path, KIND)
+        CHECKPOINTS.read(path, KIND)
 
 
 def test_plain_values_are_part_of_the_digest(path: Path) -> None:
     write(path)
     path.write_bytes(path.read_bytes().replace(rb"{\"steps\": 5}", rb"{\"steps\": 6}"))
     with pytest.raises(CheckpointError, match="do not match their digest"):
-        checkpoint.read(path, KIND)
+        CHECKPOINTS.read(path, KIND)
 
 
 def test_a_missing_folder_and_a_full_disk(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,32 +103,32 @@ def test_a_missing_folder_and_a_full_disk(path: Path, monkeypatch: pytest.Monkey
     with pytest.raises(CheckpointError, match=r"cannot be written .*No space left"):
         write(path, 2.0)
     assert [file.name for file in path.parent.iterdir()] == [path.name]
-    assert checkpoint.read(path, KIND).tensors["a.x"][0] == 1.0
+    assert CHECKPOINTS.read(path, KIND).tensors["a.x"][0] == 1.0
 
 
 def test_foreign(path: Path) -> None:
     save_file({"x": torch.zeros(1)}, path)
     with pytest.raises(CheckpointError, match="not written by relaxion"):
-        checkpoint.read(path, KIND)
+        CHECKPOINTS.read(path, KIND)
 
 
 def test_pickle_is_never_read(path: Path) -> None:
     torch.save({"x": torch.zeros(1)}, path)
     with pytest.raises(CheckpointError, match="damaged or not a safetensors file"):
-        checkpoint.read(path, KIND)
+        CHECKPOINTS.read(path, KIND)
 
 
 def test_other_kind(path: Path) -> None:
     write(path)
     with pytest.raises(CheckpointError, match="holds a test file, not a story"):
-        checkpoint.read(path, "story")
+        CHECKPOINTS.read(path, "story")
 
 
 @pytest.mark.parametrize(("version", "advice"), [(3, "update"), (10, "update"), (1, "read it with the relaxion that")])
 def test_other_version(path: Path, version: int, advice: str) -> None:
-    replace(checkpoint.FORMAT, version=version).write(path, KIND, {}, {})
+    replace(CHECKPOINTS, version=version).write(path, KIND, {}, {})
     with pytest.raises(CheckpointError, match=f"has format version {version}, this relaxion reads 2; {advice}"):
-        checkpoint.read(path, KIND)
+        CHECKPOINTS.read(path, KIND)
 
 
 def test_old_versions_are_upgraded_step_by_step(path: Path) -> None:
@@ -140,7 +140,7 @@ def test_old_versions_are_upgraded_step_by_step(path: Path) -> None:
     def third(stored: Stored) -> Stored:
         return Stored(stored.tensors, {"words": stored.values["lines"] + 1})
 
-    newer = replace(checkpoint.FORMAT, version=4, upgrades={2: second, 3: third})
+    newer = replace(CHECKPOINTS, version=4, upgrades={2: second, 3: third})
     assert newer.read(path, KIND).values == {"words": 51}
     with pytest.raises(CheckpointError, match="has format version 2, this relaxion reads 4; read it with"):
         replace(newer, upgrades={3: third}).read(path, KIND)

@@ -38,7 +38,7 @@ from relaxion.train.diagnostics.diagnosis import (
 from relaxion.train.experience.environment import Environment, EnvironmentSettings, Source
 from relaxion.train.experience.structure_replay import StructureReplay
 
-FACTS = Facts(0.05, 0.7, 0.5, 5.0, expert_fades_within_steps=1000, memory_steps=20)
+FACTS = Facts(0.05, 0.7, 0.5, 5.0, memory_steps=20)
 SMALL = AtomNetworkSettings(channels=4, n_radial=4)
 BOUNDS = MoveActions(0.5, 0.1)
 AGENTS = (TD3Settings(), SACSettings(), DDPGSettings(), D4PGSettings(lowest_value=-3, highest_value=3, n_bins=7))
@@ -152,7 +152,7 @@ HEALTHY: dict[str, float] = {
     "proposed_move_angstrom": 0.2, "executed_move_angstrom": 0.19, "policy_move_angstrom": 0.1,
     "policy_move_beside_springs": 0.8,
     "q_at_start": 1.2, "return_from_start": 1.0, "squared_return": 1.2, "reward_size": 0.2, "gate_factor": 0.7,
-    "lowest_gate_factor": 0.1, "crowded_share": 0.0, "expert_share": 0.1, "first_expert_share": 0.5,
+    "lowest_gate_factor": 0.1, "crowded_share": 0.0, "expert_share": 0.1,
     "atoms_per_structure": 8.0, "replay_age_transitions": 5000.0, "replay_forgets": 1.0, "returns_outside_support": 0.0,
     "trained_steps": 1000.0, "assessed_calls_beside_bfgs": 0.8, **{k: float(v) for k, v in vars(FACTS).items()},
 }  # fmt: skip
@@ -189,11 +189,6 @@ TROUBLES: list[tuple[str, dict[str, float], str]] = [
     ),
     ("non_finite", {"share_non_finite": 0.2}, "the potential fails too often: 20% of the relaxations"),
     ("crowding", {"crowded_share": 0.6}, "atoms stay at the minimum distance: 60% of the steps"),
-    (
-        "expert",
-        {"expert_share": 0.5},
-        "the expert's share does not fall: it still proposes 50% of the steps, 50% at first",
-    ),
     (
         "replay_old",
         {"replay_age_transitions": 60_000},

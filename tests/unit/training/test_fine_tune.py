@@ -9,13 +9,12 @@ import pytest
 import torch
 from ase import Atoms
 
-from relaxion.database.trajectory import Trajectory
 from relaxion.files import Stored
 from relaxion.model.stiffness_network import StiffnessNetwork, StiffnessSettings
 from relaxion.structures import Outcome
-from relaxion.train.supervised.examples import Examples, bases_of, secants_of
+from relaxion.structures.trajectory import Trajectory
 from relaxion.train.supervised.fine_tune import USUAL, FineTune, held_out
-from relaxion.train.supervised.fit import relative_errors
+from relaxion.train.supervised.fit import Examples, bases_of, relative_errors, secants_of
 
 SMALL = StiffnessSettings(channels=8, n_hidden=8, n_layers=1, cutoff_angstrom=4.0)
 

@@ -12,8 +12,7 @@ from relaxion.errors import SettingsError
 from relaxion.model.stiffness_network import StiffnessNetwork, StiffnessSettings
 from relaxion.potentials.registry import potential
 from relaxion.structures import Move, State, Structures
-from relaxion.train.supervised.examples import Examples
-from relaxion.train.supervised.fit import ExampleDataset, Fit, FitSettings, by_muon, relative_errors
+from relaxion.train.supervised.fit import ExampleDataset, Examples, Fit, FitSettings, by_muon, relative_errors
 
 SETTINGS = FitSettings(fit_updates=8, fit_optimizer="muon", fit_learning_rate=1e-3)
 needs_muon = pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch before 2.9")

@@ -14,7 +14,7 @@ from relaxion.train.runs.loop import train
 from relaxion.train.runs.packaging import bundle_from_run
 from relaxion.train.runs.recipe import read_settings
 from relaxion.train.runs.run_folder import AGENT, CHECKPOINT
-from relaxion.train.tasks import checkpoint
+from relaxion.train.tasks.progress import CHECKPOINTS
 from relaxion.train.tasks.relax import RelaxTrainer
 from training_runs import ATOMS
 
@@ -83,7 +83,7 @@ def test_result_and_log_say_which_policy_was_kept(lost: Path) -> None:
 
 
 def test_the_kept_policy_is_packaged_with_its_own_results(lost: Path) -> None:
-    stored = checkpoint.read(lost / "agent.safetensors", AGENT)
+    stored = CHECKPOINTS.read(lost / "agent.safetensors", AGENT)
     kept, last = policy_weights(stored.part("kept")), policy_weights(stored.part("agent"))
     assert any(not torch.equal(kept[name], last[name]) for name in kept)
     bundle, result = bundle_from_run(lost, "kept"), json.loads((lost / "result.json").read_text())
@@ -95,7 +95,7 @@ def test_the_kept_policy_is_packaged_with_its_own_results(lost: Path) -> None:
 
 
 def test_a_checkpoint_holds_what_was_kept(lost: Path) -> None:
-    stored = checkpoint.read(lost / "checkpoint.safetensors", CHECKPOINT)
+    stored = CHECKPOINTS.read(lost / "checkpoint.safetensors", CHECKPOINT)
     trainer = read_settings(stored.values["settings"]).trainer()
     assert isinstance(trainer, RelaxTrainer)
     trainer.restore(stored)

@@ -18,8 +18,7 @@ from relaxion.train.data.slabs import ADSORBATES
 from relaxion.train.data.starts import KINDS, MetalStarts
 from relaxion.train.experience.environment import Environment, EnvironmentSettings, rollout
 from relaxion.train.supervised.dataset import LiveExamples, LiveSettings, LiveSource
-from relaxion.train.supervised.examples import Examples, way_to
-from relaxion.train.supervised.fit import Fit, relative_errors
+from relaxion.train.supervised.fit import Examples, Fit, relative_errors, way_to
 
 SETTINGS = StiffnessSettings(channels=8, n_hidden=8, n_layers=1, cutoff_angstrom=4.0)
 TINY = MetalStarts(elements=("Cu", "Ni"), sizes=(2, 4), rattle_angstrom=(0.05, 0.15))

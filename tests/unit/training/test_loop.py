@@ -17,12 +17,12 @@ import torch
 from gymnasium.envs.classic_control import PendulumEnv
 
 from relaxion.errors import CheckpointError, FileError, RunError, SettingsError
-from relaxion.files import write_json
+from relaxion.files import Format, write_json
 from relaxion.train.runs.loop import Interrupted, train
 from relaxion.train.runs.recipe import read_settings
 from relaxion.train.runs.run_folder import RunFolder
-from relaxion.train.tasks import checkpoint
 from relaxion.train.tasks.control import ReturnsAssessor, Trainer
+from relaxion.train.tasks.progress import CHECKPOINTS
 from relaxion.train.tasks.settings import RunSettings
 from training_runs import without_times
 
@@ -230,7 +230,7 @@ def test_a_diverged_agent_is_not_saved(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(Trainer, "advance", diverge)
     with pytest.raises(RunError, match=r"the agent's critics.* at step 80 is not finite.* lower its learning rates"):
         train(make_settings(), tmp_path / "run")
-    stored = checkpoint.read(tmp_path / "run" / "checkpoint.safetensors", "relaxion checkpoint")
+    stored = CHECKPOINTS.read(tmp_path / "run" / "checkpoint.safetensors", "relaxion checkpoint")
     assert int(stored.tensors["counters.step"]) == 40
     offender = json.loads((tmp_path / "run" / "offending_transition.json").read_text())
     assert offender["step"] == 80
@@ -298,11 +298,11 @@ def test_what_a_kill_leaves_is_removed(tmp_path: Path) -> None:
 def test_a_run_killed_before_its_first_checkpoint_can_begin_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def killed(path: Path, *_: object) -> None:
+    def killed(_form: Format, path: Path, *_: object) -> None:
         path.with_name(f".{path.name}.part").write_bytes(b"half")
         raise MemoryError
 
-    monkeypatch.setattr(checkpoint, "write", killed)
+    monkeypatch.setattr(Format, "write", killed)
     with pytest.raises(MemoryError):
         train(make_settings(tensorboard=True), tmp_path / "run")
     assert {file.name for file in (tmp_path / "run").iterdir()} == {

@@ -64,12 +64,12 @@ def test_settings_of_one_agent_are_no_recipe_for_another(recipe: Path) -> None:
 def test_shipped_recipes_are_valid(agent: str) -> None:
     assert {file.stem for file in SHIPPED.glob("*.toml")} >= {"pendulum", "half-cheetah"}
     for file in SHIPPED.glob("*.toml"):
-        if "kinds" not in read_toml(file):  # those are for `relaxion collect`
+        if "kinds" not in read_toml(file):  # those are named by others
             assert settings_from_recipe(find(file.stem), agent, {}).agent_name == agent
 
 
-def test_a_recipe_for_collecting_is_not_one_for_training() -> None:
-    with pytest.raises(SettingsError, match="a recipe for 'relaxion collect'"):
+def test_a_recipe_of_kinds_is_not_one_for_training() -> None:
+    with pytest.raises(SettingsError, match="lists kinds of starts"):
         settings_from_recipe(find("universal-data"), None, {})
 
 
@@ -206,7 +206,7 @@ def settings_page() -> str:
 
 @pytest.mark.parametrize(
     "recipe",
-    ["pendulum", "emt-metals", "emt-stiffness", "al-fe-stiffness", "metals", "universal", "fine-tune", "molecules"],
+    ["pendulum", "emt-metals", "emt-stiffness", "al-fe-stiffness", "metals", "universal", "fine-tune"],
 )
 def test_the_page_that_errors_name_has_every_setting(recipe):
     page = settings_page()

@@ -16,7 +16,7 @@ from relaxion.train.runs.loop import train
 from relaxion.train.runs.packaging import bundle_from_run
 from relaxion.train.runs.recipe import find, read_settings, settings_from_recipe
 from relaxion.train.supervised.dataset import LiveExamples
-from relaxion.train.tasks.checkpoint import DivergedError
+from relaxion.train.tasks.progress import DivergedError
 from relaxion.train.tasks.stiffness import StiffnessRunSettings, StiffnessTrainer
 
 TINY = {

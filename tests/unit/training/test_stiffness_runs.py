@@ -27,8 +27,7 @@ from relaxion.train.runs.loop import train
 from relaxion.train.runs.packaging import bundle_from_run, training_command
 from relaxion.train.runs.recipe import find, read_settings, settings_from_recipe
 from relaxion.train.runs.run_folder import RunFolder
-from relaxion.train.supervised.examples import Examples
-from relaxion.train.supervised.fit import relative_errors
+from relaxion.train.supervised.fit import Examples, relative_errors
 from relaxion.train.tasks.relax import RelaxTrainer
 from relaxion.train.tasks.relax_settings import RelaxRunSettings
 from relaxion.train.tasks.relax_task import relax_task
@@ -120,7 +119,7 @@ class TestSettings:
     @pytest.mark.parametrize(
         ("changes", "words"),
         [
-            ({"policy": "metrik"}, "did you mean 'stiffness'"),
+            ({"policy": "stifness"}, "did you mean 'stiffness'"),
             ({"fit_update": 3}, "did you mean 'fit_updates'"),
             ({"policy": "direct"}, "unknown setting 'n_hidden'"),
             ({"moves_follow_forces": False}, "has no meaning for .*stiffness"),
@@ -135,7 +134,7 @@ class TestSettings:
         folder = RunFolder(tmp_path)
         assert training_command(read, folder).endswith("--set policy=stiffness --set fit_updates=100")
         folder.origin.write_text("runs/an older one\n")
-        assert training_command(read, folder).endswith("fit_updates=100 --from-weights 'runs/an older one'")
+        assert training_command(read, folder).endswith("fit_updates=100 --from 'runs/an older one'")
 
 
 class TestFit:

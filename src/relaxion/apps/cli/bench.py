@@ -24,9 +24,8 @@ from rich.console import Console
 from rich.table import Table
 
 from relaxion import __version__
-from relaxion.apps.cli.command import DONE, INCOMPLETE, interrupts
+from relaxion.apps.cli.command import DONE, INCOMPLETE, check_numbers, interrupts
 from relaxion.apps.cli.inputs import check_structure, command_line, sliced
-from relaxion.apps.cli.options import check_numbers
 from relaxion.apps.cli.progress import bar, one_line, say, tell
 from relaxion.apps.compare.sets import SETS, find_set
 from relaxion.errors import FileError, InputError, PotentialError, SettingsError

@@ -1,12 +1,11 @@
-"""`relaxion relax-many`, `status` and `merge`; and `collect`, which relaxes generated structures."""
+"""`relaxion relax-many`, `status` and `merge`."""
 
 from __future__ import annotations
 
 import json
 import math
-import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -14,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from relaxion.apps.cli.calculators import AUTO, calculator_for, model_for
-from relaxion.apps.cli.command import DONE, ERROR, INCOMPLETE, as_usage, interrupts
+from relaxion.apps.cli.command import DONE, ERROR, INCOMPLETE, interrupts
 from relaxion.apps.cli.inputs import RelaxingOptions, calculator_word
-from relaxion.apps.cli.progress import Now, bar, say, tell, warnings_as_sentences
+from relaxion.apps.cli.progress import Now, say, tell
 from relaxion.apps.relax_many.learning import Learner
 from relaxion.apps.relax_many.results import (
     MANIFEST,
@@ -31,19 +30,14 @@ from relaxion.apps.relax_many.results import (
 from relaxion.apps.relax_many.results import merge as merge_into
 from relaxion.apps.relax_many.run import ManyRun, ManyTally, RelaxWorker, check_files, places
 from relaxion.apps.relax_many.settings import ManySettings, calculator_details, policy_weights
-from relaxion.errors import FileError, RelaxionError, SettingsError
+from relaxion.errors import RelaxionError, SettingsError
 from relaxion.files import json_of
 from relaxion.optimizer.recorded import database_at
 from relaxion.potentials.base import AsePotential
 from relaxion.potentials.registry import make_potential, without_options
-from relaxion.settings import assigned
-from relaxion.train.collecting.collect import CollectProgress, OnProgress, collect
-from relaxion.train.collecting.starts import CollectSettings
-from relaxion.train.runs.recipe import find, read_toml
 from relaxion.workers import WorkerPlace
 
 SECONDS_BETWEEN_LINES = 5.0
-SECONDS_BETWEEN_COLLECT_LINES = 20.0
 MOST_LOOKED_AT = 10_000  # structures, to choose a calculator by; a few seconds of reading
 
 
@@ -251,55 +245,3 @@ def merge_results(folder: Path, out: Path, *, force: bool) -> int:
         say(f"relaxion: {merged.waiting} structures are not relaxed yet; run relax-many again, then merge with --force")
         return INCOMPLETE
     return DONE
-
-
-# ---- collect
-
-
-def collect_into_database(
-    recipe: str,
-    out: Path,
-    workers: str,
-    assignments: Sequence[str],
-    limit_minutes: float | None,
-    policy: str | None,
-    *,
-    as_json: bool,
-    quiet: bool,
-) -> int:
-    """The first signal is only noticed, so that all that is finished gets written."""
-    with as_usage(FileError):
-        settings = CollectSettings.of(read_toml(find(recipe)), assigned(assignments, "--set"))
-    with interrupts.held(), warnings_as_sentences(), _collect_progress(out, quiet) as on_progress:
-        found = collect(
-            settings, out, workers=workers, limit_minutes=limit_minutes, policy=policy, on_progress=on_progress,
-            stop=lambda: interrupts.noticed,
-        )  # fmt: skip
-    lines = [f"{out}{os.sep}", *found.lines()]
-    tell(json.dumps(found.as_dict()) if as_json else "\n".join(lines))
-    if interrupts.noticed:
-        return interrupts.exit_code
-    return DONE if found.complete else INCOMPLETE
-
-
-@contextmanager
-def _collect_progress(out: Path, quiet: bool) -> Iterator[OnProgress | None]:
-    """A bar in a terminal, a plain line now and then elsewhere."""
-    due = Now(SECONDS_BETWEEN_COLLECT_LINES)
-    with bar(str(out), None, quiet=quiet) as advance:
-
-        def report(reached: CollectProgress) -> None:
-            if advance is not None:
-                advance(total=reached.wanted, completed=reached.done, words=_collect_words(reached))
-            elif due():
-                say(f"{reached.done} of {reached.wanted}, {_collect_words(reached)}")
-
-        yield None if quiet else report
-
-
-def _collect_words(reached: CollectProgress) -> str:
-    left = (reached.wanted - reached.done) / max(reached.per_minute, 1e-9)
-    return (
-        f"{reached.per_minute:.0f}/min, {reached.force_calls} force calls, {reached.converged} of "
-        f"{reached.trajectories} converged, {reached.skipped} skipped, {left:.0f} min left"
-    )

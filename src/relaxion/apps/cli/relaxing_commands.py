@@ -9,8 +9,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from relaxion.apps.cli.command import DONE, RELAXING, command
-from relaxion.apps.cli.options import (
+from relaxion.apps.cli.command import (
+    DONE,
+    RELAXING,
     AgentOption,
     AllowUnseenOption,
     AssignmentsOption,
@@ -40,6 +41,7 @@ from relaxion.apps.cli.options import (
     check_numbers,
     check_recipe,
     check_structure_files,
+    command,
     complete_optimizers,
     complete_policies,
     complete_recipes,
@@ -291,13 +293,10 @@ def train(
     assignments: AssignmentsOption = None,
     resume: Annotated[bool, flag("--resume", "Continue from the last checkpoint.")] = False,
     from_weights: Annotated[
-        Path | None, option("RUN|FILE|POLICY", "Start a new run with the weights of an old one.")
-    ] = None,
-    origin: Annotated[
         str | None,
         option(
-            "POLICY|RUN|FILE",
-            "The same; from a policy, its network and step rule too.",
+            "RUN|FILE|POLICY",
+            "Start a new run with the weights of an old one, or of a policy, with its network and step rule.",
             "--from",
             autocompletion=complete_policies,
         ),
@@ -335,42 +334,6 @@ def train(
     from relaxion.apps.cli.train import TrainRequest, train_by_recipe
 
     return train_by_recipe(TrainRequest(**options))
-
-
-@command()
-def collect(
-    recipe: Annotated[str, argument("RECIPE", "A shipped recipe (universal-data) or a TOML file.")],
-    out: Annotated[Path, option("DIR", "The relaxation database; an existing one is completed.")],
-    workers: Annotated[str, option("N|KIND", "N or local:N, ray:auto, ray:ADDRESS; one processor each.")] = "local:1",
-    assignments: Annotated[
-        list[str] | None,
-        option("KEY=VALUE", "seed=7; molecule.number=100: one kind; number=10: all kinds.", "--set"),
-    ] = None,
-    limit_minutes: Annotated[
-        float | None, option("M", "Stop after this time; run the same command again to continue.", min=0)
-    ] = None,
-    policy: Annotated[
-        str | None,
-        option(
-            "NAME|FILE",
-            "Relax with this policy instead of the classical optimizer.",
-            autocompletion=complete_policies,
-        ),
-    ] = None,
-    as_json: Annotated[bool, flag("--json", "The summary as one JSON object on stdout.")] = False,
-    quiet: QuietOption = False,
-) -> int:
-    """Relax training structures with expensive potentials and keep every evaluation. Run again to continue.
-
-    relaxion collect universal-data --out data/universal --workers 2
-    relaxion collect universal-data --out data/trial --set number=10 --limit-minutes 5
-    Exit codes: 0 complete, 1 error, 2 usage, 3 time limit reached, 130, 143 stopped (the same command continues).
-    """
-    from relaxion.apps.cli.relax_many import collect_into_database
-
-    return collect_into_database(
-        recipe, out, workers, assignments or (), limit_minutes, policy, as_json=as_json, quiet=quiet
-    )
 
 
 @command()

@@ -8,8 +8,10 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from relaxion.apps.cli.command import DONE, INCOMPLETE, RELAXING, command, interrupts
-from relaxion.apps.cli.options import (
+from relaxion.apps.cli.command import (
+    DONE,
+    INCOMPLETE,
+    RELAXING,
     CalculatorAsInRelaxOption,
     CalculatorSettingOption,
     FreeCellOption,
@@ -21,7 +23,9 @@ from relaxion.apps.cli.options import (
     check_cell_options,
     check_numbers,
     check_structure_files,
+    command,
     flag,
+    interrupts,
     option,
 )
 from relaxion.errors import FileError, SettingsError

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from relaxion.apps.cli.command import RELAXING, command
-from relaxion.apps.cli.options import (
+from relaxion.apps.cli.command import (
     AS_IN_RELAX,
+    RELAXING,
     AllowUnseenOption,
     CalculatorAsInRelaxOption,
     FreeCellOption,
@@ -19,6 +19,7 @@ from relaxion.apps.cli.options import (
     argument,
     check_numbers,
     check_structure_files,
+    command,
     complete_optimizers,
     flag,
     option,

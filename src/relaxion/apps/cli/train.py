@@ -16,12 +16,11 @@ from typing import Any
 from relaxion.apps.cli.command import DONE, ERROR, as_usage, interrupts
 from relaxion.apps.cli.progress import bar, say, tell, warnings_as_sentences
 from relaxion.apps.tuning import Sweep, SweepPlan, Trial, TrialWorker, first_values, read_space
-from relaxion.errors import FileError, SettingsError
+from relaxion.errors import FileError, PolicyError, SettingsError
 from relaxion.files import kind_of
 from relaxion.model.policy_file import KIND as POLICY_KIND
 from relaxion.policies import find_policy
 from relaxion.settings import assigned
-from relaxion.train.collectors import trainer_with
 from relaxion.train.diagnostics import DIAGNOSIS, standing
 from relaxion.train.runs.loop import Interrupted, OnProgress
 from relaxion.train.runs.loop import train as train_in_folder
@@ -50,8 +49,7 @@ class TrainRequest:
     steps: int | None
     assignments: list[str] | None
     resume: bool
-    from_weights: Path | None
-    origin: str | None
+    from_weights: str | None
     calc: str | None
     structures: str | None
     force: bool
@@ -82,17 +80,20 @@ class TuneRequest:
 def train_by_recipe(request: TrainRequest) -> int:
     recipe = request.recipe
     with as_usage(FileError):
-        given = _of_origin(request.origin) | _world(request) | given_settings(request)
+        given = _of_origin(request.from_weights) | _world(request) | given_settings(request)
         settings = settings_from_recipe(find(recipe), request.agent, given)
     make = None
     if request.collectors is not None:
+        from relaxion.train.collectors import trainer_with  # other runs need no collectors
+
         make = trainer_with(WorkerPlace.read(request.collectors, "collectors"))
     default = Path("runs") / f"{Path(recipe).stem}-{settings.agent_name}-{settings.training.seed}"
     out = request.out or run_folder(recipe) or default
+    origin = None if request.from_weights is None else Path(request.from_weights)
     try:
         with warnings_as_sentences(), alarms_as_sentences(), progress(settings, out, request.quiet) as on_progress:
             result = train_in_folder(
-                settings, out, resume=request.resume, from_weights=_origin(request), force=request.force,
+                settings, out, resume=request.resume, from_weights=origin, force=request.force,
                 on_progress=on_progress, make=make,
             )  # fmt: skip
     except Interrupted as stop:
@@ -105,17 +106,14 @@ def train_by_recipe(request: TrainRequest) -> int:
     return DONE
 
 
-def _origin(request: TrainRequest) -> Path | None:
-    if request.origin is not None and request.from_weights is not None:
-        raise SettingsError("--from and --from-weights mean the same; leave one out")
-    return request.from_weights if request.origin is None else Path(request.origin)
-
-
 def _of_origin(origin: str | None) -> dict[str, Any]:
     """Settings of the network and of the step rule, where the beginning is a policy."""
     if origin is None or (Path(origin).exists() and kind_of(Path(origin)) != POLICY_KIND):
         return {}
-    bundle = find_policy(origin)
+    try:
+        bundle = find_policy(origin)
+    except PolicyError:
+        return {}  # whoever reads the weights names all that it could have been
     kept = bundle.card.training_settings
     given = TRUST_RULE if kept.get("secant_weight") is not None else ()  # else the others are not used
     rule = {name: kept[name] for name in given if name in kept}

@@ -18,7 +18,7 @@ from typing import Any
 
 from ase import Atoms
 
-from relaxion.database.relaxations import RelaxationDatabase
+from relaxion.database import RelaxationDatabase
 from relaxion.errors import CheckpointError, FileError
 from relaxion.files import Format, Stored
 from relaxion.model.stiffness_network import StiffnessNetwork
@@ -28,8 +28,8 @@ from relaxion.optimizer.classical import ClassicalSettings
 from relaxion.optimizer.hessian.learned import LearnedHessians
 from relaxion.optimizer.step import Stepper
 from relaxion.structures import Outcome
-from relaxion.train.supervised.examples import secants_of
 from relaxion.train.supervised.fine_tune import FineTune
+from relaxion.train.supervised.fit import secants_of
 
 logger = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from relaxion.errors import SettingsError
 from relaxion.optimizer.choice import learned_for, load
 from relaxion.policies import shipped_names
 from relaxion.potentials.base import AsePotential, Potential
-from relaxion.potentials.counting import package_version
+from relaxion.potentials.counting import details_of
 from relaxion.potentials.registry import potential
 from relaxion.settings import Settings
 
@@ -122,26 +122,13 @@ def policy_weights(policy: str, calculator: object = None) -> dict[str, str]:
 
 
 def calculator_details(spec: str, made: Potential | None = None) -> dict[str, Any]:
-    """What a calculator's word stands for here and now, as far as it can be known."""
+    """What a calculator's word stands for here and now, as far as it can be known; of the user's own its source too."""
     made = made or potential(spec)
-    details: dict[str, Any] = {"name": made.name}
-    head, _, tail = spec.partition(":")
-    if head == "eam" and tail:
-        details["sha256"] = _file_digest(Path(tail))
-    if isinstance(made, AsePotential):
-        module = type(made.calculator).__module__
-        details["class"] = f"{module}.{type(made.calculator).__qualname__}"
-        details["parameters"] = json.loads(json.dumps(_parameters(made), sort_keys=True, default=str))
-        details |= package_version(module.partition(".")[0])
-        if tail and (file := _source_of(head)) is not None:
-            details["sha256"] = _file_digest(file)
+    details = details_of(made)
+    module, _, name = spec.partition(":")
+    if isinstance(made, AsePotential) and name and (file := _source_of(module)) is not None:
+        details["sha256"] = hashlib.sha256(file.read_bytes()).hexdigest()
     return details
-
-
-def _parameters(made: AsePotential) -> dict[str, Any]:
-    given = getattr(made.calculator, "parameters", None)
-    plain = dict(given) if isinstance(given, dict) else {}
-    return {str(name): value for name, value in plain.items() if isinstance(value, bool | int | float | str | None)}
 
 
 def _source_of(module: str) -> Path | None:
@@ -151,10 +138,6 @@ def _source_of(module: str) -> Path | None:
         return None
     file = Path(found.origin) if found is not None and found.origin else None
     return file if file is not None and file.is_file() else None
-
-
-def _file_digest(file: Path) -> str:
-    return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def check_same(kept: ManySettings, now: ManySettings, folder: Path) -> None:

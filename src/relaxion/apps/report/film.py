@@ -25,10 +25,11 @@ METHODS = {
     "springs": "springs",
     "plain": "plain L-BFGS",
     "fire": "damped FIRE",
-    "saddle": "away from a saddle point",
-    "curvature": "looks around the end",
+    "saddle": "the step away from a saddle point",
+    "curvature": "the check for negative curvature",
 }
-HOW = "Each frame is one force call. Drag to rotate, Ctrl and wheel to zoom."
+HOW_TO_TURN = "Drag to rotate, Ctrl and wheel to zoom."
+HOW = f"Each frame is one force call. {HOW_TO_TURN}"
 FAINT = "Faint atoms are held fixed."
 MILLI = 1000  # units of the browser's lengths per Å
 

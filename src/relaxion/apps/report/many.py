@@ -142,7 +142,7 @@ def studies_of(folder: Path) -> list[dict[str, Any]]:
 def _lead(calls: np.ndarray, every: int, studies: Sequence[dict[str, Any]]) -> str:
     mean = f"{calls.mean():.1f} force calls on average, {count(calls.sum())} in all"
     if not every:
-        return f"{mean}; the policies did not change."
+        return f"{mean}."
     adopted = max((int(study["n_adopted"]) for study in studies), default=0)
     return f"{mean}; {len(studies)} fits, of which {adopted} gave a better policy."
 
@@ -154,10 +154,11 @@ def _outcomes(rows: Sequence[Row]) -> Part:
     """One tile for each outcome, failures first."""
     failed = Counter(_outcome(row) for row in rows if row.reason is not None)
     others = Counter(_outcome(row) for row in rows if row.reason is None)
-    shown = [tile(words.capitalize(), count(number), note="failed", tone="bad") for words, number in failed.items()]
+    of = f"of {count(len(rows))}"
+    shown = [tile(words.capitalize(), count(number), note=of, tone="bad") for words, number in failed.items()]
     for words, number in sorted(others.items()):
         tone = "good" if words == CONVERGED else "" if words == WAITING else "warn"
-        shown.append(tile(words.capitalize(), count(number), note=f"of {count(len(rows))}", tone=tone))
+        shown.append(tile(words.capitalize(), count(number), note=of, tone=tone))
     return {"kind": "tiles", "id": "outcomes", "title": "Outcomes", "tiles": shown}
 
 
@@ -179,7 +180,7 @@ def _reasons(failed: Sequence[Row], folder: Path) -> Part:
     left = f" {count(len(rows) - MOST_ROWS)} more reasons are not shown." if len(rows) > MOST_ROWS else ""
     return {
         "kind": "table", "id": "failures", "caption": "Failed: why, and which",
-        "columns": columns(["Reason", "Structures", "Which"], ("Which",)), "rows": rows[:MOST_ROWS],
+        "columns": columns(["Reason", "Structures", "Which"], long=("Reason", "Which")), "rows": rows[:MOST_ROWS],
         "note": f"{folder.name}/{DATABASE} has the first and last state of each (table results).{left}",
     }  # fmt: skip
 
@@ -250,17 +251,18 @@ def _energies(rows: Sequence[Row], pressure: bool) -> Part:
 def _tiles(calls: np.ndarray, others: dict[str, np.ndarray], every: int) -> Part:
     third = max(1, len(calls) // 3)
     shown = [
-        tile("Mean", f"{calls.mean():.1f}", "calls"),
-        tile("Median", f"{np.median(calls):.0f}", "calls"),
-        tile("Most", f"{calls.max():.0f}", "calls"),
-        tile("Last third", f"{calls[-third:].mean():.1f}", "calls", "mean"),
+        tile("Force calls, mean", f"{calls.mean():.1f}"),
+        tile("Force calls, median", f"{np.median(calls):.0f}"),
+        tile("Force calls, most", f"{calls.max():.0f}"),
     ]
+    if every or others:
+        shown.append(tile("Mean of the last third", f"{calls[-third:].mean():.1f}"))
     if every:
-        shown.append(tile("Before learning", f"{calls[: LAG * every].mean():.1f}", "calls"))
+        shown.append(tile("Mean before learning", f"{calls[: LAG * every].mean():.1f}"))
     for name, other in others.items():
         same = min(len(calls), len(other))
         ratio = calls[:same][-third:].mean() / other[:same][-third:].mean()
-        shown.append(tile(f"Against {name}", f"{ratio:.2f}", note="of its calls, last third"))
+        shown.append(tile(f"Against {name}", f"{ratio:.2f}", " ×", note="its force calls, last third"))
     return {"kind": "tiles", "title": "Force calls", "span": 12, "tiles": shown}
 
 

@@ -197,9 +197,9 @@ def notes(said: Sequence[str], **more: Any) -> list[Part]:
     return [{"kind": "notes", "title": "Worth knowing", "notes": list(said), **more}] if said else []
 
 
-def columns(headings: Sequence[str], text: Sequence[str] = ()) -> list[dict[str, Any]]:
-    """Of a table; `text`: those that are no numbers."""
-    return [{"label": heading, "text": heading in text} for heading in headings]
+def columns(headings: Sequence[str], text: Sequence[str] = (), long: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """Of a table; `text`: those that are no numbers, `long`: those whose cells may take several lines."""
+    return [{"label": heading, "text": heading in (*text, *long), "long": heading in long} for heading in headings]
 
 
 @dataclass(frozen=True)

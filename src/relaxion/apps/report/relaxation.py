@@ -170,7 +170,11 @@ def _tiles(told: RelaxationReport) -> list[dict[str, str]]:
 def _change(label: str, first: float | None, last: float | None, where: str = "") -> list[dict[str, str]]:
     if first is None or last is None:
         return []
-    return [tile(label, signed(last - first, ".3f"), "eV", f"to {last:.4f} eV{where}")]
+    return [tile(label, signed(last - first, ".3f"), "eV", f"to {_number(last)} eV{where}")]
+
+
+def _number(value: float | None, style: str = ".4f") -> str:
+    return "–" if value is None else format(value, style).replace("-", "−")
 
 
 def fmax_plot(runs: Sequence[tuple[str, Run]], tolerance: float | None) -> Part:
@@ -238,8 +242,7 @@ def comparison_table(ours: Run, others: Sequence[Compared], caption: str) -> Par
 def _cells(run: Run) -> list[str]:
     enthalpy = [(run.enthalpy_ev, ".4f")] if run.pressure_gpa else []
     numbers = [(run.energy_ev, ".4f"), *enthalpy, (run.fmax_ev_per_angstrom, ".2g"), (run.wall_time_seconds, ".2f")]
-    shown = ["–" if value is None else format(value, style).replace("-", "−") for value, style in numbers]
-    return [str(run.force_calls), outcome_words(run.outcome), *shown]
+    return [str(run.force_calls), outcome_words(run.outcome), *(_number(*number) for number in numbers)]
 
 
 def _same_minimum(ours: Run, other: Compared) -> str:
@@ -260,11 +263,27 @@ def _structure_facts(told: RelaxationReport) -> Part:
         ("Cell after", cell_words(final) if final is not None and told.free_cell else None),
         ("Space group before", space_group(start) if start.pbc.any() else None),
         ("Space group after", space_group(final) if final is not None and start.pbc.any() else None),
+        *_energies(told.run),
         ("Closest pair before", closest_pair(start)),
         ("Closest pair after", None if final is None else closest_pair(final)),
         ("Comment in the file", comment if isinstance(comment, str) and comment.strip() else None),
     ]
     return facts("Structure", found, span=6)
+
+
+def _energies(run: Run) -> list[tuple[str, str]]:
+    """Before and after, of what was minimised too."""
+    first = next((one for one in run.readings if one.energy_ev is not None), None)
+    if first is None or run.energy_ev is None:
+        return []
+    found = [("Energy", first.energy_ev, run.energy_ev)]
+    if run.pressure_gpa:
+        found.append((f"Enthalpy at {run.pressure_gpa:g} GPa", first.enthalpy_ev, run.enthalpy_ev))
+    return [
+        (f"{label} {when}", f"{_number(value, '.6f')} eV")
+        for label, *values in found
+        for when, value in zip(("before", "after"), values, strict=True)
+    ]
 
 
 def _run_facts(told: RelaxationReport) -> Part:
@@ -275,7 +294,7 @@ def _run_facts(told: RelaxationReport) -> Part:
         ("Calculator", told.calculator),
         ("Pressure", f"{run.pressure_gpa:g} GPa" if run.pressure_gpa else None),
         ("Tolerance", None if told.tolerance is None else f"fmax {told.tolerance:g} eV/Å"),
-        ("Steps made by", _methods_in_words(run.readings)),
+        ("Steps", _methods_in_words(run.readings)),
         ("End", run.end_check.in_words()),
         ("Error", run.error),
         ("Command", told.command),
@@ -286,9 +305,9 @@ def _run_facts(told: RelaxationReport) -> Part:
 
 def _methods_in_words(readings: Sequence[Reading]) -> str:
     made = Counter(METHODS.get(one.method, one.method) for one in readings if one.method not in ("", "start"))
-    made["rejected"] = sum(not reading.accepted for reading in readings)
-    words = {"rejected": f"{made['rejected']} rejected"}
-    return ", ".join(words.get(method, f"{method} {number}") for method, number in made.items() if number)
+    rejected = sum(not reading.accepted for reading in readings)
+    words = [f"{number} by {method}" for method, number in made.items()]
+    return ", ".join([*words, *([f"{rejected} rejected"] if rejected else [])])
 
 
 # ---- The race as a page: everybody's film in step, calls counting up, the winner by force calls.

@@ -76,8 +76,14 @@ class WatchedRun:
         self._kept: dict[str, Any] = {}
 
     @property
-    def agent(self) -> str:
-        return str(self.settings.get("agent", "agent"))
+    def is_supervised(self) -> bool:
+        """Fitted to examples: no agent, no environment."""
+        return self.settings.get("task") == "stiffness"
+
+    @property
+    def learner(self) -> str:
+        """`TD3`, or what is fitted."""
+        return "Stiffness model" if self.is_supervised else str(self.settings.get("agent", "agent")).upper()
 
     @property
     def seed(self) -> Any:
@@ -88,12 +94,7 @@ class WatchedRun:
 
     @property
     def on_structures(self) -> bool:
-        return bool(self.history.names(FORCE_CALLS)) or self.settings.get("task") in (
-            "relax",
-            "stiffness",
-            "metals",
-            "universal",
-        )
+        return bool(self.history.names(FORCE_CALLS)) or self.settings.get("task") in ("relax", "stiffness")
 
     @property
     def thinned(self) -> bool:

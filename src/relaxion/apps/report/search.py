@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from ase import Atoms
 
-from relaxion.apps.report.film import FAINT, Reel, film_parts
-from relaxion.apps.report.page import Page, Part, columns, facts, notes, tile, versions
+from relaxion.apps.report.film import FAINT, HOW_TO_TURN, Reel, film_parts
+from relaxion.apps.report.page import Page, Part, columns, facts, notes, signed, tile, versions
 from relaxion.apps.report.relaxation import citation
 from relaxion.optimizer.point import Frame
 from relaxion.search.geometry import free_atoms
@@ -21,7 +21,6 @@ from relaxion.search.run import SearchResult
 MOST_SHOWN = 6  # minima in 3D
 MOST_LISTED = 200
 BESIDE = "plain basin hopping"
-HOW_TO_TURN = "Drag to rotate, Ctrl and wheel to zoom."
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,13 +46,13 @@ def search_page(told: SearchReport) -> Page:
     shown = result.found[:MOST_SHOWN]
     reels = [_best_so_far(result), *(_still(rank, one, lowest) for rank, one in enumerate(shown[1:], 2))]
     films, thinned = film_parts(reels)
-    said = ["The first one shows the best structure so far over the force calls.", HOW_TO_TURN]
+    said = ["Replay shows how the first one was found.", HOW_TO_TURN]
     said += [FAINT] if films[0]["fixed"] else []
     parts: list[Part] = [
         {"kind": "tiles", "title": "Result", "tiles": _tiles(told)},
         _staircase(told),
         _moves(result),
-        {"kind": "film", "title": "The lowest minima", "films": films, "notes": said, "span": 12},
+        {"kind": "film", "title": "The lowest minima", "films": films, "notes": said, "at_end": True},
         _minima(result),
         _facts(told),
         *notes([*thinned, *told.hints]),
@@ -88,7 +87,8 @@ def _tiles(told: SearchReport) -> list[dict[str, str]]:
     ]
     if told.beside is not None and told.beside.found:
         behind = 1000 * (told.beside.found[0].energy_ev - lowest.energy_ev)
-        tiles.append(tile(BESIDE.capitalize(), f"{behind:+.1f}", "meV", f"after {told.beside.force_calls} force calls"))
+        note = f"{'above' if behind >= 0 else 'below'} this search, after {told.beside.force_calls} force calls"
+        tiles.append(tile(BESIDE.capitalize(), signed(behind, ".1f"), "meV", note))
     return tiles
 
 
@@ -101,24 +101,14 @@ def _staircase(told: SearchReport) -> Part:
     ends = "; ".join(f"{one['name']} ends {one['y'][-1]:.4g} eV above the lowest" for one in series)
     return {
         "kind": "plot", "title": "Best energy over force calls", "span": 7, "x_label": "force calls",
-        "y_label": "energy above the lowest (eV)", "series": series, "summary": f"Staircases; {ends}.",
+        "y_label": "above the lowest (eV)", "series": series, "summary": f"Staircases; {ends}.",
     }  # fmt: skip
 
 
 def _series(name: str, steps: list[tuple[int, float]], zero: float) -> dict[str, Any]:
-    """Corners of a staircase: level until the call at which it falls."""
-    x: list[int] = []
-    y: list[float] = []
-    for calls, energy in steps:
-        if y and calls - 1 > x[-1]:
-            x.append(calls - 1)
-            y.append(y[-1])
-        if x and calls <= x[-1]:
-            y[-1] = round(energy - zero, 6)
-        else:
-            x.append(calls)
-            y.append(round(energy - zero, 6))
-    return {"name": name, "x": x, "y": y, "open": [False] * len(x)}
+    """Level until the call at which it falls."""
+    lowest = dict(steps)  # of steps at the same call the last one stands
+    return {"name": name, "mode": "stairs", "x": list(lowest), "y": [round(one - zero, 6) for one in lowest.values()]}
 
 
 def _moves(result: SearchResult) -> Part:
@@ -127,10 +117,10 @@ def _moves(result: SearchResult) -> Part:
         calls = own["force_calls"] / own["hops"]
         cells = [kind, str(own["hops"]), f"{calls:.1f}", str(own["new_minima"]), f"{own['gained_ev']:.3f}"]
         rows.append({"cells": cells})
-    headings = ["kind", "hops", "calls each", "new minima", "gained (eV)"]
+    headings = ["Kind", "Hops", "Calls each", "New minima", "Gained (eV)"]
     note = "Gained: by how much hops of this kind lowered the best energy of the search."
     return {
-        "kind": "table", "title": "What each kind of move gained", "caption": "Hops by kind", "span": 5,
+        "kind": "table", "caption": "What each kind of move gained", "span": 5,
         "columns": columns(headings), "rows": rows, "note": note,
     }  # fmt: skip
 
@@ -168,8 +158,8 @@ def _minima(result: SearchResult) -> Part:
         rows.append({"cells": [str(rank), f"{minimum.energy_ev:.5f}", above, *numbers]})
     left = len(result.found) - len(rows)
     return {
-        "kind": "table", "title": "Distinct minima", "caption": "By energy", "span": 12,
-        "columns": columns(["rank", "energy (eV)", "above the lowest (meV)", "times found", "first at call"]),
+        "kind": "table", "caption": "Distinct minima by energy",
+        "columns": columns(["Rank", "Energy (eV)", "Above the lowest (meV)", "Times found", "First at call"]),
         "rows": rows, "note": f"{left} more are in minima.extxyz." if left else "All are in minima.extxyz.",
     }  # fmt: skip
 

@@ -6,6 +6,7 @@ The report embeds its parts; the live page (`live.py`) is sent those that change
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -39,14 +40,31 @@ TRAINING_SCRIPTS = (*SCRIPTS[:-1], "training.js", SCRIPTS[-1])
 MOST_RUNS = 12  # on one page: more curves than that nobody tells apart
 LEAST_FILM_BYTES = 40_000
 SEEDS = "assessments start from seeds of their own, the same for all runs"
-X_LABEL = "environment steps"  # the true total, those before a resume included
 
 NOTHING_YET = "no assessment yet; the first one is made before training begins"
 SPARK_POINTS = 50
 SHOWN_BY = {"share_non_finite": "outcome_non_finite"}  # numbers of rules that are not logged under their own name
 UNITS = ("_ev_per_angstrom", "_angstrom", "_transitions")  # shown behind the value instead
 AGENT_PREFIXES = ("train/", "rollout/", "fit/", "time/fps")
+AGENT_WORDS = {  # instead of the short names that logs of agents have
+    "n_updates": "updates", "q_mean": "mean Q", "target_mean": "mean target", "actor_loss": "policy loss",
+    "ep_rew_mean": "return of an episode", "ep_len_mean": "steps of an episode", "fps": "steps per second",
+    "ent_coef": "entropy weight", "ent_coef_loss": "loss of the entropy weight",
+}  # fmt: skip
 MOST_ALARMS_SHOWN = 60
+FIRST_GAUGES = 6  # the others are folded away
+FIRST = (
+    "assessed_calls_beside_bfgs", "outcome_converged", "blocked_share", "policy_move_beside_springs", "q_at_start",
+    "replay_age_transitions",
+)  # fmt: skip
+HEALTHY_NUMBERS = re.compile(r"(?P<low>[\d.]+)–(?P<high>[\d.]+)|below (?P<below>[\d.]+)|above (?P<above>[\d.]+)|0$")
+HEALTHY_SHARES = {  # of all relaxations, where outcomes are counted: from, to
+    "soon most": (0.5, 1.0), "many at first, then few": (0.0, 0.5), "few": (0.0, 0.1), "below half": (0.0, 0.5),
+    "below 10 %": (0.0, 0.1),
+}  # fmt: skip
+OUTCOME = "outcome_"
+LATE = "late in training"  # of healthy ranges that a young run need not have reached
+LEAST_TREND = 0.05  # relative change from the first to the last third of a curve
 
 
 def training_report(folder: Path) -> Page:
@@ -96,7 +114,7 @@ def heading(runs: Sequence[WatchedRun]) -> dict[str, Any]:
 
 
 def _title(run: WatchedRun) -> str:
-    who = f"{run.agent.upper()}, seed {run.seed}"
+    who = f"{run.learner}, seed {run.seed}"
     calls = run.newest(FORCE_CALLS)
     bfgs = run.newest(REFERENCES["BFGS"])
     returns = _newest_return(run)
@@ -110,10 +128,16 @@ def _lead(run: WatchedRun) -> str:
     settings = run.settings
     said = status(run)
     names = ("structures", "potential") if run.on_structures else ("task",)
-    words = [str(settings[name]) for name in names if name in settings] or [str(settings.get("task", "a run"))]
+    words = [str(settings[name]) for name in names if name in settings] or [_task(run)]
     tolerance = settings.get("force_tolerance_ev_per_angstrom")
     words += [f"to {tolerance:g} eV/Å"] if isinstance(tolerance, int | float) else []
     return f"{', '.join(words)}. {said[0].upper()}{said[1:]}."
+
+
+def _task(run: WatchedRun) -> str:
+    if run.is_supervised:
+        return f"Fitted to examples ({run.settings.get('kinds_of', run.settings.get('examples', 'live'))})"
+    return str(run.settings.get("task", "a run"))
 
 
 def status(run: WatchedRun) -> str:
@@ -134,7 +158,7 @@ def training_parts(runs: Sequence[WatchedRun], film_bytes: int) -> list[Part]:
     several = len(runs) > 1
     parts: list[Part] = [_runs_table(runs) if several else _tiles(runs[0]), *_curves(runs), _alarm_list(runs)]
     if several:
-        choices = [f"{run.label} ({run.agent.upper()}, seed {run.seed})" for run in runs]
+        choices = [f"{run.label} ({run.learner}, seed {run.seed})" for run in runs]
         chooser = {"id": "chooser", "kind": "chooser", "title": "One run in detail", "label": "Show"}
         parts.append({**chooser, "choices": choices})
     for place, run in enumerate(runs):
@@ -158,14 +182,14 @@ def _tiles(run: WatchedRun) -> Part:
     steps = run.settings.get("steps")
     standing = run.standing()
     of = f"of {count(steps)}, {run.status}" if isinstance(steps, int) else run.status
-    tiles.append(tile("Environment steps", _step(run), note=of))
+    tiles.append(tile(_steps_label([run]), _step(run), note=of))
     spent = run.newest("time/force_calls")
     tiles += [tile("Spent on training", count(spent), "force calls")] if spent else []
     seconds = (run.result or {}).get("wall_time_seconds", run.newest("time/time_elapsed"))
     tiles += [tile("Time", duration(seconds), note="resumes included")] if seconds else []
     if run.history.names("diagnosis/"):
         names = ", ".join(standing).replace("_", " ")
-        tiles.append(tile("Alarms", str(len(standing)), note=names or "none stands", tone="bad" if names else "good"))
+        tiles.append(tile("Alarms", str(len(standing)), note=names or "none active", tone="bad" if names else "good"))
     return {"id": "tiles", "kind": "tiles", "title": "Result", "tiles": tiles}
 
 
@@ -211,7 +235,7 @@ def _runs_table(runs: Sequence[WatchedRun]) -> Part:
 def _cells(run: WatchedRun) -> list[str]:
     calls, success, returns = (run.newest(scalar) for scalar in (FORCE_CALLS, SUCCESS, ASSESSED_RETURN))
     converged = "–" if success is None else f"{short(100 * success)} %"
-    first = [run.label, run.agent.upper(), str(run.seed), run.status, _step(run)]
+    first = [run.label, run.learner, str(run.seed), run.status, _step(run)]
     return [*first, short(calls), converged, short(returns), str(len(run.standing()))]
 
 
@@ -231,13 +255,13 @@ def _force_call_curve(shown: Sequence[WatchedRun], runs: Sequence[WatchedRun]) -
     wide = bool(values) and max(values) > 8 * max(min(values), 1)  # else the end of the curve would be pressed flat
     more = {"limits": limits, "log": wide} | ({} if wide or not values else {"y_range": [0, 1.08 * max(values)]})
     words = "mean force calls", series, "mean force calls of assessments"
-    return _curve("curve", "Force calls per relaxation", 7, *words, **more)
+    return _curve("curve", "Force calls per relaxation", 7, *words, shown, **more)
 
 
 def _success_curve(shown: Sequence[WatchedRun], runs: Sequence[WatchedRun]) -> Part:
     series = [_series(run, SUCCESS, runs, scale=100.0) for run in shown]
     what = "share of starts that converge, per cent"
-    return _curve("success", "Converged", 5, "starts (%)", series, what, y_range=[-3, 103])
+    return _curve("success", "Converged", 5, "starts (%)", series, what, shown, y_range=[-3, 103])
 
 
 def _return_curve(shown: Sequence[WatchedRun], runs: Sequence[WatchedRun]) -> Part:
@@ -249,12 +273,20 @@ def _return_curve(shown: Sequence[WatchedRun], runs: Sequence[WatchedRun]) -> Pa
         for number, (name, other) in enumerate((("worst start", "eval/worst_reward"), ("exploring", EXPLORED_RETURN))):
             series.append({**_series(shown[0], other, runs), "name": name, "style": place + number + 1})
     series = [one for one in series if one["x"]] or series[:1]
-    return _curve("returns", "Return", 12, y_label, series, y_label, empty="no episode has ended yet")
+    return _curve("returns", "Return", 12, y_label, series, y_label, shown, empty="no episode has ended yet")
+
+
+def _steps_label(runs: Sequence[WatchedRun]) -> str:
+    """What steps are counted in: the true total, those before a resume included."""
+    return "Updates" if all(run.is_supervised for run in runs) else "Environment steps"
 
 
 def _curve(
-    name: str, title: str, span: int, y_label: str, series: Sequence[dict[str, Any]], what: str, **more: Any
-) -> Part:
+    name: str, title: str, span: int, y_label: str, series: Sequence[dict[str, Any]], what: str,
+    runs: Sequence[WatchedRun], **more: Any,
+) -> Part:  # fmt: skip
+    x_label = _steps_label(runs).lower()
+    last = max([0, *(one["x"][-1] for one in series if one["x"])])
     ends = [
         f"{one['name']} from {short(one['y'][0])} to {short(one['y'][-1])} at step {count(one['x'][-1])}"
         for one in series
@@ -262,16 +294,16 @@ def _curve(
     ]
     said = "; ".join([*ends, *(limit["label"] for limit in more.get("limits", ()))])
     return {
-        "id": name, "kind": "plot", "title": title, "span": span, "x_label": X_LABEL, "y_label": y_label,
-        "series": series, "x_range": [0, max([1, *(one["x"][-1] for one in series if one["x"])])],
-        "empty": NOTHING_YET, "summary": f"{what} against environment steps; {said or 'nothing yet'}.", **more,
+        "id": name, "kind": "plot", "title": title, "span": span, "x_label": x_label, "y_label": y_label,
+        "series": series, "x_range": [0, last or max(int(run.settings.get("steps", 1)) for run in runs)],
+        "empty": NOTHING_YET, "summary": f"{what} against {x_label}; {said or 'nothing yet'}.", **more,
     }  # fmt: skip
 
 
 def _series(run: WatchedRun, scalar: str, runs: Sequence[WatchedRun], scale: float = 1.0) -> dict[str, Any]:
     """With the colour of its run, the same in all plots."""
     steps, values = run.history.points(scalar)
-    name = run.label if len(runs) > 1 else run.agent.upper()
+    name = run.label if len(runs) > 1 else run.learner
     place = [other is run for other in runs].index(True)
     return {"name": name, "x": steps, "y": rounded((scale * value for value in values), 5), "style": place}
 
@@ -283,8 +315,8 @@ def _facts(run: WatchedRun) -> Part:
     found = [
         ("Folder", run.folder),
         ("Status", run.status),
-        ("Agent", run.agent.upper()),
-        ("Task", settings.get("task", "not recorded")),
+        ("Agent", None if run.is_supervised else run.learner),
+        ("Task", _task(run) if settings else "not recorded"),
         ("Structures", settings.get("structures")),
         ("Held out", settings.get("held_apart")),
         ("Potential", settings.get("potential", result.get("potential"))),
@@ -292,7 +324,7 @@ def _facts(run: WatchedRun) -> Part:
         ("Assessed at", f"step {count(record['step'])}" if isinstance(record.get("step"), int) else None),
         ("Weights", f"SHA-256 {result['weights_sha256']}" if "weights_sha256" in result else None),
         ("Versions", f"{versions()} (of this page)"),
-        ("Command", record["command"] if isinstance(record.get("command"), str) else None),
+        ("Command", str(record["command"]).replace("__main__.py", "relaxion", 1) if "command" in record else None),
         ("Reproduce", " ".join(command_words("train", f"{run.folder}/settings.toml", out="NEW"))),
     ]
     return facts(f"How {run.label} was made", found, id="facts")
@@ -315,23 +347,83 @@ def _diagnosis_gauges(run: WatchedRun) -> list[Part]:
     gauges = [_gauge(run, one) for one in DIAGNOSTICS if run.newest(PREFIX + one.name) is not None]
     if not gauges:
         return []
-    note = "Newest value and history of each. Meanings and what to do: docs/diagnostics.md."
-    return [{"id": "diagnosis", "kind": "gauges", "title": "Diagnosis", "gauges": gauges, "note": note}]
+    gauges.sort(key=_urgency)
+    return [{"id": "diagnosis", "kind": "gauges", "title": "Diagnosis", "gauges": gauges, "first": FIRST_GAUGES}]
+
+
+def _urgency(gauge: dict[str, Any]) -> tuple[int, int]:
+    """Alarms, then advice, then the numbers that say most."""
+    name = gauge["name"].removeprefix(PREFIX)
+    standing = ("alarm", "advice").index(gauge["verdict"]) if gauge["alarm"] else 2
+    return standing, FIRST.index(name) if name in FIRST else len(FIRST)
 
 
 def _gauge(run: WatchedRun, diagnostic: Diagnostic) -> dict[str, Any]:
-    rules = [rule for rule in RULES if SHOWN_BY.get(rule.needs[0], rule.needs[0]) == diagnostic.name]
+    rules = [rule for rule in RULES if _shown_at(rule) == diagnostic.name]
     standing = [(rule, words) for rule in rules if (words := _alarm(run, rule)) is not None]
-    tone = "" if not standing else "warn" if all(rule.is_advice for rule, _ in standing) else "bad"
+    if standing:
+        verdict = ("advice", "warn") if all(rule.is_advice for rule, _ in standing) else ("alarm", "bad")
+    else:
+        verdict = _verdict(run, diagnostic)
+    meaning = f"{diagnostic.meaning[0].upper()}{diagnostic.meaning[1:]}."
+    alarms = [f"Alarm: “{rule.headline}” when {rule.when}. What to do: {rule.remedy}." for rule in rules]
+    unit = diagnostic.unit if diagnostic.unit not in ("reward", "relaxations", "force calls") else ""
     return {
         **_number(run, PREFIX + diagnostic.name, _label(diagnostic.name)),
-        "unit": diagnostic.unit if diagnostic.unit not in ("reward", "relaxations", "force calls") else "",
-        "healthy": diagnostic.healthy,
-        "meaning": diagnostic.meaning[0].upper() + diagnostic.meaning[1:] + ".",
-        "alarm_when": "; or ".join(f"“{rule.headline}” when {rule.when}" for rule in rules),
+        "unit": f"of {short(_relaxations(run))}" if diagnostic.name.startswith(OUTCOME) else unit,
+        "summary": f"healthy: {diagnostic.healthy}",
+        "more": [meaning, *alarms],
         "alarm": " ".join(words for _, words in standing),
-        "tone": tone,
+        "verdict": verdict[0],
+        "tone": verdict[1],
     }
+
+
+def _shown_at(rule: Rule) -> str:
+    """The diagnostic at which a rule is shown: the first that it needs."""
+    return SHOWN_BY.get(rule.needs[0], rule.needs[0])
+
+
+def _relaxations(run: WatchedRun) -> float:
+    """That ended since the line before, whatever their outcome."""
+    return sum(run.newest(name) or 0.0 for name in run.history.names(PREFIX + OUTCOME))
+
+
+def _verdict(run: WatchedRun, diagnostic: Diagnostic) -> tuple[str, str]:
+    """A word and a tone, of the healthy range where it is one of numbers or a trend, else of the rules."""
+    values = run.history.points(PREFIX + diagnostic.name)[1]
+    if diagnostic.healthy in ("falling", "rising"):
+        return _trend(values, diagnostic.healthy)
+    limits = HEALTHY_SHARES.get(diagnostic.healthy) if diagnostic.name.startswith(OUTCOME) else _limits(diagnostic)
+    if limits is not None:
+        value = values[-1] / (max(_relaxations(run), 1.0) if diagnostic.name.startswith(OUTCOME) else 1.0)
+        if limits[0] <= value <= limits[1]:
+            return "healthy", "good"
+        return ("not yet", "") if LATE in diagnostic.healthy else ("outside its range", "warn")
+    rules = [rule for rule in RULES if diagnostic.name in rule.needs]
+    if not rules or any(_alarm(run, rule) is not None for rule in rules):
+        return "no verdict", ""
+    return "no alarm", "good"
+
+
+def _limits(diagnostic: Diagnostic) -> tuple[float, float] | None:
+    """`0.01–0.5`, `below 0.3`, `above 0.1 …`, `0`; None where a healthy range is no numbers alone."""
+    found = HEALTHY_NUMBERS.match(diagnostic.healthy)
+    if found is None:
+        return None
+    low = found["low"] or found["above"] or 0.0
+    high = found["high"] or found["below"] or (0.0 if found["above"] is None else float("inf"))
+    return float(low), float(high)
+
+
+def _trend(values: Sequence[float], healthy: str) -> tuple[str, str]:
+    third = max(1, len(values) // 3)
+    before = sum(values[:third]) / third
+    change = sum(values[-third:]) / third - before
+    if abs(change) <= LEAST_TREND * abs(before):
+        return "level", ""
+    trend = "rising" if change > 0 else "falling"
+    return trend, "good" if trend == healthy else "warn"
 
 
 def _alarm(run: WatchedRun, rule: Rule) -> str | None:
@@ -345,9 +437,9 @@ def _agent_gauges(run: WatchedRun) -> list[Part]:
     names = [name for prefix in AGENT_PREFIXES for name in run.history.names(prefix)]
     if not names:
         return []
-    gauges = [_number(run, name, name.split("/", 1)[1].replace("_", " ")) for name in names]
-    note = "What each means: docs/agents.md." if run.agent in ("ddpg", "td3", "d4pg", "sac") else ""
-    return [{"id": "agent", "kind": "gauges", "title": "Numbers of the agent", "gauges": gauges, "note": note}]
+    gauges = [_number(run, name, _label(name.split("/", 1)[1])) for name in names]
+    title = f"Numbers of the {'fit' if run.is_supervised else 'agent'}"
+    return [{"id": "agent", "kind": "gauges", "title": title, "gauges": gauges, "first": FIRST_GAUGES}]
 
 
 def _number(run: WatchedRun, name: str, label: str) -> dict[str, Any]:
@@ -358,16 +450,17 @@ def _number(run: WatchedRun, name: str, label: str) -> dict[str, Any]:
 def _label(name: str) -> str:
     for unit in UNITS:
         name = name.removesuffix(unit)
-    return name.replace("_", " ")
+    words = AGENT_WORDS.get(name, name.replace("_", " ")).replace("bfgs", "BFGS")
+    return words[0].upper() + words[1:]
 
 
 def _alarm_list(runs: Sequence[WatchedRun]) -> Part:
     """Of all runs, the newest first."""
     found = [(event["step"], place, event) for place, run in enumerate(runs) for event in run.alarms]
     found.sort(key=lambda one: one[:2], reverse=True)
-    shown = [_event(event, runs[place].label if len(runs) > 1 else "") for _, place, event in found[:MOST_ALARMS_SHOWN]]
+    shown = [_event(event, place, runs) for _, place, event in found[:MOST_ALARMS_SHOWN]]
     diagnosed = any(run.history.names(PREFIX) for run in runs)
-    none = "None so far." if diagnosed else "There are no diagnostics for this kind of run; its records are below."
+    none = "None so far." if diagnosed else "This kind of run has no diagnostics."
     none = _first_numbers(runs) if all(run.history.step < 0 for run in runs) else none
     return {"id": "alarms", "kind": "alarms", "title": "Alarms", "alarms": shown, "none": none}
 
@@ -379,10 +472,15 @@ def _first_numbers(runs: Sequence[WatchedRun]) -> str:
     return f"The first numbers come at step {count(min(intervals))}." if intervals else "No numbers yet."
 
 
-def _event(event: dict[str, Any], label: str) -> dict[str, Any]:
+def _event(event: dict[str, Any], place: int, runs: Sequence[WatchedRun]) -> dict[str, Any]:
+    """With a link to the number that it is about."""
+    label = runs[place].label if len(runs) > 1 else ""
+    name = event.get("alarm", event.get("advice"))
+    shown = next((PREFIX + _shown_at(rule) for rule in RULES if rule.name == name), "")
+    target = f"diagnosis-{place}-{shown}" if runs[place].newest(shown) is not None else ""
     advice = "advice" in event
     begins = event.get("event") == "begins"
     badge = "ended" if not begins else "advice" if advice else "alarm"
     tone = "good" if not begins else "warn" if advice else "bad"
     when = f"{label}, step {count(event['step'])}" if label else f"step {count(event['step'])}"
-    return {"when": when, "badge": badge, "tone": tone, "sentence": event["sentence"]}
+    return {"when": when, "badge": badge, "tone": tone, "sentence": event["sentence"], "target": target}

@@ -155,7 +155,7 @@ def _parity(assessed: AssessmentColumns) -> Part:
     higher = int((gaps > SAME_MINIMUM_EV_PER_ATOM).sum())
     values = [value for _, *both in pairs for value in both]
     low, high = (min(values), max(values)) if values else (0.0, 1.0)
-    room = 0.06 * (high - low) or 0.1
+    room = max(0.06 * (high - low), SAME_MINIMUM_EV_PER_ATOM)
     near = f"{1000 * SAME_MINIMUM_EV_PER_ATOM:g} meV per atom"
     words = f"{same} of {len(pairs)} within {near}, {lower} lower, {higher} higher"
     shown = [pairs[k] for k in _chosen(len(pairs))]

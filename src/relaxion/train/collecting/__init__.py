@@ -1,1 +1,1 @@
-"""Training data: generated starts, relaxed into a database."""
+"""Kinds of starts to train on, made from seed, kind and number."""

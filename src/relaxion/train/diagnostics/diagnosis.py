@@ -20,8 +20,7 @@ from relaxion.model.roles import CategoricalCritic, Critics
 from relaxion.structures import Move, Outcome, State, Structures
 from relaxion.structures.state import Pairs
 from relaxion.train.diagnostics.rules import LIMITS, PREFIX, Alarms, Event, Seen
-from relaxion.train.experience.environment import Source, Transition
-from relaxion.train.experience.reward import largest_force
+from relaxion.train.experience.environment import Environment, Source, Transition, largest_force
 from relaxion.train.experience.structure_replay import StructureReplay
 
 COLUMNS = ("values", "returns", "discounts", "bonus_discounts", "steps")
@@ -176,7 +175,6 @@ class Facts:
     minimum_distance_angstrom: float
     max_displacement_angstrom: float
     stiffness_ev_per_angstrom2: float  # of the springs that moves are compared with
-    expert_fades_within_steps: int
     memory_steps: int = 2000
     """Environment steps that alarms are judged by, at least."""
 
@@ -190,10 +188,9 @@ class Diagnosis:
         self.relaxations, self.alarms = RelaxationsUnderWay(), Alarms()
         self.steps = 0  # since the last line
         self.trained_steps = 0  # since the warm-up
-        self.first_expert_share: float | None = None
         self.calls_beside_bfgs: float | None = None  # of the newest assessment
         self.calls_beside_best: float | None = None  # likewise, from validation starts
-        self.lengths: dict[str, float] = {}  # of the newest assessment (`lengths.py`)
+        self.lengths: dict[str, float] = {}  # of the newest assessment (`lengths`)
 
     def add(self, transition: Transition, agent: Any | None) -> None:
         """One step of all structures. No agent: warm-up, whose critic has learned nothing yet."""
@@ -281,8 +278,6 @@ class Diagnosis:
         for name, mean in means.items():
             self.averages.add(name, mean, self._memory(name))
         now = self.averages.now()
-        if self.first_expert_share is None:
-            self.first_expert_share = now.get("expert_share")
         self.alarms.judge(step, Seen(now | self._known(agent), self.averages.before()))
 
     def assessed(self, beside_bfgs: float | None, beside_best: float | None, lengths: Mapping[str, float]) -> None:
@@ -337,13 +332,12 @@ class Diagnosis:
         """Facts for the rules, as far as they are known."""
         facts: dict[str, float | None] = dict(vars(self.facts))
         facts["trained_steps"] = float(self.trained_steps)
-        facts["first_expert_share"] = self.first_expert_share
         facts["lowest_gate_factor"] = lowest_gate_factor(agent)
         facts |= self._assessments()
         return {name: float(value) for name, value in facts.items() if value is not None}
 
     def snapshot(self) -> dict[str, Tensor]:
-        numbers = (self.first_expert_share, self.calls_beside_bfgs, self.calls_beside_best)
+        numbers = (self.calls_beside_bfgs, self.calls_beside_best)
         known = [torch.nan if number is None else number for number in numbers]
         counters = torch.tensor([self.steps, self.trained_steps])
         own = {"counters": counters, "known": torch.tensor(known, dtype=torch.float64)}
@@ -353,7 +347,7 @@ class Diagnosis:
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         self.steps, self.trained_steps = (int(number) for number in tensors["counters"])
         known = [None if number != number else number for number in tensors["known"].tolist()]
-        self.first_expert_share, self.calls_beside_bfgs, self.calls_beside_best, *_ = [*known, None]  # older: two
+        self.calls_beside_bfgs, self.calls_beside_best = known
         self.lengths = {name: float(number) for name, number in Stored(dict(tensors), {}).part("length").items()}
         for name in PARTS:
             getattr(self, name).restore(Stored(dict(tensors), {}).part(name))
@@ -412,3 +406,37 @@ def lowest_gate_factor(agent: Any) -> float | None:
     """How far the gate can close; None where there is none."""
     policy: Any = getattr(agent, "policy", None)
     return None if getattr(policy, "gate", None) is None else 1 / float(policy.settings.largest_gate_factor)
+
+
+# ---- Does the critic know how far to go? The policy's move times a half, one and two, really made.
+#
+# Across states short moves may go with high rewards while from each state a longer one is better, and a critic that has
+# learned the first drives the policy the wrong way (docs/results/learning.md).
+
+FACTORS = {"half": 0.5, "own": 1.0, "double": 2.0}
+
+
+@torch.no_grad()
+def lengths(agent: Any, environment: Environment, state: State) -> dict[str, float]:
+    """What the critic says of each length, `value_of_…`, and what one step of it brought, `worth_of_…`.
+
+    The latter is the reward and, discounted, the critic's value of going on. `…_error` is the standard error of the
+    worth beside that of the own length. A force call per structure and length, which training does not count.
+    """
+    values, worths, usable = dict[str, Tensor](), dict[str, Tensor](), torch.ones(state.n_structures, dtype=torch.bool)
+    own = agent.act(state).to(state.structures.dtype)
+    for name, factor in FACTORS.items():
+        move = own.scaled(torch.full((state.n_structures,), factor, dtype=torch.float64), state.structures)
+        transition = environment.step(state, move)
+        after = transition.next_state
+        expected, later = critic_values(agent, state, move), critic_values(agent, after, agent.act(after))
+        if expected is None or later is None:
+            return {}
+        values[name], worths[name] = expected, transition.reward + transition.discount * later
+        usable &= transition.outcome != Outcome.NON_FINITE
+    found = {f"value_of_{name}_move": value[usable].mean() for name, value in values.items()}
+    found |= {f"worth_of_{name}_move": worth[usable].mean() for name, worth in worths.items()}
+    for name in ("half", "double"):
+        differences = (worths[name] - worths["own"])[usable]
+        found[f"{name}_move_error"] = differences.std() / math.sqrt(max(len(differences), 1))
+    return {name: float(number) for name, number in found.items()}

@@ -91,15 +91,6 @@ def stillness_words(seen: Seen) -> str:
     return " and ".join(parts)
 
 
-def expert_stays(seen: Seen) -> float:
-    """Still there, and as often as at first, when half of its schedule is over."""
-    now = seen.now
-    waited = max(LIMITS["expert_memories"] * now["memory_steps"], now["expert_fades_within_steps"] / 2)
-    if now["trained_steps"] < waited or now["expert_share"] < (1 - LIMITS["expert_fall"]) * now["first_expert_share"]:
-        return 0.0
-    return now["expert_share"] / LIMITS["expert_share"]
-
-
 def _replay_limits(seen: Seen) -> tuple[float, float]:
     """Mean ages in a full replay of a tenth and of ten times the capacity that suits the systems (R8.1)."""
     low, high = capacity_range(seen.now["atoms_per_structure"])
@@ -154,7 +145,6 @@ SEVERITIES: dict[str, Callable[[Seen], float]] = {
     "stillness": stillness,
     "non_finite": lambda seen: seen.now["share_non_finite"] / LIMITS["failing"],
     "crowding": lambda seen: seen.now["crowded_share"] / LIMITS["leaning"],
-    "expert": expert_stays,
     "replay_old": too_old,
     "replay_young": too_young,
     "support": lambda seen: seen.now["returns_outside_support"] / LIMITS["outside_support"],

@@ -28,7 +28,7 @@ from relaxion.optimizer.step import Stepper
 from relaxion.potentials.base import Potential
 from relaxion.settings import shown
 from relaxion.structures import Outcome, State, Structures
-from relaxion.train.experience.reward import largest_force
+from relaxion.train.experience.environment import largest_force
 from relaxion.train.judge.optimizers import CORE, classical_contestants
 from relaxion.train.judge.runs import Conditions, finite, relax_one
 
@@ -327,12 +327,11 @@ class Assessor:
         relaxed = [one for place in sorted(found) for one in found[place]]
         return Assessed(relaxed, self.baselines, self.fmax, self.cap)
 
-    def compare(self, folder: Path, **known: Calls) -> None:
-        """Measure the baselines once and keep them in the folder; a resumed run reads them. `known`: others."""
+    def compare(self, folder: Path) -> None:
+        """Measure the baselines once and keep them in the folder; a resumed run reads them."""
         file = folder / BASELINES
         if not file.exists():
-            found = {name: self.measure(name) for name in self.compared} | known
-            write_json(file, {name: calls.as_plain() for name, calls in found.items()})
+            write_json(file, {name: self.measure(name).as_plain() for name in self.compared})
         self.baselines = read_baselines(file)
 
     def measure(self, name: str) -> Calls:

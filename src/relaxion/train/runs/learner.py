@@ -16,8 +16,8 @@ from relaxion.errors import CheckpointError, RunError, SettingsError
 from relaxion.train.agents import AGENTS
 from relaxion.train.experience.vector_environment import MakeEnvironment, shaped, task
 from relaxion.train.runs.loop import read_weights, write_agent
-from relaxion.train.tasks.checkpoint import NonFiniteError, stored_settings
 from relaxion.train.tasks.control import AssessedReturns, Trainer, VectorRunSettings, assess
+from relaxion.train.tasks.progress import NonFiniteError, stored_settings
 from relaxion.train.tasks.settings import RunSettings
 
 

@@ -15,9 +15,7 @@ from relaxion.files import Stored, joined, kind_of, replace_file, write_json, wr
 from relaxion.settings import shown
 from relaxion.train.runs.recipe import read_settings
 from relaxion.train.runs.run_folder import AGENT, CHECKPOINT, AlarmFile, Clock, Records, RunFolder, leave_record
-from relaxion.train.tasks import checkpoint
-from relaxion.train.tasks.checkpoint import DIVERGED, DivergedError, NonFiniteError
-from relaxion.train.tasks.progress import Result, RunTrainer
+from relaxion.train.tasks.progress import CHECKPOINTS, DIVERGED, DivergedError, NonFiniteError, Result, RunTrainer
 from relaxion.train.tasks.settings import LoopSettings, RunSettings
 
 # none of them changes what is learned; intervals come of the steps that are asked for
@@ -91,7 +89,7 @@ def read_weights(path: Path) -> Stored:
 
         return weights_of_policy(path)
     file = RunFolder(path).checkpoint if path.is_dir() else path
-    return checkpoint.read(file, CHECKPOINT, AGENT)
+    return CHECKPOINTS.read(file, CHECKPOINT, AGENT)
 
 
 def _begun(
@@ -108,7 +106,7 @@ def _begun(
 
 def _resumed(trainer: RunTrainer, folder: RunFolder, on_progress: OnProgress | None) -> _Run:
     settings = trainer.settings
-    stored = checkpoint.read(folder.checkpoint, CHECKPOINT)
+    stored = CHECKPOINTS.read(folder.checkpoint, CHECKPOINT)
     _check_values(folder.checkpoint, stored.values)
     refuse_changes(read_settings(stored.values["settings"]).flat(), settings.flat())
     trainer.restore(stored)
@@ -259,7 +257,7 @@ class _Run:
             "logged_up_to": self._logged_up_to,
             "wall_time_seconds": self.clock.seconds(),
         }
-        checkpoint.write(self.folder.checkpoint, CHECKPOINT, self.trainer.snapshot(), values)
+        CHECKPOINTS.write(self.folder.checkpoint, CHECKPOINT, self.trainer.snapshot(), values)
 
     def _finish(self) -> Result:
         self.save()
@@ -276,7 +274,7 @@ class _Run:
 
 def write_agent(path: Path, trainer: RunTrainer) -> None:
     """Networks and normaliser with the settings they belong to: enough to act, or to begin a new run from."""
-    checkpoint.write(path, AGENT, trainer.weights(), {"settings": trainer.settings.flat()})
+    CHECKPOINTS.write(path, AGENT, trainer.weights(), {"settings": trainer.settings.flat()})
 
 
 @contextmanager

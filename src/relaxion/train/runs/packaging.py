@@ -30,8 +30,7 @@ from relaxion.train.judge.assessment import CORE, Assessed, Assessor
 from relaxion.train.judge.statistics import resampled
 from relaxion.train.runs.recipe import SHIPPED, read_settings, settings_from_recipe
 from relaxion.train.runs.run_folder import AGENT, CHECKPOINT, RunFolder
-from relaxion.train.tasks import checkpoint
-from relaxion.train.tasks.checkpoint import stored_settings
+from relaxion.train.tasks.progress import CHECKPOINTS, stored_settings
 from relaxion.train.tasks.settings import Packed, RunSettings
 
 N_NAMED = 5  # structures that a sentence about failures names
@@ -67,10 +66,10 @@ def read_weights(folder: RunFolder) -> Stored:
     if not (folder.settings.exists() or folder.is_run):
         raise RunError(f"{folder.path} is not the folder of a run; 'relaxion train' makes one")
     if folder.result.exists() and folder.agent.exists():
-        return checkpoint.read(folder.agent, AGENT)
+        return CHECKPOINTS.read(folder.agent, AGENT)
     if not folder.checkpoint.exists():
         raise RunError(f"{folder.path} is not finished and has no checkpoint yet; wait for it, or train it again")
-    stored = checkpoint.read(folder.checkpoint, CHECKPOINT)
+    stored = CHECKPOINTS.read(folder.checkpoint, CHECKPOINT)
     if _learned_nothing(stored):
         raise RunError(
             f"{folder.path} has learned nothing yet, it was stopped before its first update; `resume=True` continues it"
@@ -204,7 +203,7 @@ def training_command(settings: RunSettings, folder: RunFolder) -> str:
     shortest = min(commands, key=len, default="")
     origin = text_of(folder.origin).strip() if folder.origin.exists() else None
     words = shlex.split(shortest) if shortest else command_words("train", "settings.toml")
-    command = shlex.join([*words, *option_words(from_weights=origin)])
+    command = shlex.join([*words, *option_words(**{"from": origin})])
     return command if shortest else f"{command}  # with the settings below in that file"
 
 

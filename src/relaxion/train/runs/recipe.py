@@ -10,7 +10,7 @@ from relaxion.errors import SettingsError
 from relaxion.train.recipes import SHIPPED, find, read_toml, run_folder
 from relaxion.train.tasks.settings import DEFAULT_AGENT, RunSettings, agent_name
 
-COLLECTED = "kinds"  # of structures: the mark of a recipe for `relaxion collect`
+KINDS = "kinds"  # of starts: the mark of a recipe that other recipes name
 
 
 __all__ = ["SHIPPED", "find", "read_settings", "read_toml", "run_folder", "settings_from_recipe"]
@@ -39,8 +39,8 @@ def settings_from_recipe(path: Path, agent: str | None, overrides: Mapping[str, 
     given = dict(overrides)
     asked = _asked_agent(agent, given.pop("agent", None))
     owner = f"{path}: "
-    if COLLECTED in table:
-        raise SettingsError(f"{path} is a recipe for 'relaxion collect'; 'relaxion train' takes recipes with a task")
+    if KINDS in table:
+        raise SettingsError(f"{path} lists kinds of starts; 'relaxion train' takes a recipe that names it in kinds_of")
     default = agent_name(table.pop("default_agent", DEFAULT_AGENT), f"{owner}default_agent: ")
     sections = table.pop("agent", {})
     of_a_run = False

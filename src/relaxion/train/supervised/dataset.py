@@ -1,14 +1,13 @@
-"""Datasets of relaxations, live or stored: each gives an update its examples.
+"""Datasets of relaxations: each gives an update its examples.
 
 Live relaxations are made between the updates by the policy that learns, under the safeguard as in use. So the policy
 learns from the states that it comes to itself (data aggregation), and what it cannot finish alone becomes examples too.
-Stored ones were made once, for potentials whose force calls are expensive.
+Relaxations of a relaxation database are what a policy is fine-tuned with.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +15,6 @@ from pydantic import Field
 from torch import Generator, Tensor
 
 from relaxion.batch import BatchRelaxer, BatchSettings
-from relaxion.database.trajectory import Trajectory
 from relaxion.errors import RunError
 from relaxion.files import Stored, joined
 from relaxion.model.stiffness_network import StiffnessNetwork
@@ -26,19 +24,15 @@ from relaxion.optimizer.hessian.learned import LearnedHessians, states_at
 from relaxion.optimizer.safeguard import StepRule
 from relaxion.potentials.base import Potential
 from relaxion.train.data.starts import Starts
-from relaxion.train.supervised.examples import (
+from relaxion.train.supervised.fit import (
     FARTHEST,
+    ExampleDataset,
     Examples,
+    FitSettings,
     RelaxationExamples,
-    examples_of_minimised,
     towards_minimum,
 )
-from relaxion.train.supervised.fit import ExampleDataset, FitSettings, relative_errors
 
-logger = logging.getLogger(__name__)
-
-MOLECULES = "molecules"
-CRYSTALS = "crystals"
 NEWEST_SHARE = 0.25  # of the examples of an update, those from relaxations that no earlier fit has seen
 
 
@@ -207,81 +201,6 @@ def _examples(relaxed: Sequence[Relaxed]) -> Examples | None:
         if found is not None:
             parts.append(found)
     return Examples.concatenate(parts) if parts else None
-
-
-def group_of(trajectory: Trajectory) -> str:
-    """Whether anything is periodic."""
-    return CRYSTALS if bool(trajectory.pbc.any()) else MOLECULES
-
-
-@dataclass(frozen=True, eq=False)
-class WeightedExamples:
-    """Examples of one group, and how often each is drawn relative to the others."""
-
-    examples: Examples
-    weights: Tensor  # (number,)
-
-
-def grouped_examples(trajectories: Iterable[Trajectory]) -> dict[str, WeightedExamples]:
-    """All examples of the relaxations, in groups.
-
-    A relaxation that took long has many examples, most of them on the last soft mode. So that they do not drown the
-    others, an example weighs the less the more its relaxation has: 1/√n.
-    """
-    parts: dict[str, list[Examples]] = {}
-    n_read = 0
-    for trajectory in trajectories:
-        n_read += 1
-        if (examples := examples_of_minimised(trajectory)) is not None:
-            parts.setdefault(group_of(trajectory), []).append(examples)
-    n_useless = n_read - sum(len(own) for own in parts.values())
-    logger.info("%d relaxations read, %d of them without examples", n_read, n_useless)
-    groups = {}
-    for name, own in sorted(parts.items()):
-        weights = [torch.full((part.number,), part.number**-0.5) for part in own]
-        groups[name] = WeightedExamples(Examples.concatenate(own), torch.cat(weights))
-    return groups
-
-
-class StoredExamples(ExampleDataset):
-    """Examples that are all there: groups are drawn from by shares, examples by weights."""
-
-    def __init__(
-        self, groups: Mapping[str, WeightedExamples], shares: Mapping[str, float], number: int, generator: Generator
-    ) -> None:
-        self.number = number
-        self.generator = generator
-        self.groups = {name: found for name, found in groups.items() if shares[name] > 0}
-        self.shares = torch.tensor([shares[name] for name in self.groups], dtype=torch.float64)
-        self.sums = {name: found.weights.double().cumsum(0) for name, found in self.groups.items()}
-
-    def draw(self, _n_updates: int, /) -> tuple[Examples, dict[str, float]]:
-        """As many as an update takes, from the groups by their shares."""
-        drawn = torch.multinomial(self.shares, self.number, replacement=True, generator=self.generator)
-        parts = []
-        for place, (name, found) in enumerate(self.groups.items()):
-            count = int((drawn == place).sum())
-            if count:
-                sums = self.sums[name]
-                places = torch.rand(count, generator=self.generator, dtype=torch.float64) * sums[-1]
-                parts.append(found.examples.select(torch.searchsorted(sums, places).clamp_max(len(sums) - 1)))
-        return Examples.concatenate(parts), {}
-
-    def snapshot(self) -> dict[str, Tensor]:
-        return {"generator": self.generator.get_state()}
-
-    def restore(self, stored: Stored) -> None:
-        self.generator.set_state(stored.tensors["generator"])
-
-
-def mean_error(network: StiffnessNetwork, examples: Examples, batch: int = 256) -> float:
-    """The mean relative error on all of the examples, without learning from them."""
-    errors = []
-    with torch.no_grad():
-        for first in range(0, examples.number, batch):
-            which = torch.arange(first, min(first + batch, examples.number))
-            errors.append(relative_errors(network, examples.select(which)))
-    return float(torch.cat(errors).mean())
 
 
 class RelaxationSet(ExampleDataset):

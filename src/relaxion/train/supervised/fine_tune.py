@@ -20,8 +20,7 @@ from relaxion.files import Stored, joined
 from relaxion.model.stiffness_network import StiffnessNetwork
 from relaxion.train.judge.statistics import resampled, resampled_means
 from relaxion.train.supervised.dataset import RelaxationSet
-from relaxion.train.supervised.examples import Examples, RelaxationExamples, is_validation
-from relaxion.train.supervised.fit import Fit, FitSettings, relative_errors
+from relaxion.train.supervised.fit import Examples, Fit, FitSettings, RelaxationExamples, is_validation, relative_errors
 
 logger = logging.getLogger(__name__)
 

@@ -23,8 +23,7 @@ from ase.data import atomic_numbers as numbers_of
 from ase.symbols import Symbols
 
 from relaxion import __version__
-from relaxion.database.relaxations import Note, RelaxationDatabase
-from relaxion.database.trajectory import Trajectory
+from relaxion.database import Note, RelaxationDatabase
 from relaxion.errors import CheckpointError, PolicyError, RunError
 from relaxion.files import Format, exclusive
 from relaxion.model.card import LearnedFrom
@@ -36,11 +35,11 @@ from relaxion.optimizer.hessian.learned import LearnedHessians
 from relaxion.potentials.base import Potential
 from relaxion.potentials.counting import fingerprint
 from relaxion.structures import Structures
+from relaxion.structures.trajectory import Trajectory
 from relaxion.train.judge.assessment import CAP, FMAX, Relax, under_safeguard
 from relaxion.train.judge.statistics import Interval, resampled
-from relaxion.train.supervised.examples import RelaxationExamples, formula_of, secants_of
 from relaxion.train.supervised.fine_tune import SEED, Acceptance, FineTune, held_out
-from relaxion.train.supervised.fit import FitSettings
+from relaxion.train.supervised.fit import FitSettings, RelaxationExamples, formula_of, secants_of
 
 FORMAT = Format(version=2, error=CheckpointError)
 LOCK = ".learning"

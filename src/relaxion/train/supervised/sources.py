@@ -1,9 +1,8 @@
-"""What the task `stiffness` learns from: metals, kinds of a recipe to collect, own files, or a relaxation database."""
+"""What the task `stiffness` learns from: metals, kinds of starts from a recipe, or own files."""
 
 from __future__ import annotations
 
 import warnings
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,8 +15,6 @@ from ase.symbols import Symbols
 from pydantic import Field, model_validator
 from torch import Generator
 
-from relaxion.database.relaxations import RelaxationDatabase
-from relaxion.database.trajectory import Trajectory
 from relaxion.errors import MissingStressError, RelaxionWarning, RunError
 from relaxion.model.stiffness_network import StiffnessNetwork
 from relaxion.optimizer.safeguard import StepRule
@@ -26,30 +23,17 @@ from relaxion.potentials.base import Potential
 from relaxion.potentials.registry import make_potential
 from relaxion.settings import nearest
 from relaxion.structures import Structures
-from relaxion.train.collecting.relaxing import Sizing, bring_to_volume
+from relaxion.train.collecting.sizing import Sizing, bring_to_volume
 from relaxion.train.collecting.starts import CollectSettings, KindSettings, file_structures, make_start
 from relaxion.train.data.alloys import EAM_METALS, EMT_METALS
 from relaxion.train.data.dataset import ELEMENTS as HELD_APART
 from relaxion.train.data.perturbations import perturbation
 from relaxion.train.data.slabs import ADSORBATES
 from relaxion.train.data.starts import KINDS, MetalStarts, PerturbedStarts, structure_source
-from relaxion.train.experience.reward import largest_force
-from relaxion.train.judge.assessment import CAP, FMAX, AssessedStarts, Assessor, Calls
+from relaxion.train.judge.assessment import AssessedStarts, Assessor
 from relaxion.train.recipes import find, read_toml
-from relaxion.train.supervised.dataset import (
-    CRYSTALS,
-    MOLECULES,
-    ExampleDataset,
-    LiveExamples,
-    LiveSettings,
-    LiveSource,
-    StoredExamples,
-    group_of,
-    grouped_examples,
-    mean_error,
-)
-from relaxion.train.supervised.examples import is_validation
-from relaxion.train.supervised.fit import FitSettings
+from relaxion.train.supervised.dataset import ExampleDataset, LiveExamples, LiveSettings, LiveSource
+from relaxion.train.supervised.fit import is_validation
 
 VALIDATION_SEED = 8500  # of validation starts: neither trained on nor those of any benchmark
 SMALLEST_N_ATOMS = 2  # of metals; the next four too
@@ -61,7 +45,6 @@ N_STARTS = 2**40  # of a kind to draw from: none comes twice
 N_SAMPLED = 200  # starts of each kind that elements and sizes on the card come from
 MOST_MADE = 100  # structures, where they are not of a file
 FILE_VALIDATION_ONE_IN = 5  # one structure of the user in so many is assessed, and not trained on
-STORE_VALIDATION_ONE_IN = 20  # one stored relaxation in so many is not trained on
 
 
 class TrainingData:
@@ -91,10 +74,6 @@ class TrainingData:
     def compare(self, folder: Path) -> None:
         """The classical optimizer, BFGS and FIRE on the assessed starts."""
         self.assessor.compare(folder)
-
-    def errors(self, _network: StiffnessNetwork, /) -> dict[str, float]:
-        """On validation examples, for the log, where there are some."""
-        return {}
 
     def card(self) -> dict[str, Any]:
         """What is trained on."""
@@ -237,7 +216,7 @@ class KindSourceSettings(LiveSettings):
     """Which kinds."""
 
     kinds_of: str = "universal-data"
-    """The recipe for `relaxion collect` whose kinds are made; how much of each is its `share`."""
+    """The recipe whose kinds of starts are made; how much of each is its `share`."""
 
 
 @dataclass(frozen=True)
@@ -260,7 +239,7 @@ class KindStarts:
 
 
 class KindData(TrainingData):
-    """Fresh starts of a collection's kinds, relaxed with any engine: how `universal` is made.
+    """Fresh starts of the kinds of a recipe, relaxed with any engine: how `universal` is made.
 
     Elements and prototypes that are held out never occur. Nothing is stored but the newest examples.
     """
@@ -405,110 +384,9 @@ class FileData(TrainingData):
         }
 
 
-class StoreSettings(FitSettings):
-    """Which relaxations."""
-
-    store: str = ""
-    """Folder that `relaxion collect` filled; several with ':' between them."""
-
-    molecule_share: float = Field(default=0.0, ge=0, le=1)
-    """Of the examples of an update, those from structures without any periodic direction. 1 or 0: only such, or none,
-    and the policy is for such or for the others."""
-
-    @property
-    def shares(self) -> dict[str, float]:
-        """How much of an update is of which group."""
-        return {MOLECULES: self.molecule_share, CRYSTALS: 1 - self.molecule_share}
-
-
-def split_store(settings: StoreSettings) -> tuple[list[Trajectory], list[Trajectory]]:
-    """What is trained on, and what is not; of crystals and molecules those that have a share in the training."""
-    training: list[Trajectory] = []
-    validation: list[Trajectory] = []
-    for path in settings.store.split(":"):
-        for trajectory in RelaxationDatabase.open(Path(path)):
-            if settings.shares[group_of(trajectory)] > 0:
-                held_out = is_validation(trajectory.key, STORE_VALIDATION_ONE_IN, digits=64)
-                (validation if held_out else training).append(trajectory)
-    return training, validation
-
-
-class StoredData(TrainingData):
-    """Relaxations of a relaxation database; those that are not trained on are assessed."""
-
-    structures = "universal"
-    fails_on = ("Potentials other than those named were not trained on; see docs/results/relaxing.md for others.",)
-
-    def __init__(self, settings: StoreSettings, per_kind: int, rule: StepRule | None) -> None:
-        super().__init__(per_kind, rule)
-        if not settings.store:
-            raise RunError(
-                "no store of relaxations: fill one with 'relaxion collect universal-data', and name its folder in the "
-                "setting store"
-            )
-        self.settings = settings
-        self.training, self.validation = split_store(settings)
-        self.engines = " and ".join(sorted({trajectory.engine for trajectory in self.training}))
-
-    def dataset(self, _network: StiffnessNetwork, generator: Generator, /) -> StoredExamples:
-        groups = grouped_examples(self.training)
-        if not groups:
-            raise RunError(f"the store {self.settings.store} holds no finished relaxation to learn from")
-        shares = self.settings.shares if len(groups) > 1 else dict.fromkeys(groups, 1.0)
-        dataset = StoredExamples(groups, shares, self.settings.examples_per_update, generator)
-        dataset.force_calls = sum(len(trajectory) for trajectory in (*self.training, *self.validation))
-        return dataset
-
-    @cached_property
-    def assessed(self) -> list[Trajectory]:
-        """At most `per_kind` of each kind."""
-        by_kind: dict[str, list[Trajectory]] = {}
-        for trajectory in sorted(self.validation, key=lambda t: t.key):
-            by_kind.setdefault(trajectory.kind, []).append(trajectory)
-        return [trajectory for _, found in sorted(by_kind.items()) for trajectory in found[: self.per_kind]]
-
-    def starts(self) -> list[AssessedStarts]:
-        engines = {name: potential(name) for name in {trajectory.engine for trajectory in self.assessed}}
-        first = torch.tensor([0])
-        return [AssessedStarts(t.kind, engines[t.engine], t.structures.select(first)) for t in self.assessed]
-
-    def compare(self, folder: Path) -> None:
-        """Also with the relaxations as they were collected."""
-        calls = tuple(stored_calls(trajectory) for trajectory in self.assessed)
-        energies = tuple(float(t.energies[-1]) if n < CAP else None for t, n in zip(self.assessed, calls, strict=True))
-        self.assessor.compare(folder, collector=Calls(calls, energies))
-
-    def errors(self, network: StiffnessNetwork, /) -> dict[str, float]:
-        groups = grouped_examples(self.validation)
-        return {f"eval/relative_error_{name}": mean_error(network, found.examples) for name, found in groups.items()}
-
-    def card(self) -> dict[str, Any]:
-        training = self.training
-        kinds = Counter(trajectory.kind for trajectory in training)
-        periodic = {bool(t.pbc.any()) for t in training}
-        numbers = (int(number) for t in training for number in t.numbers.unique())
-        found = _range(numbers, [t.n_atoms for t in training])
-        unseen = sorted(HELD_APART - set(found["elements"])) if periodic == {True} else ()
-        return found | {
-            "unseen": tuple(unseen),  # measured in docs/results/relaxing.md
-            "potential": self.engines,
-            "starts": tuple(f"{number} relaxations of kind {kind}" for kind, number in sorted(kinds.items())),
-            "cells": "both" if any(bool(t.cell_free) for t in training) else "fixed",
-            "periodic": periodic.pop() if len(periodic) == 1 else None,
-        }
-
-
-def stored_calls(trajectory: Trajectory) -> int:
-    """Structures evaluated until the first below the tolerance; the cap where none was."""
-    forces = largest_force(trajectory.structures, trajectory.evaluation)
-    below = (forces < FMAX).nonzero().flatten()
-    return int(below[0]) + 1 if len(below) else CAP
-
-
-FitSource = MetalsSettings | KindSourceSettings | FileSourceSettings | StoreSettings
+FitSource = MetalsSettings | KindSourceSettings | FileSourceSettings
 SOURCES: dict[str, tuple[type[FitSource], Any]] = {  # by the setting `examples`
     "live": (MetalsSettings, MetalsData),
     "kinds": (KindSourceSettings, KindData),
-    "store": (StoreSettings, StoredData),
     "files": (FileSourceSettings, FileData),
 }

@@ -17,21 +17,23 @@ from relaxion.errors import AssessmentStopped, CheckpointError, RelaxionWarning,
 from relaxion.files import Stored, digest, joined
 from relaxion.settings import Settings
 from relaxion.train.agents import AGENT_SETTINGS, vector_agent
-from relaxion.train.agents.shared import scale_learning_rates
+from relaxion.train.agents.shared import Exploration, NoisyExplorer, scale_learning_rates
 from relaxion.train.agents.vector_networks import BoxActions, VectorNetworkSettings
-from relaxion.train.experience.exploration import Exploration, NoisyExplorer
 from relaxion.train.experience.replay import Normaliser, VectorReplay
 from relaxion.train.experience.vector_environment import VectorEnvironments, VectorTask, task
-from relaxion.train.tasks.checkpoint import (
+from relaxion.train.tasks.progress import (
     DIVERGED,
     DivergedError,
+    Episodes,
     NonFiniteError,
+    Result,
+    ReturnsWatch,
+    ScalarMeans,
     checked_finite,
     named_generator,
     start_agent_from,
     taken_back,
 )
-from relaxion.train.tasks.progress import Episodes, Result, ReturnsWatch, ScalarMeans
 from relaxion.train.tasks.settings import AgentRunSettings, TrainingSettings
 
 STARTS_SEED = 20  # of all assessments, whatever the run's seed: every agent meets the same starts

@@ -18,25 +18,27 @@ from relaxion.model.stiffness_network import StiffnessSettings
 from relaxion.structures import Move, State
 from relaxion.structures.minimum_distance import Nearest, correct
 from relaxion.structures.structures import per_structure_sum
-from relaxion.train.agents.shared import Agent, best_actions, scale_learning_rates
+from relaxion.train.agents.shared import Agent, LinearSchedule, NoisyExplorer, best_actions, scale_learning_rates
 from relaxion.train.diagnostics import Diagnosis, Event, Facts
-from relaxion.train.diagnostics.lengths import lengths
-from relaxion.train.experience.environment import EnvironmentSettings
+from relaxion.train.diagnostics.diagnosis import lengths
+from relaxion.train.experience.environment import MAX_STRAIN, EnvironmentSettings
 from relaxion.train.experience.environment import Source as WhoMoved
-from relaxion.train.experience.exploration import LinearSchedule, NoisyExplorer
 from relaxion.train.experience.replay import Batch
 from relaxion.train.experience.structure_replay import StructureReplay, state_from_tensors, state_tensors
 from relaxion.train.judge.assessment import PART, Assessed, KeptPolicy
 from relaxion.train.supervised.dataset import LiveExamples, LiveSource
 from relaxion.train.supervised.fit import Fit
-from relaxion.train.tasks.checkpoint import (
+from relaxion.train.tasks.progress import (
+    Episodes,
+    RelaxationResult,
+    ReturnsWatch,
+    ScalarMeans,
     checked_finite,
     named_generator,
     start_agent_from,
     stored_settings,
     taken_back,
 )
-from relaxion.train.tasks.progress import Episodes, RelaxationResult, ReturnsWatch, ScalarMeans
 from relaxion.train.tasks.relax_settings import RelaxRunSettings
 from relaxion.train.tasks.relax_task import Collected, RelaxCollector, RelaxTask, make_agent
 
@@ -71,7 +73,7 @@ def deviation(state: State, proposed: Move, settings: EnvironmentSettings) -> Te
     """
     asked = proposed.to(state.structures.dtype)
     with torch.no_grad():
-        bounded = asked.bounded(state.structures, settings.max_displacement_angstrom, settings.max_strain)
+        bounded = asked.bounded(state.structures, settings.max_displacement_angstrom, MAX_STRAIN)
         executed = correct(state.structures, bounded, Nearest(settings.minimum_distance_angstrom)).executed
     return imitation_distance(state, asked, executed)
 
@@ -134,7 +136,6 @@ class RelaxTrainer:
                 minimum_distance_angstrom=world.minimum_distance_angstrom,
                 max_displacement_angstrom=world.max_displacement_angstrom,
                 stiffness_ev_per_angstrom2=settings.networks.stiffness_ev_per_angstrom2,
-                expert_fades_within_steps=atoms.expert_steps,
                 memory_steps=atoms.alarm_memory_steps,
             )
         )

@@ -15,8 +15,7 @@ from relaxion.model.stiffness_network import StiffnessSettings, StiffnessShape
 from relaxion.settings import Settings, nearest
 from relaxion.train.agents import AGENT_SETTINGS
 from relaxion.train.data.starts import first_at_hand, potential_at_hand, source_at_hand
-from relaxion.train.experience.environment import EnvironmentSettings
-from relaxion.train.experience.reward import REWARDS, reward_named
+from relaxion.train.experience.environment import REWARDS, EnvironmentSettings, reward_named
 from relaxion.train.supervised.dataset import LiveSettings
 from relaxion.train.tasks.settings import AgentRunSettings, TrainingSettings
 
@@ -70,14 +69,8 @@ class AtomTaskSettings(Settings):
     """Rewards and their weights, joined by `+`: force, log_force, step, energy, log_force_decrease, log_gap_decrease
     (R7.4), or `module:function:WEIGHT` of your own, a function of a `StepProgress`."""
 
-    back_off_penalty: float = Field(default=0.5, ge=0)
-    """Taken off the reward for a move wholly undone, in proportion for a part (R7.2)."""
-
     deviation_penalty_per_angstrom2: float = Field(default=1.0, ge=0)
     """λ of R7.3: weight in the policy's loss of the mean squared distance between proposed and executed move."""
-
-    replay_atom_capacity: int | None = Field(default=None, ge=1)
-    """Atoms kept in replay, all states together; None: enough for `replay_capacity` transitions of the mean size."""
 
     policy: PolicyKind = "direct"
     """Which kind of policy: "direct" predicts the move; with "stiffness" the move is what a predicted stiffness makes
@@ -95,13 +88,10 @@ class AtomTaskSettings(Settings):
     single atoms does not show how far to go: a critic that has seen one length only ranks shorter moves better."""
 
     expert_share: float = Field(default=0.0, ge=0, le=1)
-    """Share of steps that the expert takes at the start, random warm-up included (R8.3)."""
-
-    expert_share_final: float = Field(default=0.0, ge=0, le=1)
-    """Share at the end of the schedule."""
+    """Share of steps that the expert takes at the start, random warm-up included; it falls to 0 (R8.3)."""
 
     expert_steps: int = Field(default=10_000, ge=1)
-    """Environment steps until `expert_share_final` is reached; the imitation loss fades over the same."""
+    """Environment steps until the expert has left; the imitation loss fades over the same."""
 
     imitation_weight: float = Field(default=0.0, ge=0)
     """Weight in the policy's loss of the relative squared distance to what the expert did, on its transitions; fades to

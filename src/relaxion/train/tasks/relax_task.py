@@ -25,13 +25,11 @@ from relaxion.potentials.base import Potential
 from relaxion.potentials.registry import potential
 from relaxion.structures import Move, Outcome, State, Structures
 from relaxion.train.agents import LearningAgent, atom_agent
-from relaxion.train.agents.shared import PolicyPenalty
+from relaxion.train.agents.shared import Exploration, LinearSchedule, PolicyPenalty
 from relaxion.train.data.perturbations import perturbation
 from relaxion.train.data.starts import PerturbedStarts, held_apart_sides, structure_source
-from relaxion.train.experience.environment import Environment, Source, Transition, rollout
+from relaxion.train.experience.environment import MAX_STRAIN, Environment, Reward, Source, Transition, rollout
 from relaxion.train.experience.expert import Expert, guided
-from relaxion.train.experience.exploration import Exploration, LinearSchedule
-from relaxion.train.experience.reward import Reward
 from relaxion.train.experience.structure_replay import capacity_advice, capacity_range
 from relaxion.train.judge.assessment import (
     PART,
@@ -43,7 +41,7 @@ from relaxion.train.judge.assessment import (
     Stop,
     policy_weights,
 )
-from relaxion.train.tasks.checkpoint import DIVERGED, DivergedError, named_generator
+from relaxion.train.tasks.progress import DIVERGED, DivergedError, named_generator
 from relaxion.train.tasks.relax_settings import AtomTaskSettings, RelaxRunSettings, reward_weights
 from relaxion.train.tasks.settings import Packed
 
@@ -64,7 +62,7 @@ class RelaxTask:
     def environment(self, side: str = "training", engine: Potential | None = None) -> Environment:
         """Relaxations of the structures of one side; `engine`: another counter of force calls."""
         atoms = self.settings.atoms
-        reward = Reward(reward_weights(atoms.reward), atoms.back_off_penalty)
+        reward = Reward(reward_weights(atoms.reward))
         starts = PerturbedStarts(self.pools[side], [perturbation(atoms.perturbation)])
         return Environment(engine or self.potential, starts, self.settings.environment, reward)
 
@@ -122,14 +120,10 @@ class RelaxTask:
     @property
     def atom_capacity(self) -> int:
         """Rows for the states of `replay_capacity` transitions, and for the largest step that may come on top."""
-        atoms = self.settings.atoms
-        capacity = self.replay_capacity
-        if atoms.replay_atom_capacity is not None:
-            return atoms.replay_atom_capacity
         largest = int(self.pools["training"].counts.max())
         # relaxations of a few steps have a state more each; a step writes two states of every structure at worst
         return (
-            round(STATES_PER_TRANSITION * capacity * self.mean_atoms)
+            round(STATES_PER_TRANSITION * self.replay_capacity * self.mean_atoms)
             + 4 * self.settings.environment.n_structures * largest
         )
 
@@ -138,23 +132,9 @@ def relax_task(settings: RelaxRunSettings) -> RelaxTask:
     """The task of these settings, refused in one sentence when it cannot be learned here."""
     engine = potential(settings.atoms.potential)
     task = RelaxTask(settings, engine, _pools(settings.atoms, engine))
-    _check_room_for_warmup(task)
     if (advice := capacity_advice(task.replay_capacity, task.mean_atoms)) is not None:
         warnings.warn(advice, RelaxionWarning, stacklevel=2)
     return task
-
-
-def _check_room_for_warmup(task: RelaxTask) -> None:
-    """A replay that forgets before the warm-up is over would keep it warming up for ever."""
-    given = task.settings.atoms.replay_atom_capacity
-    warmup = task.settings.training.warmup_steps
-    needed = round(STATES_PER_TRANSITION * warmup * task.mean_atoms)
-    if given is not None and given < needed:
-        raise SettingsError(
-            f"replay_atom_capacity {given} cannot hold warmup_steps = {warmup} transitions of structures with "
-            f"{task.mean_atoms:.1f} atoms in the mean, so the warm-up would never end; give at least {needed}, or "
-            "lower warmup_steps"
-        )
 
 
 def _pools(atoms: AtomTaskSettings, engine: Potential) -> dict[str, Structures]:
@@ -256,7 +236,7 @@ class RelaxCollector:
             random_warmup=settings.stiffness is None,  # a stiffness policy goes downhill, learned or not
         )
         self.expert = Expert()
-        self.expert_share = LinearSchedule(atoms.expert_share, atoms.expert_share_final, atoms.expert_steps)
+        self.expert_share = LinearSchedule(atoms.expert_share, 0.0, atoms.expert_steps)
 
     def begin(self) -> tuple[State, int]:
         """New relaxations, and the force calls of their starts."""
@@ -285,7 +265,7 @@ class RelaxCollector:
             return move
         noise = torch.randn(state.n_structures, generator=self.generators["exploration"], dtype=state.structures.dtype)
         world, longer = self.settings.environment, move.scaled(torch.exp(size * noise), state.structures)
-        return longer.bounded(state.structures, world.max_displacement_angstrom, world.max_strain)
+        return longer.bounded(state.structures, world.max_displacement_angstrom, MAX_STRAIN)
 
 
 class StiffnessForceActions(StiffnessActions, ForceMoveActions):
@@ -296,7 +276,7 @@ def action_domain(settings: RelaxRunSettings) -> ForceMoveActions:
     """Noise in units of F/k, the step the forces around an atom ask for: it shrinks on the way to the minimum."""
     world = settings.environment
     kind = ForceMoveActions if settings.stiffness is None else StiffnessForceActions
-    return kind(world.max_displacement_angstrom, world.max_strain, settings.networks.stiffness_ev_per_angstrom2)
+    return kind(world.max_displacement_angstrom, MAX_STRAIN, settings.networks.stiffness_ev_per_angstrom2)
 
 
 def make_agent(settings: RelaxRunSettings, generator: Generator, penalty: PolicyPenalty | None = None) -> LearningAgent:

@@ -13,7 +13,7 @@ from relaxion.errors import SettingsError
 from relaxion.files import Stored
 from relaxion.settings import SETTINGS_PAGE, Settings, nearest
 from relaxion.train.agents import AGENT_SETTINGS, AGENTS, own_agent
-from relaxion.train.experience.exploration import LinearSchedule, NoisyExplorer
+from relaxion.train.agents.shared import LinearSchedule, NoisyExplorer
 
 if TYPE_CHECKING:
     from relaxion.model.policy_file import Network, PolicyFile
@@ -22,12 +22,7 @@ if TYPE_CHECKING:
 
 DEFAULT_AGENT = "td3"
 VECTOR_CAPACITY = 100_000  # transitions in replay
-GIVEN_UP = {  # settings of 0.2 that are constants now: files of its runs may name them with this value
-    "n_critics": 2, "blocked_back_off": 0.99, "stall_length_angstrom": 1e-5, "trust_radius_angstrom": 0.3,
-    "graph_cutoff_angstrom": None, "non_finite_penalty": 1.0, "start_force_limit_ev_per_angstrom": 1e4,
-    "start_tries": 20, "minimum_distance_share": None, "exploration_unit": "forces", "assessment_max_steps": 10_000,
-    "largest_defect_n_atoms": 40, "largest_particle_n_atoms": 60,
-}  # fmt: skip
+GIVEN_UP = {"largest_defect_n_atoms": 40, "largest_particle_n_atoms": 60}  # constants now; cards name them
 
 
 class LoopSettings(Settings):

@@ -1,8 +1,7 @@
 """The task `stiffness`: a stiffness is fitted to finished relaxations; a step is an update.
 
 What differs between the policies `metals`, `universal` and a user's own is the recipe: examples from live relaxations
-of metals (`examples = "live"`), of any kinds with any engine ("kinds"), of own structures ("files"), or from a store
-of relaxations ("store").
+of metals (`examples = "live"`), of any kinds with any engine ("kinds"), or of own structures ("files").
 """
 
 from __future__ import annotations
@@ -28,8 +27,7 @@ from relaxion.settings import Settings
 from relaxion.train.judge.assessment import FMAX, Assessed, under_safeguard
 from relaxion.train.supervised.fit import Fit
 from relaxion.train.supervised.sources import SOURCES, FitSource, TrainingData
-from relaxion.train.tasks.checkpoint import checked_finite, named_generator, taken_back
-from relaxion.train.tasks.progress import RelaxationResult, ScalarMeans
+from relaxion.train.tasks.progress import RelaxationResult, ScalarMeans, checked_finite, named_generator, taken_back
 from relaxion.train.tasks.settings import LoopSettings, Packed, RunSettings
 
 LONGEST_MOVE = 1.0  # Å; of the bare policy. The safeguard's trust radius is what binds in use.
@@ -39,9 +37,9 @@ LARGEST_STRAIN = 0.1
 class StiffnessTaskSettings(Settings):
     """Where the examples come from, and the step rule of the policy file."""
 
-    examples: Literal["live", "kinds", "store", "files"] = "live"
-    """Live relaxations by the policy itself: of metals, of the kinds of a recipe to collect, or (files) of the user's
-    own structures; or a store that `relaxion collect` filled."""
+    examples: Literal["live", "kinds", "files"] = "live"
+    """Relaxations by the policy itself: of metals ("live"), of the kinds of starts of a recipe, or (files) of the
+    user's own structures."""
 
     secant_weight: float | None = Field(default=None, ge=0, le=1)
     """Of the policy file's own step rule: how far the secants of short steps correct the stiffness. None: that of
@@ -157,8 +155,7 @@ class StiffnessTrainer:
         return new_stepper(policy_model=LearnedHessians(self.policy.network), rule=self.settings.bundle.control())
 
     def assess(self, stop: Callable[[], bool] | None = None) -> Assessed:
-        errors = self.data.errors(self.policy.network)
-        return replace(self.data.assessor(under_safeguard(self.stepper), stop), extra=errors)
+        return self.data.assessor(under_safeguard(self.stepper), stop)
 
     def result(self, final: Assessed, wall_time_seconds: float) -> RelaxationResult:
         return RelaxationResult.of(

@@ -37,9 +37,13 @@ Relaxion.number = (value, digits = 3) => {
 // On an axis with this distance between its marks, or by itself: 20 000 with a thin space.
 Relaxion.whole = (value, step = 1) => {
   if (step === 1 && !Number.isInteger(value)) return Relaxion.number(value);
-  const digits = Math.min(8, Math.max(0, -Math.floor(Math.log10(step) + 1e-9)));
+  let digits = 0; // as many as tell two neighbouring marks apart: two for steps of 0.25
+  while (digits < 8 && Math.abs(step * 10 ** digits - Math.round(step * 10 ** digits)) > 1e-9) digits += 1;
   return value.toFixed(digits).replace(/\B(?=(\d{3})+(?!\d))(?<!\.\d*)/g, "\u202f").replace("-", "−");
 };
+
+// Text in which names with underscores, such as those of settings, stay whole at the end of a line.
+Relaxion.words = (text) => String(text).split(/(\w+_\w+)/).map((piece, k) => (k % 2 ? Relaxion.make("span", { class: "name" }, piece) : piece));
 
 Relaxion.colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 Relaxion.still = () => matchMedia("(prefers-reduced-motion: reduce)").matches;

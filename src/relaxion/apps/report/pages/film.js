@@ -20,6 +20,18 @@
       this.moving = this.count <= SMOOTH_ATOMS;
     }
 
+    // nothing moves and nothing was counted: a structure to look at
+    get still() { return this.frames.length === 1 && !this.readings[0]; }
+
+    // the atoms and corners of the cell that have to be in the picture
+    outline(indices) {
+      const corners = (cell) => [0, 1, 2, 3, 4, 5, 6, 7].map((k) => [0, 1, 2].map((axis) => (
+        (k & 1) * cell[axis] + ((k >> 1) & 1) * cell[3 + axis] + (k >> 2) * cell[6 + axis])));
+      return indices.flatMap((index) => [
+        ...this.species.map((_, i) => this.frames[index].slice(3 * i, 3 * i + 3)),
+        ...(this.cells === null ? [] : corners(this.cell(index)))]);
+    }
+
     // index of the last frame at or before a force call
     at(position) {
       let index = 0;
@@ -67,7 +79,7 @@
 
   // ---- one view of one film
   class View {
-    constructor(film, stage) {
+    constructor(film, stage, ball) {
       this.film = film;
       this.viewer = $3Dmol.createViewer(stage, { backgroundColor: colour("stage"), antialias: true, disableFog: true });
       this.model = this.viewer.addModel();
@@ -82,11 +94,18 @@
         this.dress();
         this.frame(0);
         this.viewer.zoomTo();
-        this.viewer.zoom(film.cells === null ? (film.sticks ? 1.25 : 0.95) : 1.05);
+        this.fit(stage, ball);
         this.viewer.rotate(-90, "vx"); // c points up
         this.viewer.rotate(-28, "vy");
         this.viewer.rotate(14, "vx");
       });
+    }
+
+    // from so far away that the ball fills the picture, however it turns
+    fit(stage, { centre, radius }) {
+      const half = Math.tan((Math.PI * this.viewer.fov) / 360) * Math.min(1, stage.clientWidth / stage.clientHeight);
+      const away = (1.04 * radius) / Math.sin(Math.atan(half));
+      this.viewer.setView([...centre.map((value) => -value), this.viewer.CAMERA_Z - away, 0, 0, 0, 1]);
     }
 
     // 3Dmol draws after every change of the view; where several follow each other only the last needs to be seen
@@ -209,10 +228,13 @@
     root.append(row, bar.element, tools.element, ...(part.notes ?? []).map((note) => make("p", { class: "small" }, note)));
 
     page.whenShown(() => {
-      const views = frames.map((frame) => openView(frame));
+      const ball = ballAround(films, part.at_end);
+      const views = frames.map((frame) => openView(frame, ball));
       const shown = views.filter((view) => view !== null);
       linkViews(shown);
       connect(page, clock, films, frames, views, bar, tools);
+      if (part.at_end) clock.go(clock.last);
+      else if (!Relaxion.still() && clock.last > 1) clock.play();
     });
     return root;
   };
@@ -229,9 +251,20 @@
     return { film, figure, stage, calls, state };
   }
 
-  function openView(frame) {
+  // the same for all films, as one is turned with the others
+  function ballAround(films, atEnd) {
+    const points = films.flatMap((film) => film.outline(atEnd ? [film.frames.length - 1] : [0, film.frames.length - 1]));
+    const centre = [0, 1, 2].map((axis) => {
+      const [low, high] = points.reduce(([a, b], point) => [Math.min(a, point[axis]), Math.max(b, point[axis])], [Infinity, -Infinity]);
+      return (low + high) / 2;
+    });
+    const reach = points.reduce((most, point) => Math.max(most, Math.hypot(...point.map((value, axis) => value - centre[axis]))), 0);
+    return { centre, radius: reach + Math.max(...films.flatMap((film) => film.radii)) };
+  }
+
+  function openView(frame, ball) {
     try {
-      const view = new View(frame.film, frame.stage);
+      const view = new View(frame.film, frame.stage, ball);
       frame.stage.querySelector("canvas")?.setAttribute("aria-hidden", "true");
       return view;
     } catch (error) {
@@ -326,15 +359,15 @@
     page.whenever(() => turning() && shown.length > 0, (seconds) => shown[0].viewer.rotate(DEGREES_PER_SECOND * seconds, "z"));
 
     frames.forEach((frame, i) => listen(frame, views[i], clock, () => setTurning(false)));
-    if (!Relaxion.still() && clock.last > 1) clock.play();
   }
 
   function caption(frame, call) {
     const { film } = frame;
     const index = film.at(call);
-    const over = call >= film.end_call;
+    const over = film.still || call >= film.end_call;
     const words = over ? film.end : film.readings?.[index] ?? "";
-    frame.calls.replaceChildren(make("b", {}, Math.min(call, film.end_call)), Math.min(call, film.end_call) === 1 ? " force call" : " force calls");
+    const count = Math.min(call, film.end_call);
+    frame.calls.replaceChildren(...(film.still ? [] : [make("b", {}, count), count === 1 ? " force call" : " force calls"]));
     if (frame.state.textContent !== words) frame.state.textContent = words;
     frame.state.className = `state${over ? (film.converged ? " done" : " failed") : ""}`;
     frame.figure.classList.toggle("winner", over && film.winner === true);

@@ -11,10 +11,10 @@
         tile.note ? make("div", { class: "note" }, tile.note) : null))));
 
   Relaxion.table = (part) => {
-    const kind = (i) => (part.columns[i].text || i === 0 ? "text" : "");
+    const kind = (i) => `${part.columns[i].text || i === 0 ? "text" : ""} ${part.columns[i].long ? "long" : ""}`.trim();
     const head = make("tr", {}, ...part.columns.map((column, i) => make("th", { scope: "col", class: kind(i) }, column.label)));
     const rows = part.rows.map((row) => make("tr", { class: row.best ? "best" : row.tone ?? "" }, ...row.cells.map((cell, i) =>
-      i === 0 ? make("th", { scope: "row" }, cell) : make("td", { class: kind(i) }, cell))));
+      i === 0 ? make("th", { scope: "row", class: kind(i) }, make("span", {}, cell)) : make("td", { class: kind(i) }, cell))));
     const table = make("table", {}, make("caption", {}, make("span", {}, part.caption)), make("thead", {}, head), make("tbody", {}, ...rows));
     return make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": part.caption }, table);
   };
@@ -63,14 +63,15 @@
 
   parts.facts = (part) => make("dl", { class: "facts" }, ...part.facts.flatMap((fact) => [
     make("dt", {}, fact.label),
-    make("dd", {}, fact.code ? code(fact.value, fact.label) : fact.value),
+    make("dd", {}, ...(fact.code ? [code(fact.value, fact.label)] : Relaxion.words(fact.value))),
   ]));
 
-  parts.notes = (part) => make("ul", { class: "notes" }, ...part.notes.map((note) => make("li", {}, note)));
+  parts.notes = (part) => make("ul", { class: "notes" }, ...part.notes.map((note) => make("li", {}, ...Relaxion.words(note))));
 
-  // text to be copied
+  // text to be copied; a line ends between two words of it, never at the dashes of an option
   function code(text, label) {
-    const block = make("pre", {}, make("code", {}, text));
+    const words = text.split(/(\s+)/).map((piece, k) => (k % 2 ? piece : make("span", { class: "name" }, piece)));
+    const block = make("pre", {}, make("code", {}, ...words));
     const button = make("button", { type: "button", "aria-label": `Copy: ${label}` }, "Copy");
     button.addEventListener("click", async () => {
       try {

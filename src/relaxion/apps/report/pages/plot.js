@@ -69,14 +69,14 @@
       values: (_, splits, index, space, step) => splits.map((value) => (log ? number(value) : whole(value, step))),
       ...(log ? { splits: (plot, index, low, high) => decades(low, high, log), filter: (_, splits) => splits } : {}), ...more,
     });
-    const below = { size: 26, space: last > 9999 ? 110 : 80, grid: { show: false }, ticks: { stroke, width: 1, size: 4 } };
+    const below = { size: 26, space: part.x_parts ? 80 : last > 9999 ? 70 : 46, grid: { show: false }, ticks: { stroke, width: 1, size: 4 } };
     const wholes = [...Array(13).keys()].flatMap((power) => [1, 2, 5].map((times) => times * 10 ** power));
     const range = (_, low, high) => part.y_range ?? (low === null ? [0.1, 1] : part.log ? [low / 1.25, high * 1.25] : uPlot.rangeNum(low, high, 0.1, true));
     return {
       legend: { show: false }, padding: [10, 14, 0, 0],
       scales: { x: { time: false, distr: part.x_log ? 3 : 1, range: () => [first, last] }, y: { distr: part.log ? 3 : 1, range } },
       axes: [axis(part.x_label, part.x_log, part.x_parts ? below : { ...below, incrs: wholes }),
-        axis(part.y_label, part.log, { size: 54, space: 26, ticks: { show: false }, grid: { stroke: () => colour("line"), width: 1 } })],
+        axis(part.y_label, part.log, { size: widthOf, space: 26, ticks: { show: false }, grid: { stroke: () => colour("line"), width: 1 } })],
       series: [{}, ...lines.map(seriesOf)],
       cursor: {
         show: !lines.some((line) => line.mode === "dots"), y: false, drag: { x: false, y: false, setScale: false },
@@ -85,6 +85,9 @@
       hooks: { draw: [follow], setCursor: [(plot) => readout(plot, part, lines)] },
     };
   }
+
+  // of the marks of an axis, so that none lies over its label
+  const widthOf = (_, marks) => Math.max(54, 14 + 7.2 * Math.max(0, ...(marks ?? []).map((mark) => mark.length)));
 
   // powers of ten, with 2 and 5 between them where there is little else; or those of a list
   function decades(low, high, list) {

@@ -3,38 +3,48 @@
 (() => {
   const { make, svg, parts } = Relaxion;
 
-  // ---- gauges: a number, how it came there, what is healthy, what is wrong
+  // ---- gauges: a number, a verdict, how it came there, what is healthy, what to do. The first few are seen, the rest is folded away
   parts.gauges = (part) => {
-    const grid = make("div", { class: "gauges" });
+    const first = make("div", { class: "gauges" }), rest = make("div", { class: "gauges" });
+    const summary = make("summary");
+    const more = make("details", { class: "more" }, summary, rest);
     const cards = new Map();
+    let order = "";
     const fill = (shown) => {
-      const names = shown.gauges.map((gauge) => gauge.name);
-      if (names.join() !== [...cards.keys()].join()) {
-        cards.clear();
-        for (const gauge of shown.gauges) cards.set(gauge.name, card(gauge));
-        grid.replaceChildren(...[...cards.values()].map((one) => one.element));
+      for (const gauge of shown.gauges) {
+        if (!cards.has(gauge.name)) cards.set(gauge.name, card(gauge, `${shown.id}-${gauge.name}`));
+        cards.get(gauge.name).say(gauge);
       }
-      for (const gauge of shown.gauges) cards.get(gauge.name).say(gauge);
+      const names = shown.gauges.map((gauge) => gauge.name);
+      if (names.join() === order) return;
+      order = names.join();
+      const elements = names.map((name) => cards.get(name).element);
+      first.replaceChildren(...elements.slice(0, shown.first));
+      rest.replaceChildren(...elements.slice(shown.first));
+      summary.textContent = `${names.length - shown.first} more`;
+      more.hidden = names.length <= shown.first;
     };
     fill(part);
-    const root = make("div", {}, grid, part.note ? make("p", { class: "small" }, part.note) : null);
+    const root = make("div", {}, first, more, part.note ? make("p", { class: "small" }, part.note) : null);
     root.update = fill;
     return root;
   };
 
-  function card(gauge) {
+  function card(gauge, id) {
+    const { words } = Relaxion;
     const value = make("p", { class: "value" });
+    const verdict = make("span", { class: "verdict" });
     const line = svg("svg", { viewBox: "0 0 100 26", preserveAspectRatio: "none", "aria-hidden": "true", class: "spark" });
     const alarm = make("p", { class: "alarm" });
-    const more = [gauge.meaning, gauge.alarm_when ? `Alarm: ${gauge.alarm_when}.` : null].filter(Boolean);
-    const healthy = gauge.healthy ? `healthy: ${gauge.healthy}` : "what it is";
-    const element = make("article", { class: "gauge", "data-name": gauge.name }, make("h3", {}, gauge.label), value, line, alarm,
-      more.length === 0 ? null : make("details", {}, make("summary", {}, healthy), ...more.map((words) => make("p", {}, words))));
+    const more = gauge.more?.length ? make("details", {}, make("summary", {}, ...words(gauge.summary)), ...gauge.more.map((one) => make("p", {}, ...words(one)))) : null;
+    const element = make("article", { id, "data-name": gauge.name, tabindex: -1 }, make("header", {}, make("h3", {}, gauge.label), verdict), value, line, alarm, more);
     const say = (newer) => {
       const unit = newer.unit ? make("span", { class: "unit" }, newer.unit) : "";
       value.replaceChildren(newer.value, unit);
       element.className = `gauge ${newer.tone ?? ""}`;
-      alarm.textContent = newer.alarm ?? "";
+      verdict.textContent = newer.verdict ?? "";
+      verdict.hidden = !newer.verdict;
+      alarm.replaceChildren(...words(newer.alarm ?? ""));
       alarm.hidden = !newer.alarm;
       line.replaceChildren(...spark(newer.spark ?? []));
       line.toggleAttribute("hidden", (newer.spark ?? []).length < 2);
@@ -62,13 +72,24 @@
       none.textContent = shown.none;
       none.hidden = shown.alarms.length > 0;
       list.replaceChildren(...shown.alarms.map((alarm) => make("li", { class: alarm.tone },
-        make("span", { class: "when" }, alarm.when), make("span", { class: "badge" }, alarm.badge), make("span", {}, alarm.sentence))));
+        make("span", { class: "when" }, alarm.when), make("span", { class: "badge" }, alarm.badge),
+        make("span", {}, ...Relaxion.words(alarm.sentence), " ", alarm.target ? make("a", { href: `#${alarm.target}` }, "Show the number") : null))));
     };
     fill(part);
     const root = make("div", {}, none, list);
     root.update = fill;
     return root;
   };
+
+  // a link to a number opens what hides it
+  document.addEventListener("click", (event) => {
+    const link = event.target.closest?.("a[href^='#']");
+    const target = link && document.getElementById(decodeURIComponent(link.hash.slice(1)));
+    if (!target) return;
+    Relaxion.showRun?.(target.closest("[data-run]")?.dataset.run);
+    const folded = target.closest("details");
+    if (folded) folded.open = true;
+  });
 
   // ---- the hardest structures: one film at a time, browsers have few 3D views to give
   parts.gallery = (part, page) => {
@@ -125,6 +146,7 @@
     };
     select.addEventListener("change", show);
     Relaxion.showChosenRun = show;
+    Relaxion.showRun = (run) => { if (run !== undefined) { select.value = run; show(); } };
     return make("p", { class: "chooser" }, make("label", { for: select.id }, part.label), " ", select);
   };
 })();

@@ -23,19 +23,20 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from relaxion import __version__
-from relaxion.errors import CheckpointError, RelaxionWarning, RunError
+from relaxion.errors import CheckpointError, RelaxionWarning, RunError, SettingsError
 from relaxion.files import Stored, joined
 from relaxion.potentials.registry import potential
 from relaxion.structures import Move, State, Structures
-from relaxion.train.agents.shared import restore_snapshot
+from relaxion.train.agents.shared import NoisyExplorer, restore_snapshot
 from relaxion.train.diagnostics.diagnosis import RelaxationsUnderWay
 from relaxion.train.experience.environment import Transition
-from relaxion.train.experience.exploration import NoisyExplorer
 from relaxion.train.experience.structure_replay import state_from_tensors, state_tensors
-from relaxion.train.tasks.checkpoint import named_generator, taken_back
+from relaxion.train.runs.loop import MakeTrainer, enough_memory
+from relaxion.train.tasks.progress import RunTrainer, named_generator, taken_back
 from relaxion.train.tasks.relax import RelaxTrainer
 from relaxion.train.tasks.relax_settings import RelaxRunSettings
-from relaxion.train.tasks.relax_task import GENERATORS, Collected, RelaxCollector, RelaxTask, make_agent
+from relaxion.train.tasks.relax_task import GENERATORS, Collected, RelaxCollector, RelaxTask, make_agent, relax_task
+from relaxion.train.tasks.settings import RunSettings
 from relaxion.workers import WorkerPlace, WorkerPool
 
 Arrays = dict[str, NDArray[Any]]
@@ -440,3 +441,18 @@ class DistributedRelaxTrainer(RelaxTrainer):
         super().close()
         if self._team is not None:
             self._team.pool.close()
+
+
+def trainer_with(collectors: WorkerPlace) -> MakeTrainer:
+    """As `relaxion.train.runs.loop.train` takes one in `make`."""
+
+    def make(settings: RunSettings) -> RunTrainer:
+        if not isinstance(settings, RelaxRunSettings):
+            raise SettingsError(
+                f'collectors are for task = "relax", where a step costs force calls; a step of '
+                f"{settings.training.task} costs less than sending it: train without collectors"
+            )
+        with enough_memory():
+            return DistributedRelaxTrainer(settings, relax_task(settings), collectors)
+
+    return make

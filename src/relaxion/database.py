@@ -9,8 +9,6 @@ are only added to. Reading joins all files of the folder and takes the fullest r
     points       relaxation, number, base (the point at which the step began, -1 at a start, NULL unknown), energy_ev,
                  positions (n × 3 float64, Å), forces (n × 3 float64, eV/Å), stress (3 × 3 float64, eV/Å³, or NULL),
                  cell (3 × 3 float64, Å, or NULL: that of the relaxation)
-    skipped      key, reason: starts of `relaxion collect` that gave no relaxation
-    spent        force_calls, cpu_seconds of `relaxion collect`
     description  name, value (JSON): what made the database
 
 Arrays are little-endian, row by row: `numpy.frombuffer(row["positions"]).reshape(-1, 3)`. Outcomes are the numbers of
@@ -39,11 +37,14 @@ from ase.stress import voigt_6_to_full_3x3_stress
 from ase.symbols import Symbols
 from numpy.typing import NDArray
 
-from relaxion.database.trajectory import RelaxationStart, Trajectory
 from relaxion.errors import FileError
 from relaxion.files import decoded, open_for_writing, reading, transaction
 from relaxion.structures import Outcome
+from relaxion.structures.trajectory import RelaxationStart, Trajectory
 
+__all__ = [
+    "EvaluatedPoint", "Note", "Recording", "RelaxationDatabase", "RelaxationStart", "Trajectory", "key_of",
+]  # fmt: skip
 logger = logging.getLogger(__name__)
 
 USER = "relaxation"  # the kind of relaxations that users make
@@ -59,8 +60,6 @@ CREATE INDEX IF NOT EXISTS relaxations_by_key ON relaxations (key);
 CREATE TABLE IF NOT EXISTS points (
     relaxation INTEGER NOT NULL, number INTEGER NOT NULL, base INTEGER, energy_ev REAL NOT NULL,
     positions BLOB NOT NULL, forces BLOB NOT NULL, stress BLOB, cell BLOB, PRIMARY KEY (relaxation, number));
-CREATE TABLE IF NOT EXISTS skipped (key TEXT PRIMARY KEY, reason TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS spent (force_calls REAL NOT NULL, cpu_seconds REAL NOT NULL);
 CREATE TABLE IF NOT EXISTS description (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 """
 ABOUT = """
@@ -192,27 +191,14 @@ class RelaxationDatabase:
         """A relaxation whose points will be written one by one."""
         return Recording(self, start)
 
-    def append(
-        self,
-        trajectories: Sequence[Trajectory],
-        skipped: Mapping[str, str] | None = None,
-        spent: Mapping[str, float] | None = None,
-    ) -> None:
-        """Whole relaxations, all or none of them; sqlite3's errors become FileErrors.
-
-        skipped: keys of starts that gave no relaxation, with the reason; they count as done.
-        spent: `force_calls` and `cpu_seconds` since the last time.
-        """
+    def append(self, trajectories: Sequence[Trajectory]) -> None:
+        """Whole relaxations, all or none of them; sqlite3's errors become FileErrors."""
         try:
             with self._lock, transaction(self._writer()):
                 writer = self._writer()
                 for trajectory in trajectories:
                     number = _insert_start(writer, trajectory.start, trajectory.outcome)
                     writer.executemany(NEW_POINT, trajectory_rows(number, trajectory))
-                writer.executemany("INSERT OR IGNORE INTO skipped VALUES (?, ?)", (skipped or {}).items())
-                if spent:
-                    cost = (spent.get("force_calls", 0), spent.get("cpu_seconds", 0))
-                    writer.execute("INSERT INTO spent VALUES (?, ?)", cost)
         except (sqlite3.Error, OSError) as error:
             raise FileError(f"the database {self.path} cannot be written ({error})") from error
 
@@ -274,23 +260,9 @@ class RelaxationDatabase:
         """What made the database."""
         return {name: value for name, value in self._described().items() if name != "format_version"}
 
-    def _all(self, question: str) -> Iterator[tuple[Any, ...]]:
-        for file in self.files():
-            with reading(file) as connection:
-                yield from connection.execute(question)
-
-    def skipped(self) -> dict[str, str]:
-        """Starts that gave no relaxation: key and reason."""
-        return {str(key): str(reason) for key, reason in self._all("SELECT key, reason FROM skipped")}
-
-    def spent(self) -> dict[str, float]:
-        """`force_calls` and `cpu_seconds`, as far as they were written down."""
-        rows = list(self._all("SELECT total(force_calls), total(cpu_seconds) FROM spent"))
-        return {"force_calls": sum(row[0] for row in rows), "cpu_seconds": sum(row[1] for row in rows)}
-
     def keys(self) -> set[str]:
-        """Of all relaxations and all skipped starts: what need not be done again."""
-        return {entry["key"] for entry in self.about()} | set(self.skipped())
+        """Of all relaxations."""
+        return {entry["key"] for entry in self.about()}
 
     def about(self, note: Note | None = None) -> list[dict[str, Any]]:
         """Key, kind, engine, outcome, cell_free, n_atoms and n_steps of each relaxation, without its points.

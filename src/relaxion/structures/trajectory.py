@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from ase.symbols import Symbols
 from scipy.linalg import polar
 from torch import Tensor
 
@@ -63,6 +64,11 @@ class Trajectory:
     @property
     def n_atoms(self) -> int:
         return len(self.numbers)
+
+    @property
+    def formula(self) -> str:
+        """Of the whole cell."""
+        return Symbols(self.numbers.numpy()).get_chemical_formula()
 
     @property
     def structures(self) -> Structures:
