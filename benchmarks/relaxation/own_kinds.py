@@ -3,9 +3,9 @@
     python benchmarks/relaxation/own_kinds.py universal my-policy.safetensors [--number 8]     # a minute or two each
     python benchmarks/relaxation/own_kinds.py universal my-policy.safetensors --errors         # two minutes in all
 
-Every policy and the classical core relax the same starts with CHGNet, to 0.05 eV/Å (seed 8400, or --seed; at most 200
-force calls). Printed: mean calls, the geometric mean with its standard error and the 95th percentile of calls over the
-core's. On 100 starts that mean is uncertain by 3 %.
+Every policy and the classical core relax the same starts with CHGNet, or with `--engine sevennet`, to 0.05 eV/Å (seed
+8400, or --seed; at most 200 force calls). Printed: mean calls, the geometric mean with its standard error and the 95th
+percentile of calls over the core's. On 100 starts that mean is uncertain by 3 %.
 
 With `--chance` the core also relaxes the same starts moved by 0.001 Å: what such ratios are by chance alone.
 
@@ -43,18 +43,18 @@ ENGINE = "chgnet"
 HARDLY = 1e-3  # Å
 
 
-def starts(chgnet: Potential, number: int, seed: int = SEED) -> list[tuple[Atoms, bool]]:
+def starts(engine: str, made_of: Potential, number: int, seed: int = SEED) -> list[tuple[Atoms, bool]]:
     """So many of each kind at hand, and whether their cell is free."""
     collection = CollectSettings.of(read_toml(find("universal-data")), {})
     kinds = {
         name: kind
         for name, kind in collection.kinds.items()
-        if kind.share and kind.engine == ENGINE and (kind.make != "file" or file_structures(kind, collection.side))
+        if kind.share and kind.engine == engine and (kind.make != "file" or file_structures(kind, collection.side))
     }
     found: list[tuple[Atoms, bool]] = []
     for place, name in enumerate(kinds):
         generator = torch.Generator().manual_seed(seed + place)
-        made = KindStarts(collection, name, chgnet).sample(generator, number)
+        made = KindStarts(collection, name, made_of).sample(generator, number)
         found += zip(made.to_ase(), made.cell_free.tolist(), strict=True)
     return found
 
@@ -144,23 +144,24 @@ def main() -> None:
     parser.add_argument("policies", nargs="+", help="names or files")
     parser.add_argument("--number", type=int, default=8, help="starts of each kind")
     parser.add_argument("--seed", type=int, default=SEED)
+    parser.add_argument("--engine", default=ENGINE, help="whose kinds are relaxed, with it: chgnet or sevennet")
     parser.add_argument("--errors", action="store_true", help="relative errors at the same states in place of calls")
     parser.add_argument("--chance", action="store_true", help="also the core from starts that are hardly elsewhere")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    chgnet = potential(ENGINE)
-    begun = starts(chgnet, given.number, given.seed)
+    made = potential(given.engine)
+    begun = starts(given.engine, made, given.number, given.seed)
     if given.errors:
-        compare_errors(given.policies, lessons(given.policies[0], begun, chgnet))
+        compare_errors(given.policies, lessons(given.policies[0], begun, made))
         return
-    core = calls(None, begun, chgnet)
+    core = calls(None, begun, made)
     print(
         f"| {len(begun)} starts | mean calls | of the core's | 95th percentile | not converged |\n|---|---|---|---|---|"
     )
     rows = {"core": core}
     if given.chance:
-        rows[f"core, starts moved by {HARDLY:g} Å"] = calls(None, moved(begun), chgnet)
-    for name, own in (rows | {name: calls(name, begun, chgnet) for name in given.policies}).items():
+        rows[f"core, starts moved by {HARDLY:g} Å"] = calls(None, moved(begun), made)
+    for name, own in (rows | {name: calls(name, begun, made) for name in given.policies}).items():
         ratios, failed = own / core, int((own == MOST_CALLS).sum())
         geometric, high = np.exp(np.log(ratios).mean()), np.quantile(ratios, 0.95)
         spread = geometric * np.log(ratios).std() / np.sqrt(len(ratios))

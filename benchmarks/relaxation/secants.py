@@ -76,7 +76,7 @@ def groups(policy: str, number: int) -> Iterator[tuple[Potential, list[tuple[Ato
     """Starts of every kind, by potential."""
     if policy != "metals":
         engine = potential(own_kinds.ENGINE)
-        yield engine, own_kinds.starts(engine, number, SEED)
+        yield engine, own_kinds.starts(own_kinds.ENGINE, engine, number, SEED)
         return
     settings = settings_from_recipe(find("metals"), None, {})
     assert isinstance(settings, StiffnessRunSettings)
