@@ -23,13 +23,6 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-@pytest.fixture(autouse=True)
-def _no_learning_curves(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Short runs leave out their picture, which takes longer than they do; those who look at it get it."""
-    if request.path.stem not in ("test_curves", "test_loop", "test_package"):
-        monkeypatch.setattr("relaxion.train.runs.curves.leave_curve", lambda _folder: None)
-
-
 class Springs(Potential):
     """Every atom on a spring to its own well: E = ½ Σ k |x - x0|². Its wells sit on multiples of 3 Å."""
 

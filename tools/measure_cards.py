@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from relaxion import __version__
-from relaxion.apps.cli.policies import write_bundle
+from relaxion.apps.cli.installed import write_bundle
 from relaxion.files import Stored, json_of, write_json
 from relaxion.model.policy_file import PolicyFile
 from relaxion.policies import find_file, find_policy

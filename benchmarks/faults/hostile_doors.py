@@ -321,10 +321,6 @@ def watch_run(path: Path) -> Any:
     return None
 
 
-def curve_run(path: Path) -> Any:
-    return command("curve", path, "--out", path.parent / "curve.png")
-
-
 def package_run(path: Path) -> Any:
     return command("package", path, "fuzzed", "--out", path.parent / "fuzzed.safetensors")
 
@@ -433,7 +429,6 @@ DOORS: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "TD3.load": ("checkpoint, run folder", load_agent),
     "relaxion report RUN": ("checkpoint, run folder", report_run),
     "relaxion watch --save": ("checkpoint, run folder", watch_run),
-    "relaxion curve": ("checkpoint, run folder", curve_run),
     "relaxion package": ("checkpoint, run folder", package_run),
     "relaxion train RECIPE": ("recipe", read_recipe),
     "restart=, core": ("restart file", go_on("core")),
@@ -502,7 +497,7 @@ def _run_cases(world: World) -> Iterator[Case]:
         for name in ("metrics.jsonl", "settings.toml"):
             yield from any_file(door, "atom-run", world.seed("atom-run") / name, name, flips=4, cuts=2)
         yield from _line_cases(door, world)
-    for door in ("relaxion curve", "relaxion package", "relaxion train RUN --resume"):
+    for door in ("relaxion package", "relaxion train RUN --resume"):
         seed = "vector-run" if door.endswith("--resume") else "atom-run"
         for name in ("metrics.jsonl", "settings.toml", "result.json"):
             yield from any_file(door, seed, world.seed(seed) / name, name, flips=2, cuts=1)

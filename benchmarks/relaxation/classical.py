@@ -17,6 +17,8 @@ import shlex
 import sys
 from pathlib import Path
 
+from profile_picture import draw_profile
+
 from relaxion import Relaxer
 from relaxion.apps.cli.bench import HEADINGS, BenchRequest, as_plain, cells, find_starts, measure, sentences
 from relaxion.apps.compare.sets import SETS
@@ -30,7 +32,7 @@ from relaxion.train.judge.optimizers import (
     our_contestants,
     policy_argument,
 )
-from relaxion.train.judge.statistics import Circumstances, ContestResult, draw_profile
+from relaxion.train.judge.statistics import Circumstances, ContestResult
 
 FMAX = 0.05  # eV/Å
 CAP = 500  # force calls

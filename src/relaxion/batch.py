@@ -22,7 +22,7 @@ from ase.calculators.calculator import BaseCalculator
 
 from relaxion.database import RelaxationDatabase
 from relaxion.errors import MissingStressError, PotentialError, RelaxionError, SettingsError, StructureError
-from relaxion.optimizer.batch_relaxation import Answer, Relaxation, Relaxed, needs_stress
+from relaxion.optimizer.batch_relaxation import Answer, Relaxation, Relaxed
 from relaxion.optimizer.choice import Chooser, stepper_of
 from relaxion.optimizer.classical import ClassicalSettings
 from relaxion.optimizer.hessian.base import MOST_TOGETHER, KnownPairs
@@ -62,8 +62,6 @@ class BatchSettings:
     leave_saddles: bool = False  # check the ends for negative curvature, and relax on where there is some
     time_limit_seconds: float | None = None  # of one structure's share of the time
     record: bool = False  # keep every evaluated point
-    stresses: bool = False  # ask for them also where the cell does not relax
-    largest_first_force: float | None = None  # eV/Å; a start above it is not relaxed
     device: DeviceLike = None  # where networks compute: the policy's, and the potential's where it is given by name
 
     def __post_init__(self) -> None:
@@ -288,7 +286,7 @@ class BatchRelaxer:
         pairs = None
         if isinstance(self.potential, PairwisePotential):
             pairs = KnownPairs.of(structures, self.potential.cutoff_for(structures))
-        with_stress = any(needs_stress(one.settings, self.potential, one.atoms) for one in group)
+        with_stress = any(one.settings.cell for one in group)
         evaluation = self.potential(structures, stresses=with_stress)
         _check_shapes(self.potential.name, structures, evaluation.energies, evaluation.forces, evaluation.stresses)
         energies, forces = evaluation.energies.tolist(), evaluation.forces.double().numpy()

@@ -117,11 +117,16 @@ class Settings(BaseModel):
         return {name: value for name, value in values.items() if name not in usual or value != usual[name]}
 
     @classmethod
+    def given_up(cls) -> dict[str, Any]:
+        """All `retired` fields, those of the bases too."""
+        return {name: value for kind in cls.__mro__ for name, value in getattr(kind, "retired", {}).items()}
+
+    @classmethod
     def read(cls, values: Mapping[str, Any]) -> Self:
         """Settings from plain values (TOML, command line), with errors a person can act on."""
         if not isinstance(values, Mapping):
             raise SettingsError(f"{cls.__name__} is a table of settings, got {shown(values)}")
-        gone = {name: value for kind in cls.__mro__ for name, value in getattr(kind, "retired", {}).items()}
+        gone = cls.given_up()
         values = {key: value for key, value in values.items() if key not in gone or value != gone[key]}
         for key in values:
             if key not in cls.model_fields:

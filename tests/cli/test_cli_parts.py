@@ -12,7 +12,7 @@ from ase.calculators.emt import EMT
 
 from relaxion.apps.cli.inputs import RelaxationJob, check_overlaps
 from relaxion.apps.cli.progress import ProgressLine, one_line
-from relaxion.apps.cli.relax import Report, as_json, comparison_table
+from relaxion.apps.cli.relax import Report, as_json
 from relaxion.apps.compare.comparison import check_count, compared, in_words, minima_in_words
 from relaxion.apps.compare.result_folder import full_suffix, stem
 from relaxion.errors import StructureError
@@ -49,14 +49,6 @@ def test_minima_differ_by_more_than_a_millielectronvolt_per_atom():
     lost = compared("MDMin", run(9, energy=5.0, outcome="step_limit"), ours, 4)
     assert minima_in_words(ours, [near, far, lost]) == "FIRE found another minimum, 2.5 meV/atom lower"
     assert minima_in_words(run(7, 1.0, "step_limit"), [far]) == ""
-
-
-def test_table_shows_who_met_us():
-    ours = run(7, energy=1.0)
-    rows = [compared("BFGS", run(9, 1.0), ours, 4), compared("FIRE", run(9, 0.9), ours, 4)]
-    table = comparison_table(Report(RelaxationJob(Path("a.xyz"), None, "a", Atoms("Cu4")), ours, others=rows), ours)
-    assert list(table.columns[-1].cells) == ["", "yes", "no (-25.0 meV/atom)"]
-    assert list(table.columns[1].cells) == ["7", "9", "9"]
 
 
 def test_json_has_no_nan():

@@ -15,9 +15,9 @@ from ase.io import read, write
 from ase.units import GPa
 
 from relaxion import relax_batch
-from relaxion.apps.cli import calculators
+from relaxion.apps.cli import inputs
 from relaxion.apps.cli import relax as relax_command
-from relaxion.apps.cli.calculators import Choice, calculator_for
+from relaxion.apps.cli.inputs import Choice, calculator_for
 from relaxion.apps.report.page import space_group
 from relaxion.errors import PotentialError
 from relaxion.potentials.pairwise import LennardJones
@@ -79,7 +79,7 @@ def test_python_m_relaxion() -> None:
 def test_help_shows_no_types_of_flags_and_loses_no_brackets(relaxion) -> None:
     assert "<bool>" not in relaxion("relax", "--help").out
     tune = relaxion("tune", "--help").out
-    assert "a list of values" in " ".join(tune.replace("│", " ").split())
+    assert "KEY=LO:HI:log or KEY=A|B|C" in " ".join(tune.replace("│", " ").split())
     assert "--resume" not in tune.split("Exit codes")[0]
     train = " ".join(relaxion("train", "--help").out.split())
     assert "Recipes: al-fe, al-fe-stiffness, alfe-cubic" in train
@@ -88,8 +88,8 @@ def test_help_shows_no_types_of_flags_and_loses_no_brackets(relaxion) -> None:
 
 def installed(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
     """As if these packages were there, with engines for all elements."""
-    monkeypatch.setattr(calculators, "is_installed", lambda package: package in packages)
-    monkeypatch.setattr(calculators, "make_potential", lambda *_: LennardJones())
+    monkeypatch.setattr(inputs, "is_installed", lambda package: package in packages)
+    monkeypatch.setattr(inputs, "make_potential", lambda *_: LennardJones())
 
 
 RUTILE = Atoms("TiO2", positions=[[0, 0, 0], [1.4, 1.4, 0], [2.9, 2.9, 0]], cell=[4.6, 4.6, 3], pbc=True)
@@ -125,7 +125,7 @@ def test_where_nothing_fits_all_engines_are_named(monkeypatch, relaxion) -> None
 @pytest.mark.parametrize(("package", "name"), [("chgnet", "chgnet"), ("sevenn", "sevennet")])
 def test_an_engine_is_chosen_only_for_elements_that_it_has(monkeypatch, relaxion, package: str, name: str) -> None:
     pytest.importorskip(package)
-    monkeypatch.setattr(calculators, "is_installed", lambda asked: asked == package)
+    monkeypatch.setattr(inputs, "is_installed", lambda asked: asked == package)
     write("po.extxyz", bulk("Po", "sc", a=3.35))
     answer = relaxion("relax", "po.extxyz")
     assert answer.code == 1

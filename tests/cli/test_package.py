@@ -1,4 +1,4 @@
-"""`relaxion package`, `policies` and `curve` from outside: a run becomes a policy with a card that is true of it."""
+"""`relaxion package` and `policies` from outside: a run becomes a policy with a card that is true of it."""
 
 from __future__ import annotations
 
@@ -219,21 +219,3 @@ def test_the_card_of_one(relaxion: Callable[..., Any], runs: Path) -> None:
     wrong = relaxion("policies", "mime")
     assert (wrong.code, wrong.out) == (1, "")
     assert "did you mean 'mine'?" in wrong.err
-
-
-def test_curves(relaxion: Callable[..., Any], runs: Path) -> None:
-    assert (runs / "td3" / "learning_curve.png").exists()
-    answer = relaxion("curve", runs / "td3", runs / "sac", "--out", "both.png")
-    assert (answer.code, answer.out) == (0, "2 runs -> both.png\n")
-    before = Path("both.png").read_bytes()
-    assert before.startswith(b"\x89PNG")
-    again = relaxion("curve", runs / "td3", "--out", "both.png")
-    assert again.code == 1
-    assert "both.png exists" in again.err
-    assert Path("both.png").read_bytes() == before
-    assert relaxion("curve", runs / "td3", "--out", "both.png", "--force").code == 0
-    assert relaxion("curve", runs / "td3", "--out", "both.pdf").code == 2
-    mixed = relaxion("curve", runs / "td3", runs / "vector")
-    assert mixed.code == 1
-    assert "draw them apart" in mixed.err
-    assert "holds no run with metrics" in relaxion("curve", "nothing").err

@@ -66,9 +66,9 @@ def test_several_structures(relaxion, alloy):
     first = relaxion("race", "two.xyz", "--with", "BFGS")
     assert ": Au2Cu6: " in first.out
     assert "holds 2 structures; the first one races" in first.err
-    assert ": Cu8: " in relaxion("race", "two.xyz", "--with", "BFGS", "--index", "1", "--force").out
-    answer = relaxion("race", "two.xyz", "--index", "2", "--force")
-    assert (answer.code, "holds 2 structures, 0 to 1" in answer.err) == (2, True)
+    assert ": Cu8: " in relaxion("race", "two.xyz@1", "--with", "BFGS", "--force").out
+    answer = relaxion("race", "two.xyz@2", "--force")
+    assert (answer.code, "two.xyz has 2 structures, numbered 0 to 1" in answer.err) == (1, True)
 
 
 @pytest.mark.parametrize(

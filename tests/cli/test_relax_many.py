@@ -24,7 +24,7 @@ from ase.units import GPa
 
 from relaxion import Relaxer
 from relaxion import potential as relaxion_potential
-from relaxion.apps.cli import calculators
+from relaxion.apps.cli import inputs
 from relaxion.apps.cli.progress import declared_options
 from relaxion.apps.relax_many.results import results
 from relaxion.apps.relax_many.run import atoms_of, places, task_line
@@ -245,7 +245,7 @@ def test_relax_and_relax_many_take_the_same_options_with_the_same_defaults():
 
 
 def test_a_calculator_is_chosen_and_kept(relaxion, monkeypatch):
-    monkeypatch.setattr(calculators, "is_installed", lambda _: False)
+    monkeypatch.setattr(inputs, "is_installed", lambda _: False)
     write("iron.extxyz", [bulk("Fe", a=a, cubic=True) for a in (2.8, 2.9)])
     first = relaxion("relax-many", "iron.extxyz", "--out", "out", "--workers", "1")
     assert first.code == 0, first.err

@@ -103,7 +103,6 @@ def test_on_ray(tmp_path: Path) -> None:
         (["--vary", "n_step=1|2"], "did you mean 'n_steps'"),
         (["--workers", "slurm:2"], "expected N, local:N"),
         (["--sampler", "magic"], "no sampler 'magic'"),
-        (["--space", "nowhere.toml"], "nowhere.toml cannot be read"),
     ],
 )
 def test_wrong_words(

@@ -15,7 +15,7 @@ MOST_SECONDS = 600  # against what never ends
 DOORS = (
     "Relaxer(policy=FILE)", "relaxion policies", "train --resume, vectors", "train --resume, atoms",
     "relaxion train RUN --resume", "train --from", "TD3.load", "relaxion report RUN", "relaxion watch --save",
-    "relaxion curve", "relaxion package", "relaxion train RECIPE", "restart=, core", "restart=, cell",
+    "relaxion package", "relaxion train RECIPE", "restart=, core", "restart=, cell",
     "restart=, policy", "RelaxationDatabase", "relaxion status", "relaxion merge", "relax-many goes on",
     "relaxion relax FILE", "relax-many FILE", "relax --force", "relaxion report RESULT", "eam:FILE",
 )  # fmt: skip

@@ -12,7 +12,7 @@ from relaxion import __version__
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-CONDA_NAMES = {"torch": "pytorch", "vesin": "python-vesin", "matplotlib": "matplotlib-base"}
+CONDA_NAMES = {"torch": "pytorch", "vesin": "python-vesin"}
 
 
 def text(name: str) -> str:

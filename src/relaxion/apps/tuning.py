@@ -20,8 +20,7 @@ import os
 import time
 import tomllib
 import warnings
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -33,10 +32,11 @@ import torch
 from relaxion.errors import CheckpointError, FileError, MissingExtraError, RelaxionError, RunError, SettingsError
 from relaxion.files import exclusive, write_text
 from relaxion.train.runs.loop import Interrupted, train
-from relaxion.train.runs.recipe import read_toml, settings_from_recipe
+from relaxion.train.runs.recipe import settings_from_recipe
 from relaxion.train.runs.run_folder import LOCK, RunFolder
 from relaxion.train.tasks.settings import RunSettings
-from relaxion.workers import WorkerPool
+from relaxion.workers import TaskDriver, WorkerPool, WorkerTask
+from relaxion.workers.driver import Record
 
 if TYPE_CHECKING:
     from optuna import Study
@@ -49,11 +49,9 @@ Space: TypeAlias = "dict[str, Dimension]"
 """Both bounds of a range are included; choices are JSON, because Optuna takes no lists."""
 
 NOT_VARIED = ("task", "seed", "steps", "assess_on", "assessment_starts")
-MOST_LOSSES = 3  # of one trial's worker: then it is the trial that kills
 FOLDER_FORMAT = 2
 JOURNAL = "study.journal"
 DESCRIPTION = "sweep"  # the attribute of the study that says what is swept
-SECONDS_TO_LISTEN = 0.5
 FORCE_CALLS = "final_force_calls_mean"
 RETURN = "final_return_mean"
 PATIENCE_SECONDS = 60  # with a folder that is in use
@@ -70,12 +68,9 @@ def load_optuna() -> ModuleType:
     return optuna
 
 
-def read_space(assignments: Sequence[str], file: Path | None, settings: Mapping[str, Any]) -> Space:
-    """`key=lo:hi[:log]` and `key=a|b|c`, from the command line and from a file of `key = "lo:hi:log"`, `key = [a, b]`.
-
-    `settings` are those of the recipe: they say which settings are whole numbers.
-    """
-    given: dict[str, str | list[Any]] = dict(read_toml(file)) if file is not None else {}
+def read_space(assignments: Sequence[str], settings: Mapping[str, Any]) -> Space:
+    """`key=lo:hi[:log]` and `key=a|b|c`; `settings` of the recipe say which of them are whole numbers."""
+    given: dict[str, str] = {}
     for word in assignments:
         key, equals, value = (part.strip() for part in word.partition("="))
         if not equals or not key or not value:
@@ -86,11 +81,7 @@ def read_space(assignments: Sequence[str], file: Path | None, settings: Mapping[
     return {key: _dimension(key, value, settings.get(key)) for key, value in sorted(given.items())}
 
 
-def _dimension(key: str, value: Any, present: Any) -> Dimension:
-    if isinstance(value, list):
-        return _choice(key, value)
-    if not isinstance(value, str):
-        raise SettingsError(f'{key} = {value!r}: a space has "lo:hi", "lo:hi:log" or a list of values')
+def _dimension(key: str, value: str, present: Any) -> Dimension:
     if "|" in value:
         return _choice(key, [_toml(word) for word in value.split("|")])
     return _range(key, value, present)
@@ -234,13 +225,14 @@ class TrialWorker:
         torch.set_num_threads(1)
         warnings.simplefilter("ignore")
 
-    def __call__(self, trial: str) -> list[Ended]:
+    def __call__(self, trials: Sequence[str]) -> list[Record]:
+        (trial,) = trials
         folder = Path(trial)
         with folder.with_suffix(".log").open("ab") as log:
             os.dup2(log.fileno(), 1)  # standard output
             os.dup2(log.fileno(), 2)  # and errors
         try:
-            return [run_trial(folder)]
+            return [{"key": folder.name, "ended": run_trial(folder)}]
         except Interrupted as error:  # asked to stop; all is saved
             raise SystemExit(str(error)) from error
 
@@ -321,7 +313,6 @@ class Sweep:
         self.out = out
         self.trials_folder = out / "trials"
         self._study: Study | None = None
-        self._losses: Counter[int] = Counter()
 
     def open(self) -> None:
         """Begin, or go on with what is there; another sweep's folder is refused by the names of what differs."""
@@ -360,31 +351,27 @@ class Sweep:
         on_ended: Callable[[Trial], None],
     ) -> None:
         """Until there are so many trials, all ended, or until told to stop. Ends the workers."""
-        waiting = [trial.number for trial in self.trials.values() if trial.ended is None]
-        running: dict[int, int] = {}  # trials by worker
+
+        def ended(came: Sequence[tuple[WorkerTask, Record]]) -> None:
+            for task, record in came:
+                on_ended(self._tell(int(task.key), record["ended"]))
+
+        def failed(task: WorkerTask, reason: str) -> None:
+            number = int(task.key)
+            on_ended(self._tell(number, Ended(None, f"{reason}; see {self._folder(number)}.log", "", 0.0)))
+
         try:
-            while not stopped():
-                for worker in workers.idle():
-                    number = waiting.pop(0) if waiting else self._new_trial(n_trials)
-                    if number is None:
-                        break
-                    running[worker] = number
-                    workers.give(worker, self._recipe(number))
-                if not running and not waiting and len(self.trials) >= n_trials:
-                    break
-                for news in workers.hear(SECONDS_TO_LISTEN):
-                    for ended in news.results:
-                        on_ended(self._tell(running.pop(news.worker), ended))
-                    if news.lost and news.worker in running:
-                        number = running.pop(news.worker)
-                        self._losses[number] += 1
-                        if self._losses[number] < MOST_LOSSES:
-                            waiting.append(number)
-                            continue
-                        reason = f"its worker was lost {MOST_LOSSES} times; see {self._folder(number)}.log"
-                        on_ended(self._tell(number, Ended(None, reason, "", 0.0)))
+            TaskDriver(workers, self._tasks(n_trials), 1, ended, failed).run(stopped, lambda: False)
         finally:
             workers.stop()
+
+    def _tasks(self, n_trials: int) -> Iterator[WorkerTask]:
+        """Trials that have not ended, then new ones, each proposed when a worker is free."""
+        for trial in self.trials.values():
+            if trial.ended is None:
+                yield self._task(trial.number)
+        while (number := self._new_trial(n_trials)) is not None:
+            yield self._task(number)
 
     def _new_trial(self, n_trials: int) -> int | None:
         number = len(self.study.get_trials(deepcopy=False))
@@ -393,12 +380,12 @@ class Sweep:
         self.study.sampler = seeded_sampler(self.plan.sampler, self.plan.seed, number)
         return self.study.ask({**self.plan.space}).number
 
-    def _recipe(self, number: int) -> str:
+    def _task(self, number: int) -> WorkerTask:
         """The folder of a trial, with its recipe beside it."""
         folder = self._folder(number).absolute()
         settings = self.plan.settings(values_of(self.plan.space, self.trials[number].parameters))
         write_text(folder.with_suffix(".toml"), settings.as_toml())
-        return str(folder)
+        return WorkerTask(folder.name, str(folder))
 
     def _tell(self, number: int, ended: Ended) -> Trial:
         """Optuna is told last: a kill before that leaves a trial that has not ended."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from relaxion.errors import MissingStressError, SettingsError
-from relaxion.model.backbone import FORCE_FLOOR
+from relaxion.model.backbone import FORCE_FLOOR, UNIT_STIFFNESS
 from relaxion.model.layers import Generator, StackedMLP, covalent_radii, structure_mean
 from relaxion.model.stiffness import strain_matrices, strain_vectors
 from relaxion.settings import nearest
@@ -115,12 +115,6 @@ def strain_scales(state: State, force_scales: Tensor, stiffness: float) -> Tenso
 class ForceMoveActions(MoveActions):
     """Bounds as before; noise and random moves in units of F/k, F the root mean square force of the structure."""
 
-    def __init__(
-        self, max_displacement_angstrom: float, max_strain: float, stiffness_ev_per_angstrom2: float = 5.0
-    ) -> None:
-        super().__init__(max_displacement_angstrom, max_strain)
-        self.stiffness = stiffness_ev_per_angstrom2
-
     def perturb(
         self,
         actions: Move,
@@ -149,12 +143,12 @@ class ForceMoveActions(MoveActions):
         squares = state.evaluation.forces.square().sum(dim=1) * structures.movable
         forces = torch.sqrt(structure_mean(squares, structures) + FORCE_FLOOR**2)  # (n_structures,) eV/Å
         forces = forces.to(actions.displacements.dtype)
-        lengths = (forces / self.stiffness).clamp_max(self.max_displacement_angstrom)
+        lengths = (forces / UNIT_STIFFNESS).clamp_max(self.max_displacement_angstrom)
         atoms = atoms * lengths[structures.structure_index, None]
         if not bool(structures.cell_free.any()):
             return Move(actions.displacements + atoms, actions.strains)
         of_atoms = forces[structures.structure_index]
-        sizes = strain_scales(state, of_atoms, self.stiffness).clamp_max(self.max_strain)
+        sizes = strain_scales(state, of_atoms, UNIT_STIFFNESS).clamp_max(self.max_strain)
         return Move(actions.displacements + atoms, actions.strains + strain_matrices(cells * sizes[:, None]))
 
 

@@ -39,9 +39,21 @@ from relaxion.settings import Settings
 from relaxion.structures import Move, State
 from relaxion.structures.structures import per_structure_sum
 
+UNIT_STIFFNESS = 5.0  # eV/Å², in which moves are compared with forces: F/k is the step a usual metal bond asks for
+N_INFORMATION_HIDDEN = 16  # hidden units of the gate, and width of the projected information in the critics' tail
+# The gate's factor lies between this and its inverse. In a stiffness policy scale and floor have such a factor each,
+# and the trust radius is shortened by at most it.
+LARGEST_GATE_FACTOR = 10.0
+CONSTANTS = {  # former settings, by the names that policy files have for them
+    "stiffness_ev_per_angstrom2": UNIT_STIFFNESS, "n_information_hidden": N_INFORMATION_HIDDEN,
+    "largest_gate_factor": LARGEST_GATE_FACTOR,
+}  # fmt: skip
+
 
 class BackboneSettings(Settings):
     """Size and reach of the network that looks at atoms."""
+
+    retired = CONSTANTS
 
     backbone: Literal["light", "tensor_field"] = "light"
     """light: scalars and vectors, plain PyTorch. tensor_field: up to l = 2, on e3nn; several times slower."""
@@ -58,9 +70,6 @@ class BackboneSettings(Settings):
     n_radial: int = Field(default=8, ge=2)
     """Functions of the reduced distance, from 0.5 to 2.5 sums of covalent radii."""
 
-    stiffness_ev_per_angstrom2: float = Field(default=5.0, gt=0)
-    """Unit in which moves are compared with forces: F/k is the step a usual metal bond asks for."""
-
 
 class InformationSettings(Settings):
     """Environment information in the gate of a policy and the tail of critics."""
@@ -68,13 +77,6 @@ class InformationSettings(Settings):
     environment_information: tuple[str, ...] = ()
     """Names of numbers per structure for gate and critics' tail (`environment_information.py`). None: the plain
     network, with no trace of either."""
-
-    n_information_hidden: int = Field(default=16, ge=1)
-    """Hidden units of the gate, and width of the projected information in the critics' tail."""
-
-    largest_gate_factor: float = Field(default=10.0, gt=1)
-    """The gate's factor lies between this and its inverse. In a stiffness policy scale and floor have such a
-    factor each, and the trust radius is shortened by at most it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -282,7 +284,7 @@ class Observer(nn.Module):
     ) -> None:
         super().__init__()
         self.cutoff, self.n_radial = settings.cutoff_angstrom, settings.n_radial
-        self.stiffness = settings.stiffness_ev_per_angstrom2  # eV/Å²
+        self.stiffness = UNIT_STIFFNESS
         self.backbone = backbone_class(settings)(
             settings,
             n_scalars=N_STATE_SCALARS + sees_moves,

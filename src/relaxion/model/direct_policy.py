@@ -12,7 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from relaxion.model.actions import Gate, MoveActions, strain_scales, stresses_of
-from relaxion.model.backbone import N_STATE_VECTORS, AtomNetworkSettings, Observer
+from relaxion.model.backbone import (
+    LARGEST_GATE_FACTOR,
+    N_INFORMATION_HIDDEN,
+    N_STATE_VECTORS,
+    AtomNetworkSettings,
+    Observer,
+)
 from relaxion.model.layers import Generator, StackedLinear, StackedMLP, mixed, structure_mean, tamed
 from relaxion.model.roles import Policy, StochasticPolicy, log_tanh_slope
 from relaxion.model.stiffness import strain_matrices, strain_vectors, symmetric_outer
@@ -134,7 +140,7 @@ class AtomPolicy(Policy):
         self._make_more(generator)
         # last, so that it takes no draws from the others
         names = settings.environment_information
-        self.gate = Gate(names, settings.n_information_hidden, generator) if names else None
+        self.gate = Gate(names, N_INFORMATION_HIDDEN, generator) if names else None
         # a buffer: a saved policy carries the bounds it was trained for
         self.register_buffer("bounds", torch.tensor([actions.max_displacement_angstrom, actions.max_strain]))
 
@@ -153,7 +159,7 @@ class AtomPolicy(Policy):
         """
         if self.gate is None:
             return torch.ones(observations.n_structures, dtype=self.observer.dtype)
-        largest = math.log(self.settings.largest_gate_factor)
+        largest = math.log(LARGEST_GATE_FACTOR)
         return torch.exp(largest * torch.tanh(self.gate(observations)[:, 0]))
 
     def propose(self, state: State) -> RawMove:

@@ -364,8 +364,7 @@ def graph_within(state: State, cutoff: float) -> Graph:
         return Graph.of(state.structures, cutoff)
     if graph.cutoff < cutoff:
         raise SettingsError(
-            f"the state's graph reaches {graph.cutoff:g} Å, the network looks {cutoff:g} Å far; set "
-            f"graph_cutoff_angstrom = {cutoff:g} for the environment, or give the state no graph"
+            f"the state's graph reaches {graph.cutoff:g} Å, the network looks {cutoff:g} Å far; give the state no graph"
         )
     if graph.cutoff == cutoff:
         return graph

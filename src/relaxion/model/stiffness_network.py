@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 from pydantic import Field
@@ -14,6 +13,7 @@ from relaxion.model.actions import stresses_of
 from relaxion.model.backbone import (
     N_STATE_SCALARS,
     N_STATE_VECTORS,
+    UNIT_STIFFNESS,
     AtomInputs,
     BackboneSettings,
     InformationSettings,
@@ -45,19 +45,21 @@ FORCE_SCALARS, HISTORY_SCALARS = slice(N_STATE_SCALARS - 4, N_STATE_SCALARS - 2)
 FIRST_SOFTENING = -3.0  # logarithm of what softens a pair before learning, of its k∥: k⊥ then begins at about 0
 N_DOTS = 8  # vectors of each atom that are looked at along each link
 
+CONSTANTS = {  # former settings, by the names that policy files have for them
+    "spring_stiffness_ev_per_angstrom2": 4.0,
+    "spring_decay": 7.0,
+    "largest_spring_exponent": 3.0,
+    "spring_across": 0.05,
+    "floor_ev_per_angstrom2": 0.5,
+    "cell_floor_ev_per_angstrom3": 0.1,
+}
+
 
 class StiffnessShape(Settings):
     """A stiffness model beyond its backbone. Springs begin as those of `optimizer/hessian/springs.py`."""
 
     younger = ("damped", "softens")
-    retired: ClassVar[dict[str, float]] = {
-        "spring_stiffness_ev_per_angstrom2": 4.0,
-        "spring_decay": 7.0,
-        "largest_spring_exponent": 3.0,
-        "spring_across": 0.05,
-        "floor_ev_per_angstrom2": 0.5,
-        "cell_floor_ev_per_angstrom3": 0.1,
-    }
+    retired = CONSTANTS
 
     n_hidden: int = Field(default=32, ge=1)
     """Hidden units of the head that looks at links."""
@@ -234,7 +236,7 @@ class StiffnessNetwork(nn.Module):
         return self._answer(frame, features.scalars[0], vectors, pairs)
 
     def _inputs(self, frame: SolveInputs) -> AtomInputs:
-        inputs = state_inputs(frame.state, frame.surroundings, self.settings.stiffness_ev_per_angstrom2)
+        inputs = state_inputs(frame.state, frame.surroundings, UNIT_STIFFNESS)
         scalars, vectors = [inputs.scalars[:, : FORCE_SCALARS.start]], []
         if self.settings.sees_forces:
             scalars.append(inputs.scalars[:, FORCE_SCALARS])

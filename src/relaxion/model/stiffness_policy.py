@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from relaxion.model.actions import Gate, MoveActions
+from relaxion.model.backbone import LARGEST_GATE_FACTOR, N_INFORMATION_HIDDEN
 from relaxion.model.layers import Generator
 from relaxion.model.roles import Policy, StochasticPolicy, squashed_log_density
 from relaxion.model.solve import solve
@@ -86,7 +87,7 @@ class StiffnessPolicy(Policy):
         self._make_more()
         # last, so that it takes no draws from the others
         names = settings.environment_information
-        self.gate = Gate(names, settings.n_information_hidden, generator, FIRST_ANSWERS) if names else None
+        self.gate = Gate(names, N_INFORMATION_HIDDEN, generator, FIRST_ANSWERS) if names else None
         # a buffer: a saved policy carries the bounds it was trained for
         self.register_buffer("bounds", torch.tensor([actions.max_displacement_angstrom, actions.max_strain]))
 
@@ -100,7 +101,7 @@ class StiffnessPolicy(Policy):
         """What the gate says; None where there is no gate."""
         if self.gate is None:
             return None
-        return MoveFactors.of(torch.tanh(self.gate(state)), self.settings.largest_gate_factor)
+        return MoveFactors.of(torch.tanh(self.gate(state)), LARGEST_GATE_FACTOR)
 
     def gate_factors(self, observations: State) -> Tensor:
         """The factor of each structure's move, for the log; exactly 1 where there is no gate. (n_structures,)"""
@@ -159,7 +160,7 @@ class StiffnessGaussianPolicy(StiffnessPolicy, StochasticPolicy):
         self.log_deviations = torch.nn.Parameter(torch.full((N_FACTORS,), -1.0))
 
     def factors(self, state: State) -> MoveFactors:
-        return MoveFactors.of(torch.tanh(self._middles(state)), self.settings.largest_gate_factor)
+        return MoveFactors.of(torch.tanh(self._middles(state)), LARGEST_GATE_FACTOR)
 
     def _middles(self, state: State) -> Tensor:
         """Before tanh, (n_structures, 3)."""
@@ -174,6 +175,6 @@ class StiffnessGaussianPolicy(StiffnessPolicy, StochasticPolicy):
         middles, logarithms = self._middles(observations), self.log_deviations.clamp(*LOG_DEVIATION_RANGE)
         drawn = middles + logarithms.exp() * noise
         log_densities = squashed_log_density(drawn, noise, logarithms)
-        move = self.move(observations, MoveFactors.of(torch.tanh(drawn), self.settings.largest_gate_factor))
+        move = self.move(observations, MoveFactors.of(torch.tanh(drawn), LARGEST_GATE_FACTOR))
         penalties = self.penalty_weight * middles.square().mean(dim=1)
         return move, log_densities, penalties

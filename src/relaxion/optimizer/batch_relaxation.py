@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 
 ERROR = "error"  # the end of a structure whose potential raised, or answered with nonsense
 TIME_LIMIT = "time limit"
-TOO_LARGE_A_FORCE = "too large a force"  # at a start, where the settings have a limit
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,7 +136,7 @@ class Relaxation:
         self.start, self.tag, self.settings = atoms, tag, settings
         self.atoms = atoms.copy()
         self._told = Told() if together else None
-        stress = needs_stress(settings, potential, atoms)
+        stress = settings.cell
         self._counter = None if together else CountingCalculator(potential, stress=stress)
         self.atoms.calc = self._told or self._counter
         self.target: Atoms | Filter = self.atoms
@@ -212,8 +211,6 @@ class Relaxation:
             return None
         if self.stepper.last is None and not point.finite:
             self._end(Outcome.NON_FINITE, point, None, reason=f"not finite: {point.not_finite} at call 1, the start")
-        elif self.stepper.last is None and point.largest_force > (self.settings.largest_first_force or math.inf):
-            self.fail(TOO_LARGE_A_FORCE)
         return None if self.result is not None else point
 
     def _converged(self, point: Point) -> None:
@@ -340,7 +337,3 @@ class Relaxation:
             model_calls=0 if self.levels is None else self.levels.model.calls,
             end_check=EndCheck() if self._saddles is None else self._saddles.found,
         )
-
-
-def needs_stress(settings: BatchSettings, potential: Potential, atoms: Atoms) -> bool:
-    return settings.cell or (settings.stresses and potential.has_stress and bool(atoms.pbc.any()))

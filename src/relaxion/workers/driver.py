@@ -139,7 +139,7 @@ class TaskDriver:
             task.deaths += 1
             task.deaths_alone += len(tasks) == 1
             if task.deaths_alone >= DEATHS_ALONE:
-                self._failed(task, f"its worker died {task.deaths_alone} times while it relaxed nothing else")
+                self._failed(task, f"its worker died {task.deaths_alone} times while it did nothing else")
             else:
                 self._again.append(task)
 

@@ -120,13 +120,6 @@ def test_the_best_classical_is_neither_ours_nor_the_core():
     assert (alone.best, alone.ours, alone.to_best) == (None, "core", None)
 
 
-def test_the_picture_is_a_png(tmp_path):
-    from relaxion.train.judge.statistics import draw_profile
-
-    draw_profile(result({"relaxion": [score(1)], "core": [score(2)], "BFGS": [score(None)]}), tmp_path / "p.png")
-    assert (tmp_path / "p.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
-
-
 def test_distance_between_crystals_knows_no_shifts_and_no_images():
     first = bulk("NaCl", "rocksalt", a=5.6, cubic=True)
     second = first.copy()

@@ -15,7 +15,7 @@ from ase.constraints import FixAtoms
 
 from relaxion.errors import StructureError
 from relaxion.potentials.base import AsePotential, Potential
-from relaxion.structures import Evaluation, Graph, Move, Outcome, State, Structures
+from relaxion.structures import Evaluation, Move, Outcome, State, Structures
 from relaxion.train.data.alloys import fcc_alloys
 from relaxion.train.data.perturbations import perturbation
 from relaxion.train.data.starts import PerturbedStarts
@@ -87,7 +87,7 @@ def alloys(generator: torch.Generator) -> Environment:
     pool = Structures.concatenate([fcc_alloys(["Cu", "Au", "Ni"], 6, generator, n_atoms=n) for n in (2, 4, 6)])
     starts = PerturbedStarts(pool, [perturbation("rattle:0.15")])
     settings = EnvironmentSettings(n_structures=6)
-    return Environment(AsePotential(EMT()), starts, settings, graph_cutoff_angstrom=4.0)
+    return Environment(AsePotential(EMT()), starts, settings)
 
 
 def steepest(state: State, rate: float = 0.02) -> Move:
@@ -107,7 +107,6 @@ def test_first_state(alloys: Environment, generator: torch.Generator) -> None:
     assert torch.equal(state.last_forces, state.evaluation.forces)
     assert torch.equal(state.last_move.displacements, torch.zeros_like(state.structures.positions))
     assert torch.equal(state.trust_radii, torch.full((6,), 0.3, dtype=torch.float64))
-    assert_same(state.graph, Graph.of(state.structures, 4.0))
     assert len(state.structures.counts.unique()) > 1
 
 
@@ -134,7 +133,6 @@ def test_step_does_what_it_says(alloys: Environment, generator: torch.Generator)
     assert torch.equal(after.last_forces, state.evaluation.forces)
     assert torch.equal(after.calls, state.calls + 1)
     assert torch.equal(transition.source, torch.full((6,), int(Source.EXPERT)))
-    assert_same(after.graph, Graph.of(after.structures, 4.0))
     expected = torch.log10(
         largest_force(state.structures, state.evaluation) / largest_force(after.structures, after.evaluation)
     )
@@ -155,19 +153,18 @@ def test_steepest_descent_converges_and_renews(alloys: Environment, generator: t
 def test_renew_replaces_the_finished_and_keeps_the_rest(springs, make_generator) -> None:
     pool = Structures.from_ase([Atoms("Cu2", positions=[[0, 0, 0], [3, 0, 0]]), Atoms("Cu", positions=[[0, 3, 0]])])
     far = PerturbedStarts(pool, [lambda s, _: replace(s, positions=s.positions + 0.5)])
-    environment = Environment(springs, far, EnvironmentSettings(n_structures=8), graph_cutoff_angstrom=3.5)
+    environment = Environment(springs, far, EnvironmentSettings(n_structures=8))
     state = environment.reset(make_generator(1))
     rates = torch.tensor([1.0, 0.1] * 4, dtype=torch.float64)
     move = Move(state.evaluation.forces, torch.zeros_like(state.structures.cells)).scaled(rates, state.structures)
     settings = environment.settings.model_copy(update={"max_displacement_angstrom": 2.0})
-    environment = Environment(springs, far, settings, graph_cutoff_angstrom=3.5)
+    environment = Environment(springs, far, settings)
     transition = environment.step(state, move)
     assert transition.finished.tolist() == [True, False] * 4
     renewed = environment.renew(transition, make_generator(2))
     running = ~transition.finished
     assert_same(renewed.select(running), transition.next_state.select(running))
     assert renewed.calls.tolist() == [1, 2] * 4
-    assert_same(renewed.graph, Graph.of(renewed.structures, 3.5))
     assert_same(renewed, environment.renew(transition, make_generator(2)))
 
 

@@ -100,7 +100,7 @@ def test_the_states_graph_is_used_where_it_reaches_far_enough() -> None:
     for cutoff in (4.0, 6.0):
         again = policy(replace(state, graph=Graph.of(state.structures, cutoff))).displacements
         torch.testing.assert_close(again, without, rtol=0, atol=1e-12)
-    with pytest.raises(SettingsError, match="graph_cutoff_angstrom = 4"):
+    with pytest.raises(SettingsError, match="the network looks 4 Å far"):
         policy(replace(state, graph=Graph.of(state.structures, 3.0)))
     prepared = with_graph(state, 4.0)
     assert prepared.graph is not None

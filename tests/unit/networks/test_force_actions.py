@@ -12,7 +12,7 @@ from relaxion.errors import SettingsError
 from relaxion.model.actions import ForceMoveActions
 from relaxion.structures import Evaluation, Move, State, Structures
 
-ACTIONS = ForceMoveActions(0.5, 0.1, 5.0)
+ACTIONS = ForceMoveActions(0.5, 0.1)
 
 
 def state_with(sizes: list[float], cell_free: bool = False) -> State:

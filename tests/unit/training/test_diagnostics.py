@@ -38,7 +38,7 @@ from relaxion.train.diagnostics.diagnosis import (
 from relaxion.train.experience.environment import Environment, EnvironmentSettings, Source
 from relaxion.train.experience.structure_replay import StructureReplay
 
-FACTS = Facts(0.05, 0.7, 0.5, 5.0, memory_steps=20)
+FACTS = Facts(0.05, 0.7, 0.5, memory_steps=20)
 SMALL = AtomNetworkSettings(channels=4, n_radial=4)
 BOUNDS = MoveActions(0.5, 0.1)
 AGENTS = (TD3Settings(), SACSettings(), DDPGSettings(), D4PGSettings(lowest_value=-3, highest_value=3, n_bins=7))

@@ -76,7 +76,7 @@ def test_what_a_run_leaves(tmp_path: Path) -> None:
     names = {file.name for file in (tmp_path / "run").iterdir()}
     assert names == {
         ".lock", "settings.toml", "metrics.jsonl", "checkpoint.safetensors", "agent.safetensors", "result.json",
-        "learning_curve.png", "assessment.json",
+        "assessment.json",
     }  # fmt: skip
     lines = records(tmp_path / "run")
     assert [line["time/total_timesteps"] for line in lines] == [0, 25, 50, 75, 100, 120]
@@ -382,3 +382,16 @@ def test_tensorboard_loses_no_point_to_a_resume(tmp_path: Path) -> None:
     board = accumulator.EventAccumulator(str(tmp_path / "run" / "tensorboard"))
     board.Reload()
     assert [event.step for event in board.Scalars("train/critic_loss")] == [50, 75, 100]
+
+
+def test_a_resumed_run_has_the_curve_of_a_straight_one(tmp_path: Path) -> None:
+    """R9.5: total steps, no point twice, none lost."""
+    train(make_settings(steps=60), tmp_path / "resumed")
+    train(make_settings(), tmp_path / "resumed", resume=True)
+    train(make_settings(), tmp_path / "straight")
+    resumed, straight = (
+        [(line["time/total_timesteps"], line["eval/mean_reward"]) for line in lines if "eval/mean_reward" in line]
+        for lines in (records(tmp_path / "resumed"), records(tmp_path / "straight"))
+    )
+    assert [step for step, _ in resumed] == [0, 50, 100, 120]
+    assert resumed == straight

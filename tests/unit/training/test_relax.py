@@ -22,13 +22,12 @@ from relaxion.structures import Move, State, Structures
 from relaxion.train.agents import AGENT_SETTINGS
 from relaxion.train.data.dataset import composition
 from relaxion.train.experience.environment import EnvironmentSettings, Source
-from relaxion.train.experience.expert import Expert
 from relaxion.train.experience.replay import Batch
 from relaxion.train.runs.loop import make_trainer, train
 from relaxion.train.runs.recipe import read_settings
 from relaxion.train.tasks.relax import PolicyPenalties, RelaxTrainer, deviation, imitation
 from relaxion.train.tasks.relax_settings import RelaxRunSettings, reward_weights
-from relaxion.train.tasks.relax_task import relax_task
+from relaxion.train.tasks.relax_task import Expert, relax_task
 
 SMALL = {
     "task": "relax",
@@ -107,7 +106,6 @@ class TestSettings:
             ({"imitation_weight": 1.0}, "needs an expert to imitate"),
             ({"fewest_atoms": 9, "most_atoms": 3}, "fewest_atoms 9 is above most_atoms 3"),
             ({"environment_information": ["densty"]}, "did you mean 'density'"),
-            ({"largest_gate_factor": 3.0}, "a gate was asked for .* with no environment_information"),
             ({"perturbation": "ratle:0.1"}, "did you mean 'rattle'"),
             ({"held_apart": "composition"}, "for example composition:0.2"),
         ],

@@ -29,7 +29,7 @@ from relaxion.apps.cli.inputs import check_structure, command_line, sliced
 from relaxion.apps.cli.progress import bar, one_line, say, tell
 from relaxion.apps.compare.sets import SETS, find_set
 from relaxion.errors import FileError, InputError, PotentialError, SettingsError
-from relaxion.files import part_of, replace_file
+from relaxion.files import replace_file
 from relaxion.optimizer.choice import CORE as CLASSICAL
 from relaxion.optimizer.choice import Chooser
 from relaxion.paths import without_slice
@@ -47,7 +47,6 @@ from relaxion.train.judge.statistics import (
     Interval,
     OptimizerSummary,
     charged,
-    draw_profile,
     median_distance,
 )
 
@@ -73,7 +72,6 @@ class BenchRequest:
     number: int | None = None
     seed: int = FIRST_MEASURING_SEED
     json_file: Path | None = None
-    plot: Path | None = None
     force: bool = False
     quiet: bool = False
 
@@ -82,8 +80,7 @@ def run_bench(request: BenchRequest) -> int:
     check_numbers(request.fmax, request.steps, fewest_steps=1)
     if request.number is not None and request.number < 1:
         raise SettingsError(f"--number is 1 or more, got {request.number}; try --number 50")
-    for file in (request.json_file, request.plot):
-        _check_file(file, request.force)
+    _check_file(request.json_file, request.force)
     ours = our_contestants(policy_argument(request.policy), allow_unseen=request.allow_unseen)
     starts = find_starts(request)
     others = classical_contestants(request.optimizers, without_gpmin=starts.without_gpmin, free_cell=starts.free_cell)
@@ -228,9 +225,6 @@ def _publish(request: BenchRequest, result: ContestResult) -> None:
     text = json.dumps(as_plain(result), indent=1, ensure_ascii=False, allow_nan=False)
     if request.json_file is not None and request.json_file != STDOUT:
         replace_file(request.json_file, (text + "\n").encode())
-    if request.plot is not None:
-        draw_profile(result, part_of(request.plot))
-        part_of(request.plot).replace(request.plot)
     if result.circumstances.interrupted:
         say(f"relaxion: interrupted; results of the {result.n_structures} structures that all optimizers finished")
     for name, errors in ({} if request.quiet else result.errors()).items():

@@ -24,7 +24,7 @@ from ase.symbols import Symbols
 
 from relaxion.apps.cli.command import DONE, INCOMPLETE, interrupts
 from relaxion.apps.cli.inputs import command_line
-from relaxion.apps.cli.policies import refuse_to_overwrite, target_of, write_bundle
+from relaxion.apps.cli.installed import refuse_to_overwrite, target_of, write_bundle
 from relaxion.apps.cli.progress import Now, bar, say, tell
 from relaxion.database import USER, Note, RelaxationDatabase, key_of
 from relaxion.errors import FileError, PolicyError, SettingsError

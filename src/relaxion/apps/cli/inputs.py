@@ -6,7 +6,8 @@ import math
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import chain, count
 from pathlib import Path
@@ -15,14 +16,18 @@ import numpy as np
 import torch
 from ase import Atoms
 from ase.constraints import FixAtoms
+from ase.data import chemical_symbols
 from ase.io.formats import filetype
 from ase.neighborlist import neighbor_list
 
 from relaxion.apps.compare.result_folder import stem
-from relaxion.errors import FileError, MissingStressError, SettingsError, StructureError
+from relaxion.errors import FileError, MissingStressError, PotentialError, SettingsError, StructureError
 from relaxion.paths import chosen_numbers, without_slice
-from relaxion.potentials.base import Potential
-from relaxion.potentials.registry import with_options
+from relaxion.potentials.base import Potential, elements_in_words
+from relaxion.potentials.eam import ZhouEam
+from relaxion.potentials.emt import Emt
+from relaxion.potentials.engines import is_installed
+from relaxion.potentials.registry import EXTRAS, make_potential, with_options
 from relaxion.settings import assigned
 from relaxion.structures import Structures
 from relaxion.structures.structures import check_atoms
@@ -232,3 +237,91 @@ def command_line() -> str:
     program, *rest = sys.argv
     name = Path(program).name
     return shlex.join(["relaxion" if name == "__main__.py" else name, *rest])
+
+
+# ---- which calculator, where none is named
+
+AUTO = "auto"
+FOR_CRYSTALS = ("chgnet", "sevennet", "mace")  # in this order, those that are installed
+FOR_MOLECULES = ("gfn2",)
+FOR_PLANS = ("sevennet", "mace", "chgnet")  # smooth ones first: steps go to the minimum of their surface
+
+Elements = frozenset[int]  # atomic numbers
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A calculator, and how many of the structures it has all elements of."""
+
+    name: str  # for --calc
+    fits: int
+    structures: int
+
+    def in_words(self) -> str | None:
+        """What is said of it; of EMT, which is the default where it fits, nothing."""
+        if self.name == "emt" and self.fits == self.structures:
+            return None
+        which = "the elements" if self.fits == self.structures else f"{self.fits} of {self.structures} structures"
+        fits = f"--calc is not given, so {self.name} is used, which is installed and fits {which}"
+        return f"{fits}; 'relaxion calculators' lists others"
+
+
+def calculator_for(images: Iterable[Atoms], device: str | None = None) -> Choice:
+    """The first that has all elements of all structures, else of most. PotentialError where nothing installed has any.
+
+    Engines are asked which elements they have, so the choice cannot differ from what they answer later; they stay
+    loaded, and whoever makes the chosen one on the same `device` does not wait again.
+    """
+    kinds = Counter[Elements]()
+    molecules = True
+    for atoms in images:
+        # what is no element is refused later, of that structure alone
+        kinds[frozenset(int(number) for number in atoms.numbers if 0 < number < len(chemical_symbols))] += 1
+        molecules = molecules and not atoms.pbc.any()
+    number = kinds.total()
+    best = None
+    engines = [name for name in (FOR_MOLECULES if molecules else FOR_CRYSTALS) if is_installed(EXTRAS[name].package)]
+    asked: dict[str, Elements | None] = {}
+    for name, known in _known(engines, device):
+        asked[name] = known
+        fits = sum(count for elements, count in kinds.items() if known is None or elements <= known)
+        if best is None or fits > best.fits:
+            best = Choice(name, fits, number)
+        if fits == number:
+            return Choice(name, number, number)
+    if best is None or best.fits == 0:
+        raise PotentialError(_nothing_fits(frozenset().union(*kinds), asked, molecules))
+    return best
+
+
+def model_for(images: Sequence[Atoms], calc: str, device: str | None = None) -> str:
+    """The cheaper calculator that plans for `calc`: installed, not the same, and with all elements."""
+    elements = frozenset(int(number) for atoms in images for number in atoms.numbers)
+    molecules = all(not atoms.pbc.any() for atoms in images)
+    for name in (*(FOR_MOLECULES if molecules else ()), *FOR_PLANS):
+        if name == calc or not is_installed(EXTRAS[name].package):
+            continue
+        with closing(make_potential(name, device)) as engine:
+            if engine.elements is None or elements <= engine.elements:
+                return name
+    raise PotentialError(f"no installed calculator can plan for {calc} with {elements_in_words(elements)}")
+
+
+def _known(engines: Sequence[str], device: str | None) -> Iterator[tuple[str, Elements | None]]:
+    """Names in the order of preference, with the elements they have; an engine is loaded only when it is its turn."""
+    emt = Emt().elements or frozenset()
+    yield "emt", frozenset(number for number in emt if chemical_symbols[number] not in FOR_FUN)
+    for name in engines:
+        with closing(make_potential(name, device)) as engine:
+            yield name, engine.elements
+    yield "emt", emt
+    yield "eam", ZhouEam().elements
+
+
+def _nothing_fits(elements: Elements, asked: dict[str, Elements | None], molecules: bool) -> str:
+    missing = {name: elements - known for name, known in asked.items() if known is not None}
+    lacks = "; ".join(f"{name} has no {elements_in_words(numbers)}" for name, numbers in missing.items())
+    engines = FOR_MOLECULES if molecules else FOR_CRYSTALS
+    ways = [f"--calc {name} ({EXTRAS[name].how_to_install})" for name in engines if name not in asked]
+    others = "; or ".join([*ways, "any ASE calculator: --calc module:factory"])
+    return f"no installed calculator fits: {lacks}; try {others}"

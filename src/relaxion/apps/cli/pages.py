@@ -1,4 +1,4 @@
-"""`relaxion report`, `watch` and `curve`: pages and pictures of what lies on disk."""
+"""`relaxion report`, `watch` and `race`: pages of what lies on disk, and of one structure relaxed several times."""
 
 from __future__ import annotations
 
@@ -13,9 +13,17 @@ from typing import Any
 from ase import Atoms
 from ase.optimize.optimize import Optimizer
 
-from relaxion.apps.cli.calculators import AUTO, calculator_for
 from relaxion.apps.cli.command import DONE, ERROR, INCOMPLETE
-from relaxion.apps.cli.inputs import checked_start, command_line, emt_note, occupancy_note, refuse_folder, sliced
+from relaxion.apps.cli.inputs import (
+    AUTO,
+    calculator_for,
+    checked_start,
+    command_line,
+    emt_note,
+    occupancy_note,
+    refuse_folder,
+    sliced,
+)
 from relaxion.apps.cli.progress import ProgressLine, counted, say, speaks_ascii_only, tell
 from relaxion.apps.cli.relax import compared_as_json
 from relaxion.apps.compare.comparison import in_words, who_relaxed
@@ -33,7 +41,6 @@ from relaxion.potentials.registry import make_potential
 from relaxion.train.data.dataset import read
 from relaxion.train.judge.optimizers import PolicyChoice, check_policy, chosen_optimizers, policy_argument
 from relaxion.train.judge.runs import RelaxationTask
-from relaxion.train.runs.curves import write_curve
 
 
 def write_report(path: Path, out: Path | None, against: Sequence[Path], *, force: bool) -> int:
@@ -82,20 +89,6 @@ def _serve(shown: ManyFolder | TrainingRuns, words: str, port: int) -> int:
     return DONE
 
 
-def draw_curve(runs: list[Path], out: Path, *, force: bool) -> int:
-    if out.suffix.lower() != ".png":
-        raise SettingsError(f"--out takes a PNG file, got {out}")
-    if out.exists() and not force:
-        raise FileError(f"{out} exists; try another --out, or --force to replace it")
-    try:
-        write_curve(runs, out)
-    except ImportError as error:
-        say(f"relaxion: a picture needs matplotlib ({error}); try: pip install matplotlib")
-        return ERROR
-    tell(f"{counted(len(runs), 'run')} -> {out}")
-    return DONE
-
-
 # ---- `relaxion race`: the same structure relaxed by several optimizers, shown side by side in one page.
 
 MOST_RACERS = 5  # beside ours: more films than that nobody follows, and the page has room for
@@ -114,7 +107,6 @@ class RaceRequest:
     cell: bool
     fmax: float  # eV/Å
     steps: int
-    index: int | None
     rattle: float  # Å
     seed: int
     as_json: bool
@@ -128,7 +120,7 @@ def run_race(request: RaceRequest) -> int:
     if not 1 <= len(optimizers) <= MOST_RACERS:
         raise SettingsError(f"--with names 1 to {MOST_RACERS} optimizers, got {len(optimizers)}; try --with BFGS,FIRE")
     check_page(request.out, request.force)
-    atoms, hints = _structure(request.file, request.index)
+    atoms, hints = _structure(request.file)
     if request.calc == AUTO:
         choice = calculator_for([atoms])
         request = replace(request, calc=choice.name)
@@ -165,16 +157,13 @@ def check_page(path: Path, force: bool) -> None:
         raise FileError(f"--out {path}: the folder {path.absolute().parent} does not exist; make it first")
 
 
-def _structure(file: Path, index: int | None) -> tuple[Atoms, list[str]]:
+def _structure(file: Path) -> tuple[Atoms, list[str]]:
     file, words = without_slice(file)
     images = read(file)
-    images = images if words is None else [images[number] for number in sliced(file, words, len(images))]
-    if index is None:
-        hint = f"{file} holds {len(images)} structures; the first one races, --index chooses another"
-        return images[0], [hint] if len(images) > 1 else []
-    if not -len(images) <= index < len(images):
-        raise SettingsError(f"--index {index}: {file} holds {len(images)} structures, 0 to {len(images) - 1}")
-    return images[index], []
+    if words is not None:
+        return images[sliced(file, words, len(images))[0]], []
+    hint = f"{file} holds {len(images)} structures; the first one races, {file}@1 is the second"
+    return images[0], [hint] if len(images) > 1 else []
 
 
 def _announce(race: Race, page: Path, request: RaceRequest) -> None:

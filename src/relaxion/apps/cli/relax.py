@@ -13,18 +13,18 @@ from pathlib import Path
 from typing import Any
 
 from ase.optimize.optimize import Optimizer
-from rich.console import Console
-from rich.table import Table
 
-from relaxion.apps.cli.calculators import AUTO, calculator_for, model_for
 from relaxion.apps.cli.command import DONE, ERROR, INCOMPLETE, interrupts
 from relaxion.apps.cli.inputs import (
+    AUTO,
     RelaxationJob,
     RelaxingOptions,
+    calculator_for,
     calculator_word,
     checked_start,
     command_line,
     emt_note,
+    model_for,
     occupancy_note,
     read_jobs,
 )
@@ -57,7 +57,6 @@ from relaxion.potentials.registry import make_potential
 from relaxion.structures.structures import symmetric
 from relaxion.train.judge.optimizers import PolicyChoice, check_policy, chosen_optimizers, policy_argument
 from relaxion.train.judge.runs import RelaxationTask, Run
-from relaxion.train.judge.statistics import SAME_MINIMUM_EV_PER_ATOM
 
 SYMMETRIC_FMAX = 1e-6  # eV/Å; forces this small at the start come from symmetry (or from an earlier relaxation)
 ADVICE = {
@@ -302,8 +301,6 @@ class _Session:
             tell(as_json(report, compare=bool(self.optimizers), ascii_only=speaks_ascii_only(sys.stdout)))
         elif report.error is None and report.run is not None:
             tell(result_sentence(report, report.run))
-            if report.others and sys.stdout.isatty():
-                Console(highlight=False).print(comparison_table(report, report.run))
         if report.error is not None:
             say(error_sentence(report))
         for hint in () if self.request.quiet else report.hints:
@@ -478,31 +475,3 @@ def symmetry_hint(run: Run, n_atoms: int, rattle_angstrom: float) -> str | None:
         f"all forces were zero at the start (fmax {run.first_fmax:.1g} eV/Å); if that is a symmetric saddle, "
         "forces do not lead away from it: try --leave-saddles"
     )
-
-
-def comparison_table(report: Report, run: Run) -> Table:
-    """For people at a terminal."""
-    table = Table(title=f"{report.job.label}: {report.formula}", title_justify="left")
-    table.add_column("optimizer")
-    enthalpy = [f"enthalpy at {run.pressure_gpa:g} GPa (eV)"] if run.pressure_gpa else []
-    for heading in ("force calls", "converged", "energy (eV)", *enthalpy, "fmax (eV/Å)", "time (s)", "same minimum"):
-        table.add_column(heading, justify="right")
-    table.add_row("Relaxion", *_cells(run), "")
-    for other in report.others:
-        table.add_row(other.name, *_cells(other.run), _same(run, other))
-    return table
-
-
-def _cells(run: Run) -> list[str]:
-    enthalpy = [(run.enthalpy_ev, ".4f")] if run.pressure_gpa else []
-    numbers = [(run.energy_ev, ".4f"), *enthalpy, (run.fmax_ev_per_angstrom, ".2g"), (run.wall_time_seconds, ".2f")]
-    shown = ["–" if value is None else format(value, style) for value, style in numbers]
-    return [str(run.force_calls), "yes" if run.converged else "no", *shown]
-
-
-def _same(ours: Run, other: Compared) -> str:
-    if not (ours.converged and other.run.converged) or other.above_ours_ev_per_atom is None:
-        return "–"
-    if abs(other.above_ours_ev_per_atom) <= SAME_MINIMUM_EV_PER_ATOM:
-        return "yes"
-    return f"no ({other.above_ours_ev_per_atom * 1000:+.1f} meV/atom)"

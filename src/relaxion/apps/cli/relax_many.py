@@ -12,9 +12,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from relaxion.apps.cli.calculators import AUTO, calculator_for, model_for
 from relaxion.apps.cli.command import DONE, ERROR, INCOMPLETE, interrupts
-from relaxion.apps.cli.inputs import RelaxingOptions, calculator_word
+from relaxion.apps.cli.inputs import AUTO, RelaxingOptions, calculator_for, calculator_word, model_for
 from relaxion.apps.cli.progress import Now, say, tell
 from relaxion.apps.relax_many.learning import Learner
 from relaxion.apps.relax_many.results import (

@@ -345,10 +345,6 @@ def tune(
         list[str] | None,
         option("KEY=VALUES", "Vary a setting: KEY=LO:HI, KEY=LO:HI:log or KEY=A|B|C; may be repeated.", "--vary"),
     ] = None,
-    space: Annotated[
-        Path | None,
-        option("FILE", 'The same from a TOML file: key = "lo:hi:log", or key = a list of values.'),
-    ] = None,
     agent: AgentOption = None,
     seed: Annotated[int | None, option("N", "Seed of every trial and of the proposals.", min=0)] = None,
     steps: Annotated[int | None, option("N", "Environment steps of each trial.", min=1)] = None,

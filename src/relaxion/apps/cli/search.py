@@ -96,8 +96,7 @@ def search(
 
 
 def _run(options: dict[str, Any]) -> int:
-    from relaxion.apps.cli.calculators import AUTO, calculator_for
-    from relaxion.apps.cli.inputs import calculator_word, read_jobs
+    from relaxion.apps.cli.inputs import AUTO, calculator_for, calculator_word, read_jobs
     from relaxion.apps.cli.progress import say
     from relaxion.potentials.registry import make_potential
     from relaxion.train.judge.optimizers import check_policy, policy_argument

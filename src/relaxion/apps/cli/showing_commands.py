@@ -64,15 +64,14 @@ def bench(
     ] = None,
     seed: Annotated[int, option("N", "Seed of the starts; seeds below 9000 are for training.", min=0)] = 9000,
     json_file: Annotated[Path | None, option("FILE", "All numbers; - for stdout.", "--json")] = None,
-    plot: Annotated[Path | None, option("FILE.png", "The performance profile.")] = None,
-    force: Annotated[bool, flag("--force", "Replace these files.")] = False,
+    force: Annotated[bool, flag("--force", "Replace this file.")] = False,
     quiet: QuietWithoutHintsOption = False,
 ) -> int:
     """Count the force calls of optimizers on the same starts, inside the calculator.
 
     relaxion bench emt-bulk
     relaxion bench alfe --policy my-policy.safetensors --allow-unseen
-    relaxion bench lj38 --with BFGS,FIRE2 --number 20 --json lj38.json --plot lj38.png
+    relaxion bench lj38 --with BFGS,FIRE2 --number 20 --json lj38.json
     relaxion bench POSCAR --calc eam --perturb rattle:0.1 --cell
     Units.
     Exit codes: 0 all converged, 1 error, 2 usage, 3 not all converged, 130 interrupted, 143 terminated by SIGTERM (in
@@ -86,7 +85,7 @@ def bench(
 
 @command(usage=RELAXING, interrupted="interrupted; no page was written")
 def race(
-    file: Annotated[Path, argument("FILE", "A structure file in any format ASE reads.")],
+    file: Annotated[Path, argument("FILE", "A structure file that ASE reads; the first structure, or FILE@3.")],
     optimizers: Annotated[
         str,
         option("NAMES", "ASE's optimizers to compare with, up to 5.", "--with", autocompletion=complete_optimizers),
@@ -98,7 +97,6 @@ def race(
     cell: FreeCellOption = False,
     fmax: Annotated[float, option("eV/Å", "Converged when the largest force is below this.")] = 0.05,
     steps: Annotated[int, option("N", "Maximum number of steps per optimizer.")] = 500,
-    index: Annotated[int | None, option("N", "Which structure of the file, from 0.", show_default="the first")] = None,
     rattle: RattleOption = 0.0,
     seed: RattleSeedOption = 0,
     as_json: Annotated[bool, flag("--json", "One JSON object on stdout, nothing else.")] = False,
@@ -110,7 +108,7 @@ def race(
     relaxion race alloy.cif --with BFGS,FIRE
     relaxion race alloy.cif --policy none
     relaxion race POSCAR --cell --with BFGSLineSearch --fmax 0.01 --out race.html
-    relaxion race structures.xyz --index 3 --calc eam --rattle 0.1 --json
+    relaxion race structures.xyz@3 --calc eam --rattle 0.1 --json
     Units.
     Exit codes: 0 Relaxion converged, 1 error, 2 usage, 3 Relaxion did not converge, 130 interrupted, 143 terminated.
     """
@@ -191,7 +189,7 @@ def doctor(as_json: JsonEverythingOption = False) -> int:
     relaxion doctor --json > doctor.json
     Exit codes: 0 everything works, 1 something does not.
     """
-    from relaxion.apps.cli.calculators import examine
+    from relaxion.apps.cli.installed import examine
 
     return examine(as_json=as_json)
 
@@ -204,7 +202,7 @@ def calculators(as_json: Annotated[bool, flag("--json", "One JSON object per cal
     relaxion relax POSCAR --calc eam
     Units.
     """
-    from relaxion.apps.cli.calculators import list_calculators
+    from relaxion.apps.cli.installed import list_calculators
 
     return list_calculators(as_json=as_json)
 
@@ -229,7 +227,7 @@ def package(
     relaxion policies alloys-1
     Exit codes: 0 done, 1 error, 2 usage.
     """
-    from relaxion.apps.cli.policies import package_run
+    from relaxion.apps.cli.installed import package_run
 
     return package_run(run, name, out, force=force)
 
@@ -247,22 +245,6 @@ def policies(
     relaxion policies remove NAME
     relaxion relax alloy.cif --policy NAME
     """
-    from relaxion.apps.cli.policies import list_policies
+    from relaxion.apps.cli.installed import list_policies
 
     return list_policies(name, removed, as_json=as_json)
-
-
-@command()
-def curve(
-    runs: Annotated[list[Path], argument("RUN", "Run folders; those that differ only in the seed share a curve.")],
-    out: Annotated[Path, option("FILE.png", "The picture.")] = Path("learning_curve.png"),
-    force: Annotated[bool, flag("--force", "Replace an earlier picture.")] = False,
-) -> int:
-    """Draw learning curves of runs, finished or not, against environment steps.
-
-    relaxion curve runs/pendulum-sac-*
-    relaxion curve runs/a runs/b --out ab.png
-    """
-    from relaxion.apps.cli.pages import draw_curve
-
-    return draw_curve(runs, out, force=force)

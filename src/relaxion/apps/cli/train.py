@@ -66,7 +66,6 @@ class TuneRequest:
     out: Path
     trials: int
     varied: list[str] | None
-    space: Path | None
     agent: str | None
     seed: int | None
     steps: int | None
@@ -222,9 +221,9 @@ def _plan(request: TuneRequest) -> SweepPlan:
     given = given_settings(request)
     recipe = find(request.recipe)
     varied = request.varied or ()
-    probe = first_values(read_space(varied, request.space, {}))
+    probe = first_values(read_space(varied, {}))
     settings = settings_from_recipe(recipe, request.agent, given | probe)
-    space = read_space(varied, request.space, settings.flat())
+    space = read_space(varied, settings.flat())
     return SweepPlan(recipe, request.agent, given, space, settings.training.seed, request.sampler)
 
 

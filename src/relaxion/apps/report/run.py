@@ -13,10 +13,9 @@ from typing import Any, TypeVar
 from relaxion.apps.report.tail import History, Tail
 from relaxion.errors import FileError, RunError
 from relaxion.files import check_regular, text_of, toml_of
-from relaxion.train.runs.curves import FINAL, FORCE_CALLS, STEPS
 from relaxion.train.runs.run_folder import ASSESSMENT_FORMAT as FORMAT
 from relaxion.train.runs.run_folder import ASSESSMENT_VERSION as FORMAT_VERSION
-from relaxion.train.runs.run_folder import LOCK, RunFolder
+from relaxion.train.runs.run_folder import FINAL, FORCE_CALLS, LOCK, STEPS, RunFolder
 
 MOST_ALARMS = 200  # the newest: a page with more nobody reads
 LARGEST_JSON = 64 << 20  # bytes of a small file; ours have a few MB at most

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from relaxion.files import check_regular
-from relaxion.train.runs.curves import STEPS
+from relaxion.train.runs.run_folder import STEPS
 
 CHUNK = 4 << 20  # bytes read at once
 PRINT = 96  # bytes before a place by which it is known again; times in the lines make them differ

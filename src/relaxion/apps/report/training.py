@@ -34,7 +34,7 @@ from relaxion.apps.report.training_structures import structure_parts
 from relaxion.errors import RunError
 from relaxion.settings import command_words
 from relaxion.train.diagnostics import DIAGNOSTICS, PREFIX, RULES, Diagnostic, Rule
-from relaxion.train.runs.curves import ASSESSED_RETURN, EXPLORED_RETURN, FORCE_CALLS, REFERENCES, SUCCESS
+from relaxion.train.runs.run_folder import ASSESSED_RETURN, EXPLORED_RETURN, FORCE_CALLS, REFERENCES, SUCCESS
 
 TRAINING_SCRIPTS = (*SCRIPTS[:-1], "training.js", SCRIPTS[-1])
 MOST_RUNS = 12  # on one page: more curves than that nobody tells apart

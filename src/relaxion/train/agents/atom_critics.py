@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn.functional import silu
 
 from relaxion.model.actions import check_names, environment_information
-from relaxion.model.backbone import AtomNetworkSettings, Features, Observer
+from relaxion.model.backbone import N_INFORMATION_HIDDEN, AtomNetworkSettings, Features, Observer
 from relaxion.model.layers import Generator, StackedLinear, StackedMLP, structure_mean, tamed
 from relaxion.model.roles import CategoricalCritic, Critics
 from relaxion.structures import Move, State, Structures
@@ -40,7 +40,7 @@ class LateFusion(nn.Module):
         super().__init__()
         self.names = settings.environment_information
         check_names(self.names)
-        width, channels = settings.n_information_hidden, settings.channels
+        width, channels = N_INFORMATION_HIDDEN, settings.channels
         self.project = StackedLinear(len(self.names), width, n_networks, generator)
         self.tail = StackedMLP(channels + n_answers + width, channels, n_answers, n_networks, generator)
 

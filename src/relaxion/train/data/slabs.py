@@ -13,7 +13,7 @@ from ase.neighborlist import neighbor_list
 
 from relaxion.errors import SettingsError, StructureError
 from relaxion.train.data.alloys import MOST_BUILT, lattice_edges, lattices_of, mean_volume, random_symbols
-from relaxion.train.data.dataset import LABEL, Reason, Side, belongs, reasons_of
+from relaxion.train.data.dataset import LABEL, Side, belongs, reasons_of
 from relaxion.train.data.perturbations import RATTLE
 from relaxion.train.data.prototypes import (
     COMMON_ELEMENTS,
@@ -33,6 +33,7 @@ THINNEST, NARROWEST = 3.5, 2.7  # Å
 LIFT, MOST_LIFTS = 0.1, 60  # Å; an adsorbate is raised until nothing is nearer than its bond
 METAL_SHARE = 0.35  # of the slabs: what surfaces are mostly calculated of
 METAL_LATTICES = ("A_cF4_225_a", "A_cI2_229_a", "A_hP2_194_c")
+FIXED_SHARE = 0.6  # of the slabs, those whose lower part is fixed
 KEPT_SHARE = 0.5  # of the bonds, at the worst place
 TRIES = 2000
 ADSORBATES = ("H", "C", "N", "O")  # that EMT knows
@@ -45,21 +46,19 @@ def random_surface(
     side: Side,
     sizes: tuple[int, int] = (4, 24),
     adsorbate_share: float = 0.4,
-    fixed_share: float = 0.6,
-    why: Reason | None = None,
 ) -> Atoms:
     """A slab of a crystal that `random_crystal` draws; vacuum along the third axis, periodic there in half of them.
 
     Adsorbates are not looked up among what is held out: H, C, N, O and so on are trained in any case.
     """
     for _ in range(TRIES):
-        simple = why is None and random.random() < METAL_SHARE
-        crystal = _metal(random, side) if simple else random_crystal(random, side=side, sizes=(1, 12), why=why)
+        simple = random.random() < METAL_SHARE
+        crystal = _metal(random, side) if simple else random_crystal(random, side=side, sizes=(1, 12))
         slab = None if crystal is None else _cut(crystal, random, sizes)
         if crystal is None or slab is None:
             continue
         slab.info = {name: crystal.info[name] for name in (LABEL, CRYSTAL)}
-        if random.random() < fixed_share:
+        if random.random() < FIXED_SHARE:
             heights = slab.positions[:, 2]
             low = heights < heights.min() + 0.4 * (heights.max() - heights.min())
             slab.set_constraint(FixAtoms(mask=low))

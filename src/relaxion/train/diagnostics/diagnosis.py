@@ -16,6 +16,7 @@ from torch.nn.functional import softmax
 
 from relaxion.errors import StructureError
 from relaxion.files import Stored, joined
+from relaxion.model.backbone import LARGEST_GATE_FACTOR, UNIT_STIFFNESS
 from relaxion.model.roles import CategoricalCritic, Critics
 from relaxion.structures import Move, Outcome, State, Structures
 from relaxion.structures.state import Pairs
@@ -174,7 +175,6 @@ class Facts:
     force_tolerance_ev_per_angstrom: float
     minimum_distance_angstrom: float
     max_displacement_angstrom: float
-    stiffness_ev_per_angstrom2: float  # of the springs that moves are compared with
     memory_steps: int = 2000
     """Environment steps that alarms are judged by, at least."""
 
@@ -234,7 +234,7 @@ class Diagnosis:
     def _spring_moves(self, state: State) -> Tensor:
         """How far the atom with the largest force would move on a spring, F/k, within what is allowed; (n,) Å."""
         force = largest_force(state.structures, state.evaluation).double()
-        return (force / self.facts.stiffness_ev_per_angstrom2).clamp_max(self.facts.max_displacement_angstrom)
+        return (force / UNIT_STIFFNESS).clamp_max(self.facts.max_displacement_angstrom)
 
     def _add_ends(self, transition: Transition, finished: Finished, agent: Any | None) -> None:
         ended = transition.finished
@@ -405,7 +405,7 @@ def gate_factors(agent: Any, state: State) -> Tensor:
 def lowest_gate_factor(agent: Any) -> float | None:
     """How far the gate can close; None where there is none."""
     policy: Any = getattr(agent, "policy", None)
-    return None if getattr(policy, "gate", None) is None else 1 / float(policy.settings.largest_gate_factor)
+    return None if getattr(policy, "gate", None) is None else 1 / LARGEST_GATE_FACTOR
 
 
 # ---- Does the critic know how far to go? The policy's move times a half, one and two, really made.

@@ -20,7 +20,7 @@ from relaxion.model.solve import solve
 from relaxion.model.stiffness_network import SolveInputs, StiffnessSettings
 from relaxion.potentials.base import Potential
 from relaxion.settings import Settings, by_name, nearest
-from relaxion.structures import Evaluation, Graph, Move, Outcome, State, Structures
+from relaxion.structures import Evaluation, Move, Outcome, State, Structures
 from relaxion.structures.minimum_distance import Nearest, correct
 from relaxion.structures.structures import per_structure_max
 from relaxion.train.data.starts import Starts
@@ -215,20 +215,17 @@ class Environment:
         starts: Starts,
         settings: EnvironmentSettings | None = None,
         reward: Reward | None = None,
-        graph_cutoff_angstrom: float | None = None,
     ) -> None:
         """Relaxations with one potential.
 
         starts: draws the structures that relaxations begin with.
         settings: when a relaxation ends and how far a step may go.
         reward: of a step.
-        graph_cutoff_angstrom: neighbours in the state reach this far, Å; None: no graph, for policies that need none.
         """
         self.potential = potential
         self.starts = starts
         self.settings = settings or EnvironmentSettings()
         self.reward = reward or Reward()
-        self.graph_cutoff_angstrom = graph_cutoff_angstrom
         self.nearest = Nearest(self.settings.minimum_distance_angstrom)
 
     def reset(self, generator: Generator, n_structures: int | None = None) -> State:
@@ -243,7 +240,7 @@ class Environment:
             unusable = self._unusable(state)
         if len(unusable):
             raise StructureError(self._why_unusable(state, unusable))
-        return self._with_graph(state)
+        return state
 
     def step(self, state: State, move: Move, source: Source | Tensor = Source.POLICY) -> Transition:
         """Do the move as far as it is allowed; what came of it."""
@@ -282,10 +279,6 @@ class Environment:
         """These structures evaluated, without a past and a graph."""
         return State.without_past(structures, self.potential(structures), TRUST_RADIUS)
 
-    def _with_graph(self, state: State) -> State:
-        cutoff = self.graph_cutoff_angstrom
-        return state if cutoff is None else replace(state, graph=Graph.of(state.structures, cutoff))
-
     def _unusable(self, state: State) -> Tensor:
         force = largest_force(state.structures, state.evaluation)
         settings = self.settings
@@ -321,7 +314,7 @@ class Environment:
             still = Move.zero(state.structures)
             stay = replace(after, structures=state.structures, evaluation=state.evaluation, last_move=still)
             after = _replaced(after, lost, stay.select(lost))
-        return self._with_graph(after)
+        return after
 
     def _outcomes(self, state: State, executed: Move, back_off: Tensor, finite: Tensor) -> Tensor:
         """Later lines overrule earlier ones."""

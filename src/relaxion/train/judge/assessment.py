@@ -347,11 +347,11 @@ class Assessor:
         return Calls(tuple(score.charged for score in scores), tuple(score.energy_ev for score in scores))
 
 
-def read_baselines(file: Path, names: Sequence[str] | None = None) -> dict[str, float]:
-    """Mean force calls by optimizer, as the run wrote them down at its start; all of them, or those of these names."""
+def read_baselines(file: Path) -> dict[str, float]:
+    """Mean force calls by optimizer, as the run wrote them down at its start."""
     try:
         plain = json_of(file)
-        return {name: float(plain[name]["mean_force_calls"]) for name in (plain if names is None else names)}
+        return {name: float(plain[name]["mean_force_calls"]) for name in plain}
     except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
         raise FileError(f"{file} cannot be read ({shown(error)}); remove it, and the run measures again") from error
 

@@ -266,9 +266,6 @@ class _Run:
         self._record_end(final.scalars())
         result = self.trainer.result(final, self.clock.seconds())
         write_json(self.folder.result, asdict(result))
-        from relaxion.train.runs.curves import leave_curve  # learning alone needs no picture
-
-        leave_curve(self.folder.path)
         return result
 
 

@@ -36,7 +36,6 @@ class RunFolder:
         self.agent = path / "agent.safetensors"
         self.result = path / "result.json"
         self.offender = path / "offending_transition.json"
-        self.curve = path / "learning_curve.png"
         self.alarms = path / "alarms.jsonl"
         self.baselines = path / BASELINES
         self.assessment = path / "assessment.json"
@@ -45,7 +44,7 @@ class RunFolder:
 
         # The checkpoint goes first when a run is removed: half cleared, a folder is never taken for one to be resumed.
         self.files = (
-            self.checkpoint, self.result, self.agent, self.curve, self.offender, self.alarms, self.baselines,
+            self.checkpoint, self.result, self.agent, self.offender, self.alarms, self.baselines,
             self.assessment, self.origin,
             self.metrics,
             self.settings,
@@ -111,6 +110,21 @@ def _owner(lock: Path) -> str | None:
 
 
 # ---- What a run writes down: lines of metrics.jsonl and alarms.jsonl, TensorBoard on request, assessment.json.
+
+# names in metrics.jsonl that curves are drawn of
+STEPS = "time/total_timesteps"
+FORCE_CALLS = "eval/force_calls_mean"
+SUCCESS = "eval/success_rate"
+REFERENCES = {"BFGS": "eval/force_calls_bfgs", "FIRE": "eval/force_calls_fire"}
+ASSESSED_RETURN = "eval/mean_reward"
+EXPLORED_RETURN = "rollout/ep_rew_mean"
+FINAL = {  # what result.json calls them
+    FORCE_CALLS: "final_force_calls_mean",
+    SUCCESS: "final_success_rate",
+    REFERENCES["BFGS"]: "force_calls_bfgs",
+    REFERENCES["FIRE"]: "force_calls_fire",
+    ASSESSED_RETURN: "final_return_mean",
+}
 
 ASSESSMENT_FORMAT = "relaxion-assessment"  # of assessment.json
 ASSESSMENT_VERSION = 1

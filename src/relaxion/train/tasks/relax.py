@@ -43,7 +43,7 @@ from relaxion.train.tasks.relax_settings import RelaxRunSettings
 from relaxion.train.tasks.relax_task import Collected, RelaxCollector, RelaxTask, make_agent
 
 # settings that have no meaning for a stiffness model alone
-GATE = ("environment_information", "n_information_hidden", "largest_gate_factor")
+GATE = ("environment_information",)
 NETWORK = "network."  # of a StiffnessPolicy's own names
 LENGTH_FLOOR = 1e-3  # Å: shorter demonstrations count as this long, so that none is worth more than others
 
@@ -135,7 +135,6 @@ class RelaxTrainer:
                 force_tolerance_ev_per_angstrom=world.force_tolerance_ev_per_angstrom,
                 minimum_distance_angstrom=world.minimum_distance_angstrom,
                 max_displacement_angstrom=world.max_displacement_angstrom,
-                stiffness_ev_per_angstrom2=settings.networks.stiffness_ev_per_angstrom2,
                 memory_steps=atoms.alarm_memory_steps,
             )
         )

@@ -182,12 +182,6 @@ class RelaxRunSettings(AgentRunSettings):
     def check_together(self) -> None:
         super().check_together()
         networks = self.networks
-        plain = AtomNetworkSettings()
-        if not networks.environment_information and networks.largest_gate_factor != plain.largest_gate_factor:
-            raise SettingsError(
-                f"a gate was asked for (largest_gate_factor = {networks.largest_gate_factor:g}) with no "
-                "environment_information; name some, for example ['log_largest_force'], or leave the gate out"
-            )
         n_structures = self.environment.n_structures
         if (given := self.training.replay_capacity) is not None and given < n_structures:
             raise SettingsError(

@@ -151,7 +151,7 @@ class RunSettings:
         kinds = cls.parts({**values, "agent": name})
         gone = dict(GIVEN_UP)
         for kind in kinds.values():
-            gone |= kind.retired
+            gone |= kind.given_up()
         rest = {key: value for key, value in values.items() if key not in gone or value != gone[key]}
         rest.pop("agent", None)
         known = [key for kind in kinds.values() for key in kind.model_fields]

@@ -1,15 +1,20 @@
-"""`relaxion policies` and `package`: what --policy understands, the model card of one, a new one from a run."""
+"""What is there: `relaxion policies`, `package`, `calculators`, and `doctor`, which looks whether it works."""
 
 from __future__ import annotations
 
 import json
+import platform
 import re
+import sys
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from relaxion.apps.cli.command import DONE
+from relaxion import __version__
+from relaxion.apps.cli.command import DONE, ERROR
 from relaxion.apps.cli.progress import print_table, say, tell
-from relaxion.errors import FileError, SettingsError
+from relaxion.errors import FileError, RunError, SettingsError
 from relaxion.files import replace_file
 from relaxion.model.card import POLICY, percent
 from relaxion.model.policy_file import SUFFIX, PolicyFile
@@ -22,6 +27,8 @@ from relaxion.policies import (
     shipped_names,
     user_folder,
 )
+from relaxion.potentials.counting import error_in_words
+from relaxion.potentials.registry import PotentialEntry, known_potentials
 from relaxion.train.runs.packaging import bundle_from_run
 
 REMOVE = "remove"
@@ -163,3 +170,75 @@ def _result(bundle: PolicyFile) -> str:
     others = [f"{r.optimizer} {r.mean_force_calls:.1f}" for r in bundle.card.results if r is not own]
     failed = "" if own.success_rate in (None, 1) else f", {percent(own.success_rate)} converged"
     return f"{own.mean_force_calls:.1f}{failed}" + (f" ({', '.join(others)})" if others else "")
+
+
+# ---- `relaxion calculators`
+
+
+def list_calculators(*, as_json: bool) -> int:
+    """A table for people, or one JSON object per line."""
+    entries = known_potentials()
+    if as_json:
+        for entry in entries:
+            tell(json.dumps(asdict(entry), ensure_ascii=False))
+    else:
+        columns = [("--calc", True), ("what", False), ("elements", False), ("state", False)]
+        print_table(columns, map(_calculator, entries))
+    return DONE
+
+
+def _calculator(entry: PotentialEntry) -> list[str]:
+    state = "ready" if entry.available else f"missing: {entry.how_to_install}"
+    return [entry.spec, entry.description, "no list" if entry.elements is None else " ".join(entry.elements), state]
+
+
+# ---- `relaxion doctor`: is everything here that a relaxation needs?
+
+PACKAGES = ("ase", "torch", "numpy", "scipy", "vesin", "gymnasium", "safetensors", "pydantic", "typer", "spglib")
+COPPER_EV_PER_ATOM = -0.0057  # ASE's EMT at 3.61 Å
+
+
+def examine(*, as_json: bool) -> int:
+    """Show versions and calculators, and relax four atoms; the exit code is 1 if a package is missing or that fails."""
+    found = {"python": f"{platform.python_version()} on {platform.system()} ({sys.prefix})", "relaxion": __version__}
+    missing = [package for package in PACKAGES if _version(package) is None]
+    found |= {package: _version(package) or f"not installed; try: pip install {package}" for package in PACKAGES}
+    found["calculators"] = ", ".join(entry.spec for entry in known_potentials() if entry.available)
+    try:
+        found["relaxation"] = _relaxation()
+        works = not missing
+    except Exception as error:  # noqa: BLE001 - what is being looked for is what is broken
+        found["relaxation"] = f"failed: {error_in_words(error)}; try: pip install -U relaxion, else please report this"
+        works = False
+    if as_json:
+        tell(json.dumps({"ok": works, "findings": found}, ensure_ascii=False))
+    else:
+        print_table([("", True), ("", False)], found.items(), show_header=False)
+        tell("All is well." if works else "Something does not work.")
+    return DONE if works else ERROR
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _relaxation() -> str:
+    """The thing itself: a small relaxation with a known end; RunError where that is another."""
+    from ase.build import bulk
+    from ase.calculators.emt import EMT
+
+    from relaxion import Relaxer
+
+    atoms = bulk("Cu", cubic=True)
+    atoms.positions[0, 0] += 0.2
+    atoms.calc = EMT()
+    optimizer = Relaxer(atoms, logfile=None)
+    converged = optimizer.run(fmax=0.01)
+    energy = atoms.get_potential_energy() / len(atoms)
+    sentence = f"four copper atoms: {optimizer.force_calls} force calls, {energy:.4f} eV per atom"
+    if not converged or abs(energy - COPPER_EV_PER_ATOM) > 1e-3:
+        raise RunError(f"{sentence}, expected {COPPER_EV_PER_ATOM:.4f}")
+    return sentence
