@@ -96,8 +96,9 @@ def _staircase(told: SearchReport) -> Part:
     runs = [("Relaxion search", told.result)]
     if told.beside is not None:
         runs.append((BESIDE, told.beside))
-    zero = min(run.found[0].energy_ev for _, run in runs if run.found)
-    series = [_series(name, staircase(run), zero) for name, run in runs if run.found]
+    stairs = {name: staircase(run) for name, run in runs if run.found}
+    zero = min(energy for steps in stairs.values() for _, energy in steps)
+    series = [_series(name, steps, zero) for name, steps in stairs.items()]
     ends = "; ".join(f"{one['name']} ends {one['y'][-1]:.4g} eV above the lowest" for one in series)
     return {
         "kind": "plot", "title": "Best energy over force calls", "span": 7, "x_label": "force calls",

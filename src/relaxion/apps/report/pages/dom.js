@@ -42,8 +42,8 @@ Relaxion.whole = (value, step = 1) => {
   return value.toFixed(digits).replace(/\B(?=(\d{3})+(?!\d))(?<!\.\d*)/g, "\u202f").replace("-", "−");
 };
 
-// Text in which names with underscores, such as those of settings, stay whole at the end of a line.
-Relaxion.words = (text) => String(text).split(/(\w+_\w+)/).map((piece, k) => (k % 2 ? Relaxion.make("span", { class: "name" }, piece) : piece));
+// Text in which names with underscores, such as those of settings, stay whole at the end of a line; or whatever else is to be `kept`.
+Relaxion.words = (text, kept = /(\w+_\w+)/) => String(text).split(kept).map((piece, k) => (k % 2 ? Relaxion.make("span", { class: "name" }, piece) : piece));
 
 Relaxion.colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 Relaxion.still = () => matchMedia("(prefers-reduced-motion: reduce)").matches;

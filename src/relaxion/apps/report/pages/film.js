@@ -94,7 +94,7 @@
         this.dress();
         this.frame(0);
         this.viewer.zoomTo();
-        this.fit(stage, ball);
+        this.fit(ball);
         this.viewer.rotate(-90, "vx"); // c points up
         this.viewer.rotate(-28, "vy");
         this.viewer.rotate(14, "vx");
@@ -102,9 +102,9 @@
     }
 
     // from so far away that the ball fills the picture, however it turns
-    fit(stage, { centre, radius }) {
-      const half = Math.tan((Math.PI * this.viewer.fov) / 360) * Math.min(1, stage.clientWidth / stage.clientHeight);
-      const away = (1.04 * radius) / Math.sin(Math.atan(half));
+    fit({ centre, radius, narrowest }) {
+      const half = Math.atan(narrowest * Math.tan((Math.PI * this.viewer.fov) / 360));
+      const away = (1.04 * radius) / Math.sin(half);
       this.viewer.setView([...centre.map((value) => -value), this.viewer.CAMERA_Z - away, 0, 0, 0, 1]);
     }
 
@@ -228,7 +228,8 @@
     root.append(row, bar.element, tools.element, ...(part.notes ?? []).map((note) => make("p", { class: "small" }, note)));
 
     page.whenShown(() => {
-      const ball = ballAround(films, part.at_end);
+      frames.forEach((frame) => caption(frame, clock.call)); // first: pictures are as high as captions let them
+      const ball = ballAround(frames, part.at_end);
       const views = frames.map((frame) => openView(frame, ball));
       const shown = views.filter((view) => view !== null);
       linkViews(shown);
@@ -252,14 +253,16 @@
   }
 
   // the same for all films, as one is turned with the others
-  function ballAround(films, atEnd) {
+  function ballAround(frames, atEnd) {
+    const films = frames.map((frame) => frame.film);
+    const narrowest = Math.min(1, ...frames.map(({ stage }) => stage.clientWidth / stage.clientHeight));
     const points = films.flatMap((film) => film.outline(atEnd ? [film.frames.length - 1] : [0, film.frames.length - 1]));
     const centre = [0, 1, 2].map((axis) => {
       const [low, high] = points.reduce(([a, b], point) => [Math.min(a, point[axis]), Math.max(b, point[axis])], [Infinity, -Infinity]);
       return (low + high) / 2;
     });
     const reach = points.reduce((most, point) => Math.max(most, Math.hypot(...point.map((value, axis) => value - centre[axis]))), 0);
-    return { centre, radius: reach + Math.max(...films.flatMap((film) => film.radii)) };
+    return { centre, narrowest, radius: reach + Math.max(...films.flatMap((film) => film.radii)) };
   }
 
   function openView(frame, ball) {

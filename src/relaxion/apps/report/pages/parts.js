@@ -14,7 +14,8 @@
     const kind = (i) => `${part.columns[i].text || i === 0 ? "text" : ""} ${part.columns[i].long ? "long" : ""}`.trim();
     const head = make("tr", {}, ...part.columns.map((column, i) => make("th", { scope: "col", class: kind(i) }, column.label)));
     const rows = part.rows.map((row) => make("tr", { class: row.best ? "best" : row.tone ?? "" }, ...row.cells.map((cell, i) =>
-      i === 0 ? make("th", { scope: "row", class: kind(i) }, make("span", {}, cell)) : make("td", { class: kind(i) }, cell))));
+      i === 0 ? make("th", { scope: "row", class: kind(i) }, make("span", {}, cell))
+        : make("td", { class: kind(i) }, ...(part.columns[i].long ? Relaxion.words(cell, /(\S+)/) : [cell])))));
     const table = make("table", {}, make("caption", {}, make("span", {}, part.caption)), make("thead", {}, head), make("tbody", {}, ...rows));
     return make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": part.caption }, table);
   };
@@ -70,8 +71,7 @@
 
   // text to be copied; a line ends between two words of it, never at the dashes of an option
   function code(text, label) {
-    const words = text.split(/(\s+)/).map((piece, k) => (k % 2 ? piece : make("span", { class: "name" }, piece)));
-    const block = make("pre", {}, make("code", {}, ...words));
+    const block = make("pre", {}, make("code", {}, ...Relaxion.words(text, /(\S+)/)));
     const button = make("button", { type: "button", "aria-label": `Copy: ${label}` }, "Copy");
     button.addEventListener("click", async () => {
       try {
