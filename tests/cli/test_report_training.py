@@ -12,8 +12,7 @@ import pytest
 
 import relaxion as package
 from relaxion.apps.report.page import LARGEST_BYTES, as_data_block
-from relaxion.apps.report.run import watched
-from relaxion.apps.report.tail import Curve
+from relaxion.apps.report.run import Curve, watched
 from relaxion.apps.report.training import training_page, training_report
 from relaxion.train.diagnostics import DIAGNOSTICS
 from training_runs import ATOMS, PENDULUM, train_small

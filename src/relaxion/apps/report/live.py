@@ -114,7 +114,6 @@ class Board:
 
 HOST = "127.0.0.1"
 NAMES = ("127.0.0.1", "localhost")
-PORT = 8765
 PORTS_TRIED = 20
 SECONDS_BETWEEN_LOOKS = 1.0
 SECONDS_OF_SILENCE = 15.0  # then a line without news, so that a dead connection is noticed
