@@ -28,7 +28,7 @@ from relaxion.errors import SettingsError
 
 LIVE_SCRIPTS = (*TRAINING_SCRIPTS, "live.js")
 HEADING = "heading"
-LIVE_FOOT = ("This page is fed by relaxion watch on this machine; it changes nothing in the runs.", FOOT[1])
+LIVE_FOOT = ("'relaxion watch' on this machine updates this page; it does not change the runs.", FOOT[1])
 
 
 class Shown(Protocol):

@@ -178,10 +178,10 @@ def _reasons(failed: Sequence[Row], folder: Path) -> Part:
     ordered = sorted(by_reason.items(), key=lambda item: -len(item[1]))
     rows = [{"cells": [reason[:400], count(len(some)), _some(some)], "tone": "bad"} for reason, some in ordered]
     left = f" {count(len(rows) - MOST_ROWS)} more reasons are not shown." if len(rows) > MOST_ROWS else ""
-    note = f"{folder.name}/{DATABASE} has the first and last state of each (table results).{left}"
+    note = f"{folder.name}/{DATABASE} contains the first and last state of each (table results).{left}"
     heads = ["Reason", "Structures", "Which"]
     long = ("Reason", "Which")
-    return table("Failed: why, and which", heads, rows[:MOST_ROWS], long=long, note=note, id="failures")
+    return table("Failures and their reasons", heads, rows[:MOST_ROWS], long=long, note=note, id="failures")
 
 
 def _some(rows: Sequence[Row]) -> str:

@@ -120,7 +120,7 @@ def raced(
     return ours, [compared(name, run, ours, len(task.start)) for name, run in runs.items()]
 
 
-def _page(told: RelaxationReport, filmed: Mapping[str, Run], tiles: list[dict[str, str]], **heading: str) -> Page:
+def _page(told: RelaxationReport, filmed: Mapping[str, Run], tiles: list[dict[str, str]], **heading: Any) -> Page:
     several = len(filmed) > 1
     reels = [_reel(name, told.start, run, winner=several and name in told.winners) for name, run in filmed.items()]
     films, thinned = film_parts(reels)
@@ -188,7 +188,7 @@ def _tiles(told: RelaxationReport) -> list[dict[str, str]]:
     tone = "good" if run.converged else "warn" if run.error is None else "bad"
     found = [tile("Force calls", str(run.force_calls), note=outcome_words(run.outcome), tone=tone)]
     if run.fmax_ev_per_angstrom is not None:
-        asked = "" if told.tolerance is None else f"asked for: {told.tolerance:g}"
+        asked = "" if told.tolerance is None else f"tolerance {told.tolerance:g}"
         found.append(tile("Largest force", f"{run.fmax_ev_per_angstrom:.2g}", "eV/Å", asked))
     if first is not None:
         found += _change("Energy change", first.energy_ev, run.energy_ev)
@@ -205,7 +205,7 @@ def _tiles(told: RelaxationReport) -> list[dict[str, str]]:
     if run.model_used:
         found.append(tile("Model calls", str(run.model_calls), note=run.model_used))
     if run.wall_time_seconds > 0:
-        found.append(tile("Wall time", f"{run.wall_time_seconds:.2g}", "s", "calculator included"))
+        found.append(tile("Wall time", f"{run.wall_time_seconds:.2g}", "s", "including the calculator"))
     return found
 
 
@@ -316,14 +316,10 @@ def _energies(run: Run) -> list[tuple[str, str]]:
     first = next((one for one in run.readings if one.energy_ev is not None), None)
     if first is None or run.energy_ev is None:
         return []
-    found = [("Energy", first.energy_ev, run.energy_ev)]
+    found = [("Energy before", first.energy_ev), ("Energy after", run.energy_ev)]
     if run.pressure_gpa:
-        found.append((f"Enthalpy at {run.pressure_gpa:g} GPa", first.enthalpy_ev, run.enthalpy_ev))
-    return [
-        (f"{label} {when}", f"{fixed(value, '.6f')} eV")
-        for label, *values in found
-        for when, value in zip(("before", "after"), values, strict=True)
-    ]
+        found += [("Enthalpy before", first.enthalpy_ev), ("Enthalpy after", run.enthalpy_ev)]
+    return [(label, f"{fixed(value, '.6f')} eV") for label, value in found]
 
 
 def _run_facts(told: RelaxationReport) -> Part:

@@ -62,7 +62,7 @@ def search_page(told: SearchReport) -> Page:
         title=f"{name}: {fixed(lowest.energy_ev, '.4f')} eV",
         eyebrow=_eyebrow(told),
         lead=f"{len(result.found)} distinct minima in {result.force_calls} force calls; {result.stopped}. Energies are "
-        f"counted from the lowest one, found after {lowest.found_at_call} calls and {_times(lowest)} in all.",
+        f"relative to the lowest one, which was found {_times(lowest)}, first after {lowest.found_at_call} calls.",
         parts=parts,
         last_call=result.force_calls,
     )
@@ -116,7 +116,7 @@ def _moves(result: SearchResult) -> Part:
         calls = own["force_calls"] / own["hops"]
         rows.append([kind, str(own["hops"]), f"{calls:.1f}", str(own["new_minima"]), f"{own['gained_ev']:.3f}"])
     headings = ["Kind", "Hops", "Calls each", "New minima", "Gained (eV)"]
-    note = "Gained: by how much hops of this kind lowered the best energy of the search."
+    note = "Gained: how far hops of this kind lowered the best energy."
     return table("What each kind of move gained", headings, rows, note=note, span=5)
 
 

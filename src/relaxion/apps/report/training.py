@@ -185,7 +185,7 @@ def _tiles(run: WatchedRun) -> Part:
     spent = run.newest("time/force_calls")
     tiles += [tile("Spent on training", count(spent), "force calls")] if spent else []
     seconds = (run.result or {}).get("wall_time_seconds", run.newest("time/time_elapsed"))
-    tiles += [tile("Time", duration(seconds), note="resumes included")] if seconds else []
+    tiles += [tile("Time", duration(seconds), note="including resumes")] if seconds else []
     if run.history.names("diagnosis/"):
         names = ", ".join(standing).replace("_", " ")
         tiles.append(tile("Alarms", str(len(standing)), note=names or "none active", tone="bad" if names else "good"))
@@ -204,7 +204,7 @@ def _structure_tiles(run: WatchedRun) -> list[dict[str, str]]:
     if bfgs:
         beside = ", ".join(f"{name} {short(value)}" for name, value in classical.items() if value is not None)
         tone = "good" if calls[-1] < bfgs else "warn"
-        tiles.append(tile("Beside BFGS", f"{calls[-1] / bfgs:.2f} ×", note=beside, tone=tone))
+        tiles.append(tile("Relative to BFGS", f"{calls[-1] / bfgs:.2f} ×", note=beside, tone=tone))
     if success is not None:
         tone = "good" if success >= 0.99 else "warn"
         tiles.append(tile("Converged", f"{100 * success:.0f} %", note="of the starts", tone=tone))

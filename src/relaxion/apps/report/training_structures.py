@@ -173,7 +173,7 @@ def _parity(assessed: AssessmentColumns) -> Part:
     summary = f"final energies of policy and {name} where both converged: {words}."
     return plot(
         *labels, series, summary, span=4, id="parity", x_parts=True, **_square(low - room, high + room),
-        note=f"{words}.", empty="none converged twice", table=table("Final energies", heads, rows),
+        note=f"{words}.", empty="no structure converged with both", table=table("Final energies", heads, rows),
     )  # fmt: skip
 
 
