@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from ase import Atoms
+from ase.constraints import FixAtoms
 from examples_for_pages import HOSTILE, relaxed_copper, thousand_atoms
 from pictures import COPPER, GOLD, changed, drawn, near, painted, pixels
 from playwright.sync_api import Browser, expect
@@ -181,6 +182,18 @@ def test_a_structure_fills_its_picture_and_is_not_cut(opened, tmp_path: Path, sh
     assert rows[-1] - rows[0] > 0.45 * len(picture)
     labels = " ".join(sheet.texts(".facts dt"))
     assert ("Space group" in labels) is (shape == "tall cell")
+
+
+def test_atoms_that_are_held_are_faint(opened, tmp_path: Path):
+    seen = []
+    for held in ([], [0]):
+        atoms = Atoms("Cu2", [(0, 0, 0), (0, 0, 3)], constraint=FixAtoms(held))
+        run = Run("converged", 1, 0.0, 0.01, 1.0, final=atoms, readings=(Reading(1, 0.0, 0.01),))
+        told = RelaxationReport("held", atoms, run, 0.05, "emt", "none", False)
+        sheet = opened(relaxation_page(told).save(tmp_path / f"{len(held)}.html"))
+        sheet.until(lambda sheet=sheet: drawn(sheet.picture(".stage")) > 500)
+        seen.append(near(sheet.picture(".stage"), COPPER, 0.05))
+    assert seen[1] < 0.8 * seen[0]
 
 
 def test_rejected_points_are_hollow_and_gaps_stay_open(opened, tmp_path: Path):

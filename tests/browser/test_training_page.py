@@ -68,7 +68,7 @@ def test_dots_and_stairs_are_drawn(page: Sheet):
 def test_an_alarm_is_shown_as_text_where_its_number_is(page: Sheet):
     assert page.evaluate("window.hacked") is None
     expect(page.find(".alarms")).to_contain_text(HOSTILE)
-    for words in ("blocked share", "healthy: below 0.3", HOSTILE):
+    for words in ("Blocked share", "alarm", "healthy: below 0.3", HOSTILE):
         expect(page.find(".gauge.bad")).to_contain_text(words)
 
 

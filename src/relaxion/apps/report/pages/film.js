@@ -10,6 +10,13 @@
   const SHORTEST_ARROW = 0.08; // Å as drawn
   const DEGREES_PER_SECOND = 14;
 
+  // between this colour and that of the ground: 3Dmol draws no single atoms translucent
+  const pale = (shade) => {
+    const ground = colour("stage");
+    const channel = (k) => Math.round(0.35 * parseInt(shade.slice(k, k + 2), 16) + 0.65 * parseInt(ground.slice(k, k + 2), 16));
+    return `#${[1, 3, 5].map((k) => channel(k).toString(16).padStart(2, "0")).join("")}`;
+  };
+
   // ---- data: lengths come as whole thousandths of an Å; later frames as differences from the first
   class Film {
     constructor(plain) {
@@ -129,7 +136,7 @@
         const style = this.film.sticks ? { sphere, stick: { radius: 0.12, color: "#9aa5b1" } } : { sphere };
         this.model.setStyle({ elem: symbol }, style);
         if (this.film.fixed?.length) {
-          this.model.setStyle({ elem: symbol, index: this.film.fixed }, { ...style, sphere: { ...sphere, opacity: 0.4 } });
+          this.model.setStyle({ elem: symbol, index: this.film.fixed }, { ...style, sphere: { ...sphere, color: pale(sphere.color) } });
         }
       });
     }
