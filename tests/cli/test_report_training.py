@@ -89,6 +89,9 @@ def test_every_diagnostic_has_a_verdict(atom_run: Path) -> None:
     assert verdict("policy_move_angstrom", 0.2) == ("healthy", "good")
     assert verdict("policy_move_angstrom", 0.7) == ("outside its range", "warn")
     assert verdict("back_off", 0.2) == ("outside its range", "warn")
+    distance = run.settings["minimum_distance_angstrom"]
+    assert verdict("closest_pair_angstrom", distance + 0.1) == ("healthy", "good")
+    assert verdict("closest_pair_angstrom", distance - 0.1) == ("outside its range", "warn")
     assert verdict("gate_factor", 0.5) == ("healthy", "good")
     assert verdict("returns_outside_support", 0.0) == ("healthy", "good")
     assert verdict("returns_outside_support", 0.01) == ("outside its range", "warn")

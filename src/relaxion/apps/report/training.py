@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -392,7 +392,7 @@ def _verdict(run: WatchedRun, diagnostic: Diagnostic) -> tuple[str, str]:
     values = run.history.points(PREFIX + diagnostic.name)[1]
     if diagnostic.healthy in ("falling", "rising"):
         return _trend(values, diagnostic.healthy)
-    limits = HEALTHY_SHARES.get(diagnostic.healthy) if diagnostic.name.startswith(OUTCOME) else _limits(diagnostic)
+    limits = _limits(diagnostic, run.settings)
     if limits is not None:
         value = values[-1] / (max(_relaxations(run), 1.0) if diagnostic.name.startswith(OUTCOME) else 1.0)
         if limits[0] <= value <= limits[1]:
@@ -404,8 +404,13 @@ def _verdict(run: WatchedRun, diagnostic: Diagnostic) -> tuple[str, str]:
     return "no alarm", "good"
 
 
-def _limits(diagnostic: Diagnostic) -> tuple[float, float] | None:
-    """`0.01–0.5`, `below 0.3`, `above 0.1 …`, `0`; None where a healthy range is no numbers alone."""
+def _limits(diagnostic: Diagnostic, settings: Mapping[str, Any]) -> tuple[float, float] | None:
+    """`0.01–0.5`, `below 0.3`, `above 0.1 …`, `0`, `above` a setting; None where a healthy range is of another kind."""
+    if diagnostic.name.startswith(OUTCOME):
+        return HEALTHY_SHARES.get(diagnostic.healthy)
+    setting = settings.get(diagnostic.healthy.removeprefix("above "))
+    if isinstance(setting, int | float):
+        return setting, float("inf")
     found = HEALTHY_NUMBERS.match(diagnostic.healthy)
     if found is None:
         return None
