@@ -30,6 +30,7 @@ from relaxion.train.tasks.relax_settings import RelaxRunSettings
 from relaxion.train.tasks.relax_task import relax_task
 
 HERE = Path(__file__).parent
+NAMES = {"core": "classical optimizer"}  # in pictures
 KEPT, PICTURES = HERE / "results" / "learning", HERE.parents[1] / "docs" / "pictures"
 CLASSICAL = ("BFGS", "BFGSLineSearch", CORE)
 CPU = "cpu_seconds.json"  # in a run's folder
@@ -132,7 +133,7 @@ def collected(name: str, seed: int, runs: Path) -> None:
 
 
 def classical(recipe: str) -> dict[str, float]:
-    """Mean force calls of ASE's optimizers and of our core from the starts of the results."""
+    """Mean force calls of ASE's optimizers and of our classical one from the starts of the results."""
     file = KEPT / f"{recipe}-classical.json"
     if not file.exists():
         settings = settings_from_recipe(find(recipe), "td3", {})
@@ -167,7 +168,7 @@ def draw(group: str) -> None:
         axes.plot(steps, calls.mean(axis=0), "o-", color=colour, markersize=3, label=label)
         axes.fill_between(steps, calls.min(axis=0), calls.max(axis=0), color=colour, alpha=0.2, linewidth=0)
     for (kind, calls), style in zip(classical(ROWS[names[0]].recipe).items(), ("--", ":", "-."), strict=True):
-        axes.axhline(calls, color="0.3", linestyle=style, linewidth=1, label=f"{kind} {calls:.1f}")
+        axes.axhline(calls, color="0.3", linestyle=style, linewidth=1, label=f"{NAMES.get(kind, kind)} {calls:.1f}")
     axes.set(xlabel="environment steps", ylabel="force calls per relaxation", yscale="log", title=TITLES[group])
     low, high = axes.get_ylim()
     ticks = [tick for tick in (2, 3, 4, 6, 10, 20, 40, 60, 100, 200) if low <= tick <= high]  # others would widen it

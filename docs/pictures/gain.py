@@ -1,4 +1,4 @@
-"""The picture of the README: mean force calls of the policy, of its core and of the best of ASE, set by set.
+"""The picture of the README: mean force calls of Relaxion, its classical optimizer and the best of ASE, set by set.
 
 python docs/pictures/gain.py        # benchmarks/relaxation/results/*.json -> docs/pictures/gain.svg
 """
@@ -11,16 +11,16 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS, PICTURE = ROOT / "benchmarks" / "relaxation" / "results", Path(__file__).with_name("gain.svg")
-SETS = {
-    "emt-bulk": "alloys, 4–32 atoms",
-    "emt-large": "alloys, 24–64 atoms",
-    "emt-bulk-cell": "alloys, free cell",
-    "emt-slabs": "slabs with an adsorbate",
-    "emt-clusters": "random clusters",
-    "alfe": "random Al–Fe packings",
-    "mixed": "near and far, mixed",
+SETS = {  # engines that people pay for first
     "universal-mp": "crystals, CHGNet",
-    "universal-mp-cell": "crystals, free cell",
+    "universal-mp-cell": "the same, free cell",
+    "universal-perovskites-cell": "perovskites, free cell",
+    "universal-mp-sevennet": "crystals, SevenNet-0",
+    "emt-bulk": "alloys, EMT",
+    "emt-bulk-cell": "the same, free cell",
+    "emt-slabs": "slabs, EMT",
+    "emt-clusters": "clusters, EMT",
+    "alfe": "Al–Fe packings, EAM",
 }
 WIDTH, LABELS, END, TOP, ROW, BAR = 680, 188, 16, 74, 50, 12
 # in the system's colours, light or dark, and on a ground of its own: readable wherever it is put
@@ -65,7 +65,7 @@ def drawn(data: list[Row]) -> str:
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img"',
         f' width="{WIDTH}" height="{height}">',
-        "<title>Mean force calls: the policy, its classical core, the best of ASE's optimizers</title>",
+        "<title>Mean force calls: Relaxion, its classical optimizer, the best of ASE's optimizers</title>",
         f"<style>{STYLE}</style>",
         f'<rect class="ground" x="0.5" y="0.5" width="{WIDTH - 1}" height="{height - 1}" rx="8"/>',
         '<text class="title" x="20" y="28">Mean force calls to relax a structure (fewer is better)</text>',

@@ -50,5 +50,16 @@ def test_the_search_box_leaves_what_has_all_words(many: Sheet) -> None:
     box.fill("")
 
 
+def test_tables_scroll_inside_themselves_on_a_phone(many: Sheet) -> None:
+    many.phone()
+    for part in ("failures", "slowest", "structures"):
+        wide, seen, first = many.evaluate(f"""(() => {{
+            const box = document.querySelector('[data-part={part}] .scroll');
+            return [box.scrollWidth, box.clientWidth, box.querySelector('tbody th').offsetWidth]; }})()""")
+        assert wide > seen, part
+        assert first < 0.6 * seen, "a first column that stays leaves room for the others"
+    many.desktop()
+
+
 def test_readable_by_everybody(many: Sheet) -> None:
     many.readable()

@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 from ase import Atoms
+from ase.constraints import FixAtoms
 from examples_for_pages import HOSTILE, relaxed_copper, thousand_atoms
-from pictures import COPPER, GOLD, changed, near, painted, pixels
+from pictures import COPPER, GOLD, changed, drawn, near, painted, pixels
 from playwright.sync_api import Browser, expect
 from sheets import CONTRAST, NAMELESS, Sheet, go_to
 
@@ -144,6 +146,55 @@ def test_the_numbers_of_a_curve_are_there_as_a_table(report: Sheet):
     report.find(".part[data-kind=plot] summary >> nth=0").click()
     expect(report.find(".part[data-kind=plot] thead th")).to_have_text(["force calls", "Relaxion", "BFGS", "FIRE"])
     report.find(".part[data-kind=plot] summary >> nth=0").click()
+
+
+def test_marks_of_an_axis_show_what_they_are(report: Sheet):
+    marks = "[0, 0.25, 0.5, 0.75].map((value) => Relaxion.whole(value, 0.25))"
+    assert report.evaluate(marks) == ["0.00", "0.25", "0.50", "0.75"]
+    assert report.evaluate("[Relaxion.whole(20000), Relaxion.whole(-1.5, 0.5)]") == ["20\u202f000", "−1.5"]
+
+
+def test_options_of_a_command_are_not_broken(report: Sheet):
+    """On a phone too a line ends between two words."""
+    report.phone()
+    broken = report.evaluate("""[...document.querySelectorAll('.code .name')]
+        .filter((e) => e.textContent.startsWith('--') && e.textContent.length < 20 && e.offsetHeight > 30)
+        .map((e) => e.textContent)""")
+    report.desktop()
+    assert report.find(".code .name", has_text="--").count() > 0
+    assert broken == []
+
+
+@pytest.mark.parametrize("shape", ["molecule", "tall cell"])
+def test_a_structure_fills_its_picture_and_is_not_cut(opened, tmp_path: Path, shape: str):
+    """From the first frame to the last, whatever its shape."""
+    atoms = Atoms("OH2", [(0, 0, 0), (0.96, 0, 0), (-0.24, 0.93, 0)])
+    if shape == "tall cell":
+        atoms = Atoms("Cu2", [(0, 0, 0), (2.5, 0, 2.5)], cell=(5, 5, 25), pbc=True)
+    run = Run("converged", 1, 0.0, 0.01, 1.0, final=atoms, readings=(Reading(1, 0.0, 0.01),))
+    told = RelaxationReport(shape, atoms, run, 0.05, "emt", "none", False)
+    sheet = opened(relaxation_page(told).save(tmp_path / "shape.html"))
+    sheet.until(lambda: drawn(sheet.picture(".stage")) > 500)
+    picture = sheet.picture(".stage")
+    seen = np.abs(picture[5:-5, 5:-5] - picture[8, 8]).sum(axis=2) > 60
+    rows, columns = (np.flatnonzero(seen.any(axis=axis)) for axis in (1, 0))
+    assert rows[0] > 1
+    assert rows[-1] < len(seen) - 2
+    assert max(np.ptp(rows), np.ptp(columns)) > 0.45 * len(seen)
+    labels = " ".join(sheet.texts(".facts dt"))
+    assert ("Space group" in labels) is (shape == "tall cell")
+
+
+def test_atoms_that_are_held_are_faint(opened, tmp_path: Path):
+    seen = []
+    for held in ([], [0]):
+        atoms = Atoms("Cu2", [(0, 0, 0), (0, 0, 3)], constraint=FixAtoms(held))
+        run = Run("converged", 1, 0.0, 0.01, 1.0, final=atoms, readings=(Reading(1, 0.0, 0.01),))
+        told = RelaxationReport("held", atoms, run, 0.05, "emt", "none", False)
+        sheet = opened(relaxation_page(told).save(tmp_path / f"{len(held)}.html"))
+        sheet.until(lambda sheet=sheet: drawn(sheet.picture(".stage")) > 500)
+        seen.append(near(sheet.picture(".stage"), COPPER, 0.05))
+    assert seen[1] < 0.8 * seen[0]
 
 
 def test_rejected_points_are_hollow_and_gaps_stay_open(opened, tmp_path: Path):

@@ -68,8 +68,38 @@ def test_dots_and_stairs_are_drawn(page: Sheet):
 def test_an_alarm_is_shown_as_text_where_its_number_is(page: Sheet):
     assert page.evaluate("window.hacked") is None
     expect(page.find(".alarms")).to_contain_text(HOSTILE)
-    for words in ("blocked share", "healthy: below 0.3", HOSTILE):
+    for words in ("Blocked share", "alarm", "healthy: below 0.3", HOSTILE):
         expect(page.find(".gauge.bad")).to_contain_text(words)
+
+
+def test_six_diagnostics_are_seen_and_each_has_a_verdict(page: Sheet):
+    gauges = page.find("[data-part=diagnosis-0] .gauge")
+    assert gauges.count() > 20
+    expect(page.find("[data-part=diagnosis-0] .gauge:visible")).to_have_count(6)
+    assert "" not in page.texts("[data-part=diagnosis-0] .verdict")
+    alarm, ground = (page.evaluate(f"getComputedStyle(document.querySelector('{one}')).backgroundColor")
+                     for one in (".gauge.bad", ".gauge.good"))  # fmt: skip
+    assert alarm != ground
+
+
+def test_a_link_leads_from_an_alarm_to_its_number(page: Sheet):
+    number = page.find("[data-part=diagnosis-0] .gauge.bad")
+    number.evaluate("(e) => document.querySelector('[data-part=diagnosis-0] .more .gauges').append(e)")
+    expect(number).to_be_hidden()
+    page.find(".alarms a").click()
+    expect(number).to_be_visible()
+    assert page.evaluate("document.querySelector(':target') === document.querySelector('.gauge.bad')")
+
+
+def test_names_of_settings_are_not_broken(page: Sheet):
+    page.evaluate("document.querySelectorAll('.gauges details').forEach((e) => { e.open = true; })")
+    page.phone()
+    broken = page.evaluate("""[...document.querySelectorAll('.gauges .name')]
+        .filter((e) => e.getBoundingClientRect().height > 1.6 * parseFloat(getComputedStyle(e).fontSize))
+        .map((e) => e.textContent)""")
+    page.desktop()
+    assert page.find(".gauges .name").count() > 5
+    assert broken == []
 
 
 def test_films_of_the_hardest_by_keyboard_one_view_at_a_time(page: Sheet):

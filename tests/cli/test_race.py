@@ -9,8 +9,9 @@ from ase import Atoms
 from ase.io import write
 from test_report import data_of, part
 
+from relaxion.apps.compare.comparison import compared
 from relaxion.apps.report.page import LARGEST_BYTES
-from relaxion.apps.report.relaxation import Race, race_page, verdict
+from relaxion.apps.report.relaxation import RelaxationReport, race_page, verdict
 from relaxion.train.judge.runs import Run
 
 
@@ -99,9 +100,10 @@ def run(calls: int, outcome: str = "converged", error: str | None = None) -> Run
     return Run(outcome, calls, -1.0, 0.03, 0.1, error=error)
 
 
-def race_of(**runs: Run) -> Race:
+def race_of(Relaxion: Run, **others: Run) -> RelaxationReport:
     start = Atoms("Cu2", positions=[[0, 0, 0], [2.4, 0, 0]])
-    return Race("a.xyz", start, runs, 0.05, "emt", False, "relaxion race a.xyz")
+    beside = [compared(name, run, Relaxion, len(start)) for name, run in others.items()]
+    return RelaxationReport("a.xyz", start, Relaxion, 0.05, "emt", "none", False, "relaxion race a.xyz", beside)
 
 
 def test_verdicts():
@@ -116,4 +118,4 @@ def test_a_racer_that_failed_at_once_has_a_still():
     page = race_page(race_of(Relaxion=run(7), BFGS=run(1, "error", "OSError: away")))
     films = next(one for one in page.parts if one["kind"] == "film")["films"]
     assert [len(film["calls"]) for film in films] == [1, 1]
-    assert "OSError: away" in str(next(one for one in page.parts if one["kind"] == "facts"))
+    assert "OSError: away" in str([one for one in page.parts if one["kind"] == "facts"])

@@ -12,7 +12,7 @@ import pytest
 
 import relaxion as package
 from relaxion.apps.report.page import LARGEST_BYTES, as_data_block
-from relaxion.apps.report.run import watched
+from relaxion.apps.report.run import Curve, watched
 from relaxion.apps.report.training import training_page, training_report
 from relaxion.train.diagnostics import DIAGNOSTICS
 from training_runs import ATOMS, PENDULUM, train_small
@@ -63,12 +63,49 @@ def test_every_diagnostic_has_its_tile_with_healthy_range_and_alarm(atom_run: Pa
     assert set(gauges) == {f"diagnosis/{one.name}" for one in DIAGNOSTICS if f"diagnosis/{one.name}" in logged}
     for one in DIAGNOSTICS:
         if f"diagnosis/{one.name}" in gauges:
-            assert gauges[f"diagnosis/{one.name}"]["healthy"] == one.healthy
-    assert "blocked against a wall" in gauges["diagnosis/blocked_share"]["alarm_when"]
-    assert "the potential fails" in gauges["diagnosis/outcome_non_finite"]["alarm_when"]
+            assert gauges[f"diagnosis/{one.name}"]["summary"] == f"healthy: {one.healthy}"
+    said = {name: " ".join(gauge["more"]) for name, gauge in gauges.items()}
+    assert "blocked against a wall" in said["diagnosis/blocked_share"]
+    assert "What to do: check minimum_distance_angstrom" in said["diagnosis/blocked_share"]
+    assert "the potential fails" in said["diagnosis/outcome_non_finite"]
     assert {"train/critic_loss", "train/policy_gradient_norm"} <= {
         gauge["name"] for gauge in parts(atom_run)["agent-0"]["gauges"]
     }
+
+
+def test_every_diagnostic_has_a_verdict(atom_run: Path) -> None:
+    (run,) = watched([atom_run])
+    run.poll()
+
+    def verdict(name: str, *values: float) -> tuple[str, str]:
+        """Of these values, and no alarm."""
+        curve = run.history.curves[f"diagnosis/{name}"] = Curve()
+        for step, value in enumerate(values):
+            curve.add(step, value)
+        (found,) = (one for one in training_page([run]).parts if one["id"] == "diagnosis-0")
+        gauge = next(one for one in found["gauges"] if one["name"] == f"diagnosis/{name}")
+        return gauge["verdict"], gauge["tone"]
+
+    assert verdict("policy_move_angstrom", 0.2) == ("healthy", "good")
+    assert verdict("policy_move_angstrom", 0.7) == ("outside its range", "warn")
+    assert verdict("back_off", 0.2) == ("outside its range", "warn")
+    distance = run.settings["minimum_distance_angstrom"]
+    assert verdict("closest_pair_angstrom", distance + 0.1) == ("healthy", "good")
+    assert verdict("closest_pair_angstrom", distance - 0.1) == ("outside its range", "warn")
+    assert verdict("gate_factor", 0.5) == ("healthy", "good")
+    assert verdict("returns_outside_support", 0.0) == ("healthy", "good")
+    assert verdict("returns_outside_support", 0.01) == ("outside its range", "warn")
+    assert verdict("assessed_calls_beside_bfgs", 2.0) == ("not yet", "")
+    assert verdict("largest_force_ev_per_angstrom", 3.0, 2.0, 1.0) == ("falling", "good")
+    assert verdict("return_from_start", 3.0, 2.0, 1.0) == ("falling", "warn")
+    assert verdict("return_from_start", 1.0, 1.0, 1.0) == ("level", "")
+    assert verdict("q_at_start", 1.0) == ("no alarm", "good")
+    assert verdict("entropy_bonus", 1.0) == ("no verdict", "")
+    for outcome in ("step_limit", "stalled", "blocked", "non_finite"):
+        verdict(f"outcome_{outcome}", 0.0)
+    assert verdict("outcome_converged", 9.0) == ("healthy", "good")
+    assert verdict("outcome_blocked", 9.0) == ("healthy", "good"), "half of them"
+    assert verdict("outcome_blocked", 10.0) == ("outside its range", "warn")
 
 
 def test_an_alarm_that_stands_is_said_where_its_number_is(copied: Path) -> None:
@@ -77,8 +114,10 @@ def test_an_alarm_that_stands_is_said_where_its_number_is(copied: Path) -> None:
     (copied / "alarms.jsonl").write_text(json.dumps(event) + "\n")
     found = parts(copied)
     (gauge,) = (one for one in found["diagnosis-0"]["gauges"] if one["name"] == "diagnosis/blocked_share")
-    assert (gauge["tone"], gauge["alarm"]) == ("bad", sentence)
+    assert (gauge["verdict"], gauge["tone"], gauge["alarm"]) == ("alarm", "bad", sentence)
+    assert found["diagnosis-0"]["gauges"][0] == gauge, "alarms come first"
     assert found["alarms"]["alarms"][0]["sentence"] == sentence
+    assert found["alarms"]["alarms"][0]["target"] == "diagnosis-0-diagnosis/blocked_share"
     (tile,) = (one for one in found["tiles"]["tiles"] if one["label"] == "Alarms")
     assert (tile["value"], tile["tone"], tile["note"]) == ("1", "bad", "wall")
     html = training_report(copied).html
@@ -135,7 +174,7 @@ def test_settings_seed_command_and_notes(atom_run: Path) -> None:
     found = parts(atom_run)
     facts = {fact["label"]: fact["value"] for fact in found["facts-0"]["facts"]}
     assert facts["Seed"].startswith("0 ")
-    assert facts["Command"] == read_json(atom_run, "assessment.json")["command"]
+    assert facts["Command"] == read_json(atom_run, "assessment.json")["command"].replace("__main__.py", "relaxion")
     assert facts["Reproduce"] == f"relaxion train {atom_run}/settings.toml --out NEW"
     assert found["settings-0"]["text"] == (atom_run / "settings.toml").read_text()
     assert "notes-0" not in found

@@ -10,9 +10,20 @@ from pathlib import Path
 
 import pytest
 
-from relaxion.apps.report import tail as tail_module
-from relaxion.apps.report.run import FINISHED, RUNNING, STOPPED, WAITING, WatchedRun, check_run, watched
-from relaxion.apps.report.tail import MOST_POINTS, Curve, History, Tail
+from relaxion.apps.report import run as run_module
+from relaxion.apps.report.run import (
+    FINISHED,
+    MOST_POINTS,
+    RUNNING,
+    STOPPED,
+    WAITING,
+    Curve,
+    History,
+    Tail,
+    WatchedRun,
+    check_run,
+    watched,
+)
 from relaxion.errors import FileError, RunError
 
 CALLS = "eval/force_calls_mean"
@@ -120,7 +131,7 @@ def test_lines_of_anything_else_are_counted_and_left_out(folder: Path) -> None:
 
 
 def test_a_line_without_end_is_passed_by(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tail_module, "CHUNK", 1000)
+    monkeypatch.setattr(run_module, "CHUNK", 1000)
     append(folder, "x" * 5000 + "\n" + line(9))
     run = WatchedRun(folder)
     run.poll()
@@ -263,13 +274,13 @@ def test_ten_million_lines_take_seconds(tmp_path: Path) -> None:
 
 
 def test_the_tail_never_reads_the_whole_file_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tail_module, "CHUNK", 200)
+    monkeypatch.setattr(run_module, "CHUNK", 200)
     tail = Tail(folder / "metrics.jsonl")
     for step in range(6, 400):
         append(folder, line(step))
         while (piece := tail.read()) is not None:
             tail.keep(json.loads(piece.lines[-1])["time/total_timesteps"])
-    assert len(tail.places) <= tail_module.MOST_PLACES
+    assert len(tail.places) <= run_module.MOST_PLACES
     size = (folder / "metrics.jsonl").stat().st_size
     os.truncate(folder / "metrics.jsonl", size - 3 * len(line(399)))
     piece = tail.read()

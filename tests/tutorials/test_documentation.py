@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
 import importlib.util
 import json
 import re
 import runpy
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer.main
 import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,6 +29,7 @@ from documentation.outside import everything_linked, pages, relinked  # noqa: E4
 from documentation.pieces import filled  # noqa: E402
 from documentation.prose import anchors, links  # noqa: E402
 from documentation.sources import NoSuchName, code_of  # noqa: E402
+from relaxion.apps.cli.app import app  # noqa: E402
 from relaxion.train.diagnostics import DIAGNOSTICS, RULES  # noqa: E402
 
 
@@ -165,6 +170,41 @@ class TestLinks:
     def test_all_links_of_the_repository(self):
         wrong = [s for name in check_links.markdown_files(ROOT) for s in check_links.wrong_in_markdown(ROOT, name)]
         assert wrong == []
+
+
+def blocks(language: str) -> list[tuple[str, str]]:
+    """Name of the page and code, of all fenced blocks of one language in README and docs."""
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    pattern = re.compile(rf"^ *```{language}\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
+    return [(page.name, code) for page in pages for code in pattern.findall(page.read_text())]
+
+
+def test_what_pages_import_exists():
+    names = [
+        (page, statement.module, name.name)
+        for page, code in blocks("python")
+        for statement in ast.walk(ast.parse(textwrap.dedent(code)))
+        if isinstance(statement, ast.ImportFrom) and (statement.module or "").startswith("relaxion")
+        for name in statement.names
+    ]
+    assert len(names) > 5
+    assert [one for one in names if not hasattr(importlib.import_module(one[1]), one[2])] == []
+
+
+def test_commands_of_pages_have_their_options():
+    group: Any = typer.main.get_command(app)
+    known = {
+        name: {word for option in command.params for word in (*option.opts, *option.secondary_opts)}
+        for name, command in group.commands.items()
+    }
+    wrong = []
+    for page, code in [*blocks(""), *blocks("bash")]:
+        for line in code.replace("\\\n", " ").splitlines():
+            words = line.split("#")[0].split()
+            if words[:1] == ["relaxion"] and len(words) > 1 and not words[1].startswith("-"):
+                asked = {word.split("=")[0] for word in words[2:] if re.match(r"-[-a-z]", word)}
+                wrong += [(page, line)] * (words[1] not in known or not asked <= known.get(words[1], set()))
+    assert wrong == []
 
 
 def test_the_band_of_the_hosts_relaxes(capsys):

@@ -65,3 +65,21 @@ def test_lines_of_text_are_short(page: Path):
     text = without_code(page.read_text())
     long = [line for line in text.splitlines() if len(line) > 120 and not line.startswith(("|", "!["))]
     assert long == []
+
+
+def test_the_pages_can_be_read_in_an_hour():
+    """Without what is filled when the site is built."""
+    pages = [page for page in WRITTEN if (page.name == "README.md" and page.parent == ROOT) or "docs" in page.parts]
+    words = {page.relative_to(ROOT).as_posix(): len(page.read_text().split()) for page in pages}
+    counted = {name: number for name, number in words.items() if not name.startswith("docs/reference/")}
+    assert sum(counted.values()) <= 16_000, counted
+    assert {name: number for name, number in counted.items() if "tutorials/" in name and number > 700} == {}
+
+
+def test_decisions_are_short_and_dated():
+    records = (ROOT / "docs/decisions.md").read_text().split("\n## ")[1:]
+    assert len(records) > 10
+    for record in records:
+        heading, words = record.split("\n", 1)
+        assert re.match(r"20\d\d-\d\d-\d\d: ", heading)
+        assert len(words.split()) <= 120, heading

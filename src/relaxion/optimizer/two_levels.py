@@ -40,6 +40,7 @@ from relaxion.optimizer.point import (
     longest,
     place,
     read_coordinates,
+    read_geometry,
     read_point,
     rows_of_three,
 )
@@ -116,7 +117,7 @@ class CheapModel:
         self.start_force = 0.0  # eV/Å, largest cheap force at the user's structure
         self.first_energy: float | None = None  # eV, expensive, at the user's structure where that was asked first
         self.doubted: Point | None = None  # the cheap minimum, while the start is asked whether it is the better one
-        self._molecular = molecular_share(bare_atoms(target)) > 0
+        self.molecular = molecular_share(bare_atoms(target)) > 0  # steps go to minima, else by its Hessian
         self._calculator = PotentialCalculator(made)
         self._largest_radius = maxstep
         self.fmax = 0.05  # eV/Å, of the run
@@ -140,13 +141,17 @@ class CheapModel:
 
     @property
     def plans(self) -> bool:
-        """Whether it plans steps, too: not for molecular crystals with a free cell, and not where it is not used."""
-        free_cell = isinstance(self.target, UnitCellFilter)
-        return not self.note and not (free_cell and self._molecular)
+        """Whether it plans steps, too: not of large structures, nor of molecular crystals with a free cell."""
+        geometry = None if self.note else read_geometry(self.target)
+        if geometry is None or not geometry.drawn:
+            return False
+        if self.molecular:
+            return not isinstance(self.target, UnitCellFilter)
+        return int(geometry.free.sum()) <= MOST_COORDINATES
 
     def stepper(self, settings: ClassicalSettings) -> Stepper:
         """Steps planned here, under the safeguard; classical ones where a plan was bad."""
-        rule = SURFACE_RULE if self._molecular else HESSIAN_RULE
+        rule = SURFACE_RULE if self.molecular else HESSIAN_RULE
         self._stepper = Stepper(settings, self, rule, sees_molecules=False)
         return self._stepper
 
@@ -223,7 +228,7 @@ class CheapModel:
 
     def misled(self, point: Point, last: Proposal) -> bool:
         """Whether the step to a corrected minimum that led to the point was not worth it."""
-        if not self._molecular or (point.finite and point.largest_force <= HELPED * last.base.largest_force):
+        if not self.molecular or (point.finite and point.largest_force <= HELPED * last.base.largest_force):
             return False
         self.note = f"a planned step left {point.largest_force:.3g} of {last.base.largest_force:.3g} eV/Å"
         return True
@@ -231,7 +236,7 @@ class CheapModel:
     def at(self, bases: Sequence[Base], structures: Structures) -> list[Hessian | str]:
         """The Hessian at each base (one, in truth), or the step from there to the minimum of the corrected surface."""
         del structures
-        return [self._planned(base) if self._molecular else self._hessian_at(base.point) for base in bases]
+        return [self._planned(base) if self.molecular else self._hessian_at(base.point) for base in bases]
 
     def _hessian_at(self, point: Point) -> Hessian | str:
         """As it is, until the structure has moved far."""
@@ -239,8 +244,6 @@ class CheapModel:
         free = point.geometry.free
         if self.note:
             return self.note
-        if free.sum() > MOST_COORDINATES:
-            return f"more than {MOST_COORDINATES} coordinates are free"
         if self._matrix is None or point.reach(point.coordinates - self._matrix[0]) > REFRESHED:
             try:
                 with self._in_place():
@@ -275,7 +278,7 @@ class CheapModel:
 
     def saw(self, point: Point) -> None:
         """Ask the cheap potential at an expensive point, which corrects its surface."""
-        if not self._molecular or self.note or not point.finite:
+        if not self.molecular or self.note or not point.finite:
             return
         if any(np.array_equal(point.coordinates, there) for there, _ in self._seen):
             return
@@ -375,7 +378,7 @@ class CheapModel:
         """For a restart file."""
         return {
             "name": self.name,
-            "molecular": self._molecular,
+            "molecular": self.molecular,
             "calls": self.calls,
             "note": self.note,
             "first": self.first,
@@ -392,7 +395,7 @@ class CheapModel:
     def restore(self, plain: dict[str, Any]) -> None:
         """The opposite. KeyError, TypeError or ValueError where the content is foreign."""
         self.calls = int(plain["calls"])
-        self._molecular = bool(plain["molecular"])
+        self.molecular = bool(plain["molecular"])
         self.note = str(plain["note"])
         self.first, self.other = (
             None if rows is None else rows_of_three(rows) for rows in (plain["first"], plain["other"])
@@ -463,8 +466,8 @@ class TwoLevels:
             self.model.saw(point)
             self.planner.known = None  # a rejected point corrects the surface, too
             planned = propose([self.planner], [point])[0]
-            if planned.method == MODEL:
-                return planned
+            if planned.method == MODEL or not (self.model.note or self.model.molecular):
+                return planned  # after a bad step springs make some, then the Hessian again
             self.model.note = self.model.note or f"no step is planned: {planned.reason}"
             self._leave()
             base = planned.base

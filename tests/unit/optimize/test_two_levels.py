@@ -405,3 +405,11 @@ def test_the_log_shows_both_counts(tmp_path: Path):
     line = (tmp_path / "log").read_text().splitlines()[0]
     assert "EMT" in line
     assert " calls" in line
+
+
+def test_a_large_structure_only_begins_at_the_cheap_minimum():
+    large = bulk("Cu", cubic=True).repeat((3, 3, 3))  # 324 coordinates
+    large.rattle(0.05, seed=1)
+    helped = relaxed(large, EMT(), model=MorsePotential(epsilon=0.35, rho0=4.0, r0=2.65, rcut1=5.0, rcut2=6.0))
+    assert helped.model_steps == 0
+    assert 0 < helped.model_calls < 50

@@ -30,7 +30,8 @@ from relaxion.apps.compare.comparison import in_words, who_relaxed
 from relaxion.apps.compare.result_folder import PAGE, stem
 from relaxion.apps.relax_many.results import MANIFEST
 from relaxion.apps.report.many import ManyFolder, many_page
-from relaxion.apps.report.relaxation import OURS, Race, race_page, raced, verdict
+from relaxion.apps.report.page import formula
+from relaxion.apps.report.relaxation import OURS, RelaxationReport, policy_in_words, race_page, raced, verdict
 from relaxion.apps.report.run import watched
 from relaxion.apps.report.training import MOST_RUNS, TrainingRuns
 from relaxion.apps.report.view import report
@@ -140,12 +141,15 @@ def _race(
     progress = ProgressLine(quiet=request.quiet)
     label = str(request.file)
     with progress.line():
-        runs = raced(task, choice, optimizers, lambda name: progress.reporter(label, name))
-    done = Race(label, start, runs, request.fmax, request.calc, request.cell, command_line(), hints)
+        run, others = raced(task, choice, optimizers, lambda name: progress.reporter(label, name))
+    policy = policy_in_words(request.policy, run.policy_used)
+    done = RelaxationReport(
+        label, start, run, request.fmax, request.calc, policy, request.cell, command_line(), others, hints
+    )
     _announce(done, race_page(done).save(request.out, force=request.force), request)
-    if runs[OURS].error is not None:
+    if run.error is not None:
         return ERROR
-    return DONE if runs[OURS].converged else INCOMPLETE
+    return DONE if run.converged else INCOMPLETE
 
 
 def check_page(path: Path, force: bool) -> None:
@@ -166,13 +170,13 @@ def _structure(file: Path) -> tuple[Atoms, list[str]]:
     return images[0], [hint] if len(images) > 1 else []
 
 
-def _announce(race: Race, page: Path, request: RaceRequest) -> None:
+def _announce(race: RelaxationReport, page: Path, request: RaceRequest) -> None:
     if request.as_json:
         tell(json.dumps(_as_plain(race, page), ensure_ascii=speaks_ascii_only(sys.stdout), allow_nan=False))
     else:
-        beside = in_words(race.runs[OURS], race.others)
-        ours = f"{OURS} {race.runs[OURS].force_calls} by {who_relaxed(race.runs[OURS])}"
-        tell(f"{race.label}: {race.formula}: {verdict(race)} ({ours}, {beside}), written to {page}")
+        beside = in_words(race.run, race.others)
+        ours = f"{OURS} {race.run.force_calls} by {who_relaxed(race.run)}"
+        tell(f"{race.label}: {formula(race.start)}: {verdict(race)} ({ours}, {beside}), written to {page}")
     for name, run in race.runs.items():
         if run.error is not None:
             say(f"{race.label}: {name} failed: {run.error}")
@@ -180,11 +184,11 @@ def _announce(race: Race, page: Path, request: RaceRequest) -> None:
         say(f"{race.label}: {hint}")
 
 
-def _as_plain(race: Race, page: Path) -> dict[str, Any]:
+def _as_plain(race: RelaxationReport, page: Path) -> dict[str, Any]:
     """What --json prints."""
-    ours = race.runs[OURS]
+    ours = race.run
     runs = {name: compared_as_json(run) for name, run in race.runs.items()}
     return {
-        "file": race.label, "formula": race.formula, "winners": race.winners, "policy": ours.policy_used,
+        "file": race.label, "formula": formula(race.start), "winners": race.winners, "policy": ours.policy_used,
         "fallback_used": ours.fallback_used, "runs": runs, "written_to": str(page),
     }  # fmt: skip

@@ -66,7 +66,7 @@ def _left_out(reel: Reel, atoms: int, frames: int) -> list[str]:
         said.append(f"only the {atoms} of {len(reel.numbers)} atoms that move farthest are drawn")
     if frames < len(reel.frames):
         said.append(f"only {frames} of {len(reel.frames)} force calls are shown")
-    return [f"{reel.name}: to keep the page small, {' and '.join(said)}; the curves have all."] if said else []
+    return [f"{reel.name}: to keep the page small, {' and '.join(said)}; the curves are complete."] if said else []
 
 
 def _fitted(reel: Reel, largest_bytes: int) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from relaxion.errors import SettingsError
 
 LIVE_SCRIPTS = (*TRAINING_SCRIPTS, "live.js")
 HEADING = "heading"
-LIVE_FOOT = ("This page is fed by relaxion watch on this machine; it changes nothing in the runs.", FOOT[1])
+LIVE_FOOT = ("'relaxion watch' on this machine updates this page; it does not change the runs.", FOOT[1])
 
 
 class Shown(Protocol):
@@ -114,7 +114,6 @@ class Board:
 
 HOST = "127.0.0.1"
 NAMES = ("127.0.0.1", "localhost")
-PORT = 8765
 PORTS_TRIED = 20
 SECONDS_BETWEEN_LOOKS = 1.0
 SECONDS_OF_SILENCE = 15.0  # then a line without news, so that a dead connection is noticed

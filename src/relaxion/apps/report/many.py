@@ -14,7 +14,7 @@ import numpy as np
 
 from relaxion.apps.relax_many.learning import FOLDER, LAG, read_fit
 from relaxion.apps.relax_many.results import CSV, DATABASE, Row, read_counts, read_manifest, read_rows
-from relaxion.apps.report.page import Page, Part, columns, count, facts, notes, outcome_words, rounded, tile
+from relaxion.apps.report.page import Page, Part, count, facts, fixed, notes, outcome_words, plot, rounded, table, tile
 from relaxion.errors import CheckpointError, FileError
 from relaxion.files import json_of
 
@@ -178,11 +178,10 @@ def _reasons(failed: Sequence[Row], folder: Path) -> Part:
     ordered = sorted(by_reason.items(), key=lambda item: -len(item[1]))
     rows = [{"cells": [reason[:400], count(len(some)), _some(some)], "tone": "bad"} for reason, some in ordered]
     left = f" {count(len(rows) - MOST_ROWS)} more reasons are not shown." if len(rows) > MOST_ROWS else ""
-    return {
-        "kind": "table", "id": "failures", "caption": "Failed: why, and which",
-        "columns": columns(["Reason", "Structures", "Which"], long=("Reason", "Which")), "rows": rows[:MOST_ROWS],
-        "note": f"{folder.name}/{DATABASE} has the first and last state of each (table results).{left}",
-    }  # fmt: skip
+    note = f"{folder.name}/{DATABASE} contains the first and last state of each (table results).{left}"
+    heads = ["Reason", "Structures", "Which"]
+    long = ("Reason", "Which")
+    return table("Failures and their reasons", heads, rows[:MOST_ROWS], long=long, note=note, id="failures")
 
 
 def _some(rows: Sequence[Row]) -> str:
@@ -192,9 +191,7 @@ def _some(rows: Sequence[Row]) -> str:
 
 def _slowest(rows: Sequence[Row], pressure: bool) -> Part:
     most = sorted((row for row in rows if _has_result(row)), key=lambda row: -(row.force_calls or 0))[:SLOWEST]
-    return {
-        **_table(most, pressure), "id": "slowest", "caption": f"The {len(most)} slowest, by force calls",
-    }  # fmt: skip
+    return _table(f"The {len(most)} slowest, by force calls", most, pressure, id="slowest")
 
 
 def _structures(rows: Sequence[Row], pressure: bool) -> Part:
@@ -203,14 +200,12 @@ def _structures(rows: Sequence[Row], pressure: bool) -> Part:
     shown = (
         f"The first {count(MOST_ROWS)} of {count(len(rows))}" if len(rows) > MOST_ROWS else f"All {count(len(rows))}"
     )
-    return {
-        **_table(ordered[:MOST_ROWS], pressure), "id": "structures", "title": "Structures",
-        "caption": f"{shown}: failed, then not converged, then by force calls", "note": f"All structures: {CSV}.",
-        "search": "Formula, id, outcome, …",
-    }  # fmt: skip
+    caption = f"{shown}: failed, then not converged, then by force calls"
+    more = {"title": "Structures", "note": f"All structures: {CSV}.", "search": "Formula, id, outcome, …"}
+    return _table(caption, ordered[:MOST_ROWS], pressure, id="structures", **more)
 
 
-def _table(rows: Sequence[Row], pressure: bool) -> Part:
+def _table(caption: str, rows: Sequence[Row], pressure: bool, **more: Any) -> Part:
     """Structures with outcome, calls, energies and largest force; a column of ids where there are any."""
     ids = any(row.id is not None for row in rows)
     minimised = ["Enthalpy (eV)"] if pressure else []
@@ -221,10 +216,10 @@ def _table(rows: Sequence[Row], pressure: bool) -> Part:
         per_atom = row.energy_ev / row.n_atoms if row.energy_ev is not None and row.n_atoms else None
         numbers = [(row.force_calls, "d"), (row.energy_ev, ".4f"), *([(row.enthalpy_ev, ".4f")] if pressure else [])]
         numbers += [(per_atom, ".4f"), (row.fmax_ev_per_angstrom, ".2g")]
-        shown = ["–" if value is None else format(value, style).replace("-", "−") for value, style in numbers]
+        shown = [fixed(*number) for number in numbers]
         names = [_name(row), *([row.id or ""] if ids else []), row.formula or "", _outcome(row)]
         found.append({"cells": [*names, *shown, row.policy or ""], "tone": "bad" if row.reason is not None else ""})
-    return {"kind": "table", "columns": columns(heads, ("Id", "Formula", "Outcome", "Policy")), "rows": found}
+    return table(caption, heads, found, text=("Id", "Formula", "Outcome", "Policy"), **more)
 
 
 def _energies(rows: Sequence[Row], pressure: bool) -> Part:
@@ -238,11 +233,9 @@ def _energies(rows: Sequence[Row], pressure: bool) -> Part:
     shown = [known[place] for place in _thinned(len(known))]
     values = [value for _, value in known] or [0.0]
     series = {"name": what, "mode": "dots", "x": [place for place, _ in shown], "y": rounded(v for _, v in shown)}
-    return {
-        "kind": "plot", "id": "energies", "title": f"Final {what} per atom", "span": 6, "series": [series],
-        "x_label": "structure", "y_label": f"{what} (eV per atom)",
-        "summary": f"{count(len(known))} structures from {min(values):.4g} to {max(values):.4g} eV per atom.",
-    }  # fmt: skip
+    summary = f"{count(len(known))} structures from {min(values):.4g} to {max(values):.4g} eV per atom."
+    labels = f"Final {what} per atom", "structure", f"{what} (eV per atom)"
+    return plot(*labels, [series], summary, span=6, id="energies")
 
 
 # ---- force calls
@@ -275,10 +268,8 @@ def _plot(calls: np.ndarray, others: dict[str, np.ndarray], every: int, studies:
         series.append({"name": "a better policy", "mode": "dots", "x": places, "y": rounded(heights)})
     limits = [{"value": float(calls[: LAG * every].mean()), "label": "mean before learning"}] if every else []
     summary = f"{calls[:WINDOW].mean():.1f} calls at the beginning, {calls[-WINDOW:].mean():.1f} at the end"
-    return {
-        "kind": "plot", "title": f"Force calls, mean of {WINDOW} structures", "span": 6, "x_label": "structure",
-        "y_label": "force calls", "series": series, "limits": limits, "summary": summary,
-    }  # fmt: skip
+    labels = f"Force calls, mean of {WINDOW} structures", "structure", "force calls"
+    return plot(*labels, series, summary, span=6, limits=limits)
 
 
 def _adopted(before: dict[str, Any], study: dict[str, Any]) -> bool:

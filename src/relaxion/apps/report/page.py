@@ -66,6 +66,15 @@ def short(value: float | None) -> str:
     return text.replace("-", "−")
 
 
+def fixed(value: float | None, style: str) -> str:
+    """In this format, with a minus as wide as a plus."""
+    return "–" if value is None else format(value, style).replace("-", "−")
+
+
+def formula(atoms: Atoms) -> str:
+    return atoms.symbols.formula.format("metal")
+
+
 def count(value: float) -> str:
     """`20 000` with a thin space."""
     return f"{value:,.0f}".replace(",", THIN_SPACE)
@@ -77,8 +86,8 @@ def calls(number: int) -> str:
 
 def signed(value: float, style: str) -> str:
     """With a sign in front, and a minus that is as wide as a plus."""
-    text = format(value, "+" + style)
-    return "0" if float(text) == 0 else text.replace("-", "−")
+    text = fixed(value, "+" + style)
+    return "0" if not text.strip("+−0.") else text
 
 
 def rounded(values: Iterable[float], digits: int = 6) -> list[float]:
@@ -166,7 +175,7 @@ def versions() -> str:
 LARGEST_BYTES = 1_000_000  # of the whole file
 FORMAT = "relaxion-page"
 FORMAT_VERSION = 1
-SCRIPTS = ("vendor/uPlot.iife.min.js", "dom.js", "film.js", "plot.js", "parts.js", "main.js")
+SCRIPTS = ("vendor/uPlot.iife.min.js", "parts.js", "film.js", "plot.js", "main.js")
 FILMS = ("film", "gallery")  # kinds that need the library
 LIBRARY = "vendor/3Dmol-min.js"
 LICENCES = "vendor/LICENSES.txt"
@@ -197,9 +206,25 @@ def notes(said: Sequence[str], **more: Any) -> list[Part]:
     return [{"kind": "notes", "title": "Worth knowing", "notes": list(said), **more}] if said else []
 
 
-def columns(headings: Sequence[str], text: Sequence[str] = (), long: Sequence[str] = ()) -> list[dict[str, Any]]:
-    """Of a table; `text`: those that are no numbers, `long`: those whose cells may take several lines."""
-    return [{"label": heading, "text": heading in (*text, *long), "long": heading in long} for heading in headings]
+def table(
+    caption: str, headings: Sequence[str], rows: Sequence[Sequence[str] | Mapping[str, Any]], *,
+    text: Sequence[str] = (), long: Sequence[str] = (), **more: Any,
+) -> Part:  # fmt: skip
+    """Rows of cells, or of cells with a tone.
+
+    text: columns that are no numbers. long: columns whose cells may take several lines.
+    """
+    columns = [{"label": one, "text": one in (*text, *long), "long": one in long} for one in headings]
+    plain = [row if isinstance(row, Mapping) else {"cells": row} for row in rows]
+    return {"kind": "table", "caption": caption, "columns": columns, "rows": plain, **more}
+
+
+def plot(
+    title: str, x_label: str, y_label: str, series: Sequence[Mapping[str, Any]], summary: str, **more: Any
+) -> Part:
+    """Curves, stairs or dots; `summary` is what a screen reader reads instead. What else there is: pages/plot.js."""
+    own = {"title": title, "x_label": x_label, "y_label": y_label, "series": series, "summary": summary}
+    return {"kind": "plot", **own, **more}
 
 
 @dataclass(frozen=True)

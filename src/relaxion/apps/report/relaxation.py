@@ -20,7 +20,6 @@ from relaxion.apps.compare.comparison import (
     minima_in_words,
     run_ase_optimizer,
     run_relaxer,
-    who_relaxed,
 )
 from relaxion.apps.report.film import FAINT, HOW, METHODS, Reel, film_parts
 from relaxion.apps.report.page import (
@@ -31,13 +30,16 @@ from relaxion.apps.report.page import (
     calls,
     cell_words,
     closest_pair,
-    columns,
     facts,
+    fixed,
+    formula,
     notes,
     outcome_words,
+    plot,
     rounded,
     signed,
     space_group,
+    table,
     tile,
     versions,
 )
@@ -52,69 +54,109 @@ OURS = "Relaxion"
 
 @dataclass(frozen=True)
 class RelaxationReport:
-    """Everything the page tells; whoever has relaxed something fills it in."""
+    """Everything the page shows; whoever has relaxed something fills it in."""
 
     label: str  # usually the file
     start: Atoms
-    run: Run  # with readings and frames; `final` is where it ended
+    run: Run  # ours, with readings and frames; `final` is where it ended
     tolerance: float | None  # fmax asked for, eV/Å
     calculator: str
     policy: str
     free_cell: bool
     command: str | None = None
-    others: Sequence[Compared] = ()
+    others: Sequence[Compared] = ()  # from the same start
     hints: Sequence[str] = ()
 
     @property
-    def formula(self) -> str:
-        return self.start.symbols.formula.format("metal")
+    def runs(self) -> dict[str, Run]:
+        """By optimizer, ours first."""
+        return {OURS: self.run} | {other.name: other.run for other in self.others}
+
+    @property
+    def winners(self) -> list[str]:
+        """Converged with the fewest force calls; several if they tie, none if nobody converged."""
+        arrived = {name: run.force_calls for name, run in self.runs.items() if run.converged}
+        return [name for name, calls in arrived.items() if calls == min(arrived.values())]
 
 
 def relaxation_page(told: RelaxationReport) -> Page:
-    """The whole report."""
-    films, thinned = film_parts([reel(OURS, told.start, told.run)])
-    runs = [(OURS, told.run), *((other.name, other.run) for other in told.others)]
+    """The film of ours, with the curves of all."""
+    words = calls(told.run.force_calls)
+    ended = f"relaxed in {words}" if told.run.converged else f"after {words}: {outcome_words(told.run.outcome)}"
+    return _page(
+        told, {OURS: told.run}, _tiles(told), title=f"{formula(told.start)} {ended}",
+        eyebrow=f"Relaxion report · {told.label}", lead=_lead(told),
+    )  # fmt: skip
+
+
+def race_page(told: RelaxationReport) -> Page:
+    """Everybody's film in step, calls counting up, the winner by force calls."""
+    tiles = [_tile(name, run, won=name in told.winners) for name, run in told.runs.items()]
+    title = verdict(told)
+    tolerance = f"To fmax {told.tolerance:g} eV/Å: {OURS} {told.run.force_calls}"
+    return _page(
+        told, told.runs, tiles, title=title[0].upper() + title[1:],
+        eyebrow=f"Relaxion race · {told.label} · {formula(told.start)}",
+        lead=f"{tolerance}, {in_words(told.run, told.others)}. Calls are counted inside the calculator.",
+    )  # fmt: skip
+
+
+def verdict(told: RelaxationReport) -> str:
+    """`Relaxion wins with 6 force calls`."""
+    if not told.winners:
+        return "nobody converged"
+    verb = "wins" if len(told.winners) == 1 else "tie"
+    return f"{' and '.join(told.winners)} {verb} with {calls(told.runs[told.winners[0]].force_calls)}"
+
+
+def raced(
+    task: RelaxationTask, choice: PolicyChoice, others: Mapping[str, type[Optimizer]], reporter: Callable[[str], OnCall]
+) -> tuple[Run, list[Compared]]:
+    """All from the same start, ours first; `reporter` makes what is told of each force call of one of them."""
+    ours = run_relaxer(task, choice, None, None, reporter(OURS))
+    if ours.outcome == "interrupted":
+        raise KeyboardInterrupt
+    runs = {name: run_ase_optimizer(kind, task, reporter(name)) for name, kind in others.items()}
+    return ours, [compared(name, run, ours, len(task.start)) for name, run in runs.items()]
+
+
+def _page(told: RelaxationReport, filmed: Mapping[str, Run], tiles: list[dict[str, str]], **heading: Any) -> Page:
+    several = len(filmed) > 1
+    reels = [_reel(name, told.start, run, winner=several and name in told.winners) for name, run in filmed.items()]
+    films, thinned = film_parts(reels)
     parts: list[Part] = [
-        {"kind": "tiles", "title": "Result", "tiles": _tiles(told)},
-        film_part(films, "Relaxation"),
-        fmax_plot(runs, told.tolerance),
-        energy_plot(runs),
+        {"kind": "tiles", "title": "Result", "tiles": tiles},
+        _film_part(films, "Side by side" if several else "Relaxation"),
+        {**_fmax_plot(told), "span": 6 if several else 5},
+        {**_energy_plot(told), "span": 6 if several else 5},
     ]
-    if told.others:
-        parts.append(comparison_table(told.run, told.others, "Comparison with other optimizers, from the same start"))
+    parts += [_comparison_table(told)] if told.others else []
     parts += [_structure_facts(told), _run_facts(told)]
     parts += notes([*thinned, *told.hints, *filter(None, [minima_in_words(told.run, told.others)])])
-    words = calls(told.run.force_calls)
-    return Page(
-        title=f"{told.formula} "
-        + (f"relaxed in {words}" if told.run.converged else f"after {words}: {outcome_words(told.run.outcome)}"),
-        eyebrow=f"Relaxion report · {told.label}",
-        lead=_lead(told),
-        parts=[*parts, citation()],
-        last_call=max([reading.call for reading in told.run.readings], default=1),
-    )
+    last = max((reading.call for run in filmed.values() for reading in run.readings), default=1)
+    return Page(parts=[*parts, citation()], last_call=last, **heading)
 
 
 def citation() -> Part:
     return facts("How to cite", [("BibTeX", CITATION)], id="citation")
 
 
-def reel(name: str, start: Atoms, run: Run, *, winner: bool = False) -> Reel:
+def _reel(name: str, start: Atoms, run: Run, *, winner: bool = False) -> Reel:
     """A film of a run; of one that failed at once, a still of the start."""
     frames = run.frames or (Frame(1, np.asarray(start.positions, dtype=np.float32), np.asarray(start.cell)),)
     end = outcome_words(run.outcome, run.fmax_ev_per_angstrom)
     periodic = bool(start.pbc.any())
-    held = fixed_atoms(start)
+    held = _fixed_atoms(start)
     return Reel(name, start.numbers, periodic, frames, run.readings, end, run.converged, winner, held)
 
 
-def fixed_atoms(atoms: Atoms) -> frozenset[int]:
+def _fixed_atoms(atoms: Atoms) -> frozenset[int]:
     """Those that cannot move at all."""
     held = [np.ravel(one.get_indices()) for one in atoms.constraints if isinstance(one, FixAtoms)]
     return frozenset(int(index) for some in held for index in some)
 
 
-def film_part(films: list[dict[str, Any]], title: str) -> Part:
+def _film_part(films: list[dict[str, Any]], title: str) -> Part:
     """Beside two plots on a wide screen; several films take the whole width."""
     shape = {"span": 7, "rows_tall": 2} if len(films) == 1 else {"span": 12}
     said = [HOW, *([FAINT] if any(film["fixed"] for film in films) else [])]
@@ -146,7 +188,7 @@ def _tiles(told: RelaxationReport) -> list[dict[str, str]]:
     tone = "good" if run.converged else "warn" if run.error is None else "bad"
     found = [tile("Force calls", str(run.force_calls), note=outcome_words(run.outcome), tone=tone)]
     if run.fmax_ev_per_angstrom is not None:
-        asked = "" if told.tolerance is None else f"asked for: {told.tolerance:g}"
+        asked = "" if told.tolerance is None else f"tolerance {told.tolerance:g}"
         found.append(tile("Largest force", f"{run.fmax_ev_per_angstrom:.2g}", "eV/Å", asked))
     if first is not None:
         found += _change("Energy change", first.energy_ev, run.energy_ev)
@@ -163,34 +205,36 @@ def _tiles(told: RelaxationReport) -> list[dict[str, str]]:
     if run.model_used:
         found.append(tile("Model calls", str(run.model_calls), note=run.model_used))
     if run.wall_time_seconds > 0:
-        found.append(tile("Wall time", f"{run.wall_time_seconds:.2g}", "s", "calculator included"))
+        found.append(tile("Wall time", f"{run.wall_time_seconds:.2g}", "s", "including the calculator"))
     return found
+
+
+def _tile(name: str, run: Run, *, won: bool) -> dict[str, str]:
+    tone = "good" if won else "bad" if run.error else "" if run.converged else "warn"
+    return tile(name, str(run.force_calls), "force calls", "winner" if won else outcome_words(run.outcome), tone)
 
 
 def _change(label: str, first: float | None, last: float | None, where: str = "") -> list[dict[str, str]]:
     if first is None or last is None:
         return []
-    return [tile(label, signed(last - first, ".3f"), "eV", f"to {_number(last)} eV{where}")]
+    return [tile(label, signed(last - first, ".3f"), "eV", f"to {fixed(last, '.4f')} eV{where}")]
 
 
-def _number(value: float | None, style: str = ".4f") -> str:
-    return "–" if value is None else format(value, style).replace("-", "−")
-
-
-def fmax_plot(runs: Sequence[tuple[str, Run]], tolerance: float | None) -> Part:
+def _fmax_plot(told: RelaxationReport) -> Part:
     """On a logarithmic axis, with the line to get below."""
+    tolerance = told.tolerance
     limits = [] if tolerance is None else [{"value": tolerance, "label": f"tolerance {tolerance:g} eV/Å"}]
-    series = [_series(name, run.readings, "fmax_ev_per_angstrom") for name, run in runs if run.readings]
+    series = [_series(name, run.readings, "fmax_ev_per_angstrom") for name, run in told.runs.items() if run.readings]
     return _plot("Largest force", "fmax (eV/Å)", series, log=True, limits=limits)
 
 
-def energy_plot(runs: Sequence[tuple[str, Run]]) -> Part:
-    """What is minimised, above the end of the first run; on a logarithmic axis, so that small differences show."""
-    ours, first = runs[0]
-    zero = first.enthalpy_ev
-    what = "enthalpy" if first.pressure_gpa else "energy"
-    series = [_series(name, run.readings, "enthalpy_ev", zero or 0.0) for name, run in runs if run.readings]
-    title = what.capitalize() + ("" if zero is None else f" above the final {what} of {ours}")
+def _energy_plot(told: RelaxationReport) -> Part:
+    """What is minimised, above the end of ours; on a logarithmic axis, so that small differences show."""
+    zero = told.run.enthalpy_ev
+    what = "enthalpy" if told.run.pressure_gpa else "energy"
+    readings = {name: run.readings for name, run in told.runs.items() if run.readings}
+    series = [_series(name, some, "enthalpy_ev", zero or 0.0) for name, some in readings.items()]
+    title = what.capitalize() + ("" if zero is None else f" above the final {what} of {OURS}")
     above = [value for one in series for value in one["y"] if value is not None and value > 0]
     return _plot(title, f"{what} (eV)", series, log=zero is not None and len(above) > 1)
 
@@ -201,10 +245,8 @@ def _plot(title: str, y_label: str, series: list[dict[str, Any]], **more: Any) -
         f"{one['name']} from {values[0]} to {values[-1]} in {one['x'][-1]} calls"
         for one, values in zip(series, known, strict=True)
     ]
-    return {
-        "kind": "plot", "title": title, "span": 5, "x_label": "force calls", "y_label": y_label, "series": series,
-        "summary": f"{y_label} against force calls; {'; '.join(ends)}.", **more,
-    }  # fmt: skip
+    summary = f"{y_label} against force calls; {'; '.join(ends)}."
+    return plot(title, "force calls", y_label, series, summary, **more)
 
 
 def _series(name: str, readings: Sequence[Reading], what: str, zero: float = 0.0) -> dict[str, Any]:
@@ -217,32 +259,30 @@ def _series(name: str, readings: Sequence[Reading], what: str, zero: float = 0.0
     }
 
 
-def comparison_table(ours: Run, others: Sequence[Compared], caption: str) -> Part:
+def _comparison_table(told: RelaxationReport) -> Part:
     """Ours and the others; whoever needed the fewest calls stands out."""
-    everybody = [(OURS, ours, ""), *((other.name, other.run, _same_minimum(ours, other)) for other in others)]
-    fewest = min((run.force_calls for _, run, _ in everybody if run.converged), default=None)
+    ours = told.run
+    same = {other.name: _same_minimum(ours, other) for other in told.others}
     rows = [
-        {"cells": [name, *_cells(run), same], "best": run.converged and run.force_calls == fewest}
-        for name, run, same in everybody
+        {"cells": [name, *_cells(run), same.get(name, "")], "best": name in told.winners}
+        for name, run in told.runs.items()
     ]
     enthalpy = [f"Enthalpy at {ours.pressure_gpa:g} GPa (eV)"] if ours.pressure_gpa else []
     headings = ["Optimizer", "Force calls", "Outcome", "Energy (eV)", *enthalpy, "fmax (eV/Å)", "Time (s)"]
     headings.append("Same minimum")
-    return {
-        "kind": "table",
-        "caption": caption,
-        "columns": columns(headings, ("Outcome", "Same minimum")),
-        "rows": rows,
-        "note": "Force calls are counted inside the calculator; rejected points and line searches count. Minima are "
+    note = (
+        "Force calls are counted inside the calculator; rejected points and line searches count. Minima are "
         f"the same within {SAME_MINIMUM_EV_PER_ATOM * 1000:g} meV{' of enthalpy' if enthalpy else ''} per atom. "
-        "The green row needed the fewest calls.",
-    }
+        "The green row needed the fewest calls."
+    )
+    caption = "Comparison with other optimizers, from the same start"
+    return table(caption, headings, rows, text=("Outcome", "Same minimum"), note=note)
 
 
 def _cells(run: Run) -> list[str]:
     enthalpy = [(run.enthalpy_ev, ".4f")] if run.pressure_gpa else []
     numbers = [(run.energy_ev, ".4f"), *enthalpy, (run.fmax_ev_per_angstrom, ".2g"), (run.wall_time_seconds, ".2f")]
-    return [str(run.force_calls), outcome_words(run.outcome), *(_number(*number) for number in numbers)]
+    return [str(run.force_calls), outcome_words(run.outcome), *(fixed(*number) for number in numbers)]
 
 
 def _same_minimum(ours: Run, other: Compared) -> str:
@@ -257,7 +297,7 @@ def _structure_facts(told: RelaxationReport) -> Part:
     final = told.run.final
     comment = told.start.info.get("comment")
     found = [
-        ("Formula", told.formula),
+        ("Formula", formula(start)),
         ("Atoms", atoms_words(start)),
         ("Cell", cell_words(start)),
         ("Cell after", cell_words(final) if final is not None and told.free_cell else None),
@@ -276,14 +316,10 @@ def _energies(run: Run) -> list[tuple[str, str]]:
     first = next((one for one in run.readings if one.energy_ev is not None), None)
     if first is None or run.energy_ev is None:
         return []
-    found = [("Energy", first.energy_ev, run.energy_ev)]
+    found = [("Energy before", first.energy_ev), ("Energy after", run.energy_ev)]
     if run.pressure_gpa:
-        found.append((f"Enthalpy at {run.pressure_gpa:g} GPa", first.enthalpy_ev, run.enthalpy_ev))
-    return [
-        (f"{label} {when}", f"{_number(value, '.6f')} eV")
-        for label, *values in found
-        for when, value in zip(("before", "after"), values, strict=True)
-    ]
+        found += [("Enthalpy before", first.enthalpy_ev), ("Enthalpy after", run.enthalpy_ev)]
+    return [(label, f"{fixed(value, '.6f')} eV") for label, value in found]
 
 
 def _run_facts(told: RelaxationReport) -> Part:
@@ -297,6 +333,7 @@ def _run_facts(told: RelaxationReport) -> Part:
         ("Steps", _methods_in_words(run.readings)),
         ("End", run.end_check.in_words()),
         ("Error", run.error),
+        *((f"{other.name} failed", other.run.error) for other in told.others),
         ("Command", told.command),
         ("Versions", versions()),
     ]
@@ -308,98 +345,3 @@ def _methods_in_words(readings: Sequence[Reading]) -> str:
     rejected = sum(not reading.accepted for reading in readings)
     words = [f"{number} by {method}" for method, number in made.items()]
     return ", ".join([*words, *([f"{rejected} rejected"] if rejected else [])])
-
-
-# ---- The race as a page: everybody's film in step, calls counting up, the winner by force calls.
-
-
-@dataclass(frozen=True)
-class Race:
-    """Who ran, from where, and how they fared; ours is the first."""
-
-    label: str
-    start: Atoms
-    runs: Mapping[str, Run]
-    tolerance: float  # eV/Å
-    calculator: str
-    free_cell: bool
-    command: str
-    hints: Sequence[str] = ()
-
-    @property
-    def winners(self) -> list[str]:
-        """Converged with the fewest force calls; several if they tie, none if nobody converged."""
-        arrived = {name: run.force_calls for name, run in self.runs.items() if run.converged}
-        return [name for name, calls in arrived.items() if calls == min(arrived.values())]
-
-    @property
-    def others(self) -> list[Compared]:
-        ours = self.runs[OURS]
-        return [compared(name, run, ours, len(self.start)) for name, run in self.runs.items() if name != OURS]
-
-    @property
-    def formula(self) -> str:
-        return self.start.symbols.formula.format("metal")
-
-
-def raced(
-    task: RelaxationTask, choice: PolicyChoice, others: Mapping[str, type[Optimizer]], reporter: Callable[[str], OnCall]
-) -> dict[str, Run]:
-    """All from the same start, ours first; `reporter` makes what is told of each force call of one of them."""
-    runs = {OURS: run_relaxer(task, choice, None, None, reporter(OURS))}
-    if runs[OURS].outcome == "interrupted":
-        raise KeyboardInterrupt
-    return runs | {name: run_ase_optimizer(kind, task, reporter(name)) for name, kind in others.items()}
-
-
-def verdict(race: Race) -> str:
-    """`Relaxion wins with 6 force calls`."""
-    if not race.winners:
-        return "nobody converged"
-    verb = "wins" if len(race.winners) == 1 else "tie"
-    return f"{' and '.join(race.winners)} {verb} with {calls(race.runs[race.winners[0]].force_calls)}"
-
-
-def race_page(race: Race) -> Page:
-    """The whole page."""
-    everybody = list(race.runs.items())
-    ours = race.runs[OURS]
-    films, thinned = film_parts([reel(name, race.start, run, winner=name in race.winners) for name, run in everybody])
-    parts: list[Part] = [
-        {"kind": "tiles", "title": "Result", "tiles": [_tile(name, run, race) for name, run in everybody]},
-        film_part(films, "Side by side"),
-        {**fmax_plot(everybody, race.tolerance), "span": 6},
-        {**energy_plot(everybody), "span": 6},
-        comparison_table(ours, race.others, "All from the same start"),
-        _facts(race),
-        *notes([*thinned, *race.hints, *filter(None, [minima_in_words(ours, race.others)])]),
-        citation(),
-    ]
-    title = verdict(race)
-    return Page(
-        title=title[0].upper() + title[1:],
-        eyebrow=f"Relaxion race · {race.label} · {race.formula}",
-        lead=f"To fmax {race.tolerance:g} eV/Å: {OURS} {ours.force_calls}, {in_words(ours, race.others)}. "
-        "Calls are counted inside the calculator.",
-        parts=parts,
-        last_call=max((reading.call for run in race.runs.values() for reading in run.readings), default=1),
-    )
-
-
-def _tile(name: str, run: Run, race: Race) -> dict[str, str]:
-    won = name in race.winners
-    tone = "good" if won else "bad" if run.error else "" if run.converged else "warn"
-    return tile(name, str(run.force_calls), "force calls", "winner" if won else outcome_words(run.outcome), tone)
-
-
-def _facts(race: Race) -> Part:
-    cell = f", {'free' if race.free_cell else 'fixed'} cell" if race.start.pbc.any() else ""
-    found = [
-        ("Structure", f"{race.formula}, {len(race.start)} atoms{cell}"),
-        ("Calculator", race.calculator),
-        ("Relaxed by", who_relaxed(race.runs[OURS])),
-        *((f"{name} failed", run.error) for name, run in race.runs.items()),
-        ("Command", race.command),
-        ("Versions", versions()),
-    ]
-    return facts("How it was made", found)

@@ -10,7 +10,7 @@ import numpy as np
 from ase import Atoms
 
 from relaxion.apps.report.film import FAINT, HOW_TO_TURN, Reel, film_parts
-from relaxion.apps.report.page import Page, Part, columns, facts, notes, signed, tile, versions
+from relaxion.apps.report.page import Page, Part, facts, fixed, formula, notes, plot, signed, table, tile, versions
 from relaxion.apps.report.relaxation import citation
 from relaxion.optimizer.point import Frame
 from relaxion.search.geometry import free_atoms
@@ -39,9 +39,9 @@ class SearchReport:
 def search_page(told: SearchReport) -> Page:
     """The whole page."""
     result = told.result
-    formula = told.start.symbols.formula.format("metal")
+    name = formula(told.start)
     if not result.found:
-        return Page(f"No minimum of {formula}", _eyebrow(told, formula), result.stopped, [_facts(told), citation()])
+        return Page(f"No minimum of {name}", _eyebrow(told), result.stopped, [_facts(told), citation()])
     lowest = result.found[0]
     shown = result.found[:MOST_SHOWN]
     reels = [_best_so_far(result), *(_still(rank, one, lowest) for rank, one in enumerate(shown[1:], 2))]
@@ -59,17 +59,17 @@ def search_page(told: SearchReport) -> Page:
         citation(),
     ]
     return Page(
-        title=f"{formula}: {lowest.energy_ev:.4f} eV",
-        eyebrow=_eyebrow(told, formula),
+        title=f"{name}: {fixed(lowest.energy_ev, '.4f')} eV",
+        eyebrow=_eyebrow(told),
         lead=f"{len(result.found)} distinct minima in {result.force_calls} force calls; {result.stopped}. Energies are "
-        f"counted from the lowest one, found after {lowest.found_at_call} calls and {_times(lowest)} in all.",
+        f"relative to the lowest one, which was found {_times(lowest)}, first after {lowest.found_at_call} calls.",
         parts=parts,
         last_call=result.force_calls,
     )
 
 
-def _eyebrow(told: SearchReport, formula: str) -> str:
-    return f"Relaxion search · {told.label} · {formula}"
+def _eyebrow(told: SearchReport) -> str:
+    return f"Relaxion search · {told.label} · {formula(told.start)}"
 
 
 def _times(minimum: Minimum) -> str:
@@ -81,7 +81,7 @@ def _tiles(told: SearchReport) -> list[dict[str, str]]:
     lowest = result.found[0]
     gained = result.history[0].best_ev - lowest.energy_ev
     tiles = [
-        tile("Lowest energy", f"{lowest.energy_ev:.4f}", "eV", f"{gained:.3f} eV below the relaxed start", "good"),
+        tile("Lowest energy", fixed(lowest.energy_ev, ".4f"), "eV", f"{gained:.3f} eV below the relaxed start", "good"),
         tile("Found after", str(lowest.found_at_call), "force calls", f"of {result.force_calls}"),
         tile("Distinct minima", str(len(result.found)), "", f"{len(result.history) - 1} hops"),
     ]
@@ -96,13 +96,12 @@ def _staircase(told: SearchReport) -> Part:
     runs = [("Relaxion search", told.result)]
     if told.beside is not None:
         runs.append((BESIDE, told.beside))
-    zero = min(run.found[0].energy_ev for _, run in runs if run.found)
-    series = [_series(name, staircase(run), zero) for name, run in runs if run.found]
+    stairs = {name: staircase(run) for name, run in runs if run.found}
+    zero = min(energy for steps in stairs.values() for _, energy in steps)
+    series = [_series(name, steps, zero) for name, steps in stairs.items()]
     ends = "; ".join(f"{one['name']} ends {one['y'][-1]:.4g} eV above the lowest" for one in series)
-    return {
-        "kind": "plot", "title": "Best energy over force calls", "span": 7, "x_label": "force calls",
-        "y_label": "above the lowest (eV)", "series": series, "summary": f"Staircases; {ends}.",
-    }  # fmt: skip
+    labels = "Best energy over force calls", "force calls", "above the lowest (eV)"
+    return plot(*labels, series, f"Staircases; {ends}.", span=7)
 
 
 def _series(name: str, steps: list[tuple[int, float]], zero: float) -> dict[str, Any]:
@@ -115,14 +114,10 @@ def _moves(result: SearchResult) -> Part:
     rows = []
     for kind, own in sorted(gains(result).items(), key=lambda item: -item[1]["gained_ev"]):
         calls = own["force_calls"] / own["hops"]
-        cells = [kind, str(own["hops"]), f"{calls:.1f}", str(own["new_minima"]), f"{own['gained_ev']:.3f}"]
-        rows.append({"cells": cells})
+        rows.append([kind, str(own["hops"]), f"{calls:.1f}", str(own["new_minima"]), f"{own['gained_ev']:.3f}"])
     headings = ["Kind", "Hops", "Calls each", "New minima", "Gained (eV)"]
-    note = "Gained: by how much hops of this kind lowered the best energy of the search."
-    return {
-        "kind": "table", "caption": "What each kind of move gained", "span": 5,
-        "columns": columns(headings), "rows": rows, "note": note,
-    }  # fmt: skip
+    note = "Gained: how far hops of this kind lowered the best energy."
+    return table("What each kind of move gained", headings, rows, note=note, span=5)
 
 
 def _best_so_far(result: SearchResult) -> Reel:
@@ -155,19 +150,17 @@ def _minima(result: SearchResult) -> Part:
     for rank, minimum in enumerate(result.found[:MOST_LISTED], start=1):
         above = f"{1000 * (minimum.energy_ev - zero):.2f}"
         numbers = [str(minimum.times_found), str(minimum.found_at_call)]
-        rows.append({"cells": [str(rank), f"{minimum.energy_ev:.5f}", above, *numbers]})
+        rows.append([str(rank), fixed(minimum.energy_ev, ".5f"), above, *numbers])
     left = len(result.found) - len(rows)
-    return {
-        "kind": "table", "caption": "Distinct minima by energy",
-        "columns": columns(["Rank", "Energy (eV)", "Above the lowest (meV)", "Times found", "First at call"]),
-        "rows": rows, "note": f"{left} more are in minima.extxyz." if left else "All are in minima.extxyz.",
-    }  # fmt: skip
+    headings = ["Rank", "Energy (eV)", "Above the lowest (meV)", "Times found", "First at call"]
+    note = f"{left} more are in minima.extxyz." if left else "All are in minima.extxyz."
+    return table("Distinct minima by energy", headings, rows, note=note)
 
 
 def _facts(told: SearchReport) -> Part:
     cell = "periodic" if told.start.pbc.any() else "not periodic"
     found = [
-        ("Structure", f"{told.start.symbols.formula.format('metal')}, {len(told.start)} atoms, {cell}"),
+        ("Structure", f"{formula(told.start)}, {len(told.start)} atoms, {cell}"),
         ("Calculator", told.calculator),
         ("Hops chosen by", told.result.choice),
         ("Wall time", f"{told.result.seconds:.1f} s"),

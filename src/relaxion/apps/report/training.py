@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +17,15 @@ from relaxion.apps.report.page import (
     SCRIPTS,
     Page,
     Part,
-    columns,
     count,
     duration,
     facts,
     notes,
     own_bytes,
+    plot,
     rounded,
     short,
+    table,
     tile,
     versions,
 )
@@ -142,8 +143,7 @@ def _task(run: WatchedRun) -> str:
 
 def status(run: WatchedRun) -> str:
     """`running, step 12 000 of 20 000`."""
-    steps = run.settings.get("steps")
-    at = f"step {_step(run)}" + (f" of {count(steps)}" if isinstance(steps, int) else "")
+    at = f"step {_step(run)}" + (f" of {count(run.steps)}" if run.steps else "")
     if run.status == STOPPED:
         return f"stopped at {at}; it can be resumed"
     return f"{run.status} at {at}" if run.status in (FINISHED, RUNNING) else run.status
@@ -179,14 +179,13 @@ def _parts_of(run: WatchedRun, film_bytes: int) -> list[Part]:
 
 def _tiles(run: WatchedRun) -> Part:
     tiles = _structure_tiles(run) if run.on_structures else [_return_tile(run)]
-    steps = run.settings.get("steps")
     standing = run.standing()
-    of = f"of {count(steps)}, {run.status}" if isinstance(steps, int) else run.status
+    of = f"of {count(run.steps)}, {run.status}" if run.steps else run.status
     tiles.append(tile(_steps_label([run]), _step(run), note=of))
     spent = run.newest("time/force_calls")
     tiles += [tile("Spent on training", count(spent), "force calls")] if spent else []
     seconds = (run.result or {}).get("wall_time_seconds", run.newest("time/time_elapsed"))
-    tiles += [tile("Time", duration(seconds), note="resumes included")] if seconds else []
+    tiles += [tile("Time", duration(seconds), note="including resumes")] if seconds else []
     if run.history.names("diagnosis/"):
         names = ", ".join(standing).replace("_", " ")
         tiles.append(tile("Alarms", str(len(standing)), note=names or "none active", tone="bad" if names else "good"))
@@ -205,7 +204,7 @@ def _structure_tiles(run: WatchedRun) -> list[dict[str, str]]:
     if bfgs:
         beside = ", ".join(f"{name} {short(value)}" for name, value in classical.items() if value is not None)
         tone = "good" if calls[-1] < bfgs else "warn"
-        tiles.append(tile("Beside BFGS", f"{calls[-1] / bfgs:.2f} ×", note=beside, tone=tone))
+        tiles.append(tile("Relative to BFGS", f"{calls[-1] / bfgs:.2f} ×", note=beside, tone=tone))
     if success is not None:
         tone = "good" if success >= 0.99 else "warn"
         tiles.append(tile("Converged", f"{100 * success:.0f} %", note="of the starts", tone=tone))
@@ -227,9 +226,7 @@ def _newest_return(run: WatchedRun) -> float | None:
 
 def _runs_table(runs: Sequence[WatchedRun]) -> Part:
     headings = ["Run", "Agent", "Seed", "Status", "Step", "Force calls", "Converged", "Mean return", "Alarms"]
-    rows = [{"cells": _cells(run)} for run in runs]
-    kinds = columns(headings, ("Agent", "Status"))
-    return {"id": "runs", "kind": "table", "caption": "Runs", "columns": kinds, "rows": rows}
+    return table("Runs", headings, [_cells(run) for run in runs], text=("Agent", "Status"), id="runs")
 
 
 def _cells(run: WatchedRun) -> list[str]:
@@ -249,8 +246,10 @@ def _force_call_curve(shown: Sequence[WatchedRun], runs: Sequence[WatchedRun]) -
     series = [_series(run, FORCE_CALLS, runs) for run in shown]
     limits = []
     for place, (name, scalar) in enumerate(REFERENCES.items()):
-        known = [value for run in shown if (value := run.newest(scalar)) is not None]
-        limits += [{"value": value, "label": f"{name} {short(value)}", "style": place + 1} for value in known[:1]]
+        known = {short(value): (value, run.label) for run in shown if (value := run.newest(scalar)) is not None}
+        for words, (value, label) in known.items():  # one where all runs were assessed on the same structures
+            beside = f" ({label})" if len(known) > 1 else ""
+            limits.append({"value": value, "label": f"{name} {words}{beside}", "style": place + 1})
     values = [value for one in series for value in one["y"]] + [limit["value"] for limit in limits]
     wide = bool(values) and max(values) > 8 * max(min(values), 1)  # else the end of the curve would be pressed flat
     more = {"limits": limits, "log": wide} | ({} if wide or not values else {"y_range": [0, 1.08 * max(values)]})
@@ -293,11 +292,10 @@ def _curve(
         if one["y"]
     ]
     said = "; ".join([*ends, *(limit["label"] for limit in more.get("limits", ()))])
-    return {
-        "id": name, "kind": "plot", "title": title, "span": span, "x_label": x_label, "y_label": y_label,
-        "series": series, "x_range": [0, last or max(int(run.settings.get("steps", 1)) for run in runs)],
-        "empty": NOTHING_YET, "summary": f"{what} against {x_label}; {said or 'nothing yet'}.", **more,
-    }  # fmt: skip
+    wide = last or max(run.steps or 1 for run in runs)
+    summary = f"{what} against {x_label}; {said or 'nothing yet'}."
+    more = {"x_range": [0, wide], "empty": NOTHING_YET} | more
+    return plot(title, x_label, y_label, series, summary, id=name, span=span, **more)
 
 
 def _series(run: WatchedRun, scalar: str, runs: Sequence[WatchedRun], scale: float = 1.0) -> dict[str, Any]:
@@ -394,7 +392,7 @@ def _verdict(run: WatchedRun, diagnostic: Diagnostic) -> tuple[str, str]:
     values = run.history.points(PREFIX + diagnostic.name)[1]
     if diagnostic.healthy in ("falling", "rising"):
         return _trend(values, diagnostic.healthy)
-    limits = HEALTHY_SHARES.get(diagnostic.healthy) if diagnostic.name.startswith(OUTCOME) else _limits(diagnostic)
+    limits = _limits(diagnostic, run.settings)
     if limits is not None:
         value = values[-1] / (max(_relaxations(run), 1.0) if diagnostic.name.startswith(OUTCOME) else 1.0)
         if limits[0] <= value <= limits[1]:
@@ -406,8 +404,13 @@ def _verdict(run: WatchedRun, diagnostic: Diagnostic) -> tuple[str, str]:
     return "no alarm", "good"
 
 
-def _limits(diagnostic: Diagnostic) -> tuple[float, float] | None:
-    """`0.01–0.5`, `below 0.3`, `above 0.1 …`, `0`; None where a healthy range is no numbers alone."""
+def _limits(diagnostic: Diagnostic, settings: Mapping[str, Any]) -> tuple[float, float] | None:
+    """`0.01–0.5`, `below 0.3`, `above 0.1 …`, `0`, `above` a setting; None where a healthy range is of another kind."""
+    if diagnostic.name.startswith(OUTCOME):
+        return HEALTHY_SHARES.get(diagnostic.healthy)
+    setting = settings.get(diagnostic.healthy.removeprefix("above "))
+    if isinstance(setting, int | float):
+        return setting, float("inf")
     found = HEALTHY_NUMBERS.match(diagnostic.healthy)
     if found is None:
         return None

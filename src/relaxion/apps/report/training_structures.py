@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from relaxion.apps.report.film import HOW, Reel, film_parts
-from relaxion.apps.report.page import Part, columns, count, outcome_words, rounded, short, signed
+from relaxion.apps.report.page import Part, count, fixed, outcome_words, plot, rounded, short, signed, table
 from relaxion.apps.report.run import WatchedRun
 from relaxion.optimizer.point import Frame
 from relaxion.train.judge.assessment import MILLI
@@ -107,11 +107,9 @@ def _profile(assessed: AssessmentColumns) -> Part:
         y = [*stairs.values(), end]
         series.append({"name": name, "x": x, "y": y, "mode": "stairs", "style": place})
         ends.append(f"{name} is first on {first:.0%} and solves {end:.0%} within {right:g}")
-    return {
-        "id": "profile", "kind": "plot", "title": "Performance profile", "span": 4, "series": series,
-        "x_label": "force calls over the fewest (τ)", "y_label": "share solved within τ", "x_log": list(RATIOS),
-        "x_range": [1, right], "y_range": [0, 1.02], "summary": f"{'; '.join(ends)}.",
-    }  # fmt: skip
+    labels = "Performance profile", "force calls over the fewest (τ)", "share solved within τ"
+    ranges = {"x_log": list(RATIOS), "x_range": [1, right], "y_range": [0, 1.02]}
+    return plot(*labels, series, f"{'; '.join(ends)}.", span=4, id="profile", **ranges)
 
 
 def _scatter(assessed: AssessmentColumns) -> Part:
@@ -128,17 +126,22 @@ def _scatter(assessed: AssessmentColumns) -> Part:
     lowest = max(0.9, 0.8 * min(every))
     highest = 1.15 * max(2, *every)
     rows = [
-        {"cells": [assessed.labels[p], str(assessed.n_atoms[p]), *(_calls(one[p]) for one in assessed.scores.values())]}
+        [assessed.labels[p], str(assessed.n_atoms[p]), *(_calls(one[p]) for one in assessed.scores.values())]
         for p in places
     ]
     heads = ["Structure", "Atoms", *assessed.scores]
-    return {
-        "id": "scatter", "kind": "plot", "title": "Structure by structure", "span": 4, "series": series,
-        "x_label": "force calls of the classical optimizer", "y_label": "force calls of the policy", "log": True,
-        "x_log": list(CALL_MARKS), "x_range": [lowest, highest], "y_range": [lowest, highest], "diagonal": True,
-        "summary": f"the policy needs {', '.join(better)}.", "note": "Below the dashed line the policy is better.",
-        "table": {"caption": "Force calls, structure by structure", "columns": columns(heads), "rows": rows},
-    }  # fmt: skip
+    labels = "Structure by structure", "force calls of the other optimizer", "force calls of the policy"
+    ranges = {"log": True, "x_log": list(CALL_MARKS)} | _square(lowest, highest)
+    return plot(
+        *labels, series, f"the policy needs {', '.join(better)}.", span=4, id="scatter", **ranges,
+        note="Below the dashed line the policy is better.",
+        table=table("Force calls, structure by structure", heads, rows),
+    )  # fmt: skip
+
+
+def _square(low: float, high: float) -> dict[str, Any]:
+    """The same range on both axes, with the line where both are equal."""
+    return {"x_range": [low, high], "y_range": [low, high], "diagonal": True}
 
 
 def _parity(assessed: AssessmentColumns) -> Part:
@@ -160,19 +163,18 @@ def _parity(assessed: AssessmentColumns) -> Part:
     words = f"{same} of {len(pairs)} within {near}, {lower} lower, {higher} higher"
     shown = [pairs[k] for k in _chosen(len(pairs))]
     rows = [
-        {"cells": [assessed.labels[p], f"{theirs:.4f}", f"{ours:.4f}", signed(1000 * (ours - theirs), ".1f")]}
+        [assessed.labels[p], fixed(theirs, ".4f"), fixed(ours, ".4f"), signed(1000 * (ours - theirs), ".1f")]
         for p, ours, theirs in shown
     ]
     heads = ["Structure", f"{name} (eV/atom)", "Policy (eV/atom)", "Gap (meV/atom)"]
-    series = {"name": f"policy beside {name}", "mode": "dots", "style": 0}
-    return {
-        "id": "parity", "kind": "plot", "title": "Final energies", "span": 4,
-        "series": [{**series, "x": rounded([t for _, _, t in shown]), "y": rounded([o for _, o, _ in shown])}],
-        "x_label": f"{name} (eV per atom)", "y_label": "policy (eV per atom)", "x_parts": True, "diagonal": True,
-        "x_range": [low - room, high + room], "y_range": [low - room, high + room], "empty": "none converged twice",
-        "summary": f"final energies of policy and {name} where both converged: {words}.", "note": f"{words}.",
-        "table": {"caption": "Final energies", "columns": columns(heads), "rows": rows},
-    }  # fmt: skip
+    dots = {"x": rounded(theirs for _, _, theirs in shown), "y": rounded(ours for _, ours, _ in shown)}
+    series = [{"name": f"policy beside {name}", "mode": "dots", "style": 0, **dots}]
+    labels = "Final energies", f"{name} (eV per atom)", "policy (eV per atom)"
+    summary = f"final energies of policy and {name} where both converged: {words}."
+    return plot(
+        *labels, series, summary, span=4, id="parity", x_parts=True, **_square(low - room, high + room),
+        note=f"{words}.", empty="no structure converged with both", table=table("Final energies", heads, rows),
+    )  # fmt: skip
 
 
 def _gallery(assessed: AssessmentColumns, film_bytes: int) -> Part:
@@ -221,13 +223,9 @@ def _episode_parts(record: Mapping[str, Any]) -> list[Part]:
     if not returns:
         return []
     series = [{"name": "return", "x": list(range(1, len(returns) + 1)), "y": rounded(returns, 5)}]
-    return [
-        {
-            "id": "episodes", "kind": "plot", "title": "Returns of the newest assessment", "series": series, "span": 12,
-            "x_label": "episodes, the worst first", "y_label": "return", "x_range": [1, max(2, len(returns))],
-            "summary": f"{count(len(returns))} episodes from {short(returns[0])} to {short(returns[-1])}.",
-        }
-    ]  # fmt: skip
+    labels = "Returns of the newest assessment", "episodes, the worst first", "return"
+    summary = f"{count(len(returns))} episodes from {short(returns[0])} to {short(returns[-1])}."
+    return [plot(*labels, series, summary, id="episodes", x_range=[1, max(2, len(returns))])]
 
 
 def _calls(score: Score) -> str:

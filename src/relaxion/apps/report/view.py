@@ -212,7 +212,7 @@ def _from_trajectory(file: Path) -> RelaxationReport:
     run = Run("not recorded", len(images), energy, fmax, 0.0, final=_bare(images[-1]), readings=readings, frames=frames)
     moved = not np.allclose(images[0].cell, images[-1].cell)
     hints = [
-        "Made from a trajectory: each frame is taken for one force call, but line searches do not write all of theirs."
+        "Made from a trajectory: each frame counts as one force call, but line searches do not write all of theirs."
     ]
     return RelaxationReport(str(file), _bare(images[0]), run, None, "not recorded", "not recorded", moved, hints=hints)
 

@@ -10,6 +10,13 @@
   const SHORTEST_ARROW = 0.08; // Å as drawn
   const DEGREES_PER_SECOND = 14;
 
+  // between this colour and that of the ground: 3Dmol draws no single atoms translucent
+  const pale = (shade) => {
+    const ground = colour("stage");
+    const channel = (k) => Math.round(0.35 * parseInt(shade.slice(k, k + 2), 16) + 0.65 * parseInt(ground.slice(k, k + 2), 16));
+    return `#${[1, 3, 5].map((k) => channel(k).toString(16).padStart(2, "0")).join("")}`;
+  };
+
   // ---- data: lengths come as whole thousandths of an Å; later frames as differences from the first
   class Film {
     constructor(plain) {
@@ -94,7 +101,7 @@
         this.dress();
         this.frame(0);
         this.viewer.zoomTo();
-        this.fit(stage, ball);
+        this.fit(ball);
         this.viewer.rotate(-90, "vx"); // c points up
         this.viewer.rotate(-28, "vy");
         this.viewer.rotate(14, "vx");
@@ -102,9 +109,9 @@
     }
 
     // from so far away that the ball fills the picture, however it turns
-    fit(stage, { centre, radius }) {
-      const half = Math.tan((Math.PI * this.viewer.fov) / 360) * Math.min(1, stage.clientWidth / stage.clientHeight);
-      const away = (1.04 * radius) / Math.sin(Math.atan(half));
+    fit({ centre, radius, narrowest }) {
+      const half = Math.atan(narrowest * Math.tan((Math.PI * this.viewer.fov) / 360));
+      const away = (1.04 * radius) / Math.sin(half);
       this.viewer.setView([...centre.map((value) => -value), this.viewer.CAMERA_Z - away, 0, 0, 0, 1]);
     }
 
@@ -129,7 +136,7 @@
         const style = this.film.sticks ? { sphere, stick: { radius: 0.12, color: "#9aa5b1" } } : { sphere };
         this.model.setStyle({ elem: symbol }, style);
         if (this.film.fixed?.length) {
-          this.model.setStyle({ elem: symbol, index: this.film.fixed }, { ...style, sphere: { ...sphere, opacity: 0.4 } });
+          this.model.setStyle({ elem: symbol, index: this.film.fixed }, { ...style, sphere: { ...sphere, color: pale(sphere.color) } });
         }
       });
     }
@@ -228,7 +235,8 @@
     root.append(row, bar.element, tools.element, ...(part.notes ?? []).map((note) => make("p", { class: "small" }, note)));
 
     page.whenShown(() => {
-      const ball = ballAround(films, part.at_end);
+      frames.forEach((frame) => caption(frame, clock.call)); // first: pictures are as high as captions let them
+      const ball = ballAround(frames, part.at_end);
       const views = frames.map((frame) => openView(frame, ball));
       const shown = views.filter((view) => view !== null);
       linkViews(shown);
@@ -252,14 +260,16 @@
   }
 
   // the same for all films, as one is turned with the others
-  function ballAround(films, atEnd) {
+  function ballAround(frames, atEnd) {
+    const films = frames.map((frame) => frame.film);
+    const narrowest = Math.min(1, ...frames.map(({ stage }) => stage.clientWidth / stage.clientHeight));
     const points = films.flatMap((film) => film.outline(atEnd ? [film.frames.length - 1] : [0, film.frames.length - 1]));
     const centre = [0, 1, 2].map((axis) => {
       const [low, high] = points.reduce(([a, b], point) => [Math.min(a, point[axis]), Math.max(b, point[axis])], [Infinity, -Infinity]);
       return (low + high) / 2;
     });
     const reach = points.reduce((most, point) => Math.max(most, Math.hypot(...point.map((value, axis) => value - centre[axis]))), 0);
-    return { centre, radius: reach + Math.max(...films.flatMap((film) => film.radii)) };
+    return { centre, narrowest, radius: reach + Math.max(...films.flatMap((film) => film.radii)) };
   }
 
   function openView(frame, ball) {
