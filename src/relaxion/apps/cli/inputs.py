@@ -20,7 +20,7 @@ from ase.data import chemical_symbols
 from ase.io.formats import filetype
 from ase.neighborlist import neighbor_list
 
-from relaxion.apps.compare.result_folder import stem
+from relaxion.apps.result_folder import stem
 from relaxion.errors import FileError, MissingStressError, PotentialError, SettingsError, StructureError
 from relaxion.paths import chosen_numbers, without_slice
 from relaxion.potentials.base import Potential, elements_in_words

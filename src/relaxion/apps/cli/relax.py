@@ -29,7 +29,7 @@ from relaxion.apps.cli.inputs import (
     read_jobs,
 )
 from relaxion.apps.cli.progress import ProgressLine, counted, one_line, say, speaks_ascii_only, tell
-from relaxion.apps.compare.comparison import (
+from relaxion.apps.comparison import (
     Compared,
     compared,
     in_words,
@@ -39,7 +39,7 @@ from relaxion.apps.compare.comparison import (
     run_relaxer,
     who_relaxed,
 )
-from relaxion.apps.compare.result_folder import (
+from relaxion.apps.result_folder import (
     PAGE,
     check_free,
     check_out,
