@@ -62,10 +62,8 @@ CREATE TABLE IF NOT EXISTS points (
     positions BLOB NOT NULL, forces BLOB NOT NULL, stress BLOB, cell BLOB, PRIMARY KEY (relaxation, number));
 CREATE TABLE IF NOT EXISTS description (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 """
-ABOUT = """
-SELECT id, key, kind, calculator, outcome, cell_free, n_atoms,
-    (SELECT count(*) FROM points WHERE relaxation = relaxations.id)
-FROM relaxations ORDER BY id
+FULLNESS = """
+SELECT id, key, outcome, (SELECT count(*) FROM points WHERE relaxation = relaxations.id) FROM relaxations ORDER BY id
 """
 RELAXATION = """
 SELECT key, kind, calculator, policy, fmax_ev_per_angstrom, cell_free, outcome, n_atoms, numbers, pbc, movable, cell
@@ -262,23 +260,18 @@ class RelaxationDatabase:
 
     def keys(self) -> set[str]:
         """Of all relaxations."""
-        return {entry["key"] for entry in self.about()}
+        return set(self._best(None))
 
-    def about(self, note: Note | None = None) -> list[dict[str, Any]]:
-        """Key, kind, engine, outcome, cell_free, n_atoms and n_steps of each relaxation, without its points.
+    def _best(self, note: Note | None) -> dict[str, tuple[Path, int, tuple[bool, int]]]:
+        """By key: the file with its fullest relaxation, its number there, and how full it is.
 
         note: is called with a sentence about each damaged file; None: FileError at the first.
         """
-        return [entry for _, entry in self._best(note).values()]
-
-    def _best(self, note: Note | None) -> dict[str, tuple[Path, dict[str, Any]]]:
-        """By key: the file with its fullest relaxation, and what the file states about it."""
-        best: dict[str, tuple[Path, dict[str, Any]]] = {}
+        best: dict[str, tuple[Path, int, tuple[bool, int]]] = {}
         for file in self.files():
-            for entry in self._noting(_about(file), note):
-                known = best.get(entry["key"])
-                if known is None or _fullness(entry) > _fullness(known[1]):
-                    best[entry["key"]] = file, entry
+            for number, key, fullness in self._noting(_fullness(file), note):
+                if key not in best or fullness > best[key][2]:
+                    best[key] = file, number, fullness
         return best
 
     def _noting(self, found: Iterator[Any], note: Note | None) -> Iterator[Any]:
@@ -290,13 +283,16 @@ class RelaxationDatabase:
             note(f"{error}; what could not be read was left out")
 
     def __len__(self) -> int:
-        return len(self.about())
+        return len(self._best(None))
 
     def __iter__(self) -> Iterator[Trajectory]:
         return self.trajectories()
 
     def trajectories(self, note: Note | None = None) -> Iterator[Trajectory]:
-        """The fullest relaxation of each key, in the order they were begun; `note` as in `about`."""
+        """The fullest relaxation of each key, in the order they were begun.
+
+        note: is called with a sentence about each damaged file; None: FileError at the first.
+        """
         heard = set[str]()
 
         def once(sentence: str) -> None:
@@ -305,8 +301,8 @@ class RelaxationDatabase:
                 note(sentence)
 
         by_file: dict[Path, list[int]] = {}
-        for file, entry in self._best(None if note is None else once).values():
-            by_file.setdefault(file, []).append(entry["id"])
+        for file, number, _ in self._best(None if note is None else once).values():
+            by_file.setdefault(file, []).append(number)
         for file, numbers in sorted(by_file.items()):
             yield from self._noting(_trajectories(file, sorted(numbers)), None if note is None else once)
 
@@ -375,11 +371,6 @@ def _refuse_old(path: Path) -> None:
         )
 
 
-def _fullness(entry: Mapping[str, Any]) -> tuple[bool, int]:
-    """An interrupted relaxation that was made again is there twice: once in part, once whole."""
-    return entry["outcome"] == Outcome.CONVERGED, entry["n_steps"]
-
-
 # ---- rows
 
 
@@ -431,20 +422,12 @@ def _bytes(array: Any) -> bytes:
     return np.ascontiguousarray(array, dtype="<f8").tobytes()
 
 
-def _about(file: Path) -> Iterator[dict[str, Any]]:
+def _fullness(file: Path) -> Iterator[tuple[int, str, tuple[bool, int]]]:
+    """An interrupted relaxation that was made again is there twice: once in part, once whole."""
     with reading(file) as connection:
-        for number, key, kind, calculator, outcome, cell_free, n_atoms, n_steps in connection.execute(ABOUT):
+        for number, key, outcome, n_steps in connection.execute(FULLNESS):
             if n_steps:
-                yield {
-                    "id": number,
-                    "key": str(key),
-                    "kind": str(kind),
-                    "engine": _calculator(file, calculator)["name"],
-                    "outcome": outcome,
-                    "cell_free": bool(cell_free),
-                    "n_atoms": n_atoms,
-                    "n_steps": n_steps,
-                }
+                yield number, str(key), (outcome == Outcome.CONVERGED, n_steps)
 
 
 def _calculator(file: Path, text: Any) -> dict[str, Any]:

@@ -85,8 +85,6 @@ def enough_memory() -> Iterator[None]:
 def read_weights(path: Path) -> Stored:
     """The weights of a run folder (its newest checkpoint), of a file, or of a policy by its name."""
     if not path.exists() or kind_of(path) not in (None, CHECKPOINT, AGENT):
-        from relaxion.train.runs.loop import weights_of_policy  # runs on vectors need no policies
-
         return weights_of_policy(path)
     file = RunFolder(path).checkpoint if path.is_dir() else path
     return CHECKPOINTS.read(file, CHECKPOINT, AGENT)
