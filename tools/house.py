@@ -21,13 +21,13 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "relaxion"
 COUNTS = {  # what is counted: (limit, goal)
-    "files": (187, 150),
-    "lines": (39650, 28500),
+    "files": (186, 150),
+    "lines": (39750, 28500),
     "files of a relaxation step": (15, 15),
     "files of a TD3 update on atoms": (14, 15),
     "files of a TD3 update on Pendulum": (4, 6),
     "modules loaded by Relaxer and one run": (45, 45),
-    "settings": (285, 250),
+    "settings": (283, 250),
     "class names used twice": (0, 0),
     "flags outside the command line": (0, 0),
 }
