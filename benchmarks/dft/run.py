@@ -29,7 +29,7 @@ from ase.io import read, write
 from ase.optimize import BFGS, BFGSLineSearch
 from systems import FILES, SYSTEMS, System
 
-from relaxion.apps.compare.comparison import run_ase_optimizer, run_relaxer
+from relaxion.apps.comparison import run_ase_optimizer, run_relaxer
 from relaxion.potentials import AsePotential
 from relaxion.train.judge.optimizers import PolicyChoice
 from relaxion.train.judge.runs import RelaxationTask

@@ -11,8 +11,8 @@ from functools import partial
 
 import numpy as np
 
-from relaxion.apps.compare.comparison import run_relaxer
-from relaxion.apps.compare.sets import find_set
+from relaxion.apps.comparison import run_relaxer
+from relaxion.apps.sets import find_set
 from relaxion.optimizer import safeguard as guard
 from relaxion.potentials import Emt, Potential
 from relaxion.structures import Evaluation, Structures

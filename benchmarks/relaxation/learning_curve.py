@@ -30,7 +30,6 @@ import numpy as np
 import torch
 from ase import Atoms
 from own_kinds import network_of_policy
-from relaxion.train.collecting.settings import CollectSettings
 from teaching import DISTANCES, LARGEST_ERROR, missed, newton, settings_of
 from torch import Tensor
 
@@ -43,7 +42,7 @@ from relaxion.potentials import potential
 from relaxion.potentials.base import Potential
 from relaxion.structures import Move, State, Structures
 from relaxion.structures.trajectory import Trajectory
-from relaxion.train.collecting.starts import file_structures
+from relaxion.train.collecting.starts import CollectSettings, file_structures
 from relaxion.train.data.perturbations import displaced
 from relaxion.train.runs.recipe import find, read_toml
 from relaxion.train.supervised.fit import (

@@ -16,8 +16,8 @@ from ase.spacegroup import crystal
 from flexible_molecules import flexible_molecule
 from scipy.spatial.transform import Rotation
 
-from relaxion.apps.compare import sets
-from relaxion.apps.compare.sets import StartSet, strained_at_random
+from relaxion.apps import sets
+from relaxion.apps.sets import StartSet, strained_at_random
 from relaxion.train.data.molecules import g2_molecules
 from relaxion.train.data.perturbations import displaced
 

@@ -17,7 +17,7 @@ from ase.build import bulk
 from ase.optimize import BFGS
 from ase.spacegroup import crystal
 
-from relaxion.apps.compare.comparison import run_ase_optimizer, run_relaxer
+from relaxion.apps.comparison import run_ase_optimizer, run_relaxer
 from relaxion.potentials import potential
 from relaxion.potentials.base import Potential
 from relaxion.train.judge.optimizers import PolicyChoice

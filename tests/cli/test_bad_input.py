@@ -249,7 +249,7 @@ def test_a_signal_while_results_are_written_waits(relaxion, alloy, alloy_file, m
         write(path, atoms, format=format)
 
     handlers = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
-    monkeypatch.setattr("relaxion.apps.compare.result_folder.ase.io.write", interrupted)
+    monkeypatch.setattr("relaxion.apps.result_folder.ase.io.write", interrupted)
     answer = relaxion("relax", "next.xyz", alloy_file, "--json", "--calc", "calculators_for_test:Counted")
     assert answer.code == code
     assert answer.objects[0]["converged"]
@@ -318,7 +318,7 @@ def test_disk_full(relaxion, alloy_file, monkeypatch):
     def full(*_args, **_options):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("relaxion.apps.compare.result_folder.ase.io.write", full)
+    monkeypatch.setattr("relaxion.apps.result_folder.ase.io.write", full)
     answer = relaxion("relax", alloy_file, "--quiet", "--policy", "none")
     assert answer.code == 1
     one_sentence(answer.err)
@@ -332,7 +332,7 @@ def test_results_that_cannot_be_moved_are_not_lost(relaxion, alloy_file, monkeyp
     def refuse(*_args):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("relaxion.apps.compare.result_folder._replace_earlier", refuse)
+    monkeypatch.setattr("relaxion.apps.result_folder._replace_earlier", refuse)
     relaxion("relax", alloy_file)
     answer = relaxion("relax", alloy_file, "--force", "--json", "--quiet")
     assert answer.code == 1
@@ -410,7 +410,7 @@ def test_a_defect_in_a_comparison_leaves_the_result(relaxion, alloy_file, monkey
 
 def test_writers_may_raise_anything(relaxion, alloy, monkeypatch):
     write("alloy.cif", alloy)
-    monkeypatch.setattr("relaxion.apps.compare.result_folder.filetype", lambda _: {}["no such format"])
+    monkeypatch.setattr("relaxion.apps.result_folder.filetype", lambda _: {}["no such format"])
     answer = relaxion("relax", "alloy.cif")
     assert answer.code == 0
     assert "not recognised for writing (KeyError: 'no such format'), so only extxyz was written" in answer.err
@@ -426,7 +426,7 @@ def test_half_written_copy_in_the_format_of_the_input_is_removed(relaxion, alloy
             raise error
         write(path, atoms, format=format)
 
-    monkeypatch.setattr("relaxion.apps.compare.result_folder.ase.io.write", breaks)
+    monkeypatch.setattr("relaxion.apps.result_folder.ase.io.write", breaks)
     answer = relaxion("relax", "alloy.cif")
     assert answer.code == 0
     assert f"could not be written as cif ({type(error).__name__}: no such luck), so only" in answer.err

@@ -13,8 +13,8 @@ from ase.calculators.emt import EMT
 from relaxion.apps.cli.inputs import RelaxationJob, check_overlaps
 from relaxion.apps.cli.progress import ProgressLine, one_line
 from relaxion.apps.cli.relax import Report, as_json
-from relaxion.apps.compare.comparison import check_count, compared, in_words, minima_in_words
-from relaxion.apps.compare.result_folder import full_suffix, stem
+from relaxion.apps.comparison import check_count, compared, in_words, minima_in_words
+from relaxion.apps.result_folder import full_suffix, stem
 from relaxion.errors import StructureError
 from relaxion.potentials import AsePotential, Emt
 from relaxion.potentials.counting import CalculatorFailed, CountingCalculator

@@ -18,7 +18,7 @@ from test_report import data_of, facts, part
 
 import relaxion
 from relaxion import Relaxer, relax_batch
-from relaxion.apps.compare.comparison import compared
+from relaxion.apps.comparison import compared
 from relaxion.apps.report.view import report
 from relaxion.database import RelaxationDatabase
 from relaxion.errors import FileError

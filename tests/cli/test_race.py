@@ -9,7 +9,7 @@ from ase import Atoms
 from ase.io import write
 from test_report import data_of, part
 
-from relaxion.apps.compare.comparison import compared
+from relaxion.apps.comparison import compared
 from relaxion.apps.report.page import LARGEST_BYTES
 from relaxion.apps.report.relaxation import RelaxationReport, race_page, verdict
 from relaxion.train.judge.runs import Run

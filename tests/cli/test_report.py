@@ -154,7 +154,7 @@ def test_a_page_that_cannot_be_written_is_an_error_but_the_result_is_kept(relaxi
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("relaxion.apps.report.page.replace_file", full)
-    monkeypatch.setattr("relaxion.apps.compare.result_folder._write_manifest", lambda *_: None)
+    monkeypatch.setattr("relaxion.apps.result_folder._write_manifest", lambda *_: None)
     answer = relaxion("relax", alloy_file, "--report")
     assert answer.code == 1
     assert "the report could not be written" in answer.err

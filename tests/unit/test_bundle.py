@@ -172,8 +172,8 @@ print([n for n in sys.modules if n.startswith(("relaxion.train.agents", "relaxio
 
 
 def test_a_newer_format(path: Path) -> None:
-    replace(bundle_module.FORMAT, version=2).write(path, bundle_module.KIND, {}, {})
-    with pytest.raises(PolicyError, match="has format version 2, this relaxion reads 1; update relaxion"):
+    replace(bundle_module.FORMAT, version=3).write(path, bundle_module.KIND, {}, {})
+    with pytest.raises(PolicyError, match="has format version 3, this relaxion reads 2; update relaxion"):
         PolicyFile.read(path)
 
 
@@ -183,7 +183,7 @@ def test_an_older_format_is_upgraded(path: Path, monkeypatch: pytest.MonkeyPatch
     def renamed(stored: Stored) -> Stored:
         return Stored(stored.tensors, {**stored.values, "name": stored.values["name"].upper()})
 
-    monkeypatch.setattr(bundle_module, "FORMAT", replace(bundle_module.FORMAT, version=2, upgrades={1: renamed}))
+    monkeypatch.setattr(bundle_module, "FORMAT", replace(bundle_module.FORMAT, version=3, upgrades={2: renamed}))
     assert PolicyFile.read(path).name == "METALS"
 
 

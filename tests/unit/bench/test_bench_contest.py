@@ -14,7 +14,7 @@ from ase.calculators.emt import EMT
 from ase.optimize import BFGS, BFGSLineSearch, GPMin
 
 import relaxion
-from relaxion.apps.compare.sets import SETS
+from relaxion.apps.sets import SETS
 from relaxion.train.judge.optimizers import Contestant, classical_contestants, our_contestants
 from relaxion.train.judge.runs import Conditions, contest, fell_apart, largest_force, pieces, relax_one
 

@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -56,95 +56,62 @@ LARGEST_MOVE = 1.5  # Å in one step; farther apart, frames belong to different 
 PER_TRANSACTION = 200
 
 
-@dataclass(frozen=True)
-class CalculatorOverview:
-    """What one calculator was asked."""
-
-    name: str
-    settings: Mapping[str, Any]
-    relaxations: int
-    converged: int
-    force_calls: int
-
-
-@dataclass(frozen=True)
-class Overview:
-    """The whole database."""
-
-    relaxations: int
-    converged: int
-    force_calls: int
-    mean_calls_converged: float | None
-    free_cells: int
-    smallest_n_atoms: int | None
-    largest_n_atoms: int | None
-    elements: list[str]
-    formulas: Mapping[str, int]
-    calculators: list[CalculatorOverview]
-    bytes: int
-    bytes_per_atom_and_point: float | None
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-    def lines(self) -> list[str]:
-        """For people."""
-        if not self.relaxations:
-            return ["empty: relax with `database=...`, or add the files of earlier relaxations"]
-        calls = "–" if self.mean_calls_converged is None else f"{self.mean_calls_converged:.1f}"
-        named = sorted(self.formulas.items(), key=lambda pair: (-pair[1], pair[0]))
-        words = ", ".join(f"{formula} ({number})" for formula, number in named[:MOST_NAMED])
-        more = f" and {len(named) - MOST_NAMED} more" if len(named) > MOST_NAMED else ""
-        size = f"{self.bytes / 1e6:.2f} MB, {self.bytes_per_atom_and_point:.0f} bytes per atom and point"
-        first = f"{self.relaxations} relaxations, {self.converged} converged in {calls} calls on average"
-        return [
-            f"{first}, {self.free_cells} with free cell; {self.force_calls} structures evaluated; {size}",
-            f"  elements: {' '.join(self.elements)}; {self.smallest_n_atoms} to {self.largest_n_atoms} atoms",
-            f"  compositions: {words}{more}",
-            *(f"  calculator {c.name}: {c.relaxations} relaxations, {c.force_calls} calls" for c in self.calculators),
-        ]
-
-
-def overview(database: RelaxationDatabase, note: Note | None = None) -> Overview:
-    """Of everything that can be read; `note` hears of what cannot."""
+def overview(database: RelaxationDatabase, note: Note | None = None) -> dict[str, Any]:
+    """What a database holds, for JSON; `note` hears of what cannot be read."""
     found = list(database.trajectories(note or (lambda _: None)))
-    converged = [t for t in found if t.outcome == Outcome.CONVERGED]
     sizes = [t.n_atoms for t in found]
-    n_bytes = sum(file.stat().st_size for file in database.files())
     rows = sum(len(t) * t.n_atoms for t in found)
     point_bytes = sum(t.positions.nbytes + t.forces.nbytes + t.cells.nbytes + t.stresses.nbytes for t in found)
-    elements = Symbols(sorted({int(number) for t in found for number in t.numbers}))
-    return Overview(
-        relaxations=len(found),
-        converged=len(converged),
-        force_calls=sum(map(len, found)),
-        mean_calls_converged=float(np.mean([len(t) for t in converged])) if converged else None,
-        free_cells=sum(bool(t.cell_free) for t in found),
-        smallest_n_atoms=min(sizes, default=None),
-        largest_n_atoms=max(sizes, default=None),
-        elements=list(elements),
-        formulas=dict(Counter(t.formula for t in found)),
-        calculators=_calculators(found),
-        bytes=n_bytes,
-        bytes_per_atom_and_point=point_bytes / rows if rows else None,
-    )
+    calls = [len(t) for t in found if t.outcome == Outcome.CONVERGED]
+    return {
+        **_counts(found),
+        "mean_calls_converged": float(np.mean(calls)) if calls else None,
+        "free_cells": sum(bool(t.cell_free) for t in found),
+        "smallest_n_atoms": min(sizes, default=None),
+        "largest_n_atoms": max(sizes, default=None),
+        "elements": list(Symbols(sorted({int(number) for t in found for number in t.numbers}))),
+        "formulas": dict(Counter(t.formula for t in found)),
+        "calculators": _calculators(found),
+        "bytes": sum(file.stat().st_size for file in database.files()),
+        "bytes_per_atom_and_point": point_bytes / rows if rows else None,
+    }
 
 
-def _calculators(found: Iterable[Trajectory]) -> list[CalculatorOverview]:
+def _counts(found: Sequence[Trajectory]) -> dict[str, int]:
+    converged = sum(t.outcome == Outcome.CONVERGED for t in found)
+    return {"relaxations": len(found), "converged": converged, "force_calls": sum(map(len, found))}
+
+
+def _calculators(found: Iterable[Trajectory]) -> list[dict[str, Any]]:
+    """What each calculator was asked, the busiest first."""
     by_settings: dict[str, list[Trajectory]] = {}
     for trajectory in found:
         by_settings.setdefault(repr(sorted(trajectory.settings.items())), []).append(trajectory)
-    told = [
-        CalculatorOverview(
-            name=group[0].engine,
-            settings=group[0].settings,
-            relaxations=len(group),
-            converged=sum(t.outcome == Outcome.CONVERGED for t in group),
-            force_calls=sum(map(len, group)),
-        )
-        for group in by_settings.values()
+    told = [{"name": own[0].engine, "settings": own[0].settings, **_counts(own)} for own in by_settings.values()]
+    return sorted(told, key=lambda one: -one["relaxations"])
+
+
+def _lines(found: Mapping[str, Any]) -> list[str]:
+    """For people."""
+    if not found["relaxations"]:
+        return ["empty: relax with `database=...`, or add the files of earlier relaxations"]
+    mean = found["mean_calls_converged"]
+    calls = "–" if mean is None else f"{mean:.1f}"
+    named = sorted(found["formulas"].items(), key=lambda pair: (-pair[1], pair[0]))
+    words = ", ".join(f"{formula} ({number})" for formula, number in named[:MOST_NAMED])
+    more = f" and {len(named) - MOST_NAMED} more" if len(named) > MOST_NAMED else ""
+    size = f"{found['bytes'] / 1e6:.2f} MB, {found['bytes_per_atom_and_point']:.0f} bytes per atom and point"
+    first = f"{found['relaxations']} relaxations, {found['converged']} converged in {calls} calls on average"
+    sizes = f"{found['smallest_n_atoms']} to {found['largest_n_atoms']} atoms"
+    return [
+        f"{first}, {found['free_cells']} with free cell; {found['force_calls']} structures evaluated; {size}",
+        f"  elements: {' '.join(found['elements'])}; {sizes}",
+        f"  compositions: {words}{more}",
+        *(
+            f"  calculator {one['name']}: {one['relaxations']} relaxations, {one['force_calls']} calls"
+            for one in found["calculators"]
+        ),
     ]
-    return sorted(told, key=lambda one: -one.relaxations)
 
 
 def export_to(database: RelaxationDatabase, out: Path, *, force: bool, note: Note | None = None) -> int:
@@ -309,7 +276,7 @@ def show_database(
         number = export_to(database, export, force=force, note=_note)
         say(f"relaxion: {number} structures -> {export}")
     found = overview(database, None if export is not None else _note)
-    for line in [json.dumps(found.as_dict())] if as_json else [f"{folder}/", *found.lines()]:
+    for line in [json.dumps(found)] if as_json else [f"{folder}/", *_lines(found)]:
         tell(line)
     return DONE
 

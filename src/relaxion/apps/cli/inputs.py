@@ -20,8 +20,16 @@ from ase.data import chemical_symbols
 from ase.io.formats import filetype
 from ase.neighborlist import neighbor_list
 
-from relaxion.apps.compare.result_folder import stem
-from relaxion.errors import FileError, MissingStressError, PotentialError, SettingsError, StructureError
+from relaxion.apps.cli.progress import say
+from relaxion.apps.result_folder import stem
+from relaxion.errors import (
+    FileError,
+    MissingStressError,
+    PotentialError,
+    RelaxionError,
+    SettingsError,
+    StructureError,
+)
 from relaxion.paths import chosen_numbers, without_slice
 from relaxion.potentials.base import Potential, elements_in_words
 from relaxion.potentials.eam import ZhouEam
@@ -305,6 +313,24 @@ def model_for(images: Sequence[Atoms], calc: str, device: str | None = None) -> 
             if engine.elements is None or elements <= engine.elements:
                 return name
     raise PotentialError(f"no installed calculator can plan for {calc} with {elements_in_words(elements)}")
+
+
+def planner(
+    model: str | None, calc: str, images: Sequence[Atoms], device: str | None = None
+) -> tuple[str, Potential] | None:
+    """The cheaper calculator that plans for `calc`, and its name; None, with a sentence, where it cannot be had."""
+    if model is None:
+        return None
+    try:
+        name = model_for(images, calc, device) if model == AUTO else model
+        if model == AUTO:
+            say(f"relaxion: the model is {name}, which is installed and fits the elements")
+        if name == calc:
+            raise SettingsError(f"{name} is the calculator itself")
+        return name, make_potential(name, device)
+    except RelaxionError as error:
+        say(f"relaxion: no model: {error}; relaxing continues without it")
+        return None
 
 
 def _known(engines: Sequence[str], device: str | None) -> Iterator[tuple[str, Elements | None]]:

@@ -26,8 +26,7 @@ from relaxion.apps.cli.inputs import (
 )
 from relaxion.apps.cli.progress import ProgressLine, counted, say, speaks_ascii_only, tell
 from relaxion.apps.cli.relax import compared_as_json
-from relaxion.apps.compare.comparison import in_words, who_relaxed
-from relaxion.apps.compare.result_folder import PAGE, stem
+from relaxion.apps.comparison import in_words, who_relaxed
 from relaxion.apps.relax_many.results import MANIFEST
 from relaxion.apps.report.many import ManyFolder, many_page
 from relaxion.apps.report.page import formula
@@ -35,6 +34,7 @@ from relaxion.apps.report.relaxation import OURS, RelaxationReport, policy_in_wo
 from relaxion.apps.report.run import watched
 from relaxion.apps.report.training import MOST_RUNS, TrainingRuns
 from relaxion.apps.report.view import report
+from relaxion.apps.result_folder import PAGE, stem
 from relaxion.errors import FileError, SettingsError
 from relaxion.paths import without_slice
 from relaxion.potentials.base import Potential

@@ -24,12 +24,12 @@ from relaxion.apps.cli.inputs import (
     checked_start,
     command_line,
     emt_note,
-    model_for,
     occupancy_note,
+    planner,
     read_jobs,
 )
 from relaxion.apps.cli.progress import ProgressLine, counted, one_line, say, speaks_ascii_only, tell
-from relaxion.apps.compare.comparison import (
+from relaxion.apps.comparison import (
     Compared,
     compared,
     in_words,
@@ -39,7 +39,7 @@ from relaxion.apps.compare.comparison import (
     run_relaxer,
     who_relaxed,
 )
-from relaxion.apps.compare.result_folder import (
+from relaxion.apps.result_folder import (
     PAGE,
     check_free,
     check_out,
@@ -49,7 +49,7 @@ from relaxion.apps.compare.result_folder import (
     write_frames,
     write_structure,
 )
-from relaxion.errors import FileError, RelaxionError, SettingsError
+from relaxion.errors import FileError
 from relaxion.optimizer.recorded import database_at
 from relaxion.potentials.base import Potential
 from relaxion.potentials.counting import error_in_words
@@ -94,30 +94,20 @@ def relax_structures(request: RelaxRequest) -> int:
     if all(job.error is not None for job in jobs):  # nothing to relax: no calculator is loaded to say so
         return _Session(request, None, optimizers, progress).relax_all(jobs)
     request = with_calculator(request, jobs)
-    with closing(make_potential(request.calc, request.device)) as physics, _model(request, jobs) as planner:
-        return _Session(request, physics, optimizers, progress, planner).relax_all(jobs)
+    with closing(make_potential(request.calc, request.device)) as physics, _model(request, jobs) as cheap:
+        return _Session(request, physics, optimizers, progress, cheap).relax_all(jobs)
 
 
 @contextmanager
 def _model(request: RelaxRequest, jobs: list[RelaxationJob]) -> Iterator[Potential | None]:
-    """The cheaper potential; None, with a sentence, where there is none."""
-    name = request.model
-    try:
-        if name == AUTO:
-            images = [job.atoms for job in jobs if job.atoms is not None and job.error is None]
-            name = model_for(images, request.calc, request.device)
-            say(f"relaxion: the model is {name}, which is installed and fits the elements")
-        if name == request.calc:
-            raise SettingsError(f"{name} is the calculator itself")
-        planner = None if name is None else make_potential(name, request.device)
-    except RelaxionError as error:
-        say(f"relaxion: no model: {error}; the relaxation continues without it")
-        planner = None
-    try:
-        yield planner
-    finally:
-        if planner is not None:
-            planner.close()
+    """The cheaper potential, where there is one."""
+    images = [job.atoms for job in jobs if job.atoms is not None and job.error is None]
+    found = planner(request.model, request.calc, images, request.device)
+    if found is None:
+        yield None
+        return
+    with closing(found[1]) as potential:
+        yield potential
 
 
 def _checked(request: RelaxRequest, job: RelaxationJob) -> RelaxationJob:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from relaxion.apps.cli.command import DONE, ERROR, INCOMPLETE, interrupts
-from relaxion.apps.cli.inputs import AUTO, RelaxingOptions, calculator_for, calculator_word, model_for
+from relaxion.apps.cli.inputs import AUTO, RelaxingOptions, calculator_for, calculator_word, planner
 from relaxion.apps.cli.progress import Now, say, tell
 from relaxion.apps.relax_many.learning import Learner
 from relaxion.apps.relax_many.results import (
@@ -111,20 +111,14 @@ def _calculator(request: ManyRequest, files: list[Path]) -> str:
 
 
 def _with_model(request: ManyRequest, files: list[Path]) -> ManyRequest:
-    """With the name of the cheaper calculator in place of `auto`; without one, and a sentence, where it cannot be."""
-    if request.model is None:
-        return request
-    try:
-        name = request.model
-        if name == AUTO:
-            images = [place.atoms for file in files for place in islice(places(file), 1) if place.atoms is not None]
-            name = model_for(images, request.calc, request.device)
-            say(f"relaxion: the model is {name}, which is installed and fits the first structures")
-        make_potential(name, request.device).close()
-    except RelaxionError as error:
-        say(f"relaxion: no model: {error}; relaxations continue without it")
-        name = None
-    return replace(request, model=name)
+    """With the name of the cheaper calculator in place of `auto`, or without one; workers make their own."""
+    firsts = (place for file in files for place in islice(places(file), 1)) if request.model == AUTO else ()
+    images = [place.atoms for place in firsts if place.atoms is not None]
+    found = planner(request.model, request.calc, images, request.device)
+    if found is None:
+        return replace(request, model=None)
+    found[1].close()
+    return replace(request, model=found[0])
 
 
 def _settings(request: ManyRequest) -> tuple[ManySettings, int]:

@@ -121,8 +121,8 @@ def _run(options: dict[str, Any]) -> int:
 def _search(options: dict[str, Any], atoms: Atoms, label: str, potential: Potential, calc: str, policy: Any) -> int:
     from relaxion.apps.cli.inputs import check_structure, command_line
     from relaxion.apps.cli.progress import ProgressLine, say, speaks_ascii_only, tell
-    from relaxion.apps.compare.result_folder import PAGE
     from relaxion.apps.report.search import SearchReport, search_page
+    from relaxion.apps.result_folder import PAGE
     from relaxion.search import search as run_search
     from relaxion.search.results import MINIMA, summary, write_results
 
@@ -188,7 +188,7 @@ def _shares(words: str) -> dict[str, float]:
 
 def _check_folder(out: Path, *, resume: bool, force: bool) -> None:
     """Nothing is overwritten unless asked; --force removes only files that a search writes."""
-    from relaxion.apps.compare.result_folder import check_out
+    from relaxion.apps.result_folder import check_out
     from relaxion.search.results import OURS
     from relaxion.search.state import NAME
 

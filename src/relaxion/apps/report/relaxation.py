@@ -13,7 +13,7 @@ from ase import Atoms
 from ase.constraints import FixAtoms
 from ase.optimize.optimize import Optimizer
 
-from relaxion.apps.compare.comparison import (
+from relaxion.apps.comparison import (
     Compared,
     compared,
     in_words,

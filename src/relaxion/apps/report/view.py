@@ -11,12 +11,12 @@ from ase import Atoms
 from ase.calculators.calculator import PropertyNotImplementedError
 from ase.filters import StrainFilter, UnitCellFilter
 
-from relaxion.apps.compare.comparison import Compared, compared, readings_of
-from relaxion.apps.compare.result_folder import MANIFEST, listed_files, read_manifest
+from relaxion.apps.comparison import Compared, compared, readings_of
 from relaxion.apps.report.page import Page
 from relaxion.apps.report.relaxation import RelaxationReport, policy_in_words, relaxation_page
 from relaxion.apps.report.run import looks_like_run
 from relaxion.apps.report.training import training_report
+from relaxion.apps.result_folder import MANIFEST, listed_files, read_manifest
 from relaxion.errors import FileError, SettingsError
 from relaxion.optimizer.point import Film, Frame, bare_atoms, frame_of
 from relaxion.optimizer.saddles import CURVATURE, EndCheck

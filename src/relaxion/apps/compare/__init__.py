@@ -1,1 +1,0 @@
-"""Comparisons of optimizers, as commands show them."""
