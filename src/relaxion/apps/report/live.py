@@ -208,7 +208,7 @@ class Live:
     async def frozen(self, _request: Request) -> Response:
         """The page as a file: no server needed any more."""
         html = await asyncio.to_thread(self.board.frozen)
-        return HTMLResponse(html, headers={"content-disposition": 'attachment; filename="relaxion-training.html"'})
+        return HTMLResponse(html, headers={"content-disposition": 'attachment; filename="relaxion.html"'})
 
     async def events(self, request: Request) -> Response:
         if self._listeners >= MOST_LISTENERS:

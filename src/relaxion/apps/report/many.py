@@ -83,7 +83,7 @@ class ManyFolder:
         title = f"{self.folder.absolute().name}: {count(len(self.calls))} of {number} structures relaxed"
         title += f", {count(len(self.failed))} failed" if self.failed else ""
         lead = _lead(self.calls, self.every, self.studies) if len(self.calls) else "No structure is relaxed yet."
-        return {"title": title, "eyebrow": "relax-many", "lead": lead}
+        return {"title": title, "eyebrow": "Relaxion relax-many", "lead": lead}
 
     def parts(self) -> list[Part]:
         pressure = bool(self.settings.get("pressure_gpa"))

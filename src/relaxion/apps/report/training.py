@@ -253,14 +253,12 @@ def _force_call_curve(shown: Sequence[WatchedRun], runs: Sequence[WatchedRun]) -
     values = [value for one in series for value in one["y"]] + [limit["value"] for limit in limits]
     wide = bool(values) and max(values) > 8 * max(min(values), 1)  # else the end of the curve would be pressed flat
     more = {"limits": limits, "log": wide} | ({} if wide or not values else {"y_range": [0, 1.08 * max(values)]})
-    words = "mean force calls", series, "mean force calls of assessments"
-    return _curve("curve", "Force calls per relaxation", 7, *words, shown, **more)
+    return _curve("curve", "Force calls per relaxation", 7, "mean force calls", series, shown, **more)
 
 
 def _success_curve(shown: Sequence[WatchedRun], runs: Sequence[WatchedRun]) -> Part:
     series = [_series(run, SUCCESS, runs, scale=100.0) for run in shown]
-    what = "share of starts that converge, per cent"
-    return _curve("success", "Converged", 5, "starts (%)", series, what, shown, y_range=[-3, 103])
+    return _curve("success", "Converged", 5, "starts (%)", series, shown, y_range=[-3, 103])
 
 
 def _return_curve(shown: Sequence[WatchedRun], runs: Sequence[WatchedRun]) -> Part:
@@ -272,7 +270,7 @@ def _return_curve(shown: Sequence[WatchedRun], runs: Sequence[WatchedRun]) -> Pa
         for number, (name, other) in enumerate((("worst start", "eval/worst_reward"), ("exploring", EXPLORED_RETURN))):
             series.append({**_series(shown[0], other, runs), "name": name, "style": place + number + 1})
     series = [one for one in series if one["x"]] or series[:1]
-    return _curve("returns", "Return", 12, y_label, series, y_label, shown, empty="no episode has ended yet")
+    return _curve("returns", "Return", 12, y_label, series, shown, empty="no episode has ended yet")
 
 
 def _steps_label(runs: Sequence[WatchedRun]) -> str:
@@ -281,8 +279,8 @@ def _steps_label(runs: Sequence[WatchedRun]) -> str:
 
 
 def _curve(
-    name: str, title: str, span: int, y_label: str, series: Sequence[dict[str, Any]], what: str,
-    runs: Sequence[WatchedRun], **more: Any,
+    name: str, title: str, span: int, y_label: str, series: Sequence[dict[str, Any]], runs: Sequence[WatchedRun],
+    **more: Any,
 ) -> Part:  # fmt: skip
     x_label = _steps_label(runs).lower()
     last = max([0, *(one["x"][-1] for one in series if one["x"])])
@@ -293,7 +291,7 @@ def _curve(
     ]
     said = "; ".join([*ends, *(limit["label"] for limit in more.get("limits", ()))])
     wide = last or max(run.steps or 1 for run in runs)
-    summary = f"{what} against {x_label}; {said or 'nothing yet'}."
+    summary = f"{y_label} against {x_label}; {said or 'nothing yet'}."
     more = {"x_range": [0, wide], "empty": NOTHING_YET} | more
     return plot(title, x_label, y_label, series, summary, id=name, span=span, **more)
 

@@ -110,7 +110,7 @@ def _told(folder: Path, manifest: dict[str, Any], images: Sequence[Atoms]) -> Re
     result = manifest["result"]
     request = manifest.get("request", {})
     calls = _of_ways(manifest.get("calls") or {})
-    pressure = _number(request.get("pressure_gpa")) or 0.0
+    pressure = finite(request.get("pressure_gpa")) or 0.0
     if pressure and "enthalpy_ev" not in result:
         raise FileError(f"{folder} is of an earlier relaxion, which mixed up energy and enthalpy; {AGAIN}")
     readings = _readings(images, calls)
@@ -118,13 +118,13 @@ def _told(folder: Path, manifest: dict[str, Any], images: Sequence[Atoms]) -> Re
         result, str(result["outcome"]), pressure, policy_used=result.get("policy"),
         fallback_used=int(result.get("fallback_used", 0)), model_used=str(result.get("model", "")),
         model_calls=int(result.get("model_calls", 0)), readings=readings, end_check=_end_check(result),
-        final=_bare(images[_place_that_stands(readings, result)]), frames=_frames(images, calls.get("base_call") or []),
+        final=images[_place_that_stands(readings, result)].copy(), frames=_frames(images, calls.get("base_call") or []),
     )  # fmt: skip
     return RelaxationReport(
         label=str(result["file"]) + (f"[{result['index']}]" if "index" in result else ""),
-        start=_bare(images[0]),
+        start=images[0].copy(),
         run=run,
-        tolerance=_number(request.get("fmax_ev_per_angstrom")),
+        tolerance=finite(request.get("fmax_ev_per_angstrom")),
         calculator=str(request.get("calculator", "not recorded")),
         policy=policy_in_words(request.get("policy", "auto"), result.get("policy")),
         free_cell=bool(request.get("free_cell", False)),
@@ -135,9 +135,9 @@ def _told(folder: Path, manifest: dict[str, Any], images: Sequence[Atoms]) -> Re
 
 
 def _run_on_disk(plain: dict[str, Any], outcome: str, pressure_gpa: float, **more: Any) -> Run:
-    work = _pressure_volume(_number(plain["energy_ev"]), _number(plain.get("enthalpy_ev")))
+    work = _pressure_volume(finite(plain["energy_ev"]), finite(plain.get("enthalpy_ev")))
     return Run(
-        outcome, int(plain["force_calls"]), _number(plain["energy_ev"]), _number(plain["fmax_ev_per_angstrom"]),
+        outcome, int(plain["force_calls"]), finite(plain["energy_ev"]), finite(plain["fmax_ev_per_angstrom"]),
         float(plain["wall_time_seconds"]), error=plain.get("error"), pressure_gpa=pressure_gpa,
         pressure_volume_ev=work, **more,
     )  # fmt: skip
@@ -155,7 +155,7 @@ def _other(name: str, plain: dict[str, Any], ours: Run, n_atoms: int) -> Compare
 
 def _place_that_stands(readings: Sequence[Reading], result: dict[str, Any]) -> int:
     """The frame with the energy of the result: after rejected steps it is not the last."""
-    energy = _number(result["energy_ev"])
+    energy = finite(result["energy_ev"])
     gaps = [np.inf if energy is None or r.energy_ev is None else abs(r.energy_ev - energy) for r in readings]
     return len(gaps) - 1 - int(np.argmin(gaps[::-1]))
 
@@ -187,7 +187,7 @@ def _readings(images: Sequence[Atoms], calls: dict[str, Any]) -> tuple[Reading, 
     rows = zip(*columns, map(_pressure_volume, calls["energy_ev"], enthalpies), strict=True)
     return tuple(
         Reading(
-            place + 1, _number(energy), _number(fmax), bool(accepted), str(method), pressure_volume_ev=pressure_volume
+            place + 1, finite(energy), finite(fmax), bool(accepted), str(method), pressure_volume_ev=pressure_volume
         )
         for place, (energy, fmax, accepted, method, pressure_volume) in enumerate(rows)
     )
@@ -209,19 +209,9 @@ def _from_trajectory(file: Path) -> RelaxationReport:
     frames = _frames(images, [None, *range(1, len(images))])
     energy = readings[-1].energy_ev
     fmax = readings[-1].fmax_ev_per_angstrom
-    run = Run("not recorded", len(images), energy, fmax, 0.0, final=_bare(images[-1]), readings=readings, frames=frames)
+    run = Run("not recorded", len(images), energy, fmax, 0.0, final=images[-1].copy(), readings=readings, frames=frames)
     moved = not np.allclose(images[0].cell, images[-1].cell)
     hints = [
         "Made from a trajectory: each frame counts as one force call, but line searches do not write all of theirs."
     ]
-    return RelaxationReport(str(file), _bare(images[0]), run, None, "not recorded", "not recorded", moved, hints=hints)
-
-
-def _bare(atoms: Atoms) -> Atoms:
-    copy = atoms.copy()
-    copy.calc = None
-    return copy
-
-
-def _number(value: Any) -> float | None:
-    return None if value is None else finite(float(value))
+    return RelaxationReport(str(file), images[0].copy(), run, None, "not recorded", "not recorded", moved, hints=hints)

@@ -6,7 +6,7 @@
   const shown = document.getElementById("parts");
   const root = document.documentElement;
   const state = make("p", { class: "state", role: "status" });
-  const save = make("a", { href: "page.html", download: "relaxion-training.html" }, "Save as a file");
+  const save = make("a", { href: "page.html", download: "relaxion.html" }, "Save as a file");
   document.getElementById("head").append(make("div", { class: "served" }, state, save));
 
   const waiting = new Map(); // parts somebody is busy in: exchanged when they have left
