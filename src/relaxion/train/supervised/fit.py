@@ -17,7 +17,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -32,10 +32,11 @@ from relaxion.model.solve import solve
 from relaxion.model.stiffness import Unknowns, strain_vectors
 from relaxion.model.stiffness_network import SolveInputs, StiffnessNetwork, pulls_of
 from relaxion.settings import Settings
-from relaxion.structures import Evaluation, Move, Outcome, State, Structures
+from relaxion.structures import Move, Outcome, State, Structures
 from relaxion.structures.structures import per_structure_sum
 from relaxion.structures.trajectory import Trajectory
 from relaxion.train.experience.environment import largest_force
+from relaxion.train.experience.structure_replay import state_from_tensors, state_tensors
 
 SMALLEST_FORCE = 0.03  # eV/Å: nobody steps from states below, and single precision blurs their way
 FARTHEST = 1.0  # Å: from states with an atom farther from the end no quadratic form leads there
@@ -80,37 +81,13 @@ class Examples:
 
     def tensors(self) -> dict[str, Tensor]:
         """All of it as flat tensors, for a checkpoint; examples with something left over are in none."""
-        state = self.state
-        evaluation = state.evaluation
-        assert evaluation.stresses is not None  # examples come from potentials that give it
-        named = {f"structures.{f.name}": getattr(state.structures, f.name) for f in fields(state.structures)}
-        return named | {
-            "energies": evaluation.energies,
-            "forces": evaluation.forces,
-            "stresses": evaluation.stresses,
-            "last_displacements": state.last_move.displacements,
-            "last_strains": state.last_move.strains,
-            "last_forces": state.last_forces,
-            "trust_radii": state.trust_radii,
-            "calls": state.calls,
-            "goal_displacements": self.goal.displacements,
-            "goal_strains": self.goal.strains,
-        }
+        goal = {"goal_displacements": self.goal.displacements, "goal_strains": self.goal.strains}
+        return state_tensors(self.state) | goal
 
     @classmethod
     def of_tensors(cls, named: Mapping[str, Tensor]) -> Examples:
         """The opposite of `tensors`."""
-        structures = Structures(**{f.name: named[f"structures.{f.name}"] for f in fields(Structures)})
-        state = State(
-            structures,
-            Evaluation(named["energies"], named["forces"], named["stresses"]),
-            None,
-            Move(named["last_displacements"], named["last_strains"]),
-            named["last_forces"],
-            named["trust_radii"],
-            named["calls"],
-        )
-        return cls(state, Move(named["goal_displacements"], named["goal_strains"]))
+        return cls(state_from_tensors(named), Move(named["goal_displacements"], named["goal_strains"]))
 
 
 def way_to(minimum: Structures, structures: Structures) -> Move:
