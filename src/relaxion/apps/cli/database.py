@@ -94,7 +94,7 @@ def _calculators(found: Iterable[Trajectory]) -> list[dict[str, Any]]:
 def _lines(found: Mapping[str, Any]) -> list[str]:
     """For people."""
     if not found["relaxations"]:
-        return ["empty: relax with `database=...`, or add the files of earlier relaxations"]
+        return ["empty: relax with --database DIR, or add the files of earlier relaxations"]
     mean = found["mean_calls_converged"]
     calls = "–" if mean is None else f"{mean:.1f}"
     named = sorted(found["formulas"].items(), key=lambda pair: (-pair[1], pair[0]))
@@ -119,7 +119,7 @@ def export_to(database: RelaxationDatabase, out: Path, *, force: bool, note: Not
     if out.suffix not in (".extxyz", ".xyz"):
         raise FileError(f"{out}: relaxations are exported as extended XYZ; choose a name that ends with .extxyz")
     if out.exists() and not force:
-        raise FileError(f"{out} exists; `force=True` replaces it, or choose another name")
+        raise FileError(f"{out} exists; --force replaces it, or choose another name")
     written = 0
     try:
         with replacing(out, "x", encoding="utf-8") as file:
