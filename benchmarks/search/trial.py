@@ -236,7 +236,10 @@ def main() -> None:
     parser.add_argument("--searches", type=int, default=4, help="per system")
     parser.add_argument("--seed", type=int, default=9000)
     parser.add_argument(
-        "--stop-at-known", action="store_true", help="end a search at the lowest energy that the files in FOLDER have"
+        "--stop-at-known",
+        action="store_true",
+        help="end a search at the lowest energy that the files in FOLDER have: first fill it by a long run, or early "
+        "arms stop above the minimum and are charged the budget",
     )
     parser.add_argument("--control", default="basin")
     parser.add_argument("--json", type=Path)
