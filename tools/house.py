@@ -21,8 +21,8 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "relaxion"
 COUNTS = {  # what is counted: (limit, goal)
-    "files": (184, 150),
-    "lines": (39623, 28500),
+    "files": (176, 150),
+    "lines": (39570, 28500),
     "files of a relaxation step": (15, 15),
     "files of a TD3 update on atoms": (14, 15),
     "files of a TD3 update on Pendulum": (4, 6),

@@ -10,8 +10,7 @@ from ase.constraints import FixAtoms, FixedPlane
 
 from relaxion.errors import SettingsError
 from relaxion.search.geometry import Distances, free_atoms
-from relaxion.search.moves import MOVES, move_named, usual_moves
-from relaxion.search.moves.torsion import rotatable
+from relaxion.search.moves import MOVES, move_named, rotatable, usual_moves
 
 
 def everything(atoms: Atoms) -> np.ndarray:
@@ -105,10 +104,10 @@ def test_the_usual_kinds_fit_the_structure(cluster: Atoms) -> None:
 
 
 def test_own_moves_by_module_and_name() -> None:
-    assert move_named("relaxion.search.moves.swap:swap") is MOVES["swap"]
+    assert move_named("relaxion.search.moves:swap") is MOVES["swap"]
     with pytest.raises(SettingsError, match="unknown kind of move 'swop'"):
         move_named("swop")
     with pytest.raises(SettingsError, match="cannot be loaded"):
         move_named("no_such_module:move")
     with pytest.raises(SettingsError, match="give a function"):
-        move_named("relaxion.search.moves.rattle:WIDTH")
+        move_named("relaxion.search.moves:RATTLE_WIDTH")

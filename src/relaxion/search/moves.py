@@ -1,0 +1,306 @@
+"""Kinds of moves: each takes a minimum to a trial structure, which is then relaxed.
+
+A kind is a function `move(atoms, free, random)`. `atoms`: a minimum, not to be changed. `free`: numbers of the atoms
+that may move. `random`: NumPy's generator, the only source of chance. It returns a new structure with the same atoms in
+the same order, or None where it finds nothing to do. A kind of your own is named by `module:function`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeAlias, cast
+
+import numpy as np
+from ase import Atoms
+from ase.data import covalent_radii
+from ase.geometry import find_mic
+from scipy.spatial.transform import Rotation
+
+from relaxion.errors import SettingsError
+from relaxion.search.geometry import BONDED, Distances, placed, random_rotation_axis
+from relaxion.settings import by_name, nearest
+
+Move: TypeAlias = Callable[[Atoms, np.ndarray, np.random.Generator], Atoms | None]
+
+FEWEST_PERMUTED = 3
+MOST_PERMUTED = 6
+PLACES_TRIED = 40
+LOOSENESS = 2.0  # neighbours; an atom with two neighbours less is chosen e times as often
+ROOM = 0.85  # bonds; a place with an atom nearer than this is taken
+SMALLEST_TWIST = 0.3  # rad
+RATTLE_WIDTH = 0.16  # bonds, along each axis: 0.4 Å in copper
+LARGEST_STRAIN = 0.2  # of a component of the strain
+STRAIN_RATTLE = 0.05  # Å, so that symmetry does not hold the atoms
+BOND_REACH = 1.25  # sums of covalent radii
+NONMETALS = frozenset((1, 5, 6, 7, 8, 9, 14, 15, 16, 17, 33, 34, 35, 52, 53))
+SMALLEST_TORSION = 0.5  # rad
+
+
+def swap(atoms: Atoms, free: np.ndarray, random: np.random.Generator) -> Atoms | None:
+    """Two atoms of different elements change places: the order of the elements, on the same skeleton.
+
+    None where all free atoms are of one element.
+    """
+    if len(free) < 2:
+        return None
+    first = int(free[random.integers(len(free))])
+    others = free[atoms.numbers[free] != atoms.numbers[first]]
+    if not len(others):
+        return None
+    second = int(others[random.integers(len(others))])
+    positions = atoms.get_positions()
+    positions[[first, second]] = positions[[second, first]]
+    return placed(atoms, positions)
+
+
+def permute(atoms: Atoms, free: np.ndarray, random: np.random.Generator) -> Atoms | None:
+    """Three to six atoms change places at once: what single swaps would have to go uphill for.
+
+    None where fewer than three atoms are free, or the draw leaves every element where it was.
+    """
+    if len(free) < FEWEST_PERMUTED:
+        return None
+    number = int(random.integers(FEWEST_PERMUTED, min(MOST_PERMUTED, len(free)) + 1))
+    chosen = random.choice(free, number, replace=False)
+    order = random.permutation(chosen)
+    if np.array_equal(atoms.numbers[chosen], atoms.numbers[order]):
+        return None
+    positions = atoms.get_positions()
+    positions[chosen] = positions[order]
+    return placed(atoms, positions)
+
+
+def relocate(atoms: Atoms, free: np.ndarray, random: np.random.Generator) -> Atoms | None:
+    """A weakly bound atom leaves its place for another one, where it touches three others: hollows of a surface.
+
+    None where no place with room is found, as inside a dense crystal.
+    """
+    if not len(free) or len(atoms) < 4:
+        return None
+    geometry = Distances.of(atoms)
+    weights = np.exp(-geometry.coordination[free] / LOOSENESS)
+    mover = int(random.choice(free, p=weights / weights.sum()))
+    bonded = geometry.distances < BONDED * geometry.bonds
+    bonded[:, mover] = False
+    anchors = np.delete(np.arange(len(atoms)), mover)
+    for _ in range(PLACES_TRIED):
+        # `integers` takes a twentieth of the time of `choice`, and this loop is where draws spend theirs
+        anchor = int(anchors[random.integers(len(anchors))])
+        around = np.flatnonzero(bonded[anchor])
+        if len(around) < 2:
+            continue
+        first = int(random.integers(len(around)))
+        second = (first + 1 + int(random.integers(len(around) - 1))) % len(around)
+        pair = around[[first, second]]
+        place = _touching(geometry, mover, anchor, pair, random)
+        if place is not None and _has_room(atoms, geometry, mover, anchor, place):
+            positions = atoms.get_positions()
+            positions[mover] = positions[anchor] + place
+            return placed(atoms, positions)
+    return None
+
+
+def _touching(
+    geometry: Distances, mover: int, anchor: int, pair: np.ndarray, random: np.random.Generator
+) -> np.ndarray | None:
+    """From the anchor to a point one bond away from it and from both of the pair, (3,) Å; None where there is none."""
+    first = geometry.vectors[anchor, pair[0]]
+    second = geometry.vectors[anchor, pair[1]]
+    normal = np.cross(first, second)
+    square = float(normal @ normal)
+    if square < 1e-6:
+        return None
+    reach = geometry.bonds[mover, [anchor, *pair]] ** 2
+    # p·first and p·second follow from the three distances; p = in-plane part ± height · normal
+    along = np.array([reach[0] - reach[1] + first @ first, reach[0] - reach[2] + second @ second]) / 2
+    gram = np.array([[first @ first, first @ second], [first @ second, second @ second]])
+    share = np.linalg.solve(gram, along)
+    in_plane = share[0] * first + share[1] * second
+    height_square = float(reach[0] - in_plane @ in_plane)
+    if height_square <= 0:
+        return None
+    sign = 1.0 if random.random() < 0.5 else -1.0
+    return in_plane + sign * np.sqrt(height_square / square) * normal
+
+
+def _has_room(atoms: Atoms, geometry: Distances, mover: int, anchor: int, place: np.ndarray) -> bool:
+    """Whether no other atom is near, and the place is not the one that was left."""
+    to_others = geometry.vectors[anchor] - place
+    if atoms.pbc.any():
+        to_others = find_mic(to_others, atoms.cell, atoms.pbc)[0]  # pyright: ignore[reportArgumentType]
+    distances = np.linalg.norm(to_others, axis=1)
+    return bool((distances > ROOM * geometry.bonds[mover]).all())
+
+
+def twist(atoms: Atoms, free: np.ndarray, random: np.random.Generator) -> Atoms | None:
+    """One half of a cluster is turned against the other, about the normal of the cut.
+
+    None for periodic structures, which have no halves, and where fixed atoms hold the structure.
+    """
+    if atoms.pbc.any() or len(free) < len(atoms) or len(atoms) < 4:
+        return None
+    axis = random_rotation_axis(random)
+    positions = atoms.get_positions()
+    centre = positions.mean(axis=0)
+    heights = (positions - centre) @ axis
+    cut = random.uniform(*np.quantile(heights, [0.25, 0.75]))
+    upper = heights > cut
+    if not 0 < upper.sum() < len(atoms):
+        return None
+    angle = random.uniform(SMALLEST_TWIST, 2 * np.pi - SMALLEST_TWIST)
+    turn = Rotation.from_rotvec(angle * axis)
+    positions[upper] = turn.apply(positions[upper] - centre) + centre
+    return placed(atoms, positions)
+
+
+def slip(atoms: Atoms, free: np.ndarray, random: np.random.Generator) -> Atoms | None:
+    """One part of a crystal slides over the other, along a lattice plane.
+
+    None where the structure is not periodic along all axes, or an atom is fixed.
+    """
+    if not atoms.pbc.all() or len(free) < len(atoms) or len(atoms) < 2:
+        return None
+    axis = int(random.integers(3))
+    fractions = atoms.get_scaled_positions()
+    low, high = np.sort(random.uniform(size=2))
+    chosen = (fractions[:, axis] > low) & (fractions[:, axis] <= high)
+    if not 0 < chosen.sum() < len(atoms):
+        return None
+    shift = random.uniform(size=3)
+    shift[axis] = 0.0
+    positions = atoms.get_positions()
+    positions[chosen] += shift @ atoms.cell.array
+    return placed(atoms, positions)
+
+
+def rattle(atoms: Atoms, free: np.ndarray, random: np.random.Generator) -> Atoms | None:
+    """All free atoms by a Gaussian step: the move of plain basin hopping.
+
+    Every free atom by RATTLE_WIDTH of a bond along each axis.
+    """
+    if not len(free):
+        return None
+    bond = float(np.median(Distances.of(atoms).bonds))
+    positions = atoms.get_positions()
+    positions[free] += random.normal(0, RATTLE_WIDTH * bond, (len(free), 3))
+    return placed(atoms, positions)
+
+
+def strain(atoms: Atoms, free: np.ndarray, random: np.random.Generator) -> Atoms | None:
+    """The cell is stretched and sheared, the atoms with it and a little about their places.
+
+    None where the structure is not periodic along all axes.
+    """
+    if not atoms.pbc.all():
+        return None
+    noise = random.uniform(-LARGEST_STRAIN, LARGEST_STRAIN, (3, 3))
+    symmetric = (noise + noise.T) / 2
+    moved = atoms.copy()
+    moved.calc = None
+    moved.set_cell(moved.cell.array @ (np.eye(3) + symmetric), scale_atoms=True)
+    positions = moved.get_positions()
+    positions[free] += random.normal(0, STRAIN_RATTLE, (len(free), 3))
+    moved.set_positions(positions)
+    return moved
+
+
+def torsion(atoms: Atoms, free: np.ndarray, random: np.random.Generator) -> Atoms | None:
+    """A part of a molecule turns about a bond that joins it to the rest.
+
+    None where no bond is outside a ring and has more than an end on both sides.
+    """
+    sides = rotatable(atoms)
+    may_move = set(free.tolist())
+    sides = [side for side in sides if may_move.issuperset(side[2])]
+    if not sides:
+        return None
+    still, turned, part = sides[int(random.integers(len(sides)))]
+    positions = atoms.get_positions()
+    axis = positions[turned] - positions[still]
+    angle = random.uniform(SMALLEST_TORSION, 2 * np.pi - SMALLEST_TORSION)
+    turn = Rotation.from_rotvec(angle * axis / np.linalg.norm(axis))
+    positions[part] = turn.apply(positions[part] - positions[still]) + positions[still]
+    return placed(atoms, positions)
+
+
+def has_torsions(atoms: Atoms) -> bool:
+    """Whether this is a molecule of nonmetals that can turn about a bond."""
+    return not atoms.pbc.any() and NONMETALS.issuperset(atoms.numbers.tolist()) and bool(rotatable(atoms))
+
+
+def rotatable(atoms: Atoms) -> list[tuple[int, int, list[int]]]:
+    """Of each bond that can be turned: the atom that stays, the atom that turns, all atoms on its side."""
+    bonds = _bonds(atoms)
+    found = []
+    for first in range(len(atoms)):
+        for second in bonds[first]:
+            side = _side(bonds, first, second)
+            # the smaller side turns; None: the bond closes a ring
+            if side is None or not 2 <= len(side) <= len(atoms) / 2 or len(bonds[first]) < 2:
+                continue
+            found.append((first, second, side))
+    return found
+
+
+def _bonds(atoms: Atoms) -> list[list[int]]:
+    radii = covalent_radii[atoms.numbers]
+    distances = atoms.get_all_distances()
+    near = distances < BOND_REACH * (radii[:, None] + radii[None, :])
+    np.fill_diagonal(near, val=False)
+    return [np.flatnonzero(row).tolist() for row in near]
+
+
+def _side(bonds: list[list[int]], still: int, turned: int) -> list[int] | None:
+    """Atoms reached from `turned` without the bond to `still`; None where they lead back to it."""
+    seen = {turned}
+    waiting = [turned]
+    while waiting:
+        atom = waiting.pop()
+        for other in bonds[atom]:
+            if other == still and atom != turned:
+                return None
+            if other != still and other not in seen:
+                seen.add(other)
+                waiting.append(other)
+    return sorted(seen)
+
+
+MOVES: dict[str, Move] = {
+    "swap": swap,
+    "permute": permute,
+    "relocate": relocate,
+    "twist": twist,
+    "slip": slip,
+    "rattle": rattle,
+    "strain": strain,
+    "torsion": torsion,
+}
+
+
+def move_named(name: str) -> Move:
+    """One of ours, or `module:function`."""
+    if name in MOVES:
+        return MOVES[name]
+    if ":" not in name:
+        raise SettingsError(f"unknown kind of move '{name}': {nearest(name, MOVES)}, or module:function for your own")
+    found = by_name(name, "move")
+    if not callable(found):
+        raise SettingsError(f"the move '{name}' is a {type(found).__name__}; give a function (atoms, free, random)")
+    return cast(Move, found)
+
+
+def usual_moves(atoms: Atoms, free: Sequence[int] | np.ndarray, *, cell: bool) -> dict[str, float]:
+    """Kinds that fit this structure, with the share of each in the fixed mixture (docs/search.md)."""
+    several = len(set(atoms.numbers[free].tolist())) > 1
+    whole = len(free) == len(atoms)
+    if has_torsions(atoms):
+        return {"torsion": 0.8, "rattle": 0.2}
+    if atoms.pbc.all():
+        shares = {"slip": 0.25 if whole else 0.0, "relocate": 0.15, "rattle": 0.2, "strain": 0.15 if cell else 0.0}
+        shares["swap"] = 0.4 if several else 0.0
+    elif atoms.pbc.any() or not whole:
+        shares = {"relocate": 0.6, "rattle": 0.1, "swap": 0.3 if several else 0.0}
+    else:
+        shares = {"relocate": 0.35, "twist": 0.15, "rattle": 0.0 if several else 0.1, "swap": 0.5 if several else 0.0}
+    total = sum(shares.values())
+    return {kind: share / total for kind, share in shares.items() if share}
