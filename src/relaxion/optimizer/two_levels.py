@@ -147,13 +147,20 @@ class CheapModel:
             return False
         if self.molecular:
             return not isinstance(self.target, UnitCellFilter)
-        return int(geometry.free.sum()) <= MOST_COORDINATES
+        return self._free_coordinates() <= MOST_COORDINATES
+
+    def _free_coordinates(self) -> int:
+        geometry = read_geometry(self.target)
+        return 0 if geometry is None else int(geometry.free.sum())
 
     def stepper(self, settings: ClassicalSettings) -> Stepper:
         """Steps planned here, under the safeguard; classical ones where a plan was bad."""
-        rule = SURFACE_RULE if self.molecular else HESSIAN_RULE
-        self._stepper = Stepper(settings, self, rule, sees_molecules=False)
+        self._stepper = Stepper(settings, self, self._rule, sees_molecules=False)
         return self._stepper
+
+    @property
+    def _rule(self) -> StepRule:
+        return SURFACE_RULE if self.molecular else HESSIAN_RULE
 
     def begin(self) -> bool:
         """Relax in the cheap potential; whether the atoms now stand at its minimum.
@@ -407,7 +414,11 @@ class CheapModel:
         plan, hessian = plain["plan"], plain["hessian"]
         self._plan = None if plan is None else (rows_of_three(plan[0]), rows_of_three(plan[1]))
         self._matrix = None if hessian is None else (rows_of_three(hessian[0]), np.asarray(hessian[1], dtype=float))
+        if self._matrix is not None and len({*self._matrix[1].shape, self._free_coordinates()}) != 1:
+            raise ValueError("the Hessian of the model belongs to another number of free coordinates")
         self._seen = [(rows_of_three(at), rows_of_three(offset)) for at, offset in plain["seen"]]
+        if self._stepper is not None:  # made for where the atoms stand now, which may look less molecular
+            self._stepper.safeguard.rule = self._rule
 
 
 class TwoLevels:

@@ -407,6 +407,17 @@ def test_the_log_shows_both_counts(tmp_path: Path):
     assert " calls" in line
 
 
+def test_a_hessian_of_another_structure_is_refused_and_the_rule_is_that_of_the_start():
+    optimizer = Relaxer(rattled(), logfile=None, model=EMT())
+    model = optimizer._levels.model
+    plain = model.plain() | {"hessian": [rattled().positions.tolist(), np.eye(24).tolist()], "molecular": True}
+    model.restore(plain)
+    assert optimizer._levels.planner.safeguard.rule.secant_weight == 0
+    for shape in ((23, 23), (24, 23)):
+        with pytest.raises(ValueError, match="free coordinates"):
+            model.restore(plain | {"hessian": [rattled().positions.tolist(), np.zeros(shape).tolist()]})
+
+
 def test_a_large_structure_only_begins_at_the_cheap_minimum():
     large = bulk("Cu", cubic=True).repeat((3, 3, 3))  # 324 coordinates
     large.rattle(0.05, seed=1)

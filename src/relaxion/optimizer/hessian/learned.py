@@ -1,4 +1,4 @@
-"""Policies as the guard asks them: points in, the stiffness at each of them out, in the coordinates of the points.
+"""Policies as the safeguard asks them: points in, the stiffness at each of them out, in the coordinates of the points.
 
 A stiffness policy answers with what its network sees. A direct policy has a move only: that is the answer to the
 forces at its point, and springs stand in for everything else.

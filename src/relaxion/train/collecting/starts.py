@@ -1,4 +1,4 @@
-"""What `relaxion collect` makes: kinds of starts, how many, relaxed by which potential and how far.
+"""Kinds of starts that a recipe relaxes: how many of each, by which potential and how far.
 
 Seed, kind and number decide about a start, so any of them can be made again by itself."""
 
