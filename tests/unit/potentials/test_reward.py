@@ -45,7 +45,7 @@ def test_each_reward_by_hand() -> None:
 
 
 def test_weighted_sum_and_back_off() -> None:
-    both = reward_of(1.0, 0.1, weights={"log_force_decrease": 2, "step": 0.5}, back_off_penalty=3, back_off=0.25)
+    both = reward_of(1.0, 0.1, weights={"log_force_decrease": 2, "step": 0.5, "back_off": 3}, back_off=0.25)
     assert both == pytest.approx(2 * 1 - 0.5 - 3 * 0.25)
 
 

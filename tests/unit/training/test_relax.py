@@ -67,7 +67,7 @@ from relaxion.train.agents.td3 import TD3
 class PatientSettings(TD3Settings):
     policy_delay: int = Field(default=5, ge=1)
 
-PATIENT = AgentKind(TD3, PatientSettings, several_critics=True, draws=True)
+PATIENT = AgentKind(TD3, PatientSettings, draws=True)
 
 def calls(progress):
     return -2 * (progress.force_after > 0).double()
@@ -328,7 +328,7 @@ class TestPenalties:
             moves_follow_forces=False,
             **support,
         )
-        trainer.environment.reward.back_off_penalty = 0.0
+        trainer.environment.reward.back_off_cost = 0.0
         while len(trainer.replay) < 40:
             trainer._collect()
         batch, calls = trainer._sampled(), trainer.task.potential.calls

@@ -18,7 +18,7 @@ from relaxion.settings import Settings, by_name
 from relaxion.train.agents.d4pg import D4PG, D4PGSettings
 from relaxion.train.agents.ddpg import DDPG, DDPGSettings
 from relaxion.train.agents.sac import SAC, SACSettings
-from relaxion.train.agents.shared import Agent, LearningAgent, PolicyPenalty
+from relaxion.train.agents.shared import Agent, LearningAgent, PolicyPenalty, TwinSettings
 from relaxion.train.agents.td3 import TD3, TD3Settings
 from relaxion.train.agents.vector_networks import (
     BoxActions,
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from relaxion.model.backbone import AtomNetworkSettings
     from relaxion.model.stiffness_network import StiffnessSettings
 
-N_CRITICS = 2  # of agents with several, as in the papers of TD3 and SAC; the smallest of their answers counts
-
 
 @dataclass(frozen=True)
 class AgentKind:
@@ -45,16 +43,15 @@ class AgentKind:
     settings: type[Settings]
     gaussian_policy: bool = False  # else a deterministic one
     categorical_critic: bool = False  # else values
-    several_critics: bool = False  # else one
     draws: bool = False  # its updates draw from the generator
     training: Mapping[str, Any] = field(default_factory=dict)  # settings of a training that default otherwise with it
 
 
 AGENTS: dict[str, AgentKind] = {
     "ddpg": AgentKind(DDPG, DDPGSettings),
-    "td3": AgentKind(TD3, TD3Settings, several_critics=True, draws=True),
+    "td3": AgentKind(TD3, TD3Settings, draws=True),
     "d4pg": AgentKind(D4PG, D4PGSettings, categorical_critic=True, training={"n_steps": 5}),  # as in its paper
-    "sac": AgentKind(SAC, SACSettings, gaussian_policy=True, several_critics=True, draws=True),
+    "sac": AgentKind(SAC, SACSettings, gaussian_policy=True, draws=True),
 }
 AGENT_SETTINGS: dict[str, type[Settings]] = {name: kind.settings for name, kind in AGENTS.items()}
 
@@ -78,6 +75,11 @@ def own_agent(spec: str) -> str:
 def kind_of_agent(settings: Settings) -> AgentKind:
     """The agent that these settings belong to."""
     return next(kind for kind in AGENTS.values() if type(settings) is kind.settings)
+
+
+def n_critics(settings: Settings) -> int:
+    """Side by side; an agent without `TwinSettings` has one."""
+    return settings.n_critics if isinstance(settings, TwinSettings) else 1
 
 
 def vector_agent(
@@ -106,7 +108,7 @@ def vector_agent(
     if kind.categorical_critic:
         critics = VectorCategoricalCritic(*sizes, given.n_bins, generator)
     else:
-        critics = VectorCritics(*sizes, N_CRITICS if kind.several_critics else 1, generator)
+        critics = VectorCritics(*sizes, n_critics(settings), generator)
     drawing = (generator,) if kind.draws else ()
     return kind.algorithm(policy, critics, actions, *drawing, settings, policy_penalty)
 
@@ -146,7 +148,7 @@ def atom_agent(
     if kind.categorical_critic:
         critics = AtomCategoricalCritic(networks, given.n_bins, generator)
     else:
-        critics = AtomCritics(networks, N_CRITICS if kind.several_critics else 1, generator)
+        critics = AtomCritics(networks, n_critics(settings), generator)
     drawing = (generator,) if kind.draws else ()
     return kind.algorithm(
         policy, critics, actions, *drawing, settings, policy_penalty, critic_updates_before=critic_updates_before

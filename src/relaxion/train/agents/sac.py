@@ -11,10 +11,10 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from relaxion.model.roles import ActionDomain, Critics, StochasticPolicy
-from relaxion.settings import Settings
 from relaxion.train.agents.shared import (
     PolicyPenalty,
     Snapshots,
+    TwinSettings,
     adam,
     bellman_target,
     best_actions,
@@ -25,7 +25,7 @@ from relaxion.train.agents.shared import (
 from relaxion.train.experience.replay import Batch
 
 
-class SACSettings(Settings):
+class SACSettings(TwinSettings):
     """Defaults are the paper's (table 1) unless said otherwise."""
 
     policy_learning_rate: float = Field(default=3e-4, gt=0)

@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import torch
+from pydantic import Field
 from torch import Generator, Tensor, nn
 from torch.nn.utils import get_total_norm
 from torch.optim import Adam
 
 from relaxion.errors import RestartError, SettingsError
 from relaxion.model.roles import ActionDomain, Policy
+from relaxion.settings import Settings
 from relaxion.train.experience.replay import Batch
 
 Network = TypeVar("Network", bound=nn.Module)
@@ -43,6 +45,15 @@ class Agent(Protocol):
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """The opposite of `snapshot`; raises RestartError on missing, left-over or misshapen tensors."""
+
+
+class TwinSettings(Settings):
+    """Of an agent with several critics."""
+
+    younger = ("n_critics",)
+
+    n_critics: int = Field(default=2, ge=2)
+    """Critics side by side; the smallest of their answers counts. 2 in the papers of TD3 and SAC."""
 
 
 class LearningAgent(Agent, Protocol):

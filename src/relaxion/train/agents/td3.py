@@ -10,10 +10,10 @@ from pydantic import Field
 from torch import Tensor
 
 from relaxion.model.roles import ActionDomain, Critics, Policy
-from relaxion.settings import Settings
 from relaxion.train.agents.shared import (
     PolicyPenalty,
     Snapshots,
+    TwinSettings,
     adam,
     bellman_target,
     best_actions,
@@ -25,7 +25,7 @@ from relaxion.train.agents.shared import (
 from relaxion.train.experience.replay import Batch
 
 
-class TD3Settings(Settings):
+class TD3Settings(TwinSettings):
     """Defaults are the paper's. Noise is measured in half ranges of the action."""
 
     policy_learning_rate: float = Field(default=1e-3, gt=0)

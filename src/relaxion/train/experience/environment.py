@@ -81,6 +81,10 @@ REWARDS: dict[str, Callable[[StepProgress], Tensor]] = {
 }
 
 
+BACK_OFF = "back_off"  # among the rewards: what a move that was wholly undone costs
+BACK_OFF_COST = 0.5  # unless a sum names it; half a decade of force
+
+
 def reward_named(name: str) -> Callable[[StepProgress], Tensor]:
     """One of ours, or `module:function` of the user."""
     if name in REWARDS:
@@ -96,15 +100,15 @@ def reward_named(name: str) -> Callable[[StepProgress], Tensor]:
 class Reward:
     """A weighted sum of rewards, minus the penalty for back-off."""
 
-    def __init__(self, weights: Mapping[str, float] | None = None, back_off_penalty: float = 0.5) -> None:
+    def __init__(self, weights: Mapping[str, float] | None = None) -> None:
         """Rewards and what back-off costs.
 
-        weights: of each reward in the sum; None: the decrease of the log force, which is stable from any start.
-        back_off_penalty: taken off for a move wholly undone, in proportion for a part. Half a decade of force.
+        weights: of each reward in the sum; None: the decrease of the log force, which is stable from any start. That of
+        `back_off` is taken off for a move wholly undone, in proportion for a part.
         """
         self.weights = dict(weights or {"log_force_decrease": 1.0})
-        self.back_off_penalty = back_off_penalty
-        self.terms = [(weight, reward_named(name)) for name, weight in self.weights.items()]
+        self.back_off_cost = self.weights.get(BACK_OFF, BACK_OFF_COST)
+        self.terms = [(weight, reward_named(name)) for name, weight in self.weights.items() if name != BACK_OFF]
 
     def __call__(
         self, start: Structures, before: Evaluation, end: Structures, after: Evaluation, back_off: Tensor
@@ -119,7 +123,7 @@ class Reward:
             after=after,
         )
         terms = [weight * term(progress) for weight, term in self.terms]
-        return torch.stack(terms).sum(dim=0) - self.back_off_penalty * back_off  # (n_structures,)
+        return torch.stack(terms).sum(dim=0) - self.back_off_cost * back_off  # (n_structures,)
 
 
 # ---- the environment

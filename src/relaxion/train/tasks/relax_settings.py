@@ -15,7 +15,7 @@ from relaxion.model.stiffness_network import StiffnessSettings, StiffnessShape
 from relaxion.settings import Settings, nearest
 from relaxion.train.agents import AGENT_SETTINGS
 from relaxion.train.data.starts import first_at_hand, potential_at_hand, source_at_hand
-from relaxion.train.experience.environment import REWARDS, EnvironmentSettings, reward_named
+from relaxion.train.experience.environment import BACK_OFF, REWARDS, EnvironmentSettings, reward_named
 from relaxion.train.supervised.dataset import LiveSettings
 from relaxion.train.tasks.settings import AgentRunSettings, TrainingSettings
 
@@ -67,7 +67,8 @@ class AtomTaskSettings(Settings):
 
     reward: str = "log_force_decrease:1"
     """Rewards and their weights, joined by `+`: force, log_force, step, energy, log_force_decrease, log_gap_decrease
-    (R7.4), or `module:function:WEIGHT` of your own, a function of a `StepProgress`."""
+    (R7.4), or `module:function:WEIGHT` of your own, a function of a `StepProgress`. `back_off:0.5` is what a move that
+    the minimum distance undoes costs (R7.2), named or not."""
 
     deviation_penalty_per_angstrom2: float = Field(default=1.0, ge=0)
     """λ of R7.3: weight in the policy's loss of the mean squared distance between proposed and executed move."""
@@ -127,14 +128,17 @@ def reward_weights(text: str) -> dict[str, float]:
     weights: dict[str, float] = {}
     for part in text.split("+"):
         name, _, value = (word.strip() for word in part.partition(":"))
-        if name not in REWARDS and value:
+        if name not in (*REWARDS, BACK_OFF) and value:
             own, _, value = value.partition(":")
             name = f"{name}:{own}"
-        reward_named(name)
+        if name != BACK_OFF:
+            reward_named(name)
         try:
             weights[name] = float(value or 1)
         except ValueError as error:
             raise SettingsError(f"reward = '{text}': write {name}:NUMBER, got '{value}'") from error
+    if not weights.keys() - {BACK_OFF}:
+        raise SettingsError(f"reward = '{text}' rewards nothing: add one of {', '.join(REWARDS)}")
     return weights
 
 
