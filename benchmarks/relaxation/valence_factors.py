@@ -27,7 +27,7 @@ from scipy.optimize import minimize
 
 from relaxion import Relaxer
 from relaxion.optimizer.hessian.internal import constants as factors
-from relaxion.optimizer.hessian.internal.constants import InternalSettings, labels_of, near_labels
+from relaxion.optimizer.hessian.internal.constants import labels_of, near_labels
 from relaxion.optimizer.hessian.internal.model import InternalHessian, between, internal_at, near_pairs
 from relaxion.optimizer.hessian.springs import Bonds, SpringSettings, bonds_of
 from relaxion.optimizer.point import Array, Geometry
@@ -99,7 +99,7 @@ def geometry_of(atoms: Atoms) -> Geometry:
 def model_at(geometry: Geometry) -> InternalHessian | None:
     """As it is without factors."""
     with mock.patch.object(factors, "LOGARITHMS", {}):
-        return internal_at(geometry, bonds_of([geometry])[0], None, SpringSettings(), InternalSettings())
+        return internal_at(geometry, bonds_of([geometry])[0], None, SpringSettings())
 
 
 def example_of(path: Path) -> Example | None:
@@ -128,7 +128,7 @@ def _near(model: InternalHessian, geometry: Geometry) -> dict[str, Array]:
     for kind in sorted(set(kinds.tolist())):
         some = Bonds(*(getattr(near, name)[kinds == kind] for name in Bonds.__annotations__))
         with mock.patch.object(factors, "LOGARITHMS", {}):
-            parts[kind] = between(model.topology, geometry, SpringSettings(), InternalSettings(), some).toarray()
+            parts[kind] = between(model.topology, geometry, SpringSettings(), some).toarray()
     return parts
 
 

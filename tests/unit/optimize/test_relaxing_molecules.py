@@ -176,7 +176,7 @@ def test_what_is_not_molecular_steps_as_before(name):
     for start in chosen.starts(2, 7000):
         start.calc = chosen.make_potential().as_calculator()
         target = FrechetCellFilter(start) if chosen.free_cell else start
-        with_terms, without = new_stepper(), new_stepper(ClassicalSettings(internal=None))
+        with_terms, without = new_stepper(), new_stepper(ClassicalSettings(internal=False))
         for _ in range(4):
             point = read_point(target)
             (one,), (other,) = propose([with_terms], [point]), propose([without], [point])

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from dataclasses import dataclass
 from importlib.resources import files
 from weakref import WeakKeyDictionary
 
@@ -25,26 +24,14 @@ LENGTHS = np.array([[1.35, 2.10, 2.53], [2.10, 2.87, 3.40], [2.53, 3.40, 3.40]])
 DECAYS = np.array([[1.0, 0.3949, 0.3949], [0.3949, 0.28, 0.28], [0.3949, 0.28, 0.28]]) / Bohr**2  # α
 PERIODS = np.searchsorted([2, 10], np.arange(119))  # 0, 1, 2 of the tables above, by atomic number
 FARTHEST = 3.4  # Å; pairs that are not bonded have no stretch beyond
-
-
-@dataclass(frozen=True)
-class InternalSettings:
-    """Force constants. Lindh's where nothing else is said."""
-
-    stretch: float = 0.45 * Hartree / Bohr**2
-    """eV/Å², times g."""
-    bend: float = 0.15 * Hartree
-    """eV/rad², times g of both bonds."""
-    torsion: float = 0.005 * Hartree
-    """eV/rad², times g of all three bonds."""
-    wag: float = 0.02 * Hartree
-    """eV, times g of all three bonds."""
-    largest_share: float = 3.0
-    """g of a bond is at most this, however short."""
-    smallest_share: float = 0.25
-    """And at least this: a bond built too long is still a bond."""
-    floor: float = 0.1
-    """Stiffness of every atom of a molecule against its place, eV/Å². More would hide torsions."""
+# force constants; Lindh's where nothing else is said
+STRETCH = 0.45 * Hartree / Bohr**2  # eV/Å², times g
+BEND = 0.15 * Hartree  # eV/rad², times g of both bonds
+TORSION = 0.005 * Hartree  # eV/rad², times g of all three bonds
+WAG = 0.02 * Hartree  # eV, times g of all three bonds
+LARGEST_SHARE = 3.0  # g of a bond is at most this, however short
+SMALLEST_SHARE = 0.25  # and at least this: a bond built too long is still a bond
+MOLECULE_FLOOR = 0.1  # eV/Å², of every atom of a molecule against its place; more would hide torsions
 
 
 def shares(geometry: Geometry, first: Indices, second: Indices, lengths: Array) -> Array:
@@ -53,19 +40,19 @@ def shares(geometry: Geometry, first: Indices, second: Indices, lengths: Array) 
     return np.exp(DECAYS[one, other] * (LENGTHS[one, other] ** 2 - lengths**2))
 
 
-def constants_of(topology: Topology, geometry: Geometry, vectors: Array, settings: InternalSettings) -> Array:
+def constants_of(topology: Topology, geometry: Geometry, vectors: Array) -> Array:
     """Of each coordinate in the order of `values_at`, eV/Å² or eV/rad²."""
     links = topology.links
     lengths = np.linalg.norm(vectors, axis=1)
-    g = np.clip(shares(geometry, links.first, links.second, lengths), settings.smallest_share, settings.largest_share)
+    g = np.clip(shares(geometry, links.first, links.second, lengths), SMALLEST_SHARE, LARGEST_SHARE)
     g[2 * topology.n_bonds :] = 1.0  # axes longer than a bond
     return np.concatenate(
         [
-            settings.stretch * g[: topology.n_bonds],
-            settings.bend * g[topology.bends].prod(axis=1),
-            settings.bend * np.repeat(g[topology.straight].prod(axis=1), 2),
-            settings.torsion * g[topology.torsions].prod(axis=1),
-            settings.wag * g[topology.wags].prod(axis=1),
+            STRETCH * g[: topology.n_bonds],
+            BEND * g[topology.bends].prod(axis=1),
+            BEND * np.repeat(g[topology.straight].prod(axis=1), 2),
+            TORSION * g[topology.torsions].prod(axis=1),
+            WAG * g[topology.wags].prod(axis=1),
         ]
     )
 
