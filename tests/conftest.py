@@ -11,9 +11,9 @@ import torch
 from ase import Atoms
 from ase.build import bulk
 
+from relaxion.model.actions import Policy
 from relaxion.model.card import ModelCard
 from relaxion.model.policy_file import Network, PolicyFile
-from relaxion.model.roles import Policy
 from relaxion.potentials.base import Potential
 from relaxion.structures import Evaluation, Structures
 from relaxion.structures.structures import per_structure_sum
@@ -47,8 +47,8 @@ METALS = ("Al", "Ni", "Cu", "Pd", "Ag", "Pt", "Au")
 def small_stiffness_policy(seed: int = 0) -> Policy:
     """Untrained: it says about what springs say, and takes steps of its own."""
     from relaxion.model.actions import MoveActions
+    from relaxion.model.atom_policies import StiffnessPolicy
     from relaxion.model.stiffness_network import StiffnessSettings
-    from relaxion.model.stiffness_policy import StiffnessPolicy
 
     settings = StiffnessSettings(channels=8, n_hidden=8, n_radial=6, n_coordinates=2)
     return StiffnessPolicy(MoveActions(), settings, torch.Generator().manual_seed(seed))

@@ -37,12 +37,11 @@ from row import CAP, RESULTS, molecule
 from relaxion import Relaxer
 from relaxion.database import RelaxationDatabase, Trajectory
 from relaxion.optimizer import classical as quasi_newton
-from relaxion.optimizer.hessian.internal import constants as factors
-from relaxion.optimizer.hessian.internal import model
-from relaxion.optimizer.hessian.internal.constants import MOLECULE_FLOOR, STRETCH, shares
-from relaxion.optimizer.hessian.internal.coordinates import changes_of
-from relaxion.optimizer.hessian.internal.model import InternalHessian, InternalSecants, internal_at, near_pairs
-from relaxion.optimizer.hessian.internal.topology import Topology
+from relaxion.optimizer.hessian import internal as model
+from relaxion.optimizer.hessian import internal_coordinates as factors
+from relaxion.optimizer.hessian.internal import InternalHessian, InternalSecants, internal_at, near_pairs
+from relaxion.optimizer.hessian.internal_coordinates import MOLECULE_FLOOR, STRETCH, changes_of, shares
+from relaxion.optimizer.hessian.internal_topology import Topology
 from relaxion.optimizer.hessian.springs import SpringSettings, bonds_of
 from relaxion.optimizer.point import Array, Geometry, Point, dot, longest
 from relaxion.potentials.base import PotentialCalculator

@@ -15,8 +15,7 @@ from relaxion.apps.sets import find_set
 from relaxion.optimizer.safeguard import Safeguard
 from relaxion.potentials import Emt, Potential
 from relaxion.structures import Evaluation, Structures
-from relaxion.train.judge.optimizers import PolicyChoice
-from relaxion.train.judge.runs import RelaxationTask
+from relaxion.train.judge.runs import PolicyChoice, RelaxationTask
 
 FMAX = 0.05  # eV/Å
 MOST_CALLS = 300

@@ -27,7 +27,7 @@ from relaxion.optimizer.choice import Chooser, stepper_of
 from relaxion.optimizer.classical import ClassicalSettings
 from relaxion.optimizer.hessian.base import MOST_TOGETHER, KnownPairs
 from relaxion.optimizer.point import quiet_filters
-from relaxion.optimizer.recorded import database_at
+from relaxion.optimizer.records import database_at
 from relaxion.optimizer.step import Stepper, propose
 from relaxion.potentials.base import AsePotential, Potential
 from relaxion.potentials.counting import error_in_words

@@ -46,8 +46,7 @@ from relaxion.optimizer.point import (
     unwrapped,
     without_foreign,
 )
-from relaxion.optimizer.recorded import Remembered, database_at
-from relaxion.optimizer.restart import Saved, read_restart, write_restart
+from relaxion.optimizer.records import Remembered, Saved, database_at, read_restart, write_restart
 from relaxion.optimizer.saddles import (
     CURVATURE,
     Check,

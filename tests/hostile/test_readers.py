@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 
 from relaxion import relax_batch
 from relaxion.apps.relax_many.results import ResultFolder, read_manifest, results
-from relaxion.apps.relax_many.settings import ManySettings
+from relaxion.apps.relax_many.run import ManySettings
 from relaxion.database import RelaxationDatabase
 from relaxion.errors import FileError, RelaxionError, SettingsError
 from relaxion.files import Format, decoded
-from relaxion.optimizer.restart import read_restart
+from relaxion.optimizer.records import read_restart
 from relaxion.potentials.eam import read_eam_tables
 from relaxion.train.data.dataset import read
 from relaxion.train.runs.recipe import read_toml, settings_from_recipe

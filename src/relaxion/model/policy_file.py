@@ -19,10 +19,9 @@ from torch import Tensor, nn
 
 from relaxion.errors import PolicyError, SettingsError
 from relaxion.files import Format, Stored, Upgrade, digest, joined
-from relaxion.model.actions import MoveActions
+from relaxion.model.actions import MoveActions, Policy
 from relaxion.model.backbone import BackboneSettings
 from relaxion.model.card import ModelCard, as_markdown
-from relaxion.model.roles import Policy
 from relaxion.settings import Settings, shown
 
 KIND = "relaxion policy"
@@ -180,15 +179,15 @@ class Family:
 
 
 def _direct() -> Family:
+    from relaxion.model.atom_policies import AtomGaussianPolicy, AtomPolicy
     from relaxion.model.backbone import AtomNetworkSettings
-    from relaxion.model.direct_policy import AtomGaussianPolicy, AtomPolicy
 
     return Family(AtomNetworkSettings, AtomPolicy, AtomGaussianPolicy)
 
 
 def _stiffness() -> Family:
+    from relaxion.model.atom_policies import StiffnessGaussianPolicy, StiffnessPolicy
     from relaxion.model.stiffness_network import StiffnessSettings
-    from relaxion.model.stiffness_policy import StiffnessGaussianPolicy, StiffnessPolicy
 
     return Family(StiffnessSettings, StiffnessPolicy, StiffnessGaussianPolicy)
 

@@ -23,7 +23,7 @@ from relaxion.optimizer.hessian.base import (
     damped,
     weighted_error,
 )
-from relaxion.optimizer.hessian.internal.model import InternalSecants, along_internals
+from relaxion.optimizer.hessian.internal import InternalSecants, along_internals
 from relaxion.optimizer.hessian.springs import SpringSettings
 from relaxion.optimizer.point import Point, cosine, dot
 from relaxion.optimizer.trust_region import TrustRegionSettings

@@ -14,7 +14,7 @@ import numpy as np
 
 from relaxion.optimizer.classical import INTERNAL, PLAIN_MEMORY, ClassicalSettings
 from relaxion.optimizer.hessian.base import Base, Hessians, KnownPairs, PolicyModel, Secant, Secants, hessians_at
-from relaxion.optimizer.hessian.internal.model import InternalSecants
+from relaxion.optimizer.hessian.internal import InternalSecants
 from relaxion.optimizer.point import Geometry, Point, Proposal, dot, rows_of_three
 from relaxion.optimizer.safeguard import Safeguard, StepRule
 from relaxion.optimizer.trust_region import TrustRegion

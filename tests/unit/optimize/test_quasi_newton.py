@@ -19,7 +19,7 @@ from relaxion.optimizer.step import Fire, Stepper, propose
 from relaxion.optimizer.trust_region import TrustRegionSettings, energy_change, noise, screened
 from relaxion.potentials.base import Potential
 from relaxion.potentials.pairwise import LennardJones
-from relaxion.train.data.packings import optbench_cluster
+from relaxion.train.data.alloys import optbench_cluster
 
 GENERATOR = np.random.default_rng(0)
 

@@ -11,9 +11,7 @@ from ase.build.tube import nanotube
 
 from relaxion.optimizer.choice import new_stepper
 from relaxion.optimizer.classical import ClassicalSettings
-from relaxion.optimizer.hessian.internal.constants import constants_of, factors_of
-from relaxion.optimizer.hessian.internal.coordinates import difference, values_at
-from relaxion.optimizer.hessian.internal.model import (
+from relaxion.optimizer.hessian.internal import (
     LARGEST_DENSE,
     InternalHessian,
     InternalSecants,
@@ -21,7 +19,8 @@ from relaxion.optimizer.hessian.internal.model import (
     internal_at,
     moved,
 )
-from relaxion.optimizer.hessian.internal.topology import Topology, bonds_in, topology_of
+from relaxion.optimizer.hessian.internal_coordinates import constants_of, difference, factors_of, values_at
+from relaxion.optimizer.hessian.internal_topology import Topology, bonds_in, topology_of
 from relaxion.optimizer.hessian.springs import SpringSettings, bonds_of
 from relaxion.optimizer.point import Geometry, Point, longest
 from relaxion.optimizer.step import propose

@@ -15,16 +15,16 @@ import numpy as np
 import torch
 
 from relaxion.errors import StructureError
-from relaxion.optimizer.hessian.internal.model import InternalHessian, internal_at
-from relaxion.optimizer.hessian.internal.topology import Topology
+from relaxion.optimizer.hessian.internal import InternalHessian, internal_at
+from relaxion.optimizer.hessian.internal_topology import Topology
 from relaxion.optimizer.hessian.springs import Bonds, SpringHessian, SpringSettings, bonds_of, radii_scale, springs_at
 from relaxion.optimizer.point import Array, Geometry, Point, dot, longest, structures_of
 from relaxion.structures import Structures
 from relaxion.structures.state import Pairs
 
 if TYPE_CHECKING:
-    from relaxion.optimizer.hessian.internal.model import InternalSecants
-    from relaxion.optimizer.hessian.internal.topology import Topology
+    from relaxion.optimizer.hessian.internal import InternalSecants
+    from relaxion.optimizer.hessian.internal_topology import Topology
 
 Solve = Callable[[Array], Array]
 ShiftedSolve = Callable[[Array, float], Array]

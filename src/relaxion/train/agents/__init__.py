@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Generator
 
 from relaxion.errors import SettingsError
-from relaxion.model.roles import ActionDomain
+from relaxion.model.actions import ActionDomain
 from relaxion.settings import Settings, by_name
 from relaxion.train.agents.d4pg import D4PG, D4PGSettings
 from relaxion.train.agents.ddpg import DDPG, DDPGSettings
@@ -132,8 +132,12 @@ def atom_agent(
     critic_updates_before: updates at the beginning in which only the critics learn.
     """
     # control tasks load none of these
-    from relaxion.model.direct_policy import AtomGaussianPolicy, AtomPolicy
-    from relaxion.model.stiffness_policy import StiffnessGaussianPolicy, StiffnessPolicy
+    from relaxion.model.atom_policies import (
+        AtomGaussianPolicy,
+        AtomPolicy,
+        StiffnessGaussianPolicy,
+        StiffnessPolicy,
+    )
     from relaxion.train.agents.atom_critics import AtomCategoricalCritic, AtomCritics
 
     kind = kind_of_agent(settings)

@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from relaxion.model.roles import ActionDomain, Critics, Policy
+from relaxion.model.actions import ActionDomain, Critics, Policy
 from relaxion.train.agents.shared import (
     PolicyPenalty,
     Snapshots,
@@ -22,7 +22,7 @@ from relaxion.train.agents.shared import (
     soft_update,
     target_copy,
 )
-from relaxion.train.experience.replay import Batch
+from relaxion.train.experience.vectors import Batch
 
 
 class TD3Settings(TwinSettings):

@@ -10,7 +10,7 @@ from itertools import combinations
 import numpy as np
 from ase import Atoms
 
-from relaxion.train.data.packings import ball
+from relaxion.train.data.alloys import ball
 
 METALS = ("Al", "Ni", "Cu", "Pd", "Ag", "Pt", "Au")
 UNSEEN = (("Cu", "Au"), ("Ag", "Pd"), ("Ni", "Pt"), ("Al", "Cu"))

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from relaxion.errors import CheckpointError
 from relaxion.files import Stored, digest, joined
+from relaxion.model.actions import Policy
 from relaxion.model.layers import with_graph
-from relaxion.model.roles import Policy
 from relaxion.model.stiffness_network import StiffnessSettings
 from relaxion.structures import Move, State
 from relaxion.structures.minimum_distance import Nearest, correct
@@ -23,8 +23,8 @@ from relaxion.train.diagnostics import Diagnosis, Event, Facts
 from relaxion.train.diagnostics.diagnosis import lengths
 from relaxion.train.experience.environment import MAX_STRAIN, EnvironmentSettings
 from relaxion.train.experience.environment import Source as WhoMoved
-from relaxion.train.experience.replay import Batch
 from relaxion.train.experience.structure_replay import StructureReplay, state_from_tensors, state_tensors
+from relaxion.train.experience.vectors import Batch
 from relaxion.train.judge.assessment import PART, Assessed, KeptPolicy
 from relaxion.train.supervised.dataset import LiveExamples, LiveSource
 from relaxion.train.supervised.fit import Fit

@@ -14,17 +14,19 @@ from ase.data import covalent_radii
 from numpy.typing import NDArray
 
 from relaxion.errors import StructureError
-from relaxion.optimizer.hessian.internal.constants import (
+from relaxion.optimizer.hessian.internal_coordinates import (
     FARTHEST,
     MOLECULE_FLOOR,
     STRETCH,
+    changes_of,
     constants_of,
+    difference,
     factors_of,
     near_factors,
     shares,
+    values_at,
 )
-from relaxion.optimizer.hessian.internal.coordinates import changes_of, difference, values_at
-from relaxion.optimizer.hessian.internal.topology import (
+from relaxion.optimizer.hessian.internal_topology import (
     NON_METALS,
     Indices,
     Topology,
