@@ -25,7 +25,7 @@ from torch import Tensor
 
 from relaxion.apps.relax_many.results import MANIFEST as MANY
 from relaxion.apps.relax_many.results import VERSION, ResultFolder
-from relaxion.apps.relax_many.run import ManySettings
+from relaxion.apps.relax_many.settings import ManySettings
 from relaxion.database import RelaxationDatabase, Trajectory
 from relaxion.errors import FileError
 from relaxion.files import Format, Stored, check_regular, decoded

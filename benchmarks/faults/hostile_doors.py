@@ -41,7 +41,8 @@ from hostile_corpus import (
 
 from relaxion import Relaxer
 from relaxion.apps.relax_many.results import ResultFolder
-from relaxion.apps.relax_many.run import ManySettings, calculator_details, places, policy_weights
+from relaxion.apps.relax_many.run import places
+from relaxion.apps.relax_many.settings import ManySettings, calculator_details, policy_weights
 from relaxion.database import RelaxationDatabase, Trajectory
 from relaxion.errors import RelaxionError
 from relaxion.model import policy_file as bundles

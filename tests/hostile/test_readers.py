@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from relaxion import relax_batch
 from relaxion.apps.relax_many.results import ResultFolder, read_manifest, results
-from relaxion.apps.relax_many.run import ManySettings
+from relaxion.apps.relax_many.settings import ManySettings
 from relaxion.database import RelaxationDatabase
 from relaxion.errors import FileError, RelaxionError, SettingsError
 from relaxion.files import Format, decoded

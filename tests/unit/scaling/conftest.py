@@ -11,7 +11,8 @@ from ase.io import write
 from inline_workers import InlineWorkers, alloy
 
 from relaxion.apps.relax_many.results import ResultFolder
-from relaxion.apps.relax_many.run import ManyRun, ManySettings, RelaxWorker
+from relaxion.apps.relax_many.run import ManyRun, RelaxWorker
+from relaxion.apps.relax_many.settings import ManySettings
 
 
 @pytest.fixture

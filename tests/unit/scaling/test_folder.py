@@ -12,7 +12,7 @@ from ase.constraints import FixAtoms
 from ase.io import read
 
 from relaxion.apps.relax_many.results import ResultFolder, failures, is_locked, results, written
-from relaxion.apps.relax_many.run import ManySettings, calculator_details, policy_weights, structure_key
+from relaxion.apps.relax_many.settings import ManySettings, calculator_details, policy_weights, structure_key
 from relaxion.errors import FileError, SettingsError
 
 

@@ -13,7 +13,8 @@ from inline_workers import InlineWorkers, alloy
 
 from relaxion.apps.relax_many.learning import Learner, read_fit
 from relaxion.apps.relax_many.results import ResultFolder, make_summary
-from relaxion.apps.relax_many.run import ManyRun, ManySettings, RelaxWorker
+from relaxion.apps.relax_many.run import ManyRun, RelaxWorker
+from relaxion.apps.relax_many.settings import ManySettings
 from relaxion.train.supervised.fine_tune import FineTune
 from relaxion.train.supervised.fit import FitSettings
 

@@ -12,7 +12,8 @@ from ase.io import read, write
 from inline_workers import alloy
 
 from relaxion.apps.relax_many.results import ResultFolder, failures, results
-from relaxion.apps.relax_many.run import ManyRun, ManySettings, RelaxWorker
+from relaxion.apps.relax_many.run import ManyRun, RelaxWorker
+from relaxion.apps.relax_many.settings import ManySettings
 from relaxion.errors import RunError, SettingsError
 from relaxion.workers import LocalPool, WorkerPlace
 

@@ -27,16 +27,8 @@ from relaxion.apps.relax_many.results import (
     read_manifest,
 )
 from relaxion.apps.relax_many.results import merge as merge_into
-from relaxion.apps.relax_many.run import (
-    ManyRun,
-    ManySettings,
-    ManyTally,
-    RelaxWorker,
-    calculator_details,
-    check_files,
-    places,
-    policy_weights,
-)
+from relaxion.apps.relax_many.run import ManyRun, ManyTally, RelaxWorker, check_files, places
+from relaxion.apps.relax_many.settings import ManySettings, calculator_details, policy_weights
 from relaxion.errors import RelaxionError, SettingsError
 from relaxion.files import json_of
 from relaxion.optimizer.records import database_at

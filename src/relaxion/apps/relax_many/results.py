@@ -33,7 +33,7 @@ import numpy as np
 from ase import Atoms
 
 from relaxion import __version__
-from relaxion.apps.relax_many.run import ManySettings, check_same
+from relaxion.apps.relax_many.settings import ManySettings, check_same
 from relaxion.errors import FileError
 from relaxion.files import (
     check_regular,
