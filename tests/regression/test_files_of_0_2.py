@@ -17,7 +17,8 @@ from relaxion.errors import RestartError
 
 OLD = Path(__file__).parent / "files_of_0_2"
 SPEC = importlib.util.spec_from_file_location("convert_0_2", Path(__file__).parents[2] / "tools" / "convert_0_2.py")
-assert SPEC is not None and SPEC.loader is not None
+assert SPEC is not None
+assert SPEC.loader is not None
 convert_0_2 = importlib.util.module_from_spec(SPEC)
 sys.modules["convert_0_2"] = convert_0_2  # its dataclasses look there
 SPEC.loader.exec_module(convert_0_2)
