@@ -22,7 +22,7 @@ from ase.optimize.minimahopping import MinimaHopping
 from trial import systems
 
 from relaxion.files import write_json
-from relaxion.train.search.metals import alloy_cluster
+from relaxion.train.search.families import alloy_cluster
 
 
 class Spent(Exception):

@@ -120,7 +120,7 @@ def _run(options: dict[str, Any]) -> int:
 
 def _search(options: dict[str, Any], atoms: Atoms, label: str, potential: Potential, calc: str, policy: Any) -> int:
     from relaxion.apps.cli.inputs import check_structure, command_line
-    from relaxion.apps.cli.progress import ProgressLine, say, speaks_ascii_only, tell
+    from relaxion.apps.cli.progress import ProgressLine, counted, say, speaks_ascii_only, tell
     from relaxion.apps.report.search import SearchReport, search_page
     from relaxion.apps.result_folder import PAGE
     from relaxion.search import search as run_search
@@ -155,8 +155,9 @@ def _search(options: dict[str, Any], atoms: Atoms, label: str, potential: Potent
     elif result.found:
         lowest = result.found[0]
         tell(
-            f"{label}: lowest minimum {lowest.energy_ev:.5f} eV after {lowest.found_at_call} force calls, "
-            f"{len(result.found)} distinct minima in {result.force_calls} calls; {result.stopped}; "
+            f"{label}: lowest minimum {lowest.energy_ev:.5f} eV after {counted(lowest.found_at_call, 'force call')}, "
+            f"{len(result.found)} distinct {'minimum' if len(result.found) == 1 else 'minima'} in "
+            f"{counted(result.force_calls, 'call')}; {result.stopped}; "
             f"{out / MINIMA}, {page}"
         )
     if not result.found:
@@ -196,6 +197,8 @@ def _check_folder(out: Path, *, resume: bool, force: bool) -> None:
         raise SettingsError("--resume continues and --force begins anew; give one of them")
     check_out(out)
     if resume and not (out / NAME).is_file():
+        if any((out / name).exists() for name in OURS):
+            raise FileError(f"the search in {out} ended before its start was relaxed; begin anew with --force")
         raise FileError(f"{out} holds no search that could be resumed; leave out --resume, or name its folder")
     if out.is_dir() and any(out.iterdir()) and not (resume or force):
         raise FileError(
