@@ -12,6 +12,7 @@ import logging
 import time
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -55,8 +56,10 @@ def main() -> None:
     values = {name: float(value) for name, value in (word.split("=") for word in told.set)}
     values = {name: int(value) if name in ("batch", "segment", "n_steps", "channels", "n_layers") else value
               for name, value in values.items()}  # fmt: skip
-    of_critic = {name: value for name, value in values.items() if name in CriticSettings.__dataclass_fields__}
-    of_fit = {name: value for name, value in values.items() if name not in of_critic}
+    of_critic: dict[str, Any] = {
+        name: value for name, value in values.items() if name in CriticSettings.__dataclass_fields__
+    }
+    of_fit: dict[str, Any] = {name: value for name, value in values.items() if name not in of_critic}
     settings = CriticFitSettings(updates=told.updates, seed=told.seed, **of_fit)
     critic_settings = CriticSettings(values=settings.discount_factor > 0, **of_critic)
     began = time.monotonic()

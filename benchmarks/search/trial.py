@@ -25,14 +25,15 @@ import numpy as np
 import torch
 
 from relaxion.files import write_json
+from relaxion.potentials.emt import Emt
 from relaxion.search.choices import Bandit, Draw, HopChooser, Mixture, PossibleHop, Walker
 from relaxion.search.critic import Critic, CriticSettings, load_critic
 from relaxion.search.critic_choice import CriticChoice
 from relaxion.search.geometry import Distances
-from relaxion.search.relaxing import TrialRelaxer, one_round
+from relaxion.search.relaxing import ModelChoice, TrialRelaxer, one_round
 from relaxion.search.settings import SearchSettings
 from relaxion.search.walk import Walk
-from relaxion.train.search.families import FAMILIES, Family, MakeStart, systems
+from relaxion.train.search.families import FAMILIES, MakeStart, SearchFamily, systems
 
 SAME_EV = 1e-3  # two relaxations of one minimum differ by less
 Arm = tuple[Callable[[], HopChooser], dict[str, Any]]
@@ -57,6 +58,18 @@ class Restarts(Mixture):
         return PossibleHop("restart", trial, Distances.of(trial).look(trial.numbers))
 
 
+class WrongEmt(Emt):
+    """Every parameter is wrong by this share, up or down."""
+
+    def __init__(self, share: float) -> None:
+        self.share = share
+        super().__init__()
+
+    def _set_parameters(self, table: torch.Tensor) -> None:
+        signs = 2 * torch.randint(2, table.shape, generator=torch.Generator().manual_seed(0)) - 1
+        super()._set_parameters(table * (1 + self.share * signs))
+
+
 class Forgetful(Mixture):
     """Trials that were relaxed before may be relaxed again, as usual in basin hopping."""
 
@@ -71,7 +84,7 @@ class ForgetfulCritic(CriticChoice):
         return super().draw(walkers, replace(draw, tried={}))
 
 
-def arm_named(name: str, critics: dict[str, Path], family: Family, make_start: MakeStart) -> Arm:
+def arm_named(name: str, critics: dict[str, Path], family: SearchFamily, make_start: MakeStart) -> Arm:
     """`basin@T` has another temperature (eV); `critic:NAME[:candidates[:softmax[:temperature[:online]]]]`, online: on
     or off; `forgetful:…` likewise, for a critic whose hops may be tried again."""
     if name.startswith("mix@"):  # mix@swap=0.6,relocate=0.3@0.1
@@ -89,6 +102,10 @@ def arm_named(name: str, critics: dict[str, Path], family: Family, make_start: M
         options = {"candidates": candidates, "temperature_ev": softmax, "learn": online}
         kind = CriticChoice if name.startswith("critic") else ForgetfulCritic
         return lambda: kind(critic, **options), {"moves": family.hops, "temperature_ev": temperature}
+    if name.startswith("model:"):  # model:2, EMT with parameters off by 2 % judges the candidates
+        settings = SearchSettings(moves=family.hops)
+        wrong = WrongEmt(float(name.removeprefix("model:")) / 100)
+        return lambda: ModelChoice(wrong, settings), {"moves": family.hops}
     kind, _, temperature = name.partition("@")
     makers = {"restarts": partial(Restarts, make_start), "gaussian": Mixture, "basin": Mixture,
               "basin-forgetful": Forgetful, "bandit": Bandit}  # fmt: skip

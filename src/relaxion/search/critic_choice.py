@@ -15,10 +15,9 @@ import torch
 from ase import Atoms
 from torch import Tensor
 
-from relaxion.search.choices import Draw, Hop, PossibleHop, Walker
+from relaxion.search.choices import Draw, Hop, PossibleHop, Walker, softmax_pick
 from relaxion.search.critic import Critic, batch_of_hops
 from relaxion.search.fitting import LOWEST_EV, loss_of, targets
-from relaxion.search.geometry import alike
 from relaxion.search.hops import Hops
 
 MEMORY = 0.95  # of the running errors: about the last 20 hops count
@@ -52,19 +51,7 @@ class CriticChoice:
 
     def draw(self, walkers: Sequence[Walker], draw: Draw) -> list[list[PossibleHop]]:
         """Candidates of each walker, no two alike."""
-        return [self._different(walker, draw) for walker in walkers]
-
-    def _different(self, walker: Walker, draw: Draw) -> list[PossibleHop]:
-        found: list[PossibleHop] = []
-        for _ in range(self.candidates):
-            candidate = draw.one(walker)
-            if candidate is not None and not any(alike(candidate.look, other.look) for other in found):
-                found.append(candidate)
-        return found
-
-    def pick(self, scores: np.ndarray, random: np.random.Generator) -> int:
-        weights = np.exp(-(scores - scores.min()) / self.temperature_ev)
-        return int(random.choice(len(scores), p=weights / weights.sum()))
+        return [draw.several(walker, self.candidates) for walker in walkers]
 
     def learn(self, hop: Hop) -> None:
         if not self.learns or self._parameters is None:
@@ -146,6 +133,8 @@ def choose_together(
         picked: list[PossibleHop | None] = []
         for walker, candidates in zip(walkers, own, strict=True):
             scores = np.array([next(said) for _ in candidates])
-            picked.append(candidates[chooser.pick(scores, walker.random)] if candidates else None)
+            picked.append(
+                candidates[softmax_pick(scores, chooser.temperature_ev, walker.random)] if candidates else None
+            )
         chosen.append(picked)
     return chosen

@@ -32,7 +32,7 @@ APART = 1.8  # Å; no two atoms of a crystal's start are nearer
 
 
 @dataclass(frozen=True)
-class Family:
+class SearchFamily:
     """What is searched, and how."""
 
     potential: str
@@ -73,19 +73,19 @@ def crystal(n_al: int, n_fe: int, random: np.random.Generator) -> Atoms:
 
 AL_FE = "eam:../shared/data/AlFe.fs.gz"
 FAMILIES = {
-    "metals": Family(
+    "metals": SearchFamily(
         "emt",
         training_cluster,
         tuned={"swap": 0.6, "relocate": 0.25, "twist": 0.15},
         hops={"swap": 0.5, "relocate": 0.35, "twist": 0.15},
     ),
-    "al-fe": Family(
+    "al-fe": SearchFamily(
         AL_FE,
         training_crystal,
         tuned={"swap": 0.4, "slip": 0.2, "relocate": 0.2, "rattle": 0.2},
         hops={"swap": 0.4, "slip": 0.25, "relocate": 0.25, "rattle": 0.1},
     ),
-    "al-fe-cell": Family(
+    "al-fe-cell": SearchFamily(
         AL_FE,
         training_crystal,
         tuned={"swap": 0.4, "slip": 0.2, "relocate": 0.1, "rattle": 0.15, "strain": 0.15},
