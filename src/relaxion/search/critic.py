@@ -9,7 +9,7 @@ atoms in another order, changes nothing.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -29,17 +29,17 @@ from relaxion.structures.structures import per_structure_sum
 KIND = "search critic"
 FORMAT = Format(1, PolicyError, advice="train it again, or use the one that ships")
 N_TWINS = 2
+CUTOFF_ANGSTROM = 4.5
+N_RADIAL = 12
 DISPLACED_ANGSTROM = 0.01  # an atom farther from its place than this is marked
 
 
 @dataclass(frozen=True)
 class CriticSettings:
-    """Size and reach of each of the twins."""
+    """Size of each of the twins, and what their numbers mean."""
 
     channels: int = 16
     n_layers: int = 2
-    cutoff_angstrom: float = 4.5
-    n_radial: int = 12
     highest_ev: float = 1.0  # changes above are not told apart: how bad a bad hop is does not matter
     values: bool = False  # minima have values of their own: for a discount factor above 0
 
@@ -63,8 +63,8 @@ class Critic(nn.Module):
         backbone = BackboneSettings(
             channels=settings.channels,
             n_layers=settings.n_layers,
-            cutoff_angstrom=settings.cutoff_angstrom,
-            n_radial=settings.n_radial,
+            cutoff_angstrom=CUTOFF_ANGSTROM,
+            n_radial=N_RADIAL,
         )
         self.backbone = LightBackbone(backbone, N_DESCRIPTORS + 1, 1, 0, N_TWINS, generator)
         self.answer = StackedMLP(settings.channels, settings.channels, 1 + settings.values, N_TWINS, generator)
@@ -86,7 +86,7 @@ class Critic(nn.Module):
         structures = batch.structures
         dtype = torch.float32
         state = State.without_past(structures, _no_forces(structures), 1.0)
-        around = Surroundings.of(state, self.settings.cutoff_angstrom, self.settings.n_radial, dtype)
+        around = Surroundings.of(state, CUTOFF_ANGSTROM, N_RADIAL, dtype)
         elements = descriptors(structures.atomic_numbers, dtype)
         inputs = AtomInputs(
             scalars=torch.cat([elements, batch.displaced[:, None].to(dtype)], dim=1),
@@ -178,7 +178,10 @@ def load_critic(path: Path) -> Critic:
     """Ready for use."""
     stored = FORMAT.read(path, KIND)
     try:
-        critic = Critic(CriticSettings(**stored.values["settings"]))
+        known = {field.name for field in fields(CriticSettings)}
+        # older files name a reach and a number of radial functions, always these
+        settings = {name: value for name, value in stored.values["settings"].items() if name in known}
+        critic = Critic(CriticSettings(**settings))
         critic.load_state_dict(stored.tensors)
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise PolicyError(f"{path} is no critic that this relaxion can use ({error}); {FORMAT.advice}") from error

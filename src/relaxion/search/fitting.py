@@ -24,6 +24,11 @@ from relaxion.search.hops import Hops
 
 logger = logging.getLogger(__name__)
 LOWEST_EV = -2.0
+SEGMENT = 8  # hops of a batch that follow each other in a walk, and share minima
+LEARNING_RATE = 2e-3
+FINAL_SHARE = 0.01  # of the learning rate, at the end
+TEMPERATURE_EV = 0.05  # τ of the policy whose values are learned
+TARGET_UPDATE_RATE = 0.005
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,14 +37,9 @@ class CriticFitSettings:
 
     updates: int = 8000
     batch: int = 64  # hops
-    segment: int = 8  # hops of a batch that follow each other in a walk, and share minima
-    learning_rate: float = 2e-3
-    final_rate: float = 2e-5
     discount_factor: float = 0.0
     n_steps: int = 1
     hop_cost_ev: float = 0.0  # added for every force call of a hop
-    softmax_temperature_ev: float = 0.05  # τ of the policy whose values are learned
-    target_update_rate: float = 0.005
     seed: int = 0
 
 
@@ -58,7 +58,7 @@ def soft_targets(hops: Hops, segments: np.ndarray, expected: np.ndarray, setting
     changes = np.where(hops.accepted, np.nan_to_num(hops.changes), 0.0)
     rewards = (changes + settings.hop_cost_ev * hops.calls)[segments]
     walks = hops.walks[segments]
-    values = _soft_values(hops.states[segments.ravel()], expected, settings.softmax_temperature_ev)
+    values = _soft_values(hops.states[segments.ravel()], expected)
     values = values.reshape(segments.shape)
     found = np.full(segments.shape, np.nan)
     length = segments.shape[1]
@@ -72,13 +72,13 @@ def soft_targets(hops: Hops, segments: np.ndarray, expected: np.ndarray, setting
     return np.clip(found.ravel(), 2 * LOWEST_EV, None)
 
 
-def _soft_values(states: np.ndarray, expected: np.ndarray, temperature_ev: float) -> np.ndarray:
+def _soft_values(states: np.ndarray, expected: np.ndarray) -> np.ndarray:
     """-τ log mean exp(-Q/τ) over the hops of each state, for every hop."""
     _, places = np.unique(states, return_inverse=True)
     lowest = np.full(places.max() + 1, np.inf)
     np.minimum.at(lowest, places, expected)
-    means = np.bincount(places, np.exp((lowest[places] - expected) / temperature_ev)) / np.bincount(places)
-    return (lowest - temperature_ev * np.log(means))[places]
+    means = np.bincount(places, np.exp((lowest[places] - expected) / TEMPERATURE_EV)) / np.bincount(places)
+    return (lowest - TEMPERATURE_EV * np.log(means))[places]
 
 
 def loss_of(predicted: Tensor, wanted: np.ndarray) -> Tensor:
@@ -106,14 +106,14 @@ def fit(
     critic = critic or Critic(critic_settings or CriticSettings(values=settings.discount_factor > 0), generator)
     decay = max(0.0, min(0.998, 1 - 10 / settings.updates))
     averaged = AveragedModel(critic, multi_avg_fn=get_ema_multi_avg_fn(decay))
-    parameters = torch.optim.Adam(critic.parameters(), lr=settings.learning_rate)
+    parameters = torch.optim.Adam(critic.parameters(), lr=LEARNING_RATE)
     wanted = targets(hops, critic.settings.highest_ev, settings.hop_cost_ev)
     slow = copy.deepcopy(critic) if settings.discount_factor > 0 else None
     recent, began = 0.0, time.monotonic()
     for update in range(settings.updates):
         share = 0.5 * (1 + math.cos(math.pi * update / settings.updates))
         for group in parameters.param_groups:
-            group["lr"] = settings.final_rate + (settings.learning_rate - settings.final_rate) * share
+            group["lr"] = LEARNING_RATE * (FINAL_SHARE + (1 - FINAL_SHARE) * share)
         segments = _segments(len(hops), settings, random)
         batch = batch_of_hops(hops, segments.ravel())
         if slow is None:
@@ -124,7 +124,7 @@ def fit(
             loss = loss_of(critic.returns(batch), soft_targets(hops, segments, expected, settings))
             with torch.no_grad():
                 for old, new in zip(slow.parameters(), critic.parameters(), strict=True):
-                    old.lerp_(new, settings.target_update_rate)
+                    old.lerp_(new, TARGET_UPDATE_RATE)
         parameters.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(critic.parameters(), 1.0)
@@ -142,7 +142,7 @@ def fit(
 
 def _segments(n_hops: int, settings: CriticFitSettings, random: np.random.Generator) -> np.ndarray:
     """(n_segments, length) numbers of the hops of a batch: pieces anywhere."""
-    length = min(settings.segment, n_hops)
+    length = min(SEGMENT, n_hops)
     starts = random.integers(n_hops - length + 1, size=max(1, settings.batch // length))
     return starts[:, None] + np.arange(length)
 
