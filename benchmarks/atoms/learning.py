@@ -73,7 +73,7 @@ PAPER = (
     "--set critic_learning_rate=1e-3 --set target_noise=0.2 --set target_noise_clip=0.5 "
     "--set learning_rate_final_share=1 --steps 12000 --set assessment_interval_steps=4000"
 )
-SHORT = "--steps 20000 --set assessment_interval_steps=5000"
+SHORT = "--steps 10000 --set assessment_interval_steps=5000"
 FORCES = (
     "--set reward=log_force_decrease:1 --set discount_factor=0.5"  # the recipe al-fe before its reward had the energy
 )
