@@ -274,7 +274,7 @@ class BatchRelaxer:
             return self._ask(group)
         except Exception as error:  # noqa: BLE001 - potentials may raise anything; one structure must not stop others
             if len(group) == 1:
-                group[0].fail(error_in_words(error))
+                group[0].failed(error)
                 return None
         for one in group:
             self._evaluate([one])

@@ -48,7 +48,7 @@ from relaxion.optimizer.safeguard import StepRule
 from relaxion.optimizer.step import Stepper, propose
 from relaxion.optimizer.trust_region import TrustRegionSettings
 from relaxion.potentials.base import AsePotential, Potential, PotentialCalculator
-from relaxion.potentials.counting import details_of, error_in_words, fingerprint
+from relaxion.potentials.counting import CallLimitReached, details_of, error_in_words, fingerprint
 from relaxion.potentials.registry import make_potential, potential
 from relaxion.structures import Structures
 
@@ -69,6 +69,7 @@ HELPED = 0.5  # of the largest force may be left by a step to a corrected minimu
 REACH = 0.6  # Å, of such a step
 REFRESHED = 0.3  # Å; farther away the Hessian is made anew
 MOST_COORDINATES = 300  # that are free; of larger structures the cheap potential only finds the first minimum
+MOST_FAILURES = 2  # of the calculator, at places that the steps led to; then its error is the user's to see
 MOST_SEEN = 10  # expensive points that correct the surface
 HALVINGS = 20
 HESSIAN_RULE = StepRule(secant_length=0.3)
@@ -237,7 +238,8 @@ class CheapModel:
         """Whether the step to a corrected minimum that led to the point was not worth it."""
         if not self.molecular or (point.finite and point.largest_force <= HELPED * last.base.largest_force):
             return False
-        self.note = f"a planned step left {point.largest_force:.3g} of {last.base.largest_force:.3g} eV/Å"
+        left = f"{point.largest_force:.3g} of {last.base.largest_force:.3g} eV/Å" if point.finite else "no forces"
+        self.note = f"a planned step left {left}"
         return True
 
     def at(self, bases: Sequence[Base], structures: Structures) -> list[Hessian | str]:
@@ -430,6 +432,21 @@ class TwoLevels:
         self.alone = alone
         self.planner = model.stepper(alone.settings)
         self.stepper = alone
+        self.failures = 0  # of the expensive calculator, after which the relaxation went on
+
+    @property
+    def has_other(self) -> bool:
+        """Whether start and cheap minimum wait for the answer that chooses between them."""
+        return self.model.other is not None
+
+    def goes_back(self, error: Exception) -> bool:
+        """Whether another place is tried after the calculator failed; not where the user's own structure fails."""
+        ours = self.stepper.last is not None or (self.has_other and not self.model.at_start)
+        if not ours or self.failures == MOST_FAILURES or isinstance(error, CallLimitReached):
+            return False
+        self.failures += 1
+        logger.warning("the calculator failed (%s): back to the last place, with another step", error_in_words(error))
+        return True
 
     @property
     def fallback_used(self) -> int:
@@ -505,12 +522,13 @@ class TwoLevels:
 
     def plain(self) -> dict[str, Any]:
         """For a restart file, beside the stepper's own."""
-        return self.model.plain() | {"plans": self.stepper is self.planner}
+        return self.model.plain() | {"plans": self.stepper is self.planner, "failures": self.failures}
 
     def restore(self, plain: dict[str, Any]) -> None:
         """The opposite. KeyError, TypeError or ValueError where the content is foreign."""
         self.model.restore(plain)
         self.stepper = self.planner if plain["plans"] else self.alone
+        self.failures = int(plain.get("failures", 0))  # younger than the files
 
 
 def _moved(point: Point, coordinates: Array) -> Point:

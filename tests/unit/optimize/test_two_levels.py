@@ -424,3 +424,50 @@ def test_a_large_structure_only_begins_at_the_cheap_minimum():
     helped = relaxed(large, EMT(), model=MorsePotential(epsilon=0.35, rho0=4.0, r0=2.65, rcut1=5.0, rcut2=6.0))
     assert helped.model_steps == 0
     assert 0 < helped.model_calls < 50
+
+
+class Refuses(Stiffer):
+    """Has no answer at some of its calls."""
+
+    def __init__(self, at: tuple[int, ...]) -> None:
+        super().__init__(expensive().places)
+        self.at = at
+
+    def calculate(self, atoms=None, properties=("energy",), system_changes=all_changes) -> None:
+        super().calculate(atoms, properties, system_changes)
+        if self.asked in self.at:
+            self.results = {}
+            raise RuntimeError("convergence NOT achieved")
+
+
+@pytest.mark.parametrize("at", [(1,), (2,), (1, 3), (2, 3)])
+def test_where_the_calculator_fails_at_a_planned_place_another_one_is_tried(at, caplog):
+    through = relaxed(rattled(), expensive(), model=EMT())
+    calculator = Refuses(at)
+    with caplog.at_level(logging.WARNING, "relaxion"):
+        helped = relaxed(rattled(), calculator, model=EMT())
+    assert "convergence NOT achieved" in caplog.text
+    assert helped.force_calls == calculator.asked
+    assert np.isnan([helped.history[call - 1].energy_ev for call in at]).all()
+    assert energy_of(helped) == pytest.approx(energy_of(through), abs=2e-3)
+    [one] = relax_batch([rattled()], Refuses(at), fmax=0.02, model=EMT())
+    assert one.converged
+    assert one.force_calls == helped.force_calls
+
+
+def test_the_third_failure_is_the_error_of_the_run():
+    atoms = rattled()
+    atoms.calc = Refuses((2, 3, 4))
+    optimizer = Relaxer(atoms, logfile=None, model=EMT())
+    with pytest.raises(RuntimeError, match="NOT achieved"):
+        optimizer.run(fmax=0.02)
+    assert optimizer.force_calls == 3
+    [one] = relax_batch([rattled()], Refuses((2, 3, 4)), fmax=0.02, model=EMT())
+    assert "NOT achieved" in one.error
+
+
+def test_a_start_that_fails_is_told_at_once():
+    atoms = rattled(size=0.01)  # the model leaves it where it is
+    atoms.calc = Refuses((1,))
+    with pytest.raises(RuntimeError, match="NOT achieved"):
+        Relaxer(atoms, logfile=None, model=EMT()).run(fmax=0.02)
