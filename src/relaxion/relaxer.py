@@ -428,6 +428,8 @@ class Relaxer(Optimizer):
         if self._call_began is not None:
             self._call_seconds = time.perf_counter() - self._call_began
             self._call_began = None
+            if self._levels is not None:
+                self._levels.model.call_seconds = self._call_seconds
         largest_force = float(self.optimizable.gradient_norm(gradient))
         if self.pressure_gpa:
             enthalpy = read_energy(self.atoms)
@@ -526,6 +528,7 @@ class Relaxer(Optimizer):
         if levels.model.note:
             logger.warning("%s; the relaxation continues without it", levels.model.note)
         self._write(words)
+        self._call_began = time.perf_counter()
         point = self._failed_answer()
         while point is not None and self._go_on_from(point):
             point = self._failed_answer()

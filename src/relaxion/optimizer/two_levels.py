@@ -68,7 +68,8 @@ DOUBTFUL = 0.5  # the same with a free cell: were the start relaxed, both forces
 HELPED = 0.5  # of the largest force may be left by a step to a corrected minimum; else it did not help
 REACH = 0.6  # Å, of such a step
 REFRESHED = 0.3  # Å; farther away the Hessian is made anew
-MOST_COORDINATES = 300  # that are free; of larger structures the cheap potential only finds the first minimum
+FEW_COORDINATES = 60  # that are free: their Hessian is always made; that of more only if it costs no more time than
+MOST_COORDINATES = 300  # an expensive call, and of more than these never; then steps go to minima
 MOST_FAILURES = 2  # of the calculator, at places that the steps led to; then its error is the user's to see
 MOST_SEEN = 10  # expensive points that correct the surface
 HALVINGS = 20
@@ -122,6 +123,8 @@ class CheapModel:
         self._calculator = PotentialCalculator(made)
         self._largest_radius = maxstep
         self.fmax = 0.05  # eV/Å, of the run
+        self.call_seconds = math.inf  # of an expensive call, where somebody measures it
+        self.to_minima: bool | None = True if self.molecular else None  # None: not chosen yet
         self._seen: list[tuple[Array, Array]] = []  # expensive points, expensive minus cheap forces there
         self._stepper: Stepper | None = None  # whose steps are planned here
         self._plan: tuple[Array, Array] | None = None  # the newest to a minimum: where it begins, and the step
@@ -133,7 +136,7 @@ class CheapModel:
     @property
     def used(self) -> str:
         """Its name, and why it was left where it was."""
-        return f"{self.name}: {self.note}" if self.note else self.name
+        return f"{self.name}: {self.note.removeprefix(f'the model {self.name} ')}" if self.note else self.name
 
     def covers(self, geometry: Geometry) -> bool:
         """All that its potential covers; after it failed `at` says why it plans no more."""
@@ -148,7 +151,7 @@ class CheapModel:
             return False
         if self.molecular:
             return not isinstance(self.target, UnitCellFilter)
-        return self._free_coordinates() <= MOST_COORDINATES
+        return True
 
     def _free_coordinates(self) -> int:
         geometry = read_geometry(self.target)
@@ -161,7 +164,16 @@ class CheapModel:
 
     @property
     def _rule(self) -> StepRule:
-        return SURFACE_RULE if self.molecular else HESSIAN_RULE
+        return SURFACE_RULE if self.to_minima else HESSIAN_RULE
+
+    def choose(self) -> None:
+        """Before the first step: by the Hessian, or to minima of the corrected surface where that costs too much."""
+        if self.to_minima is not None or self._stepper is None:
+            return
+        number = self._free_coordinates()
+        seconds = 2 * number * self.seconds / max(self.calls, 1)
+        self.to_minima = number > MOST_COORDINATES or (number > FEW_COORDINATES and seconds > self.call_seconds)
+        self._stepper.safeguard.rule = self._rule
 
     def begin(self) -> bool:
         """Relax in the cheap potential; whether the atoms now stand at its minimum.
@@ -236,7 +248,7 @@ class CheapModel:
 
     def misled(self, point: Point, last: Proposal) -> bool:
         """Whether the step to a corrected minimum that led to the point was not worth it."""
-        if not self.molecular or (point.finite and point.largest_force <= HELPED * last.base.largest_force):
+        if not self.to_minima or (point.finite and point.largest_force <= HELPED * last.base.largest_force):
             return False
         left = f"{point.largest_force:.3g} of {last.base.largest_force:.3g} eV/Å" if point.finite else "no forces"
         self.note = f"a planned step left {left}"
@@ -245,7 +257,7 @@ class CheapModel:
     def at(self, bases: Sequence[Base], structures: Structures) -> list[Hessian | str]:
         """The Hessian at each base (one, in truth), or the step from there to the minimum of the corrected surface."""
         del structures
-        return [self._planned(base) if self.molecular else self._hessian_at(base.point) for base in bases]
+        return [self._planned(base) if self.to_minima else self._hessian_at(base.point) for base in bases]
 
     def _hessian_at(self, point: Point) -> Hessian | str:
         """As it is, until the structure has moved far."""
@@ -287,7 +299,7 @@ class CheapModel:
 
     def saw(self, point: Point) -> None:
         """Ask the cheap potential at an expensive point, which corrects its surface."""
-        if not self.molecular or self.note or not point.finite:
+        if not self.to_minima or self.note or not point.finite:
             return
         if any(np.array_equal(point.coordinates, there) for there, _ in self._seen):
             return
@@ -305,6 +317,8 @@ class CheapModel:
         return self._seen[own][1], others[-MOST_SEEN:]
 
     def _correction(self, point: Point, offset: Array, seen: list[tuple[Array, Array]]) -> SurfaceCorrection:
+        if not self.molecular:
+            return SurfaceCorrection(point, offset, [(replace(point, coordinates=at), found) for at, found in seen])
         assert point.geometry is not None
         topology = topology_of(point.geometry, bonds_in(point.geometry, bonds_of([point.geometry])[0], None))
         if topology is None:
@@ -388,6 +402,7 @@ class CheapModel:
         return {
             "name": self.name,
             "molecular": self.molecular,
+            "to_minima": self.to_minima,
             "calls": self.calls,
             "note": self.note,
             "first": self.first,
@@ -405,6 +420,7 @@ class CheapModel:
         """The opposite. KeyError, TypeError or ValueError where the content is foreign."""
         self.calls = int(plain["calls"])
         self.molecular = bool(plain["molecular"])
+        self.to_minima = None if plain["to_minima"] is None else bool(plain["to_minima"])
         self.note = str(plain["note"])
         self.first, self.other = (
             None if rows is None else rows_of_three(rows) for rows in (plain["first"], plain["other"])
@@ -474,6 +490,7 @@ class TwoLevels:
 
     def propose(self, point: Point) -> Proposal:
         """The next step; of the first points it may lead to the other one of start and cheap minimum."""
+        self.model.choose()
         there = self.model.elsewhere(point)
         if there is not None:
             if self.model.note:
@@ -494,7 +511,7 @@ class TwoLevels:
             self.model.saw(point)
             self.planner.known = None  # a rejected point corrects the surface, too
             planned = propose([self.planner], [point])[0]
-            if planned.method == MODEL or not (self.model.note or self.model.molecular):
+            if planned.method == MODEL or not (self.model.note or self.model.to_minima):
                 return planned  # after a bad step springs make some, then the Hessian again
             self.model.note = self.model.note or f"no step is planned: {planned.reason}"
             self._leave()

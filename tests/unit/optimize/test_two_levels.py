@@ -410,7 +410,7 @@ def test_the_log_shows_both_counts(tmp_path: Path):
 def test_a_hessian_of_another_structure_is_refused_and_the_rule_is_that_of_the_start():
     optimizer = Relaxer(rattled(), logfile=None, model=EMT())
     model = optimizer._levels.model
-    plain = model.plain() | {"hessian": [rattled().positions.tolist(), np.eye(24).tolist()], "molecular": True}
+    plain = model.plain() | {"hessian": [rattled().positions.tolist(), np.eye(24).tolist()], "to_minima": True}
     model.restore(plain)
     assert optimizer._levels.planner.safeguard.rule.secant_weight == 0
     for shape in ((23, 23), (24, 23)):
