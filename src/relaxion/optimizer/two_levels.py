@@ -24,7 +24,7 @@ from ase.filters import Filter, UnitCellFilter
 
 from relaxion.optimizer.choice import chosen
 from relaxion.optimizer.classical import ClassicalSettings
-from relaxion.optimizer.hessian.base import Base, Hessian
+from relaxion.optimizer.hessian.base import Base, Hessian, PolicyModel, asked_of
 from relaxion.optimizer.hessian.internal.model import InternalSecants
 from relaxion.optimizer.hessian.internal.topology import NON_METALS, bonds_in, molecular_share, topology_of
 from relaxion.optimizer.hessian.learned import DirectMove
@@ -65,6 +65,7 @@ BROKEN = 1.6  # sums of covalent radii: bonds of non-metals that were below 1.25
 BONDED = 1.25
 FAR_WORSE = 3.0  # times the cheap force at the start: an expensive force above that at the cheap minimum
 DOUBTFUL = 0.5  # the same with a free cell: were the start relaxed, both forces would be about equal
+AGREED = 0.5  # of the cheap force at the start: where the expensive one there is larger, the cheap minimum is next
 HELPED = 0.5  # of the largest force may be left by a step to a corrected minimum; else it did not help
 REACH = 0.6  # Å, of such a step
 REFRESHED = 0.3  # Å; farther away the Hessian is made anew
@@ -117,8 +118,7 @@ class CheapModel:
         self.other: Array | None = None  # where the next one is made if the first place is the worse one
         self.at_start = False  # the first place is the user's structure, the other one the cheap minimum
         self.start_force = 0.0  # eV/Å, largest cheap force at the user's structure
-        self.first_energy: float | None = None  # eV, expensive, at the user's structure where that was asked first
-        self.doubted: Point | None = None  # the cheap minimum, while the start is asked whether it is the better one
+        self.doubted: Point | None = None  # one of the two, while the other one is asked whether it is the better one
         self.molecular = molecular_share(bare_atoms(target)) > 0  # steps go to minima, else by its Hessian
         self._calculator = PotentialCalculator(made)
         self._largest_radius = maxstep
@@ -129,7 +129,7 @@ class CheapModel:
         self._stepper: Stepper | None = None  # whose steps are planned here
         self._plan: tuple[Array, Array] | None = None  # the newest to a minimum: where it begins, and the step
         self._matrix: tuple[Array, Array] | None = None  # the newest Hessian: where, and by the free coordinates
-        self._hessian: PotentialHessian | None = None  # made of it
+        self._policy: PolicyModel | None = None  # whose Hessian is another opinion
         if expensive is not None and _same(made, expensive):
             self.note = f"the model {self.name} is the calculator itself"
 
@@ -157,8 +157,9 @@ class CheapModel:
         geometry = read_geometry(self.target)
         return 0 if geometry is None else int(geometry.free.sum())
 
-    def stepper(self, settings: ClassicalSettings) -> Stepper:
+    def stepper(self, settings: ClassicalSettings, policy: PolicyModel | None) -> Stepper:
         """Steps planned here, under the safeguard; classical ones where a plan was bad."""
+        self._policy = policy
         self._stepper = Stepper(settings, self, self._rule, sees_molecules=False)
         return self._stepper
 
@@ -212,39 +213,30 @@ class CheapModel:
         """Where the next expensive call is made, if not a step away from this point; of the first two points only."""
         if self.other is None or self.first is None:
             return None
-        here, there = self.first, self.other
+        way, there = self.other - self.first, self.other
         self.first = self.other = None
         if self.at_start:
-            # asked there because it might have been relaxed; a planned step goes to the cheap minimum anyway
-            if self.plans or not point.finite or dot(point.forces, there - here) <= 0:
-                return None
-            self.at_start = False
-            self.first, self.other, self.first_energy = there, here, point.energy
-            return there
-        if self.first_energy is not None:
-            if point.finite and point.energy <= self.first_energy:
-                return None
-            self.note = f"the minimum of {self.name} is no better than the start, which is taken instead"
-            return there
-        free_cell = isinstance(self.target, UnitCellFilter)
-        bound = (DOUBTFUL if free_cell else FAR_WORSE) * self.start_force
-        if point.finite and point.largest_force <= bound:
+            # asked there because it might have been relaxed; where both potentials pull as hard, it was not
+            stays = dot(point.forces, way) <= 0 or (self.plans and point.largest_force < AGREED * self.start_force)
+        else:
+            bound = DOUBTFUL if isinstance(self.target, UnitCellFilter) else FAR_WORSE
+            stays = point.finite and point.largest_force <= bound * self.start_force
+        if stays:
             return None
         self.saw(point)
         self.doubted = point
         return there
 
-    def better(self, start: Point) -> Point:
-        """Of the start and the cheap minimum, both asked now, the lower one; the model is left if that is the start."""
+    def better(self, point: Point) -> Point:
+        """Of start and cheap minimum, where both are asked now, the lower one; the model is left if that is the start."""
         doubted, self.doubted = self.doubted, None
         if doubted is None:
-            return start
-        if doubted.finite and not (start.finite and start.energy <= doubted.energy):
-            self.saw(start)
-            return doubted
-        if not isinstance(self.target, UnitCellFilter):
+            return point
+        self.saw(point)
+        stays = doubted.finite and not (point.finite and point.energy <= doubted.energy)
+        if stays == self.at_start and not isinstance(self.target, UnitCellFilter):
             self.note = f"the minimum of {self.name} is no better than the start, which is taken instead"
-        return start
+        return doubted if stays else point
 
     def misled(self, point: Point, last: Proposal) -> bool:
         """Whether the step to a corrected minimum that led to the point was not worth it."""
@@ -256,13 +248,12 @@ class CheapModel:
 
     def at(self, bases: Sequence[Base], structures: Structures) -> list[Hessian | str]:
         """The Hessian at each base (one, in truth), or the step from there to the minimum of the corrected surface."""
-        del structures
-        return [self._planned(base) if self.to_minima else self._hessian_at(base.point) for base in bases]
+        return [self._planned(base) if self.to_minima else self._hessian_at(base, structures) for base in bases]
 
-    def _hessian_at(self, point: Point) -> Hessian | str:
-        """As it is, until the structure has moved far."""
+    def _hessian_at(self, base: Base, structures: Structures) -> Hessian | str:
+        """Of the cheap potential, as it is until the structure has moved far, and of the policy: their mean."""
+        point = base.point
         assert point.geometry is not None
-        free = point.geometry.free
         if self.note:
             return self.note
         if self._matrix is None or point.reach(point.coordinates - self._matrix[0]) > REFRESHED:
@@ -272,9 +263,11 @@ class CheapModel:
             except ModelFailed as error:
                 self.note = str(error)
                 return self.note
-            self._hessian = None
-        self._hessian = self._hessian or PotentialHessian(self._matrix[1], free)
-        return self._hessian
+        learned = None
+        if self._policy is not None and self._policy.covers(point.geometry):
+            answer = asked_of(self._policy, [base], structures)[0]
+            learned = None if isinstance(answer, str) else answer
+        return PotentialHessian(self._matrix[1], point.geometry.free, learned)
 
     def _forces_at(self, coordinates: Array) -> Array:
         place(self.target, coordinates)
@@ -409,7 +402,6 @@ class CheapModel:
             "other": self.other,
             "at_start": self.at_start,
             "start_force": self.start_force,
-            "first_energy": self.first_energy,
             "doubted": None if self.doubted is None else asdict(self.doubted),
             "plan": self._plan,
             "hessian": self._matrix,
@@ -427,7 +419,6 @@ class CheapModel:
         )
         self.at_start = bool(plain["at_start"])
         self.start_force = float(plain["start_force"])
-        self.first_energy = None if plain["first_energy"] is None else float(plain["first_energy"])
         self.doubted = None if plain["doubted"] is None else Point.restored(plain["doubted"])
         plan, hessian = plain["plan"], plain["hessian"]
         self._plan = None if plan is None else (rows_of_three(plan[0]), rows_of_three(plan[1]))
@@ -446,18 +437,18 @@ class TwoLevels:
         """`alone`: makes the steps where the model does not."""
         self.model = model
         self.alone = alone
-        self.planner = model.stepper(alone.settings)
+        self.planner = model.stepper(alone.settings, alone.safeguard.models.policy)
         self.stepper = alone
         self.failures = 0  # of the expensive calculator, after which the relaxation went on
 
     @property
     def has_other(self) -> bool:
         """Whether start and cheap minimum wait for the answer that chooses between them."""
-        return self.model.other is not None
+        return self.model.other is not None and not self.model.at_start
 
     def goes_back(self, error: Exception) -> bool:
         """Whether another place is tried after the calculator failed; not where the user's own structure fails."""
-        ours = self.stepper.last is not None or (self.has_other and not self.model.at_start)
+        ours = self.stepper.last is not None or self.has_other or self.model.doubted is not None
         if not ours or self.failures == MOST_FAILURES or isinstance(error, CallLimitReached):
             return False
         self.failures += 1

@@ -8,12 +8,14 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from relaxion.optimizer.hessian.base import Hessian
 from relaxion.optimizer.hessian.internal.coordinates import difference
 from relaxion.optimizer.hessian.internal.model import CARTESIAN, Place
 from relaxion.optimizer.hessian.internal.topology import Topology
 from relaxion.optimizer.point import Array, Point, dot
 
 DIFFERENCE = 0.015  # Å, either way: machine-learned forces are float32
+SHARE = 0.5  # of the cheap potential's Hessian, the rest is the policy's
 SOFTEST = 1.0  # eV/Å², of any mode; softer ones the secants of the expensive potential will find
 
 
@@ -33,16 +35,33 @@ def differences(point: Point, forces_at: Callable[[Array], Array]) -> Array:
     return (matrix + matrix.T) / 2
 
 
+def matrix_of(hessian: Hessian, free: NDArray[np.bool_]) -> Array:
+    """Any Hessian by the coordinates that are free, eV/Å²."""
+    places = np.argwhere(free)
+    matrix = np.empty((len(places), len(places)))
+    for column, (row, axis) in enumerate(places):
+        step = np.zeros(free.shape)
+        step[row, axis] = 1.0
+        matrix[:, column] = hessian.apply(step)[free]
+    return (matrix + matrix.T) / 2
+
+
 class PotentialHessian:
     """The Hessian of a cheaper potential, made positive definite; what is fixed stays."""
 
     has_curvature = True
 
-    def __init__(self, matrix: Array, free: NDArray[np.bool_]) -> None:
-        """`matrix`: symmetric, by the coordinates that are free, eV/Å²; `free`: (n_rows, 3) bool."""
+    def __init__(self, matrix: Array, free: NDArray[np.bool_], other: Hessian | None = None) -> None:
+        """`matrix`: symmetric, by the coordinates that are free, eV/Å²; `free`: (n_rows, 3) bool.
+
+        `other`: of another model; both err, and their mean errs less.
+        """
         self.free = free
         values, self._modes = np.linalg.eigh(matrix)
         self._stiffness = np.maximum(np.abs(values), SOFTEST)
+        if other is not None:
+            own = (self._modes * self._stiffness) @ self._modes.T
+            self._stiffness, self._modes = np.linalg.eigh(SHARE * own + (1 - SHARE) * matrix_of(other, free))
 
     def apply(self, step: Array) -> Array:
         return self._scaled(step, self._stiffness)
