@@ -228,7 +228,7 @@ class CheapModel:
         return there
 
     def better(self, point: Point) -> Point:
-        """The lower one of start and cheap minimum, where both are asked now; the model is left if that is the start."""
+        """The lower one of start and cheap minimum, once both are asked; the model is left if that is the start."""
         doubted, self.doubted = self.doubted, None
         if doubted is None:
             return point
