@@ -61,27 +61,58 @@ class Row:
 
 
 FROM_SCRATCH = "--set expert_share=0 --set imitation_weight=0"
-EXPERT = "--set expert_share=0.8 --set expert_steps=20000 --set imitation_weight=2"
+EXPERT = (
+    "--set expert_share=0.8 --set expert_steps=20000 --set imitation_weight=2 --set assessment_interval_steps=10000"
+)
 LESSONS = "--set fit_updates=3000 --steps 3000 --set averaged_policy=false --set assessment_interval_steps=300"
 LIGHT = "--set backbone=light"
 STIFFNESS = f"--set policy=stiffness {FROM_SCRATCH} --set environment_information=[]"
 PATIENT = "--set critic_updates_before=2000 --set exploration_length_noise=0.5 --set assessment_interval_steps=5000"
+PAPER = (
+    "--set policy_delay=2 --set target_update_rate=0.005 --set discount_factor=0.99 --set n_steps=1 "
+    "--set critic_learning_rate=1e-3 --set target_noise=0.2 --set target_noise_clip=0.5 "
+    "--set learning_rate_final_share=1 --steps 12000 --set assessment_interval_steps=4000"
+)
+SHORT = "--steps 20000 --set assessment_interval_steps=5000"
+FORCES = (
+    "--set reward=log_force_decrease:1 --set discount_factor=0.5"  # the recipe al-fe before its reward had the energy
+)
+AT_ONCE = "--set critic_updates_before=0 --set exploration_length_noise=0"
+LONG = "--steps 100000"
 ROWS = {
     "emt-stiffness-td3": Row("TD3, stiffness policy", "emt-stiffness", "td3", "", (0, 1, 2, 3, 4), "emt"),
+    "emt-stiffness-paper": Row(
+        "TD3 as in its paper, stiffness policy", "emt-stiffness", "td3", PAPER, (0, 1, 2), "emt"
+    ),
     "emt-metals-td3": Row("TD3, direct policy", "emt-metals", "td3", FROM_SCRATCH, (0, 1, 2), "emt"),
     "emt-metals-sac": Row("SAC, direct policy", "emt-metals", "sac", FROM_SCRATCH, (0, 1, 2), "emt"),
     "emt-metals-ddpg": Row("DDPG, direct policy", "emt-metals", "ddpg", FROM_SCRATCH, (0,), "emt"),
     "emt-metals-d4pg": Row("D4PG, direct policy", "emt-metals", "d4pg", FROM_SCRATCH, (0,), "emt"),
     "emt-metals-expert": Row("TD3, direct policy, expert at first", "emt-metals", "td3", "", (0,), "emt"),
     "emt-stiffness-lessons": Row("lessons, stiffness policy", "emt-stiffness", "td3", LESSONS, (0, 1, 2), "lessons"),
-    "al-fe-td3": Row("TD3, direct policy", "al-fe", "td3", FROM_SCRATCH, (0, 1, 2), "al-fe"),
+    "al-fe-td3": Row("TD3, direct policy", "al-fe", "td3", "", (0, 1, 2), "al-fe"),
     "al-fe-stiffness-td3": Row("TD3, stiffness policy", "al-fe-stiffness", "td3", "", (0, 1, 2, 3, 4), "al-fe"),
+    "al-fe-stiffness-sac": Row("SAC, stiffness policy", "al-fe-stiffness", "sac", SHORT, (0, 1, 2), "agents"),
+    "al-fe-stiffness-d4pg": Row("D4PG, stiffness policy", "al-fe-stiffness", "d4pg", SHORT, (0, 1, 2), "agents"),
+    "al-fe-stiffness-ddpg": Row("DDPG, stiffness policy", "al-fe-stiffness", "ddpg", SHORT, (0, 1, 2), "agents"),
     "al-fe-stiffness-forces": Row(
-        "TD3, stiffness policy, rewarded for forces", "al-fe", "td3", f"{STIFFNESS} {PATIENT}", (0, 1, 2), "al-fe"
+        "TD3, stiffness policy, rewarded for forces",
+        "al-fe",
+        "td3",
+        f"{STIFFNESS} {FORCES} {PATIENT} {LONG}",
+        (0, 1, 2),
+        "al-fe",
     ),
-    "al-fe-expert": Row("TD3, direct policy, expert at first", "al-fe", "td3", EXPERT, (0,), "al-fe"),
+    "al-fe-expert": Row(
+        "TD3, direct policy, expert at first", "al-fe", "td3", f"{FORCES} {AT_ONCE} {EXPERT} {LONG}", (0,), "al-fe"
+    ),
     "al-fe-stiffness-lessons": Row(
-        "lessons, stiffness policy, Al–Fe", "al-fe", "td3", f"{STIFFNESS} {LESSONS}", (0, 1, 2), "lessons"
+        "lessons, stiffness policy, Al–Fe",
+        "al-fe",
+        "td3",
+        f"{STIFFNESS} {FORCES} {AT_ONCE} {LESSONS}",
+        (0, 1, 2),
+        "lessons",
     ),
     "alfe-light-td3": Row("TD3, light", "alfe-cubic", "td3", LIGHT, (0, 1, 2), "alfe"),
     "alfe-light-sac": Row("SAC, light", "alfe-cubic", "sac", LIGHT, (0, 1, 2), "alfe"),

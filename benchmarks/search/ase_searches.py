@@ -19,10 +19,9 @@ from ase.calculators.emt import EMT
 from ase.optimize import BFGS, FIRE
 from ase.optimize.basin import BasinHopping
 from ase.optimize.minimahopping import MinimaHopping
-from trial import systems
 
 from relaxion.files import write_json
-from relaxion.train.search.metals import alloy_cluster
+from relaxion.train.search.families import systems
 
 
 class Spent(Exception):
@@ -78,12 +77,12 @@ def main() -> None:
             continue
         began = time.monotonic()
         records = []
-        for number, (label, pair, size, first) in enumerate(systems(told.set)):
+        for number, (label, make_start) in enumerate(systems("metals", told.set).items()):
             for search in range(told.searches):
-                start = alloy_cluster(pair, size, first, np.random.default_rng([told.seed, number, search]))
+                start = make_start(np.random.default_rng([told.seed, number, search]))
                 with tempfile.TemporaryDirectory() as folder:
                     steps = _inside(Path(folder), name, start, told.calls, 1000 * told.seed % 2**31 + search)
-                records.append({"system": label, "atoms": size, "staircase": steps})
+                records.append({"system": label, "atoms": len(start), "staircase": steps})
         plain = {"set": told.set, "arm": f"ASE {name}", "calls": told.calls, "seed": told.seed}
         write_json(path, {**plain, "seconds": time.monotonic() - began, "records": records})
 

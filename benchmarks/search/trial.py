@@ -1,8 +1,10 @@
 """Searches at equal force calls: `python benchmarks/search/trial.py SET ARM [ARM ...] [--critic NAME=FILE ...]`.
 
 SET: `tuning` (training pairs, for choosing settings), `unseen` (pairs that no critic and no setting has seen), `large`
-(unseen pairs, 30-50 atoms). ARM: see ARMS, or `critic:NAME`. Each arm of a set is one JSON file in the folder; one that
-exists is left as it is, so a stopped trial goes on. Without ARM the table of what is there is printed.
+(unseen pairs, 30-50 atoms); `al-fe:tuning`, `al-fe:unseen`, `al-fe-cell:tuning`, `al-fe-cell:unseen` (compositions of
+Al–Fe crystals in a fixed or free cell, EAM; the searches of a system share the fixed cell). ARM: see `arm_named`. Each
+arm of a set is one JSON file in the folder; one that exists is left as it is, so a stopped trial goes on. Without ARM
+the table of what is there is printed.
 Every arm begins a search at the same start, relaxes with Relaxion's own `relax_batch` code (0.05 eV/Å) and is charged
 for every force call. Found: within 1 meV per atom of the lowest energy of that system in any file of the set. A search
 that finds nothing is charged the whole budget.
@@ -15,47 +17,57 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from ase import Atoms
 
 from relaxion.files import write_json
+from relaxion.potentials.emt import Emt
 from relaxion.search.choices import Bandit, Draw, HopChooser, Mixture, PossibleHop, Walker
 from relaxion.search.critic import Critic, CriticSettings, load_critic
 from relaxion.search.critic_choice import CriticChoice
 from relaxion.search.geometry import Distances
-from relaxion.search.relaxing import TrialRelaxer, one_round
+from relaxion.search.relaxing import ModelChoice, TrialRelaxer, one_round
 from relaxion.search.settings import SearchSettings
 from relaxion.search.walk import Walk
-from relaxion.train.search.metals import TRAINED, UNSEEN, alloy_cluster
+from relaxion.train.search.families import FAMILIES, MakeStart, SearchFamily, systems
 
-HERE = Path(__file__).parent
-SIZES = (14, 16, 18, 20, 23, 25)
-LARGE_SIZES = (30, 38, 50)
-TUNED = {"swap": 0.6, "relocate": 0.25, "twist": 0.15}
 SAME_EV = 1e-3  # two relaxations of one minimum differ by less
-HOPS = {"swap": 0.5, "relocate": 0.35, "twist": 0.15}
 Arm = tuple[Callable[[], HopChooser], dict[str, Any]]
 
 
 class Restarts(Mixture):
-    """Every trial is a new ball cut from a lattice: random restarts."""
+    """Every trial is a new random start."""
+
+    def __init__(self, make_start: MakeStart) -> None:
+        self.make_start = make_start
 
     def choose(self, walkers: Sequence[Walker], draw: Draw) -> list[PossibleHop | None]:  # noqa: ARG002
-        balls = [self._ball(walker) for walker in walkers]
-        return [PossibleHop("restart", ball, Distances.of(ball).look(ball.numbers)) for ball in balls]
+        return [self._anew(walker) for walker in walkers]
 
-    def _ball(self, walker: Walker) -> Atoms:
-        symbols = walker.atoms.get_chemical_symbols()
-        pair = tuple(sorted(set(symbols)))
-        fresh = alloy_cluster(pair, len(symbols), symbols.count(pair[0]), walker.random)
+    def _anew(self, walker: Walker) -> PossibleHop:
+        fresh = self.make_start(walker.random)
         trial = walker.atoms.copy()
-        for symbol in pair:
-            trial.positions[walker.atoms.symbols == symbol] = fresh.positions[fresh.symbols == symbol]
-        return trial
+        trial.set_cell(fresh.cell)
+        trial.positions[np.argsort(trial.numbers, kind="stable")] = fresh.positions[
+            np.argsort(fresh.numbers, kind="stable")
+        ]
+        return PossibleHop("restart", trial, Distances.of(trial).look(trial.numbers))
+
+
+class WrongEmt(Emt):
+    """Every parameter is wrong by this share, up or down."""
+
+    def __init__(self, share: float) -> None:
+        self.share = share
+        super().__init__()
+
+    def _set_parameters(self, table: torch.Tensor) -> None:
+        signs = 2 * torch.randint(2, table.shape, generator=torch.Generator().manual_seed(0)) - 1
+        super()._set_parameters(table * (1 + self.share * signs))
 
 
 class Forgetful(Mixture):
@@ -72,16 +84,7 @@ class ForgetfulCritic(CriticChoice):
         return super().draw(walkers, replace(draw, tried={}))
 
 
-ARMS: dict[str, Arm] = {
-    "restarts": (Restarts, {"moves": {"rattle": 1.0}}),
-    "gaussian": (Mixture, {"moves": {"rattle": 1.0}, "temperature_ev": 0.1}),
-    "basin": (Mixture, {"moves": TUNED, "temperature_ev": 0.1}),
-    "basin-forgetful": (Forgetful, {"moves": TUNED, "temperature_ev": 0.1}),
-    "bandit": (Bandit, {"moves": HOPS, "temperature_ev": 0.1}),
-}
-
-
-def arm_named(name: str, critics: dict[str, Path]) -> Arm:
+def arm_named(name: str, critics: dict[str, Path], family: SearchFamily, make_start: MakeStart) -> Arm:
     """`basin@T` has another temperature (eV); `critic:NAME[:candidates[:softmax[:temperature[:online]]]]`, online: on
     or off; `forgetful:…` likewise, for a critic whose hops may be tried again."""
     if name.startswith("mix@"):  # mix@swap=0.6,relocate=0.3@0.1
@@ -98,24 +101,16 @@ def arm_named(name: str, critics: dict[str, Path]) -> Arm:
             critic = load_critic(critics[words[1]])
         options = {"candidates": candidates, "temperature_ev": softmax, "learn": online}
         kind = CriticChoice if name.startswith("critic") else ForgetfulCritic
-        return lambda: kind(critic, **options), {"moves": HOPS, "temperature_ev": temperature}
-    make, settings = ARMS[name.split("@")[0]]
-    if "@" in name:
-        settings = {**settings, "temperature_ev": float(name.split("@")[1])}
-    return make, settings
-
-
-def systems(which: str) -> list[tuple[str, tuple[str, str], int, int]]:
-    """Name, pair, atoms, atoms of the first metal; compositions drawn once for each set."""
-    pairs = TRAINED[::2] if which == "tuning" else UNSEEN
-    sizes = {"tuning": (15, 19, 24), "unseen": SIZES, "large": LARGE_SIZES}[which]
-    random = np.random.default_rng({"tuning": 1, "unseen": 2, "large": 3}[which])
-    found = []
-    for pair in pairs:
-        for size in sizes:
-            first = int(random.integers(size // 4, size - size // 4 + 1))
-            found.append((f"{pair[0]}{first}{pair[1]}{size - first}", pair, size, first))
-    return found
+        return lambda: kind(critic, **options), {"moves": family.hops, "temperature_ev": temperature}
+    if name.startswith("model:"):  # model:2, EMT with parameters off by 2 % judges the candidates
+        settings = SearchSettings(moves=family.hops)
+        wrong = WrongEmt(float(name.removeprefix("model:")) / 100)
+        return lambda: ModelChoice(wrong, settings), {"moves": family.hops}
+    kind, _, temperature = name.partition("@")
+    makers = {"restarts": partial(Restarts, make_start), "gaussian": Mixture, "basin": Mixture,
+              "basin-forgetful": Forgetful, "bandit": Bandit}  # fmt: skip
+    moves = {"rattle": 1.0} if kind in ("restarts", "gaussian") else family.hops if kind == "bandit" else family.tuned
+    return makers[kind], {"moves": moves, "temperature_ev": float(temperature or 0.1)}
 
 
 def run_arm(
@@ -128,15 +123,17 @@ def run_arm(
     known: dict[str, float],
 ) -> dict[str, Any]:
     """`known`: energies in eV; a search that reaches that of its system ends there, which saves time, not calls."""
-    make, options = arm_named(name, critics)
+    family_name, _, part = which.rpartition(":")
+    family = FAMILIES[family_name or "metals"]
     walks, labels = [], []
-    for number, (label, pair, size, first) in enumerate(systems(which)):
+    for number, (label, make_start) in enumerate(systems(family_name or "metals", part).items()):
+        make, options = arm_named(name, critics, family, make_start)
         for search in range(searches):
-            start = alloy_cluster(pair, size, first, np.random.default_rng([seed, number, search]))
-            settings = SearchSettings(calls=calls, seed=1000 * seed + search, **options)
+            start = make_start(np.random.default_rng([seed, number, search]))
+            settings = SearchSettings(calls=calls, seed=1000 * seed + search, cell=family.cell, **options)
             walks.append(Walk(start, settings, make()))
             labels.append(label)
-    relax = TrialRelaxer("emt", SearchSettings())
+    relax = TrialRelaxer(family.potential, SearchSettings(cell=family.cell))
     began = time.monotonic()
     while any(not walk.stopped for walk in walks):
         one_round(walks, relax)
@@ -228,7 +225,7 @@ def _interval(values: np.ndarray, over: np.ndarray | None = None) -> list[float]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("set", choices=["tuning", "unseen", "large"])
+    parser.add_argument("set")
     parser.add_argument("arms", nargs="*")
     parser.add_argument("--folder", type=Path, default=Path("runs/search/trial"))
     parser.add_argument("--critic", action="append", default=[], metavar="NAME=FILE")
@@ -248,12 +245,12 @@ def main() -> None:
     told.folder.mkdir(parents=True, exist_ok=True)
     critics = {name: Path(file) for name, file in (word.split("=", 1) for word in told.critic)}
     for arm in told.arms:
-        path = told.folder / f"{told.set}-{arm.replace('/', '_')}-{told.seed}.json"
+        path = told.folder / f"{told.set.replace(':', '-')}-{arm.replace('/', '_')}-{told.seed}.json"
         if not path.exists():
-            others = [json.loads(file.read_text()) for file in told.folder.glob(f"{told.set}-*.json")]
+            others = [json.loads(file.read_text()) for file in told.folder.glob(f"{told.set.replace(':', '-')}-*.json")]
             known = lowest_of(others) if told.stop_at_known else {}
             write_json(path, run_arm(told.set, arm, critics, told.calls, told.searches, told.seed, known))
-    rows = table(sorted(told.folder.glob(f"{told.set}-*.json")), told.control)
+    rows = table(sorted(told.folder.glob(f"{told.set.replace(':', '-')}-*.json")), told.control)
     for row in sorted(rows, key=lambda row: row["mean_calls"]):
         low, high = row["interval"]
         ratio = row.get("calls_ratio", float("nan"))

@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from relaxion.apps.cli.command import app
-from relaxion.train.search.metals import alloy_cluster
+from relaxion.train.search.families import alloy_cluster
 
 
 @pytest.fixture
@@ -67,6 +67,9 @@ def test_a_budget_below_one_relaxation_ends_with_3_and_keeps_the_structure(start
     assert not said
     assert "did not relax the start" in errors
     assert len(ase.io.read(out / "start.extxyz")) == 9  # pyright: ignore[reportArgumentType]
+    code, _, errors = run(start, "--calc", "emt", "--calls", 60, "--out", out, "--resume")
+    assert code == 1
+    assert "begin anew with --force" in " ".join(errors.split())
 
 
 @pytest.mark.parametrize(

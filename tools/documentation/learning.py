@@ -14,6 +14,8 @@ TASKS = {  # the classical rows of each task, and its runs in order
         "emt-stiffness-classical",
         {
             "emt-stiffness-td3": "TD3, stiffness policy",
+            "emt-stiffness-td3 12032": "the same, first 12 000 steps",
+            "emt-stiffness-paper": "TD3 as in its paper, stiffness policy",
             "emt-stiffness-lessons": "the same network, fitted to examples",
             "emt-metals-td3": "TD3, direct policy",
             "emt-metals-sac": "SAC, direct policy",
@@ -26,7 +28,11 @@ TASKS = {  # the classical rows of each task, and its runs in order
         "al-fe-classical",
         {
             "al-fe-stiffness-td3": "TD3, stiffness policy",
-            "al-fe-stiffness-forces": "the same, rewarded for forces only",
+            "al-fe-stiffness-td3 20032": "the same, first 20 000 steps",
+            "al-fe-stiffness-sac": "SAC, stiffness policy",
+            "al-fe-stiffness-d4pg": "D4PG, stiffness policy",
+            "al-fe-stiffness-ddpg": "DDPG, stiffness policy",
+            "al-fe-stiffness-forces": "TD3, stiffness policy, rewarded for forces only",
             "al-fe-stiffness-lessons": "the same network, fitted to examples",
             "al-fe-td3": "TD3, direct policy",
             "al-fe-expert": "TD3, direct policy, expert at first",
@@ -78,9 +84,19 @@ def _springs(root: Path, task: str) -> list[str]:
 
 
 def runs_of(root: Path, name: str) -> list[Run]:
-    """By seed, from 0 on."""
+    """By seed, from 0 on; of `NAME STEPS` the first steps."""
+    name, _, steps = name.partition(" ")
     files = takewhile(Path.exists, (_folder(root) / f"{name}-{seed}.json" for seed in count()))
-    return [json.loads(file.read_text()) for file in files]
+    runs = [json.loads(file.read_text()) for file in files]
+    return [_first(run, int(steps)) for run in runs] if steps else runs
+
+
+def _first(run: Run, steps: int) -> Run:
+    """As if it had ended then: the kept policy was the best on validation starts until then."""
+    curve = [row for row in run["curve"] if row[0] <= steps]
+    kept = dict(zip(run["columns"], min(curve, key=lambda row: row[2]), strict=True))
+    facts = {"kept_force_calls_mean": kept["force_calls_mean"], "kept_success_rate": kept["success_rate"]}
+    return {"curve": curve, "steps": curve[-1][0], "cpu_seconds": run["cpu_seconds"] * steps / run["steps"], **facts}
 
 
 def worst_later(run: Run) -> float:
@@ -130,3 +146,62 @@ def _title(name: str) -> str:
 
 def _folder(root: Path) -> Path:
     return root / "benchmarks/atoms/results/learning"
+
+
+# ---- what to turn first: benchmarks/atoms/tuning_guide.py
+
+SYSTEMS = {"alfe": "cubic AlFe", "emt": "EMT metals", "al-fe": "Al–Fe"}
+BASE = "base"
+
+
+def turned(root: Path, system: str = "") -> str:
+    """All that was measured on one system, or without a name all systems beside their bases."""
+    runs = json.loads((_folder(root) / "tuning-guide.json").read_text())
+    level = json.loads((_folder(root) / "tuning-guide-classical.json").read_text())
+    names = list(dict.fromkeys(run["row"] for run in runs))
+
+    def of(row: str, place: str) -> list[Run]:
+        found = [run for run in runs if (run["row"], run["system"]) == (row, place)]
+        return sorted(found, key=lambda run: run["seed"])
+
+    if not system:
+        lines = [f"| turned | {' | '.join(SYSTEMS.values())} |", "|---" * (len(SYSTEMS) + 1) + "|"]
+        return "\n".join([*lines, *(_beside(row, [(of(row, place), of(BASE, place)) for place in SYSTEMS])
+                                    for row in names)])  # fmt: skip
+    columns = ("turned", "force calls, each seed", "later worst", "below classical after", "CPU seconds")
+    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    for row in names:
+        if own := of(row, system):
+            best = ", ".join(f"{_best(run):.1f}" for run in own)
+            worst = _span([f"{_worst(run):.2f}" for run in own])
+            after = _after([next((step for step, calls in run["curve"] if calls < level[system]), None) for run in own])
+            seconds = _span([str(run["cpu_seconds"]) for run in own])
+            lines.append(f"| {row} | {best} | {worst} | {after} | {seconds} |")
+    return "\n".join([*lines, f"| classical optimizer | {level[system]:.1f} | | | |"])
+
+
+def _beside(row: str, cells: list[tuple[list[Run], list[Run]]]) -> str:
+    """Mean calls of the best policies divided by those of the base with the same seeds; lowest and highest."""
+    shown = []
+    for own, base in cells:
+        bases = {run["seed"]: _best(run) for run in base}
+        pairs = [(_best(run), bases[run["seed"]]) for run in own if run["seed"] in bases]
+        if not pairs:
+            shown.append("")
+        elif row == BASE:
+            shown.append(f"{sum(bases.values()) / len(bases):.1f} calls")
+        else:
+            ratios = [calls / other for calls, other in pairs]
+            mean = sum(calls for calls, _ in pairs) / sum(other for _, other in pairs)
+            shown.append(f"{mean:.2f} ({min(ratios):.2f}–{max(ratios):.2f})" if len(pairs) > 1 else f"{mean:.2f}*")
+    return f"| {row} | {' | '.join(shown)} |"
+
+
+def _best(run: Run) -> float:
+    return min(calls for _, calls in run["curve"])
+
+
+def _worst(run: Run) -> float:
+    """The worst assessment after the best, beside it."""
+    calls = [calls for _, calls in run["curve"]]
+    return max(calls[calls.index(min(calls)) :]) / min(calls)

@@ -11,6 +11,7 @@
 | `sets` | what `relaxion bench` knows by name |
 | `readme` | the README from below its title to its first section |
 | `requirements` | the list of `tests/requirements.toml` |
+| `turned[: SYSTEM]` | what turning a setting did, from the results of `benchmarks/atoms/tuning_guide.py` |
 | `learned: TASK` | what agents learned on `emt`, `al-fe` or `alfe`, from `benchmarks/atoms/results/learning` |
 
 `python tools/fill_pages.py` writes them into the pages; a test compares the pages with the code.
@@ -32,7 +33,7 @@ from documentation.sources import code_of
 END = "<!-- end -->"
 # filled when the site is built, not in the repository
 REFERENCE = ("docs/reference/", "docs/results/", "docs/diagnostics.md", "docs/index.md", "docs/requirements.md")
-KINDS = "code|output|api|commands|alarms|numbers|results|core|sets|tight|brief|learned|readme|requirements"
+KINDS = "code|output|api|commands|alarms|numbers|results|core|sets|tight|brief|learned|turned|readme|requirements"
 ASKED = re.compile(
     rf"^(?P<start><!-- (?P<kind>{KINDS})(?:: (?P<words>[^>]+?))? -->)(?:\n(?:(?!<!-- ).*\n)*?{END})?$", re.MULTILINE
 )
@@ -70,6 +71,8 @@ def _made(root: Path, kind: str, words: list[str]) -> str:
             return requirements(root)
         case "learned":
             return learning.table(root, words[0])
+        case "turned":
+            return learning.turned(root, *words)
         case _:
             return {"commands": reference, "alarms": alarms, "numbers": numbers, "sets": results.sets}[kind]()
 

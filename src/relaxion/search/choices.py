@@ -97,6 +97,21 @@ class Draw:
             known = known or candidate
         return known
 
+    def several(self, walker: Walker, number: int) -> list[PossibleHop]:
+        """So many draws; of those that look alike the first."""
+        found: list[PossibleHop] = []
+        for _ in range(number):
+            candidate = self.one(walker)
+            if candidate is not None and not any(alike(candidate.look, other.look) for other in found):
+                found.append(candidate)
+        return found
+
+
+def softmax_pick(energies_ev: np.ndarray, temperature_ev: float, random: np.random.Generator) -> int:
+    """Low energies are taken more often; small temperatures take the lowest."""
+    weights = np.exp(-(energies_ev - energies_ev.min()) / temperature_ev)
+    return int(random.choice(len(energies_ev), p=weights / weights.sum()))
+
 
 class HopChooser(Protocol):
     """See the module."""

@@ -9,7 +9,7 @@ atoms in another order, changes nothing.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -29,17 +29,19 @@ from relaxion.structures.structures import per_structure_sum
 KIND = "search critic"
 FORMAT = Format(1, PolicyError, advice="train it again, or use the one that ships")
 N_TWINS = 2
+CUTOFF_ANGSTROM = 4.5
+N_RADIAL = 12
 DISPLACED_ANGSTROM = 0.01  # an atom farther from its place than this is marked
 
 
 @dataclass(frozen=True)
 class CriticSettings:
-    """Size and reach of each of the twins."""
+    """Size of each of the twins, and what their numbers mean."""
 
     channels: int = 16
     n_layers: int = 2
-    cutoff_angstrom: float = 4.5
-    n_radial: int = 12
+    highest_ev: float = 1.0  # changes above are not told apart: how bad a bad hop is does not matter
+    values: bool = False  # minima have values of their own: for a discount factor above 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,18 +63,30 @@ class Critic(nn.Module):
         backbone = BackboneSettings(
             channels=settings.channels,
             n_layers=settings.n_layers,
-            cutoff_angstrom=settings.cutoff_angstrom,
-            n_radial=settings.n_radial,
+            cutoff_angstrom=CUTOFF_ANGSTROM,
+            n_radial=N_RADIAL,
         )
         self.backbone = LightBackbone(backbone, N_DESCRIPTORS + 1, 1, 0, N_TWINS, generator)
-        self.answer = StackedMLP(settings.channels, settings.channels, 1, N_TWINS, generator)
+        self.answer = StackedMLP(settings.channels, settings.channels, 1 + settings.values, N_TWINS, generator)
 
     def forward(self, batch: HopBatch) -> Tensor:
-        """(2, n_trials) eV, what each of the twins expects."""
+        """(2, n_trials) eV, what each of the twins expects of the hop itself, without the value of where it begins."""
+        return self._differences(batch, self._sums(batch))
+
+    def returns(self, batch: HopBatch) -> Tensor:
+        """(2, n_trials) eV, the discounted changes from the hop on: Q. Between hops of one minimum as `forward`."""
+        sums = self._sums(batch)
+        return self._differences(batch, sums) + sums[:, batch.origins, -1]
+
+    def _differences(self, batch: HopBatch, sums: Tensor) -> Tensor:
+        return sums[:, batch.n_minima :, 0] - sums[:, batch.origins, 0]
+
+    def _sums(self, batch: HopBatch) -> Tensor:
+        """(2, n_structures, n_answers) eV."""
         structures = batch.structures
         dtype = torch.float32
         state = State.without_past(structures, _no_forces(structures), 1.0)
-        around = Surroundings.of(state, self.settings.cutoff_angstrom, self.settings.n_radial, dtype)
+        around = Surroundings.of(state, CUTOFF_ANGSTROM, N_RADIAL, dtype)
         elements = descriptors(structures.atomic_numbers, dtype)
         inputs = AtomInputs(
             scalars=torch.cat([elements, batch.displaced[:, None].to(dtype)], dim=1),
@@ -80,9 +94,8 @@ class Critic(nn.Module):
             force_scales=elements.new_ones(len(elements)),
         )
         features = self.backbone(inputs, around, around.radial, N_TWINS)
-        of_atoms = self.answer(features.scalars)[:, :, 0]  # (2, n_atoms) eV
-        sums = per_structure_sum(of_atoms.T, structures.structure_index, structures.n_structures).T
-        return sums[:, batch.n_minima :] - sums[:, batch.origins]
+        of_atoms = self.answer(features.scalars).transpose(0, 1)  # (n_atoms, 2, n_answers) eV
+        return per_structure_sum(of_atoms, structures.structure_index, structures.n_structures).transpose(0, 1)
 
     @torch.no_grad()
     def changes(self, minima: Sequence[Atoms], trials: Sequence[Atoms], origins: Sequence[int]) -> np.ndarray:
@@ -118,22 +131,28 @@ def batch_of_atoms(minima: Sequence[Atoms], trials: Sequence[Atoms], origins: Se
 
 
 def batch_of_hops(hops: Hops, chosen: np.ndarray) -> HopBatch:
-    """Of the hops with these numbers."""
-    counts = hops.counts[chosen]
-    firsts = hops.starts[chosen]
-    offsets = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-    rows = np.repeat(firsts, counts) + offsets
-    before, trials, numbers = hops.before[rows], hops.trials[rows], hops.numbers[rows]
-    moved = np.abs(trials - before).max(axis=1) > DISPLACED_ANGSTROM
+    """Of the hops with these numbers; a minimum from which several of them begin comes once."""
+    _, firsts, origins = np.unique(hops.states[chosen], return_index=True, return_inverse=True)
+    minima = chosen[firsts]
+    rows = _rows(hops, chosen)
+    of_minima = _rows(hops, minima)
+    moved = np.abs(hops.trials[rows] - hops.before[rows]).max(axis=1) > DISPLACED_ANGSTROM
     structures = _packed(
-        np.concatenate([numbers, numbers]),
-        np.concatenate([before, trials]).astype(np.float64),
-        np.concatenate([hops.cells[chosen, 0], hops.cells[chosen, 1]]).astype(np.float64),
-        np.concatenate([hops.periodic[chosen], hops.periodic[chosen]]),
-        np.concatenate([counts, counts]),
+        hops.numbers[np.concatenate([of_minima, rows])],
+        np.concatenate([hops.before[of_minima], hops.trials[rows]]).astype(np.float64),
+        np.concatenate([hops.cells[minima, 0], hops.cells[chosen, 1]]).astype(np.float64),
+        hops.periodic[np.concatenate([minima, chosen])],
+        hops.counts[np.concatenate([minima, chosen])],
     )
-    displaced = torch.from_numpy(np.concatenate([np.zeros(len(moved), bool), moved]))
-    return HopBatch(structures, displaced, torch.arange(len(chosen)), len(chosen))
+    displaced = torch.from_numpy(np.concatenate([np.zeros(len(of_minima), bool), moved]))
+    return HopBatch(structures, displaced, torch.from_numpy(origins), len(minima))
+
+
+def _rows(hops: Hops, chosen: np.ndarray) -> np.ndarray:
+    """Of the atoms of these hops."""
+    counts = hops.counts[chosen]
+    offsets = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    return np.repeat(hops.starts[chosen], counts) + offsets
 
 
 def _packed(
@@ -159,7 +178,10 @@ def load_critic(path: Path) -> Critic:
     """Ready for use."""
     stored = FORMAT.read(path, KIND)
     try:
-        critic = Critic(CriticSettings(**stored.values["settings"]))
+        known = {field.name for field in fields(CriticSettings)}
+        # older files name a reach and a number of radial functions, always these
+        settings = {name: value for name, value in stored.values["settings"].items() if name in known}
+        critic = Critic(CriticSettings(**settings))
         critic.load_state_dict(stored.tensors)
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise PolicyError(f"{path} is no critic that this relaxion can use ({error}); {FORMAT.advice}") from error

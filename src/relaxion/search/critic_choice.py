@@ -15,10 +15,9 @@ import torch
 from ase import Atoms
 from torch import Tensor
 
-from relaxion.search.choices import Draw, Hop, PossibleHop, Walker
-from relaxion.search.critic import Critic
-from relaxion.search.fitting import HIGHEST_EV, LOWEST_EV, CriticFitSettings, loss_of, targets
-from relaxion.search.geometry import alike
+from relaxion.search.choices import Draw, Hop, PossibleHop, Walker, softmax_pick
+from relaxion.search.critic import Critic, batch_of_hops
+from relaxion.search.fitting import LOWEST_EV, loss_of, targets
 from relaxion.search.hops import Hops
 
 MEMORY = 0.95  # of the running errors: about the last 20 hops count
@@ -52,19 +51,7 @@ class CriticChoice:
 
     def draw(self, walkers: Sequence[Walker], draw: Draw) -> list[list[PossibleHop]]:
         """Candidates of each walker, no two alike."""
-        return [self._different(walker, draw) for walker in walkers]
-
-    def _different(self, walker: Walker, draw: Draw) -> list[PossibleHop]:
-        found: list[PossibleHop] = []
-        for _ in range(self.candidates):
-            candidate = draw.one(walker)
-            if candidate is not None and not any(alike(candidate.look, other.look) for other in found):
-                found.append(candidate)
-        return found
-
-    def pick(self, scores: np.ndarray, random: np.random.Generator) -> int:
-        weights = np.exp(-(scores - scores.min()) / self.temperature_ev)
-        return int(random.choice(len(scores), p=weights / weights.sum()))
+        return [draw.several(walker, self.candidates) for walker in walkers]
 
     def learn(self, hop: Hop) -> None:
         if not self.learns or self._parameters is None:
@@ -74,8 +61,8 @@ class CriticChoice:
         if len(self.hops) < FIRST_LESSON:
             return
         chosen = self._random.integers(len(self.hops), size=BATCH)
-        batch = Hops.of([[self.hops[number] for number in chosen]])
-        loss = loss_of(self.own, batch, np.arange(BATCH), targets(batch, CriticFitSettings()))
+        batch = Hops.of([[self.hops[number]] for number in chosen])
+        loss = loss_of(self.own(batch_of_hops(batch, np.arange(BATCH))), targets(batch, self.own.settings.highest_ev))
         self._parameters.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.own.parameters(), 1.0)
@@ -85,7 +72,7 @@ class CriticChoice:
         """Both said it before the hop was learned from."""
         if hop.energy_after_ev is None:
             return
-        truth = float(np.clip(hop.energy_after_ev - hop.energy_before_ev, LOWEST_EV, HIGHEST_EV))
+        truth = float(np.clip(hop.energy_after_ev - hop.energy_before_ev, LOWEST_EV, self.given.settings.highest_ev))
         for name, critic in (("given", self.given), ("own", self.own)):
             said = float(critic.changes([hop.before], [hop.trial], [0]).mean())
             self.errors[name] = MEMORY * self.errors[name] + (1 - MEMORY) * abs(said - truth)
@@ -146,6 +133,8 @@ def choose_together(
         picked: list[PossibleHop | None] = []
         for walker, candidates in zip(walkers, own, strict=True):
             scores = np.array([next(said) for _ in candidates])
-            picked.append(candidates[chooser.pick(scores, walker.random)] if candidates else None)
+            picked.append(
+                candidates[softmax_pick(scores, chooser.temperature_ev, walker.random)] if candidates else None
+            )
         chosen.append(picked)
     return chosen

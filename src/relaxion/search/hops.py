@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -34,10 +35,17 @@ class Hops:
     def __len__(self) -> int:
         return len(self.counts)
 
-    @property
+    @cached_property
     def starts(self) -> np.ndarray:
         """(n_hops,) first row of each hop's atoms."""
         return np.cumsum(self.counts) - self.counts
+
+    @cached_property
+    def states(self) -> np.ndarray:
+        """(n_hops,) int64: hops with one number begin at the same minimum, because those before were rejected."""
+        begins = np.ones(len(self), bool)
+        begins[1:] = self.accepted[:-1] | (self.walks[1:] != self.walks[:-1])
+        return np.cumsum(begins)
 
     @classmethod
     def of(cls, walks: Sequence[Sequence[Hop]]) -> Hops:

@@ -20,7 +20,7 @@ from relaxion.search.choices import Bandit, HopChooser, Mixture
 from relaxion.search.critic import card_of, load_critic
 from relaxion.search.critic_choice import CriticChoice
 from relaxion.search.minima import Minimum
-from relaxion.search.relaxing import TrialRelaxer, one_round
+from relaxion.search.relaxing import ModelChoice, TrialRelaxer, one_round
 from relaxion.search.settings import CHOICES, SearchSettings
 from relaxion.search.state import NAME, restore_state, save_state
 from relaxion.search.walk import Step, Walk, check_moves
@@ -60,6 +60,7 @@ def search(
     seed: int = 0,
     folder: str | Path | None = None,
     on_round: OnRound | None = None,
+    model: str | BaseCalculator | Potential | None = None,
     **options: Any,
 ) -> SearchResult:
     """Look for the lowest minimum of a cluster, a slab with adsorbates, a crystal, a defect or a molecule.
@@ -67,14 +68,15 @@ def search(
     atoms: where to begin, with constraints if need be; not changed. potential: a name ("emt"), an ASE calculator or a
     potential; None: the calculator of the atoms. calls: force calls in all, never exceeded. seed: of everything that is
     drawn. folder: where the state is kept, so that a search that was stopped goes on when it is called again with the
-    same arguments (more calls are allowed). on_round: called after each round of hops. options: fields of
+    same arguments (more calls are allowed). on_round: called after each round of hops. model: a cheaper potential;
+    candidates are relaxed there and chosen by its energies, and its calls are not counted. options: fields of
     `SearchSettings`, such as walkers=4, choice="bandit", moves={"swap": 1.0}, cell=True, seconds=600.
     """
     settings = settings_of(calls=calls, seed=seed, **options)
     potential = potential if potential is not None else atoms.calc
     if potential is None:
         raise SettingsError("no potential: give one, such as relaxion.search(atoms, 'emt'), or set atoms.calc")
-    chooser, name = chooser_of(settings, atoms)
+    chooser, name = chooser_of(settings, atoms) if model is None else (ModelChoice(model, settings), "model")
     walk = Walk(atoms, settings, chooser)
     check_moves(walk)
     relax = TrialRelaxer(potential, settings)

@@ -12,7 +12,7 @@ from gymnasium.utils.env_checker import check_env
 from relaxion.errors import SettingsError
 from relaxion.search.settings import SearchSettings
 from relaxion.train.search.environment import HopEnvironment
-from relaxion.train.search.metals import alloy_cluster
+from relaxion.train.search.families import alloy_cluster
 
 
 def start(random: np.random.Generator) -> Atoms:

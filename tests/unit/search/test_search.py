@@ -179,3 +179,17 @@ def test_bad_input_gets_a_sentence(atoms: Atoms, options: dict[str, Any], words:
 def test_without_a_potential_it_says_so(cluster: Atoms) -> None:
     with pytest.raises(SettingsError, match="no potential"):
         search(cluster)
+
+
+def test_with_a_cheaper_potential_hops_begin_at_its_minima(cluster: Atoms) -> None:
+    cheap = Counting()
+    result = search(cluster, "emt", calls=30, candidates=4, model=cheap)
+    assert result.force_calls == 30  # those of the model are not among them
+    assert cheap.made > 100
+    assert result.choice == "model"
+    hops = result.history[1:]
+    # a perfect model leaves one call for each hop, and the best candidate is lower than the start at once
+    assert np.mean([step.hop_calls for step in hops]) < 1.5
+    assert hops[1].best_ev < result.history[0].best_ev - 0.1
+    again = search(cluster, "emt", calls=30, candidates=4, model=EMT())
+    assert told(again) == told(result)

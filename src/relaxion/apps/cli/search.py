@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -69,6 +69,10 @@ def search(
     cell: FreeCellOption = False,
     pressure: PressureOption = 0.0,
     policy: PolicyAsInRelaxOption = "auto",
+    model: Annotated[
+        str | None,
+        option("NAME", "A cheaper calculator in which candidates are relaxed and compared first.", show_default="none"),
+    ] = None,
     seed: Annotated[int, option("N", "Seed of everything that is drawn.", min=0)] = 0,
     compare: Annotated[
         bool, flag("--compare", "Also run plain basin hopping with as many force calls, for the page.")
@@ -83,6 +87,7 @@ def search(
     relaxion search cluster.xyz --calc emt --calls 2000 --out found
     relaxion search POSCAR --cell --moves swap=0.5,slip=0.5 --seed 1
     relaxion search slab.xyz --calc chgnet --calls 500 --patience 200
+    relaxion search cluster.xyz --calc my_module:make_calculator --model emt --calls 300
     relaxion search cluster.xyz --calls 4000 --out found --resume
     Units.
     Exit codes: 0 done, 1 error, 2 usage, 3 no minimum within the budget, 130 interrupted, 143 terminated (--resume
@@ -96,7 +101,7 @@ def search(
 
 
 def _run(options: dict[str, Any]) -> int:
-    from relaxion.apps.cli.inputs import AUTO, calculator_for, calculator_word, read_jobs
+    from relaxion.apps.cli.inputs import AUTO, calculator_for, calculator_word, planner, read_jobs
     from relaxion.apps.cli.progress import say
     from relaxion.potentials.registry import make_potential
     from relaxion.train.judge.optimizers import check_policy, policy_argument
@@ -114,13 +119,22 @@ def _run(options: dict[str, Any]) -> int:
         if (words := found.in_words()) and not options["quiet"]:
             say(f"relaxion: {words}")
     calc = calculator_word(calc, options["calc_options"])
-    with closing(make_potential(calc)) as potential:
-        return _search(options, job.atoms, job.label, potential, calc, policy)
+    found = planner(options["model"], calc, [job.atoms])
+    with closing(make_potential(calc)) as potential, closing(found[1]) if found else nullcontext() as model:
+        return _search(options, job.atoms, job.label, potential, calc, policy, model)
 
 
-def _search(options: dict[str, Any], atoms: Atoms, label: str, potential: Potential, calc: str, policy: Any) -> int:
+def _search(
+    options: dict[str, Any],
+    atoms: Atoms,
+    label: str,
+    potential: Potential,
+    calc: str,
+    policy: Any,
+    model: Potential | None,
+) -> int:
     from relaxion.apps.cli.inputs import check_structure, command_line
-    from relaxion.apps.cli.progress import ProgressLine, say, speaks_ascii_only, tell
+    from relaxion.apps.cli.progress import ProgressLine, counted, say, speaks_ascii_only, tell
     from relaxion.apps.report.search import SearchReport, search_page
     from relaxion.apps.result_folder import PAGE
     from relaxion.search import search as run_search
@@ -142,8 +156,9 @@ def _search(options: dict[str, Any], atoms: Atoms, label: str, potential: Potent
 
     with progress.line():
         result = run_search(
-            atoms, potential, calls=options["calls"], seed=options["seed"], folder=out, on_round=on_round, **settings
-        )
+            atoms, potential, calls=options["calls"], seed=options["seed"], folder=out, on_round=on_round, model=model,
+            **settings,
+        )  # fmt: skip
         beside = _beside(options, atoms, potential, settings, result) if options["compare"] else None
     asked = {"file": str(options["file"]), "calculator": calc, "seed": options["seed"], "command": command_line()}
     with interrupts.held():
@@ -155,8 +170,9 @@ def _search(options: dict[str, Any], atoms: Atoms, label: str, potential: Potent
     elif result.found:
         lowest = result.found[0]
         tell(
-            f"{label}: lowest minimum {lowest.energy_ev:.5f} eV after {lowest.found_at_call} force calls, "
-            f"{len(result.found)} distinct minima in {result.force_calls} calls; {result.stopped}; "
+            f"{label}: lowest minimum {lowest.energy_ev:.5f} eV after {counted(lowest.found_at_call, 'force call')}, "
+            f"{len(result.found)} distinct {'minimum' if len(result.found) == 1 else 'minima'} in "
+            f"{counted(result.force_calls, 'call')}; {result.stopped}; "
             f"{out / MINIMA}, {page}"
         )
     if not result.found:
@@ -196,6 +212,8 @@ def _check_folder(out: Path, *, resume: bool, force: bool) -> None:
         raise SettingsError("--resume continues and --force begins anew; give one of them")
     check_out(out)
     if resume and not (out / NAME).is_file():
+        if any((out / name).exists() for name in OURS):
+            raise FileError(f"the search in {out} ended before its start was relaxed; begin anew with --force")
         raise FileError(f"{out} holds no search that could be resumed; leave out --resume, or name its folder")
     if out.is_dir() and any(out.iterdir()) and not (resume or force):
         raise FileError(

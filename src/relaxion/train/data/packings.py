@@ -61,6 +61,19 @@ def packed(random: np.random.Generator, symbols: Sequence[str] | str, **how: Any
     return pack(["".join(symbols)], seed, **how).to_ase()[0]
 
 
+def repacked(atoms: Atoms, minimum_distance_angstrom: float, random: np.random.Generator) -> Atoms:
+    """The same atoms strewn anew into the same cell."""
+    generator = torch.Generator().manual_seed(int(random.integers(2**62)))
+    cell = torch.from_numpy(atoms.cell.array)
+    for _ in range(50):
+        positions = _places(len(atoms), cell, minimum_distance_angstrom, generator)
+        if positions is not None:
+            found = atoms.copy()
+            found.positions = positions.numpy()
+            return found
+    raise StructureError(f"{atoms.symbols} cannot be packed {minimum_distance_angstrom:g} Å apart; give less distance")
+
+
 def _random_cell(volume: float, spread: float, largest_strain: float, generator: Generator) -> Tensor:
     noise = torch.randn((3, 3), generator=generator, dtype=torch.float64)
     draws = torch.rand(2, generator=generator, dtype=torch.float64)
