@@ -11,9 +11,9 @@ import torch
 from ase import Atoms
 from ase.build import bulk
 
-from relaxion.model.actions import Policy
 from relaxion.model.card import ModelCard
 from relaxion.model.policy_file import Network, PolicyFile
+from relaxion.model.roles import Policy
 from relaxion.potentials.base import Potential
 from relaxion.structures import Evaluation, Structures
 from relaxion.structures.structures import per_structure_sum

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from relaxion.model.actions import ActionDomain
+from relaxion.model.roles import ActionDomain
 from relaxion.train.agents import AGENT_SETTINGS, Agent, SACSettings, vector_agent
 from relaxion.train.agents.shared import NoisyExplorer
 from relaxion.train.agents.vector_networks import BoxActions, VectorNetworkSettings

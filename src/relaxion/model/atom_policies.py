@@ -14,16 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from relaxion.model.actions import (
-    Gate,
-    MoveActions,
-    Policy,
-    StochasticPolicy,
-    log_tanh_slope,
-    squashed_log_density,
-    strain_scales,
-    stresses_of,
-)
+from relaxion.model.actions import Gate, MoveActions, strain_scales, stresses_of
 from relaxion.model.backbone import (
     LARGEST_GATE_FACTOR,
     N_INFORMATION_HIDDEN,
@@ -32,6 +23,7 @@ from relaxion.model.backbone import (
     Observer,
 )
 from relaxion.model.layers import Generator, StackedLinear, StackedMLP, mixed, structure_mean, tamed
+from relaxion.model.roles import Policy, StochasticPolicy, log_tanh_slope, squashed_log_density
 from relaxion.model.solve import solve
 from relaxion.model.stiffness import Stiffness, Unknowns, strain_matrices, strain_vectors, symmetric_outer
 from relaxion.model.stiffness_network import SolveInputs, StiffnessNetwork, StiffnessSettings

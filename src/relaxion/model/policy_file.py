@@ -19,9 +19,10 @@ from torch import Tensor, nn
 
 from relaxion.errors import PolicyError, SettingsError
 from relaxion.files import Format, Stored, Upgrade, digest, joined
-from relaxion.model.actions import MoveActions, Policy
+from relaxion.model.actions import MoveActions
 from relaxion.model.backbone import BackboneSettings
 from relaxion.model.card import ModelCard, as_markdown
+from relaxion.model.roles import Policy
 from relaxion.settings import Settings, shown
 
 KIND = "relaxion policy"

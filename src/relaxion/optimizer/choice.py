@@ -14,10 +14,10 @@ from ase import Atoms
 from ase.data import atomic_numbers as numbers_of
 
 from relaxion.errors import PolicyError, SettingsError
-from relaxion.model.actions import Policy
 from relaxion.model.atom_policies import StiffnessPolicy
 from relaxion.model.card import BODIES, ModelCard
 from relaxion.model.policy_file import PolicyFile, policy_of, uncovered
+from relaxion.model.roles import Policy
 from relaxion.optimizer.classical import ClassicalSettings
 from relaxion.optimizer.hessian.base import PolicyModel
 from relaxion.optimizer.hessian.internal_topology import in_vacuum, molecular_share

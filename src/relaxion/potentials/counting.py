@@ -242,8 +242,12 @@ class RelaunchedCalculator(Calculator):
             self.inner = self.make()
             self._launched_with = cell
             self.launches += 1
-        for name in properties:
-            self.inner.get_property(name, self.atoms)
+        try:
+            for name in properties:
+                self.inner.get_property(name, self.atoms)
+        except Exception:
+            self.close()  # a program that gave up answers no more: another one may, at another place
+            raise
         self.results = dict(self.inner.results)
 
     def close(self) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from relaxion.model.actions import CategoricalCritic, Critics, Policy, StochasticPolicy
+from relaxion.model.roles import CategoricalCritic, Critics, Policy, StochasticPolicy
 from relaxion.train.agents.shared import parameters_of
 from relaxion.train.experience.vectors import Batch
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from relaxion.errors import SettingsError
-from relaxion.model.actions import squashed_log_density
+from relaxion.model.roles import squashed_log_density
 from relaxion.train.agents.vector_networks import (
     BoxActions,
     Layers,

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from relaxion.model.actions import Policy
+from relaxion.model.roles import Policy
 from relaxion.model.solve import COARSE_TOLERANCE, LARGEST_DENSE, Inverse, by_size, dense, gradients_of, sparse_product
 from relaxion.model.stiffness import Stiffness, Unknowns, strain_vectors
 from relaxion.model.stiffness_network import StiffnessNetwork

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Generator
 
 from relaxion.errors import SettingsError
-from relaxion.model.actions import ActionDomain
+from relaxion.model.roles import ActionDomain
 from relaxion.settings import Settings, by_name
 from relaxion.train.agents.d4pg import D4PG, D4PGSettings
 from relaxion.train.agents.ddpg import DDPG, DDPGSettings

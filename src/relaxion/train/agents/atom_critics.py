@@ -6,9 +6,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
-from relaxion.model.actions import CategoricalCritic, Critics, check_names, environment_information
+from relaxion.model.actions import check_names, environment_information
 from relaxion.model.backbone import N_INFORMATION_HIDDEN, AtomNetworkSettings, Features, Observer
 from relaxion.model.layers import Generator, StackedLinear, StackedMLP, structure_mean, tamed
+from relaxion.model.roles import CategoricalCritic, Critics
 from relaxion.structures import Move, State, Structures
 
 

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 from torch.nn.functional import log_softmax, softmax
 
-from relaxion.model.actions import ActionDomain, CategoricalCritic, Policy
+from relaxion.model.roles import ActionDomain, CategoricalCritic, Policy
 from relaxion.settings import Settings
 from relaxion.train.agents.shared import (
     PolicyPenalty,

@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from relaxion.model.actions import ActionDomain, Critics, Policy
+from relaxion.model.roles import ActionDomain, Critics, Policy
 from relaxion.settings import Settings
 from relaxion.train.agents.shared import (
     PolicyPenalty,

@@ -10,7 +10,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from relaxion.model.actions import ActionDomain, Critics, StochasticPolicy
+from relaxion.model.roles import ActionDomain, Critics, StochasticPolicy
 from relaxion.train.agents.shared import (
     PolicyPenalty,
     Snapshots,

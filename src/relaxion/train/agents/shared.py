@@ -14,7 +14,7 @@ from torch.nn.utils import get_total_norm
 from torch.optim import Adam
 
 from relaxion.errors import RestartError, SettingsError
-from relaxion.model.actions import ActionDomain, Policy
+from relaxion.model.roles import ActionDomain, Policy
 from relaxion.settings import Settings
 from relaxion.train.experience.vectors import Batch
 

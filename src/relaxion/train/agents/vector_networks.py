@@ -15,7 +15,7 @@ from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 
 from relaxion.errors import SettingsError
-from relaxion.model.actions import CategoricalCritic, Critics, Policy, StochasticPolicy, squashed_log_density
+from relaxion.model.roles import CategoricalCritic, Critics, Policy, StochasticPolicy, squashed_log_density
 from relaxion.settings import Settings
 
 LOG_DEVIATION_RANGE = (-20.0, 2.0)  # of the Gaussian before tanh, as in the authors' SAC

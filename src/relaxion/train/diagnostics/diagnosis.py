@@ -16,8 +16,8 @@ from torch.nn.functional import softmax
 
 from relaxion.errors import StructureError
 from relaxion.files import Stored, joined
-from relaxion.model.actions import CategoricalCritic, Critics
 from relaxion.model.backbone import LARGEST_GATE_FACTOR, UNIT_STIFFNESS
+from relaxion.model.roles import CategoricalCritic, Critics
 from relaxion.structures import Move, Outcome, State, Structures
 from relaxion.structures.state import Pairs
 from relaxion.train.diagnostics.rules import LIMITS, PREFIX, Alarms, Event, Seen

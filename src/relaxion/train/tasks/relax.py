@@ -12,8 +12,8 @@ from torch import Tensor
 
 from relaxion.errors import CheckpointError
 from relaxion.files import Stored, digest, joined
-from relaxion.model.actions import Policy
 from relaxion.model.layers import with_graph
+from relaxion.model.roles import Policy
 from relaxion.model.stiffness_network import StiffnessSettings
 from relaxion.structures import Move, State
 from relaxion.structures.minimum_distance import Nearest, correct
