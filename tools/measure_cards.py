@@ -21,7 +21,8 @@ from relaxion.files import Stored, json_of, write_json
 from relaxion.model.policy_file import PolicyFile
 from relaxion.policies import find_file, find_policy
 from relaxion.train.judge.assessment import CORE
-from relaxion.train.runs.run_folder import RunFolder, training_command, with_results
+from relaxion.train.runs.packaging import training_command, with_results
+from relaxion.train.runs.run_folder import RunFolder
 from relaxion.train.tasks.settings import read_settings
 
 RUNS = Path(__file__).parents[1] / "benchmarks" / "relaxation"

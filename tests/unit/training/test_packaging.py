@@ -6,7 +6,7 @@ from ase.symbols import Symbols
 
 from relaxion.structures import Outcome
 from relaxion.train.judge.assessment import Assessed, AssessedRelaxation, film_of
-from relaxion.train.runs.run_folder import failures_in_words
+from relaxion.train.runs.packaging import failures_in_words
 
 FORMULAS = ["AlCu", "Al2", "Cu3", "AlCu2", "Al3", "Cu2", "Al2Cu"]
 DONE, LIMIT, STALLED = Outcome.CONVERGED, Outcome.STEP_LIMIT, Outcome.STALLED

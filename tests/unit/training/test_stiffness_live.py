@@ -13,7 +13,7 @@ from relaxion.model.policy_file import covers, uncovered
 from relaxion.optimizer.choice import load
 from relaxion.train.data.starts import KINDS
 from relaxion.train.runs.loop import train
-from relaxion.train.runs.run_folder import bundle_from_run
+from relaxion.train.runs.packaging import bundle_from_run
 from relaxion.train.supervised.dataset import LiveExamples
 from relaxion.train.tasks.progress import DivergedError
 from relaxion.train.tasks.settings import find, read_settings, settings_from_recipe

@@ -29,7 +29,7 @@ from relaxion.policies import (
 )
 from relaxion.potentials.counting import error_in_words
 from relaxion.potentials.registry import PotentialEntry, known_potentials
-from relaxion.train.runs.run_folder import bundle_from_run
+from relaxion.train.runs.packaging import bundle_from_run
 
 REMOVE = "remove"
 RESERVED = ("auto", "none", "classical", REMOVE)  # words of --policy and of 'policies'
