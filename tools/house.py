@@ -21,7 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "relaxion"
 COUNTS = {  # what is counted: (limit, goal)
-    "files": (162, 150),
+    "files": (160, 150),
     "lines": (39864, 28500),
     "files of a relaxation step": (15, 15),
     "files of a TD3 update on atoms": (14, 15),
