@@ -149,13 +149,24 @@ def _segments(n_hops: int, settings: CriticFitSettings, random: np.random.Genera
 
 @torch.no_grad()
 def quality(critic: Critic, hops: Hops, batch: int = 128) -> dict[str, float]:
-    """R² of the change of each kind, and the rank correlation over all; on hops that were not trained on."""
+    """On hops that were not trained on: R² of the change of each kind, the rank correlation over all, and the gain.
+
+    Gain: of minima with four tried hops or more, how far the hop that the critic puts first went down, as a share of
+    how far the best one went.
+    """
     from scipy.stats import spearmanr
 
     wanted = targets(hops, critic.settings.highest_ev)
     parts = [np.arange(first, min(first + batch, len(hops))) for first in range(0, len(hops), batch)]
     predicted = np.concatenate([critic(batch_of_hops(hops, part)).mean(dim=0).numpy() for part in parts])
     found = {"spearman": float(np.asarray(spearmanr(predicted, wanted))[0])}
+    drops = np.maximum(-np.nan_to_num(hops.changes), 0)
+    first, best = 0.0, 0.0
+    for own in np.split(np.arange(len(hops)), np.flatnonzero(np.diff(hops.states)) + 1):
+        if len(own) >= 4:
+            first += drops[own[np.argmin(predicted[own])]]
+            best += drops[own].max()
+    found["gain"] = float(first / max(best, 1e-12))
     for kind in sorted(set(hops.kinds.tolist())):
         own = hops.kinds == kind
         spread = float(((wanted[own] - wanted[own].mean()) ** 2).mean())
