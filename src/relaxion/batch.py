@@ -30,7 +30,6 @@ from relaxion.optimizer.point import quiet_filters
 from relaxion.optimizer.recorded import database_at
 from relaxion.optimizer.step import Stepper, propose
 from relaxion.potentials.base import AsePotential, Potential
-from relaxion.potentials.counting import error_in_words
 from relaxion.potentials.pairwise import PairwisePotential
 from relaxion.potentials.registry import potential as potential_of
 from relaxion.settings import strain_mask
@@ -254,6 +253,9 @@ class BatchRelaxer:
         known = self._evaluate(asked) if self.together else None
         seen = [(place, one, point) for place, one in enumerate(group) if (point := one.look()) is not None]
         if self.model is not None:
+            for one in asked:
+                if one.levels is not None:
+                    one.levels.model.call_seconds = (time.perf_counter() - began) / len(asked)
             proposals = [one.levels.propose(point) for _, one, point in seen if one.levels is not None]
         else:
             steppers = [one.stepper for _, one, _ in seen]
@@ -274,7 +276,7 @@ class BatchRelaxer:
             return self._ask(group)
         except Exception as error:  # noqa: BLE001 - potentials may raise anything; one structure must not stop others
             if len(group) == 1:
-                group[0].fail(error_in_words(error))
+                group[0].failed(error)
                 return None
         for one in group:
             self._evaluate([one])

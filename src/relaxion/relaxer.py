@@ -37,6 +37,7 @@ from relaxion.optimizer.point import (
     has_geometry,
     images_in,
     longest,
+    missing_point,
     place,
     points_at,
     proposal_in_space,
@@ -427,6 +428,8 @@ class Relaxer(Optimizer):
         if self._call_began is not None:
             self._call_seconds = time.perf_counter() - self._call_began
             self._call_began = None
+            if self._levels is not None:
+                self._levels.model.call_seconds = self._call_seconds
         largest_force = float(self.optimizable.gradient_norm(gradient))
         if self.pressure_gpa:
             enthalpy = read_energy(self.atoms)
@@ -435,14 +438,14 @@ class Relaxer(Optimizer):
             super().log(gradient)
         self._enter_history(largest_force)
 
-    def _enter_history(self, largest_force: float) -> None:
-        """A new place is a force call."""
+    def _enter_history(self, largest_force: float, *, failed: bool = False) -> None:
+        """A new place is a force call, also where the calculator failed."""
         geometry = self._geometry()
         if self._counted == geometry:
             return
         self._counted = geometry
-        enthalpy = read_energy(self.atoms)
-        energy = read_energy(bare_atoms(self.atoms)) if self.pressure_gpa else enthalpy
+        enthalpy = math.nan if failed else read_energy(self.atoms)
+        energy = read_energy(bare_atoms(self.atoms)) if self.pressure_gpa and not failed else enthalpy
         last = self._look or self._stepper.last
         travelled = 0.0 if last is None else last.base.reach(self._coordinates() - last.base.coordinates)
         self.history.append(
@@ -461,7 +464,7 @@ class Relaxer(Optimizer):
         proposed = None if last is None else proposal_in_space(self.atoms, last)
         base_call = None if last is None else self._base_call
         self.film.add(frame_of(bare_atoms(self.atoms), self.force_calls, base_call, proposed))
-        if self._remembered is not None:
+        if self._remembered is not None and not failed:
             self._remembered.point(self.force_calls, base_call)
 
     def _log_under_pressure(self, energy: float, enthalpy: float, largest_force: float) -> None:
@@ -478,22 +481,43 @@ class Relaxer(Optimizer):
 
     def step(self, *_: Any) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Judge the present point, move on to the next. (Older ASE passes forces; they are read afresh.)"""
-        point = read_point(self.atoms, self._coordinates())
+        point: Point | None = read_point(self.atoms, self._coordinates())
+        while point is not None and self._go_on_from(point):
+            point = self._failed_answer()
+            self.nsteps += point is not None
+
+    def _go_on_from(self, point: Point) -> bool:
+        """Move to the next point; whether there is one."""
         began = time.perf_counter()
         proposal = self._propose(point)
         self._watch_time(time.perf_counter() - began)
         if proposal is None:
             self._stop(Outcome.NON_FINITE, f"not finite: {point.not_finite} at call {self.force_calls}, the start")
-            return
+            return False
         if self._stepper.hopeless:
             self._stop(Outcome.NON_FINITE, f"not finite: {self._stepper.hopeless}")
-            return
+            return False
         self._warn_of_energies()
         place(self.atoms, proposal.base.coordinates + proposal.step)
         self._seen_at, self._left_at = point.coordinates, self._coordinates()
         self._watch_motion(longest(self._left_at - point.coordinates))
         self._keep_restart()
         self._call_began = time.perf_counter()
+        return self._stopped is None
+
+    def _failed_answer(self) -> Point | None:
+        """With a model: a point without numbers where the calculator fails at the place just planned, else None."""
+        if self._levels is None:
+            return None
+        try:
+            self.optimizable.get_gradient()  # which the calculator keeps
+        except Exception as error:
+            if not self._levels.goes_back(error):
+                raise
+        else:
+            return None
+        self._enter_history(math.nan, failed=True)
+        return missing_point(self.atoms, self._coordinates())
 
     def _plan(self, levels: TwoLevels, fmax: float) -> None:
         """Before the first call: relax in the cheaper potential."""
@@ -504,6 +528,10 @@ class Relaxer(Optimizer):
         if levels.model.note:
             logger.warning("%s; the relaxation continues without it", levels.model.note)
         self._write(words)
+        self._call_began = time.perf_counter()
+        point = self._failed_answer()
+        while point is not None and self._go_on_from(point):
+            point = self._failed_answer()
 
     def _restore_model(self, path: Path, saved: dict[str, Any] | None) -> None:
         if (saved is None) != (self._levels is None):
@@ -551,7 +579,7 @@ class Relaxer(Optimizer):
             return self._stepper.last
         if from_left > MOVED_BY_HAND:
             self._stepper.reset()
-        if self._stepper.last is None and not point.finite:
+        if self._stepper.last is None and not point.finite and (self._levels is None or not self._levels.has_other):
             return None
         proposal = propose([self._stepper], [point])[0] if self._levels is None else self._levels.propose(point)
         if proposal.base is not point and self.history:

@@ -207,7 +207,8 @@ def minima_in_words(ours: Run, others: Sequence[Compared]) -> str:
 
 def who_relaxed(run: Run) -> str:
     """`policy metals`, and how often somebody else had to step in; the cheaper potential, where there is one."""
-    planned = f", model {run.model_used} ({run.model_calls} calls of it)" if run.model_used else ""
+    asked = f"{run.model_calls} call{'' if run.model_calls == 1 else 's'} of it"
+    planned = f", model {run.model_used} ({asked})" if run.model_used else ""
     return _who_stepped(run) + planned
 
 

@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from ase import Atoms
 from ase.calculators.singlepoint import SinglePointCalculator
 from ase.filters import Filter, FrechetCellFilter
@@ -32,7 +33,7 @@ from relaxion.optimizer.saddles import Check, EndCheck, SaddleSearch, kinds_of, 
 from relaxion.optimizer.step import Stepper
 from relaxion.optimizer.two_levels import CheapModel, TwoLevels
 from relaxion.potentials.base import Potential
-from relaxion.potentials.counting import CountingCalculator
+from relaxion.potentials.counting import CountingCalculator, error_in_words
 from relaxion.settings import strain_mask
 from relaxion.structures.state import Outcome
 from relaxion.structures.structures import forget_symmetry
@@ -195,8 +196,10 @@ class Relaxation:
         try:
             point = read_point(self.target, self._coordinates)
         except PotentialError as error:  # of a calculator that is asked only now
-            self.fail(str(error))
-            return None
+            self.failed(error)
+            if self.result is not None or self._check is not None:
+                return None
+            point = read_point(self.target, self._coordinates)
         self.calls += self.moved
         if self.settings.record and self.moved:
             self._visited.append(Visit(point, self.told, accepted=True))
@@ -209,7 +212,8 @@ class Relaxation:
         if point.largest_force < self.settings.fmax and math.isfinite(point.energy):
             self._converged(point)
             return None
-        if self.stepper.last is None and not point.finite:
+        other = self.levels is not None and self.levels.has_other
+        if self.stepper.last is None and not point.finite and not other:
             self._end(Outcome.NON_FINITE, point, None, reason=f"not finite: {point.not_finite} at call 1, the start")
         return None if self.result is not None else point
 
@@ -293,6 +297,17 @@ class Relaxation:
         limit = self.settings.time_limit_seconds
         if self.result is None and limit is not None and self.seconds > limit:
             self.fail(f"{TIME_LIMIT} of {limit:g} s exceeded after {self.calls} force calls")
+
+    def failed(self, error: Exception) -> None:
+        """Where a model led the potential to a place without an answer, another one is tried; else this is the end."""
+        if self._check is not None or self.levels is None or not self.levels.goes_back(error):
+            self.fail(error_in_words(error))
+            return
+        nothing = Answer(math.nan, np.full((len(self.atoms), 3), math.nan), np.full(6, math.nan))
+        if self._counter is None:
+            self.told = nothing
+        else:
+            self._counter.results = nothing.results()
 
     def fail(self, sentence: str) -> None:
         """Ended from outside; what was reached so far is kept. In a check that is the end."""

@@ -280,6 +280,11 @@ def read_point(target: Atoms | Filter, coordinates: Array | None = None) -> Poin
     return Point(here, forces, read_energy(target), read_geometry(target))
 
 
+def missing_point(target: Atoms | Filter, coordinates: Array) -> Point:
+    """Where the calculator has no answer."""
+    return Point(coordinates, np.full_like(coordinates, np.nan), np.nan, read_geometry(target))
+
+
 def images_in(trajectory: str | Path | Iterable[Atoms]) -> list[Atoms]:
     """Those of an open trajectory, or of a file."""
     return [*iread(trajectory, ":")] if isinstance(trajectory, str | Path) else [*trajectory]

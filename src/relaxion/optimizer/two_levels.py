@@ -24,7 +24,7 @@ from ase.filters import Filter, UnitCellFilter
 
 from relaxion.optimizer.choice import chosen
 from relaxion.optimizer.classical import ClassicalSettings
-from relaxion.optimizer.hessian.base import Base, Hessian
+from relaxion.optimizer.hessian.base import Base, Hessian, PolicyModel, asked_of
 from relaxion.optimizer.hessian.internal.model import InternalSecants
 from relaxion.optimizer.hessian.internal.topology import NON_METALS, bonds_in, molecular_share, topology_of
 from relaxion.optimizer.hessian.learned import DirectMove
@@ -48,7 +48,7 @@ from relaxion.optimizer.safeguard import StepRule
 from relaxion.optimizer.step import Stepper, propose
 from relaxion.optimizer.trust_region import TrustRegionSettings
 from relaxion.potentials.base import AsePotential, Potential, PotentialCalculator
-from relaxion.potentials.counting import details_of, error_in_words, fingerprint
+from relaxion.potentials.counting import CallLimitReached, details_of, error_in_words, fingerprint
 from relaxion.potentials.registry import make_potential, potential
 from relaxion.structures import Structures
 
@@ -65,10 +65,13 @@ BROKEN = 1.6  # sums of covalent radii: bonds of non-metals that were below 1.25
 BONDED = 1.25
 FAR_WORSE = 3.0  # times the cheap force at the start: an expensive force above that at the cheap minimum
 DOUBTFUL = 0.5  # the same with a free cell: were the start relaxed, both forces would be about equal
+AGREED = 0.5  # of the cheap force at the start: where the expensive one there is larger, the cheap minimum is next
 HELPED = 0.5  # of the largest force may be left by a step to a corrected minimum; else it did not help
 REACH = 0.6  # Å, of such a step
 REFRESHED = 0.3  # Å; farther away the Hessian is made anew
-MOST_COORDINATES = 300  # that are free; of larger structures the cheap potential only finds the first minimum
+FEW_COORDINATES = 60  # that are free: their Hessian is always made; that of more only if it costs no more time than
+MOST_COORDINATES = 300  # an expensive call, and of more than these never; then steps go to minima
+MOST_FAILURES = 2  # of the calculator, at places that the steps led to; then its error is the user's to see
 MOST_SEEN = 10  # expensive points that correct the surface
 HALVINGS = 20
 HESSIAN_RULE = StepRule(secant_length=0.3)
@@ -115,24 +118,25 @@ class CheapModel:
         self.other: Array | None = None  # where the next one is made if the first place is the worse one
         self.at_start = False  # the first place is the user's structure, the other one the cheap minimum
         self.start_force = 0.0  # eV/Å, largest cheap force at the user's structure
-        self.first_energy: float | None = None  # eV, expensive, at the user's structure where that was asked first
-        self.doubted: Point | None = None  # the cheap minimum, while the start is asked whether it is the better one
+        self.doubted: Point | None = None  # one of the two, while the other one is asked whether it is the better one
         self.molecular = molecular_share(bare_atoms(target)) > 0  # steps go to minima, else by its Hessian
         self._calculator = PotentialCalculator(made)
         self._largest_radius = maxstep
         self.fmax = 0.05  # eV/Å, of the run
+        self.call_seconds = math.inf  # of an expensive call, where somebody measures it
+        self.to_minima: bool | None = True if self.molecular else None  # None: not chosen yet
         self._seen: list[tuple[Array, Array]] = []  # expensive points, expensive minus cheap forces there
         self._stepper: Stepper | None = None  # whose steps are planned here
         self._plan: tuple[Array, Array] | None = None  # the newest to a minimum: where it begins, and the step
         self._matrix: tuple[Array, Array] | None = None  # the newest Hessian: where, and by the free coordinates
-        self._hessian: PotentialHessian | None = None  # made of it
+        self._policy: PolicyModel | None = None  # whose Hessian is another opinion
         if expensive is not None and _same(made, expensive):
             self.note = f"the model {self.name} is the calculator itself"
 
     @property
     def used(self) -> str:
         """Its name, and why it was left where it was."""
-        return f"{self.name}: {self.note}" if self.note else self.name
+        return f"{self.name}: {self.note.removeprefix(f'the model {self.name} ')}" if self.note else self.name
 
     def covers(self, geometry: Geometry) -> bool:
         """All that its potential covers; after it failed `at` says why it plans no more."""
@@ -147,20 +151,30 @@ class CheapModel:
             return False
         if self.molecular:
             return not isinstance(self.target, UnitCellFilter)
-        return self._free_coordinates() <= MOST_COORDINATES
+        return True
 
     def _free_coordinates(self) -> int:
         geometry = read_geometry(self.target)
         return 0 if geometry is None else int(geometry.free.sum())
 
-    def stepper(self, settings: ClassicalSettings) -> Stepper:
+    def stepper(self, settings: ClassicalSettings, policy: PolicyModel | None) -> Stepper:
         """Steps planned here, under the safeguard; classical ones where a plan was bad."""
+        self._policy = policy
         self._stepper = Stepper(settings, self, self._rule, sees_molecules=False)
         return self._stepper
 
     @property
     def _rule(self) -> StepRule:
-        return SURFACE_RULE if self.molecular else HESSIAN_RULE
+        return SURFACE_RULE if self.to_minima else HESSIAN_RULE
+
+    def choose(self) -> None:
+        """Before the first step: by the Hessian, or to minima of the corrected surface where that costs too much."""
+        if self.to_minima is not None or self._stepper is None:
+            return
+        number = self._free_coordinates()
+        seconds = 2 * number * self.seconds / max(self.calls, 1)
+        self.to_minima = number > MOST_COORDINATES or (number > FEW_COORDINATES and seconds > self.call_seconds)
+        self._stepper.safeguard.rule = self._rule
 
     def begin(self) -> bool:
         """Relax in the cheap potential; whether the atoms now stand at its minimum.
@@ -199,56 +213,47 @@ class CheapModel:
         """Where the next expensive call is made, if not a step away from this point; of the first two points only."""
         if self.other is None or self.first is None:
             return None
-        here, there = self.first, self.other
+        way, there = self.other - self.first, self.other
         self.first = self.other = None
         if self.at_start:
-            # asked there because it might have been relaxed; a planned step goes to the cheap minimum anyway
-            if self.plans or not point.finite or dot(point.forces, there - here) <= 0:
-                return None
-            self.at_start = False
-            self.first, self.other, self.first_energy = there, here, point.energy
-            return there
-        if self.first_energy is not None:
-            if point.finite and point.energy <= self.first_energy:
-                return None
-            self.note = f"the minimum of {self.name} is no better than the start, which is taken instead"
-            return there
-        free_cell = isinstance(self.target, UnitCellFilter)
-        bound = (DOUBTFUL if free_cell else FAR_WORSE) * self.start_force
-        if point.finite and point.largest_force <= bound:
+            # asked there because it might have been relaxed; where both potentials pull as hard, it was not
+            stays = dot(point.forces, way) <= 0 or (self.plans and point.largest_force < AGREED * self.start_force)
+        else:
+            bound = DOUBTFUL if isinstance(self.target, UnitCellFilter) else FAR_WORSE
+            stays = point.finite and point.largest_force <= bound * self.start_force
+        if stays:
             return None
         self.saw(point)
         self.doubted = point
         return there
 
-    def better(self, start: Point) -> Point:
-        """Of the start and the cheap minimum, both asked now, the lower one; the model is left if that is the start."""
+    def better(self, point: Point) -> Point:
+        """The lower one of start and cheap minimum, once both are asked; the model is left if that is the start."""
         doubted, self.doubted = self.doubted, None
         if doubted is None:
-            return start
-        if doubted.finite and not (start.finite and start.energy <= doubted.energy):
-            self.saw(start)
-            return doubted
-        if not isinstance(self.target, UnitCellFilter):
+            return point
+        self.saw(point)
+        stays = doubted.finite and not (point.finite and point.energy <= doubted.energy)
+        if stays == self.at_start and not isinstance(self.target, UnitCellFilter):
             self.note = f"the minimum of {self.name} is no better than the start, which is taken instead"
-        return start
+        return doubted if stays else point
 
     def misled(self, point: Point, last: Proposal) -> bool:
         """Whether the step to a corrected minimum that led to the point was not worth it."""
-        if not self.molecular or (point.finite and point.largest_force <= HELPED * last.base.largest_force):
+        if not self.to_minima or (point.finite and point.largest_force <= HELPED * last.base.largest_force):
             return False
-        self.note = f"a planned step left {point.largest_force:.3g} of {last.base.largest_force:.3g} eV/Å"
+        left = f"{point.largest_force:.3g} of {last.base.largest_force:.3g} eV/Å" if point.finite else "no forces"
+        self.note = f"a planned step left {left}"
         return True
 
     def at(self, bases: Sequence[Base], structures: Structures) -> list[Hessian | str]:
         """The Hessian at each base (one, in truth), or the step from there to the minimum of the corrected surface."""
-        del structures
-        return [self._planned(base) if self.molecular else self._hessian_at(base.point) for base in bases]
+        return [self._planned(base) if self.to_minima else self._hessian_at(base, structures) for base in bases]
 
-    def _hessian_at(self, point: Point) -> Hessian | str:
-        """As it is, until the structure has moved far."""
+    def _hessian_at(self, base: Base, structures: Structures) -> Hessian | str:
+        """Of the cheap potential, as it is until the structure has moved far, and of the policy: their mean."""
+        point = base.point
         assert point.geometry is not None
-        free = point.geometry.free
         if self.note:
             return self.note
         if self._matrix is None or point.reach(point.coordinates - self._matrix[0]) > REFRESHED:
@@ -258,9 +263,11 @@ class CheapModel:
             except ModelFailed as error:
                 self.note = str(error)
                 return self.note
-            self._hessian = None
-        self._hessian = self._hessian or PotentialHessian(self._matrix[1], free)
-        return self._hessian
+        learned = None
+        if self._policy is not None and self._policy.covers(point.geometry):
+            answer = asked_of(self._policy, [base], structures)[0]
+            learned = None if isinstance(answer, str) else answer
+        return PotentialHessian(self._matrix[1], point.geometry.free, learned)
 
     def _forces_at(self, coordinates: Array) -> Array:
         place(self.target, coordinates)
@@ -285,7 +292,7 @@ class CheapModel:
 
     def saw(self, point: Point) -> None:
         """Ask the cheap potential at an expensive point, which corrects its surface."""
-        if not self.molecular or self.note or not point.finite:
+        if not self.to_minima or self.note or not point.finite:
             return
         if any(np.array_equal(point.coordinates, there) for there, _ in self._seen):
             return
@@ -303,6 +310,8 @@ class CheapModel:
         return self._seen[own][1], others[-MOST_SEEN:]
 
     def _correction(self, point: Point, offset: Array, seen: list[tuple[Array, Array]]) -> SurfaceCorrection:
+        if not self.molecular:
+            return SurfaceCorrection(point, offset, [(replace(point, coordinates=at), found) for at, found in seen])
         assert point.geometry is not None
         topology = topology_of(point.geometry, bonds_in(point.geometry, bonds_of([point.geometry])[0], None))
         if topology is None:
@@ -386,13 +395,13 @@ class CheapModel:
         return {
             "name": self.name,
             "molecular": self.molecular,
+            "to_minima": self.to_minima,
             "calls": self.calls,
             "note": self.note,
             "first": self.first,
             "other": self.other,
             "at_start": self.at_start,
             "start_force": self.start_force,
-            "first_energy": self.first_energy,
             "doubted": None if self.doubted is None else asdict(self.doubted),
             "plan": self._plan,
             "hessian": self._matrix,
@@ -403,13 +412,13 @@ class CheapModel:
         """The opposite. KeyError, TypeError or ValueError where the content is foreign."""
         self.calls = int(plain["calls"])
         self.molecular = bool(plain["molecular"])
+        self.to_minima = None if plain["to_minima"] is None else bool(plain["to_minima"])
         self.note = str(plain["note"])
         self.first, self.other = (
             None if rows is None else rows_of_three(rows) for rows in (plain["first"], plain["other"])
         )
         self.at_start = bool(plain["at_start"])
         self.start_force = float(plain["start_force"])
-        self.first_energy = None if plain["first_energy"] is None else float(plain["first_energy"])
         self.doubted = None if plain["doubted"] is None else Point.restored(plain["doubted"])
         plan, hessian = plain["plan"], plain["hessian"]
         self._plan = None if plan is None else (rows_of_three(plan[0]), rows_of_three(plan[1]))
@@ -428,8 +437,23 @@ class TwoLevels:
         """`alone`: makes the steps where the model does not."""
         self.model = model
         self.alone = alone
-        self.planner = model.stepper(alone.settings)
+        self.planner = model.stepper(alone.settings, alone.safeguard.models.policy)
         self.stepper = alone
+        self.failures = 0  # of the expensive calculator, after which the relaxation went on
+
+    @property
+    def has_other(self) -> bool:
+        """Whether start and cheap minimum wait for the answer that chooses between them."""
+        return self.model.other is not None and not self.model.at_start
+
+    def goes_back(self, error: Exception) -> bool:
+        """Whether another place is tried after the calculator failed; not where the user's own structure fails."""
+        ours = self.stepper.last is not None or self.has_other or self.model.doubted is not None
+        if not ours or self.failures == MOST_FAILURES or isinstance(error, CallLimitReached):
+            return False
+        self.failures += 1
+        logger.warning("the calculator failed (%s): back to the last place, with another step", error_in_words(error))
+        return True
 
     @property
     def fallback_used(self) -> int:
@@ -457,6 +481,7 @@ class TwoLevels:
 
     def propose(self, point: Point) -> Proposal:
         """The next step; of the first points it may lead to the other one of start and cheap minimum."""
+        self.model.choose()
         there = self.model.elsewhere(point)
         if there is not None:
             if self.model.note:
@@ -477,7 +502,7 @@ class TwoLevels:
             self.model.saw(point)
             self.planner.known = None  # a rejected point corrects the surface, too
             planned = propose([self.planner], [point])[0]
-            if planned.method == MODEL or not (self.model.note or self.model.molecular):
+            if planned.method == MODEL or not (self.model.note or self.model.to_minima):
                 return planned  # after a bad step springs make some, then the Hessian again
             self.model.note = self.model.note or f"no step is planned: {planned.reason}"
             self._leave()
@@ -505,12 +530,13 @@ class TwoLevels:
 
     def plain(self) -> dict[str, Any]:
         """For a restart file, beside the stepper's own."""
-        return self.model.plain() | {"plans": self.stepper is self.planner}
+        return self.model.plain() | {"plans": self.stepper is self.planner, "failures": self.failures}
 
     def restore(self, plain: dict[str, Any]) -> None:
         """The opposite. KeyError, TypeError or ValueError where the content is foreign."""
         self.model.restore(plain)
         self.stepper = self.planner if plain["plans"] else self.alone
+        self.failures = int(plain.get("failures", 0))  # younger than the files
 
 
 def _moved(point: Point, coordinates: Array) -> Point:

@@ -1,4 +1,4 @@
-"""Programs that keep what they made for the first cell: started anew before the cell differs much from it.
+"""Programs that keep what they made for the first cell: started anew before it differs much, and once they failed.
 
 Plane-wave codes that stay up between force calls keep the plane waves, and some the k-points, of the cell they were
 started with. pw.x 6.7 makes plane waves anew once the volume has changed by 10 % and keeps the old k-points: from there
@@ -44,8 +44,12 @@ class RelaunchedCalculator(Calculator):
             self.inner = self.make()
             self._launched_with = cell
             self.launches += 1
-        for name in properties:
-            self.inner.get_property(name, self.atoms)
+        try:
+            for name in properties:
+                self.inner.get_property(name, self.atoms)
+        except Exception:
+            self.close()  # a program that gave up answers no more: another one may, at another place
+            raise
         self.results = dict(self.inner.results)
 
     def close(self) -> None:

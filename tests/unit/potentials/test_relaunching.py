@@ -88,6 +88,18 @@ def test_a_free_cell_is_relaxed_across_launches(calculator):
     assert atoms.cell.lengths() == pytest.approx([3.59] * 3, abs=0.01)
 
 
+def test_a_program_that_gave_up_is_started_anew(calculator, launches):
+    atoms = bulk("Cu", cubic=True)
+    expected = calculator.get_potential_energy(atoms)
+    launches[0].calculate = lambda *_, **__: 1 / 0
+    atoms.rattle(0.01)
+    with pytest.raises(ZeroDivisionError):
+        calculator.get_potential_energy(atoms)
+    assert launches[0].closed
+    assert calculator.get_potential_energy(bulk("Cu", cubic=True)) == pytest.approx(expected)
+    assert calculator.launches == 2
+
+
 def test_change_of_a_cell():
     cell = np.array(bulk("Si").cell)
     assert cell_change(cell, 1.02 * cell) == pytest.approx(1.02**3 - 1)

@@ -439,7 +439,8 @@ def _what_happened(report: Report, run: Run) -> str:
         return f"interrupted after {calls}, {kept}"
     if not run.converged:
         return f"not converged ({run.outcome.replace('_', ' ')}) after {calls}"
-    return f"already relaxed ({calls})" if run.force_calls == 1 else f"relaxed in {calls}"
+    # one call at the minimum of a model is no sign that the start was relaxed
+    return f"already relaxed ({calls})" if run.force_calls == 1 and not run.model_used else f"relaxed in {calls}"
 
 
 def error_sentence(report: Report) -> str:

@@ -8,12 +8,14 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from relaxion.optimizer.hessian.base import Hessian
 from relaxion.optimizer.hessian.internal.coordinates import difference
 from relaxion.optimizer.hessian.internal.model import CARTESIAN, Place
 from relaxion.optimizer.hessian.internal.topology import Topology
 from relaxion.optimizer.point import Array, Point, dot
 
 DIFFERENCE = 0.015  # Å, either way: machine-learned forces are float32
+SHARE = 0.5  # of the cheap potential's Hessian, the rest is the policy's
 SOFTEST = 1.0  # eV/Å², of any mode; softer ones the secants of the expensive potential will find
 
 
@@ -33,16 +35,33 @@ def differences(point: Point, forces_at: Callable[[Array], Array]) -> Array:
     return (matrix + matrix.T) / 2
 
 
+def matrix_of(hessian: Hessian, free: NDArray[np.bool_]) -> Array:
+    """Any Hessian by the coordinates that are free, eV/Å²."""
+    places = np.argwhere(free)
+    matrix = np.empty((len(places), len(places)))
+    for column, (row, axis) in enumerate(places):
+        step = np.zeros(free.shape)
+        step[row, axis] = 1.0
+        matrix[:, column] = hessian.apply(step)[free]
+    return (matrix + matrix.T) / 2
+
+
 class PotentialHessian:
     """The Hessian of a cheaper potential, made positive definite; what is fixed stays."""
 
     has_curvature = True
 
-    def __init__(self, matrix: Array, free: NDArray[np.bool_]) -> None:
-        """`matrix`: symmetric, by the coordinates that are free, eV/Å²; `free`: (n_rows, 3) bool."""
+    def __init__(self, matrix: Array, free: NDArray[np.bool_], other: Hessian | None = None) -> None:
+        """`matrix`: symmetric, by the coordinates that are free, eV/Å²; `free`: (n_rows, 3) bool.
+
+        `other`: of another model; both err, and their mean errs less.
+        """
         self.free = free
         values, self._modes = np.linalg.eigh(matrix)
         self._stiffness = np.maximum(np.abs(values), SOFTEST)
+        if other is not None:
+            own = (self._modes * self._stiffness) @ self._modes.T
+            self._stiffness, self._modes = np.linalg.eigh(SHARE * own + (1 - SHARE) * matrix_of(other, free))
 
     def apply(self, step: Array) -> Array:
         return self._scaled(step, self._stiffness)
@@ -63,8 +82,13 @@ class SurfaceCorrection:
     Both in the coordinates (q, c·x) of a structure with molecules: forces held in space would turn them.
     """
 
-    def __init__(self, base: Point, offset: Array, seen: Sequence[tuple[Point, Array]], topology: Topology) -> None:
-        """`offset`: expensive minus cheap forces at the base, eV/Å; `seen`: the same at points before."""
+    def __init__(
+        self, base: Point, offset: Array, seen: Sequence[tuple[Point, Array]], topology: Topology | None = None
+    ) -> None:
+        """`offset`: expensive minus cheap forces at the base, eV/Å; `seen`: the same at points before.
+
+        `topology`: of the molecules; None: there are none, and the coordinates are those of the points.
+        """
         self.base = base
         self.topology = topology
         self._here = self._place(base)
@@ -76,23 +100,29 @@ class SurfaceCorrection:
             if dot(step, step) > 1e-8:
                 self._updates.append((self._split(there, offset_there) - self._offset - self._product(step), step))
 
-    def _place(self, point: Point) -> Place:
+    def _place(self, point: Point) -> Place | None:
+        if self.topology is None:
+            return None
         assert point.geometry is not None
         return Place(self.topology, point.geometry)
 
-    def _split(self, place: Place, forces: Array) -> Array:
+    def _split(self, place: Place | None, forces: Array) -> Array:
         """Forces by (q, c·x)."""
-        return np.concatenate(place.split(forces))
+        return forces.ravel() if place is None else np.concatenate(place.split(forces))
 
-    def _joined(self, place: Place, by_z: Array) -> Array:
+    def _joined(self, place: Place | None, by_z: Array) -> Array:
         """Forces by Cartesian coordinates."""
+        if place is None:
+            return by_z.reshape(self.base.forces.shape)
         n_internal = len(place.values.q)
         joined = place.joined(by_z[:n_internal], by_z[n_internal:])
         return joined.reshape(self.base.forces.shape)
 
-    def _step(self, point: Point, place: Place) -> Array:
+    def _step(self, point: Point, place: Place | None) -> Array:
         """The change of (q, c·x) from the base."""
         straight = (point.coordinates - self.base.coordinates).ravel()
+        if place is None or self._here is None:
+            return straight
         change = difference(place.topology, place.values.q, self._here.values.q)
         return np.concatenate([change, CARTESIAN * straight])
 
