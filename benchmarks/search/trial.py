@@ -103,8 +103,8 @@ def arm_named(name: str, critics: dict[str, Path], family: SearchFamily, make_st
         options = {"candidates": candidates, "temperature_ev": softmax, "learn": online}
         kind = ForgetfulCritic if name.startswith("forgetful") else CriticChoice
         return lambda: kind(critic, **options), {"moves": family.hops, "temperature_ev": temperature}
-    if name.startswith("model:"):  # model:2, EMT with parameters off by 2 % judges the candidates
-        settings = SearchSettings(moves=family.hops)
+    if name.startswith("model:"):  # model:2, EMT with parameters off by 2 % judges eight candidates
+        settings = SearchSettings(moves=family.hops, candidates=8)
         wrong = WrongEmt(float(name.removeprefix("model:")) / 100)
         return lambda: ModelChoice(wrong, settings), {"moves": family.hops}
     kind, _, temperature = name.partition("@")
