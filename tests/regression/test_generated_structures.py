@@ -21,8 +21,8 @@ from ase import Atoms
 from relaxion import potential
 from relaxion.apps import sets
 from relaxion.structures import Structures
-from relaxion.train.collecting.starts import CollectSettings, make_start
 from relaxion.train.data.alloys import EAM_METALS, EMT_METALS, fcc_alloys
+from relaxion.train.data.kinds import CollectSettings, make_start
 from relaxion.train.data.perturbations import perturbation
 from relaxion.train.data.slabs import ADSORBATES
 from relaxion.train.data.starts import KINDS, MetalStarts, PerturbedStarts, structure_source

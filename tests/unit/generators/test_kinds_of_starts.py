@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from relaxion.errors import SettingsError
-from relaxion.train.collecting.starts import CollectSettings, make_start
+from relaxion.train.data.kinds import CollectSettings, make_start
 from relaxion.train.runs.recipe import find, read_toml
 
 RECIPE = {

@@ -15,8 +15,8 @@ from ase.filters import FrechetCellFilter
 
 from relaxion import Outcome, Relaxer
 from relaxion.model.actions import MoveActions
+from relaxion.model.atom_policies import AtomPolicy
 from relaxion.model.backbone import AtomNetworkSettings
-from relaxion.model.direct_policy import AtomPolicy
 from relaxion.optimizer.choice import new_stepper
 from relaxion.optimizer.hessian.base import Base, Hessian, Models, Past, hessians_at
 from relaxion.optimizer.hessian.learned import DirectMoves, states_at

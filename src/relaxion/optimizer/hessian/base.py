@@ -15,17 +15,16 @@ import numpy as np
 import torch
 
 from relaxion.errors import StructureError
-from relaxion.optimizer.hessian.internal.constants import InternalSettings
-from relaxion.optimizer.hessian.internal.model import InternalHessian, internal_at
-from relaxion.optimizer.hessian.internal.topology import Topology
+from relaxion.optimizer.hessian.internal import InternalHessian, internal_at
+from relaxion.optimizer.hessian.internal_topology import Topology
 from relaxion.optimizer.hessian.springs import Bonds, SpringHessian, SpringSettings, bonds_of, radii_scale, springs_at
 from relaxion.optimizer.point import Array, Geometry, Point, dot, longest, structures_of
 from relaxion.structures import Structures
 from relaxion.structures.state import Pairs
 
 if TYPE_CHECKING:
-    from relaxion.optimizer.hessian.internal.model import InternalSecants
-    from relaxion.optimizer.hessian.internal.topology import Topology
+    from relaxion.optimizer.hessian.internal import InternalSecants
+    from relaxion.optimizer.hessian.internal_topology import Topology
 
 Solve = Callable[[Array], Array]
 ShiftedSolve = Callable[[Array, float], Array]
@@ -289,8 +288,8 @@ class Models:
     """The models that one relaxation uses, or many of the same kind."""
 
     springs: SpringSettings
-    internal: InternalSettings | None = None  # None: molecules are not looked for
     policy: PolicyModel | None = None
+    internal: bool = False  # molecules are looked for
 
 
 @dataclass(frozen=True, eq=False)
@@ -367,8 +366,8 @@ def _of_group(bases: Sequence[Base], models: Sequence[Models], known: KnownPairs
     result = list[Hessians]()
     for number, (base, own, answer) in enumerate(zip(bases, models, learned, strict=True)):
         internal = None
-        if own.internal is not None and base.point.finite:
-            internal = internal_at(base.geometry, bonds[number], base.topology, own.springs, own.internal)
+        if own.internal and base.point.finite:
+            internal = internal_at(base.geometry, bonds[number], base.topology, own.springs)
         if isinstance(answer, str):
             result.append(Hessians(screening[number], base.springs, internal, None, answer))
         else:

@@ -18,10 +18,10 @@ from torch import Generator, Tensor
 from relaxion.errors import AssessmentStopped, MissingElementError, RelaxionWarning, RunError, SettingsError
 from relaxion.files import Stored
 from relaxion.model.actions import ForceMoveActions
+from relaxion.model.atom_policies import StiffnessActions
 from relaxion.model.layers import with_graph
 from relaxion.model.policy_file import network_of, policy_of
 from relaxion.model.stiffness_network import StiffnessSettings
-from relaxion.model.stiffness_policy import StiffnessActions
 from relaxion.optimizer.classical import ClassicalSettings
 from relaxion.optimizer.hessian.base import Base, Models, Secant, hessians_at
 from relaxion.optimizer.point import Array, Geometry, Point, cell_factor_of

@@ -1,6 +1,7 @@
 """Kinds of starts that a recipe relaxes: how many of each, by which potential and how far.
 
-Seed, kind and number decide about a start, so any of them can be made again by itself."""
+Seed, kind and number decide about a start, so any of them can be made again by itself.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +24,11 @@ from relaxion.errors import SettingsError, StructureError
 from relaxion.settings import Settings, nearest
 from relaxion.structures import Structures
 from relaxion.train.data import dataset
-from relaxion.train.data.alloys import EMT_METALS
+from relaxion.train.data.alloys import EMT_METALS, packed
 from relaxion.train.data.dataset import FIRST_MEASURING_SEED, LABEL, Side, belongs, reasons_of
-from relaxion.train.data.molecules import random_molecule
-from relaxion.train.data.packings import packed
 from relaxion.train.data.perturbations import random_displacements, random_strain, strained
 from relaxion.train.data.prototypes import CRYSTAL, random_crystal, random_element, random_perovskite
-from relaxion.train.data.slabs import random_surface
+from relaxion.train.data.slabs import random_molecule, random_surface
 from relaxion.train.data.starts import MetalStarts
 
 MAKERS = ("prototype", "element", "perovskite", "packing", "surface", "molecule", "metal", "file")
