@@ -73,7 +73,7 @@ def metals(world: str, kind: str, free_share: float, bits: bool) -> str:
 
 
 def collected(side: str, make: str, bits: bool) -> str:
-    kind = {"make": make, "engine": "emt", "number": 6, "free_cell_share": 0.5, "largest_n_atoms": 20}
+    kind = {"make": make, "engine": "emt", "free_cell_share": 0.5, "largest_n_atoms": 20}
     settings = CollectSettings.of({"kinds": {make: {**kind, "smallest_n_atoms": 3}}, "side": side}, {})
     starts = [make_start(settings, make, number) for number in range(6)]
     return digest([start.structure(1.02).to_ase()[0] for start in starts], bits=bits) + starts[0].key

@@ -24,7 +24,6 @@ from relaxion.optimizer.hessian.base import (
     weighted_error,
 )
 from relaxion.optimizer.hessian.internal import InternalSecants, along_internals
-from relaxion.optimizer.hessian.springs import SpringSettings
 from relaxion.optimizer.point import Point, cosine, dot
 from relaxion.optimizer.trust_region import TrustRegionSettings
 
@@ -47,7 +46,6 @@ class ClassicalSettings:
     """Which hand-made Hessians there are, and how far a step may go."""
 
     region: TrustRegionSettings = field(default_factory=TrustRegionSettings)
-    springs: SpringSettings = field(default_factory=SpringSettings)
     use_springs: bool = True
     internal: bool = True
     """Molecules have internal coordinates; False: springs everywhere."""

@@ -153,7 +153,7 @@ class Safeguard:
     ) -> None:
         """`sees_molecules`: internal coordinates may make steps too, where there are molecules."""
         self.classical = classical
-        self.models = Models(classical.springs, policy, internal=classical.internal and sees_molecules)
+        self.models = Models(policy, internal=classical.internal and sees_molecules)
         self.rule = rule or DEFAULT
         self.policy_steps = 0  # made by the policy
         self.classical_steps = 0  # made by the classical optimizer in place of a policy

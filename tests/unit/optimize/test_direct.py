@@ -42,7 +42,7 @@ def alloy(seed: int = 4) -> Atoms:
 
 
 def asked(source: DirectMoves, point: Point, past: Past | None = None) -> Hessian | None:
-    return hessians_at([Base(point, past or Past())], [Models(SpringSettings(), policy=source)])[0].learned
+    return hessians_at([Base(point, past or Past())], [Models(policy=source)])[0].learned
 
 
 def test_its_step_is_the_policys_move(policy: AtomPolicy) -> None:

@@ -47,9 +47,6 @@ class KindSettings(Settings):
     engine: str
     """The potential that relaxes them: chgnet, gfn2, emt, ..."""
 
-    number: int = Field(default=0, ge=0)
-    """How many starts. More may be asked of an existing database; what is there stays."""
-
     share: float = Field(default=1.0, ge=0)
     """Weight of this kind among the others where examples are made of it (`relaxion train universal`)."""
 
@@ -113,8 +110,8 @@ class KindSettings(Settings):
 
     @property
     def origin(self) -> str:
-        """What decides about a start and its relaxation, as text: everything but how many there are, and for whom."""
-        plain = self.model_dump(exclude={"number", "share"})
+        """What decides about a start and its relaxation, as text: everything but its weight."""
+        plain = self.model_dump(exclude={"share"})
         if self.largest_volume_change == 0:  # as before there was this setting: collections of then go on
             del plain["largest_volume_change"]
         return json.dumps(plain, sort_keys=True) + REVISIONS.get(self.make, "")
@@ -129,15 +126,12 @@ class CollectSettings(Settings):
     side: Side = "training"
     """Which side of what is held out (docs/policies.md)."""
 
-    batch_n_structures: int = Field(default=24, ge=1)
-    """Relaxations that a worker has under way at once; a finished one makes room for the next."""
-
     kinds: dict[str, KindSettings] = Field(min_length=1)
     """By name; the name is stored with each trajectory."""
 
     @classmethod
     def of(cls, table: Mapping[str, Any], given: Mapping[str, Any]) -> CollectSettings:
-        """A recipe with overrides; `kind.number=10` reaches into one kind, `number=10` into all of them."""
+        """A recipe with overrides; `kind.share=2` reaches into one kind, `share=2` into all of them."""
         table, given = dict(table), dict(given)
         kinds = table.get("kinds")
         if not isinstance(kinds, dict) or not all(isinstance(kind, dict) for kind in kinds.values()):

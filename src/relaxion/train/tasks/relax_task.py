@@ -341,7 +341,7 @@ class Expert:
             forces = np.concatenate([forces, pull])
         start = np.zeros_like(forces)
         point = Point(start, forces, float(state.evaluation.energies[number]), geometry)
-        (hessians,) = hessians_at([Base(point)], [Models(self._method.springs)])
+        (hessians,) = hessians_at([Base(point)], [Models()])
         return stepper.step_from(point, hessians).step
 
 
