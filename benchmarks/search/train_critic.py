@@ -57,14 +57,14 @@ def main() -> None:
     apart, *used = sorted(told.hops.glob("hops-*.npz"))
     hops = Hops.load(used)
     values = {name: float(value) for name, value in (word.split("=") for word in told.set)}
-    values = {name: int(value) if name in ("batch", "segment", "n_steps", "channels", "n_layers") else value
+    values = {name: int(value) if name in ("batch", "channels", "n_layers") else value
               for name, value in values.items()}  # fmt: skip
     of_critic: dict[str, Any] = {
         name: value for name, value in values.items() if name in CriticSettings.__dataclass_fields__
     }
     of_fit: dict[str, Any] = {name: value for name, value in values.items() if name not in of_critic}
     settings = CriticFitSettings(updates=told.updates, seed=told.seed, **of_fit)
-    critic_settings = CriticSettings(values=settings.discount_factor > 0, **of_critic)
+    critic_settings = CriticSettings(**of_critic)
     began = time.monotonic()
     critic = fit(hops, settings, critic_settings)
     card = {
