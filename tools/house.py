@@ -21,8 +21,8 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "relaxion"
 COUNTS = {  # what is counted: (limit, goal)
-    "files": (160, 150),
-    "lines": (39846, 28500),
+    "files": (150, 150),
+    "lines": (39765, 28500),
     "files of a relaxation step": (15, 15),
     "files of a TD3 update on atoms": (14, 15),
     "files of a TD3 update on Pendulum": (4, 6),

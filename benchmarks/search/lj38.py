@@ -18,9 +18,8 @@ import torch
 
 from relaxion.files import write_json
 from relaxion.potentials.pairwise import LennardJones
-from relaxion.search.choices import Bandit, Mixture
-from relaxion.search.relaxing import TrialRelaxer, one_round
-from relaxion.search.settings import SearchSettings
+from relaxion.search.choices import Bandit, Mixture, SearchSettings
+from relaxion.search.run import TrialRelaxer, one_round
 from relaxion.search.walk import Walk
 from relaxion.train.data.alloys import optbench_cluster
 

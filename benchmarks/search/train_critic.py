@@ -18,12 +18,9 @@ import numpy as np
 import torch
 
 from relaxion.search.choices import HopChooser, Mixture
-from relaxion.search.critic import CriticSettings, load_critic, save_critic
-from relaxion.search.critic_choice import CriticChoice
-from relaxion.search.fitting import CriticFitSettings, fit, quality
-from relaxion.search.hops import Hops
-from relaxion.train.search.collecting import collect
-from relaxion.train.search.families import FAMILIES
+from relaxion.search.critic import CriticSettings, Hops, load_critic, save_critic
+from relaxion.search.critic_choice import CriticChoice, CriticFitSettings, fit, quality
+from relaxion.train.search import FAMILIES, collect
 
 
 def main() -> None:

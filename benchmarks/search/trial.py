@@ -26,14 +26,13 @@ import torch
 
 from relaxion.files import write_json
 from relaxion.potentials.emt import Emt
-from relaxion.search.choices import Bandit, Draw, HopChooser, Mixture, PossibleHop, Walker
+from relaxion.search.choices import Bandit, Draw, HopChooser, Mixture, PossibleHop, SearchSettings, Walker
 from relaxion.search.critic import Critic, CriticSettings, load_critic
 from relaxion.search.critic_choice import CriticChoice
-from relaxion.search.geometry import Distances
-from relaxion.search.relaxing import ModelChoice, TrialRelaxer, one_round
-from relaxion.search.settings import SearchSettings
+from relaxion.search.moves import Distances
+from relaxion.search.run import ModelChoice, TrialRelaxer, one_round
 from relaxion.search.walk import Walk
-from relaxion.train.search.families import FAMILIES, MakeStart, SearchFamily, systems
+from relaxion.train.search import FAMILIES, MakeStart, SearchFamily, systems
 
 SAME_EV = 1e-3  # two relaxations of one minimum differ by less
 Arm = tuple[Callable[[], HopChooser], dict[str, Any]]

@@ -7,8 +7,8 @@ import sys
 from types import ModuleType
 from typing import Any
 
+from relaxion.search.choices import SearchSettings
 from relaxion.search.run import SearchResult, search
-from relaxion.search.settings import SearchSettings
 
 __all__ = ["SearchResult", "SearchSettings", "search"]
 

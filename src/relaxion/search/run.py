@@ -1,29 +1,125 @@
-"""`relaxion.search`: from minimum to minimum on a budget of force calls."""
+"""Trials of one search, or of many at once, on one batched relaxer.
+
+`relaxion.search`: from minimum to minimum on a budget of force calls.
+
+What a search leaves in its folder: minima as extxyz and as ASE's database, and a summary in JSON.
+"""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import ase.db
+import ase.io
+import numpy as np
 from ase import Atoms
 from ase.calculators.calculator import BaseCalculator
 
+from relaxion.batch import BatchRelaxer, BatchSettings
 from relaxion.errors import FileError, PolicyError, SettingsError
+from relaxion.files import part_of, write_json
+from relaxion.optimizer.batch_relaxation import Relaxed
 from relaxion.potentials.base import Potential
-from relaxion.search.choices import Bandit, HopChooser, Mixture
+from relaxion.search.choices import (
+    CHOICES,
+    Bandit,
+    Draw,
+    Hop,
+    HopChooser,
+    Mixture,
+    PossibleHop,
+    SearchSettings,
+    Walker,
+    softmax_pick,
+)
 from relaxion.search.critic import card_of, load_critic
-from relaxion.search.critic_choice import CriticChoice
-from relaxion.search.minima import Minimum
-from relaxion.search.relaxing import ModelChoice, TrialRelaxer, one_round
-from relaxion.search.settings import CHOICES, SearchSettings
+from relaxion.search.critic_choice import CriticChoice, choose_together
+from relaxion.search.moves import Distances, alike
 from relaxion.search.state import NAME, restore_state, save_state
-from relaxion.search.walk import Step, Walk, check_moves
+from relaxion.search.state import NAME as STATE
+from relaxion.search.walk import NEW, Minimum, Step, ToRelax, Walk, check_moves, energy_of
+
+
+class TrialRelaxer:
+    """Keeps the policy loaded between rounds."""
+
+    def __init__(self, potential: str | BaseCalculator | Potential, settings: SearchSettings) -> None:
+        self.settings = BatchSettings(
+            policy=settings.policy, fmax=settings.fmax, cell=settings.cell, pressure_gpa=settings.pressure_gpa
+        )
+        self._relaxer = BatchRelaxer(potential, self.settings)
+
+    def __call__(self, trials: Sequence[ToRelax]) -> list[Relaxed]:
+        """In the order given."""
+        results: dict[int, Relaxed] = {}
+        for number, trial in enumerate(trials):
+            own = replace(self.settings, max_force_calls=max(trial.calls, 1))
+            self._relaxer.add(trial.atoms, number, settings=own)
+        while len(results) < len(trials):
+            for relaxed in self._relaxer.advance():
+                results[relaxed.tag] = relaxed
+        return [results[number] for number in range(len(trials))]
+
+
+class ModelChoice(Mixture):
+    """Candidates are relaxed in a cheaper potential; one is taken by softmax over their energies there.
+
+    The hop begins at the minimum of the cheaper potential: few expensive calls are left. Candidates that fall back to
+    where the walker stands, or to what was tried from there, are dropped.
+    """
+
+    def __init__(self, model: str | BaseCalculator | Potential, settings: SearchSettings) -> None:
+        """model: the cheaper potential. settings: of the search."""
+        self.settings = settings
+        self.calls = 0  # of the cheaper potential
+        self._relax = TrialRelaxer(model, settings)
+
+    def choose(self, walkers: Sequence[Walker], draw: Draw) -> list[PossibleHop | None]:
+        drawn = [draw.several(walker, self.settings.candidates) for walker in walkers]
+        limit = self.settings.calls_per_hop
+        starts = [walker.atoms for walker in walkers] + [hop.trial for candidates in drawn for hop in candidates]
+        relaxed = self._relax([ToRelax(atoms, limit) for atoms in starts])
+        self.calls += sum(result.force_calls for result in relaxed)
+        ends = iter(relaxed[len(walkers) :])
+        chosen: list[PossibleHop | None] = []
+        for walker, candidates, here in zip(walkers, drawn, relaxed, strict=False):
+            hops: list[tuple[PossibleHop, float]] = []
+            for candidate, end in zip(candidates, ends, strict=False):
+                look = Distances.of(end.atoms, draw.bond_scale).look(end.atoms.numbers)
+                hop = PossibleHop(candidate.kind, end.atoms, look)
+                back = alike(look, Distances.of(here.atoms, draw.bond_scale).look(here.atoms.numbers))
+                if end.converged and not back and draw.is_new(hop, walker):
+                    hops.append((hop, energy_of(end)))
+            energies = np.array([energy for _, energy in hops])
+            pick = softmax_pick(energies, self.settings.softmax_temperature_ev, walker.random) if hops else None
+            # where the cheaper potential brings nothing, the mixture goes on
+            chosen.append(hops[pick][0] if pick is not None else draw.one(walker))
+        return chosen
+
+
+def one_round(walks: Sequence[Walk], relax: TrialRelaxer) -> list[list[Hop]]:
+    """All searches that still run hop once, in one batch; the hops of each."""
+    learned = [walk for walk in walks if isinstance(walk.chooser, CriticChoice) and walk.hopping]
+    chosen = choose_together([(walk.chooser, walk.hopping, walk.draw) for walk in learned])  # pyright: ignore[reportArgumentType]
+    by_critic = {id(walk): own for walk, own in zip(learned, chosen, strict=True)}
+    asked = [walk.ask(by_critic.get(id(walk))) for walk in walks]
+    results = relax([trial for trials in asked for trial in trials])
+    hops: list[list[Hop]] = []
+    start = 0
+    for walk, trials in zip(walks, asked, strict=True):
+        part = results[start : start + len(trials)]
+        hops.append(walk.tell(part) if trials else [])
+        start += len(trials)
+    return hops
+
 
 SECONDS_BETWEEN_STATES = 10.0
 SHIPPED = "metals.safetensors"  # in `relaxion/search/critics`
@@ -165,3 +261,90 @@ def _state_file(folder: Path) -> Path:
     with suppress(OSError):
         (folder / f".{NAME}.part").unlink(missing_ok=True)
     return folder / NAME
+
+
+MINIMA, DATABASE, SUMMARY, PAGE, UNFINISHED = "minima.extxyz", "minima.db", "search.json", "report.html", "start.extxyz"
+OURS = (MINIMA, DATABASE, SUMMARY, PAGE, UNFINISHED, STATE)
+FORMAT = "relaxion-search"
+
+
+def gains(result: SearchResult) -> dict[str, dict[str, float]]:
+    """Of each kind of move: hops, force calls, new minima, and by how much it lowered the best energy (eV)."""
+    found: dict[str, defaultdict[str, float]] = {}
+    best = result.history[0].best_ev if result.history else 0.0
+    for step in result.history[1:]:
+        own = found.setdefault(step.kind, defaultdict(int))
+        own["hops"] += 1
+        own["force_calls"] += step.hop_calls
+        own["new_minima"] += step.outcome == NEW
+        own["accepted"] += step.accepted
+        own[step.outcome] += 1
+        own["gained_ev"] += max(best - step.best_ev, 0.0)
+        best = min(best, step.best_ev)
+    return {kind: dict(own) for kind, own in found.items()}
+
+
+def staircase(result: SearchResult) -> list[tuple[int, float]]:
+    """Force calls and best energy (eV) wherever it went down, and at the end."""
+    steps: list[tuple[int, float]] = []
+    for step in result.history:
+        if not steps or step.best_ev < steps[-1][1]:
+            steps.append((step.calls, step.best_ev))
+    if steps:
+        steps.append((result.force_calls, steps[-1][1]))
+    return steps
+
+
+def summary(result: SearchResult, **more: Any) -> dict[str, Any]:
+    """Plain values; `more`: what was asked."""
+    minima = [
+        {"energy_ev": minimum.energy_ev, "times_found": minimum.times_found, "found_at_call": minimum.found_at_call}
+        for minimum in result.found
+    ]
+    return {
+        "format": FORMAT, **more, "force_calls": result.force_calls, "hops": max(len(result.history) - 1, 0),
+        "stopped": result.stopped, "choice": result.choice, "seconds": round(result.seconds, 3),
+        "moves": gains(result), "staircase": [list(step) for step in staircase(result)], "minima": minima,
+    }  # fmt: skip
+
+
+def labelled(result: SearchResult) -> list[Atoms]:
+    """The minima with what is known of them in `info`."""
+    images = []
+    for rank, minimum in enumerate(result.found):
+        atoms = minimum.atoms.copy()
+        atoms.calc = minimum.atoms.calc
+        atoms.info |= {"rank": rank, "times_found": minimum.times_found, "found_at_call": minimum.found_at_call}
+        images.append(atoms)
+    return images
+
+
+def write_results(result: SearchResult, folder: Path, **more: Any) -> None:
+    """Each file in one go; where no minimum was reached, the start as far as it was relaxed."""
+    try:
+        if result.found:
+            images = labelled(result)
+            _write_extxyz(images, folder / MINIMA)
+            _write_database(images, folder / DATABASE)
+        elif result.unfinished is not None:
+            _write_extxyz([result.unfinished], folder / UNFINISHED)
+        write_json(folder / SUMMARY, summary(result, **more))
+    except OSError as error:
+        raise FileError(f"results cannot be written into {folder} ({error}); is the disk full?") from error
+
+
+def _write_extxyz(images: list[Atoms], path: Path) -> None:
+    beside = part_of(path)
+    ase.io.write(beside, images, format="extxyz")  # pyright: ignore[reportArgumentType] - ASE's hint forgets lists
+    beside.replace(path)
+
+
+def _write_database(images: list[Atoms], path: Path) -> None:
+    beside = part_of(path)
+    beside.unlink(missing_ok=True)
+    database: Any = ase.db.connect(beside, type="db", use_lock_file=False)
+    with database:
+        for atoms in images:
+            words = {name: int(atoms.info[name]) for name in ("rank", "times_found", "found_at_call")}
+            database.write(atoms, **words)
+    beside.replace(path)

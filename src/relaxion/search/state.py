@@ -21,8 +21,7 @@ from torch import Tensor
 from relaxion.errors import FileError, RestartError
 from relaxion.files import Format, Stored
 from relaxion.search.choices import Hop, Walker
-from relaxion.search.minima import Minimum
-from relaxion.search.walk import Step, Walk
+from relaxion.search.walk import Minimum, Step, Walk
 
 KIND = "search state"
 FORMAT = Format(1, RestartError, advice="begin the search anew, in another folder")

@@ -15,13 +15,11 @@ from relaxion.batch import relax_batch
 from relaxion.errors import PolicyError
 from relaxion.search import search
 from relaxion.search.choices import Mixture
-from relaxion.search.critic import Critic, CriticSettings, batch_of_atoms, batch_of_hops, load_critic, save_critic
-from relaxion.search.fitting import CriticFitSettings, fit, quality, targets
-from relaxion.search.hops import Hops
+from relaxion.search.critic import Critic, CriticSettings, Hops, batch_of_atoms, batch_of_hops, load_critic, save_critic
+from relaxion.search.critic_choice import CriticFitSettings, fit, quality, targets
 from relaxion.search.moves import MOVES
 from relaxion.search.run import shipped_critic
-from relaxion.train.search.collecting import collect
-from relaxion.train.search.families import COLLAPSING, TRAINED, UNSEEN, alloy_cluster, training_cluster
+from relaxion.train.search import COLLAPSING, TRAINED, UNSEEN, alloy_cluster, collect, training_cluster
 
 
 @pytest.fixture(scope="module")

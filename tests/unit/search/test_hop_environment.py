@@ -10,9 +10,8 @@ from ase import Atoms
 from gymnasium.utils.env_checker import check_env
 
 from relaxion.errors import SettingsError
-from relaxion.search.settings import SearchSettings
-from relaxion.train.search.environment import HopEnvironment
-from relaxion.train.search.families import alloy_cluster
+from relaxion.search.choices import SearchSettings
+from relaxion.train.search import HopEnvironment, alloy_cluster
 
 
 def start(random: np.random.Generator) -> Atoms:

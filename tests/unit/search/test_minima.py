@@ -6,8 +6,8 @@ import numpy as np
 from ase import Atoms
 
 from relaxion.batch import relax_batch
-from relaxion.search.geometry import Distances
-from relaxion.search.minima import FINGERPRINT_TOLERANCE, Minima, bond_graph, difference, fingerprint
+from relaxion.search.moves import Distances
+from relaxion.search.walk import FINGERPRINT_TOLERANCE, Minima, bond_graph, difference, fingerprint
 from relaxion.train.data.perturbations import displaced
 
 

@@ -9,8 +9,7 @@ from ase.build import bulk, fcc111, molecule
 from ase.constraints import FixAtoms, FixedPlane
 
 from relaxion.errors import SettingsError
-from relaxion.search.geometry import Distances, free_atoms
-from relaxion.search.moves import MOVES, move_named, rotatable, usual_moves
+from relaxion.search.moves import MOVES, Distances, free_atoms, move_named, rotatable, usual_moves
 
 
 def everything(atoms: Atoms) -> np.ndarray:

@@ -14,14 +14,11 @@ from ase.constraints import FixAtoms
 import relaxion
 from relaxion.errors import FileError, PotentialError, RestartError, SettingsError, StructureError
 from relaxion.search import SearchResult, search
-from relaxion.search.choices import Draw, Mixture, PossibleHop, Walker
-from relaxion.search.geometry import Distances
-from relaxion.search.minima import bond_graph
-from relaxion.search.moves import swap
-from relaxion.search.relaxing import TrialRelaxer, one_round
-from relaxion.search.settings import SearchSettings
+from relaxion.search.choices import Draw, Mixture, PossibleHop, SearchSettings, Walker
+from relaxion.search.moves import Distances, swap
+from relaxion.search.run import TrialRelaxer, one_round
 from relaxion.search.state import NAME
-from relaxion.search.walk import EVAPORATED, FAILED, UNFINISHED, Walk
+from relaxion.search.walk import EVAPORATED, FAILED, UNFINISHED, Walk, bond_graph
 
 
 class Counting(EMT):

@@ -138,7 +138,7 @@ def _search(
     from relaxion.apps.report.search import SearchReport, search_page
     from relaxion.apps.result_folder import PAGE
     from relaxion.search import search as run_search
-    from relaxion.search.results import MINIMA, summary, write_results
+    from relaxion.search.run import MINIMA, summary, write_results
 
     check_structure(atoms, potential, free_cell=options["cell"])
     out: Path = options["out"]
@@ -205,7 +205,7 @@ def _shares(words: str) -> dict[str, float]:
 def _check_folder(out: Path, *, resume: bool, force: bool) -> None:
     """Nothing is overwritten unless asked; --force removes only files that a search writes."""
     from relaxion.apps.result_folder import check_out
-    from relaxion.search.results import OURS
+    from relaxion.search.run import OURS
     from relaxion.search.state import NAME
 
     if resume and force:

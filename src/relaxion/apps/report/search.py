@@ -28,10 +28,9 @@ from relaxion.apps.report.page import (
 )
 from relaxion.apps.report.relaxation import citation
 from relaxion.optimizer.point import Frame
-from relaxion.search.geometry import free_atoms
-from relaxion.search.minima import Minimum
-from relaxion.search.results import gains, staircase
-from relaxion.search.run import SearchResult
+from relaxion.search.moves import free_atoms
+from relaxion.search.run import SearchResult, gains, staircase
+from relaxion.search.walk import Minimum
 
 MOST_SHOWN = 6  # minima in 3D
 MOST_LISTED = 200

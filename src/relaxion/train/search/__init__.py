@@ -1,1 +1,0 @@
-"""Learning to search: clusters to learn on, hops collected from walks, the hop environment of Gymnasium."""
