@@ -1,9 +1,8 @@
-"""What a search may be told. Defaults were chosen on training pairs of metals (benchmarks/search/README.md).
+"""Settings of a search, and who chooses the next hop of a walker: a fixed mixture of kinds, or a bandit over kinds.
 
-Who chooses the next hop of a walker: a fixed mixture of kinds, or a bandit over kinds. The critic: `critic.py`.
-
-A chooser has `choose(walkers, draw)`, one candidate for each walker; `learn(hop)`, called after each hop; `state()` and
-`restore(state)`, plain values for the state file.
+The critic has a file of its own (`critic_choice.py`). A chooser has `choose(walkers, draw)`, one candidate for each
+walker; `learn(hop)`, called after each hop; `state()` and `restore(state)`, plain values for the state file. Defaults
+were chosen on training pairs of metals.
 """
 
 from __future__ import annotations

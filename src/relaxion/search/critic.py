@@ -1,11 +1,10 @@
-"""Hops as arrays: what critics learn from. One row per hop, atoms of all hops one after the other.
-
-Twin critics: networks that look at a trial structure, not relaxed, and say how its energy will change by the hop.
+"""Twin critics: networks that look at a trial structure, not relaxed, and predict how the hop will change its energy.
 
 A network gives every atom a number; their sum in the trial minus their sum in the minimum where the hop begins is the
 change in eV. So the change of a hop to nowhere is exactly zero, and what both structures have in common cancels. Atoms
 that the hop displaced are marked. Distances enter as invariants, so rotating or mirroring a structure, or numbering its
-atoms in another order, changes nothing.
+atoms in another order, changes nothing. `Hops` are what critics learn from: one row per hop, atoms of all hops one after
+the other.
 """
 
 from __future__ import annotations

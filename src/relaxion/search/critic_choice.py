@@ -1,9 +1,9 @@
-"""Critics learn from hops, whoever chose them: off-policy, the target is what a hop changed.
+"""The critic chooses hops, and learns from them.
 
-The critic chooses: many candidates are drawn, one is taken by softmax over what the critic expects of each.
-
-With `learn` a copy goes on learning from the hops of this search. Before it learns from a hop, the error of the critic
-as it came and the error of the copy are taken; the one with the smaller error over the last hops chooses.
+Many candidates are drawn, one is taken by softmax over what the critic expects of each. Learning is off-policy: whoever
+chose a hop, the target is what it changed. With `learn` a copy goes on learning from the hops of this search. Before it
+learns from a hop, the error of the critic as it came and the error of the copy are taken; the one with the smaller error
+over the last hops chooses.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Trials of one search, or of many at once, on one batched relaxer.
+"""`relaxion.search`: from minimum to minimum on a budget of force calls, and what a search leaves in its folder.
 
-`relaxion.search`: from minimum to minimum on a budget of force calls.
-
-What a search leaves in its folder: minima as extxyz and as ASE's database, and a summary in JSON.
+Trials of one search, or of many at once, go to one batched relaxer. The folder has the minima as extxyz and as ASE's
+database, and a summary in JSON.
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
-"""The distinct minima found so far. Two ends are one minimum where energy and distances agree.
-
-Distances are compared as smeared histograms, one per pair of elements: they do not change with rotations, mirror
-images, the order of atoms or the choice of the cell. Histograms of two orders of the elements on one skeleton differ as
-little as those of two rough relaxations, so that clusters must have the same bond graph too.
-
-One search as ask and tell: which structures to relax next, and what came of them. The caller relaxes them.
+"""One search as ask and tell: which structures to relax next, and what came of them. The caller relaxes them.
 
 All walkers hop in rounds. A round is the unit of the state file, so that a search that is resumed goes on exactly as
 one that was never stopped.
+
+Two ends are one minimum where energy and distances agree. Distances are compared as smeared histograms, one per pair of
+elements: they do not change with rotations, mirror images, the order of atoms or the choice of the cell. Histograms of
+two orders of the elements on one skeleton differ as little as those of two rough relaxations, so that clusters must have
+the same bond graph too.
 """
 
 from __future__ import annotations
