@@ -145,13 +145,11 @@ class CheapModel:
 
     @property
     def plans(self) -> bool:
-        """Whether it plans steps, too: not of large structures, nor of molecular crystals with a free cell."""
+        """Whether it plans steps, too: not of molecular crystals with a free cell."""
         geometry = None if self.note else read_geometry(self.target)
         if geometry is None or not geometry.drawn:
             return False
-        if self.molecular:
-            return not isinstance(self.target, UnitCellFilter)
-        return True
+        return not (self.molecular and isinstance(self.target, UnitCellFilter))
 
     def _free_coordinates(self) -> int:
         geometry = read_geometry(self.target)
@@ -217,7 +215,8 @@ class CheapModel:
         self.first = self.other = None
         if self.at_start:
             # asked there because it might have been relaxed; where both potentials pull as hard, it was not
-            stays = dot(point.forces, way) <= 0 or (self.plans and point.largest_force < AGREED * self.start_force)
+            nearly = point.largest_force < AGREED * self.start_force or self.to_minima
+            stays = dot(point.forces, way) <= 0 or (self.plans and nearly)
         else:
             bound = DOUBTFUL if isinstance(self.target, UnitCellFilter) else FAR_WORSE
             stays = point.finite and point.largest_force <= bound * self.start_force
