@@ -59,6 +59,7 @@ TIGHTER = 0.3  # of fmax: so far the cheap potential is relaxed
 MOST_CALLS = 300  # of the cheap potential, in one descent
 SMALL_GAIN = 0.04  # eV per atom, more than functionals differ by: where the cheap potential gains less, and
 SMALL_FORCE = 1.0  # eV/Å, its forces are smaller, the start may be relaxed already, and is asked first
+QUIET = 0.5  # eV/Å; the same where the cell is free and the cheap forces on atoms are smaller, whatever the gain
 FARTHEST = 2.0  # Å, an atom's way in a periodic structure; farther the cheap potential has gone astray
 LARGEST_GROWTH = 1.4  # of the volume, either way
 BROKEN = 1.6  # sums of covalent radii: bonds of non-metals that were below 1.25 at the start
@@ -201,6 +202,8 @@ class CheapModel:
         if self.note:
             return False
         small = descent.gain < SMALL_GAIN * len(atoms) and descent.first_on_atoms < SMALL_FORCE
+        if isinstance(self.target, UnitCellFilter):  # relaxed structures may have another volume in each potential
+            small = small or descent.first_on_atoms < QUIET
         self.at_start = small
         self.start_force = descent.first_force
         self.first, self.other = (start, descent.coordinates) if small else (descent.coordinates, start)
