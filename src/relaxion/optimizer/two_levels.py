@@ -70,8 +70,8 @@ AGREED = 0.5  # of the cheap force at the start: where the expensive one there i
 HELPED = 0.5  # of the largest force may be left by a step to a corrected minimum; else it did not help
 REACH = 0.6  # Å, of such a step
 REFRESHED = 0.3  # Å; farther away the Hessian is made anew
-FEW_COORDINATES = 60  # that are free: their Hessian is always made; that of more only if it costs no more time than
-MOST_COORDINATES = 300  # an expensive call, and of more than these never; then steps go to minima
+FEW_COORDINATES = 60  # that are free: their Hessian is always made; that of more only if it takes no longer than
+MOST_COORDINATES = 300  # an expensive call, and of more than these never: then only the first minimum is found
 MOST_FAILURES = 2  # of the calculator, at places that the steps led to; then its error is the user's to see
 MOST_SEEN = 10  # expensive points that correct the surface
 HALVINGS = 20
@@ -125,7 +125,6 @@ class CheapModel:
         self._largest_radius = maxstep
         self.fmax = 0.05  # eV/Å, of the run
         self.call_seconds = math.inf  # of an expensive call, where somebody measures it
-        self.to_minima: bool | None = True if self.molecular else None  # None: not chosen yet
         self._seen: list[tuple[Array, Array]] = []  # expensive points, expensive minus cheap forces there
         self._stepper: Stepper | None = None  # whose steps are planned here
         self._plan: tuple[Array, Array] | None = None  # the newest to a minimum: where it begins, and the step
@@ -146,11 +145,13 @@ class CheapModel:
 
     @property
     def plans(self) -> bool:
-        """Whether it plans steps, too: not of molecular crystals with a free cell."""
+        """Whether it plans steps, too: not of large structures, nor of molecular crystals with a free cell."""
         geometry = None if self.note else read_geometry(self.target)
         if geometry is None or not geometry.drawn:
             return False
-        return not (self.molecular and isinstance(self.target, UnitCellFilter))
+        if self.molecular:
+            return not isinstance(self.target, UnitCellFilter)
+        return self._free_coordinates() <= MOST_COORDINATES
 
     def _free_coordinates(self) -> int:
         geometry = read_geometry(self.target)
@@ -164,16 +165,16 @@ class CheapModel:
 
     @property
     def _rule(self) -> StepRule:
-        return SURFACE_RULE if self.to_minima else HESSIAN_RULE
+        return SURFACE_RULE if self.molecular else HESSIAN_RULE
 
-    def choose(self) -> None:
-        """Before the first step: by the Hessian, or to minima of the corrected surface where that costs too much."""
-        if self.to_minima is not None or self._stepper is None:
-            return
+    def weigh(self) -> None:
+        """Before the first Hessian: leave the steps to others where it would take longer than an expensive call."""
         number = self._free_coordinates()
+        if self.note or self.molecular or self._matrix is not None or number <= FEW_COORDINATES:
+            return
         seconds = 2 * number * self.seconds / max(self.calls, 1)
-        self.to_minima = number > MOST_COORDINATES or (number > FEW_COORDINATES and seconds > self.call_seconds)
-        self._stepper.safeguard.rule = self._rule
+        if seconds > self.call_seconds:
+            self.note = f"its Hessian would take {seconds:.2g} s, an expensive call takes {self.call_seconds:.2g} s"
 
     def begin(self) -> bool:
         """Relax in the cheap potential; whether the atoms now stand at its minimum.
@@ -218,7 +219,7 @@ class CheapModel:
         self.first = self.other = None
         if self.at_start:
             # asked there because it might have been relaxed; where both potentials pull as hard, it was not
-            nearly = point.largest_force < AGREED * self.start_force or self.to_minima
+            nearly = point.largest_force < AGREED * self.start_force or self.molecular
             stays = dot(point.forces, way) <= 0 or (self.plans and nearly)
         else:
             bound = DOUBTFUL if isinstance(self.target, UnitCellFilter) else FAR_WORSE
@@ -242,7 +243,7 @@ class CheapModel:
 
     def misled(self, point: Point, last: Proposal) -> bool:
         """Whether the step to a corrected minimum that led to the point was not worth it."""
-        if not self.to_minima or (point.finite and point.largest_force <= HELPED * last.base.largest_force):
+        if not self.molecular or (point.finite and point.largest_force <= HELPED * last.base.largest_force):
             return False
         left = f"{point.largest_force:.3g} of {last.base.largest_force:.3g} eV/Å" if point.finite else "no forces"
         self.note = f"a planned step left {left}"
@@ -250,7 +251,7 @@ class CheapModel:
 
     def at(self, bases: Sequence[Base], structures: Structures) -> list[Hessian | str]:
         """The Hessian at each base (one, in truth), or the step from there to the minimum of the corrected surface."""
-        return [self._planned(base) if self.to_minima else self._hessian_at(base, structures) for base in bases]
+        return [self._planned(base) if self.molecular else self._hessian_at(base, structures) for base in bases]
 
     def _hessian_at(self, base: Base, structures: Structures) -> Hessian | str:
         """Of the cheap potential, as it is until the structure has moved far, and of the policy: their mean."""
@@ -294,7 +295,7 @@ class CheapModel:
 
     def saw(self, point: Point) -> None:
         """Ask the cheap potential at an expensive point, which corrects its surface."""
-        if not self.to_minima or self.note or not point.finite:
+        if not self.molecular or self.note or not point.finite:
             return
         if any(np.array_equal(point.coordinates, there) for there, _ in self._seen):
             return
@@ -312,8 +313,6 @@ class CheapModel:
         return self._seen[own][1], others[-MOST_SEEN:]
 
     def _correction(self, point: Point, offset: Array, seen: list[tuple[Array, Array]]) -> SurfaceCorrection:
-        if not self.molecular:
-            return SurfaceCorrection(point, offset, [(replace(point, coordinates=at), found) for at, found in seen])
         assert point.geometry is not None
         topology = topology_of(point.geometry, bonds_in(point.geometry, bonds_of([point.geometry])[0], None))
         if topology is None:
@@ -397,7 +396,6 @@ class CheapModel:
         return {
             "name": self.name,
             "molecular": self.molecular,
-            "to_minima": self.to_minima,
             "calls": self.calls,
             "note": self.note,
             "first": self.first,
@@ -414,7 +412,6 @@ class CheapModel:
         """The opposite. KeyError, TypeError or ValueError where the content is foreign."""
         self.calls = int(plain["calls"])
         self.molecular = bool(plain["molecular"])
-        self.to_minima = None if plain["to_minima"] is None else bool(plain["to_minima"])
         self.note = str(plain["note"])
         self.first, self.other = (
             None if rows is None else rows_of_three(rows) for rows in (plain["first"], plain["other"])
@@ -483,7 +480,6 @@ class TwoLevels:
 
     def propose(self, point: Point) -> Proposal:
         """The next step; of the first points it may lead to the other one of start and cheap minimum."""
-        self.model.choose()
         there = self.model.elsewhere(point)
         if there is not None:
             if self.model.note:
@@ -492,6 +488,7 @@ class TwoLevels:
             self.stepper.reset()
             return Proposal(replace(point), there - point.coordinates, -1e-16, MODEL)  # the point itself is left
         point = self.model.better(point)
+        self.model.weigh()
         if self.model.note and self.stepper is self.planner:
             self.stepper = self.alone
         if self.stepper is self.alone:
@@ -504,7 +501,7 @@ class TwoLevels:
             self.model.saw(point)
             self.planner.known = None  # a rejected point corrects the surface, too
             planned = propose([self.planner], [point])[0]
-            if planned.method == MODEL or not (self.model.note or self.model.to_minima):
+            if planned.method == MODEL or not (self.model.note or self.model.molecular):
                 return planned  # after a bad step springs make some, then the Hessian again
             self.model.note = self.model.note or f"no step is planned: {planned.reason}"
             self._leave()
