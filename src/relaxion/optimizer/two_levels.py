@@ -22,6 +22,7 @@ from ase.calculators.calculator import BaseCalculator
 from ase.data import covalent_radii
 from ase.filters import Filter, UnitCellFilter
 
+from relaxion.errors import RelaxionError
 from relaxion.optimizer.choice import chosen
 from relaxion.optimizer.classical import ClassicalSettings
 from relaxion.optimizer.hessian.base import Base, Hessian, PolicyModel, asked_of
@@ -451,7 +452,9 @@ class TwoLevels:
         if not ours or self.failures == MOST_FAILURES or isinstance(error, CallLimitReached):
             return False
         self.failures += 1
-        logger.warning("the calculator failed (%s): back to the last place, with another step", error_in_words(error))
+        words = error_in_words(error)
+        said = words if isinstance(error, RelaxionError) else f"the calculator failed ({words})"
+        logger.warning("%s; the relaxation returns and takes another step", said)
         return True
 
     @property
