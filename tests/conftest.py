@@ -47,8 +47,8 @@ METALS = ("Al", "Ni", "Cu", "Pd", "Ag", "Pt", "Au")
 def small_stiffness_policy(seed: int = 0) -> Policy:
     """Untrained: it says about what springs say, and takes steps of its own."""
     from relaxion.model.actions import MoveActions
+    from relaxion.model.atom_policies import StiffnessPolicy
     from relaxion.model.stiffness_network import StiffnessSettings
-    from relaxion.model.stiffness_policy import StiffnessPolicy
 
     settings = StiffnessSettings(channels=8, n_hidden=8, n_radial=6, n_coordinates=2)
     return StiffnessPolicy(MoveActions(), settings, torch.Generator().manual_seed(seed))

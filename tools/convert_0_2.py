@@ -1,8 +1,10 @@
-"""Convert a folder of relaxion 0.2 once: a memory or store of relaxations, or the results of `relax-many`.
+"""Convert files of relaxion 0.2 once: a memory or store of relaxations, results of `relax-many`, a restart file.
 
     python tools/convert_0_2.py OLD_FOLDER NEW_FOLDER
+    python tools/convert_0_2.py OLD_RESTART_FILE NEW_RESTART_FILE
 
-The old folder stays as it is. What is damaged in it is left out, as relaxion 0.2 did.
+The old ones stay as they are. What is damaged in a folder is left out, as relaxion 0.2 did. Policies and run folders of
+0.2 are read as they are. A restart file of a relaxation with a free cell cannot be converted.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ from relaxion.apps.relax_many.results import VERSION, ResultFolder
 from relaxion.apps.relax_many.settings import ManySettings
 from relaxion.database import RelaxationDatabase, Trajectory
 from relaxion.errors import FileError
-from relaxion.files import Format, Stored, check_regular, decoded
+from relaxion.files import Format, Stored, check_regular, decoded, replace_file
+from relaxion.optimizer.records import FORMAT as RESTART
+from relaxion.optimizer.records import VERSION as RESTART_VERSION
 from relaxion.structures import Outcome
 
 FORMAT = Format(version=1, error=FileError)
@@ -374,8 +378,34 @@ def frames(text: str) -> Iterator[dict[str, Any]]:
         place = end
 
 
+# ---- restart files of 0.2
+
+
+def convert_restart(old: Path, new: Path) -> str:
+    """What later versions remember as well is as after a step that went well."""
+    plain = json.loads(old.read_text())
+    if plain.get("format") != RESTART or plain.get("version") != 3:
+        raise SystemExit(f"{old} is no restart file of relaxion 0.2")
+    if plain["filter"] != "Atoms":
+        raise SystemExit(f"{old} is of a free cell, whose coordinates have another unit now: start anew")
+    core = plain["core"]
+    last = core["last"]
+    bases = [core["more"].get("past", {}).get("coordinates"), None if last is None else last["base"]["coordinates"]]
+    core["places"] = [base for base in bases if base is not None]
+    core["calls"] = plain["force_calls"]
+    core["not_finite"] = []
+    if last is not None and last["base"]["geometry"] is not None:
+        last["base"]["geometry"] |= {"ase_cell_factor": 0.0, "drawn": True}
+    if core["more"]:
+        core["more"]["left"] = False
+    if core["fire_steps_left"] == 0:
+        core["fire"] = None
+    replace_file(new, json.dumps({**plain, "version": RESTART_VERSION}).encode())
+    return f"{plain['force_calls']} force calls -> {new}"
+
+
 def main(old: Path, new: Path) -> None:
-    convert = convert_results if (old / MANY).exists() else convert_database
+    convert = convert_results if (old / MANY).exists() else convert_restart if old.is_file() else convert_database
     sys.stdout.write(convert(old, new) + "\n")
 
 

@@ -21,13 +21,13 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "relaxion"
 COUNTS = {  # what is counted: (limit, goal)
-    "files": (176, 150),
-    "lines": (39945, 28500),
+    "files": (162, 150),
+    "lines": (39864, 28500),
     "files of a relaxation step": (15, 15),
     "files of a TD3 update on atoms": (14, 15),
     "files of a TD3 update on Pendulum": (4, 6),
     "modules loaded by Relaxer and one run": (45, 45),
-    "settings": (282, 250),
+    "settings": (257, 250),
     "class names used twice": (0, 0),
     "flags outside the command line": (0, 0),
 }

@@ -15,10 +15,10 @@ from pathlib import Path
 import torch
 
 from relaxion.files import write_json
+from relaxion.model.atom_policies import damping
 from relaxion.model.solve import solve
 from relaxion.model.stiffness import strain_matrices
 from relaxion.model.stiffness_network import SolveInputs, StiffnessSettings
-from relaxion.model.stiffness_policy import damping
 from relaxion.structures import Move, State
 from relaxion.train.judge.assessment import Assessed
 from relaxion.train.runs.recipe import find, settings_from_recipe

@@ -16,6 +16,7 @@ import shlex
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from shutil import copy
 from typing import Any
 
 import numpy as np
@@ -73,7 +74,7 @@ PAPER = (
     "--set critic_learning_rate=1e-3 --set target_noise=0.2 --set target_noise_clip=0.5 "
     "--set learning_rate_final_share=1 --steps 12000 --set assessment_interval_steps=4000"
 )
-SHORT = "--steps 20000 --set assessment_interval_steps=5000"
+SHORT = "--steps 10000 --set assessment_interval_steps=5000"
 FORCES = (
     "--set reward=log_force_decrease:1 --set discount_factor=0.5"  # the recipe al-fe before its reward had the energy
 )
@@ -129,6 +130,21 @@ TITLES = {
 }
 
 
+def with_baselines(trainer: Any, measured: Path) -> Any:
+    """BFGS and FIRE are measured once for all runs with the same assessed starts."""
+    prepare = trainer.prepare
+
+    def prepared(folder: Path) -> None:
+        if measured.exists():
+            copy(measured, folder / measured.name)
+        prepare(folder)
+        measured.parent.mkdir(parents=True, exist_ok=True)
+        copy(folder / measured.name, measured)
+
+    trainer.prepare = prepared
+    return trainer
+
+
 def trained(name: str, seed: int, runs: Path) -> None:
     """Go through this run, or what is left of it."""
     out = runs / f"{name}-{seed}"
@@ -136,8 +152,13 @@ def trained(name: str, seed: int, runs: Path) -> None:
         return
     before = json_of(out / CPU)["seconds"] if (out / CPU).exists() else 0.0
     begin = time.process_time()
+    measured = runs / ROWS[name].recipe / "baselines.json"
+
+    def make(settings: Any) -> Any:
+        return with_baselines(settings.trainer(), measured)
+
     try:
-        train(ROWS[name].settings(seed), out, resume=(out / "checkpoint.safetensors").exists())
+        train(ROWS[name].settings(seed), out, resume=(out / "checkpoint.safetensors").exists(), make=make)
     finally:
         write_json(out / CPU, {"seconds": before + time.process_time() - begin})
 

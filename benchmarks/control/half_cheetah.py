@@ -61,7 +61,7 @@ def run_sb3(agent: str, seed: int, out: Path, options: argparse.Namespace) -> No
     """One run of Stable-Baselines3 with the settings of our recipe, assessed on our starts."""
     import torch
 
-    from relaxion.train.experience.vector_environment import task
+    from relaxion.train.experience.vectors import task
     from relaxion.train.runs.recipe import find, settings_from_recipe
     from relaxion.train.tasks.control import assess
 

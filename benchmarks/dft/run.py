@@ -6,7 +6,7 @@
     python benchmarks/dft/run.py --table         # the table of what there is
 
 ASE's optimizers and ours ask pw.x through a socket; it stays up until the cell has changed by 6 %
-(`relaxion.potentials.relaunching`). A free cell is relaxed in legs: each begins with a pw.x of its own, and the last
+(`relaxion.potentials.counting`). A free cell is relaxed in legs: each begins with a pw.x of its own, and the last
 one is a single calculation, which is converged. All calculations are counted.
 """
 
@@ -31,8 +31,7 @@ from systems import FILES, SYSTEMS, System
 
 from relaxion.apps.comparison import run_ase_optimizer, run_relaxer
 from relaxion.potentials import AsePotential
-from relaxion.train.judge.optimizers import PolicyChoice
-from relaxion.train.judge.runs import RelaxationTask
+from relaxion.train.judge.runs import PolicyChoice, RelaxationTask
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent.parent / "examples" / "engines"))

@@ -158,12 +158,11 @@ def copper(moved: float = 0.1) -> Atoms:
 
 def _make_bundles(root: Path) -> None:
     from relaxion.model.actions import MoveActions
+    from relaxion.model.atom_policies import AtomPolicy, StiffnessPolicy
     from relaxion.model.backbone import AtomNetworkSettings
     from relaxion.model.card import ModelCard
-    from relaxion.model.direct_policy import AtomPolicy
     from relaxion.model.policy_file import PolicyFile, described
     from relaxion.model.stiffness_network import StiffnessSettings
-    from relaxion.model.stiffness_policy import StiffnessPolicy
 
     card = ModelCard(
         elements=("Cu", "Au"), smallest_n_atoms=2, largest_n_atoms=16, potential="emt", agent="none", seed=0,

@@ -37,12 +37,11 @@ from row import CAP, RESULTS, molecule
 from relaxion import Relaxer
 from relaxion.database import RelaxationDatabase, Trajectory
 from relaxion.optimizer import classical as quasi_newton
-from relaxion.optimizer.hessian.internal import constants as factors
-from relaxion.optimizer.hessian.internal import model
-from relaxion.optimizer.hessian.internal.constants import InternalSettings, shares
-from relaxion.optimizer.hessian.internal.coordinates import changes_of
-from relaxion.optimizer.hessian.internal.model import InternalHessian, InternalSecants, internal_at, near_pairs
-from relaxion.optimizer.hessian.internal.topology import Topology
+from relaxion.optimizer.hessian import internal as model
+from relaxion.optimizer.hessian import internal_coordinates as factors
+from relaxion.optimizer.hessian.internal import InternalHessian, InternalSecants, internal_at, near_pairs
+from relaxion.optimizer.hessian.internal_coordinates import MOLECULE_FLOOR, STRETCH, changes_of, shares
+from relaxion.optimizer.hessian.internal_topology import Topology
 from relaxion.optimizer.hessian.springs import SpringSettings, bonds_of
 from relaxion.optimizer.point import Array, Geometry, Point, dot, longest
 from relaxion.potentials.base import PotentialCalculator
@@ -126,7 +125,7 @@ def points_of(trajectory: Trajectory) -> list[Point]:
 
 
 def model_at(geometry: Geometry, known: Topology | None = None) -> InternalHessian | None:
-    return internal_at(geometry, bonds_of([geometry])[0], known, SpringSettings(), InternalSettings())
+    return internal_at(geometry, bonds_of([geometry])[0], known, SpringSettings())
 
 
 def rows_at(point: Point, known: Topology | None) -> Rows | None:
@@ -139,7 +138,7 @@ def rows_at(point: Point, known: Topology | None) -> Rows | None:
     changes = changes_of(near.first, near.second, near.vectors, geometry).toarray().reshape(len(near.first), 3, -1)
     along = np.einsum("pi,pix->px", near.vectors / near.lengths[:, None], changes)
     stretches = np.minimum(shares(geometry, near.first, near.second, near.lengths), 1.0)
-    stretches *= InternalSettings().stretch * factors.near_factors(geometry, near)
+    stretches *= STRETCH * factors.near_factors(geometry, near)
     labels = [*factors.labels_of(found.topology), *((name,) for name in factors.near_labels(geometry, near).tolist())]
     slopes = np.concatenate([found.slopes.toarray(), along])
     return Rows(found, slopes, np.concatenate([found.constants, stretches]), labels)
@@ -222,7 +221,7 @@ def _tensors(example: Example, place: Mapping[str, int]) -> tuple[torch.Tensor, 
 
 
 def _stiffness(slopes: torch.Tensor, constants: torch.Tensor) -> torch.Tensor:
-    floor = InternalSettings().floor * torch.eye(slopes.shape[1], dtype=torch.float64)
+    floor = MOLECULE_FLOOR * torch.eye(slopes.shape[1], dtype=torch.float64)
     return slopes.mT @ (constants[:, None] * slopes) + floor
 
 
@@ -346,7 +345,7 @@ def hessian_of(geometry: Geometry) -> Array:
         atoms.positions = moved
         rows.append((before - atoms.get_forces().ravel()) / SHIFT)
     values, vectors = np.linalg.eigh((np.array(rows) + np.array(rows).T) / 2)
-    return (vectors * np.maximum(np.abs(values), InternalSettings().floor)) @ vectors.T
+    return (vectors * np.maximum(np.abs(values), MOLECULE_FLOOR)) @ vectors.T
 
 
 TRIES: dict[str, Callable[[Sequence[Trajectory]], AbstractContextManager[Any]]] = {

@@ -28,13 +28,12 @@ from ase.io import write
 from relaxion.apps.relax_many.learning import read_fit
 from relaxion.apps.sets import find_set
 from relaxion.database import RelaxationDatabase
-from relaxion.model.stiffness_policy import StiffnessPolicy
+from relaxion.model.atom_policies import StiffnessPolicy
 from relaxion.optimizer.choice import load
 from relaxion.train.data.alloys import EMT_METALS
-from relaxion.train.data.molecules import random_molecule
 from relaxion.train.data.perturbations import displaced
 from relaxion.train.data.prototypes import random_perovskite
-from relaxion.train.data.slabs import ADSORBATES, alloy_slab
+from relaxion.train.data.slabs import ADSORBATES, alloy_slab, random_molecule
 from relaxion.train.judge.statistics import resampled
 from relaxion.train.supervised.fine_tune import errors_of, held_out
 from relaxion.train.supervised.fit import secants_of

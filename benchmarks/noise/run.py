@@ -15,8 +15,7 @@ from relaxion.apps.comparison import run_ase_optimizer, run_relaxer
 from relaxion.apps.sets import find_set
 from relaxion.optimizer import classical as quasi_newton
 from relaxion.potentials import Emt
-from relaxion.train.judge.optimizers import PolicyChoice
-from relaxion.train.judge.runs import RelaxationTask
+from relaxion.train.judge.runs import PolicyChoice, RelaxationTask
 
 FMAX = 0.01  # eV/Å
 MOST_CALLS = 200

@@ -7,22 +7,19 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 
 from relaxion.apps.comparison import run_relaxer
 from relaxion.apps.sets import find_set
-from relaxion.optimizer import safeguard as guard
+from relaxion.optimizer.safeguard import Safeguard
 from relaxion.potentials import Emt, Potential
 from relaxion.structures import Evaluation, Structures
-from relaxion.train.judge.optimizers import PolicyChoice
-from relaxion.train.judge.runs import RelaxationTask
+from relaxion.train.judge.runs import PolicyChoice, RelaxationTask
 
 FMAX = 0.05  # eV/Å
 MOST_CALLS = 300
-UNSCALED = partial(guard.SafeguardSettings, another_scale=1e9)
-METHODS = {"auto": guard.SafeguardSettings, "auto, never scaled": UNSCALED, "none": guard.SafeguardSettings}
+METHODS = {"auto": 1.5, "auto, never scaled": 1e9, "none": 1.5}  # and the factor from which on the Hessian is scaled
 
 
 class Scaled(Potential):
@@ -46,7 +43,7 @@ class Scaled(Potential):
 def calls(name: str, factor: float, method: str, number: int) -> float:
     """On average; a failure counts as all calls allowed."""
     chosen, found = find_set(name), []
-    guard.SafeguardSettings = METHODS[method]  # pyright: ignore[reportAttributeAccessIssue]
+    Safeguard.another_scale = METHODS[method]
     for start in chosen.starts(number, 8100):
         choice = PolicyChoice.of(method.split(",")[0], start, allow_unseen=False)
         task = RelaxationTask(start, Scaled(factor), FMAX, MOST_CALLS, chosen.free_cell)

@@ -27,8 +27,8 @@ from relaxion.potentials.base import Potential
 LATTICE_CONSTANTS = {"Cu": 3.61, "Ag": 4.09, "Au": 4.08, "Ni": 3.52, "Pd": 3.89, "Pt": 3.92, "Al": 4.05}
 MOLECULES = ("CO", "OH", "H2O", "NH3", "CH3", "NO", "N2")
 CLASSICAL = {
-    "springs": ClassicalSettings(internal=None),
-    "plain L-BFGS": ClassicalSettings(internal=None, use_springs=False),
+    "springs": ClassicalSettings(internal=False),
+    "plain L-BFGS": ClassicalSettings(internal=False, use_springs=False),
 }
 POLICIES = {
     "auto": BatchSettings(),

@@ -26,7 +26,7 @@ from relaxion.optimizer.choice import new_stepper
 from relaxion.optimizer.classical import ClassicalSettings
 from relaxion.optimizer.trust_region import TrustRegionSettings
 from relaxion.train.data.dataset import FIRST_MEASURING_SEED
-from relaxion.train.judge.optimizers import (
+from relaxion.train.judge.runs import (
     Contestant,
     classical_contestants,
     our_contestants,

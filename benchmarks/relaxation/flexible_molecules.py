@@ -10,7 +10,7 @@ from ase.data import covalent_radii
 from ase.geometry import get_distances
 
 from relaxion.errors import StructureError
-from relaxion.train.data.molecules import g2_molecules, hydrogens_of
+from relaxion.train.data.slabs import g2_molecules, hydrogens_of
 
 LINKS = ("CH4", "CH4", "C2H6", "CH3OCH3", "CH3SCH3", "H3CNH2", "CH3CONH2", "C2H4", "C6H6", "CH3COOH")
 ENDS = ("CH4", "H2O", "NH3", "CH3CN", "C2H2", "CH3Cl")

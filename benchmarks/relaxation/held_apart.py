@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 from ase.io import write
 
-from relaxion.train.collecting.starts import KindSettings, file_structures
 from relaxion.train.data.dataset import ELEMENTS
+from relaxion.train.data.kinds import KindSettings, file_structures
 
 SEED = 9000
 

@@ -31,7 +31,7 @@ from relaxion import Relaxer
 from relaxion.apps.sets import StartSet
 from relaxion.potentials.counting import Answered, CountingCalculator
 from relaxion.train.data.dataset import FIRST_MEASURING_SEED
-from relaxion.train.judge.optimizers import known_optimizers
+from relaxion.train.judge.runs import known_optimizers
 
 CAP = 400  # force calls
 TOLERANCES = (0.05, 0.01, 1e-3, 1e-4)  # eV/Å

@@ -42,7 +42,7 @@ from relaxion.potentials import potential
 from relaxion.potentials.base import Potential
 from relaxion.structures import Move, State, Structures
 from relaxion.structures.trajectory import Trajectory
-from relaxion.train.collecting.starts import CollectSettings, file_structures
+from relaxion.train.data.kinds import CollectSettings, file_structures
 from relaxion.train.data.perturbations import displaced
 from relaxion.train.runs.recipe import find, read_toml
 from relaxion.train.supervised.fit import (

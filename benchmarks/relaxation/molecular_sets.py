@@ -18,8 +18,8 @@ from scipy.spatial.transform import Rotation
 
 from relaxion.apps import sets
 from relaxion.apps.sets import StartSet, strained_at_random
-from relaxion.train.data.molecules import g2_molecules
 from relaxion.train.data.perturbations import displaced
+from relaxion.train.data.slabs import g2_molecules
 
 METALS = ("Cu", "Ag", "Pd", "Pt", "Ni", "Al")
 GUESTS = ("CO", "H2O", "NH3", "CH3OH", "HCOOH", "C2H4", "H2CO", "H3CNH2", "C2H2", "CH3CN", "CO2", "CH3SH")

@@ -20,13 +20,14 @@ from ase import Atoms
 from ase.build import bulk
 
 import relaxion
-from relaxion.train.judge.optimizers import (
+from relaxion.train.judge.runs import (
     Contestant,
+    RelaxationTask,
+    Stage,
     classical_contestants,
     our_contestants,
     policy_argument,
 )
-from relaxion.train.judge.runs import RelaxationTask, Stage
 
 CELLS = {8: (2, 1, 1), 64: (4, 2, 2), 512: (8, 4, 4), 4096: (16, 8, 8), 10_000: (25, 10, 10)}  # of 4 atoms
 LARGEST = {"BFGS": 512}  # atoms

@@ -24,14 +24,14 @@ import torch
 from ase import Atoms
 
 from relaxion.batch import BatchRelaxer, BatchSettings, relax_batch
+from relaxion.model.atom_policies import StiffnessPolicy
 from relaxion.model.stiffness_network import StiffnessNetwork
-from relaxion.model.stiffness_policy import StiffnessPolicy
 from relaxion.optimizer.choice import load, new_stepper
 from relaxion.optimizer.hessian.learned import LearnedHessians, states_at
 from relaxion.optimizer.safeguard import StepRule
 from relaxion.potentials import potential
 from relaxion.potentials.base import Potential
-from relaxion.train.collecting.starts import CollectSettings, file_structures
+from relaxion.train.data.kinds import CollectSettings, file_structures
 from relaxion.train.runs.recipe import find, read_toml
 from relaxion.train.supervised.fine_tune import LARGEST_ERROR
 from relaxion.train.supervised.fit import Examples, relative_errors, way_to

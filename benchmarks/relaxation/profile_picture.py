@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from relaxion.train.judge.optimizers import CORE, OURS
+from relaxion.train.judge.runs import CORE, OURS
 from relaxion.train.judge.statistics import ContestResult, performance_profile
 
 WIDEST_RATIO = 16.0  # beyond it, all that can be read off is who failed

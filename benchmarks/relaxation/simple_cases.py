@@ -20,8 +20,7 @@ from ase.spacegroup import crystal
 from relaxion.apps.comparison import run_ase_optimizer, run_relaxer
 from relaxion.potentials import potential
 from relaxion.potentials.base import Potential
-from relaxion.train.judge.optimizers import PolicyChoice
-from relaxion.train.judge.runs import RelaxationTask
+from relaxion.train.judge.runs import PolicyChoice, RelaxationTask
 
 SEED = 8300
 RATTLE_ANGSTROM, STRAIN = 0.05, 0.03

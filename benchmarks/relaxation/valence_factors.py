@@ -5,8 +5,8 @@
 Lindh's force constants depend on periods and lengths only. Each type of coordinate (elements, neighbours, rings) gets a
 factor of its own, fitted to finite-difference Hessians of GFN2-xTB at minima of training molecules. The fit makes B as
 near to the Hessian as possible in the sense of normal distributions, tr(B⁻¹H) + ln det B, with a prior of width `PRIOR`
-on each log-factor. `src/relaxion/optimize/valence/factors.json` was made so. Training molecules are of the training
-side and of seed 500; the trial is on seed 7000.
+on each log-factor. `src/relaxion/optimizer/hessian/internal_factors.json` was made so. Training molecules are of the
+training side and of seed 500; the trial is on seed 7000.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from molecular_sets import find_set
 from scipy.optimize import minimize
 
 from relaxion import Relaxer
-from relaxion.optimizer.hessian.internal import constants as factors
-from relaxion.optimizer.hessian.internal.constants import InternalSettings, labels_of, near_labels
-from relaxion.optimizer.hessian.internal.model import InternalHessian, between, internal_at, near_pairs
+from relaxion.optimizer.hessian import internal_coordinates as factors
+from relaxion.optimizer.hessian.internal import InternalHessian, between, internal_at, near_pairs
+from relaxion.optimizer.hessian.internal_coordinates import labels_of, near_labels
 from relaxion.optimizer.hessian.springs import Bonds, SpringSettings, bonds_of
 from relaxion.optimizer.point import Array, Geometry
 from relaxion.potentials.base import PotentialCalculator
 from relaxion.potentials.counting import CountingCalculator
-from relaxion.train.data.molecules import random_molecule
+from relaxion.train.data.slabs import random_molecule
 
 SEED = 500  # of the training molecules
 SMALL, FLEXIBLE = 50, 18  # how many of them
@@ -99,7 +99,7 @@ def geometry_of(atoms: Atoms) -> Geometry:
 def model_at(geometry: Geometry) -> InternalHessian | None:
     """As it is without factors."""
     with mock.patch.object(factors, "LOGARITHMS", {}):
-        return internal_at(geometry, bonds_of([geometry])[0], None, SpringSettings(), InternalSettings())
+        return internal_at(geometry, bonds_of([geometry])[0], None, SpringSettings())
 
 
 def example_of(path: Path) -> Example | None:
@@ -128,7 +128,7 @@ def _near(model: InternalHessian, geometry: Geometry) -> dict[str, Array]:
     for kind in sorted(set(kinds.tolist())):
         some = Bonds(*(getattr(near, name)[kinds == kind] for name in Bonds.__annotations__))
         with mock.patch.object(factors, "LOGARITHMS", {}):
-            parts[kind] = between(model.topology, geometry, SpringSettings(), InternalSettings(), some).toarray()
+            parts[kind] = between(model.topology, geometry, SpringSettings(), some).toarray()
     return parts
 
 

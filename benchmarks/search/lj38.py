@@ -22,7 +22,7 @@ from relaxion.search.choices import Bandit, Mixture
 from relaxion.search.relaxing import TrialRelaxer, one_round
 from relaxion.search.settings import SearchSettings
 from relaxion.search.walk import Walk
-from relaxion.train.data.packings import optbench_cluster
+from relaxion.train.data.alloys import optbench_cluster
 
 LOWEST = {13: -44.326801, 26: -108.315616, 31: -133.586422, 38: -173.928427}  # ε
 NEAR = 1e-2  # ε; the next minimum of LJ38 lies 0.68 above

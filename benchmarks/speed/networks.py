@@ -21,8 +21,8 @@ import torch
 
 import relaxion
 from relaxion.model.actions import MoveActions
+from relaxion.model.atom_policies import AtomPolicy
 from relaxion.model.backbone import AtomNetworkSettings
-from relaxion.model.direct_policy import AtomPolicy
 from relaxion.model.layers import with_graph
 from relaxion.structures import State
 from relaxion.train.agents.atom_critics import AtomCritics
@@ -31,7 +31,7 @@ from relaxion.train.data.alloys import fcc_alloys
 from relaxion.train.data.perturbations import perturbation
 from relaxion.train.data.starts import PerturbedStarts
 from relaxion.train.experience.environment import Environment, EnvironmentSettings
-from relaxion.train.experience.replay import Batch
+from relaxion.train.experience.vectors import Batch
 
 N_CELLS = 100
 ELEMENTS = ("Al", "Ni", "Cu", "Pd", "Ag", "Pt", "Au")

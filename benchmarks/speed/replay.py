@@ -16,8 +16,8 @@ import torch
 
 from relaxion.structures import Evaluation, Move, State, Structures
 from relaxion.train.experience.environment import Transition
-from relaxion.train.experience.replay import draw_without_replacement
 from relaxion.train.experience.structure_replay import StructureReplay
+from relaxion.train.experience.vectors import draw_without_replacement
 
 BAR_MILLISECONDS = 0.1
 BATCH, STORED, ROUNDS = 100, 2_000, 400

@@ -28,7 +28,7 @@ from stable_baselines3.common.type_aliases import ReplayBufferSamples
 
 from relaxion.train.agents import AGENT_SETTINGS, vector_agent
 from relaxion.train.agents.vector_networks import BoxActions
-from relaxion.train.experience.replay import Batch, VectorReplay
+from relaxion.train.experience.vectors import Batch, VectorReplay
 
 N_OBSERVATIONS, N_ACTIONS, BATCH, STORED, DISCOUNT = 17, 6, 256, 100_000, 0.99
 REQUIRED_RATIO = 1.15

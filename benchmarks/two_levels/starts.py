@@ -15,8 +15,8 @@ from ase.constraints import FixAtoms
 from relaxion.potentials.base import Potential
 from relaxion.potentials.engines import Gfn2
 from relaxion.potentials.registry import make_potential
-from relaxion.train.collecting.starts import KindSettings, file_structures
 from relaxion.train.data.dataset import ELEMENTS
+from relaxion.train.data.kinds import KindSettings, file_structures
 from relaxion.train.data.perturbations import displaced, random_strain, strained
 
 BENCHMARKS = Path(__file__).parent.parent

@@ -32,8 +32,7 @@ from relaxion.optimizer.point import bare_atoms
 from relaxion.potentials import AsePotential
 from relaxion.potentials.base import Potential, PotentialCalculator
 from relaxion.relaxer import Relaxer
-from relaxion.train.judge.optimizers import Contestant
-from relaxion.train.judge.runs import Conditions, Score, relax_one
+from relaxion.train.judge.runs import Conditions, Contestant, Score, relax_one
 from relaxion.train.judge.statistics import SAME_MINIMUM_EV_PER_ATOM, resampled
 
 HERE = Path(__file__).parent

@@ -23,7 +23,7 @@ from ase import Atoms
 from ase.calculators.socketio import SocketIOCalculator
 from ase.io import write
 
-from relaxion.potentials.relaunching import RelaunchedCalculator
+from relaxion.potentials.counting import RelaunchedCalculator
 
 PSEUDOPOTENTIALS = Path("/usr/share/espresso/pseudo")  # where Debian's quantum-espresso-data puts them
 LONGEST_CALL_SECONDS = 3600.0  # pw.x that has not answered by then hangs

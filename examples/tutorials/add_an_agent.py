@@ -15,8 +15,7 @@ from relaxion.train.agents.shared import (
     target_copy,
 )
 from relaxion.train.agents.vector_networks import BoxActions, VectorCritics
-from relaxion.train.experience.replay import VectorReplay
-from relaxion.train.experience.vector_environment import VectorEnvironments, task
+from relaxion.train.experience.vectors import VectorEnvironments, VectorReplay, task
 from relaxion.train.tasks.control import assess
 
 N_TRIED, BATCH, WARMUP, DISCOUNT = 64, 64, 200, 0.97

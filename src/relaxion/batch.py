@@ -27,7 +27,7 @@ from relaxion.optimizer.choice import Chooser, stepper_of
 from relaxion.optimizer.classical import ClassicalSettings
 from relaxion.optimizer.hessian.base import MOST_TOGETHER, KnownPairs
 from relaxion.optimizer.point import quiet_filters
-from relaxion.optimizer.recorded import database_at
+from relaxion.optimizer.records import database_at
 from relaxion.optimizer.step import Stepper, propose
 from relaxion.potentials.base import AsePotential, Potential
 from relaxion.potentials.pairwise import PairwisePotential
@@ -94,11 +94,18 @@ def relax_batch(
 ) -> list[Relaxed]:
     """Relax all structures, in the order given; the same results as `Relaxer` brings one by one, to rounding.
 
-    `structures`: ASE atoms, with constraints if need be; they are not changed. `potential`: a name ("emt"), an ASE
-    calculator (asked one structure after the other) or a potential. `policy`, `allow_unseen`: as in `Relaxer`. `fmax`:
-    eV/Å. `cell`: relax the cells too, against `pressure_gpa`. `database`, `leave_saddles`: as in `Relaxer`. `device`:
-    where the networks of the policy and of a named potential compute. `model`: a cheaper potential that plans, as in
-    `Relaxer`. An error of the potential ends only that structure, not the others.
+    An error of the potential ends only that structure, not the others.
+
+    Args:
+        structures: ASE atoms, with constraints if need be; they are not changed.
+        potential: a name ("emt"), an ASE calculator (asked one structure after the other) or a potential.
+        policy: as in `Relaxer`; so are `allow_unseen`, `database` and `leave_saddles`.
+        fmax: largest force at the end, eV/Å.
+        cell: relax the cells too, against `pressure_gpa` (GPa).
+        max_force_calls: of each structure.
+        batch_size: structures evaluated together.
+        device: where the networks of the policy and of a named potential compute.
+        model: a cheaper potential that plans, as in `Relaxer`.
     """
     settings = BatchSettings(policy, fmax, cell, max_force_calls, allow_unseen, pressure_gpa, device=device)
     settings = replace(settings, leave_saddles=leave_saddles)

@@ -47,8 +47,7 @@ from relaxion.optimizer.point import (
     unwrapped,
     without_foreign,
 )
-from relaxion.optimizer.recorded import Remembered, database_at
-from relaxion.optimizer.restart import Saved, read_restart, write_restart
+from relaxion.optimizer.records import Remembered, Saved, database_at, read_restart, write_restart
 from relaxion.optimizer.saddles import (
     CURVATURE,
     Check,
@@ -123,14 +122,21 @@ class Relaxer(Optimizer):
         leave_saddles: bool = False,
         **kwargs: Any,
     ) -> None:
-        """`policy`: "auto" takes a shipped policy that covers the elements, a name or path takes that one, None the
-        classical optimizer. `maxstep`: longest displacement in one step, Å. `allow_unseen`: use the policy also
-        for elements it was not trained on. `database`: a folder in which evaluated geometries are stored, to learn from
-        (`relaxion learn`). `device`: where the network of a stiffness policy computes ("cuda"). `model`: a cheaper
-        calculator, or its name, that plans for the calculator of the atoms; its calls are `model_calls`.
-        `leave_saddles`: look for negative curvature at the end, with at most 4 force calls, and relax further where
-        there is some (`end_check`). All else as in ASE; options that only other optimizers have (alpha, dt, memory, …)
-        are named in a warning and ignored."""
+        """All else as in ASE; options that only other optimizers have (alpha, dt, memory, …) are named in a warning.
+
+        Args:
+            atoms: atoms with a calculator, or a cell filter around them.
+            restart: a file to continue from, written at every step.
+            policy: "auto", a shipped policy that covers the elements; a name or path; None, the classical optimizer.
+            maxstep: longest displacement of an atom in one step, Å.
+            allow_unseen: use the policy also for elements it was not trained on.
+            database: a folder that keeps every evaluated structure (`relaxion learn`).
+            device: where the network of the policy computes, such as "cuda".
+            model: a cheaper calculator, or its name, that plans for the calculator of the atoms; its calls are counted
+                as `model_calls`.
+            leave_saddles: look for negative curvature at the end, with at most 4 force calls, and relax further if
+                there is some (`end_check`).
+        """
         check_door(atoms)
         atoms = unwrapped(atoms)
         self.maxstep = _checked_maxstep(self.defaults["maxstep"] if maxstep is None else maxstep)

@@ -261,8 +261,8 @@ def test_a_damaged_file_is_named_and_the_rest_is_used(relaxion):
 
 def test_an_interrupted_fit_goes_on():
     from relaxion.optimizer.choice import load
+    from relaxion.train.supervised.fine_tune import StoreFineTune, gathered
     from relaxion.train.supervised.fit import FitSettings
-    from relaxion.train.supervised.learn import StoreFineTune, gathered
 
     remembered()
     settings = FitSettings(fit_updates=4, examples_per_update=4, fit_learning_rate=8e-4)

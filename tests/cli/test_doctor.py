@@ -14,7 +14,7 @@ import typer.main
 from relaxion.apps.cli import command, installed
 from relaxion.apps.cli.app import app
 from relaxion.potentials.registry import BUILT_IN, EXTRAS
-from relaxion.train.judge.optimizers import known_optimizers
+from relaxion.train.judge.runs import known_optimizers
 
 COMMANDS = sorted(typer.main.get_command(app).commands)  # pyright: ignore[reportAttributeAccessIssue]
 

@@ -15,7 +15,7 @@ from ase.build import bulk
 from ase.io import read, write
 
 from relaxion.potentials import base as closing
-from relaxion.potentials.relaunching import MOST_CELL_CHANGE
+from relaxion.potentials.counting import MOST_CELL_CHANGE
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "engines" / "espresso.py"
 ENGINES = '''

@@ -23,7 +23,7 @@ from relaxion.errors import PotentialError
 from relaxion.potentials.pairwise import LennardJones
 from relaxion.train.data.dataset import reading_error
 
-PLAIN = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+PLAIN = {name: value for name, value in os.environ.items() if name not in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
 LOADED = """
 import atexit, sys
 atexit.register(lambda: print("torch" in sys.modules, file=sys.stderr))

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from relaxion import policies as library
-from relaxion.model.direct_policy import AtomGaussianPolicy
+from relaxion.model.atom_policies import AtomGaussianPolicy
 from relaxion.model.policy_file import PolicyFile, policy_of
 from relaxion.policies import find_policy
 from relaxion.settings import assigned

@@ -19,8 +19,16 @@ from ase.optimize import BFGS
 import relaxion
 import relaxion as package
 from relaxion import Relaxer, __version__
-from relaxion.apps.report.film import Reel, film_parts
-from relaxion.apps.report.page import LARGEST_BYTES, Page, as_data_block, closest_pair, own_bytes, space_group
+from relaxion.apps.report.page import (
+    LARGEST_BYTES,
+    Page,
+    Reel,
+    as_data_block,
+    closest_pair,
+    film_parts,
+    own_bytes,
+    space_group,
+)
 from relaxion.errors import FileError, SettingsError
 from relaxion.optimizer.point import Frame
 

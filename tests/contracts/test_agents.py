@@ -12,7 +12,7 @@ from relaxion.model.roles import ActionDomain
 from relaxion.train.agents import AGENT_SETTINGS, Agent, SACSettings, vector_agent
 from relaxion.train.agents.shared import NoisyExplorer
 from relaxion.train.agents.vector_networks import BoxActions, VectorNetworkSettings
-from relaxion.train.experience.replay import Batch
+from relaxion.train.experience.vectors import Batch
 
 AGENTS = sorted(AGENT_SETTINGS)
 LOW, HIGH = [-1.5, -2.0], [2.0, 1.25]  # crooked on purpose; -s always lies inside

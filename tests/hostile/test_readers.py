@@ -20,7 +20,7 @@ from relaxion.apps.relax_many.settings import ManySettings
 from relaxion.database import RelaxationDatabase
 from relaxion.errors import FileError, RelaxionError, SettingsError
 from relaxion.files import Format, decoded
-from relaxion.optimizer.restart import read_restart
+from relaxion.optimizer.records import read_restart
 from relaxion.potentials.eam import read_eam_tables
 from relaxion.train.data.dataset import read
 from relaxion.train.runs.recipe import read_toml, settings_from_recipe

@@ -12,8 +12,8 @@ from gymnasium.wrappers import TimeLimit
 from torch import Tensor
 
 from relaxion.train import D4PG, DDPG, SAC, TD3
-from relaxion.train.experience.vector_environment import task
-from relaxion.train.runs.learner import VectorLearner
+from relaxion.train.experience.vectors import task
+from relaxion.train.runs.loop import VectorLearner
 from relaxion.train.tasks.control import assess
 
 STIFFNESS, REST = 2.0, 2.5  # eV/Å², Å

@@ -17,8 +17,8 @@ from ase.constraints import FixAtoms
 from torch import Tensor, nn
 
 from relaxion.model.actions import INFORMATION, MoveActions
+from relaxion.model.atom_policies import AtomGaussianPolicy, AtomPolicy
 from relaxion.model.backbone import AtomNetworkSettings
-from relaxion.model.direct_policy import AtomGaussianPolicy, AtomPolicy
 from relaxion.model.stiffness import strain_matrices, strain_vectors
 from relaxion.structures import Evaluation, Move, State, Structures
 from relaxion.train.agents.atom_critics import AtomCategoricalCritic, AtomCritics

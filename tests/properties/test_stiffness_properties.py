@@ -22,9 +22,9 @@ from test_equivariance import (
 )
 
 from relaxion.model.actions import INFORMATION, MoveActions
+from relaxion.model.atom_policies import StiffnessGaussianPolicy, StiffnessPolicy
 from relaxion.model.solve import dense, solve
 from relaxion.model.stiffness_network import StiffnessNetwork, StiffnessSettings, pulls_of
-from relaxion.model.stiffness_policy import StiffnessGaussianPolicy, StiffnessPolicy
 
 KINDS = {
     "plain": (StiffnessPolicy, {}),

@@ -13,9 +13,9 @@ import torch
 from ase.build import bulk
 
 from relaxion.model.actions import MoveActions
+from relaxion.model.atom_policies import AtomPolicy
 from relaxion.model.backbone import AtomNetworkSettings
 from relaxion.model.card import ModelCard
-from relaxion.model.direct_policy import AtomPolicy
 from relaxion.model.policy_file import FORMAT, PolicyFile, described, policy_of
 from relaxion.structures import Evaluation, Move, State, Structures
 

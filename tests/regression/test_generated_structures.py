@@ -21,8 +21,8 @@ from ase import Atoms
 from relaxion import potential
 from relaxion.apps import sets
 from relaxion.structures import Structures
-from relaxion.train.collecting.starts import CollectSettings, make_start
 from relaxion.train.data.alloys import EAM_METALS, EMT_METALS, fcc_alloys
+from relaxion.train.data.kinds import CollectSettings, make_start
 from relaxion.train.data.perturbations import perturbation
 from relaxion.train.data.slabs import ADSORBATES
 from relaxion.train.data.starts import KINDS, MetalStarts, PerturbedStarts, structure_source
@@ -73,7 +73,7 @@ def metals(world: str, kind: str, free_share: float, bits: bool) -> str:
 
 
 def collected(side: str, make: str, bits: bool) -> str:
-    kind = {"make": make, "engine": "emt", "number": 6, "free_cell_share": 0.5, "largest_n_atoms": 20}
+    kind = {"make": make, "engine": "emt", "free_cell_share": 0.5, "largest_n_atoms": 20}
     settings = CollectSettings.of({"kinds": {make: {**kind, "smallest_n_atoms": 3}}, "side": side}, {})
     starts = [make_start(settings, make, number) for number in range(6)]
     return digest([start.structure(1.02).to_ase()[0] for start in starts], bits=bits) + starts[0].key

@@ -14,7 +14,7 @@ import torch
 
 from relaxion.train.agents import AGENT_SETTINGS, vector_agent
 from relaxion.train.agents.vector_networks import BoxActions, VectorNetworkSettings
-from relaxion.train.experience.replay import Batch
+from relaxion.train.experience.vectors import Batch
 
 STORED = Path(__file__).with_name("updates.json")
 

@@ -24,7 +24,7 @@ import check_links  # noqa: E402  scripts beside the package, not part of it
 import fill_pages  # noqa: E402
 from documentation.api import described, wrapped  # noqa: E402
 from documentation.command_line import reference  # noqa: E402
-from documentation.learning import below, table, worst_later  # noqa: E402
+from documentation.learning import below, runs_of, table, turned, worst_later  # noqa: E402
 from documentation.outside import everything_linked, pages, relinked  # noqa: E402
 from documentation.pieces import filled  # noqa: E402
 from documentation.prose import anchors, links  # noqa: E402
@@ -73,7 +73,8 @@ class TestPieces:
 
     def test_seeds_that_never_got_there_are_counted(self, tmp_path: Path):
         def run(calls: float) -> str:
-            own = {"kept_force_calls_mean": calls, "kept_success_rate": 0.98, "cpu_seconds": 90, "steps": 8064}
+            seconds = 90 if calls == 4.0 else None  # of some runs it was not kept
+            own = {"kept_force_calls_mean": calls, "kept_success_rate": 0.98, "cpu_seconds": seconds, "steps": 8064}
             return json.dumps(own | {"curve": [[0, 60.0, 60.0], [8064, calls, calls]]})
 
         rivals = {name: {"mean_force_calls": calls} for name, calls in (("BFGSLineSearch", 10.0), ("core", 5.0))}
@@ -82,6 +83,31 @@ class TestPieces:
         text = table(repository(tmp_path, **files, **{f"{folder}/al-fe-classical.json": json.dumps(rivals)}), "al-fe")
         assert "| 8 100 | **4.00, 9.00** | 2% | 8 100 | 8 100, 1 never | 1.00 | 1.5 |" in text
         assert "expert" not in text  # not run
+
+    def test_the_first_steps_of_a_run_keep_what_was_best_until_then(self, tmp_path: Path):
+        run = {
+            "columns": ["step", "force_calls_mean", "validation_force_calls_mean", "force_calls_p95", "success_rate"],
+            "curve": [[0, 60, 50, 60, 0.5], [4000, 9, 8, 12, 0.9], [8000, 7, 8.5, 9, 1], [12000, 5, 4, 6, 1]],
+            "steps": 12000, "cpu_seconds": 90,
+        }  # fmt: skip
+        root = repository(tmp_path, **{"benchmarks/atoms/results/learning/one-0.json": json.dumps(run)})
+        [first] = runs_of(root, "one 8000")
+        assert (first["kept_force_calls_mean"], first["kept_success_rate"]) == (9, 0.9)
+        assert (first["steps"], first["cpu_seconds"]) == (8000, 60)
+
+    def test_what_a_setting_did_is_compared_seed_by_seed(self, tmp_path: Path):
+        def run(row: str, seed: int, *calls: float):
+            curve = [[2500 * number, value] for number, value in enumerate(calls)]
+            return {"system": "emt", "row": row, "seed": seed, "curve": curve, "cpu_seconds": 40}
+
+        runs = [run("base", 20, 60, 20), run("base", 21, 60, 10), run("five critics", 20, 60, 10),
+                run("five critics", 21, 5, 10), run("SAC", 21, 60, 5)]  # fmt: skip
+        folder = "benchmarks/atoms/results/learning/tuning-guide"
+        root = repository(tmp_path, **{f"{folder}.json": json.dumps(runs), f"{folder}-classical.json": '{"emt": 6}'})
+        assert "| base |  | 15.0 calls |  |" in turned(root)
+        assert "| five critics |  | 0.50 (0.50–0.50) |  |" in turned(root)
+        assert "| SAC |  | 0.50* |  |" in turned(root)  # of its own seed
+        assert "| five critics | 10.0, 5.0 | 1.00–2.00 | 0, 1 never | 40 |" in turned(root, "emt")
 
     def test_settings_show_default_and_meaning(self):
         text = described(ROOT, "relaxion.train.agents.td3", "TD3Settings")

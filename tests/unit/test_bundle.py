@@ -22,12 +22,11 @@ from relaxion.files import Stored
 from relaxion.model import policy_file as bundle_module
 from relaxion.model import policy_file as bundled
 from relaxion.model.actions import INFORMATION, MoveActions
+from relaxion.model.atom_policies import AtomGaussianPolicy, AtomPolicy, StiffnessGaussianPolicy, StiffnessPolicy
 from relaxion.model.backbone import AtomNetworkSettings
 from relaxion.model.card import CardResult, ModelCard
-from relaxion.model.direct_policy import AtomGaussianPolicy, AtomPolicy
 from relaxion.model.policy_file import Network, PolicyFile, covers, described, policy_of, uncovered
 from relaxion.model.stiffness_network import StiffnessSettings
-from relaxion.model.stiffness_policy import StiffnessGaussianPolicy, StiffnessPolicy
 from relaxion.policies import find_policy, known_policies, user_folder
 from relaxion.structures import Evaluation, Move, State, Structures
 

@@ -12,7 +12,7 @@ from ase.build import bulk
 from ase.calculators.emt import EMT
 
 from relaxion import Relaxer
-from relaxion.train.experience.vector_environment import task
+from relaxion.train.experience.vectors import task
 from relaxion.train.tasks.control import Trainer, VectorRunSettings
 
 ROOT = Path(__file__).parents[2]

@@ -146,10 +146,13 @@ def _short_arguments(arguments: ast.arguments) -> str:
 
 
 def _prose(docstring: str) -> str:
-    """Doctest lines become code; stars and angle brackets stay what they are."""
+    """Doctest lines become code, arguments a list; stars and angle brackets stay what they are."""
     blocks = []
     for block in docstring.split("\n\n"):
-        if block.lstrip().startswith(">>>"):
+        if block.startswith("Args:\n"):
+            lines = textwrap.dedent(block.partition("\n")[2])
+            blocks.append(_escaped(re.sub(r"^(\w+): ", r"- `\1`: ", lines, flags=re.MULTILINE)))
+        elif block.lstrip().startswith(">>>"):
             blocks.append("```python\n" + re.sub(r"^(>>>|\.\.\.) ?", "", block, flags=re.MULTILINE) + "\n```")
         else:
             blocks.append(_escaped(block))

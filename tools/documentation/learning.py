@@ -28,7 +28,7 @@ TASKS = {  # the classical rows of each task, and its runs in order
         "al-fe-classical",
         {
             "al-fe-stiffness-td3": "TD3, stiffness policy",
-            "al-fe-stiffness-td3 20032": "the same, first 20 000 steps",
+            "al-fe-stiffness-td3 10048": "the same, first 10 000 steps",
             "al-fe-stiffness-sac": "SAC, stiffness policy",
             "al-fe-stiffness-d4pg": "D4PG, stiffness policy",
             "al-fe-stiffness-ddpg": "DDPG, stiffness policy",
@@ -117,7 +117,7 @@ def _row(label: str, runs: list[Run], limits: list[float]) -> str:
     cells += [_span([f"{1 - run['kept_success_rate']:.0%}" for run in runs])]
     cells += [_after([below(run, limit) for run in runs]) for limit in limits]
     cells += [_span([f"{worst_later(run):.2f}" for run in runs])]
-    cells += [_span([f"{run['cpu_seconds'] / 60:.1f}" for run in runs])]
+    cells += [_span([f"{seconds / 60:.1f}" for run in runs if (seconds := run["cpu_seconds"])])]  # not kept of some
     return f"| {' | '.join(cells)} |"
 
 
@@ -136,6 +136,8 @@ def _thousands(steps: int) -> str:
 
 def _span(values: list[str]) -> str:
     """The lowest and the highest of numbers as they are printed."""
+    if not values:
+        return "–"
     low, high = (choose(values, key=lambda text: float(text.rstrip("%"))) for choose in (min, max))
     return low if low == high else f"{low}–{high}"
 

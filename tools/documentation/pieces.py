@@ -33,7 +33,7 @@ from documentation.sources import code_of
 END = "<!-- end -->"
 # filled when the site is built, not in the repository
 REFERENCE = ("docs/reference/", "docs/results/", "docs/diagnostics.md", "docs/index.md", "docs/requirements.md")
-KINDS = "code|output|api|commands|alarms|numbers|results|core|sets|tight|brief|learned|turned|readme|requirements"
+KINDS = "code|output|api|commands|alarms|numbers|results|core|cells|sets|tight|brief|learned|turned|readme|requirements"
 ASKED = re.compile(
     rf"^(?P<start><!-- (?P<kind>{KINDS})(?:: (?P<words>[^>]+?))? -->)(?:\n(?:(?!<!-- ).*\n)*?{END})?$", re.MULTILINE
 )
@@ -61,6 +61,8 @@ def _made(root: Path, kind: str, words: list[str]) -> str:
             return results.table(root)
         case "core":
             return results.core(root)
+        case "cells":
+            return results.cells(root)
         case "tight":
             return results.tight(root)
         case "brief":

@@ -56,6 +56,14 @@ FREE = {  # and those that cost nothing
     "emt-clusters": "random clusters",
     "alfe": "random Al–Fe packings",
 }
+CELLS = {  # free cells: the ends differ often, so calls are compared where they are the same, too
+    "mp-relax": "unrelaxed prototypes",
+    "universal-mp-cell": "Materials Project crystals",
+    "universal-perovskites-cell": "perovskites",
+    "universal-carbon-cell": "carbon",
+    "emt-bulk-cell": "random alloys",
+    "alfe-cell": "random Al–Fe packings",
+}
 WITHOUT_POLICY = [*list(TITLES)[:8], "lj38"]  # those that tell about the classical optimizer
 OURS = ("relaxion", "core")
 CALCULATORS = {
@@ -127,6 +135,33 @@ def core(root: Path) -> str:
     head = "| set | potential | n | classical | failed | worst | best of ASE's | ratio (95 %) |"
     rows = [_core_row(name, _read(root, name)) for name in WITHOUT_POLICY]
     return "\n".join([head, "|---|---|---|---|---|---|---|---|", *rows])
+
+
+def cells(root: Path) -> str:
+    """Free cells beside three others, over all starts and over those that end in the same minimum."""
+    head = "| structures | beside | n | ratio (95 %) | the same minimum | ratio there (95 %) | lower | higher |"
+    rows = []
+    for name, words in CELLS.items():
+        result = _read(root, name)
+        rows += [
+            _cell_row(words, result, other)
+            for other in ("core", result["best_classical"], "FIRE")
+            if other in result["optimizers"]
+        ]
+    return "\n".join([head, "|---|---|---|---|---|---|---|---|", *rows])
+
+
+def _cell_row(words: str, result: dict[str, Any], other: str) -> str:
+    calls, others = (np.array(result["force_calls"][who], dtype=np.float64) for who in ("relaxion", other))
+    ends, theirs = (np.array(result["energies_ev"][who], dtype=np.float64) for who in ("relaxion", other))
+    gaps = (ends - theirs) / np.array(result["n_atoms"])
+    same = np.abs(gaps) <= SAME_MINIMUM_EV_PER_ATOM
+    ratios = [resampled(calls, others), resampled(calls[same], others[same])]
+    everywhere, there = (f"{one.value:.2f} ({one.low:.2f}–{one.high:.2f})" for one in ratios)
+    lower = int((gaps < -SAME_MINIMUM_EV_PER_ATOM).sum())
+    higher = int((gaps > SAME_MINIMUM_EV_PER_ATOM).sum())
+    who = "the classical optimizer" if other == "core" else other
+    return f"| {words} | {who} | {len(calls)} | {everywhere} | {same.sum()} | {there} | {lower} | {higher} |"
 
 
 def sets() -> str:

@@ -16,8 +16,7 @@ from relaxion.optimizer.point import quiet_filters
 from relaxion.potentials.base import Potential
 from relaxion.potentials.counting import error_in_words
 from relaxion.relaxer import Relaxer
-from relaxion.train.judge.optimizers import PolicyChoice
-from relaxion.train.judge.runs import OnCall, Reading, RelaxationTask, Run, Stage, finite
+from relaxion.train.judge.runs import OnCall, PolicyChoice, Reading, RelaxationTask, Run, Stage, finite
 from relaxion.train.judge.statistics import SAME_MINIMUM_EV_PER_ATOM
 
 logger = logging.getLogger(__name__)

@@ -20,13 +20,19 @@ from relaxion.potentials.base import Potential, PotentialCalculator
 from relaxion.potentials.pairwise import LennardJones
 from relaxion.relaxer import Relaxer
 from relaxion.settings import nearest
-from relaxion.train.data.alloys import EMT_METALS, LATTICE_CONSTANTS, by_lattice_constant, random_alloy
+from relaxion.train.data.alloys import (
+    EMT_METALS,
+    LATTICE_CONSTANTS,
+    by_lattice_constant,
+    optbench_cluster,
+    packed,
+    random_alloy,
+    strewn,
+)
 from relaxion.train.data.dataset import Reason
-from relaxion.train.data.molecules import random_molecule
-from relaxion.train.data.packings import optbench_cluster, packed, strewn
 from relaxion.train.data.perturbations import NEAREST_ANGSTROM, displaced, random_strain, strained
 from relaxion.train.data.prototypes import carbon_allotrope, random_crystal, random_perovskite
-from relaxion.train.data.slabs import slab_with_adsorbate
+from relaxion.train.data.slabs import random_molecule, slab_with_adsorbate
 
 RATTLE_ANGSTROM = 0.12
 LARGEST_STRAIN = 0.03

@@ -36,7 +36,7 @@ from relaxion.train.runs.recipe import settings_from_recipe
 from relaxion.train.runs.run_folder import LOCK, RunFolder
 from relaxion.train.tasks.settings import RunSettings
 from relaxion.workers import TaskDriver, WorkerPool, WorkerTask
-from relaxion.workers.driver import Record
+from relaxion.workers.pool import Record
 
 if TYPE_CHECKING:
     from optuna import Study

@@ -180,15 +180,15 @@ class Family:
 
 
 def _direct() -> Family:
+    from relaxion.model.atom_policies import AtomGaussianPolicy, AtomPolicy
     from relaxion.model.backbone import AtomNetworkSettings
-    from relaxion.model.direct_policy import AtomGaussianPolicy, AtomPolicy
 
     return Family(AtomNetworkSettings, AtomPolicy, AtomGaussianPolicy)
 
 
 def _stiffness() -> Family:
+    from relaxion.model.atom_policies import StiffnessGaussianPolicy, StiffnessPolicy
     from relaxion.model.stiffness_network import StiffnessSettings
-    from relaxion.model.stiffness_policy import StiffnessGaussianPolicy, StiffnessPolicy
 
     return Family(StiffnessSettings, StiffnessPolicy, StiffnessGaussianPolicy)
 

@@ -55,8 +55,6 @@ class SpringSettings:
     """k₀, eV/Å², of a bond as long as the sum of covalent radii."""
     decay: float = 7.0
     """a: how fast stiffness falls with reduced length."""
-    largest_exponent: float = 3.0
-    """Bonds pressed together are not stiffer than k₀·exp of this."""
     across: float = 0.05
     """Stiffness across a bond as a share of that along it."""
     floor: float = 0.5
@@ -66,6 +64,7 @@ class SpringSettings:
 
 
 SPRINGS = SpringSettings()
+LARGEST_EXPONENT = 3.0  # bonds pressed together are not stiffer than k₀·exp of this
 
 
 @dataclass(frozen=True, eq=False)

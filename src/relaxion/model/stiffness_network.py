@@ -34,7 +34,7 @@ from relaxion.model.layers import (
     tamed,
 )
 from relaxion.model.solve import COARSE_TOLERANCE, softened_by, solve
-from relaxion.model.stiffness import SPRINGS, Stiffness, Unknowns, strain_matrices, strain_vectors
+from relaxion.model.stiffness import LARGEST_EXPONENT, SPRINGS, Stiffness, Unknowns, strain_matrices, strain_vectors
 from relaxion.settings import Settings
 from relaxion.structures import State
 from relaxion.structures.structures import moved_to
@@ -115,7 +115,7 @@ class SolveInputs:
         radii = covalent_radii(state.structures.atomic_numbers, dtype)
         natural = radii.index_select(0, surroundings.centers) + radii.index_select(0, surroundings.neighbors)
         exponent = -SPRINGS.decay * (distances / natural - 1)
-        springs = SPRINGS.stiffness * torch.exp(exponent.clamp_max(SPRINGS.largest_exponent))
+        springs = SPRINGS.stiffness * torch.exp(exponent.clamp_max(LARGEST_EXPONENT))
         fraction = ((distances - settings.cutoff_angstrom) / SWITCH_WIDTH + 1).clamp(0, 1)
         faded = 1 - fraction.square() * (3 - 2 * fraction)
         return cls(state, surroundings, springs * faded, pulls_of(state))

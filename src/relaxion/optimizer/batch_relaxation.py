@@ -28,7 +28,7 @@ from relaxion.optimizer.point import (
     read_coordinates,
     read_point,
 )
-from relaxion.optimizer.recorded import Remembered
+from relaxion.optimizer.records import Remembered
 from relaxion.optimizer.saddles import Check, EndCheck, SaddleSearch, kinds_of, undone
 from relaxion.optimizer.step import Stepper
 from relaxion.optimizer.two_levels import CheapModel, TwoLevels

@@ -14,13 +14,13 @@ from ase import Atoms
 from ase.data import atomic_numbers as numbers_of
 
 from relaxion.errors import PolicyError, SettingsError
+from relaxion.model.atom_policies import StiffnessPolicy
 from relaxion.model.card import BODIES, ModelCard
 from relaxion.model.policy_file import PolicyFile, policy_of, uncovered
 from relaxion.model.roles import Policy
-from relaxion.model.stiffness_policy import StiffnessPolicy
 from relaxion.optimizer.classical import ClassicalSettings
 from relaxion.optimizer.hessian.base import PolicyModel
-from relaxion.optimizer.hessian.internal.topology import in_vacuum, molecular_share
+from relaxion.optimizer.hessian.internal_topology import in_vacuum, molecular_share
 from relaxion.optimizer.hessian.learned import TRUST, DirectMoves, LearnedHessians
 from relaxion.optimizer.safeguard import GATE, StepRule, rule_of
 from relaxion.optimizer.step import Stepper

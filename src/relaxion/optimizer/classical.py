@@ -23,9 +23,7 @@ from relaxion.optimizer.hessian.base import (
     damped,
     weighted_error,
 )
-from relaxion.optimizer.hessian.internal.constants import InternalSettings
-from relaxion.optimizer.hessian.internal.model import InternalSecants, along_internals
-from relaxion.optimizer.hessian.springs import SpringSettings
+from relaxion.optimizer.hessian.internal import InternalSecants, along_internals
 from relaxion.optimizer.point import Point, cosine, dot
 from relaxion.optimizer.trust_region import TrustRegionSettings
 
@@ -34,27 +32,23 @@ SPRINGS = "springs"
 PLAIN = "plain"
 
 
+# Tuned on structures apart from every benchmark (docs/decisions.md).
+SPRINGS_MEMORY = 3  # secants that correct the springs; old ones harm on top of a good Hessian
+PLAIN_MEMORY = 10  # secants that correct a multiple of 1
+PLAIN_STIFFNESS = 20.0  # eV/Å², for a first step without springs
+JUDGED_SECANTS = 3  # over which springs and a multiple of 1 are compared
+SPRINGS_BONUS = 1.3  # springs are taken while their error is below this many times that of a multiple of 1
+SPRINGS_COSINE = 0.97  # springs whose answers to all judged secants are this parallel to the plain ones add nothing
+
+
 @dataclass(frozen=True)
 class ClassicalSettings:
-    """Lengths in Å, energies in eV. Tuned on structures apart from every benchmark (docs/decisions.md)."""
+    """Which hand-made Hessians there are, and how far a step may go."""
 
     region: TrustRegionSettings = field(default_factory=TrustRegionSettings)
-    springs_memory: int = 3
-    """Secants that correct the springs. Old ones harm on top of a good Hessian."""
-    plain_memory: int = 10
-    """Secants that correct a multiple of 1."""
-    plain_stiffness: float = 20.0
-    """eV/Å², for a first step without springs."""
-    judged_secants: int = 3
-    """Secants over which springs and a multiple of 1 are compared."""
-    springs_bonus: float = 1.3
-    """Springs are taken while their error is below this many times that of a multiple of 1."""
-    springs_cosine: float = 0.97
-    """Springs whose answers to all judged secants are this parallel to the plain ones add nothing."""
-    springs: SpringSettings = field(default_factory=SpringSettings)
     use_springs: bool = True
-    internal: InternalSettings | None = field(default_factory=InternalSettings)
-    """Of molecules; None: springs everywhere."""
+    internal: bool = True
+    """Molecules have internal coordinates; False: springs everywhere."""
 
 
 def candidates(
@@ -72,27 +66,27 @@ def candidates(
         carried = [Secant(*secant) for secant in secants.internal.secants(here)]
         curve = partial(along_internals, here, largest=settings.region.largest, reach=base.reach)
         yield Candidate(INTERNAL, here, damped(carried, here.apply), radius, curve=curve)
-    judged = secants.recent[-settings.judged_secants :]
+    judged = secants.recent[-JUDGED_SECANTS:]
     springs = hessians.springs if settings.use_springs else None
-    scaled = None if springs is None else _scaled_springs(springs, judged, settings)
+    scaled = None if springs is None else _scaled_springs(springs, judged)
     if scaled is not None:
-        yield Candidate(SPRINGS, scaled, secants.recent[-settings.springs_memory :], radius)
+        yield Candidate(SPRINGS, scaled, secants.recent[-SPRINGS_MEMORY:], radius)
         return
-    plain: Hessian = Identity(settings.plain_stiffness)
+    plain: Hessian = Identity(PLAIN_STIFFNESS)
     if judged:
         newest = judged[-1]
         plain = Scaled(Identity(), newest.curvature / dot(newest.drop, newest.drop))
-    yield Candidate(PLAIN, plain, secants.recent[-settings.plain_memory :], radius)
+    yield Candidate(PLAIN, plain, secants.recent[-PLAIN_MEMORY:], radius)
 
 
-def _scaled_springs(springs: Hessian, judged: Sequence[Secant], settings: ClassicalSettings) -> Hessian | None:
+def _scaled_springs(springs: Hessian, judged: Sequence[Secant]) -> Hessian | None:
     """The springs, scaled by the newest secant; None where they add nothing to a multiple of 1, or are too wrong."""
     if not judged:
         return springs
     answers = [springs.solve(secant.drop) for secant in judged]
     drops = [secant.drop for secant in judged]
-    if all(cosine(*pair) > settings.springs_cosine for pair in zip(answers, drops, strict=True)):
+    if all(cosine(*pair) > SPRINGS_COSINE for pair in zip(answers, drops, strict=True)):
         return None
-    if weighted_error(list(judged), answers) > settings.springs_bonus * weighted_error(list(judged), drops):
+    if weighted_error(list(judged), answers) > SPRINGS_BONUS * weighted_error(list(judged), drops):
         return None
     return Scaled(springs, judged[-1].curvature / dot(judged[-1].drop, answers[-1]))

@@ -19,7 +19,7 @@ import torch
 
 from relaxion.errors import PolicyError
 from relaxion.model.policy_file import Network
-from relaxion.optimizer.classical import INTERNAL, ClassicalSettings, candidates
+from relaxion.optimizer.classical import INTERNAL, JUDGED_SECANTS, ClassicalSettings, candidates
 from relaxion.optimizer.hessian.base import (
     POLICY,
     Candidate,
@@ -122,55 +122,39 @@ class Feedback:
     """Points seen so far."""
 
 
-@dataclass(frozen=True)
-class SafeguardSettings:
-    """When to use the policy's step. Tuned on structures outside every benchmark (docs/decisions.md).
+class Safeguard:
+    """The models of one relaxation, and the record of the policy's steps.
 
     A step is bad if it is rejected, or useless: taken in full, the largest force hardly fell, and the measured
     curvature differs much from the Hessian's. Where no secants correct the Hessian it is also bad if it lowers the
-    energy by less than a share of the predicted change.
+    energy by less than a share of the predicted change. Tuned on structures outside every benchmark.
     """
 
-    full_step: float = 0.1
-    """A step was taken in full if trust radius and minimum distance took away less than this share."""
-    hardly: float = 0.2
-    """Decades by which the largest force must fall; less is hardly."""
-    another: float = 3.0
-    """Ratio of measured curvature and the Hessian's, either way, above which they differ much."""
-    least_kept: float = 0.25
-    """Share of the predicted change of the energy."""
-    most_classical_steps: int = 15
-    """Largest number of steps that the classical optimizer takes after several bad steps in a row."""
-    smallest_cosine: float = 0.0
-    """Smallest cosine between the policy's step and the springs' step; below it the classical optimizer steps."""
-    largest_ratio: float = 30.0
-    """Largest ratio of the two steps' lengths, either way, likewise."""
-    molecules_bonus: float = 0.7
-    """Molecules use internal coordinates unless the policy's error is below this share of theirs."""
-    softest: float = 0.2
-    """eV/Å²: no step is longer than if everything were as soft as this, so that small forces lead to small steps."""
-    another_scale: float = 1.5
-    """The Hessian is scaled by the curvature met in the last two steps, both taken in full, where both times it was at
-    least this many times larger, or smaller, than its own: the policy may come from a softer potential."""
-
-
-class Safeguard:
-    """The models of one relaxation, and the record of the policy's steps."""
+    full_step = 0.1  # trust region and minimum distance took away less than this share
+    hardly = 0.2  # decades by which the largest force must fall
+    another = 3.0  # ratio of measured curvature and the Hessian's, either way, above which they differ much
+    least_kept = 0.25  # share of the predicted change of the energy
+    most_classical_steps = 15  # of the classical optimizer after several bad steps in a row
+    smallest_cosine = 0.0  # between the policy's step and the springs'; below it the classical optimizer steps
+    largest_ratio = 30.0  # of the two steps' lengths, either way, likewise
+    molecules_bonus = 0.7  # internal coordinates step unless the policy's error is below this share of theirs
+    softest = 0.2  # eV/Å²: no step is longer than if everything were as soft, so small forces lead to small steps
+    # The Hessian is scaled by the curvature of the last two steps, both taken in full, if both times it was at least
+    # this many times larger, or smaller, than its own: the policy may come from a softer potential.
+    another_scale = 1.5
 
     def __init__(
         self,
         classical: ClassicalSettings,
         policy: PolicyModel | None = None,
         rule: StepRule | None = None,
-        settings: SafeguardSettings | None = None,
         *,
         sees_molecules: bool = True,
     ) -> None:
         """`sees_molecules`: internal coordinates may make steps too, where there are molecules."""
         self.classical = classical
-        self.models = Models(classical.springs, classical.internal if sees_molecules else None, policy)
+        self.models = Models(policy, internal=classical.internal and sees_molecules)
         self.rule = rule or DEFAULT
-        self.settings = settings or SafeguardSettings()
         self.policy_steps = 0  # made by the policy
         self.classical_steps = 0  # made by the classical optimizer in place of a policy
         self.bad_steps = 0  # of the policy, in a row; kept when FIRE has helped out
@@ -214,7 +198,7 @@ class Safeguard:
             return
         if self._was_bad():
             self.bad_steps += 1
-            self.classical_steps_left = min(2**self.bad_steps - 1, self.settings.most_classical_steps)
+            self.classical_steps_left = min(2**self.bad_steps - 1, self.most_classical_steps)
         else:
             self.bad_steps = max(0, self.bad_steps - 1)
 
@@ -251,7 +235,7 @@ class Safeguard:
         """The policy's Hessian, corrected by secants; or why it is not used here."""
         if hessians.learned is None or hessians.springs is None:
             return hessians.not_learned or "the policy does not apply here"
-        judged = secants.recent[-self.classical.judged_secants :]
+        judged = secants.recent[-JUDGED_SECANTS:]
         if reason := self._left_to_molecules(hessians, judged):
             return reason
         hessian = hessians.learned
@@ -275,7 +259,7 @@ class Safeguard:
             method=self.method,
             hessian=hessian,
             secants=used,
-            radius=min(radius, base.largest_force / self.settings.softest),
+            radius=min(radius, base.largest_force / self.softest),
             scale=float(np.exp(rule.log_scale)),
             shift=rule.floor,
             reason=f"error {error:.2f}, corrected by {len(used)} secants" if secants.recent else "first step",
@@ -293,7 +277,7 @@ class Safeguard:
             return "molecules: internal coordinates make the first step"
         ours = missed(judged, hessians.learned.apply)
         theirs = missed(judged, hessians.internal.apply)
-        if self.settings.molecules_bonus * theirs <= ours:
+        if self.molecules_bonus * theirs <= ours:
             return f"internal coordinates miss {theirs:.2f} of the last steps, the policy {ours:.2f}"
         return ""
 
@@ -305,9 +289,9 @@ class Safeguard:
         if dot(step, base.forces) <= 0:
             return "the policy's step does not go downhill"
         cosine, log_ratio = _compared(step, springs.solve(base.forces))
-        if cosine < self.settings.smallest_cosine:
+        if cosine < self.smallest_cosine:
             return f"the policy's step points elsewhere than the springs' (cosine {cosine:.2f})"
-        if abs(log_ratio) > np.log(self.settings.largest_ratio):
+        if abs(log_ratio) > np.log(self.largest_ratio):
             return f"the policy's step is {np.exp(log_ratio):.2g} times as long as the springs'"
         return ""
 
@@ -316,11 +300,11 @@ class Safeguard:
         if len(self.curvatures) < 2 or self.curvatures[0] * self.curvatures[1] <= 0:
             return 1.0
         mean = float(np.mean(self.curvatures))
-        return float(np.exp(mean)) if abs(mean) > np.log(self.settings.another_scale) else 1.0
+        return float(np.exp(mean)) if abs(mean) > np.log(self.another_scale) else 1.0
 
     def _learn_scale(self, point: Point) -> None:
         """From steps taken in full: far from a minimum, where they are cut, curvatures are not the Hessian's."""
-        if self.feedback.rejected or self.feedback.back_off >= self.settings.full_step:
+        if self.feedback.rejected or self.feedback.back_off >= self.full_step:
             self.curvatures = []
         elif point.finite and self._applied is not None:
             own = self.feedback.log_curvature_ratio + float(np.log(self._scale))
@@ -328,10 +312,10 @@ class Safeguard:
 
     def _was_bad(self) -> bool:
         feedback = self.feedback
-        full = feedback.back_off < self.settings.full_step
-        useless = feedback.log_force_ratio > -self.settings.hardly
-        wrong = bool(abs(feedback.log_curvature_ratio) > np.log(self.settings.another))
-        short_of = self._alone and feedback.energy_ratio < self.settings.least_kept
+        full = feedback.back_off < self.full_step
+        useless = feedback.log_force_ratio > -self.hardly
+        wrong = bool(abs(feedback.log_curvature_ratio) > np.log(self.another))
+        short_of = self._alone and feedback.energy_ratio < self.least_kept
         return feedback.rejected or feedback.returned or (full and useless and wrong) or short_of
 
     def _feedback(self, point: Point, last: Proposal, region: TrustRegion, *, rejected: bool) -> Feedback:

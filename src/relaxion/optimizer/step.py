@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from relaxion.optimizer.classical import INTERNAL, ClassicalSettings
+from relaxion.optimizer.classical import INTERNAL, PLAIN_MEMORY, ClassicalSettings
 from relaxion.optimizer.hessian.base import Base, Hessians, KnownPairs, PolicyModel, Secant, Secants, hessians_at
-from relaxion.optimizer.hessian.internal.model import InternalSecants
+from relaxion.optimizer.hessian.internal import InternalSecants
 from relaxion.optimizer.point import Geometry, Point, Proposal, dot, rows_of_three
 from relaxion.optimizer.safeguard import Safeguard, StepRule
 from relaxion.optimizer.trust_region import TrustRegion
@@ -153,7 +153,7 @@ class Stepper:
     def reset(self) -> None:
         """Forget everything learned, for instance because somebody else moved the atoms."""
         self.region = TrustRegion(self.settings.region)
-        self.secants = Secants(self.settings.plain_memory)
+        self.secants = Secants(PLAIN_MEMORY)
         self.safeguard.reset()
         self.fire: Fire | None = None  # while it steps, or has stepped last
         self.fire_steps_left = 0

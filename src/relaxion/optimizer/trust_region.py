@@ -22,6 +22,8 @@ RETURNED = 0.25  # of the last step: so near a place left before, the steps undo
 PLACES = 8  # that are remembered
 MOST_REJECTIONS = 6  # in a row, then another method takes over
 SHORTEST_BOND = 0.55  # of the sum of covalent radii; shorter bonds hardly exist, and forces there mislead
+SMALLEST = 1e-3  # Å; with a smaller radius the method has lost its way
+REFERENCE_POINTS = 3  # a point must not lie above the highest of so many accepted ones (non-monotone acceptance)
 SHIFTS = 6  # tried until a shifted step fits the radius
 NEARLY = 0.85  # of the radius is near enough
 SMALLEST_SHARE = 0.1  # of the step is always taken: a call that teaches is better than standing still
@@ -35,10 +37,6 @@ class TrustRegionSettings:
     """Longest displacement of an atom in the first step."""
     largest: float = 0.6
     """The radius never grows beyond this (ASE's maxstep)."""
-    smallest: float = 1e-3
-    """Below this the method has lost its way."""
-    reference_points: int = 3
-    """A point must not lie above the highest of this many accepted points (non-monotone acceptance)."""
 
 
 class TrustRegion:
@@ -79,13 +77,13 @@ class TrustRegion:
         """Why another method should take over; empty where none should."""
         if self.rejections >= MOST_REJECTIONS:
             return f"{self.rejections} points rejected in a row"
-        if self.radius < min(self.settings.smallest, self.settings.largest / 300):
+        if self.radius < min(SMALLEST, self.settings.largest / 300):
             return f"the trust radius fell to {self.radius:.2g} Å"
         return ""
 
     def begin(self, point: Point) -> None:
         """The next step begins at this point."""
-        self.recent_energies = [*self.recent_energies, point.energy][-self.settings.reference_points :]
+        self.recent_energies = [*self.recent_energies, point.energy][-REFERENCE_POINTS:]
         self.places = [*self.places, point.coordinates][-PLACES:]
 
     def judge(self, point: Point, last: Proposal) -> bool:

@@ -26,8 +26,8 @@ from relaxion.errors import RelaxionError
 from relaxion.optimizer.choice import chosen
 from relaxion.optimizer.classical import ClassicalSettings
 from relaxion.optimizer.hessian.base import Base, Hessian, PolicyModel, asked_of
-from relaxion.optimizer.hessian.internal.model import InternalSecants
-from relaxion.optimizer.hessian.internal.topology import NON_METALS, bonds_in, molecular_share, topology_of
+from relaxion.optimizer.hessian.internal import InternalSecants
+from relaxion.optimizer.hessian.internal_topology import NON_METALS, bonds_in, molecular_share, topology_of
 from relaxion.optimizer.hessian.learned import DirectMove
 from relaxion.optimizer.hessian.potential import PotentialHessian, SurfaceCorrection, differences
 from relaxion.optimizer.hessian.springs import bonds_of
@@ -360,7 +360,7 @@ class CheapModel:
     def _farthest(self, base: Point) -> float:
         """As the trust region has it, Å: a curved way must not be cut straight afterwards."""
         assert self._stepper is not None
-        softest = self._stepper.safeguard.settings.softest
+        softest = self._stepper.safeguard.softest
         return min(REACH, self._stepper.region.radius, base.largest_force / softest)
 
     def _point(self) -> Point:

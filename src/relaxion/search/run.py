@@ -65,12 +65,17 @@ def search(
 ) -> SearchResult:
     """Look for the lowest minimum of a cluster, a slab with adsorbates, a crystal, a defect or a molecule.
 
-    atoms: where to begin, with constraints if need be; not changed. potential: a name ("emt"), an ASE calculator or a
-    potential; None: the calculator of the atoms. calls: force calls in all, never exceeded. seed: of everything that is
-    drawn. folder: where the state is kept, so that a search that was stopped goes on when it is called again with the
-    same arguments (more calls are allowed). on_round: called after each round of hops. model: a cheaper potential;
-    candidates are relaxed there and chosen by its energies, and its calls are not counted. options: fields of
-    `SearchSettings`, such as walkers=4, choice="bandit", moves={"swap": 1.0}, cell=True, seconds=600.
+    Args:
+        atoms: where to begin, with constraints if need be; not changed.
+        potential: a name ("emt"), an ASE calculator or a potential; None: the calculator of the atoms.
+        calls: force calls in all, never exceeded.
+        seed: of everything that is drawn.
+        folder: where the state is kept, so that a search that was stopped goes on when it is called again with the same
+            arguments (more calls are allowed).
+        on_round: called after each round of hops.
+        model: a cheaper potential; candidates are relaxed there and chosen by its energies. Its calls are not counted.
+        options: fields of `SearchSettings`, such as walkers=4, choice="bandit", moves={"swap": 1.0}, cell=True,
+            seconds=600.
     """
     settings = settings_of(calls=calls, seed=seed, **options)
     potential = potential if potential is not None else atoms.calc

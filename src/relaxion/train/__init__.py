@@ -10,7 +10,7 @@ from typing import Any
 def __getattr__(name: str) -> Any:
     if name.isupper():
         from relaxion.train.agents import AGENTS
-        from relaxion.train.runs.learner import learner
+        from relaxion.train.runs.loop import learner
 
         if name.lower() in AGENTS:
             return learner(name.lower())

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from relaxion.model.roles import CategoricalCritic, Critics, Policy, StochasticPolicy
 from relaxion.train.agents.shared import parameters_of
-from relaxion.train.experience.replay import Batch
+from relaxion.train.experience.vectors import Batch
 
 
 @dataclass(frozen=True)

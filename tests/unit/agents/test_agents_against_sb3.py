@@ -22,7 +22,7 @@ from relaxion.train.agents.ddpg import DDPG
 from relaxion.train.agents.sac import SAC
 from relaxion.train.agents.td3 import TD3
 from relaxion.train.agents.vector_networks import BoxActions, Layers, VectorNetworkSettings
-from relaxion.train.experience.replay import Batch
+from relaxion.train.experience.vectors import Batch
 
 LOW, HIGH = np.array([-2.0, 0.5], np.float32), np.array([3.0, 0.75], np.float32)
 DISCOUNT, WIDTHS, BATCH = 0.97, (16, 8), 32

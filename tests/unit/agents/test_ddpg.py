@@ -10,7 +10,7 @@ import torch
 
 import relaxion.train.agents.ddpg as module
 from relaxion.train.agents.ddpg import DDPG, DDPGSettings
-from relaxion.train.experience.replay import Batch
+from relaxion.train.experience.vectors import Batch
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from relaxion.train.agents import AGENT_SETTINGS, d4pg, ddpg, sac, td3, vector_agent
 from relaxion.train.agents.shared import parameters_of
 from relaxion.train.agents.vector_networks import BoxActions, VectorNetworkSettings
-from relaxion.train.experience.replay import Batch
+from relaxion.train.experience.vectors import Batch
 from relaxion.train.tasks.relax import RelaxTrainer
 from relaxion.train.tasks.relax_settings import RelaxRunSettings
 from relaxion.train.tasks.relax_task import make_agent, relax_task

@@ -11,12 +11,12 @@ import torch
 
 import relaxion.train.agents.sac as module
 from relaxion.model.actions import MoveActions
+from relaxion.model.atom_policies import StiffnessActions
 from relaxion.model.stiffness_network import StiffnessSettings
-from relaxion.model.stiffness_policy import StiffnessActions
 from relaxion.train.agents import atom_agent, vector_agent
 from relaxion.train.agents.sac import SAC, SACSettings
 from relaxion.train.agents.vector_networks import BoxActions, VectorNetworkSettings
-from relaxion.train.experience.replay import Batch
+from relaxion.train.experience.vectors import Batch
 
 STILL = 1e-12
 

@@ -11,7 +11,7 @@ import torch
 from relaxion.errors import RestartError
 from relaxion.train.agents import AGENT_SETTINGS, TD3Settings, vector_agent
 from relaxion.train.agents.vector_networks import BoxActions, VectorNetworkSettings
-from relaxion.train.experience.replay import Batch
+from relaxion.train.experience.vectors import Batch
 
 
 def make_agent(name: str, seed: int = 0, widths: tuple[int, ...] = (8, 8)) -> Any:

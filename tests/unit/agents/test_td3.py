@@ -11,7 +11,7 @@ import torch
 import relaxion.train.agents.td3 as module
 from relaxion.train.agents.shared import parameters_of
 from relaxion.train.agents.td3 import TD3, TD3Settings
-from relaxion.train.experience.replay import Batch
+from relaxion.train.experience.vectors import Batch
 
 STILL = 1e-12  # a learning rate that leaves the critics where they are
 

@@ -15,8 +15,17 @@ from ase.optimize import BFGS, BFGSLineSearch, GPMin
 
 import relaxion
 from relaxion.apps.sets import SETS
-from relaxion.train.judge.optimizers import Contestant, classical_contestants, our_contestants
-from relaxion.train.judge.runs import Conditions, contest, fell_apart, largest_force, pieces, relax_one
+from relaxion.train.judge.runs import (
+    Conditions,
+    Contestant,
+    classical_contestants,
+    contest,
+    fell_apart,
+    largest_force,
+    our_contestants,
+    pieces,
+    relax_one,
+)
 
 
 @pytest.fixture

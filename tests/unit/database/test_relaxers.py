@@ -16,7 +16,7 @@ from ase.filters import FrechetCellFilter
 from relaxion import Relaxer, relax_batch
 from relaxion.database import RelaxationDatabase
 from relaxion.errors import SettingsError
-from relaxion.optimizer.recorded import Remembered
+from relaxion.optimizer.records import Remembered
 from relaxion.structures import Outcome
 
 

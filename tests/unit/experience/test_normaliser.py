@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from relaxion.train.experience.replay import Normaliser
+from relaxion.train.experience.vectors import Normaliser
 
 
 def make_normaliser(mean: list[float], variance: list[float]) -> Normaliser:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from relaxion.errors import SettingsError
-from relaxion.train.experience.replay import Normaliser, VectorReplay, draw_without_replacement
+from relaxion.train.experience.vectors import Normaliser, VectorReplay, draw_without_replacement
 
 GO, END, LIMIT = "go", "termination", "time limit"
 

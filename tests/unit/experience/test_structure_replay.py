@@ -7,12 +7,11 @@ from relaxion.errors import SettingsError
 from relaxion.potentials.registry import potential
 from relaxion.structures import Move, Outcome, State, Structures
 from relaxion.train.data import perturbations as perturb
-from relaxion.train.data.alloys import fcc_alloys
-from relaxion.train.data.packings import pack
+from relaxion.train.data.alloys import fcc_alloys, pack
 from relaxion.train.data.starts import PerturbedStarts
 from relaxion.train.experience.environment import Environment, EnvironmentSettings
-from relaxion.train.experience.replay import draw_without_replacement
 from relaxion.train.experience.structure_replay import NOBODY, StructureReplay, capacity_advice
+from relaxion.train.experience.vectors import draw_without_replacement
 
 
 def environment(n_structures=6, max_force_calls=5) -> Environment:

@@ -12,7 +12,7 @@ from gymnasium.spaces import Box, Dict, Discrete
 from gymnasium.wrappers import TimeLimit
 
 from relaxion.errors import SettingsError
-from relaxion.train.experience.vector_environment import VectorEnvironments, task
+from relaxion.train.experience.vectors import VectorEnvironments, task
 
 
 class Counter(gymnasium.Env[Any, Any]):

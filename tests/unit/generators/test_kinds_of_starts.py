@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from relaxion.errors import SettingsError
-from relaxion.train.collecting.starts import CollectSettings, make_start
+from relaxion.train.data.kinds import CollectSettings, make_start
 from relaxion.train.runs.recipe import find, read_toml
 
 RECIPE = {
     "seed": 3,
     "kinds": {
-        "alloy": {"make": "metal", "engine": "emt", "number": 12, "free_cell_share": 0.4},
-        "other": {"make": "metal", "engine": "eam", "number": 6, "largest_n_atoms": 8},
+        "alloy": {"make": "metal", "engine": "emt", "share": 12, "free_cell_share": 0.4},
+        "other": {"make": "metal", "engine": "eam", "share": 6, "largest_n_atoms": 8},
     },
 }
 
@@ -25,7 +25,7 @@ def settings(**given: object) -> CollectSettings:
 
 
 def test_a_start_depends_on_seed_kind_and_number_only() -> None:
-    first, again = make_start(settings(), "alloy", 5), make_start(settings(number=400), "alloy", 5)
+    first, again = make_start(settings(), "alloy", 5), make_start(settings(share=400), "alloy", 5)
     assert first.key == again.key
     assert torch.equal(first.structure().positions, again.structure().positions)
     assert make_start(settings(seed=4), "alloy", 5).key != first.key
@@ -34,11 +34,11 @@ def test_a_start_depends_on_seed_kind_and_number_only() -> None:
 
 
 def test_settings_reach_one_kind_or_all() -> None:
-    found = settings(**{"other.number": 9, "max_force_calls": 7})
-    assert (found.kinds["other"].number, found.kinds["alloy"].number) == (9, 12)
+    found = settings(**{"other.share": 9, "max_force_calls": 7})
+    assert (found.kinds["other"].share, found.kinds["alloy"].share) == (9, 12)
     assert {kind.max_force_calls for kind in found.kinds.values()} == {7}
     with pytest.raises(SettingsError, match="no kind 'allo' in this recipe: did you mean 'alloy'"):
-        settings(**{"allo.number": 9})
+        settings(**{"allo.share": 9})
     with pytest.raises(SettingsError, match="unknown setting 'max_force_call': did you mean 'max_force_calls'"):
         settings(max_force_call=9)
     with pytest.raises(SettingsError, match="seed"):

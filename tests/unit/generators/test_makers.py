@@ -8,7 +8,6 @@ from ase.data import covalent_radii
 from ase.neighborlist import neighbor_list
 
 from relaxion.train.data.dataset import ELEMENTS
-from relaxion.train.data.molecules import g2_molecules, random_molecule
 from relaxion.train.data.prototypes import (
     COMMON_ELEMENTS,
     NOBLE,
@@ -22,7 +21,7 @@ from relaxion.train.data.prototypes import (
     random_perovskite,
     similar,
 )
-from relaxion.train.data.slabs import random_surface
+from relaxion.train.data.slabs import g2_molecules, random_molecule, random_surface
 
 
 def nearest_share(atoms) -> float:

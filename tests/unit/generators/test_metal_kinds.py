@@ -8,8 +8,15 @@ import torch
 from ase import Atoms
 
 from relaxion.errors import SettingsError
-from relaxion.train.data.alloys import EAM_METALS, EMT_METALS, bicrystal, defective_crystal, lattices_of, mean_volume
-from relaxion.train.data.packings import ball
+from relaxion.train.data.alloys import (
+    EAM_METALS,
+    EMT_METALS,
+    ball,
+    bicrystal,
+    defective_crystal,
+    lattices_of,
+    mean_volume,
+)
 from relaxion.train.data.perturbations import closest
 from relaxion.train.data.slabs import ADSORBATES, faceted_slab
 from relaxion.train.data.starts import MetalStarts

@@ -11,7 +11,7 @@ from ase.geometry import get_distances
 
 from relaxion.errors import SettingsError, StructureError
 from relaxion.structures import Graph, Structures
-from relaxion.train.data.packings import pack
+from relaxion.train.data.alloys import pack
 from relaxion.train.data.perturbations import compose, perturbation, rattle, strain, vacancy
 
 

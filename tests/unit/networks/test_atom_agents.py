@@ -10,8 +10,8 @@ from ase.constraints import FixAtoms
 
 import relaxion
 from relaxion.model.actions import MoveActions
+from relaxion.model.atom_policies import AtomGaussianPolicy, AtomPolicy
 from relaxion.model.backbone import AtomNetworkSettings
-from relaxion.model.direct_policy import AtomGaussianPolicy, AtomPolicy
 from relaxion.structures import Structures
 from relaxion.train.agents.atom_critics import AtomCategoricalCritic, AtomCritics
 from relaxion.train.agents.d4pg import D4PG, D4PGSettings
@@ -22,7 +22,7 @@ from relaxion.train.agents.td3 import TD3
 from relaxion.train.data.perturbations import perturbation
 from relaxion.train.data.starts import PerturbedStarts
 from relaxion.train.experience.environment import Environment, EnvironmentSettings
-from relaxion.train.experience.replay import Batch
+from relaxion.train.experience.vectors import Batch
 
 ACTIONS = MoveActions(0.5, 0.1)
 

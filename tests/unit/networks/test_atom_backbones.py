@@ -16,8 +16,8 @@ from torch import Tensor
 
 from relaxion.errors import MissingExtraError, SettingsError, StructureError
 from relaxion.model.actions import MoveActions
+from relaxion.model.atom_policies import AtomPolicy
 from relaxion.model.backbone import AtomInputs, AtomNetworkSettings, BackboneSettings, LightMessages, backbone_class
-from relaxion.model.direct_policy import AtomPolicy
 from relaxion.model.layers import (
     COVALENT_RADII,
     ELECTRONEGATIVITIES,
@@ -209,7 +209,7 @@ def test_a_missing_e3nn_is_named_with_the_command_that_helps(monkeypatch: pytest
 
 def test_the_light_network_loads_no_e3nn() -> None:
     code = (
-        "import sys; from relaxion.model.direct_policy import AtomPolicy; "
+        "import sys; from relaxion.model.atom_policies import AtomPolicy; "
         "from relaxion.model.actions import MoveActions; "
         "AtomPolicy(MoveActions()); print('e3nn' in sys.modules)"
     )

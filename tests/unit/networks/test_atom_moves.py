@@ -12,7 +12,7 @@ from ase.constraints import FixAtoms
 
 from relaxion.errors import SettingsError
 from relaxion.model.actions import MoveActions, uniform_in_ball
-from relaxion.model.direct_policy import gaussian_log_density, log_volume_change, squashed
+from relaxion.model.atom_policies import gaussian_log_density, log_volume_change, squashed
 from relaxion.model.stiffness import strain_matrices, strain_vectors, symmetric_outer
 from relaxion.structures import Evaluation, Move, State, Structures
 

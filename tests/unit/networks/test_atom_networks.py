@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from relaxion.errors import MissingStressError, SettingsError
 from relaxion.model.actions import INFORMATION, Gate, MoveActions, environment_information
+from relaxion.model.atom_policies import AtomGaussianPolicy, AtomPolicy
 from relaxion.model.backbone import AtomNetworkSettings
-from relaxion.model.direct_policy import AtomGaussianPolicy, AtomPolicy
 from relaxion.model.stiffness import strain_vectors
 from relaxion.structures import Evaluation, Move, State, Structures
 from relaxion.train.agents.atom_critics import AtomCategoricalCritic, AtomCritics

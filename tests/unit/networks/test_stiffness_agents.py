@@ -8,9 +8,9 @@ from ase import Atoms
 from ase.build import bulk
 
 import relaxion
+from relaxion.model.atom_policies import StiffnessActions, StiffnessGaussianPolicy, StiffnessPolicy
 from relaxion.model.backbone import AtomNetworkSettings
 from relaxion.model.stiffness_network import StiffnessSettings
-from relaxion.model.stiffness_policy import StiffnessActions, StiffnessGaussianPolicy, StiffnessPolicy
 from relaxion.structures import Structures
 from relaxion.train.agents.atom_critics import AtomCategoricalCritic, AtomCritics
 from relaxion.train.agents.d4pg import D4PG, D4PGSettings
@@ -21,7 +21,7 @@ from relaxion.train.agents.td3 import TD3
 from relaxion.train.data.perturbations import perturbation
 from relaxion.train.data.starts import PerturbedStarts
 from relaxion.train.experience.environment import Environment, EnvironmentSettings
-from relaxion.train.experience.replay import Batch
+from relaxion.train.experience.vectors import Batch
 
 ACTIONS = StiffnessActions(0.5, 0.1)
 CRITIC = AtomNetworkSettings(channels=4)

@@ -14,10 +14,10 @@ from torch import Tensor
 
 import relaxion
 from relaxion.model.actions import MoveActions
+from relaxion.model.atom_policies import StiffnessActions, StiffnessGaussianPolicy, StiffnessPolicy
 from relaxion.model.solve import LEAST_STIFF, SHARES, Method, by_size, dense, softened_by, solve
 from relaxion.model.stiffness import Stiffness, Unknowns, strain_matrices, strain_vectors
 from relaxion.model.stiffness_network import SolveInputs, StiffnessNetwork, StiffnessSettings, pulls_of
-from relaxion.model.stiffness_policy import StiffnessActions, StiffnessGaussianPolicy, StiffnessPolicy
 from relaxion.optimizer.hessian.springs import SpringSettings, springs_at
 from relaxion.optimizer.point import Geometry
 from relaxion.structures import Evaluation, Graph, State, Structures

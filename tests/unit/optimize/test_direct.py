@@ -15,8 +15,8 @@ from ase.filters import FrechetCellFilter
 
 from relaxion import Outcome, Relaxer
 from relaxion.model.actions import MoveActions
+from relaxion.model.atom_policies import AtomPolicy
 from relaxion.model.backbone import AtomNetworkSettings
-from relaxion.model.direct_policy import AtomPolicy
 from relaxion.optimizer.choice import new_stepper
 from relaxion.optimizer.hessian.base import Base, Hessian, Models, Past, hessians_at
 from relaxion.optimizer.hessian.learned import DirectMoves, states_at
@@ -42,7 +42,7 @@ def alloy(seed: int = 4) -> Atoms:
 
 
 def asked(source: DirectMoves, point: Point, past: Past | None = None) -> Hessian | None:
-    return hessians_at([Base(point, past or Past())], [Models(SpringSettings(), policy=source)])[0].learned
+    return hessians_at([Base(point, past or Past())], [Models(policy=source)])[0].learned
 
 
 def test_its_step_is_the_policys_move(policy: AtomPolicy) -> None:

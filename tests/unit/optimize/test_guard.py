@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,6 @@ from ase.constraints import FixAtoms
 
 from relaxion import Relaxer
 from relaxion.errors import PolicyError, SettingsError, StructureError
-from relaxion.optimizer import safeguard as guard_module
 from relaxion.optimizer.hessian.base import Base, Hessian, Secant, believed, corrected, damped, hessians_at, missed
 from relaxion.optimizer.point import Geometry, Point, Proposal, dot, read_point
 from relaxion.optimizer.safeguard import (
@@ -26,7 +24,6 @@ from relaxion.optimizer.safeguard import (
     POLICY,
     Feedback,
     Safeguard,
-    SafeguardSettings,
     StepRule,
     constant_network,
     rule_of,
@@ -34,7 +31,6 @@ from relaxion.optimizer.safeguard import (
 from relaxion.optimizer.step import Stepper, propose
 
 FMAX = 0.02
-CREDULOUS = SafeguardSettings(smallest_cosine=-1.0, largest_ratio=1e9)
 
 
 class Planted:
@@ -105,11 +101,11 @@ def calls(atoms: Atoms, chain: Stepper, fmax: float = FMAX) -> int:
     return 200
 
 
-def guarded(
-    source, rule: StepRule | None = None, settings: SafeguardSettings | None = None
-) -> tuple[Stepper, Safeguard]:
+def guarded(source, rule: StepRule | None = None, *, credulous: bool = False) -> tuple[Stepper, Safeguard]:
     stepper = Stepper(None, Source(source), rule, sees_molecules=False)
-    stepper.safeguard.settings = settings or SafeguardSettings()
+    if credulous:
+        stepper.safeguard.smallest_cosine = -1.0
+        stepper.safeguard.largest_ratio = 1e9
     return stepper, stepper.safeguard
 
 
@@ -276,7 +272,7 @@ def test_the_rule_says_how_secants_correct_the_step() -> None:
     def step(control: StepRule, has_curvature: bool = True) -> np.ndarray:
         planted = Planted(stiffness.matrix) if isinstance(stiffness, Planted) else stiffness
         planted.has_curvature = has_curvature
-        stepper, guard = guarded(lambda _: planted, control, CREDULOUS)
+        stepper, guard = guarded(lambda _: planted, control, credulous=True)
         stepper.judge(base)
         stepper.secants.recent = secants
         (hessians,) = hessians_at([Base(base)], [guard.models])
@@ -322,7 +318,7 @@ def test_feedback_by_hand() -> None:
         forces = -(matrix @ coordinates.ravel()).reshape(-1, 3)
         return Point(coordinates, forces, 0.5 * float(coordinates.ravel() @ matrix @ coordinates.ravel()), geometry)
 
-    stepper, guard = guarded(lambda _: Planted(2 * matrix), StepRule(), CREDULOUS)
+    stepper, guard = guarded(lambda _: Planted(2 * matrix), StepRule(), credulous=True)
     (proposal,) = propose([stepper], [at(place)])
     stepper.judge(at(place + proposal.step))
     assert guard.feedback.log_curvature_ratio == pytest.approx(np.log(0.5))
@@ -347,7 +343,7 @@ def test_guard_snapshot_goes_on_as_if_never_stopped() -> None:
         return Planted(2e3 * np.eye(point.forces.size))
 
     def made() -> Stepper:
-        return guarded(stiff, StepRule(secant_weight=0.5), CREDULOUS)[0]
+        return guarded(stiff, StepRule(secant_weight=0.5), credulous=True)[0]
 
     straight, cut = made(), made()
     first, second = rattled(7), rattled(7)
@@ -413,7 +409,7 @@ def test_a_stiffness_from_a_softer_potential_is_scaled_by_the_curvature_met(monk
         return total
 
     scaled = counted()
-    monkeypatch.setattr(guard_module, "SafeguardSettings", partial(SafeguardSettings, another_scale=1e9))
+    monkeypatch.setattr(Safeguard, "another_scale", 1e9)
     assert scaled < counted() - 3
 
 

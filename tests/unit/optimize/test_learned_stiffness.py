@@ -20,7 +20,6 @@ from relaxion.model import solve as stiffness_solve
 from relaxion.model.stiffness import strain_matrices
 from relaxion.model.stiffness_network import StiffnessNetwork, pulls_of
 from relaxion.optimizer.choice import new_stepper
-from relaxion.optimizer.classical import ClassicalSettings
 from relaxion.optimizer.hessian import learned as learned_stiffness
 from relaxion.optimizer.hessian.base import Base, Hessian, Models, hessians_at
 from relaxion.optimizer.hessian.learned import LearnedHessians
@@ -72,7 +71,7 @@ def hessian_at(target: Atoms | Filter, network: StiffnessNetwork) -> tuple[Hessi
 
 
 def asked(source: LearnedHessians, point: Point) -> Hessian | None:
-    return hessians_at([Base(point)], [Models(ClassicalSettings().springs, policy=source)])[0].learned
+    return hessians_at([Base(point)], [Models(policy=source)])[0].learned
 
 
 FILTERS: dict[str, Callable[[Atoms], Atoms | Filter]] = {
@@ -158,7 +157,7 @@ def test_one_is_many(network: StiffnessNetwork) -> None:
         FrechetCellFilter(crystal((2, 2, 2), 6)),
     ]
     points, source = [read_point(target) for target in targets], LearnedHessians(network)
-    models = [Models(ClassicalSettings().springs, policy=source)] * len(points)
+    models = [Models(policy=source)] * len(points)
     for point, model in zip(points, hessians_at([Base(point) for point in points], models), strict=True):
         alone = asked(source, point)
         assert alone is not None
@@ -220,7 +219,7 @@ def test_many_at_once_are_one_by_one(network: StiffnessNetwork) -> None:
     points = [read_point(one) for one in (atoms[0], atoms[1], FrechetCellFilter(atoms[2], mask=MASK), gold)]
     source, calls = LearnedHessians(network, elements=[29, 79]), []
     handle = network.register_forward_hook(lambda *_: calls.append(1))
-    models = [Models(ClassicalSettings().springs, policy=source)] * len(points)
+    models = [Models(policy=source)] * len(points)
     together = [found.learned for found in hessians_at([Base(point) for point in points], models)]
     handle.remove()
     assert len(calls) == 1

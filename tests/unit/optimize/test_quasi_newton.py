@@ -9,6 +9,7 @@ from ase import Atoms
 
 from relaxion.apps.sets import find_set
 from relaxion.batch import BatchRelaxer, BatchSettings
+from relaxion.optimizer import classical
 from relaxion.optimizer.choice import new_stepper
 from relaxion.optimizer.classical import ClassicalSettings
 from relaxion.optimizer.hessian.base import Secant, Secants, corrected, weighted_error
@@ -18,7 +19,7 @@ from relaxion.optimizer.step import Fire, Stepper, propose
 from relaxion.optimizer.trust_region import TrustRegionSettings, energy_change, noise, screened
 from relaxion.potentials.base import Potential
 from relaxion.potentials.pairwise import LennardJones
-from relaxion.train.data.packings import optbench_cluster
+from relaxion.train.data.alloys import optbench_cluster
 
 GENERATOR = np.random.default_rng(0)
 
@@ -90,8 +91,9 @@ def test_steps_never_exceed_the_trust_radius():
     assert longest(proposal.step) == pytest.approx(0.1)
 
 
-def test_a_worse_point_is_rejected_and_teaches():
-    method = Stepper(ClassicalSettings(TrustRegionSettings(first=1.0, largest=1.0), plain_stiffness=1.0))
+def test_a_worse_point_is_rejected_and_teaches(monkeypatch):
+    monkeypatch.setattr(classical, "PLAIN_STIFFNESS", 1.0)
+    method = Stepper(ClassicalSettings(TrustRegionSettings(first=1.0, largest=1.0)))
     stiffness = 30.0 * np.eye(3)
     start = bowl(np.array([[0.2, 0.0, 0.0]]), stiffness)
     first = proposed(method, start)

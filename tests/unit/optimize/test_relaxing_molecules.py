@@ -16,7 +16,7 @@ from relaxion.apps.sets import find_set
 from relaxion.optimizer import trust_region
 from relaxion.optimizer.choice import CORE, Chooser, new_stepper
 from relaxion.optimizer.classical import ClassicalSettings
-from relaxion.optimizer.hessian.internal.topology import molecular_share
+from relaxion.optimizer.hessian.internal_topology import molecular_share
 from relaxion.optimizer.point import read_point
 from relaxion.optimizer.step import propose
 from relaxion.structures.state import Outcome
@@ -176,7 +176,7 @@ def test_what_is_not_molecular_steps_as_before(name):
     for start in chosen.starts(2, 7000):
         start.calc = chosen.make_potential().as_calculator()
         target = FrechetCellFilter(start) if chosen.free_cell else start
-        with_terms, without = new_stepper(), new_stepper(ClassicalSettings(internal=None))
+        with_terms, without = new_stepper(), new_stepper(ClassicalSettings(internal=False))
         for _ in range(4):
             point = read_point(target)
             (one,), (other,) = propose([with_terms], [point]), propose([without], [point])
@@ -189,7 +189,7 @@ def test_a_model_that_cannot_be_made_leaves_the_step_to_springs(monkeypatch):
     def fails(*_: object) -> None:
         raise np.linalg.LinAlgError("not positive definite")
 
-    monkeypatch.setattr("relaxion.optimizer.hessian.internal.model.InternalHessian.prepare", fails)
+    monkeypatch.setattr("relaxion.optimizer.hessian.internal.InternalHessian.prepare", fails)
     optimizer = relaxed(ethanol())
     assert optimizer.outcome is Outcome.CONVERGED
     assert {entry.method for entry in optimizer.history} <= {"start", "springs", "plain", "fire"}

@@ -19,7 +19,7 @@ from scipy.spatial.transform import Rotation
 
 from relaxion import Relaxer, relax_batch
 from relaxion.errors import RestartError
-from relaxion.optimizer.hessian.internal.topology import bonds_in, topology_of
+from relaxion.optimizer.hessian.internal_topology import bonds_in, topology_of
 from relaxion.optimizer.hessian.potential import PotentialHessian, SurfaceCorrection, differences
 from relaxion.optimizer.hessian.springs import bonds_of
 from relaxion.optimizer.point import Point, read_geometry

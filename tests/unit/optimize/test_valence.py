@@ -11,9 +11,7 @@ from ase.build.tube import nanotube
 
 from relaxion.optimizer.choice import new_stepper
 from relaxion.optimizer.classical import ClassicalSettings
-from relaxion.optimizer.hessian.internal.constants import InternalSettings, constants_of, factors_of
-from relaxion.optimizer.hessian.internal.coordinates import difference, values_at
-from relaxion.optimizer.hessian.internal.model import (
+from relaxion.optimizer.hessian.internal import (
     LARGEST_DENSE,
     InternalHessian,
     InternalSecants,
@@ -21,7 +19,8 @@ from relaxion.optimizer.hessian.internal.model import (
     internal_at,
     moved,
 )
-from relaxion.optimizer.hessian.internal.topology import Topology, bonds_in, topology_of
+from relaxion.optimizer.hessian.internal_coordinates import constants_of, difference, factors_of, values_at
+from relaxion.optimizer.hessian.internal_topology import Topology, bonds_in, topology_of
 from relaxion.optimizer.hessian.springs import SpringSettings, bonds_of
 from relaxion.optimizer.point import Geometry, Point, longest
 from relaxion.optimizer.step import propose
@@ -43,7 +42,7 @@ def topology(place: Geometry, known: Topology | None = None) -> Topology | None:
 
 
 def model(place: Geometry, known: Topology | None = None) -> InternalHessian:
-    found = internal_at(place, bonds_of([place])[0], known, SpringSettings(), InternalSettings())
+    found = internal_at(place, bonds_of([place])[0], known, SpringSettings())
     assert found is not None
     return found
 
@@ -132,7 +131,7 @@ def test_torsions_look_across_straight_chains():
 )
 def test_what_is_no_molecule_keeps_springs(atoms):
     place = geometry(atoms)
-    assert internal_at(place, bonds_of([place])[0], None, SpringSettings(), InternalSettings()) is None
+    assert internal_at(place, bonds_of([place])[0], None, SpringSettings()) is None
 
 
 def test_chains_and_molecules_on_metals_are_molecules():
@@ -164,7 +163,7 @@ def test_force_constants_are_those_of_lindh():
     atoms = molecule("C2H6")
     place = geometry(atoms)
     found = topology(place)
-    constants = constants_of(found, place, found.links.vectors(place), InternalSettings())
+    constants = constants_of(found, place, found.links.vectors(place))
     lengths = np.linalg.norm(found.links.vectors(place), axis=1)[0]
     g = np.exp(0.28 * (2.87**2 - (lengths / 0.529177) ** 2))
     assert constants[0] == pytest.approx(0.45 * g * 97.1736, rel=1e-4)
@@ -224,7 +223,7 @@ class Planted:
         values = values_at(self.topology, place)
         random = np.random.default_rng(seed)
         spread = random.uniform(0.5, 2.0, self.topology.size)
-        by_rule = constants_of(self.topology, place, values.vectors, InternalSettings())
+        by_rule = constants_of(self.topology, place, values.vectors)
         self.k = scale * spread * by_rule * factors_of(self.topology)
         self.q = values.q
 
@@ -252,7 +251,7 @@ def test_fewer_calls_than_springs_on_a_flexible_molecule():
     atoms = flexible_molecule(np.random.default_rng(3), 1)
     planted = Planted(atoms)
     start = atoms.positions + np.random.default_rng(0).normal(0, 0.08, atoms.positions.shape)
-    ours, springs = calls(planted, start), calls(planted, start, ClassicalSettings(internal=None))
+    ours, springs = calls(planted, start), calls(planted, start, ClassicalSettings(internal=False))
     assert ours <= 20
     assert springs > 1.5 * ours
 

@@ -7,9 +7,9 @@ import pytest
 from ase import Atoms
 from ase.build import molecule
 
-from relaxion.optimizer.hessian.internal import constants as factors
-from relaxion.optimizer.hessian.internal.constants import LOGARITHMS, factors_of, labels_of, near_factors, ring_bonds
-from relaxion.optimizer.hessian.internal.topology import Topology, bonds_in, topology_of
+from relaxion.optimizer.hessian import internal_coordinates as factors
+from relaxion.optimizer.hessian.internal_coordinates import LOGARITHMS, factors_of, labels_of, near_factors, ring_bonds
+from relaxion.optimizer.hessian.internal_topology import Topology, bonds_in, topology_of
 from relaxion.optimizer.hessian.springs import bonds_of
 from relaxion.optimizer.point import Geometry
 

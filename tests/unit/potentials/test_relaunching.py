@@ -11,7 +11,7 @@ from ase.filters import FrechetCellFilter
 from scipy.spatial.transform import Rotation
 
 from relaxion import Relaxer
-from relaxion.potentials.relaunching import RelaunchedCalculator, cell_change
+from relaxion.potentials.counting import RelaunchedCalculator, cell_change
 
 
 class OldCell(EMT):

@@ -10,9 +10,8 @@ from ase import Atoms
 
 from relaxion.errors import SettingsError
 from relaxion.train.data.dataset import ELEMENTS, belongs, reasons, reasons_of
-from relaxion.train.data.molecules import g2_molecules, random_molecule
 from relaxion.train.data.prototypes import prototypes, random_crystal, random_perovskite
-from relaxion.train.data.slabs import random_surface
+from relaxion.train.data.slabs import g2_molecules, random_molecule, random_surface
 
 HELD_PROTOTYPES = (38, "A12B_cI26_204_g_a", "A_oC8_64_f")
 HELD_MOLECULES = ["AlCl3", "AlF3", "C2H6SO", "C3H4_C3v"]

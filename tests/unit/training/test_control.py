@@ -13,8 +13,7 @@ import torch
 
 from relaxion.errors import CheckpointError, RelaxionWarning
 from relaxion.files import Stored, digest
-from relaxion.train.experience.replay import Batch
-from relaxion.train.experience.vector_environment import task
+from relaxion.train.experience.vectors import Batch, task
 from relaxion.train.tasks.control import Trainer, VectorRunSettings
 
 SMALL: dict[str, Any] = {

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from relaxion.errors import AssessmentStopped, RelaxionWarning, RunError
-from relaxion.train.experience.vector_environment import task
+from relaxion.train.experience.vectors import task
 from relaxion.train.tasks.control import ReturnsAssessor, assess
 
 PENDULUM = task("Pendulum-v1")

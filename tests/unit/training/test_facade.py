@@ -12,7 +12,7 @@ from gymnasium.spaces import Box
 
 from relaxion.errors import CheckpointError, RelaxionError, RelaxionWarning, SettingsError
 from relaxion.train import D4PG, DDPG, SAC, TD3
-from relaxion.train.runs.learner import VectorLearner
+from relaxion.train.runs.loop import VectorLearner
 
 SMALL: dict[str, Any] = {"widths": (8, 8), "batch_size": 8, "warmup_steps": 20, "replay_capacity": 100}
 KINDS = (DDPG, TD3, D4PG, SAC)

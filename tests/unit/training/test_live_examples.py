@@ -10,8 +10,8 @@ from ase.build import bulk
 import relaxion
 from relaxion.errors import SettingsError
 from relaxion.model.actions import MoveActions
+from relaxion.model.atom_policies import StiffnessPolicy
 from relaxion.model.stiffness_network import StiffnessNetwork, StiffnessSettings
-from relaxion.model.stiffness_policy import StiffnessPolicy
 from relaxion.structures import Move, Outcome, Structures
 from relaxion.train.data.alloys import EAM_METALS
 from relaxion.train.data.slabs import ADSORBATES

@@ -22,7 +22,7 @@ from relaxion.structures import Move, State, Structures
 from relaxion.train.agents import AGENT_SETTINGS
 from relaxion.train.data.dataset import composition
 from relaxion.train.experience.environment import EnvironmentSettings, Source
-from relaxion.train.experience.replay import Batch
+from relaxion.train.experience.vectors import Batch
 from relaxion.train.runs.loop import make_trainer, train
 from relaxion.train.runs.recipe import read_settings
 from relaxion.train.tasks.relax import PolicyPenalties, RelaxTrainer, deviation, imitation

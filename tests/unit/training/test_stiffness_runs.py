@@ -14,9 +14,9 @@ from ase.calculators.emt import EMT
 from relaxion import Relaxer
 from relaxion.errors import CheckpointError, RunError, SettingsError
 from relaxion.files import Stored
+from relaxion.model.atom_policies import StiffnessGaussianPolicy, StiffnessPolicy
 from relaxion.model.stiffness import Unknowns, strain_vectors
 from relaxion.model.stiffness_network import pulls_of
-from relaxion.model.stiffness_policy import StiffnessGaussianPolicy, StiffnessPolicy
 from relaxion.optimizer.hessian.learned import LearnedHessians
 from relaxion.potentials.registry import potential
 from relaxion.structures import Move

@@ -38,8 +38,17 @@ from relaxion.potentials.registry import make_potential
 from relaxion.structures import Structures
 from relaxion.train.data.dataset import FIRST_MEASURING_SEED, read
 from relaxion.train.data.perturbations import Perturbation, perturbation
-from relaxion.train.judge.optimizers import CORE, Contestant, classical_contestants, our_contestants, policy_argument
-from relaxion.train.judge.runs import Conditions, OnScore, Score, contest
+from relaxion.train.judge.runs import (
+    CORE,
+    Conditions,
+    Contestant,
+    OnScore,
+    Score,
+    classical_contestants,
+    contest,
+    our_contestants,
+    policy_argument,
+)
 from relaxion.train.judge.statistics import (
     Circumstances,
     Comparison,

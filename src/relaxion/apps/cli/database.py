@@ -36,8 +36,7 @@ from relaxion.settings import assigned
 from relaxion.structures import Outcome
 from relaxion.structures.trajectory import Trajectory
 from relaxion.train.data import dataset
-from relaxion.train.supervised.fit import FitSettings
-from relaxion.train.supervised.learn import (
+from relaxion.train.supervised.fine_tune import (
     USUAL,
     Learned,
     OnUpdate,
@@ -47,6 +46,7 @@ from relaxion.train.supervised.learn import (
     gathered,
     without_molecules,
 )
+from relaxion.train.supervised.fit import FitSettings
 
 MOST_NAMED = 8  # formulas that a sentence names
 

@@ -40,8 +40,7 @@ from relaxion.paths import without_slice
 from relaxion.potentials.base import Potential
 from relaxion.potentials.registry import make_potential
 from relaxion.train.data.dataset import read
-from relaxion.train.judge.optimizers import PolicyChoice, check_policy, chosen_optimizers, policy_argument
-from relaxion.train.judge.runs import RelaxationTask
+from relaxion.train.judge.runs import PolicyChoice, RelaxationTask, check_policy, chosen_optimizers, policy_argument
 
 
 def write_report(path: Path, out: Path | None, against: Sequence[Path], *, force: bool) -> int:

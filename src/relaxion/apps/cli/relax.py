@@ -50,13 +50,19 @@ from relaxion.apps.result_folder import (
     write_structure,
 )
 from relaxion.errors import FileError
-from relaxion.optimizer.recorded import database_at
+from relaxion.optimizer.records import database_at
 from relaxion.potentials.base import Potential
 from relaxion.potentials.counting import error_in_words
 from relaxion.potentials.registry import make_potential
 from relaxion.structures.structures import symmetric
-from relaxion.train.judge.optimizers import PolicyChoice, check_policy, chosen_optimizers, policy_argument
-from relaxion.train.judge.runs import RelaxationTask, Run
+from relaxion.train.judge.runs import (
+    PolicyChoice,
+    RelaxationTask,
+    Run,
+    check_policy,
+    chosen_optimizers,
+    policy_argument,
+)
 
 SYMMETRIC_FMAX = 1e-6  # eV/Å; forces this small at the start come from symmetry (or from an earlier relaxation)
 ADVICE = {

@@ -31,7 +31,7 @@ from relaxion.apps.relax_many.run import ManyRun, ManyTally, RelaxWorker, check_
 from relaxion.apps.relax_many.settings import ManySettings, calculator_details, policy_weights
 from relaxion.errors import RelaxionError, SettingsError
 from relaxion.files import json_of
-from relaxion.optimizer.recorded import database_at
+from relaxion.optimizer.records import database_at
 from relaxion.potentials.base import AsePotential
 from relaxion.potentials.registry import make_potential, without_options
 from relaxion.workers import WorkerPlace

@@ -104,7 +104,7 @@ def _run(options: dict[str, Any]) -> int:
     from relaxion.apps.cli.inputs import AUTO, calculator_for, calculator_word, planner, read_jobs
     from relaxion.apps.cli.progress import say
     from relaxion.potentials.registry import make_potential
-    from relaxion.train.judge.optimizers import check_policy, policy_argument
+    from relaxion.train.judge.runs import check_policy, policy_argument
 
     policy = policy_argument(options["policy"])
     check_policy(policy)

@@ -21,8 +21,8 @@ from ase import Atoms
 from relaxion.database import RelaxationDatabase
 from relaxion.errors import CheckpointError, FileError
 from relaxion.files import Format, Stored
+from relaxion.model.atom_policies import StiffnessPolicy
 from relaxion.model.stiffness_network import StiffnessNetwork
-from relaxion.model.stiffness_policy import StiffnessPolicy
 from relaxion.optimizer.choice import Chooser, Loaded, load, new_stepper, stepper_of
 from relaxion.optimizer.classical import ClassicalSettings
 from relaxion.optimizer.hessian.learned import LearnedHessians

@@ -32,7 +32,7 @@ from relaxion.potentials.registry import make_potential
 from relaxion.structures import Outcome
 from relaxion.train.data.dataset import opened_for_ase, reading_error
 from relaxion.workers import TaskDriver, WorkerPool, WorkerTask
-from relaxion.workers.driver import Record
+from relaxion.workers.pool import Record
 
 SECONDS_BETWEEN_SIGNS = 0.5  # of life
 SET_ASIDE = (Outcome.RUNNING, Outcome.NON_FINITE)  # ends without anything that could be called a result

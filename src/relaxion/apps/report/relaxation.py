@@ -21,16 +21,20 @@ from relaxion.apps.comparison import (
     run_ase_optimizer,
     run_relaxer,
 )
-from relaxion.apps.report.film import FAINT, HOW, METHODS, Reel, film_parts
 from relaxion.apps.report.page import (
     CITATION,
+    FAINT,
+    HOW,
+    METHODS,
     Page,
     Part,
+    Reel,
     atoms_words,
     calls,
     cell_words,
     closest_pair,
     facts,
+    film_parts,
     fixed,
     formula,
     notes,
@@ -45,8 +49,7 @@ from relaxion.apps.report.page import (
 )
 from relaxion.optimizer.choice import CORE
 from relaxion.optimizer.point import Frame
-from relaxion.train.judge.optimizers import PolicyChoice
-from relaxion.train.judge.runs import OnCall, Reading, RelaxationTask, Run
+from relaxion.train.judge.runs import OnCall, PolicyChoice, Reading, RelaxationTask, Run
 from relaxion.train.judge.statistics import SAME_MINIMUM_EV_PER_ATOM
 
 OURS = "Relaxion"

@@ -9,8 +9,23 @@ from typing import Any
 import numpy as np
 from ase import Atoms
 
-from relaxion.apps.report.film import FAINT, HOW_TO_TURN, Reel, film_parts
-from relaxion.apps.report.page import Page, Part, facts, fixed, formula, notes, plot, signed, table, tile, versions
+from relaxion.apps.report.page import (
+    FAINT,
+    HOW_TO_TURN,
+    Page,
+    Part,
+    Reel,
+    facts,
+    film_parts,
+    fixed,
+    formula,
+    notes,
+    plot,
+    signed,
+    table,
+    tile,
+    versions,
+)
 from relaxion.apps.report.relaxation import citation
 from relaxion.optimizer.point import Frame
 from relaxion.search.geometry import free_atoms

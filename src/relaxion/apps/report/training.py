@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from relaxion.apps.report.film import LARGEST_BYTES as MOST_FILM_BYTES
 from relaxion.apps.report.page import (
+    FILM_BYTES,
     LARGEST_BYTES,
     SCRIPTS,
     Page,
@@ -92,7 +92,7 @@ class TrainingRuns:
         return heading(self.runs)
 
     def parts(self) -> list[Part]:
-        return training_parts(self.runs, MOST_FILM_BYTES)
+        return training_parts(self.runs, FILM_BYTES)
 
     def page(self) -> Page:
         return training_page(self.runs)
@@ -101,7 +101,7 @@ class TrainingRuns:
 def training_page(runs: Sequence[WatchedRun]) -> Page:
     """Complete in itself and below 1 MB: films get what the rest leaves."""
     rest = len(json.dumps(training_parts(runs, film_bytes=0), ensure_ascii=False).encode())
-    room = min(MOST_FILM_BYTES, LARGEST_BYTES - own_bytes(TRAINING_SCRIPTS) - rest - 8_000)
+    room = min(FILM_BYTES, LARGEST_BYTES - own_bytes(TRAINING_SCRIPTS) - rest - 8_000)
     parts = training_parts(runs, film_bytes=max(LEAST_FILM_BYTES, room))
     return Page(**heading(runs), parts=parts, scripts=TRAINING_SCRIPTS)
 

@@ -8,8 +8,20 @@ from typing import Any
 
 import numpy as np
 
-from relaxion.apps.report.film import HOW, Reel, film_parts
-from relaxion.apps.report.page import Part, count, fixed, outcome_words, plot, rounded, short, signed, table
+from relaxion.apps.report.page import (
+    HOW,
+    Part,
+    Reel,
+    count,
+    film_parts,
+    fixed,
+    outcome_words,
+    plot,
+    rounded,
+    short,
+    signed,
+    table,
+)
 from relaxion.apps.report.run import WatchedRun
 from relaxion.optimizer.point import Frame
 from relaxion.train.judge.assessment import MILLI

@@ -15,17 +15,17 @@ import numpy as np
 import torch
 
 from relaxion.errors import StructureError
-from relaxion.optimizer.hessian.internal.constants import InternalSettings
-from relaxion.optimizer.hessian.internal.model import InternalHessian, internal_at
-from relaxion.optimizer.hessian.internal.topology import Topology
-from relaxion.optimizer.hessian.springs import Bonds, SpringHessian, SpringSettings, bonds_of, radii_scale, springs_at
+from relaxion.model.stiffness import SPRINGS
+from relaxion.optimizer.hessian.internal import InternalHessian, internal_at
+from relaxion.optimizer.hessian.internal_topology import Topology
+from relaxion.optimizer.hessian.springs import Bonds, SpringHessian, bonds_of, radii_scale, springs_at
 from relaxion.optimizer.point import Array, Geometry, Point, dot, longest, structures_of
 from relaxion.structures import Structures
 from relaxion.structures.state import Pairs
 
 if TYPE_CHECKING:
-    from relaxion.optimizer.hessian.internal.model import InternalSecants
-    from relaxion.optimizer.hessian.internal.topology import Topology
+    from relaxion.optimizer.hessian.internal import InternalSecants
+    from relaxion.optimizer.hessian.internal_topology import Topology
 
 Solve = Callable[[Array], Array]
 ShiftedSolve = Callable[[Array, float], Array]
@@ -288,9 +288,8 @@ class PolicyModel(Protocol):
 class Models:
     """The models that one relaxation uses, or many of the same kind."""
 
-    springs: SpringSettings
-    internal: InternalSettings | None = None  # None: molecules are not looked for
     policy: PolicyModel | None = None
+    internal: bool = False  # molecules are looked for
 
 
 @dataclass(frozen=True, eq=False)
@@ -330,28 +329,21 @@ def hessians_at(bases: Sequence[Base], models: Sequence[Models], known: KnownPai
     """The Hessians at each base, by the models of its relaxation. Sorted by size they are quickest."""
     result = [Hessians()] * len(bases)
     plain_structures = [number for number, base in enumerate(bases) if base.has_springs]
-    for group in _groups(plain_structures, bases, models):
+    for group in _groups(plain_structures, bases):
         some = [bases[number] for number in group]
         for number, found in zip(group, _of_group(some, [models[n] for n in group], known), strict=True):
             result[number] = found
     return result
 
 
-def _groups(numbers: Sequence[int], bases: Sequence[Base], models: Sequence[Models]) -> list[list[int]]:
-    """Small structures by `MOST_TOGETHER` with the same springs, large ones by themselves."""
+def _groups(numbers: Sequence[int], bases: Sequence[Base]) -> list[list[int]]:
+    """Small structures by `MOST_TOGETHER`, large ones by themselves."""
     groups: list[list[int]] = []
     for number in numbers:
-        small = bases[number].geometry.n_atoms <= LARGEST_TOGETHER
-        last = groups[-1][0] if groups else None
-        joins = (
-            last is not None
-            and small
-            and bases[last].geometry.n_atoms <= LARGEST_TOGETHER
-            and models[last].springs == models[number].springs
-            and len(groups[-1]) < MOST_TOGETHER
-        )
-        if joins:
-            groups[-1].append(number)
+        last = groups[-1] if groups else []
+        sizes = [bases[own].geometry.n_atoms for own in (*last[:1], number)]
+        if last and max(sizes) <= LARGEST_TOGETHER and len(last) < MOST_TOGETHER:
+            last.append(number)
         else:
             groups.append([number])
     return groups
@@ -361,14 +353,14 @@ def _of_group(bases: Sequence[Base], models: Sequence[Models], known: KnownPairs
     structures = _structures(bases, known)
     bonds = bonds_of([base.geometry for base in bases], structures)
     fitted, screening = _fitted(bases, bonds)
-    springs = springs_at([base.geometry for base in bases], models[0].springs, fitted)
+    springs = springs_at([base.geometry for base in bases], SPRINGS, fitted)
     bases = [replace(base, springs=own) for base, own in zip(bases, springs, strict=True)]
     learned = _learned(bases, models, structures, known)
     result = list[Hessians]()
     for number, (base, own, answer) in enumerate(zip(bases, models, learned, strict=True)):
         internal = None
-        if own.internal is not None and base.point.finite:
-            internal = internal_at(base.geometry, bonds[number], base.topology, own.springs, own.internal)
+        if own.internal and base.point.finite:
+            internal = internal_at(base.geometry, bonds[number], base.topology, SPRINGS)
         if isinstance(answer, str):
             result.append(Hessians(screening[number], base.springs, internal, None, answer))
         else:

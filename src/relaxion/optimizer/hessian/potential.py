@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relaxion.optimizer.hessian.base import Hessian
-from relaxion.optimizer.hessian.internal.coordinates import difference
-from relaxion.optimizer.hessian.internal.model import CARTESIAN, Place
-from relaxion.optimizer.hessian.internal.topology import Topology
+from relaxion.optimizer.hessian.internal import CARTESIAN, Place
+from relaxion.optimizer.hessian.internal_coordinates import difference
+from relaxion.optimizer.hessian.internal_topology import Topology
 from relaxion.optimizer.point import Array, Point, dot
 
 DIFFERENCE = 0.015  # Å, either way: machine-learned forces are float32

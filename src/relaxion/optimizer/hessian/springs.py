@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from scipy.linalg import get_lapack_funcs
 
 from relaxion.errors import StructureError
-from relaxion.model.stiffness import SpringSettings
+from relaxion.model.stiffness import LARGEST_EXPONENT, SpringSettings
 from relaxion.optimizer.point import Array, Geometry, structures_of
 from relaxion.structures import Structures
 from relaxion.structures.state import Pairs
@@ -131,7 +131,7 @@ def blocks_of(bonds: Bonds, settings: SpringSettings) -> Array:
     """k∥ r̂r̂ᵀ + k⊥ (1 - r̂r̂ᵀ) of each bond, (n_bonds, 3, 3) eV/Å²."""
     lengths = np.linalg.norm(bonds.vectors, axis=1)
     exponent = -settings.decay * (lengths / bonds.natural_lengths - 1)
-    along = settings.stiffness * np.exp(np.minimum(exponent, settings.largest_exponent))
+    along = settings.stiffness * np.exp(np.minimum(exponent, LARGEST_EXPONENT))
     unit = bonds.vectors / lengths[:, None]
     outer = unit[:, :, None] * unit[:, None, :]
     return along[:, None, None] * ((1 - settings.across) * outer + settings.across * np.eye(3))

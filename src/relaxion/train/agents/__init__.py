@@ -132,8 +132,12 @@ def atom_agent(
     critic_updates_before: updates at the beginning in which only the critics learn.
     """
     # control tasks load none of these
-    from relaxion.model.direct_policy import AtomGaussianPolicy, AtomPolicy
-    from relaxion.model.stiffness_policy import StiffnessGaussianPolicy, StiffnessPolicy
+    from relaxion.model.atom_policies import (
+        AtomGaussianPolicy,
+        AtomPolicy,
+        StiffnessGaussianPolicy,
+        StiffnessPolicy,
+    )
     from relaxion.train.agents.atom_critics import AtomCategoricalCritic, AtomCritics
 
     kind = kind_of_agent(settings)

@@ -23,7 +23,7 @@ from relaxion.train.agents.shared import (
     soft_update,
     target_copy,
 )
-from relaxion.train.experience.replay import Batch
+from relaxion.train.experience.vectors import Batch
 
 
 class D4PGSettings(Settings):

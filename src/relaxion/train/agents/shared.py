@@ -16,7 +16,7 @@ from torch.optim import Adam
 from relaxion.errors import RestartError, SettingsError
 from relaxion.model.roles import ActionDomain, Policy
 from relaxion.settings import Settings
-from relaxion.train.experience.replay import Batch
+from relaxion.train.experience.vectors import Batch
 
 Network = TypeVar("Network", bound=nn.Module)
 Part: TypeAlias = nn.Module | Adam | Tensor | Generator

@@ -1,19 +1,26 @@
-"""Slabs of metals, and those cut from any crystal: with a fixed bottom or without, bare or with something on top."""
+"""Molecules and slabs, without downloads.
+
+Molecules: ASE's G2 set, and larger ones joined from its members at hydrogen atoms. Slabs of metals, and those cut from
+any crystal: with a fixed bottom or without, bare or with something on top.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 import numpy as np
 from ase import Atom, Atoms
 from ase.build import add_adsorbate, bcc100, bcc110, bcc111, fcc100, fcc110, fcc111, fcc211, hcp0001, molecule, surface
+from ase.collections import g2
 from ase.constraints import FixAtoms
+from ase.data import atomic_numbers, covalent_radii
 from ase.neighborlist import neighbor_list
 
 from relaxion.errors import SettingsError, StructureError
 from relaxion.train.data.alloys import MOST_BUILT, lattice_edges, lattices_of, mean_volume, random_symbols
-from relaxion.train.data.dataset import LABEL, Side, belongs, reasons_of
+from relaxion.train.data.dataset import CAP, JOINT, LABEL, NAME, Side, belongs, reasons_of
 from relaxion.train.data.perturbations import RATTLE
 from relaxion.train.data.prototypes import (
     COMMON_ELEMENTS,
@@ -25,6 +32,137 @@ from relaxion.train.data.prototypes import (
     random_crystal,
 )
 
+HEAVY = ("C", "N", "O", "S", "Si", "P")  # that take part in joints
+CAPS = ("F", "Cl", "Br", "I")  # may take the place of a hydrogen atom
+CARBENES = ("CH2_", "SiH2_")  # G2 has them in two spin states; nothing is joined to them
+LARGEST_PART = 12  # atoms of a fragment
+TOO_NEAR = 1.3  # of the sum of covalent radii, between atoms of different fragments that share no bond
+TORSIONS = 24  # angles tried at a joint
+JOININGS = 500
+
+
+@lru_cache(maxsize=1)
+def g2_molecules() -> dict[str, Atoms]:
+    """All of G2 with two atoms or more, by name."""
+    found = {}
+    for name in g2.names:
+        atoms = g2[name]
+        if len(atoms) > 1:
+            found[name] = Atoms(atoms.get_chemical_symbols(), atoms.positions, info={NAME: name})
+    return found
+
+
+def random_molecule(
+    random: np.random.Generator,
+    *,
+    side: Side,
+    sizes: tuple[int, int] = (2, 24),
+    joined_share: float = 0.7,
+) -> Atoms:
+    """A member of G2, or two to four of them joined; a joined one may have halogens in place of some hydrogen."""
+    for _ in range(JOININGS):
+        joined = random.random() < joined_share
+        atoms = _joined(random, int(random.choice([2, 3, 4], p=[0.6, 0.3, 0.1]))) if joined else _member(random)
+        if atoms is None or not sizes[0] <= len(atoms) <= sizes[1]:
+            continue
+        if belongs(reasons_of(atoms), side):
+            return atoms
+    raise StructureError(
+        f"no molecule of {sizes[0]} to {sizes[1]} atoms was found for {side} in {JOININGS} draws; allow more sizes"
+    )
+
+
+def _member(random: np.random.Generator) -> Atoms:
+    members = list(g2_molecules().values())
+    return members[int(random.integers(len(members)))].copy()
+
+
+@lru_cache(maxsize=1)
+def _fragments() -> tuple[Atoms, ...]:
+    """Members of G2 that have a hydrogen atom to give, and electrons in pairs: joints of radicals would be odd ones."""
+    small = [a for name, a in g2_molecules().items() if 3 <= len(a) <= LARGEST_PART and not name.startswith(CARBENES)]
+    return tuple(atoms for atoms in small if hydrogens_of(atoms) and sum(atoms.numbers) % 2 == 0)
+
+
+def hydrogens_of(atoms: Atoms) -> list[tuple[int, int]]:
+    """Hydrogen atoms with the heavy atom that each is bound to."""
+    symbols, distances = atoms.get_chemical_symbols(), atoms.get_all_distances()
+    found = []
+    for hydrogen in (k for k, symbol in enumerate(symbols) if symbol == "H"):
+        distances[hydrogen, hydrogen] = np.inf
+        nearest = int(np.argmin(distances[hydrogen]))
+        if symbols[nearest] in HEAVY:
+            found.append((hydrogen, nearest))
+    return found
+
+
+def _joined(random: np.random.Generator, n_parts: int) -> Atoms | None:
+    """None where fragments get in each other's way."""
+    fragments = _fragments()
+    whole = fragments[int(random.integers(len(fragments)))].copy()
+    names = [whole.info[NAME]]
+    for _ in range(n_parts - 1):
+        part = fragments[int(random.integers(len(fragments)))]
+        names.append(part.info[NAME])
+        grown = _bound(whole, part, random)
+        if grown is None:
+            return None
+        whole = grown
+    caps = _capped(whole, random)
+    whole.info = {NAME: JOINT.join(sorted(names)) + "".join(f"{CAP}{symbol}" for symbol in caps)}
+    return whole
+
+
+def _bound(first: Atoms, second: Atoms, random: np.random.Generator) -> Atoms | None:
+    """Both without a hydrogen atom, their heavy atoms bound instead, turned about the new bond to the most room."""
+    joints, others = hydrogens_of(first), hydrogens_of(second)
+    if not joints or not others:
+        return None
+    hydrogen, heavy = joints[int(random.integers(len(joints)))]
+    other_hydrogen, other_heavy = others[int(random.integers(len(others)))]
+    outwards = first.positions[hydrogen] - first.positions[heavy]
+    outwards /= np.linalg.norm(outwards)
+    length = sum(covalent_radii[atoms.numbers[k]] for atoms, k in ((first, heavy), (second, other_heavy)))
+    moved = second.copy()
+    moved.positions -= moved.positions[other_heavy]
+    moved.rotate(moved.positions[other_hydrogen], -outwards)
+    moved.rotate(float(random.uniform(0, 360)), outwards, center=(0, 0, 0))
+    moved.positions += first.positions[heavy] + length * outwards
+    kept, added = np.delete(np.arange(len(first)), hydrogen), np.delete(np.arange(len(second)), other_hydrogen)
+    natural = covalent_radii[first.numbers[kept]][:, None] + covalent_radii[moved.numbers[added]]
+    rooms = []
+    for _ in range(TORSIONS):
+        moved.rotate(360 / TORSIONS, outwards, center=first.positions[heavy])
+        distances = np.linalg.norm(first.positions[kept][:, None] - moved.positions[added], axis=2)
+        reduced = distances / natural
+        reduced[np.ix_(kept == heavy, added == other_heavy)] = np.inf
+        rooms.append((float((reduced**-6).sum()), float(reduced.min()), moved.positions.copy()))
+    _, nearest, moved.positions = min(rooms, key=lambda room: float(f"{room[0]:.6e}"))  # the first of equals
+    if nearest < TOO_NEAR:
+        return None
+    return Atoms(
+        np.concatenate([first.numbers[kept], moved.numbers[added]]),
+        np.concatenate([first.positions[kept], moved.positions[added]]),
+    )
+
+
+def _capped(atoms: Atoms, random: np.random.Generator) -> list[str]:
+    """Put halogens in the place of some hydrogen, in a third of the molecules; and their symbols."""
+    if random.random() > 1 / 3:
+        return []
+    joints = hydrogens_of(atoms)
+    places = random.permutation(len(joints))[: int(random.integers(1, 3))]
+    caps = []
+    for hydrogen, heavy in (joints[int(place)] for place in places):
+        symbol = str(random.choice(CAPS))
+        bond = atoms.positions[hydrogen] - atoms.positions[heavy]
+        length = covalent_radii[atomic_numbers[symbol]] + covalent_radii[atoms.numbers[heavy]]
+        atoms.positions[hydrogen] = atoms.positions[heavy] + bond * length / np.linalg.norm(bond)
+        atoms.numbers[hydrogen] = atomic_numbers[symbol]
+        caps.append(symbol)
+    return sorted(caps)
+
+
 INDICES = ((1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 0), (1, 0, 1), (0, 1, 1), (1, 1, 1))
 GUESTS = ("H", "C", "N", "O", "S", "F", "Cl", "OH", "CO", "NO", "NH2", "H2O", "NH3", "CH3", "CH3OH")
 LOWEST = {"OH": 0, "CO": 1, "NO": 0, "NH2": 0, "H2O": 0, "NH3": 0, "CH3": 0, "CH3OH": 1, "N2": 0, "O2": 0}
@@ -35,7 +173,7 @@ METAL_SHARE = 0.35  # of the slabs: what surfaces are mostly calculated of
 METAL_LATTICES = ("A_cF4_225_a", "A_cI2_229_a", "A_hP2_194_c")
 FIXED_SHARE = 0.6  # of the slabs, those whose lower part is fixed
 KEPT_SHARE = 0.5  # of the bonds, at the worst place
-TRIES = 2000
+SLAB_TRIES = 2000
 ADSORBATES = ("H", "C", "N", "O")  # that EMT knows
 PURE_SLABS = 0.4  # of alloy slabs; surfaces that people look at are mostly of one metal
 
@@ -51,7 +189,7 @@ def random_surface(
 
     Adsorbates are not looked up among what is held out: H, C, N, O and so on are trained in any case.
     """
-    for _ in range(TRIES):
+    for _ in range(SLAB_TRIES):
         simple = random.random() < METAL_SHARE
         crystal = _metal(random, side) if simple else random_crystal(random, side=side, sizes=(1, 12))
         slab = None if crystal is None else _cut(crystal, random, sizes)
@@ -67,7 +205,7 @@ def random_surface(
         slab.pbc = [True, True, bool(random.integers(2))]
         return slab
     raise StructureError(
-        f"no slab of {sizes[0]} to {sizes[1]} atoms was found for {side} in {TRIES} draws; allow more sizes"
+        f"no slab of {sizes[0]} to {sizes[1]} atoms was found for {side} in {SLAB_TRIES} draws; allow more sizes"
     )
 
 

@@ -26,16 +26,19 @@ from relaxion.train.data import dataset
 from relaxion.train.data.alloys import (
     BODY_CENTRED,
     EMT_METALS,
+    ball,
     bicrystal,
     defective_crystal,
     fcc_alloys,
     lattices_of,
     mean_volume,
+    pack,
+    packed,
     random_alloy,
     random_symbols,
+    strewn,
     summed_volume,
 )
-from relaxion.train.data.packings import ball, pack, packed, strewn
 from relaxion.train.data.perturbations import (
     RATTLE,
     Perturbation,

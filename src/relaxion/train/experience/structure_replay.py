@@ -18,7 +18,7 @@ from relaxion.errors import SettingsError
 from relaxion.files import Stored, joined
 from relaxion.structures import Evaluation, Move, Outcome, State, Structures
 from relaxion.train.experience.environment import Transition
-from relaxion.train.experience.replay import Batch, draw_without_replacement
+from relaxion.train.experience.vectors import Batch, draw_without_replacement
 
 # position, force, last displacement, last force, element, movable; proposed displacement
 ATOM_WIDTHS = [3, 3, 3, 3, 1, 1, 3]

@@ -29,8 +29,7 @@ from relaxion.potentials.base import Potential
 from relaxion.settings import shown
 from relaxion.structures import Outcome, State, Structures
 from relaxion.train.experience.environment import largest_force
-from relaxion.train.judge.optimizers import CORE, classical_contestants
-from relaxion.train.judge.runs import Conditions, finite, relax_one
+from relaxion.train.judge.runs import CORE, Conditions, classical_contestants, finite, relax_one
 
 WORST = 10  # films: those that needed most force calls
 MOST_SHOTS = 64  # of one film; then every second goes

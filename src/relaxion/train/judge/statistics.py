@@ -12,8 +12,7 @@ from functools import cached_property
 import numpy as np
 from ase import Atoms
 
-from relaxion.train.judge.optimizers import CORE, OURS
-from relaxion.train.judge.runs import Score
+from relaxion.train.judge.runs import CORE, OURS, Score
 
 Array = np.ndarray
 SAME_MINIMUM_EV_PER_ATOM = 1e-3

@@ -15,8 +15,7 @@ from typing import TypeAlias
 import numpy as np
 from ase import Atoms
 
-from relaxion.train.data.alloys import summed_volume
-from relaxion.train.data.packings import ball, packed, repacked
+from relaxion.train.data.alloys import ball, packed, repacked, summed_volume
 
 MakeStart: TypeAlias = Callable[[np.random.Generator], Atoms]
 METALS = ("Al", "Ni", "Cu", "Pd", "Ag", "Pt", "Au")

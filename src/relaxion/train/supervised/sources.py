@@ -23,9 +23,9 @@ from relaxion.potentials.base import Potential
 from relaxion.potentials.registry import make_potential
 from relaxion.settings import nearest
 from relaxion.structures import Structures
-from relaxion.train.collecting.starts import CollectSettings, KindSettings, file_structures, make_start
 from relaxion.train.data.alloys import EAM_METALS, EMT_METALS
 from relaxion.train.data.dataset import ELEMENTS as HELD_APART
+from relaxion.train.data.kinds import CollectSettings, KindSettings, file_structures, make_start
 from relaxion.train.data.perturbations import Sizing, bring_to_volume, perturbation
 from relaxion.train.data.slabs import ADSORBATES
 from relaxion.train.data.starts import KINDS, MetalStarts, PerturbedStarts, structure_source

@@ -19,8 +19,7 @@ from relaxion.settings import Settings
 from relaxion.train.agents import AGENT_SETTINGS, vector_agent
 from relaxion.train.agents.shared import Exploration, NoisyExplorer, scale_learning_rates
 from relaxion.train.agents.vector_networks import BoxActions, VectorNetworkSettings
-from relaxion.train.experience.replay import Normaliser, VectorReplay
-from relaxion.train.experience.vector_environment import VectorEnvironments, VectorTask, task
+from relaxion.train.experience.vectors import Normaliser, VectorEnvironments, VectorReplay, VectorTask, task
 from relaxion.train.tasks.progress import (
     DIVERGED,
     DivergedError,

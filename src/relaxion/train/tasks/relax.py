@@ -23,8 +23,8 @@ from relaxion.train.diagnostics import Diagnosis, Event, Facts
 from relaxion.train.diagnostics.diagnosis import lengths
 from relaxion.train.experience.environment import MAX_STRAIN, EnvironmentSettings
 from relaxion.train.experience.environment import Source as WhoMoved
-from relaxion.train.experience.replay import Batch
 from relaxion.train.experience.structure_replay import StructureReplay, state_from_tensors, state_tensors
+from relaxion.train.experience.vectors import Batch
 from relaxion.train.judge.assessment import PART, Assessed, KeptPolicy
 from relaxion.train.supervised.dataset import LiveExamples, LiveSource
 from relaxion.train.supervised.fit import Fit

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from relaxion.train.tasks.relax import RelaxTrainer
     from relaxion.train.tasks.settings import Packed
 
+
 PolicyKind = Literal["direct", "stiffness"]
 POLICIES: tuple[str, ...] = get_args(PolicyKind)
 

@@ -18,10 +18,10 @@ from torch import Generator, Tensor
 from relaxion.errors import AssessmentStopped, MissingElementError, RelaxionWarning, RunError, SettingsError
 from relaxion.files import Stored
 from relaxion.model.actions import ForceMoveActions
+from relaxion.model.atom_policies import StiffnessActions
 from relaxion.model.layers import with_graph
 from relaxion.model.policy_file import network_of, policy_of
 from relaxion.model.stiffness_network import StiffnessSettings
-from relaxion.model.stiffness_policy import StiffnessActions
 from relaxion.optimizer.classical import ClassicalSettings
 from relaxion.optimizer.hessian.base import Base, Models, Secant, hessians_at
 from relaxion.optimizer.point import Array, Geometry, Point, cell_factor_of
@@ -341,7 +341,7 @@ class Expert:
             forces = np.concatenate([forces, pull])
         start = np.zeros_like(forces)
         point = Point(start, forces, float(state.evaluation.energies[number]), geometry)
-        (hessians,) = hessians_at([Base(point)], [Models(self._method.springs)])
+        (hessians,) = hessians_at([Base(point)], [Models()])
         return stepper.step_from(point, hessians).step
 
 

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from relaxion.files import Stored, digest, joined
 from relaxion.model.actions import MoveActions
+from relaxion.model.atom_policies import StiffnessPolicy
 from relaxion.model.policy_file import PolicyFile, network_of, policy_of
 from relaxion.model.stiffness_network import StiffnessSettings
-from relaxion.model.stiffness_policy import StiffnessPolicy
 from relaxion.optimizer.choice import new_stepper
 from relaxion.optimizer.hessian.learned import LearnedHessians
 from relaxion.optimizer.safeguard import DEFAULT, GATE, INEXACT, StepRule, constant_network, rule_of

@@ -14,16 +14,19 @@ from ase.data import covalent_radii
 from numpy.typing import NDArray
 
 from relaxion.errors import StructureError
-from relaxion.optimizer.hessian.internal.constants import (
+from relaxion.optimizer.hessian.internal_coordinates import (
     FARTHEST,
-    InternalSettings,
+    MOLECULE_FLOOR,
+    STRETCH,
+    changes_of,
     constants_of,
+    difference,
     factors_of,
     near_factors,
     shares,
+    values_at,
 )
-from relaxion.optimizer.hessian.internal.coordinates import changes_of, difference, values_at
-from relaxion.optimizer.hessian.internal.topology import (
+from relaxion.optimizer.hessian.internal_topology import (
     NON_METALS,
     Indices,
     Topology,
@@ -100,16 +103,14 @@ class InternalHessian(Place):
 
     has_curvature = True
 
-    def __init__(
-        self, topology: Topology, geometry: Geometry, springs: SpringSettings, valence: InternalSettings, near: Bonds
-    ) -> None:
+    def __init__(self, topology: Topology, geometry: Geometry, springs: SpringSettings, near: Bonds) -> None:
         """`near`: all pairs that may repel or attract each other."""
         super().__init__(topology, geometry)
         self._free = geometry.free.ravel()
-        self.constants = constants_of(topology, geometry, self.values.vectors, valence) * factors_of(topology)
-        floors = _floors(topology, geometry, springs, valence)
+        self.constants = constants_of(topology, geometry, self.values.vectors) * factors_of(topology)
+        floors = _floors(topology, geometry, springs)
         terms = self.slopes.T @ (scipy.sparse.diags_array(self.constants) @ self.slopes)
-        pairs = between(topology, geometry, springs, valence, near)
+        pairs = between(topology, geometry, springs, near)
         self.matrix: Any = terms + pairs + scipy.sparse.diags_array(floors)
 
     @cached_property
@@ -135,23 +136,21 @@ class InternalHessian(Place):
         return factor.solve(right).reshape(forces.shape)
 
 
-def _floors(topology: Topology, geometry: Geometry, springs: SpringSettings, valence: InternalSettings) -> Array:
+def _floors(topology: Topology, geometry: Geometry, springs: SpringSettings) -> Array:
     floors = np.full(geometry.free.shape, springs.floor)
-    floors[: geometry.n_atoms][topology.members] = valence.floor
+    floors[: geometry.n_atoms][topology.members] = MOLECULE_FLOOR
     if geometry.cell_factor:
         floors[geometry.n_atoms :] = springs.cell_floor * geometry.volume / geometry.cell_factor**2
     return floors.ravel()
 
 
-def between(
-    topology: Topology, geometry: Geometry, springs: SpringSettings, valence: InternalSettings, near: Bonds
-) -> Any:
+def between(topology: Topology, geometry: Geometry, springs: SpringSettings, near: Bonds) -> Any:
     """The springs between pairs that are not bonded: Lindh's stretches around molecules, the usual ones elsewhere."""
     units = near.vectors / near.lengths[:, None]
     blocks = blocks_of(near, springs)
     around = topology.members[near.first] | topology.members[near.second]
     around &= NON_METALS[geometry.numbers[near.first]] & NON_METALS[geometry.numbers[near.second]]
-    stretches = valence.stretch * np.minimum(shares(geometry, near.first, near.second, near.lengths), 1.0)
+    stretches = STRETCH * np.minimum(shares(geometry, near.first, near.second, near.lengths), 1.0)
     stretches *= near_factors(geometry, near)
     blocks[around] = (stretches[:, None, None] * units[:, :, None] * units[:, None, :])[around]
     count = len(near.first)
@@ -197,7 +196,6 @@ def internal_at(
     pairs: Bonds,
     known: Topology | None,
     springs: SpringSettings,
-    settings: InternalSettings,
 ) -> InternalHessian | None:
     """The model there; None where nothing is a molecule. `known`: the topology so far, kept while bonds stay."""
     bonds = bonds_in(geometry, pairs, known)
@@ -209,7 +207,7 @@ def internal_at(
     if topology is None:
         return None
     try:
-        model = InternalHessian(topology, geometry, springs, settings, near_pairs(geometry, topology))
+        model = InternalHessian(topology, geometry, springs, near_pairs(geometry, topology))
         model.prepare()
     except (np.linalg.LinAlgError, RuntimeError):  # SuperLU's singular matrix
         return None

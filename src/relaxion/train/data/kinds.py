@@ -1,6 +1,7 @@
 """Kinds of starts that a recipe relaxes: how many of each, by which potential and how far.
 
-Seed, kind and number decide about a start, so any of them can be made again by itself."""
+Seed, kind and number decide about a start, so any of them can be made again by itself.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +24,11 @@ from relaxion.errors import SettingsError, StructureError
 from relaxion.settings import Settings, nearest
 from relaxion.structures import Structures
 from relaxion.train.data import dataset
-from relaxion.train.data.alloys import EMT_METALS
+from relaxion.train.data.alloys import EMT_METALS, packed
 from relaxion.train.data.dataset import FIRST_MEASURING_SEED, LABEL, Side, belongs, reasons_of
-from relaxion.train.data.molecules import random_molecule
-from relaxion.train.data.packings import packed
 from relaxion.train.data.perturbations import random_displacements, random_strain, strained
 from relaxion.train.data.prototypes import CRYSTAL, random_crystal, random_element, random_perovskite
-from relaxion.train.data.slabs import random_surface
+from relaxion.train.data.slabs import random_molecule, random_surface
 from relaxion.train.data.starts import MetalStarts
 
 MAKERS = ("prototype", "element", "perovskite", "packing", "surface", "molecule", "metal", "file")
@@ -47,9 +46,6 @@ class KindSettings(Settings):
 
     engine: str
     """The potential that relaxes them: chgnet, gfn2, emt, ..."""
-
-    number: int = Field(default=0, ge=0)
-    """How many starts. More may be asked of an existing database; what is there stays."""
 
     share: float = Field(default=1.0, ge=0)
     """Weight of this kind among the others where examples are made of it (`relaxion train universal`)."""
@@ -114,8 +110,8 @@ class KindSettings(Settings):
 
     @property
     def origin(self) -> str:
-        """What decides about a start and its relaxation, as text: everything but how many there are, and for whom."""
-        plain = self.model_dump(exclude={"number", "share"})
+        """What decides about a start and its relaxation, as text: everything but its weight."""
+        plain = self.model_dump(exclude={"share"})
         if self.largest_volume_change == 0:  # as before there was this setting: collections of then go on
             del plain["largest_volume_change"]
         return json.dumps(plain, sort_keys=True) + REVISIONS.get(self.make, "")
@@ -130,15 +126,12 @@ class CollectSettings(Settings):
     side: Side = "training"
     """Which side of what is held out (docs/policies.md)."""
 
-    batch_n_structures: int = Field(default=24, ge=1)
-    """Relaxations that a worker has under way at once; a finished one makes room for the next."""
-
     kinds: dict[str, KindSettings] = Field(min_length=1)
     """By name; the name is stored with each trajectory."""
 
     @classmethod
     def of(cls, table: Mapping[str, Any], given: Mapping[str, Any]) -> CollectSettings:
-        """A recipe with overrides; `kind.number=10` reaches into one kind, `number=10` into all of them."""
+        """A recipe with overrides; `kind.share=2` reaches into one kind, `share=2` into all of them."""
         table, given = dict(table), dict(given)
         kinds = table.get("kinds")
         if not isinstance(kinds, dict) or not all(isinstance(kind, dict) for kind in kinds.values()):

@@ -1,1 +1,0 @@
-"""Internal coordinates of molecules."""

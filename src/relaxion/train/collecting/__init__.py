@@ -1,1 +1,0 @@
-"""Kinds of starts to train on, made from seed, kind and number."""
