@@ -22,12 +22,12 @@ ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "relaxion"
 COUNTS = {  # what is counted: (limit, goal)
     "files": (162, 150),
-    "lines": (39864, 28500),
+    "lines": (39862, 28500),
     "files of a relaxation step": (15, 15),
     "files of a TD3 update on atoms": (14, 15),
     "files of a TD3 update on Pendulum": (4, 6),
     "modules loaded by Relaxer and one run": (45, 45),
-    "settings": (257, 250),
+    "settings": (248, 250),
     "class names used twice": (0, 0),
     "flags outside the command line": (0, 0),
 }

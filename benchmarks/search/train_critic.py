@@ -32,6 +32,7 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--hops", type=Path, help="folder of the hops", default=Path("runs/search/hops"))
     parser.add_argument("--files", type=int, default=4, help="of about 10 000 hops")
+    parser.add_argument("--walks", type=int, default=96, help="in each file, of 400 force calls")
     parser.add_argument("--first", type=int, default=0, help="number of the first file")
     parser.add_argument("--chooser", type=Path, help="a critic that chooses the hops, else a fixed mixture")
     parser.add_argument("--updates", type=int, default=5000)
@@ -48,20 +49,22 @@ def main() -> None:
         return CriticChoice(load_critic(told.chooser), candidates=16, temperature_ev=0.08, learn=False)
 
     files = range(told.first, told.first + told.files)
-    collect(told.hops, files, family.training_start, chooser, family.hops, family.potential, cell=family.cell)
+    collect(
+        told.hops, files, family.training_start, chooser, family.hops, family.potential, told.walks, cell=family.cell
+    )
     if told.updates == 0 or told.out.exists():
         return
     apart, *used = sorted(told.hops.glob("hops-*.npz"))
     hops = Hops.load(used)
     values = {name: float(value) for name, value in (word.split("=") for word in told.set)}
-    values = {name: int(value) if name in ("batch", "segment", "n_steps", "channels", "n_layers") else value
+    values = {name: int(value) if name in ("batch", "channels", "n_layers") else value
               for name, value in values.items()}  # fmt: skip
     of_critic: dict[str, Any] = {
         name: value for name, value in values.items() if name in CriticSettings.__dataclass_fields__
     }
     of_fit: dict[str, Any] = {name: value for name, value in values.items() if name not in of_critic}
     settings = CriticFitSettings(updates=told.updates, seed=told.seed, **of_fit)
-    critic_settings = CriticSettings(values=settings.discount_factor > 0, **of_critic)
+    critic_settings = CriticSettings(**of_critic)
     began = time.monotonic()
     critic = fit(hops, settings, critic_settings)
     card = {

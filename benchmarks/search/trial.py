@@ -86,12 +86,13 @@ class ForgetfulCritic(CriticChoice):
 
 def arm_named(name: str, critics: dict[str, Path], family: SearchFamily, make_start: MakeStart) -> Arm:
     """`basin@T` has another temperature (eV); `critic:NAME[:candidates[:softmax[:temperature[:online]]]]`, online: on
-    or off; `forgetful:…` likewise, for a critic whose hops may be tried again."""
+    or off; `revisit:…`: hops to minima known by their bond graph are relaxed again; `forgetful:…`: also hops that were
+    tried before. `basin` revisits, `basin-known` does not."""
     if name.startswith("mix@"):  # mix@swap=0.6,relocate=0.3@0.1
         _, shares, temperature = name.split("@")
         moves = {kind: float(share) for kind, share in (part.split("=") for part in shares.split(","))}
         return Mixture, {"moves": moves, "temperature_ev": float(temperature)}
-    if name.startswith(("critic:", "forgetful:")):
+    if name.startswith(("critic:", "revisit:", "forgetful:")):
         words = name.split(":")
         rest = [*words[2:], *["16", "0.03", "0.1", "off"][len(words) - 2 :]]
         candidates, softmax, temperature, online = int(rest[0]), float(rest[1]), float(rest[2]), rest[3] == "on"
@@ -100,14 +101,14 @@ def arm_named(name: str, critics: dict[str, Path], family: SearchFamily, make_st
         else:
             critic = load_critic(critics[words[1]])
         options = {"candidates": candidates, "temperature_ev": softmax, "learn": online}
-        kind = CriticChoice if name.startswith("critic") else ForgetfulCritic
+        kind = ForgetfulCritic if name.startswith("forgetful") else CriticChoice
         return lambda: kind(critic, **options), {"moves": family.hops, "temperature_ev": temperature}
-    if name.startswith("model:"):  # model:2, EMT with parameters off by 2 % judges the candidates
-        settings = SearchSettings(moves=family.hops)
+    if name.startswith("model:"):  # model:2, EMT with parameters off by 2 % judges eight candidates
+        settings = SearchSettings(moves=family.hops, candidates=8)
         wrong = WrongEmt(float(name.removeprefix("model:")) / 100)
         return lambda: ModelChoice(wrong, settings), {"moves": family.hops}
     kind, _, temperature = name.partition("@")
-    makers = {"restarts": partial(Restarts, make_start), "gaussian": Mixture, "basin": Mixture,
+    makers = {"restarts": partial(Restarts, make_start), "gaussian": Mixture, "basin": Mixture, "basin-known": Mixture,
               "basin-forgetful": Forgetful, "bandit": Bandit}  # fmt: skip
     moves = {"rattle": 1.0} if kind in ("restarts", "gaussian") else family.hops if kind == "bandit" else family.tuned
     return makers[kind], {"moves": moves, "temperature_ev": float(temperature or 0.1)}
@@ -132,6 +133,7 @@ def run_arm(
             start = make_start(np.random.default_rng([seed, number, search]))
             settings = SearchSettings(calls=calls, seed=1000 * seed + search, cell=family.cell, **options)
             walks.append(Walk(start, settings, make()))
+            walks[-1].skips_known = name.startswith(("critic:", "model:", "bandit", "basin-known"))
             labels.append(label)
     relax = TrialRelaxer(family.potential, SearchSettings(cell=family.cell))
     began = time.monotonic()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from itertools import count, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -84,10 +83,10 @@ def _springs(root: Path, task: str) -> list[str]:
 
 
 def runs_of(root: Path, name: str) -> list[Run]:
-    """By seed, from 0 on; of `NAME STEPS` the first steps."""
+    """By seed, 0 to 9; of `NAME STEPS` the first steps."""
     name, _, steps = name.partition(" ")
-    files = takewhile(Path.exists, (_folder(root) / f"{name}-{seed}.json" for seed in count()))
-    runs = [json.loads(file.read_text()) for file in files]
+    files = (_folder(root) / f"{name}-{seed}.json" for seed in range(10))
+    runs = [json.loads(file.read_text()) for file in files if file.exists()]
     return [_first(run, int(steps)) for run in runs] if steps else runs
 
 

@@ -36,12 +36,10 @@ DISPLACED_ANGSTROM = 0.01  # an atom farther from its place than this is marked
 
 @dataclass(frozen=True)
 class CriticSettings:
-    """Size of each of the twins, and what their numbers mean."""
+    """Size of each of the twins."""
 
     channels: int = 16
     n_layers: int = 2
-    highest_ev: float = 1.0  # changes above are not told apart: how bad a bad hop is does not matter
-    values: bool = False  # minima have values of their own: for a discount factor above 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,22 +65,10 @@ class Critic(nn.Module):
             n_radial=N_RADIAL,
         )
         self.backbone = LightBackbone(backbone, N_DESCRIPTORS + 1, 1, 0, N_TWINS, generator)
-        self.answer = StackedMLP(settings.channels, settings.channels, 1 + settings.values, N_TWINS, generator)
+        self.answer = StackedMLP(settings.channels, settings.channels, 1, N_TWINS, generator)
 
     def forward(self, batch: HopBatch) -> Tensor:
-        """(2, n_trials) eV, what each of the twins expects of the hop itself, without the value of where it begins."""
-        return self._differences(batch, self._sums(batch))
-
-    def returns(self, batch: HopBatch) -> Tensor:
-        """(2, n_trials) eV, the discounted changes from the hop on: Q. Between hops of one minimum as `forward`."""
-        sums = self._sums(batch)
-        return self._differences(batch, sums) + sums[:, batch.origins, -1]
-
-    def _differences(self, batch: HopBatch, sums: Tensor) -> Tensor:
-        return sums[:, batch.n_minima :, 0] - sums[:, batch.origins, 0]
-
-    def _sums(self, batch: HopBatch) -> Tensor:
-        """(2, n_structures, n_answers) eV."""
+        """(2, n_trials) eV, what each of the twins expects."""
         structures = batch.structures
         dtype = torch.float32
         state = State.without_past(structures, _no_forces(structures), 1.0)
@@ -94,8 +80,9 @@ class Critic(nn.Module):
             force_scales=elements.new_ones(len(elements)),
         )
         features = self.backbone(inputs, around, around.radial, N_TWINS)
-        of_atoms = self.answer(features.scalars).transpose(0, 1)  # (n_atoms, 2, n_answers) eV
-        return per_structure_sum(of_atoms, structures.structure_index, structures.n_structures).transpose(0, 1)
+        of_atoms = self.answer(features.scalars)[:, :, 0]  # (2, n_atoms) eV
+        sums = per_structure_sum(of_atoms.T, structures.structure_index, structures.n_structures).T
+        return sums[:, batch.n_minima :] - sums[:, batch.origins]
 
     @torch.no_grad()
     def changes(self, minima: Sequence[Atoms], trials: Sequence[Atoms], origins: Sequence[int]) -> np.ndarray:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from relaxion.search.choices import Draw, Hop, PossibleHop, Walker, softmax_pick
 from relaxion.search.critic import Critic, batch_of_hops
-from relaxion.search.fitting import LOWEST_EV, loss_of, targets
+from relaxion.search.fitting import HIGHEST_EV, LOWEST_EV, loss_of, targets
 from relaxion.search.hops import Hops
 
 MEMORY = 0.95  # of the running errors: about the last 20 hops count
@@ -62,7 +62,7 @@ class CriticChoice:
             return
         chosen = self._random.integers(len(self.hops), size=BATCH)
         batch = Hops.of([[self.hops[number]] for number in chosen])
-        loss = loss_of(self.own(batch_of_hops(batch, np.arange(BATCH))), targets(batch, self.own.settings.highest_ev))
+        loss = loss_of(self.own(batch_of_hops(batch, np.arange(BATCH))), targets(batch))
         self._parameters.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.own.parameters(), 1.0)
@@ -72,7 +72,7 @@ class CriticChoice:
         """Both said it before the hop was learned from."""
         if hop.energy_after_ev is None:
             return
-        truth = float(np.clip(hop.energy_after_ev - hop.energy_before_ev, LOWEST_EV, self.given.settings.highest_ev))
+        truth = float(np.clip(hop.energy_after_ev - hop.energy_before_ev, LOWEST_EV, HIGHEST_EV))
         for name, critic in (("given", self.given), ("own", self.own)):
             said = float(critic.changes([hop.before], [hop.trial], [0]).mean())
             self.errors[name] = MEMORY * self.errors[name] + (1 - MEMORY) * abs(said - truth)

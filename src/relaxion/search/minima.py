@@ -1,7 +1,8 @@
 """The distinct minima found so far. Two ends are one minimum where energy and distances agree.
 
 Distances are compared as smeared histograms, one per pair of elements: they do not change with rotations, mirror
-images, the order of atoms or the choice of the cell.
+images, the order of atoms or the choice of the cell. Histograms of two orders of the elements on one skeleton differ as
+little as those of two rough relaxations, so that clusters must have the same bond graph too.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from relaxion.structures.state import Pairs
 
 ENERGY_TOLERANCE = 0.001  # eV per atom; relaxations to 0.05 eV/Å end within about half of it
 FINGERPRINT_TOLERANCE = 0.05  # of the histograms' norm; measured in tests/unit/search/test_minima.py
+SURELY_ONE = 0.012  # below it also where one pair of atoms counts as bonded only once; other orders differ by 0.018 on
 REACH = 2.6  # usual bonds
 SMEARING = 0.06  # usual bonds
 N_BINS = 80
@@ -38,6 +40,8 @@ class Minima:
     def __init__(self) -> None:
         self.found: list[Minimum] = []
         self._fingerprints: dict[int, np.ndarray] = {}
+        self._graphs: dict[bytes, int] = {}  # number of the lowest minimum with such a bond graph
+        self._graphs_of: list[bytes] = []
 
     def __len__(self) -> int:
         return len(self.found)
@@ -50,8 +54,9 @@ class Minima:
         tolerance = ENERGY_TOLERANCE * len(atoms)
         rivals = [n for n, other in enumerate(self.found) if abs(other.energy_ev - energy_ev) < tolerance]
         own = fingerprint(atoms) if rivals else None
+        graph = bond_graph(atoms)
         for number in sorted(rivals, key=lambda n: abs(self.found[n].energy_ev - energy_ev)):
-            if own is not None and difference(own, self._fingerprint(number)) < FINGERPRINT_TOLERANCE:
+            if own is not None and self._is_one(own, graph, number):
                 # the representative and its fingerprint stay: they must not drift from find to find
                 known = self.found[number]
                 self.found[number] = replace(known, times_found=known.times_found + 1)
@@ -61,10 +66,33 @@ class Minima:
             self._fingerprints[len(self.found) - 1] = own
         return len(self.found) - 1, True
 
+    def _is_one(self, own: np.ndarray, graph: bytes, number: int) -> bool:
+        unlike = difference(own, self._fingerprint(number))
+        return unlike < SURELY_ONE or (unlike < FINGERPRINT_TOLERANCE and graph == self._all_graphs()[number])
+
+    def with_graph(self, graph: bytes) -> int | None:
+        """The number of a minimum with this bond graph."""
+        self._all_graphs()
+        return self._graphs.get(graph)
+
+    def _all_graphs(self) -> list[bytes]:
+        for number in range(len(self._graphs_of), len(self.found)):
+            graph = bond_graph(self.found[number].atoms)
+            self._graphs_of.append(graph)
+            known = self._graphs.get(graph)
+            if known is None or self.found[number].energy_ev < self.found[known].energy_ev:
+                self._graphs[graph] = number
+        return self._graphs_of
+
     def _fingerprint(self, number: int) -> np.ndarray:
         if number not in self._fingerprints:
             self._fingerprints[number] = fingerprint(self.found[number].atoms)
         return self._fingerprints[number]
+
+
+def bond_graph(atoms: Atoms) -> bytes:
+    """As `Distances.bond_graph`; empty, thus equal for all, where the structure is periodic."""
+    return b"" if atoms.pbc.any() else Distances.of(atoms).bond_graph(atoms.numbers)
 
 
 def fingerprint(atoms: Atoms) -> np.ndarray:

@@ -106,16 +106,19 @@ def _touching(
     """From the anchor to a point one bond away from it and from both of the pair, (3,) Å; None where there is none."""
     first = geometry.vectors[anchor, pair[0]]
     second = geometry.vectors[anchor, pair[1]]
-    normal = np.cross(first, second)
+    # written out: NumPy's `cross` and `solve` take most of a draw for so few numbers
+    ax, ay, az = first.tolist()
+    bx, by, bz = second.tolist()
+    normal = np.array([ay * bz - az * by, az * bx - ax * bz, ax * by - ay * bx])
     square = float(normal @ normal)
     if square < 1e-6:
         return None
     reach = geometry.bonds[mover, [anchor, *pair]] ** 2
     # p·first and p·second follow from the three distances; p = in-plane part ± height · normal
     along = np.array([reach[0] - reach[1] + first @ first, reach[0] - reach[2] + second @ second]) / 2
-    gram = np.array([[first @ first, first @ second], [first @ second, second @ second]])
-    share = np.linalg.solve(gram, along)
-    in_plane = share[0] * first + share[1] * second
+    both = first @ second
+    in_plane = (along[0] * (second @ second) - along[1] * both) / square * first
+    in_plane += (along[1] * (first @ first) - along[0] * both) / square * second
     height_square = float(reach[0] - in_plane @ in_plane)
     if height_square <= 0:
         return None

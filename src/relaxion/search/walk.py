@@ -17,12 +17,13 @@ from relaxion.errors import PotentialError, SettingsError, StructureError
 from relaxion.optimizer.batch_relaxation import Relaxed
 from relaxion.search.choices import Draw, Hop, HopChooser, PossibleHop, Walker
 from relaxion.search.geometry import Distances, free_atoms
-from relaxion.search.minima import Minima
+from relaxion.search.minima import Minima, bond_graph
 from relaxion.search.moves import move_named, usual_moves
 from relaxion.search.settings import SearchSettings
 from relaxion.structures.structures import check_atoms
 
 FEWEST_CALLS = 30  # left for each relaxation of a round; fewer walkers hop near the end
+MOST_KNOWN = 30  # known minima that a walker passes in a row; the next hop is relaxed in any case
 MOST_FAILURES = 20  # of the calculator in a row
 NEW, KNOWN, SAME = "new", "known", "same"
 EVAPORATED, UNFINISHED, FAILED = "evaporated", "unfinished", "failed"
@@ -77,6 +78,7 @@ class Walk:
         self.allowed_fragments = 1
         self.bond_scale = 1.0
         self.is_whole = True  # False between a question and its answer: such a state must not be written
+        self.skips_known = True  # hops to known minima are not relaxed again
         self._asked: list[tuple[int, PossibleHop]] = []
 
     @property
@@ -102,11 +104,29 @@ class Walk:
         limit = min(self.settings.calls_per_hop, (self.settings.calls - self.calls) // len(hopping))
         if chosen is None:
             chosen = self.chooser.choose(hopping, self.draw)
+        chosen = [self._through_known(walker, hop) for walker, hop in zip(hopping, chosen, strict=True)]
         self._asked = [(n, candidate) for n, candidate in enumerate(chosen) if candidate is not None]
         if not self._asked:
             self.stopped = f"no hop was found: {', '.join(self.moves)} brought nothing"
             self.is_whole = True
         return [ToRelax(candidate.trial, limit) for _, candidate in self._asked]
+
+    def _through_known(self, walker: Walker, candidate: PossibleHop | None) -> PossibleHop | None:
+        """A hop to a minimum that is known by its bond graph costs no force call: the walker goes there, or does not,
+        and chooses again."""
+        for _ in range(MOST_KNOWN if self.skips_known and not self.start.pbc.any() else 0):
+            if candidate is None:
+                return None
+            known = self.minima.with_graph(bond_graph(candidate.trial))
+            if known is None:
+                return candidate
+            self.tried.setdefault(walker.minimum, []).append(candidate.look)
+            energy = self.minima.found[known].energy_ev
+            if known != walker.minimum and self._accepts(walker, energy):
+                walker.atoms, walker.energy_ev, walker.minimum = self.minima.found[known].atoms, energy, known
+                walker.best_ev = min(walker.best_ev, energy)
+            candidate = self.chooser.choose([walker], self.draw)[0]
+        return candidate
 
     def tell(self, relaxed: list[Relaxed]) -> list[Hop]:
         """The hops of this round, in the order asked for."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from relaxion.errors import PolicyError
 from relaxion.search import search
 from relaxion.search.choices import Mixture
 from relaxion.search.critic import Critic, CriticSettings, batch_of_atoms, batch_of_hops, load_critic, save_critic
-from relaxion.search.fitting import CriticFitSettings, fit, quality, soft_targets, targets
+from relaxion.search.fitting import CriticFitSettings, fit, quality, targets
 from relaxion.search.hops import Hops
 from relaxion.search.moves import MOVES
 from relaxion.search.run import shipped_critic
@@ -84,30 +85,10 @@ def test_targets_by_hand() -> None:
         above_best=np.zeros(4), calls=rows([3, 4, 5, 6], np.int32), walks=rows([0, 0, 0, 1], np.int32),
         accepted=rows([True, True, False, True], bool), kinds=rows(["swap"] * 4, str),
     )  # fmt: skip
-    assert np.allclose(targets(three, 1.0), [0.2, -0.5, 1.0, 0.1])
-    assert np.allclose(targets(three, 0.1, cost_ev=0.01), [0.1, -0.46, 0.1, 0.1])
+    assert np.allclose(targets(three), [0.2, -0.5, 1.0, 0.1])
+    # the first hop led to the second, that one to the third, which was rejected; then another walk
     assert three.states.tolist() == [1, 2, 3, 4]
-    # the first hop led to the second, that one to the third, which was rejected and is the last; then another walk
-    settings = CriticFitSettings(discount_factor=0.5, n_steps=2)
-    expected = np.array([-0.1, -0.2, -0.3, -0.4])
-    soft = soft_targets(three, np.arange(4)[None], expected, settings)
-    assert np.allclose(soft[:2], [0.2 - 0.25 + 0.25 * -0.3, -0.5 + 0.5 * -0.3])
-    assert np.isnan(soft[2:]).all()
-
-
-def test_the_soft_value_of_a_minimum_is_that_of_the_hops_tried_there() -> None:
-    one = Hops(
-        numbers=np.zeros(0), before=np.zeros((0, 3)), trials=np.zeros((0, 3)), counts=np.ones(3, np.int32),
-        cells=np.zeros((3, 2, 3, 3)), periodic=np.zeros((3, 3), bool), changes=np.array([0.3, 0.4, -0.2], np.float32),
-        above_best=np.zeros(3), calls=np.full(3, 10, np.int32), walks=np.zeros(3, np.int32),
-        accepted=np.array([False, False, True]), kinds=np.array(["swap"] * 3),
-    )  # fmt: skip
-    assert one.states.tolist() == [1, 1, 1]
-    settings = CriticFitSettings(discount_factor=0.9, hop_cost_ev=0.001)
-    expected = np.array([0.0, 0.1, -0.2])
-    value = -0.05 * np.log(np.exp(-expected / 0.05).mean())
-    soft = soft_targets(one, np.arange(3)[None], expected, settings)
-    assert np.allclose(soft[:2], 0.01 + 0.9 * value)
+    assert replace(three, accepted=np.zeros(4, bool)).states.tolist() == [1, 1, 1, 2]
 
 
 def test_learning_from_hops_predicts_them_better(hops: Hops) -> None:
@@ -115,13 +96,6 @@ def test_learning_from_hops_predicts_them_better(hops: Hops) -> None:
     after = quality(fit(hops, CriticFitSettings(updates=80, batch=32, seed=1)), hops)
     assert after["spearman"] > max(before["spearman"], 0.2)
     assert after["r2 swap"] > before["r2 swap"]
-
-
-def test_soft_actor_critic_on_hops_tells_lower_minima_from_higher_ones(hops: Hops) -> None:
-    settings = CriticFitSettings(updates=60, batch=32, seed=1, discount_factor=0.5, n_steps=2)
-    critic = fit(hops, settings)
-    assert critic.settings.values
-    assert quality(critic, hops)["spearman"] > 0.2
 
 
 def test_files_of_critics_and_of_other_things(critic: Critic, cluster: Atoms, tmp_path: Path) -> None:

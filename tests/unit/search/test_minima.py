@@ -7,7 +7,7 @@ from ase import Atoms
 
 from relaxion.batch import relax_batch
 from relaxion.search.geometry import Distances
-from relaxion.search.minima import FINGERPRINT_TOLERANCE, Minima, difference, fingerprint
+from relaxion.search.minima import FINGERPRINT_TOLERANCE, Minima, bond_graph, difference, fingerprint
 from relaxion.train.data.perturbations import displaced
 
 
@@ -44,6 +44,28 @@ def test_rough_relaxations_of_one_minimum_are_one_and_a_swap_is_another(cluster:
     # equal energies alone do not make one minimum of two
     assert minima.add(swapped, minimum.energy_ev or 0.0, 3) == (1, True)
     assert [m.times_found for m in minima.by_energy()] == [7, 1]
+
+
+def test_nearly_equal_orders_on_one_skeleton_are_two_minima_and_bond_graphs_tell_them(cluster: Atoms) -> None:
+    minimum = relax_batch([cluster], "emt", fmax=0.001)[0].atoms
+    turned = minimum[np.random.default_rng(1).permutation(len(minimum))]
+    turned.rotate(70, (1, 1, 3))
+    turned.positions *= -1
+    assert bond_graph(turned) == bond_graph(minimum)
+    close = []
+    for nickel in np.flatnonzero(minimum.symbols == "Ni"):
+        for palladium in np.flatnonzero(minimum.symbols == "Pd"):
+            other = minimum.copy()
+            other.positions[[nickel, palladium]] = other.positions[[palladium, nickel]]
+            close.append((difference(fingerprint(minimum), fingerprint(other)), other))
+    other = min(close, key=lambda pair: pair[0])[1]
+    minima = Minima()
+    minima.add(minimum, 0.0, 1)
+    assert (minima.add(other, 0.0, 2)[1]) == (bond_graph(other) != bond_graph(minimum))
+    assert minima.with_graph(bond_graph(turned)) == 0
+    periodic = minimum.copy()
+    periodic.pbc = True
+    assert bond_graph(periodic) == b""
 
 
 def test_fragments() -> None:

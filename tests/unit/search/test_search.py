@@ -14,11 +14,14 @@ from ase.constraints import FixAtoms
 import relaxion
 from relaxion.errors import FileError, PotentialError, RestartError, SettingsError, StructureError
 from relaxion.search import SearchResult, search
-from relaxion.search.choices import Draw, PossibleHop, Walker
+from relaxion.search.choices import Draw, Mixture, PossibleHop, Walker
 from relaxion.search.geometry import Distances
+from relaxion.search.minima import bond_graph
 from relaxion.search.moves import swap
+from relaxion.search.relaxing import TrialRelaxer, one_round
+from relaxion.search.settings import SearchSettings
 from relaxion.search.state import NAME
-from relaxion.search.walk import EVAPORATED, FAILED, UNFINISHED
+from relaxion.search.walk import EVAPORATED, FAILED, UNFINISHED, Walk
 
 
 class Counting(EMT):
@@ -193,3 +196,28 @@ def test_with_a_cheaper_potential_hops_begin_at_its_minima(cluster: Atoms) -> No
     assert hops[1].best_ev < result.history[0].best_ev - 0.1
     again = search(cluster, "emt", calls=30, candidates=4, model=EMT())
     assert told(again) == told(result)
+
+
+def test_a_hop_to_a_known_minimum_costs_no_call(cluster: Atoms) -> None:
+    walk = Walk(cluster, SearchSettings(calls=200, moves={"swap": 1.0}, temperature_ev=10.0), Mixture())
+    relax = TrialRelaxer("emt", SearchSettings())
+    while len(walk.history) < 8:
+        one_round([walk], relax)
+    walker, calls = walk.walkers[0], walk.calls
+    other = next(n for n in range(len(walk.minima)) if n != walker.minimum)
+    known = walk.minima.found[other]
+    hop = PossibleHop("swap", known.atoms.copy(), Distances.of(known.atoms).look(known.atoms.numbers))
+    asked = walk.ask([hop])
+    assert walk.calls == calls
+    assert len(asked) == 1  # another hop, chosen where the walker went
+    assert walk.minima.with_graph(bond_graph(asked[0].atoms)) is None
+    assert walker.minimum == other or walker.energy_ev == known.energy_ev  # at 100 000 K every hop is accepted
+
+
+def test_environments_and_collections_relax_known_minima_again(cluster: Atoms) -> None:
+    walk = Walk(cluster, SearchSettings(calls=200, moves={"swap": 1.0}), Mixture())
+    walk.skips_known = False
+    one_round([walk], TrialRelaxer("emt", SearchSettings()))
+    again = walk.minima.found[0].atoms
+    hop = PossibleHop("swap", again, Distances.of(again).look(again.numbers))
+    assert [trial.atoms for trial in walk.ask([hop])] == [again]

@@ -68,6 +68,7 @@ def _walked(
         temperature = float(np.exp(random.uniform(*np.log(TEMPERATURES_EV))))
         own = replace(settings, temperature_ev=temperature, seed=int(random.integers(2**31)))
         running.append(Walk(make_start(random), own, make_chooser()))
+        running[-1].skips_known = False  # each hop begins where the one before led, or where it began
     made: list[list[Hop]] = [[] for _ in running]
     while any(not walk.stopped for walk in running):
         for own, new in zip(made, one_round(running, relax), strict=True):

@@ -80,6 +80,7 @@ class HopEnvironment(gymnasium.Env[Observation, int]):
             raise SettingsError(f"a start has {len(start)} atoms, the environment was made for {self.n_atoms}")
         self._agent = _Agent()
         self.walk = Walk(start, self.settings, self._agent)
+        self.walk.skips_known = False  # the agent decides about every hop
         one_round([self.walk], self._relax)
         if not self.walk.walkers:
             raise SettingsError(f"no episode can begin: {self.walk.stopped}")
