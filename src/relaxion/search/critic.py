@@ -3,8 +3,8 @@
 A network gives every atom a number; their sum in the trial minus their sum in the minimum where the hop begins is the
 change in eV. So the change of a hop to nowhere is exactly zero, and what both structures have in common cancels. Atoms
 that the hop displaced are marked. Distances enter as invariants, so rotating or mirroring a structure, or numbering its
-atoms in another order, changes nothing. `Hops` are what critics learn from: one row per hop, atoms of all hops one after
-the other.
+atoms in another order, changes nothing. `Hops` are what critics learn from: one row per hop, atoms of all hops one
+after the other.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Many candidates are drawn, one is taken by softmax over what the critic expects of each. Learning is off-policy: whoever
 chose a hop, the target is what it changed. With `learn` a copy goes on learning from the hops of this search. Before it
-learns from a hop, the error of the critic as it came and the error of the copy are taken; the one with the smaller error
-over the last hops chooses.
+learns from a hop, the error of the critic as it came and the error of the copy are taken; the one with the smaller
+error over the last hops chooses.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@ A kind is a function `move(atoms, free, random)`. `atoms`: a minimum, not to be 
 that may move. `random`: NumPy's generator, the only source of chance. It returns a new structure with the same atoms in
 the same order, or None where it finds nothing to do. A kind of your own is named by `module:function`.
 
-The first part is what moves ask about a structure: free atoms, bond lengths, neighbours, fragments. Lengths are compared
-with the sum of two covalent radii times one factor per structure, the bond scale. With it the same rules hold for
-metals, for molecules and for Lennard-Jones clusters in reduced units.
+The first part is what moves ask about a structure: free atoms, bond lengths, neighbours, fragments. Lengths are
+compared with the sum of two covalent radii times one factor per structure, the bond scale. With it the same rules hold
+for metals, for molecules and for Lennard-Jones clusters in reduced units.
 """
 
 from __future__ import annotations

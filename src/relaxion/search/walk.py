@@ -5,8 +5,8 @@ one that was never stopped.
 
 Two ends are one minimum where energy and distances agree. Distances are compared as smeared histograms, one per pair of
 elements: they do not change with rotations, mirror images, the order of atoms or the choice of the cell. Histograms of
-two orders of the elements on one skeleton differ as little as those of two rough relaxations, so that clusters must have
-the same bond graph too.
+two orders of the elements on one skeleton differ as little as those of two rough relaxations, so that clusters must
+have the same bond graph too.
 """
 
 from __future__ import annotations

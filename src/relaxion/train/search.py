@@ -2,14 +2,14 @@
 
 A family has a potential, moves, starts to train critics on, and systems that stay unseen: bimetallic clusters with EMT
 (the pairs of UNSEEN; AlAu and AlPt collapse with EMT and are left out), Al–Fe crystals with Mendelev's potential (the
-compositions of UNSEEN_CRYSTALS). Hops come from many searches of random training systems, in files of which each is made
-whole or not at all.
+compositions of UNSEEN_CRYSTALS). Hops come from many searches of random training systems, in files of which each is
+made whole or not at all.
 
 In the environment an agent chooses the next hop among candidates. State: the minimum where the walker stands as a graph
 (elements, positions, cell), its energy above the best one so far, the share of the calls that is left, and the
-candidates, trial structures that are not relaxed. Action: the number of a candidate. Reward: by how much the best energy
-fell (eV), minus `call_cost_ev` for every force call. An episode ends when the calls are spent; since the calls left are
-part of the state this is a true end.
+candidates, trial structures that are not relaxed. Action: the number of a candidate. Reward: by how much the best
+energy fell (eV), minus `call_cost_ev` for every force call. An episode ends when the calls are spent; since the calls
+left are part of the state this is a true end.
 """
 
 from __future__ import annotations
