@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from relaxion.train.runs.loop import train
-from relaxion.train.runs.recipe import read_settings
+from relaxion.train.tasks.settings import read_settings
 
 ATOMS = {
     "task": "relax", "agent": "td3", "structures": "alloys:Al-Cu-Ni:2-4", "n_pooled": 40, "steps": 96,

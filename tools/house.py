@@ -21,12 +21,12 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "relaxion"
 COUNTS = {  # what is counted: (limit, goal)
-    "files": (162, 150),
-    "lines": (39862, 28500),
+    "files": (160, 150),
+    "lines": (39846, 28500),
     "files of a relaxation step": (15, 15),
     "files of a TD3 update on atoms": (14, 15),
     "files of a TD3 update on Pendulum": (4, 6),
-    "modules loaded by Relaxer and one run": (45, 45),
+    "modules loaded by Relaxer and one run": (42, 45),
     "settings": (248, 250),
     "class names used twice": (0, 0),
     "flags outside the command line": (0, 0),
@@ -68,7 +68,7 @@ UPDATE_ON_ATOMS = (
     TRACED
     + """
 from relaxion.train.runs.loop import make_trainer
-from relaxion.train.runs.recipe import find, settings_from_recipe
+from relaxion.train.tasks.settings import find, settings_from_recipe
 small = {"n_structures": 8, "warmup_steps": 16, "batch_size": 8, "updates_per_round": 2, "n_pooled": 40}
 trainer = make_trainer(settings_from_recipe(find("emt-metals"), "td3", small | {"replay_capacity": 1000}))
 for _ in range(4):
@@ -83,7 +83,7 @@ UPDATE_ON_PENDULUM = (
     TRACED
     + """
 from relaxion.train.runs.loop import make_trainer
-from relaxion.train.runs.recipe import find, settings_from_recipe
+from relaxion.train.tasks.settings import find, settings_from_recipe
 trainer = make_trainer(settings_from_recipe(find("pendulum"), "td3", {"warmup_steps": 128}))
 for _ in range(130):
     trainer.advance()

@@ -22,8 +22,8 @@ from relaxion.model.policy_file import PolicyFile
 from relaxion.policies import find_file, find_policy
 from relaxion.train.judge.assessment import CORE
 from relaxion.train.runs.packaging import training_command, with_results
-from relaxion.train.runs.recipe import read_settings
 from relaxion.train.runs.run_folder import RunFolder
+from relaxion.train.tasks.settings import read_settings
 
 RUNS = Path(__file__).parents[1] / "benchmarks" / "relaxation"
 

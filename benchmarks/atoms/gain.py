@@ -21,9 +21,9 @@ from relaxion.model.stiffness import strain_matrices
 from relaxion.model.stiffness_network import SolveInputs, StiffnessSettings
 from relaxion.structures import Move, State
 from relaxion.train.judge.assessment import Assessed
-from relaxion.train.runs.recipe import find, settings_from_recipe
 from relaxion.train.tasks.relax_settings import RelaxRunSettings
 from relaxion.train.tasks.relax_task import RelaxTask, relax_task
+from relaxion.train.tasks.settings import find, settings_from_recipe
 
 KEPT = Path(__file__).parent / "results" / "learning"
 GAINS = [1 + 0.125 * number for number in range(9)]

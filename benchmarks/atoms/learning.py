@@ -26,9 +26,9 @@ from relaxion.files import json_of, write_json
 from relaxion.settings import assigned
 from relaxion.train.judge.assessment import CORE
 from relaxion.train.runs.loop import train
-from relaxion.train.runs.recipe import find, settings_from_recipe
 from relaxion.train.tasks.relax_settings import RelaxRunSettings
 from relaxion.train.tasks.relax_task import relax_task
+from relaxion.train.tasks.settings import find, settings_from_recipe
 
 HERE = Path(__file__).parent
 NAMES = {"core": "classical optimizer"}  # in pictures

@@ -18,10 +18,10 @@ from step_length import CHANGES, PROBES, STORED, times
 
 from relaxion.structures import Move, State
 from relaxion.train.experience.environment import Environment, Reward, rollout
-from relaxion.train.runs.recipe import find, settings_from_recipe
 from relaxion.train.tasks.progress import named_generator
 from relaxion.train.tasks.relax import RelaxTrainer
 from relaxion.train.tasks.relax_settings import reward_weights
+from relaxion.train.tasks.settings import find, settings_from_recipe
 
 FACTORS = torch.tensor([0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0], dtype=torch.float64)
 REWARDS = ("log_force_decrease:1", "log_gap_decrease:1", "log_gap_decrease:1+log_force_decrease:1")

@@ -19,8 +19,8 @@ from relaxion.model.layers import with_graph
 from relaxion.settings import assigned
 from relaxion.structures import Move, State
 from relaxion.train.agents.td3 import TD3
-from relaxion.train.runs.recipe import find, settings_from_recipe
 from relaxion.train.tasks.relax import RelaxTrainer
+from relaxion.train.tasks.settings import find, settings_from_recipe
 
 FACTORS = (0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0)
 STORED, PROBES = 2_950, 300

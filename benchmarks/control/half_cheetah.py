@@ -62,8 +62,8 @@ def run_sb3(agent: str, seed: int, out: Path, options: argparse.Namespace) -> No
     import torch
 
     from relaxion.train.experience.vectors import task
-    from relaxion.train.runs.recipe import find, settings_from_recipe
     from relaxion.train.tasks.control import assess
+    from relaxion.train.tasks.settings import find, settings_from_recipe
 
     torch.set_num_threads(1)
     settings = settings_from_recipe(find(RECIPE), agent, {"warmup_steps": options.warmup, "seed": seed})

@@ -15,9 +15,9 @@ import torch
 from half_cheetah import RECIPE, make_sb3
 from torch import Tensor
 
-from relaxion.train.runs.recipe import find, settings_from_recipe
 from relaxion.train.tasks.control import Trainer
 from relaxion.train.tasks.progress import named_generator
+from relaxion.train.tasks.settings import find, settings_from_recipe
 
 STEPS = 1_500  # an episode and a half
 SEEDS, AGENTS = range(3), ("td3", "sac")

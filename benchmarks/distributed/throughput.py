@@ -31,10 +31,10 @@ from relaxion.train.collectors import (  # noqa: E402
     packed,
     unpacked,
 )
-from relaxion.train.runs.recipe import find, settings_from_recipe  # noqa: E402
 from relaxion.train.tasks.relax import RelaxTrainer  # noqa: E402
 from relaxion.train.tasks.relax_settings import RelaxRunSettings  # noqa: E402
 from relaxion.train.tasks.relax_task import Collected, relax_task  # noqa: E402
+from relaxion.train.tasks.settings import find, settings_from_recipe  # noqa: E402
 from relaxion.workers import WorkerPlace  # noqa: E402
 from relaxion.workers.on_ray import RayEngine  # noqa: E402
 

@@ -50,9 +50,9 @@ from relaxion.optimizer.choice import load
 from relaxion.potentials.registry import potential
 from relaxion.train import TD3
 from relaxion.train.runs.loop import make_trainer, read_weights, train
-from relaxion.train.runs.recipe import find, read_settings, settings_from_recipe
 from relaxion.train.runs.run_folder import AGENT, CHECKPOINT
 from relaxion.train.tasks.progress import CHECKPOINTS
+from relaxion.train.tasks.settings import find, read_settings, settings_from_recipe
 
 FAULTS = Path(__file__).parent
 ATOM_RUN = {

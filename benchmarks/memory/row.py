@@ -25,8 +25,8 @@ import numpy as np
 from ase import Atoms
 from ase.io import write
 
+from relaxion.apps.comparison import find_set
 from relaxion.apps.relax_many.learning import read_fit
-from relaxion.apps.sets import find_set
 from relaxion.database import RelaxationDatabase
 from relaxion.model.atom_policies import StiffnessPolicy
 from relaxion.optimizer.choice import load

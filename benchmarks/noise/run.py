@@ -11,8 +11,7 @@ import numpy as np
 from ase.optimize import BFGS
 from noisy import Noise, Noisy
 
-from relaxion.apps.comparison import run_ase_optimizer, run_relaxer
-from relaxion.apps.sets import find_set
+from relaxion.apps.comparison import find_set, run_ase_optimizer, run_relaxer
 from relaxion.optimizer import classical as quasi_newton
 from relaxion.potentials import Emt
 from relaxion.train.judge.runs import PolicyChoice, RelaxationTask

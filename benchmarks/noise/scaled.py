@@ -10,8 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from relaxion.apps.comparison import run_relaxer
-from relaxion.apps.sets import find_set
+from relaxion.apps.comparison import find_set, run_relaxer
 from relaxion.optimizer.safeguard import Safeguard
 from relaxion.potentials import Emt, Potential
 from relaxion.structures import Evaluation, Structures

@@ -13,7 +13,7 @@ import argparse
 import numpy as np
 import torch
 
-from relaxion.apps.sets import find_set
+from relaxion.apps.comparison import find_set
 from relaxion.batch import BatchRelaxer, BatchSettings
 from relaxion.optimizer.choice import new_stepper
 from relaxion.optimizer.classical import ClassicalSettings

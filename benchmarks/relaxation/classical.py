@@ -21,7 +21,7 @@ from profile_picture import draw_profile
 
 from relaxion import Relaxer
 from relaxion.apps.cli.bench import HEADINGS, BenchRequest, as_plain, cells, find_starts, measure, sentences
-from relaxion.apps.sets import SETS
+from relaxion.apps.comparison import SETS
 from relaxion.optimizer.choice import new_stepper
 from relaxion.optimizer.classical import ClassicalSettings
 from relaxion.optimizer.trust_region import TrustRegionSettings

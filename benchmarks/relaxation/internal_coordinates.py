@@ -28,7 +28,7 @@ from ase.units import Bohr, Hartree
 from molecular_sets import find_set
 
 from relaxion import Relaxer
-from relaxion.apps.sets import StartSet
+from relaxion.apps.comparison import StartSet
 from relaxion.potentials.counting import Answered, CountingCalculator
 from relaxion.train.data.dataset import FIRST_MEASURING_SEED
 from relaxion.train.judge.runs import known_optimizers

@@ -44,7 +44,6 @@ from relaxion.structures import Move, State, Structures
 from relaxion.structures.trajectory import Trajectory
 from relaxion.train.data.kinds import CollectSettings, file_structures
 from relaxion.train.data.perturbations import displaced
-from relaxion.train.runs.recipe import find, read_toml
 from relaxion.train.supervised.fit import (
     ExampleDataset,
     Examples,
@@ -54,6 +53,7 @@ from relaxion.train.supervised.fit import (
     state_of,
     towards_minimum,
 )
+from relaxion.train.tasks.settings import find, read_toml
 
 SEED, ENGINE, POLICY = 77, "sevennet", "universal"
 SIZES, FMAX, MOST_CALLS = (3, 14), 2e-3, 60

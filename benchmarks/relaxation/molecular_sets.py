@@ -16,8 +16,8 @@ from ase.spacegroup import crystal
 from flexible_molecules import flexible_molecule
 from scipy.spatial.transform import Rotation
 
-from relaxion.apps import sets
-from relaxion.apps.sets import StartSet, strained_at_random
+from relaxion.apps import comparison as sets
+from relaxion.apps.comparison import StartSet, strained_at_random
 from relaxion.train.data.perturbations import displaced
 from relaxion.train.data.slabs import g2_molecules
 

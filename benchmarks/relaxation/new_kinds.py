@@ -19,8 +19,8 @@ from own_kinds import MOST_CALLS, calls
 
 from relaxion.potentials.base import Potential
 from relaxion.train.data.starts import KINDS, MetalStarts
-from relaxion.train.runs.recipe import find, settings_from_recipe
 from relaxion.train.supervised.sources import MetalsSettings
+from relaxion.train.tasks.settings import find, settings_from_recipe
 from relaxion.train.tasks.stiffness import StiffnessRunSettings
 
 SEED = 8200

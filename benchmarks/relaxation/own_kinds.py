@@ -32,10 +32,10 @@ from relaxion.optimizer.safeguard import StepRule
 from relaxion.potentials import potential
 from relaxion.potentials.base import Potential
 from relaxion.train.data.kinds import CollectSettings, file_structures
-from relaxion.train.runs.recipe import find, read_toml
 from relaxion.train.supervised.fine_tune import LARGEST_ERROR
 from relaxion.train.supervised.fit import Examples, relative_errors, way_to
 from relaxion.train.supervised.sources import KindStarts
+from relaxion.train.tasks.settings import find, read_toml
 
 SEED = 8400
 FMAX, END, MOST_CALLS = 0.05, 0.005, 200

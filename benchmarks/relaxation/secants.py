@@ -30,8 +30,8 @@ from relaxion.optimizer.point import Array, Point, dot, structures_of
 from relaxion.optimizer.safeguard import StepRule
 from relaxion.potentials import potential
 from relaxion.potentials.base import Potential
-from relaxion.train.runs.recipe import find, settings_from_recipe
 from relaxion.train.supervised.sources import MetalsSettings
+from relaxion.train.tasks.settings import find, settings_from_recipe
 from relaxion.train.tasks.stiffness import StiffnessRunSettings
 
 SEED, KEPT = 8280, 8

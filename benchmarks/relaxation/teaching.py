@@ -33,9 +33,9 @@ from relaxion.model.stiffness import Unknowns, strain_vectors
 from relaxion.model.stiffness_network import SolveInputs, StiffnessNetwork, StiffnessSettings, pulls_of
 from relaxion.potentials.base import Potential
 from relaxion.structures import Structures
-from relaxion.train.runs.recipe import find, settings_from_recipe
 from relaxion.train.supervised.dataset import LiveExamples
 from relaxion.train.supervised.fit import ExampleDataset, Examples, Fit, relative_errors
+from relaxion.train.tasks.settings import find, settings_from_recipe
 from relaxion.train.tasks.stiffness import StiffnessRunSettings
 
 SEED, AT_ONCE = 77, 200

@@ -23,7 +23,7 @@ from ase.calculators.emt import EMT
 from ase.optimize import BFGS
 
 from relaxion import potential, relax_batch
-from relaxion.apps.sets import find_set
+from relaxion.apps.comparison import find_set
 from relaxion.batch import BATCH_SIZE
 
 FMAX = 0.05  # eV/Å

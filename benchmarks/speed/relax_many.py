@@ -17,10 +17,10 @@ from typing import Any
 
 from ase.io import write
 
+from relaxion.apps.comparison import find_set
 from relaxion.apps.relax_many.results import ResultFolder, written
 from relaxion.apps.relax_many.run import atoms_of, places, task_line
 from relaxion.apps.relax_many.settings import ManySettings, structure_key
-from relaxion.apps.sets import find_set
 
 DRIVER = ("read", "key", "task", "append")
 

@@ -20,7 +20,7 @@ import torch
 import torch_sim as ts
 from sevenn.torchsim import SevenNetModel
 
-from relaxion.apps.sets import find_set
+from relaxion.apps.comparison import find_set
 from relaxion.torchsim import relaxer
 
 RESULTS = Path(__file__).parent / "results"

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 from relaxion.train.runs.loop import train
-from relaxion.train.runs.recipe import find, settings_from_recipe
+from relaxion.train.tasks.settings import find, settings_from_recipe
 
 AGENTS = ("ddpg", "td3", "d4pg", "sac")
 ATOMS = {  # a small cut of the recipe `emt-metals`

@@ -9,7 +9,7 @@ from ase.build import bulk
 from relaxion import Relaxer, potential
 from relaxion.train.runs.loop import train
 from relaxion.train.runs.packaging import bundle_from_run
-from relaxion.train.runs.recipe import find, settings_from_recipe
+from relaxion.train.tasks.settings import find, settings_from_recipe
 
 sys.path.append(str(Path(__file__).parent))  # my_potential.py lies here; the working directory is searched anyway
 RUN, POLICY = Path("run"), Path("my-copper.safetensors")

@@ -18,8 +18,8 @@ from relaxion.model.policy_file import PolicyFile, policy_of
 from relaxion.policies import find_policy
 from relaxion.settings import assigned
 from relaxion.train.runs.loop import train
-from relaxion.train.runs.recipe import find, read_settings, settings_from_recipe
 from relaxion.train.tasks.progress import CHECKPOINTS
+from relaxion.train.tasks.settings import find, read_settings, settings_from_recipe
 
 TINY = {
     "task": "relax", "structures": "alloys:Al-Cu:2-3", "n_pooled": 20, "held_apart": "seed", "n_structures": 4,

@@ -9,7 +9,7 @@ import pytest
 
 from relaxion.apps.cli.train import NewestAlarm, alarms_as_sentences, progress
 from relaxion.train.diagnostics import DIAGNOSIS
-from relaxion.train.runs.recipe import read_settings
+from relaxion.train.tasks.settings import read_settings
 
 WALL, CRITIC = "diagnosis/alarm_wall", "diagnosis/alarm_overestimation"
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from relaxion.train.runs.loop import train
-from relaxion.train.runs.recipe import settings_from_recipe
+from relaxion.train.tasks.settings import settings_from_recipe
 
 CHILD = "import sys; from relaxion.apps.cli.app import main; sys.exit(main())"
 SET = {

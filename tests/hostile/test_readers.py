@@ -23,7 +23,7 @@ from relaxion.files import Format, decoded
 from relaxion.optimizer.records import read_restart
 from relaxion.potentials.eam import read_eam_tables
 from relaxion.train.data.dataset import read
-from relaxion.train.runs.recipe import read_toml, settings_from_recipe
+from relaxion.train.tasks.settings import read_toml, settings_from_recipe
 
 FORMAT = Format(version=1, error=FileError)
 SHARED = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

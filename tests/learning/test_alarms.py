@@ -18,10 +18,10 @@ from relaxion.train.agents.shared import adam
 from relaxion.train.diagnostics import Event
 from relaxion.train.diagnostics.diagnosis import closest_pairs
 from relaxion.train.runs.loop import Interrupted, train
-from relaxion.train.runs.recipe import read_settings
 from relaxion.train.tasks.relax import RelaxTrainer
 from relaxion.train.tasks.relax_settings import RelaxRunSettings
 from relaxion.train.tasks.relax_task import RelaxTask, relax_task
+from relaxion.train.tasks.settings import read_settings
 from training_runs import without_times
 
 SMALL: dict[str, Any] = {

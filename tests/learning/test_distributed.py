@@ -24,9 +24,9 @@ from relaxion.files import digest
 from relaxion.train import collectors as collectors_trainer
 from relaxion.train.collectors import DistributedRelaxTrainer, trainer_with
 from relaxion.train.runs.loop import MakeTrainer, train
-from relaxion.train.runs.recipe import read_settings
 from relaxion.train.tasks.relax_settings import RelaxRunSettings
 from relaxion.train.tasks.relax_task import relax_task
+from relaxion.train.tasks.settings import read_settings
 from relaxion.workers import WorkerPlace
 from relaxion.workers.on_ray import RayEngine, remove_left_behind
 

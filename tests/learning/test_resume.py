@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from relaxion.train.runs.loop import train
-from relaxion.train.runs.recipe import read_settings
-from relaxion.train.tasks.settings import RunSettings
+from relaxion.train.tasks.settings import RunSettings, read_settings
 from training_runs import without_times
 
 AGENTS = ("ddpg", "td3", "d4pg", "sac")

@@ -19,7 +19,7 @@ import torch
 from ase import Atoms
 
 from relaxion import potential
-from relaxion.apps import sets
+from relaxion.apps import comparison as sets
 from relaxion.structures import Structures
 from relaxion.train.data.alloys import EAM_METALS, EMT_METALS, fcc_alloys
 from relaxion.train.data.kinds import CollectSettings, make_start

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from relaxion.apps.sets import LENNARD_JONES, SETS
+from relaxion.apps.comparison import LENNARD_JONES, SETS
 from relaxion.train.judge.statistics import SAME_MINIMUM_EV_PER_ATOM, p95_where_same, resampled
 
 TITLES = {  # the rows of the results page, in order

@@ -1,23 +1,249 @@
-"""Ours and ASE's own optimizers on the same start, counted by the same calculator, and how they compare in words."""
+"""What is compared: named sets of starts, and ours beside ASE's own optimizers on one start, in words.
+
+A start depends on set, seed and place only, so fewer structures are the first of the many. Seeds from 9000 on belong to
+measuring: nothing is trained or tuned on them. What comes from the whole periodic table is held out by the rule of
+`train/data/dataset.py`. All optimizers are counted by the same calculator.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from pathlib import Path
 
+import numpy as np
+from ase import Atoms
+from ase.filters import FrechetCellFilter
 from ase.io import Trajectory
 from ase.optimize.optimize import Optimizer
 
+from relaxion.errors import SettingsError
 from relaxion.optimizer.choice import CORE
 from relaxion.optimizer.point import quiet_filters
-from relaxion.potentials.base import Potential
+from relaxion.potentials import potential
+from relaxion.potentials.base import Potential, PotentialCalculator
 from relaxion.potentials.counting import error_in_words
+from relaxion.potentials.pairwise import LennardJones
 from relaxion.relaxer import Relaxer
+from relaxion.settings import nearest
+from relaxion.train.data.alloys import (
+    EMT_METALS,
+    LATTICE_CONSTANTS,
+    by_lattice_constant,
+    optbench_cluster,
+    packed,
+    random_alloy,
+    strewn,
+)
+from relaxion.train.data.dataset import Reason
+from relaxion.train.data.perturbations import NEAREST_ANGSTROM, displaced, random_strain, strained
+from relaxion.train.data.prototypes import carbon_allotrope, random_crystal, random_perovskite
+from relaxion.train.data.slabs import random_molecule, slab_with_adsorbate
 from relaxion.train.judge.runs import OnCall, PolicyChoice, Reading, RelaxationTask, Run, Stage, finite
 from relaxion.train.judge.statistics import SAME_MINIMUM_EV_PER_ATOM
+
+RATTLE_ANGSTROM = 0.12
+LARGEST_STRAIN = 0.03
+EQUILIBRATION_STEPS = 40
+OXIDES = {"Sr8Ti8O24": 11.9, "Y16O24": 14.9, "Ca9Ti6O21": 11.7, "Sr12Ti6O24": 13.6}
+"""36 to 42 atoms of the four that MACS was published with; Å³ per atom of the known crystals."""
+LENNARD_JONES = "lj, ε = 1 eV, σ = 1 Å, cutoff 15 Å"
+
+PLACES = (  # part of the seeds: new sets go to the end; benchmarks/relaxation/molecular_sets.py has those not below
+    "emt-bulk", "emt-large", "emt-bulk-cell", "emt-slabs", "emt-clusters", "alfe", "alfe-cell", "lj38", "mixed",
+    "crystals", "crystals-cell", "new-elements", "macs", "perovskites-cell", "carbon-cell", "molecules", "flexible",
+    "dimers", "adsorbates", "molecular-crystals", "mp-relax", "perovskites",
+)  # fmt: skip
+
+Random = np.random.Generator
+Sizes = tuple[int, int]  # fewest and most atoms
+Widths = tuple[float, float]  # Å, narrowest and widest
+Make = Callable[[Random, int], Atoms]  # the number is the place in the set
+
+
+@lru_cache(maxsize=8)
+def engine(name: str) -> Potential:
+    """One model per process. Of Lennard-Jones, a cutoff (OptBench's 15 σ) beyond every distance in a cluster."""
+    return LennardJones(cutoff=15.0) if name == LENNARD_JONES else potential(name)
+
+
+@dataclass(frozen=True)
+class StartSet:
+    """Starts of one kind, and how they are to be relaxed."""
+
+    name: str
+    title: str
+    make: Make
+    calculator: str = "emt"
+    number: int = 50  # of structures, unless another is asked for: a minute or two
+    free_cell: bool = False
+    without_gpmin: bool = False  # whose time grows with (calls × atoms)³: minutes per structure, far from a minimum
+
+    def make_potential(self) -> Potential:
+        return engine(self.calculator)
+
+    def starts(self, number: int, seed: int) -> list[Atoms]:
+        """The first `number` starts of this seed."""
+        place = PLACES.index(self.name)
+        return [self.make(np.random.default_rng([seed, place, index]), index) for index in range(number)]
+
+
+def find_set(name: str) -> StartSet:
+    """The set of this name."""
+    if name not in SETS:
+        raise SettingsError(f"unknown set '{name}': {nearest(name, SETS)} Or name a structure file.")
+    return SETS[name]
+
+
+def strained_at_random(atoms: Atoms, random: Random) -> Atoms:
+    return strained(atoms, random_strain(random, LARGEST_STRAIN))
+
+
+# Metals
+
+
+def _alloy(random: Random, _index: int = 0, *, sizes: Sizes = (4, 32), rattle: Widths = (0.05, 0.3)) -> Atoms:
+    """A random fcc alloy of 1–4 elements, every atom displaced by a Gaussian of random width (Å)."""
+    edge = LATTICE_CONSTANTS["Cu"]
+    atoms = random_alloy(random, EMT_METALS, sizes, edge_angstrom=edge, scale=by_lattice_constant)
+    return displaced(atoms, random, random.uniform(*rattle))
+
+
+def _strained_alloy(random: Random, _index: int) -> Atoms:
+    return strained_at_random(_alloy(random, rattle=(0.05, 0.15)), random)
+
+
+def _slab(random: Random, _index: int) -> Atoms:
+    return slab_with_adsorbate(random, EMT_METALS)
+
+
+def _cluster(random: Random, _index: int) -> Atoms:
+    """6–20 atoms of two metals thrown into a cube of 14 Å³ per atom, no two nearer than 2 Å."""
+    size = int(random.integers(6, 21))
+    places = strewn(random, size, (14.0 * size) ** (1 / 3))
+    return Atoms(random.choice(random.choice(EMT_METALS, 2, replace=False), size), places)
+
+
+def _near_or_far(random: Random, index: int) -> Atoms:
+    """Bulk displaced by 0.1–0.5 Å and loose clusters, in turn."""
+    return _cluster(random, index) if index % 2 else _alloy(random, rattle=(0.1, 0.5))
+
+
+def _packing(random: Random, _index: int) -> Atoms:
+    """A random Al–Fe cell of 2–16 atoms, 12 Å³ per atom ±5 %, no two atoms nearer than 1 Å, self-images included."""
+    formula = f"Al{random.integers(1, 9)}Fe{random.integers(1, 9)}"
+    return packed(random, formula, volume_per_atom_angstrom3=12.0, minimum_distance_angstrom=NEAREST_ANGSTROM)
+
+
+def _lj38(random: Random, _index: int) -> Atoms:
+    return optbench_cluster(random, 38)
+
+
+# The whole periodic table
+
+
+def equilibrium(atoms: Atoms, name: str = "chgnet") -> Atoms:
+    """About as known crystals are: relaxed with the cell by the classical core, at most `EQUILIBRATION_STEPS` steps.
+
+    (So these starts change where the core changes; they are the same for all who are compared.)
+    """
+    key = (name, atoms.numbers.tobytes(), atoms.positions.tobytes(), atoms.cell.array.tobytes())
+    if key not in _EQUILIBRIA:
+        found = atoms.copy()
+        found.calc = PotentialCalculator(engine(name))
+        Relaxer(FrechetCellFilter(found), policy=None, logfile=None).run(fmax=0.05, steps=EQUILIBRATION_STEPS)
+        found.calc = None
+        _EQUILIBRIA[key] = found
+    return _EQUILIBRIA[key].copy()
+
+
+_EQUILIBRIA: dict[tuple[str, bytes, bytes, bytes], Atoms] = {}  # the same starts are asked for again and again
+
+
+def _crystal(random: Random, why: Reason) -> Atoms:
+    """An unseen crystal of 2–16 atoms at its equilibrium, displaced."""
+    atoms = equilibrium(random_crystal(random, side="assessment", why=why, sizes=(2, 16)))
+    return displaced(atoms, random, RATTLE_ANGSTROM)
+
+
+def _known_crystal(random: Random, index: int) -> Atoms:
+    """Unseen compositions and unseen prototypes of elements that were seen, in turn."""
+    return _crystal(random, "prototype" if index % 2 else "composition")
+
+
+def _prototype(random: Random, index: int) -> Atoms:
+    """As generated: elements on the sites of a prototype, the volume guessed, nothing relaxed or displaced."""
+    why: Reason = "prototype" if index % 2 else "composition"
+    return random_crystal(random, side="assessment", why=why, sizes=(2, 16))
+
+
+def _strained_crystal(random: Random, index: int) -> Atoms:
+    return strained_at_random(_known_crystal(random, index), random)
+
+
+def _new_element(random: Random, _index: int) -> Atoms:
+    return _crystal(random, "element")
+
+
+def _random_oxide(random: Random, index: int) -> Atoms:
+    """The published recipe of MACS: about 40 atoms thrown into a random cell, none nearer than 1 Å, volume ±5 %."""
+    formula, volume = list(OXIDES.items())[index % len(OXIDES)]
+    return packed(random, formula, volume_per_atom_angstrom3=volume, minimum_distance_angstrom=NEAREST_ANGSTROM)
+
+
+def _perovskite(random: Random, _index: int) -> Atoms:
+    """Cubic ABX₃ of an unseen composition, displaced; mostly unstable, so far from any minimum."""
+    return displaced(random_perovskite(random, side="assessment"), random, 0.1)
+
+
+def _strained_perovskite(random: Random, index: int) -> Atoms:
+    return strained_at_random(_perovskite(random, index), random)
+
+
+def _molecule(random: Random, _index: int) -> Atoms:
+    """One that was held out, or is joined from such, displaced."""
+    return displaced(random_molecule(random, side="assessment", sizes=(3, 24)), random, 0.05, nearest=0.6)
+
+
+def _carbon(random: Random, index: int) -> Atoms:
+    return strained_at_random(displaced(carbon_allotrope(index), random, 0.1), random)
+
+
+_far = partial(StartSet, without_gpmin=True)
+_cell = partial(StartSet, free_cell=True)
+_CRYSTALS_CELL = "unseen crystals with free cell, 2–16 atoms, CHGNet, rattle 0.12 Å, strain ±3 %"
+_NEW_ELEMENTS = "crystals with an element never trained on, 2–16 atoms, CHGNet, rattle 0.12 Å"
+_PEROVSKITES = "unseen cubic perovskites, 5 atoms, CHGNet, rattle 0.1 Å"
+_PEROVSKITES_CELL = "unseen cubic perovskites with free cell, 5 atoms, CHGNet, rattle 0.1 Å, strain ±3 %"
+_CARBON = "carbon allotropes with free cell, 4–8 atoms, CHGNet, rattle 0.1 Å, strain ±3 %"
+_PROTOTYPES = "unrelaxed prototypes with free cell, 2–16 atoms, CHGNet (the protocol of Matbench Discovery)"
+_ALLOYS_CELL = "EMT alloys with free cell, 4–32 atoms, rattle 0.05–0.15 Å, strain ±3 %"
+_PACKINGS_CELL = "random Al–Fe packings with free cell, 2–16 atoms"
+_KNOWN = (
+    StartSet("emt-bulk", "random EMT alloys, 4–32 atoms, rattle 0.05–0.3 Å", _alloy, number=100),
+    _far("emt-large", "random EMT alloys, 24–64 atoms, rattle 0.05–0.3 Å", partial(_alloy, sizes=(24, 64))),
+    _cell("emt-bulk-cell", _ALLOYS_CELL, _strained_alloy),
+    StartSet("emt-slabs", "EMT slabs with an adsorbate", _slab),
+    _far("emt-clusters", "random EMT clusters, 6–20 atoms", _cluster),
+    _far("alfe", "random Al–Fe packings, 2–16 atoms", _packing, "eam"),
+    _far("alfe-cell", _PACKINGS_CELL, _packing, "eam", free_cell=True),
+    _far("lj38", "random LJ38 clusters (OptBench)", _lj38, LENNARD_JONES),
+    _far("mixed", "EMT: bulk displaced by 0.1–0.5 Å and loose clusters, in turn", _near_or_far),
+    StartSet("crystals", "unseen crystals, 2–16 atoms, CHGNet, rattle 0.12 Å", _known_crystal, "chgnet", 40),
+    _cell("crystals-cell", _CRYSTALS_CELL, _strained_crystal, "chgnet", 40),
+    StartSet("new-elements", _NEW_ELEMENTS, _new_element, "chgnet", 40),
+    _far("macs", "random oxides of about 40 atoms (the recipe of MACS), CHGNet", _random_oxide, "chgnet", 20),
+    _cell("perovskites-cell", _PEROVSKITES_CELL, _strained_perovskite, "chgnet", 30),
+    _cell("carbon-cell", _CARBON, _carbon, "chgnet", 25),
+    StartSet("molecules", "unseen organic molecules, 3–24 atoms, GFN2-xTB, rattle 0.05 Å", _molecule, "gfn2", 40),
+    _cell("mp-relax", _PROTOTYPES, _prototype, "chgnet", 40),
+    StartSet("perovskites", _PEROVSKITES, _perovskite, "chgnet", 30),
+)
+SETS: dict[str, StartSet] = {known.name: known for known in _KNOWN}
+
 
 logger = logging.getLogger(__name__)
 

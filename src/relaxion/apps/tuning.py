@@ -32,9 +32,8 @@ import torch
 from relaxion.errors import CheckpointError, FileError, MissingExtraError, RelaxionError, RunError, SettingsError
 from relaxion.files import exclusive, write_text
 from relaxion.train.runs.loop import Interrupted, train
-from relaxion.train.runs.recipe import settings_from_recipe
 from relaxion.train.runs.run_folder import LOCK, RunFolder
-from relaxion.train.tasks.settings import RunSettings
+from relaxion.train.tasks.settings import RunSettings, settings_from_recipe
 from relaxion.workers import TaskDriver, WorkerPool, WorkerTask
 from relaxion.workers.pool import Record
 

@@ -22,6 +22,7 @@ from ase.calculators.calculator import BaseCalculator
 from ase.data import covalent_radii
 from ase.filters import Filter, UnitCellFilter
 
+from relaxion.errors import RelaxionError
 from relaxion.optimizer.choice import chosen
 from relaxion.optimizer.classical import ClassicalSettings
 from relaxion.optimizer.hessian.base import Base, Hessian, PolicyModel, asked_of
@@ -59,6 +60,7 @@ TIGHTER = 0.3  # of fmax: so far the cheap potential is relaxed
 MOST_CALLS = 300  # of the cheap potential, in one descent
 SMALL_GAIN = 0.04  # eV per atom, more than functionals differ by: where the cheap potential gains less, and
 SMALL_FORCE = 1.0  # eV/Å, its forces are smaller, the start may be relaxed already, and is asked first
+QUIET = 0.5  # eV/Å; the same where the cell is free and the cheap forces on atoms are smaller, whatever the gain
 FARTHEST = 2.0  # Å, an atom's way in a periodic structure; farther the cheap potential has gone astray
 LARGEST_GROWTH = 1.4  # of the volume, either way
 BROKEN = 1.6  # sums of covalent radii: bonds of non-metals that were below 1.25 at the start
@@ -69,8 +71,8 @@ AGREED = 0.5  # of the cheap force at the start: where the expensive one there i
 HELPED = 0.5  # of the largest force may be left by a step to a corrected minimum; else it did not help
 REACH = 0.6  # Å, of such a step
 REFRESHED = 0.3  # Å; farther away the Hessian is made anew
-FEW_COORDINATES = 60  # that are free: their Hessian is always made; that of more only if it costs no more time than
-MOST_COORDINATES = 300  # an expensive call, and of more than these never; then steps go to minima
+FEW_COORDINATES = 60  # that are free: their Hessian is always made; that of more only if it takes no longer than
+MOST_COORDINATES = 300  # an expensive call, and of more than these never: then only the first minimum is found
 MOST_FAILURES = 2  # of the calculator, at places that the steps led to; then its error is the user's to see
 MOST_SEEN = 10  # expensive points that correct the surface
 HALVINGS = 20
@@ -124,7 +126,6 @@ class CheapModel:
         self._largest_radius = maxstep
         self.fmax = 0.05  # eV/Å, of the run
         self.call_seconds = math.inf  # of an expensive call, where somebody measures it
-        self.to_minima: bool | None = True if self.molecular else None  # None: not chosen yet
         self._seen: list[tuple[Array, Array]] = []  # expensive points, expensive minus cheap forces there
         self._stepper: Stepper | None = None  # whose steps are planned here
         self._plan: tuple[Array, Array] | None = None  # the newest to a minimum: where it begins, and the step
@@ -151,7 +152,7 @@ class CheapModel:
             return False
         if self.molecular:
             return not isinstance(self.target, UnitCellFilter)
-        return True
+        return self._free_coordinates() <= MOST_COORDINATES
 
     def _free_coordinates(self) -> int:
         geometry = read_geometry(self.target)
@@ -165,16 +166,16 @@ class CheapModel:
 
     @property
     def _rule(self) -> StepRule:
-        return SURFACE_RULE if self.to_minima else HESSIAN_RULE
+        return SURFACE_RULE if self.molecular else HESSIAN_RULE
 
-    def choose(self) -> None:
-        """Before the first step: by the Hessian, or to minima of the corrected surface where that costs too much."""
-        if self.to_minima is not None or self._stepper is None:
-            return
+    def weigh(self) -> None:
+        """Before the first Hessian: leave the steps to others where it would take longer than an expensive call."""
         number = self._free_coordinates()
+        if self.note or self.molecular or self._matrix is not None or number <= FEW_COORDINATES:
+            return
         seconds = 2 * number * self.seconds / max(self.calls, 1)
-        self.to_minima = number > MOST_COORDINATES or (number > FEW_COORDINATES and seconds > self.call_seconds)
-        self._stepper.safeguard.rule = self._rule
+        if seconds > self.call_seconds:
+            self.note = f"its Hessian would take {seconds:.2g} s, an expensive call takes {self.call_seconds:.2g} s"
 
     def begin(self) -> bool:
         """Relax in the cheap potential; whether the atoms now stand at its minimum.
@@ -203,6 +204,8 @@ class CheapModel:
         if self.note:
             return False
         small = descent.gain < SMALL_GAIN * len(atoms) and descent.first_on_atoms < SMALL_FORCE
+        if isinstance(self.target, UnitCellFilter):  # relaxed structures may have another volume in each potential
+            small = small or descent.first_on_atoms < QUIET
         self.at_start = small
         self.start_force = descent.first_force
         self.first, self.other = (start, descent.coordinates) if small else (descent.coordinates, start)
@@ -217,7 +220,8 @@ class CheapModel:
         self.first = self.other = None
         if self.at_start:
             # asked there because it might have been relaxed; where both potentials pull as hard, it was not
-            stays = dot(point.forces, way) <= 0 or (self.plans and point.largest_force < AGREED * self.start_force)
+            nearly = point.largest_force < AGREED * self.start_force or self.molecular
+            stays = dot(point.forces, way) <= 0 or (self.plans and nearly)
         else:
             bound = DOUBTFUL if isinstance(self.target, UnitCellFilter) else FAR_WORSE
             stays = point.finite and point.largest_force <= bound * self.start_force
@@ -240,7 +244,7 @@ class CheapModel:
 
     def misled(self, point: Point, last: Proposal) -> bool:
         """Whether the step to a corrected minimum that led to the point was not worth it."""
-        if not self.to_minima or (point.finite and point.largest_force <= HELPED * last.base.largest_force):
+        if not self.molecular or (point.finite and point.largest_force <= HELPED * last.base.largest_force):
             return False
         left = f"{point.largest_force:.3g} of {last.base.largest_force:.3g} eV/Å" if point.finite else "no forces"
         self.note = f"a planned step left {left}"
@@ -248,7 +252,7 @@ class CheapModel:
 
     def at(self, bases: Sequence[Base], structures: Structures) -> list[Hessian | str]:
         """The Hessian at each base (one, in truth), or the step from there to the minimum of the corrected surface."""
-        return [self._planned(base) if self.to_minima else self._hessian_at(base, structures) for base in bases]
+        return [self._planned(base) if self.molecular else self._hessian_at(base, structures) for base in bases]
 
     def _hessian_at(self, base: Base, structures: Structures) -> Hessian | str:
         """Of the cheap potential, as it is until the structure has moved far, and of the policy: their mean."""
@@ -292,7 +296,7 @@ class CheapModel:
 
     def saw(self, point: Point) -> None:
         """Ask the cheap potential at an expensive point, which corrects its surface."""
-        if not self.to_minima or self.note or not point.finite:
+        if not self.molecular or self.note or not point.finite:
             return
         if any(np.array_equal(point.coordinates, there) for there, _ in self._seen):
             return
@@ -310,8 +314,6 @@ class CheapModel:
         return self._seen[own][1], others[-MOST_SEEN:]
 
     def _correction(self, point: Point, offset: Array, seen: list[tuple[Array, Array]]) -> SurfaceCorrection:
-        if not self.molecular:
-            return SurfaceCorrection(point, offset, [(replace(point, coordinates=at), found) for at, found in seen])
         assert point.geometry is not None
         topology = topology_of(point.geometry, bonds_in(point.geometry, bonds_of([point.geometry])[0], None))
         if topology is None:
@@ -395,7 +397,6 @@ class CheapModel:
         return {
             "name": self.name,
             "molecular": self.molecular,
-            "to_minima": self.to_minima,
             "calls": self.calls,
             "note": self.note,
             "first": self.first,
@@ -412,7 +413,6 @@ class CheapModel:
         """The opposite. KeyError, TypeError or ValueError where the content is foreign."""
         self.calls = int(plain["calls"])
         self.molecular = bool(plain["molecular"])
-        self.to_minima = None if plain["to_minima"] is None else bool(plain["to_minima"])
         self.note = str(plain["note"])
         self.first, self.other = (
             None if rows is None else rows_of_three(rows) for rows in (plain["first"], plain["other"])
@@ -452,7 +452,9 @@ class TwoLevels:
         if not ours or self.failures == MOST_FAILURES or isinstance(error, CallLimitReached):
             return False
         self.failures += 1
-        logger.warning("the calculator failed (%s): back to the last place, with another step", error_in_words(error))
+        words = error_in_words(error)
+        said = words if isinstance(error, RelaxionError) else f"the calculator failed ({words})"
+        logger.warning("%s; the relaxation returns and takes another step", said)
         return True
 
     @property
@@ -481,7 +483,6 @@ class TwoLevels:
 
     def propose(self, point: Point) -> Proposal:
         """The next step; of the first points it may lead to the other one of start and cheap minimum."""
-        self.model.choose()
         there = self.model.elsewhere(point)
         if there is not None:
             if self.model.note:
@@ -490,6 +491,7 @@ class TwoLevels:
             self.stepper.reset()
             return Proposal(replace(point), there - point.coordinates, -1e-16, MODEL)  # the point itself is left
         point = self.model.better(point)
+        self.model.weigh()
         if self.model.note and self.stepper is self.planner:
             self.stepper = self.alone
         if self.stepper is self.alone:
@@ -502,7 +504,7 @@ class TwoLevels:
             self.model.saw(point)
             self.planner.known = None  # a rejected point corrects the surface, too
             planned = propose([self.planner], [point])[0]
-            if planned.method == MODEL or not (self.model.note or self.model.to_minima):
+            if planned.method == MODEL or not (self.model.note or self.model.molecular):
                 return planned  # after a bad step springs make some, then the Hessian again
             self.model.note = self.model.note or f"no step is planned: {planned.reason}"
             self._leave()

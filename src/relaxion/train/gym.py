@@ -278,9 +278,9 @@ class RelaxEnvironments(VectorEnv):
 
 def _of_recipe(recipe: str, side: str, reward: Reward | None) -> tuple[Environment, int, bool]:
     """The world of a recipe, the most atoms of its structures, and whether a cell is free."""
-    from relaxion.train.runs.recipe import find, settings_from_recipe
     from relaxion.train.tasks.relax_settings import RelaxRunSettings
     from relaxion.train.tasks.relax_task import relax_task
+    from relaxion.train.tasks.settings import find, settings_from_recipe
 
     settings = settings_from_recipe(find(recipe), None, {})
     if not isinstance(settings, RelaxRunSettings):

@@ -13,7 +13,7 @@ import torch
 from relaxion.errors import SettingsError
 from relaxion.train.agents.d4pg import D4PG, D4PGSettings
 from relaxion.train.experience.vectors import Batch
-from relaxion.train.runs.recipe import read_settings
+from relaxion.train.tasks.settings import read_settings
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from ase.calculators.emt import EMT
 from ase.optimize import BFGS, BFGSLineSearch, GPMin
 
 import relaxion
-from relaxion.apps.sets import SETS
+from relaxion.apps.comparison import SETS
 from relaxion.train.judge.runs import (
     Conditions,
     Contestant,

@@ -7,7 +7,7 @@ import pytest
 from ase.data import covalent_radii
 
 from relaxion.apps.cli.inputs import check_structure
-from relaxion.apps.sets import SETS, find_set
+from relaxion.apps.comparison import SETS, find_set
 from relaxion.errors import SettingsError
 from relaxion.train.data.alloys import LATTICE_CONSTANTS
 

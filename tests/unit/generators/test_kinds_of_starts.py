@@ -9,7 +9,7 @@ import torch
 
 from relaxion.errors import SettingsError
 from relaxion.train.data.kinds import CollectSettings, make_start
-from relaxion.train.runs.recipe import find, read_toml
+from relaxion.train.tasks.settings import find, read_toml
 
 RECIPE = {
     "seed": 3,

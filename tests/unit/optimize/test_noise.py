@@ -11,7 +11,7 @@ from ase import Atoms
 from ase.filters import FrechetCellFilter
 
 from relaxion import Relaxer
-from relaxion.apps.sets import find_set
+from relaxion.apps.comparison import find_set
 from relaxion.optimizer.point import Point
 from relaxion.optimizer.trust_region import CERTAIN_CHANGE, energy_change
 from relaxion.potentials import Emt

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from ase import Atoms
 
-from relaxion.apps.sets import find_set
+from relaxion.apps.comparison import find_set
 from relaxion.batch import BatchRelaxer, BatchSettings
 from relaxion.optimizer import classical
 from relaxion.optimizer.choice import new_stepper

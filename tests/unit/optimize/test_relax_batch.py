@@ -16,7 +16,7 @@ from ase.filters import FrechetCellFilter
 
 import relaxion
 from relaxion import Outcome, Relaxer, relax_batch, relax_stream
-from relaxion.apps.sets import find_set
+from relaxion.apps.comparison import find_set
 from relaxion.batch import BatchRelaxer, BatchSettings
 from relaxion.errors import MissingStressError, SettingsError
 from relaxion.potentials.base import Potential

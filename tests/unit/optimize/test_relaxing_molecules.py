@@ -12,7 +12,7 @@ from ase.constraints import FixAtoms, FixBondLengths, FixCartesian, FixInternals
 from ase.filters import FrechetCellFilter
 
 from relaxion import Relaxer, relax_batch
-from relaxion.apps.sets import find_set
+from relaxion.apps.comparison import find_set
 from relaxion.optimizer import trust_region
 from relaxion.optimizer.choice import CORE, Chooser, new_stepper
 from relaxion.optimizer.classical import ClassicalSettings

@@ -146,14 +146,14 @@ class Pressed(Calculator):
         self.results = {"energy": energy, "free_energy": energy, "forces": emt.results["forces"], "stress": stress}
 
 
-def test_a_relaxed_free_cell_costs_one_call_more_where_the_model_disagrees_widely():
+def test_a_relaxed_free_cell_costs_one_call_where_the_model_disagrees_widely_too():
     atoms = rattled(size=0)
     atoms.calc = EMT()
     assert Relaxer(FrechetCellFilter(atoms), logfile=None).run(fmax=0.005)
     before = atoms.get_positions()
     again = Relaxer(FrechetCellFilter(atoms), logfile=None, model=Pressed())
     assert again.run(fmax=0.01)
-    assert again.force_calls == 2  # the model's minimum, then the start
+    assert again.force_calls == 1
     assert np.allclose(atoms.positions, before, atol=1e-9)
 
 
@@ -410,7 +410,7 @@ def test_the_log_shows_both_counts(tmp_path: Path):
 def test_a_hessian_of_another_structure_is_refused_and_the_rule_is_that_of_the_start():
     optimizer = Relaxer(rattled(), logfile=None, model=EMT())
     model = optimizer._levels.model
-    plain = model.plain() | {"hessian": [rattled().positions.tolist(), np.eye(24).tolist()], "to_minima": True}
+    plain = model.plain() | {"hessian": [rattled().positions.tolist(), np.eye(24).tolist()], "molecular": True}
     model.restore(plain)
     assert optimizer._levels.planner.safeguard.rule.secant_weight == 0
     for shape in ((23, 23), (24, 23)):
@@ -418,26 +418,21 @@ def test_a_hessian_of_another_structure_is_refused_and_the_rule_is_that_of_the_s
             model.restore(plain | {"hessian": [rattled().positions.tolist(), np.zeros(shape).tolist()]})
 
 
-def test_steps_of_a_large_structure_go_to_minima_of_the_corrected_surface():
-    large = bulk("Cu", cubic=True).repeat((3, 3, 3))
+def test_a_large_structure_only_begins_at_the_cheap_minimum():
+    large = bulk("Cu", cubic=True).repeat((3, 3, 3))  # 324 coordinates
     large.rattle(0.05, seed=1)
-    del large[0]  # 321 coordinates: a Hessian would be 642 calls
-    model = MorsePotential(epsilon=0.35, rho0=4.0, r0=2.65, rcut1=5.0, rcut2=6.0)
-    helped = relaxed(large, EMT(), fmax=5e-3, model=model)
-    assert helped.model_steps > 0
-    assert helped.history[1].fmax_ev_per_angstrom < 0.3 * helped.history[0].fmax_ev_per_angstrom
-    assert 0 < helped.model_calls < 60
+    helped = relaxed(large, EMT(), model=MorsePotential(epsilon=0.35, rho0=4.0, r0=2.65, rcut1=5.0, rcut2=6.0))
+    assert helped.model_steps == 0
+    assert 0 < helped.model_calls < 50
 
 
-def test_the_hessian_is_made_where_it_costs_no_more_than_an_expensive_call():
+@pytest.mark.parametrize(("seconds", "planned"), [(19.0, False), (20.0, True)])
+def test_the_hessian_is_made_where_it_takes_no_longer_than_an_expensive_call(seconds, planned):
     model = Relaxer(bulk("Cu", cubic=True) * (2, 2, 2), logfile=None, model=EMT())._levels.model
-    model.calls, model.seconds = 10, 1.0
-    ways = []
-    for model.call_seconds in (19.0, 20.0):  # 96 coordinates, 192 calls of 0.1 s
-        model.to_minima = None
-        model.choose()
-        ways.append(model.to_minima)
-    assert ways == [True, False]
+    model.calls, model.seconds, model.call_seconds = 10, 1.0, seconds  # 96 coordinates, 192 calls of 0.1 s
+    model.weigh()
+    assert model.plans is planned
+    assert planned or "would take 19 s" in model.used
 
 
 class Refuses(Stiffer):

@@ -14,8 +14,8 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 
 from relaxion.apps.tuning import Ended, Sweep, SweepPlan, read_space, run_trial, values_of
 from relaxion.errors import FileError, RunError, SettingsError
-from relaxion.train.runs.recipe import find, read_toml, settings_from_recipe
 from relaxion.train.tasks.relax_settings import RelaxRunSettings
+from relaxion.train.tasks.settings import find, read_toml, settings_from_recipe
 
 SMALL = {
     "steps": 120, "widths": [8, 8], "batch_size": 8, "warmup_steps": 40, "assessment_starts": 1,

@@ -12,8 +12,7 @@ import relaxion
 from relaxion.errors import RelaxionWarning
 from relaxion.model.policy_file import PolicyFile
 from relaxion.settings import assigned
-from relaxion.train.runs.recipe import find, read_settings, settings_from_recipe
-from relaxion.train.tasks.settings import RunSettings
+from relaxion.train.tasks.settings import RunSettings, find, read_settings, settings_from_recipe
 
 SHIPPED = sorted((Path(relaxion.__file__).parent / "policies").glob("*.safetensors"))
 

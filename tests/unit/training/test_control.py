@@ -156,7 +156,7 @@ def test_episodes_that_do_not_repeat_are_cut() -> None:
 CLOSURE = """
 import sys
 from relaxion.train.runs.loop import make_trainer
-from relaxion.train.runs.recipe import find, settings_from_recipe
+from relaxion.train.tasks.settings import find, settings_from_recipe
 make_trainer(settings_from_recipe(find("pendulum"), "td3", {}))
 loaded = [name for name in sys.modules if name.split(".")[0] == "relaxion"]
 print([name for name in loaded if not hasattr(sys.modules[name], "__path__")])

@@ -12,7 +12,7 @@ from ase.io import write
 from relaxion.errors import CheckpointError, RunError
 from relaxion.policies import find_policy
 from relaxion.train.runs.loop import read_weights, train
-from relaxion.train.runs.recipe import find, settings_from_recipe
+from relaxion.train.tasks.settings import find, settings_from_recipe
 
 QUICK = {
     "steps": 2, "fit_updates": 2, "example_relaxations": 2, "examples_per_update": 4, "example_rounds_before": 1,

@@ -12,10 +12,10 @@ import torch
 from relaxion.train.judge.assessment import Assessed, AssessedRelaxation, KeptPolicy, policy_weights
 from relaxion.train.runs.loop import train
 from relaxion.train.runs.packaging import bundle_from_run
-from relaxion.train.runs.recipe import read_settings
 from relaxion.train.runs.run_folder import AGENT, CHECKPOINT
 from relaxion.train.tasks.progress import CHECKPOINTS
 from relaxion.train.tasks.relax import RelaxTrainer
+from relaxion.train.tasks.settings import read_settings
 from training_runs import ATOMS
 
 LOSES = {  # springs are good before the first update; lost at once

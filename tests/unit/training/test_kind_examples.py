@@ -11,9 +11,9 @@ from relaxion.errors import RelaxionWarning, RunError
 from relaxion.files import digest
 from relaxion.train.runs.loop import read_weights, train
 from relaxion.train.runs.packaging import bundle_from_run
-from relaxion.train.runs.recipe import read_settings
 from relaxion.train.supervised.dataset import LiveExamples
 from relaxion.train.supervised.sources import KindStarts
+from relaxion.train.tasks.settings import read_settings
 from relaxion.train.tasks.stiffness import StiffnessRunSettings
 
 KINDS = """

@@ -19,11 +19,10 @@ from gymnasium.envs.classic_control import PendulumEnv
 from relaxion.errors import CheckpointError, FileError, RunError, SettingsError
 from relaxion.files import Format, write_json
 from relaxion.train.runs.loop import Interrupted, train
-from relaxion.train.runs.recipe import read_settings
 from relaxion.train.runs.run_folder import RunFolder
 from relaxion.train.tasks.control import ReturnsAssessor, Trainer
 from relaxion.train.tasks.progress import CHECKPOINTS
-from relaxion.train.tasks.settings import RunSettings
+from relaxion.train.tasks.settings import RunSettings, read_settings
 from training_runs import without_times
 
 SMALL: dict[str, Any] = {

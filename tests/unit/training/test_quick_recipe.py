@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from relaxion.train.runs.loop import train
-from relaxion.train.runs.recipe import find, settings_from_recipe
 from relaxion.train.tasks.relax_settings import RelaxRunSettings
+from relaxion.train.tasks.settings import find, settings_from_recipe
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -12,8 +12,15 @@ from relaxion.errors import FileError, SettingsError
 from relaxion.settings import SETTINGS_PAGE, assigned
 from relaxion.train.agents import AGENT_SETTINGS
 from relaxion.train.agents.vector_networks import VectorNetworkSettings
-from relaxion.train.runs.recipe import SHIPPED, find, read_settings, read_toml, run_folder, settings_from_recipe
-from relaxion.train.tasks.settings import TrainingSettings
+from relaxion.train.tasks.settings import (
+    SHIPPED,
+    TrainingSettings,
+    find,
+    read_settings,
+    read_toml,
+    run_folder,
+    settings_from_recipe,
+)
 
 ROOT = Path(__file__).parents[3]
 sys.path.insert(0, str(ROOT / "tools"))

@@ -24,10 +24,10 @@ from relaxion.train.data.dataset import composition
 from relaxion.train.experience.environment import EnvironmentSettings, Source
 from relaxion.train.experience.vectors import Batch
 from relaxion.train.runs.loop import make_trainer, train
-from relaxion.train.runs.recipe import read_settings
 from relaxion.train.tasks.relax import PolicyPenalties, RelaxTrainer, deviation, imitation
 from relaxion.train.tasks.relax_settings import RelaxRunSettings, reward_weights
 from relaxion.train.tasks.relax_task import Expert, relax_task
+from relaxion.train.tasks.settings import read_settings
 
 SMALL = {
     "task": "relax",

@@ -14,9 +14,9 @@ from relaxion.optimizer.choice import load
 from relaxion.train.data.starts import KINDS
 from relaxion.train.runs.loop import train
 from relaxion.train.runs.packaging import bundle_from_run
-from relaxion.train.runs.recipe import find, read_settings, settings_from_recipe
 from relaxion.train.supervised.dataset import LiveExamples
 from relaxion.train.tasks.progress import DivergedError
+from relaxion.train.tasks.settings import find, read_settings, settings_from_recipe
 from relaxion.train.tasks.stiffness import StiffnessRunSettings, StiffnessTrainer
 
 TINY = {

@@ -25,12 +25,12 @@ from relaxion.train.data.starts import source_at_hand, structure_source
 from relaxion.train.experience.environment import Source
 from relaxion.train.runs.loop import train
 from relaxion.train.runs.packaging import bundle_from_run, training_command
-from relaxion.train.runs.recipe import find, read_settings, settings_from_recipe
 from relaxion.train.runs.run_folder import RunFolder
 from relaxion.train.supervised.fit import Examples, relative_errors
 from relaxion.train.tasks.relax import RelaxTrainer
 from relaxion.train.tasks.relax_settings import RelaxRunSettings
 from relaxion.train.tasks.relax_task import relax_task
+from relaxion.train.tasks.settings import find, read_settings, settings_from_recipe
 
 SMALL = {
     "task": "relax",

@@ -27,7 +27,7 @@ from relaxion import __version__
 from relaxion.apps.cli.command import DONE, INCOMPLETE, check_numbers, interrupts
 from relaxion.apps.cli.inputs import check_structure, command_line, sliced
 from relaxion.apps.cli.progress import bar, one_line, say, tell
-from relaxion.apps.sets import SETS, find_set
+from relaxion.apps.comparison import SETS, find_set
 from relaxion.errors import FileError, InputError, PotentialError, SettingsError
 from relaxion.files import replace_file
 from relaxion.optimizer.choice import CORE as CLASSICAL

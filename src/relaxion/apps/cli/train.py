@@ -24,8 +24,7 @@ from relaxion.settings import assigned
 from relaxion.train.diagnostics import DIAGNOSIS, standing
 from relaxion.train.runs.loop import Interrupted, OnProgress
 from relaxion.train.runs.loop import train as train_in_folder
-from relaxion.train.runs.recipe import find, run_folder, settings_from_recipe
-from relaxion.train.tasks.settings import RunSettings
+from relaxion.train.tasks.settings import RunSettings, find, run_folder, settings_from_recipe
 from relaxion.workers import WorkerPlace
 
 SAMPLERS = ("tpe", "random")

@@ -82,13 +82,8 @@ class SurfaceCorrection:
     Both in the coordinates (q, c·x) of a structure with molecules: forces held in space would turn them.
     """
 
-    def __init__(
-        self, base: Point, offset: Array, seen: Sequence[tuple[Point, Array]], topology: Topology | None = None
-    ) -> None:
-        """`offset`: expensive minus cheap forces at the base, eV/Å; `seen`: the same at points before.
-
-        `topology`: of the molecules; None: there are none, and the coordinates are those of the points.
-        """
+    def __init__(self, base: Point, offset: Array, seen: Sequence[tuple[Point, Array]], topology: Topology) -> None:
+        """`offset`: expensive minus cheap forces at the base, eV/Å; `seen`: the same at points before."""
         self.base = base
         self.topology = topology
         self._here = self._place(base)
@@ -100,29 +95,23 @@ class SurfaceCorrection:
             if dot(step, step) > 1e-8:
                 self._updates.append((self._split(there, offset_there) - self._offset - self._product(step), step))
 
-    def _place(self, point: Point) -> Place | None:
-        if self.topology is None:
-            return None
+    def _place(self, point: Point) -> Place:
         assert point.geometry is not None
         return Place(self.topology, point.geometry)
 
-    def _split(self, place: Place | None, forces: Array) -> Array:
+    def _split(self, place: Place, forces: Array) -> Array:
         """Forces by (q, c·x)."""
-        return forces.ravel() if place is None else np.concatenate(place.split(forces))
+        return np.concatenate(place.split(forces))
 
-    def _joined(self, place: Place | None, by_z: Array) -> Array:
+    def _joined(self, place: Place, by_z: Array) -> Array:
         """Forces by Cartesian coordinates."""
-        if place is None:
-            return by_z.reshape(self.base.forces.shape)
         n_internal = len(place.values.q)
         joined = place.joined(by_z[:n_internal], by_z[n_internal:])
         return joined.reshape(self.base.forces.shape)
 
-    def _step(self, point: Point, place: Place | None) -> Array:
+    def _step(self, point: Point, place: Place) -> Array:
         """The change of (q, c·x) from the base."""
         straight = (point.coordinates - self.base.coordinates).ravel()
-        if place is None or self._here is None:
-            return straight
         change = difference(place.topology, place.values.q, self._here.values.q)
         return np.concatenate([change, CARTESIAN * straight])
 

@@ -24,7 +24,6 @@ from relaxion.files import Stored, joined, kind_of, replace_file, write_json, wr
 from relaxion.settings import shown
 from relaxion.train.agents import AGENTS
 from relaxion.train.experience.vectors import MakeEnvironment, shaped, task
-from relaxion.train.runs.recipe import read_settings
 from relaxion.train.runs.run_folder import AGENT, CHECKPOINT, AlarmFile, Clock, Records, RunFolder, leave_record
 from relaxion.train.tasks.control import AssessedReturns, Trainer, VectorRunSettings, assess
 from relaxion.train.tasks.progress import (
@@ -36,7 +35,7 @@ from relaxion.train.tasks.progress import (
     RunTrainer,
     stored_settings,
 )
-from relaxion.train.tasks.settings import LoopSettings, RunSettings
+from relaxion.train.tasks.settings import LoopSettings, RunSettings, read_settings
 
 # none of them changes what is learned; intervals come of the steps that are asked for
 MAY_DIFFER_ON_RESUME = ("steps", "log_interval_steps", "assessment_interval_steps", "checkpoint_interval_steps")

@@ -28,10 +28,9 @@ from relaxion.settings import assignment, command_words, option_words, shown
 from relaxion.structures import Outcome
 from relaxion.train.judge.assessment import CORE, Assessed, Assessor
 from relaxion.train.judge.statistics import resampled
-from relaxion.train.runs.recipe import SHIPPED, read_settings, settings_from_recipe
 from relaxion.train.runs.run_folder import AGENT, CHECKPOINT, RunFolder
 from relaxion.train.tasks.progress import CHECKPOINTS, stored_settings
-from relaxion.train.tasks.settings import Packed, RunSettings
+from relaxion.train.tasks.settings import SHIPPED, Packed, RunSettings, read_settings, settings_from_recipe
 
 N_NAMED = 5  # structures that a sentence about failures names
 OWN_OPTIONS = ("agent", "seed", "steps")  # of `relaxion train`; all else is a setting
