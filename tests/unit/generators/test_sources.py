@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from ase import Atoms
@@ -103,3 +104,21 @@ def test_whole_elements_are_held_apart() -> None:
 def test_rules_that_cannot_be(rule: str) -> None:
     with pytest.raises(InputError):
         held_apart_sides(rule, [[bulk("Al")]] * 3)
+
+
+def test_the_same_atoms_are_strewn_anew_into_the_same_cell_and_unseen_crystals_stay_out() -> None:
+    from relaxion.train.search.families import CRYSTALS, UNSEEN_CRYSTALS, systems, training_crystal
+
+    random = np.random.default_rng(0)
+    make = next(iter(systems("al-fe", "unseen").values()))
+    first, second = make(random), make(random)
+    assert np.array_equal(first.cell, second.cell)
+    assert first.get_chemical_symbols() == second.get_chemical_symbols()
+    assert not np.allclose(first.positions, second.positions)
+    distances = second.get_all_distances(mic=True)
+    assert distances[~np.eye(len(second), dtype=bool)].min() > 1.79
+    assert len(UNSEEN_CRYSTALS) == 16
+    assert set(UNSEEN_CRYSTALS) < set(CRYSTALS)
+    for _ in range(20):
+        counts = training_crystal(random).symbols.formula.count()
+        assert (counts["Al"], counts["Fe"]) not in UNSEEN_CRYSTALS
