@@ -78,7 +78,7 @@ def test_the_pages_can_be_read_in_an_hour():
 
 def test_decisions_are_short_and_dated():
     records = (ROOT / "docs/decisions.md").read_text().split("\n## ")[1:]
-    assert len(records) > 10
+    assert len(records) > 5
     for record in records:
         heading, words = record.split("\n", 1)
         assert re.match(r"20\d\d-\d\d-\d\d: ", heading)
