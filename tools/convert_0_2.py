@@ -3,8 +3,8 @@
     python tools/convert_0_2.py OLD_FOLDER NEW_FOLDER
     python tools/convert_0_2.py OLD_RESTART_FILE NEW_RESTART_FILE
 
-The old ones stay as they are. What is damaged in a folder is left out, as relaxion 0.2 did. Policies and run folders of
-0.2 are read as they are. A restart file of a relaxation with a free cell cannot be converted.
+The old ones stay as they are. What is damaged in a folder is left out, as relaxion 0.2 did. Policy files of 0.2 are
+read as they are; run folders of trainings do not resume. A restart file of a free cell cannot be converted.
 """
 
 from __future__ import annotations
