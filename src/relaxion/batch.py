@@ -128,7 +128,10 @@ def relax_stream(
     if batch_size < 1:
         raise SettingsError(f"batch_size is 1 or more, got {batch_size}; try {BATCH_SIZE}")
     relaxer = BatchRelaxer(potential, settings or BatchSettings(), make_stepper, database, model)
-    source, waiting, first, read = iter(structures), {}, 0, 0
+    source = iter(structures)
+    waiting = {}
+    first = 0
+    read = 0
     more = True
     while True:
         # a slow structure must not let the finished ones behind it pile up without end
@@ -161,7 +164,8 @@ class BatchRelaxer:
         """`make_stepper`: who relaxes, in place of the policy that the settings name. `database`: a folder in which
         every evaluated geometry is kept; tags that are words are the names of relaxations there. `model`: a cheaper
         potential that plans."""
-        self.settings, self.database = settings, database_at(database)
+        self.settings = settings
+        self.database = database_at(database)
         self.potential = potential_of(potential, settings.device if isinstance(potential, str) else None)
         self.model = None if model is None else potential_of(model, settings.device if isinstance(model, str) else None)
         if settings.cell and not self.potential.has_stress:
@@ -298,7 +302,8 @@ class BatchRelaxer:
         with_stress = any(one.settings.cell for one in group)
         evaluation = self.potential(structures, stresses=with_stress)
         _check_shapes(self.potential.name, structures, evaluation.energies, evaluation.forces, evaluation.stresses)
-        energies, forces = evaluation.energies.tolist(), evaluation.forces.double().numpy()
+        energies = evaluation.energies.tolist()
+        forces = evaluation.forces.double().numpy()
         stresses = None if evaluation.stresses is None else evaluation.stresses.double().numpy()
         start = 0
         for number, one in enumerate(group):
@@ -333,7 +338,8 @@ def _check_shapes(name: str, structures: Structures, energies: Any, forces: Any,
     expected = {"energies": (structures.n_structures,), "forces": (structures.n_atoms, 3)}
     given = {"energies": tuple(energies.shape), "forces": tuple(forces.shape)}
     if stresses is not None:
-        expected["stresses"], given["stresses"] = (structures.n_structures, 3, 3), tuple(stresses.shape)
+        expected["stresses"] = (structures.n_structures, 3, 3)
+        given["stresses"] = tuple(stresses.shape)
     for what, shape in expected.items():
         if given[what] != shape:
             raise PotentialError(f"{name} returned {what} of shape {given[what]}, expected {shape}")

@@ -86,7 +86,8 @@ class Format:
             raise self.error(f"{path} does not exist") from error
         except (SafetensorError, OSError, ValueError, TypeError, KeyError) as error:  # safetensors has all of them
             raise self.error(f"{path} is damaged or not a safetensors file ({error}); {self.advice}") from error
-        kind, text = header["relaxion_kind"], header.get("relaxion_values", "")
+        kind = header["relaxion_kind"]
+        text = header.get("relaxion_values", "")
         if _digest_of_all(tensors, kind, text) != header.get("relaxion_digest"):
             raise self.error(f"{path} is damaged: its numbers do not match their digest; {self.advice}")
         try:

@@ -154,7 +154,9 @@ class Relaxer(Optimizer):
             allow_unseen=allow_unseen,
             device=device,
         )
-        self.policy_used, self._alone, self._weights_sha256 = choice.name, choice.stepper, choice.weights_sha256
+        self.policy_used = choice.name
+        self._alone = choice.stepper
+        self._weights_sha256 = choice.weights_sha256
         self._levels = _levels_of(model, atoms, self.maxstep, self._alone)
         self._remembered = None if kept_in is None else Remembered(kept_in, atoms, choice.name)  # pyright: ignore[reportArgumentType]
         self.history: list[HistoryEntry] = []
@@ -268,7 +270,9 @@ class Relaxer(Optimizer):
                 f"(sha256 {saved.weights_sha256[:12]}, now {self._weights_sha256[:12]}); "
                 "use the file of that time, or delete the restart file to start afresh"
             )
-        self._calls_before, self._seen_at, self._left_at = saved.force_calls, saved.seen_at, saved.left_at
+        self._calls_before = saved.force_calls
+        self._seen_at = saved.seen_at
+        self._left_at = saved.left_at
         try:
             self._restore_model(path, saved.core.get("model"))
             if self._saddles is not None and "saddles" in saved.core:
@@ -292,7 +296,8 @@ class Relaxer(Optimizer):
         for point in moved:
             propose([self._stepper], [point])
         if moved:
-            self._seen_at, self._left_at = moved[-1].coordinates, points[-1].coordinates
+            self._seen_at = moved[-1].coordinates
+            self._left_at = points[-1].coordinates
         self._calls_before = len(moved)
 
     def go_on(self) -> None:
@@ -412,7 +417,9 @@ class Relaxer(Optimizer):
 
     def _begin(self, fmax: float) -> None:
         _check_fmax(fmax)
-        self._stopped, self._motionless, self.reason = None, 0, ""
+        self._stopped = None
+        self._motionless = 0
+        self.reason = ""
         if self._remembered is not None:
             self._remembered.fmax = fmax
         if self._levels is not None:
@@ -427,7 +434,8 @@ class Relaxer(Optimizer):
         base = self._stepper.last.base if self._stepper.last is not None else point
         if base is not point:
             place(self.atoms, base.coordinates)
-        self._seen_at, self._left_at = base.coordinates, None
+        self._seen_at = base.coordinates
+        self._left_at = None
 
     def log(self, gradient: Any = None) -> None:
         """ASE calls this once per evaluated point: the place where calls are counted."""
@@ -580,7 +588,8 @@ class Relaxer(Optimizer):
         Atoms found where the last step began have not been moved yet (a kill before the force call, or an unfinished
         run that was settled): the same step is taken again. Atoms found elsewhere were moved by somebody else.
         """
-        from_left, from_seen = _distance(point.coordinates, self._left_at), _distance(point.coordinates, self._seen_at)
+        from_left = _distance(point.coordinates, self._left_at)
+        from_seen = _distance(point.coordinates, self._seen_at)
         if from_seen < min(from_left, MOVED_BY_HAND) and self._stepper.last is not None:
             return self._stepper.last
         if from_left > MOVED_BY_HAND:
@@ -614,7 +623,8 @@ class Relaxer(Optimizer):
     def _stop(self, outcome: Outcome, reason: str) -> None:
         """End ASE's loop after this step."""
         logger.warning("relaxation stopped (%s): %s", outcome.label, reason)
-        self._stopped, self.reason = outcome, reason
+        self._stopped = outcome
+        self.reason = reason
         self.max_steps = self.nsteps
 
 

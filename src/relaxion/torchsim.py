@@ -75,7 +75,8 @@ class Relaxing:
     ) -> None:
         if fmax is not None and not fmax > 0:
             raise SettingsError(f"fmax is a force in eV/Å above 0, got {fmax}; try 0.05")
-        self.fmax, self._allow_unseen = fmax, allow_unseen
+        self.fmax = fmax
+        self._allow_unseen = allow_unseen
         self._chooser = Chooser(policy, allow_unseen=allow_unseen, device=device)
         self._decisions: dict[str, Decision] = {}  # by their keys
         self._width = 64  # of the tensor of memories: TorchSim 0.3 joins tensors of the same shape only
@@ -160,7 +161,10 @@ class Way:
     """One structure on its way, with the memory of its optimizer."""
 
     def __init__(self, atoms: Atoms, stepper: Any, target: Atoms | FrechetCellFilter, policy: str) -> None:
-        self.atoms, self.stepper, self.target, self.policy = atoms, stepper, target, policy
+        self.atoms = atoms
+        self.stepper = stepper
+        self.target = target
+        self.policy = policy
         self.told = atoms.calc = Told()
         self.point: Point | None = None  # of the last evaluation; None where the model has not been asked
         self.longest_force = np.inf  # as TorchSim sees it: on an atom, or a row of the cell
@@ -256,10 +260,15 @@ def _write_places(state: Any, ways: Sequence[Way]) -> None:
 
 def _write_answers(state: Any, moving: list[int], answers: dict[str, Tensor], cell_forces: Tensor) -> None:
     rows = torch.isin(state.system_idx, torch.tensor(moving, device=state.device))
-    energy, forces, stress = state.energy.clone(), state.forces.clone(), state.stress.clone()
-    energy[moving], stress[moving] = answers["energy"].to(energy), answers["stress"].to(stress)
+    energy = state.energy.clone()
+    forces = state.forces.clone()
+    stress = state.stress.clone()
+    energy[moving] = answers["energy"].to(energy)
+    stress[moving] = answers["stress"].to(stress)
     forces[rows] = answers["forces"].to(forces)
-    state.energy, state.stress, state.cell_forces = energy, stress, cell_forces
+    state.energy = energy
+    state.stress = stress
+    state.cell_forces = cell_forces
     if hasattr(state, "set_constrained_forces"):
         state.set_constrained_forces(forces)
     else:

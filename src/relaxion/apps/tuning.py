@@ -427,7 +427,8 @@ class Sweep:
 
 
 def _row(trial: Trial, keys: list[str], space: Space) -> list[Any]:
-    values, ended = values_of(space, trial.parameters), trial.ended
+    values = values_of(space, trial.parameters)
+    ended = trial.ended
     chosen = [json.dumps(values[key]) if isinstance(values[key], list) else values[key] for key in keys]
     if ended is None:
         return ["unfinished", "", "", *chosen, ""]

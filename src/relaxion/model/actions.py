@@ -28,7 +28,8 @@ class MoveActions:
                 f"bounds of moves must be above 0 and finite, got max_displacement_angstrom = "
                 f"{max_displacement_angstrom} and max_strain = {max_strain}"
             )
-        self.max_displacement_angstrom, self.max_strain = max_displacement_angstrom, max_strain
+        self.max_displacement_angstrom = max_displacement_angstrom
+        self.max_strain = max_strain
 
     def bound(self, actions: Move) -> Move:
         """Displacements and strains that are too long, shortened; directions stay."""

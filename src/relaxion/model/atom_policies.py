@@ -170,7 +170,8 @@ class AtomPolicy(Policy):
     def propose(self, state: State) -> RawMove:
         """The move before gate and bounds."""
         features, inputs = self.observer(state)
-        scalars, force_scales = features.scalars[0], inputs.force_scales
+        scalars = features.scalars[0]
+        force_scales = inputs.force_scales
         # forces and history join the features again: steepest descent is one weight away
         vectors = torch.cat([features.vectors[0], inputs.vectors], dim=1)
         atom_units = self._units(force_scales / self.observer.stiffness, 0)
@@ -234,9 +235,11 @@ class AtomGaussianPolicy(AtomPolicy, StochasticPolicy):
 
     def sample_with(self, observations: State, atom_noise: Tensor, cell_noise: Tensor) -> tuple[Move, Tensor, Tensor]:
         """The draw that belongs to standard normal noise, (n_atoms, 3) and (n_structures, 6)."""
-        structures, proposal = observations.structures, self.propose(observations)
+        structures = observations.structures
+        proposal = self.propose(observations)
         atom_deviations, cell_deviations = self.log_deviations(observations, proposal)
-        atoms, cells = proposal.atoms + atom_deviations.exp()[:, None] * atom_noise, proposal.cells
+        atoms = proposal.atoms + atom_deviations.exp()[:, None] * atom_noise
+        cells = proposal.cells
         if cells is not None:
             cells = cells + cell_deviations.exp()[:, None] * cell_noise
         if self.gate is not None:  # it widens what it multiplies, along each component
@@ -304,7 +307,9 @@ def damping(stiffness: Stiffness, frame: SolveInputs) -> Tensor:
     One factor per structure: the direction stays, and with it the descent. The stress before the last move is not part
     of a state, so a free cell has no whole secant.
     """
-    state, structures, cells = frame.state, frame.state.structures, torch.zeros_like(frame.pulls.cells)
+    state = frame.state
+    structures = frame.state.structures
+    cells = torch.zeros_like(frame.pulls.cells)
     last = Unknowns(state.last_move.displacements.double(), cells)
     before = (state.last_forces * structures.movable[:, None]).double()
     drop = Unknowns(before - frame.pulls.atoms, cells)
@@ -382,7 +387,8 @@ class StiffnessPolicy(Policy):
 
 def _within(move: Move, state: State, bounds: Tensor, trusts: Tensor) -> Move:
     """`Move.bounded` with bounds of each structure's own."""
-    longest, largest = bounds[0] * trusts, bounds[1] * trusts
+    longest = bounds[0] * trusts
+    largest = bounds[1] * trusts
     factors = torch.minimum(
         longest / torch.maximum(move.largest_displacements(state.structures), longest),
         largest / torch.maximum(move.strain_sizes(), largest),
@@ -426,7 +432,8 @@ class StiffnessGaussianPolicy(StiffnessPolicy, StochasticPolicy):
 
     def sample_with(self, observations: State, noise: Tensor) -> tuple[Move, Tensor, Tensor]:
         """The draw that belongs to standard normal noise, (n_structures, 3)."""
-        middles, logarithms = self._middles(observations), self.log_deviations.clamp(*STIFFNESS_LOG_DEVIATION_RANGE)
+        middles = self._middles(observations)
+        logarithms = self.log_deviations.clamp(*STIFFNESS_LOG_DEVIATION_RANGE)
         drawn = middles + logarithms.exp() * noise
         log_densities = squashed_log_density(drawn, noise, logarithms)
         move = self.move(observations, MoveFactors.of(torch.tanh(drawn), LARGEST_GATE_FACTOR))

@@ -112,7 +112,8 @@ class Backbone(nn.Module, ABC):
         generator: Generator,
     ) -> None:
         super().__init__()
-        channels, n_pair_inputs = settings.channels, settings.n_radial * (1 + n_pair_extras)
+        channels = settings.channels
+        n_pair_inputs = settings.n_radial * (1 + n_pair_extras)
         self.embed_scalars = StackedMLP(n_scalars, channels, channels, n_networks, generator)
         self.embed_vectors = StackedLinear(n_vectors, self.n_embedded * channels, n_networks, generator, bias=False)
         are_last = [False] * (settings.n_layers - 1) + [True]
@@ -143,7 +144,8 @@ def backbone_class(settings: BackboneSettings) -> type[Backbone]:
 class LightMessages(Messages):
     """(f₀ w₀, f₁ w₁ v + f₂ w₂ r̂): f filters of the pair, w words and v vectors of the neighbour. A scalar, a vector."""
 
-    n_heard, numbers_at_once = 4, 24576
+    n_heard = 4
+    numbers_at_once = 24576
 
     def said(self, scratch: Scratch, near: Tensor, filters: Tensor, geometry: Sequence[Tensor]) -> Tensor:
         words = filters.mul_(near[:, :3])
@@ -188,7 +190,8 @@ class LightLayer(nn.Module):
         """scalars (n_networks, n_atoms, channels), vectors (n_networks, n_atoms, 3, channels)."""
         n_networks, n_atoms, channels = scalars.shape
         words = self.words(scalars).view(n_networks, n_atoms, 3, channels)
-        spoken, ends = packed(torch.cat([words, vectors], dim=2)), (surroundings.centers, surroundings.neighbors)
+        spoken = packed(torch.cat([words, vectors], dim=2))
+        ends = (surroundings.centers, surroundings.neighbors)
         heard = SummedMessages.apply(
             LightMessages(), spoken, pair_inputs, self.filter(n_networks), *ends, surroundings.directions
         )  # (n_atoms, 4, n_networks · channels)
@@ -200,7 +203,8 @@ class LightLayer(nn.Module):
 class LightBackbone(Backbone):
     """l ≤ 1: quick on a CPU, and needs nothing but PyTorch where a policy is used."""
 
-    n_embedded, layer = 1, LightLayer
+    n_embedded = 1
+    layer = LightLayer
 
     def forward(self, inputs: AtomInputs, surroundings: Surroundings, pair_inputs: Tensor, n_networks: int) -> Features:
         scalars, vectors = self._embedded(inputs, n_networks)
@@ -283,7 +287,8 @@ class Observer(nn.Module):
         self, settings: BackboneSettings, generator: Generator, *, n_networks: int = 1, sees_moves: bool = False
     ) -> None:
         super().__init__()
-        self.cutoff, self.n_radial = settings.cutoff_angstrom, settings.n_radial
+        self.cutoff = settings.cutoff_angstrom
+        self.n_radial = settings.n_radial
         self.stiffness = UNIT_STIFFNESS
         self.backbone = backbone_class(settings)(
             settings,

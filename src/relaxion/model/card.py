@@ -193,7 +193,8 @@ def _learned(source: LearnedFrom) -> str:
 
 
 def _range(card: ModelCard) -> str:
-    small, large = card.smallest_n_atoms, card.largest_n_atoms
+    small = card.smallest_n_atoms
+    large = card.largest_n_atoms
     return str(small) if small == large else f"{small}–{large}"
 
 

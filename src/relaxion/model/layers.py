@@ -72,7 +72,8 @@ def _table(dtype: torch.dtype) -> Tensor:
     rows = [[0.0] * N_DESCRIPTORS]
     for number in range(1, HEAVIEST + 1):
         group, period = group_and_period(number)
-        radius, negativity = COVALENT_RADII[number - 1], ELECTRONEGATIVITIES[number - 1]
+        radius = COVALENT_RADII[number - 1]
+        negativity = ELECTRONEGATIVITIES[number - 1]
         # from -1 to 1 over the table, about
         rows.append([radius - 1.4, negativity - 1.8, (group - 9) / 9, (period - 4) / 3, (valence(number) - 6) / 6])
     return torch.tensor(rows, dtype=dtype)  # (104, 5)
@@ -113,7 +114,8 @@ class Scratch:
     """
 
     def __init__(self, like: Tensor, n_pairs: int, numbers_at_once: int) -> None:
-        self.like, self.n_pairs = like, n_pairs
+        self.like = like
+        self.n_pairs = n_pairs
         self.size = 1 + numbers_at_once // like.shape[-1]  # pairs in a piece; a row of `like` is a channel vector
         self.held: dict[str, Tensor] = {}
 
@@ -188,7 +190,8 @@ class SummedMessages(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         spoken, pair_inputs, weight, centers, neighbors, *geometry = ctx.saved_tensors
         scratch = Scratch(spoken, len(centers), ctx.kind.numbers_at_once)
-        to_spoken, to_weight = torch.zeros_like(spoken), torch.zeros_like(weight)
+        to_spoken = torch.zeros_like(spoken)
+        to_weight = torch.zeros_like(weight)
         to_pairs = torch.empty_like(pair_inputs) if ctx.needs_input_grad[2] else None
         for part in scratch.pieces():
             near = scratch.gathered("near", spoken, neighbors[part])
@@ -288,7 +291,8 @@ class InvariantUpdate(nn.Module):
 
     def __init__(self, channels: int, n_tensors: int, n_changed: int, n_networks: int, generator: Generator) -> None:
         super().__init__()
-        self.channels, self.n_changed = channels, n_changed
+        self.channels = channels
+        self.n_changed = n_changed
         self.pairs = nn.ModuleList(
             [StackedLinear(channels, 2 * channels, n_networks, generator, bias=False) for _ in range(n_tensors)]
         )
@@ -303,7 +307,8 @@ class InvariantUpdate(nn.Module):
         # by the length of one: a product of two lengths would grow with the square of the forces
         products = [(one * other).sum(dim=2) / size for (one, other), size in zip(halves, sizes, strict=True)]
         thoughts = self.think(torch.cat([scalars, *sizes, *products], dim=2)).split(self.channels, dim=2)
-        weights, gates = thoughts[1 : 1 + len(halves)], thoughts[1 + len(halves) :]
+        weights = thoughts[1 : 1 + len(halves)]
+        gates = thoughts[1 + len(halves) :]
         scalars = scalars + thoughts[0]
         for product, weight in zip(products, weights, strict=True):
             scalars = scalars + weight * product
@@ -333,7 +338,8 @@ class Surroundings:
     @classmethod
     def of(cls, state: State, cutoff: float, n_radial: int, dtype: torch.dtype) -> Surroundings:
         """From the state's graph where it has one, else from a new one."""
-        structures, graph = state.structures, graph_within(state, cutoff)
+        structures = state.structures
+        graph = graph_within(state, cutoff)
         vectors = graph.vectors(structures)  # in the state's precision: differences of large positions
         distances = torch.linalg.vector_norm(vectors, dim=1).clamp_min(1e-6)
         radii = covalent_radii(structures.atomic_numbers, structures.dtype)
@@ -412,7 +418,8 @@ def changes_along(move: Move, surroundings: Surroundings, stiffness: float, forc
     Measured in the step F/k that the forces around ask for, so that small moves near the minimum are seen as clearly
     as large ones far away.
     """
-    centers, neighbors = surroundings.centers, surroundings.neighbors
+    centers = surroundings.centers
+    neighbors = surroundings.neighbors
     strains = move.strains.index_select(0, surroundings.pair_structure)
     stretched = torch.bmm(surroundings.vectors[:, None], strains)[:, 0]
     displacements = move.displacements

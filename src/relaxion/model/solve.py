@@ -94,11 +94,14 @@ def dense(stiffness: Stiffness) -> tuple[Tensor, Layout]:
 
 def _springs(stiffness: Stiffness, layout: Layout) -> Tensor:
     """The springs' part."""
-    structures, n = stiffness.structures, layout.n_largest
-    first, second = stiffness.centers[::2], stiffness.neighbors[::2]
+    structures = stiffness.structures
+    n = layout.n_largest
+    first = stiffness.centers[::2]
+    second = stiffness.neighbors[::2]
     owners = stiffness.link_structure[::2]
     blocks = stiffness.blocks
-    i, j = layout.places.index_select(0, first), layout.places.index_select(0, second)
+    i = layout.places.index_select(0, first)
+    j = layout.places.index_select(0, second)
     # each block once between its atoms; what it adds to their diagonals is a sum over rows, quicker than a second index
     joined = blocks.new_zeros((structures.n_structures * n * n, 9))
     joined.index_add_(0, (owners * n + i) * n + j, blocks.reshape(-1, 9))
@@ -116,7 +119,8 @@ def _springs(stiffness: Stiffness, layout: Layout) -> Tensor:
 
 def _collective(stiffness: Stiffness, layout: Layout) -> Tensor:
     """∂q_im/∂(u, ε), (n_structures, n_largest · M, n_rows)."""
-    structures, n = stiffness.structures, layout.n_largest
+    structures = stiffness.structures
+    n = layout.n_largest
     n_coordinates = stiffness.arms.shape[1]
     i = layout.places.index_select(0, stiffness.centers)
     j = layout.places.index_select(0, stiffness.neighbors)
@@ -139,8 +143,10 @@ def sparse_product(stiffness: Stiffness, *, coarse: bool = False) -> Callable[[U
     """
     kind = np.float32 if coarse else np.float64
     structures = stiffness.structures
-    index, n_structures = structures.structure_index, structures.n_structures
-    springs, coordinates = _sparse_springs(stiffness).astype(kind), _sparse_coordinates(stiffness).astype(kind)
+    index = structures.structure_index
+    n_structures = structures.n_structures
+    springs = _sparse_springs(stiffness).astype(kind)
+    coordinates = _sparse_coordinates(stiffness).astype(kind)
     transposed = coordinates.T
     with_cells = _with_cells(stiffness) if stiffness.has_free_cell else None
 
@@ -173,19 +179,24 @@ def _with_cells(stiffness: Stiffness) -> tuple[Tensor, Tensor, Tensor]:
 
 def _sparse_springs(stiffness: Stiffness) -> scipy.sparse.bsr_array | scipy.sparse.csr_array:
     structures = stiffness.structures
-    first, second, blocks = stiffness.centers[::2], stiffness.neighbors[::2], stiffness.blocks
+    first = stiffness.centers[::2]
+    second = stiffness.neighbors[::2]
+    blocks = stiffness.blocks
     diagonal = stiffness.floors[structures.structure_index, None, None] * torch.eye(3, dtype=blocks.dtype)
     diagonal = diagonal.index_add(0, first, blocks).index_add(0, second, blocks)
     atoms = torch.arange(structures.n_atoms)
-    rows, columns = torch.cat([atoms, first, second]), torch.cat([atoms, second, first])
+    rows = torch.cat([atoms, first, second])
+    columns = torch.cat([atoms, second, first])
     return _of_blocks(rows, columns, torch.cat([diagonal, -blocks, -blocks]), structures.n_atoms)
 
 
 def _sparse_coordinates(stiffness: Stiffness) -> scipy.sparse.bsr_array | scipy.sparse.csr_array:
-    arms, n_atoms = stiffness.arms, stiffness.structures.n_atoms
+    arms = stiffness.arms
+    n_atoms = stiffness.structures.n_atoms
     own = arms.new_zeros((n_atoms, *arms.shape[1:])).index_add_(0, stiffness.centers, arms)
     atoms = torch.arange(n_atoms)
-    rows, columns = torch.cat([stiffness.centers, atoms]), torch.cat([stiffness.neighbors, atoms])
+    rows = torch.cat([stiffness.centers, atoms])
+    columns = torch.cat([stiffness.neighbors, atoms])
     return _of_blocks(rows, columns, torch.cat([arms, -own]), n_atoms)
 
 
@@ -257,8 +268,10 @@ def softened_by(stiffness: Stiffness, softening: Tensor, pulls: Unknowns) -> Sti
     Each structure has its own share, which has no gradient. Of large structures, whose matrix is never built, only the
     directions that conjugate gradients take from `pulls` are looked at.
     """
-    shares, counts = softening.new_zeros(stiffness.structures.n_structures), stiffness.structures.counts
-    exact, softer = stiffness.detached().to(torch.float64), softening.detach().double()
+    shares = softening.new_zeros(stiffness.structures.n_structures)
+    counts = stiffness.structures.counts
+    exact = stiffness.detached().to(torch.float64)
+    softer = softening.detach().double()
     with torch.no_grad():
         for which, some in by_size(exact):
             pairs = exact.links_of(which)[0][::2] // 2
@@ -272,7 +285,8 @@ def _shares(stiffness: Stiffness, softening: Tensor, pulls: Unknowns, tried: Seq
     shares = tried[0] * _definite(stiffness, tried[0] * softening, pulls).double()
     left = (shares == 0).nonzero().flatten()
     if len(left) and len(tried) > 1:
-        pairs, own = stiffness.links_of(left)[0][::2] // 2, pulls.select(stiffness.structures.counts, left)
+        pairs = stiffness.links_of(left)[0][::2] // 2
+        own = pulls.select(stiffness.structures.counts, left)
         shares[left] = _shares(stiffness.select(left), softening[pairs], own, tried[1:])
     return shares
 
@@ -306,7 +320,8 @@ def inverse_of(stiffness: Stiffness, method: Method = "auto", tolerance: float =
         answer = Unknowns(torch.zeros_like(right.atoms), torch.zeros_like(right.cells))
         for which, own in inverses:
             part = own(right.select(counts, which))
-            answer.atoms[atom_rows(counts, which)[0]], answer.cells[which] = part.atoms, part.cells
+            answer.atoms[atom_rows(counts, which)[0]] = part.atoms
+            answer.cells[which] = part.cells
         return answer
 
     return inverse
@@ -321,7 +336,8 @@ def _inverse_of(stiffness: Stiffness, method: Method, tolerance: float) -> Inver
 
 def _is_small(stiffness: Stiffness) -> bool:
     """Whether matrices are quicker."""
-    largest, number = _largest(stiffness), stiffness.structures.n_structures
+    largest = _largest(stiffness)
+    number = stiffness.structures.n_structures
     return largest <= LARGEST_DENSE and 9 * number * largest**2 <= MOST_PADDED_NUMBERS
 
 
@@ -395,8 +411,10 @@ def _descent(
 
 def _block_jacobi(stiffness: Stiffness) -> Inverse:
     """The inverse of about the diagonal blocks of B: 3 × 3 of each atom, 6 × 6 of each cell."""
-    structures, dtype = stiffness.structures, stiffness.vectors.dtype
-    blocks, different = stiffness.blocks, (stiffness.centers != stiffness.neighbors).to(dtype)
+    structures = stiffness.structures
+    dtype = stiffness.vectors.dtype
+    blocks = stiffness.blocks
+    different = (stiffness.centers != stiffness.neighbors).to(dtype)
     seen = blocks * different[::2, None, None]
     arms = stiffness.arms * different[:, None, None]
     outer = torch.bmm(arms.mT, arms)  # of what a neighbour adds to the coordinates of others

@@ -131,7 +131,8 @@ class Stiffness:
 
     def select(self, which: Tensor) -> Stiffness:
         """That of the structures numbered by `which`, in that order."""
-        counts, (links, link_structure) = self.structures.counts, self.links_of(which)
+        counts = self.structures.counts
+        (links, link_structure) = self.links_of(which)
         chosen = counts[which]
         moved = ((chosen.cumsum(0) - chosen) - (counts.cumsum(0) - counts)[which])[link_structure]  # of atom numbers
         return Stiffness(
@@ -190,7 +191,8 @@ class Stiffness:
 
     def _gathered(self, pulls: Tensor, springs: Tensor, change: Unknowns) -> Unknowns:
         """What pulls at links and pairs, and the floors, do to atoms and cells."""
-        index, n_structures = self.structures.structure_index, self.structures.n_structures
+        index = self.structures.structure_index
+        n_structures = self.structures.n_structures
         both = pulls.clone()
         both[::2] = both[::2] + springs
         atoms = self.floors.index_select(0, index)[:, None] * change.atoms

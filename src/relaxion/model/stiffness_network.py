@@ -41,7 +41,8 @@ from relaxion.structures.structures import moved_to
 
 LARGEST_ANSWER = 4.0  # springs and floors lie within e^±4 of the prior, arms within ±4: B stays far from singular
 SWITCH_WIDTH = 1.0  # Å before the cutoff, over which springs fade
-FORCE_SCALARS, HISTORY_SCALARS = slice(N_STATE_SCALARS - 4, N_STATE_SCALARS - 2), slice(N_STATE_SCALARS - 2, None)
+FORCE_SCALARS = slice(N_STATE_SCALARS - 4, N_STATE_SCALARS - 2)
+HISTORY_SCALARS = slice(N_STATE_SCALARS - 2, None)
 FIRST_SOFTENING = -3.0  # logarithm of what softens a pair before learning, of its k∥: k⊥ then begins at about 0
 N_DOTS = 8  # vectors of each atom that are looked at along each link
 
@@ -146,7 +147,8 @@ class SolveInputs:
 
     def stretches(self, move: Unknowns) -> Tensor:
         """What a move does to each link, along it and across it, in tenths of an Å, softened, (n_links, 2)."""
-        around, dtype = self.surroundings, self.springs.dtype
+        around = self.surroundings
+        dtype = self.springs.dtype
         atoms = move.atoms.to(dtype)
         changes = atoms.index_select(0, around.neighbors) - atoms.index_select(0, around.centers)
         if bool(self.state.structures.cell_free.any()):
@@ -178,7 +180,8 @@ class StiffnessNetwork(nn.Module):
         n_scalars, n_vectors = self._n_inputs()
         self.n_pair_extras = 1 + 2 * settings.looks_ahead  # stress along the pair; what is going to happen to it
         self.backbone = backbone_class(settings)(settings, n_scalars, n_vectors, self.n_pair_extras, 1, generator)
-        channels, hidden = settings.channels, settings.n_hidden
+        channels = settings.channels
+        hidden = settings.n_hidden
         self.dots = StackedLinear(channels + n_vectors, N_DOTS + settings.n_coordinates, 1, generator, bias=False)
         self.from_center = StackedLinear(channels, hidden, 1, generator)
         self.from_neighbor = StackedLinear(channels, hidden, 1, generator, bias=False)
@@ -219,13 +222,15 @@ class StiffnessNetwork(nn.Module):
                 extras.append(frame.stretches(ahead))
         pairs = pair_inputs(frame.surroundings, torch.cat(extras, dim=1))
         inputs = self._inputs(frame)
-        here, device = frame.springs.device, self.to_springs.weight.device
+        here = frame.springs.device
+        device = self.to_springs.weight.device
         learned = self._learned(moved_to(device, frame), moved_to(device, inputs), moved_to(device, pairs))
         answer = {name: moved_to(here, tensor) for name, tensor in learned.items()}
         softening = answer.pop("softening", None)
         stiffness = frame.stiffness(**answer)
         if floor_factors is not None:
-            floors, cell_floors = stiffness.floors * floor_factors, stiffness.cell_floors * floor_factors
+            floors = stiffness.floors * floor_factors
+            cell_floors = stiffness.cell_floors * floor_factors
             stiffness = replace(stiffness, floors=floors, cell_floors=cell_floors)
         return stiffness if softening is None else softened_by(stiffness, softening, frame.pulls)
 
@@ -237,7 +242,8 @@ class StiffnessNetwork(nn.Module):
 
     def _inputs(self, frame: SolveInputs) -> AtomInputs:
         inputs = state_inputs(frame.state, frame.surroundings, UNIT_STIFFNESS)
-        scalars, vectors = [inputs.scalars[:, : FORCE_SCALARS.start]], []
+        scalars = [inputs.scalars[:, : FORCE_SCALARS.start]]
+        vectors = []
         if self.settings.sees_forces:
             scalars.append(inputs.scalars[:, FORCE_SCALARS])
             vectors += [inputs.vectors[:, :1], softened(frame.pulls.atoms.to(self.dtype))[:, None]]
@@ -249,7 +255,8 @@ class StiffnessNetwork(nn.Module):
         return AtomInputs(torch.cat(scalars, dim=1), torch.cat(vectors, dim=1), inputs.force_scales)
 
     def _answer(self, frame: SolveInputs, scalars: Tensor, vectors: Tensor, pairs: Tensor) -> dict[str, Tensor]:
-        settings, around = self.settings, frame.surroundings
+        settings = self.settings
+        around = frame.surroundings
         scalars = tamed(scalars)
         looked_at = mixed(self.dots, vectors.transpose(1, 2)[None])[0].transpose(1, 2)  # (n_atoms, N_DOTS + M, 3)
         links = self._links(frame, scalars, softened(looked_at[:, :N_DOTS]), pairs)  # (n_links, n_hidden)

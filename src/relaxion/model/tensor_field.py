@@ -49,7 +49,8 @@ ROWS = (slice(0, 1), slice(1, 4), slice(4, 9))  # of l = 0, 1, 2
 class TensorMessages(Messages):
     """Σ_paths filter · (harmonic coupled with what the neighbour speaks). Geometry: `pair_couplings`."""
 
-    n_heard, numbers_at_once = 9, 16384
+    n_heard = 9
+    numbers_at_once = 16384
 
     def said(self, scratch: Scratch, near: Tensor, filters: Tensor, geometry: Sequence[Tensor]) -> Tensor:
         vectors, tensors = _coupled(scratch, near, geometry)
@@ -66,7 +67,8 @@ class TensorMessages(Messages):
     def gradients(
         self, scratch: Scratch, near: Tensor, back: Tensor, filters: Tensor, geometry: Sequence[Tensor]
     ) -> tuple[Tensor, Tensor]:
-        products, to_near = scratch("products", *near.shape), scratch("to_near", *near.shape)
+        products = scratch("products", *near.shape)
+        to_near = scratch("to_near", *near.shape)
         to_filters = scratch("to_filters", *filters.shape)
         vectors, tensors = _coupled(scratch, near, geometry)
         # products with all nine rows at once, then their sums over the rows of each l
@@ -131,7 +133,8 @@ class TensorFieldLayer(nn.Module):
         self, tensors: list[Tensor], surroundings: Surroundings, couplings: list[Tensor], pair_inputs: Tensor
     ) -> list[Tensor]:
         """Tensors of l = 0, 1, 2, each (n_networks, n_atoms, 2l+1, channels)."""
-        n_networks, ends = len(tensors[0]), (surroundings.centers, surroundings.neighbors)
+        n_networks = len(tensors[0])
+        ends = (surroundings.centers, surroundings.neighbors)
         words = torch.cat([mixed(layer, t) for layer, t in zip(self.speak, tensors, strict=True)], dim=2)
         heard = SummedMessages.apply(
             TensorMessages(), packed(words), pair_inputs, self.filter(n_networks), *ends, *couplings
@@ -146,7 +149,8 @@ class TensorFieldLayer(nn.Module):
 class TensorFieldBackbone(Backbone):
     """l ≤ 2: sees angles in one round of messages."""
 
-    n_embedded, layer = 3, TensorFieldLayer
+    n_embedded = 3
+    layer = TensorFieldLayer
 
     def forward(self, inputs: AtomInputs, surroundings: Surroundings, pair_inputs: Tensor, n_networks: int) -> Features:
         scalars, vectors = self._embedded(inputs, n_networks)

@@ -134,7 +134,9 @@ class Relaxation:
         model: Potential | None = None,
     ) -> None:
         """`model`: a cheaper potential that plans."""
-        self.start, self.tag, self.settings = atoms, tag, settings
+        self.start = atoms
+        self.tag = tag
+        self.settings = settings
         self.atoms = atoms.copy()
         self._told = Told() if together else None
         stress = settings.cell
@@ -147,7 +149,9 @@ class Relaxation:
         self.policy_used = policy_used
         self._alone = stepper
         self.levels = None if model is None else self._planned(model, potential)
-        self.calls, self.seconds, self._motionless = 0, 0.0, 0
+        self.calls = 0
+        self.seconds = 0.0
+        self._motionless = 0
         self.moved = True  # since the last force call; constraints may undo a step
         self._coordinates: Array | None = None  # as the target has them now, where they are known
         self._base: tuple[Point, Answer] | None = None  # where the next step begins, and what was said there
@@ -225,7 +229,8 @@ class Relaxation:
         if self.levels is not None:
             self.levels.plan_no_more()
         self._end_found = point, self.told
-        self._base, self._base_call = self._end_found, self.calls
+        self._base = self._end_found
+        self._base_call = self.calls
         self._check = self._saddles.check(point, self.stepper, self.settings.max_force_calls - self.calls)
         self._look_around(None)
 
@@ -276,7 +281,8 @@ class Relaxation:
         place(self.target, proposal.base.coordinates + proposal.step)
         self._coordinates = read_coordinates(self.target)
         length = longest(self._coordinates - point.coordinates)
-        self.moved, short = length > 0, length < SHORTEST_MOTION
+        self.moved = length > 0
+        short = length < SHORTEST_MOTION
         self._motionless = self._motionless + 1 if short else 0
         if self._motionless >= STEPS_WITHOUT_MOTION:
             reason = f"{self._motionless} moves in a row had no effect: constraints undo them"
@@ -284,7 +290,8 @@ class Relaxation:
 
     def _judged(self, point: Point, proposal: Proposal) -> tuple[Point, Answer]:
         if proposal.base is point or self._base is None:
-            self._base, self._base_call = (point, self.told), self.calls
+            self._base = (point, self.told)
+            self._base_call = self.calls
         return self._base
 
     def _settle(self, base: Point, answer: Answer, outcome: Outcome = Outcome.STEP_LIMIT, reason: str = "") -> None:

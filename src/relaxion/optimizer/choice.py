@@ -161,8 +161,11 @@ class Chooser:
         `calculator`: "auto" looks among policies that learned from relaxations with it first.
         """
         where = device_of(device)
-        self.allow_unseen, self._broken, self._candidates = allow_unseen, "", list[Loaded]()
-        self._automatic, self._learned = policy == "auto", list[Loaded]()
+        self.allow_unseen = allow_unseen
+        self._broken = ""
+        self._candidates = list[Loaded]()
+        self._automatic = policy == "auto"
+        self._learned = list[Loaded]()
         if self._automatic:
             self._candidates, self._broken = _shipped(where)
             self._learned = learned_for(calculator, where)
@@ -187,7 +190,8 @@ class Chooser:
         `molecules`: the share of atoms that belong to molecules; `alone`: they are all there is, and not a crystal.
         """
         for loaded in self._learned:
-            source, card = loaded.bundle.card.learned_from, loaded.bundle.card
+            source = loaded.bundle.card.learned_from
+            card = loaded.bundle.card
             known = {numbers_of[symbol] for symbol in source.elements} if source is not None else set()
             fits = known.issuperset(atomic_numbers) and card.periodic in (None, periodic)
             if fits and not (alone and leaves_molecules(card)):
@@ -204,7 +208,8 @@ class Chooser:
             return Decision(None, why, loud=not self._automatic)
         candidates = for_such or self._candidates
         nearest = min(candidates, key=lambda loaded: len(uncovered(loaded.bundle, atomic_numbers)))
-        missing, card = ", ".join(uncovered(nearest.bundle, atomic_numbers)), nearest.bundle.card
+        missing = ", ".join(uncovered(nearest.bundle, atomic_numbers))
+        card = nearest.bundle.card
         leaves = self._automatic and alone and leaves_molecules(card)
         if leaves and (card.adsorbates or not missing):  # else the elements that are missing are the better reason
             why = "no shipped policy covers molecules, so the classical optimizer is used"
@@ -240,7 +245,8 @@ def leaves_molecules(card: ModelCard) -> bool:
 
 def _shipped(device: torch.device) -> tuple[list[Loaded], str]:
     """Those that can be read, and a sentence about the others: nobody named them, so they are no reason to stop."""
-    found, broken = [], []
+    found = []
+    broken = []
     for name in shipped_names():
         try:
             found.append(load(name, device))
@@ -257,7 +263,8 @@ def learned_for(calculator: object, device: torch.device = CPU) -> list[Loaded]:
     files = own_files() if calculator is not None else {}
     if not files:
         return []
-    mark, found = fingerprint(details_of(calculator)), []
+    mark = fingerprint(details_of(calculator))
+    found = []
     for name, file in files.items():
         with suppress(PolicyError, OSError):
             source = load(file, device).bundle.card.learned_from

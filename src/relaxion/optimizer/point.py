@@ -296,7 +296,9 @@ def points_at(target: Atoms | Filter, images: Iterable[Atoms]) -> Iterator[Point
     before = atoms.positions.copy(), atoms.cell.copy(), atoms.calc
     try:
         for image in images:
-            atoms.positions, atoms.cell, atoms.calc = image.positions, image.cell, image.calc
+            atoms.positions = image.positions
+            atoms.cell = image.cell
+            atoms.calc = image.calc
             yield read_point(target)
     finally:
         atoms.positions, atoms.cell, atoms.calc = before

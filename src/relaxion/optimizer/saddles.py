@@ -305,7 +305,8 @@ def _cell_turns(geometry: Geometry, n_rows: int) -> list[Array]:
         free = geometry.free[geometry.n_atoms :]
         if free[one, other] and free[other, one]:
             rows = np.zeros((n_rows, 3))
-            rows[geometry.n_atoms + one, other], rows[geometry.n_atoms + other, one] = 1.0, -1.0
+            rows[geometry.n_atoms + one, other] = 1.0
+            rows[geometry.n_atoms + other, one] = -1.0
             found.append(rows.ravel())
     return found
 
@@ -340,7 +341,8 @@ class SaddleSearch:
         hessians = _hessians(point, stepper)
         self.search = self._begin(point, _solver(hessians, stepper), symmetries_of(point, self.kinds))
         note = yield from self._look_around(self.search, most)
-        search, self.search = self.search, None
+        search = self.search
+        self.search = None
         curvature = search.curvature if search.steps else None
         energies = tuple(dict.fromkeys(energy for _, energy in self.saddles))  # once where it was tried again
         self.found = EndCheck(not note, curvature, self.calls, energies, note)
@@ -355,7 +357,8 @@ class SaddleSearch:
 
     def _look_around(self, search: CurvatureSearch, most: int) -> Generator[Proposal, Point | str, str]:
         """Until enough is known; or why it is not."""
-        known, undone_looks = len(search.steps), 0
+        known = len(search.steps)
+        undone_looks = 0
         while (step := search.next()) is not None:
             if len(search.steps) - known >= most:
                 return NO_STEPS
@@ -376,9 +379,11 @@ class SaddleSearch:
     def _begin(self, point: Point, solve: Solve, symmetries: list[Symmetry]) -> CurvatureSearch:
         """A new check, or the one that an earlier run began here."""
         search = CurvatureSearch(point, solve, len(self.saddles), symmetries)
-        saved, self._saved = self._saved, None
+        saved = self._saved
+        self._saved = None
         if saved is not None and longest(saved["at"] - point.coordinates) < SAME_PLACE:
-            search.steps, search.drops = list(saved["steps"]), list(saved["drops"])
+            search.steps = list(saved["steps"])
+            search.drops = list(saved["drops"])
         return search
 
     def _cannot_leave(self, point: Point, most: int) -> str:

@@ -379,7 +379,8 @@ class Safeguard:
 
 def _compared(step: Array, other: Array) -> tuple[float, float]:
     """Cosine between two steps and the logarithm of the ratio of their lengths."""
-    first, second = float(np.linalg.norm(step)), float(np.linalg.norm(other))
+    first = float(np.linalg.norm(step))
+    second = float(np.linalg.norm(other))
     if not (np.isfinite(first) and first > 0 and second > 0):
         return 0.0, 0.0
     return dot(step, other) / (first * second), float(np.log(first / second))

@@ -42,7 +42,9 @@ class Fire:
         if not point.finite:
             if self.last_finite is None:
                 raise ValueError("FIRE cannot start where forces are not finite")
-            point, self.velocities, self.time_step = self.last_finite, None, 0.25 * self.time_step
+            point = self.last_finite
+            self.velocities = None
+            self.time_step = 0.25 * self.time_step
         self.last_finite = point
         velocities = self._velocities(point)
         self.velocities = velocities + self.time_step * point.forces
@@ -54,9 +56,12 @@ class Fire:
         if self.velocities is None:
             return np.zeros_like(point.forces)
         if dot(point.forces, self.velocities) <= 0:
-            self.time_step, self.mixing, self.downhill = 0.5 * self.time_step, FIRST_MIXING, 0
+            self.time_step = 0.5 * self.time_step
+            self.mixing = FIRST_MIXING
+            self.downhill = 0
             return np.zeros_like(point.forces)
-        speed, force = np.linalg.norm(self.velocities), np.linalg.norm(point.forces)
+        speed = np.linalg.norm(self.velocities)
+        force = np.linalg.norm(point.forces)
         mixed = (1 - self.mixing) * self.velocities + self.mixing * speed / force * point.forces
         self.downhill += 1
         if self.downhill > STEPS_BEFORE_SPEEDING_UP:

@@ -172,9 +172,11 @@ class TrustRegion:
             if length <= radius and (shift == 0 or length > NEARLY * radius):
                 break
             if length > radius:
-                low, length_low = shift, length
+                low = shift
+                length_low = length
             else:
-                high, length_high = shift, length
+                high = shift
+                length_high = length
             if high == 0:
                 shift = low + dot(forces, step) / dot(step, step) * (length / radius - 1)
             else:

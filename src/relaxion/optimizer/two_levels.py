@@ -216,7 +216,8 @@ class CheapModel:
         """Where the next expensive call is made, if not a step away from this point; of the first two points only."""
         if self.other is None or self.first is None:
             return None
-        way, there = self.other - self.first, self.other
+        way = self.other - self.first
+        there = self.other
         self.first = self.other = None
         if self.at_start:
             # asked there because it might have been relaxed; where both potentials pull as hard, it was not
@@ -233,7 +234,8 @@ class CheapModel:
 
     def better(self, point: Point) -> Point:
         """The lower one of start and cheap minimum, once both are asked; the model is left if that is the start."""
-        doubted, self.doubted = self.doubted, None
+        doubted = self.doubted
+        self.doubted = None
         if doubted is None:
             return point
         self.saw(point)
@@ -420,7 +422,8 @@ class CheapModel:
         self.at_start = bool(plain["at_start"])
         self.start_force = float(plain["start_force"])
         self.doubted = None if plain["doubted"] is None else Point.restored(plain["doubted"])
-        plan, hessian = plain["plan"], plain["hessian"]
+        plan = plain["plan"]
+        hessian = plain["hessian"]
         self._plan = None if plan is None else (rows_of_three(plan[0]), rows_of_three(plan[1]))
         self._matrix = None if hessian is None else (rows_of_three(hessian[0]), np.asarray(hessian[1], dtype=float))
         if self._matrix is not None and len({*self._matrix[1].shape, self._free_coordinates()}) != 1:
@@ -550,7 +553,8 @@ def _moved(point: Point, coordinates: Array) -> Point:
 def _within(proposal: Proposal, start: Array, farthest: float) -> Array:
     """Where the last step ends if the whole way is as long as it may be: curved ways are not cut straight."""
     way = proposal.base.coordinates - start
-    low, high = 0.0, 1.0
+    low = 0.0
+    high = 1.0
     for _ in range(HALVINGS):
         middle = (low + high) / 2
         if proposal.base.reach(way + middle * proposal.step) > farthest:

@@ -201,7 +201,9 @@ class AsePotential(Potential):
         close_calculator(self.calculator)
 
     def evaluate(self, structures: Structures, stresses: bool) -> Evaluation:
-        energies, forces, tensors = [], [], []
+        energies = []
+        forces = []
+        tensors = []
         for atoms in structures.to_ase():
             atoms.set_constraint()  # raw forces; constraints are the business of whoever moves
             atoms.calc = self.calculator

@@ -48,7 +48,8 @@ class ChgnetGraph:
         """From pairs in any order."""
         is_long = torch.linalg.vector_norm(vectors, dim=1) >= ANGLE_CUTOFF
         order = torch.argsort(is_long.to(torch.uint8), stable=True)
-        ends, n_short = ends.index_select(1, order), int(len(is_long) - is_long.sum())
+        ends = ends.index_select(1, order)
+        n_short = int(len(is_long) - is_long.sum())
         angles = angles_between(ends[:, :n_short].flatten())
         return cls(
             atomic_numbers=atomic_numbers,
@@ -127,7 +128,8 @@ class ChgnetNetwork:
 
     def _angle_features(self, units: Tensor, angles: Tensor) -> Tensor:
         units = torch.cat([units, -units])
-        first, second = units.index_select(0, angles[0]), units.index_select(0, angles[1])
+        first = units.index_select(0, angles[0])
+        second = units.index_select(0, angles[1])
         angle = torch.acos((first * second).sum(dim=1) * (1 - 1e-6))  # as CHGNet: no infinite slope at 0 and π
         waves = angle[:, None] * self._angle_waves
         constant = waves.new_full((len(waves), 1), 1 / math.sqrt(2))
@@ -141,7 +143,8 @@ class ChgnetNetwork:
 
 
 def _atom_messages(layer: _Layer, graph: ChgnetGraph, atoms: Tensor, bonds: Tensor, weights: Tensor) -> Tensor:
-    as_center, as_neighbor = atoms @ layer.heads["center"] + layer.bias, atoms @ layer.heads["neighbor"]
+    as_center = atoms @ layer.heads["center"] + layer.bias
+    as_neighbor = atoms @ layer.heads["neighbor"]
     of_bonds = bonds @ layer.heads["bond"]
     there = of_bonds + as_center.index_select(0, graph.ends[0]) + as_neighbor.index_select(0, graph.ends[1])
     back = of_bonds + as_center.index_select(0, graph.ends[1]) + as_neighbor.index_select(0, graph.ends[0])
@@ -201,7 +204,9 @@ class _Gated(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, first: Tensor, layer: _Layer) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx.layer, saved, one = layer, [], first.new_ones(())
+        ctx.layer = layer
+        saved = []
+        one = first.new_ones(())
         # with s = sigmoid(x) and h = x s, dh/dx = s + h (1 - s), which is one pass over the memory by the name of lerp
         if layer.hidden is None:
             inner = first.split(WIDTH, dim=1)
@@ -216,7 +221,8 @@ class _Gated(torch.autograd.Function):
             normed.append(result)
             saved += [part, mean, scale]
         core, gate = normed
-        rise, gate = torch.sigmoid(core), gate.sigmoid_()
+        rise = torch.sigmoid(core)
+        gate = gate.sigmoid_()
         answer = core.mul_(rise) * gate
         saved += [rise.lerp_(one, core).mul_(gate), torch.addcmul(answer, answer, gate, value=-1)]
         ctx.save_for_backward(*saved)

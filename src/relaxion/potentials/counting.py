@@ -65,7 +65,8 @@ class CountingCalculator(Calculator):
     def __init__(self, potential: Potential, *, stress: bool, limit: int | None = None, pressure: float = 0.0) -> None:
         """`limit`: most force calls; None: no end. `pressure`: eV/Å³, of a free cell."""
         super().__init__()
-        self.limit, self.pressure = limit, pressure
+        self.limit = limit
+        self.pressure = pressure
         self.seconds = 0.0  # spent inside, waiting for answers
         self.busy_seconds = 0.0  # the same in processor time
         self.potential_name = potential.name
@@ -92,7 +93,8 @@ class CountingCalculator(Calculator):
         if self.limit is not None and self.calls >= self.limit:
             raise CallLimitReached(f"all {self.limit} force calls are spent")
         self._asked += 1
-        began, busy = time.perf_counter(), time.process_time()
+        began = time.perf_counter()
+        busy = time.process_time()
         try:
             self.results = self._ask(atoms)
         except Exception as error:  # calculators of other packages may raise anything

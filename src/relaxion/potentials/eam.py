@@ -120,11 +120,14 @@ class _Reader:
 
     def read(self) -> EamTables:
         elements = self._elements()
-        n_rho, density_spacing = self._count("n_rho"), self._positive("drho")
-        n_r, distance_spacing = self._count("n_r"), self._positive("dr")
+        n_rho = self._count("n_rho")
+        density_spacing = self._positive("drho")
+        n_r = self._count("n_r")
+        distance_spacing = self._positive("dr")
         cutoff = self._positive("cutoff")
         per_section = self._densities_per_element(len(elements), n_rho, n_r)
-        embedding, densities = [], []
+        embedding = []
+        densities = []
         for _ in elements:
             self.at += WORDS_ABOUT_ELEMENT
             embedding.append(self._numbers(n_rho))
@@ -219,7 +222,8 @@ class Splines:
     """Several cubic splines over one set of equally spaced points, evaluated together."""
 
     def __init__(self, start: float, spacing: float, values: np.ndarray) -> None:
-        self.start, self.spacing = start, spacing
+        self.start = start
+        self.spacing = spacing
         self.n_intervals = values.shape[1] - 1
         points = start + spacing * np.arange(values.shape[1])
         coefficients = CubicSpline(points, values, axis=1, bc_type="not-a-knot").c  # (4, n_intervals, n_splines)
@@ -248,9 +252,11 @@ class TabulatedEam(ElementPotential):
 
     def __init__(self, tables: EamTables, name: str = "EAM") -> None:
         super().__init__(tables.elements)
-        self.name, self.tables_sha256 = name, tables.sha256
+        self.name = name
+        self.tables_sha256 = tables.sha256
         self._n_kinds = len(tables.elements)
-        spacing, n_points = tables.distance_spacing, tables.densities.shape[2]
+        spacing = tables.distance_spacing
+        n_points = tables.densities.shape[2]
         self.cutoff = min(tables.cutoff, spacing * n_points)
         flat = self._n_kinds**2
         distances = spacing * np.arange(1, n_points)
@@ -349,7 +355,8 @@ class ZhouEam(ElementPotential):
         thin = _cubic(densities, joint, at["Fn0"], at["Fn1"], at["Fn2"], at["Fn3"])
         usual = _cubic(densities, at["rho_e"], at["F0"], zero, at["F2"], at["F3"])
         dense = _logarithmic(densities, at["rho_s"], at["eta"], at["Fe"])
-        is_thin, is_dense = densities < joint, densities >= UPPER_JOINT * at["rho_e"]
+        is_thin = densities < joint
+        is_dense = densities >= UPPER_JOINT * at["rho_e"]
         energies, slopes = (
             torch.where(is_thin, low, torch.where(is_dense, high, middle))
             for low, middle, high in zip(thin, usual, dense, strict=True)

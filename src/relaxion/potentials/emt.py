@@ -66,7 +66,8 @@ class Emt(ElementPotential):
         flat = kinds * len(self._e0) + sources
         smoothing = torch.sigmoid(self._steepness * (self._middle - distances))
         smoothing_decay = self._steepness * (1 - smoothing)  # -w'/w, 1/Å
-        eta, kappa = pick(self._eta, sources), pick(self._kappa / beta, sources)
+        eta = pick(self._eta, sources)
+        kappa = pick(self._kappa / beta, sources)
         densities = pick(self._density_factors, flat) * torch.exp(-eta * distances) * smoothing
         bonds = pick(self._bond_factors, flat) * torch.exp(-kappa * distances) * smoothing  # (2, n_pairs) eV
         return PairTerms(
@@ -77,8 +78,11 @@ class Emt(ElementPotential):
         )
 
     def embedding(self, densities: Tensor, kinds: Tensor) -> tuple[Tensor, Tensor]:
-        e0, v0 = self._e0[kinds], self._v0[kinds]
-        lam, kappa, stiffness = self._lam[kinds], self._kappa[kinds], beta * self._eta[kinds]
+        e0 = self._e0[kinds]
+        v0 = self._v0[kinds]
+        lam = self._lam[kinds]
+        kappa = self._kappa[kinds]
+        stiffness = beta * self._eta[kinds]
         bound = densities > 0  # an isolated atom has the limit of an ever thinner density
         density = torch.where(bound, densities, torch.ones_like(densities))
         radius = -torch.log(density / self._reference_density[kinds]) / stiffness  # s, Å from the neutral radius

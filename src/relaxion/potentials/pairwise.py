@@ -158,14 +158,17 @@ def portions(structures: Structures, pairs: Pairs, pairs_at_once: int) -> Iterat
     for n_atoms, n_pairs in zip(structures.counts.tolist(), pairs.counts, strict=True):
         if pair > first_pair and pair + n_pairs - first_pair > pairs_at_once:
             yield slice(first_atom, atom), slice(first_pair, pair)
-            first_atom, first_pair = atom, pair
-        atom, pair = atom + n_atoms, pair + n_pairs
+            first_atom = atom
+            first_pair = pair
+        atom = atom + n_atoms
+        pair = pair + n_pairs
     yield slice(first_atom, atom), slice(first_pair, pair)
 
 
 def stresses_of_pairs(structures: Structures, pairs: Pairs, pulls: Tensor) -> Tensor:
     """(1/V) Σ r ⊗ dE/dr, zero where there is no volume."""
-    vectors, pulls_array = pairs.vectors.numpy(), pulls.numpy()
+    vectors = pairs.vectors.numpy()
+    pulls_array = pulls.numpy()
     virials = np.empty((structures.n_structures, 3, 3))  # eV
     start = 0
     # small matrix products in a loop: five times faster than outer products summed by index
@@ -203,7 +206,9 @@ class LennardJones(PairwisePotential):
     ) -> None:
         """Lengths in Å, `epsilon` in eV; cutoff 3σ and onset 0.66·cutoff unless given."""
         super().__init__()
-        self.sigma, self.epsilon, self.smooth = sigma, epsilon, smooth
+        self.sigma = sigma
+        self.epsilon = epsilon
+        self.smooth = smooth
         self.cutoff = 3 * sigma if cutoff is None else cutoff
         self.onset = ONSET_SHARE * self.cutoff if onset is None else onset
         _check_lengths(self.name, sigma=sigma, onset=self.onset, cutoff=self.cutoff)
@@ -220,7 +225,9 @@ class LennardJones(PairwisePotential):
 
     def _switch(self, distances: Tensor) -> tuple[Tensor, Tensor]:
         """ASE's cubic in r², once differentiable at both ends."""
-        square, end, start = distances**2, self.cutoff**2, self.onset**2
+        square = distances**2
+        end = self.cutoff**2
+        start = self.onset**2
         inside = (square > start).to(square)
         t = (square.clamp(start, end) - start) / (end - start)
         return 1 - t * t * (3 - 2 * t), -12 * t * (1 - t) * distances / (end - start) * inside
@@ -245,8 +252,11 @@ class Morse(PairwisePotential):
     ) -> None:
         """`epsilon` in eV, `r0` in Å; the others have no unit (ASE calls the last two rcut1 and rcut2)."""
         super().__init__()
-        self.epsilon, self.rho0, self.r0 = epsilon, rho0, r0
-        self.start, self.cutoff = switch_start * r0, switch_end * r0
+        self.epsilon = epsilon
+        self.rho0 = rho0
+        self.r0 = r0
+        self.start = switch_start * r0
+        self.cutoff = switch_end * r0
         _check_lengths(self.name, r0=r0, switch_start=self.start, switch_end=self.cutoff)
 
     def pair_terms(self, distances: Tensor, kinds: Tensor) -> PairTerms:  # noqa: ARG002  all kinds alike

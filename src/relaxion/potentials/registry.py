@@ -41,7 +41,8 @@ class TorchSimPotential(Potential):
 
     def __init__(self, model: Any) -> None:
         super().__init__()
-        self.model, self.name = model, type(model).__name__
+        self.model = model
+        self.name = type(model).__name__
         self.has_stress = bool(model.compute_stress)
         if not model.compute_forces:
             raise PotentialError(f"the model {self.name} gives energies without forces; try compute_forces=True")

@@ -73,7 +73,8 @@ def fit(
     averaged = AveragedModel(critic, multi_avg_fn=get_ema_multi_avg_fn(decay))
     parameters = torch.optim.Adam(critic.parameters(), lr=LEARNING_RATE)
     wanted = targets(hops)
-    recent, began = 0.0, time.monotonic()
+    recent = 0.0
+    began = time.monotonic()
     for update in range(settings.updates):
         share = 0.5 * (1 + math.cos(math.pi * update / settings.updates))
         for group in parameters.param_groups:
@@ -116,7 +117,8 @@ def quality(critic: Critic, hops: Hops, batch: int = 128) -> dict[str, float]:
     predicted = np.concatenate([critic(batch_of_hops(hops, part)).mean(dim=0).numpy() for part in parts])
     found = {"spearman": float(np.asarray(spearmanr(predicted, wanted))[0])}
     drops = np.maximum(-np.nan_to_num(hops.changes), 0)
-    first, best = 0.0, 0.0
+    first = 0.0
+    best = 0.0
     for own in np.split(np.arange(len(hops)), np.flatnonzero(np.diff(hops.states)) + 1):
         if len(own) >= 4:
             first += drops[own[np.argmin(predicted[own])]]
@@ -142,7 +144,9 @@ class CriticChoice:
         self, critic: Critic, *, candidates: int = 16, temperature_ev: float = 0.03, learn: bool = True
     ) -> None:
         """candidates: trials to choose from. temperature_ev: small values take the best. learn: see the module."""
-        self.candidates, self.temperature_ev, self.learns = candidates, temperature_ev, learn
+        self.candidates = candidates
+        self.temperature_ev = temperature_ev
+        self.learns = learn
         self.given = critic
         self.own = copy.deepcopy(critic) if learn else critic
         self.errors = {"given": 0.0, "own": 0.0}  # running means, eV

@@ -262,7 +262,11 @@ def _state_file(folder: Path) -> Path:
     return folder / NAME
 
 
-MINIMA, DATABASE, SUMMARY, PAGE, UNFINISHED = "minima.extxyz", "minima.db", "search.json", "report.html", "start.extxyz"
+MINIMA = "minima.extxyz"
+DATABASE = "minima.db"
+SUMMARY = "search.json"
+PAGE = "report.html"
+UNFINISHED = "start.extxyz"
 OURS = (MINIMA, DATABASE, SUMMARY, PAGE, UNFINISHED, STATE)
 FORMAT = "relaxion-search"
 

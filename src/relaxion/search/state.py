@@ -98,7 +98,8 @@ def question(walk: Walk) -> str:
 
 
 def _restore(walk: Walk, stored: Stored) -> None:
-    values, tensors = stored.values, stored.tensors
+    values = stored.values
+    tensors = stored.tensors
     walk.calls = int(values["calls"])
     walk.failures = int(values["failures"])
     walk.bond_scale = float(values["bond_scale"])

@@ -133,8 +133,12 @@ def difference(one: np.ndarray, other: np.ndarray) -> float:
 FEWEST_CALLS = 30  # left for each relaxation of a round; fewer walkers hop near the end
 MOST_KNOWN = 30  # known minima that a walker passes in a row; the next hop is relaxed in any case
 MOST_FAILURES = 20  # of the calculator in a row
-NEW, KNOWN, SAME = "new", "known", "same"
-EVAPORATED, UNFINISHED, FAILED = "evaporated", "unfinished", "failed"
+NEW = "new"
+KNOWN = "known"
+SAME = "same"
+EVAPORATED = "evaporated"
+UNFINISHED = "unfinished"
+FAILED = "failed"
 OUTCOMES = (NEW, KNOWN, SAME, EVAPORATED, UNFINISHED, FAILED)
 
 
@@ -166,7 +170,8 @@ class Walk:
 
     def __init__(self, start: Atoms, settings: SearchSettings, chooser: HopChooser) -> None:
         check_atoms(start)
-        self.settings, self.chooser = settings, chooser
+        self.settings = settings
+        self.chooser = chooser
         self.start = start.copy()
         self.free = free_atoms(start)
         shares = dict(settings.moves) or _usual(start, self.free, settings)
@@ -231,7 +236,9 @@ class Walk:
             self.tried.setdefault(walker.minimum, []).append(candidate.look)
             energy = self.minima.found[known].energy_ev
             if known != walker.minimum and self._accepts(walker, energy):
-                walker.atoms, walker.energy_ev, walker.minimum = self.minima.found[known].atoms, energy, known
+                walker.atoms = self.minima.found[known].atoms
+                walker.energy_ev = energy
+                walker.minimum = known
                 walker.best_ev = min(walker.best_ev, energy)
             candidate = self.chooser.choose([walker], self.draw)[0]
         return candidate
@@ -261,7 +268,8 @@ class Walk:
             limit = f"{self.settings.calls} force calls did not relax the start to {self.settings.fmax:g} eV/Å"
             self.stopped = f"{limit} ({result.outcome.label}); give more calls, or check the structure"
             return
-        atoms, energy = result.atoms, energy_of(result)
+        atoms = result.atoms
+        energy = energy_of(result)
         geometry = Distances.of(atoms)
         self.bond_scale = geometry.scale
         self.allowed_fragments = geometry.n_fragments
@@ -276,10 +284,13 @@ class Walk:
         self.tried.setdefault(walker.minimum, []).append(candidate.look)
         self.calls += spent(result)
         outcome, energy, minimum = self._judged(walker, result)
-        before, energy_before = walker.atoms, walker.energy_ev
+        before = walker.atoms
+        energy_before = walker.energy_ev
         accepted = energy is not None and outcome != SAME and self._accepts(walker, energy)
         if accepted and energy is not None and minimum is not None:
-            walker.atoms, walker.energy_ev, walker.minimum = result.atoms, energy, minimum
+            walker.atoms = result.atoms
+            walker.energy_ev = energy
+            walker.minimum = minimum
             walker.best_ev = min(walker.best_ev, energy)
         own = spent(result)
         best = self.best_ev if energy is None else min(self.best_ev, energy)

@@ -63,7 +63,8 @@ def correct(structures: Structures, move: Move, nearest: float | Nearest, smalle
     moving = (bounded.largest_displacements(structures) > 0) | (bounded.strain_sizes() > 0)
     for group in groups[moving].unique():
         which = (moving & (groups == group)).nonzero().flatten()
-        part, part_move = structures.select(which), bounded.select(structures.counts, which)
+        part = structures.select(which)
+        part_move = bounded.select(structures.counts, which)
         fractions[which] = _free_fractions(part, part_move, nearest, float(cutoffs[which].max()))
     fractions = fractions.clamp_min(smallest_share)
     executed = bounded.scaled(fractions, structures)

@@ -138,7 +138,8 @@ class _Candidates:
     """Every pair i ≤ j of every structure with every image of j that can be near; an image of i itself once."""
 
     def __init__(self, structures: Structures, positions: Tensor, cells: Tensor, counts: Tensor, cutoff: float) -> None:
-        self.positions, self.index = positions, structures.structure_index
+        self.positions = positions
+        self.index = structures.structure_index
         self.n_structures = structures.n_structures
         self.lattice = cells * structures.periodic[:, :, None]  # axes without periodicity have no images
         self.dual = _dual(self.lattice, structures.periodic)
@@ -169,7 +170,8 @@ class _Candidates:
         for along in vectors[1:]:
             squares.addcmul_(along, along)
         near = torch.nonzero(squares < cutoff * cutoff).flatten()
-        pair, image = pair.index_select(0, near), image.index_select(0, near)
+        pair = pair.index_select(0, near)
+        image = image.index_select(0, near)
         return Pairs(
             ends=torch.stack([self.first.index_select(0, pair), self.second.index_select(0, pair)]),
             vectors=torch.stack([along.index_select(0, near) for along in vectors], dim=1),
@@ -219,10 +221,13 @@ def _triangle(counts: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
 def _one_by_one(positions: Tensor, cells: Tensor, periodic: Tensor, counts: Tensor, cutoff: float) -> Pairs:
     """The same by vesin, one structure after the other."""
     search = vesin.NeighborList(cutoff=cutoff, full_list=False, n_threads=1)
-    ends, vectors, shifts = [np.zeros((0, 2), np.int64)], [np.zeros((0, 3))], [np.zeros((0, 3), np.int64)]
+    ends = [np.zeros((0, 2), np.int64)]
+    vectors = [np.zeros((0, 3))]
+    shifts = [np.zeros((0, 3), np.int64)]
     start = 0
     for number, end in enumerate(counts.cumsum(0).tolist()):
-        box, axes = cells[number].numpy(), periodic[number].numpy()
+        box = cells[number].numpy()
+        axes = periodic[number].numpy()
         try:
             found = search.compute(positions[start:end].numpy(), box, axes, quantities="PDS")
         except RuntimeError as error:
@@ -248,7 +253,8 @@ def _refuse_scattered(structures: Structures, cutoff: float) -> None:
     if not torch.isfinite(largest):
         raise StructureError("positions are not finite, so atoms have no neighbours; look at the last move")
     for axis in positions.T:
-        index, number = structures.structure_index, structures.n_structures
+        index = structures.structure_index
+        number = structures.n_structures
         extents = per_structure_max(axis, index, number) + per_structure_max(-axis, index, number)
         bad = (extents > LARGEST_EXTENT * cutoff) & ~structures.periodic.all(dim=1)
         if bad.any():

@@ -222,7 +222,8 @@ class Structures:
 
     def to_ase(self) -> list[Atoms]:
         """A list of `ase.Atoms`, float64, one per structure; atoms that may not move carry `FixAtoms`."""
-        images, start = [], 0
+        images = []
+        start = 0
         for number, end in enumerate(self.counts.cumsum(0).tolist()):
             atoms = Atoms(
                 numbers=self.atomic_numbers[start:end].numpy(),

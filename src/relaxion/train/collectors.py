@@ -96,7 +96,8 @@ def unpacked_state(packed: Arrays) -> State:
 
 def packed(collected: Collected, began: bool, generators: Arrays, force_calls: int) -> CollectorAnswer:
     """`began`: the learner has not seen the state that this step began in."""
-    transition, finished = collected.transition, collected.transition.finished
+    transition = collected.transition
+    finished = collected.transition.finished
     return CollectorAnswer(
         first_state=packed_state(transition.state) if began else None,
         proposed=arrays(vars(transition.proposed)),
@@ -176,7 +177,8 @@ class RemoteCollector:
             for name, state in tensors(place.generators).items():
                 self.generators[name].set_state(state)
         restore_snapshot({"policy": self.agent.policy}, tensors(request.policy))
-        began, calls = self.state is None, 0
+        began = self.state is None
+        calls = 0
         if self.state is None:
             self.state, calls = self.collector.begin()
         collected = self.collector.collect(self.state, request.n_stored, request.step)
@@ -260,7 +262,8 @@ class _Part:
     """One collector's share of the run, as of the last of its steps that was stored."""
 
     def __init__(self, state: State | None, generators: dict[str, Tensor], n_structures: int) -> None:
-        self.state, self.generators = state, generators
+        self.state = state
+        self.generators = generators
         self.under_way = torch.zeros(0, dtype=torch.int64)  # of the replay
         self.relaxations = RelaxationsUnderWay()  # of the diagnosis
         self.rewards: list[list[float]] = [[] for _ in range(n_structures)]  # of the episodes under way
@@ -280,7 +283,8 @@ class _Part:
         return joined(parts)
 
     def restore(self, stored: Stored) -> None:
-        state, asked = stored.part("state"), stored.part("asked")
+        state = stored.part("state")
+        asked = stored.part("asked")
         self.state = state_from_tensors(state) if state else None
         self.generators = {name: stored.part("generators")[name] for name in GENERATORS}
         self.relaxations.restore(stored.part("relaxations"))
@@ -363,7 +367,8 @@ class DistributedRelaxTrainer(RelaxTrainer):
         """The first collector has the local trainer's state and generators; the others begin by themselves."""
         own = {name: self.generators[name].get_state() for name in GENERATORS}
         parts = [_Part(self.state, own, self.steps_per_round)]
-        parts[0].under_way, parts[0].relaxations = self.replay.under_way, self.diagnosis.relaxations
+        parts[0].under_way = self.replay.under_way
+        parts[0].relaxations = self.diagnosis.relaxations
         parts[0].rewards = self.episodes.under_way
         for number in range(1, self.n_collectors):
             seed = self.settings.training.seed
@@ -381,10 +386,12 @@ class DistributedRelaxTrainer(RelaxTrainer):
     def _collect(self) -> None:
         """With what belongs to this collector's structures in its place."""
         part = self._parts[self._turn]
-        self.replay.under_way, self.diagnosis.relaxations = part.under_way, part.relaxations
+        self.replay.under_way = part.under_way
+        self.diagnosis.relaxations = part.relaxations
         self.episodes.under_way = part.rewards
         super()._collect()
-        part.under_way, part.state = self.replay.under_way, self.state
+        part.under_way = self.replay.under_way
+        part.state = self.state
 
     def _next_collected(self) -> Collected:
         part = self._parts[self._turn]
@@ -397,7 +404,8 @@ class DistributedRelaxTrainer(RelaxTrainer):
 
     def _note_noise(self, part: _Part) -> None:
         """What the collector's agent was set to, for the log."""
-        noise, asked = self.exploration.noise, part.asked
+        noise = self.exploration.noise
+        asked = part.asked
         if noise is None or asked is None or self.exploration.at_random(asked.n_stored):
             return
         if isinstance(self.agent, NoisyExplorer):

@@ -65,11 +65,13 @@ class GraphView:
     )
 
     def __call__(self, state: State) -> list[spaces.GraphInstance]:
-        structures, graph = state.structures, Graph.of(state.structures, GRAPH_CUTOFF_ANGSTROM)
+        structures = state.structures
+        graph = Graph.of(state.structures, GRAPH_CUTOFF_ANGSTROM)
         columns = [structures.atomic_numbers[:, None], structures.movable[:, None], centred(structures)]
         nodes = torch.cat([*columns, state.evaluation.forces, state.last_move.displacements], dim=1)  # (n_atoms, 11)
         links = torch.stack([graph.centers, graph.neighbors], dim=1).numpy()  # (n_pairs, 2)
-        atoms, edges = _clipped(nodes, WIDEST), _clipped(graph.vectors(structures), WIDEST)
+        atoms = _clipped(nodes, WIDEST)
+        edges = _clipped(graph.vectors(structures), WIDEST)
         pairs = torch.bincount(graph.pair_structure, minlength=len(structures)).cumsum(0)[:-1].tolist()
         starts = [0, *structures.counts.cumsum(0).tolist()]
         cut = (np.split(atoms, starts[1:-1]), np.split(edges, pairs), np.split(links, pairs))
@@ -85,16 +87,20 @@ class PaddedView:
     end the cell / 10 Å.
     """
 
-    columns, rich_columns = 12, 15
+    columns = 12
+    rich_columns = 15
 
     def __init__(self, max_atoms: int, settings: EnvironmentSettings, n_neighbors: int) -> None:
-        self.max_atoms, self.settings, self.n_neighbors = max_atoms, settings, n_neighbors
+        self.max_atoms = max_atoms
+        self.settings = settings
+        self.n_neighbors = n_neighbors
         rich = max_atoms * (self.rich_columns + 4 * n_neighbors) + 9
         size = rich if n_neighbors else max_atoms * self.columns
         self.space = spaces.Box(-HIGHEST, HIGHEST, (size,), np.float32)
 
     def __call__(self, state: State) -> Floats:
-        structures, settings = state.structures, self.settings
+        structures = state.structures
+        settings = self.settings
         columns = [
             torch.ones(structures.n_atoms, 1),
             structures.movable[:, None],
@@ -185,7 +191,8 @@ class World:
 
     def move(self, actions: NDArray[Any], state: State) -> Move:
         """Of one action for each structure."""
-        settings, structures = self.environment.settings, state.structures
+        settings = self.environment.settings
+        structures = state.structures
         flat = torch.as_tensor(np.asarray(actions, dtype=np.float64)).reshape(len(structures), -1)
         atoms = flat[:, : 3 * self.max_atoms].reshape(-1, 3)[rows(structures, self.max_atoms)]
         strains = torch.zeros_like(structures.cells)
@@ -206,7 +213,8 @@ class RelaxEnvironment(gymnasium.Env):
         """`options` are those of `World`."""
         self.world = World(view, **options)
         self.environment = self.world.environment
-        self.observation_space, self.action_space = self.world.view.space, self.world.actions
+        self.observation_space = self.world.view.space
+        self.action_space = self.world.actions
         self.render_mode = render_mode
         self.generator = torch.Generator().manual_seed(0)
         self.state: State | None = None
@@ -241,8 +249,10 @@ class RelaxEnvironments(VectorEnv):
         """`options` are those of `World`."""
         self.world = World(view, **options)
         self.environment = self.world.environment
-        self.num_envs, self.render_mode = num_envs, render_mode
-        self.single_observation_space, self.single_action_space = self.world.view.space, self.world.actions
+        self.num_envs = num_envs
+        self.render_mode = render_mode
+        self.single_observation_space = self.world.view.space
+        self.single_action_space = self.world.actions
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
         self.generator = torch.Generator().manual_seed(0)
@@ -259,7 +269,8 @@ class RelaxEnvironments(VectorEnv):
         if self.state is None:
             raise gymnasium.error.ResetNeeded("call reset() before step()")
         transition = self.environment.step(self.state, self.world.move(actions, self.state))
-        after, ended = transition.next_state, transition.finished.numpy()
+        after = transition.next_state
+        ended = transition.finished.numpy()
         infos = _masked(_infos(after, transition.outcome, transition.back_off))
         if ended.any():
             final = np.full(self.num_envs, None, dtype=object)

@@ -228,7 +228,9 @@ class HopEnvironment(gymnasium.Env[Observation, int]):
     ) -> None:
         """make_start: a start from a generator. candidates: hops to choose from. call_cost_ev: per force call."""
         self.settings = settings or SearchSettings(calls=200)
-        self.make_start, self.n_candidates, self.call_cost_ev = make_start, candidates, call_cost_ev
+        self.make_start = make_start
+        self.n_candidates = candidates
+        self.call_cost_ev = call_cost_ev
         self.n_atoms = n_atoms
         self._relax = TrialRelaxer(potential, self.settings)
         self.action_space = gymnasium.spaces.Discrete(candidates)  # pyright: ignore[reportAttributeAccessIssue]
@@ -267,7 +269,8 @@ class HopEnvironment(gymnasium.Env[Observation, int]):
         walk = self.walk
         if walk is None or walk.stopped:
             raise SettingsError("the episode is over; call reset first")
-        best, calls = walk.best_ev, walk.calls
+        best = walk.best_ev
+        calls = walk.calls
         self._agent.next = self._drawn[int(action) % len(self._drawn)]
         hops = one_round([walk], self._relax)[0]
         self.last_hop = hops[0] if hops else None

@@ -47,7 +47,10 @@ Work: TypeAlias = Callable[[Any], Iterable[Any]]
 
 MakeWork: TypeAlias = Callable[[], Work]
 
-READY, RESULTS, DONE, FAILED = "ready", "results", "done", "failed"
+READY = "ready"
+RESULTS = "results"
+DONE = "done"
+FAILED = "failed"
 """Kinds of answers; with results comes their list, with a failure the error."""
 
 

@@ -97,7 +97,8 @@ class RelaxWorker:
 
     def __call__(self, tasks: Sequence[str]) -> Iterator[dict[str, Any] | None]:
         """What became of each structure, as it is done; now and then None, a sign of life."""
-        waiting, told = list(reversed(tasks)), time.monotonic()
+        waiting = list(reversed(tasks))
+        told = time.monotonic()
         # one by one where policies learn: company changes the last digits, and from there on everything
         at_once = self.batch_size if self.relaxer.together and self.learned is None else 1
         while waiting or self.relaxer.n_running or self.relaxer.has_finished:

@@ -143,7 +143,8 @@ def _source_of(module: str) -> Path | None:
 def check_same(kept: ManySettings, now: ManySettings, folder: Path) -> None:
     """Refuse to mix results of different settings in one folder, naming the first that differs."""
     for name in ManySettings.model_fields:
-        before, after = getattr(kept, name), getattr(now, name)
+        before = getattr(kept, name)
+        after = getattr(now, name)
         if before != after:
             raise SettingsError(
                 f"{folder} was begun with {name} = {_short(before)}, now it is {_short(after)}; "

@@ -142,7 +142,9 @@ def weighted_error(secants: list[Secant], answers: list[Array]) -> float:
 
     γ makes the curvature right, since springs know shapes only.
     """
-    total, weights, weight = 0.0, 0.0, 1.0
+    total = 0.0
+    weights = 0.0
+    weight = 1.0
     for secant, answer in zip(reversed(secants), reversed(answers), strict=True):
         scale = secant.curvature / dot(secant.drop, answer)
         total += weight * float(np.linalg.norm(secant.step - scale * answer) / np.linalg.norm(secant.step))

@@ -74,7 +74,8 @@ class Place:
     """Internal coordinates at one geometry, z = (q, c·x): their values, and how vectors translate there."""
 
     def __init__(self, topology: Topology, geometry: Geometry) -> None:
-        self.topology, self.geometry = topology, geometry
+        self.topology = topology
+        self.geometry = geometry
         self.values = values_at(topology, geometry)
         self.slopes = self.values.matrix(topology, geometry)  # G, (n_coordinates, 3·n_rows)
 
@@ -169,8 +170,11 @@ def near_pairs(geometry: Geometry, topology: Topology) -> Bonds:
     except StructureError:
         nobody = np.zeros(0, dtype=np.int64)
         return Bonds(nobody, nobody, np.zeros((0, 3)), np.zeros(0))
-    (first, second), vectors, shifts = pairs.ends.numpy(), pairs.vectors.numpy(), pairs.shifts.numpy()
-    natural, lengths = radii[first] + radii[second], np.linalg.norm(vectors, axis=1)
+    (first, second) = pairs.ends.numpy()
+    vectors = pairs.vectors.numpy()
+    shifts = pairs.shifts.numpy()
+    natural = radii[first] + radii[second]
+    lengths = np.linalg.norm(vectors, axis=1)
     non_metals = NON_METALS[geometry.numbers[first]] & NON_METALS[geometry.numbers[second]]
     chosen = (lengths < REACH * natural) | (non_metals & (lengths < FARTHEST))
     chosen &= (lengths > 1e-3) & ~_bonded(topology, first, second, shifts)
@@ -252,7 +256,8 @@ def along_internals(place: Place, step: Array, largest: float, reach: Callable[[
 
 def _correction(place: Place, step: Array, found: Array) -> Array | None:
     """One iteration; None where there is no answer."""
-    topology, geometry = place.topology, place.geometry
+    topology = place.topology
+    geometry = place.geometry
     here = Place(topology, moved(geometry, found))
     missing = place.slopes @ step.ravel() - difference(topology, here.values.q, place.values.q)
     weighted = here.slopes.T @ scipy.sparse.diags_array(weights_of(topology))
@@ -329,7 +334,8 @@ class InternalSecants:
     def secants(self, here: Place) -> list[tuple[Array, Array]]:
         """Steps and drops of the forces as they are at this place, in order."""
         if here.topology is not self.topology:
-            self.topology, self._seen = here.topology, {}
+            self.topology = here.topology
+            self._seen = {}
         if not self.pairs:
             return []
         ends = [(self._visited(before, here), self._visited(after, here)) for before, after in self.pairs]
@@ -337,7 +343,8 @@ class InternalSecants:
         columns = [_change(here.topology, before, after) for before, after in ends]
         changes, steps, by_q, by_x = (np.stack(parts, axis=1) for parts in zip(*columns, strict=True))
         shape = here.geometry.free.shape
-        carried, drops = here.carried_out(changes, steps), here.joined(by_q, by_x)
+        carried = here.carried_out(changes, steps)
+        drops = here.joined(by_q, by_x)
         return [(step.reshape(shape), drop.reshape(shape)) for step, drop in zip(carried.T, drops.T, strict=True)]
 
     def _visited(self, point: Point, here: Place) -> Visited:

@@ -43,7 +43,8 @@ class Values:
 
     def matrix(self, topology: Topology, geometry: Geometry) -> scipy.sparse.csr_array:
         """∂q/∂x, (n_coordinates, 3·n_rows); nothing where x may not change."""
-        row, column = np.repeat(self.rows, 3), (3 * self.links[:, None] + np.arange(3)).ravel()
+        row = np.repeat(self.rows, 3)
+        column = (3 * self.links[:, None] + np.arange(3)).ravel()
         shape = (len(self.q), 3 * len(self.vectors))
         by_links = scipy.sparse.csr_array((self.slopes.ravel(), (row, column)), shape=shape)
         return by_links @ changes_of(topology.links.first, topology.links.second, self.vectors, geometry)
@@ -51,9 +52,11 @@ class Values:
 
 def changes_of(first: Indices, second: Indices, vectors: Array, geometry: Geometry) -> scipy.sparse.csr_array:
     """How vectors between atoms change with the coordinates, (3·n_vectors, 3·n_rows): u_j - u_i + ε·r."""
-    number, axes = len(first), np.arange(3)
+    number = len(first)
+    axes = np.arange(3)
     row = (3 * np.arange(number)[:, None] + axes).ravel()
-    rows, columns = [row, row], [(3 * ends[:, None] + axes).ravel() for ends in (second, first)]
+    rows = [row, row]
+    columns = [(3 * ends[:, None] + axes).ravel() for ends in (second, first)]
     data = [np.ones(3 * number), -np.ones(3 * number)]
     if geometry.cell_factor:
         rows.append(np.repeat(row, 3))
@@ -118,7 +121,8 @@ def _bonds(vectors: Array) -> tuple[Array, Array]:
 def _bends(vectors: Array) -> tuple[Array, Array]:
     """θ between r and s: ∂θ/∂r = (cos θ r̂ - ŝ) / (r sin θ)."""
     units, lengths = _units(vectors)
-    one, other = units[:, 0], units[:, 1]
+    one = units[:, 0]
+    other = units[:, 1]
     cosines = np.clip(_dot(one, other), -1.0, 1.0)
     sines = np.maximum(np.linalg.norm(np.cross(one, other), axis=1), 1e-6)
     slopes = (cosines[:, None, None] * units - units[:, ::-1]) / (lengths * sines[:, None])[:, :, None]
@@ -136,12 +140,18 @@ def _straight(vectors: Array, directions: Array) -> tuple[Array, Array]:
 
 def _torsions(vectors: Array) -> tuple[Array, Array]:
     """A. Blondel, M. Karplus, J. Comput. Chem. 17, 1132 (1996), by the links j→i, j→k, k→l."""
-    f, v, h = vectors[:, 0], vectors[:, 1], vectors[:, 2]
+    f = vectors[:, 0]
+    v = vectors[:, 1]
+    h = vectors[:, 2]
     g = -v
-    a, b, length = np.cross(f, g), np.cross(h, g), np.maximum(np.linalg.norm(g, axis=1), SHORTEST)
-    a2, b2 = np.maximum(_dot(a, a), SHORTEST)[:, None], np.maximum(_dot(b, b), SHORTEST)[:, None]
+    a = np.cross(f, g)
+    b = np.cross(h, g)
+    length = np.maximum(np.linalg.norm(g, axis=1), SHORTEST)
+    a2 = np.maximum(_dot(a, a), SHORTEST)[:, None]
+    b2 = np.maximum(_dot(b, b), SHORTEST)[:, None]
     angles = np.arctan2(_dot(np.cross(b, a), g) / length, _dot(a, b))
-    by_f, by_h = -length[:, None] * a / a2, length[:, None] * b / b2
+    by_f = -length[:, None] * a / a2
+    by_h = length[:, None] * b / b2
     by_v = -(_dot(f, g) / length)[:, None] * a / a2 + (_dot(h, g) / length)[:, None] * b / b2
     return angles, np.stack([by_f, by_v, by_h], axis=1)
 
@@ -176,7 +186,8 @@ MOLECULE_FLOOR = 0.1  # eV/Å², of every atom of a molecule against its place; 
 
 def shares(geometry: Geometry, first: Indices, second: Indices, lengths: Array) -> Array:
     """Lindh's g of these pairs."""
-    one, other = PERIODS[geometry.numbers[first]], PERIODS[geometry.numbers[second]]
+    one = PERIODS[geometry.numbers[first]]
+    other = PERIODS[geometry.numbers[second]]
     return np.exp(DECAYS[one, other] * (LENGTHS[one, other] ** 2 - lengths**2))
 
 
@@ -230,7 +241,9 @@ def _factor(labels: Labels) -> float:
 
 def labels_of(topology: Topology) -> list[Labels]:
     """Of each coordinate, from the general to the special."""
-    first, second, count = topology.links.first.tolist(), topology.links.second.tolist(), topology.n_bonds
+    first = topology.links.first.tolist()
+    second = topology.links.second.tolist()
+    count = topology.n_bonds
     symbols = [chemical_symbols[number] for number in topology.made_at.numbers]
     neighbors = Counter(first[: 2 * count])
     kinds = [f"{symbol}{neighbors[atom]}" for atom, symbol in enumerate(symbols)]
@@ -241,7 +254,8 @@ def labels_of(topology: Topology) -> list[Labels]:
         return "bond", _joined("bond", symbols, *ends), _joined("bond", kinds, *ends)
 
     def bend(one: int, other: int) -> Labels:
-        center, ends = kinds[first[one]], sorted("H" if symbols[second[k]] == "H" else "X" for k in (one, other))
+        center = kinds[first[one]]
+        ends = sorted("H" if symbols[second[k]] == "H" else "X" for k in (one, other))
         return "bend", f"bend {center}", f"bend {center} {''.join(ends)}"
 
     def torsion(axis: int) -> Labels:
@@ -280,7 +294,9 @@ def _tree(ends: list[tuple[int, int]]) -> tuple[dict[int, tuple[int, int]], list
     for bond, (first, second) in enumerate(ends):
         at[first].append((second, bond))
         at[second].append((first, bond))
-    parents, seen, used = dict[int, tuple[int, int]](), set[int](), set[int]()
+    parents = dict[int, tuple[int, int]]()
+    seen = set[int]()
+    used = set[int]()
     for root in at:
         waiting = [] if root in seen else [root]
         seen.add(root)

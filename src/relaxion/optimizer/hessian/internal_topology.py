@@ -100,8 +100,10 @@ def bonds_in(geometry: Geometry, pairs: Bonds, known: Topology | None) -> set[tu
 
 def _centres(geometry: Geometry, pairs: Bonds, reduced: Array) -> NDArray[np.bool_]:
     """Metals at the centre of a complex: bonded to two to six non-metals, and to nothing else. (n_atoms,)"""
-    metal, near = ~NON_METALS[geometry.numbers], reduced < BONDED
-    ligands, others = np.zeros(geometry.n_atoms, dtype=np.int64), np.zeros(geometry.n_atoms, dtype=np.int64)
+    metal = ~NON_METALS[geometry.numbers]
+    near = reduced < BONDED
+    ligands = np.zeros(geometry.n_atoms, dtype=np.int64)
+    others = np.zeros(geometry.n_atoms, dtype=np.int64)
     for one, other in ((pairs.first, pairs.second), (pairs.second, pairs.first)):
         np.add.at(ligands, one[near], ~metal[other[near]])
         np.add.at(others, one[near], metal[other[near]])
@@ -110,13 +112,15 @@ def _centres(geometry: Geometry, pairs: Bonds, reduced: Array) -> NDArray[np.boo
 
 def _keys(geometry: Geometry, pairs: Bonds, rows: Indices) -> list[tuple[int, ...]]:
     """(i, j, shift of j) with i ≤ j: the same name for a pair wherever it was found."""
-    first, second = pairs.first[rows], pairs.second[rows]
+    first = pairs.first[rows]
+    second = pairs.second[rows]
     offsets = pairs.vectors[rows] - geometry.positions[second] + geometry.positions[first]
     lattice = geometry.cell * geometry.periodic[:, None]
     shifts = np.rint(offsets @ np.linalg.pinv(lattice)).astype(np.int64)
     turned = first > second
     turned |= (first == second) & (shifts @ [1 << 20, 1 << 10, 1] < 0)
-    low, high = np.where(turned, second, first), np.where(turned, first, second)
+    low = np.where(turned, second, first)
+    high = np.where(turned, first, second)
     return _rows(low, high, np.where(turned[:, None], -shifts, shifts))
 
 
@@ -164,7 +168,8 @@ def _walked(
 ) -> tuple[dict[int, tuple[int, ...]], set[tuple[int, ...]]]:
     """The cell in which each connected atom is found from the start, and the cells after which the piece repeats."""
     cells = dict[int, tuple[int, ...]]({start: (0, 0, 0)})
-    repeats, waiting = set[tuple[int, ...]](), deque([start])
+    repeats = set[tuple[int, ...]]()
+    waiting = deque([start])
     while waiting:
         atom = waiting.popleft()
         for other, shift in neighbors[atom]:
@@ -182,7 +187,8 @@ class _Builder:
 
     def __init__(self, geometry: Geometry, bonds: list[tuple[int, ...]]) -> None:
         table = np.array(bonds, dtype=np.int64)
-        self.geometry, self.n_bonds = geometry, len(bonds)
+        self.geometry = geometry
+        self.n_bonds = len(bonds)
         self.first = [*table[:, 0].tolist(), *table[:, 1].tolist()]
         self.second = [*table[:, 1].tolist(), *table[:, 0].tolist()]
         self.shifts = [*map(tuple, table[:, 2:].tolist()), *map(tuple, (-table[:, 2:]).tolist())]
@@ -193,7 +199,8 @@ class _Builder:
         self.units = vectors / np.maximum(np.linalg.norm(vectors, axis=1), 1e-12)[:, None]
 
     def topology(self, members: NDArray[np.bool_], made_of: frozenset[tuple[int, ...]]) -> Topology:
-        bent, straight = list[tuple[int, int]](), list[tuple[int, int]]()
+        bent = list[tuple[int, int]]()
+        straight = list[tuple[int, int]]()
         for links in self.leaving.values():
             for one, other in combinations(links, 2):
                 (straight if self._cosine(one, other) < LINEAR else bent).append((one, other))
@@ -260,7 +267,8 @@ class _Builder:
         for link in range(self.n_bonds):
             if link in seen:
                 continue
-            last, first = self._end(link), self._reverse(self._end(self._reverse(link)))
+            last = self._end(link)
+            first = self._reverse(self._end(self._reverse(link)))
             here = first
             for _ in range(LONGEST_AXIS):
                 seen.update((here, self._reverse(here)))
@@ -280,7 +288,8 @@ class _Builder:
         """The link from the beginning of a chain to its end, a new one where it is longer than a bond."""
         if first == last:
             return first
-        shift, here = np.array(self.shifts[first]), first
+        shift = np.array(self.shifts[first])
+        here = first
         while here != last:
             here = self.on[here]
             shift = shift + self.shifts[here]
@@ -308,7 +317,9 @@ def still_fits(topology: Topology, geometry: Geometry) -> bool:
     """Whether every bend is still of its kind; bonds are compared elsewhere."""
     vectors = topology.links.vectors(geometry)
     units = vectors / np.maximum(np.linalg.norm(vectors, axis=1), 1e-12)[:, None]
-    bends, straight, torsions = topology.bends, topology.straight, topology.torsions
+    bends = topology.bends
+    straight = topology.straight
+    torsions = topology.torsions
     cosines = np.einsum("ni,ni->n", units[bends[:, 0]], units[bends[:, 1]])
     axes = units[torsions[:, 1]]
     tilts = np.einsum("nki,ni->nk", units[torsions[:, [0, 2]]], axes)

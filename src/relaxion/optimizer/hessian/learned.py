@@ -42,7 +42,8 @@ class LearnedHessians(_Source):
 
     def __init__(self, network: StiffnessNetwork, elements: Collection[int] | None = None) -> None:
         """`elements`: atomic numbers the network may speak about; None: all."""
-        self.network, self.elements = network, None if elements is None else frozenset(elements)
+        self.network = network
+        self.elements = None if elements is None else frozenset(elements)
 
     def at(self, bases: Sequence[Base], structures: Structures) -> list[Hessian]:
         geometries = [one.geometry for one in bases]
@@ -50,7 +51,8 @@ class LearnedHessians(_Source):
             stiffness = self.network(states_at([one.point for one in bases], structures)).to(torch.float64)
             atoms = torch.from_numpy(np.concatenate([geometry.free[: geometry.n_atoms] for geometry in geometries]))
             stiffness = stiffness.restricted(atoms, torch.cat([_free_strains(geometry) for geometry in geometries]))
-            free_cells, frees = stiffness.free.cells.numpy(), list[Array]()
+            free_cells = stiffness.free.cells.numpy()
+            frees = list[Array]()
             for number, geometry in enumerate(geometries):
                 parts = [geometry.free[: geometry.n_atoms].ravel(), free_cells[number] if geometry.cell_factor else []]
                 frees.append(np.concatenate(parts).astype(np.float64))
@@ -60,7 +62,8 @@ class LearnedHessians(_Source):
         result = dict[int, Hessian]()
         for which, own, layout in matrices:
             for number, matrix in zip(which.tolist(), own.numpy(), strict=True):
-                geometry, rows = geometries[number], np.arange(3 * geometries[number].n_atoms)
+                geometry = geometries[number]
+                rows = np.arange(3 * geometries[number].n_atoms)
                 if geometry.cell_factor:
                     rows = np.concatenate([rows, 3 * layout.n_largest + np.arange(6)])
                 result[number] = DenseHessian(geometry, frees[number], matrix[rows[:, None], rows])
@@ -93,7 +96,8 @@ class _InStrains:
         return np.concatenate([rows[:n_atoms].ravel(), strain]) * self.free
 
     def _rows(self, flat: Array, cell_scale: float) -> Array:
-        n_atoms, flat = self.geometry.n_atoms, flat * self.free
+        n_atoms = self.geometry.n_atoms
+        flat = flat * self.free
         if not self.geometry.cell_factor:
             return flat.reshape(-1, 3)
         strain = (flat[3 * n_atoms :] * [1, 1, 1, *[math.sqrt(0.5)] * 3])[[0, 5, 4, 5, 1, 3, 4, 3, 2]]
@@ -177,14 +181,16 @@ class DirectMoves(_Source):
 
     def __init__(self, policy: Policy, elements: Collection[int] | None = None, trust: float = TRUST) -> None:
         """`trust`: the trust radius that states had in training, Å."""
-        self.policy, self.elements = policy, None if elements is None else frozenset(elements)
+        self.policy = policy
+        self.elements = None if elements is None else frozenset(elements)
         self.trust = trust
 
     def at(self, bases: Sequence[Base], structures: Structures) -> list[Hessian]:
         with torch.no_grad():
             move = self.policy(self._states(bases, structures))
         displacements = np.split(move.displacements.double().numpy(), structures.counts.cumsum(0)[:-1].tolist())
-        strains, result = move.strains.double().numpy(), list[Hessian]()
+        strains = move.strains.double().numpy()
+        result = list[Hessian]()
         for one, rows, strain in zip(bases, displacements, strains, strict=True):
             geometry = one.geometry
             step = np.concatenate([rows, geometry.cell_factor * strain]) if geometry.cell_factor else rows
@@ -205,10 +211,14 @@ class DirectMoves(_Source):
 
 def _history(base: Base) -> tuple[Move, Array]:
     """The last move, and the forces before it; at the start none, and the forces of now."""
-    geometry, past, n_atoms = base.geometry, base.past, base.geometry.n_atoms
-    step, forces = np.zeros_like(base.point.coordinates), base.point.forces
+    geometry = base.geometry
+    past = base.past
+    n_atoms = base.geometry.n_atoms
+    step = np.zeros_like(base.point.coordinates)
+    forces = base.point.forces
     if past.coordinates is not None and past.forces is not None and past.coordinates.shape == step.shape:
-        step, forces = base.point.coordinates - past.coordinates, past.forces
+        step = base.point.coordinates - past.coordinates
+        forces = past.forces
     strain = step[n_atoms:] / geometry.cell_factor if geometry.cell_factor else np.zeros((3, 3))
     return Move(torch.from_numpy(step[:n_atoms]), torch.from_numpy((strain + strain.T) / 2)[None]), forces[:n_atoms]
 
@@ -224,7 +234,9 @@ class DirectMove:
     has_curvature = False
 
     def __init__(self, forces: Array, step: Array, springs: SpringHessian) -> None:
-        self.forces, self.step, self.springs = forces, step, springs
+        self.forces = forces
+        self.step = step
+        self.springs = springs
 
     def apply(self, step: Array) -> Array:
         return self.springs.apply(step)

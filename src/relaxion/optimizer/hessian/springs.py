@@ -69,11 +69,15 @@ def bonds_of(geometries: Sequence[Geometry], structures: Structures | None = Non
         pairs = Pairs.of(structures, min(REACH * 2 * float(radii.max()), scale * LARGEST_CUTOFF))
     except StructureError:  # atoms scattered far apart, a cell without volume: of one of them
         return _bonds_one_by_one(geometries, scale)
-    (first, second), vectors = pairs.ends.numpy(), pairs.vectors.numpy()
+    (first, second) = pairs.ends.numpy()
+    vectors = pairs.vectors.numpy()
     natural = radii[first] + radii[second]
     lengths = np.sqrt(np.einsum("ni,ni->n", vectors, vectors))
     near = np.flatnonzero((lengths < REACH * natural) & (lengths > 0))
-    first, second, vectors, natural = first[near], second[near], vectors[near], natural[near]
+    first = first[near]
+    second = second[near]
+    vectors = vectors[near]
+    natural = natural[near]
     starts = np.cumsum([0, *(geometry.n_atoms for geometry in geometries)])
     bounds = np.searchsorted(near, np.cumsum([0, *pairs.counts]))
     return [
@@ -94,7 +98,8 @@ def radii_scale(geometry: Geometry, bonds: Bonds, steps: int = SQUEEZED_STEPS) -
 
     They do not fit noble gases and Lennard-Jones atoms, nor lengths in other units.
     """
-    scale, typical = 1.0, _typical_length(bonds, geometry.n_atoms)
+    scale = 1.0
+    typical = _typical_length(bonds, geometry.n_atoms)
     while np.isinf(typical) and scale < LARGEST_SCALE:  # too far apart to have neighbours
         scale *= 2
         typical = scale * _typical_length(bonds_of([geometry], scale=scale)[0], geometry.n_atoms)
@@ -104,7 +109,8 @@ def radii_scale(geometry: Geometry, bonds: Bonds, steps: int = SQUEEZED_STEPS) -
 
 def _typical_length(bonds: Bonds, n_atoms: int) -> float:
     """The median over atoms of the reduced distance to the nearest neighbour; infinite where most have none."""
-    nearest, reduced = np.full(n_atoms, np.inf), bonds.lengths / bonds.natural_lengths
+    nearest = np.full(n_atoms, np.inf)
+    reduced = bonds.lengths / bonds.natural_lengths
     for ends in (bonds.first, bonds.second):
         np.minimum.at(nearest, ends, reduced)
     return float(np.partition(nearest, n_atoms // 2)[n_atoms // 2])
@@ -141,10 +147,12 @@ def _between_atoms(bonds: Sequence[Bonds], blocks: Sequence[Array], counts: Sequ
     """Of each structure (3, 3, n_atoms, n_atoms): a bond adds its block to both ends and takes it away between them."""
     if not counts:
         return []
-    largest, number = max(counts), len(counts)
+    largest = max(counts)
+    number = len(counts)
     owners = np.repeat(np.arange(number), [len(each.first) for each in bonds])
     rows = np.concatenate([each.first for each in bonds]) + owners * largest
-    places, weights = rows * largest + np.concatenate([each.second for each in bonds]), np.concatenate(blocks)
+    places = rows * largest + np.concatenate([each.second for each in bonds])
+    weights = np.concatenate(blocks)
     result = np.empty((3, 3, number, largest, largest))
     everybody = np.arange(largest)
     for a, b in ((0, 0), (0, 1), (0, 2), (1, 1), (1, 2), (2, 2)):  # blocks are symmetric
@@ -167,8 +175,11 @@ class SpringHessian:
         self, geometry: Geometry, settings: SpringSettings, bonds: Bonds, blocks: Array, between_atoms: Array | None
     ) -> None:
         """As `springs_at` makes it; without `between_atoms` conjugate gradients solve."""
-        self.geometry, self.settings, self.bonds = geometry, settings, bonds
-        self._blocks, self._between_atoms = blocks, between_atoms
+        self.geometry = geometry
+        self.settings = settings
+        self.bonds = bonds
+        self._blocks = blocks
+        self._between_atoms = between_atoms
         self._free = geometry.free.ravel()
         self._factors: dict[float, Array] = {}  # by shift
 
@@ -184,7 +195,8 @@ class SpringHessian:
     def apply(self, step: Array) -> Array:
         """B·u without building B."""
         step = np.where(self.geometry.free, step, 0.0)
-        bonds, n_atoms = self.bonds, self.geometry.n_atoms
+        bonds = self.bonds
+        n_atoms = self.geometry.n_atoms
         pulls = np.einsum("nij,nj->ni", self._blocks, bonds.changes(step, self.geometry))
         result = self._floors * step
         np.add.at(result, bonds.second, pulls)
@@ -212,7 +224,8 @@ class SpringHessian:
         full = np.empty((self._free.size, self._free.size))
         full[:n, :n] = self._between_atoms.transpose(2, 0, 3, 1).reshape(n, n)
         if self.geometry.cell_factor:
-            full[:n, n:], full[n:, n:] = self._with_cell, self._of_cell
+            full[:n, n:] = self._with_cell
+            full[n:, n:] = self._of_cell
             full[n:, :n] = self._with_cell.T
         full[np.diag_indices_from(full)] += self._floors.ravel() + shift
         if not self._free.all():
@@ -236,8 +249,11 @@ class SpringHessian:
 
     def _of_atoms_sparse(self) -> scipy.sparse.bsr_array:
         """The same as `_between_atoms`, block by block, with the floors."""
-        first, second, n_atoms = self.bonds.first, self.bonds.second, self.geometry.n_atoms
-        everybody, floors = np.arange(n_atoms), self._floors[:n_atoms, :, None] * np.eye(3)
+        first = self.bonds.first
+        second = self.bonds.second
+        n_atoms = self.geometry.n_atoms
+        everybody = np.arange(n_atoms)
+        floors = self._floors[:n_atoms, :, None] * np.eye(3)
         row = np.concatenate([first, second, first, second, everybody])
         column = np.concatenate([first, second, second, first, everybody])
         data = np.concatenate([self._blocks, self._blocks, -self._blocks, -self._blocks, floors])
@@ -251,9 +267,11 @@ class SpringHessian:
     @cached_property
     def _with_cell(self) -> Array:
         """(3·n_atoms, 9): δr_a += Σ_b ε_ab r_b, with ε_ab in column 3a + b."""
-        bonds, geometry = self.bonds, self.geometry
+        bonds = self.bonds
+        geometry = self.geometry
         felt = self._blocks[:, :, :, None] * (bonds.vectors / geometry.cell_factor)[:, None, None, :]
-        flat, n_bonds = felt.reshape(len(felt), 27), np.arange(len(felt))
+        flat = felt.reshape(len(felt), 27)
+        n_bonds = np.arange(len(felt))
         shape = (geometry.n_atoms, len(felt))
         ends = scipy.sparse.csr_array((np.ones(len(felt)), (bonds.second, n_bonds)), shape=shape)
         ends = ends - scipy.sparse.csr_array((np.ones(len(felt)), (bonds.first, n_bonds)), shape=shape)

@@ -68,7 +68,8 @@ def own_agent(spec: str) -> str:
         raise SettingsError(f"the agent '{spec}' is a {type(found).__name__}; give a relaxion.train.agents.AgentKind")
     if any(found.settings is kind.settings for name, kind in AGENTS.items() if name != spec):
         raise SettingsError(f"the agent '{spec}' needs a class of settings of its own; derive one")
-    AGENTS[spec], AGENT_SETTINGS[spec] = found, found.settings
+    AGENTS[spec] = found
+    AGENT_SETTINGS[spec] = found.settings
     return spec
 
 

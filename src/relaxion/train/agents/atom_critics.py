@@ -40,7 +40,8 @@ class LateFusion(nn.Module):
         super().__init__()
         self.names = settings.environment_information
         check_names(self.names)
-        width, channels = N_INFORMATION_HIDDEN, settings.channels
+        width = N_INFORMATION_HIDDEN
+        channels = settings.channels
         self.project = StackedLinear(len(self.names), width, n_networks, generator)
         self.tail = StackedMLP(channels + n_answers + width, channels, n_answers, n_networks, generator)
 

@@ -82,8 +82,10 @@ class D4PG(Snapshots):
     ) -> None:
         """The first updates, as many as `critic_updates_before`, are the critics' alone: the policy stays."""
         self.settings = settings or D4PGSettings()
-        self.policy, self.target_policy = policy, target_copy(policy)
-        self.critic, self.target_critic = critic, target_copy(critic)
+        self.policy = policy
+        self.target_policy = target_copy(policy)
+        self.critic = critic
+        self.target_critic = target_copy(critic)
         self.policy_optimizer = adam(policy.parameters(), self.settings.policy_learning_rate)
         self.critic_optimizer = adam(critic.parameters(), self.settings.critic_learning_rate)
         self.action_domain = action_domain
@@ -141,11 +143,13 @@ class D4PG(Snapshots):
 
     def check_returns(self, returns: Tensor) -> str | None:
         """A warning when discounted returns leave the support, where the critic cannot follow; None when all fit."""
-        lowest, highest = self.settings.lowest_value, self.settings.highest_value
+        lowest = self.settings.lowest_value
+        highest = self.settings.highest_value
         outside = int(((returns < lowest) | (returns > highest)).sum())
         if not outside:
             return None
-        smallest, largest = float(returns.min()), float(returns.max())
+        smallest = float(returns.min())
+        largest = float(returns.max())
         return (
             f"{outside} of {returns.numel()} discounted returns lie outside the support of D4PG's critic: returns "
             f"{smallest:.6g} to {largest:.6g}, support {lowest:g} to {highest:g}. "

@@ -62,8 +62,10 @@ class DDPG(Snapshots):
     ) -> None:
         """The first updates, as many as `critic_updates_before`, are the critics' alone: the policy stays."""
         self.settings = settings or DDPGSettings()
-        self.policy, self.target_policy = policy, target_copy(policy)
-        self.critic, self.target_critic = critic, target_copy(critic)
+        self.policy = policy
+        self.target_policy = target_copy(policy)
+        self.critic = critic
+        self.target_critic = target_copy(critic)
         self.policy_optimizer = adam(policy.parameters(), self.settings.policy_learning_rate)
         self.critic_optimizer = adam(critic.parameters(), self.settings.critic_learning_rate)
         self.action_domain = action_domain

@@ -74,7 +74,8 @@ class SAC(Snapshots):
         """The first updates, as many as `critic_updates_before`, are the critics' alone: the policy stays."""
         self.settings = settings or SACSettings()
         self.policy = policy
-        self.critics, self.target_critics = critics, target_copy(critics)
+        self.critics = critics
+        self.target_critics = target_copy(critics)
         self.log_entropy_weight = nn.Parameter(torch.tensor(math.log(self.settings.initial_entropy_weight)))
         self.policy_optimizer = adam(policy.parameters(), self.settings.policy_learning_rate)
         self.critic_optimizer = adam(critics.parameters(), self.settings.critic_learning_rate)
@@ -143,7 +144,8 @@ class SAC(Snapshots):
 
     def _update_entropy_weight(self, batch: Batch, log_densities: Tensor) -> dict[str, Tensor]:
         """Loss mean (-log α · (log π + H_target)), H_target = -dimensions of each single action by default."""
-        per_dimension, dimensions = self.settings.target_entropy_per_dimension, self.action_domain.dimensions
+        per_dimension = self.settings.target_entropy_per_dimension
+        dimensions = self.action_domain.dimensions
         target_entropy = per_dimension * dimensions(batch.observations)  # (batch,)
         loss = -self.log_entropy_weight * (log_densities + target_entropy).mean()
         descend(loss, self.entropy_optimizer)

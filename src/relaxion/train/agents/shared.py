@@ -123,7 +123,8 @@ def adam(parameters: Iterable[nn.Parameter], learning_rate: float) -> Adam:
     """torch's Adam, with its memory there from the beginning: a snapshot may be taken before the first step."""
     optimizer = Adam(parameters, lr=learning_rate, fused=True)
     for parameter in parameters_of(optimizer):
-        mean, square = torch.zeros_like(parameter), torch.zeros_like(parameter)
+        mean = torch.zeros_like(parameter)
+        square = torch.zeros_like(parameter)
         optimizer.state[parameter] = {"step": torch.zeros(()), "exp_avg": mean, "exp_avg_sq": square}
     return optimizer
 
@@ -292,8 +293,12 @@ class Exploration:
         noise: LinearSchedule | None,
         random_warmup: bool = True,
     ) -> None:
-        self.agent, self.domain, self.generator = agent, domain, generator
-        self.warmup_steps, self.noise, self.random_warmup = warmup_steps, noise, random_warmup
+        self.agent = agent
+        self.domain = domain
+        self.generator = generator
+        self.warmup_steps = warmup_steps
+        self.noise = noise
+        self.random_warmup = random_warmup
 
     def warming_up(self, n_stored: int) -> bool:
         """While true, collect only (R1.2)."""

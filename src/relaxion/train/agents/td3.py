@@ -71,8 +71,10 @@ class TD3(Snapshots):
     ) -> None:
         """The first updates, as many as `critic_updates_before`, are the critics' alone: the policy stays."""
         self.settings = settings or TD3Settings()
-        self.policy, self.target_policy = policy, target_copy(policy)
-        self.critics, self.target_critics = critics, target_copy(critics)
+        self.policy = policy
+        self.target_policy = target_copy(policy)
+        self.critics = critics
+        self.target_critics = target_copy(critics)
         self.policy_optimizer = adam(policy.parameters(), self.settings.policy_learning_rate)
         self.critic_optimizer = adam(critics.parameters(), self.settings.critic_learning_rate)
         self.action_domain = action_domain
@@ -119,7 +121,8 @@ class TD3(Snapshots):
 
     def _smoothed_target_actions(self, next_observations: Any) -> Any:
         """a~ = π'(s') + clip(N(0, σ~), -c, c), kept inside the bounds."""
-        noise, clip = self.settings.target_noise, self.settings.target_noise_clip
+        noise = self.settings.target_noise
+        clip = self.settings.target_noise_clip
         return noisy_actions(self.target_policy, self.action_domain, next_observations, noise, self.generator, clip)
 
     def _update_policy(self, batch: Batch) -> dict[str, Tensor]:

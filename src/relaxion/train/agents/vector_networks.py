@@ -91,7 +91,8 @@ class Layers(nn.Module):
         self.n_networks = n_networks
         for number, (n_in, n_out) in enumerate(itertools.pairwise(sizes)):
             bound = 1 / math.sqrt(n_in)  # torch's own choice for nn.Linear
-            weight, bias = torch.empty(n_networks, n_in, n_out), torch.empty(n_networks, 1, n_out)
+            weight = torch.empty(n_networks, n_in, n_out)
+            bias = torch.empty(n_networks, 1, n_out)
             self.register_parameter(
                 f"weight_{number}", nn.Parameter(weight.uniform_(-bound, bound, generator=generator))
             )

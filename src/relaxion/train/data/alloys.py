@@ -56,7 +56,8 @@ def random_alloy(
 ) -> Atoms:
     """A close-packed or, in this share, body-centred lattice of 1–4 elements, built with this edge, then scaled."""
     for _ in range(MOST_BUILT):
-        repeats, cubic = random.integers(1, 5, 3), bool(random.integers(2))
+        repeats = random.integers(1, 5, 3)
+        cubic = bool(random.integers(2))
         lattice = "bcc" if centred_share and random.random() < centred_share else "fcc"
         atoms = bulk("Cu", lattice, a=edge_angstrom, cubic=cubic) * repeats
         if sizes[0] <= len(atoms) <= sizes[1]:
@@ -204,10 +205,12 @@ def bicrystal(random: np.random.Generator, elements: Sequence[str], sizes: tuple
 
 def _mirrored(grain: Atoms, random: np.random.Generator, nearest: float) -> Atoms:
     """Both grains, the second shifted along the plane to where it fits best, of some random shifts."""
-    image, height = grain.copy(), float(grain.cell.array[2, 2])
+    image = grain.copy()
+    height = float(grain.cell.array[2, 2])
     heights = grain.positions[:, 2]
     image.positions[:, 2] = height + heights.max() + heights.min() - heights
-    found, best = grain, -1.0
+    found = grain
+    best = -1.0
     for _ in range(SHIFTS):
         second = image.copy()
         second.positions += random.uniform(0, 1, 2) @ grain.cell.array[:2]
@@ -215,7 +218,8 @@ def _mirrored(grain: Atoms, random: np.random.Generator, nearest: float) -> Atom
         both.set_cell([*grain.cell.array[:2], [0, 0, 2 * height]])
         both.pbc = True
         if (room := closest(both)) > best:
-            found, best = both, room
+            found = both
+            best = room
     crowded = np.triu(found.get_all_distances(mic=True) < nearest, 1).any(axis=0)
     return found[np.flatnonzero(~crowded)]
 
@@ -331,7 +335,8 @@ LJ_RADIUS = 0.31  # of OptBench's clusters
 
 def strewn(random: np.random.Generator, number: int, edge_angstrom: float, growth: float = 1.0) -> np.ndarray:
     """So many places in a cube, none nearer to another than 2 Å; each try makes the cube larger by `growth`."""
-    edge, places = edge_angstrom, list[np.ndarray]()
+    edge = edge_angstrom
+    places = list[np.ndarray]()
     while len(places) < number:
         place = random.uniform(0, edge, 3)
         edge *= growth

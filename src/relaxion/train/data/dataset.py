@@ -78,7 +78,8 @@ class _Ending:
     """A file that says so when it is read on and on beyond its end."""
 
     def __init__(self, file: IO[str]) -> None:
-        self._file, self._ended = file, 0
+        self._file = file
+        self._ended = 0
 
     def readline(self) -> str:
         line = self._file.readline()

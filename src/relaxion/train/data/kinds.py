@@ -132,7 +132,8 @@ class CollectSettings(Settings):
     @classmethod
     def of(cls, table: Mapping[str, Any], given: Mapping[str, Any]) -> CollectSettings:
         """A recipe with overrides; `kind.share=2` reaches into one kind, `share=2` into all of them."""
-        table, given = dict(table), dict(given)
+        table = dict(table)
+        given = dict(given)
         kinds = table.get("kinds")
         if not isinstance(kinds, dict) or not all(isinstance(kind, dict) for kind in kinds.values()):
             raise SettingsError("a recipe to collect has a section for each kind of starts, like [kinds.prototype]")

@@ -29,7 +29,8 @@ def rattle(structures: Structures, generator: Generator, *, size_angstrom: float
     removed and what is left is scaled back to the asked size. Where an atom is fixed it holds the frame, and
     nothing is removed.
     """
-    index, number = structures.structure_index, structures.n_structures
+    index = structures.structure_index
+    number = structures.n_structures
     noise = torch.randn(structures.positions.shape, generator=generator, dtype=structures.dtype)
     noise = noise * structures.movable[:, None]
     counts = structures.counts
@@ -67,7 +68,8 @@ def strain(structures: Structures, generator: Generator, *, largest: float) -> S
 
 def vacancy(structures: Structures, generator: Generator, *, count: int = 1) -> Structures:
     """Without `count` movable atoms of each structure, chosen at random."""
-    index, number = structures.structure_index, structures.n_structures
+    index = structures.structure_index
+    number = structures.n_structures
     movable = per_structure_sum(structures.movable.to(torch.int64), index, number)
     poor = ((movable < count) | (structures.counts <= count)).nonzero().flatten().tolist()
     if poor:
@@ -169,7 +171,8 @@ class Sizing:
     """A crystal whose volume follows its pressure: Newton's method on ln V, the bulk modulus learned on the way."""
 
     def __init__(self, crystal: Atoms, most_calls: int) -> None:
-        self.crystal, self.calls_left = crystal, most_calls
+        self.crystal = crystal
+        self.calls_left = most_calls
         self.log_volume = 0.0  # relative to the crystal as it was made
         self.modulus = FIRST_MODULUS
         self.last: tuple[float, float] | None = None  # log volume and pressure

@@ -230,7 +230,8 @@ def prototypes() -> tuple[Prototype, ...]:
     """All that pymatgen has, read from its file; nothing of it is imported for that."""
     found = []
     for entry in json.loads(_library()):
-        sites, matrix = entry["snl"]["sites"], entry["snl"]["lattice"]["matrix"]
+        sites = entry["snl"]["sites"]
+        matrix = entry["snl"]["lattice"]["matrix"]
         symbols = [site["species"][0]["element"] for site in sites]
         atoms = Atoms(symbols, scaled_positions=[site["abc"] for site in sites], cell=matrix, pbc=True)
         found.append(Prototype(entry["tags"]["aflow"], atoms))
@@ -280,7 +281,8 @@ def charges_balance(counts: Mapping[str, int]) -> bool:
         positive = [state for state in common_states(symbol) if state > 0]
         if not positive:
             return False
-        lowest, highest = lowest + count * min(positive), highest + count * max(positive)
+        lowest = lowest + count * min(positive)
+        highest = highest + count * max(positive)
     return lowest <= -counts[taker] * min(negative) <= highest
 
 

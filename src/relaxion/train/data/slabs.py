@@ -86,7 +86,8 @@ def _fragments() -> tuple[Atoms, ...]:
 
 def hydrogens_of(atoms: Atoms) -> list[tuple[int, int]]:
     """Hydrogen atoms with the heavy atom that each is bound to."""
-    symbols, distances = atoms.get_chemical_symbols(), atoms.get_all_distances()
+    symbols = atoms.get_chemical_symbols()
+    distances = atoms.get_all_distances()
     found = []
     for hydrogen in (k for k, symbol in enumerate(symbols) if symbol == "H"):
         distances[hydrogen, hydrogen] = np.inf
@@ -115,7 +116,8 @@ def _joined(random: np.random.Generator, n_parts: int) -> Atoms | None:
 
 def _bound(first: Atoms, second: Atoms, random: np.random.Generator) -> Atoms | None:
     """Both without a hydrogen atom, their heavy atoms bound instead, turned about the new bond to the most room."""
-    joints, others = hydrogens_of(first), hydrogens_of(second)
+    joints = hydrogens_of(first)
+    others = hydrogens_of(second)
     if not joints or not others:
         return None
     hydrogen, heavy = joints[int(random.integers(len(joints)))]
@@ -128,7 +130,8 @@ def _bound(first: Atoms, second: Atoms, random: np.random.Generator) -> Atoms | 
     moved.rotate(moved.positions[other_hydrogen], -outwards)
     moved.rotate(float(random.uniform(0, 360)), outwards, center=(0, 0, 0))
     moved.positions += first.positions[heavy] + length * outwards
-    kept, added = np.delete(np.arange(len(first)), hydrogen), np.delete(np.arange(len(second)), other_hydrogen)
+    kept = np.delete(np.arange(len(first)), hydrogen)
+    added = np.delete(np.arange(len(second)), other_hydrogen)
     natural = covalent_radii[first.numbers[kept]][:, None] + covalent_radii[moved.numbers[added]]
     rooms = []
     for _ in range(TORSIONS):
@@ -339,9 +342,11 @@ def _on_top(
     for place in places:
         along, across = random.choice((0.0, 1 / 3, 0.5, 2 / 3), 2) if random.random() < 0.5 else random.uniform(0, 1, 2)
         if adsorbates and random.random() < 0.7:
-            symbol, height = str(random.choice(adsorbates)), random.uniform(0.9, 1.6)
+            symbol = str(random.choice(adsorbates))
+            height = random.uniform(0.9, 1.6)
         else:
-            symbol, height = random_symbols(random, elements, 1)[0], random.uniform(1.7, 2.4)
+            symbol = random_symbols(random, elements, 1)[0]
+            height = random.uniform(1.7, 2.4)
         found.append(Atom(symbol, top.positions[place] + along * edges[0] + across * edges[1] + [0, 0, height]))
     return Atoms(found)
 
@@ -389,7 +394,8 @@ def _bare(random: np.random.Generator, elements: Sequence[str], sizes: tuple[int
         size = (*random.integers(*ALONG, 2).tolist(), int(random.integers(*LAYERS)))
         build = FACETS[lattice][int(random.integers(len(FACETS[lattice])))]
         if stepped and lattice == "fcc" and random.random() < 0.3:
-            build, size = fcc211, (3 * size[0], *size[1:])
+            build = fcc211
+            size = (3 * size[0], *size[1:])
         if not sizes[0] <= math.prod(size) <= 2 * sizes[1] or (stepped and size[0] < 2):
             continue
         symbols = random_symbols(random, elements, math.prod(size))
@@ -398,7 +404,8 @@ def _bare(random: np.random.Generator, elements: Sequence[str], sizes: tuple[int
         atoms.set_chemical_symbols(symbols)
         if stepped and build is not fcc211:
             atoms = _with_step(atoms, size[0], random)
-        width, thickness = atoms.cell.lengths()[:2].min(), np.ptp(atoms.positions[:, 2])
+        width = atoms.cell.lengths()[:2].min()
+        thickness = np.ptp(atoms.positions[:, 2])
         if sizes[0] <= len(atoms) <= sizes[1] and width >= NARROWEST and thickness > THINNEST:
             return atoms
     raise SettingsError(f"no slab of {sizes[0]} to {sizes[1]} atoms was found; allow more sizes")

@@ -96,12 +96,15 @@ def _cubic_pair(elements: Sequence[str], _number: int, _generator: Generator, po
     """The B2 (CsCl) cell of two elements at the volume the potential likes best."""
     cell = partial(bulk, "".join(elements), "cesiumchloride")
     contact = 2 / 3**0.5 * sum(covalent_radii[atomic_numbers[element]] for element in elements)
-    best, low, high = contact, 0.8 * contact, 1.3 * contact
+    best = contact
+    low = 0.8 * contact
+    high = 1.3 * contact
     for _ in range(4):  # each time 50 times finer: 1e-7 Å in the end
         edges = np.linspace(low, high, 101)
         energies = potential(Structures.from_ase([cell(a=a) for a in edges])).energies
         best = float(edges[int(energies.argmin())])
-        low, high = best - (edges[1] - edges[0]), best + (edges[1] - edges[0])
+        low = best - (edges[1] - edges[0])
+        high = best + (edges[1] - edges[0])
     return [cell(a=best)]
 
 
@@ -246,7 +249,8 @@ class MetalStarts:
     def sample(self, generator: Generator, n_structures: int) -> Structures:
         """So many starts. The seed of NumPy's generator is drawn from the one given."""
         random = np.random.default_rng(int(torch.randint(2**62, (), generator=generator)))
-        names, weights = list(self.shares), np.array(list(self.shares.values()))
+        names = list(self.shares)
+        weights = np.array(list(self.shares.values()))
         chosen = random.choice(len(names), n_structures, p=weights / weights.sum())
         images = [self._displaced(KINDS[names[number]](self, random), random) for number in chosen]
         free = [bool(atoms.pbc.all()) and random.random() < self.free_share for atoms in images]

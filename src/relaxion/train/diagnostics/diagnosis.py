@@ -78,7 +78,8 @@ class Averages:
     def add(self, name: str, mean: Mean, memory: float) -> None:
         """`memory`: how many of these numbers it takes to forget most of the old ones."""
         fast_sum, fast_weight, slow_sum, slow_weight = self._kept.get(name, (0.0, 0.0, 0.0, 0.0))
-        kept, kept_slowly = math.exp(-mean.count / memory), math.exp(-mean.count / (SLOW * memory))
+        kept = math.exp(-mean.count / memory)
+        kept_slowly = math.exp(-mean.count / (SLOW * memory))
         self._kept[name] = (
             kept * fast_sum + (1 - kept) * mean.value,
             kept * fast_weight + (1 - kept),
@@ -122,8 +123,10 @@ class RelaxationsUnderWay:
         self._set_up(0)
 
     def _set_up(self, number: int) -> None:
-        self.values, self.returns = torch.full((number,), torch.nan).double(), torch.zeros(number).double()
-        self.discounts, self.bonus_discounts = torch.ones(number).double(), torch.zeros(number).double()
+        self.values = torch.full((number,), torch.nan).double()
+        self.returns = torch.zeros(number).double()
+        self.discounts = torch.ones(number).double()
+        self.bonus_discounts = torch.zeros(number).double()
         self.steps = torch.zeros(number, dtype=torch.int64)
 
     def fresh(self, number: int) -> Tensor:
@@ -144,7 +147,9 @@ class RelaxationsUnderWay:
         self.steps += 1
         which = finished.nonzero().flatten()
         ended = Finished(self.values[which], self.returns[which], self.bonus_discounts[which])
-        self.returns[which], self.discounts[which], self.bonus_discounts[which] = 0.0, 1.0, 0.0
+        self.returns[which] = 0.0
+        self.discounts[which] = 1.0
+        self.bonus_discounts[which] = 0.0
         self.steps[which] = 0
         return ended
 
@@ -157,7 +162,8 @@ class RelaxationsUnderWay:
 
 
 # What is rarer than steps is remembered for fewer of its kind.
-RELAXATIONS_PER_STEP, DRIVEN_PER_STEP = 1 / 40, 1 / 10
+RELAXATIONS_PER_STEP = 1 / 40
+DRIVEN_PER_STEP = 1 / 10
 FEWEST_RELAXATIONS = 20.0  # to judge by, however short the memory
 OF_RELAXATIONS = (
     "q_at_start", "return_from_start", "squared_return", "bonus_discount", "entropy_bonus", "returns_outside_support",
@@ -184,8 +190,10 @@ class Diagnosis:
 
     def __init__(self, facts: Facts) -> None:
         self.facts = facts
-        self.tally, self.averages = Tally(), Averages()
-        self.relaxations, self.alarms = RelaxationsUnderWay(), Alarms()
+        self.tally = Tally()
+        self.averages = Averages()
+        self.relaxations = RelaxationsUnderWay()
+        self.alarms = Alarms()
         self.steps = 0  # since the last line
         self.trained_steps = 0  # since the warm-up
         self.calls_beside_bfgs: float | None = None  # of the newest assessment
@@ -218,7 +226,8 @@ class Diagnosis:
         self.tally.mean("blocked_share", transition.back_off[driven] >= LIMITS["undone"])
 
     def _add_structures(self, transition: Transition) -> None:
-        after, minimum = transition.next_state, self.facts.minimum_distance_angstrom
+        after = transition.next_state
+        minimum = self.facts.minimum_distance_angstrom
         closest = closest_pairs(after.structures)
         self.tally.lowest("closest_pair_angstrom", closest)
         self.tally.mean("crowded_share", closest <= (1 + LIMITS["crowded"]) * minimum)
@@ -282,7 +291,8 @@ class Diagnosis:
 
     def assessed(self, beside_bfgs: float | None, beside_best: float | None, lengths: Mapping[str, float]) -> None:
         """Mean force calls of an assessment, beside BFGS and beside the best of the run; moves of several lengths."""
-        self.calls_beside_bfgs, self.calls_beside_best = beside_bfgs, beside_best
+        self.calls_beside_bfgs = beside_bfgs
+        self.calls_beside_best = beside_best
         self.lengths = dict(lengths)
 
     def _assessments(self) -> dict[str, float]:
@@ -357,7 +367,8 @@ def _replay_ages(replay: StructureReplay, steps: int) -> dict[str, Mean]:
     """Batches are drawn uniformly, so the mean age of sampled transitions are that of all there is."""
     if len(replay) == 0:
         return {}
-    age, weight = (len(replay) - 1) / 2, float(max(steps, 1))
+    age = (len(replay) - 1) / 2
+    weight = float(max(steps, 1))
     return {
         "replay_age_transitions": Mean(age, weight),
         "replay_age": Mean(age / replay.capacity, weight),
@@ -423,16 +434,20 @@ def lengths(agent: Any, environment: Environment, state: State) -> dict[str, flo
     The latter is the reward and, discounted, the critic's value of going on. `…_error` is the standard error of the
     worth beside that of the own length. A force call per structure and length, which training does not count.
     """
-    values, worths, usable = dict[str, Tensor](), dict[str, Tensor](), torch.ones(state.n_structures, dtype=torch.bool)
+    values = dict[str, Tensor]()
+    worths = dict[str, Tensor]()
+    usable = torch.ones(state.n_structures, dtype=torch.bool)
     own = agent.act(state).to(state.structures.dtype)
     for name, factor in FACTORS.items():
         move = own.scaled(torch.full((state.n_structures,), factor, dtype=torch.float64), state.structures)
         transition = environment.step(state, move)
         after = transition.next_state
-        expected, later = critic_values(agent, state, move), critic_values(agent, after, agent.act(after))
+        expected = critic_values(agent, state, move)
+        later = critic_values(agent, after, agent.act(after))
         if expected is None or later is None:
             return {}
-        values[name], worths[name] = expected, transition.reward + transition.discount * later
+        values[name] = expected
+        worths[name] = transition.reward + transition.discount * later
         usable &= transition.outcome != Outcome.NON_FINITE
     found = {f"value_of_{name}_move": value[usable].mean() for name, value in values.items()}
     found |= {f"worth_of_{name}_move": worth[usable].mean() for name, worth in worths.items()}

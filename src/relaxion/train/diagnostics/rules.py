@@ -32,7 +32,8 @@ class Seen:
 
 def wall(seen: Seen) -> float:
     """Steps that come to nothing, or relaxations that end so."""
-    steps, ends = seen.now["blocked_share"], seen.now.get("share_blocked", 0.0)
+    steps = seen.now["blocked_share"]
+    ends = seen.now.get("share_blocked", 0.0)
     ended = min(ends / LIMITS["blocked_ends"], steps / LIMITS["some_blocked_steps"])
     return max(steps / LIMITS["blocked_steps"], ended)
 
@@ -47,7 +48,8 @@ def overestimation(seen: Seen) -> float:
 
     A critic near 0 that does not rise has not learned yet: above a negative return, but on its way down.
     """
-    now, before = seen.now, seen.before
+    now = seen.now
+    before = seen.before
     chance = math.sqrt(max(0.0, now["squared_return"] - now["return_from_start"] ** 2)) + now["reward_size"]
     rises = now["q_at_start"] - before["q_at_start"] > 0.1 * chance
     if now["q_at_start"] <= chance and not rises:
@@ -56,7 +58,8 @@ def overestimation(seen: Seen) -> float:
 
 
 def overestimation_words(seen: Seen) -> str:
-    now, before = seen.now, seen.before
+    now = seen.now
+    before = seen.before
     rises = now["q_at_start"] > before["q_at_start"] and now["return_from_start"] <= before["return_from_start"]
     words = f"it predicts {now['q_at_start']:.3g} at the start of relaxations that return {worth(seen):.3g}"
     return words + (", and it rises while the return does not" if rises else "")
@@ -107,7 +110,8 @@ def too_young(seen: Seen) -> float:
 
 
 def replay_words(seen: Seen) -> str:
-    (youngest, oldest), age = _replay_limits(seen), seen.now["replay_age_transitions"]
+    (youngest, oldest) = _replay_limits(seen)
+    age = seen.now["replay_age_transitions"]
     atoms = seen.now["atoms_per_structure"]
     return f"sampled transitions are {age:.0f} steps old; for {atoms:.0f} atoms {youngest:.0f} to {oldest:.0f} would do"
 
@@ -225,7 +229,8 @@ class Alarms:
         for rule in RULES:
             if any(name not in seen.now for name in rule.needs):
                 continue
-            severity, is_active = SEVERITIES[rule.name](seen), rule.name in self.active
+            severity = SEVERITIES[rule.name](seen)
+            is_active = rule.name in self.active
             if not is_active and severity >= 1:
                 self.active.append(rule.name)
                 self._tell(Event(step, rule.name, True, rule.sentence(seen), rule.is_advice))
@@ -243,7 +248,8 @@ class Alarms:
 
     def take_events(self) -> list[Event]:
         """What has begun or ended since the last call."""
-        events, self._events = self._events, []
+        events = self._events
+        self._events = []
         return events
 
     def snapshot(self) -> dict[str, Tensor]:

@@ -256,7 +256,8 @@ class Environment:
         answer = self.potential(tried)
         finite = answer.finite(tried)
         next_state = self._next_state(state, correction.executed, tried, answer, finite)
-        before, after = (state.structures, state.evaluation), (next_state.structures, next_state.evaluation)
+        before = (state.structures, state.evaluation)
+        after = (next_state.structures, next_state.evaluation)
         reward = self.reward(*before, *after, correction.back_off)
         outcome = self._outcomes(next_state, correction.executed, correction.back_off, finite)
         sources = source if isinstance(source, Tensor) else torch.full_like(outcome, int(source))
@@ -322,7 +323,8 @@ class Environment:
 
     def _outcomes(self, state: State, executed: Move, back_off: Tensor, finite: Tensor) -> Tensor:
         """Later lines overrule earlier ones."""
-        settings, structures = self.settings, state.structures
+        settings = self.settings
+        structures = state.structures
         edges = structures.cells.norm(dim=2).amax(dim=1)  # (n_structures,) Å
         length = torch.maximum(executed.largest_displacements(structures), executed.strain_sizes() * edges)
         outcome = torch.full_like(state.calls, int(Outcome.RUNNING))
@@ -368,7 +370,8 @@ class Relaxations:
 
 def rollout(environment: Environment, policy: Callable[[State], Move], state: State) -> Relaxations:
     """Follow the policy alone, without the safeguard, from the given states to the end of each relaxation."""
-    running, visited = torch.arange(state.n_structures), list[tuple[Tensor, State]]()
+    running = torch.arange(state.n_structures)
+    visited = list[tuple[Tensor, State]]()
     outcomes, calls, lengths = (torch.zeros_like(running) for _ in range(3))
     returns = torch.zeros(state.n_structures, dtype=torch.float64)
     finished: list[tuple[Tensor, State]] = []
@@ -376,13 +379,16 @@ def rollout(environment: Environment, policy: Callable[[State], Move], state: St
         visited.append((running, state))
         with torch.no_grad():
             transition = environment.step(state, policy(state))
-        done, after = transition.finished, transition.next_state
-        outcomes[running], calls[running] = transition.outcome, after.calls
+        done = transition.finished
+        after = transition.next_state
+        outcomes[running] = transition.outcome
+        calls[running] = after.calls
         returns[running] += transition.reward.double()
         lengths[running] += 1
         if bool(done.any()):
             finished.append((running[done], after.select(done)))
-        running, state = running[~done], after.select(~done)
+        running = running[~done]
+        state = after.select(~done)
     order = torch.argsort(torch.cat([numbers for numbers, _ in finished]))
     ends = State.concatenate([ended for _, ended in finished]).select(order)
     return Relaxations(visited, ends, outcomes, calls, returns, lengths)

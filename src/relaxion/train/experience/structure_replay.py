@@ -45,7 +45,8 @@ def pack_atoms(state: State, dtype: torch.dtype) -> Tensor:
 
 def pack_structures(state: State, dtype: torch.dtype) -> Tensor:
     """(n_structures, STRUCTURE_COLUMNS); stresses nobody asked for are zero."""
-    structures, stresses = state.structures, state.evaluation.stresses
+    structures = state.structures
+    stresses = state.evaluation.stresses
     columns = [
         structures.cells.flatten(1),
         (torch.zeros_like(structures.cells) if stresses is None else stresses).flatten(1),
@@ -134,7 +135,9 @@ class StateStore:
         self.structures = torch.zeros(state_capacity, sum(STRUCTURE_WIDTHS), dtype=dtype)
         self.first_rows = torch.zeros(state_capacity, dtype=torch.int64)
         self.counts = torch.zeros(state_capacity, dtype=torch.int64)
-        self.oldest, self.newest, self.head = 0, 0, 0
+        self.oldest = 0
+        self.newest = 0
+        self.head = 0
 
     def room_for(self, counts: Tensor) -> bool:
         """Whether states of so many atoms each can be added without touching a readable one."""
@@ -143,7 +146,8 @@ class StateStore:
         if self.newest == self.oldest:
             return int(counts.sum()) <= len(self.atoms)
         tail = int(self.first_rows[self.oldest % len(self.first_rows)])
-        needed, end = int(counts.sum()), len(self.atoms)
+        needed = int(counts.sum())
+        end = len(self.atoms)
         if self.head > tail:  # free rows: head … end, and 0 … tail
             return self.head + needed <= end or needed < tail
         return self.head + needed < tail
@@ -192,7 +196,8 @@ class StateStore:
     def read_with_moves(self, numbers: Tensor) -> tuple[State, Move]:
         """The states and the moves proposed from them."""
         slots, rows, index = self.rows(numbers)
-        atoms, structures = self.atoms.index_select(0, rows), self.structures.index_select(0, slots)
+        atoms = self.atoms.index_select(0, rows)
+        structures = self.structures.index_select(0, slots)
         return unpack(atoms, structures, index)
 
     def holds(self, numbers: Tensor, state: State) -> Tensor:
@@ -246,7 +251,9 @@ class StructureReplay:
     ) -> None:
         if transition_capacity < 1 or atom_capacity < 1 or n_steps < 1:
             raise SettingsError(f"a replay of {transition_capacity} transitions, {atom_capacity} atoms has no room")
-        self.capacity, self.n_steps, self.generator = transition_capacity, n_steps, generator
+        self.capacity = transition_capacity
+        self.n_steps = n_steps
+        self.generator = generator
         self.store = StateStore(atom_capacity, 2 * transition_capacity, dtype)  # a transition brings two states at most
         self.states = torch.zeros(transition_capacity, dtype=torch.int64)  # numbers in the store
         self.next_states = torch.zeros(transition_capacity, dtype=torch.int64)
@@ -271,10 +278,12 @@ class StructureReplay:
         kept = (transition.outcome != Outcome.NON_FINITE).nonzero().flatten()
         numbers = torch.arange(self.newest, self.newest + len(kept))
         places = numbers % self.capacity
-        self.states[places], self.next_states[places] = states[kept], next_states[kept]
+        self.states[places] = states[kept]
+        self.next_states[places] = next_states[kept]
         self.rewards[places] = transition.reward[kept].double()
         self.discounts[places] = transition.discount[kept].double()
-        self.sources[places], self.outcomes[places] = transition.source[kept], transition.outcome[kept]
+        self.sources[places] = transition.source[kept]
+        self.outcomes[places] = transition.outcome[kept]
         self.back_offs[places] = transition.back_off[kept].double()
         self.followers[places] = NOBODY
         known = followed[kept] != NOBODY
@@ -325,7 +334,9 @@ class StructureReplay:
     def assemble(self, first: Tensor) -> Batch:
         """The batch of n-step transitions that begin with the transitions numbered `first`, (batch,)."""
         places = first % self.capacity
-        rewards, discounts, last = self.rewards[places], self.discounts[places], places
+        rewards = self.rewards[places]
+        discounts = self.discounts[places]
+        last = places
         for _ in range(self.n_steps - 1):
             followers = self.followers[last]
             goes_on = followers >= self.oldest

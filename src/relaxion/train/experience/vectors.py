@@ -40,7 +40,8 @@ class Normaliser:
     def update(self, observations: Tensor) -> None:
         """Take in raw observations (n, size), by Chan's rule for joining two sets."""
         new = observations.to(torch.float64)
-        n_old, n_new = int(self.count), len(new)
+        n_old = int(self.count)
+        n_new = len(new)
         total = n_old + n_new
         away = new.mean(dim=0) - self.mean
         squares = self.variance * n_old + new.var(dim=0, correction=0) * n_new + away**2 * (n_old * n_new / total)
@@ -104,7 +105,9 @@ class VectorReplay:
     ) -> None:
         if capacity < n_environments or capacity % n_environments:
             raise SettingsError(f"a replay of {capacity} rows cannot be shared by {n_environments} environments evenly")
-        self.capacity, self.n_steps, self.n_environments = capacity, n_steps, n_environments
+        self.capacity = capacity
+        self.n_steps = n_steps
+        self.n_environments = n_environments
         self.generator = generator
         self.observations = torch.zeros(capacity, observation_size)
         self.actions = torch.zeros(capacity, action_size)
@@ -159,7 +162,8 @@ class VectorReplay:
         observations = self.observations.index_select(0, first)
         next_observations = self.next_observations.index_select(0, last)
         if normaliser is not None:
-            observations, next_observations = normaliser(observations), normaliser(next_observations)
+            observations = normaliser(observations)
+            next_observations = normaliser(next_observations)
         return Batch(observations, self.actions.index_select(0, first), rewards, discounts, next_observations)
 
     def _single(self, first: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -256,7 +260,8 @@ def task(name: str, make: MakeEnvironment | None = None) -> VectorTask:
     make = make or _maker(name)
     environment = make()
     try:
-        observations, actions = environment.observation_space, environment.action_space
+        observations = environment.observation_space
+        actions = environment.action_space
     finally:
         environment.close()
     if not isinstance(observations, Box):

@@ -131,7 +131,8 @@ def _resumed(trainer: RunTrainer, folder: RunFolder, on_progress: OnProgress | N
         raise RunError(
             f"{folder.path} has already done {trainer.step} steps, more than the {settings.training.steps} asked for"
         )
-    clock, logged_up_to = Clock(stored.values["wall_time_seconds"], trainer.step), stored.values["logged_up_to"]
+    clock = Clock(stored.values["wall_time_seconds"], trainer.step)
+    logged_up_to = stored.values["logged_up_to"]
     records = _records(settings, folder, stored.values["metrics_position"], trainer.step)
     try:
         folder.result.unlink(missing_ok=True)  # of fewer steps, or about to be written again; all else is read by now

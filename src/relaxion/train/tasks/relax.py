@@ -92,7 +92,8 @@ def imitation(batch: Batch, actions: Move) -> Tensor:
 
 def imitation_distance(state: State, move: Move, demonstrated: Move) -> Tensor:
     """Mean squared distance to the demonstrated displacements (Å²) plus that of the strains, per structure."""
-    index, number = state.structures.structure_index, state.n_structures
+    index = state.structures.structure_index
+    number = state.n_structures
     squares = (move.displacements - demonstrated.displacements).square().sum(dim=1)
     mean = per_structure_sum(squares, index, number) / state.structures.counts
     return mean + (move.strains - demonstrated.strains).square().sum(dim=(1, 2))  # (n_structures,)

@@ -229,8 +229,11 @@ class RelaxCollector:
     def __init__(
         self, settings: RelaxRunSettings, task: RelaxTask, agent: Any, generators: Mapping[str, Generator]
     ) -> None:
-        training, atoms = settings.training, settings.atoms
-        self.settings, self.potential, self.generators = settings, task.potential, generators
+        training = settings.training
+        atoms = settings.atoms
+        self.settings = settings
+        self.potential = task.potential
+        self.generators = generators
         self.environment = task.environment()
         self.exploration = Exploration(
             agent,
@@ -269,7 +272,8 @@ class RelaxCollector:
         if (size := self.settings.atoms.exploration_length_noise) == 0:
             return move
         noise = torch.randn(state.n_structures, generator=self.generators["exploration"], dtype=state.structures.dtype)
-        world, longer = self.settings.environment, move.scaled(torch.exp(size * noise), state.structures)
+        world = self.settings.environment
+        longer = move.scaled(torch.exp(size * noise), state.structures)
         return longer.bounded(state.structures, world.max_displacement_angstrom, MAX_STRAIN)
 
 
@@ -315,7 +319,8 @@ class Expert:
 
     def __call__(self, state: State) -> Move:
         """Single steps (never a jump to the minimum), zero for atoms that may not move."""
-        displacements, strains = [], []
+        displacements = []
+        strains = []
         ends = state.structures.counts.cumsum(0).tolist()
         for number, end in enumerate(ends):
             rows = slice(end - int(state.structures.counts[number]), end)
@@ -348,7 +353,8 @@ class Expert:
 def _geometry(state: State, number: int, rows: slice) -> Geometry:
     structures = state.structures
     movable = np.repeat(_numpy(structures.movable[rows])[:, None], 3, axis=1).astype(bool)
-    is_free, numbers = bool(structures.cell_free[number]), structures.atomic_numbers[rows].numpy()
+    is_free = bool(structures.cell_free[number])
+    numbers = structures.atomic_numbers[rows].numpy()
     free = np.concatenate([movable, np.ones((3, 3), dtype=bool)]) if is_free else movable
     return Geometry(
         positions=_numpy(structures.positions[rows]),
@@ -385,7 +391,8 @@ def guided(
     if not bool(by_expert.any()):
         return own, sources
     demonstrated = expert(state.select(by_expert))
-    displacements, strains = own.displacements.clone(), own.strains.clone()
+    displacements = own.displacements.clone()
+    strains = own.strains.clone()
     displacements[by_expert[state.structures.structure_index]] = demonstrated.displacements.to(displacements.dtype)
     strains[by_expert] = demonstrated.strains.to(strains.dtype)
     return Move(displacements, strains), sources
