@@ -67,7 +67,7 @@ def test_hostile_calculators_are_survived(tmp_path, settings, calculator, chunk_
     structures = [alloy(seed) for seed in range(9)] + [alloy(20, extra=element) for element in trouble]
     write(tmp_path / "in.extxyz", structures)
     hostile = settings.model_copy(update={"calculator": f"hostile_calculators:{calculator}"})
-    tally = run(tmp_path / "out", hostile, tmp_path / "in.extxyz", chunk_size=chunk_size, time_limit=4.0)
+    tally = run(tmp_path / "out", hostile, tmp_path / "in.extxyz", chunk_size=chunk_size, time_limit=2.5)
     assert (tally.relaxed, tally.failed) == (9, len(trouble))
     said = {
         read(StringIO(reason["input"]), format="extxyz").symbols[0]: reason["reason"]
