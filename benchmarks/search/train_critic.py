@@ -11,6 +11,7 @@ import json
 import logging
 import time
 from dataclasses import asdict
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from relaxion.search.choices import HopChooser, Mixture
 from relaxion.search.critic import CriticSettings, Hops, load_critic, save_critic
 from relaxion.search.critic_choice import CriticChoice, CriticFitSettings, fit, quality
 from relaxion.train.search import FAMILIES, collect
+
+DEPTHS = (1, 2, 4, 8)  # of the walks in turn
 
 
 def main() -> None:
@@ -40,10 +43,13 @@ def main() -> None:
     torch.set_num_threads(1)
     family = FAMILIES[told.family]
 
+    given = None if told.chooser is None else load_critic(told.chooser)
+    depths = cycle(DEPTHS)
+
     def chooser() -> HopChooser:
-        if told.chooser is None:
+        if given is None:
             return Mixture()
-        return CriticChoice(load_critic(told.chooser), candidates=16, temperature_ev=0.08, learn=False)
+        return CriticChoice(given, candidates=16, temperature_ev=0.08, learn=False, depth=next(depths))
 
     files = range(told.first, told.first + told.files)
     collect(

@@ -76,13 +76,6 @@ class Forgetful(Mixture):
         return super().choose(walkers, replace(draw, tried={}))
 
 
-class ForgetfulCritic(CriticChoice):
-    """The same."""
-
-    def draw(self, walkers: Sequence[Walker], draw: Draw) -> list[list[PossibleHop]]:
-        return super().draw(walkers, replace(draw, tried={}))
-
-
 def arm_named(name: str, critics: dict[str, Path], family: SearchFamily, make_start: MakeStart) -> Arm:
     """`basin@T` has another temperature (eV); `critic:NAME[:candidates[:softmax[:temperature[:online]]]]`, online: on
     or off; `revisit:…`: hops to minima known by their bond graph are relaxed again; `forgetful:…`: also hops that were
@@ -93,15 +86,14 @@ def arm_named(name: str, critics: dict[str, Path], family: SearchFamily, make_st
         return Mixture, {"moves": moves, "temperature_ev": float(temperature)}
     if name.startswith(("critic:", "revisit:", "forgetful:")):
         words = name.split(":")
-        rest = [*words[2:], *["16", "0.03", "0.1", "off"][len(words) - 2 :]]
+        rest = [*words[2:], *["16", "0.03", "0.1", "off", "1"][len(words) - 2 :]]
         candidates, softmax, temperature, online = int(rest[0]), float(rest[1]), float(rest[2]), rest[3] == "on"
         if words[1] == "untrained":
             critic = Critic(CriticSettings(), torch.Generator().manual_seed(0))
         else:
             critic = load_critic(critics[words[1]])
-        options = {"candidates": candidates, "temperature_ev": softmax, "learn": online}
-        kind = ForgetfulCritic if name.startswith("forgetful") else CriticChoice
-        return lambda: kind(critic, **options), {"moves": family.hops, "temperature_ev": temperature}
+        options = {"candidates": candidates, "temperature_ev": softmax, "learn": online, "depth": int(rest[4])}
+        return lambda: CriticChoice(critic, **options), {"moves": family.hops, "temperature_ev": temperature}
     if name.startswith("model:"):  # model:2, EMT with parameters off by 2 % judges eight candidates
         settings = SearchSettings(moves=family.hops, candidates=8)
         wrong = WrongEmt(float(name.removeprefix("model:")) / 100)

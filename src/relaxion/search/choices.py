@@ -155,6 +155,10 @@ class Draw:
         geometry = Distances.of(trial, self.bond_scale)
         return None if geometry.too_close else PossibleHop(kind, trial, geometry.look(trial.numbers))
 
+    def look(self, atoms: Atoms) -> np.ndarray:
+        """As `Distances.look`."""
+        return Distances.of(atoms, self.bond_scale).look(atoms.numbers)
+
     def is_new(self, hop: PossibleHop, walker: Walker) -> bool:
         """Whether no such trial was relaxed from the minimum of the walker."""
         return not any(alike(hop.look, other) for other in self.tried.get(walker.minimum, ()))

@@ -13,17 +13,17 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
-from ase import Atoms
 from torch import Tensor
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from relaxion.search.choices import Draw, Hop, PossibleHop, Walker, softmax_pick
 from relaxion.search.critic import Critic, CriticSettings, Hops, batch_of_hops
+from relaxion.search.moves import alike
 
 logger = logging.getLogger(__name__)
 LOWEST_EV = -2.0
@@ -141,10 +141,11 @@ class CriticChoice:
     """Softmax over candidates; two critics where it learns."""
 
     def __init__(
-        self, critic: Critic, *, candidates: int = 16, temperature_ev: float = 0.03, learn: bool = True
+        self, critic: Critic, *, candidates: int = 16, temperature_ev: float = 0.03, learn: bool = True, depth: int = 1
     ) -> None:
         """candidates: trials to choose from. temperature_ev: small values take the best. learn: see the module."""
         self.candidates = candidates
+        self.depth = depth
         self.temperature_ev = temperature_ev
         self.learns = learn
         self.given = critic
@@ -161,10 +162,6 @@ class CriticChoice:
 
     def choose(self, walkers: Sequence[Walker], draw: Draw) -> list[PossibleHop | None]:
         return choose_together([(self, walkers, draw)])[0]
-
-    def draw(self, walkers: Sequence[Walker], draw: Draw) -> list[list[PossibleHop]]:
-        """Candidates of each walker, no two alike."""
-        return [draw.several(walker, self.candidates) for walker in walkers]
 
     def learn(self, hop: Hop) -> None:
         if not self.learns or self._parameters is None:
@@ -222,32 +219,61 @@ class CriticChoice:
 def choose_together(
     asked: Sequence[tuple[CriticChoice, Sequence[Walker], Draw]],
 ) -> list[list[PossibleHop | None]]:
-    """For the walkers of several searches; those that trust the same critic ask it once, in one batch."""
-    drawn = [chooser.draw(walkers, draw) for chooser, walkers, draw in asked]
-    minima: dict[int, list[Atoms]] = {}
-    trials: dict[int, list[Atoms]] = {}
-    origins: dict[int, list[int]] = {}
-    critics: dict[int, Critic] = {}
-    for (chooser, walkers, _), own in zip(asked, drawn, strict=True):
-        name = id(chooser.trusted)
-        critics[name] = chooser.trusted
-        for walker, candidates in zip(walkers, own, strict=True):
-            minima.setdefault(name, []).append(walker.atoms)
-            trials.setdefault(name, []).extend(candidate.trial for candidate in candidates)
-            origins.setdefault(name, []).extend([len(minima[name]) - 1] * len(candidates))
+    """For the walkers of several searches; those that trust the same critic ask it once a round, in one batch.
+
+    In the first round candidates are drawn at the minimum, in each later one at a trial that a softmax took.
+    """
+    plans = [
+        [Plan(chooser, walker, draw) for walker in walkers] for chooser, walkers, draw in asked
+    ]
+    by_critic: dict[int, list[Plan]] = {}
+    for plan in (plan for own in plans for plan in own):
+        by_critic.setdefault(id(plan.chooser.trusted), []).append(plan)
+    for own in by_critic.values():
+        for number in range(max(plan.chooser.depth for plan in own)):
+            extend(own[0].chooser.trusted, [plan for plan in own if number < plan.chooser.depth])
+    return [[plan.pick() for plan in own] for own in plans]
+
+
+@dataclass(eq=False)
+class Plan:
+    """Candidates of one walker with what the critic expects of each, eV."""
+
+    chooser: CriticChoice
+    walker: Walker
+    draw: Draw
+    candidates: list[PossibleHop] = field(default_factory=list)
+    scores: list[float] = field(default_factory=list)
+
+    def drawn(self) -> list[PossibleHop]:
+        """New candidates: from the minimum, or from a trial that was drawn before."""
+        if not self.candidates:
+            return self.draw.several(self.walker, self.chooser.candidates)
+        base = self.pick()
+        standing = replace(self.walker, atoms=base.trial)
+        own = self.draw.look(self.walker.atoms)
+        found = [
+            hop for hop in self.draw.several(standing, self.chooser.candidates)
+            if not any(alike(hop.look, other) for other in [own, *(known.look for known in self.candidates)])
+        ]
+        return [replace(hop, kind=base.kind if base.kind == hop.kind else f"{base.kind}+{hop.kind}") for hop in found]
+
+    def pick(self) -> PossibleHop | None:
+        if not self.candidates:
+            return None
+        return self.candidates[softmax_pick(np.array(self.scores), self.chooser.temperature_ev, self.walker.random)]
+
+
+def extend(critic: Critic, plans: Sequence[Plan]) -> None:
+    """One round of each plan."""
+    drawn = [plan.drawn() for plan in plans]
+    trials = [hop.trial for hops in drawn for hop in hops]
+    origins = [number for number, hops in enumerate(drawn) for _ in hops]
+    if not trials:
+        return
     # the mean, not the more cautious of the twins: here both signs of an error cost the same
-    expected = {
-        name: iter(critic.changes(minima[name], trials[name], origins[name]).mean(axis=0) if trials[name] else ())
-        for name, critic in critics.items()
-    }
-    chosen = []
-    for (chooser, walkers, _), own in zip(asked, drawn, strict=True):
-        said = expected[id(chooser.trusted)]
-        picked: list[PossibleHop | None] = []
-        for walker, candidates in zip(walkers, own, strict=True):
-            scores = np.array([next(said) for _ in candidates])
-            picked.append(
-                candidates[softmax_pick(scores, chooser.temperature_ev, walker.random)] if candidates else None
-            )
-        chosen.append(picked)
-    return chosen
+    expected = critic.changes([plan.walker.atoms for plan in plans], trials, origins).mean(axis=0)
+    scores = iter(expected.tolist())
+    for plan, hops in zip(plans, drawn, strict=True):
+        plan.candidates += hops
+        plan.scores += [next(scores) for _ in hops]
