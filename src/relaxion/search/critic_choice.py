@@ -1,9 +1,10 @@
-"""The critic chooses hops, and learns from them.
+"""The critic plans hops, and learns from them.
 
-Many candidates are drawn, one is taken by softmax over what the critic expects of each. Learning is off-policy: whoever
-chose a hop, the target is what it changed. With `learn` a copy goes on learning from the hops of this search. Before it
-learns from a hop, the error of the critic as it came and the error of the copy are taken; the one with the smaller
-error over the last hops chooses.
+Many moves of the minimum are drawn, a softmax over what the critic expects takes one of the trials, moves of that trial
+are drawn, and so on; at last one of all trials is taken and relaxed. So a hop may join several moves, which only the
+critic has judged in between. Learning is off-policy: whoever chose a hop, the target is what it changed. With `learn` a
+copy goes on learning from the hops of this search. Before it learns from a hop, the error of the critic as it came and
+the error of the copy are taken; the one with the smaller error over the last hops chooses.
 """
 
 from __future__ import annotations
@@ -143,7 +144,8 @@ class CriticChoice:
     def __init__(
         self, critic: Critic, *, candidates: int = 16, temperature_ev: float = 0.03, learn: bool = True, depth: int = 1
     ) -> None:
-        """candidates: trials to choose from. temperature_ev: small values take the best. learn: see the module."""
+        """candidates: moves that are drawn from each structure. temperature_ev: small values take the best. learn: see
+        the module. depth: most moves of a hop."""
         self.candidates = candidates
         self.depth = depth
         self.temperature_ev = temperature_ev
@@ -216,64 +218,60 @@ class CriticChoice:
                 self._parameters.state[parameter] = own
 
 
-def choose_together(
-    asked: Sequence[tuple[CriticChoice, Sequence[Walker], Draw]],
-) -> list[list[PossibleHop | None]]:
-    """For the walkers of several searches; those that trust the same critic ask it once a round, in one batch.
-
-    In the first round candidates are drawn at the minimum, in each later one at a trial that a softmax took.
-    """
-    plans = [
-        [Plan(chooser, walker, draw) for walker in walkers] for chooser, walkers, draw in asked
-    ]
-    by_critic: dict[int, list[Plan]] = {}
-    for plan in (plan for own in plans for plan in own):
-        by_critic.setdefault(id(plan.chooser.trusted), []).append(plan)
-    for own in by_critic.values():
-        for number in range(max(plan.chooser.depth for plan in own)):
-            extend(own[0].chooser.trusted, [plan for plan in own if number < plan.chooser.depth])
-    return [[plan.pick() for plan in own] for own in plans]
+SEVERAL = "several"  # a hop of moves of different kinds
 
 
 @dataclass(eq=False)
 class Plan:
-    """Candidates of one walker with what the critic expects of each, eV."""
+    """What one walker may do next: trials, and what the critic expects of each."""
 
     chooser: CriticChoice
     walker: Walker
     draw: Draw
-    candidates: list[PossibleHop] = field(default_factory=list)
-    scores: list[float] = field(default_factory=list)
+    found: list[PossibleHop] = field(default_factory=list)
+    expected_ev: list[float] = field(default_factory=list)
 
-    def drawn(self) -> list[PossibleHop]:
-        """New candidates: from the minimum, or from a trial that was drawn before."""
-        if not self.candidates:
-            return self.draw.several(self.walker, self.chooser.candidates)
+    def trials(self) -> list[PossibleHop]:
+        """New ones: moves of the minimum, later moves of a trial that the softmax took."""
         base = self.pick()
-        standing = replace(self.walker, atoms=base.trial)
-        own = self.draw.look(self.walker.atoms)
-        found = [
-            hop for hop in self.draw.several(standing, self.chooser.candidates)
-            if not any(alike(hop.look, other) for other in [own, *(known.look for known in self.candidates)])
-        ]
-        return [replace(hop, kind=base.kind if base.kind == hop.kind else f"{base.kind}+{hop.kind}") for hop in found]
+        if base is None:
+            return self.draw.several(self.walker, self.chooser.candidates)
+        moved = self.draw.several(replace(self.walker, atoms=base.trial), self.chooser.candidates)
+        known = [self.draw.look(self.walker.atoms), *(hop.look for hop in self.found)]
+        new = [hop for hop in moved if not any(alike(hop.look, look) for look in known)]
+        return [replace(hop, kind=hop.kind if hop.kind == base.kind else SEVERAL) for hop in new]
 
     def pick(self) -> PossibleHop | None:
-        if not self.candidates:
+        """By softmax over all trials so far."""
+        if not self.found:
             return None
-        return self.candidates[softmax_pick(np.array(self.scores), self.chooser.temperature_ev, self.walker.random)]
+        return self.found[softmax_pick(np.array(self.expected_ev), self.chooser.temperature_ev, self.walker.random)]
 
 
-def extend(critic: Critic, plans: Sequence[Plan]) -> None:
-    """One round of each plan."""
-    drawn = [plan.drawn() for plan in plans]
+def choose_together(
+    asked: Sequence[tuple[CriticChoice, Sequence[Walker], Draw]],
+) -> list[list[PossibleHop | None]]:
+    """For the walkers of several searches; those that trust the same critic ask it together."""
+    plans = [[Plan(chooser, walker, draw) for walker in walkers] for chooser, walkers, draw in asked]
+    of_critics: dict[int, list[Plan]] = {}
+    for plan in (plan for own in plans for plan in own):
+        of_critics.setdefault(id(plan.chooser.trusted), []).append(plan)
+    for own in of_critics.values():
+        for number in range(max(plan.chooser.depth for plan in own)):
+            _extend([plan for plan in own if number < plan.chooser.depth])
+    return [[plan.pick() for plan in own] for own in plans]
+
+
+def _extend(plans: Sequence[Plan]) -> None:
+    """By one more move; all plans have one critic."""
+    drawn = [plan.trials() for plan in plans]
     trials = [hop.trial for hops in drawn for hop in hops]
     origins = [number for number, hops in enumerate(drawn) for _ in hops]
     if not trials:
         return
+    minima = [plan.walker.atoms for plan in plans]
     # the mean, not the more cautious of the twins: here both signs of an error cost the same
-    expected = critic.changes([plan.walker.atoms for plan in plans], trials, origins).mean(axis=0)
-    scores = iter(expected.tolist())
+    expected = iter(plans[0].chooser.trusted.changes(minima, trials, origins).mean(axis=0).tolist())
     for plan, hops in zip(plans, drawn, strict=True):
-        plan.candidates += hops
-        plan.scores += [next(scores) for _ in hops]
+        plan.found += hops
+        plan.expected_ev += [next(expected) for _ in hops]
