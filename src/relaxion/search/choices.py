@@ -161,7 +161,7 @@ class Draw:
 
     def is_new(self, hop: PossibleHop, walker: Walker) -> bool:
         """Whether no such trial was relaxed from the minimum of the walker."""
-        return not any(alike(hop.look, other) for other in self.tried.get(walker.minimum, ()))
+        return not alike(hop.look, self.tried.get(walker.minimum, ()))
 
     def one(self, walker: Walker, shares: Mapping[str, float] | None = None) -> PossibleHop | None:
         """By the shares, a new one where `TRIES` draws bring one; None where they bring nothing."""
@@ -182,7 +182,7 @@ class Draw:
         found: list[PossibleHop] = []
         for _ in range(number):
             candidate = self.one(walker)
-            if candidate is not None and not any(alike(candidate.look, other.look) for other in found):
+            if candidate is not None and not alike(candidate.look, [other.look for other in found]):
                 found.append(candidate)
         return found
 

@@ -238,7 +238,7 @@ class Plan:
             return self.draw.several(self.walker, self.chooser.candidates)
         moved = self.draw.several(replace(self.walker, atoms=base.trial), self.chooser.candidates)
         known = [self.draw.look(self.walker.atoms), *(hop.look for hop in self.found)]
-        new = [hop for hop in moved if not any(alike(hop.look, look) for look in known)]
+        new = [hop for hop in moved if not alike(hop.look, known)]
         return [replace(hop, kind=hop.kind if hop.kind == base.kind else SEVERAL) for hop in new]
 
     def pick(self) -> PossibleHop | None:

@@ -116,9 +116,11 @@ def _separations(atoms: Atoms) -> tuple[np.ndarray, np.ndarray]:
     return vectors, distances
 
 
-def alike(one: np.ndarray, other: np.ndarray) -> bool:
-    """Whether two looks are those of one structure."""
-    return bool(np.abs(one - other).max() < SAME_LOOK * np.abs(one).max())
+def alike(look: np.ndarray, others: Sequence[np.ndarray]) -> bool:
+    """Whether a look is that of one of the other structures."""
+    if not len(others):
+        return False
+    return bool((np.abs(np.array(others) - look).max(axis=1) < SAME_LOOK * np.abs(look).max()).any())
 
 
 def free_atoms(atoms: Atoms) -> np.ndarray:
@@ -207,50 +209,42 @@ def relocate(atoms: Atoms, free: np.ndarray, random: np.random.Generator) -> Ato
     geometry = Distances.of(atoms)
     weights = np.exp(-geometry.coordination[free] / LOOSENESS)
     mover = int(random.choice(free, p=weights / weights.sum()))
-    bonded = geometry.distances < BONDED * geometry.bonds
-    bonded[:, mover] = False
-    anchors = np.delete(np.arange(len(atoms)), mover)
-    for _ in range(PLACES_TRIED):
-        # `integers` takes a twentieth of the time of `choice`, and this loop is where draws spend theirs
-        anchor = int(anchors[random.integers(len(anchors))])
-        around = np.flatnonzero(bonded[anchor])
-        if len(around) < 2:
-            continue
-        first = int(random.integers(len(around)))
-        second = (first + 1 + int(random.integers(len(around) - 1))) % len(around)
-        pair = around[[first, second]]
-        place = _touching(geometry, mover, anchor, pair, random)
-        if place is not None and _has_room(atoms, geometry, mover, anchor, place):
+    for anchor, place in zip(*_places(geometry, mover, random), strict=True):
+        if _has_room(atoms, geometry, mover, int(anchor), place):
             positions = atoms.get_positions()
             positions[mover] = positions[anchor] + place
             return placed(atoms, positions)
     return None
 
 
-def _touching(
-    geometry: Distances, mover: int, anchor: int, pair: np.ndarray, random: np.random.Generator
-) -> np.ndarray | None:
-    """From the anchor to a point one bond away from it and from both of the pair, (3,) Å; None where there is none."""
-    first = geometry.vectors[anchor, pair[0]]
-    second = geometry.vectors[anchor, pair[1]]
-    # written out: NumPy's `cross` and `solve` take most of a draw for so few numbers
-    ax, ay, az = first.tolist()
-    bx, by, bz = second.tolist()
-    normal = np.array([ay * bz - az * by, az * bx - ax * bz, ax * by - ay * bx])
-    square = float(normal @ normal)
-    if square < 1e-6:
-        return None
-    reach = geometry.bonds[mover, [anchor, *pair]] ** 2
-    # p·first and p·second follow from the three distances; p = in-plane part ± height · normal
-    along = np.array([reach[0] - reach[1] + first @ first, reach[0] - reach[2] + second @ second]) / 2
-    both = first @ second
-    in_plane = (along[0] * (second @ second) - along[1] * both) / square * first
-    in_plane += (along[1] * (first @ first) - along[0] * both) / square * second
-    height_square = float(reach[0] - in_plane @ in_plane)
-    if height_square <= 0:
-        return None
-    sign = 1.0 if random.random() < 0.5 else -1.0
-    return in_plane + sign * np.sqrt(height_square / square) * normal
+def _places(geometry: Distances, mover: int, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Atoms, and from each of them the way to a point one bond away from it and from two of its neighbours, Å."""
+    bonded = geometry.distances < BONDED * geometry.bonds
+    bonded[:, mover] = False
+    anchors = random.integers(len(bonded) - 1, size=PLACES_TRIED)
+    anchors += anchors >= mover
+    anchors = anchors[bonded[anchors].sum(axis=1) >= 2]
+    lots = np.where(bonded[anchors], random.random((len(anchors), len(bonded))), 2.0)
+    pairs = np.argsort(lots, axis=1)[:, :2]
+    first = geometry.vectors[anchors, pairs[:, 0]]
+    second = geometry.vectors[anchors, pairs[:, 1]]
+    normal = np.cross(first, second)
+    square = (normal**2).sum(axis=1)
+    # the place is a·first + b·second ± height·normal; its products with both follow from the three distances
+    to_anchor = geometry.bonds[mover, anchors] ** 2
+    own = (first**2).sum(axis=1)
+    other = (second**2).sum(axis=1)
+    both = (first * second).sum(axis=1)
+    along_first = (to_anchor - geometry.bonds[mover, pairs[:, 0]] ** 2 + own) / 2
+    along_second = (to_anchor - geometry.bonds[mover, pairs[:, 1]] ** 2 + other) / 2
+    safe = np.maximum(square, 1e-6)
+    of_first = (along_first * other - along_second * both) / safe
+    of_second = (along_second * own - along_first * both) / safe
+    in_plane = of_first[:, None] * first + of_second[:, None] * second
+    height_square = to_anchor - (in_plane**2).sum(axis=1)
+    fits = (square > 1e-6) & (height_square > 0)
+    heights = np.sqrt(height_square[fits] / square[fits]) * random.choice((-1.0, 1.0), fits.sum())
+    return anchors[fits], in_plane[fits] + heights[:, None] * normal[fits]
 
 
 def _has_room(atoms: Atoms, geometry: Distances, mover: int, anchor: int, place: np.ndarray) -> bool:

@@ -41,7 +41,7 @@ from relaxion.search.choices import (
 )
 from relaxion.search.critic import card_of, load_critic
 from relaxion.search.critic_choice import CriticChoice, choose_together
-from relaxion.search.moves import Distances, alike
+from relaxion.search.moves import alike
 from relaxion.search.state import NAME, restore_state, save_state
 from relaxion.search.state import NAME as STATE
 from relaxion.search.walk import NEW, Minimum, Step, ToRelax, Walk, check_moves, energy_of
@@ -92,9 +92,9 @@ class ModelChoice(Mixture):
         for walker, candidates, here in zip(walkers, drawn, relaxed, strict=False):
             hops: list[tuple[PossibleHop, float]] = []
             for candidate, end in zip(candidates, ends, strict=False):
-                look = Distances.of(end.atoms, draw.bond_scale).look(end.atoms.numbers)
+                look = draw.look(end.atoms)
                 hop = PossibleHop(candidate.kind, end.atoms, look)
-                back = alike(look, Distances.of(here.atoms, draw.bond_scale).look(here.atoms.numbers))
+                back = alike(look, [draw.look(here.atoms)])
                 if end.converged and not back and draw.is_new(hop, walker):
                     hops.append((hop, energy_of(end)))
             energies = np.array([energy for _, energy in hops])
