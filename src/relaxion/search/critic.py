@@ -20,13 +20,16 @@ import torch
 from ase import Atoms
 from torch import Tensor, nn
 
-from relaxion.errors import FileError, PolicyError
-from relaxion.files import Format, replacing
+from relaxion.errors import PolicyError
+from relaxion.files import Format
 from relaxion.model.backbone import AtomInputs, BackboneSettings, LightBackbone
 from relaxion.model.layers import N_DESCRIPTORS, StackedMLP, Surroundings, descriptors
 from relaxion.search.choices import Hop
+from relaxion.search.moves import MOVES, SEVERAL
 from relaxion.structures import Evaluation, State, Structures
 from relaxion.structures.structures import per_structure_sum
+
+KINDS = (*MOVES, SEVERAL)  # files have their numbers
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,28 +86,26 @@ class Hops:
             kinds=np.array([hop.kind for hop in flat], dtype=str),
         )
 
-    def save(self, path: Path) -> None:
-        """In one go: whoever is killed meanwhile leaves no half file."""
-        with replacing(path) as file:
-            np.savez(file, allow_pickle=False, **{part.name: getattr(self, part.name) for part in fields(self)})
+    @classmethod
+    def joined(cls, parts: Sequence[Hops]) -> Hops:
+        """All as one; their walks stay apart."""
+        arrays = {part.name: np.concatenate([getattr(own, part.name) for own in parts]) for part in fields(cls)}
+        n_walks = np.cumsum([own.walks.max(initial=-1) + 1 for own in parts])
+        arrays["walks"] += np.repeat(n_walks - n_walks[0], [len(own) for own in parts]).astype(np.int32)
+        return cls(**arrays)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """For a file."""
+        arrays = {part.name: getattr(self, part.name) for part in fields(self)}
+        arrays["kinds"] = np.array([KINDS.index(kind) if kind in KINDS else -1 for kind in self.kinds], np.int16)
+        return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
     @classmethod
-    def load(cls, paths: Sequence[Path]) -> Hops:
-        """All files as one."""
-        parts = []
-        walks = 0
-        for path in paths:
-            try:
-                with np.load(path, allow_pickle=False) as file:
-                    part = {field.name: file[field.name] for field in fields(cls)}
-            except (OSError, ValueError, KeyError) as error:
-                raise FileError(f"{path} holds no hops ({error}); make it again, or leave it out") from error
-            part["walks"] = part["walks"] + walks
-            walks = int(part["walks"].max(initial=walks - 1)) + 1
-            parts.append(part)
-        if not parts:
-            raise FileError("no file of hops was given")
-        return cls(**{name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
+    def of_tensors(cls, tensors: Mapping[str, Tensor]) -> Hops:
+        """As `tensors` gave them; kinds of the user's own become "several"."""
+        arrays = {part.name: tensors[part.name].numpy() for part in fields(cls)}
+        arrays["kinds"] = np.array([KINDS[number] for number in arrays["kinds"]], dtype=str)
+        return cls(**arrays)
 
     def structure(self, hop: int, *, trial: bool) -> Atoms:
         """The minimum or the trial of one hop."""

@@ -10,37 +10,20 @@ the error of the copy are taken; the one with the smaller error over the last ho
 from __future__ import annotations
 
 import copy
-import logging
-import math
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from relaxion.search.choices import Draw, Hop, PossibleHop, Walker, softmax_pick
-from relaxion.search.critic import Critic, CriticSettings, Hops, batch_of_hops
-from relaxion.search.moves import alike
+from relaxion.search.critic import Critic, Hops, batch_of_hops
+from relaxion.search.moves import SEVERAL, alike
 
-logger = logging.getLogger(__name__)
 LOWEST_EV = -2.0
 HIGHEST_EV = 1.0  # targets above are cut: how bad a bad hop is does not matter
-SEGMENT = 8  # hops of a batch that follow each other in a walk, and share minima
-LEARNING_RATE = 2e-3
-FINAL_SHARE = 0.01  # of the learning rate, at the end
-
-
-@dataclass(frozen=True, kw_only=True)
-class CriticFitSettings:
-    """How critics are trained."""
-
-    updates: int = 8000
-    batch: int = 64  # hops
-    seed: int = 0
 
 
 def targets(hops: Hops) -> np.ndarray:
@@ -53,55 +36,6 @@ def loss_of(predicted: Tensor, wanted: np.ndarray) -> Tensor:
     """Huber's, both twins on the same hops."""
     aims = torch.from_numpy(wanted).to(predicted.dtype)
     return torch.nn.functional.huber_loss(predicted, aims.expand_as(predicted), delta=0.2)
-
-
-def fit(
-    hops: Hops,
-    settings: CriticFitSettings,
-    critic_settings: CriticSettings | None = None,
-    critic: Critic | None = None,
-    report: Callable[[int, float], None] | None = None,
-) -> Critic:
-    """Train a new critic, or go on with one. The learning rate falls as a cosine.
-
-    The critic returned is the mean of the parameters over the last part of the training, which is steadier than the
-    last ones.
-    """
-    generator = torch.Generator().manual_seed(settings.seed)
-    random = np.random.default_rng([settings.seed, 7])
-    critic = critic or Critic(critic_settings or CriticSettings(), generator)
-    decay = max(0.0, min(0.998, 1 - 10 / settings.updates))
-    averaged = AveragedModel(critic, multi_avg_fn=get_ema_multi_avg_fn(decay))
-    parameters = torch.optim.Adam(critic.parameters(), lr=LEARNING_RATE)
-    wanted = targets(hops)
-    recent = 0.0
-    began = time.monotonic()
-    for update in range(settings.updates):
-        share = 0.5 * (1 + math.cos(math.pi * update / settings.updates))
-        for group in parameters.param_groups:
-            group["lr"] = LEARNING_RATE * (FINAL_SHARE + (1 - FINAL_SHARE) * share)
-        chosen = _segments(len(hops), settings, random)
-        loss = loss_of(critic(batch_of_hops(hops, chosen)), wanted[chosen])
-        parameters.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(critic.parameters(), 1.0)
-        parameters.step()
-        averaged.update_parameters(critic)
-        recent += loss.detach().item()
-        if (update + 1) % 500 == 0:
-            logger.info("update %d: loss %.5f, %.0f s", update + 1, recent / 500, time.monotonic() - began)
-            if report is not None:
-                report(update + 1, recent / 500)
-            recent = 0.0
-    critic.load_state_dict(averaged.module.state_dict())
-    return critic
-
-
-def _segments(n_hops: int, settings: CriticFitSettings, random: np.random.Generator) -> np.ndarray:
-    """Numbers of the hops of a batch: pieces anywhere."""
-    length = min(SEGMENT, n_hops)
-    starts = random.integers(n_hops - length + 1, size=max(1, settings.batch // length))
-    return (starts[:, None] + np.arange(length)).ravel()
 
 
 @torch.no_grad()
@@ -142,7 +76,7 @@ class CriticChoice:
     """Softmax over candidates; two critics where it learns."""
 
     def __init__(
-        self, critic: Critic, *, candidates: int = 16, temperature_ev: float = 0.03, learn: bool = True, depth: int = 1
+        self, critic: Critic, *, candidates: int = 16, temperature_ev: float = 0.03, learn: bool = True, depth: int = 4
     ) -> None:
         """candidates: moves that are drawn from each structure. temperature_ev: small values take the best. learn: see
         the module. depth: most moves of a hop."""
@@ -216,9 +150,6 @@ class CriticChoice:
             own = {n.removeprefix(prefix): t.clone() for n, t in tensors.items() if n.startswith(prefix)}
             if own:
                 self._parameters.state[parameter] = own
-
-
-SEVERAL = "several"  # a hop of moves of different kinds
 
 
 @dataclass(eq=False)

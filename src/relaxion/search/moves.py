@@ -399,6 +399,7 @@ MOVES: dict[str, Move] = {
     "strain": strain,
     "torsion": torsion,
 }
+SEVERAL = "several"  # moves of different kinds in one hop
 
 
 def move_named(name: str) -> Move:

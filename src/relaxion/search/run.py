@@ -121,6 +121,7 @@ def one_round(walks: Sequence[Walk], relax: TrialRelaxer) -> list[list[Hop]]:
 
 
 SECONDS_BETWEEN_STATES = 10.0
+OF_RUN = "critic.safetensors"  # in the folder of a training
 SHIPPED = "metals.safetensors"  # in `relaxion/search/critics`
 OnRound = Callable[[Walk], None]
 
@@ -226,12 +227,16 @@ def chooser_of(settings: SearchSettings, atoms: Atoms) -> tuple[HopChooser, str]
     if settings.choice == "bandit":
         return Bandit(), "bandit over kinds"
     path = shipped_critic() if settings.choice in ("auto", "critic") else Path(settings.choice)
+    if path is not None and path.is_dir():
+        path = path / OF_RUN
     if settings.choice == "auto" and (path is None or not knows(path, atoms, settings)):
         return Bandit(), "bandit over kinds"
     if path is None:
         raise PolicyError("no critic ships with this relaxion; name the file of one, or choose bandit")
     if settings.choice not in CHOICES and not path.is_file():
-        raise SettingsError(f"choice is one of {', '.join(CHOICES)} or the file of a critic, got '{settings.choice}'")
+        raise SettingsError(
+            f"choice is one of {', '.join(CHOICES)} or the file or run of a critic, got '{settings.choice}'"
+        )
 
     critic = load_critic(path)
     options = {"candidates": settings.candidates, "temperature_ev": settings.softmax_temperature_ev}

@@ -1,9 +1,11 @@
-"""Learning to search: families of systems, hops to learn from, and hopping as a Gymnasium environment.
+"""Learning to search: families of systems, the trainer of critics, and hopping as a Gymnasium environment.
 
-A family has a potential, moves, starts to train critics on, and systems that stay unseen: bimetallic clusters with EMT
-(the pairs of UNSEEN; AlAu and AlPt collapse with EMT and are left out), Al–Fe crystals with Mendelev's potential (the
-compositions of UNSEEN_CRYSTALS). Hops come from many searches of random training systems, in files of which each is
-made whole or not at all.
+A family has a potential, starts to train critics on, and systems that stay unseen: bimetallic clusters with EMT (the
+pairs of UNSEEN; AlAu and AlPt collapse with EMT and are left out), Al–Fe crystals with Mendelev's potential (the
+compositions of UNSEEN_CRYSTALS).
+
+The trainer collects hops by the critic as it is (the first ones by the fixed mixture), keeps all of them, and updates
+the critic on random ones, whoever chose them.
 
 In the environment an agent chooses the next hop among candidates. State: the minimum where the walker stands as a graph
 (elements, positions, cell), its energy above the best one so far, the share of the calls that is left, and the
@@ -14,27 +16,41 @@ left are part of the state this is a true end.
 
 from __future__ import annotations
 
-import logging
-import time
+import copy
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import combinations
+from itertools import combinations, cycle, islice
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import gymnasium
 import numpy as np
+import torch
 from ase import Atoms
 from ase.calculators.calculator import BaseCalculator
+from pydantic import Field
+from torch import Tensor
 
-from relaxion.errors import SettingsError
+from relaxion.errors import AssessmentStopped, SettingsError
+from relaxion.files import Stored, digest, joined
 from relaxion.potentials.base import Potential
 from relaxion.search.choices import Draw, Hop, HopChooser, Mixture, PossibleHop, SearchSettings, Walker
-from relaxion.search.critic import Hops
+from relaxion.search.critic import Critic, CriticSettings, Hops, batch_of_hops, save_critic
+from relaxion.search.critic_choice import CriticChoice, loss_of, quality, targets
 from relaxion.search.run import TrialRelaxer, one_round
 from relaxion.search.walk import Walk
+from relaxion.settings import Settings
+from relaxion.train.agents.shared import Snapshots, adam, descend, soft_update
 from relaxion.train.data.alloys import ball, packed, repacked, summed_volume
+from relaxion.train.data.dataset import read
+from relaxion.train.data.starts import first_at_hand, potential_at_hand
+from relaxion.train.runs.packaging import training_command
+from relaxion.train.runs.run_folder import RunFolder
+from relaxion.train.tasks.control import STARTS_SEED, AssessedReturns
+from relaxion.train.tasks.progress import Result, ScalarMeans, checked_finite, named_generator, taken_back
+from relaxion.train.tasks.settings import LoopSettings, RunSettings
 
 MakeStart: TypeAlias = Callable[[np.random.Generator], Atoms]
 METALS = ("Al", "Ni", "Cu", "Pd", "Ag", "Pt", "Au")
@@ -51,13 +67,10 @@ APART = 1.8  # Å; no two atoms of a crystal's start are nearer
 
 @dataclass(frozen=True)
 class SearchFamily:
-    """What is searched, and how."""
+    """What is searched."""
 
-    potential: str
+    potential: str  # alternatives `first | second`: the first that can be had
     training_start: MakeStart
-    tuned: Mapping[str, float]  # shares of the best fixed mixture that was found
-    hops: Mapping[str, float]  # shares of the candidates from which critics choose
-    cell: bool = False  # relaxed too
 
 
 def training_cluster(random: np.random.Generator, fewest: int = 10, most: int = 26) -> Atoms:
@@ -89,33 +102,18 @@ def crystal(n_al: int, n_fe: int, random: np.random.Generator) -> Atoms:
     return packed(random, symbols, volume_per_atom_angstrom3=volume, minimum_distance_angstrom=APART)
 
 
-AL_FE = "eam:../shared/data/AlFe.fs.gz"
 FAMILIES = {
-    "metals": SearchFamily(
-        "emt",
-        training_cluster,
-        tuned={"swap": 0.6, "relocate": 0.25, "twist": 0.15},
-        hops={"swap": 0.5, "relocate": 0.35, "twist": 0.15},
-    ),
-    "al-fe": SearchFamily(
-        AL_FE,
-        training_crystal,
-        tuned={"swap": 0.4, "slip": 0.2, "relocate": 0.2, "rattle": 0.2},
-        hops={"swap": 0.4, "slip": 0.25, "relocate": 0.25, "rattle": 0.1},
-    ),
-    "al-fe-cell": SearchFamily(
-        AL_FE,
-        training_crystal,
-        tuned={"swap": 0.4, "slip": 0.2, "relocate": 0.1, "rattle": 0.15, "strain": 0.15},
-        hops={"swap": 0.4, "slip": 0.2, "relocate": 0.15, "rattle": 0.1, "strain": 0.15},
-        cell=True,
-    ),
+    "metals": SearchFamily("emt", training_cluster),
+    "al-fe": SearchFamily("eam:../shared/data/AlFe.fs.gz | eam", training_crystal),
 }
 SIZES = {"tuning": (15, 19, 24), "unseen": (14, 16, 18, 20, 23, 25), "large": (30, 38, 50)}
 
 
-def systems(family: str, which: str) -> dict[str, MakeStart]:
-    """Starts of each system by its name. which: `tuning`, `unseen`, or `large` (clusters, of unseen pairs)."""
+def systems(family: str, which: str, *, cell: bool = False) -> dict[str, MakeStart]:
+    """Starts of each system by its name. which: `tuning`, `unseen`, or `large` (clusters, of unseen pairs).
+
+    All starts of a crystal share a cell, unless it is free.
+    """
     if family == "metals":
         return _clusters(TRAINED[::2] if which == "tuning" else UNSEEN, which)
     known = [composition for composition in CRYSTALS if composition not in UNSEEN_CRYSTALS]
@@ -123,8 +121,7 @@ def systems(family: str, which: str) -> dict[str, MakeStart]:
     found: dict[str, MakeStart] = {}
     for n_al, n_fe in compositions:
         first = crystal(n_al, n_fe, np.random.default_rng([n_al, n_fe]))
-        # a fixed cell belongs to the system: all starts share it
-        make = partial(crystal, n_al, n_fe) if FAMILIES[family].cell else partial(repacked, first, APART)
+        make = partial(crystal, n_al, n_fe) if cell else partial(repacked, first, APART)
         found[f"Al{n_al}Fe{n_fe}"] = make
     return found
 
@@ -140,63 +137,239 @@ def _clusters(pairs: tuple[tuple[str, str], ...], which: str) -> dict[str, MakeS
     return found
 
 
-logger = logging.getLogger(__name__)
 TEMPERATURES_EV = (0.05, 0.3)  # of Metropolis, between these for each walk
+DEPTHS = (1, 2, 4)  # moves of a hop at most, walks in turn
+EXPLORING_EV = 0.08  # softmax over what the critic expects, while hops are collected
+WALK_CALLS = 400
+BATCH_HOPS = 64
+SEGMENT = 8  # hops of a batch that follow each other in a walk, and share minima
+LEARNING_RATE = 2e-3
+FINAL_SHARE = 0.01  # of the learning rate, which falls as a cosine
+COLLECTING_SHARE = 0.75  # of the updates, until the last hops are collected
+AVERAGING_RATE = 0.002  # per update: the critic that is used follows the one that learns; faster at the beginning
+ASSESSED_CALLS = 100
 
 
-def collect(
-    folder: Path,
-    files: range,
-    make_start: Callable[[np.random.Generator], Atoms],
-    make_chooser: Callable[[], HopChooser],
-    moves: Mapping[str, float],
-    potential: str = "emt",
-    walks: int = 96,
-    calls: int = 400,
-    *,
-    cell: bool = False,
-) -> list[Path]:
-    """Files `hops-NNNN.npz`, one for each number; those that exist are left as they are.
+class SearchTaskSettings(Settings):
+    """What hops are made of, and how many."""
 
-    folder: where they go. make_start: a start, from a generator seeded by the number of the file. make_chooser: who
-    chooses the hops of a walk. moves: kinds with their shares. walks: searches in one file. calls: force calls of
-    each. cell: relaxed too.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    settings = SearchSettings(calls=calls, moves=moves, cell=cell)
-    relax = TrialRelaxer(potential, settings)
-    paths = []
-    for number in files:
-        path = folder / f"hops-{number:04d}.npz"
-        paths.append(path)
-        if path.exists():
-            continue
-        began = time.monotonic()
-        hops = _walked(np.random.default_rng([number, 32]), make_start, make_chooser, relax, walks, settings)
-        hops.save(path)
-        logger.info("%s: %d hops in %.0f s", path.name, len(hops), time.monotonic() - began)
-    return paths
+    structures: str = "metals"
+    """metals (clusters of two metals), al-fe (crystals), or a file of your own structures, each a start."""
+
+    calculator: str | None = None
+    """Of the relaxations; None: that of the family."""
+
+    cell: bool = False
+    """Relax the cell too."""
+
+    collect_interval_steps: int = Field(default=600, ge=1)
+    """Updates between two collections of hops."""
+
+    walks: int = Field(default=48, ge=1)
+    """Searches of 400 force calls in each collection."""
 
 
-def _walked(
-    random: np.random.Generator,
-    make_start: Callable[[np.random.Generator], Atoms],
-    make_chooser: Callable[[], HopChooser],
-    relax: TrialRelaxer,
-    walks: int,
-    settings: SearchSettings,
-) -> Hops:
-    running = []
-    for _ in range(walks):
-        temperature = float(np.exp(random.uniform(*np.log(TEMPERATURES_EV))))
-        own = replace(settings, temperature_ev=temperature, seed=int(random.integers(2**31)))
-        running.append(Walk(make_start(random), own, make_chooser()))
-        running[-1].skips_known = False  # each hop begins where the one before led, or where it began
-    made: list[list[Hop]] = [[] for _ in running]
-    while any(not walk.stopped for walk in running):
-        for own, new in zip(made, one_round(running, relax), strict=True):
-            own.extend(new)
-    return Hops.of([own for own in made if own])
+@dataclass(frozen=True)
+class SearchRunSettings(RunSettings):
+    """No agent of the package acts here: the critic is the policy."""
+
+    search: SearchTaskSettings
+
+    COUNTS_FORCE_CALLS = False
+
+    @classmethod
+    def parts(cls, values: Mapping[str, Any]) -> dict[str, type[Settings]]:  # noqa: ARG003
+        return {"training": LoopSettings, "search": SearchTaskSettings}
+
+    def trainer(self) -> SearchTrainer:
+        return SearchTrainer(self)
+
+
+class SearchTrainer(Snapshots):
+    """`advance` is one update of the critic, after a collection of hops where one is due; resumable to the bit."""
+
+    PARTS = ("critic", "used", "optimizer", "generator")
+
+    def __init__(self, settings: SearchRunSettings) -> None:
+        self.settings = settings
+        own = settings.search
+        family = FAMILIES.get(own.structures)
+        self.make_start = family.training_start if family is not None else _drawn_from(Path(own.structures))
+        potential = own.calculator or (family.potential if family is not None else None)
+        if potential is None:
+            raise SettingsError(f"no calculator for {own.structures}; name one, such as --calc emt")
+        self.potential = first_at_hand(potential, potential_at_hand)
+        seed = settings.training.seed
+        self.critic = Critic(CriticSettings(), named_generator(seed, "agent"))
+        self.used = copy.deepcopy(self.critic)
+        self.optimizer = adam(self.critic.parameters(), LEARNING_RATE)
+        self.generator = named_generator(seed, "replay")
+        self.hops: Hops | None = None
+        self.n_updates = 0
+        self.force_calls = 0
+        self.newest: dict[str, float] = {}  # quality on the last collection, before it was learned from
+        self.means = ScalarMeans()
+        self.folder: Path | None = None
+
+    @property
+    def step(self) -> int:
+        return self.n_updates
+
+    @property
+    def steps_per_round(self) -> int:
+        return 1
+
+    def prepare(self, folder: Path) -> None:
+        self.folder = folder
+
+    def advance(self) -> None:
+        steps = self.settings.training.steps
+        interval = self.settings.search.collect_interval_steps
+        if self.n_updates % interval == 0 and (self.hops is None or self.n_updates < COLLECTING_SHARE * steps):
+            self._collect(self.n_updates // interval)
+        share = 0.5 * (1 + math.cos(math.pi * min(self.n_updates / steps, 1.0)))
+        self.optimizer.param_groups[0]["lr"] = LEARNING_RATE * (FINAL_SHARE + (1 - FINAL_SHARE) * share)
+        assert self.hops is not None
+        length = min(SEGMENT, len(self.hops))
+        starts = torch.randint(len(self.hops) - length + 1, (BATCH_HOPS // length, 1), generator=self.generator)
+        chosen = (starts + torch.arange(length)).flatten().numpy()
+        loss = loss_of(self.critic(batch_of_hops(self.hops, chosen)), targets(self.hops)[chosen])
+        norm = descend(loss, self.optimizer)
+        soft_update(self.used, self.critic, max(AVERAGING_RATE, 5 / (self.n_updates + 5)))
+        self.n_updates += 1
+        self.means.add({"train/critic_loss": loss.detach(), "train/critic_gradient_norm": norm})
+
+    def _collect(self, number: int) -> None:
+        """Hops of new walks, by a generator of this collection."""
+        random = np.random.default_rng([self.settings.training.seed, 32, number])
+        depths = cycle(DEPTHS)
+        own = self.settings.search
+        settings = SearchSettings(calls=WALK_CALLS, cell=own.cell)
+        walks = []
+        for _ in range(own.walks):
+            temperature = float(np.exp(random.uniform(*np.log(TEMPERATURES_EV))))
+            options = {"temperature_ev": temperature, "seed": int(random.integers(2**31))}
+            walks.append(Walk(self.make_start(random), replace(settings, **options), self._chooser(next(depths))))
+            walks[-1].skips_known = False  # each hop begins where the one before led, or where it began
+        made: list[list[Hop]] = [[] for _ in walks]
+        relax = TrialRelaxer(self.potential, settings)
+        while any(not walk.stopped for walk in walks):
+            for kept, new in zip(made, one_round(walks, relax), strict=True):
+                kept.extend(new)
+        self.force_calls += sum(walk.calls for walk in walks)
+        hops = Hops.of([kept for kept in made if kept])
+        if self.hops is not None:
+            self.newest = {f"hops/{name}": value for name, value in quality(self.used, hops).items()}
+        self.hops = hops if self.hops is None else Hops.joined([self.hops, hops])
+
+    def _chooser(self, depth: int) -> HopChooser:
+        if self.hops is None:
+            return Mixture()
+        return CriticChoice(self.used, temperature_ev=EXPLORING_EV, learn=False, depth=depth)
+
+    def scalars(self) -> dict[str, float]:
+        n_hops = 0 if self.hops is None else len(self.hops)
+        own = {"time/total_timesteps": self.step, "time/force_calls": self.force_calls, "replay/size": n_hops}
+        return own | self.newest | self.means.take()
+
+    def take_events(self) -> list[Any]:
+        """Diagnoses are for agents."""
+        return []
+
+    def assess(self, stop: Callable[[], bool]) -> AssessedReturns:
+        """Short searches. The return is by how much the best energy fell, in eV."""
+        own = self.settings.search
+        n_starts = self.settings.training.assessment_starts
+        made = systems(own.structures, "tuning", cell=own.cell) if own.structures in FAMILIES else {}
+        makers = list(islice(cycle(made.values() or [self.make_start]), n_starts))
+        settings = SearchSettings(calls=ASSESSED_CALLS, cell=own.cell)
+        walks = []
+        for number, make in enumerate(makers):
+            start = make(np.random.default_rng([STARTS_SEED, number]))
+            walks.append(Walk(start, replace(settings, seed=number), CriticChoice(self.used, learn=False)))
+        relax = TrialRelaxer(self.potential, settings)
+        while any(not walk.stopped for walk in walks):
+            if stop():
+                raise AssessmentStopped
+            one_round(walks, relax)
+        fallen = [walk.history[0].best_ev - walk.best_ev if walk.history else 0.0 for walk in walks]
+        lengths = torch.tensor([walk.calls for walk in walks])
+        return AssessedReturns(torch.tensor(fallen, dtype=torch.float64), lengths)
+
+    def result(self, final: AssessedReturns, wall_time_seconds: float) -> Result:
+        """The critic as a file besides, for `relaxion search --choice RUN`."""
+        training = self.settings.training
+        if self.folder is not None:
+            save_critic(self.used, RunFolder(self.folder).critic, self.card(wall_time_seconds))
+        return Result(
+            agent="critic of hops",
+            task=self.settings.search.structures,
+            seed=training.seed,
+            steps=self.step,
+            final_return_mean=final.mean,
+            final_return_worst=final.worst,
+            episodes=len(final.returns),
+            wall_time_seconds=wall_time_seconds,
+            weights_sha256=digest(self.weights()),
+        )
+
+    def card(self, wall_time_seconds: float) -> dict[str, Any]:
+        """What the file of the critic says of itself."""
+        assert self.hops is not None
+        assert self.folder is not None
+        return {
+            "training_command": training_command(self.settings, RunFolder(self.folder)),
+            "elements": sorted(set(self.hops.numbers.tolist())),
+            "periodic": bool(self.hops.periodic.any()),
+            "cell": self.settings.search.cell,
+            "potential": self.potential,
+            "hops": len(self.hops),
+            "force_calls": self.force_calls,
+            "sizes": [int(self.hops.counts.min()), int(self.hops.counts.max())],
+            "seconds": round(wall_time_seconds),
+            "quality_on_new_hops": {name: round(value, 3) for name, value in self.newest.items()},
+        }
+
+    def weights(self) -> dict[str, Tensor]:
+        return joined({"critic": self.used.state_dict()})
+
+    def start_from(self, stored: Stored) -> None:
+        """Take over an old critic."""
+        with taken_back():
+            self.critic.load_state_dict(stored.part("critic"))
+            self.used.load_state_dict(stored.part("critic"))
+
+    def snapshot(self) -> dict[str, Tensor]:
+        """Everything a resume needs. A DivergedError when the critic is not worth keeping."""
+        checked_finite(self.critic.state_dict(), self.step)
+        counters = {"n_updates": self.n_updates, "force_calls": self.force_calls, **self.newest}
+        return joined(
+            {
+                "agent": super().snapshot(),
+                "replay": {} if self.hops is None else self.hops.tensors(),
+                "counters": {name: torch.tensor(value, dtype=torch.float64) for name, value in counters.items()},
+                "means": self.means.snapshot(),
+            }
+        )
+
+    def restore(self, stored: Stored) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        with taken_back():
+            super().restore(stored.part("agent"))
+            counters = {name: value.item() for name, value in stored.part("counters").items()}
+            self.n_updates = int(counters.pop("n_updates"))
+            self.force_calls = int(counters.pop("force_calls"))
+            self.newest = counters
+            self.hops = Hops.of_tensors(stored.part("replay")) if stored.part("replay") else None
+            self.means.restore(stored.part("means"))
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def _drawn_from(path: Path) -> MakeStart:
+    """Starts are structures of the file, by chance."""
+    structures = read(path, ":")
+    return lambda random: structures[int(random.integers(len(structures)))].copy()
 
 
 Observation = dict[str, np.ndarray]

@@ -39,13 +39,14 @@ class RunFolder:
         self.alarms = path / "alarms.jsonl"
         self.baselines = path / BASELINES
         self.assessment = path / "assessment.json"
+        self.critic = path / "critic.safetensors"  # of the task search
         self.origin = path / "origin.txt"  # whose weights a run began with, where it began with any
         self.tensorboard = path / "tensorboard"
 
         # The checkpoint goes first when a run is removed: half cleared, a folder is never taken for one to be resumed.
         self.files = (
             self.checkpoint, self.result, self.agent, self.offender, self.alarms, self.baselines,
-            self.assessment, self.origin,
+            self.assessment, self.critic, self.origin,
             self.metrics,
             self.settings,
         )  # fmt: skip

@@ -36,10 +36,10 @@ class LoopSettings(Settings):
 
     task: str
     """Any Gymnasium id with a bounded Box of actions; "relax": an agent on atomic structures; "stiffness": a
-    stiffness, fitted to relaxations."""
+    stiffness, fitted to relaxations; "search": a critic of hops."""
 
     steps: int = Field(default=10_000, ge=1)
-    """Environment steps in all, or updates of a stiffness model. A resume may change it, and the intervals below."""
+    """Environment steps in all, or updates of a stiffness or a critic. A resume may change it, and the intervals."""
 
     seed: int = Field(default=0, ge=0)
     """Seed of all random numbers: weights, exploration, batches, starts."""
@@ -251,6 +251,10 @@ def read_settings(values: Mapping[str, Any]) -> RunSettings:
             from relaxion.train.tasks.stiffness import StiffnessRunSettings
 
             return StiffnessRunSettings.read(values)
+        case "search":
+            from relaxion.train.search import SearchRunSettings
+
+            return SearchRunSettings.read(values)
         case _:  # an id of Gymnasium, or a mistake that its settings describe
             from relaxion.train.tasks.control import VectorRunSettings
 
