@@ -30,10 +30,16 @@ from relaxion.search.choices import Bandit, Draw, HopChooser, Mixture, PossibleH
 from relaxion.search.critic import Critic, CriticSettings, load_critic
 from relaxion.search.critic_choice import CriticChoice
 from relaxion.search.moves import Distances
-from relaxion.search.run import ModelChoice, TrialRelaxer, one_round
+from relaxion.search.run import ModelChoice, TrialRelaxer, one_round, shipped_critic
 from relaxion.search.walk import Walk
-from relaxion.train.search import FAMILIES, MakeStart, SearchFamily, systems
+from relaxion.train.data.starts import first_at_hand, potential_at_hand
+from relaxion.train.search import FAMILIES, MakeStart, systems
 
+TUNED = {  # shares of the best fixed mixture that was found on training systems
+    "metals": {"swap": 0.6, "relocate": 0.25, "twist": 0.15},
+    "al-fe": {"swap": 0.4, "slip": 0.2, "relocate": 0.2, "rattle": 0.2},
+    "al-fe-cell": {"swap": 0.4, "slip": 0.2, "relocate": 0.1, "rattle": 0.15, "strain": 0.15},
+}
 SAME_EV = 1e-3  # two relaxations of one minimum differ by less
 Arm = tuple[Callable[[], HopChooser], dict[str, Any]]
 
@@ -76,32 +82,32 @@ class Forgetful(Mixture):
         return super().choose(walkers, replace(draw, tried={}))
 
 
-def arm_named(name: str, critics: dict[str, Path], family: SearchFamily, make_start: MakeStart) -> Arm:
-    """`basin@T` has another temperature (eV); `critic:NAME[:candidates[:softmax[:temperature[:online]]]]`, online: on
-    or off; `revisit:…`: hops to minima known by their bond graph are relaxed again; `forgetful:…`: also hops that were
-    tried before. `basin` revisits, `basin-known` does not."""
+def arm_named(name: str, critics: dict[str, Path], tuned: dict[str, float], make_start: MakeStart) -> Arm:
+    """`basin@T` has another temperature (eV);
+    `critic:NAME[:candidates[:softmax[:temperature[:online[:depth]]]]]`, online: on or off, depth: most moves of a hop; `revisit:…`: hops to minima known by their bond graph are relaxed again.
+    `basin` revisits, `basin-known` does not; `basin-forgetful` relaxes hops that were tried before."""
     if name.startswith("mix@"):  # mix@swap=0.6,relocate=0.3@0.1
         _, shares, temperature = name.split("@")
         moves = {kind: float(share) for kind, share in (part.split("=") for part in shares.split(","))}
         return Mixture, {"moves": moves, "temperature_ev": float(temperature)}
-    if name.startswith(("critic:", "revisit:", "forgetful:")):
+    if name.startswith(("critic:", "revisit:")):
         words = name.split(":")
-        rest = [*words[2:], *["16", "0.03", "0.1", "off", "1"][len(words) - 2 :]]
+        rest = [*words[2:], *["16", "0.03", "0.1", "off", "4"][len(words) - 2 :]]
         candidates, softmax, temperature, online = int(rest[0]), float(rest[1]), float(rest[2]), rest[3] == "on"
         if words[1] == "untrained":
             critic = Critic(CriticSettings(), torch.Generator().manual_seed(0))
         else:
             critic = load_critic(critics[words[1]])
         options = {"candidates": candidates, "temperature_ev": softmax, "learn": online, "depth": int(rest[4])}
-        return lambda: CriticChoice(critic, **options), {"moves": family.hops, "temperature_ev": temperature}
+        return lambda: CriticChoice(critic, **options), {"temperature_ev": temperature}
     if name.startswith("model:"):  # model:2, EMT with parameters off by 2 % judges eight candidates
-        settings = SearchSettings(moves=family.hops, candidates=8)
+        settings = SearchSettings(candidates=8)
         wrong = WrongEmt(float(name.removeprefix("model:")) / 100)
-        return lambda: ModelChoice(wrong, settings), {"moves": family.hops}
+        return lambda: ModelChoice(wrong, settings), {}
     kind, _, temperature = name.partition("@")
     makers = {"restarts": partial(Restarts, make_start), "gaussian": Mixture, "basin": Mixture, "basin-known": Mixture,
               "basin-forgetful": Forgetful, "bandit": Bandit}  # fmt: skip
-    moves = {"rattle": 1.0} if kind in ("restarts", "gaussian") else family.hops if kind == "bandit" else family.tuned
+    moves = {"rattle": 1.0} if kind in ("restarts", "gaussian") else {} if kind == "bandit" else tuned
     return makers[kind], {"moves": moves, "temperature_ev": float(temperature or 0.1)}
 
 
@@ -116,17 +122,19 @@ def run_arm(
 ) -> dict[str, Any]:
     """`known`: energies in eV; a search that reaches that of its system ends there, which saves time, not calls."""
     family_name, _, part = which.rpartition(":")
-    family = FAMILIES[family_name or "metals"]
+    family_name = family_name or "metals"
+    cell = family_name.endswith("-cell")
+    family = FAMILIES[family_name.removesuffix("-cell")]
     walks, labels = [], []
-    for number, (label, make_start) in enumerate(systems(family_name or "metals", part).items()):
-        make, options = arm_named(name, critics, family, make_start)
+    for number, (label, make_start) in enumerate(systems(family_name.removesuffix("-cell"), part, cell=cell).items()):
+        make, options = arm_named(name, critics, TUNED[family_name], make_start)
         for search in range(searches):
             start = make_start(np.random.default_rng([seed, number, search]))
-            settings = SearchSettings(calls=calls, seed=1000 * seed + search, cell=family.cell, **options)
+            settings = SearchSettings(calls=calls, seed=1000 * seed + search, cell=cell, **options)
             walks.append(Walk(start, settings, make()))
             walks[-1].skips_known = name.startswith(("critic:", "model:", "bandit", "basin-known"))
             labels.append(label)
-    relax = TrialRelaxer(family.potential, SearchSettings(cell=family.cell))
+    relax = TrialRelaxer(first_at_hand(family.potential, potential_at_hand), SearchSettings(cell=cell))
     began = time.monotonic()
     while any(not walk.stopped for walk in walks):
         one_round(walks, relax)
@@ -237,6 +245,7 @@ def main() -> None:
     torch.set_num_threads(1)
     told.folder.mkdir(parents=True, exist_ok=True)
     critics = {name: Path(file) for name, file in (word.split("=", 1) for word in told.critic)}
+    critics = {"shipped": shipped_critic(), **critics}
     for arm in told.arms:
         path = told.folder / f"{told.set.replace(':', '-')}-{arm.replace('/', '_')}-{told.seed}.json"
         if not path.exists():

@@ -13,13 +13,18 @@ from ase import Atoms
 
 from relaxion.batch import relax_batch
 from relaxion.errors import PolicyError
+from relaxion.files import Stored, digest
 from relaxion.search import search
-from relaxion.search.choices import Mixture
+from relaxion.search.choices import SearchSettings
 from relaxion.search.critic import Critic, CriticSettings, Hops, batch_of_atoms, batch_of_hops, load_critic, save_critic
-from relaxion.search.critic_choice import CriticFitSettings, fit, quality, targets
-from relaxion.search.moves import MOVES
-from relaxion.search.run import shipped_critic
-from relaxion.train.search import COLLAPSING, TRAINED, UNSEEN, alloy_cluster, collect, training_cluster
+from relaxion.search.critic_choice import CriticChoice, quality, targets
+from relaxion.search.moves import MOVES, alike
+from relaxion.search.run import TrialRelaxer, one_round, shipped_critic
+from relaxion.search.walk import Walk
+from relaxion.train.recipes import find
+from relaxion.train.runs.loop import make_trainer, train
+from relaxion.train.search import COLLAPSING, TRAINED, UNSEEN, SearchTrainer, training_cluster
+from relaxion.train.tasks.settings import RunSettings, settings_from_recipe
 
 
 @pytest.fixture(scope="module")
@@ -27,16 +32,19 @@ def critic() -> Critic:
     return Critic(CriticSettings(), torch.Generator().manual_seed(0))
 
 
+def small(**more: Any) -> RunSettings:
+    values = {"walks": 1, "collect_interval_steps": 8, "assessment_starts": 1, "assessment_interval_steps": 0}
+    return settings_from_recipe(find("search-metals"), None, values | more)
+
+
 @pytest.fixture(scope="module")
-def hops(tmp_path_factory: pytest.TempPathFactory) -> Hops:
-    folder = tmp_path_factory.mktemp("hops")
-
-    def start(random: np.random.Generator) -> Atoms:
-        return alloy_cluster(("Ni", "Pd"), 10, 4, random)
-
-    moves = {"swap": 0.5, "relocate": 0.3, "rattle": 0.2}
-    paths = collect(folder, range(1), start, Mixture, moves, walks=6, calls=40)
-    return Hops.load(paths)
+def hops() -> Hops:
+    trainer = make_trainer(small(walks=2))
+    assert isinstance(trainer, SearchTrainer)
+    trainer.advance()
+    assert trainer.force_calls == 800
+    assert trainer.hops is not None
+    return trainer.hops
 
 
 def test_unseen_pairs_are_never_drawn() -> None:
@@ -89,11 +97,52 @@ def test_targets_by_hand() -> None:
     assert replace(three, accepted=np.zeros(4, bool)).states.tolist() == [1, 1, 1, 2]
 
 
-def test_learning_from_hops_predicts_them_better(hops: Hops) -> None:
-    before = quality(Critic(CriticSettings(), torch.Generator().manual_seed(1)), hops)
-    after = quality(fit(hops, CriticFitSettings(updates=80, batch=32, seed=1)), hops)
-    assert after["spearman"] > max(before["spearman"], 0.2)
-    assert after["r2 swap"] > before["r2 swap"]
+def test_hops_are_kept_in_files(hops: Hops) -> None:
+    again = Hops.of_tensors(hops.tensors())
+    both = Hops.joined([hops, again])
+    assert all((getattr(hops, name) == getattr(again, name)).all() for name in ("before", "kinds", "accepted", "cells"))
+    assert len(both) == 2 * len(hops)
+    assert both.states[-1] == 2 * hops.states[-1]  # walks of the two stay apart
+    assert both.structure(len(hops) + 3, trial=True) == hops.structure(3, trial=True)
+
+
+def test_a_critic_learns_by_its_command_resumes_exactly_and_chooses_hops(cluster: Atoms, tmp_path: Path) -> None:
+    untrained = make_trainer(small())
+    assert isinstance(untrained, SearchTrainer)
+    straight = train(small(steps=24), tmp_path / "straight")
+    train(small(steps=12), tmp_path / "resumed")
+    # the rate falls over all steps, so that a run of more steps is another one until it ends
+    assert train(small(steps=24), tmp_path / "again").weights_sha256 == straight.weights_sha256
+    trainer = make_trainer(small(steps=24))
+    half = make_trainer(small(steps=24))
+    assert isinstance(trainer, SearchTrainer)
+    assert isinstance(half, SearchTrainer)
+    for _ in range(12):
+        half.advance()
+    trainer.restore(Stored(half.snapshot(), {}))
+    for _ in range(12):
+        trainer.advance()
+    assert digest(trainer.weights()) == straight.weights_sha256
+    assert trainer.hops is not None
+    learned = load_critic(tmp_path / "straight" / "critic.safetensors")
+    assert quality(learned, trainer.hops)["spearman"] > quality(untrained.used, trainer.hops)["spearman"]
+    result = search(cluster, "emt", calls=60, choice=str(tmp_path / "straight"), learn=False)
+    assert result.choice == "critic critic"
+    assert {"several"} <= {step.kind for step in result.history}
+
+
+def test_planned_hops_join_moves_and_never_lead_back(critic: Critic, cluster: Atoms) -> None:
+    walk = Walk(cluster, SearchSettings(calls=200), CriticChoice(critic, learn=False))
+    one_round([walk], TrialRelaxer("emt", SearchSettings()))
+    walker = walk.walkers[0]
+    own = walk.draw.look(walker.atoms)
+    hops = [hop for hop in (walk.chooser.choose([walker], walk.draw)[0] for _ in range(12)) if hop is not None]
+    assert not alike(own, [hop.look for hop in hops])
+    moved = [np.abs(hop.trial.positions - walker.atoms.positions).max(axis=1) > 0.01 for hop in hops]
+    assert max(int(which.sum()) for which in moved) > 2  # more than a swap
+    single = CriticChoice(critic, learn=False, depth=1)
+    plain = [single.choose([walker], walk.draw)[0] for _ in range(12)]
+    assert all(hop is not None and hop.kind != "several" for hop in plain)
 
 
 def test_files_of_critics_and_of_other_things(critic: Critic, cluster: Atoms, tmp_path: Path) -> None:
@@ -115,10 +164,10 @@ def test_a_search_that_learns_is_resumed_exactly(critic: Critic, cluster: Atoms,
         pass
 
     def stop(walk: Any) -> None:
-        if walk.calls > 118:
+        if walk.calls > 140:
             raise Stop
 
-    options: dict[str, Any] = {"calls": 135, "choice": str(path), "candidates": 4}
+    options: dict[str, Any] = {"calls": 160, "choice": str(path), "candidates": 4}
     straight = search(cluster, "emt", **options)
     with pytest.raises(Stop):
         search(cluster, "emt", folder=tmp_path / "state", on_round=stop, **options)
