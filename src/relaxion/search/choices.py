@@ -44,9 +44,6 @@ class SearchSettings:
     candidates: int = 16
     """Trial structures between which the critic chooses."""
 
-    softmax_temperature_ev: float = 0.03
-    """How strictly the critic takes the best of them."""
-
     learn: bool = True
     """The critic goes on learning from the hops of this search."""
 
@@ -62,9 +59,6 @@ class SearchSettings:
     policy: str | None = "auto"
     """Of the relaxations, as in `Relaxer`."""
 
-    calls_per_hop: int = 150
-    """A relaxation that needs more is given up."""
-
     patience_calls: int | None = None
     """Stop when the best energy has not improved for so many calls."""
 
@@ -74,10 +68,10 @@ class SearchSettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("calls", "walkers", "candidates", "calls_per_hop"):
+        for name in ("calls", "walkers", "candidates"):
             if getattr(self, name) < 1:
                 raise SettingsError(f"{name} is 1 or more, got {getattr(self, name)}")
-        for name in ("temperature_ev", "softmax_temperature_ev", "fmax"):
+        for name in ("temperature_ev", "fmax"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):
                 raise SettingsError(f"{name} is above 0, got {value}")
@@ -93,6 +87,7 @@ class SearchSettings:
             raise SettingsError(f"a seed is 0 or more, got {self.seed}")
 
 
+SOFTMAX_EV = 0.03  # how strictly the best of several hops is taken
 TRIES = 30  # draws before a walker is said to have no move
 
 

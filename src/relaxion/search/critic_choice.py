@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from relaxion.search.choices import Draw, Hop, PossibleHop, Walker, softmax_pick
+from relaxion.search.choices import SOFTMAX_EV, Draw, Hop, PossibleHop, Walker, softmax_pick
 from relaxion.search.critic import Critic, Hops, batch_of_hops
 from relaxion.search.moves import SEVERAL, alike
 
@@ -76,7 +76,13 @@ class CriticChoice:
     """Softmax over candidates; two critics where it learns."""
 
     def __init__(
-        self, critic: Critic, *, candidates: int = 16, temperature_ev: float = 0.03, learn: bool = True, depth: int = 4
+        self,
+        critic: Critic,
+        *,
+        candidates: int = 16,
+        temperature_ev: float = SOFTMAX_EV,
+        learn: bool = True,
+        depth: int = 4,
     ) -> None:
         """candidates: moves that are drawn from each structure. temperature_ev: small values take the best. learn: see
         the module. depth: most moves of a hop."""
@@ -87,7 +93,7 @@ class CriticChoice:
         self.given = critic
         self.own = copy.deepcopy(critic) if learn else critic
         self.errors = {"given": 0.0, "own": 0.0}  # running means, eV
-        self.hops: list[Hop] = []
+        self.hops: Hops | None = None  # of this search
         self._random = np.random.default_rng(0)
         self._parameters = torch.optim.Adam(self.own.parameters(), lr=RATE) if learn else None
 
@@ -103,12 +109,12 @@ class CriticChoice:
         if not self.learns or self._parameters is None:
             return
         self._compare(hop)
-        self.hops.append(hop)
+        new = Hops.of([[hop]])
+        self.hops = new if self.hops is None else Hops.joined([self.hops, new])
         if len(self.hops) < FIRST_LESSON:
             return
         chosen = self._random.integers(len(self.hops), size=BATCH)
-        batch = Hops.of([[self.hops[number]] for number in chosen])
-        loss = loss_of(self.own(batch_of_hops(batch, np.arange(BATCH))), targets(batch))
+        loss = loss_of(self.own(batch_of_hops(self.hops, chosen)), targets(self.hops)[chosen])
         self._parameters.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.own.parameters(), 1.0)
@@ -131,10 +137,12 @@ class CriticChoice:
         self._random.bit_generator.state = state["random"]
 
     def tensors(self) -> dict[str, Tensor]:
-        """Weights and moments of the copy, for the state file."""
+        """Weights and moments of the copy, and its hops, for the state file."""
         if self._parameters is None:
             return {}
-        found = {f"weights.{name}": value for name, value in self.own.state_dict().items()}
+        hops = {} if self.hops is None else self.hops.tensors()
+        found: dict[str, Tensor] = {f"hops.{name}": tensor for name, tensor in hops.items()}
+        found |= {f"weights.{name}": value for name, value in self.own.state_dict().items()}
         for number, parameter in enumerate(self.own.parameters()):
             for name, value in self._parameters.state.get(parameter, {}).items():
                 found[f"moments.{number}.{name}"] = torch.as_tensor(value)
@@ -143,6 +151,8 @@ class CriticChoice:
     def restore_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         if self._parameters is None:
             return
+        hops = {n.removeprefix("hops."): t for n, t in tensors.items() if n.startswith("hops.")}
+        self.hops = Hops.of_tensors(hops) if hops else None
         weights = {n.removeprefix("weights."): t for n, t in tensors.items() if n.startswith("weights.")}
         self.own.load_state_dict(weights)
         for number, parameter in enumerate(self.own.parameters()):

@@ -29,6 +29,7 @@ from relaxion.optimizer.batch_relaxation import Relaxed
 from relaxion.potentials.base import Potential
 from relaxion.search.choices import (
     CHOICES,
+    SOFTMAX_EV,
     Bandit,
     Draw,
     Hop,
@@ -44,7 +45,7 @@ from relaxion.search.critic_choice import CriticChoice, choose_together
 from relaxion.search.moves import alike
 from relaxion.search.state import NAME, restore_state, save_state
 from relaxion.search.state import NAME as STATE
-from relaxion.search.walk import NEW, Minimum, Step, ToRelax, Walk, check_moves, energy_of
+from relaxion.search.walk import CALLS_PER_HOP, NEW, Minimum, Step, ToRelax, Walk, check_moves, energy_of
 
 
 class TrialRelaxer:
@@ -83,7 +84,7 @@ class ModelChoice(Mixture):
 
     def choose(self, walkers: Sequence[Walker], draw: Draw) -> list[PossibleHop | None]:
         drawn = [draw.several(walker, self.settings.candidates) for walker in walkers]
-        limit = self.settings.calls_per_hop
+        limit = CALLS_PER_HOP
         starts = [walker.atoms for walker in walkers] + [hop.trial for candidates in drawn for hop in candidates]
         relaxed = self._relax([ToRelax(atoms, limit) for atoms in starts])
         self.calls += sum(result.force_calls for result in relaxed)
@@ -98,7 +99,7 @@ class ModelChoice(Mixture):
                 if end.converged and not back and draw.is_new(hop, walker):
                     hops.append((hop, energy_of(end)))
             energies = np.array([energy for _, energy in hops])
-            pick = softmax_pick(energies, self.settings.softmax_temperature_ev, walker.random) if hops else None
+            pick = softmax_pick(energies, SOFTMAX_EV, walker.random) if hops else None
             # where the cheaper potential brings nothing, the mixture goes on
             chosen.append(hops[pick][0] if pick is not None else draw.one(walker))
         return chosen
@@ -239,8 +240,7 @@ def chooser_of(settings: SearchSettings, atoms: Atoms) -> tuple[HopChooser, str]
         )
 
     critic = load_critic(path)
-    options = {"candidates": settings.candidates, "temperature_ev": settings.softmax_temperature_ev}
-    return CriticChoice(critic, **options, learn=settings.learn), f"critic {path.stem}"
+    return CriticChoice(critic, candidates=settings.candidates, learn=settings.learn), f"critic {path.stem}"
 
 
 def shipped_critic() -> Path | None:

@@ -20,7 +20,8 @@ from torch import Tensor
 
 from relaxion.errors import FileError, RestartError
 from relaxion.files import Format, Stored
-from relaxion.search.choices import Hop, Walker
+from relaxion.search.choices import Walker
+from relaxion.search.critic_choice import CriticChoice
 from relaxion.search.walk import Minimum, Step, Walk
 
 KIND = "search state"
@@ -55,16 +56,8 @@ def save_state(walk: Walk, path: Path, seconds: float) -> None:
         "tried": [[minimum, [look.tolist() for look in looks]] for minimum, looks in walk.tried.items()],
         "chooser": walk.chooser.state(),
     }
-    learned: list[Hop] = getattr(walk.chooser, "hops", [])
-    if learned:
-        tensors["hops_before"] = _stacked([hop.before for hop in learned])
-        tensors["hops_trials"] = _stacked([hop.trial for hop in learned])
-        values["hops"] = [
-            [hop.walker, hop.kind, hop.energy_before_ev, hop.energy_after_ev, hop.calls, hop.outcome, hop.accepted]
-            for hop in learned
-        ]
-    own = getattr(walk.chooser, "tensors", dict)()
-    tensors |= {f"chooser.{name}": tensor for name, tensor in own.items()}
+    if isinstance(walk.chooser, CriticChoice):
+        tensors |= {f"chooser.{name}": tensor for name, tensor in walk.chooser.tensors().items()}
     FORMAT.write(path, KIND, tensors, values)
 
 
@@ -120,21 +113,9 @@ def _restore(walk: Walk, stored: Stored) -> None:
         walk.walkers.append(Walker(atoms, energy, minimum, best, random))
     walk.tried = {int(minimum): [np.array(look) for look in looks] for minimum, looks in values["tried"]}
     walk.chooser.restore(values["chooser"])
-    if "hops" in values:
-        _restore_learning(walk, stored)
+    if isinstance(walk.chooser, CriticChoice):
+        walk.chooser.restore_tensors(stored.part("chooser"))
     walk.stop_by_calls()  # the limits may be others than when it was written
-
-
-def _restore_learning(walk: Walk, stored: Stored) -> None:
-    chooser: Any = walk.chooser
-    before = _structures(walk.start, stored.tensors["hops_before"])
-    trials = _structures(walk.start, stored.tensors["hops_trials"])
-    rows = stored.values["hops"]
-    for beginning, trial, (walker, kind, energy, after, calls, outcome, accepted) in zip(
-        before, trials, rows, strict=True
-    ):
-        chooser.hops.append(Hop(walker, kind, beginning, energy, trial, after, calls, outcome, accepted))
-    chooser.restore_tensors(stored.part("chooser"))
 
 
 def _stacked(images: list[Atoms]) -> Tensor:

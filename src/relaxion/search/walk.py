@@ -130,6 +130,7 @@ def difference(one: np.ndarray, other: np.ndarray) -> float:
     return float(np.linalg.norm(one - other)) / size
 
 
+CALLS_PER_HOP = 150  # a relaxation that needs more is given up
 FEWEST_CALLS = 30  # left for each relaxation of a round; fewer walkers hop near the end
 MOST_KNOWN = 30  # known minima that a walker passes in a row; the next hop is relaxed in any case
 MOST_FAILURES = 20  # of the calculator in a row
@@ -214,7 +215,7 @@ class Walk:
         if not self.walkers:
             return [ToRelax(self.start, self.settings.calls)]
         hopping = self.hopping
-        limit = min(self.settings.calls_per_hop, (self.settings.calls - self.calls) // len(hopping))
+        limit = min(CALLS_PER_HOP, (self.settings.calls - self.calls) // len(hopping))
         if chosen is None:
             chosen = self.chooser.choose(hopping, self.draw)
         chosen = [self._through_known(walker, hop) for walker, hop in zip(hopping, chosen, strict=True)]

@@ -145,7 +145,8 @@ BATCH_HOPS = 64
 SEGMENT = 8  # hops of a batch that follow each other in a walk, and share minima
 LEARNING_RATE = 2e-3
 FINAL_SHARE = 0.01  # of the learning rate, which falls as a cosine
-COLLECTING_SHARE = 0.75  # of the updates, until the last hops are collected
+COLLECTIONS = 12  # of hops
+COLLECTING_SHARE = 0.8  # of the updates, until the last one
 AVERAGING_RATE = 0.002  # per update: the critic that is used follows the one that learns; faster at the beginning
 ASSESSED_CALLS = 100
 
@@ -162,11 +163,8 @@ class SearchTaskSettings(Settings):
     cell: bool = False
     """Relax the cell too."""
 
-    collect_interval_steps: int = Field(default=600, ge=1)
-    """Updates between two collections of hops."""
-
     walks: int = Field(default=48, ge=1)
-    """Searches of 400 force calls in each collection."""
+    """Searches of 400 force calls in each of the twelve collections."""
 
 
 @dataclass(frozen=True)
@@ -197,7 +195,7 @@ class SearchTrainer(Snapshots):
         self.make_start = family.training_start if family is not None else _drawn_from(Path(own.structures))
         potential = own.calculator or (family.potential if family is not None else None)
         if potential is None:
-            raise SettingsError(f"no calculator for {own.structures}; name one, such as --calc emt")
+            raise SettingsError(f"no calculator for {own.structures}; name one, such as emt")
         self.potential = first_at_hand(potential, potential_at_hand)
         seed = settings.training.seed
         self.critic = Critic(CriticSettings(), named_generator(seed, "agent"))
@@ -224,9 +222,10 @@ class SearchTrainer(Snapshots):
 
     def advance(self) -> None:
         steps = self.settings.training.steps
-        interval = self.settings.search.collect_interval_steps
-        if self.n_updates % interval == 0 and (self.hops is None or self.n_updates < COLLECTING_SHARE * steps):
-            self._collect(self.n_updates // interval)
+        interval = max(1, int(COLLECTING_SHARE * steps / COLLECTIONS))
+        number, left = divmod(self.n_updates, interval)
+        if left == 0 and number < COLLECTIONS:
+            self._collect(number)
         share = 0.5 * (1 + math.cos(math.pi * min(self.n_updates / steps, 1.0)))
         self.optimizer.param_groups[0]["lr"] = LEARNING_RATE * (FINAL_SHARE + (1 - FINAL_SHARE) * share)
         assert self.hops is not None
@@ -297,7 +296,7 @@ class SearchTrainer(Snapshots):
         return AssessedReturns(torch.tensor(fallen, dtype=torch.float64), lengths)
 
     def result(self, final: AssessedReturns, wall_time_seconds: float) -> Result:
-        """The critic as a file besides, for `relaxion search --choice RUN`."""
+        """The critic as a file besides, which chooses hops in `relaxion search`."""
         training = self.settings.training
         if self.folder is not None:
             save_critic(self.used, RunFolder(self.folder).critic, self.card(wall_time_seconds))

@@ -33,7 +33,7 @@ def critic() -> Critic:
 
 
 def small(**more: Any) -> RunSettings:
-    values = {"walks": 1, "collect_interval_steps": 8, "assessment_starts": 1, "assessment_interval_steps": 0}
+    values = {"walks": 1, "assessment_starts": 1, "assessment_interval_steps": 0}
     return settings_from_recipe(find("search-metals"), None, values | more)
 
 
