@@ -107,8 +107,9 @@ class Walker:
     atoms: Atoms  # the minimum where it stands
     energy_ev: float
     minimum: int  # its number
-    best_ev: float
+    best_ev: float  # since it began anew
     random: np.random.Generator
+    idle_calls: int = 0  # since its best energy fell
 
 
 @dataclass(frozen=True, eq=False)

@@ -90,8 +90,8 @@ class Hops:
     def joined(cls, parts: Sequence[Hops]) -> Hops:
         """All as one; their walks stay apart."""
         arrays = {part.name: np.concatenate([getattr(own, part.name) for own in parts]) for part in fields(cls)}
-        n_walks = np.cumsum([own.walks.max(initial=-1) + 1 for own in parts])
-        arrays["walks"] += np.repeat(n_walks - n_walks[0], [len(own) for own in parts]).astype(np.int32)
+        n_walks = np.array([own.walks.max(initial=-1) + 1 for own in parts])
+        arrays["walks"] += np.repeat(np.cumsum(n_walks) - n_walks, [len(own) for own in parts]).astype(np.int32)
         return cls(**arrays)
 
     def tensors(self) -> dict[str, Tensor]:

@@ -50,7 +50,7 @@ def save_state(walk: Walk, path: Path, seconds: float) -> None:
             for minimum in walk.minima.found
         ],
         "walkers": [
-            [walker.energy_ev, walker.minimum, walker.best_ev, walker.random.bit_generator.state]
+            [walker.energy_ev, walker.minimum, walker.best_ev, walker.random.bit_generator.state, walker.idle_calls]
             for walker in walk.walkers
         ],
         "tried": [[minimum, [look.tolist() for look in looks]] for minimum, looks in walk.tried.items()],
@@ -107,10 +107,10 @@ def _restore(walk: Walk, stored: Stored) -> None:
             atoms.calc = SinglePointCalculator(atoms, energy=own_energy, free_energy=own_energy, forces=own_forces)
         walk.minima.found.append(Minimum(atoms, energy, found_at, times))
     standing = _structures(walk.start, tensors["walkers"])
-    for atoms, (energy, minimum, best, random_state) in zip(standing, values["walkers"], strict=True):
+    for atoms, (energy, minimum, best, random_state, idle) in zip(standing, values["walkers"], strict=True):
         random = np.random.default_rng()
         random.bit_generator.state = random_state
-        walk.walkers.append(Walker(atoms, energy, minimum, best, random))
+        walk.walkers.append(Walker(atoms, energy, minimum, best, random, idle))
     walk.tried = {int(minimum): [np.array(look) for look in looks] for minimum, looks in values["tried"]}
     walk.chooser.restore(values["chooser"])
     if isinstance(walk.chooser, CriticChoice):

@@ -132,6 +132,10 @@ def difference(one: np.ndarray, other: np.ndarray) -> float:
 
 CALLS_PER_HOP = 150  # a relaxation that needs more is given up
 FEWEST_CALLS = 30  # left for each relaxation of a round; fewer walkers hop near the end
+RESTART_CALLS = 100  # of a walker without a lower minimum; then it begins anew
+RESTART_MOVES = 10  # of the first minimum
+RESTART = "restart"
+LOWER_EV = 1e-3
 MOST_KNOWN = 30  # known minima that a walker passes in a row; the next hop is relaxed in any case
 MOST_FAILURES = 20  # of the calculator in a row
 NEW = "new"
@@ -218,6 +222,10 @@ class Walk:
         limit = min(CALLS_PER_HOP, (self.settings.calls - self.calls) // len(hopping))
         if chosen is None:
             chosen = self.chooser.choose(hopping, self.draw)
+        chosen = [
+            self._anew(walker) if walker.idle_calls >= RESTART_CALLS else hop
+            for walker, hop in zip(hopping, chosen, strict=True)
+        ]
         chosen = [self._through_known(walker, hop) for walker, hop in zip(hopping, chosen, strict=True)]
         self._asked = [(n, candidate) for n, candidate in enumerate(chosen) if candidate is not None]
         if not self._asked:
@@ -225,12 +233,21 @@ class Walk:
             self.is_whole = True
         return [ToRelax(candidate.trial, limit) for _, candidate in self._asked]
 
+    def _anew(self, walker: Walker) -> PossibleHop | None:
+        """The first minimum after many moves: where a search is stuck, another beginning finds more than patience."""
+        atoms = self.minima.found[0].atoms
+        hop: PossibleHop | None = None
+        for _ in range(RESTART_MOVES):
+            hop = self.draw.one(replace(walker, atoms=atoms)) or hop
+            atoms = atoms if hop is None else hop.trial
+        return None if hop is None else replace(hop, kind=RESTART)
+
     def _through_known(self, walker: Walker, candidate: PossibleHop | None) -> PossibleHop | None:
         """A hop to a minimum that is known by its bond graph costs no force call: the walker goes there, or does not,
         and chooses again."""
         for _ in range(MOST_KNOWN if self.skips_known and not self.start.pbc.any() else 0):
-            if candidate is None:
-                return None
+            if candidate is None or candidate.kind == RESTART:
+                return candidate
             known = self.minima.with_graph(bond_graph(candidate.trial))
             if known is None:
                 return candidate
@@ -287,7 +304,12 @@ class Walk:
         outcome, energy, minimum = self._judged(walker, result)
         before = walker.atoms
         energy_before = walker.energy_ev
-        accepted = energy is not None and outcome != SAME and self._accepts(walker, energy)
+        anew = candidate.kind == RESTART
+        accepted = energy is not None and outcome != SAME and (anew or self._accepts(walker, energy))
+        walker.idle_calls += spent(result)
+        if energy is not None and (anew or energy < walker.best_ev - LOWER_EV):
+            walker.idle_calls = 0
+            walker.best_ev = energy
         if accepted and energy is not None and minimum is not None:
             walker.atoms = result.atoms
             walker.energy_ev = energy

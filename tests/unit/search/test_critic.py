@@ -103,6 +103,7 @@ def test_hops_are_kept_in_files(hops: Hops) -> None:
     assert all((getattr(hops, name) == getattr(again, name)).all() for name in ("before", "kinds", "accepted", "cells"))
     assert len(both) == 2 * len(hops)
     assert both.states[-1] == 2 * hops.states[-1]  # walks of the two stay apart
+    assert Hops.joined([both, again]).walks.max() + 1 == 3 * (hops.walks.max() + 1)
     assert both.structure(len(hops) + 3, trial=True) == hops.structure(3, trial=True)
 
 
