@@ -84,8 +84,9 @@ class Forgetful(Mixture):
 
 def arm_named(name: str, critics: dict[str, Path], tuned: dict[str, float], make_start: MakeStart) -> Arm:
     """`basin@T` has another temperature (eV);
-    `critic:NAME[:candidates[:softmax[:temperature[:online[:depth]]]]]`, online: on or off, depth: most moves of a hop; `revisit:…`: hops to minima known by their bond graph are relaxed again.
-    `basin` revisits, `basin-known` does not; `basin-forgetful` relaxes hops that were tried before."""
+    `critic:NAME[:candidates[:softmax[:temperature[:online[:depth]]]]]`, online: on or off, depth: most moves of a hop;
+    `revisit:…`: hops to known minima are relaxed again, and no walker begins anew. `basin` does so too, `basin-anew`
+    does not; `basin-forgetful` also relaxes hops that were tried before."""
     if name.startswith("mix@"):  # mix@swap=0.6,relocate=0.3@0.1
         _, shares, temperature = name.split("@")
         moves = {kind: float(share) for kind, share in (part.split("=") for part in shares.split(","))}
@@ -105,7 +106,7 @@ def arm_named(name: str, critics: dict[str, Path], tuned: dict[str, float], make
         wrong = WrongEmt(float(name.removeprefix("model:")) / 100)
         return lambda: ModelChoice(wrong, settings), {}
     kind, _, temperature = name.partition("@")
-    makers = {"restarts": partial(Restarts, make_start), "gaussian": Mixture, "basin": Mixture, "basin-known": Mixture,
+    makers = {"restarts": partial(Restarts, make_start), "gaussian": Mixture, "basin": Mixture, "basin-anew": Mixture,
               "basin-forgetful": Forgetful, "bandit": Bandit}  # fmt: skip
     moves = {"rattle": 1.0} if kind in ("restarts", "gaussian") else {} if kind == "bandit" else tuned
     return makers[kind], {"moves": moves, "temperature_ev": float(temperature or 0.1)}
@@ -132,7 +133,7 @@ def run_arm(
             start = make_start(np.random.default_rng([seed, number, search]))
             settings = SearchSettings(calls=calls, seed=1000 * seed + search, cell=cell, **options)
             walks.append(Walk(start, settings, make()))
-            walks[-1].skips_known = name.startswith(("critic:", "model:", "bandit", "basin-known"))
+            walks[-1].is_plain = not name.startswith(("critic:", "model:", "bandit", "basin-anew"))
             labels.append(label)
     relax = TrialRelaxer(first_at_hand(family.potential, potential_at_hand), SearchSettings(cell=cell))
     began = time.monotonic()

@@ -109,7 +109,7 @@ class Walker:
     minimum: int  # its number
     best_ev: float  # since it began anew
     random: np.random.Generator
-    idle_calls: int = 0  # since its best energy fell
+    idle_hops: int = 0  # that were relaxed since its best energy fell
 
 
 @dataclass(frozen=True, eq=False)

@@ -50,7 +50,7 @@ def save_state(walk: Walk, path: Path, seconds: float) -> None:
             for minimum in walk.minima.found
         ],
         "walkers": [
-            [walker.energy_ev, walker.minimum, walker.best_ev, walker.random.bit_generator.state, walker.idle_calls]
+            [walker.energy_ev, walker.minimum, walker.best_ev, walker.random.bit_generator.state, walker.idle_hops]
             for walker in walk.walkers
         ],
         "tried": [[minimum, [look.tolist() for look in looks]] for minimum, looks in walk.tried.items()],

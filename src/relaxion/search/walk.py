@@ -132,10 +132,10 @@ def difference(one: np.ndarray, other: np.ndarray) -> float:
 
 CALLS_PER_HOP = 150  # a relaxation that needs more is given up
 FEWEST_CALLS = 30  # left for each relaxation of a round; fewer walkers hop near the end
-RESTART_CALLS = 100  # of a walker without a lower minimum; then it begins anew
+RESTART_HOPS = 30  # of a walker without a lower minimum; then it begins anew
 RESTART_MOVES = 10  # of the first minimum
 RESTART = "restart"
-LOWER_EV = 1e-3
+LOWER_EV = 1e-3  # a fall that counts as one
 MOST_KNOWN = 30  # known minima that a walker passes in a row; the next hop is relaxed in any case
 MOST_FAILURES = 20  # of the calculator in a row
 NEW = "new"
@@ -196,7 +196,7 @@ class Walk:
         self.allowed_fragments = 1
         self.bond_scale = 1.0
         self.is_whole = True  # False between a question and its answer: such a state must not be written
-        self.skips_known = True  # hops to known minima are not relaxed again
+        self.is_plain = False  # True: hops to known minima are relaxed again, and no walker begins anew
         self._asked: list[tuple[int, PossibleHop]] = []
 
     @property
@@ -223,7 +223,7 @@ class Walk:
         if chosen is None:
             chosen = self.chooser.choose(hopping, self.draw)
         chosen = [
-            self._anew(walker) if walker.idle_calls >= RESTART_CALLS else hop
+            self._anew(walker) if walker.idle_hops >= RESTART_HOPS and not self.is_plain else hop
             for walker, hop in zip(hopping, chosen, strict=True)
         ]
         chosen = [self._through_known(walker, hop) for walker, hop in zip(hopping, chosen, strict=True)]
@@ -245,7 +245,7 @@ class Walk:
     def _through_known(self, walker: Walker, candidate: PossibleHop | None) -> PossibleHop | None:
         """A hop to a minimum that is known by its bond graph costs no force call: the walker goes there, or does not,
         and chooses again."""
-        for _ in range(MOST_KNOWN if self.skips_known and not self.start.pbc.any() else 0):
+        for _ in range(0 if self.is_plain or self.start.pbc.any() else MOST_KNOWN):
             if candidate is None or candidate.kind == RESTART:
                 return candidate
             known = self.minima.with_graph(bond_graph(candidate.trial))
@@ -272,7 +272,8 @@ class Walk:
             for (number, candidate), result in zip(self._asked, relaxed, strict=True)
         ]
         for hop in hops:
-            self.chooser.learn(hop)
+            if hop.kind != RESTART:
+                self.chooser.learn(hop)
         self.stop_by_calls()
         self.is_whole = True
         return hops
@@ -306,9 +307,9 @@ class Walk:
         energy_before = walker.energy_ev
         anew = candidate.kind == RESTART
         accepted = energy is not None and outcome != SAME and (anew or self._accepts(walker, energy))
-        walker.idle_calls += spent(result)
+        walker.idle_hops += 1
         if energy is not None and (anew or energy < walker.best_ev - LOWER_EV):
-            walker.idle_calls = 0
+            walker.idle_hops = 0
             walker.best_ev = energy
         if accepted and energy is not None and minimum is not None:
             walker.atoms = result.atoms

@@ -249,7 +249,7 @@ class SearchTrainer(Snapshots):
             temperature = float(np.exp(random.uniform(*np.log(TEMPERATURES_EV))))
             options = {"temperature_ev": temperature, "seed": int(random.integers(2**31))}
             walks.append(Walk(self.make_start(random), replace(settings, **options), self._chooser(next(depths))))
-            walks[-1].skips_known = False  # each hop begins where the one before led, or where it began
+            walks[-1].is_plain = True  # each hop begins where the one before led, or where it began
         made: list[list[Hop]] = [[] for _ in walks]
         relax = TrialRelaxer(self.potential, settings)
         while any(not walk.stopped for walk in walks):
@@ -430,7 +430,7 @@ class HopEnvironment(gymnasium.Env[Observation, int]):
             raise SettingsError(f"a start has {len(start)} atoms, the environment was made for {self.n_atoms}")
         self._agent = _Agent()
         self.walk = Walk(start, self.settings, self._agent)
-        self.walk.skips_known = False  # the agent decides about every hop
+        self.walk.is_plain = True  # the agent decides about every hop
         one_round([self.walk], self._relax)
         if not self.walk.walkers:
             raise SettingsError(f"no episode can begin: {self.walk.stopped}")

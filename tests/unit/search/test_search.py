@@ -14,11 +14,11 @@ from ase.constraints import FixAtoms
 import relaxion
 from relaxion.errors import FileError, PotentialError, RestartError, SettingsError, StructureError
 from relaxion.search import SearchResult, search
-from relaxion.search.choices import Draw, Mixture, PossibleHop, SearchSettings, Walker
+from relaxion.search.choices import Draw, Hop, Mixture, PossibleHop, SearchSettings, Walker
 from relaxion.search.moves import Distances, swap
 from relaxion.search.run import TrialRelaxer, one_round
 from relaxion.search.state import NAME
-from relaxion.search.walk import EVAPORATED, FAILED, UNFINISHED, Walk, bond_graph
+from relaxion.search.walk import EVAPORATED, FAILED, RESTART, RESTART_HOPS, UNFINISHED, Walk, bond_graph
 
 
 class Counting(EMT):
@@ -213,8 +213,36 @@ def test_a_hop_to_a_known_minimum_costs_no_call(cluster: Atoms) -> None:
 
 def test_environments_and_collections_relax_known_minima_again(cluster: Atoms) -> None:
     walk = Walk(cluster, SearchSettings(calls=200, moves={"swap": 1.0}), Mixture())
-    walk.skips_known = False
+    walk.is_plain = True
     one_round([walk], TrialRelaxer("emt", SearchSettings()))
     again = walk.minima.found[0].atoms
     hop = PossibleHop("swap", again, Distances.of(again).look(again.numbers))
     assert [trial.atoms for trial in walk.ask([hop])] == [again]
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_a_walker_that_finds_nothing_lower_begins_anew(cluster: Atoms, plain: bool) -> None:
+    learned: list[str] = []
+
+    class Noting(Mixture):
+        def learn(self, hop: Hop) -> None:
+            learned.append(hop.kind)
+
+    walk = Walk(cluster, SearchSettings(calls=400, temperature_ev=1e-9), Noting())
+    walk.is_plain = plain
+    relax = TrialRelaxer("emt", SearchSettings())
+    one_round([walk], relax)
+    walker = walk.walkers[0]
+    walker.idle_hops = RESTART_HOPS
+    walker.best_ev = -100.0
+    one_round([walk], relax)
+    step = walk.history[-1]
+    if plain:
+        assert step.kind != RESTART
+        assert walker.idle_hops == RESTART_HOPS + 1
+        return
+    assert step.kind == RESTART
+    assert step.accepted  # however high it is
+    assert (walker.idle_hops, walker.best_ev) == (0, step.energy_ev)
+    assert learned == []  # so long a way is no hop to learn from
+    assert walk.best_ev <= walk.history[0].best_ev

@@ -213,7 +213,7 @@ def settings_page() -> str:
 
 @pytest.mark.parametrize(
     "recipe",
-    ["pendulum", "emt-metals", "emt-stiffness", "al-fe-stiffness", "metals", "universal", "fine-tune"],
+    ["pendulum", "emt-metals", "emt-stiffness", "al-fe-stiffness", "metals", "universal", "fine-tune", "search-metals"],
 )
 def test_the_page_that_errors_name_has_every_setting(recipe):
     page = settings_page()
