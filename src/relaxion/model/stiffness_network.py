@@ -25,7 +25,6 @@ from relaxion.model.layers import (
     StackedLinear,
     StackedMLP,
     Surroundings,
-    covalent_radii,
     mixed,
     pair_inputs,
     softened,
@@ -102,20 +101,18 @@ class StiffnessSettings(InformationSettings, BackboneSettings, StiffnessShape):
 
 @dataclass(frozen=True, eq=False)
 class SolveInputs:
-    """Pairs, pulls and springs of a state before any learning; links in the order of the graph."""
+    """Pairs, pulls and springs of a state before any learning; pairs in the order of the graph."""
 
     state: State
     surroundings: Surroundings
-    springs: Tensor  # (n_links,) eV/Å², prior k∥, faded out at the cutoff
+    springs: Tensor  # (n_pairs,) eV/Å², prior k∥, faded out at the cutoff
     pulls: Unknowns  # forces and -V·stress, float64
 
     @classmethod
     def of(cls, state: State, settings: StiffnessSettings, dtype: torch.dtype) -> SolveInputs:
         surroundings = Surroundings.of(state, settings.cutoff_angstrom, settings.n_radial, dtype)
-        distances = torch.linalg.vector_norm(surroundings.vectors, dim=1)
-        radii = covalent_radii(state.structures.atomic_numbers, dtype)
-        natural = radii.index_select(0, surroundings.centers) + radii.index_select(0, surroundings.neighbors)
-        exponent = -SPRINGS.decay * (distances / natural - 1)
+        distances = torch.linalg.vector_norm(surroundings.vectors[::2], dim=1)
+        exponent = -SPRINGS.decay * (surroundings.reduced - 1)
         springs = SPRINGS.stiffness * torch.exp(exponent.clamp_max(LARGEST_EXPONENT))
         fraction = ((distances - settings.cutoff_angstrom) / SWITCH_WIDTH + 1).clamp(0, 1)
         faded = 1 - fraction.square() * (3 - 2 * fraction)
@@ -126,10 +123,12 @@ class SolveInputs:
         structures = self.state.structures
         floors = self.springs.new_full((structures.n_structures,), SPRINGS.floor)
         cell_floors = SPRINGS.cell_floor * structures.volumes.to(floors.dtype).clamp_min(1)
-        pairs = self.springs[::2]
-        arms = self.springs.new_zeros((len(self.springs), 0, 3))
         return self.stiffness(
-            along=pairs, across=SPRINGS.across * pairs, arms=arms, floors=floors, cell_floors=cell_floors
+            along=self.springs,
+            across=SPRINGS.across * self.springs,
+            arms=self.springs.new_zeros((2 * len(self.springs), 0, 3)),
+            floors=floors,
+            cell_floors=cell_floors,
         )
 
     def stiffness(self, **learned: Tensor) -> Stiffness:
@@ -146,16 +145,17 @@ class SolveInputs:
         )
 
     def stretches(self, move: Unknowns) -> Tensor:
-        """What a move does to each link, along it and across it, in tenths of an Å, softened, (n_links, 2)."""
+        """What a move does to each pair, along it and across it, in tenths of an Å, softened, (n_pairs, 2)."""
         around = self.surroundings
         dtype = self.springs.dtype
         atoms = move.atoms.to(dtype)
-        changes = atoms.index_select(0, around.neighbors) - atoms.index_select(0, around.centers)
+        changes = atoms.index_select(0, around.neighbors[::2]) - atoms.index_select(0, around.centers[::2])
         if bool(self.state.structures.cell_free.any()):
-            strains = strain_matrices(move.cells.to(dtype)).index_select(0, around.pair_structure)
-            changes = changes + torch.bmm(around.vectors[:, None], strains)[:, 0]
-        along = (changes * around.directions).sum(dim=1, keepdim=True)
-        across = torch.linalg.vector_norm(changes - along * around.directions, dim=1, keepdim=True)
+            strains = strain_matrices(move.cells.to(dtype)).index_select(0, around.pair_structure[::2])
+            changes = changes + torch.bmm(around.vectors[::2, None], strains)[:, 0]
+        directions = around.directions[::2]
+        along = (changes * directions).sum(dim=1, keepdim=True)
+        across = torch.linalg.vector_norm(changes - along * directions, dim=1, keepdim=True)
         return torch.cat([softened(10 * along), torch.log1p(10 * across)], dim=1)
 
 
@@ -256,44 +256,54 @@ class StiffnessNetwork(nn.Module):
 
     def _answer(self, frame: SolveInputs, scalars: Tensor, vectors: Tensor, pairs: Tensor) -> dict[str, Tensor]:
         settings = self.settings
-        around = frame.surroundings
         scalars = tamed(scalars)
-        looked_at = mixed(self.dots, vectors.transpose(1, 2)[None])[0].transpose(1, 2)  # (n_atoms, N_DOTS + M, 3)
-        links = self._links(frame, scalars, softened(looked_at[:, :N_DOTS]), pairs)  # (n_links, n_hidden)
-        pairs = (links[::2] + links[1::2])[None]  # a pair is what both of its ends say of it
-        springs = frame.springs[::2, None] * torch.exp(bounded(self.to_springs(pairs)[0]))  # (n_pairs, 2)
+        looked_at = mixed(self.dots, vectors.transpose(1, 2)[None])[0]  # (n_atoms, 3, N_DOTS + M)
+        links = self._links(frame, scalars, looked_at[:, :, :N_DOTS], pairs)  # (n_pairs, 2, n_hidden)
+        pairs = links.sum(dim=1)[None]  # a pair is what both of its ends say of it
+        springs = frame.springs[:, None] * torch.exp(bounded(self.to_springs(pairs)[0]))  # (n_pairs, 2)
         floors = structure_mean(self.to_floors(scalars[None])[0], frame.state.structures)  # (n_structures, 2)
         floors = torch.exp(bounded(floors))
         volumes = frame.state.structures.volumes.to(floors.dtype).clamp_min(1)
         answer = {
             "along": springs[:, 0],
             "across": SPRINGS.across * springs[:, 1],
-            "arms": self._arms(links, frame, looked_at[:, N_DOTS:].index_select(0, around.centers)),
+            "arms": self._arms(links, frame, looked_at[:, :, N_DOTS:].transpose(1, 2)),
             "floors": SPRINGS.floor * floors[:, 0],
             "cell_floors": SPRINGS.cell_floor * volumes * floors[:, 1],
         }
         if settings.softens:
             softening = torch.exp(bounded(self.to_softening(pairs)[0]) + FIRST_SOFTENING)
-            answer["softening"] = frame.springs[::2, None] * softening  # (n_pairs, 2) eV/Å²
+            answer["softening"] = frame.springs[:, None] * softening  # (n_pairs, 2) eV/Å²
         return answer
 
     def _links(self, frame: SolveInputs, scalars: Tensor, looked_at: Tensor, pairs: Tensor) -> Tensor:
-        """What is known of each link i→j."""
+        """What is known of the links i→j and j→i of each pair; between them the two ends change places, and r̂ its sign.
+
+        One product with weights side by side is quicker than one for each link.
+        """
         around = frame.surroundings
-        directions = around.directions[:, :, None]
-        dots = [
-            torch.bmm(looked_at.index_select(0, end), directions)[:, :, 0] for end in (around.centers, around.neighbors)
-        ]
-        known = self.from_link(torch.cat([pairs, *dots], dim=1)[None])[0]
-        known = known + self.from_center(scalars[None])[0].index_select(0, around.centers)
-        known = known + self.from_neighbor(scalars[None])[0].index_select(0, around.neighbors)
-        return silu(self.think(silu(known)[None])[0])
+        first = around.centers[::2]
+        second = around.neighbors[::2]
+        directions = around.directions[::2, :, None]
+        looked_at = softened(looked_at.transpose(1, 2)).transpose(1, 2)  # (n_atoms, 3, N_DOTS)
+        dots = [(looked_at.index_select(0, end) * directions).sum(dim=1) for end in (first, second)]
+        of_pair, of_center, of_neighbor = self.from_link.weight[0].split([pairs.shape[1], N_DOTS, N_DOTS])
+        there = torch.cat([of_pair, of_center, of_neighbor])
+        back = torch.cat([of_pair, -of_neighbor, -of_center])
+        known = torch.cat([pairs, *dots], dim=1) @ torch.cat([there, back], dim=1)
+        as_center = self.from_center(scalars[None])[0]
+        as_neighbor = self.from_neighbor(scalars[None])[0]
+        known = known + torch.cat([as_center, as_neighbor], dim=1).index_select(0, first)
+        known = known + torch.cat([as_neighbor, as_center], dim=1).index_select(0, second)
+        hidden = silu(known).view(1, 2 * len(known), -1)
+        return silu(self.think(hidden)[0]).view(len(known), 2, -1)
 
     def _arms(self, links: Tensor, frame: SolveInputs, vectors: Tensor) -> Tensor:
-        """a_ijm = √k · (α_m r̂ + β_m v_im)."""
-        weights = bounded(self.to_arms(links[None])[0]) * torch.sqrt(frame.springs)[:, None]
-        along, towards = weights.chunk(2, dim=1)
+        """a_ijm = √k · (α_m r̂ + β_m v_im); vectors (n_atoms, M, 3), a (n_links, M, 3)."""
+        weights = bounded(self.to_arms(links.flatten(0, 1)[None])[0]).view(*links.shape[:2], -1)
+        along, towards = (weights * torch.sqrt(frame.springs)[:, None, None]).flatten(0, 1).chunk(2, dim=1)
         vectors = vectors * torch.rsqrt(1 + vectors.square().sum(dim=2, keepdim=True))
+        vectors = vectors.index_select(0, frame.surroundings.centers)
         return along[:, :, None] * frame.surroundings.directions[:, None] + towards[:, :, None] * vectors
 
 
