@@ -21,119 +21,120 @@ from relaxion.model.stiffness import Stiffness, Unknowns
 from relaxion.structures import Structures
 from relaxion.structures.structures import atom_rows, per_structure_sum
 
-SMALL = 16  # atoms; up to here structures are padded together
-
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """Where the atoms of a structure stand in its padded matrix."""
+    """Where the atoms of each structure stand in its matrix. Structures of one size stand together, none is padded."""
 
+    sizes: list[tuple[int, Tensor, Tensor]]  # number of atoms n, (n_alike,) structures and (n_alike, n) rows of atoms
     places: Tensor  # (n_atoms,) int64, number of an atom within its structure
-    n_largest: int
+    rows: Tensor  # (n_atoms,) int64, where the blocks of an atom begin among those of all matrices
+    n_blocks: int  # pairs of atoms, in all matrices
     has_cell: bool
 
     @classmethod
-    def of(cls, structures: Structures, *, has_cell: bool) -> Layout:
+    def of(cls, structures: Structures) -> Layout:
         counts = structures.counts
-        starts = (counts.cumsum(0) - counts).index_select(0, structures.structure_index)
-        largest = int(counts.max()) if len(counts) else 0
-        return cls(torch.arange(structures.n_atoms) - starts, largest, has_cell)
+        starts = counts.cumsum(0) - counts
+        index = structures.structure_index
+        places = torch.arange(structures.n_atoms) - starts.index_select(0, index)
+        sizes = list[tuple[int, Tensor, Tensor]]()
+        first_blocks = torch.zeros_like(counts)
+        n_blocks = 0
+        for n in counts.unique().tolist():
+            which = (counts == n).nonzero().flatten()
+            sizes.append((n, which, starts[which, None] + torch.arange(n)))
+            first_blocks[which] = n_blocks + n * n * torch.arange(len(which))
+            n_blocks += n * n * len(which)
+        rows = first_blocks.index_select(0, index) + counts.index_select(0, index) * places
+        # also where a mask fixes all strains
+        return cls(sizes, places, rows, n_blocks, bool(structures.cell_free.any()))
 
-    @property
-    def n_rows(self) -> int:
-        return 3 * self.n_largest + 6 * self.has_cell
+    def split(self, grid: Tensor) -> list[Tensor]:
+        """(n_blocks, height, 3) -> for each size (n_alike, height · n, 3 · n)."""
+        result = []
+        start = 0
+        for n, which, _ in self.sizes:
+            end = start + n * n * len(which)
+            blocks = grid[start:end].view(len(which), n, n, -1, 3)
+            result.append(blocks.transpose(2, 3).reshape(len(which), -1, 3 * n))
+            start = end
+        return result
 
-    def padded(self, values: Tensor, structures: Structures) -> Tensor:
-        """Of each atom, (n_atoms, …) -> (n_structures, n_largest, …), zero where there is none."""
-        zeros = values.new_zeros((structures.n_structures * self.n_largest, *values.shape[1:]))
-        padded = zeros.index_copy(0, structures.structure_index * self.n_largest + self.places, values)
-        return padded.view(structures.n_structures, self.n_largest, *values.shape[1:])
+    def packed(self, unknowns: Unknowns) -> list[Tensor]:
+        """For each size (n_alike, n_rows)."""
+        result = []
+        for _, which, atoms in self.sizes:
+            flat = unknowns.atoms[atoms].flatten(1)
+            result.append(torch.cat([flat, unknowns.cells[which]], dim=1) if self.has_cell else flat)
+        return result
 
-    def packed(self, unknowns: Unknowns, structures: Structures) -> Tensor:
-        """(n_structures, n_rows)."""
-        flat = self.padded(unknowns.atoms, structures).flatten(1)
-        return torch.cat([flat, unknowns.cells], dim=1) if self.has_cell else flat
-
-    def unpacked(self, values: Tensor, structures: Structures) -> Unknowns:
+    def unpacked(self, values: Sequence[Tensor]) -> Unknowns:
         """The opposite of `packed`."""
-        atoms = values[:, : 3 * self.n_largest].reshape(-1, 3)
-        atoms = atoms.index_select(0, structures.structure_index * self.n_largest + self.places)
-        cells = values[:, 3 * self.n_largest :] if self.has_cell else values.new_zeros((len(values), 6))
+        atoms = values[0].new_zeros((len(self.places), 3))
+        cells = values[0].new_zeros((sum(len(part) for part in values), 6))
+        for (n, which, own), part in zip(self.sizes, values, strict=True):
+            atoms[own] = part[:, : 3 * n].reshape(-1, n, 3)
+            if self.has_cell:
+                cells[which] = part[:, 3 * n :]
         return Unknowns(atoms, cells)
 
 
-def by_size(stiffness: Stiffness) -> list[tuple[Tensor, Stiffness]]:
-    """Structures of similar size together, so that little is padded: their numbers and their stiffness."""
-    octaves = torch.log2(stiffness.structures.counts.clamp_min(SMALL).double()).ceil()
-    groups = octaves.unique()
-    if len(groups) <= 1:
-        return [(torch.arange(stiffness.structures.n_structures), stiffness)]
-    numbers = [(octaves == group).nonzero().flatten() for group in groups]
-    return [(which, stiffness.select(which)) for which in numbers]
-
-
-def dense(stiffness: Stiffness) -> tuple[Tensor, Layout]:
-    """B of every structure, (n_structures, n_rows, n_rows), and where its rows belong."""
-    structures = stiffness.structures
-    layout = Layout.of(structures, has_cell=bool(structures.cell_free.any()))  # also where a mask fixes all strains
-    matrix = _springs(stiffness, layout)
+def dense(stiffness: Stiffness, layout: Layout) -> list[Tensor]:
+    """B of every structure; for each size (n_alike, n_rows, n_rows)."""
+    matrices = _springs(stiffness, layout)
     if stiffness.arms.shape[1]:
-        rows = _collective(stiffness, layout)
-        matrix.baddbmm_(rows.mT, rows)
-    floors = stiffness.floors[:, None].expand(-1, 3 * layout.n_largest)
-    if layout.has_cell:
-        floors = torch.cat([floors, stiffness.cell_floors[:, None].expand(-1, 6)], dim=1)
-    matrix.diagonal(dim1=1, dim2=2).add_(floors)
-    free = layout.packed(
-        Unknowns(stiffness.free.atoms.to(matrix.dtype), stiffness.free.cells.to(matrix.dtype)), structures
-    )
-    matrix.mul_(free[:, :, None]).mul_(free[:, None, :])
-    matrix.diagonal(dim1=1, dim2=2).add_(1 - free)
-    return matrix, layout
+        for matrix, rows in zip(matrices, _collective(stiffness, layout), strict=True):
+            matrix.baddbmm_(rows.mT, rows)
+    for matrix, (n, which, _) in zip(matrices, layout.sizes, strict=True):
+        diagonal = matrix.diagonal(dim1=1, dim2=2)
+        diagonal[:, : 3 * n] += stiffness.floors[which, None]
+        diagonal[:, 3 * n :] += stiffness.cell_floors[which, None]
+    if not (stiffness.free.atoms.all() and (stiffness.free.cells.all() or not layout.has_cell)):
+        for matrix, free in zip(matrices, layout.packed(stiffness.free), strict=True):
+            matrix.mul_(free[:, :, None]).mul_(free[:, None, :])
+            matrix.diagonal(dim1=1, dim2=2).add_(~free)
+    return matrices
 
 
-def _springs(stiffness: Stiffness, layout: Layout) -> Tensor:
+def _springs(stiffness: Stiffness, layout: Layout) -> list[Tensor]:
     """The springs' part."""
-    structures = stiffness.structures
-    n = layout.n_largest
     first = stiffness.centers[::2]
     second = stiffness.neighbors[::2]
-    owners = stiffness.link_structure[::2]
-    blocks = stiffness.blocks
-    i = layout.places.index_select(0, first)
-    j = layout.places.index_select(0, second)
-    # each block once between its atoms; what it adds to their diagonals is a sum over rows, quicker than a second index
-    joined = blocks.new_zeros((structures.n_structures * n * n, 9))
-    joined.index_add_(0, (owners * n + i) * n + j, blocks.reshape(-1, 9))
-    joined = joined.view(-1, n, n, 9)
-    joined = joined + joined.transpose(1, 2)  # blocks are symmetric
-    sums = joined.sum(dim=2)
-    joined.neg_().diagonal(dim1=1, dim2=2).add_(sums.transpose(1, 2))
-    atoms = joined.view(-1, n, n, 3, 3).transpose(2, 3).reshape(-1, 3 * n, 3 * n)
+    blocks = stiffness.blocks.reshape(-1, 9)
+    grid = blocks.new_zeros((layout.n_blocks, 9))
+    grid.index_add_(0, layout.rows[first] + layout.places[second], blocks)
+    grid.index_add_(0, layout.rows[second] + layout.places[first], blocks)
+    own = blocks.new_zeros((len(layout.rows), 9)).index_add_(0, first, blocks).index_add_(0, second, blocks)
+    grid.neg_().index_add_(0, layout.rows + layout.places, own)
+    matrices = layout.split(grid.view(-1, 3, 3))
     if not layout.has_cell:
-        return atoms
-    felt, corner = stiffness.cell_springs(blocks.new_zeros((structures.n_structures, 6, 6)))
-    border = layout.padded(felt, structures).permute(0, 2, 1, 3).reshape(-1, 6, 3 * n)
-    return torch.cat([torch.cat([atoms, border.mT], dim=2), torch.cat([border, corner], dim=2)], dim=1)
+        return matrices
+    felt, corner = stiffness.cell_springs(blocks.new_zeros((stiffness.structures.n_structures, 6, 6)))
+    result = []
+    for atoms, (_, which, rows) in zip(matrices, layout.sizes, strict=True):
+        border = felt[rows].transpose(1, 2).flatten(2)  # (n_alike, 6, 3 · n)
+        above = torch.cat([atoms, border.mT], dim=2)
+        result.append(torch.cat([above, torch.cat([border, corner[which]], dim=2)], dim=1))
+    return result
 
 
-def _collective(stiffness: Stiffness, layout: Layout) -> Tensor:
-    """∂q_im/∂(u, ε), (n_structures, n_largest · M, n_rows)."""
-    structures = stiffness.structures
-    n = layout.n_largest
-    n_coordinates = stiffness.arms.shape[1]
-    i = layout.places.index_select(0, stiffness.centers)
-    j = layout.places.index_select(0, stiffness.neighbors)
-    start = (stiffness.link_structure * n + i) * n
-    grid = stiffness.arms.new_zeros((structures.n_structures * n * n, n_coordinates, 3))
-    grid.index_add_(0, start + j, stiffness.arms)
-    own = grid.view(-1, n, n, 3 * n_coordinates)
-    own.diagonal(dim1=1, dim2=2).sub_(own.sum(dim=2).transpose(1, 2))
-    rows = grid.view(-1, n, n, n_coordinates, 3).transpose(2, 3).reshape(-1, n * n_coordinates, 3 * n)
+def _collective(stiffness: Stiffness, layout: Layout) -> list[Tensor]:
+    """∂q_im/∂(u, ε), for each size (n_alike, n · M, n_rows)."""
+    centers = stiffness.centers
+    arms = stiffness.arms.flatten(1)
+    grid = arms.new_zeros((layout.n_blocks, arms.shape[1]))
+    grid.index_add_(0, layout.rows[centers] + layout.places[stiffness.neighbors], arms)
+    own = arms.new_zeros((len(layout.rows), arms.shape[1])).index_add_(0, centers, arms)
+    grid.index_add_(0, layout.rows + layout.places, -own)
+    coordinates = layout.split(grid.view(layout.n_blocks, -1, 3))
     if not layout.has_cell:
-        return rows
-    cells = layout.padded(stiffness.cell_coordinates(), structures)
-    return torch.cat([rows, cells.reshape(-1, n * n_coordinates, 6)], dim=2)
+        return coordinates
+    cells = stiffness.cell_coordinates()  # (n_atoms, M, 6)
+    return [
+        torch.cat([of_atoms, cells[rows].flatten(1, 2)], dim=2)
+        for of_atoms, (_, _, rows) in zip(coordinates, layout.sizes, strict=True)
+    ]
 
 
 def sparse_product(stiffness: Stiffness, *, coarse: bool = False) -> Callable[[Unknowns], Unknowns]:
@@ -213,7 +214,7 @@ def _of_blocks(
 
 
 LARGEST_DENSE = 200  # atoms; above it conjugate gradients are quicker
-MOST_PADDED_NUMBERS = 3e7  # of the padded matrices of one group: 240 MB
+MOST_NUMBERS = 3e7  # in the matrices of one batch: 240 MB
 RELATIVE_TOLERANCE = 1e-7  # of the residual of conjugate gradients, where gradients are wanted
 COARSE_TOLERANCE = 1e-3  # where only a step is: the stiffness itself is not known better
 MOST_ITERATIONS = 1000
@@ -280,32 +281,52 @@ def softened_by(stiffness: Stiffness, softening: Tensor, pulls: Unknowns) -> Sti
     return replace(stiffness, along=stiffness.along - along, across=stiffness.across - across)
 
 
-def _shares(stiffness: Stiffness, softening: Tensor, pulls: Unknowns, tried: Sequence[float] = SHARES) -> Tensor:
-    """Of each structure the first of `tried` that leaves it stiff, else 0."""
-    shares = tried[0] * _definite(stiffness, tried[0] * softening, pulls).double()
-    left = (shares == 0).nonzero().flatten()
-    if len(left) and len(tried) > 1:
-        pairs = stiffness.links_of(left)[0][::2] // 2
-        own = pulls.select(stiffness.structures.counts, left)
-        shares[left] = _shares(stiffness.select(left), softening[pairs], own, tried[1:])
+def _shares(stiffness: Stiffness, softening: Tensor, pulls: Unknowns) -> Tensor:
+    """Of each structure the first of `SHARES` that leaves it stiff, else 0."""
+    if _largest(stiffness) > LARGEST_DENSE:  # however few there are: a share depends on no other structure
+        return _shares_of_large(stiffness, softening, pulls)
+    layout = Layout.of(stiffness.structures)
+    along, across = softening.unbind(dim=1)
+    springs = _springs(replace(stiffness, along=along, across=across), layout)
+    free = layout.packed(stiffness.free)
+    shares = softening.new_zeros(stiffness.structures.n_structures)
+    for (_, which, _), matrix, softer, mask in zip(layout.sizes, dense(stiffness, layout), springs, free, strict=True):
+        matrix.mul_(1 - LEAST_STIFF)
+        softer.mul_(mask[:, :, None]).mul_(mask[:, None, :])
+        for share in SHARES:
+            left = (shares[which] == 0).nonzero().flatten()
+            definite = torch.linalg.cholesky_ex(matrix[left] - share * softer[left])[1] == 0
+            shares[which[left[definite]]] = share
     return shares
 
 
-def _definite(stiffness: Stiffness, softening: Tensor, pulls: Unknowns) -> Tensor:
-    """Whether each structure keeps the least share of its stiffness when softened by so much, booleans."""
+def _shares_of_large(stiffness: Stiffness, softening: Tensor, pulls: Unknowns) -> Tensor:
+    """The same, of structures whose matrix is never built."""
+    shares = softening.new_zeros(stiffness.structures.n_structures)
     left = 1 - LEAST_STIFF
-    rest = replace(
-        stiffness,
-        along=left * stiffness.along - softening[:, 0],
-        across=left * stiffness.across - softening[:, 1],
-        arms=math.sqrt(left) * stiffness.arms,
-        floors=left * stiffness.floors,
-        cell_floors=left * stiffness.cell_floors,
-    )
-    if _largest(rest) <= LARGEST_DENSE:  # however many there are: a share depends on no other structure
-        return torch.linalg.cholesky_ex(dense(rest)[0])[1] == 0
-    product = sparse_product(rest, coarse=True)
-    return _descent(rest, product, _block_jacobi(stiffness), pulls, PROBES, COARSE_TOLERANCE)[1] > 0
+    for share in SHARES:
+        rest = replace(
+            stiffness,
+            along=left * stiffness.along - share * softening[:, 0],
+            across=left * stiffness.across - share * softening[:, 1],
+            arms=math.sqrt(left) * stiffness.arms,
+            floors=left * stiffness.floors,
+            cell_floors=left * stiffness.cell_floors,
+        )
+        product = sparse_product(rest, coarse=True)
+        lowest = _descent(rest, product, _block_jacobi(stiffness), pulls, PROBES, COARSE_TOLERANCE)[1]
+        shares = torch.where((shares == 0) & (lowest > 0), share, shares)
+        if bool((shares > 0).all()):
+            break
+    return shares
+
+
+def by_size(stiffness: Stiffness) -> list[tuple[Tensor, Stiffness]]:
+    """Those that have matrices, and those that are too large for it: their numbers and their stiffness."""
+    large = stiffness.structures.counts > LARGEST_DENSE
+    if bool((large == large[:1]).all()):
+        return [(torch.arange(stiffness.structures.n_structures), stiffness)]
+    return [(which, stiffness.select(which)) for which in ((~large).nonzero().flatten(), large.nonzero().flatten())]
 
 
 def inverse_of(stiffness: Stiffness, method: Method = "auto", tolerance: float = RELATIVE_TOLERANCE) -> Inverse:
@@ -328,7 +349,7 @@ def inverse_of(stiffness: Stiffness, method: Method = "auto", tolerance: float =
 
 
 def _inverse_of(stiffness: Stiffness, method: Method, tolerance: float) -> Inverse:
-    """Of structures of similar size."""
+    """Of structures that all have matrices, or none."""
     if method == "dense" or (method == "auto" and _is_small(stiffness)):
         return _cholesky(stiffness)
     return _conjugate_gradients(stiffness, tolerance)
@@ -336,9 +357,8 @@ def _inverse_of(stiffness: Stiffness, method: Method, tolerance: float) -> Inver
 
 def _is_small(stiffness: Stiffness) -> bool:
     """Whether matrices are quicker."""
-    largest = _largest(stiffness)
-    number = stiffness.structures.n_structures
-    return largest <= LARGEST_DENSE and 9 * number * largest**2 <= MOST_PADDED_NUMBERS
+    numbers = 9 * int(stiffness.structures.counts.square().sum())
+    return _largest(stiffness) <= LARGEST_DENSE and numbers <= MOST_NUMBERS
 
 
 def _largest(stiffness: Stiffness) -> int:
@@ -348,13 +368,16 @@ def _largest(stiffness: Stiffness) -> int:
 
 
 def _cholesky(stiffness: Stiffness) -> Inverse:
-    matrix, layout = dense(stiffness)
-    factor = torch.linalg.cholesky(matrix)
+    layout = Layout.of(stiffness.structures)
+    factors = [torch.linalg.cholesky(matrix) for matrix in dense(stiffness, layout)]
 
     def inverse(right: Unknowns) -> Unknowns:
-        packed = layout.packed(right.masked(stiffness.free), stiffness.structures)
-        answer = torch.cholesky_solve(packed[:, :, None], factor)[:, :, 0]
-        return layout.unpacked(answer, stiffness.structures).masked(stiffness.free)
+        packed = layout.packed(right.masked(stiffness.free))
+        answers = [
+            torch.cholesky_solve(part[:, :, None], factor)[:, :, 0]
+            for part, factor in zip(packed, factors, strict=True)
+        ]
+        return layout.unpacked(answers).masked(stiffness.free)
 
     return inverse
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from relaxion.model.roles import Policy
-from relaxion.model.solve import COARSE_TOLERANCE, LARGEST_DENSE, Inverse, by_size, dense, gradients_of, sparse_product
+from relaxion.model.solve import COARSE_TOLERANCE, LARGEST_DENSE, Inverse, Layout, dense, gradients_of, sparse_product
 from relaxion.model.stiffness import Stiffness, Unknowns, strain_vectors
 from relaxion.model.stiffness_network import StiffnessNetwork
 from relaxion.optimizer.hessian.base import POLICY, Base, Hessian
@@ -58,15 +58,13 @@ class LearnedHessians(_Source):
                 frees.append(np.concatenate(parts).astype(np.float64))
             if len(bases) == 1 and geometries[0].n_atoms > LARGEST_DENSE:
                 return [SparseHessian(geometries[0], frees[0], stiffness)]
-            matrices = [(which, *dense(some)) for which, some in by_size(stiffness)]
+            layout = Layout.of(structures)
+            matrices = dense(stiffness, layout)
         result = dict[int, Hessian]()
-        for which, own, layout in matrices:
-            for number, matrix in zip(which.tolist(), own.numpy(), strict=True):
-                geometry = geometries[number]
-                rows = np.arange(3 * geometries[number].n_atoms)
-                if geometry.cell_factor:
-                    rows = np.concatenate([rows, 3 * layout.n_largest + np.arange(6)])
-                result[number] = DenseHessian(geometry, frees[number], matrix[rows[:, None], rows])
+        for (_, which, _), alike in zip(layout.sizes, matrices, strict=True):
+            for number, matrix in zip(which.tolist(), alike.numpy(), strict=True):
+                own = matrix[: len(frees[number]), : len(frees[number])]  # without a cell that is not free
+                result[number] = DenseHessian(geometries[number], frees[number], own)
         return [result[number] for number in range(len(bases))]
 
 
