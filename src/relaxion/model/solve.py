@@ -22,121 +22,6 @@ from relaxion.structures import Structures
 from relaxion.structures.structures import atom_rows, per_structure_sum
 
 
-@dataclass(frozen=True, eq=False)
-class Layout:
-    """Where the atoms of each structure stand in its matrix. Structures of one size stand together, none is padded."""
-
-    sizes: list[tuple[int, Tensor, Tensor]]  # number of atoms n, (n_alike,) structures and (n_alike, n) rows of atoms
-    places: Tensor  # (n_atoms,) int64, number of an atom within its structure
-    rows: Tensor  # (n_atoms,) int64, where the blocks of an atom begin among those of all matrices
-    n_blocks: int  # pairs of atoms, in all matrices
-    has_cell: bool
-
-    @classmethod
-    def of(cls, structures: Structures) -> Layout:
-        counts = structures.counts
-        starts = counts.cumsum(0) - counts
-        index = structures.structure_index
-        places = torch.arange(structures.n_atoms) - starts.index_select(0, index)
-        sizes = list[tuple[int, Tensor, Tensor]]()
-        first_blocks = torch.zeros_like(counts)
-        n_blocks = 0
-        for n in counts.unique().tolist():
-            which = (counts == n).nonzero().flatten()
-            sizes.append((n, which, starts[which, None] + torch.arange(n)))
-            first_blocks[which] = n_blocks + n * n * torch.arange(len(which))
-            n_blocks += n * n * len(which)
-        rows = first_blocks.index_select(0, index) + counts.index_select(0, index) * places
-        # also where a mask fixes all strains
-        return cls(sizes, places, rows, n_blocks, bool(structures.cell_free.any()))
-
-    def split(self, grid: Tensor) -> list[Tensor]:
-        """(n_blocks, height, 3) -> for each size (n_alike, height · n, 3 · n)."""
-        result = []
-        start = 0
-        for n, which, _ in self.sizes:
-            end = start + n * n * len(which)
-            blocks = grid[start:end].view(len(which), n, n, -1, 3)
-            result.append(blocks.transpose(2, 3).reshape(len(which), -1, 3 * n))
-            start = end
-        return result
-
-    def packed(self, unknowns: Unknowns) -> list[Tensor]:
-        """For each size (n_alike, n_rows)."""
-        result = []
-        for _, which, atoms in self.sizes:
-            flat = unknowns.atoms[atoms].flatten(1)
-            result.append(torch.cat([flat, unknowns.cells[which]], dim=1) if self.has_cell else flat)
-        return result
-
-    def unpacked(self, values: Sequence[Tensor]) -> Unknowns:
-        """The opposite of `packed`."""
-        atoms = values[0].new_zeros((len(self.places), 3))
-        cells = values[0].new_zeros((sum(len(part) for part in values), 6))
-        for (n, which, own), part in zip(self.sizes, values, strict=True):
-            atoms[own] = part[:, : 3 * n].reshape(-1, n, 3)
-            if self.has_cell:
-                cells[which] = part[:, 3 * n :]
-        return Unknowns(atoms, cells)
-
-
-def dense(stiffness: Stiffness, layout: Layout) -> list[Tensor]:
-    """B of every structure; for each size (n_alike, n_rows, n_rows)."""
-    matrices = _springs(stiffness, layout)
-    if stiffness.arms.shape[1]:
-        for matrix, rows in zip(matrices, _collective(stiffness, layout), strict=True):
-            matrix.baddbmm_(rows.mT, rows)
-    for matrix, (n, which, _) in zip(matrices, layout.sizes, strict=True):
-        diagonal = matrix.diagonal(dim1=1, dim2=2)
-        diagonal[:, : 3 * n] += stiffness.floors[which, None]
-        diagonal[:, 3 * n :] += stiffness.cell_floors[which, None]
-    if not (stiffness.free.atoms.all() and (stiffness.free.cells.all() or not layout.has_cell)):
-        for matrix, free in zip(matrices, layout.packed(stiffness.free), strict=True):
-            matrix.mul_(free[:, :, None]).mul_(free[:, None, :])
-            matrix.diagonal(dim1=1, dim2=2).add_(~free)
-    return matrices
-
-
-def _springs(stiffness: Stiffness, layout: Layout) -> list[Tensor]:
-    """The springs' part."""
-    first = stiffness.centers[::2]
-    second = stiffness.neighbors[::2]
-    blocks = stiffness.blocks.reshape(-1, 9)
-    grid = blocks.new_zeros((layout.n_blocks, 9))
-    grid.index_add_(0, layout.rows[first] + layout.places[second], blocks)
-    grid.index_add_(0, layout.rows[second] + layout.places[first], blocks)
-    own = blocks.new_zeros((len(layout.rows), 9)).index_add_(0, first, blocks).index_add_(0, second, blocks)
-    grid.neg_().index_add_(0, layout.rows + layout.places, own)
-    matrices = layout.split(grid.view(-1, 3, 3))
-    if not layout.has_cell:
-        return matrices
-    felt, corner = stiffness.cell_springs(blocks.new_zeros((stiffness.structures.n_structures, 6, 6)))
-    result = []
-    for atoms, (_, which, rows) in zip(matrices, layout.sizes, strict=True):
-        border = felt[rows].transpose(1, 2).flatten(2)  # (n_alike, 6, 3 · n)
-        above = torch.cat([atoms, border.mT], dim=2)
-        result.append(torch.cat([above, torch.cat([border, corner[which]], dim=2)], dim=1))
-    return result
-
-
-def _collective(stiffness: Stiffness, layout: Layout) -> list[Tensor]:
-    """∂q_im/∂(u, ε), for each size (n_alike, n · M, n_rows)."""
-    centers = stiffness.centers
-    arms = stiffness.arms.flatten(1)
-    grid = arms.new_zeros((layout.n_blocks, arms.shape[1]))
-    grid.index_add_(0, layout.rows[centers] + layout.places[stiffness.neighbors], arms)
-    own = arms.new_zeros((len(layout.rows), arms.shape[1])).index_add_(0, centers, arms)
-    grid.index_add_(0, layout.rows + layout.places, -own)
-    coordinates = layout.split(grid.view(layout.n_blocks, -1, 3))
-    if not layout.has_cell:
-        return coordinates
-    cells = stiffness.cell_coordinates()  # (n_atoms, M, 6)
-    return [
-        torch.cat([of_atoms, cells[rows].flatten(1, 2)], dim=2)
-        for of_atoms, (_, _, rows) in zip(coordinates, layout.sizes, strict=True)
-    ]
-
-
 def sparse_product(stiffness: Stiffness, *, coarse: bool = False) -> Callable[[Unknowns], Unknowns]:
     """`product(u)` = B·u on the free coordinates, without gradients; `coarse`: to six digits, in half of the time.
 
@@ -174,7 +59,7 @@ def sparse_product(stiffness: Stiffness, *, coarse: bool = False) -> Callable[[U
 
 def _with_cells(stiffness: Stiffness) -> tuple[Tensor, Tensor, Tensor]:
     """Pulls at atoms (n_atoms, 6, 3) and changes of coordinates (n_atoms, M, 6) by unit strains; springs' own part."""
-    border, corner = stiffness.cell_springs(stiffness.vectors.new_zeros((stiffness.structures.n_structures, 6, 6)))
+    border, corner = stiffness.cell_springs(stiffness.blocks, stiffness.vectors.new_zeros((stiffness.structures.n_structures, 6, 6)))
     return border, stiffness.cell_coordinates(), corner
 
 
@@ -269,35 +154,40 @@ def softened_by(stiffness: Stiffness, softening: Tensor, pulls: Unknowns) -> Sti
     Each structure has its own share, which has no gradient. Of large structures, whose matrix is never built, only the
     directions that conjugate gradients take from `pulls` are looked at.
     """
-    shares = softening.new_zeros(stiffness.structures.n_structures)
-    counts = stiffness.structures.counts
     exact = stiffness.detached().to(torch.float64)
     softer = softening.detach().double()
+    matrices = None
     with torch.no_grad():
-        for which, some in by_size(exact):
-            pairs = exact.links_of(which)[0][::2] // 2
-            shares[which] = _shares(some, softer[pairs], pulls.select(counts, which)).to(shares.dtype)
-    along, across = (softening * shares.index_select(0, stiffness.link_structure[::2])[:, None]).unbind(dim=1)
-    return replace(stiffness, along=stiffness.along - along, across=stiffness.across - across)
+        groups = by_size(exact)
+        if len(groups) == 1 and _largest(exact) <= LARGEST_DENSE:
+            shares, matrices = _shares(exact, softer)
+        else:
+            shares = softer.new_zeros(exact.structures.n_structures)
+            for which, some in groups:
+                own = softer[exact.links_of(which)[0][::2] // 2]
+                small = _largest(some) <= LARGEST_DENSE
+                pulled = pulls.select(exact.structures.counts, which)
+                shares[which] = _shares(some, own)[0] if small else _shares_of_large(some, own, pulled)
+    taken = softening * shares.to(softening.dtype).index_select(0, stiffness.link_structure[::2])[:, None]
+    softened = replace(stiffness, along=stiffness.along - taken[:, 0], across=stiffness.across - taken[:, 1])
+    return softened if matrices is None else softened.with_matrices(matrices)
 
 
-def _shares(stiffness: Stiffness, softening: Tensor, pulls: Unknowns) -> Tensor:
-    """Of each structure the first of `SHARES` that leaves it stiff, else 0."""
-    if _largest(stiffness) > LARGEST_DENSE:  # however few there are: a share depends on no other structure
-        return _shares_of_large(stiffness, softening, pulls)
-    layout = Layout.of(stiffness.structures)
-    along, across = softening.unbind(dim=1)
-    springs = _springs(replace(stiffness, along=along, across=across), layout)
-    free = layout.packed(stiffness.free)
+def _shares(stiffness: Stiffness, softening: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """Of each structure the first of `SHARES` that leaves it stiff, else 0; and the softened matrices."""
     shares = softening.new_zeros(stiffness.structures.n_structures)
-    for (_, which, _), matrix, softer, mask in zip(layout.sizes, dense(stiffness, layout), springs, free, strict=True):
-        matrix.mul_(1 - LEAST_STIFF)
-        softer.mul_(mask[:, :, None]).mul_(mask[:, None, :])
+    matrices = []
+    for (_, which, _), (stiff, softer) in zip(stiffness.layout.sizes, stiffness.beside(softening), strict=True):
+        own = shares[which]
         for share in SHARES:
-            left = (shares[which] == 0).nonzero().flatten()
-            definite = torch.linalg.cholesky_ex(matrix[left] - share * softer[left])[1] == 0
-            shares[which[left[definite]]] = share
-    return shares
+            left = (own == 0).nonzero().flatten()
+            if not len(left):
+                break
+            failed = torch.linalg.cholesky_ex((1 - LEAST_STIFF) * stiff[left] - share * softer[left])[1]
+            own[left[failed == 0]] = share
+        shares[which] = own
+        matrices.append(stiff - own[:, None, None] * softer)
+    return shares, matrices
 
 
 def _shares_of_large(stiffness: Stiffness, softening: Tensor, pulls: Unknowns) -> Tensor:
@@ -368,8 +258,8 @@ def _largest(stiffness: Stiffness) -> int:
 
 
 def _cholesky(stiffness: Stiffness) -> Inverse:
-    layout = Layout.of(stiffness.structures)
-    factors = [torch.linalg.cholesky(matrix) for matrix in dense(stiffness, layout)]
+    layout = stiffness.layout
+    factors = [torch.linalg.cholesky(matrix) for matrix in stiffness.matrices]
 
     def inverse(right: Unknowns) -> Unknowns:
         packed = layout.packed(right.masked(stiffness.free))
@@ -449,7 +339,7 @@ def _block_jacobi(stiffness: Stiffness) -> Inverse:
     atoms = _inverted(atoms, stiffness.free.atoms.to(dtype))
     cells = None
     if stiffness.has_free_cell:
-        _, corner = stiffness.cell_springs(stiffness.cell_floors[:, None, None] * torch.eye(6, dtype=dtype))
+        _, corner = stiffness.cell_springs(stiffness.blocks, stiffness.cell_floors[:, None, None] * torch.eye(6, dtype=dtype))
         felt = stiffness.cell_coordinates()
         corner = corner.index_add(0, structures.structure_index, torch.bmm(felt.mT, felt))
         cells = _inverted(corner, stiffness.free.cells.to(dtype))

@@ -12,6 +12,7 @@ the numbers are, so that B⁻¹F always goes downhill.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -100,6 +101,72 @@ class Unknowns:
 
 
 @dataclass(frozen=True, eq=False)
+class Layout:
+    """Where the atoms of each structure stand in its matrix. Structures of one size stand together, none is padded."""
+
+    sizes: list[tuple[int, Tensor, Tensor]]  # number of atoms n, (n_alike,) structures and (n_alike, n) rows of atoms
+    places: Tensor  # (n_atoms,) int64, number of an atom within its structure
+    rows: Tensor  # (n_atoms,) int64, where the blocks of an atom begin among those of all matrices
+    n_blocks: int  # pairs of atoms, in all matrices
+    has_cell: bool
+
+    @classmethod
+    def of(cls, structures: Structures) -> Layout:
+        counts = structures.counts
+        starts = counts.cumsum(0) - counts
+        index = structures.structure_index
+        places = torch.arange(structures.n_atoms) - starts.index_select(0, index)
+        sizes = list[tuple[int, Tensor, Tensor]]()
+        first_blocks = torch.zeros_like(counts)
+        n_blocks = 0
+        for n in counts.unique().tolist():
+            which = (counts == n).nonzero().flatten()
+            sizes.append((n, which, starts[which, None] + torch.arange(n)))
+            first_blocks[which] = n_blocks + n * n * torch.arange(len(which))
+            n_blocks += n * n * len(which)
+        rows = first_blocks.index_select(0, index) + counts.index_select(0, index) * places
+        # also where a mask fixes all strains
+        return cls(sizes, places, rows, n_blocks, bool(structures.cell_free.any()))
+
+    def gathered(self, centers: Tensor, neighbors: Tensor, values: Tensor) -> Tensor:
+        """Sums of values (n_links, …) at the block of each link, and minus those of a row on its diagonal."""
+        grid = values.new_zeros((self.n_blocks, *values.shape[1:]))
+        grid.index_add_(0, self.rows[centers] + self.places[neighbors], values)
+        own = values.new_zeros((len(self.rows), *values.shape[1:])).index_add_(0, centers, values)
+        return grid.index_add_(0, self.rows + self.places, own.neg_())
+
+    def split(self, grid: Tensor) -> list[Tensor]:
+        """(n_blocks, height, width) -> for each size (n_alike, n · height, n · width)."""
+        height, width = grid.shape[1:]
+        result = []
+        start = 0
+        for n, which, _ in self.sizes:
+            end = start + n * n * len(which)
+            blocks = grid[start:end].view(-1, n, n, height, width)
+            result.append(blocks.transpose(2, 3).reshape(-1, n * height, n * width))
+            start = end
+        return result
+
+    def packed(self, unknowns: Unknowns) -> list[Tensor]:
+        """For each size (n_alike, n_rows)."""
+        result = []
+        for _, which, atoms in self.sizes:
+            flat = unknowns.atoms[atoms].flatten(1)
+            result.append(torch.cat([flat, unknowns.cells[which]], dim=1) if self.has_cell else flat)
+        return result
+
+    def unpacked(self, values: Sequence[Tensor]) -> Unknowns:
+        """The opposite of `packed`."""
+        atoms = values[0].new_zeros((len(self.places), 3))
+        cells = values[0].new_zeros((sum(len(part) for part in values), 6))
+        for (n, which, own), part in zip(self.sizes, values, strict=True):
+            atoms[own] = part[:, : 3 * n].reshape(-1, n, 3)
+            if self.has_cell:
+                cells[which] = part[:, 3 * n :]
+        return Unknowns(atoms, cells)
+
+
+@dataclass(frozen=True, eq=False)
 class Stiffness:
     """B in parts. Links have every pair twice, i→j and j→i one after the other; springs have every pair once."""
 
@@ -127,7 +194,8 @@ class Stiffness:
             free = replace(free, atoms=free.atoms & atoms)
         if cells is not None:
             free = replace(free, cells=free.cells & cells)
-        return replace(self, free=free)
+        same = torch.equal(free.atoms, self.free.atoms) and torch.equal(free.cells, self.free.cells)
+        return self if same else replace(self, free=free)
 
     def select(self, which: Tensor) -> Stiffness:
         """That of the structures numbered by `which`, in that order."""
@@ -161,11 +229,90 @@ class Stiffness:
         return vectors / torch.linalg.vector_norm(vectors, dim=1, keepdim=True).clamp_min(1e-9)
 
     @cached_property
+    def _outer(self) -> Tensor:
+        """r̂r̂ᵀ of every spring, (n_pairs, 9); by columns, because products of three by three numbers take long."""
+        columns = self.directions.T.contiguous()
+        return (columns[:, None] * columns).view(9, -1).T.contiguous()
+
+    def _blocks_of(self, along: Tensor, across: Tensor) -> Tensor:
+        blocks = (along - across)[:, None] * self._outer
+        blocks[:, ::4] += across[:, None]
+        return blocks
+
+    @cached_property
     def blocks(self) -> Tensor:
         """k∥ r̂r̂ᵀ + k⊥ (1 - r̂r̂ᵀ) of every spring, (n_pairs, 3, 3) eV/Å²."""
-        unit = self.directions
-        outer = ((self.along - self.across)[:, None] * unit)[:, :, None] * unit[:, None, :]
-        return outer + self.across[:, None, None] * torch.eye(3, dtype=unit.dtype)
+        return self._blocks_of(self.along, self.across).view(-1, 3, 3)
+
+    @cached_property
+    def layout(self) -> Layout:
+        """Where the rows of the matrices belong."""
+        return Layout.of(self.structures)
+
+    @cached_property
+    def matrices(self) -> list[Tensor]:
+        """B; for each size (n_alike, n_rows, n_rows). Without gradients."""
+        (springs,) = self._springs(self.blocks)
+        return self._with_the_rest(springs)
+
+    def with_matrices(self, matrices: list[Tensor]) -> Stiffness:
+        """The same, where somebody has made the matrices already; float64."""
+        vars(self)["matrices"] = matrices
+        return self
+
+    def beside(self, softening: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """B, and the matrix of other springs between the same pairs (their k∥ and k⊥); for each size."""
+        other = self._blocks_of(*softening.unbind(dim=1))
+        springs, softer = self._springs(self.blocks, other.view(-1, 3, 3))
+        for matrix, free in zip(softer, self.layout.packed(self.free), strict=True):
+            _mask(matrix, free)
+        return list(zip(self._with_the_rest(springs), softer, strict=True))
+
+    def _springs(self, *springs: Tensor) -> list[list[Tensor]]:
+        """The part of springs (n_pairs, 3, 3); several take hardly longer than one."""
+        layout = self.layout
+        first = self.centers[::2]
+        second = self.neighbors[::2]
+        ends = torch.cat([first, second]), torch.cat([second, first])
+        blocks = torch.cat([part.view(-1, 9) for part in springs], dim=1)
+        grid = layout.gathered(*ends, -torch.cat([blocks, blocks])).view(-1, len(springs), 3, 3)
+        result = [layout.split(grid[:, number]) for number in range(len(springs))]
+        return [self._with_cells(*pair) for pair in zip(result, springs, strict=True)] if layout.has_cell else result
+
+    def _with_cells(self, matrices: list[Tensor], springs: Tensor) -> list[Tensor]:
+        felt, corner = self.cell_springs(springs, springs.new_zeros((self.structures.n_structures, 6, 6)))
+        result = []
+        for atoms, (_, which, rows) in zip(matrices, self.layout.sizes, strict=True):
+            border = felt[rows].transpose(1, 2).flatten(2)  # (n_alike, 6, 3 · n)
+            above = torch.cat([atoms, border.mT], dim=2)
+            result.append(torch.cat([above, torch.cat([border, corner[which]], dim=2)], dim=1))
+        return result
+
+    def _with_the_rest(self, springs: list[Tensor]) -> list[Tensor]:
+        """Collective coordinates, floors, and 1 for what is not free."""
+        layout = self.layout
+        if self.arms.shape[1]:
+            for matrix, rows in zip(springs, self._collective(), strict=True):
+                matrix.baddbmm_(rows.mT, rows)
+        for matrix, free, (n, which, _) in zip(springs, layout.packed(self.free), layout.sizes, strict=True):
+            diagonal = matrix.diagonal(dim1=1, dim2=2)
+            diagonal[:, : 3 * n] += self.floors[which, None]
+            if layout.has_cell:
+                diagonal[:, 3 * n :] += self.cell_floors[which, None]
+            _mask(matrix, free)
+            diagonal += ~free
+        return springs
+
+    def _collective(self) -> list[Tensor]:
+        """∂q_im/∂(u, ε), for each size (n_alike, n · M, n_rows)."""
+        rows = self.layout.split(self.layout.gathered(self.centers, self.neighbors, self.arms))
+        if not self.layout.has_cell:
+            return rows
+        cells = self.cell_coordinates()  # (n_atoms, M, 6)
+        return [
+            torch.cat([of_atoms, cells[own].flatten(1, 2)], dim=2)
+            for of_atoms, (_, _, own) in zip(rows, self.layout.sizes, strict=True)
+        ]
 
     def apply(self, change: Unknowns) -> Unknowns:
         """B·(u, ε), without building B. What is not free neither changes nor answers."""
@@ -204,10 +351,10 @@ class Stiffness:
             cells = cells + strain_vectors((virials + virials.mT) / 2)
         return Unknowns(atoms, cells).masked(self.free)
 
-    def cell_springs(self, cells: Tensor) -> tuple[Tensor, Tensor]:
-        """Of unit strains through the springs: pulls at atoms (n_atoms, 6, 3) eV/Å; `cells` (…, 6, 6) eV and theirs."""
+    def cell_springs(self, blocks: Tensor, cells: Tensor) -> tuple[Tensor, Tensor]:
+        """Of unit strains through springs: pulls at atoms (n_atoms, 6, 3) eV/Å; `cells` (…, 6, 6) eV and theirs."""
         strains = strain_columns(self.vectors[::2])  # (n_pairs, 6, 3)
-        felt = torch.bmm(strains, self.blocks)  # (n_pairs, 6, 3) eV/Å
+        felt = torch.bmm(strains, blocks)  # (n_pairs, 6, 3) eV/Å
         atoms = felt.new_zeros((self.structures.n_atoms, 6, 3))
         atoms.index_add_(0, self.neighbors[::2], felt).index_add_(0, self.centers[::2], -felt)
         return atoms, cells.index_add(0, self.link_structure[::2], torch.bmm(felt, strains.mT))
@@ -219,16 +366,27 @@ class Stiffness:
 
     def to(self, dtype: torch.dtype) -> Stiffness:
         """The same in another precision."""
-        return replace(self, **{name: getattr(self, name).to(dtype) for name in ("vectors", *LEARNED)})
+        return self._carried(**{name: getattr(self, name).to(dtype) for name in ("vectors", *LEARNED)})
 
     def detached(self) -> Stiffness:
         """The same without gradients."""
-        return replace(self, **{name: getattr(self, name).detach() for name in LEARNED})
+        return self._carried(**{name: getattr(self, name).detach() for name in LEARNED})
+
+    def _carried(self, **same: Tensor) -> Stiffness:
+        """The same numbers as other tensors, with the matrices where they are known."""
+        result = replace(self, **same)
+        return result.with_matrices(self.matrices) if "matrices" in vars(self) else result
 
     @property
     def differentiable(self) -> bool:
         """Whether anything here carries gradients."""
         return torch.is_grad_enabled() and any(getattr(self, name).requires_grad for name in LEARNED)
+
+
+def _mask(matrices: Tensor, free: Tensor) -> None:
+    """Zero in rows and columns that are not free."""
+    if not free.all():
+        matrices.mul_(free[:, :, None]).mul_(free[:, None, :])
 
 
 def strain_columns(vectors: Tensor) -> Tensor:

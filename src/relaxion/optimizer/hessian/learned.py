@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from relaxion.model.roles import Policy
-from relaxion.model.solve import COARSE_TOLERANCE, LARGEST_DENSE, Inverse, Layout, dense, gradients_of, sparse_product
+from relaxion.model.solve import COARSE_TOLERANCE, LARGEST_DENSE, Inverse, gradients_of, sparse_product
 from relaxion.model.stiffness import Stiffness, Unknowns, strain_vectors
 from relaxion.model.stiffness_network import StiffnessNetwork
 from relaxion.optimizer.hessian.base import POLICY, Base, Hessian
@@ -58,10 +58,9 @@ class LearnedHessians(_Source):
                 frees.append(np.concatenate(parts).astype(np.float64))
             if len(bases) == 1 and geometries[0].n_atoms > LARGEST_DENSE:
                 return [SparseHessian(geometries[0], frees[0], stiffness)]
-            layout = Layout.of(structures)
-            matrices = dense(stiffness, layout)
+            matrices = stiffness.matrices
         result = dict[int, Hessian]()
-        for (_, which, _), alike in zip(layout.sizes, matrices, strict=True):
+        for (_, which, _), alike in zip(stiffness.layout.sizes, matrices, strict=True):
             for number, matrix in zip(which.tolist(), alike.numpy(), strict=True):
                 own = matrix[: len(frees[number]), : len(frees[number])]  # without a cell that is not free
                 result[number] = DenseHessian(geometries[number], frees[number], own)
