@@ -148,10 +148,11 @@ class LightMessages(Messages):
 
     def said(self, scratch: Scratch, near: Tensor, filters: Tensor, geometry: Sequence[Tensor]) -> Tensor:
         messages = scratch("messages", len(near), 4, near.shape[2])
-        torch.mul(filters[:, 0], near[:, 0], out=messages[:, 0])
-        vectors = torch.mul(filters[:, 1:2], near[:, 2:], out=messages[:, 1:])
         lengths = torch.mul(filters[:, 2], near[:, 1], out=scratch("lengths", len(near), near.shape[2]))
-        vectors.addcmul_(lengths[:, None], geometry[0][:, :, None])
+        torch.mul(filters[:, 0], near[:, 0], out=messages[:, 0])
+        for axis in range(3):  # one after the other is quicker than a product of all three with one filter
+            along = torch.mul(filters[:, 1], near[:, 2 + axis], out=messages[:, 1 + axis])
+            along.addcmul_(lengths, geometry[0][:, axis, None])
         return messages
 
     def gradients(

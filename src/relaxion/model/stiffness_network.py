@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -25,6 +26,7 @@ from relaxion.model.layers import (
     StackedLinear,
     StackedMLP,
     Surroundings,
+    links_of,
     mixed,
     pair_inputs,
     softened,
@@ -44,6 +46,7 @@ FORCE_SCALARS = slice(N_STATE_SCALARS - 4, N_STATE_SCALARS - 2)
 HISTORY_SCALARS = slice(N_STATE_SCALARS - 2, None)
 FIRST_SOFTENING = -3.0  # logarithm of what softens a pair before learning, of its k∥: k⊥ then begins at about 0
 N_DOTS = 8  # vectors of each atom that are looked at along each link
+PAIRS_AT_ONCE = 2048  # of which everything is known at once
 
 CONSTANTS = {  # former settings, by the names that policy files have for them
     "spring_stiffness_ev_per_angstrom2": 4.0,
@@ -255,58 +258,78 @@ class StiffnessNetwork(nn.Module):
         return AtomInputs(torch.cat(scalars, dim=1), torch.cat(vectors, dim=1), inputs.force_scales)
 
     def _answer(self, frame: SolveInputs, scalars: Tensor, vectors: Tensor, pairs: Tensor) -> dict[str, Tensor]:
-        settings = self.settings
         scalars = tamed(scalars)
         looked_at = mixed(self.dots, vectors.transpose(1, 2)[None])[0]  # (n_atoms, 3, N_DOTS + M)
-        links = self._links(frame, scalars, looked_at[:, :, :N_DOTS], pairs)  # (n_pairs, 2, n_hidden)
-        pairs = links.sum(dim=1)[None]  # a pair is what both of its ends say of it
-        springs = frame.springs[:, None] * torch.exp(bounded(self.to_springs(pairs)[0]))  # (n_pairs, 2)
+        seen = softened(looked_at[:, :, :N_DOTS].transpose(1, 2)).transpose(1, 2)
+        towards = looked_at[:, :, N_DOTS:]
+        towards = towards * torch.rsqrt(1 + towards.square().sum(dim=1, keepdim=True))
+        as_center = self.from_center(scalars[None])[0]
+        as_neighbor = self.from_neighbor(scalars[None])[0]
+        ends = torch.cat([as_center, as_neighbor], dim=1), torch.cat([as_neighbor, as_center], dim=1)
+        n_pairs = len(pairs)
+        # what is known of links is twenty times as much as what comes out: in pieces it stays in the processor's cache
+        size = max(n_pairs, 1) if torch.is_grad_enabled() else PAIRS_AT_ONCE
+        pieces = [slice(first, first + size) for first in range(0, max(n_pairs, 1), size)]
+        answers = [self._of_pairs(frame, part, pairs[part], seen, towards, ends) for part in pieces]
+        answer = {name: torch.cat([each[name] for each in answers]) for name in answers[0]}
         floors = structure_mean(self.to_floors(scalars[None])[0], frame.state.structures)  # (n_structures, 2)
         floors = torch.exp(bounded(floors))
         volumes = frame.state.structures.volumes.to(floors.dtype).clamp_min(1)
-        answer = {
-            "along": springs[:, 0],
-            "across": SPRINGS.across * springs[:, 1],
-            "arms": self._arms(links, frame, looked_at[:, :, N_DOTS:].transpose(1, 2)),
-            "floors": SPRINGS.floor * floors[:, 0],
-            "cell_floors": SPRINGS.cell_floor * volumes * floors[:, 1],
-        }
-        if settings.softens:
-            softening = torch.exp(bounded(self.to_softening(pairs)[0]) + FIRST_SOFTENING)
-            answer["softening"] = frame.springs[:, None] * softening  # (n_pairs, 2) eV/Å²
+        answer["floors"] = SPRINGS.floor * floors[:, 0]
+        answer["cell_floors"] = SPRINGS.cell_floor * volumes * floors[:, 1]
         return answer
 
-    def _links(self, frame: SolveInputs, scalars: Tensor, looked_at: Tensor, pairs: Tensor) -> Tensor:
+    def _of_pairs(
+        self, frame: SolveInputs, part: slice, pairs: Tensor, seen: Tensor, towards: Tensor, ends: Sequence[Tensor]
+    ) -> dict[str, Tensor]:
+        """Springs, arms and softening of some pairs."""
+        links = self._links(frame.surroundings, part, pairs, seen, ends)  # (n_pairs, 2, n_hidden)
+        springs = frame.springs[part, None]  # (n_pairs, 1)
+        both = links.sum(dim=1)[None]  # a pair is what both of its ends say of it
+        learned = springs * torch.exp(bounded(self.to_springs(both)[0]))
+        answer = {
+            "along": learned[:, 0],
+            "across": SPRINGS.across * learned[:, 1],
+            "arms": self._arms(links, frame.surroundings, part, springs, towards),
+        }
+        if self.settings.softens:
+            answer["softening"] = springs * torch.exp(bounded(self.to_softening(both)[0]) + FIRST_SOFTENING)
+        return answer  # eV/Å²
+
+    def _links(
+        self, around: Surroundings, part: slice, pairs: Tensor, seen: Tensor, ends: Sequence[Tensor]
+    ) -> Tensor:
         """What is known of the links i→j and j→i of each pair; between them the two ends change places, and r̂ its sign.
 
         One product with weights side by side is quicker than one for each link.
         """
-        around = frame.surroundings
-        first = around.centers[::2]
-        second = around.neighbors[::2]
-        directions = around.directions[::2, :, None]
-        looked_at = softened(looked_at.transpose(1, 2)).transpose(1, 2)  # (n_atoms, 3, N_DOTS)
-        dots = [(looked_at.index_select(0, end) * directions).sum(dim=1) for end in (first, second)]
+        here, _ = links_of(part)
+        first = around.centers[here]
+        second = around.neighbors[here]
+        x, y, z = around.directions[here, :, None].unbind(dim=1)
+        dots = []
+        for end in (first, second):
+            a, b, c = seen.index_select(0, end).unbind(dim=1)
+            dots.append(a * x + b * y + c * z)  # (n_pairs, N_DOTS)
         of_pair, of_center, of_neighbor = self.from_link.weight[0].split([pairs.shape[1], N_DOTS, N_DOTS])
         there = torch.cat([of_pair, of_center, of_neighbor])
         back = torch.cat([of_pair, -of_neighbor, -of_center])
         known = torch.cat([pairs, *dots], dim=1) @ torch.cat([there, back], dim=1)
-        as_center = self.from_center(scalars[None])[0]
-        as_neighbor = self.from_neighbor(scalars[None])[0]
-        known = known + torch.cat([as_center, as_neighbor], dim=1).index_select(0, first)
-        known = known + torch.cat([as_neighbor, as_center], dim=1).index_select(0, second)
+        known = known + ends[0].index_select(0, first) + ends[1].index_select(0, second)
         hidden = silu(known).view(1, 2 * len(known), -1)
         return silu(self.think(hidden)[0]).view(len(known), 2, -1)
 
-    def _arms(self, links: Tensor, frame: SolveInputs, vectors: Tensor) -> Tensor:
-        """a_ijm = √k · (α_m r̂ + β_m v_im); vectors (n_atoms, M, 3), a (n_links, M, 3)."""
+    def _arms(self, links: Tensor, around: Surroundings, part: slice, springs: Tensor, vectors: Tensor) -> Tensor:
+        """a_ijm = √k · (α_m r̂ + β_m v_im), (n_links, M, 3)."""
         weights = bounded(self.to_arms(links.flatten(0, 1)[None])[0]).view(*links.shape[:2], -1)
-        along, towards = (weights * torch.sqrt(frame.springs)[:, None, None]).flatten(0, 1).chunk(2, dim=1)
-        vectors = vectors * torch.rsqrt(1 + vectors.square().sum(dim=2, keepdim=True))
-        vectors = vectors.index_select(0, frame.surroundings.centers)
-        return along[:, :, None] * frame.surroundings.directions[:, None] + towards[:, :, None] * vectors
+        along, towards = (weights * torch.sqrt(springs)[:, None]).flatten(0, 1).chunk(2, dim=1)
+        both = slice(2 * part.start, 2 * part.stop)
+        vectors = vectors.index_select(0, around.centers[both])  # (n_links, 3, M)
+        columns = around.directions[both].unbind(dim=1)
+        arms = [along * column[:, None] + towards * vectors[:, axis] for axis, column in enumerate(columns)]
+        return torch.stack(arms, dim=2)
 
 
 def bounded(values: Tensor) -> Tensor:
     """Themselves while small, within ±`LARGEST_ANSWER` always."""
-    return LARGEST_ANSWER * torch.tanh(values / LARGEST_ANSWER)
+    return 2 * LARGEST_ANSWER * torch.sigmoid(2 / LARGEST_ANSWER * values) - LARGEST_ANSWER  # quicker than tanh
