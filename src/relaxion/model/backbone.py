@@ -141,7 +141,7 @@ def backbone_class(settings: BackboneSettings) -> type[Backbone]:
 
 
 class LightMessages(Messages):
-    """(f₀ a, f₁ v + f₂ b r̂): f filters of the pair, a and b words and v vectors of the neighbour. A scalar, a vector."""
+    """(f₀ a, f₁ v + f₂ b r̂): f filters of the pair, a and b words and v vectors of the neighbour. Scalar and vector."""
 
     n_heard = 4
     numbers_at_once = 24576

@@ -21,6 +21,7 @@ from torch.nn.functional import silu
 
 from relaxion.errors import SettingsError, StructureError
 from relaxion.structures import Graph, Move, State, Structures
+from relaxion.structures.state import Pairs
 from relaxion.structures.structures import per_structure_sum
 
 HEAVIEST = 103
@@ -349,24 +350,23 @@ class Surroundings:
 
     @classmethod
     def of(cls, state: State, cutoff: float, n_radial: int, dtype: torch.dtype) -> Surroundings:
-        """From the state's graph where it has one, else from a new one."""
+        """From the state's graph where it has one, else from a search."""
         structures = state.structures
-        graph = graph_within(state, cutoff)
-        vectors = graph.vectors(structures)  # in the state's precision: differences of large positions
-        distances = torch.linalg.vector_norm(vectors[::2], dim=1).clamp_min(1e-6)
+        (first, second), vectors = ends_within(state, cutoff)
+        distances = torch.linalg.vector_norm(vectors, dim=1).clamp_min(1e-6)
         radii = covalent_radii(structures.atomic_numbers, structures.dtype)
-        first = graph.centers[::2]
-        second = graph.neighbors[::2]
         reduced = (distances / (radii.index_select(0, first) + radii.index_select(0, second))).to(dtype)
         envelope = smooth_step(distances / cutoff).to(dtype)
         total = envelope.new_zeros(structures.n_atoms).index_add_(0, first, envelope).index_add_(0, second, envelope)
-        directions = vectors.view(-1, 2, 3) / distances[:, None, None]
+        vectors = vectors.to(dtype)
+        directions = vectors / distances.to(dtype)[:, None]
+        centers = torch.stack([first, second], dim=1).flatten()
         return cls(
-            centers=graph.centers,
-            neighbors=graph.neighbors,
-            pair_structure=graph.pair_structure,
-            vectors=vectors.to(dtype),
-            directions=directions.view(-1, 3).to(dtype),
+            centers=centers,
+            neighbors=torch.stack([second, first], dim=1).flatten(),
+            pair_structure=structures.structure_index.index_select(0, centers),
+            vectors=torch.stack([vectors, -vectors], dim=1).view(-1, 3),
+            directions=torch.stack([directions, -directions], dim=1).view(-1, 3),
             envelope=envelope,
             reduced=reduced,
             radial=radial_functions(reduced, n_radial) * envelope[:, None],
@@ -379,19 +379,23 @@ def with_graph(state: State, cutoff: float) -> State:
     return state if state.graph is not None else replace(state, graph=Graph.of(state.structures, cutoff))
 
 
-def graph_within(state: State, cutoff: float) -> Graph:
-    """Pairs nearer than the cutoff (Å); none is left out, however many an atom has."""
+def ends_within(state: State, cutoff: float) -> tuple[Tensor, Tensor]:
+    """Atoms i and j (2, n_pairs) of all pairs nearer than the cutoff (Å), and the vectors from i to the image of j.
+
+    None is left out, however many an atom has. Vectors are in the state's precision: differences of large positions.
+    """
     graph = state.graph
     if graph is None:
-        return Graph.of(state.structures, cutoff)
+        pairs = Pairs.of(state.structures, cutoff)
+        return pairs.ends, pairs.vectors.to(state.structures.dtype)
     if graph.cutoff < cutoff:
         raise SettingsError(
             f"the state's graph reaches {graph.cutoff:g} Å, the network looks {cutoff:g} Å far; give the state no graph"
         )
-    if graph.cutoff == cutoff:
-        return graph
-    near = (torch.linalg.vector_norm(graph.vectors(state.structures), dim=1) < cutoff).nonzero().flatten()
-    return Graph(graph.centers[near], graph.neighbors[near], graph.shifts[near], graph.pair_structure[near], cutoff)
+    ends = torch.stack([graph.centers[::2], graph.neighbors[::2]])
+    vectors = graph.vectors(state.structures)[::2]
+    near = torch.linalg.vector_norm(vectors, dim=1) < cutoff
+    return (ends, vectors) if graph.cutoff == cutoff else (ends[:, near], vectors[near])
 
 
 def smooth_step(fraction: Tensor) -> Tensor:

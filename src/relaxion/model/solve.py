@@ -7,8 +7,8 @@ the solution, and its derivative B⁻¹(df - dB·u) is exact, though nothing den
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -18,7 +18,6 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from relaxion.model.stiffness import Stiffness, Unknowns
-from relaxion.structures import Structures
 from relaxion.structures.structures import atom_rows, per_structure_sum
 
 
@@ -59,7 +58,7 @@ def sparse_product(stiffness: Stiffness, *, coarse: bool = False) -> Callable[[U
 
 def _with_cells(stiffness: Stiffness) -> tuple[Tensor, Tensor, Tensor]:
     """Pulls at atoms (n_atoms, 6, 3) and changes of coordinates (n_atoms, M, 6) by unit strains; springs' own part."""
-    border, corner = stiffness.cell_springs(stiffness.blocks, stiffness.vectors.new_zeros((stiffness.structures.n_structures, 6, 6)))
+    border, corner = stiffness.cell_springs(stiffness.blocks)
     return border, stiffness.cell_coordinates(), corner
 
 
@@ -339,7 +338,8 @@ def _block_jacobi(stiffness: Stiffness) -> Inverse:
     atoms = _inverted(atoms, stiffness.free.atoms.to(dtype))
     cells = None
     if stiffness.has_free_cell:
-        _, corner = stiffness.cell_springs(stiffness.blocks, stiffness.cell_floors[:, None, None] * torch.eye(6, dtype=dtype))
+        _, corner = stiffness.cell_springs(stiffness.blocks)
+        corner = corner + stiffness.cell_floors[:, None, None] * torch.eye(6, dtype=dtype)
         felt = stiffness.cell_coordinates()
         corner = corner.index_add(0, structures.structure_index, torch.bmm(felt.mT, felt))
         cells = _inverted(corner, stiffness.free.cells.to(dtype))

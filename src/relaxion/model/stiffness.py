@@ -280,7 +280,7 @@ class Stiffness:
         return [self._with_cells(*pair) for pair in zip(result, springs, strict=True)] if layout.has_cell else result
 
     def _with_cells(self, matrices: list[Tensor], springs: Tensor) -> list[Tensor]:
-        felt, corner = self.cell_springs(springs, springs.new_zeros((self.structures.n_structures, 6, 6)))
+        felt, corner = self.cell_springs(springs)
         result = []
         for atoms, (_, which, rows) in zip(matrices, self.layout.sizes, strict=True):
             border = felt[rows].transpose(1, 2).flatten(2)  # (n_alike, 6, 3 · n)
@@ -351,13 +351,14 @@ class Stiffness:
             cells = cells + strain_vectors((virials + virials.mT) / 2)
         return Unknowns(atoms, cells).masked(self.free)
 
-    def cell_springs(self, blocks: Tensor, cells: Tensor) -> tuple[Tensor, Tensor]:
-        """Of unit strains through springs: pulls at atoms (n_atoms, 6, 3) eV/Å; `cells` (…, 6, 6) eV and theirs."""
+    def cell_springs(self, blocks: Tensor) -> tuple[Tensor, Tensor]:
+        """Of unit strains through springs: pulls at atoms (n_atoms, 6, 3) eV/Å, and cells (n_structures, 6, 6) eV."""
         strains = strain_columns(self.vectors[::2])  # (n_pairs, 6, 3)
         felt = torch.bmm(strains, blocks)  # (n_pairs, 6, 3) eV/Å
         atoms = felt.new_zeros((self.structures.n_atoms, 6, 3))
         atoms.index_add_(0, self.neighbors[::2], felt).index_add_(0, self.centers[::2], -felt)
-        return atoms, cells.index_add(0, self.link_structure[::2], torch.bmm(felt, strains.mT))
+        cells = torch.bmm(felt, strains.mT)
+        return atoms, per_structure_sum(cells, self.link_structure[::2], self.structures.n_structures)
 
     def cell_coordinates(self) -> Tensor:
         """∂q_im/∂ε of the collective coordinates, (n_atoms, M, 6)."""

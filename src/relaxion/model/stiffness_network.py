@@ -296,9 +296,7 @@ class StiffnessNetwork(nn.Module):
             answer["softening"] = springs * torch.exp(bounded(self.to_softening(both)[0]) + FIRST_SOFTENING)
         return answer  # eV/Å²
 
-    def _links(
-        self, around: Surroundings, part: slice, pairs: Tensor, seen: Tensor, ends: Sequence[Tensor]
-    ) -> Tensor:
+    def _links(self, around: Surroundings, part: slice, pairs: Tensor, seen: Tensor, ends: Sequence[Tensor]) -> Tensor:
         """What is known of the links i→j and j→i of each pair; between them the two ends change places, and r̂ its sign.
 
         One product with weights side by side is quicker than one for each link.
@@ -316,13 +314,13 @@ class StiffnessNetwork(nn.Module):
         back = torch.cat([of_pair, -of_neighbor, -of_center])
         known = torch.cat([pairs, *dots], dim=1) @ torch.cat([there, back], dim=1)
         known = known + ends[0].index_select(0, first) + ends[1].index_select(0, second)
-        hidden = silu(known).view(1, 2 * len(known), -1)
-        return silu(self.think(hidden)[0]).view(len(known), 2, -1)
+        hidden = silu(known).view(1, -1, self.settings.n_hidden)
+        return silu(self.think(hidden)[0]).view(-1, 2, self.settings.n_hidden)
 
     def _arms(self, links: Tensor, around: Surroundings, part: slice, springs: Tensor, vectors: Tensor) -> Tensor:
         """a_ijm = √k · (α_m r̂ + β_m v_im), (n_links, M, 3)."""
-        weights = bounded(self.to_arms(links.flatten(0, 1)[None])[0]).view(*links.shape[:2], -1)
-        along, towards = (weights * torch.sqrt(springs)[:, None]).flatten(0, 1).chunk(2, dim=1)
+        weights = bounded(self.to_arms(links.flatten(0, 1)[None])[0]) * torch.sqrt(springs).repeat_interleave(2, dim=0)
+        along, towards = weights.chunk(2, dim=1)
         both = slice(2 * part.start, 2 * part.stop)
         vectors = vectors.index_select(0, around.centers[both])  # (n_links, 3, M)
         columns = around.directions[both].unbind(dim=1)
