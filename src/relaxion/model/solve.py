@@ -153,78 +153,73 @@ def softened_by(stiffness: Stiffness, softening: Tensor, pulls: Unknowns) -> Sti
     Each structure has its own share, which has no gradient. Of large structures, whose matrix is never built, only the
     directions that conjugate gradients take from `pulls` are looked at.
     """
-    exact = stiffness.detached().to(torch.float64)
-    softer = softening.detach().double()
-    matrices = None
     with torch.no_grad():
-        groups = by_size(exact)
-        if len(groups) == 1 and _largest(exact) <= LARGEST_DENSE:
-            shares, matrices = _shares(exact, softer)
-        else:
-            shares = softer.new_zeros(exact.structures.n_structures)
-            for which, some in groups:
-                own = softer[exact.links_of(which)[0][::2] // 2]
-                small = _largest(some) <= LARGEST_DENSE
-                pulled = pulls.select(exact.structures.counts, which)
-                shares[which] = _shares(some, own)[0] if small else _shares_of_large(some, own, pulled)
+        shares, matrices = _shares(stiffness.detached().to(torch.float64), softening.detach().double(), pulls)
     taken = softening * shares.to(softening.dtype).index_select(0, stiffness.link_structure[::2])[:, None]
     softened = replace(stiffness, along=stiffness.along - taken[:, 0], across=stiffness.across - taken[:, 1])
     return softened if matrices is None else softened.with_matrices(matrices)
 
 
-def _shares(stiffness: Stiffness, softening: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """Of each structure the first of `SHARES` that leaves it stiff, else 0; and the softened matrices."""
+def _shares(stiffness: Stiffness, softening: Tensor, pulls: Unknowns) -> tuple[Tensor, list[Tensor] | None]:
+    """Of each structure the first of `SHARES` that leaves it stiff, else 0; and the softened matrices, if there are."""
     shares = softening.new_zeros(stiffness.structures.n_structures)
-    matrices = []
-    for (_, which, _), (stiff, softer) in zip(stiffness.layout.sizes, stiffness.beside(softening), strict=True):
-        own = shares[which]
-        for share in SHARES:
-            left = (own == 0).nonzero().flatten()
-            if not len(left):
-                break
-            failed = torch.linalg.cholesky_ex((1 - LEAST_STIFF) * stiff[left] - share * softer[left])[1]
-            own[left[failed == 0]] = share
-        shares[which] = own
-        matrices.append(stiff - own[:, None, None] * softer)
-    return shares, matrices
-
-
-def _shares_of_large(stiffness: Stiffness, softening: Tensor, pulls: Unknowns) -> Tensor:
-    """The same, of structures whose matrix is never built."""
-    shares = softening.new_zeros(stiffness.structures.n_structures)
-    left = 1 - LEAST_STIFF
+    groups = by_size(stiffness)
+    if len(groups) > 1:
+        for which, some in groups:
+            own = pulls.select(stiffness.structures.counts, which)
+            shares[which] = _shares(some, softening[stiffness.links_of(which)[0][::2] // 2], own)[0]
+        return shares, None
+    layout = stiffness.layout
+    small = bool((stiffness.structures.counts <= LARGEST_DENSE).all())
+    softer = stiffness.matrices_of(stiffness.blocks_of(*softening.unbind(dim=1))) if small else []
+    for matrix, free in zip(softer, layout.packed(stiffness.free), strict=small):
+        matrix.mul_(free[:, :, None]).mul_(free[:, None, :])
     for share in SHARES:
-        rest = replace(
-            stiffness,
-            along=left * stiffness.along - share * softening[:, 0],
-            across=left * stiffness.across - share * softening[:, 1],
-            arms=math.sqrt(left) * stiffness.arms,
-            floors=left * stiffness.floors,
-            cell_floors=left * stiffness.cell_floors,
-        )
-        product = sparse_product(rest, coarse=True)
-        lowest = _descent(rest, product, _block_jacobi(stiffness), pulls, PROBES, COARSE_TOLERANCE)[1]
-        shares = torch.where((shares == 0) & (lowest > 0), share, shares)
+        if small:
+            trials = ((1 - LEAST_STIFF) * b - share * s for b, s in zip(stiffness.matrices, softer, strict=True))
+            definite = torch.cat([torch.linalg.cholesky_ex(trial)[1] == 0 for trial in trials])[layout.order.argsort()]
+        else:
+            definite = _is_definite(stiffness, share * softening, pulls)
+        shares = torch.where((shares == 0) & definite, share, shares)
         if bool((shares > 0).all()):
             break
-    return shares
+    taken = [share[:, None, None] * matrix for share, matrix in zip(layout.of_structures(shares), softer, strict=small)]
+    return shares, [b - s for b, s in zip(stiffness.matrices, taken, strict=True)] if small else None
+
+
+def _is_definite(stiffness: Stiffness, softening: Tensor, pulls: Unknowns) -> Tensor:
+    """Whether each structure keeps the least share of its stiffness when softened by so much, booleans. No matrices."""
+    left = 1 - LEAST_STIFF
+    rest = replace(
+        stiffness,
+        along=left * stiffness.along - softening[:, 0],
+        across=left * stiffness.across - softening[:, 1],
+        arms=math.sqrt(left) * stiffness.arms,
+        floors=left * stiffness.floors,
+        cell_floors=left * stiffness.cell_floors,
+    )
+    product = sparse_product(rest, coarse=True)
+    return _descent(rest, product, _block_jacobi(stiffness), pulls, PROBES, COARSE_TOLERANCE)[1] > 0
 
 
 def by_size(stiffness: Stiffness) -> list[tuple[Tensor, Stiffness]]:
     """Those that have matrices, and those that are too large for it: their numbers and their stiffness."""
     large = stiffness.structures.counts > LARGEST_DENSE
     if bool((large == large[:1]).all()):
-        return [(torch.arange(stiffness.structures.n_structures), stiffness)]
+        return [(torch.arange(len(large)), stiffness)]
     return [(which, stiffness.select(which)) for which in ((~large).nonzero().flatten(), large.nonzero().flatten())]
 
 
 def inverse_of(stiffness: Stiffness, method: Method = "auto", tolerance: float = RELATIVE_TOLERANCE) -> Inverse:
     """B⁻¹ as a function, made once for many right sides; `stiffness` in float64 and without gradients."""
+    counts = stiffness.structures.counts
     groups = by_size(stiffness)
     if len(groups) == 1:
-        return _inverse_of(stiffness, method, tolerance)
-    inverses = [(which, _inverse_of(some, method, tolerance)) for which, some in groups]
-    counts = stiffness.structures.counts
+        small = bool((counts <= LARGEST_DENSE).all()) and 9 * int(counts.square().sum()) <= MOST_NUMBERS
+        if method == "dense" or (method == "auto" and small):
+            return _cholesky(stiffness)
+        return gradients_of(stiffness, sparse_product(stiffness, coarse=tolerance >= COARSE_TOLERANCE), tolerance)
+    inverses = [(which, inverse_of(some, method, tolerance)) for which, some in groups]
 
     def inverse(right: Unknowns) -> Unknowns:
         answer = Unknowns(torch.zeros_like(right.atoms), torch.zeros_like(right.cells))
@@ -235,25 +230,6 @@ def inverse_of(stiffness: Stiffness, method: Method = "auto", tolerance: float =
         return answer
 
     return inverse
-
-
-def _inverse_of(stiffness: Stiffness, method: Method, tolerance: float) -> Inverse:
-    """Of structures that all have matrices, or none."""
-    if method == "dense" or (method == "auto" and _is_small(stiffness)):
-        return _cholesky(stiffness)
-    return _conjugate_gradients(stiffness, tolerance)
-
-
-def _is_small(stiffness: Stiffness) -> bool:
-    """Whether matrices are quicker."""
-    numbers = 9 * int(stiffness.structures.counts.square().sum())
-    return _largest(stiffness) <= LARGEST_DENSE and numbers <= MOST_NUMBERS
-
-
-def _largest(stiffness: Stiffness) -> int:
-    """Atoms of the largest structure."""
-    counts = stiffness.structures.counts
-    return int(counts.max()) if len(counts) else 0
 
 
 def _cholesky(stiffness: Stiffness) -> Inverse:
@@ -269,11 +245,6 @@ def _cholesky(stiffness: Stiffness) -> Inverse:
         return layout.unpacked(answers).masked(stiffness.free)
 
     return inverse
-
-
-def _conjugate_gradients(stiffness: Stiffness, tolerance: float) -> Inverse:
-    product = sparse_product(stiffness, coarse=tolerance >= COARSE_TOLERANCE)
-    return gradients_of(stiffness, product, tolerance)
 
 
 def gradients_of(stiffness: Stiffness, apply: Inverse, tolerance: float) -> Inverse:

@@ -104,65 +104,70 @@ class Unknowns:
 class Layout:
     """Where the atoms of each structure stand in its matrix. Structures of one size stand together, none is padded."""
 
-    sizes: list[tuple[int, Tensor, Tensor]]  # number of atoms n, (n_alike,) structures and (n_alike, n) rows of atoms
+    sizes: list[tuple[int, int]]  # number of atoms, and of structures that have so many
+    order: Tensor  # (n_structures,) int64, structures by size
+    atoms: Tensor  # (n_atoms,) int64, their atoms
     places: Tensor  # (n_atoms,) int64, number of an atom within its structure
     rows: Tensor  # (n_atoms,) int64, where the blocks of an atom begin among those of all matrices
-    n_blocks: int  # pairs of atoms, in all matrices
     has_cell: bool
 
     @classmethod
     def of(cls, structures: Structures) -> Layout:
         counts = structures.counts
-        starts = counts.cumsum(0) - counts
         index = structures.structure_index
-        places = torch.arange(structures.n_atoms) - starts.index_select(0, index)
-        sizes = list[tuple[int, Tensor, Tensor]]()
-        first_blocks = torch.zeros_like(counts)
-        n_blocks = 0
-        for n in counts.unique().tolist():
-            which = (counts == n).nonzero().flatten()
-            sizes.append((n, which, starts[which, None] + torch.arange(n)))
-            first_blocks[which] = n_blocks + n * n * torch.arange(len(which))
-            n_blocks += n * n * len(which)
-        rows = first_blocks.index_select(0, index) + counts.index_select(0, index) * places
-        # also where a mask fixes all strains
-        return cls(sizes, places, rows, n_blocks, bool(structures.cell_free.any()))
+        order = counts.argsort(stable=True)
+        sizes, numbers = counts[order].unique_consecutive(return_counts=True)
+        squares = counts[order].square()
+        first_blocks = torch.empty_like(counts)
+        first_blocks[order] = squares.cumsum(0) - squares
+        places = torch.arange(len(index)) - (counts.cumsum(0) - counts)[index]
+        return cls(
+            sizes=list(zip(sizes.tolist(), numbers.tolist(), strict=True)),
+            order=order,
+            atoms=atom_rows(counts, order)[0],
+            places=places,
+            rows=first_blocks[index] + counts[index] * places,
+            has_cell=bool(structures.cell_free.any()),  # also where a mask fixes all strains
+        )
 
-    def gathered(self, centers: Tensor, neighbors: Tensor, values: Tensor) -> Tensor:
-        """Sums of values (n_links, …) at the block of each link, and minus those of a row on its diagonal."""
-        grid = values.new_zeros((self.n_blocks, *values.shape[1:]))
+    def of_structures(self, values: Tensor) -> Sequence[Tensor]:
+        """For each size (n_alike, …)."""
+        return values[self.order].split([number for _, number in self.sizes])
+
+    def of_atoms(self, values: Tensor) -> list[Tensor]:
+        """For each size (n_alike, n, …)."""
+        parts = values[self.atoms].split([n * number for n, number in self.sizes])
+        return [part.view(-1, n, *values.shape[1:]) for part, (n, _) in zip(parts, self.sizes, strict=True)]
+
+    def gathered(self, centers: Tensor, neighbors: Tensor, values: Tensor) -> list[Tensor]:
+        """Matrices of what links i→j say, (n_links, height, width): at the block ij, and minus it at the block ii.
+
+        For each size (n_alike, n · height, n · width).
+        """
+        height, width = values.shape[1:]
+        ends = [n * n * number for n, number in self.sizes]
+        grid = values.new_zeros((sum(ends), height, width))
         grid.index_add_(0, self.rows[centers] + self.places[neighbors], values)
-        own = values.new_zeros((len(self.rows), *values.shape[1:])).index_add_(0, centers, values)
-        return grid.index_add_(0, self.rows + self.places, own.neg_())
-
-    def split(self, grid: Tensor) -> list[Tensor]:
-        """(n_blocks, height, width) -> for each size (n_alike, n · height, n · width)."""
-        height, width = grid.shape[1:]
-        result = []
-        start = 0
-        for n, which, _ in self.sizes:
-            end = start + n * n * len(which)
-            blocks = grid[start:end].view(-1, n, n, height, width)
-            result.append(blocks.transpose(2, 3).reshape(-1, n * height, n * width))
-            start = end
-        return result
+        own = values.new_zeros((len(self.rows), height, width)).index_add_(0, centers, values)
+        grid.index_add_(0, self.rows + self.places, own.neg_())
+        return [
+            part.view(number, n, n, height, width).transpose(2, 3).reshape(number, n * height, n * width)
+            for part, (n, number) in zip(grid.split(ends), self.sizes, strict=True)
+        ]
 
     def packed(self, unknowns: Unknowns) -> list[Tensor]:
         """For each size (n_alike, n_rows)."""
-        result = []
-        for _, which, atoms in self.sizes:
-            flat = unknowns.atoms[atoms].flatten(1)
-            result.append(torch.cat([flat, unknowns.cells[which]], dim=1) if self.has_cell else flat)
-        return result
+        atoms = [part.flatten(1) for part in self.of_atoms(unknowns.atoms)]
+        cells = self.of_structures(unknowns.cells[:, : 6 * self.has_cell])
+        return [torch.cat(parts, dim=1) for parts in zip(atoms, cells, strict=True)]
 
     def unpacked(self, values: Sequence[Tensor]) -> Unknowns:
         """The opposite of `packed`."""
-        atoms = values[0].new_zeros((len(self.places), 3))
-        cells = values[0].new_zeros((sum(len(part) for part in values), 6))
-        for (n, which, own), part in zip(self.sizes, values, strict=True):
-            atoms[own] = part[:, : 3 * n].reshape(-1, n, 3)
-            if self.has_cell:
-                cells[which] = part[:, 3 * n :]
+        parts = list(zip(self.sizes, values, strict=True))
+        atoms = values[0].new_zeros((len(self.atoms), 3))
+        atoms[self.atoms] = torch.cat([part[:, : 3 * n].reshape(-1, 3) for (n, _), part in parts])
+        cells = values[0].new_zeros((len(self.order), 6))
+        cells[self.order, : 6 * self.has_cell] = torch.cat([part[:, 3 * n :] for (n, _), part in parts])
         return Unknowns(atoms, cells)
 
 
@@ -234,15 +239,16 @@ class Stiffness:
         columns = self.directions.T.contiguous()
         return (columns[:, None] * columns).view(9, -1).T.contiguous()
 
-    def _blocks_of(self, along: Tensor, across: Tensor) -> Tensor:
+    def blocks_of(self, along: Tensor, across: Tensor) -> Tensor:
+        """k∥ r̂r̂ᵀ + k⊥ (1 - r̂r̂ᵀ) of every spring, (n_pairs, 3, 3) eV/Å²."""
         blocks = (along - across)[:, None] * self._outer
         blocks[:, ::4] += across[:, None]
-        return blocks
+        return blocks.view(-1, 3, 3)
 
     @cached_property
     def blocks(self) -> Tensor:
-        """k∥ r̂r̂ᵀ + k⊥ (1 - r̂r̂ᵀ) of every spring, (n_pairs, 3, 3) eV/Å²."""
-        return self._blocks_of(self.along, self.across).view(-1, 3, 3)
+        """Of the pairs' own k∥ and k⊥."""
+        return self.blocks_of(self.along, self.across)
 
     @cached_property
     def layout(self) -> Layout:
@@ -252,67 +258,48 @@ class Stiffness:
     @cached_property
     def matrices(self) -> list[Tensor]:
         """B; for each size (n_alike, n_rows, n_rows). Without gradients."""
-        (springs,) = self._springs(self.blocks)
-        return self._with_the_rest(springs)
+        layout = self.layout
+        matrices = self.matrices_of(self.blocks)
+        for matrix, rows in zip(matrices, self._collective(), strict=True):
+            matrix.baddbmm_(rows.mT, rows)
+        floors = Unknowns(
+            self.floors[self.structures.structure_index, None].expand(-1, 3), self.cell_floors[:, None].expand(-1, 6)
+        )
+        for matrix, floor, free in zip(matrices, layout.packed(floors), layout.packed(self.free), strict=True):
+            diagonal = matrix.diagonal(dim1=1, dim2=2)
+            diagonal += floor
+            if not free.all():
+                matrix.mul_(free[:, :, None]).mul_(free[:, None, :])
+                diagonal += ~free
+        return matrices
 
     def with_matrices(self, matrices: list[Tensor]) -> Stiffness:
-        """The same, where somebody has made the matrices already; float64."""
+        """Itself, where somebody has made the matrices already; float64."""
         vars(self)["matrices"] = matrices
         return self
 
-    def beside(self, softening: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """B, and the matrix of other springs between the same pairs (their k∥ and k⊥); for each size."""
-        other = self._blocks_of(*softening.unbind(dim=1))
-        springs, softer = self._springs(self.blocks, other.view(-1, 3, 3))
-        for matrix, free in zip(softer, self.layout.packed(self.free), strict=True):
-            _mask(matrix, free)
-        return list(zip(self._with_the_rest(springs), softer, strict=True))
-
-    def _springs(self, *springs: Tensor) -> list[list[Tensor]]:
-        """The part of springs (n_pairs, 3, 3); several take hardly longer than one."""
-        layout = self.layout
-        first = self.centers[::2]
-        second = self.neighbors[::2]
-        ends = torch.cat([first, second]), torch.cat([second, first])
-        blocks = torch.cat([part.view(-1, 9) for part in springs], dim=1)
-        grid = layout.gathered(*ends, -torch.cat([blocks, blocks])).view(-1, len(springs), 3, 3)
-        result = [layout.split(grid[:, number]) for number in range(len(springs))]
-        return [self._with_cells(*pair) for pair in zip(result, springs, strict=True)] if layout.has_cell else result
-
-    def _with_cells(self, matrices: list[Tensor], springs: Tensor) -> list[Tensor]:
-        felt, corner = self.cell_springs(springs)
+    def matrices_of(self, blocks: Tensor) -> list[Tensor]:
+        """Of springs alone."""
+        atoms = self.layout.gathered(self.centers, self.neighbors, -blocks.repeat_interleave(2, dim=0))
+        if not self.layout.has_cell:
+            return atoms
+        felt, corners = self.cell_springs(blocks)
         result = []
-        for atoms, (_, which, rows) in zip(matrices, self.layout.sizes, strict=True):
-            border = felt[rows].transpose(1, 2).flatten(2)  # (n_alike, 6, 3 · n)
-            above = torch.cat([atoms, border.mT], dim=2)
-            result.append(torch.cat([above, torch.cat([border, corner[which]], dim=2)], dim=1))
+        for matrix, rows, corner in zip(
+            atoms, self.layout.of_atoms(felt), self.layout.of_structures(corners), strict=True
+        ):
+            border = rows.transpose(1, 2).flatten(2)  # (n_alike, 6, 3 · n)
+            above = torch.cat([matrix, border.mT], dim=2)
+            result.append(torch.cat([above, torch.cat([border, corner], dim=2)], dim=1))
         return result
-
-    def _with_the_rest(self, springs: list[Tensor]) -> list[Tensor]:
-        """Collective coordinates, floors, and 1 for what is not free."""
-        layout = self.layout
-        if self.arms.shape[1]:
-            for matrix, rows in zip(springs, self._collective(), strict=True):
-                matrix.baddbmm_(rows.mT, rows)
-        for matrix, free, (n, which, _) in zip(springs, layout.packed(self.free), layout.sizes, strict=True):
-            diagonal = matrix.diagonal(dim1=1, dim2=2)
-            diagonal[:, : 3 * n] += self.floors[which, None]
-            if layout.has_cell:
-                diagonal[:, 3 * n :] += self.cell_floors[which, None]
-            _mask(matrix, free)
-            diagonal += ~free
-        return springs
 
     def _collective(self) -> list[Tensor]:
         """∂q_im/∂(u, ε), for each size (n_alike, n · M, n_rows)."""
-        rows = self.layout.split(self.layout.gathered(self.centers, self.neighbors, self.arms))
+        rows = self.layout.gathered(self.centers, self.neighbors, self.arms)
         if not self.layout.has_cell:
             return rows
-        cells = self.cell_coordinates()  # (n_atoms, M, 6)
-        return [
-            torch.cat([of_atoms, cells[own].flatten(1, 2)], dim=2)
-            for of_atoms, (_, _, own) in zip(rows, self.layout.sizes, strict=True)
-        ]
+        cells = [part.flatten(1, 2) for part in self.layout.of_atoms(self.cell_coordinates())]
+        return [torch.cat(parts, dim=2) for parts in zip(rows, cells, strict=True)]
 
     def apply(self, change: Unknowns) -> Unknowns:
         """B·(u, ε), without building B. What is not free neither changes nor answers."""
@@ -382,12 +369,6 @@ class Stiffness:
     def differentiable(self) -> bool:
         """Whether anything here carries gradients."""
         return torch.is_grad_enabled() and any(getattr(self, name).requires_grad for name in LEARNED)
-
-
-def _mask(matrices: Tensor, free: Tensor) -> None:
-    """Zero in rows and columns that are not free."""
-    if not free.all():
-        matrices.mul_(free[:, :, None]).mul_(free[:, None, :])
 
 
 def strain_columns(vectors: Tensor) -> Tensor:

@@ -58,12 +58,11 @@ class LearnedHessians(_Source):
                 frees.append(np.concatenate(parts).astype(np.float64))
             if len(bases) == 1 and geometries[0].n_atoms > LARGEST_DENSE:
                 return [SparseHessian(geometries[0], frees[0], stiffness)]
-            matrices = stiffness.matrices
+            matrices = [matrix for alike in stiffness.matrices for matrix in alike.numpy()]
         result = dict[int, Hessian]()
-        for (_, which, _), alike in zip(stiffness.layout.sizes, matrices, strict=True):
-            for number, matrix in zip(which.tolist(), alike.numpy(), strict=True):
-                own = matrix[: len(frees[number]), : len(frees[number])]  # without a cell that is not free
-                result[number] = DenseHessian(geometries[number], frees[number], own)
+        for number, matrix in zip(stiffness.layout.order.tolist(), matrices, strict=True):
+            own = matrix[: len(frees[number]), : len(frees[number])]  # without a cell that is not free
+            result[number] = DenseHessian(geometries[number], frees[number], own)
         return [result[number] for number in range(len(bases))]
 
 
