@@ -21,7 +21,6 @@ from torch.nn.functional import silu
 
 from relaxion.errors import SettingsError, StructureError
 from relaxion.structures import Graph, Move, State, Structures
-from relaxion.structures.state import Pairs
 from relaxion.structures.structures import per_structure_sum
 
 HEAVIEST = 103
@@ -163,10 +162,7 @@ class Messages(ABC):
 
 
 class SummedMessages(torch.autograd.Function):
-    """Σ_j over the neighbours of each atom, (n_atoms, n_heard, width).
-
-    Both links of a pair have the same filters, which take longer than anything else: they are made once.
-    """
+    """Σ_j over the neighbours of each atom, (n_atoms, n_heard, width). Both links of a pair have the same filters."""
 
     @staticmethod
     def forward(
@@ -352,21 +348,21 @@ class Surroundings:
     def of(cls, state: State, cutoff: float, n_radial: int, dtype: torch.dtype) -> Surroundings:
         """From the state's graph where it has one, else from a search."""
         structures = state.structures
-        (first, second), vectors = ends_within(state, cutoff)
-        distances = torch.linalg.vector_norm(vectors, dim=1).clamp_min(1e-6)
+        graph = graph_within(state, cutoff)
+        first = graph.centers[::2]
+        second = graph.neighbors[::2]
+        vectors = graph.vectors(structures)  # in the state's precision: differences of large positions
+        distances = torch.linalg.vector_norm(vectors[::2], dim=1).clamp_min(1e-6)
         radii = covalent_radii(structures.atomic_numbers, structures.dtype)
         reduced = (distances / (radii.index_select(0, first) + radii.index_select(0, second))).to(dtype)
         envelope = smooth_step(distances / cutoff).to(dtype)
         total = envelope.new_zeros(structures.n_atoms).index_add_(0, first, envelope).index_add_(0, second, envelope)
-        vectors = vectors.to(dtype)
-        directions = vectors / distances.to(dtype)[:, None]
-        centers = torch.stack([first, second], dim=1).flatten()
         return cls(
-            centers=centers,
-            neighbors=torch.stack([second, first], dim=1).flatten(),
-            pair_structure=structures.structure_index.index_select(0, centers),
-            vectors=torch.stack([vectors, -vectors], dim=1).view(-1, 3),
-            directions=torch.stack([directions, -directions], dim=1).view(-1, 3),
+            centers=graph.centers,
+            neighbors=graph.neighbors,
+            pair_structure=graph.pair_structure,
+            vectors=vectors.to(dtype),
+            directions=(vectors / distances.repeat_interleave(2)[:, None]).to(dtype),
             envelope=envelope,
             reduced=reduced,
             radial=radial_functions(reduced, n_radial) * envelope[:, None],
@@ -379,23 +375,19 @@ def with_graph(state: State, cutoff: float) -> State:
     return state if state.graph is not None else replace(state, graph=Graph.of(state.structures, cutoff))
 
 
-def ends_within(state: State, cutoff: float) -> tuple[Tensor, Tensor]:
-    """Atoms i and j (2, n_pairs) of all pairs nearer than the cutoff (Å), and the vectors from i to the image of j.
-
-    None is left out, however many an atom has. Vectors are in the state's precision: differences of large positions.
-    """
+def graph_within(state: State, cutoff: float) -> Graph:
+    """Pairs nearer than the cutoff (Å); none is left out, however many an atom has."""
     graph = state.graph
     if graph is None:
-        pairs = Pairs.of(state.structures, cutoff)
-        return pairs.ends, pairs.vectors.to(state.structures.dtype)
+        return Graph.of(state.structures, cutoff)
     if graph.cutoff < cutoff:
         raise SettingsError(
             f"the state's graph reaches {graph.cutoff:g} Å, the network looks {cutoff:g} Å far; give the state no graph"
         )
-    ends = torch.stack([graph.centers[::2], graph.neighbors[::2]])
-    vectors = graph.vectors(state.structures)[::2]
-    near = torch.linalg.vector_norm(vectors, dim=1) < cutoff
-    return (ends, vectors) if graph.cutoff == cutoff else (ends[:, near], vectors[near])
+    if graph.cutoff == cutoff:
+        return graph
+    near = (torch.linalg.vector_norm(graph.vectors(state.structures), dim=1) < cutoff).nonzero().flatten()
+    return Graph(graph.centers[near], graph.neighbors[near], graph.shifts[near], graph.pair_structure[near], cutoff)
 
 
 def smooth_step(fraction: Tensor) -> Tensor:

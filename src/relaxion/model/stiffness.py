@@ -137,7 +137,8 @@ class Layout:
     def of_atoms(self, values: Tensor) -> list[Tensor]:
         """For each size (n_alike, n, …)."""
         parts = values[self.atoms].split([n * number for n, number in self.sizes])
-        return [part.view(-1, n, *values.shape[1:]) for part, (n, _) in zip(parts, self.sizes, strict=True)]
+        sizes = zip(parts, self.sizes, strict=True)
+        return [part.view(number, n, *values.shape[1:]) for part, (n, number) in sizes]
 
     def gathered(self, centers: Tensor, neighbors: Tensor, values: Tensor) -> list[Tensor]:
         """Matrices of what links i→j say, (n_links, height, width): at the block ij, and minus it at the block ii.

@@ -51,18 +51,15 @@ class LearnedHessians(_Source):
             stiffness = self.network(states_at([one.point for one in bases], structures)).to(torch.float64)
             atoms = torch.from_numpy(np.concatenate([geometry.free[: geometry.n_atoms] for geometry in geometries]))
             stiffness = stiffness.restricted(atoms, torch.cat([_free_strains(geometry) for geometry in geometries]))
-            free_cells = stiffness.free.cells.numpy()
-            frees = list[Array]()
-            for number, geometry in enumerate(geometries):
-                parts = [geometry.free[: geometry.n_atoms].ravel(), free_cells[number] if geometry.cell_factor else []]
-                frees.append(np.concatenate(parts).astype(np.float64))
+            frees = [free for alike in stiffness.layout.packed(stiffness.free) for free in alike.double().numpy()]
             if len(bases) == 1 and geometries[0].n_atoms > LARGEST_DENSE:
                 return [SparseHessian(geometries[0], frees[0], stiffness)]
             matrices = [matrix for alike in stiffness.matrices for matrix in alike.numpy()]
         result = dict[int, Hessian]()
-        for number, matrix in zip(stiffness.layout.order.tolist(), matrices, strict=True):
-            own = matrix[: len(frees[number]), : len(frees[number])]  # without a cell that is not free
-            result[number] = DenseHessian(geometries[number], frees[number], own)
+        for number, free, matrix in zip(stiffness.layout.order.tolist(), frees, matrices, strict=True):
+            geometry = geometries[number]
+            n_rows = 3 * geometry.n_atoms + 6 * (geometry.cell_factor > 0)
+            result[number] = DenseHessian(geometry, free[:n_rows], matrix[:n_rows, :n_rows])
         return [result[number] for number in range(len(bases))]
 
 
