@@ -17,13 +17,12 @@ from typing import Any
 import numpy as np
 import scipy.sparse
 import scipy.sparse.linalg
-import torch
 from ase.data import covalent_radii
 from numpy.typing import NDArray
 from scipy.linalg import get_lapack_funcs
 
 from relaxion.errors import StructureError
-from relaxion.model.stiffness import LARGEST_EXPONENT, Layout, SpringSettings
+from relaxion.model.stiffness import LARGEST_EXPONENT, SpringSettings
 from relaxion.optimizer.point import Array, Geometry, structures_of
 from relaxion.structures import Structures
 from relaxion.structures.state import Pairs
@@ -126,8 +125,8 @@ def springs_at(
     whole = Bonds(*(np.concatenate([getattr(each, name) for each in bonds]) for name in Bonds.__annotations__))
     blocks = np.split(blocks_of(whole, settings), ends)
     small = [number for number, geometry in enumerate(geometries) if geometry.free.sum() <= LARGEST_DENSE]
-    dense = _between_atoms([geometries[n] for n in small], [bonds[n] for n in small], [blocks[n] for n in small])
-    dense = dict(zip(small, dense, strict=True))
+    counts = [geometries[number].n_atoms for number in small]
+    dense = dict(zip(small, _between_atoms([bonds[n] for n in small], [blocks[n] for n in small], counts), strict=True))
     return [
         SpringHessian(geometry, settings, bonds[number], blocks[number], dense.get(number))
         for number, geometry in enumerate(geometries)
@@ -144,20 +143,27 @@ def blocks_of(bonds: Bonds, settings: SpringSettings) -> Array:
     return along[:, None, None] * ((1 - settings.across) * outer + settings.across * np.eye(3))
 
 
-def _between_atoms(geometries: Sequence[Geometry], bonds: Sequence[Bonds], blocks: Sequence[Array]) -> list[Array]:
-    """Of each structure (n_rows, n_rows): a bond adds its block to both ends and takes it away between them."""
-    if not geometries:
+def _between_atoms(bonds: Sequence[Bonds], blocks: Sequence[Array], counts: Sequence[int]) -> list[Array]:
+    """Of each structure (3, 3, n_atoms, n_atoms): a bond adds its block to both ends and takes it away between them."""
+    if not counts:
         return []
-    layout = Layout.of(structures_of(geometries))
-    starts = np.cumsum([0, *(geometry.n_atoms for geometry in geometries)])
-    ends = [
-        torch.from_numpy(np.concatenate([getattr(own, end) + start for own, start in zip(bonds, starts, strict=False)]))
-        for end in ("first", "second")
-    ]
-    stiff = torch.from_numpy(-np.concatenate(blocks))
-    found = layout.gathered(torch.cat(ends), torch.cat(ends[::-1]), torch.cat([stiff, stiff]))
-    matrices = dict(zip(layout.order.tolist(), (one for alike in found for one in alike.numpy()), strict=True))
-    return [matrices[number] for number in range(len(geometries))]
+    largest = max(counts)
+    number = len(counts)
+    owners = np.repeat(np.arange(number), [len(each.first) for each in bonds])
+    rows = np.concatenate([each.first for each in bonds]) + owners * largest
+    places = rows * largest + np.concatenate([each.second for each in bonds])
+    weights = np.concatenate(blocks)
+    result = np.empty((3, 3, number, largest, largest))
+    everybody = np.arange(largest)
+    for a, b in ((0, 0), (0, 1), (0, 2), (1, 1), (1, 2), (2, 2)):  # blocks are symmetric
+        joined = np.bincount(places, weights[:, a, b], number * largest**2).reshape(number, largest, largest)
+        joined = joined + joined.transpose(0, 2, 1)
+        sums = joined.sum(axis=2)
+        part = np.negative(joined, out=result[a, b])
+        part[:, everybody, everybody] += sums
+        if a != b:
+            result[b, a] = part
+    return [result[:, :, place, :count, :count] for place, count in enumerate(counts)]
 
 
 class SpringHessian:
@@ -216,7 +222,7 @@ class SpringHessian:
         assert self._between_atoms is not None
         n = 3 * self.geometry.n_atoms
         full = np.empty((self._free.size, self._free.size))
-        full[:n, :n] = self._between_atoms
+        full[:n, :n] = self._between_atoms.transpose(2, 0, 3, 1).reshape(n, n)
         if self.geometry.cell_factor:
             full[:n, n:] = self._with_cell
             full[n:, n:] = self._of_cell
