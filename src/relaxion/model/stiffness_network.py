@@ -26,7 +26,6 @@ from relaxion.model.layers import (
     StackedLinear,
     StackedMLP,
     Surroundings,
-    links_of,
     mixed,
     pair_inputs,
     softened,
@@ -266,10 +265,9 @@ class StiffnessNetwork(nn.Module):
         as_center = self.from_center(scalars[None])[0]
         as_neighbor = self.from_neighbor(scalars[None])[0]
         ends = torch.cat([as_center, as_neighbor], dim=1), torch.cat([as_neighbor, as_center], dim=1)
-        n_pairs = len(pairs)
         # what is known of links is twenty times as much as what comes out: in pieces it stays in the processor's cache
-        size = max(n_pairs, 1) if torch.is_grad_enabled() else PAIRS_AT_ONCE
-        pieces = [slice(first, first + size) for first in range(0, max(n_pairs, 1), size)]
+        size = max(len(pairs), 1) if torch.is_grad_enabled() else PAIRS_AT_ONCE
+        pieces = [slice(first, first + size) for first in range(0, max(len(pairs), 1), size)]
         answers = [self._of_pairs(frame, part, pairs[part], seen, towards, ends) for part in pieces]
         answer = {name: torch.cat([each[name] for each in answers]) for name in answers[0]}
         floors = structure_mean(self.to_floors(scalars[None])[0], frame.state.structures)  # (n_structures, 2)
@@ -282,50 +280,42 @@ class StiffnessNetwork(nn.Module):
     def _of_pairs(
         self, frame: SolveInputs, part: slice, pairs: Tensor, seen: Tensor, towards: Tensor, ends: Sequence[Tensor]
     ) -> dict[str, Tensor]:
-        """Springs, arms and softening of some pairs."""
-        links = self._links(frame.surroundings, part, pairs, seen, ends)  # (n_pairs, 2, n_hidden)
+        """k∥, k⊥ and softening of some pairs, eV/Å²; arms of their links, a_ijm = √k · (α_m r̂ + β_m v_im)."""
+        around = frame.surroundings
+        both = slice(2 * part.start, 2 * part.stop)
+        centers = around.centers[both]
+        directions = around.directions[both]
         springs = frame.springs[part, None]  # (n_pairs, 1)
-        both = links.sum(dim=1)[None]  # a pair is what both of its ends say of it
-        learned = springs * torch.exp(bounded(self.to_springs(both)[0]))
-        answer = {
-            "along": learned[:, 0],
-            "across": SPRINGS.across * learned[:, 1],
-            "arms": self._arms(links, frame.surroundings, part, springs, towards),
-        }
+        links = self._links(centers[::2], centers[1::2], directions[::2, :, None], pairs, seen, ends)
+        weights = bounded(self.to_arms(links[None])[0]) * torch.sqrt(springs).repeat_interleave(2, dim=0)
+        along, across = weights.chunk(2, dim=1)  # (n_links, M)
+        vectors = towards.index_select(0, centers).unbind(dim=1)
+        columns = zip(directions[:, :, None].unbind(dim=1), vectors, strict=True)
+        answer = {"arms": torch.stack([along * unit + across * vector for unit, vector in columns], dim=2)}
+        pairs = (links[::2] + links[1::2])[None]  # a pair is what both of its ends say of it
+        stiff = springs * torch.exp(bounded(self.to_springs(pairs)[0]))
+        answer |= {"along": stiff[:, 0], "across": SPRINGS.across * stiff[:, 1]}
         if self.settings.softens:
-            answer["softening"] = springs * torch.exp(bounded(self.to_softening(both)[0]) + FIRST_SOFTENING)
-        return answer  # eV/Å²
+            answer["softening"] = springs * torch.exp(bounded(self.to_softening(pairs)[0]) + FIRST_SOFTENING)
+        return answer
 
-    def _links(self, around: Surroundings, part: slice, pairs: Tensor, seen: Tensor, ends: Sequence[Tensor]) -> Tensor:
-        """What is known of the links i→j and j→i of each pair; between them the two ends change places, and r̂ its sign.
+    def _links(
+        self, first: Tensor, second: Tensor, directions: Tensor, pairs: Tensor, seen: Tensor, ends: Sequence[Tensor]
+    ) -> Tensor:
+        """What is known of the links i→j and j→i, (n_links, n_hidden): the ends change places, and r̂ its sign.
 
-        One product with weights side by side is quicker than one for each link.
+        One product with the weights of both side by side is quicker than one for each link.
         """
-        here, _ = links_of(part)
-        first = around.centers[here]
-        second = around.neighbors[here]
-        x, y, z = around.directions[here, :, None].unbind(dim=1)
+        x, y, z = directions.unbind(dim=1)
         dots = []
-        for end in (first, second):
-            a, b, c = seen.index_select(0, end).unbind(dim=1)
+        for a, b, c in (seen.index_select(0, end).unbind(dim=1) for end in (first, second)):
             dots.append(a * x + b * y + c * z)  # (n_pairs, N_DOTS)
         of_pair, of_center, of_neighbor = self.from_link.weight[0].split([pairs.shape[1], N_DOTS, N_DOTS])
         there = torch.cat([of_pair, of_center, of_neighbor])
         back = torch.cat([of_pair, -of_neighbor, -of_center])
         known = torch.cat([pairs, *dots], dim=1) @ torch.cat([there, back], dim=1)
         known = known + ends[0].index_select(0, first) + ends[1].index_select(0, second)
-        hidden = silu(known).view(1, -1, self.settings.n_hidden)
-        return silu(self.think(hidden)[0]).view(-1, 2, self.settings.n_hidden)
-
-    def _arms(self, links: Tensor, around: Surroundings, part: slice, springs: Tensor, vectors: Tensor) -> Tensor:
-        """a_ijm = √k · (α_m r̂ + β_m v_im), (n_links, M, 3)."""
-        weights = bounded(self.to_arms(links.flatten(0, 1)[None])[0]) * torch.sqrt(springs).repeat_interleave(2, dim=0)
-        along, towards = weights.chunk(2, dim=1)
-        both = slice(2 * part.start, 2 * part.stop)
-        vectors = vectors.index_select(0, around.centers[both])  # (n_links, 3, M)
-        columns = around.directions[both].unbind(dim=1)
-        arms = [along * column[:, None] + towards * vectors[:, axis] for axis, column in enumerate(columns)]
-        return torch.stack(arms, dim=2)
+        return silu(self.think(silu(known).view(1, -1, self.settings.n_hidden))[0])
 
 
 def bounded(values: Tensor) -> Tensor:
