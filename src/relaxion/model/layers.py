@@ -346,7 +346,7 @@ class Surroundings:
 
     @classmethod
     def of(cls, state: State, cutoff: float, n_radial: int, dtype: torch.dtype) -> Surroundings:
-        """From the state's graph where it has one, else from a search."""
+        """From the state's graph where it has one, else from a new one."""
         structures = state.structures
         graph = graph_within(state, cutoff)
         first = graph.centers[::2]
