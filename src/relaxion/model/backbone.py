@@ -37,7 +37,6 @@ from relaxion.model.layers import (
 )
 from relaxion.settings import Settings
 from relaxion.structures import Move, State
-from relaxion.structures.structures import per_structure_sum
 
 UNIT_STIFFNESS = 5.0  # eV/Å², in which moves are compared with forces: F/k is the step a usual metal bond asks for
 N_INFORMATION_HIDDEN = 16  # hidden units of the gate, and width of the projected information in the critics' tail
@@ -142,30 +141,33 @@ def backbone_class(settings: BackboneSettings) -> type[Backbone]:
 
 
 class LightMessages(Messages):
-    """(f₀ w₀, f₁ w₁ v + f₂ w₂ r̂): f filters of the pair, w words and v vectors of the neighbour. A scalar, a vector."""
+    """(f₀ a, f₁ v + f₂ b r̂): f filters of the pair, a and b words and v vectors of the neighbour. Scalar and vector."""
 
     n_heard = 4
     numbers_at_once = 24576
 
     def said(self, scratch: Scratch, near: Tensor, filters: Tensor, geometry: Sequence[Tensor]) -> Tensor:
-        words = filters.mul_(near[:, :3])
         messages = scratch("messages", len(near), 4, near.shape[2])
-        messages[:, 0] = words[:, 0]
-        vectors = torch.mul(words[:, 1:2], near[:, 3:], out=messages[:, 1:])
-        vectors.addcmul_(words[:, 2:3], geometry[0][:, :, None])
+        lengths = torch.mul(filters[:, 2], near[:, 1], out=scratch("lengths", len(near), near.shape[2]))
+        torch.mul(filters[:, 0], near[:, 0], out=messages[:, 0])
+        for axis in range(3):  # one after the other is quicker than a product of all three with one filter
+            along = torch.mul(filters[:, 1], near[:, 2 + axis], out=messages[:, 1 + axis])
+            along.addcmul_(lengths, geometry[0][:, axis, None])
         return messages
 
     def gradients(
         self, scratch: Scratch, near: Tensor, back: Tensor, filters: Tensor, geometry: Sequence[Tensor]
     ) -> tuple[Tensor, Tensor]:
-        products, to_words = (scratch(name, *filters.shape) for name in ("products", "to_words"))
-        to_words[:, 0] = back[:, 0]
-        torch.sum(torch.mul(back[:, 1:], near[:, 3:], out=products), dim=1, out=to_words[:, 1])
-        torch.sum(torch.mul(back[:, 1:], geometry[0][:, :, None], out=products), dim=1, out=to_words[:, 2])
+        products, to_filters = (scratch(name, *filters.shape) for name in ("products", "to_filters"))
         to_near = scratch("to_near", *near.shape)
-        torch.mul(to_words, filters, out=to_near[:, :3])
-        torch.mul((filters[:, 1] * near[:, 1])[:, None], back[:, 1:], out=to_near[:, 3:])
-        return to_near, to_words.mul_(near[:, :3])
+        torch.mul(back[:, 0], near[:, 0], out=to_filters[:, 0])
+        torch.mul(back[:, 0], filters[:, 0], out=to_near[:, 0])
+        torch.sum(torch.mul(back[:, 1:], near[:, 2:], out=products), dim=1, out=to_filters[:, 1])
+        along = torch.sum(torch.mul(back[:, 1:], geometry[0][:, :, None], out=products), dim=1)
+        torch.mul(along, near[:, 1], out=to_filters[:, 2])
+        torch.mul(along, filters[:, 2], out=to_near[:, 1])
+        torch.mul(filters[:, 1:2], back[:, 1:], out=to_near[:, 2:])
+        return to_near, to_filters
 
 
 class LightLayer(nn.Module):
@@ -190,7 +192,7 @@ class LightLayer(nn.Module):
         """scalars (n_networks, n_atoms, channels), vectors (n_networks, n_atoms, 3, channels)."""
         n_networks, n_atoms, channels = scalars.shape
         words = self.words(scalars).view(n_networks, n_atoms, 3, channels)
-        spoken = packed(torch.cat([words, vectors], dim=2))
+        spoken = packed(torch.cat([words[:, :, ::2], words[:, :, 1:2] * vectors], dim=2))
         ends = (surroundings.centers, surroundings.neighbors)
         heard = SummedMessages.apply(
             LightMessages(), spoken, pair_inputs, self.filter(n_networks), *ends, surroundings.directions
@@ -226,10 +228,12 @@ def force_scales(forces: Tensor, surroundings: Surroundings) -> Tensor:
     only smaller.
     """
     squares = forces.square().sum(dim=1)
-    around = surroundings.envelope * squares.index_select(0, surroundings.neighbors)
     weights = surroundings.normalisers.square()  # 1 / (1 + Σ envelope)
-    summed = per_structure_sum(around, surroundings.centers, len(forces))
-    return torch.sqrt(weights * (squares + summed) + FORCE_FLOOR**2)
+    summed = squares.clone()
+    for links in (slice(0, None, 2), slice(1, None, 2)):
+        around = surroundings.envelope * squares.index_select(0, surroundings.neighbors[links])
+        summed.index_add_(0, surroundings.centers[links], around)
+    return torch.sqrt(weights * summed + FORCE_FLOOR**2)
 
 
 def state_inputs(state: State, surroundings: Surroundings, stiffness: float) -> AtomInputs:

@@ -141,7 +141,7 @@ class Scratch:
 
 
 class Messages(ABC):
-    """What neighbours say along each pair, for one piece of the pairs at a time; and the gradient of that.
+    """What neighbours say along each link, for one piece of the links at a time; and the gradient of that.
 
     What autograd would do holds some thirty tensors of pairs × channels, each too large for the processor's cache: 2 to
     3 times slower.
@@ -152,7 +152,7 @@ class Messages(ABC):
 
     @abstractmethod
     def said(self, scratch: Scratch, near: Tensor, filters: Tensor, geometry: Sequence[Tensor]) -> Tensor:
-        """Messages of the piece, (n_pairs, n_heard, width), from what the neighbours speak; may overwrite filters."""
+        """Messages of the piece, (n_links, n_heard, width), from what the neighbours speak."""
 
     @abstractmethod
     def gradients(
@@ -162,7 +162,7 @@ class Messages(ABC):
 
 
 class SummedMessages(torch.autograd.Function):
-    """Σ_j over the neighbours of each atom, (n_atoms, n_heard, width)."""
+    """Σ_j over the neighbours of each atom, (n_atoms, n_heard, width). Both links of a pair have the same filters."""
 
     @staticmethod
     def forward(
@@ -171,39 +171,47 @@ class SummedMessages(torch.autograd.Function):
         spoken: Tensor,  # (n_atoms, rows, width)
         pair_inputs: Tensor,  # (n_pairs, n_inputs)
         weight: Tensor,  # (n_inputs, n_parts · width), of the filters
-        centers: Tensor,  # (n_pairs,) int64
-        neighbors: Tensor,  # (n_pairs,) int64
-        *geometry: Tensor,  # (n_pairs, …), not differentiated
+        centers: Tensor,  # (n_links,) int64, i→j and j→i of a pair follow each other
+        neighbors: Tensor,  # (n_links,) int64
+        *geometry: Tensor,  # (n_links, …), not differentiated
     ) -> Tensor:
         ctx.kind = kind
         ctx.save_for_backward(spoken, pair_inputs, weight, centers, neighbors, *geometry)
-        scratch = Scratch(spoken, len(centers), kind.numbers_at_once)
+        scratch = Scratch(spoken, len(pair_inputs), kind.numbers_at_once)
         heard = spoken.new_zeros((len(spoken), kind.n_heard, spoken.shape[2]))
         for part in scratch.pieces():
-            near = scratch.gathered("near", spoken, neighbors[part])
             filters = scratch.filters(pair_inputs[part], weight)
-            heard.index_add_(0, centers[part], kind.said(scratch, near, filters, [g[part] for g in geometry]))
+            for links in links_of(part):
+                near = scratch.gathered("near", spoken, neighbors[links])
+                heard.index_add_(0, centers[links], kind.said(scratch, near, filters, [g[links] for g in geometry]))
         return heard
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         spoken, pair_inputs, weight, centers, neighbors, *geometry = ctx.saved_tensors
-        scratch = Scratch(spoken, len(centers), ctx.kind.numbers_at_once)
+        scratch = Scratch(spoken, len(pair_inputs), ctx.kind.numbers_at_once)
         to_spoken = torch.zeros_like(spoken)
         to_weight = torch.zeros_like(weight)
         to_pairs = torch.empty_like(pair_inputs) if ctx.needs_input_grad[2] else None
         for part in scratch.pieces():
-            near = scratch.gathered("near", spoken, neighbors[part])
-            back = scratch.gathered("back", gradients[0], centers[part])
             filters = scratch.filters(pair_inputs[part], weight)
-            to_near, to_filters = ctx.kind.gradients(scratch, near, back, filters, [g[part] for g in geometry])
-            to_spoken.index_add_(0, neighbors[part], to_near)
-            flat = to_filters.view(len(near), -1)
+            flat = torch.zeros_like(filters).view(len(filters), -1)
+            for links in links_of(part):
+                near = scratch.gathered("near", spoken, neighbors[links])
+                back = scratch.gathered("back", gradients[0], centers[links])
+                to_near, to_filters = ctx.kind.gradients(scratch, near, back, filters, [g[links] for g in geometry])
+                to_spoken.index_add_(0, neighbors[links], to_near)
+                flat += to_filters.view(len(near), -1)
             to_weight.addmm_(pair_inputs[part].T, flat)
             if to_pairs is not None:
                 torch.mm(flat, weight.T, out=to_pairs[part])
         return None, to_spoken, to_pairs, to_weight, *[None] * (2 + len(geometry))
+
+
+def links_of(pairs: slice) -> tuple[slice, slice]:
+    """Of these pairs the links i→j, and the links j→i."""
+    return slice(2 * pairs.start, 2 * pairs.stop, 2), slice(2 * pairs.start + 1, 2 * pairs.stop, 2)
 
 
 def uniform_parameter(shape: tuple[int, ...], n_in: int, generator: Generator) -> nn.Parameter:
@@ -324,14 +332,15 @@ STRESS_UNIT = 0.01  # eV/Å³ (1.6 GPa), where stress goes over to its logarithm
 
 @dataclass(frozen=True, eq=False)
 class Surroundings:
-    """All pairs within the cutoff, each twice, in the network's precision."""
+    """All pairs within the cutoff, in the network's precision. The links i→j and j→i of a pair follow each other."""
 
-    centers: Tensor  # (n_pairs,) int64, atom i, who listens
-    neighbors: Tensor  # (n_pairs,) int64, atom j, who speaks
-    pair_structure: Tensor  # (n_pairs,) int64
-    vectors: Tensor  # (n_pairs, 3) Å, from i to the image of j
-    directions: Tensor  # (n_pairs, 3)
+    centers: Tensor  # (n_links,) int64, atom i, who listens
+    neighbors: Tensor  # (n_links,) int64, atom j, who speaks
+    pair_structure: Tensor  # (n_links,) int64
+    vectors: Tensor  # (n_links, 3) Å, from i to the image of j
+    directions: Tensor  # (n_links, 3)
     envelope: Tensor  # (n_pairs,) 1 at no distance … 0 at the cutoff, smooth
+    reduced: Tensor  # (n_pairs,) distance in sums of covalent radii
     radial: Tensor  # (n_pairs, n_radial) functions of the reduced distance, times the envelope
     normalisers: Tensor  # (n_atoms,) 1/√(1 + Σ envelope): keeps sums of messages of order one
 
@@ -340,20 +349,23 @@ class Surroundings:
         """From the state's graph where it has one, else from a new one."""
         structures = state.structures
         graph = graph_within(state, cutoff)
+        first = graph.centers[::2]
+        second = graph.neighbors[::2]
         vectors = graph.vectors(structures)  # in the state's precision: differences of large positions
-        distances = torch.linalg.vector_norm(vectors, dim=1).clamp_min(1e-6)
+        distances = torch.linalg.vector_norm(vectors[::2], dim=1).clamp_min(1e-6)
         radii = covalent_radii(structures.atomic_numbers, structures.dtype)
-        reduced = distances / (radii.index_select(0, graph.centers) + radii.index_select(0, graph.neighbors))
+        reduced = (distances / (radii.index_select(0, first) + radii.index_select(0, second))).to(dtype)
         envelope = smooth_step(distances / cutoff).to(dtype)
-        total = per_structure_sum(envelope, graph.centers, structures.n_atoms)
+        total = envelope.new_zeros(structures.n_atoms).index_add_(0, first, envelope).index_add_(0, second, envelope)
         return cls(
             centers=graph.centers,
             neighbors=graph.neighbors,
             pair_structure=graph.pair_structure,
             vectors=vectors.to(dtype),
-            directions=(vectors / distances[:, None]).to(dtype),
+            directions=(vectors / distances.repeat_interleave(2)[:, None]).to(dtype),
             envelope=envelope,
-            radial=radial_functions(reduced.to(dtype), n_radial) * envelope[:, None],
+            reduced=reduced,
+            radial=radial_functions(reduced, n_radial) * envelope[:, None],
             normalisers=torch.rsqrt(1 + total),
         )
 
@@ -397,11 +409,11 @@ def stress_along(state: State, surroundings: Surroundings) -> Tensor:
 
     Zero for fixed cells, whose stress nobody relaxes.
     """
-    directions = surroundings.directions
+    directions = surroundings.directions[::2]
     if state.evaluation.stresses is None or not bool(state.structures.cell_free.any()):
         return directions.new_zeros((len(directions), 1))
     stress = soft_stress(state).to(directions.dtype)  # (n_structures, 3, 3)
-    of_pairs = stress.index_select(0, surroundings.pair_structure)
+    of_pairs = stress.index_select(0, surroundings.pair_structure[::2])
     return torch.einsum("pi,pij,pj->p", directions, of_pairs, directions)[:, None]
 
 
@@ -418,15 +430,15 @@ def changes_along(move: Move, surroundings: Surroundings, stiffness: float, forc
     Measured in the step F/k that the forces around ask for, so that small moves near the minimum are seen as clearly
     as large ones far away.
     """
-    centers = surroundings.centers
-    neighbors = surroundings.neighbors
-    strains = move.strains.index_select(0, surroundings.pair_structure)
-    stretched = torch.bmm(surroundings.vectors[:, None], strains)[:, 0]
+    centers = surroundings.centers[::2]
+    neighbors = surroundings.neighbors[::2]
+    strains = move.strains.index_select(0, surroundings.pair_structure[::2])
+    stretched = torch.bmm(surroundings.vectors[::2, None], strains)[:, 0]
     displacements = move.displacements
     changes = stretched + displacements.index_select(0, neighbors) - displacements.index_select(0, centers)
     scales = 0.5 * (force_scales.index_select(0, centers) + force_scales.index_select(0, neighbors))
     changes = changes * (stiffness / scales)[:, None]  # (n_pairs, 3)
-    along = (changes * surroundings.directions).sum(dim=1, keepdim=True)
+    along = (changes * surroundings.directions[::2]).sum(dim=1, keepdim=True)
     return torch.cat([softened(along), torch.log1p(lengths(changes, 1e-3))[:, None]], dim=1)
 
 

@@ -7,8 +7,8 @@ the solution, and its derivative B⁻¹(df - dB·u) is exact, though nothing den
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -18,122 +18,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from relaxion.model.stiffness import Stiffness, Unknowns
-from relaxion.structures import Structures
 from relaxion.structures.structures import atom_rows, per_structure_sum
-
-SMALL = 16  # atoms; up to here structures are padded together
-
-
-@dataclass(frozen=True, eq=False)
-class Layout:
-    """Where the atoms of a structure stand in its padded matrix."""
-
-    places: Tensor  # (n_atoms,) int64, number of an atom within its structure
-    n_largest: int
-    has_cell: bool
-
-    @classmethod
-    def of(cls, structures: Structures, *, has_cell: bool) -> Layout:
-        counts = structures.counts
-        starts = (counts.cumsum(0) - counts).index_select(0, structures.structure_index)
-        largest = int(counts.max()) if len(counts) else 0
-        return cls(torch.arange(structures.n_atoms) - starts, largest, has_cell)
-
-    @property
-    def n_rows(self) -> int:
-        return 3 * self.n_largest + 6 * self.has_cell
-
-    def padded(self, values: Tensor, structures: Structures) -> Tensor:
-        """Of each atom, (n_atoms, …) -> (n_structures, n_largest, …), zero where there is none."""
-        zeros = values.new_zeros((structures.n_structures * self.n_largest, *values.shape[1:]))
-        padded = zeros.index_copy(0, structures.structure_index * self.n_largest + self.places, values)
-        return padded.view(structures.n_structures, self.n_largest, *values.shape[1:])
-
-    def packed(self, unknowns: Unknowns, structures: Structures) -> Tensor:
-        """(n_structures, n_rows)."""
-        flat = self.padded(unknowns.atoms, structures).flatten(1)
-        return torch.cat([flat, unknowns.cells], dim=1) if self.has_cell else flat
-
-    def unpacked(self, values: Tensor, structures: Structures) -> Unknowns:
-        """The opposite of `packed`."""
-        atoms = values[:, : 3 * self.n_largest].reshape(-1, 3)
-        atoms = atoms.index_select(0, structures.structure_index * self.n_largest + self.places)
-        cells = values[:, 3 * self.n_largest :] if self.has_cell else values.new_zeros((len(values), 6))
-        return Unknowns(atoms, cells)
-
-
-def by_size(stiffness: Stiffness) -> list[tuple[Tensor, Stiffness]]:
-    """Structures of similar size together, so that little is padded: their numbers and their stiffness."""
-    octaves = torch.log2(stiffness.structures.counts.clamp_min(SMALL).double()).ceil()
-    groups = octaves.unique()
-    if len(groups) <= 1:
-        return [(torch.arange(stiffness.structures.n_structures), stiffness)]
-    numbers = [(octaves == group).nonzero().flatten() for group in groups]
-    return [(which, stiffness.select(which)) for which in numbers]
-
-
-def dense(stiffness: Stiffness) -> tuple[Tensor, Layout]:
-    """B of every structure, (n_structures, n_rows, n_rows), and where its rows belong."""
-    structures = stiffness.structures
-    layout = Layout.of(structures, has_cell=bool(structures.cell_free.any()))  # also where a mask fixes all strains
-    matrix = _springs(stiffness, layout)
-    if stiffness.arms.shape[1]:
-        rows = _collective(stiffness, layout)
-        matrix.baddbmm_(rows.mT, rows)
-    floors = stiffness.floors[:, None].expand(-1, 3 * layout.n_largest)
-    if layout.has_cell:
-        floors = torch.cat([floors, stiffness.cell_floors[:, None].expand(-1, 6)], dim=1)
-    matrix.diagonal(dim1=1, dim2=2).add_(floors)
-    free = layout.packed(
-        Unknowns(stiffness.free.atoms.to(matrix.dtype), stiffness.free.cells.to(matrix.dtype)), structures
-    )
-    matrix.mul_(free[:, :, None]).mul_(free[:, None, :])
-    matrix.diagonal(dim1=1, dim2=2).add_(1 - free)
-    return matrix, layout
-
-
-def _springs(stiffness: Stiffness, layout: Layout) -> Tensor:
-    """The springs' part."""
-    structures = stiffness.structures
-    n = layout.n_largest
-    first = stiffness.centers[::2]
-    second = stiffness.neighbors[::2]
-    owners = stiffness.link_structure[::2]
-    blocks = stiffness.blocks
-    i = layout.places.index_select(0, first)
-    j = layout.places.index_select(0, second)
-    # each block once between its atoms; what it adds to their diagonals is a sum over rows, quicker than a second index
-    joined = blocks.new_zeros((structures.n_structures * n * n, 9))
-    joined.index_add_(0, (owners * n + i) * n + j, blocks.reshape(-1, 9))
-    joined = joined.view(-1, n, n, 9)
-    joined = joined + joined.transpose(1, 2)  # blocks are symmetric
-    sums = joined.sum(dim=2)
-    joined.neg_().diagonal(dim1=1, dim2=2).add_(sums.transpose(1, 2))
-    atoms = joined.view(-1, n, n, 3, 3).transpose(2, 3).reshape(-1, 3 * n, 3 * n)
-    if not layout.has_cell:
-        return atoms
-    felt, corner = stiffness.cell_springs(blocks.new_zeros((structures.n_structures, 6, 6)))
-    border = layout.padded(felt, structures).permute(0, 2, 1, 3).reshape(-1, 6, 3 * n)
-    return torch.cat([torch.cat([atoms, border.mT], dim=2), torch.cat([border, corner], dim=2)], dim=1)
-
-
-def _collective(stiffness: Stiffness, layout: Layout) -> Tensor:
-    """∂q_im/∂(u, ε), (n_structures, n_largest · M, n_rows)."""
-    structures = stiffness.structures
-    n = layout.n_largest
-    n_coordinates = stiffness.arms.shape[1]
-    i = layout.places.index_select(0, stiffness.centers)
-    j = layout.places.index_select(0, stiffness.neighbors)
-    start = (stiffness.link_structure * n + i) * n
-    grid = stiffness.arms.new_zeros((structures.n_structures * n * n, n_coordinates, 3))
-    grid.index_add_(0, start + j, stiffness.arms)
-    own = grid.view(-1, n, n, 3 * n_coordinates)
-    own.diagonal(dim1=1, dim2=2).sub_(own.sum(dim=2).transpose(1, 2))
-    rows = grid.view(-1, n, n, n_coordinates, 3).transpose(2, 3).reshape(-1, n * n_coordinates, 3 * n)
-    if not layout.has_cell:
-        return rows
-    cells = layout.padded(stiffness.cell_coordinates(), structures)
-    return torch.cat([rows, cells.reshape(-1, n * n_coordinates, 6)], dim=2)
 
 
 def sparse_product(stiffness: Stiffness, *, coarse: bool = False) -> Callable[[Unknowns], Unknowns]:
@@ -173,7 +58,7 @@ def sparse_product(stiffness: Stiffness, *, coarse: bool = False) -> Callable[[U
 
 def _with_cells(stiffness: Stiffness) -> tuple[Tensor, Tensor, Tensor]:
     """Pulls at atoms (n_atoms, 6, 3) and changes of coordinates (n_atoms, M, 6) by unit strains; springs' own part."""
-    border, corner = stiffness.cell_springs(stiffness.vectors.new_zeros((stiffness.structures.n_structures, 6, 6)))
+    border, corner = stiffness.cell_springs(stiffness.blocks)
     return border, stiffness.cell_coordinates(), corner
 
 
@@ -213,7 +98,7 @@ def _of_blocks(
 
 
 LARGEST_DENSE = 200  # atoms; above it conjugate gradients are quicker
-MOST_PADDED_NUMBERS = 3e7  # of the padded matrices of one group: 240 MB
+MOST_NUMBERS = 3e7  # in the matrices of one batch: 240 MB
 RELATIVE_TOLERANCE = 1e-7  # of the residual of conjugate gradients, where gradients are wanted
 COARSE_TOLERANCE = 1e-3  # where only a step is: the stiffness itself is not known better
 MOST_ITERATIONS = 1000
@@ -268,31 +153,42 @@ def softened_by(stiffness: Stiffness, softening: Tensor, pulls: Unknowns) -> Sti
     Each structure has its own share, which has no gradient. Of large structures, whose matrix is never built, only the
     directions that conjugate gradients take from `pulls` are looked at.
     """
-    shares = softening.new_zeros(stiffness.structures.n_structures)
-    counts = stiffness.structures.counts
-    exact = stiffness.detached().to(torch.float64)
-    softer = softening.detach().double()
     with torch.no_grad():
-        for which, some in by_size(exact):
-            pairs = exact.links_of(which)[0][::2] // 2
-            shares[which] = _shares(some, softer[pairs], pulls.select(counts, which)).to(shares.dtype)
-    along, across = (softening * shares.index_select(0, stiffness.link_structure[::2])[:, None]).unbind(dim=1)
-    return replace(stiffness, along=stiffness.along - along, across=stiffness.across - across)
+        shares, matrices = _shares(stiffness.detached().to(torch.float64), softening.detach().double(), pulls)
+    taken = softening * shares.to(softening.dtype).index_select(0, stiffness.link_structure[::2])[:, None]
+    softened = replace(stiffness, along=stiffness.along - taken[:, 0], across=stiffness.across - taken[:, 1])
+    return softened if matrices is None else softened.with_matrices(matrices)
 
 
-def _shares(stiffness: Stiffness, softening: Tensor, pulls: Unknowns, tried: Sequence[float] = SHARES) -> Tensor:
-    """Of each structure the first of `tried` that leaves it stiff, else 0."""
-    shares = tried[0] * _definite(stiffness, tried[0] * softening, pulls).double()
-    left = (shares == 0).nonzero().flatten()
-    if len(left) and len(tried) > 1:
-        pairs = stiffness.links_of(left)[0][::2] // 2
-        own = pulls.select(stiffness.structures.counts, left)
-        shares[left] = _shares(stiffness.select(left), softening[pairs], own, tried[1:])
-    return shares
+def _shares(stiffness: Stiffness, softening: Tensor, pulls: Unknowns) -> tuple[Tensor, list[Tensor] | None]:
+    """Of each structure the first of `SHARES` that leaves it stiff, else 0; and the softened matrices, if there are."""
+    shares = softening.new_zeros(stiffness.structures.n_structures)
+    groups = by_size(stiffness)
+    if len(groups) > 1:
+        for which, some in groups:
+            own = pulls.select(stiffness.structures.counts, which)
+            shares[which] = _shares(some, softening[stiffness.links_of(which)[0][::2] // 2], own)[0]
+        return shares, None
+    layout = stiffness.layout
+    small = bool((stiffness.structures.counts <= LARGEST_DENSE).all())
+    softer = stiffness.matrices_of(stiffness.blocks_of(*softening.unbind(dim=1))) if small else []
+    for matrix, free in zip(softer, layout.packed(stiffness.free), strict=small):
+        matrix.mul_(free[:, :, None]).mul_(free[:, None, :])
+    for share in SHARES:
+        if small:
+            trials = ((1 - LEAST_STIFF) * b - share * s for b, s in zip(stiffness.matrices, softer, strict=True))
+            definite = torch.cat([torch.linalg.cholesky_ex(trial)[1] == 0 for trial in trials])[layout.order.argsort()]
+        else:
+            definite = _is_definite(stiffness, share * softening, pulls)
+        shares = torch.where((shares == 0) & definite, share, shares)
+        if bool((shares > 0).all()):
+            break
+    taken = [share[:, None, None] * matrix for share, matrix in zip(layout.of_structures(shares), softer, strict=small)]
+    return shares, [b - s for b, s in zip(stiffness.matrices, taken, strict=True)] if small else None
 
 
-def _definite(stiffness: Stiffness, softening: Tensor, pulls: Unknowns) -> Tensor:
-    """Whether each structure keeps the least share of its stiffness when softened by so much, booleans."""
+def _is_definite(stiffness: Stiffness, softening: Tensor, pulls: Unknowns) -> Tensor:
+    """Whether each structure keeps the least share of its stiffness when softened by so much, booleans. No matrices."""
     left = 1 - LEAST_STIFF
     rest = replace(
         stiffness,
@@ -302,19 +198,28 @@ def _definite(stiffness: Stiffness, softening: Tensor, pulls: Unknowns) -> Tenso
         floors=left * stiffness.floors,
         cell_floors=left * stiffness.cell_floors,
     )
-    if _largest(rest) <= LARGEST_DENSE:  # however many there are: a share depends on no other structure
-        return torch.linalg.cholesky_ex(dense(rest)[0])[1] == 0
     product = sparse_product(rest, coarse=True)
     return _descent(rest, product, _block_jacobi(stiffness), pulls, PROBES, COARSE_TOLERANCE)[1] > 0
 
 
+def by_size(stiffness: Stiffness) -> list[tuple[Tensor, Stiffness]]:
+    """Those that have matrices, and those that are too large for it: their numbers and their stiffness."""
+    large = stiffness.structures.counts > LARGEST_DENSE
+    if bool((large == large[:1]).all()):
+        return [(torch.arange(len(large)), stiffness)]
+    return [(which, stiffness.select(which)) for which in ((~large).nonzero().flatten(), large.nonzero().flatten())]
+
+
 def inverse_of(stiffness: Stiffness, method: Method = "auto", tolerance: float = RELATIVE_TOLERANCE) -> Inverse:
     """B⁻¹ as a function, made once for many right sides; `stiffness` in float64 and without gradients."""
+    counts = stiffness.structures.counts
     groups = by_size(stiffness)
     if len(groups) == 1:
-        return _inverse_of(stiffness, method, tolerance)
-    inverses = [(which, _inverse_of(some, method, tolerance)) for which, some in groups]
-    counts = stiffness.structures.counts
+        small = bool((counts <= LARGEST_DENSE).all()) and 9 * int(counts.square().sum()) <= MOST_NUMBERS
+        if method == "dense" or (method == "auto" and small):
+            return _cholesky(stiffness)
+        return gradients_of(stiffness, sparse_product(stiffness, coarse=tolerance >= COARSE_TOLERANCE), tolerance)
+    inverses = [(which, inverse_of(some, method, tolerance)) for which, some in groups]
 
     def inverse(right: Unknowns) -> Unknowns:
         answer = Unknowns(torch.zeros_like(right.atoms), torch.zeros_like(right.cells))
@@ -327,41 +232,19 @@ def inverse_of(stiffness: Stiffness, method: Method = "auto", tolerance: float =
     return inverse
 
 
-def _inverse_of(stiffness: Stiffness, method: Method, tolerance: float) -> Inverse:
-    """Of structures of similar size."""
-    if method == "dense" or (method == "auto" and _is_small(stiffness)):
-        return _cholesky(stiffness)
-    return _conjugate_gradients(stiffness, tolerance)
-
-
-def _is_small(stiffness: Stiffness) -> bool:
-    """Whether matrices are quicker."""
-    largest = _largest(stiffness)
-    number = stiffness.structures.n_structures
-    return largest <= LARGEST_DENSE and 9 * number * largest**2 <= MOST_PADDED_NUMBERS
-
-
-def _largest(stiffness: Stiffness) -> int:
-    """Atoms of the largest structure."""
-    counts = stiffness.structures.counts
-    return int(counts.max()) if len(counts) else 0
-
-
 def _cholesky(stiffness: Stiffness) -> Inverse:
-    matrix, layout = dense(stiffness)
-    factor = torch.linalg.cholesky(matrix)
+    layout = stiffness.layout
+    factors = [torch.linalg.cholesky(matrix) for matrix in stiffness.matrices]
 
     def inverse(right: Unknowns) -> Unknowns:
-        packed = layout.packed(right.masked(stiffness.free), stiffness.structures)
-        answer = torch.cholesky_solve(packed[:, :, None], factor)[:, :, 0]
-        return layout.unpacked(answer, stiffness.structures).masked(stiffness.free)
+        packed = layout.packed(right.masked(stiffness.free))
+        answers = [
+            torch.cholesky_solve(part[:, :, None], factor)[:, :, 0]
+            for part, factor in zip(packed, factors, strict=True)
+        ]
+        return layout.unpacked(answers).masked(stiffness.free)
 
     return inverse
-
-
-def _conjugate_gradients(stiffness: Stiffness, tolerance: float) -> Inverse:
-    product = sparse_product(stiffness, coarse=tolerance >= COARSE_TOLERANCE)
-    return gradients_of(stiffness, product, tolerance)
 
 
 def gradients_of(stiffness: Stiffness, apply: Inverse, tolerance: float) -> Inverse:
@@ -426,7 +309,8 @@ def _block_jacobi(stiffness: Stiffness) -> Inverse:
     atoms = _inverted(atoms, stiffness.free.atoms.to(dtype))
     cells = None
     if stiffness.has_free_cell:
-        _, corner = stiffness.cell_springs(stiffness.cell_floors[:, None, None] * torch.eye(6, dtype=dtype))
+        _, corner = stiffness.cell_springs(stiffness.blocks)
+        corner = corner + stiffness.cell_floors[:, None, None] * torch.eye(6, dtype=dtype)
         felt = stiffness.cell_coordinates()
         corner = corner.index_add(0, structures.structure_index, torch.bmm(felt.mT, felt))
         cells = _inverted(corner, stiffness.free.cells.to(dtype))

@@ -12,6 +12,7 @@ the numbers are, so that B⁻¹F always goes downhill.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -100,6 +101,78 @@ class Unknowns:
 
 
 @dataclass(frozen=True, eq=False)
+class Layout:
+    """Where the atoms of each structure stand in its matrix. Structures of one size stand together, none is padded."""
+
+    sizes: list[tuple[int, int]]  # number of atoms, and of structures that have so many
+    order: Tensor  # (n_structures,) int64, structures by size
+    atoms: Tensor  # (n_atoms,) int64, their atoms
+    places: Tensor  # (n_atoms,) int64, number of an atom within its structure
+    rows: Tensor  # (n_atoms,) int64, where the blocks of an atom begin among those of all matrices
+    has_cell: bool
+
+    @classmethod
+    def of(cls, structures: Structures) -> Layout:
+        counts = structures.counts
+        index = structures.structure_index
+        order = counts.argsort(stable=True)
+        sizes, numbers = counts[order].unique_consecutive(return_counts=True)
+        squares = counts[order].square()
+        first_blocks = torch.empty_like(counts)
+        first_blocks[order] = squares.cumsum(0) - squares
+        places = torch.arange(len(index)) - (counts.cumsum(0) - counts)[index]
+        return cls(
+            sizes=list(zip(sizes.tolist(), numbers.tolist(), strict=True)),
+            order=order,
+            atoms=atom_rows(counts, order)[0],
+            places=places,
+            rows=first_blocks[index] + counts[index] * places,
+            has_cell=bool(structures.cell_free.any()),  # also where a mask fixes all strains
+        )
+
+    def of_structures(self, values: Tensor) -> Sequence[Tensor]:
+        """For each size (n_alike, …)."""
+        return values[self.order].split([number for _, number in self.sizes])
+
+    def of_atoms(self, values: Tensor) -> list[Tensor]:
+        """For each size (n_alike, n, …)."""
+        parts = values[self.atoms].split([n * number for n, number in self.sizes])
+        sizes = zip(parts, self.sizes, strict=True)
+        return [part.view(number, n, *values.shape[1:]) for part, (n, number) in sizes]
+
+    def gathered(self, centers: Tensor, neighbors: Tensor, values: Tensor) -> list[Tensor]:
+        """Matrices of what links i→j say, (n_links, height, width): at the block ij, and minus it at the block ii.
+
+        For each size (n_alike, n · height, n · width).
+        """
+        height, width = values.shape[1:]
+        ends = [n * n * number for n, number in self.sizes]
+        grid = values.new_zeros((sum(ends), height, width))
+        grid.index_add_(0, self.rows[centers] + self.places[neighbors], values)
+        own = values.new_zeros((len(self.rows), height, width)).index_add_(0, centers, values)
+        grid.index_add_(0, self.rows + self.places, own.neg_())
+        return [
+            part.view(number, n, n, height, width).transpose(2, 3).reshape(number, n * height, n * width)
+            for part, (n, number) in zip(grid.split(ends), self.sizes, strict=True)
+        ]
+
+    def packed(self, unknowns: Unknowns) -> list[Tensor]:
+        """For each size (n_alike, n_rows)."""
+        atoms = [part.flatten(1) for part in self.of_atoms(unknowns.atoms)]
+        cells = self.of_structures(unknowns.cells[:, : 6 * self.has_cell])
+        return [torch.cat(parts, dim=1) for parts in zip(atoms, cells, strict=True)]
+
+    def unpacked(self, values: Sequence[Tensor]) -> Unknowns:
+        """The opposite of `packed`."""
+        parts = list(zip(self.sizes, values, strict=True))
+        atoms = values[0].new_zeros((len(self.atoms), 3))
+        atoms[self.atoms] = torch.cat([part[:, : 3 * n].reshape(-1, 3) for (n, _), part in parts])
+        cells = values[0].new_zeros((len(self.order), 6))
+        cells[self.order, : 6 * self.has_cell] = torch.cat([part[:, 3 * n :] for (n, _), part in parts])
+        return Unknowns(atoms, cells)
+
+
+@dataclass(frozen=True, eq=False)
 class Stiffness:
     """B in parts. Links have every pair twice, i→j and j→i one after the other; springs have every pair once."""
 
@@ -127,7 +200,8 @@ class Stiffness:
             free = replace(free, atoms=free.atoms & atoms)
         if cells is not None:
             free = replace(free, cells=free.cells & cells)
-        return replace(self, free=free)
+        same = torch.equal(free.atoms, self.free.atoms) and torch.equal(free.cells, self.free.cells)
+        return self if same else replace(self, free=free)
 
     def select(self, which: Tensor) -> Stiffness:
         """That of the structures numbered by `which`, in that order."""
@@ -161,11 +235,72 @@ class Stiffness:
         return vectors / torch.linalg.vector_norm(vectors, dim=1, keepdim=True).clamp_min(1e-9)
 
     @cached_property
-    def blocks(self) -> Tensor:
+    def _outer(self) -> Tensor:
+        """r̂r̂ᵀ of every spring, (n_pairs, 9); by columns, because products of three by three numbers take long."""
+        columns = self.directions.T.contiguous()
+        return (columns[:, None] * columns).view(9, -1).T.contiguous()
+
+    def blocks_of(self, along: Tensor, across: Tensor) -> Tensor:
         """k∥ r̂r̂ᵀ + k⊥ (1 - r̂r̂ᵀ) of every spring, (n_pairs, 3, 3) eV/Å²."""
-        unit = self.directions
-        outer = ((self.along - self.across)[:, None] * unit)[:, :, None] * unit[:, None, :]
-        return outer + self.across[:, None, None] * torch.eye(3, dtype=unit.dtype)
+        blocks = (along - across)[:, None] * self._outer
+        blocks[:, ::4] += across[:, None]
+        return blocks.view(-1, 3, 3)
+
+    @cached_property
+    def blocks(self) -> Tensor:
+        """Of the pairs' own k∥ and k⊥."""
+        return self.blocks_of(self.along, self.across)
+
+    @cached_property
+    def layout(self) -> Layout:
+        """Where the rows of the matrices belong."""
+        return Layout.of(self.structures)
+
+    @cached_property
+    def matrices(self) -> list[Tensor]:
+        """B; for each size (n_alike, n_rows, n_rows). Without gradients."""
+        layout = self.layout
+        matrices = self.matrices_of(self.blocks)
+        for matrix, rows in zip(matrices, self._collective(), strict=True):
+            matrix.baddbmm_(rows.mT, rows)
+        floors = Unknowns(
+            self.floors[self.structures.structure_index, None].expand(-1, 3), self.cell_floors[:, None].expand(-1, 6)
+        )
+        for matrix, floor, free in zip(matrices, layout.packed(floors), layout.packed(self.free), strict=True):
+            diagonal = matrix.diagonal(dim1=1, dim2=2)
+            diagonal += floor
+            if not free.all():
+                matrix.mul_(free[:, :, None]).mul_(free[:, None, :])
+                diagonal += ~free
+        return matrices
+
+    def with_matrices(self, matrices: list[Tensor]) -> Stiffness:
+        """Itself, where somebody has made the matrices already; float64."""
+        vars(self)["matrices"] = matrices
+        return self
+
+    def matrices_of(self, blocks: Tensor) -> list[Tensor]:
+        """Of springs alone."""
+        atoms = self.layout.gathered(self.centers, self.neighbors, -blocks.repeat_interleave(2, dim=0))
+        if not self.layout.has_cell:
+            return atoms
+        felt, corners = self.cell_springs(blocks)
+        result = []
+        for matrix, rows, corner in zip(
+            atoms, self.layout.of_atoms(felt), self.layout.of_structures(corners), strict=True
+        ):
+            border = rows.transpose(1, 2).flatten(2)  # (n_alike, 6, 3 · n)
+            above = torch.cat([matrix, border.mT], dim=2)
+            result.append(torch.cat([above, torch.cat([border, corner], dim=2)], dim=1))
+        return result
+
+    def _collective(self) -> list[Tensor]:
+        """∂q_im/∂(u, ε), for each size (n_alike, n · M, n_rows)."""
+        rows = self.layout.gathered(self.centers, self.neighbors, self.arms)
+        if not self.layout.has_cell:
+            return rows
+        cells = [part.flatten(1, 2) for part in self.layout.of_atoms(self.cell_coordinates())]
+        return [torch.cat(parts, dim=2) for parts in zip(rows, cells, strict=True)]
 
     def apply(self, change: Unknowns) -> Unknowns:
         """B·(u, ε), without building B. What is not free neither changes nor answers."""
@@ -204,13 +339,14 @@ class Stiffness:
             cells = cells + strain_vectors((virials + virials.mT) / 2)
         return Unknowns(atoms, cells).masked(self.free)
 
-    def cell_springs(self, cells: Tensor) -> tuple[Tensor, Tensor]:
-        """Of unit strains through the springs: pulls at atoms (n_atoms, 6, 3) eV/Å; `cells` (…, 6, 6) eV and theirs."""
+    def cell_springs(self, blocks: Tensor) -> tuple[Tensor, Tensor]:
+        """Of unit strains through springs: pulls at atoms (n_atoms, 6, 3) eV/Å, and cells (n_structures, 6, 6) eV."""
         strains = strain_columns(self.vectors[::2])  # (n_pairs, 6, 3)
-        felt = torch.bmm(strains, self.blocks)  # (n_pairs, 6, 3) eV/Å
+        felt = torch.bmm(strains, blocks)  # (n_pairs, 6, 3) eV/Å
         atoms = felt.new_zeros((self.structures.n_atoms, 6, 3))
         atoms.index_add_(0, self.neighbors[::2], felt).index_add_(0, self.centers[::2], -felt)
-        return atoms, cells.index_add(0, self.link_structure[::2], torch.bmm(felt, strains.mT))
+        cells = torch.bmm(felt, strains.mT)
+        return atoms, per_structure_sum(cells, self.link_structure[::2], self.structures.n_structures)
 
     def cell_coordinates(self) -> Tensor:
         """∂q_im/∂ε of the collective coordinates, (n_atoms, M, 6)."""
@@ -219,11 +355,16 @@ class Stiffness:
 
     def to(self, dtype: torch.dtype) -> Stiffness:
         """The same in another precision."""
-        return replace(self, **{name: getattr(self, name).to(dtype) for name in ("vectors", *LEARNED)})
+        return self._carried(**{name: getattr(self, name).to(dtype) for name in ("vectors", *LEARNED)})
 
     def detached(self) -> Stiffness:
         """The same without gradients."""
-        return replace(self, **{name: getattr(self, name).detach() for name in LEARNED})
+        return self._carried(**{name: getattr(self, name).detach() for name in LEARNED})
+
+    def _carried(self, **same: Tensor) -> Stiffness:
+        """The same numbers as other tensors, with the matrices where they are known."""
+        result = replace(self, **same)
+        return result.with_matrices(self.matrices) if "matrices" in vars(self) else result
 
     @property
     def differentiable(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -25,7 +26,6 @@ from relaxion.model.layers import (
     StackedLinear,
     StackedMLP,
     Surroundings,
-    covalent_radii,
     mixed,
     pair_inputs,
     softened,
@@ -45,6 +45,7 @@ FORCE_SCALARS = slice(N_STATE_SCALARS - 4, N_STATE_SCALARS - 2)
 HISTORY_SCALARS = slice(N_STATE_SCALARS - 2, None)
 FIRST_SOFTENING = -3.0  # logarithm of what softens a pair before learning, of its k∥: k⊥ then begins at about 0
 N_DOTS = 8  # vectors of each atom that are looked at along each link
+PAIRS_AT_ONCE = 2048  # of which everything is known at once
 
 CONSTANTS = {  # former settings, by the names that policy files have for them
     "spring_stiffness_ev_per_angstrom2": 4.0,
@@ -102,20 +103,18 @@ class StiffnessSettings(InformationSettings, BackboneSettings, StiffnessShape):
 
 @dataclass(frozen=True, eq=False)
 class SolveInputs:
-    """Pairs, pulls and springs of a state before any learning; links in the order of the graph."""
+    """Pairs, pulls and springs of a state before any learning; pairs in the order of the graph."""
 
     state: State
     surroundings: Surroundings
-    springs: Tensor  # (n_links,) eV/Å², prior k∥, faded out at the cutoff
+    springs: Tensor  # (n_pairs,) eV/Å², prior k∥, faded out at the cutoff
     pulls: Unknowns  # forces and -V·stress, float64
 
     @classmethod
     def of(cls, state: State, settings: StiffnessSettings, dtype: torch.dtype) -> SolveInputs:
         surroundings = Surroundings.of(state, settings.cutoff_angstrom, settings.n_radial, dtype)
-        distances = torch.linalg.vector_norm(surroundings.vectors, dim=1)
-        radii = covalent_radii(state.structures.atomic_numbers, dtype)
-        natural = radii.index_select(0, surroundings.centers) + radii.index_select(0, surroundings.neighbors)
-        exponent = -SPRINGS.decay * (distances / natural - 1)
+        distances = torch.linalg.vector_norm(surroundings.vectors[::2], dim=1)
+        exponent = -SPRINGS.decay * (surroundings.reduced - 1)
         springs = SPRINGS.stiffness * torch.exp(exponent.clamp_max(LARGEST_EXPONENT))
         fraction = ((distances - settings.cutoff_angstrom) / SWITCH_WIDTH + 1).clamp(0, 1)
         faded = 1 - fraction.square() * (3 - 2 * fraction)
@@ -126,10 +125,12 @@ class SolveInputs:
         structures = self.state.structures
         floors = self.springs.new_full((structures.n_structures,), SPRINGS.floor)
         cell_floors = SPRINGS.cell_floor * structures.volumes.to(floors.dtype).clamp_min(1)
-        pairs = self.springs[::2]
-        arms = self.springs.new_zeros((len(self.springs), 0, 3))
         return self.stiffness(
-            along=pairs, across=SPRINGS.across * pairs, arms=arms, floors=floors, cell_floors=cell_floors
+            along=self.springs,
+            across=SPRINGS.across * self.springs,
+            arms=self.springs.new_zeros((2 * len(self.springs), 0, 3)),
+            floors=floors,
+            cell_floors=cell_floors,
         )
 
     def stiffness(self, **learned: Tensor) -> Stiffness:
@@ -146,16 +147,17 @@ class SolveInputs:
         )
 
     def stretches(self, move: Unknowns) -> Tensor:
-        """What a move does to each link, along it and across it, in tenths of an Å, softened, (n_links, 2)."""
+        """What a move does to each pair, along it and across it, in tenths of an Å, softened, (n_pairs, 2)."""
         around = self.surroundings
         dtype = self.springs.dtype
         atoms = move.atoms.to(dtype)
-        changes = atoms.index_select(0, around.neighbors) - atoms.index_select(0, around.centers)
+        changes = atoms.index_select(0, around.neighbors[::2]) - atoms.index_select(0, around.centers[::2])
         if bool(self.state.structures.cell_free.any()):
-            strains = strain_matrices(move.cells.to(dtype)).index_select(0, around.pair_structure)
-            changes = changes + torch.bmm(around.vectors[:, None], strains)[:, 0]
-        along = (changes * around.directions).sum(dim=1, keepdim=True)
-        across = torch.linalg.vector_norm(changes - along * around.directions, dim=1, keepdim=True)
+            strains = strain_matrices(move.cells.to(dtype)).index_select(0, around.pair_structure[::2])
+            changes = changes + torch.bmm(around.vectors[::2, None], strains)[:, 0]
+        directions = around.directions[::2]
+        along = (changes * directions).sum(dim=1, keepdim=True)
+        across = torch.linalg.vector_norm(changes - along * directions, dim=1, keepdim=True)
         return torch.cat([softened(10 * along), torch.log1p(10 * across)], dim=1)
 
 
@@ -255,48 +257,67 @@ class StiffnessNetwork(nn.Module):
         return AtomInputs(torch.cat(scalars, dim=1), torch.cat(vectors, dim=1), inputs.force_scales)
 
     def _answer(self, frame: SolveInputs, scalars: Tensor, vectors: Tensor, pairs: Tensor) -> dict[str, Tensor]:
-        settings = self.settings
-        around = frame.surroundings
         scalars = tamed(scalars)
-        looked_at = mixed(self.dots, vectors.transpose(1, 2)[None])[0].transpose(1, 2)  # (n_atoms, N_DOTS + M, 3)
-        links = self._links(frame, scalars, softened(looked_at[:, :N_DOTS]), pairs)  # (n_links, n_hidden)
-        pairs = (links[::2] + links[1::2])[None]  # a pair is what both of its ends say of it
-        springs = frame.springs[::2, None] * torch.exp(bounded(self.to_springs(pairs)[0]))  # (n_pairs, 2)
+        looked_at = mixed(self.dots, vectors.transpose(1, 2)[None])[0]  # (n_atoms, 3, N_DOTS + M)
+        seen = softened(looked_at[:, :, :N_DOTS].transpose(1, 2)).transpose(1, 2)
+        towards = looked_at[:, :, N_DOTS:]
+        towards = towards * torch.rsqrt(1 + towards.square().sum(dim=1, keepdim=True))
+        as_center = self.from_center(scalars[None])[0]
+        as_neighbor = self.from_neighbor(scalars[None])[0]
+        ends = torch.cat([as_center, as_neighbor], dim=1), torch.cat([as_neighbor, as_center], dim=1)
+        # what is known of links is twenty times as much as what comes out: in pieces it stays in the processor's cache
+        size = max(len(pairs), 1) if torch.is_grad_enabled() else PAIRS_AT_ONCE
+        pieces = [slice(first, first + size) for first in range(0, max(len(pairs), 1), size)]
+        answers = [self._of_pairs(frame, part, pairs[part], seen, towards, ends) for part in pieces]
+        answer = {name: torch.cat([each[name] for each in answers]) for name in answers[0]}
         floors = structure_mean(self.to_floors(scalars[None])[0], frame.state.structures)  # (n_structures, 2)
         floors = torch.exp(bounded(floors))
         volumes = frame.state.structures.volumes.to(floors.dtype).clamp_min(1)
-        answer = {
-            "along": springs[:, 0],
-            "across": SPRINGS.across * springs[:, 1],
-            "arms": self._arms(links, frame, looked_at[:, N_DOTS:].index_select(0, around.centers)),
-            "floors": SPRINGS.floor * floors[:, 0],
-            "cell_floors": SPRINGS.cell_floor * volumes * floors[:, 1],
-        }
-        if settings.softens:
-            softening = torch.exp(bounded(self.to_softening(pairs)[0]) + FIRST_SOFTENING)
-            answer["softening"] = frame.springs[::2, None] * softening  # (n_pairs, 2) eV/Å²
+        answer["floors"] = SPRINGS.floor * floors[:, 0]
+        answer["cell_floors"] = SPRINGS.cell_floor * volumes * floors[:, 1]
         return answer
 
-    def _links(self, frame: SolveInputs, scalars: Tensor, looked_at: Tensor, pairs: Tensor) -> Tensor:
-        """What is known of each link i→j."""
+    def _of_pairs(
+        self, frame: SolveInputs, part: slice, pairs: Tensor, seen: Tensor, towards: Tensor, ends: Sequence[Tensor]
+    ) -> dict[str, Tensor]:
+        """k∥, k⊥ and softening of some pairs, eV/Å²; arms of their links, a_ijm = √k · (α_m r̂ + β_m v_im)."""
         around = frame.surroundings
-        directions = around.directions[:, :, None]
-        dots = [
-            torch.bmm(looked_at.index_select(0, end), directions)[:, :, 0] for end in (around.centers, around.neighbors)
-        ]
-        known = self.from_link(torch.cat([pairs, *dots], dim=1)[None])[0]
-        known = known + self.from_center(scalars[None])[0].index_select(0, around.centers)
-        known = known + self.from_neighbor(scalars[None])[0].index_select(0, around.neighbors)
-        return silu(self.think(silu(known)[None])[0])
+        both = slice(2 * part.start, 2 * part.stop)
+        centers = around.centers[both]
+        directions = around.directions[both]
+        springs = frame.springs[part, None]  # (n_pairs, 1)
+        links = self._links(centers[::2], centers[1::2], directions[::2, :, None], pairs, seen, ends)
+        weights = bounded(self.to_arms(links[None])[0]) * torch.sqrt(springs).repeat_interleave(2, dim=0)
+        along, across = weights.chunk(2, dim=1)  # (n_links, M)
+        vectors = towards.index_select(0, centers).unbind(dim=1)
+        columns = zip(directions[:, :, None].unbind(dim=1), vectors, strict=True)
+        answer = {"arms": torch.stack([along * unit + across * vector for unit, vector in columns], dim=2)}
+        pairs = (links[::2] + links[1::2])[None]  # a pair is what both of its ends say of it
+        stiff = springs * torch.exp(bounded(self.to_springs(pairs)[0]))
+        answer |= {"along": stiff[:, 0], "across": SPRINGS.across * stiff[:, 1]}
+        if self.settings.softens:
+            answer["softening"] = springs * torch.exp(bounded(self.to_softening(pairs)[0]) + FIRST_SOFTENING)
+        return answer
 
-    def _arms(self, links: Tensor, frame: SolveInputs, vectors: Tensor) -> Tensor:
-        """a_ijm = √k · (α_m r̂ + β_m v_im)."""
-        weights = bounded(self.to_arms(links[None])[0]) * torch.sqrt(frame.springs)[:, None]
-        along, towards = weights.chunk(2, dim=1)
-        vectors = vectors * torch.rsqrt(1 + vectors.square().sum(dim=2, keepdim=True))
-        return along[:, :, None] * frame.surroundings.directions[:, None] + towards[:, :, None] * vectors
+    def _links(
+        self, first: Tensor, second: Tensor, directions: Tensor, pairs: Tensor, seen: Tensor, ends: Sequence[Tensor]
+    ) -> Tensor:
+        """What is known of the links i→j and j→i, (n_links, n_hidden): the ends change places, and r̂ its sign.
+
+        One product with the weights of both side by side is quicker than one for each link.
+        """
+        x, y, z = directions.unbind(dim=1)
+        dots = []
+        for a, b, c in (seen.index_select(0, end).unbind(dim=1) for end in (first, second)):
+            dots.append(a * x + b * y + c * z)  # (n_pairs, N_DOTS)
+        of_pair, of_center, of_neighbor = self.from_link.weight[0].split([pairs.shape[1], N_DOTS, N_DOTS])
+        there = torch.cat([of_pair, of_center, of_neighbor])
+        back = torch.cat([of_pair, -of_neighbor, -of_center])
+        known = torch.cat([pairs, *dots], dim=1) @ torch.cat([there, back], dim=1)
+        known = known + ends[0].index_select(0, first) + ends[1].index_select(0, second)
+        return silu(self.think(silu(known).view(1, -1, self.settings.n_hidden))[0])
 
 
 def bounded(values: Tensor) -> Tensor:
     """Themselves while small, within ±`LARGEST_ANSWER` always."""
-    return LARGEST_ANSWER * torch.tanh(values / LARGEST_ANSWER)
+    return 2 * LARGEST_ANSWER * torch.sigmoid(2 / LARGEST_ANSWER * values) - LARGEST_ANSWER  # quicker than tanh

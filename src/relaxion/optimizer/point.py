@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+import math
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -86,7 +87,7 @@ class Point:
         coordinates = rows_of_three(plain["coordinates"])
         return cls(coordinates, rows_of_three(plain["forces"]), float(plain["energy"]), geometry)
 
-    @property
+    @cached_property
     def largest_force(self) -> float:
         """As ASE measures it, eV/Å; the pull on a cell depends on the factor of the filter."""
         if self.geometry is None or not self.geometry.cell_factor:
@@ -103,9 +104,9 @@ class Point:
         stretch = float(np.linalg.norm(step[n_atoms:], ord=2)) / np.sqrt(n_atoms) if np.isfinite(step).all() else np.nan
         return max(longest(step[:n_atoms]), stretch)
 
-    @property
+    @cached_property
     def finite(self) -> bool:
-        return bool(np.isfinite(self.energy) and np.isfinite(self.forces).all())
+        return math.isfinite(self.energy) and bool(np.isfinite(self.forces).all())
 
     @property
     def not_finite(self) -> str:
@@ -156,7 +157,7 @@ def rows_of_three(values: Any) -> Array:
 
 def longest(rows: Array) -> float:
     """Length of the longest row."""
-    return float(np.sqrt((rows**2).sum(axis=1).max()))
+    return math.sqrt(np.einsum("ni,ni->n", rows, rows).max())
 
 
 def dot(first: Array, second: Array) -> float:

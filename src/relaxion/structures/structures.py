@@ -58,7 +58,8 @@ def _check_cell(atoms: Atoms, name: str) -> None:
             "set a cell with volume, or pbc=False"
         )
     # as many images as the cutoff has heights are looked for: the thinner, the more, without an end
-    height = 1.0 / np.linalg.norm(np.linalg.pinv(axes), axis=0).max()
+    dual = np.linalg.inv(axes) if len(axes) == 3 else np.linalg.pinv(axes)
+    height = 1.0 / np.linalg.norm(dual, axis=0).max()
     if height < SMALLEST_HEIGHT:
         raise StructureError(
             f"{name}: lattice planes are only {height:.3g} Å apart; correct the cell or its unit, or choose shorter "

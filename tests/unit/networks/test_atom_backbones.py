@@ -117,14 +117,14 @@ def test_answers_do_not_jump_at_the_cutoff() -> None:
 
 
 def problem(n_inputs: int, rows: int, parts: int, generator: torch.Generator) -> tuple[Tensor, ...]:
-    """Random words, pair inputs and filter weights; 3 atoms, 7 pairs, width 2."""
+    """Random words, pair inputs and filter weights; 3 atoms, 4 pairs, width 2."""
 
     def random(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator, dtype=torch.float64, requires_grad=True)
 
-    directions = torch.nn.functional.normalize(random(7, 3).detach(), dim=1)
-    centers, neighbors = torch.randint(3, (2, 7), generator=generator)
-    return random(3, rows, 2), random(7, n_inputs), random(n_inputs, parts * 2), directions, centers, neighbors
+    directions = torch.nn.functional.normalize(random(8, 3).detach(), dim=1)
+    centers, neighbors = torch.randint(3, (2, 8), generator=generator)
+    return random(3, rows, 2), random(4, n_inputs), random(n_inputs, parts * 2), directions, centers, neighbors
 
 
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,10 +135,10 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_light_messages(generator: torch.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     small_pieces(monkeypatch)
-    spoken, inputs, weight, directions, centers, neighbors = problem(4, 6, 3, generator)
-    filters, near = (inputs @ weight).view(7, 3, 2), spoken[neighbors]
+    spoken, inputs, weight, directions, centers, neighbors = problem(4, 5, 3, generator)
+    filters, near = (inputs @ weight).view(4, 3, 2).repeat_interleave(2, 0), spoken[neighbors]
     scalars = filters[:, :1] * near[:, :1]
-    vectors = filters[:, 1:2] * near[:, 1:2] * near[:, 3:] + filters[:, 2:] * near[:, 2:3] * directions[:, :, None]
+    vectors = filters[:, 1:2] * near[:, 2:] + filters[:, 2:] * near[:, 1:2] * directions[:, :, None]
     slow = torch.zeros(3, 4, 2, dtype=torch.float64).index_add(0, centers, torch.cat([scalars, vectors], dim=1))
     quick = SummedMessages.apply(LightMessages(), spoken, inputs, weight, centers, neighbors, directions)
     torch.testing.assert_close(quick, slow, rtol=0, atol=1e-12)
@@ -154,9 +154,9 @@ def test_tensor_messages(generator: torch.Generator, monkeypatch: pytest.MonkeyP
 
     small_pieces(monkeypatch)
     spoken, inputs, weight, directions, centers, neighbors = problem(4, 9, len(PATHS), generator)
-    filters, near = (inputs @ weight).view(7, len(PATHS), 2), spoken[neighbors]
+    filters, near = (inputs @ weight).view(4, len(PATHS), 2).repeat_interleave(2, 0), spoken[neighbors]
     rows = {0: slice(0, 1), 1: slice(1, 4), 2: slice(4, 9)}
-    messages = [torch.zeros(7, 2 * degree + 1, 2, dtype=torch.float64) for degree in range(3)]
+    messages = [torch.zeros(8, 2 * degree + 1, 2, dtype=torch.float64) for degree in range(3)]
     for number, (said, harmonic, heard) in enumerate(PATHS):
         values = o3.spherical_harmonics(harmonic, directions, normalize=True, normalization="component")
         coupled = torch.einsum(

@@ -15,7 +15,7 @@ from torch import Tensor
 import relaxion
 from relaxion.model.actions import MoveActions
 from relaxion.model.atom_policies import StiffnessActions, StiffnessGaussianPolicy, StiffnessPolicy
-from relaxion.model.solve import LEAST_STIFF, SHARES, Method, by_size, dense, softened_by, solve
+from relaxion.model.solve import LEAST_STIFF, SHARES, Method, by_size, softened_by, solve
 from relaxion.model.stiffness import Stiffness, Unknowns, strain_matrices, strain_vectors
 from relaxion.model.stiffness_network import SolveInputs, StiffnessNetwork, StiffnessSettings, pulls_of
 from relaxion.optimizer.hessian.springs import SpringSettings, springs_at
@@ -108,12 +108,13 @@ def test_applied_and_dense_are_the_same_matrix() -> None:
         atoms=torch.rand(11, 3, generator=torch.Generator().manual_seed(3)) > 0.3,
         cells=torch.tensor([[True, True, False, True, False, True], [True] * 6]),
     )
-    matrix, layout = dense(stiffness)
+    layout = stiffness.layout
     generator = torch.Generator().manual_seed(2)
     change = Unknowns(*[torch.randn(n, generator=generator, dtype=torch.float64) for n in ((11, 3), (2, 6))])
     applied = stiffness.apply(change)
-    product = (matrix @ layout.packed(change.masked(stiffness.free), stiffness.structures)[:, :, None])[:, :, 0]
-    expected = layout.unpacked(product, stiffness.structures).masked(stiffness.free)
+    packed = layout.packed(change.masked(stiffness.free))
+    products = [(m @ part[:, :, None])[:, :, 0] for m, part in zip(stiffness.matrices, packed, strict=True)]
+    expected = layout.unpacked(products).masked(stiffness.free)
     torch.testing.assert_close(applied.atoms, expected.atoms)
     torch.testing.assert_close(applied.cells, expected.cells)
     assert float(applied.cells[0, 2]) == 0
@@ -222,11 +223,14 @@ def test_softening_keeps_the_matrix_positive_definite() -> None:
     stiffness = planted(True)
     softening = torch.stack([2 * stiffness.along, 30 * stiffness.across], dim=1)
     pulls = Unknowns(torch.ones(11, 3, dtype=torch.float64), torch.ones(2, 6, dtype=torch.float64))
-    least = LEAST_STIFF * torch.linalg.eigvalsh(dense(stiffness)[0])[:, 0]
+    least = [LEAST_STIFF * torch.linalg.eigvalsh(matrix).min() for matrix in stiffness.matrices]
     shares = []
     for factor in (1.0, 0.3, 0.1, 0.01):
         softened = softened_by(stiffness, factor * softening, pulls)
-        assert bool((torch.linalg.eigvalsh(dense(softened)[0])[:, 0] >= least).all())
+        made_anew = replace(softened, along=softened.along).matrices
+        for matrix, anew, lowest in zip(softened.matrices, made_anew, least, strict=True):
+            torch.testing.assert_close(matrix, anew)
+            assert float(torch.linalg.eigvalsh(matrix).min()) >= float(lowest)
         taken = (stiffness.across - softened.across) / (factor * softening[:, 1])
         shares.append(float(taken[stiffness.link_structure[::2] == 0].mean()))
     assert shares == sorted(shares)
@@ -278,8 +282,9 @@ def test_sizes_solved_apart_are_solved_alike(cell_free: bool, monkeypatch: pytes
     assert [len({round(float(s), 6) for s in share[stiffness.link_structure[::2] == n]}) for n in (0, 1)] == [1, 1]
     assert float(share[0]) == pytest.approx(1.0)
     assert float(share[-1]) < 0.6
-    monkeypatch.setattr("relaxion.model.solve.SMALL", 1)
-    assert [which.tolist() for which, _ in by_size(stiffness)] == [[1], [0]]
+    smallest = int(stiffness.structures.counts.min())
+    monkeypatch.setattr("relaxion.model.solve.LARGEST_DENSE", smallest)
+    assert sorted(which.tolist() for which, _ in by_size(stiffness)) == [[0], [1]]
     for one, other in zip(together, answers(), strict=True):
         torch.testing.assert_close(one, other)
 
@@ -318,7 +323,7 @@ def test_a_gate_lowers_floors_before_pairs_soften() -> None:
     frame = SolveInputs.of(state, settings, torch.float64)
     for factor in (1.0, 0.25, 0.1):
         stiffness = policy.network.stiffness(frame, torch.full((1,), factor, dtype=torch.float64))
-        assert float(torch.linalg.eigvalsh(dense(stiffness.detached())[0]).min()) > 0
+        assert all(float(torch.linalg.eigvalsh(matrix).min()) > 0 for matrix in stiffness.matrices)
 
 
 @pytest.mark.parametrize("softens", [False, True])

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from relaxion.model.roles import Policy
-from relaxion.model.solve import COARSE_TOLERANCE, LARGEST_DENSE, Inverse, by_size, dense, gradients_of, sparse_product
+from relaxion.model.solve import COARSE_TOLERANCE, LARGEST_DENSE, Inverse, gradients_of, sparse_product
 from relaxion.model.stiffness import Stiffness, Unknowns, strain_vectors
 from relaxion.model.stiffness_network import StiffnessNetwork
 from relaxion.optimizer.hessian.base import POLICY, Base, Hessian
@@ -51,22 +51,15 @@ class LearnedHessians(_Source):
             stiffness = self.network(states_at([one.point for one in bases], structures)).to(torch.float64)
             atoms = torch.from_numpy(np.concatenate([geometry.free[: geometry.n_atoms] for geometry in geometries]))
             stiffness = stiffness.restricted(atoms, torch.cat([_free_strains(geometry) for geometry in geometries]))
-            free_cells = stiffness.free.cells.numpy()
-            frees = list[Array]()
-            for number, geometry in enumerate(geometries):
-                parts = [geometry.free[: geometry.n_atoms].ravel(), free_cells[number] if geometry.cell_factor else []]
-                frees.append(np.concatenate(parts).astype(np.float64))
+            frees = [free for alike in stiffness.layout.packed(stiffness.free) for free in alike.double().numpy()]
             if len(bases) == 1 and geometries[0].n_atoms > LARGEST_DENSE:
                 return [SparseHessian(geometries[0], frees[0], stiffness)]
-            matrices = [(which, *dense(some)) for which, some in by_size(stiffness)]
+            matrices = [matrix for alike in stiffness.matrices for matrix in alike.numpy()]
         result = dict[int, Hessian]()
-        for which, own, layout in matrices:
-            for number, matrix in zip(which.tolist(), own.numpy(), strict=True):
-                geometry = geometries[number]
-                rows = np.arange(3 * geometries[number].n_atoms)
-                if geometry.cell_factor:
-                    rows = np.concatenate([rows, 3 * layout.n_largest + np.arange(6)])
-                result[number] = DenseHessian(geometry, frees[number], matrix[rows[:, None], rows])
+        for number, free, matrix in zip(stiffness.layout.order.tolist(), frees, matrices, strict=True):
+            geometry = geometries[number]
+            n_rows = 3 * geometry.n_atoms + 6 * (geometry.cell_factor > 0)
+            result[number] = DenseHessian(geometry, free[:n_rows], matrix[:n_rows, :n_rows])
         return [result[number] for number in range(len(bases))]
 
 
