@@ -41,10 +41,6 @@ def shown(value: Any) -> str:
     return text if len(text) <= 100 else f"{text[:99]}…"
 
 
-def _place(location: tuple[Any, ...]) -> str:
-    return ".".join(map(str, location))[:80]
-
-
 def by_name(spec: str, what: str) -> Any:
     """The user's own `module:name`, its module also from the working directory; `what` it is, for the error."""
     module, _, name = spec.partition(":")
@@ -136,7 +132,9 @@ class Settings(BaseModel):
         try:
             return cls.model_validate(dict(values))
         except ValidationError as error:
-            lines = [f"{_place(e['loc'])} = {shown(e['input'])}: {e['msg'][:200]}" for e in error.errors()]
+            lines = [
+                f"{'.'.join(map(str, e['loc']))[:80]} = {shown(e['input'])}: {e['msg'][:200]}" for e in error.errors()
+            ]
             more = f" and {len(lines) - MOST_NAMED} more" if len(lines) > MOST_NAMED else ""
             raise SettingsError(f"{cls.__name__}: {'; '.join(lines[:MOST_NAMED])}{more}") from error
         except RecursionError as error:

@@ -102,6 +102,10 @@ def strained_at_random(atoms: Atoms, random: Random) -> Atoms:
     return strained(atoms, random_strain(random, LARGEST_STRAIN))
 
 
+def _strained(make: Make) -> Make:
+    return lambda random, index: strained_at_random(make(random, index), random)
+
+
 # Metals
 
 
@@ -110,14 +114,6 @@ def _alloy(random: Random, _index: int = 0, *, sizes: Sizes = (4, 32), rattle: W
     edge = LATTICE_CONSTANTS["Cu"]
     atoms = random_alloy(random, EMT_METALS, sizes, edge_angstrom=edge, scale=by_lattice_constant)
     return displaced(atoms, random, random.uniform(*rattle))
-
-
-def _strained_alloy(random: Random, _index: int) -> Atoms:
-    return strained_at_random(_alloy(random, rattle=(0.05, 0.15)), random)
-
-
-def _slab(random: Random, _index: int) -> Atoms:
-    return slab_with_adsorbate(random, EMT_METALS)
 
 
 def _cluster(random: Random, _index: int) -> Atoms:
@@ -136,10 +132,6 @@ def _packing(random: Random, _index: int) -> Atoms:
     """A random Al–Fe cell of 2–16 atoms, 12 Å³ per atom ±5 %, no two atoms nearer than 1 Å, self-images included."""
     formula = f"Al{random.integers(1, 9)}Fe{random.integers(1, 9)}"
     return packed(random, formula, volume_per_atom_angstrom3=12.0, minimum_distance_angstrom=NEAREST_ANGSTROM)
-
-
-def _lj38(random: Random, _index: int) -> Atoms:
-    return optbench_cluster(random, 38)
 
 
 # The whole periodic table
@@ -180,14 +172,6 @@ def _prototype(random: Random, index: int) -> Atoms:
     return random_crystal(random, side="assessment", why=why, sizes=(2, 16))
 
 
-def _strained_crystal(random: Random, index: int) -> Atoms:
-    return strained_at_random(_known_crystal(random, index), random)
-
-
-def _new_element(random: Random, _index: int) -> Atoms:
-    return _crystal(random, "element")
-
-
 def _random_oxide(random: Random, index: int) -> Atoms:
     """The published recipe of MACS: about 40 atoms thrown into a random cell, none nearer than 1 Å, volume ±5 %."""
     formula, volume = list(OXIDES.items())[index % len(OXIDES)]
@@ -199,17 +183,13 @@ def _perovskite(random: Random, _index: int) -> Atoms:
     return displaced(random_perovskite(random, side="assessment"), random, 0.1)
 
 
-def _strained_perovskite(random: Random, index: int) -> Atoms:
-    return strained_at_random(_perovskite(random, index), random)
-
-
 def _molecule(random: Random, _index: int) -> Atoms:
     """One that was held out, or is joined from such, displaced."""
     return displaced(random_molecule(random, side="assessment", sizes=(3, 24)), random, 0.05, nearest=0.6)
 
 
 def _carbon(random: Random, index: int) -> Atoms:
-    return strained_at_random(displaced(carbon_allotrope(index), random, 0.1), random)
+    return displaced(carbon_allotrope(index), random, 0.1)
 
 
 _far = partial(StartSet, without_gpmin=True)
@@ -225,19 +205,19 @@ _PACKINGS_CELL = "random Al–Fe packings with free cell, 2–16 atoms"
 _KNOWN = (
     StartSet("emt-bulk", "random EMT alloys, 4–32 atoms, rattle 0.05–0.3 Å", _alloy, number=100),
     _far("emt-large", "random EMT alloys, 24–64 atoms, rattle 0.05–0.3 Å", partial(_alloy, sizes=(24, 64))),
-    _cell("emt-bulk-cell", _ALLOYS_CELL, _strained_alloy),
-    StartSet("emt-slabs", "EMT slabs with an adsorbate", _slab),
+    _cell("emt-bulk-cell", _ALLOYS_CELL, _strained(partial(_alloy, rattle=(0.05, 0.15)))),
+    StartSet("emt-slabs", "EMT slabs with an adsorbate", lambda random, _: slab_with_adsorbate(random, EMT_METALS)),
     _far("emt-clusters", "random EMT clusters, 6–20 atoms", _cluster),
     _far("alfe", "random Al–Fe packings, 2–16 atoms", _packing, "eam"),
     _far("alfe-cell", _PACKINGS_CELL, _packing, "eam", free_cell=True),
-    _far("lj38", "random LJ38 clusters (OptBench)", _lj38, LENNARD_JONES),
+    _far("lj38", "random LJ38 clusters (OptBench)", lambda random, _: optbench_cluster(random, 38), LENNARD_JONES),
     _far("mixed", "EMT: bulk displaced by 0.1–0.5 Å and loose clusters, in turn", _near_or_far),
     StartSet("crystals", "unseen crystals, 2–16 atoms, CHGNet, rattle 0.12 Å", _known_crystal, "chgnet", 40),
-    _cell("crystals-cell", _CRYSTALS_CELL, _strained_crystal, "chgnet", 40),
-    StartSet("new-elements", _NEW_ELEMENTS, _new_element, "chgnet", 40),
+    _cell("crystals-cell", _CRYSTALS_CELL, _strained(_known_crystal), "chgnet", 40),
+    StartSet("new-elements", _NEW_ELEMENTS, lambda random, _: _crystal(random, "element"), "chgnet", 40),
     _far("macs", "random oxides of about 40 atoms (the recipe of MACS), CHGNet", _random_oxide, "chgnet", 20),
-    _cell("perovskites-cell", _PEROVSKITES_CELL, _strained_perovskite, "chgnet", 30),
-    _cell("carbon-cell", _CARBON, _carbon, "chgnet", 25),
+    _cell("perovskites-cell", _PEROVSKITES_CELL, _strained(_perovskite), "chgnet", 30),
+    _cell("carbon-cell", _CARBON, _strained(_carbon), "chgnet", 25),
     StartSet("molecules", "unseen organic molecules, 3–24 atoms, GFN2-xTB, rattle 0.05 Å", _molecule, "gfn2", 40),
     _cell("mp-relax", _PROTOTYPES, _prototype, "chgnet", 40),
     StartSet("perovskites", _PEROVSKITES, _perovskite, "chgnet", 30),

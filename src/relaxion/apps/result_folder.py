@@ -63,7 +63,9 @@ def publish(folder: Path, final: Path, result: dict[str, Any], details: dict[str
     try:
         names = sorted({entry.name for entry in folder.iterdir()} - {MANIFEST})
         _write_manifest(folder, names, result, details or {})
-        folder.chmod(0o777 & ~_umask())  # mkdtemp keeps everybody else out
+        umask = os.umask(0)
+        os.umask(umask)
+        folder.chmod(0o777 & ~umask)  # mkdtemp keeps everybody else out
         if final.is_dir():
             _replace_earlier(folder, final, names)
         else:
@@ -115,11 +117,8 @@ def _listed(final: Path) -> list[str]:
 
 def listed_files(plain: dict[str, Any]) -> list[str]:
     """The names in a manifest that are names and not paths."""
-    return [name for name in plain["files"] if isinstance(name, str) and name not in ("", "..") and _is_plain(name)]
-
-
-def _is_plain(name: str) -> bool:
-    return Path(name).name == name
+    words = [name for name in plain["files"] if isinstance(name, str)]
+    return [name for name in words if name not in ("", "..") and Path(name).name == name]
 
 
 def _remove(path: Path) -> None:
@@ -127,12 +126,6 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def write_structure(atoms: Atoms, extxyz: Path, source: Path, native_stem: str) -> str | None:

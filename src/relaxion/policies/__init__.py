@@ -44,9 +44,14 @@ def own_files() -> dict[str, Path]:
 
 def known_policies() -> list[KnownPolicy]:
     """All bundles by name, the shipped first. One that cannot be read does not hide the others."""
-    places = [(SHIPPED, True), (user_folder(), False)]
-    found = [(name, path, ours) for folder, ours in places for name, path in sorted(_files(folder).items())]
-    return [_known(*one) for one in found]
+    found: list[KnownPolicy] = []
+    for folder, shipped in [(SHIPPED, True), (user_folder(), False)]:
+        for name, path in sorted(_files(folder).items()):
+            try:
+                found.append(KnownPolicy(name, path, shipped, bundle=PolicyFile.read(path)))
+            except PolicyError as error:
+                found.append(KnownPolicy(name, path, shipped, error=str(error)))
+    return found
 
 
 def find_policy(name_or_path: str | Path) -> PolicyFile:
@@ -81,10 +86,3 @@ def _files(folder: Path) -> dict[str, Path]:
         return {file.name.removesuffix(SUFFIX): file for file in folder.glob(f"*{SUFFIX}") if file.name != SUFFIX}
     except OSError:  # a folder that may not be entered holds nothing for us
         return {}
-
-
-def _known(name: str, path: Path, shipped: bool) -> KnownPolicy:
-    try:
-        return KnownPolicy(name, path, shipped, bundle=PolicyFile.read(path))
-    except PolicyError as error:
-        return KnownPolicy(name, path, shipped, error=str(error))

@@ -123,7 +123,8 @@ class ChgnetNetwork:
             if number < N_LAYERS - 1:
                 short = short + _bond_messages(self._bond_layers[number], graph, atoms, short, angles, short_weights)
             if number < N_LAYERS - 2:
-                angles = angles + _angle_messages(self._angle_layers[number], graph, atoms, short, angles)
+                layer = self._angle_layers[number]
+                angles = angles + layer.gated(_at_angles(layer, graph, atoms, short, angles))
         return self._readout_of(atoms)
 
     def _angle_features(self, units: Tensor, angles: Tensor) -> Tensor:
@@ -160,10 +161,6 @@ def _bond_messages(
     messages = messages * weights.index_select(0, graph.second_bonds)
     onto = short.new_zeros((2 * graph.n_short, WIDTH)).index_add(0, graph.angles[0], messages)
     return ((onto[: graph.n_short] + onto[graph.n_short :]) * weights) @ layer.out
-
-
-def _angle_messages(layer: _Layer, graph: ChgnetGraph, atoms: Tensor, short: Tensor, angles: Tensor) -> Tensor:
-    return layer.gated(_at_angles(layer, graph, atoms, short, angles))
 
 
 def _at_angles(layer: _Layer, graph: ChgnetGraph, atoms: Tensor, short: Tensor, angles: Tensor) -> Tensor:

@@ -164,10 +164,11 @@ def make_potential(spec: str, device: DeviceLike = None) -> Potential:
 
 def known_potentials() -> list[PotentialEntry]:
     """Everything that `potential` makes by name."""
-    entries = [
-        PotentialEntry(spec, description, _symbols(build().elements), available=True, how_to_install=None)
-        for spec, (build, description) in BUILT_IN.items()
-    ]
+    entries: list[PotentialEntry] = []
+    for spec, (build, description) in BUILT_IN.items():
+        numbers = build().elements
+        symbols = None if numbers is None else tuple(chemical_symbols[number] for number in sorted(numbers))
+        entries.append(PotentialEntry(spec, description, symbols, available=True, how_to_install=None))
     entries.append(
         PotentialEntry("eam:FILE", "embedded atom method from a .eam.alloy or .eam.fs table; batched", None, True, None)
     )
@@ -177,10 +178,6 @@ def known_potentials() -> list[PotentialEntry]:
     ]
     any_code = "any ASE calculator: factory() of that module is called and must return one"
     return [*entries, PotentialEntry("module:factory", any_code, None, True, None)]
-
-
-def _symbols(numbers: frozenset[int] | None) -> tuple[str, ...] | None:
-    return None if numbers is None else tuple(chemical_symbols[number] for number in sorted(numbers))
 
 
 def _from_word(word: str, device: torch.device) -> Potential:

@@ -89,7 +89,7 @@ class Pairs:
         positions = structures.positions.detach().to(torch.float64)
         cells = structures.cells.detach().to(torch.float64)
         counts = structures.counts
-        if _are_many_and_small(counts):
+        if len(counts) >= FEWEST_AT_ONCE and int((counts * counts).sum()) <= LARGEST_MEAN_SQUARE * len(counts):
             candidates = _Candidates(structures, positions, cells, counts, cutoff)
             if candidates.number <= MOST_CANDIDATES:
                 return candidates.nearer_than(cutoff)
@@ -130,10 +130,6 @@ class Pairs:
         )
 
 
-def _are_many_and_small(counts: Tensor) -> bool:
-    return len(counts) >= FEWEST_AT_ONCE and int((counts * counts).sum()) <= LARGEST_MEAN_SQUARE * len(counts)
-
-
 class _Candidates:
     """Every pair i ≤ j of every structure with every image of j that can be near; an image of i itself once."""
 
@@ -155,7 +151,8 @@ class _Candidates:
         self.number = int(self.per_pair.sum())
 
     def nearer_than(self, cutoff: float) -> Pairs:
-        shifts, image_owner = self._images()  # (n_all_images, 3) and (n_all_images,)
+        shifts = torch.cat([_grid(a, b, c) for a, b, c in self.reach.tolist()])  # (n_all_images, 3), of the cells
+        image_owner = torch.repeat_interleave(self.n_images)  # (n_all_images,)
         offsets = torch.bmm(shifts.to(torch.float64)[:, None], self.lattice.index_select(0, image_owner))[:, 0]
         wraps, apart = self._wrapped()
         # row of the pair and row of the image of each candidate
@@ -178,11 +175,6 @@ class _Candidates:
             shifts=shifts.index_select(0, image) - wraps.index_select(0, pair),
             counts=torch.bincount(self.owner.index_select(0, pair), minlength=self.n_structures).tolist(),
         )
-
-    def _images(self) -> tuple[Tensor, Tensor]:
-        """Cell shifts of all structures, one after the other, and whose they are."""
-        grids = [_grid(a, b, c) for a, b, c in self.reach.tolist()]
-        return torch.cat(grids), torch.repeat_interleave(self.n_images)
 
     def _wrapped(self) -> tuple[Tensor, Tensor]:
         """Whole cells to take off each pair, and what is left of its vector, within ±½ of every axis."""

@@ -112,8 +112,9 @@ def device_of(word: DeviceLike) -> torch.device:
         device = torch.device(word or "cpu")
     except (RuntimeError, TypeError) as error:
         raise SettingsError(f"unknown device '{word}'; try 'cpu', 'cuda' or 'cuda:1'") from error
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise SettingsError(f"the device '{device}' does not exist: torch found {_seen()}; try 'cpu'")
+    if device.type == "cuda" and (device.index or 0) >= (number := torch.cuda.device_count()):
+        found = "no CUDA device" if number == 0 else f"{number} CUDA device{'s' if number > 1 else ''}"
+        raise SettingsError(f"the device '{device}' does not exist: torch found {found}; try 'cpu'")
     if device.type == "mps" and not torch.backends.mps.is_available():
         raise SettingsError("the device 'mps' is not there; try 'cpu'")
     return device
@@ -132,11 +133,6 @@ def moved_to(device: torch.device, thing: Thing) -> Thing:
     moved = {name: moved_to(device, value) for name, value in parts.items()}
     changed = {name: value for name, value in moved.items() if value is not parts[name]}
     return replace(thing, **changed) if changed else thing  # pyright: ignore[reportReturnType]
-
-
-def _seen() -> str:
-    number = torch.cuda.device_count()
-    return "no CUDA device" if number == 0 else f"{number} CUDA device{'s' if number > 1 else ''}"
 
 
 # fields of `Structures`, and the shape of what belongs to one atom or structure

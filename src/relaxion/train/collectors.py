@@ -29,7 +29,7 @@ from relaxion.potentials.registry import potential
 from relaxion.structures import Move, State, Structures
 from relaxion.train.agents.shared import NoisyExplorer, restore_snapshot
 from relaxion.train.diagnostics.diagnosis import RelaxationsUnderWay
-from relaxion.train.experience.environment import Transition
+from relaxion.train.experience.environment import Transition, replaced
 from relaxion.train.experience.structure_replay import state_from_tensors, state_tensors
 from relaxion.train.runs.loop import MakeTrainer, enough_memory
 from relaxion.train.tasks.progress import RunTrainer, named_generator, taken_back
@@ -122,14 +122,9 @@ def unpacked(answer: CollectorAnswer, state: State | None) -> Collected:
         next_state=next_state,
         **tensors(answer.per_structure),
     )
-    renewed = next_state if answer.fresh is None else _renewed(transition, unpacked_state(answer.fresh))
-    return Collected(transition, renewed, answer.force_calls)
-
-
-def _renewed(transition: Transition, fresh: State) -> State:
-    which = torch.arange(transition.n_structures)
-    which[transition.finished] = transition.n_structures + torch.arange(fresh.n_structures)
-    return State.concatenate([transition.next_state, fresh]).select(which)
+    if answer.fresh is not None:
+        next_state = replaced(next_state, transition.finished, unpacked_state(answer.fresh))
+    return Collected(transition, next_state, answer.force_calls)
 
 
 def arrays(values: Mapping[str, Tensor]) -> Arrays:
@@ -288,7 +283,8 @@ class _Part:
         self.state = state_from_tensors(state) if state else None
         self.generators = {name: stored.part("generators")[name] for name in GENERATORS}
         self.relaxations.restore(stored.part("relaxations"))
-        self.rewards = _from_ragged(stored.part("episodes"))
+        episodes = stored.part("episodes")
+        self.rewards = [row.tolist() for row in episodes["numbers"].split(episodes["lengths"].tolist())]
         self.under_way = stored.part("replay")["lanes"]
         self.asked = CollectorRequest.restored(asked) if asked else None
 
@@ -298,10 +294,6 @@ def _ragged(rows: list[list[float]]) -> dict[str, Tensor]:
         "lengths": torch.tensor([len(row) for row in rows]),
         "numbers": torch.tensor([number for row in rows for number in row], dtype=torch.float64),
     }
-
-
-def _from_ragged(values: Mapping[str, Tensor]) -> list[list[float]]:
-    return [row.tolist() for row in values["numbers"].split(values["lengths"].tolist())]
 
 
 class DistributedRelaxTrainer(RelaxTrainer):

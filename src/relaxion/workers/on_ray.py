@@ -82,8 +82,9 @@ class RayEngine:
         else:
             options["address"] = address
         try:
-            if address is not None:
-                _check_reachable(address)
+            host, _, port = (address or "").removeprefix("ray://").rpartition(":")
+            if host and port.isdecimal():  # where nobody listens Ray itself tries for minutes and ends the process
+                socket.create_connection((host, int(port)), timeout=REACH_SECONDS).close()
             self.ray.init(**options)
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
             where = "here" if address is None else f"at '{address}'"
@@ -121,13 +122,6 @@ def remove_left_behind(folders: Path) -> None:
         gone = owners and not any(Path(f"/proc/{owner}").exists() for owner in owners)
         if gone and Path("/proc/self").exists():
             shutil.rmtree(folder, ignore_errors=True)
-
-
-def _check_reachable(address: str) -> None:
-    """An OSError where nobody listens: Ray itself tries for minutes and then ends the process."""
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if host and port.isdecimal():
-        socket.create_connection((host, int(port)), timeout=REACH_SECONDS).close()
 
 
 @contextmanager

@@ -413,20 +413,15 @@ class TaskDriver:
         meanwhile: work of the caller, a little at a time; True: there was some, ask again.
         """
         while not stop():
-            self._hand_out()
+            for worker in self.workers.idle():
+                if worker not in self._out and (tasks := self._chunk()):
+                    self._out[worker] = {task.key: task for task in tasks}
+                    self.workers.give(worker, [task.content for task in tasks])
             busy = meanwhile()
             if not self._out and not self._more and not self._again and not busy:
                 break
             self._take_in(self.workers.hear(0.0 if busy else SECONDS_TO_LISTEN))
             self._end_the_silent()
-
-    def _hand_out(self) -> None:
-        for worker in self.workers.idle():
-            if worker in self._out:
-                continue
-            if tasks := self._chunk():
-                self._out[worker] = {task.key: task for task in tasks}
-                self.workers.give(worker, [task.content for task in tasks])
 
     def _chunk(self) -> list[WorkerTask]:
         """Suspects first, in ever smaller company; then new tasks."""
@@ -489,10 +484,6 @@ class TaskDriver:
                 left.clear()
                 self._failed(task, f"time limit of {self.time_limit_seconds:g} s exceeded: one force call hangs")
             self.workers.kill(worker)
-            self._wait_for_death(worker)
-
-    def _wait_for_death(self, worker: int) -> None:
-        """Until it is reported as lost, nothing is given to this worker."""
-        until = time.monotonic() + SECONDS_TO_DIE
-        while worker in self._out and time.monotonic() < until:
-            self._take_in(self.workers.hear(SECONDS_TO_LISTEN))
+            until = time.monotonic() + SECONDS_TO_DIE
+            while worker in self._out and time.monotonic() < until:  # until then, nothing is given to this worker
+                self._take_in(self.workers.hear(SECONDS_TO_LISTEN))

@@ -97,7 +97,11 @@ def run_bench(request: BenchRequest) -> int:
         where = f"seeds below {FIRST_MEASURING_SEED} are for training"
         say(f"relaxion: {where}; a policy may have seen starts of their kind")
     with closing(starts.potential):
-        result = measure(starts, [*ours, *others], _circumstances(request, starts), quiet=request.quiet)
+        circumstances = Circumstances(
+            starts.name, starts.title, starts.calculator, request.policy, request.fmax, request.steps, starts.free_cell,
+            request.seed, request.perturb, command_line(), policies_used=_policies_used(request, starts),
+        )  # fmt: skip
+        result = measure(starts, [*ours, *others], circumstances, quiet=request.quiet)
     with interrupts.held():
         _publish(request, _of_what_was_done(request, starts, result))
     if result.circumstances.interrupted or interrupts.noticed:
@@ -169,13 +173,6 @@ def _start(image: Atoms, disturb: Perturbation | None, seed: int, index: int) ->
         return image
     own = int(np.random.default_rng([seed, index]).integers(2**62))
     return disturb(Structures.from_ase(image), torch.Generator().manual_seed(own)).to_ase()[0]
-
-
-def _circumstances(request: BenchRequest, starts: ContestStarts) -> Circumstances:
-    return Circumstances(
-        starts.name, starts.title, starts.calculator, request.policy, request.fmax, request.steps, starts.free_cell,
-        request.seed, request.perturb, command_line(), policies_used=_policies_used(request, starts),
-    )  # fmt: skip
 
 
 def _policies_used(request: BenchRequest, starts: ContestStarts) -> dict[str, int]:
@@ -390,12 +387,20 @@ def sentences(result: ContestResult) -> list[str]:
     """What the table comes to: ratio to the best, ratio to the core, break-even."""
     said = _who_relaxed(result)
     if result.to_best is not None:
-        said += [_to_best(result, result.to_best), _break_even(result, result.to_best)]
+        best = result.to_best
+        said += [
+            f"{result.ours} needs {best.ratio:.2f} of the force calls of {best.other}, the best classical one here "
+            f"(shifted geometric mean {best.geometric_ratio:.2f}); same minimum in "
+            f"{_per_cent(best.same_minimum_rate)}, a lower one in {_per_cent(best.lower_minimum_rate)} of the "
+            "structures where both converged.",
+            _break_even(result, best),
+        ]
     if result.ours != CORE:
         core = result.to_core
+        ratio = "none" if core.p95_where_same is None else f"{core.p95_where_same:.2f}"
         said.append(
             f"{result.ours} needs {core.ratio:.2f} of the force calls of its classical optimizer; 95th percentile of "
-            f"paired ratios {core.p95_of_paired_ratios:.2f}, {_ratio(core.p95_where_same)} where both end in the same "
+            f"paired ratios {core.p95_of_paired_ratios:.2f}, {ratio} where both end in the same "
             f"minimum ({_per_cent(core.same_minimum_rate)}; lower in {_per_cent(core.lower_minimum_rate)})."
         )
     return said
@@ -410,14 +415,6 @@ def _who_relaxed(result: ContestResult) -> list[str]:
     return [f"Structures that {result.ours} relaxed by policy: {', '.join(words)}."]
 
 
-def _to_best(result: ContestResult, best: Comparison) -> str:
-    return (
-        f"{result.ours} needs {best.ratio:.2f} of the force calls of {best.other}, the best classical one here "
-        f"(shifted geometric mean {best.geometric_ratio:.2f}); same minimum in {_per_cent(best.same_minimum_rate)}, "
-        f"a lower one in {_per_cent(best.lower_minimum_rate)} of the structures where both converged."
-    )
-
-
 def _break_even(result: ContestResult, best: Comparison) -> str:
     price = best.break_even_seconds
     if price is None:
@@ -426,10 +423,6 @@ def _break_even(result: ContestResult, best: Comparison) -> str:
         return f"Break-even: {result.ours} takes less time than {best.other} at any cost of a force call."
     cost = f"{1000 * price:.2g} ms" if price < 1 else f"{price:.2g} s"
     return f"Break-even: {result.ours} takes less time than {best.other} where a force call costs above {cost}."
-
-
-def _ratio(number: float | None) -> str:
-    return "none" if number is None else f"{number:.2f}"
 
 
 def _per_cent(rate: float | None) -> str:

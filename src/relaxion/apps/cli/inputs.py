@@ -22,14 +22,7 @@ from ase.neighborlist import neighbor_list
 
 from relaxion.apps.cli.progress import say
 from relaxion.apps.result_folder import stem
-from relaxion.errors import (
-    FileError,
-    MissingStressError,
-    PotentialError,
-    RelaxionError,
-    SettingsError,
-    StructureError,
-)
+from relaxion.errors import FileError, MissingStressError, PotentialError, RelaxionError, SettingsError, StructureError
 from relaxion.paths import chosen_numbers, without_slice
 from relaxion.potentials.base import Potential, elements_in_words
 from relaxion.potentials.eam import ZhouEam

@@ -57,7 +57,10 @@ class ManyRequest(RelaxingOptions):
 
 def relax_all(request: ManyRequest) -> int:
     """Do it, or go on with it."""
-    files = request.files or _known_files(request.out)
+    try:
+        files = request.files or [Path(file) for file in read_manifest(request.out)["files"]]
+    except RelaxionError as error:
+        raise SettingsError(f"no input: name structure files ({error})") from error
     place = WorkerPlace.read(request.workers)
     check_files(files)
     calc = _calculator(request, files) if request.calc == AUTO else request.calc
@@ -89,13 +92,6 @@ def relax_all(request: ManyRequest) -> int:
     if counts.failed:
         return ERROR
     return DONE if counts.converged == counts.structures else INCOMPLETE
-
-
-def _known_files(out: Path) -> list[Path]:
-    try:
-        return [Path(file) for file in read_manifest(out)["files"]]
-    except RelaxionError as error:
-        raise SettingsError(f"no input: name structure files ({error})") from error
 
 
 def _calculator(request: ManyRequest, files: list[Path]) -> str:

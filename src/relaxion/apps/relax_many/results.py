@@ -91,7 +91,8 @@ def written(atoms: Atoms, facts: Mapping[str, Any]) -> str:
     """
     image = atoms.copy()
     image.calc = atoms.calc
-    image.info = {name: value for name, value in plain_info(atoms).items() if _fits(name, value)}
+    own = {name: value for name, value in plain_info(atoms).items() if not name.startswith(PREFIX)}
+    image.info = {name: value for name, value in own.items() if len(str(value)) < 1000 and "\n" not in str(value)}
     image.info |= {PREFIX + name: value for name, value in facts.items() if value is not None}
     text = io.StringIO()
     ase.io.write(text, image, format="extxyz")
@@ -108,11 +109,6 @@ def plain_info(atoms: Atoms) -> dict[str, Any]:
     }
 
 
-def _fits(name: str, value: Any) -> bool:
-    """Into the second line of a frame."""
-    return not name.startswith(PREFIX) and len(str(value)) < 1000 and "\n" not in str(value)
-
-
 # ---- the folder, as the driver writes it
 
 
@@ -126,7 +122,8 @@ def read_manifest(path: Path) -> dict[str, Any]:
         ) from error
     except (OSError, ValueError) as error:
         raise FileError(f"{path / MANIFEST} cannot be read ({error}); choose another folder") from error
-    if not isinstance(plain, dict) or plain.get("format") != FORMAT or not _is_list_of_words(plain.get("files")):
+    files = plain.get("files") if isinstance(plain, dict) and plain.get("format") == FORMAT else None
+    if not isinstance(files, list) or not all(isinstance(file, str) and "\0" not in file for file in files):
         raise FileError(f"{path / MANIFEST} is not a manifest of 'relaxion relax-many'; choose another folder")
     if plain.get("version") != VERSION:
         raise FileError(
@@ -136,10 +133,6 @@ def read_manifest(path: Path) -> dict[str, Any]:
     if not isinstance(plain.get("settings"), dict):
         raise FileError(f"{path / MANIFEST} has no settings; choose another folder")
     return plain
-
-
-def _is_list_of_words(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(word, str) and "\0" not in word for word in value)
 
 
 def is_locked(path: Path) -> int | None:
@@ -416,19 +409,16 @@ def read_counts(path: Path) -> Counts:
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Of every structure of the input, in its order, as far as it was read."""
+    """Of every structure of the input, in its order, as far as it was read; damaged numbers are None."""
     names = [field.name for field in fields(Row)]
     with _opened(path) as connection:
         rows = connection.execute(f"SELECT {', '.join(names)} FROM summary").fetchall()
-    return [_row(dict(zip(names, row, strict=True))) for row in rows]
-
-
-def _row(plain: dict[str, Any]) -> Row:
-    """Whatever a damaged file brings in place of a number is none."""
-    for name in ("n_atoms", "force_calls", "energy_ev", "enthalpy_ev", "fmax_ev_per_angstrom", "seconds"):
-        if not isinstance(plain[name], int | float) or not math.isfinite(plain[name]):
-            plain[name] = None
-    return Row(**plain)
+    plain = [dict(zip(names, row, strict=True)) for row in rows]
+    for row in plain:
+        for name in ("n_atoms", "force_calls", "energy_ev", "enthalpy_ev", "fmax_ev_per_angstrom", "seconds"):
+            if not isinstance(row[name], int | float) or not math.isfinite(row[name]):
+                row[name] = None
+    return [Row(**row) for row in plain]
 
 
 def make_summary(path: Path) -> Counts:

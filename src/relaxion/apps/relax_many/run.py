@@ -129,13 +129,8 @@ class RelaxWorker:
         }
         if relaxed.error is None and relaxed.outcome not in SET_ASIDE:
             return {**facts, "energy_ev": relaxed.energy_ev, "frame": written(relaxed.atoms, facts)}
-        return {**facts, "error": _reason(relaxed), "last": _last_frame(relaxed, facts)}
-
-
-def _reason(relaxed: Relaxed) -> str:
-    if relaxed.error is not None:
-        return relaxed.error
-    return "the energy or forces at the start are not finite"
+        error = "the energy or forces at the start are not finite" if relaxed.error is None else relaxed.error
+        return {**facts, "error": error, "last": _last_frame(relaxed, facts)}
 
 
 def _last_frame(relaxed: Relaxed, facts: dict[str, Any]) -> str | None:
@@ -315,7 +310,10 @@ class ManyRun:
         if place.atoms is None:
             self._set_aside(place.key_of_error(), str(place.error))
             return place.key_of_error(), None
-        number = self._round(key)
+        number = None
+        if self.learner is not None and key not in self._seen:  # for the first time in this input
+            self._seen.add(key)
+            number = self.learner.enter(key, ended=self.folder.has(key))
         if key in self._keys_out or self.folder.has(key):
             self.tally.already += 1
             return key, None
@@ -323,13 +321,6 @@ class ManyRun:
         if number is not None:
             self._rounds[key] = number
         return key, WorkerTask(key, line)
-
-    def _round(self, key: str) -> int | None:
-        """Of a structure that comes for the first time in this input."""
-        if self.learner is None or key in self._seen:
-            return None
-        self._seen.add(key)
-        return self.learner.enter(key, ended=self.folder.has(key))
 
     def _ended(self, came: Sequence[tuple[WorkerTask, Record]]) -> None:
         """Results first, in one transaction: a record that was taken in is safe."""

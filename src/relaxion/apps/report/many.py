@@ -261,7 +261,8 @@ def _tiles(calls: np.ndarray, others: dict[str, np.ndarray], every: int) -> Part
 
 def _plot(calls: np.ndarray, others: dict[str, np.ndarray], every: int, studies: Sequence[dict[str, Any]]) -> Part:
     series = [_running("this run", calls), *(_running(name, other) for name, other in others.items())]
-    better = [study for before, study in zip([{}, *studies], studies, strict=False) if _adopted(before, study)]
+    adopted = [0, *(int(study["n_adopted"]) for study in studies)]
+    better = [study for study, before, now in zip(studies, adopted, adopted[1:], strict=False) if now > before]
     places = [min((int(study["round"]) + LAG) * every + 1, len(calls)) for study in better]
     if places:
         heights = [float(calls[max(0, place - WINDOW) : place].mean()) for place in places]
@@ -270,10 +271,6 @@ def _plot(calls: np.ndarray, others: dict[str, np.ndarray], every: int, studies:
     summary = f"{calls[:WINDOW].mean():.1f} calls at the beginning, {calls[-WINDOW:].mean():.1f} at the end"
     labels = f"Force calls, mean of {WINDOW} structures", "structure", "force calls"
     return plot(*labels, series, summary, span=6, limits=limits)
-
-
-def _adopted(before: dict[str, Any], study: dict[str, Any]) -> bool:
-    return int(study["n_adopted"]) > int(before.get("n_adopted", 0))
 
 
 def _running(name: str, calls: np.ndarray) -> dict[str, Any]:

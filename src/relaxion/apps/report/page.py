@@ -407,9 +407,11 @@ def _film(reel: Reel, frames: Sequence[Frame], atoms: np.ndarray) -> dict[str, A
     start = _milli(frames[0].positions[atoms])
     says = {reading.call: reading for reading in reel.readings}
     last = max(says, default=frames[-1].call)
+    elements = zip(*np.unique(reel.numbers, return_counts=True), strict=True)
+    what = ", ".join(f"{count} {chemical_symbols[kind]}" for kind, count in elements)
     return {
         "name": reel.name,
-        "description": _description(reel),
+        "description": f"{len(reel.numbers)} atoms ({what}){' in their cell' if reel.periodic else ''}",
         "symbols": [chemical_symbols[kind] for kind in kinds],
         "colours": ["#" + bytes(np.rint(255 * jmol_colors[kind]).astype(np.uint8)).hex() for kind in kinds],
         "radii": [round(float(covalent_radii[kind]) * (0.42 if sticks else 0.55), 3) for kind in kinds],
@@ -429,12 +431,6 @@ def _film(reel: Reel, frames: Sequence[Frame], atoms: np.ndarray) -> dict[str, A
         "winner": reel.winner,
         "fixed": [place for place, atom in enumerate(atoms.tolist()) if atom in reel.fixed],
     }
-
-
-def _description(reel: Reel) -> str:
-    kinds, counts = np.unique(reel.numbers, return_counts=True)
-    what = ", ".join(f"{count} {chemical_symbols[kind]}" for kind, count in zip(kinds, counts, strict=True))
-    return f"{len(reel.numbers)} atoms ({what}){' in their cell' if reel.periodic else ''}"
 
 
 def _reading(reading: Reading | None) -> str:

@@ -13,14 +13,7 @@ from ase import Atoms
 from ase.constraints import FixAtoms
 from ase.optimize.optimize import Optimizer
 
-from relaxion.apps.comparison import (
-    Compared,
-    compared,
-    in_words,
-    minima_in_words,
-    run_ase_optimizer,
-    run_relaxer,
-)
+from relaxion.apps.comparison import Compared, compared, in_words, minima_in_words, run_ase_optimizer, run_relaxer
 from relaxion.apps.report.page import (
     CITATION,
     FAINT,
@@ -94,7 +87,12 @@ def relaxation_page(told: RelaxationReport) -> Page:
 
 def race_page(told: RelaxationReport) -> Page:
     """Everybody's film in step, calls counting up, the winner by force calls."""
-    tiles = [_tile(name, run, won=name in told.winners) for name, run in told.runs.items()]
+    tiles = []
+    for name, run in told.runs.items():
+        won = name in told.winners
+        tone = "good" if won else "bad" if run.error else "" if run.converged else "warn"
+        note = "winner" if won else outcome_words(run.outcome)
+        tiles.append(tile(name, str(run.force_calls), "force calls", note, tone))
     title = verdict(told)
     tolerance = f"To fmax {told.tolerance:g} eV/Å: {OURS} {told.run.force_calls}"
     return _page(
@@ -149,14 +147,9 @@ def _reel(name: str, start: Atoms, run: Run, *, winner: bool = False) -> Reel:
     frames = run.frames or (Frame(1, np.asarray(start.positions, dtype=np.float32), np.asarray(start.cell)),)
     end = outcome_words(run.outcome, run.fmax_ev_per_angstrom)
     periodic = bool(start.pbc.any())
-    held = _fixed_atoms(start)
+    cannot_move = [np.ravel(one.get_indices()) for one in start.constraints if isinstance(one, FixAtoms)]
+    held = frozenset(int(index) for some in cannot_move for index in some)
     return Reel(name, start.numbers, periodic, frames, run.readings, end, run.converged, winner, held)
-
-
-def _fixed_atoms(atoms: Atoms) -> frozenset[int]:
-    """Those that cannot move at all."""
-    held = [np.ravel(one.get_indices()) for one in atoms.constraints if isinstance(one, FixAtoms)]
-    return frozenset(int(index) for some in held for index in some)
 
 
 def _film_part(films: list[dict[str, Any]], title: str) -> Part:
@@ -210,11 +203,6 @@ def _tiles(told: RelaxationReport) -> list[dict[str, str]]:
     if run.wall_time_seconds > 0:
         found.append(tile("Wall time", f"{run.wall_time_seconds:.2g}", "s", "including the calculator"))
     return found
-
-
-def _tile(name: str, run: Run, *, won: bool) -> dict[str, str]:
-    tone = "good" if won else "bad" if run.error else "" if run.converged else "warn"
-    return tile(name, str(run.force_calls), "force calls", "winner" if won else outcome_words(run.outcome), tone)
 
 
 def _change(label: str, first: float | None, last: float | None, where: str = "") -> list[dict[str, str]]:

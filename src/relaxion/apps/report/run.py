@@ -135,10 +135,14 @@ class WatchedRun:
         while (piece := tail.read()) is not None:
             changed = True
             if piece.back_to is not None:
-                self._back_to(tail, piece.back_to)
+                if tail is self._metrics:
+                    self.history.cut(piece.back_to)
+                else:
+                    self.alarms = [event for event in self.alarms if event["step"] <= piece.back_to]
             for line in piece.lines:
                 tell(line)
-            tail.keep(self.history.step if tail is self._metrics else self._alarm_step())
+            newest_alarm = self.alarms[-1]["step"] if self.alarms else -1
+            tail.keep(self.history.step if tail is self._metrics else newest_alarm)
             if time.monotonic() > limit:
                 self.caught_up = False
                 return True
@@ -155,15 +159,6 @@ class WatchedRun:
         if event is None or not isinstance(event.get("step"), int) or not isinstance(event.get("sentence"), str):
             return
         self.alarms = [*(old for old in self.alarms if old["step"] <= event["step"]), event][-MOST_ALARMS:]
-
-    def _alarm_step(self) -> int:
-        return self.alarms[-1]["step"] if self.alarms else -1
-
-    def _back_to(self, tail: Tail, step: int) -> None:
-        if tail is self._metrics:
-            self.history.cut(step)
-        else:
-            self.alarms = [event for event in self.alarms if event["step"] <= step]
 
     def standing(self) -> dict[str, str]:
         """Alarms and advice that have begun and not ended, with their sentences."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from ase import Atoms
@@ -58,7 +57,10 @@ def search_page(told: SearchReport) -> Page:
         return Page(f"No minimum of {name}", _eyebrow(told), result.stopped, [_facts(told), citation()])
     lowest = result.found[0]
     shown = result.found[:MOST_SHOWN]
-    reels = [_best_so_far(result), *(_still(rank, one, lowest) for rank, one in enumerate(shown[1:], 2))]
+    reels = [_best_so_far(result)]
+    for rank, one in enumerate(shown[1:], 2):
+        above = 1000 * (one.energy_ev - lowest.energy_ev)
+        reels.append(_reel(f"{rank}: {above:.1f} meV above", one, [_frame(one)]))
     films, thinned = film_parts(reels)
     said = ["Replay shows how the first one was found.", HOW_TO_TURN]
     said += [FAINT] if films[0]["fixed"] else []
@@ -112,16 +114,14 @@ def _staircase(told: SearchReport) -> Part:
         runs.append((BESIDE, told.beside))
     stairs = {name: staircase(run) for name, run in runs if run.found}
     zero = min(energy for steps in stairs.values() for _, energy in steps)
-    series = [_series(name, steps, zero) for name, steps in stairs.items()]
+    series = []
+    for name, steps in stairs.items():
+        lowest = dict(steps)  # by call, level until the energy falls; of steps at the same call the last one stands
+        heights = [round(energy - zero, 6) for energy in lowest.values()]
+        series.append({"name": name, "mode": "stairs", "x": list(lowest), "y": heights})
     ends = "; ".join(f"{one['name']} ends {one['y'][-1]:.4g} eV above the lowest" for one in series)
     labels = "Best energy over force calls", "force calls", "above the lowest (eV)"
     return plot(*labels, series, f"Staircases; {ends}.", span=7)
-
-
-def _series(name: str, steps: list[tuple[int, float]], zero: float) -> dict[str, Any]:
-    """Level until the call at which it falls."""
-    lowest = dict(steps)  # of steps at the same call the last one stands
-    return {"name": name, "mode": "stairs", "x": list(lowest), "y": [round(one - zero, 6) for one in lowest.values()]}
 
 
 def _moves(result: SearchResult) -> Part:
@@ -140,11 +140,6 @@ def _best_so_far(result: SearchResult) -> Reel:
     better = [found_at[calls] for calls, _ in staircase(result)[:-1] if calls in found_at]
     frames = [_frame(minimum) for minimum in better] or [_frame(result.found[0])]
     return _reel("1: lowest", result.found[0], frames, winner=True)
-
-
-def _still(rank: int, minimum: Minimum, lowest: Minimum) -> Reel:
-    above = 1000 * (minimum.energy_ev - lowest.energy_ev)
-    return _reel(f"{rank}: {above:.1f} meV above", minimum, [_frame(minimum)])
 
 
 def _frame(minimum: Minimum) -> Frame:

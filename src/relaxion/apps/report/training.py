@@ -156,7 +156,10 @@ def _step(run: WatchedRun) -> str:
 def training_parts(runs: Sequence[WatchedRun], film_bytes: int) -> list[Part]:
     """Everything, each part with an id that stays."""
     several = len(runs) > 1
-    parts: list[Part] = [_runs_table(runs) if several else _tiles(runs[0]), *_curves(runs), _alarm_list(runs)]
+    headings = ["Run", "Agent", "Seed", "Status", "Step", "Force calls", "Converged", "Mean return", "Alarms"]
+    rows = [_cells(run) for run in runs]
+    first = table("Runs", headings, rows, text=("Agent", "Status"), id="runs") if several else _tiles(runs[0])
+    parts: list[Part] = [first, *_curves(runs), _alarm_list(runs)]
     if several:
         choices = [f"{run.label} ({run.learner}, seed {run.seed})" for run in runs]
         chooser = {"id": "chooser", "kind": "chooser", "title": "One run in detail", "label": "Show"}
@@ -224,11 +227,6 @@ def _newest_return(run: WatchedRun) -> float | None:
     return run.newest(EXPLORED_RETURN) if assessed is None else assessed
 
 
-def _runs_table(runs: Sequence[WatchedRun]) -> Part:
-    headings = ["Run", "Agent", "Seed", "Status", "Step", "Force calls", "Converged", "Mean return", "Alarms"]
-    return table("Runs", headings, [_cells(run) for run in runs], text=("Agent", "Status"), id="runs")
-
-
 def _cells(run: WatchedRun) -> list[str]:
     calls, success, returns = (run.newest(scalar) for scalar in (FORCE_CALLS, SUCCESS, ASSESSED_RETURN))
     converged = "–" if success is None else f"{short(100 * success)} %"
@@ -238,7 +236,11 @@ def _cells(run: WatchedRun) -> list[str]:
 
 def _curves(runs: Sequence[WatchedRun]) -> list[Part]:
     structures, others = ([run for run in runs if run.on_structures is kind] for kind in (True, False))
-    parts = [_force_call_curve(structures, runs), _success_curve(structures, runs)] if structures else []
+    parts = []
+    if structures:
+        shares = [_series(run, SUCCESS, runs, scale=100.0) for run in structures]
+        success = _curve("success", "Converged", 5, "starts (%)", shares, structures, y_range=[-3, 103])
+        parts += [_force_call_curve(structures, runs), success]
     return parts + ([_return_curve(others, runs)] if others else [])
 
 
@@ -254,11 +256,6 @@ def _force_call_curve(shown: Sequence[WatchedRun], runs: Sequence[WatchedRun]) -
     wide = bool(values) and max(values) > 8 * max(min(values), 1)  # else the end of the curve would be pressed flat
     more = {"limits": limits, "log": wide} | ({} if wide or not values else {"y_range": [0, 1.08 * max(values)]})
     return _curve("curve", "Force calls per relaxation", 7, "mean force calls", series, shown, **more)
-
-
-def _success_curve(shown: Sequence[WatchedRun], runs: Sequence[WatchedRun]) -> Part:
-    series = [_series(run, SUCCESS, runs, scale=100.0) for run in shown]
-    return _curve("success", "Converged", 5, "starts (%)", series, shown, y_range=[-3, 103])
 
 
 def _return_curve(shown: Sequence[WatchedRun], runs: Sequence[WatchedRun]) -> Part:
@@ -462,15 +459,11 @@ def _alarm_list(runs: Sequence[WatchedRun]) -> Part:
     shown = [_event(event, place, runs) for _, place, event in found[:MOST_ALARMS_SHOWN]]
     diagnosed = any(run.history.names(PREFIX) for run in runs)
     none = "None so far." if diagnosed else "This kind of run has no diagnostics."
-    none = _first_numbers(runs) if all(run.history.step < 0 for run in runs) else none
+    if all(run.history.step < 0 for run in runs):  # when something will be seen, as far as the settings say
+        found_intervals = [run.settings.get("log_interval_steps") for run in runs]
+        intervals = [interval for interval in found_intervals if isinstance(interval, int)]
+        none = f"The first numbers come at step {count(min(intervals))}." if intervals else "No numbers yet."
     return {"id": "alarms", "kind": "alarms", "title": "Alarms", "alarms": shown, "none": none}
-
-
-def _first_numbers(runs: Sequence[WatchedRun]) -> str:
-    """When something will be seen, as far as the settings say."""
-    found = [run.settings.get("log_interval_steps") for run in runs]
-    intervals = [interval for interval in found if isinstance(interval, int)]
-    return f"The first numbers come at step {count(min(intervals))}." if intervals else "No numbers yet."
 
 
 def _event(event: dict[str, Any], place: int, runs: Sequence[WatchedRun]) -> dict[str, Any]:

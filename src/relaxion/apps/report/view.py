@@ -114,10 +114,13 @@ def _told(folder: Path, manifest: dict[str, Any], images: Sequence[Atoms]) -> Re
     if pressure and "enthalpy_ev" not in result:
         raise FileError(f"{folder} is of an earlier relaxion, which mixed up energy and enthalpy; {AGAIN}")
     readings = _readings(images, calls)
+    plain_check = result.get("end_check") or {}
+    saddles = tuple(plain_check.get("saddle_energies_ev", ()))
+    end_check = EndCheck(**{**plain_check, "saddle_energies_ev": saddles})
     run = _run_on_disk(
         result, str(result["outcome"]), pressure, policy_used=result.get("policy"),
         fallback_used=int(result.get("fallback_used", 0)), model_used=str(result.get("model", "")),
-        model_calls=int(result.get("model_calls", 0)), readings=readings, end_check=_end_check(result),
+        model_calls=int(result.get("model_calls", 0)), readings=readings, end_check=end_check,
         final=images[_place_that_stands(readings, result)].copy(), frames=_frames(images, calls.get("base_call") or []),
     )  # fmt: skip
     return RelaxationReport(
@@ -164,11 +167,6 @@ def _of_ways(calls: dict[str, Any]) -> dict[str, Any]:
     """Without the looks near an end, which trajectories do not have."""
     kept = [place for place, method in enumerate(calls.get("method", [])) if method != CURVATURE]
     return {name: [column[place] for place in kept if place < len(column)] for name, column in calls.items()}
-
-
-def _end_check(result: dict[str, Any]) -> EndCheck:
-    plain = result.get("end_check") or {}
-    return EndCheck(**{**plain, "saddle_energies_ev": tuple(plain.get("saddle_energies_ev", ()))})
 
 
 def _frames(images: Sequence[Atoms], bases: Sequence[int | None]) -> tuple[Frame, ...]:

@@ -153,7 +153,10 @@ def defective_crystal(
     atoms = _ordered(random, elements, (sizes[0], sizes[1] - 1))
     if random.random() < 0.5:
         symbols = [*elements, *interstitials] if random.random() < 0.7 else atoms.get_chemical_symbols()
-        return atoms + Atoms([str(random.choice(symbols))], [_hole(atoms, random)])
+        symbol = str(random.choice(symbols))
+        places = random.uniform(0, 1, (TRIALS, 3)) @ atoms.cell.array
+        distances = get_distances(places, atoms.positions, cell=atoms.cell, pbc=True)[1]
+        return atoms + Atoms([symbol], [places[int(distances.min(axis=1).argmax())]])  # the farthest from all atoms
     one, other = random.choice(len(atoms), 2, replace=False)
     if atoms.numbers[one] != atoms.numbers[other]:
         atoms.numbers[[one, other]] = atoms.numbers[[other, one]]
@@ -174,13 +177,6 @@ def _ordered(random: np.random.Generator, elements: Sequence[str], sizes: tuple[
         if sizes[0] <= len(atoms) <= sizes[1]:
             return atoms
     raise SettingsError(f"no crystal of {sizes[0]} to {sizes[1]} atoms was found; allow more sizes")
-
-
-def _hole(atoms: Atoms, random: np.random.Generator) -> np.ndarray:
-    """The place farthest from all atoms, of some random ones."""
-    places = random.uniform(0, 1, (TRIALS, 3)) @ atoms.cell.array
-    distances = get_distances(places, atoms.positions, cell=atoms.cell, pbc=True)[1]
-    return places[int(distances.min(axis=1).argmax())]
 
 
 def bicrystal(random: np.random.Generator, elements: Sequence[str], sizes: tuple[int, int]) -> Atoms:

@@ -191,9 +191,10 @@ class Start:
         if self.strain is not None:
             strained(atoms, self.strain)
         places = atoms.positions.copy()
+        radii = NEAREST_SHARE * covalent_radii[atoms.numbers]
         for attempt in range(TRIES):
             atoms.positions = places + 0.9**attempt * self.displacements
-            if not self.displacements.any() or not _too_near(atoms):
+            if not self.displacements.any() or len(neighbor_list("i", atoms, radii)) == 0:
                 break
         atoms.set_constraint(self.atoms.constraints)
         return Structures.from_ase(atoms, cell_free=self.strain is not None)
@@ -213,11 +214,6 @@ def make_start(settings: CollectSettings, kind: str, number: int) -> Start:
     change = random.uniform(-own.largest_volume_change, own.largest_volume_change) if free else 0.0
     growth = float(np.exp(change / 3))
     return Start(settings.key(kind, number), kind, number, atoms, crystal, strain, displacements, growth)
-
-
-def _too_near(atoms: Atoms) -> bool:
-    radii = NEAREST_SHARE * covalent_radii[atoms.numbers]
-    return len(neighbor_list("i", atoms, radii)) > 0
 
 
 def _packing(own: KindSettings, side: Side, random: np.random.Generator) -> Atoms:

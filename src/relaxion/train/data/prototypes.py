@@ -359,22 +359,14 @@ def _decorated(prototype: Prototype, lead: str, random: np.random.Generator) -> 
         if not candidates:
             return None
         chosen[species] = candidates[int(random.integers(len(candidates)))]
-    if not _same_order(chosen):
+    # whoever is clearly more electronegative in the prototype must still be
+    pairs = [(x, y) for x in chosen for y in chosen if electronegativity(x) < electronegativity(y) - 0.2]
+    if not all(electronegativity(chosen[low]) < electronegativity(chosen[high]) for low, high in pairs):
         return None
     counts = {new: prototype.counts[old] for old, new in chosen.items()}
     if prototype.is_salt and not (is_salt(list(counts)) and charges_balance(counts)):
         return None
     return chosen
-
-
-def _same_order(chosen: Mapping[str, str]) -> bool:
-    """Whether who is clearly more electronegative in the prototype still is."""
-    return all(
-        electronegativity(chosen[low]) < electronegativity(chosen[high])
-        for low in chosen
-        for high in chosen
-        if electronegativity(low) < electronegativity(high) - 0.2
-    )
 
 
 def _repeated(crystal: Atoms, sizes: tuple[int, int], random: np.random.Generator) -> Atoms | None:

@@ -61,8 +61,11 @@ def random_molecule(
 ) -> Atoms:
     """A member of G2, or two to four of them joined; a joined one may have halogens in place of some hydrogen."""
     for _ in range(JOININGS):
-        joined = random.random() < joined_share
-        atoms = _joined(random, int(random.choice([2, 3, 4], p=[0.6, 0.3, 0.1]))) if joined else _member(random)
+        if random.random() < joined_share:
+            atoms = _joined(random, int(random.choice([2, 3, 4], p=[0.6, 0.3, 0.1])))
+        else:
+            members = list(g2_molecules().values())
+            atoms = members[int(random.integers(len(members)))].copy()
         if atoms is None or not sizes[0] <= len(atoms) <= sizes[1]:
             continue
         if belongs(reasons_of(atoms), side):
@@ -70,11 +73,6 @@ def random_molecule(
     raise StructureError(
         f"no molecule of {sizes[0]} to {sizes[1]} atoms was found for {side} in {JOININGS} draws; allow more sizes"
     )
-
-
-def _member(random: np.random.Generator) -> Atoms:
-    members = list(g2_molecules().values())
-    return members[int(random.integers(len(members)))].copy()
 
 
 @lru_cache(maxsize=1)
@@ -403,16 +401,12 @@ def _bare(random: np.random.Generator, elements: Sequence[str], sizes: tuple[int
         atoms = build("Cu", size, **lattice_edges(lattice, mean_volume(symbols)), vacuum=6.0)
         atoms.set_chemical_symbols(symbols)
         if stepped and build is not fcc211:
-            atoms = _with_step(atoms, size[0], random)
+            # without some neighbouring rows of the top layer: a terrace, a step down and a step up
+            taken = int(random.integers(1, size[0]))
+            row = np.round(atoms.get_scaled_positions()[:, 0] * size[0])
+            atoms = atoms[(atoms.get_tags() != 1) | (row % size[0] >= taken)]
         width = atoms.cell.lengths()[:2].min()
         thickness = np.ptp(atoms.positions[:, 2])
         if sizes[0] <= len(atoms) <= sizes[1] and width >= NARROWEST and thickness > THINNEST:
             return atoms
     raise SettingsError(f"no slab of {sizes[0]} to {sizes[1]} atoms was found; allow more sizes")
-
-
-def _with_step(atoms: Atoms, rows: int, random: np.random.Generator) -> Atoms:
-    """Without some neighbouring rows of the top layer: a terrace, a step down and a step up."""
-    taken = int(random.integers(1, rows))
-    row = np.round(atoms.get_scaled_positions()[:, 0] * rows)
-    return atoms[(atoms.get_tags() != 1) | (row % rows >= taken)]

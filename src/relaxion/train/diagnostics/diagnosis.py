@@ -240,11 +240,6 @@ class Diagnosis:
         force = largest_force(state.structures, state.evaluation)
         return force > LIMITS["large_force"] * self.facts.force_tolerance_ev_per_angstrom
 
-    def _spring_moves(self, state: State) -> Tensor:
-        """How far the atom with the largest force would move on a spring, F/k, within what is allowed; (n,) Å."""
-        force = largest_force(state.structures, state.evaluation).double()
-        return (force / UNIT_STIFFNESS).clamp_max(self.facts.max_displacement_angstrom)
-
     def _add_ends(self, transition: Transition, finished: Finished, agent: Any | None) -> None:
         ended = transition.finished
         for outcome in set(Outcome) - {Outcome.RUNNING}:
@@ -277,17 +272,14 @@ class Diagnosis:
         means |= self._looked_at(state, agent) | self._entropy(means, others) | _replay_ages(replay, self.steps)
         line |= {name: others[name] for name in ("imitation_weight",) if name in others}
         if agent is not None:
-            self._judge(step, means, agent)
+            for name, mean in means.items():
+                self.averages.add(name, mean, self._memory(name))
+            now = self.averages.now()
+            self.alarms.judge(step, Seen(now | self._known(agent), self.averages.before()))
         self.steps = 0
         line |= {name: mean.value for name, mean in means.items()}
         line |= self._assessments()
         return _public(line) | self.alarms.scalars()
-
-    def _judge(self, step: int, means: Mapping[str, Mean], agent: Any) -> None:
-        for name, mean in means.items():
-            self.averages.add(name, mean, self._memory(name))
-        now = self.averages.now()
-        self.alarms.judge(step, Seen(now | self._known(agent), self.averages.before()))
 
     def assessed(self, beside_bfgs: float | None, beside_best: float | None, lengths: Mapping[str, float]) -> None:
         """Mean force calls of an assessment, beside BFGS and beside the best of the run; moves of several lengths."""
@@ -315,7 +307,9 @@ class Diagnosis:
             part = state.select(driven)
             lengths = agent.act(part).largest_displacements(part.structures)
             seen["policy_move_angstrom"] = Mean(float(lengths.double().mean()), weight)
-            shares = lengths.double() / self._spring_moves(part)
+            # how far the atom with the largest force would move on a spring, F/k, within what is allowed; (n,) Å
+            springs = largest_force(part.structures, part.evaluation).double() / UNIT_STIFFNESS
+            shares = lengths.double() / springs.clamp_max(self.facts.max_displacement_angstrom)
             seen["policy_move_beside_springs"] = Mean(float(shares.mean()), weight)
         return seen
 

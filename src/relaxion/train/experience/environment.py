@@ -240,7 +240,7 @@ class Environment:
         for _ in range(START_TRIES):
             if len(unusable) == 0:
                 break
-            state = _replaced(state, unusable, self.begin(self.starts.sample(generator, len(unusable))))
+            state = replaced(state, unusable, self.begin(self.starts.sample(generator, len(unusable))))
             unusable = self._unusable(state)
         if len(unusable):
             raise StructureError(self._why_unusable(state, unusable))
@@ -249,7 +249,10 @@ class Environment:
     def step(self, state: State, move: Move, source: Source | Tensor = Source.POLICY) -> Transition:
         """Do the move as far as it is allowed; what came of it."""
         settings = self.settings
-        proposed = _symmetric(move.to(state.structures.dtype)).allowed(state.structures)  # networks think in float32
+        move = move.to(state.structures.dtype)  # networks think in float32
+        # without the rotation that a raw (3, 3) output may hold: turning a crystal changes no energy
+        symmetric = replace(move, strains=(move.strains + move.strains.transpose(1, 2)) / 2)
+        proposed = symmetric.allowed(state.structures)
         bounded = proposed.bounded(state.structures, settings.max_displacement_angstrom, MAX_STRAIN)
         correction = correct(state.structures, bounded, self.nearest)
         tried = state.structures.moved(correction.executed)
@@ -278,7 +281,7 @@ class Environment:
         finished = transition.finished.nonzero().flatten()
         if len(finished) == 0:
             return transition.next_state
-        return _replaced(transition.next_state, finished, self.reset(generator, len(finished)))
+        return replaced(transition.next_state, finished, self.reset(generator, len(finished)))
 
     def begin(self, structures: Structures) -> State:
         """These structures evaluated, without a past and a graph."""
@@ -318,7 +321,7 @@ class Environment:
             lost = (~finite).nonzero().flatten()
             still = Move.zero(state.structures)
             stay = replace(after, structures=state.structures, evaluation=state.evaluation, last_move=still)
-            after = _replaced(after, lost, stay.select(lost))
+            after = replaced(after, lost, stay.select(lost))
         return after
 
     def _outcomes(self, state: State, executed: Move, back_off: Tensor, finite: Tensor) -> Tensor:
@@ -344,12 +347,7 @@ class Environment:
         return discounts.masked_fill(outcome == Outcome.CONVERGED, 0.0)
 
 
-def _symmetric(move: Move) -> Move:
-    """Without the rotation that a raw (3, 3) output may hold: turning a crystal changes no energy."""
-    return replace(move, strains=(move.strains + move.strains.transpose(1, 2)) / 2)
-
-
-def _replaced(state: State, places: Tensor, fresh: State) -> State:
+def replaced(state: State, places: Tensor, fresh: State) -> State:
     """`state` with the structures of `fresh` in the given places."""
     which = torch.arange(state.n_structures)
     which[places] = state.n_structures + torch.arange(fresh.n_structures)

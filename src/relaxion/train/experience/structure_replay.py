@@ -319,13 +319,10 @@ class StructureReplay:
                     f"the replay ({self.capacity} transitions, {len(self.store.atoms)} atoms) cannot hold one step of "
                     f"{transition.n_structures} structures with {int(counts.sum())} atoms; give it more room"
                 )
-            self._forget(max(1, min(transition.n_structures, len(self))))
-
-    def _forget(self, number: int) -> None:
-        self.oldest += number
-        if len(self):
-            rows = torch.arange(self.oldest, self.newest) % self.capacity
-            self.store.forget_before(int(self.states[rows].min()))
+            self.oldest += max(1, min(transition.n_structures, len(self)))
+            if len(self):
+                rows = torch.arange(self.oldest, self.newest) % self.capacity
+                self.store.forget_before(int(self.states[rows].min()))
 
     def sample(self, batch_size: int) -> Batch:
         """So many different transitions, each lengthened to n steps as far as its relaxation goes."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
@@ -73,16 +73,13 @@ def known_optimizers() -> dict[str, type[Optimizer]]:
     from ase.optimize.precon import PreconFIRE, PreconLBFGS
     from ase.optimize.sciopt import SciPyFminBFGS, SciPyFminCG
 
-    found = {name: thing for name, thing in vars(ase.optimize).items() if _is_optimizer(thing)}
+    classes = {name: thing for name, thing in vars(ase.optimize).items() if inspect.isclass(thing)}
+    found = {name: kind for name, kind in classes.items() if issubclass(kind, Optimizer) and kind is not Optimizer}
     found |= {"CG": SciPyFminCG, "SciPyFminCG": SciPyFminCG, "SciPyFminBFGS": SciPyFminBFGS}
     found |= {"PreconLBFGS": PreconLBFGS, "PreconFIRE": PreconFIRE}
     if find_spec("sella") is not None:
         found["Sella"] = import_module("sella").Sella
     return found
-
-
-def _is_optimizer(thing: object) -> bool:
-    return inspect.isclass(thing) and issubclass(thing, Optimizer) and thing is not Optimizer
 
 
 def chosen_optimizers(text: str, option: str = "") -> dict[str, type[Optimizer]]:
@@ -102,20 +99,17 @@ def classical_contestants(text: str, *, without_gpmin: bool, free_cell: bool) ->
     if text.strip().lower() == "none":
         return []
     everybody = text.strip().lower() == "all"
-    names = _all_but_aliases() if everybody else [*QUOTED, *QUOTED_WITH_CELL]
+    names = [name for name in known_optimizers() if name not in ALIASES] if everybody else [*QUOTED, *QUOTED_WITH_CELL]
     chosen_by_us = everybody or not text.strip()
     asked = chosen_optimizers(",".join(names) if chosen_by_us else text)
     sit_out = {"GPMin"} if without_gpmin else set()
     sit_out |= set() if free_cell else set(QUOTED_WITH_CELL)
-    return [
-        Contestant(name, _build(name, kind)) for name, kind in asked.items() if not (chosen_by_us and name in sit_out)
-    ]
-
-
-def _build(name: str, kind: type[Optimizer]) -> Build:
-    if kind is CellAwareBFGS:
-        return _cell_aware
-    return partial(kind, logfile=None, **ARGUMENTS.get(name, {}))
+    found = []
+    for name, kind in asked.items():
+        if not (chosen_by_us and name in sit_out):
+            usual = partial(kind, logfile=None, **ARGUMENTS.get(name, {}))
+            found.append(Contestant(name, _cell_aware if kind is CellAwareBFGS else usual))
+    return found
 
 
 class _CellAware(CellAwareBFGS):
@@ -133,10 +127,6 @@ def _cell_aware(target: Atoms | Filter) -> Optimizer:
         raise SettingsError("CellAwareBFGS is for free cells; let the cell relax too, or take another optimizer")
     own: Any = FrechetCellFilter(target.atoms, exp_cell_factor=1.0)  # pyright: ignore[reportArgumentType]
     return _CellAware(own, logfile=None)  # pyright: ignore[reportArgumentType]
-
-
-def _all_but_aliases() -> Iterable[str]:
-    return [name for name in known_optimizers() if name not in ALIASES]
 
 
 def our_contestants(policy: str | None, *, allow_unseen: bool = False) -> list[Contestant]:

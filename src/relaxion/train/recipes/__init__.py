@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +25,9 @@ def find(name_or_path: str) -> Path:
         return folder / SETTINGS
     if path.is_dir():
         raise FileError(f"the folder '{name_or_path}' holds no run: it has no {SETTINGS} with an agent and a task")
-    raise FileError(f"no recipe '{name_or_path}', neither shipped nor a file: {_meant(name_or_path, shipped)}")
-
-
-def _meant(word: str, names: Iterable[str]) -> str:
-    """All recipes that begin with the word, or the one nearest to it."""
-    longer = [f"'{name}'" for name in sorted(names) if word and name.startswith(word)]
-    return f"did you mean {' or '.join(longer)}?" if longer else nearest(word, names)
+    longer = [f"'{name}'" for name in sorted(shipped) if name_or_path and name.startswith(name_or_path)]
+    meant = f"did you mean {' or '.join(longer)}?" if longer else nearest(name_or_path, shipped)
+    raise FileError(f"no recipe '{name_or_path}', neither shipped nor a file: {meant}")
 
 
 def run_folder(name_or_path: str) -> Path | None:

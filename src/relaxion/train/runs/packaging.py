@@ -69,18 +69,13 @@ def read_weights(folder: RunFolder) -> Stored:
     if not folder.checkpoint.exists():
         raise RunError(f"{folder.path} is not finished and has no checkpoint yet; wait for it, or train it again")
     stored = CHECKPOINTS.read(folder.checkpoint, CHECKPOINT)
-    if _learned_nothing(stored):
+    names = ("counters.n_updates", "counters.fit_updates")  # of the agent, and of the fit of its policy before
+    counters = [int(stored.tensors[name]) for name in names if name in stored.tensors]
+    if counters and sum(counters) == 0:
         raise RunError(
             f"{folder.path} has learned nothing yet, it was stopped before its first update; `resume=True` continues it"
         )
     return stored
-
-
-def _learned_nothing(stored: Stored) -> bool:
-    """Neither an update of the agent nor, where its policy is fitted before, one of the fit."""
-    names = ("counters.n_updates", "counters.fit_updates")
-    counters = [stored.tensors[name] for name in names if name in stored.tensors]
-    return bool(counters) and sum(int(counter) for counter in counters) == 0
 
 
 def _progress(folder: RunFolder, stored: Stored, steps_are_updates: bool) -> dict[str, Any]:
@@ -219,18 +214,14 @@ def _command(recipe: Path, settings: RunSettings) -> str | None:
         return None
     if reached != wanted or "task" in changes or None in changes.values():  # TOML has no word for None
         return None
+    usual_agent = settings_from_recipe(recipe, None, {}).agent_name  # where none is asked for
     return shlex.join(
         command_words(
             "train",
             recipe.stem,
-            agent=None if settings.agent_name == _usual_agent(recipe) else settings.agent_name,
+            agent=None if settings.agent_name == usual_agent else settings.agent_name,
             seed=wanted["seed"],
             steps=None if start["steps"] == wanted["steps"] else wanted["steps"],
             set=[assignment(name, value) for name, value in changes.items() if name not in OWN_OPTIONS],
         )
     )
-
-
-def _usual_agent(recipe: Path) -> str | None:
-    """That which trains where none is asked for."""
-    return settings_from_recipe(recipe, None, {}).agent_name

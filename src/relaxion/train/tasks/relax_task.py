@@ -99,7 +99,11 @@ class RelaxTask:
             def act(state: State) -> Move:
                 if stop is not None and stop():
                     raise AssessmentStopped
-                return _checked_finite(policy(state), int(state.calls.max()) - 1)
+                move = policy(state)
+                if not (torch.isfinite(move.displacements).all() and torch.isfinite(move.strains).all()):
+                    step = int(state.calls.max()) - 1
+                    raise RunError(f"the policy's move in step {step} of an assessment is not finite; {DIVERGED}")
+                return move
 
             found = rollout(environment, act, environment.begin(structures))
             filming = Filming(structures)
@@ -158,21 +162,12 @@ def _pools(atoms: AtomTaskSettings, engine: Potential) -> dict[str, Structures]:
                 "widen one of them"
             )
         found[side] = Structures.from_ase(images, cell_free=atoms.cell_free)
-        _check_elements(engine, found[side], atoms.structures)
+        try:
+            engine.check_elements(found[side])
+        except MissingElementError as error:
+            advice = "choose other structures or potential"
+            raise MissingElementError(f"structures = '{atoms.structures}': {error}; {advice}") from error
     return found
-
-
-def _check_elements(engine: Potential, structures: Structures, source: str) -> None:
-    try:
-        engine.check_elements(structures)
-    except MissingElementError as error:
-        raise MissingElementError(f"structures = '{source}': {error}; choose other structures or potential") from error
-
-
-def _checked_finite(move: Move, step: int) -> Move:
-    if not (torch.isfinite(move.displacements).all() and torch.isfinite(move.strains).all()):
-        raise RunError(f"the policy's move in step {step} of an assessment is not finite; {DIVERGED}")
-    return move
 
 
 def packed(settings: RelaxRunSettings, stored: Stored) -> Packed:

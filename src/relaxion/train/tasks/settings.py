@@ -265,7 +265,11 @@ def settings_from_recipe(path: Path, agent: str | None, overrides: Mapping[str, 
     """The recipe's common part, then the section of the agent, then the overrides (an `agent` there chooses it too)."""
     table = read_toml(path)
     given = dict(overrides)
-    asked = _asked_agent(agent, given.pop("agent", None))
+    override = given.pop("agent", None)
+    names = {agent_name(word) for word in (agent, override) if word is not None}
+    if len(names) > 1:
+        raise SettingsError(f"two agents asked for, {agent} and agent = {override} in the settings; leave one out")
+    asked = names.pop() if names else None
     owner = f"{path}: "
     if KINDS in table:
         raise SettingsError(f"{path} lists kinds of starts; 'relaxion train' takes a recipe that names it in kinds_of")
@@ -299,13 +303,6 @@ def _with_shorter_intervals(
         return values
     own = {name: values[name] for name in INTERVALS if isinstance(values.get(name), int) and name not in given}
     return values | {name: max(min(interval, 1), interval * steps // usual) for name, interval in own.items()}
-
-
-def _asked_agent(option: str | None, override: Any) -> str | None:
-    names = {agent_name(word) for word in (option, override) if word is not None}
-    if len(names) > 1:
-        raise SettingsError(f"two agents asked for, {option} and agent = {override} in the settings; leave one out")
-    return names.pop() if names else None
 
 
 def _sections(sections: Any, owner: str) -> dict[str, dict[str, Any]]:
