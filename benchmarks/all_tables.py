@@ -66,7 +66,7 @@ TABLES = {
     ),
     "search": Table(
         "README.md, docs/results/learning.md",
-        "benchmarks/search/trial.py unseen basin bandit gaussian critic:shipped --folder RUNS/search",
+        "benchmarks/search/trial.py unseen basin@0.2 bandit gaussian critic:shipped --folder RUNS/search",
     ),
     "pendulum": Table("docs/results/learning.md", "benchmarks/control/pendulum.py"),
     "half-cheetah": Table(
