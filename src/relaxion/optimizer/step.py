@@ -124,15 +124,10 @@ class Stepper:
         settings: ClassicalSettings | None = None,
         policy: PolicyModel | None = None,
         rule: StepRule | None = None,
-        *,
-        sees_molecules: bool = True,
     ) -> None:
-        """`policy`, `rule`: a learned model and how steps are made of it; None: the classical optimizer alone.
-
-        `sees_molecules`: internal coordinates may make steps where there are molecules.
-        """
+        """`policy`, `rule`: a learned model and how steps are made of it; None: the classical optimizer alone."""
         self.settings = settings or ClassicalSettings()
-        self.safeguard = Safeguard(self.settings, policy, rule, sees_molecules=sees_molecules)
+        self.safeguard = Safeguard(self.settings, policy, rule)
         self.fire_steps = 0  # proposals made by FIRE
         self.calls = 0  # points judged
         self.not_finite: list[str] = []  # what was not, in the last answers in a row

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import scipy.sparse
@@ -46,7 +46,11 @@ from relaxion.optimizer.hessian.springs import (
 from relaxion.optimizer.point import Array, Geometry, Point, longest, structures_of
 from relaxion.structures.state import Pairs
 
+if TYPE_CHECKING:
+    from relaxion.optimizer.hessian.base import Hessian
+
 LARGEST_DENSE = 250  # coordinates; above it a sparse factorisation is quicker, since molecules are mostly chains
+INDEPENDENT = 1e-3  # of the largest eigenvalue of GᵀG; below it nothing deforms a molecule
 CARTESIAN = 0.1  # c, 1/Å: weight of x among internal coordinates; it speaks where none of them does
 
 
@@ -135,6 +139,51 @@ class InternalHessian(Place):
         if shift > 0:
             factor = Factor(self.matrix + shift * scipy.sparse.eye_array(len(right)))
         return factor.solve(right).reshape(forces.shape)
+
+
+class JoinedHessian:
+    """Internal coordinates for what deforms molecules, another model A for everything else, in one Hessian.
+
+    With P the projector on the changes of internal coordinates, B = (1 - P)·A·(1 - P) + Gᵀ·diag(k)·G + floor·P. It is
+    positive definite, as A is. Molecules move and turn as a whole, and bind to what is around them, as A says.
+    """
+
+    has_curvature = True
+
+    def __init__(self, other: Hessian, internal: InternalHessian) -> None:
+        """`other`: A, in the same coordinates."""
+        self.other = other
+        slopes: Any = internal.slopes
+        touched = np.unique(slopes.indices)
+        among = slopes[:, touched].toarray()
+        sizes, directions = np.linalg.eigh(among.T @ among)
+        directions = directions[:, sizes > INDEPENDENT * sizes[-1]]
+        self._basis = np.zeros((slopes.shape[1], directions.shape[1]))  # P = basis·basisᵀ
+        self._basis[touched] = directions
+        changes = among @ directions
+        self._stiffness = changes.T @ (internal.constants[:, None] * changes)
+        self._stiffness += MOLECULE_FLOOR * np.eye(len(self._stiffness))
+        self._answers: dict[float, Array] = {}  # of A to the basis, by shift
+
+    def apply(self, step: Array) -> Array:
+        """B·u."""
+        basis = self._basis
+        inside = basis.T @ step.ravel()
+        rest = self.other.apply(step - (basis @ inside).reshape(step.shape)).ravel()
+        return (rest + basis @ (self._stiffness @ inside - basis.T @ rest)).reshape(step.shape)
+
+    def solve(self, forces: Array, shift: float = 0.0) -> Array:
+        """(B + shift·1)⁻¹·f: A's answer among the steps that deform no molecule, and that of the molecules."""
+        basis = self._basis
+        if shift not in self._answers:
+            columns = [self.other.solve(column.reshape(forces.shape), shift).ravel() for column in basis.T]
+            self._answers[shift] = np.stack(columns, axis=1)
+        answers = self._answers[shift]
+        inside = basis.T @ forces.ravel()
+        rest = self.other.solve(forces - (basis @ inside).reshape(forces.shape), shift).ravel()
+        rest -= answers @ np.linalg.solve(basis.T @ answers, basis.T @ rest)
+        own = np.linalg.solve(self._stiffness + shift * np.eye(len(inside)), inside)
+        return (rest + basis @ own).reshape(forces.shape)
 
 
 def _floors(topology: Topology, geometry: Geometry, springs: SpringSettings) -> Array:
