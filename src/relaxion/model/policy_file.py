@@ -165,11 +165,6 @@ def uncovered(bundle: PolicyFile, atomic_numbers: Iterable[int], *, adsorbates: 
     return tuple(sorted(counts.keys() - known, key=numbers_of.__getitem__))
 
 
-def covers(bundle: PolicyFile, atomic_numbers: Iterable[int]) -> bool:
-    """Whether the policy was trained on every one of the elements."""
-    return not uncovered(bundle, atomic_numbers)
-
-
 @dataclass(frozen=True)
 class Family:
     """Policies that share their settings. Both are made from (actions, settings, generator) and keep `bounds`."""

@@ -142,10 +142,7 @@ class Safeguard:
     another_scale = 1.5
 
     def __init__(
-        self,
-        classical: ClassicalSettings,
-        policy: PolicyModel | None = None,
-        rule: StepRule | None = None,
+        self, classical: ClassicalSettings, policy: PolicyModel | None = None, rule: StepRule | None = None
     ) -> None:
         self.classical = classical
         self.models = Models(policy, internal=classical.internal)

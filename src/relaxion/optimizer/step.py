@@ -120,10 +120,7 @@ class Stepper:
     """The memory of one relaxation; switches to FIRE when quasi-Newton steps have lost their way."""
 
     def __init__(
-        self,
-        settings: ClassicalSettings | None = None,
-        policy: PolicyModel | None = None,
-        rule: StepRule | None = None,
+        self, settings: ClassicalSettings | None = None, policy: PolicyModel | None = None, rule: StepRule | None = None
     ) -> None:
         """`policy`, `rule`: a learned model and how steps are made of it; None: the classical optimizer alone."""
         self.settings = settings or ClassicalSettings()
@@ -215,7 +212,9 @@ class Stepper:
                 self.secants.internal.pairs = []
             elif proposal.uphill and candidate.method != self.safeguard.method:
                 self.secants.recent = []
-            blocked = candidate.method == INTERNAL and _is_blocked(proposal)
+            wanted = proposal.step if proposal.wanted is None else proposal.wanted
+            stopped = base.reach(proposal.step) <= BLOCKED * base.reach(wanted)
+            blocked = candidate.method == INTERNAL and stopped
             if candidate.method not in (self.safeguard.method, INTERNAL) or blocked:
                 self.secants.internal = None
             if not blocked:
@@ -284,11 +283,6 @@ class Stepper:
         if plain["fire"] is not None:
             self.fire = Fire(self.settings.region.largest)
             self.fire.restore(plain["fire"])
-
-
-def _is_blocked(proposal: Proposal) -> bool:
-    wanted = proposal.step if proposal.wanted is None else proposal.wanted
-    return proposal.base.reach(proposal.step) <= BLOCKED * proposal.base.reach(wanted)
 
 
 def _check_geometry(geometry: Geometry, n_rows: int) -> None:

@@ -215,6 +215,16 @@ def test_a_curved_step_turns_a_methyl_group_without_stretching_it():
     assert longest(along_internals(stiffness, straight, 0.1)) == pytest.approx(0.1)
 
 
+def test_a_molecule_that_may_not_move_leaves_everything_to_the_other_model():
+    slab = fcc111("Pt", (2, 2, 2), vacuum=5, periodic=True)
+    place = geometry(slab + Atoms("CO", slab.positions[-1] + [[0, 0, 1.9], [0, 0, 3.05]]), fixed=(0, 1, 2, 3, 8, 9))
+    (other,) = springs_at([place], SpringSettings())
+    joined = JoinedHessian(other, model(place))
+    forces = np.random.default_rng(0).normal(size=place.free.shape) * place.free
+    assert np.allclose(joined.solve(forces, 0.3), other.solve(forces, 0.3))
+    assert np.allclose(joined.apply(forces), other.apply(forces))
+
+
 @pytest.mark.parametrize("factor", [0.0, 6.0], ids=["fixed cell", "free cell"])
 @pytest.mark.parametrize("name", ["CO", "H2O", "CH3OH", "C2H2"])
 def test_a_joined_hessian_takes_deformations_from_one_model_and_the_rest_from_the_other(name, factor):

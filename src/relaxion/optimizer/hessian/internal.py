@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from relaxion.optimizer.hessian.base import Hessian
 
 LARGEST_DENSE = 250  # coordinates; above it a sparse factorisation is quicker, since molecules are mostly chains
-INDEPENDENT = 1e-3  # of the largest eigenvalue of GᵀG; below it nothing deforms a molecule
+INDEPENDENT = 1e-3  # of the largest eigenvalue of GᵀG; below it nothing deforms a molecule, as where it is fixed
 CARTESIAN = 0.1  # c, 1/Å: weight of x among internal coordinates; it speaks where none of them does
 
 
@@ -157,7 +157,7 @@ class JoinedHessian:
         touched = np.unique(slopes.indices)
         among = slopes[:, touched].toarray()
         sizes, directions = np.linalg.eigh(among.T @ among)
-        directions = directions[:, sizes > INDEPENDENT * sizes[-1]]
+        directions = directions[:, sizes > INDEPENDENT * sizes.max(initial=1.0)]
         self._basis = np.zeros((slopes.shape[1], directions.shape[1]))  # P = basis·basisᵀ
         self._basis[touched] = directions
         changes = among @ directions
@@ -177,7 +177,7 @@ class JoinedHessian:
         basis = self._basis
         if shift not in self._answers:
             columns = [self.other.solve(column.reshape(forces.shape), shift).ravel() for column in basis.T]
-            self._answers[shift] = np.stack(columns, axis=1)
+            self._answers[shift] = np.array(columns).reshape(basis.T.shape).T
         answers = self._answers[shift]
         inside = basis.T @ forces.ravel()
         rest = self.other.solve(forces - (basis @ inside).reshape(forces.shape), shift).ravel()
@@ -255,7 +255,7 @@ def internal_at(
     if not bonds:
         return None
     topology = known
-    if known is None or not known.has(bonds) or not still_fits(known, geometry):
+    if known is None or known.made_of != bonds or not still_fits(known, geometry):
         topology = topology_of(geometry, bonds)
     if topology is None:
         return None
@@ -309,7 +309,9 @@ def _correction(place: Place, step: Array, found: Array) -> Array | None:
     geometry = place.geometry
     here = Place(topology, moved(geometry, found))
     missing = place.slopes @ step.ravel() - difference(topology, here.values.q, place.values.q)
-    weighted = here.slopes.T @ scipy.sparse.diags_array(weights_of(topology))
+    counts = (topology.n_bonds, len(topology.bends), 2 * len(topology.straight), len(topology.torsions))
+    weights = np.repeat(WEIGHTS, (*counts, len(topology.wags)))
+    weighted = here.slopes.T @ scipy.sparse.diags_array(weights)
     matrix = weighted @ here.slopes
     floor = CARTESIAN_WEIGHT * scipy.sparse.eye_array(matrix.shape[0])
     right = weighted @ missing + CARTESIAN_WEIGHT * (step - found).ravel()
@@ -317,11 +319,6 @@ def _correction(place: Place, step: Array, found: Array) -> Array | None:
         return Factor(matrix + floor).solve(right).reshape(step.shape) * geometry.free
     except (np.linalg.LinAlgError, RuntimeError):  # SuperLU's singular matrix
         return None
-
-
-def weights_of(topology: Topology) -> Array:
-    counts = (topology.n_bonds, len(topology.bends), 2 * len(topology.straight), len(topology.torsions))
-    return np.repeat(WEIGHTS, (*counts, len(topology.wags)))
 
 
 MOST_NUMBERS = 60_000  # coordinates times secants remembered
@@ -417,15 +414,11 @@ def _point_to_plain(point: Point) -> dict[str, Any]:
 
 
 def _point(plain: dict[str, Any], like: Point) -> Point:
-    if _same(plain, like):  # the last base is one object here and there, as it was
-        return like
     assert like.geometry is not None
     coordinates, forces = (np.asarray(plain[k], dtype=np.float64).reshape(-1, 3) for k in ("coordinates", "forces"))
+    if np.array_equal(coordinates, like.coordinates):  # the last base is one object here and there, as it was
+        return like
     return Point(coordinates, forces, float(plain["energy"]), _geometry(plain, like.geometry))
-
-
-def _same(plain: dict[str, Any], point: Point) -> bool:
-    return np.array_equal(np.asarray(plain["coordinates"]), point.coordinates)
 
 
 def _geometry(plain: dict[str, Any], like: Geometry) -> Geometry:

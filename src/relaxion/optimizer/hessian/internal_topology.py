@@ -67,12 +67,8 @@ class Topology:
     torsions: Indices  # (n_torsions, 3)
     wags: Indices  # (n_wags, 3): out of the plane of three neighbours
     members: NDArray[np.bool_]  # (n_atoms,) in a molecule
-    made_of: frozenset[tuple[int, ...]]  # atoms and shift of each bond
+    made_of: frozenset[tuple[int, ...]]  # atoms and shift of each bond, those outside molecules included
     made_at: Geometry
-
-    def has(self, bonds: set[tuple[int, ...]]) -> bool:
-        """Whether these are the bonds it was made of, those outside molecules included."""
-        return bonds == self.made_of
 
 
 def bonds_in(geometry: Geometry, pairs: Bonds, known: Topology | None) -> set[tuple[int, ...]]:
@@ -117,11 +113,8 @@ def _keys(geometry: Geometry, pairs: Bonds, rows: Indices) -> list[tuple[int, ..
     turned |= (first == second) & (shifts @ [1 << 20, 1 << 10, 1] < 0)
     low = np.where(turned, second, first)
     high = np.where(turned, first, second)
-    return _rows(low, high, np.where(turned[:, None], -shifts, shifts))
-
-
-def _rows(first: Indices, second: Indices, shifts: Indices) -> list[tuple[int, ...]]:
-    return [tuple(row) for row in np.column_stack([first, second, shifts]).tolist()]
+    rows = np.column_stack([low, high, np.where(turned[:, None], -shifts, shifts)])
+    return [tuple(row) for row in rows.tolist()]
 
 
 def topology_of(geometry: Geometry, bonds: set[tuple[int, ...]]) -> Topology | None:
